@@ -1,0 +1,20 @@
+"""compress-model: make a decoder checkpoint smaller, and prove what it cost.
+
+Nothing heavy is imported here: `import compress` loads neither torch nor transformers.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+__all__ = ["__version__", "run"]
+
+if TYPE_CHECKING:
+    from compress.pipeline import run
+
+
+def __getattr__(name: str) -> Any:
+    if name == "run":
+        from compress.pipeline import run
+
+        return run
+    raise AttributeError(f"module 'compress' has no attribute {name!r}")

@@ -1,0 +1,90 @@
+"""DecoderSpec: what kind of decoder a checkpoint holds, free of any architecture's names."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class LinearSpec:
+    """One linear layer of a decoder block: where its weight lies and what it shares.
+
+    name: module path in the checkpoint, "model.layers.0.self_attn.q_proj".
+    tensor: its weight's name in the checkpoint, usually name + ".weight".
+    shape: logical (N, K) = (out, in), whatever the order on disk.
+    transposed: stored [K, N] on disk (GPT-2's Conv1D).
+    role: "q", "k", "v", "qkv", "o", "gate", "up", "gate_up", "down", "router", or "linear"
+        for a decoder that is in no table.
+    shared_input: linears of a block with the same key read the same activations.
+    module: path below the runnable block, "self_attn.q_proj"; for an expert the path of its
+        per-expert view, "mlp.experts.3.gate".
+    fused: linears of a block with the same key are one matrix in serving runtimes (q/k/v; gate/up)
+        and must be quantized alike; None when the runtime keeps the linear by itself.
+    expert: index of the expert, None outside a mixture.
+    """
+
+    name: str
+    tensor: str
+    shape: tuple[int, int]
+    role: str
+    shared_input: str
+    module: str
+    transposed: bool = False
+    fused: str | None = None
+    expert: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BlockSpec:
+    """One decoder block.
+
+    prefix: its path in the checkpoint, "model.layers.0".
+    modules: (checkpoint tensor, parameter path below the runnable block) for every tensor that
+        the runnable block needs, linears included.
+    unrecognised: tensors below the prefix that no row of the family's table names; they are
+        copied and listed.
+    """
+
+    index: int
+    prefix: str
+    linears: tuple[LinearSpec, ...]
+    modules: tuple[tuple[str, str], ...]
+    unrecognised: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderSpec:
+    """Architecture-neutral description of a text decoder inside a checkpoint.
+
+    family: a row of the tables, or "generic".
+    text_config: path of the decoder's own config inside config.json, () at the top.
+    embedding, final_norm, head: tensor names; head is None when tied to the embedding.
+    outside: (checkpoint tensor, parameter path in the transformers causal-LM module) of what a
+        forward needs beside the blocks: embeddings, final norm, head.
+    copied: tensors that belong to no part of the decoder (vision towers, multi-token
+        prediction, anything unknown); they are carried over untouched and listed.
+    """
+
+    family: str
+    model_type: str
+    text_config: tuple[str, ...]
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocab: int
+    context: int
+    experts: int
+    experts_per_token: int
+    tied: bool
+    embedding: str
+    final_norm: str | None
+    head: str | None
+    outside: tuple[tuple[str, str], ...]
+    blocks: tuple[BlockSpec, ...]
+    copied: tuple[str, ...]
+
+    def linears(self) -> Iterator[LinearSpec]:
+        """All linears of all blocks, in order (the head is not among them)."""
+        for block in self.blocks:
+            yield from block.linears

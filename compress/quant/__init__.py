@@ -1,0 +1,1 @@
+"""How numbers are stored: schemes, quantized tensors, rounding and packing primitives."""
