@@ -1,0 +1,43 @@
+"""Fixtures that every test folder uses."""
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+REPO = Path(__file__).resolve().parents[1]
+
+
+def _shared() -> Path | None:
+    folder = REPO.parent / "shared"
+    return folder if folder.is_dir() else None
+
+
+@pytest.fixture(scope="session")
+def shared_dir() -> Path:
+    """The folder with real models and texts beside the clone; skips where there is none."""
+    folder = _shared()
+    if folder is None:
+        pytest.skip(f"needs the shared data folder {REPO.parent / 'shared'}, which is not here")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def demo_model() -> Path:
+    """The embedded 6M-parameter model (bf16 llama, 6 blocks, tied embeddings)."""
+    embedded = REPO / "examples" / "tale-6m"
+    if (embedded / "model.safetensors").is_file():
+        return embedded
+    shared = _shared()
+    if shared is None:
+        pytest.skip(f"needs {embedded}, which is not here, nor is the shared data folder")
+    return shared / "models" / "tale-6m"
+
+
+def tree_hashes(folder: Path) -> dict[str, str]:
+    """Relative file name -> sha256 of all files below a folder, for byte-for-byte comparisons."""
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }

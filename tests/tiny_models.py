@@ -1,0 +1,160 @@
+"""Tiny random checkpoints of real families, written by transformers' own `save_pretrained`."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal
+
+Dtype = Literal["bf16", "fp16", "fp32"]
+
+VOCAB = 256  # the tokenizer has about half as many tokens, as padded vocabularies do
+_TEXT = (
+    "once upon a time there was a small dog who liked to play in the park",
+    "the old cat sat by the door and looked at the rain for a long time",
+    "a girl found a red stone and gave it to her brother, who was very happy",
+)
+
+_SIZES: Mapping[str, Any] = MappingProxyType(
+    {
+        "vocab_size": VOCAB,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 128,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+        "pad_token_id": 0,
+    }
+)
+
+# gpt2 calls these n_embd, n_layer and so on.
+_NOT_GPT2 = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "max_position_embeddings",
+)
+
+# What a family needs beside _SIZES.
+_FAMILIES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "llama": {},
+        "mistral": {"sliding_window": None, "head_dim": 16},
+        "qwen2": {},
+        "qwen3": {"head_dim": 16},
+        "phi3": {},
+        "gpt2": {
+            "n_embd": 64,
+            "n_inner": 96,
+            "n_layer": 2,
+            "n_head": 4,
+            "n_positions": 128,
+        },
+        "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16},
+        "qwen3_moe": {
+            "head_dim": 16,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "norm_topk_prob": True,
+        },
+        "gemma2": {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 32},
+        "gpt_neox": {},
+        "olmo2": {},
+    }
+)
+FAMILIES = tuple(_FAMILIES)
+
+# Keys by which a family switches the biases of its linears; a family that is not here has no
+# such switch (qwen2's q, k and v and all of gpt2 and gpt_neox always have biases).
+_BIAS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "llama": ("attention_bias", "mlp_bias"),
+        "qwen3": ("attention_bias",),
+        "qwen3_moe": ("attention_bias",),
+        "gemma2": ("attention_bias",),
+        "gpt_neox": ("attention_bias",),
+        "olmo2": ("attention_bias",),
+    }
+)
+BIAS_FAMILIES = tuple(_BIAS)
+
+
+def make(
+    family: str,
+    folder: Path,
+    *,
+    dtype: Dtype = "bf16",
+    tied: bool = False,
+    bias: bool | None = None,
+    seed: int = 0,
+    max_shard_size: str = "5GB",
+    **overrides: Any,
+) -> Path:
+    """Write a random checkpoint with a small tokenizer into `folder` and return it.
+
+    family: one of FAMILIES. bias: sets the family's bias switches (BIAS_FAMILIES); None keeps its
+    default. overrides: further keys of the transformers config, in the family's own names.
+    Biases and norm weights are random too, so that a lost one changes the logits.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch_dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[dtype]
+    settings = {**_settings(family, bias), "tie_word_embeddings": tied, **overrides}
+    config = AutoConfig.for_model(family, **settings)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        model.tie_weights()
+        for parameter in model.parameters():
+            _randomize(parameter)
+    model.to(torch_dtype).save_pretrained(folder, max_shard_size=max_shard_size)
+    write_tokenizer(folder)
+    return folder
+
+
+def write_tokenizer(folder: Path) -> None:
+    """A byte-level BPE tokenizer of at most VOCAB tokens, as tokenizer.json + its config."""
+    import json
+
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB, special_tokens=["<|endoftext|>"], show_progress=False
+    )
+    tokenizer.train_from_iterator(_TEXT, trainer)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<|endoftext|>",
+        "eos_token": "<|endoftext|>",
+        "pad_token": "<|endoftext|>",
+        "model_max_length": 128,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
+
+
+def _settings(family: str, bias: bool | None) -> dict[str, Any]:
+    sizes = {k: v for k, v in _SIZES.items() if family != "gpt2" or k not in _NOT_GPT2}
+    settings = {**sizes, **_FAMILIES[family]}
+    if bias is not None:
+        settings |= dict.fromkeys(_BIAS[family], bias)
+    return settings
+
+
+def _randomize(parameter: Any) -> None:
+    import torch
+
+    with torch.no_grad():
+        if parameter.dim() >= 2:
+            parameter.normal_(0.0, 0.1)
+        else:  # keep norm weights near their start (1, or 0 for gemma)
+            parameter.add_(torch.randn_like(parameter) * 0.1)
