@@ -1,0 +1,232 @@
+"""The fields of report.json, version 1.
+
+Sizes are bytes, times are seconds, ratios are plain fractions. `None` means "not measured" or "does
+not apply"; a page says so and never prints a made-up zero.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class RecipeInfo:
+    """The recipe that was carried out: `text` is its YAML, before the `overrides` ("key=value")."""
+
+    name: str
+    text: str
+    overrides: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The checkpoint that went in. architecture: for people, "llama, 6 blocks, hidden 256"."""
+
+    path: str
+    sha256: str
+    params: int
+    bytes: int
+    dtype: str = ""
+    architecture: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SizePart:
+    """A share of the weight files: "quantized weights", "scales", "embeddings", "norms and other".
+
+    The parts add up to `Source.bytes` and `Result.bytes`, up to the headers of the files.
+    """
+
+    name: str
+    bytes_before: int
+    bytes_after: int
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The checkpoint that came out.
+
+    bits_per_weight: of the compressed linears, scales and zeros included, norms and embeddings not.
+    kv_bytes_per_token: what a runtime's KV cache takes for one token, in its default dtype.
+    format: storage format, "compressed-tensors pack-quantized".
+    """
+
+    path: str
+    params: int
+    bytes: int
+    bits_per_weight: float
+    kv_bytes_per_token: int | None
+    format: str = ""
+    sizes: tuple[SizePart, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One linear of one decoder block.
+
+    error: tr(D H D^T) / tr(W H W^T) with D the change of the weight W and H the Hessian of the
+        layer's inputs (the identity when `tokens` is None: no calibration data was used).
+    tokens: calibration tokens that reached the layer.
+    damping: the fraction of H's mean diagonal that was added to it.
+    skipped_reason: why the layer stays uncompressed; None when it was compressed.
+    kept_reason: why a simpler method than the recipe's was kept, "rtn has the lower error".
+    block, role, expert: place in the decoder, for the chart.
+    """
+
+    name: str
+    scheme: str
+    method: str
+    bits_per_weight: float
+    bytes_before: int
+    bytes_after: int
+    error: float | None = None
+    tokens: int | None = None
+    damping: float | None = None
+    skipped_reason: str | None = None
+    kept_reason: str | None = None
+    block: int | None = None
+    role: str = ""
+    expert: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A step of the run, in the order of the recipe; evaluation is a stage too."""
+
+    name: str
+    seconds: float
+    peak_rss_bytes: int
+    peak_gpu_bytes: int | None = None
+    layers: tuple[Layer, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TextQuality:
+    """What one text says of the result.
+
+    tokens: predicted tokens. kl: mean KL(source || result) in nats a token.
+    top1_agreement: share of tokens where both models rank the same token first, in [0, 1].
+    settings: how it was measured (window, stride, BOS).
+    """
+
+    name: str
+    tokens: int
+    ppl_source: float | None
+    ppl_result: float
+    kl: float | None = None
+    top1_agreement: float | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """Texts in the order they were given, the first being the headline; tasks by name."""
+
+    texts: tuple[TextQuality, ...] = ()
+    tasks: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Text that both models continue from the same prompt; source and result exclude the prompt."""
+
+    prompt: str
+    source: str
+    result: str
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """An artifact for another runtime. proof: "loads", "logits", "tokens" or "quality"."""
+
+    target: str
+    path: str
+    bytes: int
+    proof: str
+    max_logit_error: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A number that the plan gave before the work, and what was then measured."""
+
+    planned: float
+    measured: float
+
+    @property
+    def deviation(self) -> float | None:
+        """(measured - planned) / planned; 0 when both are 0, None when only the plan is."""
+        if self.planned == 0:
+            return 0.0 if self.measured == 0 else None
+        return (self.measured - self.planned) / self.planned
+
+
+@dataclass(frozen=True, slots=True)
+class PlanVsActual:
+    bytes: Planned
+    seconds: Planned
+    peak_rss: Planned
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Where it ran. memory: bytes of the machine. isa: "avx2", "avx512_vnni" ..."""
+
+    cpu: str
+    threads: int
+    memory: int
+    isa: str
+    gpu: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All of report.json. started, finished: ISO 8601 with a time zone.
+
+    command: what wrote it, "run" or "eval".
+    calibration: the data summary of the calibration set, None for data-free recipes.
+    samples_reason: why there are no samples, None when there are some.
+    copied_tensors, copied_files: what was carried over untouched; skipped_files: left behind.
+    """
+
+    tool: str
+    versions: dict[str, str]
+    recipe: RecipeInfo
+    seed: int
+    source: Source
+    result: Result
+    stages: tuple[Stage, ...]
+    machine: Machine
+    started: str
+    finished: str
+    command: str = "run"
+    calibration: dict[str, Any] | None = None
+    quality: Quality | None = None
+    samples: tuple[Sample, ...] = ()
+    samples_reason: str | None = None
+    exports: tuple[Export, ...] = ()
+    speed: dict[str, Any] = field(default_factory=dict)
+    plan_vs_actual: PlanVsActual | None = None
+    warnings: tuple[str, ...] = ()
+    copied_tensors: tuple[str, ...] = ()
+    copied_files: tuple[str, ...] = ()
+    skipped_files: tuple[str, ...] = ()
+    schema: int = SCHEMA_VERSION
+
+    @property
+    def seconds(self) -> float:
+        """Time of all stages, evaluation included."""
+        return sum(stage.seconds for stage in self.stages)
+
+    @property
+    def peak_rss_bytes(self) -> int:
+        return max((stage.peak_rss_bytes for stage in self.stages), default=0)
+
+    @property
+    def peak_gpu_bytes(self) -> int | None:
+        return max((s.peak_gpu_bytes for s in self.stages if s.peak_gpu_bytes), default=None)
+
+    @property
+    def layers(self) -> tuple[Layer, ...]:
+        return tuple(layer for stage in self.stages for layer in stage.layers)
