@@ -1,0 +1,1 @@
+"""Architecture tables: what kind of decoder a checkpoint holds, without torch."""

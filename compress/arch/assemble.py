@@ -1,0 +1,56 @@
+"""The last step of every description: its parts become one DecoderSpec."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from compress.arch.names import Shapes
+from compress.arch.sizes import Sizes
+from compress.arch.spec import BlockSpec, DecoderSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """Tensors a forward needs beside the blocks; `pairs` as DecoderSpec.outside, head included."""
+
+    embedding: str
+    final_norm: str | None
+    head: str | None
+    pairs: tuple[tuple[str, str], ...]
+
+
+def assemble(
+    family: str,
+    model_type: str,
+    path: tuple[str, ...],
+    sizes: Sizes,
+    outside: Outside,
+    blocks: Sequence[BlockSpec],
+    tensors: Shapes,
+) -> DecoderSpec:
+    """DecoderSpec; what no part names is `copied`."""
+    used = {tensor for tensor, _ in outside.pairs}
+    for block in blocks:
+        used.update(tensor for tensor, _ in block.modules)
+        used.update(block.unrecognised)
+    vocab, hidden = tensors[outside.embedding][:2]
+    return DecoderSpec(
+        family=family,
+        model_type=model_type,
+        text_config=path,
+        hidden=sizes.hidden or hidden,
+        heads=sizes.heads,
+        kv_heads=sizes.kv_heads,
+        head_dim=sizes.head_dim,
+        intermediate=sizes.intermediate,
+        vocab=sizes.vocab or vocab,
+        context=sizes.context,
+        experts=sizes.experts,
+        experts_per_token=sizes.experts_per_token,
+        tied=outside.head is None,
+        embedding=outside.embedding,
+        final_norm=outside.final_norm,
+        head=outside.head,
+        outside=outside.pairs,
+        blocks=tuple(blocks),
+        copied=tuple(name for name in tensors if name not in used),
+    )

@@ -1,0 +1,166 @@
+"""DecoderSpec of a decoder that is in no table, from names and shapes alone.
+
+Such a model can be quantized (weights only); nothing is known about the meaning of its layers
+beyond what their names say plainly.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Any
+
+from compress.arch.assemble import Outside, assemble
+from compress.arch.names import Shapes, check_recognised, find_head, group_blocks, join
+from compress.arch.sizes import read_sizes
+from compress.arch.spec import BlockSpec, DecoderSpec, LinearSpec
+from compress.errors import CheckpointError
+
+EMBEDDINGS = ("embed_tokens", "wte", "word_embeddings", "embed_in", "tok_embeddings", "embeddings")
+HEADS = ("lm_head.weight", "embed_out.weight", "output.weight")
+ROUTERS = ("gate", "router", "wg")
+# Linears of one parent module whose names tell that they read one input.
+SHARED: Mapping[str, str] = {
+    "q_proj": "qkv",
+    "k_proj": "qkv",
+    "v_proj": "qkv",
+    "gate_proj": "gate_up",
+    "up_proj": "gate_up",
+}
+# Constants that old checkpoints hold and today's classes compute.
+BUFFERS = re.compile(
+    r"(^|\.)(rotary_emb\.inv_freq|attn\.(masked_)?bias|attention\.(masked_)?bias)$"
+)
+# Matrices that are looked up, not multiplied.
+LOOKED_UP = re.compile(r"embed|relative|position|rotary")
+_STACK = re.compile(r"^(?:(.*?)\.)?(\d+)\.")
+
+
+def describe_generic(
+    text: Mapping[str, Any], tensors: Shapes, model_type: str, path: tuple[str, ...]
+) -> DecoderSpec:
+    """DecoderSpec of any decoder whose blocks are `<stack>.<index>.` and whose weights are 2-D.
+
+    Raises CheckpointError when no stack of blocks is found, when a block is missing, or when too
+    much of a block is not recognised.
+    """
+    sizes = read_sizes(text, {}, required=())
+    stack = _find_stack(tensors, sizes.layers, model_type)
+    inside = group_blocks(tensors, stack)
+    blocks = [
+        _block(stack, index, inside.get(index, []), tensors)
+        for index in range(sizes.layers or len(inside))
+    ]
+    outside = _outside(tensors, stack.rpartition(".")[0], sizes.vocab)
+    return assemble("generic", model_type, path, sizes, outside, blocks, tensors)
+
+
+def _find_stack(tensors: Shapes, layers: int, model_type: str) -> str:
+    """Path of the list of blocks, "model.layers".
+
+    Of all `<stack>.<index>.` families the decoder's is the one that has as many members as the
+    config says and a token embedding beside it; then the longest, then the largest.
+    """
+    members: dict[str, set[int]] = {}
+    elements: dict[str, int] = {}
+    for name, shape in tensors.items():
+        match = _STACK.match(name)
+        if match:
+            stack = match[1] or ""
+            members.setdefault(stack, set()).add(int(match[2]))
+            elements[stack] = elements.get(stack, 0) + prod(shape)
+    if not members:
+        raise CheckpointError(
+            f"no list of blocks ('<name>.0.<...>') among the tensors of this {model_type!r}"
+            " checkpoint; only decoders made of numbered blocks are supported"
+        )
+
+    def rank(stack: str) -> tuple[bool, bool, int, int]:
+        parent = stack.rpartition(".")[0]
+        embedded = any(join(parent, name) + ".weight" in tensors for name in EMBEDDINGS)
+        return (len(members[stack]) >= layers, embedded, len(members[stack]), elements[stack])
+
+    return max(members, key=rank)
+
+
+def _find_embedding(tensors: Shapes, root: str, vocab: int) -> str:
+    for name in EMBEDDINGS:
+        path = join(root, name) + ".weight"
+        if path in tensors and len(tensors[path]) == 2:
+            return path
+    rows = [n for n, s in tensors.items() if len(s) == 2 and s[0] == vocab and n not in HEADS]
+    if vocab and rows:
+        return rows[0]
+    raise CheckpointError(
+        f"no token embedding beside the blocks ({join(root, EMBEDDINGS[0])}.weight or the like);"
+        " is this checkpoint a text decoder, and complete?"
+    )
+
+
+def _outside(tensors: Shapes, root: str, vocab: int) -> Outside:
+    """What lies beside the blocks and in no other numbered list: embeddings, final norm, head."""
+    head = find_head(tensors, root, HEADS)
+    heads = {head, f"{(head or '').removesuffix('.weight')}.bias"}
+    below = root + "." if root else ""
+    beside = [
+        name
+        for name in tensors
+        if name.startswith(below) and not _STACK.match(name) and not BUFFERS.search(name)
+    ]
+    names = [n for n in beside if n not in heads] + [n for n in tensors if n in heads]
+    norms = [name for name in beside if len(tensors[name]) == 1 and name.endswith(".weight")]
+    embedding = _find_embedding(tensors, root, vocab)
+    pairs = tuple((name, name) for name in names)
+    return Outside(embedding, norms[-1] if norms else None, head, pairs)
+
+
+def _block(stack: str, index: int, present: Sequence[str], tensors: Shapes) -> BlockSpec:
+    prefix = join(stack, str(index))
+    if not present:
+        raise CheckpointError(f"tensors of block {prefix} are missing; is a shard missing?")
+    names = [name for name in present if not BUFFERS.search(name)]
+    transposed = _is_transposed(names, tensors)
+    linears: list[LinearSpec] = []
+    known: list[str] = []
+    for name in names:
+        local = name.removeprefix(prefix + ".")
+        if _is_linear(local, tensors[name]):
+            linears.append(_linear(name, local, tensors[name], transposed))
+        if _is_linear(local, tensors[name]) or len(tensors[name]) == 1:
+            known.append(name)
+    unrecognised = tuple(name for name in names if name not in set(known))
+    check_recognised(prefix, unrecognised, tensors, sum(prod(tensors[name]) for name in names))
+    modules = tuple((name, name.removeprefix(prefix + ".")) for name in known)
+    return BlockSpec(index, prefix, tuple(linears), modules, unrecognised)
+
+
+def _is_linear(local: str, shape: tuple[int, ...]) -> bool:
+    return len(shape) == 2 and local.endswith(".weight") and not LOOKED_UP.search(local)
+
+
+def _is_transposed(names: Sequence[str], tensors: Shapes) -> bool:
+    """Whether the block's weights lie [in, out], as the lengths of their biases tell."""
+    for name in names:
+        shape = tensors[name]
+        bias = tensors.get(name.removesuffix("weight") + "bias")
+        if len(shape) == 2 and bias and len(bias) == 1 and shape[0] != bias[0] == shape[1]:
+            return True
+    return False
+
+
+def _linear(name: str, local: str, shape: tuple[int, ...], transposed: bool) -> LinearSpec:
+    module = local.removesuffix(".weight")
+    parent, _, leaf = module.rpartition(".")
+    rows, columns = shape[::-1] if transposed else shape
+    expert = re.search(r"(?:^|\.)experts\.(\d+)(?:\.|$)", module)
+    shared = SHARED.get(leaf)
+    return LinearSpec(
+        name=name.removesuffix(".weight"),
+        tensor=name,
+        shape=(rows, columns),
+        role="router" if leaf in ROUTERS else "linear",
+        shared_input=module if shared is None else join(parent, shared),
+        module=module,
+        transposed=transposed,
+        fused=None if shared is None else join(parent, shared),
+        expert=int(expert[1]) if expert else None,
+    )
