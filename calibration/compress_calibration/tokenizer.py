@@ -1,0 +1,211 @@
+"""The tokenizer of a checkpoint: text to ids without special tokens, and back.
+
+`tokenizer.json` is opened with the `tokenizers` package alone, which starts in milliseconds.
+transformers is asked where that file is missing (sentencepiece only) or where
+tokenizer_config.json changes it: a special token it does not know, or knows under another id.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from compress.errors import DataError
+from compress_calibration.chat import ChatTemplate
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Backend
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenizer:
+    """What the rest of the tool needs of a tokenizer.
+
+    `vocab_size` counts ids including added tokens; `bos_id` and `eos_id` are None where the
+    checkpoint names none. Special tokens written out in a text become their ids.
+    """
+
+    folder: Path
+    vocab_size: int
+    bos_id: int | None
+    eos_id: int | None
+    chat: ChatTemplate | None
+    encode_many: Callable[[list[str]], list[list[int]]]
+    decode_one: Callable[[list[int], bool], str]
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of one text, no special token added."""
+        return self.encode_many([text])[0]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of several texts, on all cores."""
+        return self.encode_many(list(texts))
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = False) -> str:
+        """Text of some ids; special tokens are written out unless `skip_special`."""
+        return self.decode_one([int(i) for i in ids], skip_special)
+
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = False
+    ) -> str:
+        """Text of one chat. Raises DataError when the checkpoint has no chat template."""
+        if self.chat is None:
+            raise DataError(
+                f"{self.folder} has no chat template, so messages cannot be rendered;"
+                " add chat_template.jinja, or use a text field"
+            )
+        return self.chat.render(messages, add_generation_prompt=add_generation_prompt)
+
+
+def load_tokenizer(path: str | Path) -> Tokenizer:
+    """Tokenizer of a Hugging Face checkpoint folder.
+
+    Raises DataError when there is none, or its files cannot be read.
+    """
+    folder = Path(path)
+    settings = _json(folder / "tokenizer_config.json")
+    if (folder / "tokenizer.json").is_file():
+        backend = _backend(folder)
+        if _agrees(settings, backend):
+            return _light(folder, settings, backend)
+    return _through_transformers(folder)
+
+
+def _light(folder: Path, settings: Mapping[str, Any], backend: "Backend") -> Tokenizer:
+    def encode_many(texts: list[str]) -> list[list[int]]:
+        encodings = backend.encode_batch_fast(texts, add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
+
+    def decode_one(ids: list[int], skip_special: bool) -> str:
+        return backend.decode(ids, skip_special_tokens=skip_special)
+
+    bos_id, eos_id = (_special_id(folder, settings, backend, kind) for kind in ("bos", "eos"))
+    tokens = {name: text for name, text in _special_tokens(settings).items() if text is not None}
+    for name, special_id in (("bos_token", bos_id), ("eos_token", eos_id)):
+        if special_id is not None:
+            tokens[name] = str(backend.id_to_token(special_id))
+    return Tokenizer(
+        folder=folder,
+        vocab_size=backend.get_vocab_size(with_added_tokens=True),
+        bos_id=bos_id,
+        eos_id=eos_id,
+        chat=_chat_template(folder, settings, tokens),
+        encode_many=encode_many,
+        decode_one=decode_one,
+    )
+
+
+def _through_transformers(folder: Path) -> Tokenizer:
+    from transformers import AutoTokenizer
+
+    try:
+        slow = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # a dozen types, by the tokenizer class and the missing package
+        reason = str(error).strip().splitlines()
+        raise DataError(
+            f"{folder} has no tokenizer that transformers can load"
+            f" ({reason[0] if reason else type(error).__name__});"
+            " copy tokenizer.json and tokenizer_config.json beside the weights"
+        ) from error
+
+    def encode_many(texts: list[str]) -> list[list[int]]:
+        ids: list[list[int]] = slow(texts, add_special_tokens=False)["input_ids"]
+        return ids
+
+    def decode_one(ids: list[int], skip_special: bool) -> str:
+        text: str = slow.decode(ids, skip_special_tokens=skip_special)
+        return text
+
+    settings = _json(folder / "tokenizer_config.json")
+    tokens = {name: str(text) for name, text in slow.special_tokens_map.items()}
+    return Tokenizer(
+        folder=folder,
+        vocab_size=len(slow),
+        bos_id=slow.bos_token_id,
+        eos_id=slow.eos_token_id,
+        chat=_chat_template(folder, settings, tokens),
+        encode_many=encode_many,
+        decode_one=decode_one,
+    )
+
+
+def _backend(folder: Path) -> "Backend":
+    from tokenizers import Tokenizer as Backend
+
+    try:
+        backend = Backend.from_file(str(folder / "tokenizer.json"))
+    except Exception as error:  # tokenizers raises the bare Exception for every fault in the file
+        raise DataError(f"{folder / 'tokenizer.json'} is not a tokenizer file: {error}") from error
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
+
+
+def _agrees(settings: Mapping[str, Any], backend: "Backend") -> bool:
+    """Whether tokenizer.json knows every special token that tokenizer_config.json names."""
+    for name, text in _special_tokens(settings).items():
+        wanted = name in ("bos_token", "eos_token") and text is not None
+        if wanted and backend.token_to_id(str(text)) is None:
+            return False
+    added = settings.get("added_tokens_decoder") or {}
+    return all(backend.token_to_id(_text(entry)) == int(key) for key, entry in added.items())
+
+
+def _special_id(
+    folder: Path, settings: Mapping[str, Any], backend: "Backend", kind: str
+) -> int | None:
+    """The tokenizer's word on its BOS or EOS (null included) goes before the model config's."""
+    named = _special_tokens(settings)
+    if f"{kind}_token" in named:
+        text = named[f"{kind}_token"]
+        return None if text is None else backend.token_to_id(text)
+    for file in ("generation_config.json", "config.json"):
+        config = _json(folder / file)
+        found = config.get(
+            f"{kind}_token_id", (config.get("text_config") or {}).get(f"{kind}_token_id")
+        )
+        if found is not None:
+            # Several ends of text are usual for chat models; the first one is the main one.
+            first = int(found[0] if isinstance(found, list) else found)
+            return first if backend.id_to_token(first) is not None else None
+    return None
+
+
+def _special_tokens(settings: Mapping[str, Any]) -> dict[str, str | None]:
+    """`bos_token`, `eos_token` ... as named in tokenizer_config.json; None where it says null."""
+    return {
+        name: None if value is None else _text(value)
+        for name, value in settings.items()
+        if name.endswith("_token") and isinstance(value, str | Mapping | None)
+    }
+
+
+def _text(token: Any) -> str:
+    return str(token["content"]) if isinstance(token, Mapping) else str(token)
+
+
+def _chat_template(
+    folder: Path, settings: Mapping[str, Any], tokens: Mapping[str, str]
+) -> ChatTemplate | None:
+    """The template file goes before the one in tokenizer_config.json, as in transformers."""
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        return ChatTemplate(file.read_text(encoding="utf-8"), tokens)
+    found = settings.get("chat_template")
+    if isinstance(found, list):
+        found = {entry["name"]: entry["template"] for entry in found}.get("default")
+    return None if found is None else ChatTemplate(str(found), tokens)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file, empty where there is no file."""
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise DataError(f"{path} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise DataError(f"{path} holds a {type(value).__name__}; it must be a JSON object")
+    return value
