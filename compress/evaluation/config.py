@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from compress_calibration.config import DEFAULT_SEPARATOR, SourceConfig, SourceKind
+
 from compress.errors import RecipeError
 
 # Longer windows cost quadratic attention and change perplexity little; a recipe may ask for more.
@@ -14,24 +16,27 @@ class TextConfig:
     """One evaluation text.
 
     name: its row in the quality table.
-    kind: "text", "jsonl", "parquet" or "dataset" read `path`; "self" is text sampled from the
-        source model (held out by `seed`), for when there is no text at hand.
-    field, split, separator: as for calibration sources (compress_calibration.config).
-    mode: "documents" starts every document afresh; "stream" joins them (without a separator,
-        the wikitext protocol) and cuts the joined text.
+    kind, path, id, subset, field, split, separator: as for a calibration source
+        (compress_calibration.config), only read in file order. "self" is text that the source
+        model writes, for when there is none at hand: `samples` rows of `length` tokens, drawn with
+        `seed` (calibration draws with another).
+    mode: "documents" starts every document afresh; "stream" joins them and cuts what comes out.
     cut: score only the first window of each document.
     max_documents: use the first that many; None is all.
-    max_tokens: stop at the document (or, in a stream, the token) that reaches this many scored
-        tokens; None is no limit.
-    samples, length, seed: size and noise of "self" text; not used by the other kinds.
+    max_tokens: leave out every window after the one that reaches so many scored tokens; None is
+        no limit.
+
+    Raises RecipeError for values out of range and for keys that the kind does not use.
     """
 
     name: str
-    kind: Literal["text", "jsonl", "parquet", "dataset", "self"] = "text"
-    path: str | None = None
-    field: str | None = None
-    split: str | None = None
-    separator: str | None = None
+    kind: SourceKind = "text"
+    path: str | tuple[str, ...] = ()
+    id: str = ""
+    subset: str = ""
+    field: str = ""
+    split: str = ""
+    separator: str = DEFAULT_SEPARATOR
     mode: Literal["documents", "stream"] = "documents"
     cut: bool = False
     max_documents: int | None = None
@@ -42,15 +47,30 @@ class TextConfig:
 
     def __post_init__(self) -> None:
         where = f"evaluation text {self.name!r}"
-        if (self.kind == "self") == (self.path is not None):
-            wanted = "takes no path" if self.kind == "self" else "needs a path"
-            raise RecipeError(f"{where}: kind {self.kind!r} {wanted}; path is {self.path!r}")
+        try:
+            self.source()
+        except RecipeError as error:
+            raise RecipeError(f"{where}: {error}") from None
+        if self.mode not in ("documents", "stream"):
+            raise RecipeError(f"{where}: mode is {self.mode!r}; it is documents or stream")
         if self.cut and self.mode == "stream":
             raise RecipeError(f"{where}: cut is for mode 'documents'; a stream is one long text")
-        for key in ("max_documents", "max_tokens", "samples", "length"):
+        for key, least in (("max_documents", 1), ("max_tokens", 1), ("samples", 1), ("length", 2)):
             value = getattr(self, key)
-            if value is not None and value < 1:
-                raise RecipeError(f"{where}: {key} is {value}; it must be 1 or more")
+            if value is not None and value < least:
+                raise RecipeError(f"{where}: {key} is {value}; it must be {least} or more")
+
+    def source(self) -> SourceConfig:
+        """Where the documents come from, in calibration's words."""
+        return SourceConfig(
+            kind=self.kind,
+            path=self.path,
+            id=self.id,
+            subset=self.subset,
+            field=self.field,
+            split=self.split,
+            separator=self.separator,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +92,7 @@ class EvaluationConfig:
     window: tokens the model sees at once, BOS included; None is the model's context, at most 2,048.
     stride: tokens scored by each window after the first; every one of them has at least
         window - stride tokens of context. None is half the window.
-    bos: put the tokenizer's BOS in front of every document (or of every window of a stream).
+    bos: put the tokenizer's BOS, where it has one, in front of every document and stream.
     kl: also KL(source || result) and top-1 agreement (needs the source).
     dtype: arithmetic of the blocks; the head and its softmax are always fp32.
     batch_tokens: tokens that go through a block at once.
@@ -94,10 +114,13 @@ class EvaluationConfig:
             raise RecipeError(f"evaluation: window is {self.window}; it must be 2 or more")
         if self.stride is not None and self.stride < 1:
             raise RecipeError(f"evaluation: stride is {self.stride}; it must be 1 or more")
-        if self.batch_tokens < 1:
-            raise RecipeError(
-                f"evaluation: batch_tokens is {self.batch_tokens}; it must be 1 or more"
-            )
+        if self.dtype not in ("float32", "bfloat16"):
+            raise RecipeError(f"evaluation: dtype is {self.dtype!r}; it is float32 or bfloat16")
+        for key in ("batch_tokens", "spill_bytes"):
+            if getattr(self, key) < 1:
+                raise RecipeError(
+                    f"evaluation: {key} is {getattr(self, key)}; it must be 1 or more"
+                )
         names = [text.name for text in self.texts]
         for name in names:
             if names.count(name) > 1:
@@ -122,6 +145,5 @@ def check_stride(window: int, stride: int) -> None:
     """RecipeError unless 1 <= stride < window: a token's own window must hold what precedes it."""
     if not 1 <= stride < window:
         raise RecipeError(
-            f"evaluation: stride is {stride} with window {window};"
-            f" it must be in 1 .. {window - 1}"
+            f"evaluation: stride is {stride} with window {window}; it must be in 1 .. {window - 1}"
         )
