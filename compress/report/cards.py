@@ -1,0 +1,126 @@
+"""The top of the page: one sentence and the headline cards."""
+
+from compress.report import units
+from compress.report.markup import Html, Node, el
+from compress.report.schema import Report
+from compress.report.summary import (
+    bits_before,
+    headline,
+    model_name,
+    perplexity,
+    whole_file_bits,
+)
+
+
+def sentence(report: Report) -> Html:
+    """What happened, in words."""
+    before, after = report.source.bytes, report.result.bytes
+    parts: list[Node] = [
+        f"{units.size(before)} became ",
+        el("strong", units.size(after)),
+        f", {units.smaller(before, after)}.",
+    ]
+    text = headline(report)
+    if text is not None and text.ppl_source is not None:
+        change = perplexity(text)
+        moved = "went from" if change.relative else "stayed at"
+        parts += [
+            f" On {text.name}, perplexity {moved} {units.significant(text.ppl_source)} to ",
+            el("strong", units.significant(text.ppl_result)),
+            f" ({units.deviation(change.relative)}).",
+        ]
+    if text is not None and text.top1_agreement is not None:
+        parts += [
+            " Both models put the same token first ",
+            el("strong", units.percent(text.top1_agreement)),
+            " of the time.",
+        ]
+    return el("p", *parts, class_="lead")
+
+
+def cards(report: Report) -> Html:
+    """The grid of headline numbers."""
+    first = [_size(report), _bits(report), *_quality(report)]
+    return el("div", *first, _time(report), _memory(report), _kv(report), class_="cards")
+
+
+def _card(title: str, value: Node, under: str, before: str | None = None) -> Html:
+    arrow = None
+    if before is not None:
+        arrow = el("span", f"{before} ", el("span", "→", class_="arrow"), " ", class_="before")
+    return el(
+        "div",
+        el("h3", title),
+        el("p", arrow, el("span", value, class_="after"), class_="value"),
+        el("p", under, class_="under"),
+        class_="card",
+    )
+
+
+def _size(report: Report) -> Html:
+    before, after = report.source.bytes, report.result.bytes
+    return _card("Size", units.size(after), units.smaller(before, after), units.size(before))
+
+
+def _bits(report: Report) -> Html:
+    before, whole = bits_before(report), whole_file_bits(report)
+    under = "of the compressed linears, scales included"
+    if whole is not None:
+        under = f"compressed linears; {units.significant(whole)} over the whole model"
+    return _card(
+        "Bits per weight",
+        units.significant(report.result.bits_per_weight),
+        under,
+        None if before is None else units.significant(before),
+    )
+
+
+def _quality(report: Report) -> list[Html]:
+    text = headline(report)
+    if text is None:
+        return [_card("Perplexity", units.MISSING, "not evaluated in this run")]
+    change = perplexity(text)
+    under = f"on {text.name}"
+    if change.relative is not None:
+        under = f"{units.deviation(change.relative)} on {text.name}"
+    before = None if text.ppl_source is None else units.significant(text.ppl_source)
+    shown = [_card("Perplexity", units.significant(text.ppl_result), under, before)]
+    if text.kl is not None:
+        shown.append(_card("KL divergence", units.significant(text.kl, 2), "nats a token"))
+    if text.top1_agreement is not None:
+        shown.append(
+            _card("Top-1 agreement", units.percent(text.top1_agreement), "same token ranked first")
+        )
+    return shown
+
+
+def _time(report: Report) -> Html:
+    longest = sorted(report.stages, key=lambda stage: -stage.seconds)[:2]
+    under = ", ".join(f"{stage.name} {units.duration(stage.seconds)}" for stage in longest)
+    return _card("Time", units.duration(report.seconds), under or units.MISSING)
+
+
+def _memory(report: Report) -> Html:
+    under = f"of {units.size(report.machine.memory)} in the machine"
+    if report.peak_gpu_bytes is not None:
+        under = f"and {units.size(report.peak_gpu_bytes)} on the GPU"
+    return _card("Peak memory", units.size(report.peak_rss_bytes), under)
+
+
+def _kv(report: Report) -> Html | None:
+    if report.result.kv_bytes_per_token is None:
+        return None
+    under = "per token of context, when served"
+    return _card("KV cache", units.size(report.result.kv_bytes_per_token), under)
+
+
+def title(report: Report) -> Html:
+    """The page's heading: the model, and below it what was done to it."""
+    kind = {"run": "Compression report", "eval": "Evaluation report"}.get(report.command, "Report")
+    about = [report.recipe.name, report.source.architecture, report.result.format]
+    return el(
+        "div",
+        el("p", kind, class_="eyebrow"),
+        el("h1", model_name(report)),
+        el("p", " · ".join(part for part in about if part), class_="about"),
+    )

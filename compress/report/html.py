@@ -1,0 +1,92 @@
+"""One self-contained HTML page, drawn from a report alone.
+
+The content-security policy names the hashes of our own style and script and allows nothing else:
+no request leaves the page, and markup in a model's name or text could not run even if it were
+not escaped.
+"""
+
+import base64
+import hashlib
+from importlib.resources import files
+from pathlib import Path
+
+from compress.report.bars import sizes
+from compress.report.cards import cards, sentence, title
+from compress.report.chart import errors
+from compress.report.codec import write_whole
+from compress.report.layers import layers
+from compress.report.markup import Html, el, join, raw
+from compress.report.quality import quality, samples
+from compress.report.schema import Report
+from compress.report.sections import (
+    calibration,
+    copied,
+    environment,
+    exports,
+    plan,
+    recipe,
+    speed,
+    stages,
+    warnings,
+)
+from compress.report.summary import model_name
+
+
+def render_html(report: Report) -> str:
+    """The page as text; it needs no other file and no network, and reads without JavaScript."""
+    style, script = _asset("page.css"), _asset("page.js")
+    page = el("html", _head(report, style, script), _body(report, script), lang="en")
+    return f"<!doctype html>\n{page.text}\n"
+
+
+def write_html(report: Report, path: str | Path) -> None:
+    """Write the page; the file appears whole or not at all."""
+    write_whole(Path(path), render_html(report).encode("utf-8", errors="replace"))
+
+
+def _asset(name: str) -> str:
+    return (files("compress.report") / "assets" / name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    digest = hashlib.sha256(text.encode("utf-8")).digest()
+    return f"'sha256-{base64.b64encode(digest).decode('ascii')}'"
+
+
+def _head(report: Report, style: str, script: str) -> Html:
+    policy = (
+        f"default-src 'none'; img-src data:; style-src {_hash(style)}; script-src {_hash(script)};"
+        " base-uri 'none'; form-action 'none'"
+    )
+    return el(
+        "head",
+        el("meta", charset="utf-8"),
+        el("meta", http_equiv="Content-Security-Policy", content=policy),
+        el("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        el("meta", name="color-scheme", content="light dark"),
+        raw('<link rel="icon" href="data:,">'),
+        el("title", f"{model_name(report)} · compress-model"),
+        el("style", raw(style)),
+    )
+
+
+def _body(report: Report, script: str) -> Html:
+    parts = [
+        quality(report),
+        samples(report),
+        sizes(report),
+        errors(report),
+        plan(report),
+        layers(report),
+        exports(report),
+        speed(report),
+        stages(report),
+        calibration(report),
+        recipe(report),
+        copied(report),
+        environment(report),
+    ]
+    toggle = el("button", "Dark", type="button", id="theme", hidden=True)
+    main = el("main", sentence(report), cards(report), warnings(report), join(parts))
+    foot = el("footer", f"{report.tool} · sizes are decimal: 1 MB is a million bytes")
+    return el("body", el("header", title(report), toggle), main, foot, el("script", raw(script)))

@@ -1,0 +1,114 @@
+"""The table of layers: what was done to each, and why some were skipped or kept simpler."""
+
+import math
+
+from compress.report import units
+from compress.report.markup import Html, Node, el
+from compress.report.parts import Cell, Column, number, section, table
+from compress.report.schema import Layer, Report
+
+# Above this many rows the experts of a block share one; the page would take seconds to open.
+MANY_LAYERS = 2000
+
+_COLUMNS = [
+    Column("Layer"),
+    Column("Method"),
+    Column("Scheme"),
+    Column("Bits", True, "bits per weight, scales included"),
+    Column("Before", True),
+    Column("After", True),
+    Column("Error", True, "share of the layer's output energy that changed"),
+    Column("Tokens", True, "calibration tokens that reached the layer"),
+    Column("Damping", True, "share of the Hessian's mean diagonal that was added to it"),
+    Column("Note"),
+]
+
+
+def layers(report: Report) -> Html | None:
+    """The section; None when the report lists no layers."""
+    every = [(stage.name, layer) for stage in report.stages for layer in stage.layers]
+    if not every:
+        return None
+    several = len({stage for stage, _ in every}) > 1
+    groups = [[pair] for pair in every]
+    note = _count(report.layers)
+    if len(every) > MANY_LAYERS:
+        groups = _by_block(every)
+        note += " The experts of a block share a row; report.json has each of them."
+    columns = [Column("Stage"), *_COLUMNS] if several else _COLUMNS
+    rows = []
+    for group in groups:
+        row = _row([layer for _, layer in group])
+        rows.append([Cell(group[0][0]), *row] if several else row)
+    return section(
+        "layers", "Layers", table("Layers", columns, rows, kind="sortable tall"), note=note
+    )
+
+
+def _count(every: tuple[Layer, ...]) -> str:
+    skipped = sum(1 for layer in every if layer.skipped_reason is not None)
+    kept = sum(1 for layer in every if layer.kept_reason is not None)
+    parts = [f"{units.whole(len(every) - skipped)} compressed"]
+    if kept:
+        parts.append(f"{units.whole(kept)} of them with a simpler method than asked for")
+    parts.append(f"{units.whole(skipped)} skipped" if skipped else "none skipped")
+    return ", ".join(parts) + "."
+
+
+def _by_block(every: list[tuple[str, Layer]]) -> list[list[tuple[str, Layer]]]:
+    """Experts of the same stage, block, role and fate together; other layers alone."""
+    groups: dict[tuple[object, ...], list[tuple[str, Layer]]] = {}
+    for stage, layer in every:
+        fate = (layer.method, layer.scheme, layer.skipped_reason, layer.kept_reason)
+        alone = layer.expert is None or layer.block is None
+        key = (stage, layer.name) if alone else (stage, layer.block, layer.role, *fate)
+        groups.setdefault(key, []).append((stage, layer))
+    return list(groups.values())
+
+
+def _row(group: list[Layer]) -> list[Cell]:
+    first = group[0]
+    before, after = sum(x.bytes_before for x in group), sum(x.bytes_after for x in group)
+    note, kind = _note(first)
+    bits = sum(x.bits_per_weight for x in group) / len(group)
+    return [
+        Cell(_name(group), class_=kind),
+        Cell(first.method or units.MISSING),
+        Cell(first.scheme or units.MISSING),
+        number(bits),
+        number(before, units.size(before)),
+        number(after, units.size(after)),
+        number(_mean([x.error for x in group])),
+        _tokens(group),
+        number(_mean([x.damping for x in group])),
+        Cell(note, class_=kind),
+    ]
+
+
+def _name(group: list[Layer]) -> Node:
+    first = group[0]
+    if len(group) == 1:
+        return el("code", first.name)
+    return f"block {first.block}, {first.role}: {len(group)} experts"
+
+
+def _mean(values: list[float | None]) -> float | None:
+    found = [value for value in values if value is not None]
+    return math.fsum(found) / len(found) if found else None
+
+
+def _tokens(group: list[Layer]) -> Cell:
+    found = [layer.tokens for layer in group if layer.tokens is not None]
+    if not found:
+        return number(None)
+    low, high = min(found), max(found)
+    shown = units.whole(low) if low == high else f"{units.whole(low)} to {units.whole(high)}"
+    return number(low, shown)
+
+
+def _note(layer: Layer) -> tuple[Node, str | None]:
+    if layer.skipped_reason is not None:
+        return el("span", el("b", "skipped"), f" {layer.skipped_reason}"), "skipped"
+    if layer.kept_reason is not None:
+        return el("span", el("b", f"kept {layer.method}"), f" {layer.kept_reason}"), "kept"
+    return None, None

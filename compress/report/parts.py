@@ -1,0 +1,111 @@
+"""Pieces that the sections of the page share: sections, tables, lists of facts."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from compress.report import units
+from compress.report.markup import Html, Node, el, join
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A table cell. sort: the number that the column sorts by, when the text is not enough."""
+
+    node: Node
+    sort: float | None = None
+    class_: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column's title; numbers are right-aligned. hint: the title's hover text."""
+
+    title: str
+    numeric: bool = False
+    hint: str | None = None
+
+
+def section(anchor: str, title: str, *body: Node, note: Node = None) -> Html:
+    """A titled part of the page; `note` is the line below its title."""
+    under = None if note is None else el("p", note, class_="note")
+    return el("section", el("h2", title), under, *body, id=anchor)
+
+
+def table(label: str, columns: list[Column], rows: list[list[Cell]], kind: str = "") -> Html:
+    """A table that scrolls sideways by itself; kind "sortable" gets sort buttons by script."""
+    head = el("tr", join([_heading(column) for column in columns]))
+    body = [_row(columns, cells) for cells in rows]
+    grid = el("table", el("thead", head), el("tbody", join(body)), class_=kind or None)
+    wide = f"scroll {kind}".strip()
+    return el("div", grid, class_=wide, role="region", aria_label=label, tabindex=0)
+
+
+def _heading(column: Column) -> Html:
+    kind = "num" if column.numeric else None
+    return el("th", column.title, scope="col", class_=kind, title=column.hint)
+
+
+def _row(columns: list[Column], cells: list[Cell]) -> Html:
+    assert len(columns) == len(cells)
+    shown = []
+    for place, (column, cell) in enumerate(zip(columns, cells, strict=True)):
+        kind = " ".join(filter(None, ["num" if column.numeric else None, cell.class_]))
+        tag, scope = ("th", "row") if place == 0 else ("td", None)
+        shown.append(el(tag, cell.node, scope=scope, class_=kind or None, data_sort=cell.sort))
+    return el("tr", join(shown))
+
+
+def number(value: float | None, shown: str | None = None, class_: str | None = None) -> Cell:
+    """A numeric cell: a dash for None, else `shown` or three significant digits."""
+    if value is None:
+        return Cell(units.MISSING, class_="missing")
+    return Cell(units.significant(value) if shown is None else shown, value, class_)
+
+
+def facts(pairs: list[tuple[str, Node]]) -> Html:
+    """Names and values, one below the other."""
+    return el("dl", join([el("div", el("dt", name), el("dd", value)) for name, value in pairs]))
+
+
+def facts_of(free: dict[str, Any]) -> Html:
+    """A free JSON object as facts, nested objects indented."""
+    return facts([(_words(key), _value(key, value)) for key, value in free.items()])
+
+
+def _words(key: str) -> str:
+    return key.replace("_", " ")
+
+
+def _value(key: str, value: Any) -> Node:
+    if isinstance(value, dict):
+        return facts_of(value) if value else units.MISSING
+    if isinstance(value, list | tuple):
+        if not value:
+            return units.MISSING
+        if any(isinstance(item, dict | list | tuple) for item in value):
+            return el("ol", join([el("li", _value(key, item)) for item in value]))
+        return ", ".join(scalar(key, item) for item in value)
+    shown = scalar(key, value)
+    return el("code", shown) if _is_code(key, value) else shown
+
+
+def _is_code(key: str, value: Any) -> bool:
+    return isinstance(value, str) and (key == "path" or "sha256" in key or "hash" in key)
+
+
+def scalar(key: str, value: Any) -> str:
+    """A JSON scalar for people; the key's last word tells bytes and seconds from plain numbers."""
+    if value is None:
+        return units.MISSING
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int | float):
+        unit = key.rpartition("_")[2]
+        if unit == "bytes":
+            return units.size(value)
+        if unit == "seconds":
+            return units.duration(value)
+        if unit == "seed":
+            return str(value)
+        return units.whole(value) if isinstance(value, int) else units.significant(value, 4)
+    return str(value)

@@ -1,0 +1,170 @@
+"""The rest of the page: plan against measurement, data, recipe, environment, what was copied."""
+
+from datetime import UTC, datetime
+
+from compress.report import units
+from compress.report.markup import Html, Node, el, join
+from compress.report.parts import Cell, Column, facts, facts_of, number, section, table
+from compress.report.schema import Planned, Report
+
+
+def warnings(report: Report) -> Html | None:
+    """A box below the headline; None without warnings."""
+    if not report.warnings:
+        return None
+    title = "1 warning" if len(report.warnings) == 1 else f"{len(report.warnings)} warnings"
+    lines = el("ul", *[el("li", warning) for warning in report.warnings])
+    return el("aside", el("h2", title), lines, class_="warnings", id="warnings")
+
+
+def plan(report: Report) -> Html | None:
+    """What was promised before the work, and what came."""
+    found = report.plan_vs_actual
+    if found is None:
+        return None
+    columns = [
+        Column(""), Column("Planned", True), Column("Measured", True), Column("Deviation", True)
+    ]  # fmt: skip
+    rows = [
+        _planned("Weight files", found.bytes, units.size),
+        _planned("Time", found.seconds, units.duration),
+        _planned("Peak memory", found.peak_rss, units.size),
+    ]
+    note = "The plan was made before any work, from the checkpoint's headers and the recipe."
+    return section("plan", "Plan and measurement", table("Plan", columns, rows), note=note)
+
+
+def _planned(name: str, pair: Planned, unit: object) -> list[Cell]:
+    assert callable(unit)
+    exact = pair.planned == pair.measured
+    return [
+        Cell(name),
+        number(pair.planned, unit(pair.planned)),
+        number(pair.measured, unit(pair.measured)),
+        Cell("exact" if exact else units.deviation(pair.deviation), pair.deviation),
+    ]
+
+
+def exports(report: Report) -> Html | None:
+    """Artifacts for other runtimes, and how far each was proven."""
+    if not report.exports:
+        return None
+    columns = [
+        Column("Target"), Column("Size", True), Column("Proven"),
+        Column("Largest logit error", True), Column("Path"),
+    ]  # fmt: skip
+    rows = [
+        [
+            Cell(export.target),
+            number(export.bytes, units.size(export.bytes)),
+            Cell(export.proof),
+            number(export.max_logit_error),
+            Cell(el("code", export.path)),
+        ]
+        for export in report.exports
+    ]
+    return section("exports", "Exports", table("Exports", columns, rows))
+
+
+def speed(report: Report) -> Html | None:
+    return section("speed", "Speed", facts_of(report.speed)) if report.speed else None
+
+
+def calibration(report: Report) -> Html:
+    """What data the run saw."""
+    if not report.calibration:
+        why = "No calibration data was used."
+        return section("calibration", "Calibration data", el("p", why, class_="empty"))
+    return section("calibration", "Calibration data", facts_of(report.calibration))
+
+
+def recipe(report: Report) -> Html:
+    """The recipe as it was given, and what the command line changed in it."""
+    overrides = None
+    if report.recipe.overrides:
+        lines = "\n".join(f"--set {line}" for line in report.recipe.overrides)
+        overrides = join([el("h3", "Changed on the command line"), el("pre", lines)])
+    return section(
+        "recipe", "Recipe", el("pre", report.recipe.text), overrides, note=report.recipe.name
+    )
+
+
+def stages(report: Report) -> Html | None:
+    """Time and memory, step by step."""
+    if not report.stages:
+        return None
+    gpu = report.peak_gpu_bytes is not None
+    columns = [Column("Stage"), Column("Time", True), Column("Peak memory", True)]
+    rows = []
+    for stage in report.stages:
+        row = [
+            Cell(stage.name),
+            number(stage.seconds, units.duration(stage.seconds)),
+            number(stage.peak_rss_bytes, units.size(stage.peak_rss_bytes)),
+        ]
+        if gpu:
+            peak = stage.peak_gpu_bytes
+            row.append(number(peak, None if peak is None else units.size(peak)))
+        rows.append(row)
+    if gpu:
+        columns.append(Column("Peak GPU memory", True))
+    return section("stages", "Stages", table("Stages", columns, rows))
+
+
+def environment(report: Report) -> Html:
+    """Enough to do it again: files, versions, machine, seed."""
+    source, result, machine = report.source, report.result, report.machine
+    run: list[tuple[str, Node]] = [
+        ("source", el("code", source.path)),
+        ("sha256", el("code", source.sha256)),
+        ("parameters", f"{units.count(source.params)} before, {units.count(result.params)} after"),
+        ("stored as", source.dtype or units.MISSING),
+        ("result", el("code", result.path)),
+        ("seed", str(report.seed)),
+        ("started", _moment(report.started)),
+        ("finished", _moment(report.finished)),
+    ]
+    place: list[tuple[str, Node]] = [
+        ("processor", machine.cpu),
+        ("threads", str(machine.threads)),
+        ("memory", units.size(machine.memory)),
+        ("instructions", machine.isa),
+        ("GPU", machine.gpu or "none used"),
+    ]
+    versions: list[tuple[str, Node]] = [("compress-model", report.tool)]
+    versions += [(name, version) for name, version in report.versions.items()]
+    columns = [
+        el("div", el("h3", "Run"), facts(run)),
+        el("div", el("h3", "Machine"), facts(place)),
+        el("div", el("h3", "Versions"), facts(versions)),
+    ]
+    return section("environment", "Environment", el("div", *columns, class_="columns"))
+
+
+def _moment(text: str) -> str:
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return text or units.MISSING
+    if moment.tzinfo is None:
+        return f"{moment:%Y-%m-%d %H:%M:%S}"
+    return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def copied(report: Report) -> Html | None:
+    """Tensors and files that the run did not touch, folded away."""
+    lists = [
+        ("tensors copied unchanged", report.copied_tensors),
+        ("files copied", report.copied_files),
+        ("files left behind", report.skipped_files),
+    ]
+    shown = [
+        el(
+            "details",
+            el("summary", f"{units.whole(len(names))} {title}"),
+            el("ul", *[el("li", el("code", name)) for name in names], class_="names"),
+        )
+        for title, names in lists
+        if names
+    ]
+    return section("copied", "Carried over", *shown) if shown else None

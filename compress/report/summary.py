@@ -1,0 +1,77 @@
+"""What the page and the terminal table both say: values derived from the report alone."""
+
+from dataclasses import dataclass
+from pathlib import PurePath
+
+from compress.report.schema import Layer, Report, TextQuality
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A value before and after, and the relative change; None where it was not measured."""
+
+    before: float | None
+    after: float
+
+    @property
+    def relative(self) -> float | None:
+        if self.before is None or self.before == 0:
+            return None
+        return self.after / self.before - 1
+
+
+def model_name(report: Report) -> str:
+    """The last part of the source's path, whichever way its slashes lean."""
+    return PurePath(report.source.path.replace("\\", "/")).name or report.source.path
+
+
+def headline(report: Report) -> TextQuality | None:
+    """The text whose numbers stand for the run: the first."""
+    if report.quality is None or not report.quality.texts:
+        return None
+    return report.quality.texts[0]
+
+
+def perplexity(text: TextQuality) -> Change:
+    return Change(text.ppl_source, text.ppl_result)
+
+
+def compressed(report: Report) -> list[Layer]:
+    """Layers that were compressed; a layer that several stages touched counts once, as left."""
+    last = {layer.name: layer for layer in report.layers}
+    return [layer for layer in last.values() if layer.skipped_reason is None]
+
+
+def bits_before(report: Report) -> float | None:
+    """Bits a weight took in the source, over the layers that were compressed."""
+    layers = [layer for layer in compressed(report) if layer.bits_per_weight > 0]
+    weights = sum(8 * layer.bytes_after / layer.bits_per_weight for layer in layers)
+    return 8 * sum(layer.bytes_before for layer in layers) / weights if weights else None
+
+
+def whole_file_bits(report: Report) -> float | None:
+    """Bits a parameter takes over the whole result, embeddings and norms included."""
+    return 8 * report.result.bytes / report.result.params if report.result.params else None
+
+
+def schemes(report: Report) -> list[str]:
+    """Distinct (method, scheme) of the compressed layers, the most used first: "gptq int4 g64"."""
+    seen: dict[str, int] = {}
+    for layer in compressed(report):
+        label = f"{layer.method} {layer.scheme}".strip()
+        seen[label] = seen.get(label, 0) + 1
+    return sorted(seen, key=lambda label: (-seen[label], label))
+
+
+def common_prefix(first: str, second: str) -> int:
+    """Length of the shared beginning, cut back to the start of the word where they part."""
+    length = 0
+    for left, right in zip(first, second, strict=False):
+        if left != right:
+            break
+        length += 1
+    if length == len(first) == len(second):
+        return length
+    while length and not first[length - 1].isspace():
+        length -= 1
+    return length
