@@ -1,0 +1,113 @@
+"""Every change this program makes to a disk goes through these few functions.
+
+They are called as `disk.pwrite(...)`, never imported by name, so that a test can put a fault into
+any one of them.
+"""
+
+import errno
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import MappingProxyType
+
+from compress.errors import OutputError
+
+_REMEDIES: Mapping[int, str] = MappingProxyType(
+    {
+        errno.ENOSPC: "make room or choose another disk",
+        errno.EDQUOT: "make room in your quota or choose another disk",
+        errno.EFBIG: "this filesystem cannot hold so large a file; use a smaller shard size",
+        errno.EACCES: "choose a folder that you may write to",
+        errno.EPERM: "choose a folder that you may write to",
+        errno.EROFS: "choose a folder that you may write to",
+        errno.EBUSY: "it is in use or a mount point; choose a folder inside it",
+        errno.EXDEV: "it is on another filesystem than the folder above it; choose one inside it",
+    }
+)
+
+
+def open_write(path: Path) -> int:
+    """File descriptor for writing; the file is made when it is not there, never truncated."""
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+
+
+def pwrite(fd: int, data: memoryview, offset: int) -> int:
+    """Write some bytes at an offset; returns how many were taken."""
+    return os.pwrite(fd, data, offset)
+
+
+def fallocate(fd: int, size: int) -> None:
+    """Reserve `size` bytes of disk for the file, where the system can; OSError when full."""
+    if not hasattr(os, "posix_fallocate"):
+        return
+    try:
+        os.posix_fallocate(fd, 0, size)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+            raise
+
+
+def truncate(fd: int, size: int) -> None:
+    os.ftruncate(fd, size)
+
+
+def fsync(fd: int) -> None:
+    os.fsync(fd)
+
+
+def rename(source: Path, target: Path) -> None:
+    os.rename(source, target)
+
+
+def unlink(path: Path) -> None:
+    os.unlink(path)
+
+
+def mkdir(path: Path) -> None:
+    os.mkdir(path)
+
+
+def rmdir(path: Path) -> None:
+    os.rmdir(path)
+
+
+@contextmanager
+def refusing(doing: str) -> Iterator[None]:
+    """Turn an OSError into one OutputError line: `cannot DOING: reason; remedy`."""
+    try:
+        yield
+    except OSError as error:
+        remedy = _REMEDIES.get(
+            error.errno or 0, "look after the disk, then run again with --resume"
+        )
+        raise OutputError(f"cannot {doing}: {error.strerror or error}; {remedy}") from error
+
+
+def write_all(fd: int, data: memoryview, offset: int, chunk: int = 64 << 20) -> None:
+    """Write all of `data` (bytes, one dimension) at an offset, however little a call takes."""
+    done = 0
+    while done < len(data):
+        done += pwrite(fd, data[done : done + chunk], offset + done)
+
+
+def fsync_path(path: Path) -> None:
+    """fsync a file or a directory; a filesystem that cannot sync directories is left alone."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fsync(fd)
+    except OSError as error:
+        if error.errno != errno.EINVAL or not path.is_dir():
+            raise
+    finally:
+        os.close(fd)
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a file, a link (not what it points to) or a folder with all it holds."""
+    if path.is_dir() and not path.is_symlink():
+        for entry in sorted(path.iterdir()):
+            remove_tree(entry)
+        rmdir(path)
+    else:
+        unlink(path)

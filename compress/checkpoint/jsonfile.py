@@ -1,0 +1,24 @@
+"""JSON files of a checkpoint."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from compress.errors import CheckpointError
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; CheckpointError with line and column when it is not one."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
+    except json.JSONDecodeError as error:
+        raise CheckpointError(
+            f"{path}:{error.lineno}:{error.colno} is not valid JSON: {error.msg}"
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} holds a {type(value).__name__}, not an object {{...}}")
+    return value

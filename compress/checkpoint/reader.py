@@ -1,0 +1,183 @@
+"""Checkpoint: read-only view of a Hugging Face directory, streamed.
+
+Weights are read with preadv into fresh memory, never mapped: pages of a mapped file count as
+resident memory, and a file that shrinks under a mapping kills the process.
+"""
+
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from compress.checkpoint.dtypes import TORCH_DTYPES
+from compress.checkpoint.finite import find_nonfinite
+from compress.checkpoint.header import TensorInfo, read_header
+from compress.checkpoint.index import INDEX, weight_files
+from compress.checkpoint.jsonfile import read_object
+from compress.checkpoint.sidefiles import carried, skipped
+from compress.errors import CheckpointError
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Checkpoint:
+    """A checkpoint whose structure has been checked and whose weights have not been read.
+
+    path: the folder. config: config.json. tensors: name -> TensorInfo, in the order in which they
+    lie on disk. files: names of the weight files, in order.
+    """
+
+    path: Path
+    config: dict[str, Any]
+    tensors: Mapping[str, TensorInfo]
+    files: tuple[str, ...]
+
+    @classmethod
+    def open(cls, path: str | Path) -> "Checkpoint":
+        """Check the structure of a folder (headers, index, sizes) and describe it.
+
+        Raises CheckpointError, in one line, for anything that would make a later read fail.
+        """
+        folder = Path(path)
+        _require_folder(folder)
+        config = read_object(_require_config(folder))
+        files, weight_map = weight_files(folder)
+        tensors = _read_headers(folder, files)
+        if weight_map is not None:
+            _check_index(folder, weight_map, tensors)
+        return cls(folder, config, MappingProxyType(tensors), tuple(files))
+
+    def read(self, name: str, *, check_finite: bool = False) -> Tensor:
+        """A whole tensor, in fresh CPU memory and the dtype it is stored in.
+
+        check_finite: raises CheckpointError with number and place of NaN and infinity.
+        """
+        info = self.tensors[name]
+        tensor = self._load(info, 0, info.shape)
+        if check_finite and (bad := find_nonfinite(tensor)):
+            raise CheckpointError(
+                f"tensor {name!r} in {self.path / info.file} has {bad.describe()}; repair the"
+                " checkpoint or download it again"
+            )
+        return tensor
+
+    def read_rows(self, name: str, start: int, stop: int) -> Tensor:
+        """Rows start..stop of dimension 0: [stop - start, ...]."""
+        info = self.tensors[name]
+        assert 0 <= start <= stop <= info.shape[0], (name, info.shape, start, stop)
+        row = info.nbytes // max(info.shape[0], 1)
+        return self._load(info, start * row, (stop - start, *info.shape[1:]))
+
+    def _load(self, info: TensorInfo, offset: int, shape: tuple[int, ...]) -> Tensor:
+        tensor = torch.empty(shape, dtype=TORCH_DTYPES[info.dtype])
+        if tensor.numel():
+            target = tensor.reshape(-1).view(torch.uint8).numpy().data
+            _read_into(self.path / info.file, target, info.start + offset)
+        return tensor
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: info.shape for name, info in self.tensors.items()}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors, headers left out."""
+        return sum(info.nbytes for info in self.tensors.values())
+
+    @property
+    def params(self) -> int:
+        """Elements of all tensors."""
+        return sum(info.numel for info in self.tensors.values())
+
+    def sha256(self) -> str:
+        """Hash of config.json and all weight files with their names and sizes; reads them all."""
+        digest = hashlib.sha256()
+        for file in ("config.json", *self.files):
+            _hash_file(self.path / file, file, digest)
+        return digest.hexdigest()
+
+    def side_files(self) -> list[Path]:
+        """Files that go with the weights unchanged: tokenizer, chat template, licence and so on."""
+        return carried(self.path, self.files)
+
+    @property
+    def skipped_files(self) -> list[str]:
+        """Names of folders (with a slash) and files that are neither used nor carried over."""
+        return skipped(self.path, self.files)
+
+
+def _require_folder(folder: Path) -> None:
+    if folder.is_file():
+        raise CheckpointError(f"{folder} is a file; give the folder with config.json and weights")
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder} does not exist; give the folder of a checkpoint")
+
+
+def _require_config(folder: Path) -> Path:
+    path = folder / "config.json"
+    if not path.is_file():
+        raise CheckpointError(f"{folder} has no config.json; give the folder of a checkpoint")
+    return path
+
+
+def _read_headers(folder: Path, files: list[str]) -> dict[str, TensorInfo]:
+    tensors: dict[str, TensorInfo] = {}
+    for file in files:
+        for name, info in read_header(folder / file, file).items():
+            if name in tensors:
+                raise CheckpointError(
+                    f"tensor {name!r} is in both {tensors[name].file} and {file} of {folder}"
+                )
+            tensors[name] = info
+    return tensors
+
+
+def _check_index(
+    folder: Path, weight_map: Mapping[str, str], tensors: Mapping[str, TensorInfo]
+) -> None:
+    for name, file in weight_map.items():
+        if name not in tensors:
+            raise CheckpointError(
+                f"{folder / file} lacks tensor {name!r} though {INDEX} says that it is there"
+            )
+        if tensors[name].file != file:
+            raise CheckpointError(
+                f"{folder / INDEX} says that tensor {name!r} is in {file}, but it is in"
+                f" {tensors[name].file}"
+            )
+    for name, info in tensors.items():
+        if name not in weight_map:
+            raise CheckpointError(f"{folder / info.file} has tensor {name!r}, unknown to {INDEX}")
+
+
+def _read_into(path: Path, target: memoryview, offset: int) -> None:
+    """Fill `target` (bytes) from byte `offset` of a file; a call may return less than asked."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            done = 0
+            while done < len(target):
+                got = os.preadv(fd, [target[done:]], offset + done)
+                if got == 0:
+                    raise CheckpointError(f"{path} became shorter after it was opened")
+                done += got
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def _hash_file(path: Path, name: str, digest: "hashlib._Hash") -> None:
+    buffer = memoryview(bytearray(4 << 20))
+    try:
+        with path.open("rb", buffering=0) as stream:
+            digest.update(f"{name}\0{os.fstat(stream.fileno()).st_size}\0".encode())
+            while got := stream.readinto(buffer):
+                digest.update(buffer[:got])
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error

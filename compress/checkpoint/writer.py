@@ -1,0 +1,141 @@
+"""ShardWriter: safetensors files filled in any order, never readable before they are complete.
+
+The header of each file is written last, by `finish`: until then its first 8 bytes are zero and no
+reader takes it. Nothing here depends on what is in the files already, so a killed run may write
+any tensor again.
+"""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from compress.checkpoint import disk
+from compress.checkpoint.atomic import free_bytes, write_atomic
+from compress.checkpoint.dtypes import DTYPE_CODES
+from compress.checkpoint.finite import find_nonfinite
+from compress.checkpoint.index import INDEX
+from compress.checkpoint.layout import ShardFile, ShardLayout
+from compress.errors import OutputError
+
+
+class ShardWriter:
+    """Writes the tensors of a layout into a folder; make one with `create` or `reopen`."""
+
+    def __init__(self, folder: Path, layout: ShardLayout) -> None:
+        self.folder = folder
+        self.layout = layout
+        self.written: set[str] = set()
+
+    @classmethod
+    def create(cls, folder: str | Path, layout: ShardLayout) -> "ShardWriter":
+        """Reserve the files; OutputError when the disk has no room for all of them.
+
+        May be repeated over the files of a run that was killed: what they hold is kept.
+        """
+        folder = Path(folder)
+        _require_space(folder, layout)
+        for file in layout.files:
+            with disk.refusing(f"reserve {file.size} bytes for {folder / file.name}"):
+                _reserve(folder / file.name, file.size)
+        with disk.refusing(f"write to {folder}"):
+            disk.fsync_path(folder)
+        return cls(folder, layout)
+
+    @classmethod
+    def reopen(cls, folder: str | Path, layout: ShardLayout) -> "ShardWriter":
+        """Go on with the files that `create` made; OutputError when they are not those."""
+        folder = Path(folder)
+        for file in layout.files:
+            path = folder / file.name
+            found = path.stat().st_size if path.is_file() else None
+            if found != file.size:
+                state = "is missing" if found is None else f"has {found} bytes"
+                raise OutputError(
+                    f"cannot resume: {path} {state}, expected {file.size} bytes; remove {folder}"
+                    " and start again"
+                )
+        return cls(folder, layout)
+
+    def write(self, name: str, tensor: Tensor, *, check_finite: bool = False) -> None:
+        """Put a tensor (any device, strides) at its place; dtype and shape must be the layout's.
+
+        check_finite: raises OutputError with number and place of NaN and infinity.
+        """
+        info = self.layout.tensors[name]
+        found = (DTYPE_CODES.get(tensor.dtype), tuple(tensor.shape))
+        assert found == (info.dtype, info.shape), f"{name}: {found} does not fit {info}"
+        if check_finite and (bad := find_nonfinite(tensor)):
+            raise OutputError(
+                f"result tensor {name!r} has {bad.describe()}: the computation overflowed; run again"
+                " with --dtype float32"
+            )
+        if info.nbytes:
+            flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+            self._put(info.file, flat.numpy().data, info.start)
+        self.written.add(name)
+
+    def flush(self, names: Iterable[str]) -> None:
+        """Force the files that hold these tensors to the disk."""
+        for file in sorted({self.layout.tensors[name].file for name in names}):
+            with disk.refusing(f"write {self.folder / file}"):
+                disk.fsync_path(self.folder / file)
+
+    def finish(self, written: Iterable[str] = ()) -> None:
+        """Write headers and index and force all to the disk; may be repeated.
+
+        written: tensors that an earlier, killed process wrote and flushed. Every tensor of the
+        layout must have been written, by it or by this writer.
+        """
+        missing = self.layout.tensors.keys() - self.written - set(written)
+        assert not missing, f"never written: {sorted(missing)[:5]}"
+        for file in self.layout.files:
+            self._seal(file)
+        index = self.layout.index()
+        if index is not None:
+            write_atomic(self.folder / INDEX, index)
+        with disk.refusing(f"write to {self.folder}"):
+            disk.fsync_path(self.folder)
+
+    def _seal(self, file: ShardFile) -> None:
+        # Values first: a header on the disk then always stands before values that are there too.
+        with disk.refusing(f"write {self.folder / file.name}"):
+            disk.fsync_path(self.folder / file.name)
+        self._put(file.name, memoryview(file.header), 0)
+        with disk.refusing(f"write {self.folder / file.name}"):
+            disk.fsync_path(self.folder / file.name)
+
+    def _put(self, file: str, data: memoryview, offset: int) -> None:
+        with disk.refusing(f"write {self.folder / file}"):
+            fd = disk.open_write(self.folder / file)
+            try:
+                disk.write_all(fd, data, offset)
+            finally:
+                os.close(fd)
+
+
+def _require_space(folder: Path, layout: ShardLayout) -> None:
+    """What the files do not have yet must fit into the free space."""
+    present = sum(_allocated(folder / file.name, file.size) for file in layout.files)
+    needed, free = layout.total_bytes - present, free_bytes(folder)
+    if needed > free:
+        raise OutputError(
+            f"not enough disk space in {folder}: {needed} bytes are needed, {free} are free;"
+            " make room or choose another disk"
+        )
+
+
+def _allocated(path: Path, size: int) -> int:
+    return min(path.stat().st_blocks * 512, size) if path.is_file() else 0
+
+
+def _reserve(path: Path, size: int) -> None:
+    fd = disk.open_write(path)
+    try:
+        disk.truncate(fd, size)
+        disk.fallocate(fd, size)
+        disk.fsync(fd)
+    finally:
+        os.close(fd)
