@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from compress_calibration.config import DEFAULT_SEPARATOR, SourceConfig, SourceKind
-
 from compress.errors import RecipeError
+from compress_calibration.config import DEFAULT_SEPARATOR, SourceConfig, SourceKind
 
 # Longer windows cost quadratic attention and change perplexity little; a recipe may ask for more.
 DEFAULT_WINDOW_CAP = 2048
