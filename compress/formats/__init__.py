@@ -1,0 +1,64 @@
+"""Checkpoint codecs: how a QuantizedTensor is laid out in a file that other runtimes read."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from torch import Tensor
+
+from compress.arch.spec import DecoderSpec
+from compress.formats import compressed_tensors, ct_config, dense
+from compress.formats.detect import detect
+from compress.formats.runtimes import Verdict, runtimes
+from compress.formats.weights import Weights, logical_shapes, open_weights
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """One way to write a compressed model.
+
+    layout(name, (n, k), scheme, scale_dtype_code, *, act_order=False, transposed=False): exact
+        (name, dtype code, shape) of what `encode` returns, known before any work.
+    encode(name, tensor, *, transposed=False): the tensors to write for one weight.
+    config(spec, shapes, schemes, *, with_g_idx=()): the quantization_config, None without one.
+    """
+
+    name: str
+    layout: Callable[..., list[compressed_tensors.Entry]]
+    encode: Callable[..., dict[str, Tensor]]
+    config: Callable[..., dict[str, Any] | None]
+
+
+def _no_config(
+    spec: DecoderSpec,
+    shapes: Mapping[str, tuple[int, ...]],
+    schemes: Mapping[str, object],
+    *,
+    with_g_idx: object = (),
+) -> None:
+    """A dense checkpoint needs no word to its loader."""
+
+
+FORMATS: Mapping[str, Format] = MappingProxyType(
+    {
+        "compressed-tensors": Format(
+            compressed_tensors.NAME,
+            compressed_tensors.layout,
+            compressed_tensors.encode,
+            ct_config.quantization_config,
+        ),
+        "dense": Format(dense.NAME, dense.layout, dense.encode, _no_config),
+    }
+)
+
+__all__ = [
+    "FORMATS",
+    "Format",
+    "Verdict",
+    "Weights",
+    "detect",
+    "logical_shapes",
+    "open_weights",
+    "runtimes",
+]

@@ -1,0 +1,33 @@
+"""Dense: the dequantized weight under its own name, for loaders that take nothing else.
+
+The file is as large as the source; what it shows is the quality of the scheme. Rounding happens
+once, from the exact (code - zero) * scale in fp32 to the dtype of the source.
+"""
+
+from torch import Tensor
+
+from compress.quant.scheme import QuantScheme
+from compress.quant.tensor import QuantizedTensor
+
+NAME = "dense"
+
+Entry = tuple[str, str, tuple[int, ...]]  # name, safetensors dtype code, shape
+
+
+def layout(
+    name: str,
+    shape: tuple[int, int],
+    scheme: QuantScheme,
+    scale_dtype: str,
+    *,
+    act_order: bool = False,
+    transposed: bool = False,
+) -> list[Entry]:
+    """One tensor, in the source's dtype (which the scales share) and order on disk."""
+    return [(name, scale_dtype, shape[::-1] if transposed else shape)]
+
+
+def encode(name: str, tensor: QuantizedTensor, *, transposed: bool = False) -> dict[str, Tensor]:
+    """The dequantized weight [N, K], or [K, N] when the source stores it transposed."""
+    weight = tensor.dequantize(tensor.scale.dtype)
+    return {name: weight.t().contiguous() if transposed else weight}

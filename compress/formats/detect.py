@@ -1,0 +1,56 @@
+"""Which quantization format a checkpoint is in, by its config and by its tensors' names."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+# Tensor name endings that betray a format when the config says nothing, most telling first.
+_ENDINGS = (
+    (".weight_packed", "compressed-tensors"),
+    (".SCB", "bitsandbytes"),
+    (".quant_state.bitsandbytes__nf4", "bitsandbytes"),
+    (".quant_state.bitsandbytes__fp4", "bitsandbytes"),
+    (".weight_scale_inv", "fp8"),
+    (".weight_scale_2", "modelopt"),
+    (".qweight", "gptq or awq"),
+    ("_blocks", "mxfp4"),
+    (".weight_scale", "an unnamed format with weight_scale tensors"),
+)
+# A tensor that must be there as well, for an ending that means something only in company.
+_COMPANION = {"_blocks": "_scales"}
+
+
+def detect(config: Mapping[str, Any], tensors: Iterable[str]) -> str | None:
+    """Name of the format, in the spelling of `quant_method`; None for a checkpoint that is dense.
+
+    "compressed-tensors", "gptq", "awq", "bitsandbytes", "fp8", "modelopt", "mxfp4" and so on. The
+    config wins; without one, the names of the tensors decide.
+    """
+    text = config.get("text_config")
+    for place in (config, text if isinstance(text, Mapping) else {}):
+        for key in ("quantization_config", "compression_config"):
+            block = place.get(key)
+            if isinstance(block, Mapping) and block:
+                return _method(block)
+    return _by_names(frozenset(tensors))
+
+
+def _method(block: Mapping[str, Any]) -> str:
+    method = block.get("quant_method")
+    if method:
+        return str(method).lower()
+    if block.get("load_in_8bit") or block.get("load_in_4bit"):
+        return "bitsandbytes"
+    if "quant_algo" in block or "quantization" in block:
+        return "modelopt"
+    return "compressed-tensors" if "config_groups" in block else "an unnamed format"
+
+
+def _by_names(names: frozenset[str]) -> str | None:
+    for ending, method in _ENDINGS:
+        companion = _COMPANION.get(ending)
+        for name in names:
+            if name.endswith(ending) and (
+                companion is None or name.removesuffix(ending) + companion in names
+            ):
+                return method
+    return None

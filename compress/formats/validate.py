@@ -1,0 +1,139 @@
+"""Check a written checkpoint against what was meant to be written, before it is published.
+
+A second reading by other means: names, dtypes and shapes from the headers on disk, scales by value,
+the quantization_config as a loader would match it. Problems come back as lines; an empty list
+means that the checkpoint keeps its promises.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from compress.arch.spec import DecoderSpec
+from compress.checkpoint.header import TensorInfo
+from compress.checkpoint.reader import Checkpoint
+from compress.formats import compressed_tensors, dense
+from compress.formats.compressed_tensors import Entry
+from compress.formats.ct_config import parse
+from compress.formats.detect import detect
+from compress.quant.scheme import QuantScheme
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What a checkpoint should hold.
+
+    source: tensors of the original. schemes: of every quantized tensor, by its original name.
+    fmt: a key of FORMATS. with_g_idx: tensors that carry a g_idx.
+    """
+
+    source: Mapping[str, TensorInfo]
+    spec: DecoderSpec
+    schemes: Mapping[str, QuantScheme]
+    fmt: str
+    with_g_idx: frozenset[str] = frozenset()
+
+    def entries(self) -> list[Entry]:
+        """Name, dtype code and shape of every tensor of the result, in the source's order."""
+        linears = {linear.tensor: linear for linear in self.spec.linears()}
+        layout = dense.layout if self.fmt == dense.NAME else compressed_tensors.layout
+        found: list[Entry] = []
+        for name, info in self.source.items():
+            if name not in self.schemes:
+                found.append((name, info.dtype, info.shape))
+                continue
+            linear = linears[name]
+            found += layout(
+                name,
+                linear.shape,
+                self.schemes[name],
+                info.dtype,
+                act_order=name in self.with_g_idx,
+                transposed=linear.transposed,
+            )
+        return found
+
+
+def validate(checkpoint: Checkpoint, expected: Expected) -> list[str]:
+    """Problems of a written checkpoint, one line each; none when it is as expected.
+
+    Checked: every source tensor is there under its own name or as the parts of its scheme and
+    nothing else is; dtypes and shapes; scales finite and positive; weight_shape and g_idx values;
+    what quantization_config says of every linear, and that fused ones (q/k/v; gate/up) agree.
+    """
+    problems = list(_coverage(checkpoint, expected.entries()))
+    if problems:
+        return problems  # values of missing or misshapen tensors cannot be read
+    problems += _values(checkpoint, expected)
+    return problems + list(_config(checkpoint, expected))
+
+
+def _coverage(checkpoint: Checkpoint, entries: list[Entry]) -> Iterator[str]:
+    names = {name for name, _, _ in entries}
+    for name in checkpoint.tensors:
+        if name not in names:
+            yield f"tensor {name} was written but belongs to nothing"
+    for name, dtype, shape in entries:
+        info = checkpoint.tensors.get(name)
+        if info is None:
+            yield f"tensor {name} is missing"
+        elif (info.dtype, info.shape) != (dtype, shape):
+            yield (
+                f"tensor {name} is {info.dtype} {list(info.shape)} instead of {dtype} {list(shape)}"
+            )
+
+
+def _values(checkpoint: Checkpoint, expected: Expected) -> Iterator[str]:
+    if expected.fmt == dense.NAME:
+        return
+    linears = {linear.tensor: linear for linear in expected.spec.linears()}
+    for name, scheme in expected.schemes.items():
+        module = compressed_tensors.module_of(name)
+        scale = checkpoint.read(f"{module}.weight_scale").float()
+        if not bool(torch.isfinite(scale).all() & (scale > 0).all()):
+            yield f"tensor {module}.weight_scale has scales that are not finite and positive"
+        shape = linears[name].shape
+        if compressed_tensors.is_packed(scheme):
+            stored = tuple(int(v) for v in checkpoint.read(f"{module}.weight_shape"))
+            if stored != shape:
+                yield f"tensor {module}.weight_shape holds {list(stored)}, not {list(shape)}"
+        if name in expected.with_g_idx:
+            g_idx = checkpoint.read(f"{module}.weight_g_idx")
+            if int(g_idx.min()) < 0 or int(g_idx.max()) >= scheme.groups(shape[1]):
+                yield f"tensor {module}.weight_g_idx names a group that has no scale"
+
+
+def _config(checkpoint: Checkpoint, expected: Expected) -> Iterator[str]:
+    method = detect(checkpoint.config, ())
+    quantizes = bool(expected.schemes) and expected.fmt != dense.NAME
+    if not quantizes:
+        if method is not None:
+            yield f"config.json names the quantization {method!r} but every weight is dense"
+        return
+    if method != compressed_tensors.NAME:
+        yield f"config.json names the quantization {method!r}, not {compressed_tensors.NAME!r}"
+        return
+    schemes = parse(checkpoint.config)
+    fused: dict[tuple[int, str], QuantScheme | None] = {}
+    for block in expected.spec.blocks:
+        for linear in block.linears:
+            want = expected.schemes.get(linear.tensor)
+            got = schemes.scheme(linear.name)
+            if got != want:
+                yield f"{linear.name}: quantization_config says {_say(got)}, stored is {_say(want)}"
+            if linear.fused is None:
+                continue
+            other = fused.setdefault((block.index, linear.fused), want)
+            if other != want:
+                yield (
+                    f"{linear.name} is {_say(want)} while another part of the matrix that runtimes"
+                    f" fuse it into is {_say(other)}; vLLM refuses that"
+                )
+    head = "lm_head" if expected.spec.head is None else None
+    if head is not None and schemes.scheme(head) is not None:
+        yield f"{head}: quantization_config does not ignore it, but it is tied to the embedding"
+
+
+def _say(scheme: QuantScheme | None) -> str:
+    return "not quantized" if scheme is None else scheme.describe()

@@ -1,0 +1,68 @@
+"""Dense bit packing: signed codes of 2 to 8 bits in int32 words.
+
+A code is stored as code + 2^(bits-1), so unsigned; code i of a row occupies bits i * bits and up of
+one long little-endian bit string, cut into 32-bit words. Codes straddle words when bits does not
+divide 32. This is compressed-tensors' layout (all versions for 2, 4 and 8 bits; 0.18 and later for
+3, 5, 6 and 7, which older ones padded to whole codes a word).
+
+Both directions rest on one fact: 8 codes fill exactly `bits` bytes. So 8 codes at a time are
+gathered in an int64 and its low bytes are taken, with no loop over words.
+"""
+
+import torch
+from torch import Tensor
+
+
+def words_for(count: int, bits: int) -> int:
+    """int32 words that `count` codes of `bits` bits take."""
+    return -(-count * bits // 32)
+
+
+def pack(codes: Tensor, bits: int) -> Tensor:
+    """int8 codes [rows, count] in [-2^(bits-1), 2^(bits-1) - 1] -> int32 [rows, words_for(count)].
+
+    Bits past the last code are zero.
+    """
+    assert codes.dtype == torch.int8
+    assert codes.dim() == 2
+    assert 2 <= bits <= 8
+    rows, count = codes.shape
+    offset = 1 << (bits - 1)
+    unsigned = codes.contiguous().view(torch.uint8) + offset  # wraps: -offset -> 0
+    assert count == 0 or bits == 8 or int(unsigned.max()) < 2 * offset, "a code is out of range"
+    octets = -(-count // 8)
+    padded = _padded(unsigned, octets * 8).view(rows, octets, 8)
+    string = torch.zeros(rows, octets, dtype=torch.int64, device=codes.device)
+    for i in range(8):
+        string |= padded[:, :, i].to(torch.int64) << (i * bits)
+    # string: [rows, octets, 8 bytes], of which the low `bits` bytes are used
+    used = string.unsqueeze(-1).view(torch.uint8)[:, :, :bits].reshape(rows, octets * bits)
+    words = words_for(count, bits)
+    return _padded(used, words * 4).contiguous().view(torch.int32)
+
+
+def unpack(words: Tensor, bits: int, count: int) -> Tensor:
+    """Inverse of `pack`: int32 [rows, words_for(count)] -> int8 codes [rows, count]."""
+    assert words.dtype == torch.int32
+    assert words.dim() == 2
+    assert 2 <= bits <= 8
+    rows = words.shape[0]
+    assert words.shape[1] == words_for(count, bits), "words do not hold that many codes"
+    octets = -(-count // 8)
+    stream = _padded(words.contiguous().view(torch.uint8), octets * bits)
+    groups = torch.zeros(rows, octets, 8, dtype=torch.uint8, device=words.device)
+    groups[:, :, :bits] = stream.view(rows, octets, bits)
+    string = groups.view(torch.int64).squeeze(-1)  # string: [rows, octets]
+    mask, offset = (1 << bits) - 1, 1 << (bits - 1)
+    codes = torch.empty(rows, octets, 8, dtype=torch.uint8, device=words.device)
+    for i in range(8):
+        codes[:, :, i] = ((string >> (i * bits)) & mask).to(torch.uint8)
+    codes -= offset  # wraps: 0 -> -offset
+    return codes.view(rows, octets * 8)[:, :count].contiguous().view(torch.int8)
+
+
+def _padded(data: Tensor, width: int) -> Tensor:
+    """data [rows, n] cut or zero-filled on the right to [rows, width]."""
+    if data.shape[1] >= width:
+        return data[:, :width].contiguous()
+    return torch.nn.functional.pad(data, (0, width - data.shape[1]))

@@ -1,0 +1,117 @@
+"""Write a compressed checkpoint with plain rounding: what codec and loader tests start from."""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from compress.arch.describe import describe
+from compress.arch.spec import DecoderSpec, LinearSpec
+from compress.formats import FORMATS
+from compress.quant.scheme import QuantScheme
+from compress.quant.tensor import QuantizedTensor
+
+Choose = Callable[[LinearSpec], QuantScheme | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Compressed:
+    """folder: the checkpoint. quantized: by tensor name. spec and source: of the original."""
+
+    folder: Path
+    quantized: dict[str, QuantizedTensor]
+    spec: DecoderSpec
+    source: dict[str, Tensor]
+
+    def reference(self) -> dict[str, Tensor]:
+        """State dict of the original with our dequantized weights in it, in fp32."""
+        state = {name: tensor.float() for name, tensor in self.source.items()}
+        transposed = {x.tensor for x in self.spec.linears() if x.transposed}
+        for name, tensor in self.quantized.items():
+            weight = tensor.dequantize()
+            state[name] = weight.t().contiguous() if name in transposed else weight
+        return state
+
+
+def round_weight(
+    weight: Tensor, scheme: QuantScheme, *, act_order: bool = False, seed: int = 0
+) -> QuantizedTensor:
+    """Nearest codes of weight [N, K] under minmax scales; act_order shuffles the groups."""
+    k = weight.shape[1]
+    step = scheme.columns_per_scale(k)
+    groups = torch.arange(k) // step
+    if act_order:
+        groups = groups[torch.randperm(k, generator=torch.Generator().manual_seed(seed))]
+    w = weight.float()
+    flat = scheme.granularity == "tensor"
+    scales, zeros = [], []
+    for g in range(scheme.groups(k)):
+        piece = w.reshape(1, -1) if flat else w[:, groups == g]
+        scale, zero = _minmax(piece, scheme, weight.dtype)
+        scales.append(scale)
+        zeros.append(zero)
+    scale, zero = torch.stack(scales, 1), torch.stack(zeros, 1)
+    codes = (w / scale.float()[:, groups]).round() + zero.float()[:, groups]
+    codes = codes.clamp(scheme.code_min, scheme.code_max).to(torch.int8)
+    return QuantizedTensor(
+        codes,
+        scale,
+        None if scheme.symmetric else zero,
+        groups.to(torch.int32) if act_order else None,
+        scheme,
+    )
+
+
+def write(
+    source: Path,
+    folder: Path,
+    choose: QuantScheme | Choose,
+    *,
+    fmt: str = "compressed-tensors",
+    act_order: bool = False,
+) -> Compressed:
+    """Quantize the linears that `choose` gives a scheme (never a router) and write everything."""
+    config = json.loads((source / "config.json").read_text())
+    tensors = load_file(source / "model.safetensors")
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    spec = describe(config, shapes)
+    output, quantized = dict(tensors), {}
+    codec = FORMATS[fmt]
+    for linear in spec.linears():
+        scheme = choose if isinstance(choose, QuantScheme) else choose(linear)
+        if scheme is None or linear.role == "router":
+            continue
+        weight = output.pop(linear.tensor)
+        weight = weight.t().contiguous() if linear.transposed else weight
+        rounded = round_weight(weight, scheme, act_order=act_order)
+        quantized[linear.tensor] = rounded
+        output |= codec.encode(linear.tensor, rounded, transposed=linear.transposed)
+    schemes = {name: tensor.scheme for name, tensor in quantized.items()}
+    block = codec.config(spec, shapes, schemes, with_g_idx=schemes if act_order else ())
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in source.iterdir():
+        if file.suffix == ".json" and file.name != "config.json":
+            shutil.copy(file, folder)
+    save_file(output, folder / "model.safetensors", metadata={"format": "pt"})
+    config = {**config, "quantization_config": block} if block else config
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
+    return Compressed(folder, quantized, spec, tensors)
+
+
+def _minmax(piece: Tensor, scheme: QuantScheme, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Scale in `dtype` and int8 zero of every row of piece [N, g]."""
+    steps = scheme.code_max - scheme.code_min
+    if scheme.symmetric:
+        scale = (piece.abs().amax(1) / (steps / 2)).to(dtype)
+        scale[scale == 0] = 1
+        return scale, torch.zeros_like(scale, dtype=torch.int8)
+    low, high = piece.amin(1).clamp(max=0), piece.amax(1).clamp(min=0)
+    scale = ((high - low) / steps).to(dtype)
+    scale[scale == 0] = 1
+    zero = (scheme.code_min - low / scale.float()).round()
+    return scale, zero.clamp(scheme.code_min, scheme.code_max).to(torch.int8)
