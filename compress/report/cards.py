@@ -66,12 +66,12 @@ def _bits(report: Report) -> Html:
     before, whole = bits_before(report), whole_file_bits(report)
     under = "of the compressed linears, scales included"
     if whole is not None:
-        under = f"compressed linears; {units.significant(whole)} over the whole model"
+        under = f"compressed linears; {units.trimmed(whole)} over the whole model"
     return _card(
         "Bits per weight",
-        units.significant(report.result.bits_per_weight),
+        units.trimmed(report.result.bits_per_weight),
         under,
-        None if before is None else units.significant(before),
+        None if before is None else units.trimmed(before),
     )
 
 

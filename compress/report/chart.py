@@ -146,13 +146,9 @@ def _grid(scale: Scale) -> Html:
     for tick in ticks(scale):
         y = f"{scale.y(tick):.1f}"
         parts.append(el("line", x1=LEFT, x2=WIDTH - RIGHT, y1=y, y2=y, class_="grid"))
-        shown = units.significant(tick, 2) if tick else "0"
-        parts.append(el("text", _trim(shown), x=LEFT - 10, y=y, dy="0.32em", text_anchor="end"))
+        shown = units.trimmed(tick, 2)
+        parts.append(el("text", shown, x=LEFT - 10, y=y, dy="0.32em", text_anchor="end"))
     return join(parts)
-
-
-def _trim(shown: str) -> str:
-    return shown.rstrip("0").rstrip(".") if "." in shown else shown
 
 
 def _blocks(blocks: list[int]) -> Html:

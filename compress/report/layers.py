@@ -9,6 +9,7 @@ from compress.report.schema import Layer, Report
 
 # Above this many rows the experts of a block share one; the page would take seconds to open.
 MANY_LAYERS = 2000
+_REASONS = 8
 
 _COLUMNS = [
     Column("Layer"),
@@ -40,9 +41,32 @@ def layers(report: Report) -> Html | None:
     for group in groups:
         row = _row([layer for _, layer in group])
         rows.append([Cell(group[0][0]), *row] if several else row)
-    return section(
-        "layers", "Layers", table("Layers", columns, rows, kind="sortable tall"), note=note
-    )
+    grid = table("Layers", columns, rows, kind="sortable tall")
+    return section("layers", "Layers", _exceptions(report.layers), grid, note=note)
+
+
+def _exceptions(every: tuple[Layer, ...]) -> Html | None:
+    """What did not go as asked, by reason, so that nobody has to search the table for it."""
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for layer in every:
+        if layer.skipped_reason is not None:
+            reasons.setdefault(("skipped", layer.skipped_reason), []).append(layer.name)
+        elif layer.kept_reason is not None:
+            key = (f"kept {layer.method}", layer.kept_reason)
+            reasons.setdefault(key, []).append(layer.name)
+    lines = [_exception(*key, names) for key, names in list(reasons.items())[:_REASONS]]
+    if len(reasons) > _REASONS:
+        more = sum(len(names) for names in list(reasons.values())[_REASONS:])
+        lines.append(
+            el("li", f"{units.whole(more)} more, for other reasons: see the table's notes")
+        )
+    return el("ul", *lines, class_="exceptions") if lines else None
+
+
+def _exception(fate: str, reason: str, names: list[str]) -> Html:
+    shown = names[0] if len(names) == 1 else f"{names[0]} and {units.whole(len(names) - 1)} more"
+    kind = "skipped" if fate == "skipped" else "kept"
+    return el("li", el("b", fate), " ", el("code", shown), f": {reason}", class_=kind)
 
 
 def _count(every: tuple[Layer, ...]) -> str:
@@ -70,17 +94,18 @@ def _row(group: list[Layer]) -> list[Cell]:
     first = group[0]
     before, after = sum(x.bytes_before for x in group), sum(x.bytes_after for x in group)
     note, kind = _note(first)
+    damping = _mean([x.damping for x in group])
     bits = sum(x.bits_per_weight for x in group) / len(group)
     return [
         Cell(_name(group), class_=kind),
         Cell(first.method or units.MISSING),
         Cell(first.scheme or units.MISSING),
-        number(bits),
+        number(bits, units.trimmed(bits)),
         number(before, units.size(before)),
         number(after, units.size(after)),
         number(_mean([x.error for x in group])),
         _tokens(group),
-        number(_mean([x.damping for x in group])),
+        number(damping, None if damping is None else units.trimmed(damping)),
         Cell(note, class_=kind),
     ]
 

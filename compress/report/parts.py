@@ -36,7 +36,7 @@ def table(label: str, columns: list[Column], rows: list[list[Cell]], kind: str =
     head = el("tr", join([_heading(column) for column in columns]))
     body = [_row(columns, cells) for cells in rows]
     grid = el("table", el("thead", head), el("tbody", join(body)), class_=kind or None)
-    wide = f"scroll {kind}".strip()
+    wide = f"scroll {kind}".strip() + (" narrow" if len(columns) <= 4 else "")
     return el("div", grid, class_=wide, role="region", aria_label=label, tabindex=0)
 
 
@@ -107,5 +107,5 @@ def scalar(key: str, value: Any) -> str:
             return units.duration(value)
         if unit == "seed":
             return str(value)
-        return units.whole(value) if isinstance(value, int) else units.significant(value, 4)
+        return units.whole(value) if isinstance(value, int) else units.trimmed(value, 4)
     return str(value)

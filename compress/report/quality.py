@@ -83,12 +83,14 @@ def samples(report: Report) -> Html:
 
 
 def _sample(sample: Sample) -> Html:
-    cut = common_prefix(sample.source, sample.result)
+    # The space between the prompt and its continuation would look like an indent here.
+    before, after = sample.source.lstrip(" "), sample.result.lstrip(" ")
+    cut = common_prefix(before, after)
     return el(
         "article",
         el("p", el("b", "Prompt"), sample.prompt or "(empty)", class_="prompt"),
-        _side("Before", sample.source, cut),
-        _side("After", sample.result, cut),
+        _side("Before", before, cut),
+        _side("After", after, cut),
         class_="sample",
     )
 

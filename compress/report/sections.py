@@ -154,17 +154,17 @@ def _moment(text: str) -> str:
 def copied(report: Report) -> Html | None:
     """Tensors and files that the run did not touch, folded away."""
     lists = [
-        ("tensors copied unchanged", report.copied_tensors),
-        ("files copied", report.copied_files),
-        ("files left behind", report.skipped_files),
+        ("tensor", "copied unchanged", report.copied_tensors),
+        ("file", "copied", report.copied_files),
+        ("file", "left behind", report.skipped_files),
     ]
     shown = [
         el(
             "details",
-            el("summary", f"{units.whole(len(names))} {title}"),
+            el("summary", f"{units.whole(len(names))} {noun}{'s'[: len(names) != 1]} {fate}"),
             el("ul", *[el("li", el("code", name)) for name in names], class_="names"),
         )
-        for title, names in lists
+        for noun, fate, names in lists
         if names
     ]
     return section("copied", "Carried over", *shown) if shown else None

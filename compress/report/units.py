@@ -30,6 +30,16 @@ def count(number: float) -> str:
     return _scaled(number, _COUNT_UNITS, "")
 
 
+def trimmed(value: float, digits: int = 3) -> str:
+    """Like `significant`, without zeros at the end: "16", "4.25", "0.5"."""
+    shown = significant(value, digits)
+    whole_part, dot, places = shown.partition(".")
+    if not dot or not places.isdigit():
+        return shown
+    places = places.rstrip("0")
+    return f"{whole_part}.{places}" if places else whole_part
+
+
 def _scaled(value: float, units: tuple[str, ...], gap: str) -> str:
     step = 0
     while step < len(units) - 1 and float(f"{abs(value) / 1000**step:.2e}") >= 1000:

@@ -1,0 +1,163 @@
+"""The end of a run in the terminal: plain text, 80 columns, no colours."""
+
+import unicodedata
+from pathlib import Path
+
+from compress.report import units
+from compress.report.schema import Report, Sample
+from compress.report.summary import bits_before, headline, model_name, perplexity, schemes
+
+COLUMNS = 80
+_LABEL, _VALUE = 20, 12
+_SAMPLE_LINES = 4
+_INDENT = 10
+
+Row = tuple[str, str, str, str]  # name, before, after, remark
+
+
+def render_table(report: Report, page: str | Path | None = None) -> str:
+    """What the run did: headline numbers, one sample, and the path of the page if there is one.
+
+    Lines have 80 cells at most, except that a path is never broken: it is there to be copied.
+    """
+    head = [_cut(f"{_clean(model_name(report))}: {_clean(report.recipe.name)}")]
+    used = schemes(report)
+    if used:
+        more = f" and {len(used) - 1} more" if len(used) > 1 else ""
+        head.append(_cut(f"{_clean(used[0])}{more}"))
+    lines = [*head, "", _line(("", "before", "after", "")), "-" * COLUMNS]
+    lines += [_line(row) for row in _rows(report)]
+    for warning in report.warnings:
+        lines += ["", *_labelled("Warning", _wrap(_clean(warning), COLUMNS - _INDENT))]
+    if report.samples:
+        lines += ["", *_sample(report.samples[0])]
+    if page is not None:
+        lines += ["", "Report", f"  {_clean(str(page))}"]
+    return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+def _rows(report: Report) -> list[Row]:
+    before, after = report.source.bytes, report.result.bytes
+    bits = bits_before(report)
+    rows = [
+        ("Size", units.size(before), units.size(after), units.smaller(before, after)),
+        (
+            "Bits per weight",
+            units.MISSING if bits is None else units.trimmed(bits),
+            units.trimmed(report.result.bits_per_weight),
+            "compressed linears, with scales",
+        ),
+        *_quality(report),
+        ("Time", "", units.duration(report.seconds), _stages(report)),
+        ("Peak memory", "", units.size(report.peak_rss_bytes), ""),
+    ]
+    if report.peak_gpu_bytes is not None:
+        rows.append(("Peak GPU memory", "", units.size(report.peak_gpu_bytes), ""))
+    return rows
+
+
+def _quality(report: Report) -> list[Row]:
+    text = headline(report)
+    if text is None:
+        return [("Perplexity", "", units.MISSING, "not evaluated")]
+    change = perplexity(text)
+    source = units.MISSING if text.ppl_source is None else units.significant(text.ppl_source, 4)
+    moved = "" if change.relative is None else f"{units.deviation(change.relative)}, "
+    result = units.significant(text.ppl_result, 4)
+    rows = [("Perplexity", source, result, f"{moved}on {_clean(text.name)}")]
+    if text.kl is not None:
+        rows.append(("KL divergence", "", units.significant(text.kl), "nats a token"))
+    if text.top1_agreement is not None:
+        share = units.percent(text.top1_agreement)
+        rows.append(("Top-1 agreement", "", share, "same token ranked first"))
+    return rows
+
+
+def _stages(report: Report) -> str:
+    longest = sorted(report.stages, key=lambda stage: -stage.seconds)[:2]
+    return ", ".join(f"{_clean(s.name)} {units.duration(s.seconds)}" for s in longest)
+
+
+def _line(row: Row) -> str:
+    name, before, after, remark = row
+    cells = _pad(name, _LABEL) + _pad(before, _VALUE, left=False) + _pad(after, _VALUE, left=False)
+    return _cut(f"{cells}   {remark}")
+
+
+def _sample(sample: Sample) -> list[str]:
+    texts = (("Prompt", sample.prompt), ("Before", sample.source), ("After", sample.result))
+    return [line for name, text in texts for line in _labelled(name, _shortened(text))]
+
+
+def _shortened(text: str) -> list[str]:
+    lines = _wrap(_clean(text), COLUMNS - _INDENT)
+    if len(lines) > _SAMPLE_LINES:
+        last = _cut(lines[_SAMPLE_LINES - 1], COLUMNS - _INDENT - 4)
+        return [*lines[: _SAMPLE_LINES - 1], last.removesuffix("...").rstrip() + " ..."]
+    return lines
+
+
+def _labelled(name: str, lines: list[str]) -> list[str]:
+    return [_pad("" if place else name, _INDENT) + line for place, line in enumerate(lines)]
+
+
+def _clean(text: str) -> str:
+    """One line of printable characters: an escape sequence in a model's text stays harmless."""
+    shown = (c if c.isprintable() else " " if c.isspace() else "�" for c in text)
+    return " ".join("".join(shown).split())
+
+
+def _cells(text: str) -> int:
+    """Terminal cells that `text` takes."""
+    return sum(_cell(c) for c in text)
+
+
+def _cell(character: str) -> int:
+    if unicodedata.combining(character):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+
+
+def _pad(text: str, cells: int, *, left: bool = True) -> str:
+    space = " " * max(0, cells - _cells(text))
+    return text + space if left else space + text
+
+
+def _cut(text: str, cells: int = COLUMNS) -> str:
+    """`text`, shortened with dots when it takes more cells."""
+    if _cells(text) <= cells:
+        return text
+    room, kept = cells - 3, ""
+    for character in text:
+        room -= _cell(character)
+        if room < 0:
+            break
+        kept += character
+    return kept.rstrip() + "..."
+
+
+def _wrap(text: str, cells: int) -> list[str]:
+    """Lines of at most `cells`, broken at spaces where there are any."""
+    lines, line = [], ""
+    for word in text.split(" "):
+        joined = f"{line} {word}" if line else word
+        if _cells(joined) <= cells:
+            line = joined
+            continue
+        if line:
+            lines.append(line)
+        while _cells(word) > cells:
+            piece = _fit(word, cells)
+            lines.append(piece)
+            word = word[len(piece) :]
+        line = word
+    return [*lines, line]
+
+
+def _fit(word: str, cells: int) -> str:
+    used = 0
+    for place, character in enumerate(word):
+        used += _cell(character)
+        if used > cells:
+            return word[:place]
+    return word
