@@ -182,6 +182,7 @@ def read_dataset(source: SourceConfig, tokenizer: Tokenizer, rng: Random | None)
     for path in source_files(source):
         data = _load_folder(path, source.split)
         name = pick_field(data.column_names, source.field, str(path))
+        data = data.select_columns([name])
         blocks = range(0, len(data), BATCH_ROWS)
         for block in permuted(len(blocks), rng):
             start = blocks[block]
