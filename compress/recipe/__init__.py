@@ -1,0 +1,19 @@
+"""Recipes: what to do to a checkpoint. Strict YAML in, complete dataclasses out."""
+
+from compress.recipe.dump import dump
+from compress.recipe.lookup import Builtin, builtin, builtin_names, load
+from compress.recipe.parse import parse
+from compress.recipe.schema import OutputConfig, Places, Recipe, Stage
+
+__all__ = [
+    "Builtin",
+    "OutputConfig",
+    "Places",
+    "Recipe",
+    "Stage",
+    "builtin",
+    "builtin_names",
+    "dump",
+    "load",
+    "parse",
+]

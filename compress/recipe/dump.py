@@ -1,0 +1,47 @@
+"""A Recipe as canonical YAML: complete, and read again as an equal Recipe."""
+
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import yaml
+
+from compress.recipe.schema import Recipe, Stage
+
+
+def dump(recipe: Recipe) -> str:
+    """YAML text with every value spelled out, defaults too; paths are absolute."""
+    data: dict[str, Any] = {"name": recipe.name}
+    if recipe.description:
+        data["description"] = recipe.description
+    data["seed"] = recipe.seed
+    data["stages"] = [_stage(stage) for stage in recipe.stages]
+    for part in ("calibration", "evaluation", "output"):
+        value = getattr(recipe, part)
+        if value is not None:
+            data[part] = _plain(value)
+    return yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=100)
+
+
+def _stage(stage: Stage) -> dict[str, Any]:
+    return {
+        "method": stage.method,
+        "scheme": _plain(stage.scheme),
+        "targets": list(stage.targets),
+        "ignore": list(stage.ignore),
+        **_plain(stage.config),
+    }
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value):
+        # A field left empty by default says nothing; some kinds of source even refuse it.
+        return {
+            item.name: _plain(getattr(value, item.name))
+            for item in fields(value)
+            if not _is_empty_default(getattr(value, item.name), item.default)
+        }
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value
+
+
+def _is_empty_default(value: Any, default: Any) -> bool:
+    return value == default and (value is None or value in ("", ()))

@@ -1,0 +1,224 @@
+"""A recipe's text as a Recipe: every mistake is one line with its place."""
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+from compress.errors import RecipeError
+from compress.recipe.data import read_calibration, read_evaluation
+from compress.recipe.overrides import apply_overrides
+from compress.recipe.reader import (
+    check_keys,
+    field_names,
+    make,
+    mapping,
+    missing,
+    nearest,
+    read,
+    read_fields,
+)
+from compress.recipe.schema import (
+    DEFAULT_IGNORE,
+    DEFAULT_TARGETS,
+    OutputConfig,
+    Places,
+    Recipe,
+    Stage,
+)
+from compress.recipe.scheme import SCHEME_KEYS, read_scheme
+from compress.recipe.tree import Node, Origin, Scalar, problem, read_tree, walk
+
+RECIPE_KEYS = (
+    "name",
+    "description",
+    "seed",
+    "stages",
+    "calibration",
+    "evaluation",
+    "output",
+)
+STAGE_KEYS = ("method", *SCHEME_KEYS, "targets", "ignore")
+MAX_SEED = (1 << 63) - 1
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kMGT]i?B|B)?", re.IGNORECASE)
+_UNITS = {"": 1, "b": 1} | {
+    prefix + suffix: base**power
+    for power, prefix in enumerate("kmgt", start=1)
+    for suffix, base in (("b", 1000), ("ib", 1024))
+}
+
+
+def parse(
+    text: str,
+    *,
+    label: str = "recipe",
+    folder: Path | None = None,
+    overrides: Iterable[str] = (),
+) -> Recipe:
+    """The Recipe that a YAML text describes, with `overrides` ("key=value") in place.
+
+    label: what messages call the text, usually the file's path.
+    folder: where relative paths in the text start; the current folder when None. Relative paths
+        in overrides always start at the current folder.
+    Raises RecipeError, in one line with file:line and key path, for any mistake.
+    """
+    overrides = tuple(overrides)
+    here = Path.cwd()
+    root = read_tree(text, Origin(label, here if folder is None else folder.absolute()))
+    root = apply_overrides(root, overrides, here)
+    if root.is_null:
+        raise problem(root, "is empty; a recipe has at least a name and stages")
+    return _read_recipe(root, text, overrides)
+
+
+def _read_recipe(root: Node, text: str, overrides: tuple[str, ...]) -> Recipe:
+    keys = mapping(root)
+    check_keys(root, keys, RECIPE_KEYS)
+    places = Places(MappingProxyType({node.path: node.place for node in walk(root)}))
+    name = _read_name(root, keys)
+    seed = _read_seed(keys)
+    stages = _read_stages(root, keys, places)
+    recipe = Recipe(
+        name=name,
+        stages=stages,
+        description=read(str, keys["description"]) if "description" in keys else "",
+        seed=seed,
+        calibration=read_calibration(_section(keys, "calibration"), seed),
+        evaluation=read_evaluation(_section(keys, "evaluation"), seed),
+        output=_read_output(_section(keys, "output")),
+        text=text,
+        overrides=overrides,
+        places=places,
+    )
+    check(recipe)
+    return recipe
+
+
+def check(recipe: Recipe) -> None:
+    """Refuse what no single key shows: parts of a recipe that do not go together."""
+    from compress.methods import METHODS
+
+    if not recipe.stages:
+        raise RecipeError(f"{recipe.at('stages')}: is empty; a recipe has one stage or more")
+    needing = [s for s in recipe.stages if METHODS[s.method].needs_calibration(s.config)]
+    if needing and recipe.calibration is None:
+        raise RecipeError(
+            f"{needing[0].at('method')}: {needing[0].method!r} needs calibration data; add"
+            " 'calibration: {sources: self}' or name your own texts"
+        )
+    if recipe.calibration is not None and not needing:
+        raise RecipeError(
+            f"{recipe.at('calibration')}: no stage looks at calibration data; take it out"
+        )
+    _check_held_out(recipe)
+
+
+def _check_held_out(recipe: Recipe) -> None:
+    calibration, evaluation = recipe.calibration, recipe.evaluation
+    if calibration is None or evaluation is None:
+        return
+    if all(source.kind != "self" for source in calibration.sources):
+        return
+    for i, text in enumerate(evaluation.texts):
+        if text.kind == "self" and text.seed == calibration.seed:
+            raise RecipeError(
+                f"{recipe.at(f'evaluation.texts[{i}].seed')}: is {text.seed}, the seed of the"
+                " calibration's self-generated text; give another, so that it is held out"
+            )
+
+
+def _section(keys: Mapping[str, Node], key: str) -> Node | None:
+    """An optional part; `key: null` is the same as leaving it out."""
+    node = keys.get(key)
+    return None if node is None or node.is_null else node
+
+
+def _read_name(root: Node, keys: Mapping[str, Node]) -> str:
+    if "name" not in keys:
+        raise missing(root, "name", "a word for the report, for example int4-gptq")
+    name = str(read(str, keys["name"]))
+    if not name.strip() or len(name.splitlines()) != 1:
+        raise problem(keys["name"], f"is {name!r}; a name is one line of text")
+    return name
+
+
+def _read_seed(keys: Mapping[str, Node]) -> int:
+    if "seed" not in keys:
+        return 0
+    seed = int(read(int, keys["seed"]))
+    if not 0 <= seed <= MAX_SEED:
+        raise problem(keys["seed"], f"is {seed}; a seed is 0 to {MAX_SEED}")
+    return seed
+
+
+def _read_stages(root: Node, keys: Mapping[str, Node], places: Places) -> tuple[Stage, ...]:
+    if "stages" not in keys:
+        raise missing(root, "stages", "a list of at least one stage")
+    node = keys["stages"]
+    if not isinstance(node.content, tuple):
+        raise problem(node, f"is {node.shown()}; it takes a list of stages (- method: ...)")
+    return tuple(_read_stage(item, i, places) for i, item in enumerate(node.content))
+
+
+def _read_stage(node: Node, index: int, places: Places) -> Stage:
+    from compress.methods import METHODS
+
+    keys = mapping(node)
+    if "method" not in keys:
+        check_keys(node, keys, STAGE_KEYS)
+        raise missing(node, "method", "one of " + ", ".join(METHODS))
+    method = str(read(str, keys["method"]))
+    if method not in METHODS:
+        known = ", ".join(METHODS)
+        raise problem(
+            keys["method"], f"unknown method {method!r}; allowed: {known}{nearest(method, METHODS)}"
+        )
+    config = METHODS[method].config
+    check_keys(node, keys, (*STAGE_KEYS, *field_names(config)))
+    return Stage(
+        method=method,
+        config=make(config, read_fields(config, node, keys), node),
+        scheme=read_scheme(node, keys),
+        targets=_patterns(keys.get("targets"), DEFAULT_TARGETS),
+        ignore=_patterns(keys.get("ignore"), DEFAULT_IGNORE),
+        index=index,
+        places=places,
+    )
+
+
+def _patterns(node: Node | None, default: tuple[str, ...]) -> tuple[str, ...]:
+    if node is None:
+        return default
+    patterns: tuple[str, ...] = read(tuple[str, ...], node)
+    assert isinstance(node.content, tuple)
+    for pattern, item in zip(patterns, node.content, strict=True):
+        if not pattern:
+            raise problem(item, "is empty; a pattern is a glob or 're:' and a regular expression")
+        if pattern.startswith("re:"):
+            try:
+                re.compile(pattern[3:])
+            except re.error as error:
+                raise problem(item, f"{pattern!r} is not a regular expression: {error}") from None
+    if not patterns and default == DEFAULT_TARGETS:
+        raise problem(node, "is empty; leave it out to take all layers of the blocks")
+    return patterns
+
+
+def _read_output(node: Node | None) -> OutputConfig:
+    if node is None:
+        return OutputConfig()
+    keys = dict(mapping(node))
+    check_keys(node, keys, field_names(OutputConfig))
+    if "shard_size" in keys:
+        keys["shard_size"] = _bytes(keys["shard_size"])
+    return OutputConfig(**read_fields(OutputConfig, node, keys))
+
+
+def _bytes(node: Node) -> Node:
+    """A size like "5GB" as the same node in plain bytes."""
+    text = node.content.text if isinstance(node.content, Scalar) else ""
+    match = _SIZE.fullmatch(text.strip())
+    size = int(float(match[1]) * _UNITS[(match[2] or "").lower()]) if match else 0
+    if size < 1:
+        raise problem(node, f"is {node.shown()}; it takes a size such as 5GB, 500MB or 2GiB")
+    return Node(node.origin, node.line, node.path, Scalar(str(size)))

@@ -1,0 +1,93 @@
+"""Recipe and Stage: what to do to a checkpoint, in order; complete after parsing."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Literal
+
+from compress.evaluation.config import EvaluationConfig
+from compress.quant.scheme import QuantScheme
+from compress_calibration.config import CalibrationConfig
+
+OutputFormat = Literal["auto", "compressed-tensors", "dense"]
+DEFAULT_TARGETS = ("*",)
+# These two words mean a role, whatever the layer is called, and may match nothing.
+DEFAULT_IGNORE = ("lm_head", "router")
+DEFAULT_SHARD_SIZE = 5_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where each value of a recipe was written: key path -> "file.yaml:12" or "--set a=b"."""
+
+    table: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+    def at(self, path: str) -> str:
+        """ "file.yaml:12: stages[0].bits", for the front of a message about that key.
+
+        A key that was left out has the place of what holds it; without any place (a Recipe built
+        in Python) the path stands alone.
+        """
+        holder = path
+        while holder and holder not in self.table:
+            holder = holder[: max(holder.rfind("."), holder.rfind("["), 0)]
+        place = self.table.get(holder)
+        return f"{place}: {path}" if place else path
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One method over some layers.
+
+    method: a key of compress.methods.METHODS; config: an instance of that row's dataclass.
+    scheme: how the layers are stored.
+    targets, ignore: patterns (compress.recipe.matching); a layer is taken when a target names it
+        and no ignore does.
+    index: place in the recipe.
+    """
+
+    method: str
+    config: Any
+    scheme: QuantScheme
+    targets: tuple[str, ...] = DEFAULT_TARGETS
+    ignore: tuple[str, ...] = DEFAULT_IGNORE
+    index: int = 0
+    places: Places = field(default_factory=Places, compare=False, repr=False)
+
+    def at(self, key: str) -> str:
+        """ "file.yaml:12: stages[0].key", for the front of a message."""
+        return self.places.at(f"stages[{self.index}].{key}")
+
+
+@dataclass(frozen=True, slots=True)
+class OutputConfig:
+    """Result files. format "auto" takes the one that suits; shard_size: most bytes of one file."""
+
+    format: OutputFormat = "auto"
+    shard_size: int = DEFAULT_SHARD_SIZE
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What to do, in order.
+
+    calibration: None for a recipe whose stages see no data.
+    evaluation: None when nothing is to be measured.
+    text: the YAML as it was written, before `overrides` ("key=value"); empty for one built in
+        Python. Both, and `places`, are history: they play no part in equality.
+    """
+
+    name: str
+    stages: tuple[Stage, ...]
+    description: str = ""
+    seed: int = 0
+    calibration: CalibrationConfig | None = None
+    evaluation: EvaluationConfig | None = None
+    output: OutputConfig = OutputConfig()
+    text: str = field(default="", compare=False, repr=False)
+    overrides: tuple[str, ...] = field(default=(), compare=False)
+    places: Places = field(default_factory=Places, compare=False, repr=False)
+
+    def at(self, path: str) -> str:
+        """ "file.yaml:12: path", for the front of a message about the value at that key path."""
+        return self.places.at(path)

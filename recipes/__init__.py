@@ -1,0 +1,1 @@
+"""Built-in recipes, installed as the package `compress_recipes`; the YAML files are its data."""
