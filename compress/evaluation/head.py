@@ -1,0 +1,98 @@
+"""Scores of stored final hidden states: the head's logits exist for a chunk of rows at a time."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from compress.evaluation.divergence import kl, top1_agreement
+from compress.evaluation.perplexity import log_softmax, nll
+
+MAX_ROWS = 1024
+# Numbers of one logits chunk: 128 MiB in fp32. Several such buffers are alive at a time.
+MAX_CHUNK = 1 << 25
+
+# Final hidden states [rows, hidden] -> logits [rows, vocab].
+Head = Callable[[Tensor], Tensor]
+# (start, stop) of the scored tokens -> final hidden states [stop - start, hidden].
+Rows = Callable[[int, int], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """One side of the comparison: its final hidden states and its head."""
+
+    rows: Rows
+    head: Head
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Totals:
+    """Sums over the scored tokens of every text, fp64 [texts] (`tokens` int64).
+
+    nll_source is None without a source; kl and agreement too, or when they were not wanted.
+    """
+
+    tokens: Tensor
+    nll_result: Tensor
+    nll_source: Tensor | None
+    kl: Tensor | None
+    agreement: Tensor | None
+
+
+def chunk_rows(vocab: int) -> int:
+    """Rows whose logits are held at once for that vocabulary: 1 to 1,024."""
+    return max(1, min(MAX_ROWS, MAX_CHUNK // vocab))
+
+
+def score(
+    result: Model,
+    source: Model | None,
+    targets: Tensor,
+    text: Tensor,
+    texts: int,
+    *,
+    rows: int,
+    divergence: bool = True,
+) -> Totals:
+    """Sums for every text, computed `rows` tokens at a time.
+
+    targets: int64 [tokens], the token each final hidden state should predict.
+    text: int64 [tokens], which of the `texts` texts each belongs to.
+    divergence: also KL and agreement, when there is a source.
+    """
+    sums = torch.zeros(4, texts, dtype=torch.float64)
+    for start in range(0, len(targets), rows):
+        stop = min(start + rows, len(targets))
+        chunk = _chunk(result, source, targets[start:stop], start, divergence)
+        # index_add_ of fp64: the order of addition is fixed, so results repeat bit for bit.
+        sums.index_add_(1, text[start:stop], chunk)
+    compared = source is not None and divergence
+    return Totals(
+        tokens=torch.bincount(text, minlength=texts),
+        nll_result=sums[0],
+        nll_source=sums[1] if source is not None else None,
+        kl=sums[2] if compared else None,
+        agreement=sums[3] if compared else None,
+    )
+
+
+@torch.inference_mode()
+def _chunk(
+    result: Model, source: Model | None, targets: Tensor, start: int, divergence: bool
+) -> Tensor:
+    """fp64 [4, rows]: result's nll, source's nll, KL, agreement (0 where not wanted)."""
+    stop = start + len(targets)
+    values = torch.zeros(4, len(targets), dtype=torch.float64)
+    log_q = log_softmax(result.head(result.rows(start, stop)))
+    device_targets = targets.to(log_q.device)
+    values[0] = nll(log_q, device_targets)
+    if source is None:
+        return values
+    log_p = log_softmax(source.head(source.rows(start, stop)))
+    values[1] = nll(log_p, device_targets)
+    if divergence:
+        values[2] = kl(log_p, log_q)
+        values[3] = top1_agreement(log_p, log_q)
+    return values

@@ -1,0 +1,102 @@
+"""From a text's config to its windows: read, tokenize, put BOS in front, cut."""
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+from torch import Tensor
+
+from compress.errors import DataError
+from compress.evaluation.config import EvaluationConfig, TextConfig
+from compress.evaluation.windows import TokenWindows, cut_windows
+from compress_calibration.sources import documents
+from compress_calibration.tokenizer import Tokenizer
+
+# (count, length, seed) -> ids int64 [count, length] that the source model wrote.
+Generate = Callable[[int, int, int], Tensor]
+
+
+def read_windows(
+    text: TextConfig,
+    config: EvaluationConfig,
+    tokenizer: Tokenizer,
+    context: int,
+    generate: Generate | None = None,
+) -> TokenWindows:
+    """Windows of one text for a model of that context length.
+
+    generate: needed for texts of kind "self" only.
+    Raises DataError for text that cannot be read or holds no token to score, RecipeError when
+    window or stride do not fit the model.
+    """
+    window, stride = config.resolve(context)
+    bos = tokenizer.bos_id if config.bos else None
+    sequences = list(_sequences(text, tokenizer, bos, generate))
+    windows = cut_windows(
+        text.name,
+        sequences,
+        window,
+        stride,
+        cut=text.cut,
+        max_tokens=text.max_tokens,
+        settings=_settings(text, window, stride, _bos_name(tokenizer, config.bos), sequences),
+    )
+    if windows.scored == 0:
+        raise DataError(
+            f"evaluation text {text.name!r} holds no token to score; give a longer text"
+        )
+    return windows
+
+
+def _sequences(
+    text: TextConfig, tokenizer: Tokenizer, bos: int | None, generate: Generate | None
+) -> Iterator[list[int]]:
+    """Token ids of every document (or of the one stream), BOS in front where there is one."""
+    pieces = _pieces(text, tokenizer, generate)
+    if text.mode == "stream":
+        pieces = iter([[token for piece in pieces for token in piece]])
+    for ids in pieces:
+        # Text the model wrote may start with the BOS it was started with.
+        yield ids if bos is None or ids[:1] == [bos] else [bos, *ids]
+
+
+def _pieces(
+    text: TextConfig, tokenizer: Tokenizer, generate: Generate | None
+) -> Iterator[list[int]]:
+    if text.kind == "self":
+        if generate is None:
+            raise DataError(
+                f"evaluation text {text.name!r} is sampled from the source model, which is not"
+                " at hand; give the source, or a text file"
+            )
+        yield from generate(text.samples, text.length, text.seed).tolist()
+        return
+    for document in islice(documents(text.source(), tokenizer), text.max_documents):
+        yield tokenizer.encode(document)
+
+
+def _bos_name(tokenizer: Tokenizer, wanted: bool) -> str:
+    """The BOS as text, or why there is none."""
+    if not wanted:
+        return "off"
+    return "none" if tokenizer.bos_id is None else tokenizer.decode([tokenizer.bos_id])
+
+
+def _settings(
+    text: TextConfig, window: int, stride: int, bos: str, sequences: Sequence[Sequence[int]]
+) -> dict[str, Any]:
+    settings: dict[str, Any] = {
+        "mode": text.mode,
+        "window": window,
+        "stride": stride,
+        "bos": bos,
+        "documents": len(sequences),
+    }
+    if text.cut:
+        settings["cut"] = True
+        del settings["stride"]
+    if text.max_tokens is not None:
+        settings["max_tokens"] = text.max_tokens
+    if text.kind == "self":
+        settings["sampled_with_seed"] = text.seed
+    return settings
