@@ -1,0 +1,1 @@
+"""Decoder blocks run one at a time through transformers' own modules."""

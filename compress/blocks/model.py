@@ -1,0 +1,105 @@
+"""transformers' causal LM of a checkpoint, without its weights."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from compress.arch.spec import DecoderSpec
+from compress.errors import CheckpointError
+
+_UNRUNNABLE = "only methods without calibration can be used on it"
+
+
+def build_model(
+    checkpoint_config: Mapping[str, Any], spec: DecoderSpec, dtype: torch.dtype, device: str
+) -> nn.Module:
+    """The causal LM on the meta device, in eval mode; only computed buffers (rotary tables) exist.
+
+    Attention is torch's scaled_dot_product_attention where the family has it. Code that comes with
+    a checkpoint is never run. Raises CheckpointError for a model_type transformers does not know.
+    """
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    text: Mapping[str, Any] = checkpoint_config
+    for key in spec.text_config:
+        text = text[key]
+    if spec.model_type not in CONFIG_MAPPING:
+        raise CheckpointError(
+            f"model_type {spec.model_type!r} is unknown to this transformers; {_UNRUNNABLE}"
+        )
+    known = {key: value for key, value in text.items() if key != "quantization_config"}
+    config: Any = CONFIG_MAPPING[spec.model_type].from_dict(known)
+    if hasattr(config, "output_router_logits"):
+        config.output_router_logits = False
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise CheckpointError(
+            f"transformers has no causal language model of type {spec.model_type!r}; {_UNRUNNABLE}"
+        )
+    model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    attention = "sdpa" if getattr(model_class, "_supports_sdpa", False) else "eager"
+    with torch.device("meta"):
+        model: nn.Module = model_class._from_config(
+            config, dtype=dtype, attn_implementation=attention
+        )
+    config.pad_token_id = None  # read for a warning about masks only; masks come from the caller
+    _compute_buffers(model, device)
+    for module in model.modules():
+        if isinstance(module, nn.Embedding):
+            module.padding_idx = None  # means nothing in a forward, but would bound a row subset
+    return model.eval().requires_grad_(False)
+
+
+def find_stack(model: nn.Module, spec: DecoderSpec) -> str:
+    """Path of the list of blocks in the causal LM, "model.layers"."""
+    leaf = spec.blocks[0].prefix.split(".")[-2:][0]
+    found = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.ModuleList)
+        and len(module) == len(spec.blocks)
+        and name.rpartition(".")[2] == leaf
+    ]
+    if not found:
+        raise CheckpointError(
+            f"transformers' {type(model).__name__} has no list of {len(spec.blocks)} blocks called"
+            f" {leaf!r} as the checkpoint has; {_UNRUNNABLE}"
+        )
+    shortest: str = min(found, key=len)
+    return shortest
+
+
+def set_parameter(model: nn.Module, path: str, value: Tensor) -> None:
+    """Put a tensor in the place of a parameter."""
+    parent, _, leaf = path.rpartition(".")
+    setattr(model.get_submodule(parent), leaf, nn.Parameter(value, requires_grad=False))
+
+
+def _compute_buffers(model: Any, device: str) -> None:
+    """Give real values to buffers that no checkpoint holds, the way from_pretrained does."""
+    for path, module in model.named_modules():
+        lost = [
+            name
+            for name, buffer in module.named_buffers(recurse=False)
+            if buffer.is_meta and name in module._non_persistent_buffers_set
+        ]
+        for name in lost:
+            meta = module._buffers[name]
+            module._buffers[name] = torch.full_like(meta, _unset(meta), device=device)
+        if lost:
+            model._init_weights(module)
+        for name in lost:
+            value = module._buffers[name]
+            if value.numel() and bool((value != value).any() | (value == _unset(value)).all()):
+                raise CheckpointError(
+                    f"transformers does not say how to compute buffer {path}.{name}; {_UNRUNNABLE}"
+                )
+
+
+def _unset(buffer: Tensor) -> float:
+    """A value no computed buffer is made of, by which a forgotten one is noticed."""
+    if buffer.dtype.is_floating_point:
+        return float("nan")
+    return 0 if buffer.dtype == torch.bool else torch.iinfo(buffer.dtype).min

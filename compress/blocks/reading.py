@@ -1,0 +1,67 @@
+"""Tensors of a checkpoint on their way into transformers' modules, and the checks they pass."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from compress.arch.spec import BlockSpec
+from compress.checkpoint.finite import find_nonfinite
+from compress.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from compress.formats.weights import Weights
+
+
+def expert_paths(spec: BlockSpec) -> list[str]:
+    """Module paths of fused experts: "mlp.experts" for "mlp.experts.3.gate"."""
+    paths = [
+        linear.module.rpartition(f".{linear.expert}.")[0]
+        for linear in spec.linears
+        if linear.expert is not None
+    ]
+    return list(dict.fromkeys(paths))
+
+
+def check_names(spec: BlockSpec, wanted: Mapping[str, Tensor]) -> None:
+    """CheckpointError unless disk and the module (its state_dict) have the same parameters."""
+    for tensor, path in spec.modules:
+        if path not in wanted:
+            raise CheckpointError(
+                f"tensor {tensor} has no place in transformers' module (no parameter {path} in"
+                " the block); config.json may switch it off, or only methods without calibration"
+                " can be used on this model"
+            )
+    missing = sorted(set(wanted) - {path for _, path in spec.modules})
+    if missing:
+        raise CheckpointError(
+            f"{spec.prefix}: no tensor for parameter {missing[0]} ({len(missing)} missing); the"
+            " checkpoint is incomplete or config.json belongs to another model"
+        )
+
+
+def read_finite(weights: "Weights", tensor: str) -> Tensor:
+    """A tensor as stored. CheckpointError with number and place of NaN and infinity."""
+    value = weights.read(tensor)
+    bad = find_nonfinite(value)
+    if bad:
+        raise CheckpointError(
+            f"tensor {tensor!r} has {bad.describe()}; repair the checkpoint or download it again"
+        )
+    return value
+
+
+def read_rows(weights: "Weights", tensor: str, ids: Tensor) -> Tensor:
+    """Rows `ids` (sorted) of a matrix, without the rest of it where it is stored dense."""
+    if tensor not in weights.checkpoint.tensors:
+        return weights.read(tensor)[ids]
+    wanted = ids.tolist()
+    rows = weights.checkpoint.tensors[tensor].shape[0]
+    if wanted and not 0 <= wanted[0] <= wanted[-1] < rows:
+        raise CheckpointError(
+            f"token id {wanted[-1] if wanted[-1] >= rows else wanted[0]} is outside {tensor}, which"
+            f" has {rows} rows; the tokenizer belongs to another model"
+        )
+    found = [weights.checkpoint.read_rows(tensor, row, row + 1) for row in wanted]
+    return torch.cat(found)

@@ -1,0 +1,289 @@
+"""A decoder without weights: it knows how to run any one block, and fills only that one.
+
+Everything a block needs beside its hidden states (masks, rotary tables) is taken from a forward of
+transformers' own model in which each block is replaced by a recorder; embedding, final norm and
+head are run by the same model around such recorders. So scalings, soft caps and position
+embeddings are transformers' business and no family needs code here.
+"""
+
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from compress.arch.spec import DecoderSpec
+from compress.blocks.activation import quantize_inputs
+from compress.blocks.experts import split_experts
+from compress.blocks.linear import check_linear
+from compress.blocks.model import build_model, find_stack, set_parameter
+from compress.blocks.reading import check_names, expert_paths, read_finite, read_rows
+from compress.blocks.recorder import FirstReached, LastReached, Recorder, Tape
+from compress.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from compress.formats.weights import Weights
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockContext:
+    """Arguments of every block beside the hidden states, for one batch shape and mask."""
+
+    calls: tuple[tuple[tuple[Any, ...], Mapping[str, Any]], ...]
+
+
+class Skeleton:
+    """Runs a checkpoint's decoder block by block; not for use from several threads at once."""
+
+    def __init__(
+        self,
+        checkpoint_config: Mapping[str, Any],
+        spec: DecoderSpec,
+        *,
+        dtype: torch.dtype,
+        device: str = "cpu",
+    ) -> None:
+        self.spec, self.dtype, self.device = spec, dtype, device
+        model = build_model(checkpoint_config, spec, dtype, device)
+        self.model: Any = model
+        self.base_name = str(model.base_model_prefix)
+        self.stack = find_stack(model, spec)
+        self.blocks = list(model.get_submodule(self.stack).children())
+        self.head_path = self._head_path()
+        self._tape = Tape()
+        last = len(self.blocks) - 1
+        recorders = [Recorder(b, i, i == last, self._tape) for i, b in enumerate(self.blocks)]
+        parent, _, leaf = self.stack.rpartition(".")
+        setattr(self.model.get_submodule(parent), leaf, nn.ModuleList(recorders))
+        self._zeros = torch.zeros(1, dtype=dtype, device=device)
+        for name, parameter in list(self.model.named_parameters(remove_duplicate=False)):
+            self._clear(name, parameter.shape)
+        self._contexts: dict[tuple[int, ...], BlockContext] = {}
+        self._head: tuple[Weights, dict[str, Tensor]] | None = None
+        self._find_block_output()
+
+    def context(self, ids: Tensor, mask: Tensor | None = None) -> BlockContext:
+        """Per-block arguments for a batch. ids: [batch, seq]; mask: bool [batch, seq] or None.
+
+        Without a mask they depend on the shape alone and are kept for the next call.
+        """
+        shape = tuple(ids.shape)
+        if mask is None and shape in self._contexts:
+            return self._contexts[shape]
+        with self._tape.recording(), torch.no_grad(), _stopping(LastReached):
+            self._run_base(ids, mask)
+        context = BlockContext(tuple(self._tape.take_calls()))
+        if mask is None:
+            self._contexts = {shape: context}
+        return context
+
+    def embed(self, weights: "Weights", ids: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Hidden states entering block 0: [batch, seq, hidden]. ids: int64 [batch, seq]."""
+        used, index = torch.unique(ids, return_inverse=True)
+        table = read_rows(weights, self.spec.embedding, used).to(self.device, self.dtype)
+        paths = self._outside_paths()
+        state = self._read_outside(weights, set(paths) - {self.spec.final_norm})
+        state[paths[self.spec.embedding]] = table
+        with (
+            self._filled(state),
+            self._tape.recording(stop_at_first=True),
+            torch.no_grad(),
+            _stopping(FirstReached),
+        ):
+            self._run_base(index, mask)
+        return self._tape.take_first()
+
+    def load_block(self, weights: "Weights", index: int) -> nn.Module:
+        """Block `index` with its weights, in `dtype` on `device`, experts as separate linears.
+
+        Inputs of linears that the checkpoint quantizes at run time are rounded alike. The block
+        lives as long as the caller keeps it. Raises CheckpointError naming a tensor with NaN or
+        infinity, and when disk and transformers' module do not match.
+        """
+        spec = self.spec.blocks[index]
+        block: nn.Module = copy.deepcopy(
+            self.blocks[index], {id(self.model.config): self.model.config}
+        )
+        for path in expert_paths(spec):
+            split_experts(block, path)
+        wanted = block.state_dict()
+        check_names(spec, wanted)
+        state: dict[str, Tensor] = {}
+        for tensor, path in spec.modules:
+            value = read_finite(weights, tensor)
+            if value.shape != wanted[path].shape:
+                raise CheckpointError(
+                    f"tensor {tensor} has shape {list(value.shape)}, transformers'"
+                    f" {type(block).__name__} asks for {list(wanted[path].shape)}"
+                )
+            state[path] = value.to(self.device, wanted[path].dtype)
+        block.load_state_dict(state, assign=True)
+        for linear in spec.linears:
+            check_linear(block, linear)
+            scheme = weights.activation(linear.name)
+            if scheme is not None:
+                quantize_inputs(block.get_submodule(linear.module), scheme)
+        return block.eval().requires_grad_(False)
+
+    def run_block(
+        self, block: nn.Module, index: int, hidden: Tensor, context: BlockContext
+    ) -> Tensor:
+        """Output of a loaded block. hidden: [batch, seq, hidden], the batch of `context`."""
+        args, kwargs = context.calls[index]
+        with torch.no_grad():
+            out = block(hidden, *args, **kwargs)
+        result: Tensor = out[0] if isinstance(out, tuple) else out
+        return result
+
+    def final_hidden(self, weights: "Weights", hidden: Tensor) -> Tensor:
+        """The last block's output behind the final norm. hidden: [..., hidden]."""
+        state = self._read_outside(weights, set(self._outside_paths()) - {self.spec.embedding})
+        with self._filled(state), torch.no_grad():
+            out = self._finish(hidden.reshape(-1, 1, hidden.shape[-1]))
+        return out.reshape(*hidden.shape[:-1], out.shape[-1])
+
+    def logits(self, weights: "Weights", hidden_rows: Tensor) -> Tensor:
+        """Logits [n, vocab] of rows [n, hidden] that `final_hidden` gave.
+
+        The head stays in memory for further calls with the same weights, until `release`.
+        """
+        if self._head is None or self._head[0] is not weights:
+            self._head = None
+            self._head = (weights, self._read_head(weights))
+        rows = hidden_rows.to(self.device, self.dtype).unsqueeze(1)  # [n, 1, hidden]
+        ids = torch.zeros(rows.shape[:2], dtype=torch.int64, device=self.device)
+        with self._filled(self._head[1]), self._base_returning(rows), torch.no_grad():
+            out: Tensor = self.model(input_ids=ids, use_cache=False).logits
+        return out.squeeze(1)
+
+    def release(self) -> None:
+        """Forget the head and the contexts kept for further calls."""
+        self._head = None
+        self._contexts = {}
+
+    def _run_base(self, ids: Tensor, mask: Tensor | None) -> Any:
+        base = getattr(self.model, self.base_name)
+        mask = None if mask is None else mask.to(self.device, torch.int64)
+        return base(input_ids=ids.to(self.device), attention_mask=mask, use_cache=False)
+
+    def _finish(self, hidden: Tensor) -> Tensor:
+        """What the model does behind its blocks. hidden: [n, 1, hidden]."""
+        ids = torch.zeros(hidden.shape[:2], dtype=torch.int64, device=self.device)
+        with self._tape.replacing(hidden.to(self.device, self.dtype)):
+            out: Tensor = self._run_base(ids, None)[0]
+        return out
+
+    def _find_block_output(self) -> None:
+        """Whether the model expects a block to return a tensor or a tuple; both are in use."""
+        hidden = self._zeros.expand(2, 3, self.spec.hidden)
+        for as_tuple in (False, True):
+            self._tape.as_tuple = as_tuple
+            try:
+                with torch.no_grad():
+                    if self._finish(hidden).shape[:2] == hidden.shape[:2]:
+                        return
+            except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
+                reason = str(error)
+        raise CheckpointError(
+            f"transformers' {type(self.model).__name__} cannot be run block by block ({reason});"
+            " only methods without calibration can be used on it"
+        )
+
+    def _head_path(self) -> str:
+        head = self.model.get_output_embeddings()
+        names: dict[nn.Module, str] = {module: name for name, module in self.model.named_modules()}
+        return names[head]
+
+    def _outside_paths(self) -> dict[str | None, str]:
+        """Parameter path of every tensor beside the blocks, the head's left out."""
+        paths: dict[str | None, str] = {}
+        for tensor, path in self.spec.outside:
+            if not path.startswith(self.head_path + ".") and tensor != self.spec.head:
+                paths[tensor] = self._resolve(tensor, path)
+        return paths
+
+    def _resolve(self, tensor: str, path: str) -> str:
+        for candidate in (path, f"{self.base_name}.{path}"):
+            parent, _, leaf = candidate.rpartition(".")
+            try:
+                if hasattr(self.model.get_submodule(parent), leaf):
+                    return candidate
+            except AttributeError:
+                continue
+        raise CheckpointError(
+            f"tensor {tensor} has no place in transformers' {type(self.model).__name__} (no"
+            f" parameter {path}); only methods without calibration can be used on it"
+        )
+
+    def _read_outside(self, weights: "Weights", names: set[str | None]) -> dict[str, Tensor]:
+        paths = self._outside_paths()
+        return {
+            paths[name]: read_finite(weights, name).to(self.device, self.dtype)
+            for name in paths
+            if name is not None and name in names and name != self.spec.embedding
+        }
+
+    def _read_head(self, weights: "Weights") -> dict[str, Tensor]:
+        name = self.spec.head or self.spec.embedding
+        state = {f"{self.head_path}.weight": read_finite(weights, name)}
+        for tensor, path in self.spec.outside:
+            if path == f"{self.head_path}.bias":
+                state[path] = read_finite(weights, tensor)
+        return {path: value.to(self.device, self.dtype) for path, value in state.items()}
+
+    def _clear(self, path: str, shape: torch.Size) -> None:
+        # A zero-stride tensor: the model can be run for its masks and takes no memory.
+        set_parameter(self.model, path, self._zeros.expand(shape))
+
+    @contextmanager
+    def _filled(self, state: Mapping[str, Tensor]) -> Iterator[None]:
+        shapes = {path: self.model.get_parameter(path).shape for path in state}
+        for path, value in state.items():
+            set_parameter(self.model, path, value)
+        try:
+            yield
+        finally:
+            for path, shape in shapes.items():
+                self._clear(path, shape)
+
+    @contextmanager
+    def _base_returning(self, hidden: Tensor) -> Iterator[None]:
+        base = getattr(self.model, self.base_name)
+        setattr(self.model, self.base_name, _Given(hidden))
+        try:
+            yield
+        finally:
+            setattr(self.model, self.base_name, base)
+
+
+class _Given(nn.Module):
+    """Stands in for the decoder when only the head is to be run."""
+
+    def __init__(self, hidden: Tensor) -> None:
+        super().__init__()
+        self.output = _Output((hidden,))
+
+    def forward(self, *args: Any, **kwargs: Any) -> "_Output":
+        return self.output
+
+
+class _Output(tuple[Tensor]):
+    """A decoder's output that has hidden states and nothing else."""
+
+    @property
+    def last_hidden_state(self) -> Tensor:
+        return self[0]
+
+    def __getattr__(self, name: str) -> None:
+        return None
+
+
+@contextmanager
+def _stopping(kind: type[Exception]) -> Iterator[None]:
+    try:
+        yield
+    except kind:
+        return
