@@ -20,7 +20,7 @@ Generate = Callable[[int, int], Tensor]
 
 # Long documents are drawn in pieces of two rows or so (4 characters a token), never tiny ones.
 PIECE_CHARS_PER_TOKEN = 8
-PIECE_CHARS = 1 << 14
+PIECE_CHARS = 1 << 12
 # Texts tokenized in one call: enough for all cores, little to throw away at the end.
 BATCH_CHARS = 1 << 17
 
