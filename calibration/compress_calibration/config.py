@@ -93,7 +93,8 @@ class CalibrationConfig:
 
     "pack" joins documents and cuts the stream into full rows; "pad" gives each document a row of
     its own, cut at `length` and padded on the right under a mask. Another `seed` draws other
-    documents. Raises RecipeError for values out of range.
+    documents. `spill_bytes` bounds the hidden states of one batch in memory; all of them lie in
+    files beside the output. Raises RecipeError for values out of range.
     """
 
     sources: tuple[SourceConfig, ...]
@@ -101,6 +102,7 @@ class CalibrationConfig:
     length: int = 512
     packing: Packing = "pack"
     seed: int = 0
+    spill_bytes: int = 256 << 20
 
     def __post_init__(self) -> None:
         if not self.sources:
@@ -111,6 +113,8 @@ class CalibrationConfig:
             raise RecipeError(f"length is {self.length}; a row holds 2 tokens or more")
         if self.packing not in get_args(Packing):
             raise RecipeError(f"packing is {self.packing!r}; it is one of pack, pad")
+        if self.spill_bytes < 1 << 20:
+            raise RecipeError(f"spill_bytes is {self.spill_bytes}; it is 1048576 (1 MiB) or more")
         if self.seed < 0:
             raise RecipeError(f"seed is {self.seed}; it is 0 or more")
         if sum(source.kind == "self" for source in self.sources) > 1:

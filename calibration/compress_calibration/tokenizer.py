@@ -8,10 +8,11 @@ tokenizer_config.json changes it: a special token it does not know, or knows und
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compress.errors import DataError
+from compress.errors import DataError, DependencyError
 from compress_calibration.chat import ChatTemplate
 
 if TYPE_CHECKING:
@@ -61,7 +62,8 @@ class Tokenizer:
 def load_tokenizer(path: str | Path) -> Tokenizer:
     """Tokenizer of a Hugging Face checkpoint folder.
 
-    Raises DataError when there is none, or its files cannot be read.
+    Raises DataError when there is none, or its files cannot be read; DependencyError when it is a
+    sentencepiece model and that package is missing.
     """
     folder = Path(path)
     settings = _json(folder / "tokenizer_config.json")
@@ -99,6 +101,11 @@ def _light(folder: Path, settings: Mapping[str, Any], backend: "Backend") -> Tok
 def _through_transformers(folder: Path) -> Tokenizer:
     from transformers import AutoTokenizer
 
+    # transformers' own words name tiktoken here, which does not read this file.
+    if (folder / "tokenizer.model").is_file() and find_spec("sentencepiece") is None:
+        raise DependencyError(
+            f"{folder / 'tokenizer.model'} needs sentencepiece: pip install sentencepiece protobuf"
+        )
     try:
         slow = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # a dozen types, by the tokenizer class and the missing package

@@ -5,7 +5,8 @@ import shutil
 
 import pytest
 
-from compress.errors import DataError
+from compress.errors import DataError, DependencyError
+from compress_calibration import tokenizer as module
 from compress_calibration.tokenizer import load_tokenizer
 
 TEXTS = [
@@ -114,3 +115,28 @@ def test_broken_files_are_refused(folder):
     (folder / "tokenizer_config.json").write_text("[]")
     with pytest.raises(DataError, match=r"holds a list; it must be a JSON object"):
         load_tokenizer(folder)
+
+
+def sentencepiece_only(shared_dir, folder):
+    for name in ("tokenizer.model", "config.json"):
+        shutil.copyfile(shared_dir / "models" / "stories260K" / name, folder / name)
+    held = {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(held))
+
+
+def test_sentencepiece_alone_names_its_package(shared_dir, tmp_path, monkeypatch):
+    sentencepiece_only(shared_dir, tmp_path)
+    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    with pytest.raises(DependencyError, match=r"tokenizer\.model needs sentencepiece: pip install"):
+        load_tokenizer(tmp_path)
+
+
+def test_sentencepiece_alone_goes_through_transformers(shared_dir, tmp_path):
+    pytest.importorskip("sentencepiece", reason="sentencepiece is not installed")
+    sentencepiece_only(shared_dir, tmp_path)
+    tokenizer = load_tokenizer(tmp_path)
+    assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.vocab_size) == (1, 2, 512)
+    text = "Once upon a time, Lily"
+    expected = load_tokenizer(shared_dir / "models" / "stories260K").encode(text)
+    assert tokenizer.encode(text) == expected
+    assert tokenizer.decode(expected) == text
