@@ -141,7 +141,7 @@ def _decode_scalar(kind: Any, value: Any, where: str, path: str) -> Any:
             return float(value)
         number = isinstance(value, int | float) and not isinstance(value, bool)
         _check(number, value, "a number", where, path)
-        return float(value)
+        return value
     if kind is int:
         whole = isinstance(value, int) and not isinstance(value, bool)
         _check(whole, value, "a whole number", where, path)

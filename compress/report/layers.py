@@ -57,9 +57,7 @@ def _exceptions(every: tuple[Layer, ...]) -> Html | None:
     lines = [_exception(*key, names) for key, names in list(reasons.items())[:_REASONS]]
     if len(reasons) > _REASONS:
         more = sum(len(names) for names in list(reasons.values())[_REASONS:])
-        lines.append(
-            el("li", f"{units.whole(more)} more, for other reasons: see the table's notes")
-        )
+        lines.append(el("li", f"{units.whole(more)} more: see the notes in the table"))
     return el("ul", *lines, class_="exceptions") if lines else None
 
 

@@ -2,7 +2,7 @@
 
 import math
 
-MISSING = "–"  # noqa: RUF001 - an en dash, which screen readers pass over
+MISSING = "–"  # an en dash, which screen readers pass over
 _BYTE_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 _COUNT_UNITS = ("", " k", " M", " B", " T")
 
@@ -10,7 +10,7 @@ _COUNT_UNITS = ("", " k", " M", " B", " T")
 def significant(value: float, digits: int = 3) -> str:
     """`value` with that many significant digits and never an exponent from 1e-5 to 1e9."""
     if not math.isfinite(value):
-        return {math.inf: "∞", -math.inf: "−∞"}.get(value, "not a number")  # noqa: RUF001
+        return {math.inf: "∞", -math.inf: "−∞"}.get(value, "not a number")
     if value == 0:
         return "0"
     if not 1e-5 <= abs(value) < 1e9:
@@ -79,10 +79,10 @@ def percent(share: float) -> str:
 
 
 def deviation(share: float | None) -> str:
-    """A signed change: "+3.0 %", "−12 %"; a dash where there is none."""  # noqa: RUF002
+    """A signed change: "+3.0 %", "−12 %"; a dash where there is none."""
     if share is None or not math.isfinite(share):
         return MISSING
-    sign = "+" if share > 0 else "−" if share < 0 else "±"  # noqa: RUF001
+    sign = "+" if share > 0 else "−" if share < 0 else "±"
     points = abs(share) * 100
     if points >= 1000:
         return f"{sign}{points:,.0f} %"
@@ -90,7 +90,7 @@ def deviation(share: float | None) -> str:
 
 
 def smaller(before: float, after: float) -> str:
-    """ "3.2× smaller", "1.1× larger" or "the same size"."""  # noqa: RUF002
+    """ "3.2× smaller", "1.1× larger" or "the same size"."""
     if before <= 0 or after <= 0 or before == after:
         return "the same size"
     ratio, word = (before / after, "smaller") if before > after else (after / before, "larger")
@@ -98,8 +98,8 @@ def smaller(before: float, after: float) -> str:
 
 
 def times(ratio: float) -> str:
-    """A factor: "3.2×"; two decimals below 1.1, where one would hide it."""  # noqa: RUF002
+    """A factor: "3.2×"; two decimals below 1.1, where one would hide it."""
     shown = (
         f"{ratio:.2f}" if ratio < 1.095 else f"{ratio:.1f}" if ratio < 99.95 else f"{ratio:,.0f}"
     )
-    return f"{shown}×"  # noqa: RUF001
+    return f"{shown}×"

@@ -1,0 +1,132 @@
+"""The page in headless Chromium: it opens, says its numbers, complains of nothing, and is drawn."""
+
+import os
+import shutil
+import struct
+import subprocess
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from compress.report.html import write_html
+from compress.report.schema import Report
+
+pytestmark = pytest.mark.browser
+
+FLAGS = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+    "--hide-scrollbars", "--enable-logging=stderr", "--window-size=600,500",
+)  # fmt: skip
+DARK = "--blink-settings=preferredColorScheme=0"
+LIGHT = "--blink-settings=preferredColorScheme=1"
+
+
+@pytest.fixture(scope="module")
+def chromium() -> str:
+    for name in ("chromium", "chromium-browser", "google-chrome"):
+        found = shutil.which(name)
+        if found:
+            return found
+    reason = "no chromium found; `apt-get install chromium` brings one"
+    if os.environ.get("CI") == "true":
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+@pytest.fixture(scope="module")
+def page(report: Report, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    write_html(report, path)
+    return path
+
+
+def browse(chromium: str, page: Path, folder: Path, *flags: str) -> tuple[str, str]:
+    """The browser's stdout and stderr after it opened the page with a profile of its own."""
+    command = [chromium, *FLAGS, f"--user-data-dir={folder / 'profile'}", *flags, page.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    return done.stdout, done.stderr
+
+
+def pixels(path: Path) -> np.ndarray:
+    """A PNG with 8 bits a channel -> uint8 [height, width, channels]."""
+    data = path.read_bytes()
+    place, body, width, height, colour = 8, b"", 0, 0, 0
+    while place < len(data):
+        length, kind = struct.unpack(">I4s", data[place : place + 8])
+        chunk = data[place + 8 : place + 8 + length]
+        if kind == b"IHDR":
+            width, height, depth, colour = struct.unpack(">IIBB", chunk[:10])
+            assert depth == 8
+        body += chunk if kind == b"IDAT" else b""
+        place += length + 12
+    channels = {2: 3, 6: 4}[colour]
+    rows = np.frombuffer(zlib.decompress(body), np.uint8).reshape(height, 1 + width * channels)
+    image = np.zeros((height, width, channels), np.uint8)
+    above = np.zeros((width, channels), np.int64)
+    for y in range(height):
+        above = unfilter(int(rows[y, 0]), rows[y, 1:].reshape(width, channels), above)
+        image[y] = above
+    return image
+
+
+def unfilter(kind: int, line: np.ndarray, above: np.ndarray) -> np.ndarray:
+    """One PNG row from its filtered bytes and the row above, both [width, channels]."""
+    line = line.astype(np.int64)
+    if kind == 0:
+        return line
+    if kind == 1:
+        return np.cumsum(line, axis=0) % 256
+    if kind == 2:
+        return (line + above) % 256
+    result = np.zeros_like(line)
+    left = corner = np.zeros(line.shape[1], np.int64)
+    for x in range(len(line)):
+        up = above[x]
+        if kind == 3:
+            guess = (left + up) // 2
+        else:
+            distance = np.abs(np.stack([up - corner, left - corner, left + up - 2 * corner]))
+            guess = np.choose(distance.argmin(axis=0), [left, up, corner])
+        left, corner = (line[x] + guess) % 256, up
+        result[x] = left
+    return result
+
+
+def test_the_page_opens(chromium: str, page: Path, tmp_path: Path) -> None:
+    dom, log = browse(chromium, page, tmp_path, "--dump-dom")
+    for words in ("4.83 MB", "8.07", "93.8 %", "2.6× smaller", "model.layers.5.mlp.down_proj"):
+        assert words in dom
+    # Only the script makes sort buttons and shows the theme button: it ran, policy and all.
+    assert dom.count("<th scope") > dom.count('<button type="button">') >= 10
+    assert 'aria-label="Switch to the' in dom
+    assert "CONSOLE" not in log, log
+    assert "Content Security Policy" not in log, log
+
+
+def test_the_policy_stops_what_escaping_would_miss(
+    chromium: str, page: Path, tmp_path: Path
+) -> None:
+    text = page.read_text(encoding="utf-8")
+    attack = '<script>document.title="owned"</script><img src="http://127.0.0.1:9/x.png">'
+    bad = tmp_path / "bad.html"
+    bad.write_text(text.replace("<main>", f"<main>{attack}", 1), encoding="utf-8")
+    dom, log = browse(chromium, bad, tmp_path, "--dump-dom")
+    assert "<title>owned" not in dom
+    assert log.count("Content Security Policy") >= 2
+
+
+@pytest.mark.parametrize(("flag", "dark"), [(LIGHT, False), (DARK, True)])
+def test_both_themes_are_drawn(
+    chromium: str, page: Path, tmp_path: Path, flag: str, dark: bool
+) -> None:
+    shot = tmp_path / "shot.png"
+    browse(chromium, page, tmp_path, f"--screenshot={shot}", flag)
+    image = pixels(shot)[..., :3]
+    back, ink = np.median(image, axis=(0, 1)).mean(), image.reshape(-1, 3).mean(axis=1)
+    assert (back < 60) if dark else (back > 200)
+    strong = np.abs(ink - back) > 120
+    assert 0.005 < strong.mean() < 0.3, "text covers some of the page, not none and not all"
+    assert np.unique(image.reshape(-1, 3), axis=0).shape[0] > 50

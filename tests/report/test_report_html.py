@@ -1,0 +1,244 @@
+"""The page's text: complete, escaped, and without a single outside address."""
+
+import math
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from html import unescape
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compress.report import chart
+from compress.report.html import render_html, write_html
+from compress.report.layers import MANY_LAYERS
+from compress.report.markup import el, raw
+from compress.report.schema import (
+    Export,
+    Layer,
+    Planned,
+    PlanVsActual,
+    Quality,
+    Report,
+    Sample,
+    Stage,
+    TextQuality,
+)
+
+HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"' & ]]>"
+
+
+class Page(HTMLParser):
+    """Tags with attributes, and text outside style and script; checks that tags nest."""
+
+    VOID = frozenset({"meta", "link", "br"})
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self.open: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] not in {"style", "script"}:
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join("".join(self.words).split())
+
+
+def hostile(value: Any) -> Any:
+    """A copy of plain report data with every string made hostile."""
+    if isinstance(value, str):
+        return HOSTILE + value
+    if isinstance(value, tuple):
+        return tuple(hostile(item) for item in value)
+    if isinstance(value, dict):
+        return {hostile(key): hostile(item) for key, item in value.items()}
+    if hasattr(value, "__dataclass_fields__"):
+        return replace(value, **{k: hostile(getattr(value, k)) for k in value.__dataclass_fields__})
+    return value
+
+
+def test_the_page_says_what_the_report_says(report: Report) -> None:
+    page = Page(render_html(report))
+    assert not page.open
+    for words in (
+        "12.3 MB became 4.83 MB, 2.6× smaller.",
+        "perplexity went from 7.99 to 8.07 (+1.0 %)",
+        "compressed linears; 6.27 over the whole model",
+        "rtn has the lower error: 0.00071 against 0.00074",
+        "ignored by default: the head stays as it is",
+        "42 compressed, 1 of them with a simpler method than asked for, 1 skipped.",
+        "+11.9 %",
+        "exact",
+        report.source.sha256,
+        "2026-11-21 03:05:43 UTC",
+        "--set calibration.samples=128",
+        "Intel(R) Xeon(R) Platinum 8481C",
+        "1 file left behind",
+    ):
+        assert words in page.text, words
+    for layer in report.layers:
+        assert layer.name in page.text
+    assert report.recipe.text in "".join(page.words)
+
+
+def test_hostile_strings_add_no_markup(report: Report) -> None:
+    full = replace(
+        report,
+        exports=(Export("onnx", "/x", 10, "logits", 0.1),),
+        speed={"tokens": {"deep": [{"x": "y"}]}},
+        quality=replace(report.quality or Quality(), tasks={"arc": {"accuracy": 0.5}}),
+    )
+    clean, attacked = Page(render_html(full)), Page(render_html(hostile(full)))
+    allowed = {"title", "aria-label", "content"}
+    names = [tag for tag, _ in attacked.tags]
+    assert names.count("script") == 1
+    assert "img" not in names
+    assert not attacked.open
+    for tag, attributes in attacked.tags:
+        assert not any(key.startswith("on") for key in attributes), (tag, attributes)
+        assert all(key in allowed or "<" not in (v or "") for key, v in attributes.items())
+    # Text may differ, and code for a path may; what a string can bring in is only more text.
+    assert set(names) == {tag for tag, _ in clean.tags}
+    assert HOSTILE.split("]]")[0].strip() in unescape(attacked.text)
+
+
+@given(st.text(), st.text())
+def test_elements_escape_children_and_attributes(child: str, value: str) -> None:
+    shown = el("p", child, title=value).text
+    found = re.fullmatch(r'<p title="([^"<>]*)">([^<>"]*)</p>', shown, re.DOTALL)
+    assert found
+    assert (unescape(found[1]), unescape(found[2])) == (unescape_twin(value), unescape_twin(child))
+
+
+def unescape_twin(text: str) -> str:
+    """What an HTML parser makes of a character that HTML does not allow, escaped or not."""
+    return unescape(text.replace("&", "&amp;"))
+
+
+def test_attributes() -> None:
+    assert el("a", class_="x", data_sort=0, hidden=True, title=None, open=False).text == (
+        '<a class="x" data-sort="0" hidden></a>'
+    )
+    assert el("p", raw("<b>"), None, "<").text == "<p><b>&lt;</p>"
+
+
+def test_nothing_comes_from_outside(report: Report) -> None:
+    text = render_html(report)
+    assert not re.search(r"https?:|//[a-z]|@import|url\(", text, re.IGNORECASE)
+    for tag, attributes in Page(text).tags:
+        assert "src" not in attributes
+        assert "style" not in attributes, "the policy refuses inline style attributes"
+        assert tag != "link" or attributes["href"] == "data:,"
+
+
+def test_no_dependency_at_import() -> None:
+    code = (
+        "import sys, compress.report.html, compress.report.table, compress.report.codec\n"
+        "print([m for m in ('torch', 'transformers', 'jinja2', 'numpy') if m in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+
+
+def test_the_least_report_still_makes_a_page(report: Report, tmp_path: Path) -> None:
+    bare = replace(
+        report, quality=None, stages=(), samples=(), samples_reason="the recipe asks for none",
+        plan_vs_actual=None, calibration=None, warnings=(), copied_tensors=(), copied_files=(),
+        skipped_files=(), result=replace(report.result, sizes=(), kv_bytes_per_token=None),
+    )  # fmt: skip
+    write_html(bare, tmp_path / "r.html")
+    page = Page((tmp_path / "r.html").read_text(encoding="utf-8"))
+    for words in ("not evaluated in this run", "None: the recipe asks for none.",
+                  "No calibration data was used."):  # fmt: skip
+        assert words in page.text
+    assert "Layers" not in page.text
+
+
+def test_a_diverged_model_makes_a_page(report: Report) -> None:
+    layers = (replace(report.layers[0], error=math.nan), replace(report.layers[1], error=0.0))
+    broken = replace(
+        report,
+        quality=Quality((TextQuality("t", 8, 3.0, math.inf, math.nan, 0.0),)),
+        stages=(Stage("rtn", 1.0, 1, None, layers),),
+        plan_vs_actual=PlanVsActual(Planned(0, 1), Planned(math.nan, 1), Planned(1, math.inf)),
+    )
+    text = Page(render_html(broken)).text
+    assert "∞" in text
+    assert "not a number" in text
+
+
+def test_lone_surrogates_do_not_stop_the_page(report: Report, tmp_path: Path) -> None:
+    odd = replace(report, samples=(Sample("\udc80", "a", "b"),))
+    write_html(odd, tmp_path / "r.html")
+    (tmp_path / "r.html").read_text(encoding="utf-8")
+
+
+def expert(block: int, number: int) -> Layer:
+    name = f"model.layers.{block}.mlp.experts.{number}.gate_proj"
+    kept = "too few tokens: 3" if number == 0 else None
+    method = "rtn" if kept else "gptq"
+    return Layer(
+        name, "int4 sym g64", method, 4.25, 100, 30, 0.01 * (number + 1), 10 * number, 0.01,
+        kept_reason=kept, block=block, role="gate", expert=number,
+    )  # fmt: skip
+
+
+def test_thousands_of_experts_share_rows(report: Report) -> None:
+    count = MANY_LAYERS // 4
+    layers = tuple(expert(block, number) for block in range(5) for number in range(count))
+    stage = Stage("gptq", 1.0, 1, None, layers)
+    text = render_html(replace(report, stages=(stage,), copied_tensors=()))
+    page = Page(text)
+    assert f"block 4, gate: {count - 1} experts" in page.text
+    assert "report.json has each of them" in page.text
+    assert "model.layers.4.mlp.experts.0.gate_proj" in page.text
+    assert f"{10:,} to {10 * (count - 1):,}" in page.text
+    assert len(text) < 200_000
+
+
+@settings(max_examples=200)
+@given(st.lists(st.floats(0, 1e3), min_size=1, max_size=8))
+def test_the_scale_holds_every_error(values: list[float]) -> None:
+    scale = chart.scale_of(values)
+    heights = [scale.y(value) for value in values]
+    assert all(chart.TOP <= y <= chart.HEIGHT - chart.BOTTOM + 1e-6 for y in heights)
+    for low, high in zip(sorted(values), sorted(values)[1:], strict=False):
+        assert scale.y(low) >= scale.y(high) - 1e-9
+    marks = chart.ticks(scale)
+    assert marks == sorted(marks)
+    assert len(marks) <= 20
+
+
+def test_the_scale_is_logarithmic_only_where_it_helps() -> None:
+    assert chart.scale_of([0.001, 0.02]).log
+    assert not chart.scale_of([0.001, 0.002]).log
+    assert chart.ticks(chart.scale_of([0.001, 0.02])) == pytest.approx(
+        [0.001, 0.002, 0.005, 0.01, 0.02]
+    )
+
+
+def test_points_group_experts_and_keep_the_last_stage(report: Report) -> None:
+    layers = (expert(0, 0), expert(0, 1), replace(expert(0, 1), error=0.05))
+    (point,) = chart.points(layers)["gate"]
+    assert point.error == pytest.approx(0.03)
+    assert point.worst == 0.05
+    assert point.kept

@@ -1,0 +1,63 @@
+"""The terminal table: 80 cells, and nothing in a model's text reaches the terminal raw."""
+
+import unicodedata
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compress.report.schema import Report, Sample
+from compress.report.table import render_table
+
+
+def cells(line: str) -> int:
+    return sum(
+        0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1
+        for c in line
+    )
+
+
+def test_the_numbers_are_there(report: Report) -> None:
+    text = render_table(report, "/home/me/out/report/report.html")
+    rows = {line[:20].strip(): line[20:].split() for line in text.splitlines()[3:] if line[:20]}
+    assert rows["Size"] == ["12.3", "MB", "4.83", "MB", "2.6×", "smaller"]
+    assert rows["Bits per weight"][:2] == ["16", "4.25"]
+    assert rows["Perplexity"] == ["7.990", "8.071", "+1.0", "%,", "on", "tinystories"]
+    assert rows["KL divergence"][0] == "0.0233"
+    assert rows["Top-1 agreement"][:2] == ["93.8", "%"]
+    assert rows["Time"][:2] == ["30.8", "s"]
+    assert rows["Peak memory"] == ["702", "MB"]
+    assert text.endswith("Report\n  /home/me/out/report/report.html\n")
+    assert report.warnings[0] in " ".join(text.split())
+
+
+def test_a_run_without_evaluation(report: Report) -> None:
+    bare = replace(report, quality=None, samples=(), stages=(), warnings=())
+    text = render_table(bare)
+    assert "not evaluated" in text
+    assert "Report" not in text
+
+
+TEXTS = st.text(st.characters(), max_size=400)
+
+
+@given(prompt=TEXTS, source=TEXTS, result=TEXTS, name=TEXTS)
+def test_any_text_fits_the_terminal(
+    report: Report, prompt: str, source: str, result: str, name: str
+) -> None:
+    changed = replace(
+        report,
+        samples=(Sample(prompt, source, result),),
+        recipe=replace(report.recipe, name=name),
+        warnings=(source,),
+    )
+    lines = render_table(changed).split("\n")
+    assert max(cells(line) for line in lines) <= 80
+    assert all(line.isprintable() for line in lines)
+
+
+def test_escape_sequences_do_not_reach_the_terminal(report: Report) -> None:
+    nasty = replace(report, samples=(Sample("\x1b[2J", "\x1b]0;owned\x07", "a\nb\tc"),))
+    text = render_table(nasty)
+    assert "\x1b" not in text
+    assert "a b c" in text
