@@ -1,0 +1,11 @@
+"""Numerical kernels: every op is a plain torch reference, compiled C++ for the CPU, Triton for GPUs.
+
+The references in `compress_kernels.reference` are the specification. Public ops pick by device.
+"""
+
+from compress_kernels.factor import hessian_factor
+from compress_kernels.grid import ColumnResult
+from compress_kernels.ops import gptq_columns, gram_, group_scale
+from compress_kernels.status import status
+
+__all__ = ["ColumnResult", "gptq_columns", "gram_", "group_scale", "hessian_factor", "status"]

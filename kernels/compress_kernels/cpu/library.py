@@ -1,0 +1,83 @@
+"""The compiled library, loaded with ctypes (a call releases the interpreter's lock)."""
+
+import ctypes
+import functools
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from compress_kernels import grid
+from compress_kernels.cpu.build import BuildError, library_path
+
+SCALE_KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+
+
+class Grid(ctypes.Structure):
+    """Mirrors `Grid` in csrc/columns.cpp."""
+
+    _fields_ = [  # noqa: RUF012
+        ("code_min", ctypes.c_float),
+        ("code_max", ctypes.c_float),
+        ("symmetric", ctypes.c_int32),
+        ("scale_kind", ctypes.c_int32),
+        ("ratios", ctypes.c_void_p),
+        ("ratio_count", ctypes.c_int64),
+    ]
+
+
+class Block(ctypes.Structure):
+    """Mirrors `Block` in csrc/columns.cpp."""
+
+    _fields_ = [  # noqa: RUF012
+        ("weight", ctypes.c_void_p),
+        ("upper", ctypes.c_void_p),
+        ("importance", ctypes.c_void_p),
+        ("groups", ctypes.c_void_p),
+        ("scale", ctypes.c_void_p),
+        ("zero", ctypes.c_void_p),
+        ("codes", ctypes.c_void_p),
+        ("quantized", ctypes.c_void_p),
+        ("rows", ctypes.c_int64),
+        ("width", ctypes.c_int64),
+        ("weight_stride", ctypes.c_int64),
+        ("group_stride", ctypes.c_int64),
+        ("out_stride", ctypes.c_int64),
+        ("search", ctypes.c_int32),
+        ("threads", ctypes.c_int32),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Native:
+    """library: None where it cannot be built, for `reason`."""
+
+    library: ctypes.CDLL | None
+    reason: str
+
+
+@functools.cache
+def native() -> Native:
+    """The library, built and loaded on the first call of a process."""
+    try:
+        path = library_path()
+        library = ctypes.CDLL(str(path))
+    except (BuildError, OSError) as error:
+        return Native(None, str(error))
+    library.gptq_block.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    library.group_scale.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    library.gptq_block.restype = library.group_scale.restype = None
+    pointer, long = ctypes.c_void_p, ctypes.c_int64
+    library.gram_bf16.argtypes = [pointer, long, long, ctypes.c_int32, pointer]
+    return Native(library, str(path))
+
+
+def grid_struct(of: grid.Grid, ratios: Tensor) -> Grid:
+    """The C form of a grid; `ratios` (fp32, contiguous) must outlive it."""
+    kind = SCALE_KINDS[of.scale_dtype]
+    pointer = ratios.data_ptr()
+    return Grid(of.code_min, of.code_max, int(of.symmetric), kind, pointer, ratios.numel())
+
+
+def address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()

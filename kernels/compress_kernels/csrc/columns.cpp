@@ -1,0 +1,233 @@
+// GPTQ column loop of one block, and the scale search, on tiles of 16 rows.
+//
+// Rows never interact, so a tile holds 16 of them transposed, [column][16 rows]: every step of the
+// loop is one vector operation, and no result depends on the number of threads.
+// Vector types are the compilers' own (GCC, Clang): AVX-512, AVX2 or NEON follow from -march.
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "parallel.h"
+
+namespace {
+
+constexpr int kRows = 16;
+typedef float Vec __attribute__((vector_size(kRows * sizeof(float))));
+
+enum ScaleKind { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
+
+inline Vec splat(float x) { return x - Vec{}; }
+inline Vec least(Vec a, Vec b) { return a < b ? a : b; }
+inline Vec most(Vec a, Vec b) { return a > b ? a : b; }
+
+// Round half to even for |x| < 2^22: the sum keeps no fraction bits. Callers clamp x first.
+inline Vec nearest(Vec x) { return (x + 12582912.0f) - 12582912.0f; }
+
+float round_bfloat16(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  bits = (bits + 0x7fff + ((bits >> 16) & 1)) & 0xffff0000u;
+  std::memcpy(&x, &bits, 4);
+  return x;
+}
+
+float round_float16(float x) {
+  if (x < 6.103515625e-5f) return (x + 0.75f) - 0.75f;  // subnormal: multiples of 2^-24
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  bits = (bits + 0xfff + ((bits >> 13) & 1)) & 0xffffe000u;
+  std::memcpy(&x, &bits, 4);
+  return x;
+}
+
+// Nearest value >= 0 that the stored dtype holds, 1 in place of 0.
+float round_scale(float x, int kind) {
+  if (kind == kBFloat16) x = round_bfloat16(std::fmin(x, 3.3895314e38f));
+  if (kind == kFloat16) x = round_float16(std::fmin(x, 65504.0f));
+  return x == 0.0f ? 1.0f : x;
+}
+
+struct Scale {
+  Vec step, zero;
+};
+
+}  // namespace
+
+// Both structs are mirrored in cpu/library.py.
+struct Grid {
+  float code_min, code_max;
+  int32_t symmetric, scale_kind;
+  const float* ratios;
+  int64_t ratio_count;
+};
+
+struct Block {
+  const float* weight;      // [rows, width], row stride weight_stride
+  const float* upper;       // [width, width]
+  const float* importance;  // [width] or null
+  const int32_t* groups;    // [width], group of each column
+  float* scale;             // [rows, *], row stride group_stride
+  int8_t* zero;             // as scale, or null when symmetric
+  int8_t* codes;            // [rows, width], row stride out_stride
+  float* quantized;         // as codes
+  int64_t rows, width, weight_stride, group_stride, out_stride;
+  int32_t search, threads;
+};
+
+namespace {
+
+void load_tile(const float* source, int64_t stride, int rows, int64_t width, Vec* tile) {
+  float* flat = reinterpret_cast<float*>(tile);
+  if (rows < kRows) std::memset(flat, 0, sizeof(Vec) * width);
+  for (int r = 0; r < rows; ++r)
+    for (int64_t c = 0; c < width; ++c) flat[c * kRows + r] = source[r * stride + c];
+}
+
+Scale candidate(Vec low, Vec high, float ratio, const Grid& grid) {
+  const float steps = grid.code_max - grid.code_min;
+  Scale s{splat(1.0f), splat(0.0f)};
+  if (grid.symmetric) {
+    Vec step = most(-low, high) / splat(steps / 2) * splat(ratio);
+    for (int r = 0; r < kRows; ++r) s.step[r] = round_scale(step[r], grid.scale_kind);
+    return s;
+  }
+  low *= splat(ratio);
+  high *= splat(ratio);
+  // Keeps the compiler from fusing product and difference, which would round otherwise than torch.
+  asm("" : "+m"(low), "+m"(high));
+  Vec step = (high - low) / splat(steps);
+  for (int r = 0; r < kRows; ++r) s.step[r] = round_scale(step[r], grid.scale_kind);
+  // low / step may be huge when a subnormal scale was rounded down: clamp before rounding.
+  Vec zero = most(splat(grid.code_min) - low / s.step, splat(grid.code_min));
+  s.zero = nearest(least(zero, splat(grid.code_max)));
+  return s;
+}
+
+template <bool kWeighted>
+Vec loss(const Vec* tile, int64_t width, const float* importance, Scale s, const Grid& grid) {
+  // A product with 1/step may pick the other code only where both are equally far off.
+  const Vec inverse = splat(1.0f) / s.step;
+  const Vec least_code = splat(grid.code_min) - s.zero, most_code = splat(grid.code_max) - s.zero;
+  Vec sum[2] = {};
+  for (int64_t c = 0; c < width; ++c) {
+    Vec code = nearest(least(most(tile[c] * inverse, least_code), most_code));
+    Vec error = tile[c] - code * s.step;
+    sum[c & 1] += kWeighted ? error * error * importance[c] : error * error;
+  }
+  return sum[0] + sum[1];
+}
+
+Scale search(const Vec* tile, int64_t width, const float* importance, const Grid& grid) {
+  Vec low{}, high{};
+  for (int64_t c = 0; c < width; ++c) {
+    low = least(low, tile[c]);
+    high = most(high, tile[c]);
+  }
+  Scale best = candidate(low, high, grid.ratios[0], grid);
+  if (grid.ratio_count == 1) return best;
+  Vec best_loss = splat(std::numeric_limits<float>::infinity());
+  for (int64_t i = 0; i < grid.ratio_count; ++i) {
+    Scale s = candidate(low, high, grid.ratios[i], grid);
+    Vec l = importance ? loss<true>(tile, width, importance, s, grid)
+                       : loss<false>(tile, width, importance, s, grid);
+    best.step = l < best_loss ? s.step : best.step;
+    best.zero = l < best_loss ? s.zero : best.zero;
+    best_loss = least(l, best_loss);
+  }
+  return best;
+}
+
+Scale load_scale(const Block& b, int64_t row, int rows, int32_t group) {
+  Scale s{splat(1.0f), splat(0.0f)};
+  for (int r = 0; r < rows; ++r) {
+    s.step[r] = b.scale[(row + r) * b.group_stride + group];
+    if (b.zero) s.zero[r] = b.zero[(row + r) * b.group_stride + group];
+  }
+  return s;
+}
+
+void store_scale(const Block& b, int64_t row, int rows, int32_t group, const Scale& s) {
+  for (int r = 0; r < rows; ++r) {
+    b.scale[(row + r) * b.group_stride + group] = s.step[r];
+    if (b.zero) b.zero[(row + r) * b.group_stride + group] = static_cast<int8_t>(s.zero[r]);
+  }
+}
+
+int64_t group_width(const Block& b, int64_t start) {
+  int64_t stop = start;
+  while (stop < b.width && b.groups[stop] == b.groups[start]) ++stop;
+  return stop - start;
+}
+
+// Algorithm 1 of GPTQ on one tile; afterwards tile[i] holds the quantized column i.
+void solve_tile(const Block& b, const Grid& grid, int64_t row, int rows, Vec* tile, Vec* codes) {
+  const Vec code_min = splat(grid.code_min), code_max = splat(grid.code_max);
+  Scale s{};
+  for (int64_t i = 0; i < b.width; ++i) {
+    if (i == 0 || b.groups[i] != b.groups[i - 1]) {
+      if (b.search) {
+        const float* importance = b.importance ? b.importance + i : nullptr;
+        s = search(tile + i, group_width(b, i), importance, grid);
+        store_scale(b, row, rows, b.groups[i], s);
+      } else {
+        s = load_scale(b, row, rows, b.groups[i]);
+      }
+    }
+    const float* u = b.upper + i * b.width;
+    Vec code = nearest(least(most(tile[i] / s.step, code_min - s.zero), code_max - s.zero));
+    Vec value = code * s.step;
+    Vec error = (tile[i] - value) * (1.0f / u[i]);
+    for (int64_t j = i + 1; j < b.width; ++j) tile[j] -= error * u[j];
+    tile[i] = value;
+    codes[i] = code + s.zero;
+  }
+}
+
+void store_tile(const Block& b, int64_t row, int rows, const Vec* tile, const Vec* codes) {
+  const float* value = reinterpret_cast<const float*>(tile);
+  const float* code = reinterpret_cast<const float*>(codes);
+  for (int r = 0; r < rows; ++r) {
+    float* out = b.quantized + (row + r) * b.out_stride;
+    int8_t* out_codes = b.codes + (row + r) * b.out_stride;
+    for (int64_t c = 0; c < b.width; ++c) out[c] = value[c * kRows + r];
+    for (int64_t c = 0; c < b.width; ++c) out_codes[c] = static_cast<int8_t>(code[c * kRows + r]);
+  }
+}
+
+}  // namespace
+
+extern "C" {
+
+void gptq_block(const Block* block, const Grid* grid) {
+  const Block& b = *block;
+  const int64_t tiles = (b.rows + kRows - 1) / kRows;
+  in_parallel(b.threads, tiles, 8, [&](int64_t first, int64_t last) {
+    std::vector<Vec> tile(b.width), codes(b.width);
+    for (int64_t t = first; t < last; ++t) {
+      const int64_t row = t * kRows;
+      const int rows = static_cast<int>(b.rows - row < kRows ? b.rows - row : kRows);
+      load_tile(b.weight + row * b.weight_stride, b.weight_stride, rows, b.width, tile.data());
+      solve_tile(b, *grid, row, rows, tile.data(), codes.data());
+      store_tile(b, row, rows, tile.data(), codes.data());
+    }
+  });
+}
+
+// One scale a row of weight [rows, width]; only the fields this needs are read.
+void group_scale(const Block* block, const Grid* grid) {
+  const Block& b = *block;
+  const int64_t tiles = (b.rows + kRows - 1) / kRows;
+  in_parallel(b.threads, tiles, 8, [&](int64_t first, int64_t last) {
+    std::vector<Vec> tile(b.width);
+    for (int64_t t = first; t < last; ++t) {
+      const int64_t row = t * kRows;
+      const int rows = static_cast<int>(b.rows - row < kRows ? b.rows - row : kRows);
+      load_tile(b.weight + row * b.weight_stride, b.weight_stride, rows, b.width, tile.data());
+      store_scale(b, row, rows, 0, search(tile.data(), b.width, b.importance, *grid));
+    }
+  });
+}
+}

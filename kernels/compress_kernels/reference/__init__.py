@@ -1,0 +1,1 @@
+"""The specification: plain torch, any device, as close to the papers as code can be."""
