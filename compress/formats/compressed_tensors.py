@@ -66,12 +66,11 @@ def layout(
     n, k = shape
     module = module_of(name)
     _refuse_g_idx(name, scheme, act_order)
-    scales = (1,) if scheme.granularity == "tensor" else (n, scheme.groups(k))
+    per_tensor = scheme.granularity == "tensor"
+    scales: tuple[int, ...] = (1,) if per_tensor else (n, scheme.groups(k))
+    scale: Entry = (f"{module}.weight_scale", scale_dtype, scales)
     if not is_packed(scheme):
-        entries: list[Entry] = [
-            (name, "I8", (n, k)),
-            (f"{module}.weight_scale", scale_dtype, scales),
-        ]
+        entries: list[Entry] = [(name, "I8", (n, k)), scale]
         if not scheme.symmetric:
             entries.append((f"{module}.weight_zero_point", "I8", scales))
         return entries

@@ -38,7 +38,7 @@ def pack(codes: Tensor, bits: int) -> Tensor:
     # string: [rows, octets, 8 bytes], of which the low `bits` bytes are used
     used = string.unsqueeze(-1).view(torch.uint8)[:, :, :bits].reshape(rows, octets * bits)
     words = words_for(count, bits)
-    return _padded(used, words * 4).contiguous().view(torch.int32)
+    return _padded(used, words * 4).view(torch.int32)
 
 
 def unpack(words: Tensor, bits: int, count: int) -> Tensor:
@@ -49,7 +49,7 @@ def unpack(words: Tensor, bits: int, count: int) -> Tensor:
     rows = words.shape[0]
     assert words.shape[1] == words_for(count, bits), "words do not hold that many codes"
     octets = -(-count // 8)
-    stream = _padded(words.contiguous().view(torch.uint8), octets * bits)
+    stream = _padded(_padded(words, words.shape[1]).view(torch.uint8), octets * bits)
     groups = torch.zeros(rows, octets, 8, dtype=torch.uint8, device=words.device)
     groups[:, :, :bits] = stream.view(rows, octets, bits)
     string = groups.view(torch.int64).squeeze(-1)  # string: [rows, octets]
@@ -63,6 +63,9 @@ def unpack(words: Tensor, bits: int, count: int) -> Tensor:
 
 def _padded(data: Tensor, width: int) -> Tensor:
     """data [rows, n] cut or zero-filled on the right to [rows, width]."""
-    if data.shape[1] >= width:
-        return data[:, :width].contiguous()
-    return torch.nn.functional.pad(data, (0, width - data.shape[1]))
+    kept = min(width, data.shape[1])
+    # A new tensor even where nothing changes: one row counts as contiguous whatever its stride is,
+    # and then it cannot be viewed as wider integers.
+    result = data.new_zeros(data.shape[0], width)
+    result[:, :kept] = data[:, :kept]
+    return result

@@ -1,0 +1,145 @@
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_models
+
+from compress.arch.describe import describe
+from compress.arch.spec import DecoderSpec
+from compress.checkpoint.reader import Checkpoint
+from compress.errors import CheckpointError
+from compress.formats.ct_config import ignored_modules, parse, quantization_config
+from compress.quant.scheme import ActivationScheme, QuantScheme
+
+G4, G8 = QuantScheme(group_size=32), QuantScheme(bits=8, group_size=32)
+A8 = QuantScheme(bits=8, granularity="channel", group_size=0, activation=ActivationScheme())
+
+
+def opened(family: str, folder: Path, **kw: Any) -> tuple[DecoderSpec, dict[str, tuple[int, ...]]]:
+    checkpoint = Checkpoint.open(tiny_models.make(family, folder, **kw))
+    return describe(checkpoint.config, checkpoint.shapes), checkpoint.shapes
+
+
+def build(
+    spec: DecoderSpec, shapes: Mapping[str, tuple[int, ...]], by_role: Mapping[str, QuantScheme]
+) -> dict[str, Any]:
+    schemes = {
+        x.tensor: by_role.get(x.role, G4)
+        for x in spec.linears()
+        if x.role != "router" and by_role.get(x.role, G4) is not None
+    }
+    config = quantization_config(spec, shapes, schemes)
+    assert config is not None
+    return config
+
+
+def leaves(node: Any) -> Iterator[Any]:
+    if isinstance(node, dict):
+        for value in node.values():
+            yield from leaves(value)
+    else:
+        yield node
+
+
+def test_one_scheme(tmp_path: Path) -> None:
+    config = build(*opened("llama", tmp_path, tied=True), {})
+    assert config["format"] == "pack-quantized"
+    assert config["ignore"] == ["lm_head"]
+    assert config["config_groups"] == {
+        "group_0": {
+            "targets": ["Linear"],
+            "weights": {
+                "num_bits": 4,
+                "type": "int",
+                "symmetric": True,
+                "strategy": "group",
+                "dynamic": False,
+                "group_size": 32,
+            },
+        }
+    }
+    assert None not in list(leaves(config))
+
+
+def test_unquantized_linears_are_ignored_by_name(tmp_path: Path) -> None:
+    spec, shapes = opened("qwen3_moe", tmp_path)
+    schemes = {x.tensor: G4 for x in spec.linears() if x.role not in ("router", "o")}
+    assert ignored_modules(spec, shapes, schemes) == [
+        "lm_head",
+        "model.layers.0.mlp.gate",
+        "model.layers.0.self_attn.o_proj",
+        "model.layers.1.mlp.gate",
+        "model.layers.1.self_attn.o_proj",
+    ]
+
+
+def test_nothing_quantized(tmp_path: Path) -> None:
+    assert quantization_config(*opened("llama", tmp_path), {}) is None
+
+
+@pytest.mark.parametrize(
+    ("by_role", "form"),
+    [({"down": G8}, "pack-quantized"), ({"down": A8, "o": A8}, "mixed-precision"), ({}, None)],
+)
+@pytest.mark.parametrize("family", ["llama", "mixtral", "gpt2"])
+def test_every_module_gets_its_scheme_back(
+    family: str, by_role: dict[str, QuantScheme], form: str | None, tmp_path: Path
+) -> None:
+    spec, shapes = opened(family, tmp_path)
+    config = build(spec, shapes, by_role)
+    assert form is None or config["format"] == form
+    schemes = parse({"quantization_config": config})
+    for linear in spec.linears():
+        want = None if linear.role == "router" else by_role.get(linear.role, G4)
+        assert schemes.scheme(linear.name) == want
+    assert schemes.scheme("lm_head") is None
+    assert schemes.transposed == {x.name for x in spec.linears() if x.transposed}
+
+
+def test_experts_of_one_scheme_become_one_pattern(tmp_path: Path) -> None:
+    spec, shapes = opened("mixtral", tmp_path)
+    groups = build(spec, shapes, {"down": G8})["config_groups"]
+    assert r"re:^model\.layers\.0\.block_sparse_moe\.experts\.\d+\.w2$" in groups["group_1"][
+        "targets"
+    ]
+    schemes = {x.tensor: G4 if x.expert == 1 else G8 for x in spec.linears() if x.role == "down"}
+    config = quantization_config(spec, shapes, schemes)
+    assert config is not None
+    assert config["config_groups"]["group_1"]["targets"] == [
+        f"model.layers.{i}.block_sparse_moe.experts.1.w2" for i in range(2)
+    ]
+
+
+def test_odd_bits_name_the_version_that_reads_them(tmp_path: Path) -> None:
+    spec, shapes = opened("llama", tmp_path)
+    q_proj = "model.layers.0.self_attn.q_proj.weight"
+    for bits, version in ((4, "0.15.0"), (3, "0.18.0")):
+        config = quantization_config(spec, shapes, {q_proj: QuantScheme(bits=bits)})
+        assert config is not None
+        assert config["version"] == version
+
+
+@pytest.mark.parametrize(
+    ("group", "message"),
+    [
+        ({"weights": {"type": "float"}}, r"group_0.weights.type is 'float'; .* reads 'int'"),
+        ({"weights": {"strategy": "block"}}, r"weights.strategy is 'block'; .* 'channel', 'group'"),
+        (
+            {"weights": {}, "input_activations": {"type": "int", "strategy": "tensor"}},
+            r"input_activations.strategy is 'tensor'; .* 'token'",
+        ),
+    ],
+)
+def test_foreign_schemes_are_refused(group: dict[str, Any], message: str) -> None:
+    block = {"config_groups": {"group_0": {"targets": ["Linear"], **group}}}
+    with pytest.raises(CheckpointError, match=message):
+        parse({"quantization_config": block})
+
+
+def test_left_out_keys_are_inferred() -> None:
+    weights = {"num_bits": 4, "type": "int", "group_size": -1, "actorder": None}
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": None}
+    block = {"config_groups": {"group_0": group}, "ignore": None}
+    scheme = parse({"quantization_config": block}).scheme("a.b")
+    assert scheme == QuantScheme(bits=4, granularity="channel", group_size=0)

@@ -1,0 +1,42 @@
+import pytest
+
+from compress.formats.detect import detect
+
+
+@pytest.mark.parametrize(
+    ("block", "name"),
+    [
+        ({"quant_method": "compressed-tensors"}, "compressed-tensors"),
+        ({"quant_method": "gptq", "bits": 4}, "gptq"),
+        ({"quant_method": "AWQ"}, "awq"),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8"),
+        ({"load_in_8bit": True}, "bitsandbytes"),
+        ({"producer": {"name": "modelopt"}, "quant_algo": "NVFP4"}, "modelopt"),
+        ({"config_groups": {}}, "compressed-tensors"),
+        ({"bits": 4}, "an unnamed format"),
+    ],
+)
+def test_by_config(block: dict[str, object], name: str) -> None:
+    assert detect({"quantization_config": block}, ()) == name
+    assert detect({"text_config": {"quantization_config": block}}, ()) == name
+    assert detect({"compression_config": block}, ()) == name
+
+
+@pytest.mark.parametrize(
+    ("tensor", "name"),
+    [
+        ("a.weight_packed", "compressed-tensors"),
+        ("a.qweight", "gptq or awq"),
+        ("a.SCB", "bitsandbytes"),
+        ("a.weight.quant_state.bitsandbytes__nf4", "bitsandbytes"),
+        ("a.weight_scale_inv", "fp8"),
+        ("a.weight_scale", "an unnamed format with weight_scale tensors"),
+    ],
+)
+def test_by_names(tensor: str, name: str) -> None:
+    assert detect({}, ["a.weight", tensor]) == name
+
+
+def test_dense() -> None:
+    assert detect({"quantization_config": None}, ["a.weight", "a.bias", "x_blocks"]) is None
+    assert detect({}, ["x_blocks", "x_scales"]) == "mxfp4"

@@ -1,0 +1,86 @@
+import json
+from pathlib import Path
+
+import compressed_models
+import pytest
+import tiny_models
+import torch
+
+from compress.checkpoint.reader import Checkpoint
+from compress.errors import CheckpointError
+from compress.formats import logical_shapes, open_weights
+from compress.formats.weights import CompressedWeights
+from compress.quant.scheme import ActivationScheme, QuantScheme
+
+G4 = QuantScheme(group_size=32)
+W8A8 = QuantScheme(
+    bits=8, granularity="channel", group_size=0, activation=ActivationScheme()
+)
+FAMILIES = ("llama", "gpt2", "phi3", "mixtral")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("scheme", [G4, QuantScheme(bits=3, symmetric=False), W8A8])
+def test_compressed_reads_as_the_original(
+    family: str, scheme: QuantScheme, tmp_path: Path
+) -> None:
+    source = tiny_models.make(family, tmp_path / "source", tied=family == "llama")
+    written = compressed_models.write(source, tmp_path / "out", scheme)
+    original, result = Checkpoint.open(source), Checkpoint.open(written.folder)
+    assert logical_shapes(original) == original.shapes
+    assert logical_shapes(result) == original.shapes
+    weights = open_weights(result)
+    assert weights.spec == open_weights(original).spec == written.spec
+    reference = written.reference()
+    for name, info in original.tensors.items():
+        tensor = weights.read(name)
+        assert tuple(tensor.shape) == info.shape
+        assert torch.equal(tensor, reference[name].bfloat16())
+    for linear in written.spec.linears():
+        want = scheme.activation if linear.role != "router" else None
+        assert weights.activation(linear.name) == want
+
+
+def test_dense_passes_through(tmp_path: Path) -> None:
+    source = tiny_models.make("qwen3", tmp_path)
+    weights = open_weights(Checkpoint.open(source))
+    name = weights.spec.embedding
+    assert torch.equal(weights.read(name), weights.checkpoint.read(name))
+    assert weights.activation("model.layers.0.mlp.up_proj") is None
+
+
+def test_codes_and_groups_come_back(tmp_path: Path) -> None:
+    source = tiny_models.make("llama", tmp_path / "source")
+    written = compressed_models.write(source, tmp_path / "out", G4, act_order=True)
+    weights = open_weights(Checkpoint.open(written.folder))
+    assert isinstance(weights, CompressedWeights)
+    for name, tensor in written.quantized.items():
+        back = weights.quantized(name)
+        assert back is not None
+        assert back.scheme == G4
+        assert back.g_idx is not None
+        assert tensor.g_idx is not None
+        assert torch.equal(back.g_idx, tensor.g_idx)
+        assert torch.equal(back.codes, tensor.codes)
+    assert weights.quantized("model.norm.weight") is None
+
+
+def edited(folder: Path, change: dict[str, object]) -> Checkpoint:
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    config["quantization_config"] |= change
+    path.write_text(json.dumps(config))
+    return Checkpoint.open(folder)
+
+
+def test_refusals(tmp_path: Path) -> None:
+    source = tiny_models.make("llama", tmp_path / "source")
+    folder = compressed_models.write(source, tmp_path / "out", G4).folder
+    with pytest.raises(CheckpointError, match=r"quantized in the format 'gptq'; dense and"):
+        open_weights(edited(folder, {"quant_method": "gptq"}))
+    ignored = {"quant_method": "compressed-tensors", "ignore": ["re:.*q_proj"]}
+    weights = open_weights(edited(folder, ignored))
+    with pytest.raises(CheckpointError, match=r"q_proj has quantized tensors but no config group"):
+        weights.read("model.layers.0.self_attn.q_proj.weight")
+    with pytest.raises(CheckpointError, match=r"format is 'float-quantized'; this version reads"):
+        open_weights(edited(folder, {"format": "float-quantized"}))
