@@ -10,6 +10,7 @@ from compress.report.schema import Layer, Report
 
 WIDTH, HEIGHT = 960, 340
 LEFT, RIGHT, TOP, BOTTOM = 64, 16, 14, 44
+_NOTHING = 1e-30
 
 # Path data around (0, 0): shapes tell roles apart where colours do not.
 _MARKERS = (
@@ -89,11 +90,12 @@ def points(layers: tuple[Layer, ...]) -> dict[str, list[Point]]:
 
 
 def scale_of(values: list[float]) -> Scale:
-    """A scale with a little air around the values, which are not negative."""
-    positive = [value for value in values if value > 0]
+    """A scale with a little air around the values; at most six decades, the rest on its floor."""
+    positive = [value for value in values if value > _NOTHING]
     if not positive:
         return Scale(0.0, 1.0, log=False)
-    low, high = min(positive), max(positive)
+    high = max(positive)
+    low = max(min(positive), high * 1e-6)
     if high / low >= 10:
         return Scale(low / 1.3, high * 1.3, log=True)
     return Scale(0.0, high * 1.1, log=False)

@@ -75,12 +75,12 @@ def pixels(path: Path) -> np.ndarray:
 def unfilter(kind: int, line: np.ndarray, above: np.ndarray) -> np.ndarray:
     """One PNG row from its filtered bytes and the row above, both [width, channels]."""
     line = line.astype(np.int64)
-    if kind == 0:
-        return line
     if kind == 1:
-        return np.cumsum(line, axis=0) % 256
+        line = np.cumsum(line, axis=0)
     if kind == 2:
-        return (line + above) % 256
+        line = line + above
+    if kind <= 2:
+        return line % 256
     result = np.zeros_like(line)
     left = corner = np.zeros(line.shape[1], np.int64)
     for x in range(len(line)):
