@@ -169,18 +169,22 @@ def _blocks(blocks: list[int]) -> Html:
 def _line(place: int, role: str, line: list[Point], blocks: list[int], scale: Scale) -> Html:
     spots = [(_x(p.block, blocks), scale.y(p.error)) for p in line]
     path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in spots)
-    marks = [_mark(place, role, point, x, y) for point, (x, y) in zip(line, spots, strict=True)]
+    # Markers of full size would hide the lines of a deep model.
+    zoom = 1 if len(blocks) <= 32 else 0.65
+    pairs = zip(line, spots, strict=True)
+    marks = [_mark(place, _hint(role, point), point.kept, spot, zoom) for point, spot in pairs]
     stroke = el("path", d=path, class_="line") if len(line) > 1 else None
     return el("g", stroke, *marks, class_=f"series c{place % 8}", data_series=place)
 
 
-def _mark(place: int, role: str, point: Point, x: float, y: float) -> Html:
+def _mark(place: int, hint: str, kept: bool, spot: tuple[float, float], zoom: float) -> Html:
+    x, y = spot
     return el(
         "g",
-        el("title", _hint(role, point)),
+        el("title", hint),
         el("circle", r=9, class_="target"),
-        el("path", d=_MARKERS[place % 8], class_="mark kept" if point.kept else "mark"),
-        transform=f"translate({x:.1f} {y:.1f})",
+        el("path", d=_MARKERS[place % 8], class_="mark kept" if kept else "mark"),
+        transform=f"translate({x:.1f} {y:.1f}) scale({zoom})",
     )
 
 
