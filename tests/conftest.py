@@ -34,6 +34,14 @@ def demo_model() -> Path:
     return shared / "models" / "tale-6m"
 
 
+@pytest.fixture
+def no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests that kill at many places: a killed process loses nothing that was not synced."""
+    from compress.checkpoint import disk
+
+    monkeypatch.setattr(disk, "fsync", lambda fd: None)
+
+
 def tree_hashes(folder: Path) -> dict[str, str]:
     """Relative file name -> sha256 of all files below a folder, for byte-for-byte comparisons."""
     return {

@@ -77,7 +77,7 @@ class Checkpoint:
         tensor = torch.empty(shape, dtype=TORCH_DTYPES[info.dtype])
         if tensor.numel():
             target = tensor.reshape(-1).view(torch.uint8).numpy().data
-            _read_into(self.path / info.file, target, info.start + offset)
+            read_into(self.path / info.file, target, info.start + offset)
         return tensor
 
     @property
@@ -155,7 +155,7 @@ def _check_index(
             raise CheckpointError(f"{folder / info.file} has tensor {name!r}, unknown to {INDEX}")
 
 
-def _read_into(path: Path, target: memoryview, offset: int) -> None:
+def read_into(path: Path, target: memoryview, offset: int) -> None:
     """Fill `target` (bytes) from byte `offset` of a file; a call may return less than asked."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

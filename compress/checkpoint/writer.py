@@ -69,7 +69,7 @@ class ShardWriter:
         assert found == (info.dtype, info.shape), f"{name}: {found} does not fit {info}"
         if check_finite and (bad := find_nonfinite(tensor)):
             raise OutputError(
-                f"result tensor {name!r} has {bad.describe()}: the computation overflowed; run again"
+                f"result tensor {name!r} has {bad.describe()}: it overflowed; run again"
                 " with --dtype float32"
             )
         if info.nbytes:

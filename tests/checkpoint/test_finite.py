@@ -4,16 +4,23 @@ from pathlib import Path
 
 import pytest
 import torch
-from raw_checkpoints import folder_of
 
 from compress.checkpoint import Checkpoint, NonFinite, find_nonfinite, finite, scan
+from raw_checkpoints import folder_of
 
 NAN, INF = float("nan"), float("inf")
 
 
 @pytest.mark.parametrize(
     "dtype",
-    [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e5m2, torch.complex64],
+    [
+        torch.float64,
+        torch.float32,
+        torch.float16,
+        torch.bfloat16,
+        torch.float8_e5m2,
+        torch.complex64,
+    ],
 )
 def test_counts_and_first_place(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(finite, "_CHUNK", 7)

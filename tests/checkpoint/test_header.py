@@ -6,12 +6,12 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from raw_checkpoints import entry, raw_file
 from safetensors.torch import save
 
 from compress.checkpoint.dtypes import TORCH_DTYPES, itemsize
 from compress.checkpoint.header import build_header, parse_header, read_header
 from compress.errors import CheckpointError
+from raw_checkpoints import entry, raw_file
 
 GOOD = {"a": entry("F32", [2, 2], 0, 16), "b": entry("BF16", [3], 16, 22)}
 
@@ -27,10 +27,14 @@ def refusal(tmp_path: Path, header: object, data: bytes = bytes(22)) -> str:
 
 
 def test_good_header(tmp_path: Path) -> None:
-    path = raw_file(tmp_path / "x.safetensors", {"__metadata__": {"format": "pt"}, **GOOD}, bytes(22))
+    path = raw_file(
+        tmp_path / "x.safetensors", {"__metadata__": {"format": "pt"}, **GOOD}, bytes(22)
+    )
     infos = read_header(path, "x.safetensors")
     data = path.stat().st_size - 22
-    assert [(i.name, i.dtype, i.shape, i.file, i.start - data, i.nbytes) for i in infos.values()] == [
+    assert [
+        (i.name, i.dtype, i.shape, i.file, i.start - data, i.nbytes) for i in infos.values()
+    ] == [
         ("a", "F32", (2, 2), "x.safetensors", 0, 16),
         ("b", "BF16", (3,), "x.safetensors", 16, 6),
     ]
@@ -62,7 +66,10 @@ def test_empty_and_scalar_tensors(tmp_path: Path) -> None:
         (entry("BF16", [4], 16, 22), "takes 8 bytes, but its data_offsets [16, 22] hold 6"),
         (entry("BF16", [3], 22, 16), "data_offsets [22, 16] hold -6"),
         (entry("BF16", [3], "16", 22), "has data_offsets ['16', 22]; two are expected"),
-        (entry("BF16", [2], 18, 22), "leaves a hole: it starts at byte 18 of the data, expected 16"),
+        (
+            entry("BF16", [2], 18, 22),
+            "leaves a hole: it starts at byte 18 of the data, expected 16",
+        ),
         (entry("BF16", [4], 14, 22), "overlaps the tensor before it: it starts at byte 14"),
         ({"dtype": "F32"}, "must give dtype, shape and data_offsets"),
         ({**GOOD["b"], "more": 1}, "must give dtype, shape and data_offsets"),
@@ -102,7 +109,9 @@ def test_truncated_file_says_expected_and_found(tmp_path: Path) -> None:
     path = raw_file(tmp_path / "t.safetensors", GOOD, bytes(22))
     size = path.stat().st_size
     path.write_bytes(path.read_bytes()[:-3])
-    with pytest.raises(CheckpointError, match=rf"truncated: expected {size} bytes, found {size - 3};"):
+    with pytest.raises(
+        CheckpointError, match=rf"truncated: expected {size} bytes, found {size - 3};"
+    ):
         read_header(path, "t")
 
 
@@ -115,12 +124,12 @@ def test_short_and_foreign_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="expected a header of 200 bytes, found 50"):
         read_header(path, "m")
     path.write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
-    with pytest.raises(CheckpointError, match="git-lfs pointer.*git lfs pull"):
+    with pytest.raises(CheckpointError, match=r"git-lfs pointer.*git lfs pull"):
         read_header(path, "m")
     path.write_bytes(b"\xff" * 64)
-    with pytest.raises(CheckpointError, match="no safetensors file: its first 8 bytes"):
+    with pytest.raises(CheckpointError, match=r"no safetensors file: its first 8 bytes"):
         read_header(path, "m")
-    with pytest.raises(CheckpointError, match="cannot read .*No such file"):
+    with pytest.raises(CheckpointError, match=r"cannot read .*No such file"):
         read_header(tmp_path / "absent", "absent")
 
 
@@ -194,10 +203,13 @@ def check_whole(tmp_path: Path, raw: bytes) -> None:
     """Refused, or every byte of the data belongs to exactly one tensor of the right size."""
     path = tmp_path / "fuzz.safetensors"
     path.write_bytes(raw)
+    message, infos = "", {}
     try:
         infos = read_header(path, path.name)
     except CheckpointError as error:
-        assert "\n" not in str(error)
+        message = str(error)
+    assert "\n" not in message
+    if message:
         return
     end = 8 + int.from_bytes(raw[:8], "little")
     for info in infos.values():

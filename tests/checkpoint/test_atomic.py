@@ -1,0 +1,224 @@
+"""The output folder is at any moment absent, the old one, or the whole new one."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from compress.checkpoint import (
+    atomic,
+    create_partial,
+    free_bytes,
+    locked,
+    prepare_output,
+    publish,
+    write_atomic,
+)
+from compress.errors import OutputError
+from conftest import tree_hashes
+from faults import Killed, counting, fault_at
+
+FILES = {"config.json": b"{}", "model.safetensors": b"new weights", "report/report.json": b"{1}"}
+
+
+def fill(partial: Path) -> None:
+    """What a run leaves when its work is done: results, and working files of its own."""
+    for name, data in {
+        **FILES,
+        "journal.jsonl": b"j",
+        "spill/h0": b"0",
+        "x.compress-tmp": b"",
+    }.items():
+        (partial / name).parent.mkdir(exist_ok=True)
+        (partial / name).write_bytes(data)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {
+        str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()
+    }
+
+
+def refusal(out: Path, **options: object) -> str:
+    with pytest.raises(OutputError) as caught:
+        prepare_output(out, **options)  # type: ignore[arg-type]
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def run(out: Path, *, overwrite: bool = False, resume: bool = False) -> None:
+    """A whole small run as the pipeline does it."""
+    output = prepare_output(out, overwrite=overwrite, resume=resume)
+    if output.state != "publish":
+        create_partial(output)
+        fill(output.partial)
+    publish(output, ["journal.jsonl", "spill"])
+
+
+def test_new_output_appears_whole(tmp_path: Path) -> None:
+    output = prepare_output(tmp_path / "out")
+    assert output.state == "fresh"
+    assert list(tmp_path.iterdir()) == []
+    run(tmp_path / "out")
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+    assert contents(tmp_path / "out") == FILES
+    assert not (tmp_path / "out" / "spill").exists()
+
+
+def test_empty_output_and_empty_partial_are_no_hindrance(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out.partial").mkdir()
+    run(tmp_path / "out")
+    assert contents(tmp_path / "out") == FILES
+
+
+def test_overwrite_replaces_the_whole_folder(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    (out / "sub").mkdir(parents=True)
+    (out / "sub" / "old").write_text("old")
+    assert "is not empty; choose another folder or add --overwrite" in refusal(out)
+    run(out, overwrite=True)
+    assert contents(out) == FILES
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+def test_partial_needs_resume_even_with_overwrite(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    fill_into = tmp_path / "out.partial"
+    fill_into.mkdir()
+    fill(fill_into)
+    for overwrite in (False, True):
+        message = refusal(out, overwrite=overwrite)
+        assert f"{fill_into} is left from a run that was stopped; add --resume" in message
+        assert "or remove it" in message
+    output = prepare_output(out, resume=True)
+    assert (output.state, output.partial) == ("resume", fill_into)
+
+
+def test_resume_with_nothing_to_resume(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    message = refusal(out, resume=True)
+    assert f"nothing to resume: there is no {out}.partial; run without --resume" in message
+    run(out)
+    assert f"nothing to resume: {out} is there and" in refusal(out, resume=True)
+    assert f"nothing to resume: {out} is there and" in refusal(out, resume=True, overwrite=True)
+
+
+def test_resume_over_a_filled_output_asks_for_overwrite_before_work(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    run(out)
+    shutil.copytree(out, tmp_path / "out.partial")
+    assert "is not empty; choose another folder or add --overwrite" in refusal(out, resume=True)
+    assert prepare_output(out, resume=True, overwrite=True).state == "resume"
+
+
+def test_output_must_be_apart_from_the_model(tmp_path: Path) -> None:
+    model = tmp_path / "a" / "model"
+    model.mkdir(parents=True)
+    (tmp_path / "alias").symlink_to(model)
+    assert "is the model itself" in refusal(model, source=model)
+    assert "is the model itself" in refusal(tmp_path / "alias", source=model, overwrite=True)
+    assert "is inside the model's folder" in refusal(model / "out", source=model)
+    assert "holds the model" in refusal(tmp_path / "a", source=model, overwrite=True)
+    assert prepare_output(tmp_path / "a" / "model-w4", source=model).state == "fresh"
+
+
+def test_places_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("x")
+    assert "file is a file; choose a folder" in refusal(tmp_path / "file")
+    assert f"{tmp_path / 'no'} does not exist; make it first" in refusal(tmp_path / "no" / "out")
+    assert "/proc is a mount point; choose a folder inside it" in refusal(Path("/proc"))
+    assert "/ is a mount point" in refusal(Path("/"))
+    monkeypatch.setattr(atomic.os, "access", lambda path, mode: False)
+    assert f"{tmp_path} cannot be written to; choose another" in refusal(tmp_path / "out")
+
+
+def test_partial_that_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "out.partial").write_text("x")
+    with pytest.raises(OutputError, match=r"cannot make .*out.partial: File exists"):
+        create_partial(prepare_output(tmp_path / "out"))
+
+
+def test_output_filled_during_the_run_is_not_touched(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    output = prepare_output(out)
+    create_partial(output)
+    fill(output.partial)
+    out.mkdir()
+    (out / "theirs").write_text("theirs")
+    with pytest.raises(OutputError, match="is not empty; add --overwrite or empty it, then run"):
+        publish(output, ["journal.jsonl", "spill"])
+    assert contents(out) == {"theirs": b"theirs"}
+    assert prepare_output(out, resume=True).state == "publish"
+    run(out, resume=True, overwrite=True)
+    assert contents(out) == FILES
+
+
+@pytest.mark.usefixtures("no_fsync")
+@pytest.mark.parametrize("effect", ["before", "after"])
+@pytest.mark.parametrize("old", [False, True])
+def test_kill_anywhere_while_publishing(tmp_path: Path, effect: str, old: bool) -> None:
+    def start(name: str) -> Path:
+        folder = tmp_path / name
+        folder.mkdir()
+        if old:
+            (folder / "out" / "deep").mkdir(parents=True)
+            (folder / "out" / "deep" / "file").write_text("old")
+        return folder / "out"
+
+    out = start("count")
+    with counting() as calls:
+        run(out, overwrite=old)
+    for number in range(len(calls)):
+        out = start(str(number))
+        with fault_at(number, effect), pytest.raises(Killed):  # type: ignore[arg-type]
+            run(out, overwrite=old)
+        if out.exists():
+            assert contents(out) in (FILES, {"deep/file": b"old"})
+        left = {p.name for p in out.parent.iterdir() if any(p.iterdir())} - {"out"}
+        resume = bool(left) or (out.parent / "out.replaced").exists()
+        if resume or not out.exists() or contents(out) != FILES:
+            run(out, overwrite=old, resume=resume)
+        assert contents(out) == FILES
+        assert [p.name for p in out.parent.iterdir()] == ["out"]
+
+
+def test_write_atomic_shows_old_or_new(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    write_atomic(path, b"old and longer")
+    with counting() as calls:
+        write_atomic(path, b"new")
+    assert path.read_bytes() == b"new"
+    assert [p.name for p in tmp_path.iterdir()] == ["config.json"]
+    for effect in ("before", "torn", "after"):
+        for number in range(len(calls)):
+            write_atomic(path, b"old and longer")
+            with fault_at(number, effect), pytest.raises(Killed):
+                write_atomic(path, b"new")
+            assert path.read_bytes() in (b"old and longer", b"new")
+    with fault_at(0, "enospc"), pytest.raises(OutputError, match=r"cannot write .*: No space left"):
+        write_atomic(path, b"new")
+
+
+def test_one_process_at_a_time(tmp_path: Path) -> None:
+    with locked(tmp_path):
+        lock = locked(tmp_path)
+        with pytest.raises(OutputError, match=f"another process works in {tmp_path}; wait"):
+            lock.__enter__()
+    with locked(tmp_path):
+        pass
+
+
+def test_free_bytes(tmp_path: Path) -> None:
+    stat = os.statvfs(tmp_path)
+    assert abs(free_bytes(tmp_path) - stat.f_bavail * stat.f_frsize) < 1 << 30
+    with pytest.raises(OutputError, match=r"cannot look at the disk of .*: No such file"):
+        free_bytes(tmp_path / "no")
+
+
+def test_tree_hashes_sees_every_byte(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("1")
+    first = tree_hashes(tmp_path)
+    (tmp_path / "a").write_text("2")
+    assert tree_hashes(tmp_path) != first
