@@ -1,6 +1,5 @@
 import pytest
 import torch
-from compressed_models import round_weight
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -8,6 +7,7 @@ from compress.checkpoint.dtypes import TORCH_DTYPES
 from compress.errors import CheckpointError, RecipeError
 from compress.formats import FORMATS, compressed_tensors
 from compress.quant.scheme import ActivationScheme, QuantScheme
+from compressed_models import round_weight
 
 NAME = "model.layers.0.mlp.down_proj.weight"
 CODES = {dtype: code for code, dtype in TORCH_DTYPES.items()}

@@ -3,8 +3,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_models
 
+import tiny_models
 from compress.arch.describe import describe
 from compress.arch.spec import DecoderSpec
 from compress.checkpoint.reader import Checkpoint
@@ -100,9 +100,9 @@ def test_every_module_gets_its_scheme_back(
 def test_experts_of_one_scheme_become_one_pattern(tmp_path: Path) -> None:
     spec, shapes = opened("mixtral", tmp_path)
     groups = build(spec, shapes, {"down": G8})["config_groups"]
-    assert r"re:^model\.layers\.0\.block_sparse_moe\.experts\.\d+\.w2$" in groups["group_1"][
-        "targets"
-    ]
+    assert (
+        r"re:^model\.layers\.0\.block_sparse_moe\.experts\.\d+\.w2$" in groups["group_1"]["targets"]
+    )
     schemes = {x.tensor: G4 if x.expert == 1 else G8 for x in spec.linears() if x.role == "down"}
     config = quantization_config(spec, shapes, schemes)
     assert config is not None

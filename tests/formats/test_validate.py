@@ -1,12 +1,12 @@
 import json
 from pathlib import Path
 
-import compressed_models
 import pytest
-import tiny_models
 import torch
 from safetensors.torch import load_file, save_file
 
+import compressed_models
+import tiny_models
 from compress.checkpoint.reader import Checkpoint
 from compress.formats.validate import Expected, validate
 from compress.quant.scheme import QuantScheme
@@ -118,8 +118,6 @@ def test_fused_linears_must_agree(tmp_path: Path) -> None:
     )
     schemes = {name: t.scheme for name, t in result.quantized.items()}
     tensors = Checkpoint.open(source).tensors
-    found = problems(
-        result.folder, Expected(tensors, result.spec, schemes, "compressed-tensors")
-    )
+    found = problems(result.folder, Expected(tensors, result.spec, schemes, "compressed-tensors"))
     assert len(found) == 2
     assert found[0].startswith("model.layers.0.self_attn.k_proj is not quantized while another")

@@ -1,11 +1,11 @@
 import json
 from pathlib import Path
 
-import compressed_models
 import pytest
-import tiny_models
 import torch
 
+import compressed_models
+import tiny_models
 from compress.checkpoint.reader import Checkpoint
 from compress.errors import CheckpointError
 from compress.formats import logical_shapes, open_weights
@@ -13,17 +13,13 @@ from compress.formats.weights import CompressedWeights
 from compress.quant.scheme import ActivationScheme, QuantScheme
 
 G4 = QuantScheme(group_size=32)
-W8A8 = QuantScheme(
-    bits=8, granularity="channel", group_size=0, activation=ActivationScheme()
-)
+W8A8 = QuantScheme(bits=8, granularity="channel", group_size=0, activation=ActivationScheme())
 FAMILIES = ("llama", "gpt2", "phi3", "mixtral")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("scheme", [G4, QuantScheme(bits=3, symmetric=False), W8A8])
-def test_compressed_reads_as_the_original(
-    family: str, scheme: QuantScheme, tmp_path: Path
-) -> None:
+def test_compressed_reads_as_the_original(family: str, scheme: QuantScheme, tmp_path: Path) -> None:
     source = tiny_models.make(family, tmp_path / "source", tied=family == "llama")
     written = compressed_models.write(source, tmp_path / "out", scheme)
     original, result = Checkpoint.open(source), Checkpoint.open(written.folder)
