@@ -1,39 +1,69 @@
 """Round to nearest, with a search for the scale that costs least.
 
 The baseline of every weight-only method and its fallback. For each scale's worth of weights the
-search tries `scale_candidates` ranges between the full one and a clipped one and keeps the range
-with the least squared rounding error, optionally weighted by how strongly each input column is
-driven ("importance", the diagonal of the Hessian; llama.cpp calls it the importance matrix).
+search tries ranges between the full one and a clipped one (compress.quant.rounding) and keeps the
+range with the least squared rounding error. With calibration data at hand each column's error can
+be weighted by how strongly the column is driven ("importance", the diagonal of the Hessian;
+llama.cpp calls it the importance matrix).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from compress.methods.outcome import Outcome, relative_error
 from compress.quant.rounding import clip_ratios, round_to_nearest
 from compress.quant.scheme import QuantScheme
-from compress.quant.tensor import QuantizedTensor
 
-ScaleSearch = Literal["minmax", "mse"]
+ScaleSearch = Literal["minmax", "mse", "importance"]
 
 
 @dataclass(frozen=True, slots=True)
 class RtnConfig:
-    """scale_search: "minmax" keeps every weight in range, "mse" clips where that costs less."""
+    """Options of an `rtn` stage.
+
+    scale_search: "minmax" covers every weight, "mse" clips where that costs less, "importance"
+        weighs each column's error by its activations, and so needs calibration data.
+    """
 
     scale_search: ScaleSearch = "mse"
 
 
+def needs_calibration(config: RtnConfig) -> bool:
+    """Whether the stage must see activations; otherwise tensors stream and no module is built."""
+    return config.scale_search == "importance"
+
+
 def quantize(
-    weight: Tensor,
+    weights: Sequence[Tensor],
     scheme: QuantScheme,
     config: RtnConfig,
     *,
     scale_dtype: torch.dtype,
-    importance: Tensor | None = None,
-) -> QuantizedTensor:
-    """Nearest codes for a weight [N, K]; importance: fp32 [K], relative cost of an error."""
+    hessian: Tensor | None = None,
+    expert_tokens: int | None = None,
+) -> list[Outcome]:
+    """Nearest codes for layers [N_i, K] that share an input with Hessian fp32 [K, K], if any.
+
+    expert_tokens is of no use here: plain rounding does not depend on how much data there was.
+    """
+    weighted = config.scale_search == "importance" and hessian is not None
+    importance = column_importance(hessian) if weighted and hessian is not None else None
     ratios = clip_ratios(config.scale_search, scheme.bits)
-    return round_to_nearest(weight, scheme, ratios, scale_dtype=scale_dtype, importance=importance)
+    outcomes = []
+    for weight in weights:
+        q = round_to_nearest(
+            weight, scheme, ratios, scale_dtype=scale_dtype, importance=importance
+        )
+        error = relative_error(weight.float(), q.dequantize(), hessian)
+        outcomes.append(Outcome(q, error, "rtn"))
+    return outcomes
+
+
+def column_importance(hessian: Tensor) -> Tensor:
+    """Diagonal of the Hessian, kept off zero so that a column never seen still counts a little."""
+    diagonal = hessian.diagonal()
+    return diagonal.clamp_min(1e-6 * float(diagonal.mean()) + 1e-30)

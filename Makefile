@@ -1,0 +1,74 @@
+# Two commands matter: `make demo` and `make test`. Everything runs inside .venv.
+PYTHON ?= python3
+VENV   ?= .venv
+# Where torch comes from. Empty: PyPI (on Linux its plain build is CUDA, gigabytes). Examples:
+#   make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu
+#   make demo TORCH_INDEX=https://download.pytorch.org/whl/cu130
+TORCH_INDEX ?=
+CONSTRAINTS ?= constraints.txt
+WORKERS ?= 2
+
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/pip install --disable-pip-version-check -q -c $(CONSTRAINTS)
+DEMO   := out/demo
+
+.PHONY: help demo test test-long test-interop test-peers lint types contracts format clean
+
+help:
+	@echo "make demo          compress the embedded model and show what it cost"
+	@echo "make test          the whole quick suite (2 cores, under 10 minutes)"
+	@echo "make test-interop  open our output with other projects' light loaders"
+	@echo "make test-peers    heavy peers (vLLM); see benchmarks/peers/README.md"
+	@echo "make test-long     the long randomised sets"
+	@echo "make lint types contracts"
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.torch: $(CONSTRAINTS) | $(BIN)/python
+	$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
+	@touch $@
+
+$(VENV)/.base: pyproject.toml $(VENV)/.torch
+	$(PIP) -e .
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml $(VENV)/.torch
+	$(PIP) -e '.[dev]'
+	@touch $@ $(VENV)/.base
+
+$(VENV)/.interop: $(VENV)/.dev
+	$(PIP) -e '.[dev,interop]'
+	@touch $@
+
+demo: $(VENV)/.base
+	$(BIN)/compress-model run demo --model examples/tale-6m --out $(DEMO) --overwrite
+
+test: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n $(WORKERS) -m "not interop and not peers and not long and not gpu"
+
+test-long: $(VENV)/.dev
+	$(BIN)/pytest -q -m long
+
+test-interop: $(VENV)/.interop
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n $(WORKERS) -m interop
+
+test-peers: $(VENV)/.dev
+	$(BIN)/pytest -q -m peers
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.dev
+	$(BIN)/mypy
+
+contracts: $(VENV)/.dev
+	$(BIN)/lint-imports
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) out build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

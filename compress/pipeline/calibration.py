@@ -1,0 +1,47 @@
+"""Calibration tokens of a run: built once, kept in OUT.partial so that a resumed run sees the same."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from compress_calibration.config import CalibrationConfig
+from compress_calibration.dataset import build
+from compress_calibration.tokenizer import load_tokenizer
+from safetensors.torch import load, save
+from torch import Tensor
+
+from compress.blocks.sample import generate
+from compress.blocks.skeleton import Skeleton
+from compress.checkpoint.atomic import write_atomic
+from compress.formats import Weights
+
+FILE = "calibration.safetensors"
+UNIT = "calibration"
+
+
+def prepare(
+    config: CalibrationConfig, weights: Weights, skeleton: Skeleton, folder: Path
+) -> dict[str, Any]:
+    """Build the calibration set, store it and return its summary as plain data.
+
+    Text of the model's own is sampled from the source model.
+    """
+    only_self = all(source.kind == "self" for source in config.sources)
+    tokenizer = None if only_self else load_tokenizer(weights.checkpoint.path)
+
+    def sample(count: int, length: int) -> Tensor:
+        return generate(weights, skeleton, count=count, length=length, seed=config.seed)
+
+    tokens = build(config, tokenizer, generate=sample, vocab=weights.spec.vocab)
+    stored = {"ids": tokens.ids}
+    if tokens.mask is not None:
+        stored["mask"] = tokens.mask
+    write_atomic(folder / FILE, save(stored))
+    return tokens.summary.to_json()
+
+
+def reload(folder: Path) -> tuple[Tensor, Tensor | None]:
+    """ids int64 [samples, length] and mask of a run that is being resumed."""
+    stored = load((folder / FILE).read_bytes())
+    mask = stored.get("mask")
+    return stored["ids"], None if mask is None else mask.to(torch.bool)

@@ -1,0 +1,51 @@
+"""The small files beside the weights: config.json, model card, recipe."""
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from compress.formats import FORMATS
+from compress.pipeline.plan import Plan
+
+
+def config_json(plan: Plan, source: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> bytes:
+    """The source's config.json with the quantization_config of the plan's format."""
+    config = dict(source)
+    block = FORMATS[plan.format].config(
+        plan.spec,
+        shapes,
+        {m.linear.tensor: m.scheme for m in plan.modules},
+        with_g_idx=[m.linear.tensor for m in plan.modules if m.g_idx],
+    )
+    if block is not None:
+        config["quantization_config"] = block
+    return (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
+
+
+def model_card(plan: Plan, name: str, version: str) -> bytes:
+    """README.md of the result. Holds nothing that differs between two equal runs."""
+    schemes = Counter((m.method, m.scheme.describe()) for m in plan.modules)
+    rows = "\n".join(f"| {method} | {scheme} | {n} |" for (method, scheme), n in schemes.items())
+    runtimes = "\n".join(
+        f"- {v.runtime}: {v.verdict}{f' ({v.reason})' if v.reason else ''}" for v in plan.runtimes
+    )
+    size, before = plan.shards.total_bytes / 1e6, plan.source_bytes / 1e6
+    return f"""---
+library_name: transformers
+tags: [compress-model, {plan.format}]
+---
+# {name}, compressed
+
+Made by compress-model {version} with the recipe `{plan.recipe.name}` (recipe.yaml here).
+
+| method | scheme | layers |
+|---|---|---|
+{rows}
+
+{before:.1f} MB became {size:.1f} MB; the compressed layers take {plan.bits_per_weight:.2f} bits a
+weight, scales included. What that cost in quality is in `report/report.html`.
+
+## Where it loads
+{runtimes or "- any loader of the original"}
+""".encode()

@@ -1,0 +1,125 @@
+"""`compress-model eval`: the quality of any checkpoint we can read, alone or against its source."""
+
+import shutil
+import tempfile
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import yaml
+
+from compress.checkpoint import Checkpoint, resolve_model
+from compress.errors import OutputError
+from compress.evaluation.config import EvaluationConfig, SampleConfig, TextConfig
+from compress.formats import Weights, detect, open_weights
+from compress.pipeline.environment import machine, peak_gpu_bytes, peak_rss_bytes, versions
+from compress.pipeline.events import Progress, silent
+from compress.pipeline.quality import measure
+from compress.pipeline.summary import kv_bytes_per_token, source_of
+from compress.report.codec import write_json
+from compress.report.html import write_html
+from compress.report.schema import RecipeInfo, Report, Result, Stage
+
+
+def evaluate_checkpoint(
+    checkpoint: str | Path,
+    *,
+    against: str | Path | None = None,
+    texts: Sequence[str],
+    window: int | None = None,
+    stride: int | None = None,
+    max_documents: int | None = None,
+    prompts: Sequence[str] = (),
+    out: str | Path | None = None,
+    device: str = "cpu",
+    progress: Progress | None = None,
+) -> Report:
+    """Measure a checkpoint on texts (files, or "self" for text of the source model's own).
+
+    against: its source, for perplexity before, KL and agreement. out: a new or empty folder for
+    report.json and report.html. Raises a CompressError for what the user can mend.
+    """
+    started, clock = datetime.now(UTC), time.perf_counter()
+    folder = None if out is None else _report_folder(Path(out))
+    config = EvaluationConfig(
+        texts=tuple(_text(text, max_documents) for text in texts),
+        window=window,
+        stride=stride,
+        samples=SampleConfig(prompts=tuple(prompts)),
+    )
+    result_path = resolve_model(checkpoint)
+    result = open_weights(Checkpoint.open(result_path))
+    source = None if against is None else open_weights(Checkpoint.open(resolve_model(against)))
+    scratch = Path(tempfile.mkdtemp(prefix="compress-model-"))
+    try:
+        measured = measure(
+            result_path,
+            source,
+            config,
+            progress or silent,
+            work_folder=scratch / "evaluation",
+            device=device,
+        )
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    origin = source or result
+    report = Report(
+        tool="compress-model",
+        versions=versions(),
+        recipe=RecipeInfo("", yaml.safe_dump({"texts": list(texts)})),
+        seed=0,
+        source=source_of(origin.checkpoint, origin.spec, origin.checkpoint.sha256()),
+        result=_result(result),
+        stages=(
+            Stage(
+                "evaluate",
+                time.perf_counter() - clock,
+                peak_rss_bytes(),
+                peak_gpu_bytes(device),
+            ),
+        ),
+        machine=machine(device),
+        started=started.isoformat(timespec="seconds"),
+        finished=datetime.now(UTC).isoformat(timespec="seconds"),
+        command="eval",
+        quality=measured.quality,
+        samples=measured.samples,
+        samples_reason=measured.samples_reason,
+    )
+    if folder is not None:
+        write_json(report, folder / "report.json")
+        write_html(report, folder / "report.html")
+    return report
+
+
+def _text(text: str, max_documents: int | None) -> TextConfig:
+    if text == "self":
+        return TextConfig("self", kind="self")
+    return TextConfig(Path(text).stem, path=text, max_documents=max_documents)
+
+
+def _report_folder(folder: Path) -> Path:
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise OutputError(f"{folder} is not an empty folder; choose another one for the report")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _result(weights: Weights) -> Result:
+    checkpoint, spec = weights.checkpoint, weights.spec
+    linears = list(spec.linears())
+    stored = sum(
+        info.nbytes
+        for name, info in checkpoint.tensors.items()
+        if name.rpartition(".")[0] in {linear.name for linear in linears}
+        and not name.endswith(".bias")
+    )
+    return Result(
+        path=str(checkpoint.path.resolve()),
+        params=sum(n * k for n, k in (linear.shape for linear in linears)),
+        bytes=sum((checkpoint.path / name).stat().st_size for name in checkpoint.files),
+        bits_per_weight=8 * stored / sum(n * k for n, k in (x.shape for x in linears)),
+        kv_bytes_per_token=kv_bytes_per_token(spec, checkpoint),
+        format=detect(checkpoint.config, checkpoint.tensors) or "dense",
+    )

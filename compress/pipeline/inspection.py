@@ -1,0 +1,117 @@
+"""What a checkpoint holds, dense or compressed, for `compress-model inspect`."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from compress.arch.describe import describe
+from compress.arch.spec import DecoderSpec
+from compress.checkpoint import Checkpoint, resolve_model, scan
+from compress.errors import CheckpointError
+from compress.formats import detect, logical_shapes, open_weights
+
+
+def inspect_checkpoint(path: str | Path, verify: bool = False) -> dict[str, Any]:
+    """Facts about a checkpoint as plain data.
+
+    verify: also read every tensor and list those with NaN or infinity under "damaged". Raises
+    CheckpointError when the folder's structure is broken.
+    """
+    checkpoint = Checkpoint.open(resolve_model(path))
+    method = detect(checkpoint.config, checkpoint.tensors)
+    facts: dict[str, Any] = {
+        "path": str(checkpoint.path.resolve()),
+        "model_type": checkpoint.config.get("model_type"),
+        "quantization": method,
+        "tensors": len(checkpoint.tensors),
+        "bytes": checkpoint.nbytes,
+        "files": list(checkpoint.files),
+        "dtypes": dict(Counter(info.dtype for info in checkpoint.tensors.values())),
+        "side_files": [p.name for p in checkpoint.side_files()],
+        "skipped_files": list(checkpoint.skipped_files),
+    }
+    spec, reason = _spec(checkpoint, method)
+    facts["decoder"] = reason if spec is None else _decoder(spec)
+    if spec is not None and method is not None:
+        facts["schemes"] = _schemes(checkpoint, spec)
+    if verify:
+        facts["damaged"] = {
+            name: found.describe()
+            for name in checkpoint.tensors
+            if (found := scan(checkpoint, name)) is not None
+        }
+    return facts
+
+
+def _spec(checkpoint: Checkpoint, method: str | None) -> tuple[DecoderSpec | None, str]:
+    """The decoder, or why this version cannot describe it."""
+    try:
+        if method is None:
+            return describe(checkpoint.config, checkpoint.shapes), ""
+        return open_weights(checkpoint).spec, ""
+    except CheckpointError as error:
+        return None, str(error)
+
+
+def _decoder(spec: DecoderSpec) -> dict[str, Any]:
+    return {
+        "family": spec.family,
+        "blocks": len(spec.blocks),
+        "hidden": spec.hidden,
+        "heads": spec.heads,
+        "kv_heads": spec.kv_heads,
+        "head_dim": spec.head_dim,
+        "intermediate": spec.intermediate,
+        "vocab": spec.vocab,
+        "context": spec.context,
+        "experts": spec.experts,
+        "tied": spec.tied,
+        "copied": list(spec.copied),
+        "unrecognised": [name for block in spec.blocks for name in block.unrecognised],
+        "linears": dict(Counter(f"{x.role} {x.shape[0]} x {x.shape[1]}" for x in spec.linears())),
+    }
+
+
+def _schemes(checkpoint: Checkpoint, spec: DecoderSpec) -> dict[str, int]:
+    """How many linears are stored in which scheme."""
+    weights = open_weights(checkpoint, spec)
+    return dict(Counter(weights.scheme_name(x.name) for x in spec.linears()))
+
+
+def inspect_table(facts: dict[str, Any]) -> str:
+    """The facts for a person."""
+    lines = [
+        f"{facts['path']}",
+        f"  model type    {facts['model_type']}",
+        f"  quantization  {facts['quantization'] or 'none'}",
+        f"  weights       {facts['bytes'] / 1e6:.1f} MB in {facts['tensors']} tensors,"
+        f" {len(facts['files'])} file(s)",
+        f"  dtypes        {_counts(facts['dtypes'])}",
+    ]
+    decoder = facts["decoder"]
+    if isinstance(decoder, str):
+        lines.append(f"  decoder       not described: {decoder}")
+    else:
+        lines += [
+            f"  decoder       {decoder['family']}: {decoder['blocks']} blocks, hidden"
+            f" {decoder['hidden']}, {decoder['heads']} heads ({decoder['kv_heads']} KV) of"
+            f" {decoder['head_dim']}, ffn {decoder['intermediate']}, vocabulary"
+            f" {decoder['vocab']}, context {decoder['context']},"
+            f" {'tied' if decoder['tied'] else 'untied'} head",
+            f"  linears       {_counts(decoder['linears'])}",
+        ]
+        lines += [f"  copied        {name}" for name in decoder["copied"]]
+        lines += [f"  unrecognised  {name}" for name in decoder["unrecognised"]]
+    if "schemes" in facts:
+        lines.append(f"  stored as     {_counts(facts['schemes'])}")
+    if facts["skipped_files"]:
+        lines.append(f"  left behind   {', '.join(facts['skipped_files'])}")
+    if "damaged" in facts:
+        damaged = facts["damaged"]
+        lines.append(f"  values        {'all finite' if not damaged else ''}".rstrip())
+        lines += [f"    {name}: {what}" for name, what in damaged.items()]
+    return "\n".join(lines)
+
+
+def _counts(found: dict[str, int]) -> str:
+    return ", ".join(f"{n} x {name}" for name, n in found.items())

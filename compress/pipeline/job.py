@@ -1,0 +1,248 @@
+"""The main job: checkpoint in, recipe over it, smaller checkpoint and report out.
+
+Everything is made in OUT.partial/ and becomes OUT by one rename at the very end; what is finished
+stands in the journal there, so that a killed run goes on where it was.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+import compress
+from compress.checkpoint import (
+    Checkpoint,
+    Output,
+    ShardWriter,
+    create_partial,
+    locked,
+    prepare_output,
+    publish,
+    resolve_model,
+    write_atomic,
+)
+from compress.errors import OutputError, RecipeError
+from compress.formats import Weights, open_weights
+from compress.pipeline import journal as journals
+from compress.pipeline import stream
+from compress.pipeline.card import config_json, model_card
+from compress.pipeline.environment import compute_dtype, fingerprint, peak_gpu_bytes, peak_rss_bytes
+from compress.pipeline.events import Event, Progress, silent
+from compress.pipeline.plan import Plan, build_plan
+from compress.pipeline.quality import measure
+from compress.pipeline.summary import FOLDER, build_report, layers_of, write_report
+from compress.pipeline.work import Work
+from compress.recipe import Recipe, dump, load
+from compress.report.codec import read_json
+from compress.report.schema import Layer, Report, Stage
+
+# The run's own files inside OUT.partial, gone when it is published.
+WORKING = ("journal.json", "calibration.safetensors", "hidden.0", "hidden.1", "evaluation")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Session:
+    """A run that has been checked and may begin."""
+
+    plan: Plan
+    checkpoint: Checkpoint
+    weights: Weights
+    output: Output
+    dtype: torch.dtype
+    device: str
+    sha256: str
+    progress: Progress
+
+
+def run(
+    recipe: Recipe | str | Path,
+    model: str | Path,
+    out: str | Path,
+    *,
+    overrides: Sequence[str] = (),
+    device: str = "cpu",
+    dtype: str | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> Report:
+    """Compress the checkpoint `model` as `recipe` says into the folder `out`.
+
+    recipe: a Recipe, a file, or the name of a built-in one. model: a folder or a hub id.
+    overrides: "key.path=value" settings. device: "cpu" or "cuda". dtype: arithmetic of calibrated
+    passes, "bf16", "fp16" or "fp32"; None chooses. resume: go on with a killed run of the same
+    recipe, source and environment; the result is byte for byte what it would have been.
+
+    Raises a CompressError for whatever the user can mend, before any work where possible.
+    """
+    started = datetime.now(UTC)
+    session = prepare(
+        recipe, model, out, overrides=overrides, device=device, dtype=dtype, resume=resume,
+        overwrite=overwrite, progress=progress,
+    )
+    output = session.output
+    if output.state == "publish":
+        publish(output, WORKING)
+        return _published_report(output.out)
+    if output.state == "fresh":
+        create_partial(output)
+    with locked(output.partial):
+        report = _work(session, started, resumed=output.state == "resume")
+        publish(output, WORKING)
+    return report
+
+
+def make_plan(
+    recipe: Recipe | str | Path,
+    model: str | Path,
+    *,
+    overrides: Sequence[str] = (),
+    device: str = "cpu",
+    dtype: str | None = None,
+) -> Plan:
+    """What `run` would do, decided without any work. Raises as `run` does."""
+    checkpoint = Checkpoint.open(resolve_model(model))
+    return _plan(_recipe(recipe, overrides), checkpoint, device, dtype)[0]
+
+
+def prepare(
+    recipe: Recipe | str | Path,
+    model: str | Path,
+    out: str | Path,
+    *,
+    overrides: Sequence[str],
+    device: str,
+    dtype: str | None,
+    resume: bool,
+    overwrite: bool,
+    progress: Progress | None,
+) -> Session:
+    """Check everything that can be checked before work: recipe, source, fit, output, device."""
+    checked = _recipe(recipe, overrides)
+    source = resolve_model(model)
+    checkpoint = Checkpoint.open(source)
+    output = prepare_output(out, source=source, overwrite=overwrite, resume=resume)
+    plan, compute = _plan(checked, checkpoint, device, dtype)
+    weights = open_weights(checkpoint, plan.spec)
+    listener = progress or silent
+    began = time.perf_counter()
+    sha256 = checkpoint.sha256()
+    listener(Event("check", "source", 1, 1, time.perf_counter() - began))
+    return Session(plan, checkpoint, weights, output, compute, device, sha256, listener)
+
+
+def _recipe(recipe: Recipe | str | Path, overrides: Sequence[str]) -> Recipe:
+    if not isinstance(recipe, Recipe):
+        return load(recipe, overrides)
+    if overrides:
+        raise RecipeError("overrides need a recipe by name or file; change the Recipe itself")
+    return recipe
+
+
+def _plan(
+    recipe: Recipe, checkpoint: Checkpoint, device: str, dtype: str | None
+) -> tuple[Plan, torch.dtype]:
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise OutputError(f"device is {device!r} but torch sees no CUDA device; use --device cpu")
+    stored = max(
+        (info.dtype for info in checkpoint.tensors.values()),
+        key=[info.dtype for info in checkpoint.tensors.values()].count,
+    )
+    compute = compute_dtype(stored, device, dtype)
+    return build_plan(recipe, checkpoint, dtype=compute, device=device), compute
+
+
+def _work(session: Session, started: datetime, *, resumed: bool) -> Report:
+    """All passes, then evaluation and report, inside OUT.partial."""
+    plan, partial = session.plan, session.output.partial
+    marks = _fingerprint(session)
+    if resumed:
+        journal = journals.resume(partial, marks)
+        writer = ShardWriter.create(partial, plan.shards)
+    else:
+        writer = ShardWriter.create(partial, plan.shards)
+        journal = journals.start(partial, marks)
+    work = Work(
+        plan, session.checkpoint, session.weights, writer, journal, session.progress,
+        session.dtype, session.device,
+    )
+    clock = time.perf_counter()
+    stages: list[Stage] = []
+    if plan.needs_calibration:
+        # Late: a data-free run never loads transformers.
+        from compress.pipeline.calibrated import calibrate
+
+        calibrate(work, partial)
+    else:
+        stream.run(work)
+    _finish_files(work, partial)
+    stages.append(_stage("quantize", clock, session.device, layers_of(plan, journal)))
+    clock = time.perf_counter()
+    measured = measure(
+        partial,
+        session.weights,
+        plan.recipe.evaluation,
+        session.progress,
+        work_folder=partial / "evaluation",
+        device=session.device,
+    )
+    if plan.recipe.evaluation is not None:
+        stages.append(_stage("evaluate", clock, session.device, ()))
+    report = build_report(session, stages, journal, measured, started)
+    write_report(report, partial)
+    return report
+
+
+def _finish_files(work: Work, partial: Path) -> None:
+    """Seal the weights and put the small files beside them; may be repeated after a kill."""
+    written = work.plan.shards.tensors
+    assert _units_done(work), "a unit is missing from the journal"
+    work.writer.finish(written)
+    for path in work.checkpoint.side_files():
+        write_atomic(partial / path.name, path.read_bytes())
+    shapes = work.checkpoint.shapes
+    write_atomic(partial / "config.json", config_json(work.plan, work.checkpoint.config, shapes))
+    write_atomic(partial / "recipe.yaml", dump(work.plan.recipe).encode())
+    card = model_card(work.plan, work.checkpoint.path.resolve().name, compress.__version__)
+    write_atomic(partial / "README.md", card)
+
+
+def _units_done(work: Work) -> bool:
+    wanted = {unit for unit, _, _ in stream.units(work)}
+    return wanted <= work.journal.units.keys()
+
+
+def _fingerprint(session: Session) -> dict[str, str]:
+    marks = {"source.sha256": session.sha256}
+    marks |= _flat(yaml.safe_load(dump(session.plan.recipe)), "recipe")
+    return marks | fingerprint(session.device, session.dtype)
+
+
+def _flat(value: Any, path: str) -> dict[str, str]:
+    """Key path -> value of every leaf, so that a difference can be shown by its place."""
+    if isinstance(value, dict):
+        parts = [_flat(v, f"{path}.{k}") for k, v in value.items()]
+    elif isinstance(value, list):
+        parts = [_flat(v, f"{path}[{i}]") for i, v in enumerate(value)]
+    else:
+        return {path: str(value)}
+    return {key: leaf for part in parts for key, leaf in part.items()}
+
+
+def _stage(name: str, clock: float, device: str, layers: tuple[Layer, ...]) -> Stage:
+    return Stage(
+        name=name,
+        seconds=time.perf_counter() - clock,
+        peak_rss_bytes=peak_rss_bytes(),
+        peak_gpu_bytes=peak_gpu_bytes(device),
+        layers=layers,
+    )
+
+
+def _published_report(out: Path) -> Report:
+    return read_json(out / FOLDER / "report.json")

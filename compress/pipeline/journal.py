@@ -1,0 +1,62 @@
+"""What a run has finished, so that a killed one resumes.
+
+The journal lies in OUT.partial/ beside the files it speaks of, and is replaced by an atomic rename
+after the work it records has been flushed to disk. A unit (the tensors outside the blocks, then
+each block) is either in it, with its layer records, or will be done again from the same inputs.
+"""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from compress.checkpoint.atomic import write_atomic
+from compress.errors import OutputError
+
+NAME = "journal.json"
+
+
+@dataclass(slots=True)
+class Journal:
+    """Finished units in order, each with plain data; saved whole after every unit."""
+
+    path: Path
+    fingerprint: dict[str, str]
+    units: dict[str, Any] = field(default_factory=dict)
+
+    def record(self, unit: str, data: Any) -> None:
+        """Mark a unit as done. Everything it wrote must be flushed before."""
+        self.units[unit] = data
+        text = json.dumps({"fingerprint": self.fingerprint, "units": self.units}, indent=1)
+        write_atomic(self.path, text.encode())
+
+
+def start(folder: Path, fingerprint: dict[str, str]) -> Journal:
+    """A new journal in a fresh OUT.partial/."""
+    journal = Journal(folder / NAME, fingerprint)
+    journal.record("start", {})
+    return journal
+
+
+def resume(folder: Path, fingerprint: dict[str, str]) -> Journal:
+    """The journal of a killed run; refused, with every difference, if this run is another one."""
+    path = folder / NAME
+    try:
+        found = json.loads(path.read_text())
+        before, units = dict(found["fingerprint"]), dict(found["units"])
+    except FileNotFoundError:
+        # Killed before the first record: nothing was finished.
+        return start(folder, fingerprint)
+    except (ValueError, KeyError, TypeError):
+        raise OutputError(f"{path} is not a journal; remove {folder} and start again") from None
+    differences = [
+        f"{key} was {before.get(key, 'absent')}, is {fingerprint.get(key, 'absent')}"
+        for key in sorted({*before, *fingerprint})
+        if before.get(key) != fingerprint.get(key)
+    ]
+    if differences:
+        raise OutputError(
+            f"{folder} cannot be resumed, it belongs to another run: {'; '.join(differences)};"
+            " remove it to start again"
+        )
+    return Journal(path, fingerprint, units)

@@ -1,0 +1,56 @@
+"""The plan for a person: what happens to which layers, sizes, estimates, and who loads it."""
+
+from collections import Counter
+
+from compress.pipeline.plan import Plan
+from compress.report.units import duration, size
+
+
+def plan_table(plan: Plan) -> str:
+    """Plain text, one fact a line; layers that are treated alike are one row."""
+    spec = plan.spec
+    lines = [
+        f"recipe   {plan.recipe.name}: {plan.recipe.description or 'no description'}",
+        f"model    {spec.model_type}, {len(spec.blocks)} blocks, hidden {spec.hidden}",
+        f"size     {size(plan.source_bytes)} -> {size(plan.shards.total_bytes)}"
+        f" ({plan.shards.total_bytes} bytes exactly), {plan.bits_per_weight:.2f} bits a weight in"
+        f" the compressed layers, {len(plan.shards.files)} file(s)",
+        f"work     about {duration(plan.estimate.seconds)}, peak memory about"
+        f" {size(plan.estimate.peak_rss_bytes)} (evaluation not included)",
+        "",
+        *_rows(plan),
+        "",
+    ]
+    for n, reasons in plan.tensor_parallel.items():
+        lines.append(f"tensor parallel {n}   {'; '.join(reasons) or 'divides'}")
+    lines += [f"{v.runtime:<17}   {v.verdict}: {v.reason}".rstrip(": ") for v in plan.runtimes]
+    lines += [f"note: {warning}" for warning in plan.warnings]
+    lines += [f"copied: {name}" for name in plan.spec.copied]
+    return "\n".join(lines)
+
+
+def _rows(plan: Plan) -> list[str]:
+    """role, shape, how many, method, scheme, bytes before and after."""
+    groups: Counter[tuple[str, str, str, str]] = Counter()
+    before: Counter[tuple[str, str, str, str]] = Counter()
+    after: Counter[tuple[str, str, str, str]] = Counter()
+    for m in plan.modules:
+        key = (m.linear.role, _shape(m.linear.shape), m.method, m.scheme.describe())
+        groups[key] += 1
+        before[key] += m.bytes_before
+        after[key] += m.bytes_after
+    for s in plan.skipped:
+        key = (s.linear.role, _shape(s.linear.shape), "left", s.reason)
+        groups[key] += 1
+    table = [("layer", "shape", "count", "method", "scheme", "before", "after")]
+    for key, count in groups.items():
+        role, shape, method, scheme = key
+        sizes = (size(before[key]), size(after[key])) if key in before else ("", "")
+        table.append((role, shape, str(count), method, scheme, *sizes))
+    widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
+    return ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
+            for row in table]
+
+
+def _shape(shape: tuple[int, int]) -> str:
+    return f"{shape[0]} x {shape[1]}"

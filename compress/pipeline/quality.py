@@ -1,0 +1,87 @@
+"""What the compression cost: perplexity, KL, agreement and samples, as the recipe asks."""
+
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from compress_calibration.tokenizer import load_tokenizer
+from torch import Tensor
+
+from compress.checkpoint import Checkpoint
+from compress.evaluation.config import EvaluationConfig
+from compress.formats import Weights, open_weights
+from compress.pipeline.events import Event, Progress
+from compress.report.schema import Quality, Sample, TextQuality
+
+NOT_ASKED = "the recipe asks for no evaluation"
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Quality as the report takes it; `samples_reason` says why there are no samples."""
+
+    quality: Quality | None
+    samples: tuple[Sample, ...]
+    samples_reason: str | None
+
+
+def measure(
+    result_folder: Path,
+    source: Weights | None,
+    config: EvaluationConfig | None,
+    progress: Progress,
+    *,
+    work_folder: Path,
+    device: str = "cpu",
+) -> Measured:
+    """Evaluate the checkpoint in `result_folder`, against its source where there is one.
+
+    work_folder: made for temporary files and removed again.
+    """
+    if config is None:
+        return Measured(None, (), NOT_ASKED)
+    # Late: a data-free run without evaluation never loads transformers.
+    from compress.evaluation.evaluate import evaluate
+    from compress.evaluation.samples import sample_pairs
+    from compress.evaluation.stream import Work
+    from compress.evaluation.texts import read_windows
+
+    result = open_weights(Checkpoint.open(result_folder))
+    tokenizer = load_tokenizer(result_folder)
+    origin = source or result
+
+    def write(count: int, length: int, seed: int) -> Tensor:
+        return sampled(origin, count, length, seed, device)
+
+    windows = [
+        read_windows(text, config, tokenizer, result.spec.context, write) for text in config.texts
+    ]
+    work_folder.mkdir(exist_ok=True)
+
+    def on_block(stage: str, done: int, total: int) -> None:
+        progress(Event("evaluate", f"{stage} block {done}", done, total, 0.0))
+
+    try:
+        work = Work(work_folder, device, on_block)
+        found = evaluate(result, source, windows, config, work) if windows else ()
+        samples, reason = sample_pairs(result, source, tokenizer, config.samples, device)
+    finally:
+        shutil.rmtree(work_folder, ignore_errors=True)
+    texts = tuple(TextQuality(**asdict(text)) for text in found)
+    return Measured(
+        Quality(texts) if texts else None,
+        tuple(Sample(s.prompt, s.source or "", s.result) for s in samples),
+        reason,
+    )
+
+
+def sampled(weights: Weights, count: int, length: int, seed: int, device: str) -> Tensor:
+    """Text of the model's own, in the arithmetic it is evaluated with: ids int64 [count, length]."""
+    from compress.blocks.sample import generate
+    from compress.blocks.skeleton import Skeleton
+
+    skeleton = Skeleton(
+        weights.checkpoint.config, weights.spec, dtype=torch.float32, device=device
+    )
+    return generate(weights, skeleton, count=count, length=length, seed=seed)

@@ -1,0 +1,66 @@
+"""Hidden states of the calibration set between two blocks, on disk.
+
+One file holds [rows, length, hidden] in the compute dtype. Two files take turns: block i reads one
+and writes the other, so a run that dies inside block i finds its inputs untouched, bit for bit.
+Recomputing them instead would not be bit-stable, so the spill doubles as the journal. Files are read
+with pread into fresh buffers: mapped pages would count as resident memory.
+"""
+
+import os
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from compress.checkpoint import disk
+from compress.checkpoint.reader import read_into
+
+
+# Longer batches gain nothing: every matrix product is large enough by then.
+MAX_BATCH_TOKENS = 16384
+
+
+def rows_at_once(shape: tuple[int, int, int], dtype: torch.dtype, budget: int) -> int:
+    """Rows of [rows, length, hidden] that go through a block together.
+
+    budget: bytes that inputs and outputs of one batch may take.
+    """
+    rows, length, hidden = shape
+    fitting = budget // (2 * length * hidden * dtype.itemsize)
+    return max(1, min(rows, fitting, MAX_BATCH_TOKENS // length))
+
+
+class HiddenStates:
+    """A file of hidden states, read and written in runs of whole rows."""
+
+    def __init__(self, path: Path, shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+        """shape: (rows, length, hidden). Nothing is opened before the first read or write."""
+        self.path = path
+        self.shape = shape
+        self.dtype = dtype
+
+    @property
+    def row_bytes(self) -> int:
+        return self.shape[1] * self.shape[2] * self.dtype.itemsize
+
+    def write(self, start: int, rows: Tensor) -> None:
+        """Store rows [n, length, hidden] from row `start` on."""
+        data = rows.detach().to("cpu", self.dtype).contiguous().view(torch.uint8).numpy()
+        with disk.refusing(f"write {self.path}"):
+            fd = disk.open_write(self.path)
+            try:
+                disk.write_all(fd, memoryview(data).cast("B"), start * self.row_bytes)
+            finally:
+                os.close(fd)
+
+    def read(self, start: int, stop: int) -> Tensor:
+        """Rows start..stop as [n, length, hidden] on the CPU."""
+        rows = torch.empty((stop - start, *self.shape[1:]), dtype=self.dtype)
+        read_into(self.path, memoryview(rows.view(torch.uint8).numpy()).cast("B"),
+                  start * self.row_bytes)
+        return rows
+
+    def flush(self) -> None:
+        """Make what was written survive a power cut."""
+        with disk.refusing(f"write {self.path}"):
+            disk.fsync_path(self.path)

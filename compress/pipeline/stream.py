@@ -1,0 +1,89 @@
+"""The data-free pass: tensors go through one by one, no module is ever built."""
+
+import time
+
+import torch
+
+from compress.methods import METHODS
+from compress.pipeline.events import Event
+from compress.pipeline.plan import ModulePlan
+from compress.pipeline.work import (
+    Work,
+    block_tensors,
+    copy_tensors,
+    finish_unit,
+    layer_record,
+    outside_tensors,
+    read_weight,
+    row_ranges,
+    store,
+)
+from compress.quant.scheme import QuantScheme
+from compress.quant.tensor import QuantizedTensor
+from compress.report.schema import Layer
+
+
+def units(work: Work) -> list[tuple[str, int | None, list[str]]]:
+    """(name, block, source tensors) of everything the pass works off, in order."""
+    blocks = work.plan.spec.blocks
+    return [("outside", None, outside_tensors(work))] + [
+        (f"block {b.index}", b.index, block_tensors(b)) for b in blocks
+    ]
+
+
+def run(work: Work) -> None:
+    """Quantize every planned tensor by itself and copy the rest; finished units are skipped."""
+    todo = units(work)
+    for position, (unit, block, sources) in enumerate(todo):
+        if unit in work.journal.units:
+            continue
+        began = time.perf_counter()
+        stream_unit(work, unit, block, sources)
+        spent = time.perf_counter() - began
+        work.progress(Event("quantize", unit, position + 1, len(todo), spent))
+
+
+def stream_unit(work: Work, unit: str, block: int | None, sources: list[str]) -> None:
+    """One unit: round what is planned, copy what is not, flush, record."""
+    planned = work.planned(block)
+    layers: list[Layer] = []
+    for name in sources:
+        if name in planned:
+            layers.append(round_one(work, planned[name]))
+        else:
+            copy_tensors(work, [name])
+    finish_unit(work, unit, sources, layers)
+
+
+def round_one(work: Work, module: ModulePlan) -> Layer:
+    """Quantize one linear by itself, in runs of rows; rows do not depend on each other."""
+    stage = work.plan.recipe.stages[module.stage]
+    weight = read_weight(work, module)
+    ranges = row_ranges(module.linear.shape)
+    if module.scheme.granularity == "tensor":
+        ranges = [(0, module.linear.shape[0])]
+    pieces, cost, norm = [], 0.0, 0.0
+    for start, stop in ranges:
+        rows = weight[start:stop].float()
+        (outcome,) = METHODS[stage.method].quantize(
+            [rows], module.scheme, stage.config, scale_dtype=weight.dtype
+        )
+        energy = float(rows.square().sum())
+        cost, norm = cost + outcome.error * energy, norm + energy
+        pieces.append(outcome.quantized)
+    store(work, module, join_rows(pieces, module.scheme))
+    return layer_record(module, error=cost / norm if norm > 0 else 0.0)
+
+
+def join_rows(pieces: list[QuantizedTensor], scheme: QuantScheme) -> QuantizedTensor:
+    """One tensor from runs of its rows."""
+    if len(pieces) == 1:
+        return pieces[0]
+    zeros = [p.zero for p in pieces if p.zero is not None]
+    return QuantizedTensor(
+        codes=torch.cat([p.codes for p in pieces]),
+        scale=torch.cat([p.scale for p in pieces]),
+        zero=torch.cat(zeros) if zeros else None,
+        g_idx=None,
+        scheme=scheme,
+    )

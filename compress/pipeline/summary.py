@@ -1,0 +1,176 @@
+"""Put what a run did into a Report, and the report into OUT/report/."""
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import compress
+from compress.arch.spec import DecoderSpec
+from compress.checkpoint import Checkpoint
+from compress.checkpoint.dtypes import itemsize
+from compress.pipeline.calibration import UNIT as CALIBRATION
+from compress.pipeline.environment import machine, versions
+from compress.pipeline.journal import Journal
+from compress.pipeline.plan import Plan
+from compress.pipeline.quality import Measured
+from compress.report.codec import write_json
+from compress.report.html import write_html
+from compress.report.schema import (
+    Layer,
+    Planned,
+    PlanVsActual,
+    RecipeInfo,
+    Report,
+    Result,
+    SizePart,
+    Source,
+    Stage,
+)
+
+if TYPE_CHECKING:
+    from compress.pipeline.job import Session
+
+FOLDER = "report"
+
+
+def build_report(
+    session: "Session",
+    stages: Sequence[Stage],
+    journal: Journal,
+    measured: Measured,
+    started: datetime,
+) -> Report:
+    """Everything the run can say about itself."""
+    plan, checkpoint = session.plan, session.checkpoint
+    work = stages[0]
+    return Report(
+        tool="compress-model",
+        versions=versions(),
+        recipe=RecipeInfo(plan.recipe.name, plan.recipe.text, plan.recipe.overrides),
+        seed=plan.recipe.seed,
+        source=source_of(checkpoint, plan.spec, session.sha256),
+        result=result_of(session),
+        stages=tuple(stages),
+        machine=machine(session.device),
+        started=started.isoformat(timespec="seconds"),
+        finished=datetime.now(UTC).isoformat(timespec="seconds"),
+        calibration=journal.units.get(CALIBRATION),
+        quality=measured.quality,
+        samples=measured.samples,
+        samples_reason=measured.samples_reason,
+        plan_vs_actual=PlanVsActual(
+            bytes=Planned(plan.shards.total_bytes, _stored_bytes(session)),
+            seconds=Planned(plan.estimate.seconds, work.seconds),
+            peak_rss=Planned(plan.estimate.peak_rss_bytes, work.peak_rss_bytes),
+        ),
+        warnings=plan.warnings,
+        copied_tensors=(*plan.spec.copied, *unrecognised(plan.spec)),
+        copied_files=tuple(path.name for path in checkpoint.side_files()),
+        skipped_files=tuple(checkpoint.skipped_files),
+    )
+
+
+def write_report(report: Report, folder: Path) -> None:
+    """report/report.json and the page drawn from it."""
+    target = folder / FOLDER
+    target.mkdir(exist_ok=True)
+    write_json(report, target / "report.json")
+    write_html(report, target / "report.html")
+
+
+def layers_of(plan: Plan, journal: Journal) -> tuple[Layer, ...]:
+    """Records of all linears: the quantized ones from the journal, the others with the reason."""
+    done = [
+        Layer(**record)
+        for unit, records in journal.units.items()
+        if unit == "outside" or unit.startswith("block ")
+        for record in records
+    ]
+    return (*done, *_skipped(plan))
+
+
+def _skipped(plan: Plan) -> Iterable[Layer]:
+    for skipped in plan.skipped:
+        n, k = skipped.linear.shape
+        ((_, dtype, _),) = plan.tensors[skipped.linear.tensor]
+        size = n * k * itemsize(dtype)
+        yield Layer(
+            name=skipped.linear.name,
+            scheme=dtype.lower(),
+            method="none",
+            bits_per_weight=8 * itemsize(dtype),
+            bytes_before=size,
+            bytes_after=size,
+            skipped_reason=skipped.reason,
+            block=skipped.block,
+            role=skipped.linear.role,
+            expert=skipped.linear.expert,
+        )
+
+
+def source_of(checkpoint: Checkpoint, spec: DecoderSpec, sha256: str) -> Source:
+    """What went in."""
+    head = "tied" if spec.tied else "untied"
+    kinds = [info.dtype for info in checkpoint.tensors.values()]
+    return Source(
+        path=str(checkpoint.path.resolve()),
+        sha256=sha256,
+        params=checkpoint.params,
+        bytes=sum((checkpoint.path / name).stat().st_size for name in checkpoint.files),
+        dtype=max(kinds, key=kinds.count),
+        architecture=(
+            f"{spec.model_type}, {len(spec.blocks)} blocks, hidden {spec.hidden},"
+            f" {spec.heads} heads ({spec.kv_heads} KV), vocabulary {spec.vocab}, {head} head"
+        ),
+    )
+
+
+def result_of(session: "Session") -> Result:
+    """What came out."""
+    plan = session.plan
+    return Result(
+        path=str(session.output.out),
+        params=session.checkpoint.params,
+        bytes=_stored_bytes(session),
+        bits_per_weight=plan.bits_per_weight,
+        kv_bytes_per_token=kv_bytes_per_token(plan.spec, session.checkpoint),
+        format=plan.format,
+        sizes=tuple(_sizes(plan, session.checkpoint)),
+    )
+
+
+def kv_bytes_per_token(spec: DecoderSpec, checkpoint: Checkpoint) -> int:
+    """Keys and values of one token over all blocks, in the embedding's dtype."""
+    width = itemsize(checkpoint.tensors[spec.embedding].dtype)
+    return 2 * len(spec.blocks) * spec.kv_heads * spec.head_dim * width
+
+
+def unrecognised(spec: DecoderSpec) -> tuple[str, ...]:
+    """Block tensors that no architecture table names."""
+    return tuple(name for block in spec.blocks for name in block.unrecognised)
+
+
+def _stored_bytes(session: "Session") -> int:
+    """Size of the weight files as the disk has them."""
+    folder = session.output.partial
+    return sum((folder / file.name).stat().st_size for file in session.plan.shards.files)
+
+
+def _sizes(plan: Plan, checkpoint: Checkpoint) -> Iterable[SizePart]:
+    quantized = {m.linear.tensor for m in plan.modules}
+    large = {plan.spec.embedding, plan.spec.head}
+    before = dict.fromkeys(("quantized weights", "scales", "embeddings", "norms and other"), 0)
+    after = dict(before)
+    for source, stored in plan.tensors.items():
+        kind = "norms and other"
+        if source in quantized:
+            kind = "quantized weights"
+        elif source in large:
+            kind = "embeddings"
+        before[kind] += checkpoint.tensors[source].nbytes
+        for position, (name, _, _) in enumerate(stored):
+            # The codes come first in every format; what follows serves to read them.
+            part = "scales" if source in quantized and position else kind
+            after[part] += plan.shards.tensors[name].nbytes
+    return [SizePart(name, before[name], after[name]) for name in before]

@@ -1,0 +1,117 @@
+"""What every pass of a run works with, and the one way tensors leave it."""
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from compress.arch.spec import BlockSpec
+from compress.checkpoint import Checkpoint, ShardWriter
+from compress.formats import FORMATS, Weights
+from compress.pipeline.events import Progress
+from compress.pipeline.journal import Journal
+from compress.pipeline.plan import ModulePlan, Plan
+from compress.quant.tensor import QuantizedTensor
+from compress.report.schema import Layer
+
+# A copy or a plain rounding holds this many elements at once (256 MB in fp32).
+ROWS_AT_ONCE = 1 << 26
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Work:
+    """A run in progress. `dtype` is the compute dtype of calibrated passes."""
+
+    plan: Plan
+    checkpoint: Checkpoint
+    weights: Weights
+    writer: ShardWriter
+    journal: Journal
+    progress: Progress
+    dtype: torch.dtype
+    device: str
+
+    def planned(self, block: int | None) -> dict[str, ModulePlan]:
+        """Modules to quantize in a block (None: outside the blocks), by source tensor."""
+        return {m.linear.tensor: m for m in self.plan.modules if m.block == block}
+
+
+def outside_tensors(work: Work) -> list[str]:
+    """Source tensors that lie in no block, in file order."""
+    inside = {name for block in work.plan.spec.blocks for name in block_tensors(block)}
+    return [name for name in work.checkpoint.tensors if name not in inside]
+
+
+def block_tensors(block: BlockSpec) -> list[str]:
+    """Source tensors of a block, recognised or not."""
+    return [*dict.fromkeys(tensor for tensor, _ in block.modules), *block.unrecognised]
+
+
+def copy_tensors(work: Work, names: Iterable[str]) -> None:
+    """Carry tensors over as they are; NaN or Inf in one is an error that names it."""
+    for name in names:
+        shape = work.checkpoint.tensors[name].shape
+        if torch.Size(shape).numel() <= ROWS_AT_ONCE:
+            work.writer.write(name, work.checkpoint.read(name, check_finite=True))
+            continue
+        for start, stop in row_ranges(shape):
+            rows = work.checkpoint.read_rows(name, start, stop, check_finite=True)
+            work.writer.write_rows(name, start, rows)
+
+
+def row_ranges(shape: tuple[int, ...]) -> list[tuple[int, int]]:
+    """Cut dimension 0 so that a piece stays within ROWS_AT_ONCE elements."""
+    row = max(1, torch.Size(shape[1:]).numel())
+    step = max(1, ROWS_AT_ONCE // row)
+    return [(start, min(start + step, shape[0])) for start in range(0, shape[0], step)]
+
+
+def store(work: Work, module: ModulePlan, quantized: QuantizedTensor) -> None:
+    """Encode a result in the plan's format and write it at its place."""
+    encoded = FORMATS[work.plan.format].encode(
+        module.linear.tensor, quantized, transposed=module.linear.transposed
+    )
+    for name, tensor in encoded.items():
+        work.writer.write(name, tensor)
+
+
+def finish_unit(work: Work, unit: str, sources: Iterable[str], layers: list[Layer]) -> None:
+    """Flush what a unit wrote, then record it: in this order, or a crash could lose it."""
+    work.writer.flush([t[0] for name in sources for t in work.plan.tensors[name]])
+    work.journal.record(unit, [asdict(layer) for layer in layers])
+
+
+def layer_record(
+    module: ModulePlan,
+    *,
+    error: float,
+    method: str | None = None,
+    tokens: int | None = None,
+    damping: float | None = None,
+    kept: str | None = None,
+) -> Layer:
+    """The report's line about one quantized linear."""
+    n, k = module.linear.shape
+    facts: dict[str, Any] = {"block": module.block, "role": module.linear.role}
+    return Layer(
+        name=module.linear.name,
+        scheme=module.scheme.describe(),
+        method=method or module.method,
+        bits_per_weight=8 * module.bytes_after / (n * k),
+        bytes_before=module.bytes_before,
+        bytes_after=module.bytes_after,
+        error=error,
+        tokens=tokens,
+        damping=damping,
+        kept_reason=kept,
+        expert=module.linear.expert,
+        **facts,
+    )
+
+
+def read_weight(work: Work, module: ModulePlan) -> Tensor:
+    """A planned linear's source weight [N, K], whatever the order on disk."""
+    weight = work.weights.read(module.linear.tensor)
+    return weight.t() if module.linear.transposed else weight
