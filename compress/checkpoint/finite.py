@@ -29,6 +29,10 @@ class NonFinite:
         """`3 NaN and 1 infinite values, the first at [12, 5]`."""
         return f"{self.nan} NaN and {self.inf} infinite values, the first at {list(self.first)}"
 
+    def below(self, row: int) -> "NonFinite":
+        """The same, found in a slice of dimension 0 that began at `row`."""
+        return NonFinite(self.nan, self.inf, (self.first[0] + row, *self.first[1:]))
+
 
 def find_nonfinite(tensor: Tensor) -> NonFinite | None:
     """What is not finite in a tensor of any dtype and shape; None when all is well."""
@@ -67,7 +71,7 @@ def _merge(total: NonFinite | None, found: NonFinite | None, row: int) -> NonFin
     if found is None:
         return total
     if total is None:
-        return NonFinite(found.nan, found.inf, (found.first[0] + row, *found.first[1:]))
+        return found.below(row)
     return NonFinite(total.nan + found.nan, total.inf + found.inf, total.first)
 
 

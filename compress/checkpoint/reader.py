@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from compress.checkpoint.dtypes import TORCH_DTYPES
-from compress.checkpoint.finite import find_nonfinite
+from compress.checkpoint.finite import NonFinite, find_nonfinite
 from compress.checkpoint.header import TensorInfo, read_header
 from compress.checkpoint.index import INDEX, weight_files
 from compress.checkpoint.jsonfile import read_object
@@ -60,18 +60,24 @@ class Checkpoint:
         info = self.tensors[name]
         tensor = self._load(info, 0, info.shape)
         if check_finite and (bad := find_nonfinite(tensor)):
-            raise CheckpointError(
-                f"tensor {name!r} in {self.path / info.file} has {bad.describe()}; repair the"
-                " checkpoint or download it again"
-            )
+            raise CheckpointError(self._nonfinite(info, bad))
         return tensor
 
-    def read_rows(self, name: str, start: int, stop: int) -> Tensor:
-        """Rows start..stop of dimension 0: [stop - start, ...]."""
+    def read_rows(self, name: str, start: int, stop: int, *, check_finite: bool = False) -> Tensor:
+        """Rows start..stop of dimension 0: [stop - start, ...]; check_finite as for `read`."""
         info = self.tensors[name]
         assert 0 <= start <= stop <= info.shape[0], (name, info.shape, start, stop)
         row = info.nbytes // max(info.shape[0], 1)
-        return self._load(info, start * row, (stop - start, *info.shape[1:]))
+        rows = self._load(info, start * row, (stop - start, *info.shape[1:]))
+        if check_finite and (bad := find_nonfinite(rows)):
+            raise CheckpointError(self._nonfinite(info, bad.below(start)))
+        return rows
+
+    def _nonfinite(self, info: TensorInfo, bad: NonFinite) -> str:
+        return (
+            f"tensor {info.name!r} in {self.path / info.file} has {bad.describe()}; repair the"
+            " checkpoint or download it again"
+        )
 
     def _load(self, info: TensorInfo, offset: int, shape: tuple[int, ...]) -> Tensor:
         tensor = torch.empty(shape, dtype=TORCH_DTYPES[info.dtype])

@@ -28,6 +28,7 @@ class ShardWriter:
         self.folder = folder
         self.layout = layout
         self.written: set[str] = set()
+        self._rows: dict[str, int] = {}
 
     @classmethod
     def create(cls, folder: str | Path, layout: ShardLayout) -> "ShardWriter":
@@ -72,10 +73,24 @@ class ShardWriter:
                 f"result tensor {name!r} has {bad.describe()}: it overflowed; run again"
                 " with --dtype float32"
             )
-        if info.nbytes:
-            flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-            self._put(info.file, flat.numpy().data, info.start)
+        self._put_tensor(info.file, tensor, info.start)
         self.written.add(name)
+
+    def write_rows(self, name: str, start: int, rows: Tensor) -> None:
+        """Put rows start.. of dimension 0 at their place; call in order, from row 0 to the last.
+
+        The tensor counts as written with its last row.
+        """
+        info = self.layout.tensors[name]
+        stop = start + rows.shape[0]
+        found = (DTYPE_CODES.get(rows.dtype), tuple(rows.shape[1:]))
+        assert found == (info.dtype, info.shape[1:]), f"{name}: {found} does not fit {info}"
+        assert stop <= info.shape[0], f"{name}: row {stop} does not fit {info}"
+        assert start in (0, self._rows.get(name)), f"{name}: row {start} is out of order"
+        self._put_tensor(info.file, rows, info.start + start * (info.nbytes // info.shape[0]))
+        self._rows[name] = stop
+        if stop == info.shape[0]:
+            self.written.add(name)
 
     def flush(self, names: Iterable[str]) -> None:
         """Force the files that hold these tensors to the disk."""
@@ -106,6 +121,11 @@ class ShardWriter:
         self._put(file.name, memoryview(file.header), 0)
         with disk.refusing(f"write {self.folder / file.name}"):
             disk.fsync_path(self.folder / file.name)
+
+    def _put_tensor(self, file: str, tensor: Tensor, offset: int) -> None:
+        if tensor.numel():
+            flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+            self._put(file, flat.numpy().data, offset)
 
     def _put(self, file: str, data: memoryview, offset: int) -> None:
         with disk.refusing(f"write {self.folder / file}"):

@@ -123,6 +123,9 @@ def test_nonfinite_value_names_tensor_and_place(tmp_path: Path) -> None:
         r" \[2, 3\]",
     ):
         checkpoint.read("w", check_finite=True)
+    with pytest.raises(CheckpointError, match=r"0 NaN and 1 infinite .* first at \[3, 0\]; repair"):
+        checkpoint.read_rows("w", 3, 4, check_finite=True)
+    checkpoint.read_rows("w", 0, 2, check_finite=True)
 
 
 def test_hash_depends_on_every_byte(tmp_path: Path) -> None:

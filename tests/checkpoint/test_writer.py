@@ -125,6 +125,21 @@ def test_strided_tensors_and_short_writes(tmp_path: Path, monkeypatch: pytest.Mo
     assert torch.equal(opened(tmp_path)["t"], values.T)
 
 
+def test_tensor_in_slices_of_rows(tmp_path: Path) -> None:
+    values = torch.arange(21, dtype=torch.int16).reshape(7, 3)
+    shards = ShardWriter.create(tmp_path, plan_shards([("t", "I16", (7, 3))], 100))
+    shards.write_rows("t", 0, values[:4])
+    with pytest.raises(AssertionError, match="row 5 is out of order"):
+        shards.write_rows("t", 5, values[5:])
+    with pytest.raises(AssertionError, match="row 8 does not fit"):
+        shards.write_rows("t", 4, values[:4])
+    with pytest.raises(AssertionError, match="never written"):
+        shards.finish()
+    shards.write_rows("t", 4, values[4:])
+    shards.finish()
+    assert torch.equal(opened(tmp_path)["t"], values)
+
+
 def test_unfinished_file_cannot_be_read(tmp_path: Path) -> None:
     layout = plan_shards(entries(), 10**9)
     shards = ShardWriter.create(tmp_path, layout)
