@@ -29,9 +29,8 @@ class Work:
     progress: Progress = silent
 
 
-def make_skeleton(weights: Weights, config: EvaluationConfig, work: Work) -> Skeleton:
-    """The model's blocks on the meta device, ready to be filled one by one."""
-    dtype = getattr(torch, config.dtype)
+def make_skeleton(weights: Weights, dtype: torch.dtype, work: Work) -> Skeleton:
+    """The model without weights, its blocks ready to be filled one by one."""
     return Skeleton(weights.checkpoint.config, weights.spec, dtype=dtype, device=work.device)
 
 
@@ -48,8 +47,8 @@ def final_states(
     caller closes it. `label` ("source", "result") names its file and the progress.
     Raises CheckpointError, naming the tensor, for weights with NaN or Inf.
     """
-    skeleton = make_skeleton(weights, config, work)
     hidden, dtype = weights.spec.hidden, getattr(torch, config.dtype)
+    skeleton = make_skeleton(weights, dtype, work)
     tokens = sum(len(batch.targets) for batch in batches)
     final = TensorStore(
         work.folder / f"{label}-final.bin", [(tokens, hidden)], dtype, config.spill_bytes

@@ -1,0 +1,193 @@
+"""The streamed evaluation against transformers' plain forward of the whole model."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from compress_calibration.tokenizer import load_tokenizer
+from tiny_models import make
+from torch import Tensor
+
+from compress.checkpoint.reader import Checkpoint
+from compress.errors import CheckpointError, DataError
+from compress.evaluation.config import EvaluationConfig, TextConfig
+from compress.evaluation.evaluate import TextQuality, evaluate, source_final_states
+from compress.evaluation.stream import Work
+from compress.evaluation.texts import read_windows
+from compress.evaluation.windows import TokenWindows, cut_windows
+from compress.formats.weights import Weights, open_weights
+
+
+def weights(path: Path) -> Weights:
+    return open_weights(Checkpoint.open(path))
+
+
+def random_windows(vocab: int, name: str = "random", seed: int = 0) -> TokenWindows:
+    random = torch.Generator().manual_seed(seed)
+    sizes = (3, 90, 41, 64, 2)
+    documents = [torch.randint(vocab, (n,), generator=random).tolist() for n in sizes]
+    return cut_windows(name, documents, 32, 12, settings={"window": 32})
+
+
+def whole(path: Path, windows: TokenWindows) -> tuple[Tensor, Tensor]:
+    """fp64 log-probabilities [tokens, vocab] by a plain forward per window, and the targets."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    rows, targets = [], []
+    for ids, length, first in zip(windows.ids, windows.lengths, windows.first, strict=True):
+        with torch.inference_mode():
+            logits = model(ids[None, :length]).logits[0]
+        rows.append(logits[first - 1 : length - 1].double().log_softmax(-1))
+        targets.append(ids[first:length])
+    return torch.cat(rows), torch.cat(targets)
+
+
+def whole_quality(source: Path, result: Path, windows: TokenWindows) -> dict[str, float]:
+    (log_p, targets), (log_q, _) = whole(source, windows), whole(result, windows)
+    each = torch.arange(len(targets))
+    return {
+        "tokens": len(targets),
+        "ppl_source": math.exp(-log_p[each, targets].mean()),
+        "ppl_result": math.exp(-log_q[each, targets].mean()),
+        "kl": float((log_p.exp() * (log_p - log_q)).sum(-1).mean()),
+        "top1_agreement": float((log_p.argmax(-1) == log_q.argmax(-1)).double().mean()),
+    }
+
+
+def assert_equal(quality: TextQuality, wanted: dict[str, float]) -> None:
+    assert quality.tokens == wanted["tokens"]
+    for key in ("ppl_source", "ppl_result"):
+        assert getattr(quality, key) == pytest.approx(wanted[key], rel=1e-5)
+    assert quality.kl == pytest.approx(wanted["kl"], rel=1e-4)
+    assert quality.top1_agreement == pytest.approx(wanted["top1_agreement"], abs=1e-9)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2", "gemma2", "mixtral"])
+def test_equals_plain_forwards(tmp_path: Path, family: str) -> None:
+    source = make(family, tmp_path / "a", dtype="fp32", tied=family == "llama")
+    result = make(family, tmp_path / "b", dtype="fp32", tied=family == "llama", seed=1)
+    texts = [random_windows(256), random_windows(256, "other", seed=5)]
+    config = EvaluationConfig(batch_tokens=100)
+    found = evaluate(weights(result), weights(source), texts, config, Work(tmp_path))
+    for quality, windows in zip(found, texts, strict=True):
+        assert quality.name == windows.name
+        assert_equal(quality, whole_quality(source, result, windows))
+        assert quality.settings == {"window": 32, "dtype": "float32"}
+
+
+def test_spilled_and_shared_states_change_nothing(tmp_path: Path) -> None:
+    source = weights(make("llama", tmp_path / "a"))
+    result = weights(make("llama", tmp_path / "b", seed=1))
+    texts = [random_windows(256)]
+    work = tmp_path / "work"
+    work.mkdir()
+    steps: list[tuple[str, int, int]] = []
+    config = EvaluationConfig(batch_tokens=100)
+    small = EvaluationConfig(batch_tokens=100, spill_bytes=1)
+    plain = evaluate(result, source, texts, config, Work(work))
+    spilled = evaluate(
+        result, source, texts, small, Work(work, progress=lambda *step: steps.append(step))
+    )
+    assert spilled == plain
+    assert steps == [
+        ("evaluate source", 1, 2),
+        ("evaluate source", 2, 2),
+        ("evaluate result", 1, 2),
+        ("evaluate result", 2, 2),
+    ]
+    with source_final_states(source, texts, small, Work(work)) as states:
+        again = evaluate(result, source, texts, small, Work(work), states)
+        assert states.path is not None
+        assert states.path.exists()
+    assert again == plain
+    assert list(work.iterdir()) == []
+
+
+def test_against_itself_nothing_is_lost(tmp_path: Path) -> None:
+    model = weights(make("llama", tmp_path / "a"))
+    (quality,) = evaluate(model, model, [random_windows(256)], EvaluationConfig(), Work(tmp_path))
+    assert quality.kl == 0.0
+    assert quality.top1_agreement == 1.0
+    assert quality.ppl_source == quality.ppl_result
+
+
+def test_alone_there_is_perplexity_only(tmp_path: Path) -> None:
+    model = weights(make("llama", tmp_path / "a"))
+    texts = [random_windows(256)]
+    (alone,) = evaluate(model, None, texts, EvaluationConfig(), Work(tmp_path))
+    assert alone.ppl_source is alone.kl is alone.top1_agreement is None
+    (both,) = evaluate(model, model, texts, EvaluationConfig(kl=False), Work(tmp_path))
+    assert both.ppl_source == both.ppl_result == alone.ppl_result
+    assert both.kl is both.top1_agreement is None
+
+
+def test_bf16_blocks_are_close(tmp_path: Path) -> None:
+    model = weights(make("llama", tmp_path / "a"))
+    texts = [random_windows(256)]
+    (exact,) = evaluate(model, None, texts, EvaluationConfig(), Work(tmp_path))
+    (close,) = evaluate(model, None, texts, EvaluationConfig(dtype="bfloat16"), Work(tmp_path))
+    assert close.ppl_result == pytest.approx(exact.ppl_result, rel=0.02)
+    assert close.settings["dtype"] == "bfloat16"
+
+
+def test_other_vocabularies_are_refused(tmp_path: Path) -> None:
+    a = weights(make("llama", tmp_path / "a"))
+    b = weights(make("llama", tmp_path / "b", vocab_size=300))
+    with pytest.raises(CheckpointError, match=r"a vocabulary of 300, .* one of 256; only models"):
+        evaluate(b, a, [random_windows(256)], EvaluationConfig(), Work(tmp_path))
+
+
+def test_tokens_of_another_tokenizer_are_refused(tmp_path: Path) -> None:
+    a = weights(make("llama", tmp_path / "a"))
+    windows = cut_windows("foreign", [[1, 256]], 32, 16)
+    with pytest.raises(DataError, match="'foreign' holds token 256, .*vocabulary has 256"):
+        evaluate(a, None, [windows], EvaluationConfig(), Work(tmp_path))
+
+
+def test_a_text_without_tokens_is_refused(tmp_path: Path) -> None:
+    a = weights(make("llama", tmp_path / "a"))
+    windows = cut_windows("short", [[1]], 32, 16)
+    with pytest.raises(DataError, match="'short' holds no token to score"):
+        evaluate(a, None, [windows], EvaluationConfig(), Work(tmp_path))
+
+
+def test_real_model_equals_plain_forwards(shared_dir: Path, tmp_path: Path) -> None:
+    """stories260K, strided over real stories: perplexity within 1e-5 of the plain forward."""
+    path = shared_dir / "models" / "stories260K"
+    text = TextConfig(
+        "stories",
+        path=str(shared_dir / "text" / "tinystories" / "tinystories_test.txt"),
+        max_documents=6,
+    )
+    config = EvaluationConfig(texts=(text,), window=96, stride=32)
+    windows = read_windows(text, config, load_tokenizer(path), 512)
+    (quality,) = evaluate(weights(path), weights(path), [windows], config, Work(tmp_path))
+    wanted = whole_quality(path, path, windows)
+    assert quality.ppl_result == pytest.approx(wanted["ppl_result"], rel=1e-5)
+    assert quality.kl == 0.0
+
+
+def test_published_perplexity_of_the_demo_model(shared_dir: Path, tmp_path: Path) -> None:
+    """7.990 on the first 120 stories: ends stripped, BOS in front, only the first 512 tokens."""
+    path = shared_dir / "models" / "tale-6m"
+    text = TextConfig(
+        "stories",
+        path=str(shared_dir / "text" / "tinystories" / "tinystories_test.txt"),
+        cut=True,
+        max_documents=120,
+    )
+    config = EvaluationConfig(texts=(text,), window=512)
+    windows = read_windows(text, config, load_tokenizer(path), 512)
+    (quality,) = evaluate(weights(path), None, [windows], config, Work(tmp_path))
+    assert quality.tokens == 24453
+    assert quality.ppl_result == pytest.approx(7.990, abs=0.0005)
+    assert quality.settings == {
+        "mode": "documents",
+        "window": 512,
+        "bos": "<|endoftext|>",
+        "documents": 120,
+        "cut": True,
+        "dtype": "float32",
+    }
