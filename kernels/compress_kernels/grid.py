@@ -70,7 +70,7 @@ class ColumnResult:
 
 
 def empty_result(weight: Tensor, problem: Problem) -> ColumnResult:
-    """Buffers for a loop over weight [N, K]: scales copied when fixed; quantized starts as 0."""
+    """Buffers for a loop over weight [N, K]: scales copied when fixed, else unset."""
     rows, columns = weight.shape
     scale, zero = problem.scale, problem.zero
     if scale is None:
@@ -81,4 +81,4 @@ def empty_result(weight: Tensor, problem: Problem) -> ColumnResult:
     else:
         scale, zero = scale.clone(), None if zero is None else zero.clone()
     codes = torch.empty((rows, columns), dtype=torch.int8, device=weight.device)
-    return ColumnResult(codes, scale, zero, torch.zeros_like(weight))
+    return ColumnResult(codes, scale, zero, torch.empty(weight.shape, dtype=torch.float32, device=weight.device))

@@ -1,12 +1,16 @@
 """The lazy-batch column loop around a compiled block kernel.
 
-The same result as `reference.columns`, with less dense algebra. Let D = W - Q be what the rounded
-columns lost, P the columns rounded so far, and H = R Rᵀ. GPTQ keeps the later columns F at their
-optimum, W_F + D_P R_PF R_FF⁻¹ (the normal equations of eq. 1 in block form; QuIP, arXiv 2307.13304,
-theorem 6, states the case of one column). R_FF is upper triangular, so for the next block b only
-its own diagonal block counts: W_b + (D_P R_Pb) R_bb⁻¹. The product D_P R_PF is summed up block by
-block with the same matrix product that Algorithm 1 spends on its updates, and inside a block U is
-R_bb⁻¹. The K x K inverse is never formed.
+The same result as `reference.columns` with a third of the dense algebra, or less. Let D = W - Q be
+what the columns P rounded so far have lost, and H = R Rᵀ, R upper triangular. GPTQ keeps the later
+columns F at their optimum (eq. 2 in block form):
+
+    W_F - (-D_P) H_PF H_FF⁻¹ = W_F + A R_FF⁻¹   with the pull A = D_P R_PF.
+
+R_FF is upper triangular, so the next column j is W_j + A_j / R_jj: rounding it needs no inverse
+(QuIP, arXiv 2307.13304, theorem 6, proves this case), and the next group g, which a scale search
+looks at as a whole, is W_g + A_g R_gg⁻¹: a small triangular solve. A is summed up with the very
+matrix products that Algorithm 1 spends on its lazy updates. The K x K inverse and its Cholesky
+factor are never formed.
 """
 
 from collections.abc import Callable
@@ -15,7 +19,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from compress_kernels.factor import inverse_upper
 from compress_kernels.grid import ColumnResult, Grid, Problem, empty_result
 
 
@@ -23,21 +26,23 @@ from compress_kernels.grid import ColumnResult, Grid, Problem, empty_result
 class BlockTask:
     """Columns [start, stop) of a loop.
 
-    weight: fp32 [N, B], updated by all earlier blocks, rows any stride. upper: fp32 [B, B].
+    weight: fp32 [N, B], as given to the loop. factor: fp32 [B, B], the diagonal block of R.
     search: choose scales where a group starts; otherwise `result` already holds them.
-    The kernel writes codes, quantized (and scale, zero) of `result` in place.
+    `result.quantized` holds the pull A of earlier blocks in these columns (undefined where start
+    is 0: there is none). The kernel replaces it with the quantized weights, writes the codes (and
+    scale, zero) and returns what was lost, weight - quantized: fp32 [N, B].
     """
 
     start: int
     stop: int
     weight: Tensor
-    upper: Tensor
+    factor: Tensor
     search: bool
     problem: Problem
     result: ColumnResult
 
 
-SolveBlock = Callable[[BlockTask], None]
+SolveBlock = Callable[[BlockTask], Tensor]
 GroupScale = Callable[[Tensor, Tensor, Tensor | None, Grid], tuple[Tensor, Tensor | None]]
 
 
@@ -50,21 +55,19 @@ def gptq_columns(
 ) -> ColumnResult:
     """As reference.columns.gptq_columns."""
     result = empty_result(weight, problem)
-    work = result.quantized  # left of the border Q, right of it D_P R_PF
+    work = result.quantized  # left of the border Q, right of it A
     wide = problem.scale is None and problem.group_size > problem.block
     for start, stop in problem.borders():
-        block = slice(start, stop)
         if wide and start % problem.group_size == 0:
             _choose_wide_scale(weight, factor, start, problem, result, group_scale)
-        upper = inverse_upper(factor[block, block])
-        updated = weight[:, block]
-        if start:
-            updated = torch.addmm(updated, work[:, block], upper)
+        block = slice(start, stop)
         search = problem.scale is None and not wide
-        solve_block(BlockTask(start, stop, updated, upper, search, problem, result))
+        task = BlockTask(
+            start, stop, weight[:, block], factor[block, block], search, problem, result
+        )
+        lost = solve_block(task)
         if stop < weight.shape[1]:
-            lost = weight[:, block] - work[:, block]
-            work[:, stop:].addmm_(lost, factor[block, stop:])
+            work[:, stop:].addmm_(lost, factor[block, stop:], beta=1 if start else 0)
     return result
 
 

@@ -31,19 +31,21 @@ class Block(ctypes.Structure):
 
     _fields_ = [  # noqa: RUF012
         ("weight", ctypes.c_void_p),
-        ("upper", ctypes.c_void_p),
+        ("factor", ctypes.c_void_p),
         ("importance", ctypes.c_void_p),
         ("groups", ctypes.c_void_p),
         ("scale", ctypes.c_void_p),
         ("zero", ctypes.c_void_p),
         ("codes", ctypes.c_void_p),
         ("quantized", ctypes.c_void_p),
+        ("lost", ctypes.c_void_p),
         ("rows", ctypes.c_int64),
         ("width", ctypes.c_int64),
         ("weight_stride", ctypes.c_int64),
         ("group_stride", ctypes.c_int64),
         ("out_stride", ctypes.c_int64),
         ("search", ctypes.c_int32),
+        ("pulled", ctypes.c_int32),
         ("threads", ctypes.c_int32),
     ]
 

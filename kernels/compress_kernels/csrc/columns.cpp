@@ -1,4 +1,4 @@
-// GPTQ column loop of one block, and the scale search, on tiles of 16 rows.
+// GPTQ column loop of one block, and the scale search, on tiles of 16 rows; see lazy.py for the form.
 //
 // Rows never interact, so a tile holds 16 of them transposed, [column][16 rows]: every step of the
 // loop is one vector operation, and no result depends on the number of threads.
@@ -66,15 +66,16 @@ struct Grid {
 
 struct Block {
   const float* weight;      // [rows, width], row stride weight_stride
-  const float* upper;       // [width, width]
+  const float* factor;      // [width, width], diagonal block of R
   const float* importance;  // [width] or null
   const int32_t* groups;    // [width], group of each column
   float* scale;             // [rows, *], row stride group_stride
   int8_t* zero;             // as scale, or null when symmetric
   int8_t* codes;            // [rows, width], row stride out_stride
-  float* quantized;         // as codes
+  float* quantized;         // as codes; on entry the pull of earlier blocks
+  float* lost;              // [rows, width], weight - quantized
   int64_t rows, width, weight_stride, group_stride, out_stride;
-  int32_t search, threads;
+  int32_t search, pulled, threads;
 };
 
 namespace {
@@ -156,43 +157,72 @@ void store_scale(const Block& b, int64_t row, int rows, int32_t group, const Sca
   }
 }
 
+// Below about 2^16 weights a thread costs more to start than it saves.
+template <typename Body>
+void for_tiles(const Block& b, const Body& body) {
+  const int64_t grain = std::max<int64_t>(1, (1 << 16) / (kRows * b.width));
+  in_parallel(b.threads, (b.rows + kRows - 1) / kRows, grain, body);
+}
+
 int64_t group_width(const Block& b, int64_t start) {
   int64_t stop = start;
   while (stop < b.width && b.groups[stop] == b.groups[start]) ++stop;
   return stop - start;
 }
 
-// Algorithm 1 of GPTQ on one tile; afterwards tile[i] holds the quantized column i.
-void solve_tile(const Block& b, const Grid& grid, int64_t row, int rows, Vec* tile, Vec* codes) {
-  const Vec code_min = splat(grid.code_min), code_max = splat(grid.code_max);
-  Scale s{};
-  for (int64_t i = 0; i < b.width; ++i) {
-    if (i == 0 || b.groups[i] != b.groups[i - 1]) {
-      if (b.search) {
-        const float* importance = b.importance ? b.importance + i : nullptr;
-        s = search(tile + i, group_width(b, i), importance, grid);
-        store_scale(b, row, rows, b.groups[i], s);
-      } else {
-        s = load_scale(b, row, rows, b.groups[i]);
-      }
-    }
-    const float* u = b.upper + i * b.width;
-    Vec code = nearest(least(most(tile[i] / s.step, code_min - s.zero), code_max - s.zero));
-    Vec value = code * s.step;
-    Vec error = (tile[i] - value) * (1.0f / u[i]);
-    for (int64_t j = i + 1; j < b.width; ++j) tile[j] -= error * u[j];
-    tile[i] = value;
-    codes[i] = code + s.zero;
+// 16 rows of a block: weights, what rounded columns pull at them, codes.
+struct Tile {
+  std::vector<Vec> weight, pull, code, updated;
+  explicit Tile(int64_t width) : weight(width), pull(width), code(width), updated(width) {}
+};
+
+// Weights of columns [start, start + width) at their optimum: weight + pull R⁻¹.
+void update_group(const Block& b, int64_t start, int64_t width, const Tile& t, Vec* updated) {
+  std::copy_n(t.pull.data() + start, width, updated);
+  for (int64_t i = 0; i < width; ++i) {
+    const float* r = b.factor + (start + i) * b.width + start;
+    const Vec x = updated[i] * (1.0f / r[i]);
+    for (int64_t j = i + 1; j < width; ++j) updated[j] -= x * r[j];
+    updated[i] = t.weight[start + i] + x;
   }
 }
 
-void store_tile(const Block& b, int64_t row, int rows, const Vec* tile, const Vec* codes) {
-  const float* value = reinterpret_cast<const float*>(tile);
-  const float* code = reinterpret_cast<const float*>(codes);
+Scale group_start(const Block& b, const Grid& grid, int64_t row, int rows, int64_t i, Tile& t) {
+  if (!b.search) return load_scale(b, row, rows, b.groups[i]);
+  const int64_t width = group_width(b, i);
+  update_group(b, i, width, t, t.updated.data());
+  Scale s = search(t.updated.data(), width, b.importance ? b.importance + i : nullptr, grid);
+  store_scale(b, row, rows, b.groups[i], s);
+  return s;
+}
+
+// Afterwards t.weight holds what was lost and t.pull the quantized weights.
+void solve_tile(const Block& b, const Grid& grid, int64_t row, int rows, Tile& t) {
+  const Vec code_min = splat(grid.code_min), code_max = splat(grid.code_max);
+  Scale s{};
+  for (int64_t i = 0; i < b.width; ++i) {
+    if (i == 0 || b.groups[i] != b.groups[i - 1]) s = group_start(b, grid, row, rows, i, t);
+    const float* r = b.factor + i * b.width;
+    const Vec updated = t.weight[i] + t.pull[i] * (1.0f / r[i]);
+    Vec code = nearest(least(most(updated / s.step, code_min - s.zero), code_max - s.zero));
+    const Vec lost = t.weight[i] - code * s.step;
+    for (int64_t j = i + 1; j < b.width; ++j) t.pull[j] += lost * r[j];
+    t.pull[i] = code * s.step;
+    t.weight[i] = lost;
+    t.code[i] = code + s.zero;
+  }
+}
+
+void store_tile(const Block& b, int64_t row, int rows, const Tile& t) {
+  const float* value = reinterpret_cast<const float*>(t.pull.data());
+  const float* lost = reinterpret_cast<const float*>(t.weight.data());
+  const float* code = reinterpret_cast<const float*>(t.code.data());
   for (int r = 0; r < rows; ++r) {
     float* out = b.quantized + (row + r) * b.out_stride;
+    float* out_lost = b.lost + (row + r) * b.width;
     int8_t* out_codes = b.codes + (row + r) * b.out_stride;
     for (int64_t c = 0; c < b.width; ++c) out[c] = value[c * kRows + r];
+    for (int64_t c = 0; c < b.width; ++c) out_lost[c] = lost[c * kRows + r];
     for (int64_t c = 0; c < b.width; ++c) out_codes[c] = static_cast<int8_t>(code[c * kRows + r]);
   }
 }
@@ -203,15 +233,17 @@ extern "C" {
 
 void gptq_block(const Block* block, const Grid* grid) {
   const Block& b = *block;
-  const int64_t tiles = (b.rows + kRows - 1) / kRows;
-  in_parallel(b.threads, tiles, 8, [&](int64_t first, int64_t last) {
-    std::vector<Vec> tile(b.width), codes(b.width);
-    for (int64_t t = first; t < last; ++t) {
-      const int64_t row = t * kRows;
-      const int rows = static_cast<int>(b.rows - row < kRows ? b.rows - row : kRows);
-      load_tile(b.weight + row * b.weight_stride, b.weight_stride, rows, b.width, tile.data());
-      solve_tile(b, *grid, row, rows, tile.data(), codes.data());
-      store_tile(b, row, rows, tile.data(), codes.data());
+  for_tiles(b, [&](int64_t first, int64_t last) {
+    Tile t(b.width);
+    for (int64_t row = first * kRows; row < std::min(b.rows, last * kRows); row += kRows) {
+      const int rows = static_cast<int>(std::min<int64_t>(kRows, b.rows - row));
+      load_tile(b.weight + row * b.weight_stride, b.weight_stride, rows, b.width, t.weight.data());
+      if (b.pulled)
+        load_tile(b.quantized + row * b.out_stride, b.out_stride, rows, b.width, t.pull.data());
+      else
+        std::fill(t.pull.begin(), t.pull.end(), Vec{});
+      solve_tile(b, *grid, row, rows, t);
+      store_tile(b, row, rows, t);
     }
   });
 }
@@ -219,12 +251,10 @@ void gptq_block(const Block* block, const Grid* grid) {
 // One scale a row of weight [rows, width]; only the fields this needs are read.
 void group_scale(const Block* block, const Grid* grid) {
   const Block& b = *block;
-  const int64_t tiles = (b.rows + kRows - 1) / kRows;
-  in_parallel(b.threads, tiles, 8, [&](int64_t first, int64_t last) {
+  for_tiles(b, [&](int64_t first, int64_t last) {
     std::vector<Vec> tile(b.width);
-    for (int64_t t = first; t < last; ++t) {
-      const int64_t row = t * kRows;
-      const int rows = static_cast<int>(b.rows - row < kRows ? b.rows - row : kRows);
+    for (int64_t row = first * kRows; row < std::min(b.rows, last * kRows); row += kRows) {
+      const int rows = static_cast<int>(std::min<int64_t>(kRows, b.rows - row));
       load_tile(b.weight + row * b.weight_stride, b.weight_stride, rows, b.width, tile.data());
       store_scale(b, row, rows, 0, search(tile.data(), b.width, b.importance, *grid));
     }
