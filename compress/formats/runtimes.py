@@ -154,6 +154,8 @@ def _vllm_cpu(result: _Result) -> Iterator[str]:
     if result.spec.head_dim not in _CPU_HEADS:
         yield f"no attention kernel for head_dim {result.spec.head_dim} on CPU"
     for linear, scheme in result.quantized():
+        if linear.expert is not None:
+            yield "it has no kernels for quantized experts on CPU"
         if scheme.activation is not None:
             continue
         if scheme.bits != 4:
