@@ -46,6 +46,7 @@ class Skeleton:
         dtype: torch.dtype,
         device: str = "cpu",
     ) -> None:
+        self.config = checkpoint_config
         self.spec, self.dtype, self.device = spec, dtype, device
         model = build_model(checkpoint_config, spec, dtype, device)
         self.model: Any = model
@@ -158,6 +159,15 @@ class Skeleton:
         with self._filled(self._head[1]), self._base_returning(rows), torch.no_grad():
             out: Tensor = self.model(input_ids=ids, use_cache=False).logits
         return out.squeeze(1)
+
+    def read_all_outside(self, weights: "Weights") -> dict[str, Tensor]:
+        """Parameter path in the causal LM -> value, of everything beside the blocks."""
+        paths = self._outside_paths()
+        state = self._read_outside(weights, set(paths)) | self._read_head(weights)
+        tied = state.get(f"{self.head_path}.weight") if self.spec.tied else None
+        if tied is None:
+            tied = read_finite(weights, self.spec.embedding).to(self.device, self.dtype)
+        return state | {paths[self.spec.embedding]: tied}
 
     def release(self) -> None:
         """Forget the head and the contexts kept for further calls."""

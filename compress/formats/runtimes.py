@@ -45,6 +45,8 @@ class _Result:
 
 # Groups that vLLM's Marlin kernel takes; one scale a channel is fine too.
 _MARLIN_GROUPS = (32, 64, 128)
+# Weights that vLLM multiplies with integer activations.
+_WITH_ACTIVATIONS = ((8, "channel"), (8, "tensor"), (4, "channel"), (4, "group"))
 # Head sizes for which vLLM has an attention kernel on CPU.
 _CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 
@@ -128,10 +130,18 @@ def _vllm(result: _Result) -> Iterator[str]:
             yield _indivisible(linear, scheme)
         if linear.transposed and not is_packed(scheme):
             yield f"{linear.name} is a Conv1D: its loader would transpose the int8 codes"
-        if scheme.activation is not None and not scheme.symmetric:
-            yield f"integer activations need symmetric weights, not {scheme.describe()}"
+        if scheme.activation is not None:
+            yield from _integer_activations(scheme)
     if len(result.experts()) > 1:
         yield "the experts of a layer must all have one scheme"
+
+
+def _integer_activations(scheme: QuantScheme) -> Iterator[str]:
+    """W8A8 with one scale a channel or tensor, and W4A8 with one a channel or group."""
+    if not scheme.symmetric:
+        yield f"integer activations need symmetric weights, not {scheme.describe()}"
+    if (scheme.bits, scheme.granularity) not in _WITH_ACTIVATIONS:
+        yield f"integer activations go with no weights that are {scheme.describe()}"
 
 
 def _vllm_gpu(result: _Result) -> Iterator[str]:
@@ -139,7 +149,7 @@ def _vllm_gpu(result: _Result) -> Iterator[str]:
     for scheme in result.schemes():
         if scheme.activation is not None:
             if scheme.bits != 8:
-                yield f"{scheme.describe()}: integer activations go with 8-bit weights"
+                yield f"{scheme.describe()}: integer activations go with 8-bit weights on GPU"
             continue
         if scheme.bits not in (4, 8):
             yield f"{scheme.describe()}: only the optional Humming kernels take {scheme.bits} bits"

@@ -17,7 +17,7 @@ from compress.checkpoint.reader import read_into
 
 
 # Longer batches gain nothing: every matrix product is large enough by then.
-MAX_BATCH_TOKENS = 16384
+MAX_BATCH_TOKENS = 8192
 
 
 def rows_at_once(shape: tuple[int, int, int], dtype: torch.dtype, budget: int) -> int:

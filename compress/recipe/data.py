@@ -111,17 +111,23 @@ def _absolute(node: Node) -> Node:
 
 
 def _complete_text(node: Node, seed: int) -> Node:
-    """A name from the path, and a seed for self-generated text, where they were left out."""
-    keys: Mapping[str, Node] = mapping(node)
-    extra: dict[str, Node] = {}
-    own = _word(keys.get("kind")) == "self"
+    """A name from the file or id, and a seed for self-generated text, where they were left out."""
+    keys = dict(mapping(node))
     if "name" not in keys:
-        name = "self" if own else PurePath(_word(keys.get("path"))).stem
-        extra["name"] = Node(node.origin, node.line, node.child("name"), Scalar(name, plain=False))
-    if own and "seed" not in keys:
+        name = _default_name(keys)
+        if name is None:
+            raise missing(node, "name", "a word for the quality table")
+        keys["name"] = Node(node.origin, node.line, node.child("name"), Scalar(name, plain=False))
+    if _word(keys.get("kind")) == "self" and "seed" not in keys:
         held_out = Scalar(str(seed + 1))
-        extra["seed"] = Node(node.origin, node.line, node.child("seed"), held_out)
-    return replace(node, content={**keys, **extra})
+        keys["seed"] = Node(node.origin, node.line, node.child("seed"), held_out)
+    return replace(node, content=keys)
+
+
+def _default_name(keys: Mapping[str, Node]) -> str | None:
+    if _word(keys.get("kind")) == "self":
+        return "self"
+    return _word(keys.get("id")) or PurePath(_word(keys.get("path"))).stem or None
 
 
 def _word(node: Node | None) -> str:

@@ -63,7 +63,9 @@ def make(cls: type[T], values: Mapping[str, Any], node: Node) -> T:
     try:
         return cls(**values)
     except RecipeError as error:
-        raise problem(_spoken_of(node, str(error)), str(error)) from None
+        # Some classes name their section first, which the key path already does.
+        message = str(error).removeprefix(f"{node.path.rpartition('.')[2]}: ")
+        raise problem(_spoken_of(node, message), message) from None
 
 
 def mapping(node: Node) -> Mapping[str, Node]:
@@ -114,7 +116,7 @@ def _required(item: Field[Any]) -> bool:
 def _spoken_of(node: Node, message: str) -> Node:
     """The value that a message like "bits is 9; ..." is about, or the whole node."""
     keys = node.content if is_mapping(node.content) else {}
-    for word in re.findall(r"(\w+) is ", message):
+    for word in re.findall(r"^\w+|\w+(?= is )", message):
         if word in keys:
             return keys[word]
     return node

@@ -92,7 +92,8 @@ def is_mapping(content: object) -> TypeGuard[Mapping[str, Node]]:
 def problem(node: Node, message: str) -> RecipeError:
     """A RecipeError in one line: place, key path, message."""
     where = f"{node.place}: {node.path}: " if node.path else f"{node.place}: "
-    return RecipeError(where + message)
+    # A key in quotes may hold line breaks, which the path repeats.
+    return RecipeError(" ".join((where + message).splitlines()))
 
 
 def walk(node: Node) -> Iterator[Node]:
@@ -122,7 +123,7 @@ def read_tree(text: str, origin: Origin, path: str = "") -> Node:
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise RecipeError(
-            f"{_place(origin, line)}: not valid YAML: character U+{ord(error.character):04X}"
+            f"{_place(origin, line)}: not valid YAML: character U+{ord(text[error.position]):04X}"
             " is not allowed"
         ) from None
 
