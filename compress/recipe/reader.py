@@ -18,7 +18,9 @@ from compress.errors import RecipeError
 from compress.recipe.tree import Node, Scalar, is_mapping, problem
 
 T = TypeVar("T")
-_INT = re.compile(r"[-+]?\d(_?\d)*")
+_INT = re.compile(r"[-+]?[0-9](_?[0-9])*")
+# Numbers that YAML writers put in quotes when they mean text; odd spellings (1e5, 08) stay text.
+_PLAINLY_NUMBER = re.compile(r"[-+]?(0|[1-9][0-9]*)(\.[0-9]+)?")
 _NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 
 
@@ -158,8 +160,8 @@ def _read_scalar(kind: Any, node: Node) -> Any:
 
 
 def _text(scalar: Scalar, node: Node) -> str:
-    looks_like = scalar.text in ("true", "false") or _number(float, scalar.text) is not None
-    if scalar.plain and looks_like:
+    other = scalar.text in ("true", "false") or _PLAINLY_NUMBER.fullmatch(scalar.text)
+    if scalar.plain and other:
         raise problem(node, f"is {scalar.text}; it takes text (put it in quotes if it is meant so)")
     return scalar.text
 
@@ -174,7 +176,7 @@ def _number(kind: type, text: str) -> bool | int | float | None:
         value = float(text)
     except ValueError:
         return None
-    return value if math.isfinite(value) else None
+    return value if math.isfinite(value) and text.isascii() else None
 
 
 def _describe(hint: Any) -> str:

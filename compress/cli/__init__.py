@@ -1,0 +1,1 @@
+"""The command line: parsing and printing only; every command calls one function below it."""

@@ -1,0 +1,53 @@
+"""`compress-model eval`."""
+
+from pathlib import Path
+
+import click
+
+from compress.cli import options
+from compress.cli.progress import watched
+
+PAGE = "report.html"
+
+
+@click.command("eval")
+@click.argument("checkpoint")
+@click.option("--against", metavar="FOLDER", help="The source: adds its perplexity, KL, agreement.")
+@click.option(
+    "--text",
+    "texts",
+    multiple=True,
+    required=True,
+    metavar="FILE",
+    help="Text to measure on, or 'self'. May be repeated.",
+)
+@click.option("--window", type=click.IntRange(min=2), help="Tokens the model sees at once.")
+@click.option("--stride", type=click.IntRange(min=1), help="Tokens each further window scores.")
+@click.option("--max-documents", type=click.IntRange(min=1), help="Use the first N documents.")
+@click.option("--out", metavar="FOLDER", help="Write report.json and report.html there.")
+@options.as_json
+def command(
+    checkpoint: str,
+    against: str | None,
+    texts: tuple[str, ...],
+    window: int | None,
+    stride: int | None,
+    max_documents: int | None,
+    out: str | None,
+    as_json: bool,
+) -> None:
+    """Measure CHECKPOINT on texts: perplexity, and how far it is from its source."""
+    from compress import pipeline
+
+    with watched() as progress:
+        report = pipeline.evaluate_checkpoint(
+            checkpoint,
+            against=against,
+            texts=texts,
+            window=window,
+            stride=stride,
+            max_documents=max_documents,
+            out=out,
+            progress=progress,
+        )
+    options.print_report(report, Path(out) / PAGE if out else None, as_json)

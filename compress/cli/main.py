@@ -1,0 +1,93 @@
+"""Entry point: finds the command, and turns every user mistake into one line.
+
+Exit codes: 0 done; 1 a check found a problem (doctor, inspect --verify) or a fault of ours; 2 a
+mistake in the input or the usage; 130 interrupted.
+"""
+
+import difflib
+import sys
+import traceback
+from collections.abc import Sequence
+from importlib import import_module
+
+import click
+
+from compress import __version__
+from compress.errors import CompressError
+
+# name -> (module, one line for the overview); a module is imported when its command is named.
+COMMANDS = {
+    "run": ("compress.cli.run", "Compress a checkpoint as a recipe says."),
+    "plan": ("compress.cli.plan", "Show what a recipe would do, without doing it."),
+    "inspect": ("compress.cli.inspect", "Show what a checkpoint holds."),
+    "eval": ("compress.cli.eval", "Measure a checkpoint, alone or against its source."),
+    "recipes": ("compress.cli.recipes", "List the built-in recipes, or show one."),
+    "doctor": ("compress.cli.doctor", "Check this machine and its packages."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group that imports a command's module only when the command is used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        command = import_module(COMMANDS[name][0]).command
+        assert isinstance(command, click.Command)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            known = ", ".join(COMMANDS)
+            close = difflib.get_close_matches(args[0], COMMANDS, n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            ctx.fail(f"no command {args[0]!r}; there are {known}{hint}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
+
+
+@click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="compress-model")
+def cli() -> None:
+    """Make a language model's checkpoint smaller, by recipe, and prove what it cost."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command line and return its exit code; None takes the process's arguments."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    try:
+        result = cli.main(args, prog_name="compress-model", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        return error.exit_code
+    except click.ClickException as error:
+        if isinstance(error, click.UsageError) and error.ctx is not None:
+            click.echo(error.ctx.get_usage(), err=True)
+        return _refuse(error.format_message())
+    except CompressError as error:
+        return _refuse(str(error))
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("interrupted", err=True)
+        return 130
+    except Exception:
+        traceback.print_exc()
+        click.echo(
+            "error: this is a fault of compress-model; please report it with the lines above and"
+            " the output of `compress-model doctor`",
+            err=True,
+        )
+        return 1
+    return result if isinstance(result, int) else 0
+
+
+def _refuse(message: str) -> int:
+    click.echo("error: " + " ".join(message.split("\n")), err=True)
+    return 2

@@ -1,0 +1,65 @@
+"""Options that several commands share, so that they read the same everywhere."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from compress.report.schema import Report
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def as_json(command: F) -> F:
+    return click.option(
+        "--json", "as_json", is_flag=True, help="Print JSON on stdout; progress stays on stderr."
+    )(command)
+
+
+def settings(command: F) -> F:
+    return click.option(
+        "--set",
+        "overrides",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="Replace a value of the recipe, e.g. stages[0].group_size=64. May be repeated.",
+    )(command)
+
+
+def model(command: F) -> F:
+    return click.option(
+        "--model", required=True, metavar="FOLDER", help="Checkpoint to compress, or a hub id."
+    )(command)
+
+
+def compute(command: F) -> F:
+    """--device and --dtype."""
+    device = click.option(
+        "--device",
+        type=click.Choice(["cpu", "cuda"]),
+        default="cpu",
+        show_default=True,
+        help="Where blocks run.",
+    )
+    dtype = click.option(
+        "--dtype",
+        type=click.Choice(["bf16", "fp16", "fp32"]),
+        help="Arithmetic of the blocks; chosen for the device when left out.",
+    )
+    return device(dtype(command))
+
+
+def print_json(data: Any) -> None:
+    """One JSON document on stdout."""
+    click.echo(json.dumps(data, indent=1, ensure_ascii=False, default=str))
+
+
+def print_report(report: "Report", page: Path | None, as_json: bool) -> None:
+    """A report on stdout, as JSON or as a table that ends with the path of its page."""
+    from compress.report.codec import to_json
+    from compress.report.table import render_table
+
+    click.echo((to_json(report) if as_json else render_table(report, page)).rstrip("\n"))

@@ -1,0 +1,75 @@
+"""`compress-model run`."""
+
+import shlex
+from pathlib import Path
+
+import click
+
+from compress.cli import options
+from compress.cli.progress import watched
+
+PAGE = Path("report", "report.html")
+
+
+@click.command("run")
+@click.argument("recipe")
+@options.model
+@click.option("--out", required=True, metavar="FOLDER", help="Where the result goes.")
+@options.settings
+@options.compute
+@click.option("--resume", is_flag=True, help="Go on with a run that was stopped.")
+@click.option("--overwrite", is_flag=True, help="Replace what FOLDER holds.")
+@click.option("--dry-run", is_flag=True, help="Print the plan and stop.")
+@options.as_json
+def command(
+    recipe: str,
+    model: str,
+    out: str,
+    overrides: tuple[str, ...],
+    device: str,
+    dtype: str | None,
+    resume: bool,
+    overwrite: bool,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Compress a checkpoint as RECIPE says (a file, or a name from `compress-model recipes`)."""
+    if dry_run:
+        from compress.cli.plan import show_plan
+
+        show_plan(recipe, model, overrides, device, dtype, as_json)
+        return
+
+    from compress import pipeline
+
+    try:
+        with watched() as progress:
+            report = pipeline.run(
+                recipe,
+                model,
+                out,
+                overrides=overrides,
+                device=device,
+                dtype=dtype,
+                resume=resume,
+                overwrite=overwrite,
+                progress=progress,
+            )
+    except KeyboardInterrupt:
+        again = ["run", recipe, "--model", model, "--out", out]
+        again += [word for override in overrides for word in ("--set", override)]
+        again += ["--device", device] + (["--dtype", dtype] if dtype else [])
+        again += ["--overwrite"] if overwrite else []
+        click.echo(_how_to_resume(out, again), err=True)
+        raise
+    page = Path(out) / PAGE
+    options.print_report(report, page if page.is_file() else None, as_json)
+
+
+def _how_to_resume(out: str, again: list[str]) -> str:
+    """What to type after Ctrl-C; `again` is the command line that was stopped."""
+    partial = Path(out.rstrip("/\\") + ".partial")
+    if not partial.is_dir():
+        return "stopped before anything was written"
+    line = shlex.join(["compress-model", *again, "--resume"])
+    return f"stopped; what is finished lies in {partial}. To go on:\n  {line}"

@@ -1,0 +1,251 @@
+"""Commands parse, call one function of the pipeline, and print; mistakes are one line.
+
+The pipeline is replaced here: what it does is tested in tests/pipeline.
+"""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+import compress
+from compress.cli.main import COMMANDS, main
+from compress.errors import CheckpointError
+from compress.report import codec, schema
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def report() -> schema.Report:
+    return schema.Report(
+        tool="compress-model",
+        versions={},
+        recipe=schema.RecipeInfo("int4-rtn", ""),
+        seed=0,
+        source=schema.Source("models/tiny", "0" * 64, 100, 400),
+        result=schema.Result("out", 100, 100, 4.125, None),
+        stages=(),
+        machine=schema.Machine("cpu", 2, 1, "avx2"),
+        started="2026-01-01T00:00:00+00:00",
+        finished="2026-01-01T00:00:01+00:00",
+    )
+
+
+@pytest.fixture
+def pipeline(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """A stand-in for compress.pipeline that records its calls."""
+    fake = ModuleType("compress.pipeline")
+    fake.calls = []  # type: ignore[attr-defined]
+
+    def recorder(answer: Any) -> Callable[..., Any]:
+        def function(*args: Any, **kwargs: Any) -> Any:
+            fake.calls.append((args, kwargs))  # type: ignore[attr-defined]
+            return answer
+
+        return function
+
+    plan = SimpleNamespace(to_json=lambda: {"bytes": 12})
+    for name, answer in {
+        "run": report(),
+        "evaluate_checkpoint": report(),
+        "make_plan": plan,
+        "plan_table": "a table of the plan",
+        "inspect_checkpoint": {"bytes": 12},
+        "inspect_table": "a table of facts",
+    }.items():
+        setattr(fake, name, recorder(answer))
+    monkeypatch.setitem(sys.modules, "compress.pipeline", fake)
+    monkeypatch.setattr(compress, "pipeline", fake, raising=False)
+    return fake
+
+
+def test_run_passes_everything_on(pipeline: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    line = "run int4-rtn --model m --out o --set seed=1 --set output.format=dense --dtype bf16"
+    assert main([*line.split(), "--resume", "--overwrite", "--device", "cuda"]) == 0
+    ((args, kwargs),) = pipeline.calls
+    assert args == ("int4-rtn", "m", "o")
+    assert callable(kwargs.pop("progress"))
+    assert kwargs == {
+        "overrides": ("seed=1", "output.format=dense"),
+        "device": "cuda",
+        "dtype": "bf16",
+        "resume": True,
+        "overwrite": True,
+    }
+    assert "tiny" in capsys.readouterr().out
+
+
+def test_run_json_is_the_report_alone(
+    pipeline: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", "int4-rtn", "--model", "m", "--out", "o", "--json"]) == 0
+    assert codec.from_json(capsys.readouterr().out) == report()
+
+
+def test_run_names_the_page_when_there_is_one(
+    pipeline: ModuleType, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    page = tmp_path / "report" / "report.html"
+    page.parent.mkdir()
+    page.write_text("")
+    assert main(["run", "int4-rtn", "--model", "m", "--out", str(tmp_path)]) == 0
+    assert str(page) in capsys.readouterr().out
+
+
+def test_dry_run_and_plan_are_the_same(
+    pipeline: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", "int4-rtn", "--model", "m", "--set", "seed=1"]) == 0
+    shown = capsys.readouterr().out
+    assert (
+        main(["run", "int4-rtn", "--model", "m", "--out", "o", "--set", "seed=1", "--dry-run"]) == 0
+    )
+    assert capsys.readouterr().out == shown == "a table of the plan\n"
+    first, _, second, _ = pipeline.calls
+    expected = (
+        ("int4-rtn", "m"),
+        {"overrides": ("seed=1",), "device": "cpu", "dtype": None},
+    )
+    assert first == second == expected
+    assert main(["plan", "int4-rtn", "--model", "m", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"bytes": 12}
+
+
+def test_inspect(pipeline: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", "m"]) == 0
+    assert capsys.readouterr().out == "a table of facts\n"
+    assert main(["inspect", "m", "--verify", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"bytes": 12}
+    assert pipeline.calls[-1] == (("m", True), {})
+
+
+def test_inspect_fails_on_damage(
+    pipeline: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    facts = {"damaged": {"w": "3 NaN"}}
+    monkeypatch.setattr(pipeline, "inspect_checkpoint", lambda *_: facts)
+    assert main(["inspect", "m", "--verify", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out) == facts
+
+
+def test_eval(pipeline: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    line = "eval o --against m --text a.txt --text self --window 64 --stride 32 --max-documents 3"
+    assert main([*line.split(), "--json", "--out", "r"]) == 0
+    ((args, kwargs),) = pipeline.calls
+    assert args == ("o",)
+    assert callable(kwargs.pop("progress"))
+    assert kwargs == {
+        "against": "m",
+        "texts": ("a.txt", "self"),
+        "window": 64,
+        "stride": 32,
+        "max_documents": 3,
+        "out": "r",
+    }
+    assert codec.from_json(capsys.readouterr().out) == report()
+
+
+def test_recipes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipes"]) == 0
+    assert "int4-gptq-channel  4-bit weights, one scale a row" in capsys.readouterr().out
+    assert main(["recipes", "--json"]) == 0
+    assert {"int4-gptq", "int8-rtn"} <= {r["name"] for r in json.loads(capsys.readouterr().out)}
+    assert main(["recipes", "int8-rtn"]) == 0
+    shown = capsys.readouterr().out
+    assert shown == (Path(__file__).parents[2] / "recipes" / "int8-rtn.yaml").read_text()
+    assert main(["recipes", "int8-rtn", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["text"] == shown
+
+
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        ("recipes int4-gtpq", "error: no recipe 'int4-gtpq': there is no such file, and built in"),
+        ("rnu x", "error: no command 'rnu'; there are run, plan, inspect, eval, recipes, doctor;"),
+        ("run", "error: Missing argument 'RECIPE'."),
+        ("run x --out o", "error: Missing option '--model'."),
+        ("run x --model m --out o --dtype int8", "error: Invalid value for '--dtype': 'int8' is"),
+        ("eval m", "error: Missing option '--text'."),
+        ("eval m --text a --window 1", "error: Invalid value for '--window': 1 is not in the"),
+        ("plan x --model m --frob", "error: No such option '--frob'."),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_2(
+    line: str, error: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(line.split()) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    *usage, last = captured.err.splitlines()
+    assert last.startswith(error)
+    assert all(text.startswith("Usage: compress-model ") for text in usage)
+
+
+def test_a_refusal_of_the_pipeline_is_one_line(
+    pipeline: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise CheckpointError("m/model.safetensors is cut off; fetch it again")
+
+    monkeypatch.setattr(pipeline, "run", refuse)
+    assert main(["run", "int4-rtn", "--model", "m", "--out", "o", "--json"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == "error: m/model.safetensors is cut off; fetch it again\n"
+
+
+def test_a_fault_of_ours_keeps_its_traceback(
+    pipeline: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise ZeroDivisionError("oops")
+
+    monkeypatch.setattr(pipeline, "run", fail)
+    assert main(["run", "int4-rtn", "--model", "m", "--out", "o"]) == 1
+    error = capsys.readouterr().err
+    assert "Traceback" in error
+    assert "ZeroDivisionError: oops" in error
+    assert error.splitlines()[-1].startswith("error: this is a fault of compress-model; please")
+
+
+def interrupt(*args: Any, **kwargs: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def test_an_interrupted_run_says_how_to_resume(
+    pipeline: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setattr(pipeline, "run", interrupt)
+    out = tmp_path / "my out"
+    line = ["run", "int4-rtn", "--model", "m", "--out", f"{out}/", "--set", "name=a b"]
+    assert main([*line, "--dtype", "fp32"]) == 130
+    assert "stopped before anything was written" in capsys.readouterr().err
+    (tmp_path / "my out.partial").mkdir()
+    assert main([*line, "--dtype", "fp32", "--overwrite"]) == 130
+    error = capsys.readouterr().err
+    assert f"stopped; what is finished lies in {out}.partial. To go on:" in error
+    assert (
+        f"compress-model run int4-rtn --model m --out '{out}/' --set 'name=a b' --device cpu"
+        " --dtype fp32 --overwrite --resume"
+    ) in error
+
+
+def test_interrupting_another_command(
+    pipeline: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(pipeline, "make_plan", interrupt)
+    assert main(["plan", "int4-rtn", "--model", "m"]) == 130
+    assert capsys.readouterr().err.strip() == "interrupted"
+
+
+def test_every_command_has_json(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in COMMANDS:
+        assert main([name, "--help"]) == 0
+        assert "--json" in capsys.readouterr().out

@@ -1,0 +1,98 @@
+"""What doctor says of a good machine, and each problem it knows."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from compress.cli import doctor
+from compress.cli.main import main
+
+
+def install(site: Path, name: str, module: str | None = None) -> None:
+    """A distribution with its metadata, and a package of one file when `module` is given."""
+    info = site / f"{name.replace('-', '_')}-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    if module:
+        (site / module).mkdir()
+        (site / module / "__init__.py").write_text("")
+        (info / "top_level.txt").write_text(module + "\n")
+        (info / "RECORD").write_text(f"{module}/__init__.py,,\n")
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An extra folder at the front of sys.path."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+def test_this_machine_is_fine(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["ok"]
+    values = {check["name"]: check["value"] for check in answer["checks"]}
+    assert {"Python", "torch", "transformers", "triton", "threads", "memory"} <= values.keys()
+    assert {"disk", "kernels cpu", "ONNX Runtime", "Hugging Face kernels"} <= values.keys()
+    assert main(["doctor"]) == 0
+    assert capsys.readouterr().out.endswith("no problem found\n")
+
+
+def test_both_onnxruntimes(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    install(site, "onnxruntime")
+    install(site, "onnxruntime-gpu")
+    assert main(["doctor"]) == 1
+    assert (
+        "problem: ONNX Runtime: both are installed and overwrite each other; run `pip uninstall"
+        " onnxruntime onnxruntime-gpu`, then install one extra, [onnx] or [onnx-gpu]"
+    ) in capsys.readouterr().out
+
+
+def test_one_onnxruntime_is_fine(site: Path) -> None:
+    install(site, "onnxruntime-gpu")
+    assert doctor.onnxruntimes() == doctor.Check("ONNX Runtime", "onnxruntime-gpu")
+
+
+def test_hugging_face_s_kernels_is_fine(site: Path) -> None:
+    install(site, "kernels", "kernels")
+    assert doctor.hub_kernels() == doctor.Check("Hugging Face kernels", "1.0")
+
+
+def test_a_package_of_another_that_is_called_kernels(site: Path) -> None:
+    install(site, "some-ops", "kernels")
+    problem = doctor.hub_kernels().problem
+    assert problem is not None
+    assert problem.startswith(f"`import kernels` finds {site}/kernels/__init__.py (of some-ops),")
+
+
+def test_a_folder_called_kernels_in_front_of_the_real_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path / "site", "kernels", "kernels")
+    (tmp_path / "here" / "kernels").mkdir(parents=True)
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "here"), str(tmp_path / "site"), *sys.path])
+    assert doctor.hub_kernels().problem is None
+    (tmp_path / "here" / "kernels" / "__init__.py").write_text("")
+    problem = doctor.hub_kernels().problem
+    assert problem is not None
+    assert "not Hugging Face's package" in problem
+
+
+def test_old_python_and_missing_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "OLDEST_PYTHON", (4, 0))
+    monkeypatch.setattr(doctor, "REQUIRED", ("no-such-package",))
+    problems = {check.name: check.problem for check in doctor.examine() if check.problem}
+    assert problems == {
+        "Python": "older than 4.0; install a newer one",
+        "no-such-package": "not installed; run `pip install no-such-package`",
+    }
+
+
+def test_memory_of_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limit = tmp_path / "memory.max"
+    limit.write_text("2000000000\n")
+    monkeypatch.setattr(doctor, "CGROUP_LIMIT", limit)
+    shown = {check.name: check.value for check in doctor.examine()}["memory"]
+    assert shown == "2.00 GB (limit of the container)"

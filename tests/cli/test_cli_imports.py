@@ -1,0 +1,46 @@
+"""Help is instant: no help text imports torch or transformers."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from compress.cli.main import COMMANDS
+
+REPO = Path(__file__).resolve().parents[2]
+HEAVY = ["torch", "transformers", "numpy", "datasets", "pyarrow", "jinja2", "tokenizers"]
+SCRIPT = f"""
+import json, sys
+from compress.cli.main import main
+code = main(sys.argv[1:])
+print(json.dumps([code, [name for name in {HEAVY} if name in sys.modules]]), file=sys.stderr)
+"""
+ARGUMENTS = [["--help"], ["--version"], ["recipes"], *([name, "--help"] for name in COMMANDS)]
+
+
+@pytest.mark.parametrize("arguments", ARGUMENTS, ids=" ".join)
+def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
+    path = ":".join(map(str, [REPO, REPO / "calibration", REPO / "kernels"]))
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, *arguments],
+        capture_output=True,
+        text=True,
+        env={"PYTHONPATH": path, "PATH": ""},
+        check=True,
+    )
+    assert json.loads(done.stderr) == [0, []]
+    assert done.stdout
+
+
+def test_module_runs() -> None:
+    path = ":".join(map(str, [REPO, REPO / "calibration", REPO / "kernels"]))
+    done = subprocess.run(
+        [sys.executable, "-m", "compress.cli", "--version"],
+        capture_output=True,
+        text=True,
+        env={"PYTHONPATH": path, "PATH": ""},
+        check=True,
+    )
+    assert done.stdout.startswith("compress-model, version ")

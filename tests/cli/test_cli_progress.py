@@ -1,0 +1,62 @@
+"""Progress: lines elsewhere, one rewritten line on a terminal."""
+
+import io
+
+from compress.cli.progress import ProgressLine, watched
+from compress.pipeline.events import Event
+
+
+def lines(*events: Event, terminal: bool = False) -> str:
+    stream = io.StringIO()
+    progress = ProgressLine(stream, terminal)
+    for event in events:
+        progress(event)
+    progress.close()
+    return stream.getvalue()
+
+
+def test_one_line_a_step_with_the_time_left() -> None:
+    shown = lines(
+        Event("quantize", "block 0", 1, 3, 2.0),
+        Event("quantize", "block 1", 2, 3, 4.0, "2 experts kept plain rounding"),
+        Event("quantize", "block 2", 3, 3, 1.0),
+        Event("evaluate", "block 0", 1, 2, 0.5),
+    )
+    assert shown.splitlines() == [
+        "quantize: block 0 (1/3), 2.00 s, 4.00 s left",
+        "quantize: block 1 (2/3), 4.00 s, 3.00 s left; 2 experts kept plain rounding",
+        "quantize: block 2 (3/3), 1.00 s",
+        "evaluate: block 0 (1/2), 0.500 s, 0.500 s left",
+    ]
+
+
+def test_a_resumed_run_counts_only_its_own_steps() -> None:
+    assert lines(Event("quantize", "block 8", 9, 10, 3.0)).endswith("3.00 s left\n")
+
+
+def test_a_terminal_s_line_is_rewritten_and_ended() -> None:
+    shown = lines(
+        Event("quantize", "block 0", 1, 2, 2.0),
+        Event("quantize", "block 1", 2, 2, 2.0),
+        Event("evaluate", "block 0", 1, 2, 2.0),
+        terminal=True,
+    )
+    assert shown.count("\r") == 3
+    assert shown.split("\n")[0].endswith("quantize [####################] 2/2 block 1, done")
+    assert shown.endswith("evaluate [##########..........] 1/2 block 0, 2.00 s left\n")
+
+
+def test_the_line_is_ended_when_the_work_fails() -> None:
+    stream = io.StringIO()
+    line = ProgressLine(stream, True)
+    line(Event("quantize", "block 0", 1, 2, 2.0))
+    line.close()
+    line.close()
+    assert stream.getvalue().count("\n") == 1
+
+
+def test_it_goes_to_stderr(capsys: object) -> None:
+    import sys
+
+    with watched() as progress:
+        assert progress.stream is sys.stderr

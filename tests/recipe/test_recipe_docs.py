@@ -1,0 +1,31 @@
+"""docs/recipes.md names what there is: methods, presets, built-in recipes, keys."""
+
+import re
+from pathlib import Path
+
+from compress.methods import METHODS
+from compress.quant.scheme import PRESETS
+from compress.recipe import builtin_names, parse
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "recipes.md").read_text()
+
+
+def first_column(heading: str) -> set[str]:
+    section = PAGE.split(f"## {heading}\n")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| (`[^|]*) \|", section, re.MULTILINE)
+    return {word for row in rows for word in re.findall(r"`([^`]+)`", row)}
+
+
+def test_tables_are_complete() -> None:
+    assert first_column("Methods") == set(METHODS)
+    assert first_column("Schemes") == set(PRESETS)
+    assert first_column("Built-in recipes") == set(builtin_names())
+
+
+def test_the_example_is_a_recipe() -> None:
+    example = PAGE.split("```yaml\n")[1].split("```")[0]
+    recipe = parse(example)
+    assert recipe.calibration is not None
+    assert recipe.evaluation is not None
+    assert len(recipe.calibration.sources) == 6
+    assert recipe.evaluation.samples.prompts == ("Once upon a time",)
