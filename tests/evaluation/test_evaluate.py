@@ -5,8 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from compress_calibration.tokenizer import load_tokenizer
-from tiny_models import make
 from torch import Tensor
 
 from compress.checkpoint.reader import Checkpoint
@@ -17,6 +15,8 @@ from compress.evaluation.stream import Work
 from compress.evaluation.texts import read_windows
 from compress.evaluation.windows import TokenWindows, cut_windows
 from compress.formats.weights import Weights, open_weights
+from compress_calibration.tokenizer import load_tokenizer
+from tiny_models import make
 
 
 def weights(path: Path) -> Weights:
@@ -142,7 +142,7 @@ def test_other_vocabularies_are_refused(tmp_path: Path) -> None:
 def test_tokens_of_another_tokenizer_are_refused(tmp_path: Path) -> None:
     a = weights(make("llama", tmp_path / "a"))
     windows = cut_windows("foreign", [[1, 256]], 32, 16)
-    with pytest.raises(DataError, match="'foreign' holds token 256, .*vocabulary has 256"):
+    with pytest.raises(DataError, match=r"'foreign' holds token 256, .*vocabulary has 256"):
         evaluate(a, None, [windows], EvaluationConfig(), Work(tmp_path))
 
 

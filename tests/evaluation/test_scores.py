@@ -72,7 +72,9 @@ def test_small_divergences_keep_their_digits() -> None:
     assert float(exact) < 1e-6
 
 
-def test_tokens_the_source_excludes_do_not_count_and_those_the_result_excludes_are_infinite() -> None:
+def test_tokens_the_source_excludes_do_not_count_and_those_the_result_excludes_are_infinite() -> (
+    None
+):
     p = torch.tensor([[0.0, -math.inf], [math.log(0.5)] * 2])
     q = torch.tensor([[0.0, -math.inf], [0.0, -math.inf]])
     assert kl(p, q).tolist() == [0.0, math.inf]

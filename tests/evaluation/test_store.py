@@ -37,7 +37,7 @@ def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         raise OSError(28, os.strerror(28))
 
     monkeypatch.setattr(disk, "fallocate", full)
-    with pytest.raises(OutputError, match="cannot keep 384 bytes of hidden states in .*make room"):
+    with pytest.raises(OutputError, match=r"cannot keep 384 bytes of hidden states in .*make room"):
         TensorStore(tmp_path / "s.bin", [(8, 12)], torch.float32, 1)
 
 
