@@ -1,7 +1,9 @@
 """`compress-model run`."""
 
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -56,20 +58,21 @@ def command(
                 progress=progress,
             )
     except KeyboardInterrupt:
-        again = ["run", recipe, "--model", model, "--out", out]
-        again += [word for override in overrides for word in ("--set", override)]
-        again += ["--device", device] + (["--dtype", dtype] if dtype else [])
-        again += ["--overwrite"] if overwrite else []
-        click.echo(_how_to_resume(out, again), err=True)
+        click.echo(_how_to_resume(click.get_current_context().params), err=True)
         raise
     page = Path(out) / PAGE
     options.print_report(report, page if page.is_file() else None, as_json)
 
 
-def _how_to_resume(out: str, again: list[str]) -> str:
-    """What to type after Ctrl-C; `again` is the command line that was stopped."""
-    partial = Path(out.rstrip("/\\") + ".partial")
+def _how_to_resume(given: Mapping[str, Any]) -> str:
+    """What to type after Ctrl-C; `given` are the parameters of the stopped command."""
+    partial = Path(given["out"].rstrip("/\\") + ".partial")
     if not partial.is_dir():
         return "stopped before anything was written"
-    line = shlex.join(["compress-model", *again, "--resume"])
+    words = ["run", given["recipe"], "--model", given["model"], "--out", given["out"]]
+    words += [word for override in given["overrides"] for word in ("--set", override)]
+    words += ["--device", given["device"]]
+    words += ["--dtype", given["dtype"]] if given["dtype"] else []
+    words += ["--overwrite"] if given["overwrite"] else []
+    line = shlex.join(["compress-model", *words, "--resume"])
     return f"stopped; what is finished lies in {partial}. To go on:\n  {line}"

@@ -7,7 +7,6 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
-import compress
 from compress.errors import RecipeError
 from compress.recipe.parse import check, parse
 from compress.recipe.reader import nearest
@@ -102,4 +101,4 @@ def _folder() -> Traversable:
     """The installed package, or the folder beside `compress` in a checkout."""
     if importlib.util.find_spec(PACKAGE) is not None:
         return files(PACKAGE)
-    return Path(compress.__file__).resolve().parents[1] / "recipes"
+    return Path(__file__).resolve().parents[2] / "recipes"
