@@ -24,7 +24,8 @@ from compress.methods import METHODS
 from compress.pipeline import calibration
 from compress.pipeline.events import Event
 from compress.pipeline.plan import ModulePlan
-from compress.pipeline.spill import HiddenStates, rows_at_once
+from compress.pipeline.sizes import rows_at_once
+from compress.pipeline.spill import HiddenStates
 from compress.pipeline.stream import stream_unit
 from compress.pipeline.work import (
     Work,

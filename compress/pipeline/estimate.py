@@ -1,8 +1,8 @@
-"""How long a run will take and how much memory it will need, before it starts.
+"""How long quantizing will take and how much memory it will need, before it starts.
 
-Time is work divided by rates that are measured here and now in a fraction of a second: matrix
-products in the compute dtype and in fp32, the Gram kernel, the scale search. Memory is the sum of
-what is alive at the worst moment. The report sets both beside what was then measured.
+Time is counted work over rates that are measured here and now, in a fraction of a second. Memory is
+what is alive at the worst moment. Both leave evaluation out; the report later sets them beside what
+was measured.
 """
 
 import time
@@ -11,23 +11,184 @@ from dataclasses import dataclass
 from math import prod
 
 import torch
+from compress_calibration.config import CalibrationConfig
 from compress_kernels import gram_, group_scale
+from torch.nn.functional import scaled_dot_product_attention, silu
 
 from compress.arch.spec import DecoderSpec, LinearSpec
 from compress.checkpoint import Checkpoint
-from compress.methods import METHODS
-from compress.quant.rounding import CANDIDATES
+from compress.pipeline.sizes import ROWS_AT_ONCE, rows_at_once
+from compress.quant.rounding import CANDIDATES, clip_ratios
 from compress.quant.scheme import QuantScheme
-from compress.recipe import Recipe
+
+MB = 1_000_000
+# Resident after the imports, measured with torch 2.13 and transformers 5.23 on Linux x86-64.
+TORCH_BYTES, TRANSFORMERS_BYTES = 235 * MB, 230 * MB
+# Importing transformers' model code and building the skeleton, seconds of one core.
+TRANSFORMERS_SECONDS = 2.5
+# What a forward keeps alive: hidden-sized tensors (residual, norms in fp32, q, k, v, rotated
+# copies) and feed-forward ones (gate, its activation, up, their product) a token.
+LIVE_HIDDEN, LIVE_WIDE = 12, 4
+# One decoding step of one block beside its products: dispatch of its two dozen small operations.
+DISPATCH_SECONDS = 0.5e-3
+SAMPLE_BATCH = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """seconds of the quantizing stage (evaluation not included); peak resident bytes."""
+    """seconds of the quantizing stage; peak_rss_bytes of the process in it."""
 
     seconds: float
     peak_rss_bytes: int
 
 
-def estimate(*args, **kwargs) -> Estimate:
-    return Estimate(1.0, 1)
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What this machine does a second: operations of matrix products in the compute dtype and in
+    fp32, Gram operations, weights through the scale search, bytes through element-wise passes."""
+
+    product: float
+    product_fp32: float
+    gram: float
+    search: float
+    elementwise: float
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What is to be done. `linears`: those to quantize; `dtype`: of the calibrated passes."""
+
+    checkpoint: Checkpoint
+    spec: DecoderSpec
+    linears: Sequence[tuple[LinearSpec, QuantScheme]]
+    calibration: CalibrationConfig | None
+    dtype: torch.dtype
+
+
+def estimate(job: Job) -> Estimate:
+    """Time and memory of the quantizing stage on this machine."""
+    rates = measure_rates(job.dtype)
+    if job.calibration is None:
+        return Estimate(_stream_seconds(job, rates), _stream_bytes(job))
+    return Estimate(_calibrated_seconds(job, rates), _calibrated_bytes(job))
+
+
+def measure_rates(dtype: torch.dtype) -> Rates:
+    """Quick probes, 20 ms each; their buffers are small beside any model."""
+    x, w = torch.randn(1024, 512, dtype=dtype), torch.randn(512, 1024, dtype=dtype)
+    a, b = torch.randn(1024, 512), torch.randn(512, 1024)
+    rows, out = torch.randn(2048, 128), torch.zeros(512, 512)
+    ratios = clip_ratios("mse", 4)
+    product = 2 * 1024 * 512 * 1024
+    return Rates(
+        product=product / _seconds(lambda: x @ w),
+        product_fp32=product / _seconds(lambda: a @ b),
+        gram=1024 * 512 * 512 / _seconds(lambda: gram_(x, out)),
+        search=rows.numel()
+        / _seconds(lambda: group_scale(rows, ratios, None, 4, True, torch.bfloat16)),
+        elementwise=2 * x.nbytes / _seconds(lambda: silu(x)),
+    )
+
+
+def _seconds(work: Callable[[], object], budget: float = 0.02) -> float:
+    """Median time of a call over about `budget` seconds, after one to warm up."""
+    work()
+    times: list[float] = []
+    while sum(times) < budget or len(times) < 3:
+        began = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - began)
+    return sorted(times)[len(times) // 2]
+
+
+def _stream_seconds(job: Job, rates: Rates) -> float:
+    weights = sum(prod(linear.shape) for linear, _ in job.linears)
+    # Beside the search: widen, divide, round, clamp, narrow, dequantize, subtract, three sums.
+    passes = 24 * 4 * weights / rates.elementwise
+    files = 3 * job.checkpoint.nbytes / rates.elementwise
+    return 0.2 + weights / rates.search + passes + files
+
+
+def _stream_bytes(job: Job) -> int:
+    largest = max(min(prod(linear.shape), ROWS_AT_ONCE) for linear, _ in job.linears)
+    whole = max(prod(linear.shape) for linear, _ in job.linears)
+    stored = torch.empty((), dtype=job.dtype).element_size()
+    # fp32 rows, their quotient, the dequantized values and the difference; source and codes whole.
+    return TORCH_BYTES + largest * 4 * 4 + whole * (stored + 2)
+
+
+def _calibrated_seconds(job: Job, rates: Rates) -> float:
+    assert job.calibration is not None
+    tokens = job.calibration.samples * job.calibration.length
+    blocks = len(job.spec.blocks)
+    inside = [linear for linear, _ in job.linears if linear.role != "head"]
+    weights = sum(prod(linear.shape) for linear in inside)
+    forwards = 2 * tokens * weights * (2 - 1 / blocks)
+    inputs = {(_block_of(linear), linear.shared_input): linear.shape[1] for linear in inside}
+    gram = tokens * sum(k * k for k in inputs.values())
+    factor = sum(k**3 for k in inputs.values()) * 2 / 3
+    loops = sum(2 * n * k * k for n, k in (x.shape for x in inside)) * 5
+    wide = LIVE_WIDE * job.spec.intermediate + LIVE_HIDDEN * job.spec.hidden
+    passing = 2 * tokens * blocks * wide * job.dtype.itemsize * 2 / rates.elementwise
+    return (
+        TRANSFORMERS_SECONDS
+        + _sampling_seconds(job, rates)
+        + forwards / rates.product
+        + 2 * blocks * _attention_seconds(job, tokens)
+        + passing
+        + gram / rates.gram
+        + (factor + loops) / rates.product_fp32
+        + 2 * weights / rates.search
+    )
+
+
+def _attention_seconds(job: Job, tokens: int) -> float:
+    """Attention of one block over all tokens, from one row of that length."""
+    assert job.calibration is not None
+    spec, length = job.spec, min(job.calibration.length, 2048)
+    q = torch.randn(1, spec.heads, length, spec.head_dim, dtype=job.dtype)
+    row = _seconds(lambda: scaled_dot_product_attention(q, q, q, is_causal=True))
+    return row * tokens / length
+
+
+def _sampling_seconds(job: Job, rates: Rates) -> float:
+    """Text of the model's own, where the recipe calibrates on it."""
+    assert job.calibration is not None
+    config = job.calibration
+    total = sum(source.weight for source in config.sources)
+    share = sum(s.weight for s in config.sources if s.kind == "self") / total
+    steps = config.length * -(-int(config.samples * share) // SAMPLE_BATCH)
+    weights = sum(prod(x.shape) for x in job.spec.linears()) + job.spec.vocab * job.spec.hidden
+    products = 2 * SAMPLE_BATCH * weights / rates.product
+    return steps * (products + DISPATCH_SECONDS * len(job.spec.blocks))
+
+
+def _calibrated_bytes(job: Job) -> int:
+    """The worst of a batch in a block and of the largest solve, on top of what is always there."""
+    assert job.calibration is not None
+    config, spec = job.calibration, job.spec
+    shape = (config.samples, config.length, spec.hidden)
+    batch = rows_at_once(shape, job.dtype, config.spill_bytes) * config.length
+    width = job.dtype.itemsize
+    live = batch * width * (LIVE_WIDE * spec.intermediate + LIVE_HIDDEN * spec.hidden)
+    of_block = [x for x, _ in job.linears if _block_of(x) == _block_of(job.linears[0][0])]
+    weights = sum(prod(x.shape) for x in of_block) * width
+    inputs = {x.shared_input: x.shape[1] for x in of_block}
+    hessians = sum(4 * k * k for k in inputs.values())
+    solves = [
+        4 * k * k * 3 + 7 * 4 * sum(prod(x.shape) for x in of_block if x.shared_input == key)
+        for key, k in inputs.items()
+    ]
+    embedding = spec.vocab * spec.hidden * width
+    everything = TORCH_BYTES + TRANSFORMERS_BYTES + weights + hessians + max(live, *solves)
+    return everything + (embedding if _samples(config) else 0)
+
+
+def _samples(config: CalibrationConfig) -> bool:
+    return any(source.kind == "self" for source in config.sources)
+
+
+def _block_of(linear: LinearSpec) -> str:
+    """A key that is equal for linears of one block: the name up to its number."""
+    head, _, _ = linear.name.partition(f".{linear.module.partition('.')[0]}.")
+    return head

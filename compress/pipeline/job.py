@@ -154,7 +154,7 @@ def _plan(
         key=[info.dtype for info in checkpoint.tensors.values()].count,
     )
     compute = compute_dtype(stored, device, dtype)
-    return build_plan(recipe, checkpoint, dtype=compute, device=device), compute
+    return build_plan(recipe, checkpoint, dtype=compute), compute
 
 
 def _work(session: Session, started: datetime, *, resumed: bool) -> Report:

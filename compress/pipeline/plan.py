@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import torch
+
 from compress.arch.describe import describe
 from compress.arch.spec import DecoderSpec, LinearSpec
 from compress.checkpoint import Checkpoint, ShardLayout, plan_shards
@@ -16,7 +18,7 @@ from compress.checkpoint.layout import nbytes
 from compress.errors import CheckpointError, RecipeError
 from compress.formats import FORMATS, Verdict, detect, runtimes
 from compress.methods import METHODS
-from compress.pipeline.estimate import Estimate, estimate
+from compress.pipeline.estimate import Estimate, Job, estimate
 from compress.quant.scheme import QuantScheme
 from compress.recipe import Recipe
 from compress.recipe.matching import assign
@@ -114,10 +116,10 @@ def _module_json(m: ModulePlan) -> dict[str, Any]:
     }
 
 
-def build_plan(recipe: Recipe, checkpoint: Checkpoint, *, dtype: str, device: str) -> Plan:
+def build_plan(recipe: Recipe, checkpoint: Checkpoint, *, dtype: torch.dtype) -> Plan:
     """Plan of a recipe for a checkpoint; refuses what cannot work, with the place and a remedy.
 
-    dtype: compute dtype of the calibrated passes ("bfloat16", "float32"), for the estimate.
+    dtype: of the calibrated passes, for the estimate.
     """
     found = detect(checkpoint.config, checkpoint.tensors)
     if found is not None:
@@ -141,6 +143,14 @@ def build_plan(recipe: Recipe, checkpoint: Checkpoint, *, dtype: str, device: st
     _check_fused(modules, skipped)
     tensors = _output_tensors(checkpoint, modules, fmt)
     shards = plan_shards([t for group in tensors.values() for t in group], recipe.output.shard_size)
+    calibrated = any(METHODS[s.method].needs_calibration(s.config) for s in recipe.stages)
+    job = Job(
+        checkpoint,
+        spec,
+        [(m.linear, m.scheme) for m in modules],
+        recipe.calibration if calibrated else None,
+        dtype,
+    )
     return Plan(
         recipe=recipe,
         spec=spec,
@@ -150,8 +160,7 @@ def build_plan(recipe: Recipe, checkpoint: Checkpoint, *, dtype: str, device: st
         tensors=tensors,
         shards=shards,
         source_bytes=checkpoint.nbytes,
-        estimate=estimate(recipe, checkpoint, spec, [(m.linear, m.scheme) for m in modules],
-                          dtype=dtype, device=device),
+        estimate=estimate(job),
         tensor_parallel={n: _against_parallel(n, spec, modules) for n in (2, 4, 8)},
         runtimes=tuple(
             runtimes(

@@ -16,20 +16,6 @@ from compress.checkpoint import disk
 from compress.checkpoint.reader import read_into
 
 
-# Longer batches gain nothing: every matrix product is large enough by then.
-MAX_BATCH_TOKENS = 8192
-
-
-def rows_at_once(shape: tuple[int, int, int], dtype: torch.dtype, budget: int) -> int:
-    """Rows of [rows, length, hidden] that go through a block together.
-
-    budget: bytes that inputs and outputs of one batch may take.
-    """
-    rows, length, hidden = shape
-    fitting = budget // (2 * length * hidden * dtype.itemsize)
-    return max(1, min(rows, fitting, MAX_BATCH_TOKENS // length))
-
-
 class HiddenStates:
     """A file of hidden states, read and written in runs of whole rows."""
 

@@ -13,11 +13,9 @@ from compress.formats import FORMATS, Weights
 from compress.pipeline.events import Progress
 from compress.pipeline.journal import Journal
 from compress.pipeline.plan import ModulePlan, Plan
+from compress.pipeline.sizes import ROWS_AT_ONCE
 from compress.quant.tensor import QuantizedTensor
 from compress.report.schema import Layer
-
-# A copy or a plain rounding holds this many elements at once (256 MB in fp32).
-ROWS_AT_ONCE = 1 << 26
 
 
 @dataclass(frozen=True, slots=True, eq=False)
