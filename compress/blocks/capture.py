@@ -40,8 +40,9 @@ def collect(
     waiting = {linear.module for linear in linears}
 
     def visit(linear: LinearSpec, x: Tensor) -> None:
-        first = seen.setdefault(linear.shared_input, x)
-        if first is x:
+        first = seen.get(linear.shared_input)
+        if first is None:
+            seen[linear.shared_input] = x
             on_input(linear.shared_input, _rows(x, linear, mask))
         elif not _same(first, x):
             raise CheckpointError(

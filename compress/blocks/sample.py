@@ -1,0 +1,178 @@
+"""Text sampled from a model itself, for calibration without data.
+
+The whole model is in memory here, with a key/value cache. Each token's randomness is a hash of
+(seed, sequence, position), so neither the batch size nor the number of sequences changes what a
+sequence draws.
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from compress.blocks.model import build_model, set_parameter
+from compress.blocks.skeleton import Skeleton
+from compress.errors import DataError
+
+if TYPE_CHECKING:
+    from compress.formats.weights import Weights
+
+_HEADROOM = 1.15  # activations, cache and allocator, as a factor on the weights
+
+
+def generate(
+    weights: "Weights",
+    skeleton: Skeleton,
+    *,
+    count: int,
+    length: int,
+    seed: int,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    prompt_ids: Tensor | None = None,
+    batch: int = 32,
+) -> Tensor:
+    """Sampled token ids: int64 [count, length], the prompt included.
+
+    prompt_ids: int64 [p] or [count, p]; without it a sequence starts with the config's BOS token,
+    or with a random token when there is none. Generation goes on behind an end-of-text token, as
+    in packed training data. Raises DataError when the model does not fit the free memory, or when
+    the model cannot be that long.
+    """
+    _check_length(skeleton, length)
+    _check_memory(weights, skeleton)
+    model = whole_model(weights, skeleton)
+    prompts = _prompts(skeleton, prompt_ids, count, seed)
+    parts = [
+        _generate_batch(model, prompts[rows], rows, length, seed, temperature, top_k)
+        for rows in _slices(count, batch)
+    ]
+    return torch.cat(parts).cpu()
+
+
+def whole_model(weights: "Weights", skeleton: Skeleton) -> nn.Module:
+    """The complete causal LM in the skeleton's dtype, experts as separate linears."""
+    model = build_model(skeleton.config, skeleton.spec, skeleton.dtype, skeleton.device)
+    stack = model.get_submodule(skeleton.stack)
+    for index in range(len(skeleton.spec.blocks)):
+        setattr(stack, str(index), skeleton.load_block(weights, index))
+    for path, value in skeleton.read_all_outside(weights).items():
+        set_parameter(model, path, value)
+    return model
+
+
+def uniforms(seed: int, sequences: np.ndarray[Any, Any], position: int) -> np.ndarray[Any, Any]:
+    """A number in [0, 1) for each sequence index, by (seed, sequence, position): float64 [n]."""
+    with np.errstate(over="ignore"):
+        key = _mix(np.uint64(seed & (2**64 - 1)))
+        key = _mix(key ^ _mix(sequences.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)))
+        key = _mix(key ^ _mix(np.uint64(position) + np.uint64(0xD1B54A32D192ED03)))
+    unit: np.ndarray[Any, Any] = (key >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return unit
+
+
+def draw(logits: Tensor, noise: Tensor, temperature: float, top_k: int | None) -> Tensor:
+    """One token a row by inversion of the cumulative distribution.
+
+    logits: [n, vocab]; noise: float64 [n] in [0, 1) -> int64 [n]. temperature 0 takes the largest.
+    """
+    if temperature == 0:
+        return logits.argmax(-1)
+    scaled = logits.float() / temperature
+    if top_k is not None and top_k < scaled.shape[-1]:
+        least = scaled.topk(top_k, dim=-1).values[:, -1:]
+        scaled = scaled.masked_fill(scaled < least, float("-inf"))
+    cumulative = scaled.softmax(-1).double().cumsum(-1)  # [n, vocab]
+    target = noise[:, None].to(cumulative.device) * cumulative[:, -1:]
+    token = torch.searchsorted(cumulative, target, right=True).squeeze(-1)
+    return token.clamp_(max=logits.shape[-1] - 1)
+
+
+def _generate_batch(
+    model: nn.Module,
+    prompt: Tensor,
+    rows: slice,
+    length: int,
+    seed: int,
+    temperature: float,
+    top_k: int | None,
+) -> Tensor:
+    ids = prompt[:, :length].to(next(model.parameters()).device)  # [batch, prompt]
+    indices = np.arange(rows.start, rows.stop)
+    tokens, cache, step = [ids], None, ids
+    with torch.no_grad():
+        for position in range(ids.shape[1], length):
+            out: Any = model(input_ids=step, past_key_values=cache, use_cache=True)
+            cache = out.past_key_values
+            noise = torch.from_numpy(uniforms(seed, indices, position))
+            step = draw(out.logits[:, -1], noise, temperature, top_k)[:, None]
+            tokens.append(step)
+    return torch.cat(tokens, 1)
+
+
+def _prompts(skeleton: Skeleton, prompt_ids: Tensor | None, count: int, seed: int) -> Tensor:
+    """First tokens: int64 [count, p]."""
+    if prompt_ids is not None:
+        return prompt_ids.long().expand(count, -1)
+    bos = getattr(skeleton.model.config, "bos_token_id", None)
+    if isinstance(bos, int) and 0 <= bos < skeleton.spec.vocab:
+        return torch.full((count, 1), bos)
+    first = uniforms(seed, np.arange(count), 0) * skeleton.spec.vocab
+    return torch.from_numpy(first.astype(np.int64))[:, None]
+
+
+def _slices(count: int, batch: int) -> Iterator[slice]:
+    return (slice(start, min(start + batch, count)) for start in range(0, count, batch))
+
+
+def _check_length(skeleton: Skeleton, length: int) -> None:
+    context = skeleton.spec.context
+    if context and length > context:
+        raise DataError(
+            f"self-sampled text of length {length} is longer than the model's context of {context}"
+            f" tokens; set length to {context} or less"
+        )
+
+
+def _check_memory(weights: "Weights", skeleton: Skeleton) -> None:
+    spec = skeleton.spec
+    names = [tensor for block in spec.blocks for tensor, _ in block.modules]
+    names += [tensor for tensor, _ in spec.outside]
+    size = torch.empty((), dtype=skeleton.dtype).element_size()
+    needed = int(_HEADROOM * size * sum(_elements(weights, name) for name in names))
+    free = _free_memory(skeleton.device)
+    if needed > free:
+        raise DataError(
+            f"sampling from the model needs {needed / 2**30:.1f} GiB of memory,"
+            f" {free / 2**30:.1f} GiB are free; calibrate on a text file instead of 'self'"
+        )
+
+
+def _elements(weights: "Weights", tensor: str) -> int:
+    """Values of a weight; a packed one (no tensor of that name) counts by its linear's shape."""
+    info = weights.checkpoint.tensors.get(tensor)
+    if info is not None:
+        return int(np.prod(info.shape, dtype=np.int64))
+    shapes = (each.shape for each in weights.spec.linears() if each.tensor == tensor)
+    rows, columns = next(shapes, (0, 0))
+    return rows * columns
+
+
+def _free_memory(device: str) -> int:
+    """Bytes that can be taken without swapping."""
+    if device.startswith("cuda"):
+        return int(torch.cuda.mem_get_info(device)[0])
+    with open("/proc/meminfo", encoding="ascii") as lines:
+        for line in lines:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    raise DataError("/proc/meminfo has no MemAvailable; calibrate on a text file instead of 'self'")
+
+
+def _mix(value: Any) -> Any:
+    """The finalizer of splitmix64 on uint64: every input bit reaches every output bit."""
+    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return value ^ (value >> np.uint64(31))

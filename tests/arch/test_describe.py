@@ -1,0 +1,259 @@
+"""Descriptions come from names and shapes; every mismatch is refused in one line."""
+
+import re
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from compress.arch.describe import describe, linears_by_input
+from compress.errors import CheckpointError
+
+Shapes = dict[str, tuple[int, ...]]
+CONFIG: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 2,
+    "vocab_size": 100,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": False,
+}
+
+
+def llama_block(prefix: str) -> Shapes:
+    shapes = {
+        "input_layernorm": (32,),
+        "post_attention_layernorm": (32,),
+        "self_attn.q_proj": (32, 32),
+        "self_attn.k_proj": (16, 32),
+        "self_attn.v_proj": (16, 32),
+        "self_attn.o_proj": (32, 32),
+        "mlp.gate_proj": (48, 32),
+        "mlp.up_proj": (48, 32),
+        "mlp.down_proj": (32, 48),
+    }
+    return {f"{prefix}.{name}.weight": shape for name, shape in shapes.items()}
+
+
+def llama(prefix: str = "model", layers: int = 2, head: str | None = "lm_head.weight") -> Shapes:
+    dot = prefix + "." if prefix else ""
+    shapes: Shapes = {f"{dot}embed_tokens.weight": (100, 32), f"{dot}norm.weight": (32,)}
+    for index in range(layers):
+        shapes |= llama_block(f"{dot}layers.{index}")
+    return shapes | ({head: (100, 32)} if head else {})
+
+
+def gpt2(prefix: str) -> tuple[dict[str, Any], Shapes]:
+    config = {
+        "model_type": "gpt2",
+        "n_embd": 8,
+        "n_head": 2,
+        "n_layer": 1,
+        "vocab_size": 20,
+        "n_positions": 16,
+        "n_ctx": 16,
+    }
+    weights = {
+        "wte.weight": (20, 8),
+        "wpe.weight": (16, 8),
+        "ln_f.weight": (8,),
+        "ln_f.bias": (8,),
+        "h.0.ln_1.weight": (8,),
+        "h.0.ln_1.bias": (8,),
+        "h.0.ln_2.weight": (8,),
+        "h.0.ln_2.bias": (8,),
+        "h.0.attn.c_attn.weight": (8, 24),
+        "h.0.attn.c_attn.bias": (24,),
+        "h.0.attn.c_proj.weight": (8, 8),
+        "h.0.attn.c_proj.bias": (8,),
+        "h.0.mlp.c_fc.weight": (8, 32),
+        "h.0.mlp.c_fc.bias": (32,),
+        "h.0.mlp.c_proj.weight": (32, 8),
+        "h.0.mlp.c_proj.bias": (8,),
+        "h.0.attn.bias": (1, 1, 64, 64),
+    }
+    return config, {prefix + name: shape for name, shape in weights.items()}
+
+
+def test_llama_linears_and_their_inputs() -> None:
+    spec = describe(CONFIG, llama())
+    block = spec.blocks[1]
+    assert [(i.role, i.shape) for i in block.linears] == [
+        ("q", (32, 32)),
+        ("k", (16, 32)),
+        ("v", (16, 32)),
+        ("o", (32, 32)),
+        ("gate", (48, 32)),
+        ("up", (48, 32)),
+        ("down", (32, 48)),
+    ]
+    groups = {key: [item.role for item in items] for key, items in linears_by_input(block)}
+    assert groups == {
+        "attn_in": ["q", "k", "v"],
+        "attn_out": ["o"],
+        "mlp_in": ["gate", "up"],
+        "mlp_mid": ["down"],
+    }
+    assert block.linears[0].tensor == "model.layers.1.self_attn.q_proj.weight"
+    assert (spec.head_dim, spec.kv_heads, spec.tied, spec.copied) == (8, 2, False, ())
+
+
+@pytest.mark.parametrize("prefix", ["", "model", "model.language_model", "language_model.model"])
+def test_the_decoder_is_found_under_any_prefix(prefix: str) -> None:
+    nested = prefix.count(".") > 0
+    config = {"model_type": "some_vlm", "text_config": CONFIG} if nested else CONFIG
+    head = "language_model.lm_head.weight" if prefix.startswith("language") else "lm_head.weight"
+    shapes = llama(prefix, head=head) | llama_block("vision_tower.layers.0")
+    spec = describe(config, shapes)
+    assert spec.head == head
+    assert spec.text_config == (("text_config",) if nested else ())
+    assert set(spec.copied) == set(llama_block("vision_tower.layers.0"))
+    assert dict(spec.outside)[spec.embedding] == "model.embed_tokens.weight"
+
+
+def test_multi_token_prediction_is_copied() -> None:
+    extra = llama_block("model.layers.2") | llama("mtp", layers=1, head=None)
+    spec = describe(CONFIG, llama() | extra)
+    assert len(spec.blocks) == 2
+    assert spec.copied == tuple(extra)
+
+
+def test_tied_means_no_head_is_stored() -> None:
+    tied = CONFIG | {"tie_word_embeddings": True}
+    assert describe(tied, llama(head=None)).tied
+    assert describe(tied, llama()).head == "lm_head.weight"
+    with pytest.raises(CheckpointError, match=r"lm_head\.weight is missing.*tie_word_embeddings"):
+        describe(CONFIG, llama(head=None))
+
+
+@pytest.mark.parametrize("prefix", ["", "transformer."])
+def test_gpt2_is_transposed_and_its_mask_buffers_are_not_parameters(prefix: str) -> None:
+    config, shapes = gpt2(prefix)
+    spec = describe(config, shapes)
+    assert [(i.role, i.shape, i.transposed) for i in spec.blocks[0].linears] == [
+        ("qkv", (24, 8), True),
+        ("o", (8, 8), True),
+        ("up", (32, 8), True),
+        ("down", (8, 32), True),
+    ]
+    assert spec.tied
+    assert spec.copied == (f"{prefix}h.0.attn.bias",)
+    assert dict(spec.outside)[f"{prefix}wte.weight"] == "transformer.wte.weight"
+
+
+def test_mixtral_experts_are_linears_of_their_own() -> None:
+    shapes = llama(layers=1)
+    shapes = {name: shape for name, shape in shapes.items() if ".mlp." not in name}
+    moe = "model.layers.0.block_sparse_moe"
+    shapes[f"{moe}.gate.weight"] = (3, 32)
+    for e in range(3):
+        shapes |= {
+            f"{moe}.experts.{e}.w1.weight": (48, 32),
+            f"{moe}.experts.{e}.w2.weight": (32, 48),
+            f"{moe}.experts.{e}.w3.weight": (48, 32),
+        }
+    config = CONFIG | {"model_type": "mixtral", "num_hidden_layers": 1, "num_local_experts": 3}
+    linears = describe(config, shapes).blocks[0].linears
+    assert [i.role for i in linears].count("router") == 1
+    last = linears[-3:]
+    assert [(i.role, i.expert, i.module) for i in last] == [
+        ("gate", 2, "mlp.experts.2.gate"),
+        ("up", 2, "mlp.experts.2.up"),
+        ("down", 2, "mlp.experts.2.down"),
+    ]
+    assert last[0].shared_input == last[1].shared_input == "experts.2.in"
+    del shapes[f"{moe}.experts.2.w3.weight"]
+    with pytest.raises(CheckpointError, match=r"experts\.2\.w3\.weight is missing"):
+        describe(config, shapes)
+
+
+def test_missing_tensor_is_named() -> None:
+    shapes = llama()
+    del shapes["model.layers.1.mlp.up_proj.weight"]
+    with pytest.raises(CheckpointError, match=r"model\.layers\.1\.mlp\.up_proj\.weight is missing"):
+        describe(CONFIG, shapes)
+
+
+def test_wrong_shape_is_named_with_both_shapes() -> None:
+    shapes = llama() | {"model.layers.0.self_attn.k_proj.weight": (32, 32)}
+    message = r"k_proj\.weight has shape \[32, 32\], config\.json asks for \[16, 32\]"
+    with pytest.raises(CheckpointError, match=message):
+        describe(CONFIG, shapes)
+
+
+def test_a_bias_the_config_asks_for_must_be_there() -> None:
+    with pytest.raises(CheckpointError, match=r"q_proj\.bias is missing"):
+        describe(CONFIG | {"attention_bias": True}, llama())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model_type": None}, r"model_type is None"),
+        ({"hidden_size": None}, r"no hidden_size"),
+        ({"num_hidden_layers": "two"}, r"num_hidden_layers is 'two'"),
+        ({"model_type": "phi3"}, r"no tensor is called '\.\.\.layers\.0\.self_attn\.qkv_proj"),
+    ],
+)
+def test_a_config_that_does_not_fit_is_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message) as caught:
+        describe(CONFIG | change, llama())
+    assert "\n" not in str(caught.value)
+
+
+def test_unrecognised_tensors_are_listed_up_to_five_percent() -> None:
+    # the block has about 7,700 parameters
+    small = {"model.layers.0.self_attn.adapter.weight": (32, 1)}
+    spec = describe(CONFIG, llama() | small)
+    assert spec.blocks[0].unrecognised == tuple(small)
+    assert spec.copied == ()
+    large = {"model.layers.0.self_attn.adapter.weight": (32, 32)}
+    with pytest.raises(CheckpointError, match=r"not recognised \(self_attn\.adapter\.weight\)"):
+        describe(CONFIG, llama() | large)
+
+
+def test_any_other_decoder_is_described_by_names_alone() -> None:
+    config = CONFIG | {"model_type": "neverheardof"}
+    shapes = llama("decoder") | llama_block("vision.layers.0")
+    shapes["decoder.layers.0.mlp.router.weight"] = (4, 32)
+    spec = describe(config, shapes)
+    assert (spec.family, spec.model_type) == ("generic", "neverheardof")
+    linears = {item.module: item for item in spec.blocks[0].linears}
+    assert linears["self_attn.q_proj"].shared_input == linears["self_attn.v_proj"].shared_input
+    assert linears["self_attn.o_proj"].role == "linear"
+    assert linears["mlp.router"].role == "router"
+    assert set(spec.copied) == set(llama_block("vision.layers.0"))
+    assert (spec.embedding, spec.head) == ("decoder.embed_tokens.weight", "lm_head.weight")
+
+
+def test_generic_blocks_in_input_major_order_are_recognised_by_their_biases() -> None:
+    config, shapes = gpt2("")
+    spec = describe(config | {"model_type": "gpt2ish", "n_inner": 32}, shapes)
+    assert all(item.transposed for item in spec.blocks[0].linears)
+    assert spec.blocks[0].linears[0].shape == (24, 8)
+
+
+def test_generic_refusals() -> None:
+    config = {"model_type": "neverheardof"}
+    with pytest.raises(CheckpointError, match="no list of blocks"):
+        describe(config, {"a.weight": (2, 2)})
+    with pytest.raises(CheckpointError, match="no token embedding"):
+        describe(config, {"b.0.w.weight": (2, 2)})
+    with pytest.raises(CheckpointError, match=r"block model\.layers\.2 are missing"):
+        describe(config | {"num_hidden_layers": 3}, llama())
+    fused = llama() | {"model.layers.0.mlp.experts.gate_up_proj": (4, 32, 32)}
+    with pytest.raises(CheckpointError, match="are not recognised"):
+        describe(config, fused)
+
+
+def test_describing_needs_no_torch() -> None:
+    code = (
+        "import sys; from compress.arch.describe import describe;"
+        "print([m for m in ('torch', 'transformers') if m in sys.modules])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert re.fullmatch(r"\[\]\s*", out.stdout)
