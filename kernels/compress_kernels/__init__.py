@@ -1,4 +1,4 @@
-"""Numerical kernels: every op is a plain torch reference, compiled C++ for the CPU, Triton for GPUs.
+"""Numerical kernels, each as plain torch (the reference), compiled C++ (CPU) and Triton (GPU).
 
 The references in `compress_kernels.reference` are the specification. Public ops pick by device.
 """

@@ -22,10 +22,12 @@ def hessian_factor(hessian: Tensor) -> Tensor:
         raise ValueError(f"hessian has shape {list(hessian.shape)}; a square matrix is needed")
     if hessian.dtype not in (torch.float32, torch.float64):
         raise ValueError(f"hessian is {hessian.dtype}; fp32 is needed")
-    return torch.linalg.cholesky(hessian.flip(0, 1)).flip(0, 1)
+    lower: Tensor = torch.linalg.cholesky(hessian.flip(0, 1))
+    return lower.flip(0, 1)
 
 
 def inverse_upper(factor: Tensor) -> Tensor:
     """Inverse of an upper triangular matrix [K, K]."""
     eye = torch.eye(factor.shape[0], dtype=factor.dtype, device=factor.device)
-    return torch.linalg.solve_triangular(factor, eye, upper=True)
+    inverse: Tensor = torch.linalg.solve_triangular(factor, eye, upper=True)
+    return inverse

@@ -81,4 +81,6 @@ def empty_result(weight: Tensor, problem: Problem) -> ColumnResult:
     else:
         scale, zero = scale.clone(), None if zero is None else zero.clone()
     codes = torch.empty((rows, columns), dtype=torch.int8, device=weight.device)
-    return ColumnResult(codes, scale, zero, torch.empty(weight.shape, dtype=torch.float32, device=weight.device))
+    return ColumnResult(
+        codes, scale, zero, torch.empty(weight.shape, dtype=torch.float32, device=weight.device)
+    )

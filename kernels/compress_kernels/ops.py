@@ -87,8 +87,8 @@ def gptq_columns(
     weight: fp32 [N, K], not modified. factor: hessian_factor(H), fp32 [K, K] upper triangular.
     scale None: each group's scale is chosen by `group_scale` (ratios, importance fp32 [K]) from
     the weights as updated when the loop reaches the group. scale fp32 [N, G] with zero int8
-    [N, G] (asymmetric only): fixed up front; groups int32 [K] names each column's scale (act-order),
-    None for k // group_size. The last group may be short. block: columns between two updates of
+    [N, G] (asymmetric only): fixed up front; groups int32 [K] names each column's scale
+    (act-order), None for k // group_size. The last group may be short. block: columns between two updates of
     all later ones; no effect on the result but for fp32 rounding.
     Raises ValueError on a wrong shape, dtype or range.
     """
@@ -175,7 +175,7 @@ def _groups(groups: Tensor, columns: int, count: int, device: torch.device) -> T
     _check_matrix("groups", groups, (columns,), groups.dtype, device)
     _check(not groups.is_floating_point(), "groups", f"{groups.dtype}", "an integer dtype")
     low, high = int(groups.min()), int(groups.max())
-    _check(0 <= low and high < count, "groups", f"in [{low}, {high}]", f"[0, {count - 1}]")
+    _check(low >= 0 and high < count, "groups", f"in [{low}, {high}]", f"[0, {count - 1}]")
     return groups.to(torch.int32).contiguous()
 
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from compress_kernels.cpu import build
 
 pytestmark = pytest.mark.skipif(
@@ -44,9 +45,7 @@ def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
         build.library_path()
 
 
-def test_a_compiler_that_fails_is_quoted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_compiler_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiler = tmp_path / "broken"
     compiler.write_text("#!/bin/sh\necho 'x.cpp:1: error: no such thing' >&2\nexit 1\n")
     compiler.chmod(0o755)
@@ -65,7 +64,7 @@ def _build_once(cache: str) -> str:
 def test_processes_that_race_get_one_whole_library(tmp_path: Path) -> None:
     compiler = tmp_path / "slow"
     compiler.write_text(
-        "#!/bin/sh\nsleep 0.2\nfor last; do :; done\nprintf whole > \"$last\"\nexit 0\n"
+        '#!/bin/sh\nsleep 0.2\nfor last; do :; done\nprintf whole > "$last"\nexit 0\n'
     )
     compiler.chmod(0o755)
     os.environ["CXX"] = str(compiler)

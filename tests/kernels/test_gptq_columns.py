@@ -4,12 +4,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor
+
 from compress_kernels import ColumnResult, gptq_columns, group_scale, hessian_factor
 from compress_kernels.cpu import columns as cpu
 from compress_kernels.cpu.library import native
 from compress_kernels.grid import Grid, Problem
 from compress_kernels.reference import columns as reference
-from torch import Tensor
 
 RATIOS = torch.linspace(1.0, 0.6, 9)
 needs_native = pytest.mark.skipif(native().library is None, reason=native().reason)

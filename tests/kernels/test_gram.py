@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from compress_kernels import gram_
 from compress_kernels.cpu import gram as cpu
 from compress_kernels.reference import gram as reference

@@ -2,12 +2,13 @@
 
 import pytest
 import torch
+from torch import Tensor
+
 from compress_kernels import group_scale
 from compress_kernels.cpu import scale as cpu
 from compress_kernels.cpu.library import native
 from compress_kernels.grid import Grid
 from compress_kernels.reference import scale as reference
-from torch import Tensor
 
 RATIOS = torch.linspace(1.0, 0.5, 21)
 needs_native = pytest.mark.skipif(native().library is None, reason=native().reason)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from compress_kernels import hessian_factor
 from compress_kernels.factor import inverse_upper
 

@@ -1,1 +1,1 @@
-"""Compiled C++ for the CPU, built on first use; the references stand in where it cannot be built."""
+"""Compiled C++ for the CPU, built on first use; where that fails the references stand in."""

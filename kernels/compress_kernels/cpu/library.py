@@ -16,7 +16,7 @@ SCALE_KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 class Grid(ctypes.Structure):
     """Mirrors `Grid` in csrc/columns.cpp."""
 
-    _fields_ = [  # noqa: RUF012
+    _fields_ = [
         ("code_min", ctypes.c_float),
         ("code_max", ctypes.c_float),
         ("symmetric", ctypes.c_int32),
@@ -29,7 +29,7 @@ class Grid(ctypes.Structure):
 class Block(ctypes.Structure):
     """Mirrors `Block` in csrc/columns.cpp."""
 
-    _fields_ = [  # noqa: RUF012
+    _fields_ = [
         ("weight", ctypes.c_void_p),
         ("factor", ctypes.c_void_p),
         ("importance", ctypes.c_void_p),

@@ -50,9 +50,7 @@ def _round_scale(scale: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.where(rounded == 0, 1.0, rounded)
 
 
-def _loss(
-    w: Tensor, scale: Tensor, zero: Tensor, importance: Tensor | None, grid: Grid
-) -> Tensor:
+def _loss(w: Tensor, scale: Tensor, zero: Tensor, importance: Tensor | None, grid: Grid) -> Tensor:
     """Weighted squared error [N] of w [N, g]."""
     s, z = scale[:, None], zero[:, None]
     squared = (w - (quantize_column(w, s, z, grid) - z) * s).square()

@@ -1,0 +1,1 @@
+"""Triton kernels for GPUs; imported by `ops` only when a tensor lies on one."""
