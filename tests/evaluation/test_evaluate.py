@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
+import compressed_models
 from compress.checkpoint.reader import Checkpoint
 from compress.errors import CheckpointError, DataError
 from compress.evaluation.config import EvaluationConfig, TextConfig
@@ -15,6 +17,7 @@ from compress.evaluation.stream import Work
 from compress.evaluation.texts import read_windows
 from compress.evaluation.windows import TokenWindows, cut_windows
 from compress.formats.weights import Weights, open_weights
+from compress.quant.scheme import QuantScheme
 from compress_calibration.tokenizer import load_tokenizer
 from tiny_models import make
 
@@ -75,6 +78,24 @@ def test_equals_plain_forwards(tmp_path: Path, family: str) -> None:
         assert quality.name == windows.name
         assert_equal(quality, whole_quality(source, result, windows))
         assert quality.settings == {"window": 32, "dtype": "float32"}
+
+
+def test_compressed_checkpoints_count_as_their_dequantized_weights(tmp_path: Path) -> None:
+    source = make("llama", tmp_path / "a")
+    scheme = QuantScheme(bits=4, group_size=32)
+    written = compressed_models.write(source, tmp_path / "b", scheme)
+    dense = tmp_path / "dense"
+    dense.mkdir()
+    save_file(written.reference(), dense / "model.safetensors", metadata={"format": "pt"})
+    (dense / "config.json").write_bytes((source / "config.json").read_bytes())
+    windows = random_windows(256)
+    (found,) = evaluate(
+        weights(written.folder), weights(source), [windows], EvaluationConfig(), Work(tmp_path)
+    )
+    # int4 of a random model: clearly another distribution.
+    assert found.kl is not None
+    assert found.kl > 1e-3
+    assert_equal(found, whole_quality(source, dense, windows))
 
 
 def test_spilled_and_shared_states_change_nothing(tmp_path: Path) -> None:
