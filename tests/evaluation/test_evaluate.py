@@ -81,7 +81,7 @@ def test_equals_plain_forwards(tmp_path: Path, family: str) -> None:
 
 
 def test_compressed_checkpoints_count_as_their_dequantized_weights(tmp_path: Path) -> None:
-    source = make("llama", tmp_path / "a")
+    source = make("llama", tmp_path / "a", dtype="fp32")
     scheme = QuantScheme(bits=4, group_size=32)
     written = compressed_models.write(source, tmp_path / "b", scheme)
     dense = tmp_path / "dense"
