@@ -33,6 +33,7 @@ def assemble(
         used.update(tensor for tensor, _ in block.modules)
         used.update(block.unrecognised)
     vocab, hidden = tensors[outside.embedding][:2]
+    head = None if outside.head is None else tensors[outside.head]
     return DecoderSpec(
         family=family,
         model_type=model_type,
@@ -50,6 +51,7 @@ def assemble(
         embedding=outside.embedding,
         final_norm=outside.final_norm,
         head=outside.head,
+        head_shape=None if head is None else (head[0], head[1]),
         outside=outside.pairs,
         blocks=tuple(blocks),
         copied=tuple(name for name in tensors if name not in used),

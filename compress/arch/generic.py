@@ -17,7 +17,7 @@ from compress.errors import CheckpointError
 
 EMBEDDINGS = ("embed_tokens", "wte", "word_embeddings", "embed_in", "tok_embeddings", "embeddings")
 HEADS = ("lm_head.weight", "embed_out.weight", "output.weight")
-ROUTERS = ("gate", "router", "wg")
+ROUTERS = ("gate", "router", "wg", "shared_expert_gate")
 # Linears of one parent module whose names tell that they read one input.
 SHARED: Mapping[str, str] = {
     "q_proj": "qkv",
@@ -26,6 +26,17 @@ SHARED: Mapping[str, str] = {
     "gate_proj": "gate_up",
     "up_proj": "gate_up",
 }
+# transformers 5 stacks the experts of nearly all mixtures; blocks run on per-expert views of these
+# names, from what is on disk.
+EXPERT_VIEWS: Mapping[str, str] = {
+    "gate_proj": "gate",
+    "up_proj": "up",
+    "down_proj": "down",
+    "w1": "gate",
+    "w3": "up",
+    "w2": "down",
+}
+_EXPERT = re.compile(r"(?:^|\.)experts\.(\d+)\.(\w+)$")
 # Constants that old checkpoints hold and today's classes compute.
 BUFFERS = re.compile(
     r"(^|\.)(rotary_emb\.inv_freq|attn\.(masked_)?bias|attention\.(masked_)?bias)$"
@@ -107,7 +118,11 @@ def _outside(tensors: Shapes, root: str, vocab: int) -> Outside:
         if name.startswith(below) and not _STACK.match(name) and not BUFFERS.search(name)
     ]
     names = [n for n in beside if n not in heads] + [n for n in tensors if n in heads]
-    norms = [name for name in beside if len(tensors[name]) == 1 and name.endswith(".weight")]
+    norms = [
+        name
+        for name in beside
+        if len(tensors[name]) == 1 and name.endswith(".weight") and "embed" not in name
+    ]
     embedding = _find_embedding(tensors, root, vocab)
     pairs = tuple((name, name) for name in names)
     return Outside(embedding, norms[-1] if norms else None, head, pairs)
@@ -129,7 +144,7 @@ def _block(stack: str, index: int, present: Sequence[str], tensors: Shapes) -> B
             known.append(name)
     unrecognised = tuple(name for name in names if name not in set(known))
     check_recognised(prefix, unrecognised, tensors, sum(prod(tensors[name]) for name in names))
-    modules = tuple((name, name.removeprefix(prefix + ".")) for name in known)
+    modules = tuple((name, _parameter(name.removeprefix(prefix + "."))) for name in known)
     return BlockSpec(index, prefix, tuple(linears), modules, unrecognised)
 
 
@@ -147,19 +162,28 @@ def _is_transposed(names: Sequence[str], tensors: Shapes) -> bool:
     return False
 
 
+def _parameter(local: str) -> str:
+    """Path of a parameter below the runnable block: as on disk, but for experts."""
+    module, _, leaf = local.rpartition(".")
+    match = _EXPERT.search(module)
+    if match is None or match[2] not in EXPERT_VIEWS:
+        return local
+    return f"{module.removesuffix(match[2])}{EXPERT_VIEWS[match[2]]}.{leaf}"
+
+
 def _linear(name: str, local: str, shape: tuple[int, ...], transposed: bool) -> LinearSpec:
     module = local.removesuffix(".weight")
     parent, _, leaf = module.rpartition(".")
     rows, columns = shape[::-1] if transposed else shape
-    expert = re.search(r"(?:^|\.)experts\.(\d+)(?:\.|$)", module)
-    shared = SHARED.get(leaf)
+    expert = _EXPERT.search(module)
+    shared = SHARED.get("gate_proj" if expert and leaf in ("w1", "w3") else leaf)
     return LinearSpec(
         name=name.removesuffix(".weight"),
         tensor=name,
         shape=(rows, columns),
         role="router" if leaf in ROUTERS else "linear",
         shared_input=module if shared is None else join(parent, shared),
-        module=module,
+        module=_parameter(local).removesuffix(".weight"),
         transposed=transposed,
         fused=None if shared is None else join(parent, shared),
         expert=int(expert[1]) if expert else None,

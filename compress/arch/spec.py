@@ -12,8 +12,8 @@ class LinearSpec:
     tensor: its weight's name in the checkpoint, usually name + ".weight".
     shape: logical (N, K) = (out, in), whatever the order on disk.
     transposed: stored [K, N] on disk (GPT-2's Conv1D).
-    role: "q", "k", "v", "qkv", "o", "gate", "up", "gate_up", "down", "router", or "linear"
-        for a decoder that is in no table.
+    role: "q", "k", "v", "qkv", "o", "gate", "up", "gate_up", "down", "router", "head", or
+        "linear" for a decoder that is in no table.
     shared_input: linears of a block with the same key read the same activations.
     module: path below the runnable block, "self_attn.q_proj"; for an expert the path of its
         per-expert view, "mlp.experts.3.gate".
@@ -58,6 +58,7 @@ class DecoderSpec:
     family: a row of the tables, or "generic".
     text_config: path of the decoder's own config inside config.json, () at the top.
     embedding, final_norm, head: tensor names; head is None when tied to the embedding.
+    head_shape: of the head's tensor, None with it; rows may be padded beyond `vocab`.
     outside: (checkpoint tensor, parameter path in the transformers causal-LM module) of what a
         forward needs beside the blocks: embeddings, final norm, head.
     copied: tensors that belong to no part of the decoder (vision towers, multi-token
@@ -80,6 +81,7 @@ class DecoderSpec:
     embedding: str
     final_norm: str | None
     head: str | None
+    head_shape: tuple[int, int] | None
     outside: tuple[tuple[str, str], ...]
     blocks: tuple[BlockSpec, ...]
     copied: tuple[str, ...]
@@ -88,3 +90,15 @@ class DecoderSpec:
         """All linears of all blocks, in order (the head is not among them)."""
         for block in self.blocks:
             yield from block.linears
+
+    def head_linear(self) -> LinearSpec | None:
+        """The output head (role "head"), which lies in no block; None when it is tied."""
+        if self.head is None or self.head_shape is None:
+            return None
+        name = self.head.removesuffix(".weight")
+        return LinearSpec(name, self.head, self.head_shape, "head", "head", name)
+
+    def all_linears(self) -> tuple[LinearSpec, ...]:
+        """Everything that can be quantized: the linears of the blocks, then the head."""
+        head = self.head_linear()
+        return (*self.linears(), *(() if head is None else (head,)))

@@ -99,13 +99,15 @@ def _generate_batch(
     temperature: float,
     top_k: int | None,
 ) -> Tensor:
+    from compress.blocks.cache import reserved_cache
+
     ids = prompt[:, :length].to(next(model.parameters()).device)  # [batch, prompt]
     indices = np.arange(rows.start, rows.stop)
-    tokens, cache, step = [ids], None, ids
+    cache = reserved_cache(model.config, length)
+    tokens, step = [ids], ids
     with torch.no_grad():
         for position in range(ids.shape[1], length):
             out: Any = model(input_ids=step, past_key_values=cache, use_cache=True)
-            cache = out.past_key_values
             noise = torch.from_numpy(uniforms(seed, indices, position))
             step = draw(out.logits[:, -1], noise, temperature, top_k)[:, None]
             tokens.append(step)
@@ -155,7 +157,7 @@ def _elements(weights: "Weights", tensor: str) -> int:
     info = weights.checkpoint.tensors.get(tensor)
     if info is not None:
         return int(np.prod(info.shape, dtype=np.int64))
-    shapes = (each.shape for each in weights.spec.linears() if each.tensor == tensor)
+    shapes = (each.shape for each in weights.spec.all_linears() if each.tensor == tensor)
     rows, columns = next(shapes, (0, 0))
     return rows * columns
 

@@ -86,7 +86,7 @@ class Skeleton:
         used, index = torch.unique(ids, return_inverse=True)
         table = read_rows(weights, self.spec.embedding, used).to(self.device, self.dtype)
         paths = self._outside_paths()
-        state = self._read_outside(weights, set(paths) - {self.spec.final_norm})
+        state = self._read_outside(weights)
         state[paths[self.spec.embedding]] = table
         with (
             self._filled(state),
@@ -141,8 +141,7 @@ class Skeleton:
 
     def final_hidden(self, weights: "Weights", hidden: Tensor) -> Tensor:
         """The last block's output behind the final norm. hidden: [..., hidden]."""
-        state = self._read_outside(weights, set(self._outside_paths()) - {self.spec.embedding})
-        with self._filled(state), torch.no_grad():
+        with self._filled(self._read_outside(weights)), torch.no_grad():
             out = self._finish(hidden.reshape(-1, 1, hidden.shape[-1]))
         return out.reshape(*hidden.shape[:-1], out.shape[-1])
 
@@ -163,7 +162,7 @@ class Skeleton:
     def read_all_outside(self, weights: "Weights") -> dict[str, Tensor]:
         """Parameter path in the causal LM -> value, of everything beside the blocks."""
         paths = self._outside_paths()
-        state = self._read_outside(weights, set(paths)) | self._read_head(weights)
+        state = self._read_outside(weights) | self._read_head(weights)
         tied = state.get(f"{self.head_path}.weight") if self.spec.tied else None
         if tied is None:
             tied = read_finite(weights, self.spec.embedding).to(self.device, self.dtype)
@@ -207,9 +206,9 @@ class Skeleton:
         names: dict[nn.Module, str] = {module: name for name, module in self.model.named_modules()}
         return names[head]
 
-    def _outside_paths(self) -> dict[str | None, str]:
+    def _outside_paths(self) -> dict[str, str]:
         """Parameter path of every tensor beside the blocks, the head's left out."""
-        paths: dict[str | None, str] = {}
+        paths: dict[str, str] = {}
         for tensor, path in self.spec.outside:
             if not path.startswith(self.head_path + ".") and tensor != self.spec.head:
                 paths[tensor] = self._resolve(tensor, path)
@@ -228,12 +227,12 @@ class Skeleton:
             f" parameter {path}); only methods without calibration can be used on it"
         )
 
-    def _read_outside(self, weights: "Weights", names: set[str | None]) -> dict[str, Tensor]:
-        paths = self._outside_paths()
+    def _read_outside(self, weights: "Weights") -> dict[str, Tensor]:
+        """Everything beside the blocks except the embedding and the head: small tensors."""
         return {
-            paths[name]: read_finite(weights, name).to(self.device, self.dtype)
-            for name in paths
-            if name is not None and name in names and name != self.spec.embedding
+            path: read_finite(weights, tensor).to(self.device, self.dtype)
+            for tensor, path in self._outside_paths().items()
+            if tensor != self.spec.embedding
         }
 
     def _read_head(self, weights: "Weights") -> dict[str, Tensor]:
@@ -275,6 +274,9 @@ class _Given(nn.Module):
     def __init__(self, hidden: Tensor) -> None:
         super().__init__()
         self.output = _Output((hidden,))
+
+    def __getattr__(self, name: str) -> "_Given":
+        return self  # some models call `self.model.decoder(...)`
 
     def forward(self, *args: Any, **kwargs: Any) -> "_Output":
         return self.output
