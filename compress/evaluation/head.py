@@ -10,8 +10,8 @@ from compress.evaluation.divergence import kl, top1_agreement
 from compress.evaluation.perplexity import log_softmax, nll
 
 MAX_ROWS = 1024
-# Numbers of one logits chunk: 128 MiB in fp32. Several such buffers are alive at a time.
-MAX_CHUNK = 1 << 25
+# Numbers of one logits chunk: 64 MiB in fp32. Half a dozen such buffers are alive at a time.
+MAX_CHUNK = 1 << 24
 
 # Final hidden states [rows, hidden] -> logits [rows, vocab].
 Head = Callable[[Tensor], Tensor]
