@@ -2,9 +2,10 @@
 
 import shutil
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TextIO
 
 from compress.report.units import duration
@@ -21,14 +22,23 @@ class ProgressLine:
 
     stream: TextIO
     terminal: bool
+    clock: Callable[[], float] = time.monotonic
+    _last: float = 0.0
     _stage: str = ""
     _steps: list[float] = field(default_factory=list)
     _open: bool = False
+
+    def __post_init__(self) -> None:
+        self._last = self.clock()
 
     def __call__(self, event: "Event") -> None:
         if event.stage != self._stage:
             self.close()
             self._stage, self._steps = event.stage, []
+        now = self.clock()
+        # An event that does not say how long it took ends the time since the one before.
+        event = replace(event, seconds=event.seconds or now - self._last)
+        self._last = now
         self._steps.append(event.seconds)
         self._write(self._bar(event) if self.terminal else self._plain(event))
         if event.index >= event.total:

@@ -34,6 +34,18 @@ def test_a_resumed_run_counts_only_its_own_steps() -> None:
     assert lines(Event("quantize", "block 8", 9, 10, 3.0)).endswith("3.00 s left\n")
 
 
+def test_events_without_a_time_are_timed_here() -> None:
+    stream = io.StringIO()
+    ticks = iter([10.0, 12.0, 16.0])
+    progress = ProgressLine(stream, False, lambda: next(ticks))
+    progress(Event("evaluate", "block 0", 1, 3, 0.0))
+    progress(Event("evaluate", "block 1", 2, 3, 0.0))
+    assert stream.getvalue().splitlines() == [
+        "evaluate: block 0 (1/3), 2.00 s, 4.00 s left",
+        "evaluate: block 1 (2/3), 4.00 s, 3.00 s left",
+    ]
+
+
 def test_a_terminal_s_line_is_rewritten_and_ended() -> None:
     shown = lines(
         Event("quantize", "block 0", 1, 2, 2.0),
