@@ -15,8 +15,9 @@ from typing import Any
 
 import timing
 import torch
-from compress_kernels import gptq_columns, hessian_factor, status
 from torch import Tensor
+
+from compress_kernels import gptq_columns, hessian_factor, status
 
 GROUP = 128
 

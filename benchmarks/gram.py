@@ -8,6 +8,7 @@ from typing import Any
 
 import timing
 import torch
+
 from compress_kernels import gram_, status
 
 SHAPES = [(4096, 512), (32768, 512), (8192, 1408), (4096, 4096)]

@@ -88,8 +88,8 @@ def gptq_columns(
     scale None: each group's scale is chosen by `group_scale` (ratios, importance fp32 [K]) from
     the weights as updated when the loop reaches the group. scale fp32 [N, G] with zero int8
     [N, G] (asymmetric only): fixed up front; groups int32 [K] names each column's scale
-    (act-order), None for k // group_size. The last group may be short. block: columns between two updates of
-    all later ones; no effect on the result but for fp32 rounding.
+    (act-order), None for k // group_size. The last group may be short. block: columns between two
+    updates of all later ones; no effect on the result but for fp32 rounding.
     Raises ValueError on a wrong shape, dtype or range.
     """
     grid = _grid(bits, symmetric, scale_dtype)

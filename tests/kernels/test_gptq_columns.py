@@ -108,7 +108,7 @@ def assert_same(got: ColumnResult, want: ColumnResult, weight: Tensor, h: Tensor
 
 @needs_native
 @pytest.mark.parametrize("symmetric", [True, False])
-@pytest.mark.parametrize("group_size", [4, 32, 96, 128, 256, 300])
+@pytest.mark.parametrize("group_size", [4, 12, 32, 96, 128, 256, 300])
 def test_compiled_equals_reference(group_size: int, symmetric: bool) -> None:
     torch.manual_seed(group_size)
     weight, h = torch.randn(37, 300), correlated_hessian(300)  # short last group, ragged rows

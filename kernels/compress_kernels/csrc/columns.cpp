@@ -80,11 +80,50 @@ struct Block {
 
 namespace {
 
+#define LOW 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
+#define HIGH 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
+
+// Four perfect shuffles of 16 vectors transpose them.
+void transpose(Vec* m) {
+  Vec half[kRows];
+  for (int round = 0; round < 4; ++round) {
+    for (int i = 0; i < kRows / 2; ++i) {
+      half[2 * i] = __builtin_shufflevector(m[i], m[i + kRows / 2], LOW);
+      half[2 * i + 1] = __builtin_shufflevector(m[i], m[i + kRows / 2], HIGH);
+    }
+    std::copy_n(half, kRows, m);
+  }
+}
+
+// tile[c][r] = source[r][c]; rows beyond the matrix are 0.
 void load_tile(const float* source, int64_t stride, int rows, int64_t width, Vec* tile) {
-  float* flat = reinterpret_cast<float*>(tile);
-  if (rows < kRows) std::memset(flat, 0, sizeof(Vec) * width);
-  for (int r = 0; r < rows; ++r)
-    for (int64_t c = 0; c < width; ++c) flat[c * kRows + r] = source[r * stride + c];
+  for (int64_t c = 0; c < width; c += kRows) {
+    const int64_t columns = std::min<int64_t>(kRows, width - c);
+    Vec square[kRows] = {};
+    for (int r = 0; r < rows; ++r) {
+      const float* from = source + r * stride + c;
+      if (columns == kRows) std::memcpy(&square[r], from, sizeof(Vec));
+      else std::memcpy(&square[r], from, columns * sizeof(float));
+    }
+    transpose(square);
+    std::copy_n(square, columns, tile + c);
+  }
+}
+
+// out[r][c] = tile[c][r], as floats or converted to whole numbers.
+template <typename Out>
+void store_tile(const Vec* tile, int64_t stride, int rows, int64_t width, Out* out) {
+  for (int64_t c = 0; c < width; c += kRows) {
+    const int64_t columns = std::min<int64_t>(kRows, width - c);
+    Vec square[kRows] = {};
+    std::copy_n(tile + c, columns, square);
+    transpose(square);
+    for (int r = 0; r < rows; ++r) {
+      Out* to = out + r * stride + c;
+      if (columns == kRows) for (int i = 0; i < kRows; ++i) to[i] = static_cast<Out>(square[r][i]);
+      else for (int i = 0; i < columns; ++i) to[i] = static_cast<Out>(square[r][i]);
+    }
+  }
 }
 
 Scale candidate(Vec low, Vec high, float ratio, const Grid& grid) {
@@ -172,25 +211,54 @@ int64_t group_width(const Block& b, int64_t start) {
 
 // 16 rows of a block: weights, what rounded columns pull at them, codes.
 struct Tile {
-  std::vector<Vec> weight, pull, code, updated;
-  explicit Tile(int64_t width) : weight(width), pull(width), code(width), updated(width) {}
+  std::vector<Vec> weight, pull, code, updated, step;
+  explicit Tile(int64_t width)
+      : weight(width), pull(width), code(width), updated(width), step(width) {}
 };
 
+// Columns [first, last) that the loop settles before it updates all later ones at once: a later
+// column is then read and written once for kPanel products.
+constexpr int64_t kPanel = 8;
+
+// target[j] += sum over i in [first, last) of factors[i] * r[i][j], for columns beyond the panel
+// that starts at first.
+void update_later(const float* r, int64_t stride, int64_t first, int64_t last, int64_t width,
+                  const Vec* factors, Vec* target) {
+  const int64_t beyond = first + kPanel;
+  if (last - first == kPanel) {
+    for (int64_t j = beyond; j < width; ++j) {
+      Vec sum = target[j];
+      for (int64_t i = 0; i < kPanel; ++i) sum += factors[first + i] * r[(first + i) * stride + j];
+      target[j] = sum;
+    }
+    return;
+  }
+  for (int64_t j = beyond; j < width; ++j)
+    for (int64_t i = first; i < last; ++i) target[j] += factors[i] * r[i * stride + j];
+}
+
 // Weights of columns [start, start + width) at their optimum: weight + pull R⁻¹.
-void update_group(const Block& b, int64_t start, int64_t width, const Tile& t, Vec* updated) {
-  std::copy_n(t.pull.data() + start, width, updated);
-  for (int64_t i = 0; i < width; ++i) {
-    const float* r = b.factor + (start + i) * b.width + start;
-    const Vec x = updated[i] * (1.0f / r[i]);
-    for (int64_t j = i + 1; j < width; ++j) updated[j] -= x * r[j];
-    updated[i] = t.weight[start + i] + x;
+void update_group(const Block& b, int64_t start, int64_t width, Tile& t) {
+  const float* r = b.factor + start * b.width + start;
+  const Vec* weight = t.weight.data() + start;
+  Vec *pull = t.updated.data(), *x = t.step.data();
+  std::copy_n(t.pull.data() + start, width, pull);
+  for (int64_t first = 0; first < width; first += kPanel) {
+    const int64_t last = std::min(first + kPanel, width);
+    for (int64_t i = first; i < last; ++i) {
+      x[i] = pull[i] * (1.0f / r[i * b.width + i]);
+      for (int64_t j = i + 1; j < last; ++j) pull[j] -= x[i] * r[i * b.width + j];
+      pull[i] = weight[i] + x[i];
+      x[i] = -x[i];
+    }
+    update_later(r, b.width, first, last, width, x, pull);
   }
 }
 
 Scale group_start(const Block& b, const Grid& grid, int64_t row, int rows, int64_t i, Tile& t) {
   if (!b.search) return load_scale(b, row, rows, b.groups[i]);
   const int64_t width = group_width(b, i);
-  update_group(b, i, width, t, t.updated.data());
+  update_group(b, i, width, t);
   Scale s = search(t.updated.data(), width, b.importance ? b.importance + i : nullptr, grid);
   store_scale(b, row, rows, b.groups[i], s);
   return s;
@@ -199,31 +267,24 @@ Scale group_start(const Block& b, const Grid& grid, int64_t row, int rows, int64
 // Afterwards t.weight holds what was lost and t.pull the quantized weights.
 void solve_tile(const Block& b, const Grid& grid, int64_t row, int rows, Tile& t) {
   const Vec code_min = splat(grid.code_min), code_max = splat(grid.code_max);
+  int64_t first = 0;  // of the columns whose loss the later ones have yet to make up for
   Scale s{};
   for (int64_t i = 0; i < b.width; ++i) {
-    if (i == 0 || b.groups[i] != b.groups[i - 1]) s = group_start(b, grid, row, rows, i, t);
+    const bool starts = i == 0 || b.groups[i] != b.groups[i - 1];
+    if (i - first == kPanel || (starts && b.search)) {
+      update_later(b.factor, b.width, first, i, b.width, t.weight.data(), t.pull.data());
+      first = i;
+    }
+    if (starts) s = group_start(b, grid, row, rows, i, t);
     const float* r = b.factor + i * b.width;
     const Vec updated = t.weight[i] + t.pull[i] * (1.0f / r[i]);
-    Vec code = nearest(least(most(updated / s.step, code_min - s.zero), code_max - s.zero));
+    const Vec code = nearest(least(most(updated / s.step, code_min - s.zero), code_max - s.zero));
     const Vec lost = t.weight[i] - code * s.step;
-    for (int64_t j = i + 1; j < b.width; ++j) t.pull[j] += lost * r[j];
+    const int64_t last = std::min(first + kPanel, b.width);
+    for (int64_t j = i + 1; j < last; ++j) t.pull[j] += lost * r[j];
     t.pull[i] = code * s.step;
     t.weight[i] = lost;
     t.code[i] = code + s.zero;
-  }
-}
-
-void store_tile(const Block& b, int64_t row, int rows, const Tile& t) {
-  const float* value = reinterpret_cast<const float*>(t.pull.data());
-  const float* lost = reinterpret_cast<const float*>(t.weight.data());
-  const float* code = reinterpret_cast<const float*>(t.code.data());
-  for (int r = 0; r < rows; ++r) {
-    float* out = b.quantized + (row + r) * b.out_stride;
-    float* out_lost = b.lost + (row + r) * b.width;
-    int8_t* out_codes = b.codes + (row + r) * b.out_stride;
-    for (int64_t c = 0; c < b.width; ++c) out[c] = value[c * kRows + r];
-    for (int64_t c = 0; c < b.width; ++c) out_lost[c] = lost[c * kRows + r];
-    for (int64_t c = 0; c < b.width; ++c) out_codes[c] = static_cast<int8_t>(code[c * kRows + r]);
   }
 }
 
@@ -243,7 +304,9 @@ void gptq_block(const Block* block, const Grid* grid) {
       else
         std::fill(t.pull.begin(), t.pull.end(), Vec{});
       solve_tile(b, *grid, row, rows, t);
-      store_tile(b, row, rows, t);
+      store_tile(t.pull.data(), b.out_stride, rows, b.width, b.quantized + row * b.out_stride);
+      store_tile(t.code.data(), b.out_stride, rows, b.width, b.codes + row * b.out_stride);
+      store_tile(t.weight.data(), b.width, rows, b.width, b.lost + row * b.width);
     }
   });
 }
