@@ -6,6 +6,7 @@ resident memory, and a file that shrinks under a mapping kills the process.
 
 import hashlib
 import os
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,6 +100,14 @@ class Checkpoint:
     def params(self) -> int:
         """Elements of all tensors."""
         return sum(info.numel for info in self.tensors.values())
+
+    @property
+    def main_dtype(self) -> str:
+        """Dtype code that most of the bytes are stored in."""
+        sizes: Counter[str] = Counter()
+        for info in self.tensors.values():
+            sizes[info.dtype] += info.nbytes
+        return max(sizes, key=sizes.__getitem__)
 
     def sha256(self) -> str:
         """Hash of config.json and all weight files with their names and sizes; reads them all."""

@@ -66,7 +66,7 @@ def quantization_config(
     """
     if not schemes:
         return None
-    linears = {linear.tensor: linear for linear in spec.linears() if linear.tensor in schemes}
+    linears = {linear.tensor: linear for linear in spec.all_linears() if linear.tensor in schemes}
     members: dict[_Key, list[LinearSpec]] = {}
     for tensor, linear in linears.items():
         members.setdefault((schemes[tensor], tensor in with_g_idx), []).append(linear)
@@ -74,7 +74,7 @@ def quantization_config(
     whole = len(members) == 1
     groups = {
         f"group_{i}": {
-            "targets": ["Linear"] if whole else targets(found, linears.values()),
+            "targets": _everything(found) if whole else targets(found, linears.values()),
             **({"format": _format(scheme)} if len(formats) > 1 else {}),
             **_scheme_to_config(scheme, g_idx),
         }
@@ -111,6 +111,11 @@ def ignored_modules(
         and name not in embeddings
     ]
     return names if spec.head is not None else [*names, "lm_head"]
+
+
+def _everything(found: Sequence[LinearSpec]) -> list[str]:
+    """Targets of a config with one group. The head goes by its name: vLLM has no Linear for it."""
+    return ["Linear", *(linear.name for linear in found if linear.role == "head")]
 
 
 def targets(found: Sequence[LinearSpec], quantized: Iterable[LinearSpec]) -> list[str]:

@@ -58,7 +58,7 @@ def runtimes(
 
     fmt: a key of FORMATS. schemes: of every quantized tensor, by name. g_idx: act-order "group".
     """
-    linears = tuple((linear, schemes.get(linear.tensor)) for linear in spec.linears())
+    linears = tuple((linear, schemes.get(linear.tensor)) for linear in spec.all_linears())
     result = _Result(linears, spec, g_idx)
     if fmt == dense.NAME or not schemes:
         return [Verdict(name, "yes", _dense_reason(result)) for name in _RUNTIMES]

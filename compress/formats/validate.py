@@ -15,7 +15,7 @@ from compress.checkpoint.header import TensorInfo
 from compress.checkpoint.reader import Checkpoint
 from compress.formats import compressed_tensors, dense
 from compress.formats.compressed_tensors import Entry
-from compress.formats.ct_config import parse
+from compress.formats.ct_config import SchemeMap, parse
 from compress.formats.detect import detect
 from compress.quant.scheme import QuantScheme
 
@@ -36,7 +36,7 @@ class Expected:
 
     def entries(self) -> list[Entry]:
         """Name, dtype code and shape of every tensor of the result, in the source's order."""
-        linears = {linear.tensor: linear for linear in self.spec.linears()}
+        linears = {linear.tensor: linear for linear in self.spec.all_linears()}
         layout = dense.layout if self.fmt == dense.NAME else compressed_tensors.layout
         found: list[Entry] = []
         for name, info in self.source.items():
@@ -87,7 +87,7 @@ def _coverage(checkpoint: Checkpoint, entries: list[Entry]) -> Iterator[str]:
 def _values(checkpoint: Checkpoint, expected: Expected) -> Iterator[str]:
     if expected.fmt == dense.NAME:
         return
-    linears = {linear.tensor: linear for linear in expected.spec.linears()}
+    linears = {linear.tensor: linear for linear in expected.spec.all_linears()}
     for name, scheme in expected.schemes.items():
         module = compressed_tensors.module_of(name)
         scale = checkpoint.read(f"{module}.weight_scale").float()
@@ -130,9 +130,18 @@ def _config(checkpoint: Checkpoint, expected: Expected) -> Iterator[str]:
                     f"{linear.name} is {_say(want)} while another part of the matrix that runtimes"
                     f" fuse it into is {_say(other)}; vLLM refuses that"
                 )
-    head = "lm_head" if expected.spec.head is None else None
-    if head is not None and schemes.scheme(head) is not None:
-        yield f"{head}: quantization_config does not ignore it, but it is tied to the embedding"
+    yield from _head(schemes, expected)
+
+
+def _head(schemes: SchemeMap, expected: Expected) -> Iterator[str]:
+    head = expected.spec.head_linear()
+    if head is None:
+        if schemes.scheme("lm_head") is not None:
+            yield "lm_head: quantization_config does not ignore it, but it is tied to the embedding"
+        return
+    got, want = schemes.scheme(head.name), expected.schemes.get(head.tensor)
+    if got != want:
+        yield f"{head.name}: quantization_config says {_say(got)}, stored is {_say(want)}"
 
 
 def _say(scheme: QuantScheme | None) -> str:

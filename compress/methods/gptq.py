@@ -29,7 +29,6 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
-from compress_kernels import gptq_columns, hessian_factor
 from torch import Tensor
 
 from compress.methods import rtn
@@ -38,6 +37,7 @@ from compress.methods.rtn import RtnConfig, ScaleSearch
 from compress.quant.rounding import choose_scales, clip_ratios
 from compress.quant.scheme import QuantScheme
 from compress.quant.tensor import QuantizedTensor
+from compress_kernels import gptq_columns, hessian_factor
 
 ActOrder = Literal["none", "static", "group"]
 NO_FACTOR = "the Hessian is not positive definite under any damping"
@@ -97,7 +97,7 @@ def factorise(hessian: Tensor, config: GptqConfig) -> Factor | None:
         h.diagonal()[dead if order is None else dead[order]] = max(mean, 1e-30)
         try:
             factor = hessian_factor(h)
-        except torch.linalg.LinAlgError:
+        except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
             damping *= 10
             continue
         if bool(torch.isfinite(factor).all()):
@@ -122,9 +122,10 @@ def quantize(
     """
     assert hessian is not None, "the pipeline observes every layer of a gptq stage"
     k = hessian.shape[0]
-    if expert_tokens is not None and expert_tokens < config.min_tokens * k:
+    if expert_tokens is not None and expert_tokens < max(1.0, config.min_tokens * k):
         reason = f"{expert_tokens} tokens reached the expert, {config.min_tokens:g} x {k} wanted"
-        return [_plain(w, scheme, config, scale_dtype, hessian, reason) for w in weights]
+        seen = hessian if expert_tokens else None
+        return [_plain(w, scheme, config, scale_dtype, seen, reason) for w in weights]
     factor = factorise(hessian, config)
     if factor is None:
         return [_plain(w, scheme, config, scale_dtype, hessian, NO_FACTOR) for w in weights]
@@ -145,7 +146,7 @@ def _plain(
     scheme: QuantScheme,
     config: GptqConfig,
     scale_dtype: torch.dtype,
-    hessian: Tensor,
+    hessian: Tensor | None,
     reason: str,
 ) -> Outcome:
     """Round to nearest with the same grid, as the fallback; groups are named if the file wants."""

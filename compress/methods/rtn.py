@@ -19,6 +19,7 @@ from compress.quant.rounding import clip_ratios, round_to_nearest
 from compress.quant.scheme import QuantScheme
 
 ScaleSearch = Literal["minmax", "mse", "importance"]
+UNSEEN = "no token reached the expert: its columns count alike"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,18 +49,20 @@ def quantize(
 ) -> list[Outcome]:
     """Nearest codes for layers [N_i, K] that share an input with Hessian fp32 [K, K], if any.
 
-    expert_tokens is of no use here: plain rounding does not depend on how much data there was.
+    expert_tokens: tokens behind the Hessian when the layers are an expert's. One that no token
+    reached has its columns count alike, in the search and in the error.
     """
+    unseen = expert_tokens == 0
+    hessian = None if unseen else hessian
     weighted = config.scale_search == "importance" and hessian is not None
     importance = column_importance(hessian) if weighted and hessian is not None else None
+    kept = UNSEEN if unseen and config.scale_search == "importance" else None
     ratios = clip_ratios(config.scale_search, scheme.bits)
     outcomes = []
     for weight in weights:
-        q = round_to_nearest(
-            weight, scheme, ratios, scale_dtype=scale_dtype, importance=importance
-        )
+        q = round_to_nearest(weight, scheme, ratios, scale_dtype=scale_dtype, importance=importance)
         error = relative_error(weight.float(), q.dequantize(), hessian)
-        outcomes.append(Outcome(q, error, "rtn"))
+        outcomes.append(Outcome(q, error, "rtn", kept=kept))
     return outcomes
 
 

@@ -7,9 +7,9 @@ if TYPE_CHECKING:
     from compress.pipeline.evaluating import evaluate_checkpoint
     from compress.pipeline.events import Event
     from compress.pipeline.inspection import inspect_checkpoint, inspect_table
+    from compress.pipeline.job import make_plan, run
     from compress.pipeline.plan import Plan
     from compress.pipeline.plan_table import plan_table
-    from compress.pipeline.job import make_plan, run
 
 _PLACES = {
     "Event": "compress.pipeline.events",

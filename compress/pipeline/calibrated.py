@@ -7,22 +7,28 @@ next block's inputs. Only one block, its Hessians and a batch of hidden states a
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 
-import torch
-from compress_calibration.hessian import GramAccumulator, Stats
 from torch import Tensor, nn
 
-from compress.arch.spec import BlockSpec, LinearSpec
-from compress.blocks.capture import collect, regroup
-from compress.blocks.experts import expert_views
+from compress.arch.spec import BlockSpec
+from compress.blocks.activation import quantize_inputs
 from compress.blocks.linear import set_linear_weight
 from compress.blocks.skeleton import BlockContext, Skeleton
+from compress.formats import dense
 from compress.methods import METHODS
 from compress.pipeline import calibration
 from compress.pipeline.events import Event
+from compress.pipeline.observing import (
+    Batches,
+    by_input,
+    by_what_they_read,
+    is_sequential,
+    observation_rounds,
+    observe,
+)
 from compress.pipeline.plan import ModulePlan
 from compress.pipeline.sizes import rows_at_once
 from compress.pipeline.spill import HiddenStates
@@ -37,43 +43,22 @@ from compress.pipeline.work import (
     read_weight,
     store,
 )
+from compress.quant.tensor import QuantizedTensor
 from compress.report.schema import Layer
+from compress_calibration.hessian import Stats
 
-# Hessians held at once; a block with more (a wide mixture) is observed in several forwards.
-HESSIAN_BYTES = 2 << 30
 EMBED = "embed"
-EXPERTS_IN = "experts.in"  # every expert's input when all tokens go to all experts
 
-OnBatch = Callable[[Tensor, Tensor | None, BlockContext, int], None]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Batches:
-    """The calibration set, `rows` rows at a time. ids: int64 [n, length]; mask: bool or None."""
-
-    ids: Tensor
-    mask: Tensor | None
-    skeleton: Skeleton
-    rows: int
-
-    def __iter__(self) -> Iterator[tuple[int, int]]:
-        n = self.ids.shape[0]
-        return ((start, min(start + self.rows, n)) for start in range(0, n, self.rows))
-
-    def forward(self, source: HiddenStates, on_batch: OnBatch) -> None:
-        """Call on_batch(hidden, mask, context, start) for every batch of stored hidden states."""
-        for start, stop in self:
-            mask = None if self.mask is None else self.mask[start:stop]
-            context = self.skeleton.context(self.ids[start:stop], mask)
-            hidden = source.read(start, stop).to(self.skeleton.device)
-            on_batch(hidden, mask, context, start)
+Solved = tuple[ModulePlan, QuantizedTensor, Layer]
 
 
 def calibrate(work: Work, folder: Path) -> None:
     """Quantize all blocks in order; units that the journal has are skipped."""
-    spec = work.plan.spec
     config = work.plan.recipe.calibration
     assert config is not None, "the recipe parser asks for calibration where a stage needs it"
+    spec = work.plan.spec
+    if f"block {len(spec.blocks) - 1}" in work.journal.units:
+        return
     skeleton = Skeleton(work.checkpoint.config, spec, dtype=work.dtype, device=work.device)
     if calibration.UNIT not in work.journal.units:
         began = time.perf_counter()
@@ -91,18 +76,14 @@ def _all_units(work: Work, batches: Batches, spills: list[HiddenStates]) -> None
     """Everything outside the blocks, the embedded tokens, then block after block."""
     blocks = work.plan.spec.blocks
     steps: list[tuple[str, Callable[[], None]]] = [
-        ("outside", lambda: stream_unit(work, "outside", None, outside_tensors(work))),
-        (EMBED, lambda: _embed(work, batches, spills[0])),
+        ("outside", partial(stream_unit, work, "outside", None, outside_tensors(work))),
+        (EMBED, partial(_embed, work, batches, spills[0])),
     ]
     for block in blocks:
-        last = block.index == len(blocks) - 1
         source, target = spills[block.index % 2], spills[(block.index + 1) % 2]
-        # Bound now: the loop's names move on before the step runs.
+        onward = None if block is blocks[-1] else target
         steps.append(
-            (
-                f"block {block.index}",
-                lambda b=block, s=source, t=None if last else target: _block(work, batches, b, s, t),
-            )
+            (f"block {block.index}", partial(_block, work, batches, block, source, onward))
         )
     for position, (unit, step) in enumerate(steps):
         if unit in work.journal.units:
@@ -133,13 +114,10 @@ def _block(
     module = batches.skeleton.load_block(work.weights, spec.index)
     planned = work.planned(spec.index)
     copy_tensors(work, [name for name in block_tensors(spec) if name not in planned])
-    layers: dict[str, Layer] = {}
-    modules = _by_what_they_read(work, batches, module, spec, list(planned.values()), source)
-    for members in _observation_rounds(work, modules):
-        stats = _observe(work, batches, module, spec, members, source)
-        for key, same_input in _by_input(members):
-            for layer in _solve(work, module, same_input, stats.pop(key)):
-                layers[layer.name] = layer
+    modules = by_what_they_read(work, batches, module, spec, list(planned.values()), source)
+    layers = {
+        layer.name: layer for layer in _solve_block(work, batches, module, spec, modules, source)
+    }
     if target is not None:
         _run_on(batches, module, spec, source, target)
     finish_unit(
@@ -148,6 +126,36 @@ def _block(
         block_tensors(spec),
         [layers[m.linear.name] for m in planned.values()],
     )
+
+
+def _solve_block(
+    work: Work,
+    batches: Batches,
+    module: nn.Module,
+    spec: BlockSpec,
+    modules: list[ModulePlan],
+    source: HiddenStates,
+) -> Iterator[Layer]:
+    """Observe and solve round by round. New weights take their place in the block after the last
+    round, or after each one where a stage is sequential."""
+    waiting: list[tuple[ModulePlan, QuantizedTensor]] = []
+    rounds = observation_rounds(work, modules)
+    for members in rounds:
+        stats = observe(work, batches, module, spec, members, source)
+        observed = members is rounds[-1] or is_sequential(work, modules)
+        for key, same_input in by_input(members):
+            for m, quantized, layer in _solve(work, same_input, stats.pop(key)):
+                waiting.append((m, quantized))
+                while observed and waiting:
+                    _put_in_place(work, module, *waiting.pop())
+                yield layer
+
+
+def _put_in_place(work: Work, module: nn.Module, m: ModulePlan, quantized: QuantizedTensor) -> None:
+    """From here on the block computes with what the result will hold."""
+    set_linear_weight(module, m.linear, quantized.dequantize(work.dtype))
+    if m.scheme.activation is not None and work.plan.format != dense.NAME:
+        quantize_inputs(module.get_submodule(m.linear.module), m.scheme.activation)
 
 
 def _run_on(
@@ -160,124 +168,25 @@ def _run_on(
     target.flush()
 
 
-def _by_what_they_read(
-    work: Work,
-    batches: Batches,
-    module: nn.Module,
-    spec: BlockSpec,
-    modules: list[ModulePlan],
-    source: HiddenStates,
-) -> list[ModulePlan]:
-    """The modules with their shared-input keys as this run will observe them.
-
-    A decoder in no table is asked by one small forward; experts that all see every token read
-    one and the same input.
-    """
-    if work.plan.spec.family == "generic":
-        context = batches.skeleton.context(batches.ids[:1], None)
-        hidden = source.read(0, 1).to(work.device)
-        linears = regroup(
-            module,
-            [m.linear for m in modules],
-            lambda: batches.skeleton.run_block(module, spec.index, hidden, context),
-        )
-        return [replace(m, linear=x) for m, x in zip(modules, linears, strict=True)]
-    if not _shows_all_tokens(work, modules):
-        return modules
-    for views in expert_views(module):
-        views.all_tokens = True
-    return [
-        replace(m, linear=replace(m.linear, shared_input=EXPERTS_IN)) if _reads_block(m) else m
-        for m in modules
-    ]
-
-
-def _reads_block(m: ModulePlan) -> bool:
-    return m.linear.expert is not None and m.linear.role in ("gate", "up")
-
-
-def _shows_all_tokens(work: Work, modules: list[ModulePlan]) -> bool:
-    """Whether any stage on these experts asks for every token (the forward is one for all)."""
-    experts = [m for m in modules if m.linear.expert is not None]
-    return any(getattr(_config(work, m), "experts", "routed") == "all" for m in experts)
-
-
-def _observation_rounds(work: Work, modules: list[ModulePlan]) -> list[list[ModulePlan]]:
-    """Modules to observe together: as many as HESSIAN_BYTES allow, or input by input for
-    true-sequential stages."""
-    one_by_one = any(getattr(_config(work, m), "true_sequential", False) for m in modules)
-    rounds: list[list[ModulePlan]] = []
-    held = HESSIAN_BYTES
-    for _, members in _by_input(modules):
-        size = 4 * members[0].linear.shape[1] ** 2
-        if one_by_one or held + size > HESSIAN_BYTES:
-            rounds.append([])
-            held = 0
-        rounds[-1] += members
-        held += size
-    return rounds
-
-
-def _config(work: Work, module: ModulePlan) -> object:
-    return work.plan.recipe.stages[module.stage].config
-
-
-def _by_input(modules: list[ModulePlan]) -> list[tuple[str, list[ModulePlan]]]:
-    """(key, modules) by shared input, in the order the block computes them."""
-    keys = dict.fromkeys(m.linear.shared_input for m in modules)
-    return [(key, [m for m in modules if m.linear.shared_input == key]) for key in keys]
-
-
-def _observe(
-    work: Work,
-    batches: Batches,
-    module: nn.Module,
-    spec: BlockSpec,
-    modules: list[ModulePlan],
-    source: HiddenStates,
-) -> dict[str, Stats]:
-    """Hessians of the modules' inputs over the whole calibration set, by shared input."""
-    linears: list[LinearSpec] = [m.linear for m in modules]
-    grams = {
-        x.shared_input: GramAccumulator.create(x.shared_input, x.shape[1], device=work.device)
-        for x in linears
-    }
-
-    def on_batch(hidden: Tensor, mask: Tensor | None, context: BlockContext, start: int) -> None:
-        collect(
-            module,
-            linears,
-            lambda: batches.skeleton.run_block(module, spec.index, hidden, context),
-            lambda key, x: grams[key].add(x),
-            mask=mask,
-            stop_after_last=True,
-        )
-
-    batches.forward(source, on_batch)
-    return {key: gram.stats() for key, gram in grams.items()}
-
-
-def _solve(
-    work: Work, module: nn.Module, members: list[ModulePlan], stats: Stats
-) -> Iterator[Layer]:
-    """Quantize the layers of one shared input, write them and set them in the block."""
-    for (stage_index, scheme), same in groupby(members, key=lambda m: (m.stage, m.scheme)):
+def _solve(work: Work, members: list[ModulePlan], stats: Stats) -> Iterator[Solved]:
+    """Quantize the layers of one shared input and write them, stage by stage."""
+    order = sorted(members, key=lambda m: m.stage)  # stable: rows of one stage are solved together
+    for stage_index, same in groupby(order, key=lambda m: m.stage):
         stage = work.plan.recipe.stages[stage_index]
         group = list(same)
         weights = [read_weight(work, m) for m in group]
         is_expert = group[0].linear.expert is not None
         outcomes = METHODS[stage.method].quantize(
             [w.to(work.device) for w in weights],
-            scheme,
+            stage.scheme,
             stage.config,
             scale_dtype=weights[0].dtype,
             hessian=stats.hessian,
             expert_tokens=stats.tokens if is_expert else None,
         )
         for m, outcome in zip(group, outcomes, strict=True):
-            set_linear_weight(module, m.linear, outcome.quantized.dequantize(work.dtype))
             store(work, m, outcome.quantized)
-            yield layer_record(
+            layer = layer_record(
                 m,
                 error=outcome.error,
                 method=outcome.method,
@@ -285,3 +194,4 @@ def _solve(
                 damping=outcome.damping,
                 kept=outcome.kept,
             )
+            yield m, outcome.quantized, layer

@@ -1,12 +1,9 @@
-"""Calibration tokens of a run: built once, kept in OUT.partial so that a resumed run sees the same."""
+"""Calibration tokens of a run: built once, kept in OUT.partial for a resumed run to see again."""
 
 from pathlib import Path
 from typing import Any
 
 import torch
-from compress_calibration.config import CalibrationConfig
-from compress_calibration.dataset import build
-from compress_calibration.tokenizer import load_tokenizer
 from safetensors.torch import load, save
 from torch import Tensor
 
@@ -14,6 +11,9 @@ from compress.blocks.sample import generate
 from compress.blocks.skeleton import Skeleton
 from compress.checkpoint.atomic import write_atomic
 from compress.formats import Weights
+from compress_calibration.config import CalibrationConfig
+from compress_calibration.dataset import build
+from compress_calibration.tokenizer import load_tokenizer
 
 FILE = "calibration.safetensors"
 UNIT = "calibration"

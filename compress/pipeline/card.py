@@ -9,7 +9,9 @@ from compress.formats import FORMATS
 from compress.pipeline.plan import Plan
 
 
-def config_json(plan: Plan, source: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> bytes:
+def config_json(
+    plan: Plan, source: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
+) -> bytes:
     """The source's config.json with the quantization_config of the plan's format."""
     config = dict(source)
     block = FORMATS[plan.format].config(

@@ -2,14 +2,16 @@
 
 import os
 import platform
+import re
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
-from compress_kernels import status
 
 import compress
+from compress.errors import OutputError
 from compress.report.schema import Machine
+from compress_kernels import status
 
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "datasets", "triton")
 
@@ -86,13 +88,25 @@ def peak_gpu_bytes(device: str) -> int | None:
     return torch.cuda.max_memory_allocated(device) if device.startswith("cuda") else None
 
 
+def check_device(device: str) -> None:
+    """OutputError unless torch can compute there."""
+    if re.fullmatch(r"cpu|cuda(:\d+)?", device) is None:
+        raise OutputError(f"device is {device!r}; it is 'cpu', 'cuda' or 'cuda:N'")
+    if device != "cpu" and not torch.cuda.is_available():
+        raise OutputError(f"device is {device!r} but torch sees no CUDA device; use --device cpu")
+    if int(device.partition(":")[2] or 0) >= max(1, torch.cuda.device_count()):
+        raise OutputError(f"device is {device!r} but there are {torch.cuda.device_count()} devices")
+
+
 def compute_dtype(stored: str, device: str, asked: str | None) -> torch.dtype:
-    """Arithmetic of calibrated passes.
+    """Arithmetic of calibrated passes; OutputError for an unknown name.
 
     bf16 where the checkpoint is bf16 and the machine multiplies it natively (on an AVX512-BF16 CPU
     5 to 8 times as fast as fp32); fp32 otherwise, because fp16 activations can overflow.
     """
     names = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+    if asked is not None and asked not in names:
+        raise OutputError(f"dtype is {asked!r}; it is one of {', '.join(names)}")
     if asked is not None:
         return names[asked]
     native = device.startswith("cuda") or torch.ops.mkldnn._is_mkldnn_bf16_supported()

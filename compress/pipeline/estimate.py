@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from math import prod
 
 import torch
-from compress_calibration.config import CalibrationConfig
-from compress_kernels import gram_, group_scale
 from torch.nn.functional import scaled_dot_product_attention, silu
 
 from compress.arch.spec import DecoderSpec, LinearSpec
 from compress.checkpoint import Checkpoint
 from compress.pipeline.sizes import ROWS_AT_ONCE, rows_at_once
-from compress.quant.rounding import CANDIDATES, clip_ratios
+from compress.quant.rounding import clip_ratios
 from compress.quant.scheme import QuantScheme
+from compress_calibration.config import CalibrationConfig
+from compress_kernels import gram_, group_scale
 
 MB = 1_000_000
 # Resident after the imports, measured with torch 2.13 and transformers 5.23 on Linux x86-64.

@@ -5,6 +5,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from math import prod
 from pathlib import Path
 
 import yaml
@@ -12,7 +13,7 @@ import yaml
 from compress.checkpoint import Checkpoint, resolve_model
 from compress.errors import OutputError
 from compress.evaluation.config import EvaluationConfig, SampleConfig, TextConfig
-from compress.formats import Weights, detect, open_weights
+from compress.formats import Weights, detect, logical_shapes, open_weights
 from compress.pipeline.environment import machine, peak_gpu_bytes, peak_rss_bytes, versions
 from compress.pipeline.events import Progress, silent
 from compress.pipeline.quality import measure
@@ -108,16 +109,19 @@ def _report_folder(folder: Path) -> Path:
 
 def _result(weights: Weights) -> Result:
     checkpoint, spec = weights.checkpoint, weights.spec
-    linears = list(spec.linears())
+    shapes = logical_shapes(checkpoint)
+    # Of the quantized linears where there are any, as the report of a run counts them.
+    linears = [x for x in spec.all_linears() if f"{x.tensor}_scale" in checkpoint.tensors]
+    linears = linears or list(spec.linears())
+    names = {linear.name for linear in linears}
     stored = sum(
         info.nbytes
         for name, info in checkpoint.tensors.items()
-        if name.rpartition(".")[0] in {linear.name for linear in linears}
-        and not name.endswith(".bias")
+        if name.rpartition(".")[0] in names and not name.endswith(".bias")
     )
     return Result(
         path=str(checkpoint.path.resolve()),
-        params=sum(n * k for n, k in (linear.shape for linear in linears)),
+        params=sum(prod(shape) for shape in shapes.values()),
         bytes=sum((checkpoint.path / name).stat().st_size for name in checkpoint.files),
         bits_per_weight=8 * stored / sum(n * k for n, k in (x.shape for x in linears)),
         kv_bytes_per_token=kv_bytes_per_token(spec, checkpoint),

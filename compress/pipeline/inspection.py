@@ -8,7 +8,8 @@ from compress.arch.describe import describe
 from compress.arch.spec import DecoderSpec
 from compress.checkpoint import Checkpoint, resolve_model, scan
 from compress.errors import CheckpointError
-from compress.formats import detect, logical_shapes, open_weights
+from compress.formats import detect, open_weights
+from compress.formats.weights import CompressedWeights
 
 
 def inspect_checkpoint(path: str | Path, verify: bool = False) -> dict[str, Any]:
@@ -36,9 +37,7 @@ def inspect_checkpoint(path: str | Path, verify: bool = False) -> dict[str, Any]
         facts["schemes"] = _schemes(checkpoint, spec)
     if verify:
         facts["damaged"] = {
-            name: found.describe()
-            for name in checkpoint.tensors
-            if (found := scan(checkpoint, name)) is not None
+            name: found.describe() for name, found in scan(checkpoint) if found is not None
         }
     return facts
 
@@ -54,6 +53,7 @@ def _spec(checkpoint: Checkpoint, method: str | None) -> tuple[DecoderSpec | Non
 
 
 def _decoder(spec: DecoderSpec) -> dict[str, Any]:
+    linears = Counter(f"{x.role} {x.shape[0]} x {x.shape[1]}" for x in spec.all_linears())
     return {
         "family": spec.family,
         "blocks": len(spec.blocks),
@@ -68,49 +68,59 @@ def _decoder(spec: DecoderSpec) -> dict[str, Any]:
         "tied": spec.tied,
         "copied": list(spec.copied),
         "unrecognised": [name for block in spec.blocks for name in block.unrecognised],
-        "linears": dict(Counter(f"{x.role} {x.shape[0]} x {x.shape[1]}" for x in spec.linears())),
+        "linears": dict(linears),
     }
 
 
 def _schemes(checkpoint: Checkpoint, spec: DecoderSpec) -> dict[str, int]:
     """How many linears are stored in which scheme."""
     weights = open_weights(checkpoint, spec)
-    return dict(Counter(weights.scheme_name(x.name) for x in spec.linears()))
+    assert isinstance(weights, CompressedWeights)
+    found: Counter[str] = Counter()
+    for linear in spec.all_linears():
+        scheme = weights.schemes.scheme(linear.name)
+        dense = checkpoint.tensors.get(linear.tensor)
+        assert scheme is not None or dense is not None, linear.name
+        found[scheme.describe() if scheme else dense.dtype.lower() if dense else ""] += 1
+    return dict(found)
 
 
 def inspect_table(facts: dict[str, Any]) -> str:
     """The facts for a person."""
+    megabytes, files = facts["bytes"] / 1e6, len(facts["files"])
     lines = [
         f"{facts['path']}",
         f"  model type    {facts['model_type']}",
         f"  quantization  {facts['quantization'] or 'none'}",
-        f"  weights       {facts['bytes'] / 1e6:.1f} MB in {facts['tensors']} tensors,"
-        f" {len(facts['files'])} file(s)",
+        f"  weights       {megabytes:.1f} MB in {facts['tensors']} tensors, {files} file(s)",
         f"  dtypes        {_counts(facts['dtypes'])}",
+        *_decoder_lines(facts["decoder"]),
     ]
-    decoder = facts["decoder"]
-    if isinstance(decoder, str):
-        lines.append(f"  decoder       not described: {decoder}")
-    else:
-        lines += [
-            f"  decoder       {decoder['family']}: {decoder['blocks']} blocks, hidden"
-            f" {decoder['hidden']}, {decoder['heads']} heads ({decoder['kv_heads']} KV) of"
-            f" {decoder['head_dim']}, ffn {decoder['intermediate']}, vocabulary"
-            f" {decoder['vocab']}, context {decoder['context']},"
-            f" {'tied' if decoder['tied'] else 'untied'} head",
-            f"  linears       {_counts(decoder['linears'])}",
-        ]
-        lines += [f"  copied        {name}" for name in decoder["copied"]]
-        lines += [f"  unrecognised  {name}" for name in decoder["unrecognised"]]
     if "schemes" in facts:
         lines.append(f"  stored as     {_counts(facts['schemes'])}")
     if facts["skipped_files"]:
         lines.append(f"  left behind   {', '.join(facts['skipped_files'])}")
     if "damaged" in facts:
-        damaged = facts["damaged"]
-        lines.append(f"  values        {'all finite' if not damaged else ''}".rstrip())
-        lines += [f"    {name}: {what}" for name, what in damaged.items()]
+        lines += [f"  damaged       {name}: {what}" for name, what in facts["damaged"].items()]
+        lines += [] if facts["damaged"] else ["  values        all finite"]
     return "\n".join(lines)
+
+
+def _decoder_lines(decoder: dict[str, Any] | str) -> list[str]:
+    if isinstance(decoder, str):
+        return [f"  decoder       not described: {decoder}"]
+    sizes = (
+        f"{decoder['blocks']} blocks, hidden {decoder['hidden']}, {decoder['heads']} heads"
+        f" ({decoder['kv_heads']} KV) of {decoder['head_dim']}, ffn {decoder['intermediate']},"
+        f" vocabulary {decoder['vocab']}, context {decoder['context']}"
+    )
+    head = "tied" if decoder["tied"] else "untied"
+    return [
+        f"  decoder       {decoder['family']}: {sizes}, {head} head",
+        f"  linears       {_counts(decoder['linears'])}",
+        *(f"  copied        {name}" for name in decoder["copied"]),
+        *(f"  unrecognised  {name}" for name in decoder["unrecognised"]),
+    ]
 
 
 def _counts(found: dict[str, int]) -> str:

@@ -9,35 +9,39 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import torch
-import yaml
 
-import compress
 from compress.checkpoint import (
     Checkpoint,
     Output,
     ShardWriter,
     create_partial,
+    free_bytes,
     locked,
     prepare_output,
     publish,
     resolve_model,
-    write_atomic,
 )
 from compress.errors import OutputError, RecipeError
 from compress.formats import Weights, open_weights
 from compress.pipeline import journal as journals
 from compress.pipeline import stream
-from compress.pipeline.card import config_json, model_card
-from compress.pipeline.environment import compute_dtype, fingerprint, peak_gpu_bytes, peak_rss_bytes
+from compress.pipeline.environment import (
+    check_device,
+    compute_dtype,
+    fingerprint,
+    peak_gpu_bytes,
+    peak_rss_bytes,
+)
 from compress.pipeline.events import Event, Progress, silent
+from compress.pipeline.finish import finish_files
+from compress.pipeline.identity import marks, refuse_other_result
 from compress.pipeline.plan import Plan, build_plan
 from compress.pipeline.quality import measure
 from compress.pipeline.summary import FOLDER, build_report, layers_of, write_report
 from compress.pipeline.work import Work
-from compress.recipe import Recipe, dump, load
+from compress.recipe import Recipe, load
 from compress.report.codec import read_json
 from compress.report.schema import Layer, Report, Stage
 
@@ -82,13 +86,23 @@ def run(
     """
     started = datetime.now(UTC)
     session = prepare(
-        recipe, model, out, overrides=overrides, device=device, dtype=dtype, resume=resume,
-        overwrite=overwrite, progress=progress,
+        recipe,
+        model,
+        out,
+        overrides=overrides,
+        device=device,
+        dtype=dtype,
+        resume=resume,
+        overwrite=overwrite,
+        progress=progress,
     )
     output = session.output
     if output.state == "publish":
+        complete = output.publishing if output.publishing.is_dir() else output.out
+        refuse_other_result(complete, session.plan.recipe, session.sha256)
         publish(output, WORKING)
         return _published_report(output.out)
+    _require_space(session)
     if output.state == "fresh":
         create_partial(output)
     with locked(output.partial):
@@ -147,29 +161,50 @@ def _recipe(recipe: Recipe | str | Path, overrides: Sequence[str]) -> Recipe:
 def _plan(
     recipe: Recipe, checkpoint: Checkpoint, device: str, dtype: str | None
 ) -> tuple[Plan, torch.dtype]:
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise OutputError(f"device is {device!r} but torch sees no CUDA device; use --device cpu")
-    stored = max(
-        (info.dtype for info in checkpoint.tensors.values()),
-        key=[info.dtype for info in checkpoint.tensors.values()].count,
-    )
-    compute = compute_dtype(stored, device, dtype)
+    check_device(device)
+    compute = compute_dtype(checkpoint.main_dtype, device, dtype)
     return build_plan(recipe, checkpoint, dtype=compute), compute
+
+
+def _require_space(session: Session) -> None:
+    """OutputError unless the disk has room for the result and for what lies beside it on the way:
+    the hidden states of the calibration set, twice."""
+    plan, partial = session.plan, session.output.partial
+    passing, config = 0, plan.recipe.calibration
+    if plan.needs_calibration and config is not None:
+        tokens = config.samples * config.length
+        passing = 2 * tokens * plan.spec.hidden * session.dtype.itemsize
+    taken = [p.stat().st_blocks * 512 for p in partial.rglob("*")] if partial.is_dir() else []
+    needed = plan.shards.total_bytes + passing - sum(taken)
+    free = free_bytes(partial.parent)
+    if needed > free:
+        raise OutputError(
+            f"not enough disk space in {partial.parent}: {needed} bytes are needed ({passing} of"
+            f" them only while it runs), {free} are free; make room or choose another disk"
+        )
 
 
 def _work(session: Session, started: datetime, *, resumed: bool) -> Report:
     """All passes, then evaluation and report, inside OUT.partial."""
     plan, partial = session.plan, session.output.partial
-    marks = _fingerprint(session)
+    environment = fingerprint(session.device, session.dtype)
+    mine = marks(plan.recipe, session.sha256, environment)
     if resumed:
-        journal = journals.resume(partial, marks)
+        journal = journals.resume(partial, mine)
         writer = ShardWriter.create(partial, plan.shards)
     else:
         writer = ShardWriter.create(partial, plan.shards)
-        journal = journals.start(partial, marks)
+        journal = journals.start(partial, mine)
+    earlier = frozenset(journal.units)
     work = Work(
-        plan, session.checkpoint, session.weights, writer, journal, session.progress,
-        session.dtype, session.device,
+        plan,
+        session.checkpoint,
+        session.weights,
+        writer,
+        journal,
+        session.progress,
+        session.dtype,
+        session.device,
     )
     clock = time.perf_counter()
     stages: list[Stage] = []
@@ -180,7 +215,7 @@ def _work(session: Session, started: datetime, *, resumed: bool) -> Report:
         calibrate(work, partial)
     else:
         stream.run(work)
-    _finish_files(work, partial)
+    finish_files(work, partial, earlier)
     stages.append(_stage("quantize", clock, session.device, layers_of(plan, journal)))
     clock = time.perf_counter()
     measured = measure(
@@ -196,42 +231,6 @@ def _work(session: Session, started: datetime, *, resumed: bool) -> Report:
     report = build_report(session, stages, journal, measured, started)
     write_report(report, partial)
     return report
-
-
-def _finish_files(work: Work, partial: Path) -> None:
-    """Seal the weights and put the small files beside them; may be repeated after a kill."""
-    written = work.plan.shards.tensors
-    assert _units_done(work), "a unit is missing from the journal"
-    work.writer.finish(written)
-    for path in work.checkpoint.side_files():
-        write_atomic(partial / path.name, path.read_bytes())
-    shapes = work.checkpoint.shapes
-    write_atomic(partial / "config.json", config_json(work.plan, work.checkpoint.config, shapes))
-    write_atomic(partial / "recipe.yaml", dump(work.plan.recipe).encode())
-    card = model_card(work.plan, work.checkpoint.path.resolve().name, compress.__version__)
-    write_atomic(partial / "README.md", card)
-
-
-def _units_done(work: Work) -> bool:
-    wanted = {unit for unit, _, _ in stream.units(work)}
-    return wanted <= work.journal.units.keys()
-
-
-def _fingerprint(session: Session) -> dict[str, str]:
-    marks = {"source.sha256": session.sha256}
-    marks |= _flat(yaml.safe_load(dump(session.plan.recipe)), "recipe")
-    return marks | fingerprint(session.device, session.dtype)
-
-
-def _flat(value: Any, path: str) -> dict[str, str]:
-    """Key path -> value of every leaf, so that a difference can be shown by its place."""
-    if isinstance(value, dict):
-        parts = [_flat(v, f"{path}.{k}") for k, v in value.items()]
-    elif isinstance(value, list):
-        parts = [_flat(v, f"{path}[{i}]") for i, v in enumerate(value)]
-    else:
-        return {path: str(value)}
-    return {key: leaf for part in parts for key, leaf in part.items()}
 
 
 def _stage(name: str, clock: float, device: str, layers: tuple[Layer, ...]) -> Stage:

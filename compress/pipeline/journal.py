@@ -12,6 +12,7 @@ from typing import Any
 
 from compress.checkpoint.atomic import write_atomic
 from compress.errors import OutputError
+from compress.pipeline.identity import refuse_other
 
 NAME = "journal.json"
 
@@ -49,14 +50,5 @@ def resume(folder: Path, fingerprint: dict[str, str]) -> Journal:
         return start(folder, fingerprint)
     except (ValueError, KeyError, TypeError):
         raise OutputError(f"{path} is not a journal; remove {folder} and start again") from None
-    differences = [
-        f"{key} was {before.get(key, 'absent')}, is {fingerprint.get(key, 'absent')}"
-        for key in sorted({*before, *fingerprint})
-        if before.get(key) != fingerprint.get(key)
-    ]
-    if differences:
-        raise OutputError(
-            f"{folder} cannot be resumed, it belongs to another run: {'; '.join(differences)};"
-            " remove it to start again"
-        )
+    refuse_other(folder, before, fingerprint)
     return Journal(path, fingerprint, units)

@@ -14,16 +14,17 @@ import torch
 from compress.arch.describe import describe
 from compress.arch.spec import DecoderSpec, LinearSpec
 from compress.checkpoint import Checkpoint, ShardLayout, plan_shards
-from compress.checkpoint.layout import nbytes
+from compress.checkpoint.layout import Entry, nbytes
 from compress.errors import CheckpointError, RecipeError
 from compress.formats import FORMATS, Verdict, detect, runtimes
 from compress.methods import METHODS
+from compress.pipeline import fit
 from compress.pipeline.estimate import Estimate, Job, estimate
 from compress.quant.scheme import QuantScheme
 from compress.recipe import Recipe
 from compress.recipe.matching import assign
 
-HEAD_ROLE = "head"
+SOURCE_DTYPES = ("BF16", "F16", "F32")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ class Skipped:
 class Plan:
     """Everything that is decided before work starts.
 
-    tensors: for every tensor of the source, the (name, dtype code, shape) it becomes, in order.
+    tensors: for every tensor of the source, the entries (name, dtype code, shape) it becomes.
     tensor_parallel: for 2, 4 and 8 shards the reasons against it; empty means it divides.
     """
 
@@ -62,7 +63,7 @@ class Plan:
     format: str
     modules: tuple[ModulePlan, ...]
     skipped: tuple[Skipped, ...]
-    tensors: Mapping[str, tuple[tuple[str, str, tuple[int, ...]], ...]]
+    tensors: Mapping[str, tuple[Entry, ...]]
     shards: ShardLayout
     source_bytes: int
     estimate: Estimate
@@ -128,19 +129,10 @@ def build_plan(recipe: Recipe, checkpoint: Checkpoint, *, dtype: torch.dtype) ->
         )
     spec = describe(checkpoint.config, checkpoint.shapes)
     fmt = recipe.output.format if recipe.output.format != "auto" else "compressed-tensors"
-    candidates = [*_block_linears(spec), *_head(checkpoint, spec)]
-    assigned = assign(recipe.stages, [linear for linear, _ in candidates])
-    modules, skipped = [], []
-    for linear, block in candidates:
-        stage = assigned.stage_of.get(linear.name)
-        if stage is None:
-            skipped.append(Skipped(linear, block, assigned.reason_of[linear.name]))
-        else:
-            modules.append(_module(recipe, stage, linear, block, checkpoint, fmt))
-    if not modules:
-        raise RecipeError(f"recipe {recipe.name!r} quantizes no layer of {checkpoint.path}")
-    _check_groups(recipe, modules)
-    _check_fused(modules, skipped)
+    fit.refuse_tied_head(recipe, spec)
+    modules, skipped = _assign(recipe, spec, checkpoint, fmt)
+    fit.check_groups(recipe, modules)
+    fit.check_fused(modules, skipped)
     tensors = _output_tensors(checkpoint, modules, fmt)
     shards = plan_shards([t for group in tensors.values() for t in group], recipe.output.shard_size)
     calibrated = any(METHODS[s.method].needs_calibration(s.config) for s in recipe.stages)
@@ -161,7 +153,7 @@ def build_plan(recipe: Recipe, checkpoint: Checkpoint, *, dtype: torch.dtype) ->
         shards=shards,
         source_bytes=checkpoint.nbytes,
         estimate=estimate(job),
-        tensor_parallel={n: _against_parallel(n, spec, modules) for n in (2, 4, 8)},
+        tensor_parallel={n: fit.against_parallel(n, spec, modules) for n in (2, 4, 8)},
         runtimes=tuple(
             runtimes(
                 fmt,
@@ -170,21 +162,24 @@ def build_plan(recipe: Recipe, checkpoint: Checkpoint, *, dtype: torch.dtype) ->
                 g_idx=any(m.g_idx for m in modules),
             )
         ),
-        warnings=tuple(_warnings(spec)),
+        warnings=tuple(fit.warnings(spec)),
     )
 
 
-def _block_linears(spec: DecoderSpec) -> Iterable[tuple[LinearSpec, int | None]]:
-    return ((linear, block.index) for block in spec.blocks for linear in block.linears)
-
-
-def _head(checkpoint: Checkpoint, spec: DecoderSpec) -> list[tuple[LinearSpec, int | None]]:
-    """The output head as a linear of its own, where it has a tensor of its own."""
-    if spec.head is None:
-        return []
-    n, k = checkpoint.shapes[spec.head]
-    name = spec.head.removesuffix(".weight")
-    return [(LinearSpec(name, spec.head, (n, k), HEAD_ROLE, HEAD_ROLE, name), None)]
+def _assign(
+    recipe: Recipe, spec: DecoderSpec, checkpoint: Checkpoint, fmt: str
+) -> tuple[list[ModulePlan], list[Skipped]]:
+    """Every linear of the decoder: with the stage that takes it, or with why none does."""
+    assigned = assign(recipe.stages, spec.all_linears())
+    blocks = {linear.name: block.index for block in spec.blocks for linear in block.linears}
+    modules, skipped = [], []
+    for linear in spec.all_linears():
+        stage, block = assigned.stage_of.get(linear.name), blocks.get(linear.name)
+        if stage is None:
+            skipped.append(Skipped(linear, block, assigned.reason_of[linear.name]))
+        else:
+            modules.append(_module(recipe, stage, linear, block, checkpoint, fmt))
+    return modules, skipped
 
 
 def _module(
@@ -209,6 +204,11 @@ def _module(
             f" {chosen.scheme.granularity!r}; use 'static'"
         )
     info = checkpoint.tensors[linear.tensor]
+    if info.dtype not in SOURCE_DTYPES:
+        raise CheckpointError(
+            f"tensor {linear.tensor} is stored as {info.dtype}; {', '.join(SOURCE_DTYPES)} can be"
+            " quantized, so convert it or add the layer to ignore"
+        )
     stored = _stored(linear, chosen.scheme, fmt, info.dtype, g_idx)
     size = sum(nbytes(entry) for entry in stored)
     return ModulePlan(linear, block, stage, method, chosen.scheme, g_idx, info.nbytes, size)
@@ -216,7 +216,7 @@ def _module(
 
 def _stored(
     linear: LinearSpec, scheme: QuantScheme, fmt: str, dtype: str, g_idx: bool
-) -> list[tuple[str, str, tuple[int, ...]]]:
+) -> list[Entry]:
     return FORMATS[fmt].layout(
         linear.tensor,
         linear.shape,
@@ -227,48 +227,11 @@ def _stored(
     )
 
 
-def _check_groups(recipe: Recipe, modules: Iterable[ModulePlan]) -> None:
-    bad = [
-        m for m in modules if m.linear.shape[1] % m.scheme.columns_per_scale(m.linear.shape[1])
-    ]
-    if not bad:
-        return
-    first = bad[0]
-    width, size = first.linear.shape[1], first.scheme.group_size
-    divisors = [g for g in range(1, 257) if width % g == 0]
-    near = sorted(sorted(divisors, key=lambda g: abs(g - size))[:4])
-    more = f" (and {len(bad) - 1} more layers)" if len(bad) > 1 else ""
-    raise RecipeError(
-        f"{recipe.stages[first.stage].at('group_size')}: {first.linear.name} has {width} input columns, not a"
-        f" multiple of {size}{more}; use group_size {', '.join(map(str, near))}"
-        " or granularity: channel"
-    )
-
-
-def _check_fused(modules: Iterable[ModulePlan], skipped: Iterable[Skipped]) -> None:
-    """Layers that serving runtimes merge into one matrix must be stored alike."""
-    schemes: dict[tuple[int | None, str, int | None], dict[str, str]] = {}
-    for m in modules:
-        if m.linear.fused:
-            key = (m.block, m.linear.fused, m.linear.expert)
-            schemes.setdefault(key, {})[m.linear.name] = m.scheme.describe()
-    for s in skipped:
-        if s.linear.fused:
-            key = (s.block, s.linear.fused, s.linear.expert)
-            schemes.setdefault(key, {})[s.linear.name] = "unquantized"
-    for members in schemes.values():
-        if len(set(members.values())) > 1:
-            shown = ", ".join(f"{name} {scheme}" for name, scheme in members.items())
-            raise RecipeError(
-                f"stages: {shown}; runtimes merge these into one matrix, so give them one scheme"
-            )
-
-
 def _output_tensors(
     checkpoint: Checkpoint, modules: Iterable[ModulePlan], fmt: str
-) -> dict[str, tuple[tuple[str, str, tuple[int, ...]], ...]]:
+) -> dict[str, tuple[Entry, ...]]:
     planned = {m.linear.tensor: m for m in modules}
-    out = {}
+    out: dict[str, tuple[Entry, ...]] = {}
     for name, info in checkpoint.tensors.items():
         m = planned.get(name)
         if m is None:
@@ -280,35 +243,3 @@ def _output_tensors(
     if clash:
         raise CheckpointError(f"tensor {clash[0]} already exists in the source; cannot write it")
     return out
-
-
-def _against_parallel(n: int, spec: DecoderSpec, modules: Iterable[ModulePlan]) -> tuple[str, ...]:
-    """Why the result cannot be split over n devices without padding."""
-    reasons: dict[str, str] = {}
-    if spec.heads % n:
-        reasons["heads"] = f"{spec.heads} heads do not divide by {n}"
-    for m in modules:
-        rows, columns = m.linear.shape
-        role = m.linear.role
-        if role in ("o", "down"):
-            step = m.scheme.columns_per_scale(columns)
-            if columns % n:
-                reasons[role] = f"{role}: {columns} columns do not divide by {n}"
-            elif m.scheme.granularity == "group" and (columns // n) % step:
-                reasons[role] = f"{role}: {columns // n} columns a shard are no multiple of {step}"
-        elif rows % n:
-            reasons[role] = f"{role}: {rows} rows do not divide by {n}"
-    return tuple(reasons.values())
-
-
-def _warnings(spec: DecoderSpec) -> Iterable[str]:
-    if spec.family == "generic":
-        yield (
-            f"model type {spec.model_type!r} is in no architecture table: layers were found by"
-            " name and shape"
-        )
-    unrecognised = [name for block in spec.blocks for name in block.unrecognised]
-    if unrecognised:
-        yield f"copied as they are, not recognised: {', '.join(unrecognised[:6])}" + (
-            f" and {len(unrecognised) - 6} more" if len(unrecognised) > 6 else ""
-        )

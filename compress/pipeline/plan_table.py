@@ -9,14 +9,14 @@ from compress.report.units import duration, size
 def plan_table(plan: Plan) -> str:
     """Plain text, one fact a line; layers that are treated alike are one row."""
     spec = plan.spec
+    exact, files = plan.shards.total_bytes, len(plan.shards.files)
+    seconds, memory = duration(plan.estimate.seconds), size(plan.estimate.peak_rss_bytes)
     lines = [
         f"recipe   {plan.recipe.name}: {plan.recipe.description or 'no description'}",
         f"model    {spec.model_type}, {len(spec.blocks)} blocks, hidden {spec.hidden}",
-        f"size     {size(plan.source_bytes)} -> {size(plan.shards.total_bytes)}"
-        f" ({plan.shards.total_bytes} bytes exactly), {plan.bits_per_weight:.2f} bits a weight in"
-        f" the compressed layers, {len(plan.shards.files)} file(s)",
-        f"work     about {duration(plan.estimate.seconds)}, peak memory about"
-        f" {size(plan.estimate.peak_rss_bytes)} (evaluation not included)",
+        f"size     {size(plan.source_bytes)} -> {size(exact)} ({exact} bytes in {files} file(s))",
+        f"weights  {plan.bits_per_weight:.2f} bits each in the compressed layers",
+        f"work     about {seconds}, peak memory about {memory} (evaluation not included)",
         "",
         *_rows(plan),
         "",
@@ -48,8 +48,10 @@ def _rows(plan: Plan) -> list[str]:
         sizes = (size(before[key]), size(after[key])) if key in before else ("", "")
         table.append((role, shape, str(count), method, scheme, *sizes))
     widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
-    return ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
-            for row in table]
+    return [
+        "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
+        for row in table
+    ]
 
 
 def _shape(shape: tuple[int, int]) -> str:

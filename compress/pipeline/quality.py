@@ -5,7 +5,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from compress_calibration.tokenizer import load_tokenizer
 from torch import Tensor
 
 from compress.checkpoint import Checkpoint
@@ -13,6 +12,7 @@ from compress.evaluation.config import EvaluationConfig
 from compress.formats import Weights, open_weights
 from compress.pipeline.events import Event, Progress
 from compress.report.schema import Quality, Sample, TextQuality
+from compress_calibration.tokenizer import load_tokenizer
 
 NOT_ASKED = "the recipe asks for no evaluation"
 
@@ -77,11 +77,9 @@ def measure(
 
 
 def sampled(weights: Weights, count: int, length: int, seed: int, device: str) -> Tensor:
-    """Text of the model's own, in the arithmetic it is evaluated with: ids int64 [count, length]."""
+    """Text of the model's own, in the arithmetic of the evaluation: ids int64 [count, length]."""
     from compress.blocks.sample import generate
     from compress.blocks.skeleton import Skeleton
 
-    skeleton = Skeleton(
-        weights.checkpoint.config, weights.spec, dtype=torch.float32, device=device
-    )
+    skeleton = Skeleton(weights.checkpoint.config, weights.spec, dtype=torch.float32, device=device)
     return generate(weights, skeleton, count=count, length=length, seed=seed)

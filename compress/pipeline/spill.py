@@ -2,8 +2,8 @@
 
 One file holds [rows, length, hidden] in the compute dtype. Two files take turns: block i reads one
 and writes the other, so a run that dies inside block i finds its inputs untouched, bit for bit.
-Recomputing them instead would not be bit-stable, so the spill doubles as the journal. Files are read
-with pread into fresh buffers: mapped pages would count as resident memory.
+Recomputing them instead would not be bit-stable, so the spill doubles as the journal. Files are
+read with pread into fresh buffers: mapped pages would count as resident memory.
 """
 
 import os
@@ -31,19 +31,19 @@ class HiddenStates:
 
     def write(self, start: int, rows: Tensor) -> None:
         """Store rows [n, length, hidden] from row `start` on."""
-        data = rows.detach().to("cpu", self.dtype).contiguous().view(torch.uint8).numpy()
+        data = rows.detach().to("cpu", self.dtype).contiguous().reshape(-1).view(torch.uint8)
         with disk.refusing(f"write {self.path}"):
             fd = disk.open_write(self.path)
             try:
-                disk.write_all(fd, memoryview(data).cast("B"), start * self.row_bytes)
+                disk.write_all(fd, data.numpy().data, start * self.row_bytes)
             finally:
                 os.close(fd)
 
     def read(self, start: int, stop: int) -> Tensor:
         """Rows start..stop as [n, length, hidden] on the CPU."""
         rows = torch.empty((stop - start, *self.shape[1:]), dtype=self.dtype)
-        read_into(self.path, memoryview(rows.view(torch.uint8).numpy()).cast("B"),
-                  start * self.row_bytes)
+        target = rows.reshape(-1).view(torch.uint8).numpy().data
+        read_into(self.path, target, start * self.row_bytes)
         return rows
 
     def flush(self) -> None:

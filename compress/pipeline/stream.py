@@ -14,8 +14,7 @@ from compress.pipeline.work import (
     finish_unit,
     layer_record,
     outside_tensors,
-    read_weight,
-    row_ranges,
+    read_in_rows,
     store,
 )
 from compress.quant.scheme import QuantScheme
@@ -58,17 +57,13 @@ def stream_unit(work: Work, unit: str, block: int | None, sources: list[str]) ->
 def round_one(work: Work, module: ModulePlan) -> Layer:
     """Quantize one linear by itself, in runs of rows; rows do not depend on each other."""
     stage = work.plan.recipe.stages[module.stage]
-    weight = read_weight(work, module)
-    ranges = row_ranges(module.linear.shape)
-    if module.scheme.granularity == "tensor":
-        ranges = [(0, module.linear.shape[0])]
     pieces, cost, norm = [], 0.0, 0.0
-    for start, stop in ranges:
-        rows = weight[start:stop].float()
+    for stored in read_in_rows(work, module):
+        rows = stored.float()
         (outcome,) = METHODS[stage.method].quantize(
-            [rows], module.scheme, stage.config, scale_dtype=weight.dtype
+            [rows], module.scheme, stage.config, scale_dtype=stored.dtype
         )
-        energy = float(rows.square().sum())
+        energy = float(rows.square().sum(dtype=torch.float64))
         cost, norm = cost + outcome.error * energy, norm + energy
         pieces.append(outcome.quantized)
     store(work, module, join_rows(pieces, module.scheme))

@@ -5,7 +5,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import compress
 from compress.arch.spec import DecoderSpec
 from compress.checkpoint import Checkpoint
 from compress.checkpoint.dtypes import itemsize
@@ -112,13 +111,12 @@ def _skipped(plan: Plan) -> Iterable[Layer]:
 def source_of(checkpoint: Checkpoint, spec: DecoderSpec, sha256: str) -> Source:
     """What went in."""
     head = "tied" if spec.tied else "untied"
-    kinds = [info.dtype for info in checkpoint.tensors.values()]
     return Source(
         path=str(checkpoint.path.resolve()),
         sha256=sha256,
         params=checkpoint.params,
         bytes=sum((checkpoint.path / name).stat().st_size for name in checkpoint.files),
-        dtype=max(kinds, key=kinds.count),
+        dtype=checkpoint.main_dtype,
         architecture=(
             f"{spec.model_type}, {len(spec.blocks)} blocks, hidden {spec.hidden},"
             f" {spec.heads} heads ({spec.kv_heads} KV), vocabulary {spec.vocab}, {head} head"

@@ -1,6 +1,6 @@
 """What every pass of a run works with, and the one way tensors leave it."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -110,6 +110,20 @@ def layer_record(
 
 
 def read_weight(work: Work, module: ModulePlan) -> Tensor:
-    """A planned linear's source weight [N, K], whatever the order on disk."""
-    weight = work.weights.read(module.linear.tensor)
+    """A planned linear's source weight [N, K], whatever the order on disk; all values finite."""
+    weight = work.checkpoint.read(module.linear.tensor, check_finite=True)
     return weight.t() if module.linear.transposed else weight
+
+
+def read_in_rows(work: Work, module: ModulePlan) -> Iterator[Tensor]:
+    """The same in runs of rows [n, K], in order: one run where a single scale spans all rows."""
+    linear = module.linear
+    if linear.transposed or module.scheme.granularity == "tensor":
+        whole = read_weight(work, module)
+        ranges = row_ranges(linear.shape)
+        if module.scheme.granularity == "tensor":
+            ranges = [(0, linear.shape[0])]
+        yield from (whole[start:stop] for start, stop in ranges)
+        return
+    for start, stop in row_ranges(linear.shape):
+        yield work.checkpoint.read_rows(linear.tensor, start, stop, check_finite=True)

@@ -8,11 +8,11 @@ code is chosen, so what is written is what was optimised.
 from typing import Literal
 
 import torch
-from compress_kernels import group_scale
 from torch import Tensor
 
 from compress.quant.scheme import QuantScheme
 from compress.quant.tensor import QuantizedTensor
+from compress_kernels import group_scale
 
 CANDIDATES = 40
 # Narrowest range worth trying, as a share of amax: a normal weight in a row of 4096 has its
@@ -24,7 +24,8 @@ def clip_ratios(search: Literal["minmax", "mse", "importance"], bits: int) -> Te
     """Ratios to the full range that a scale search tries: fp32 [candidates], widest first."""
     if search == "minmax":
         return torch.ones(1)
-    unclipped = (2**bits - 1) / (2**bits - 2)  # amax on the last positive code, not half a step past
+    # The widest range puts amax on the last positive code, not half a step past it.
+    unclipped = (2**bits - 1) / (2**bits - 2)
     return torch.linspace(unclipped, NARROWEST[bits], CANDIDATES)
 
 

@@ -1,0 +1,53 @@
+"""From written tensors to a checkpoint: headers, the small files, and a look at what is there."""
+
+from collections.abc import Collection
+from pathlib import Path
+
+import compress
+from compress.checkpoint import Checkpoint, write_atomic
+from compress.errors import CheckpointError
+from compress.formats.validate import Expected, validate
+from compress.pipeline import stream
+from compress.pipeline.card import config_json, model_card
+from compress.pipeline.work import Work
+from compress.recipe import dump
+
+
+def finish_files(work: Work, partial: Path, earlier: Collection[str]) -> None:
+    """Seal the weights and put the small files beside them; may be repeated after a kill.
+
+    earlier: units that the journal had when this process began.
+    """
+    units = stream.units(work)
+    assert {unit for unit, _, _ in units} <= work.journal.units.keys(), "a unit was not recorded"
+    before = [name for unit, _, names in units if unit in earlier for name in names]
+    work.writer.finish(entry[0] for name in before for entry in work.plan.tensors[name])
+    for path in work.checkpoint.side_files():
+        write_atomic(partial / path.name, _content(path))
+    shapes = work.checkpoint.shapes
+    write_atomic(partial / "config.json", config_json(work.plan, work.checkpoint.config, shapes))
+    write_atomic(partial / "recipe.yaml", dump(work.plan.recipe).encode())
+    card = model_card(work.plan, work.checkpoint.path.resolve().name, compress.__version__)
+    write_atomic(partial / "README.md", card)
+    _check(work, partial)
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def _check(work: Work, partial: Path) -> None:
+    """Every source tensor is there, as it was or as the parts that were planned, and no other."""
+    modules = work.plan.modules
+    expected = Expected(
+        source=work.checkpoint.tensors,
+        spec=work.plan.spec,
+        schemes={m.linear.tensor: m.scheme for m in modules},
+        fmt=work.plan.format,
+        with_g_idx=frozenset(m.linear.tensor for m in modules if m.g_idx),
+    )
+    problems = validate(Checkpoint.open(partial), expected)
+    assert not problems, f"{partial} is not what was planned: {'; '.join(problems[:5])}"

@@ -1,0 +1,145 @@
+"""Running the calibration set through a block, and what its linears are seen to read."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from torch import Tensor, nn
+
+from compress.arch.spec import BlockSpec, LinearSpec
+from compress.blocks.capture import collect, regroup
+from compress.blocks.experts import expert_views
+from compress.blocks.skeleton import BlockContext, Skeleton
+from compress.pipeline.plan import ModulePlan
+from compress.pipeline.spill import HiddenStates
+from compress.pipeline.work import Work
+from compress_calibration.hessian import GramAccumulator, Stats
+
+# Hessians held at once; a block with more (a wide mixture) is observed in several forwards.
+HESSIAN_BYTES = 2 << 30
+EXPERTS_IN = "experts.in"  # every expert's input when all tokens go to all experts
+
+OnBatch = Callable[[Tensor, Tensor | None, BlockContext, int], None]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batches:
+    """The calibration set, `rows` rows at a time. ids: int64 [n, length]; mask: bool or None."""
+
+    ids: Tensor
+    mask: Tensor | None
+    skeleton: Skeleton
+    rows: int
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        n = self.ids.shape[0]
+        return ((start, min(start + self.rows, n)) for start in range(0, n, self.rows))
+
+    def forward(self, source: HiddenStates, on_batch: OnBatch) -> None:
+        """Call on_batch(hidden, mask, context, start) for every batch of stored hidden states."""
+        for start, stop in self:
+            mask = None if self.mask is None else self.mask[start:stop]
+            context = self.skeleton.context(self.ids[start:stop], mask)
+            hidden = source.read(start, stop).to(self.skeleton.device)
+            on_batch(hidden, mask, context, start)
+
+
+def by_what_they_read(
+    work: Work,
+    batches: Batches,
+    module: nn.Module,
+    spec: BlockSpec,
+    modules: list[ModulePlan],
+    source: HiddenStates,
+) -> list[ModulePlan]:
+    """The modules with their shared-input keys as this run will observe them.
+
+    A decoder in no table is asked by one small forward; experts that all see every token read
+    one and the same input.
+    """
+    if work.plan.spec.family == "generic":
+        context = batches.skeleton.context(batches.ids[:1], None)
+        hidden = source.read(0, 1).to(work.device)
+        linears = regroup(
+            module,
+            [m.linear for m in modules],
+            lambda: batches.skeleton.run_block(module, spec.index, hidden, context),
+        )
+        return [replace(m, linear=x) for m, x in zip(modules, linears, strict=True)]
+    if not _shows_all_tokens(work, modules):
+        return modules
+    for views in expert_views(module):
+        views.all_tokens = True
+    return [
+        replace(m, linear=replace(m.linear, shared_input=EXPERTS_IN)) if _reads_block(m) else m
+        for m in modules
+    ]
+
+
+def _reads_block(m: ModulePlan) -> bool:
+    return m.linear.expert is not None and m.linear.role in ("gate", "up")
+
+
+def _shows_all_tokens(work: Work, modules: list[ModulePlan]) -> bool:
+    """Whether any stage on these experts asks for every token (the forward is one for all)."""
+    experts = [m for m in modules if m.linear.expert is not None]
+    return any(getattr(_config(work, m), "experts", "routed") == "all" for m in experts)
+
+
+def observation_rounds(work: Work, modules: list[ModulePlan]) -> list[list[ModulePlan]]:
+    """Modules to observe together: as many as HESSIAN_BYTES allow, or input by input for
+    true-sequential stages."""
+    one_by_one = is_sequential(work, modules)
+    rounds: list[list[ModulePlan]] = []
+    held = HESSIAN_BYTES
+    for _, members in by_input(modules):
+        size = 4 * members[0].linear.shape[1] ** 2
+        if one_by_one or held + size > HESSIAN_BYTES:
+            rounds.append([])
+            held = 0
+        rounds[-1] += members
+        held += size
+    return rounds
+
+
+def _config(work: Work, module: ModulePlan) -> object:
+    return work.plan.recipe.stages[module.stage].config
+
+
+def by_input(modules: list[ModulePlan]) -> list[tuple[str, list[ModulePlan]]]:
+    """(key, modules) by shared input, in the order the block computes them."""
+    keys = dict.fromkeys(m.linear.shared_input for m in modules)
+    return [(key, [m for m in modules if m.linear.shared_input == key]) for key in keys]
+
+
+def observe(
+    work: Work,
+    batches: Batches,
+    module: nn.Module,
+    spec: BlockSpec,
+    modules: list[ModulePlan],
+    source: HiddenStates,
+) -> dict[str, Stats]:
+    """Hessians of the modules' inputs over the whole calibration set, by shared input."""
+    linears: list[LinearSpec] = [m.linear for m in modules]
+    grams = {
+        x.shared_input: GramAccumulator.create(x.shared_input, x.shape[1], device=work.device)
+        for x in linears
+    }
+
+    def on_batch(hidden: Tensor, mask: Tensor | None, context: BlockContext, start: int) -> None:
+        collect(
+            module,
+            linears,
+            lambda: batches.skeleton.run_block(module, spec.index, hidden, context),
+            lambda key, x: grams[key].add(x),
+            mask=mask,
+            stop_after_last=True,
+        )
+
+    batches.forward(source, on_batch)
+    return {key: gram.stats() for key, gram in grams.items()}
+
+
+def is_sequential(work: Work, modules: list[ModulePlan]) -> bool:
+    """Whether a stage on these modules wants each input observed behind quantized predecessors."""
+    return any(getattr(_config(work, m), "true_sequential", False) for m in modules)
