@@ -1,5 +1,6 @@
 """The streamed evaluation against transformers' plain forward of the whole model."""
 
+import json
 import math
 from pathlib import Path
 
@@ -212,3 +213,25 @@ def test_published_perplexity_of_the_demo_model(shared_dir: Path, tmp_path: Path
         "cut": True,
         "dtype": "float32",
     }
+
+
+@pytest.mark.long
+def test_published_perplexities_of_long_texts(shared_dir: Path, tmp_path: Path) -> None:
+    """The 60 first pieces of 1,500 characters, ends kept, BOS in front, cut at 512 tokens."""
+    path = shared_dir / "models" / "tale-6m"
+    published = {
+        "novels/Stevenson_Treasure_1883.txt": 65.05,
+        "wikitext-2/test.txt": 404.8,
+        "tiny-shakespeare.txt": 135.4,
+    }
+    config, texts = EvaluationConfig(window=512), []
+    for index, name in enumerate(published):
+        whole_text = (shared_dir / "text" / name).read_text()
+        pieces = [whole_text[start : start + 1500] for start in range(0, 60 * 1500, 1500)]
+        file = tmp_path / f"{index}.jsonl"
+        file.write_text("".join(json.dumps({"text": piece}) + "\n" for piece in pieces))
+        text = TextConfig(name, kind="jsonl", path=str(file), cut=True)
+        texts.append(read_windows(text, config, load_tokenizer(path), 512))
+    for quality in evaluate(weights(path), None, texts, config, Work(tmp_path)):
+        # Published to four digits.
+        assert quality.ppl_result == pytest.approx(published[quality.name], rel=3e-4)
