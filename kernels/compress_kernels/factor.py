@@ -1,10 +1,10 @@
 """One triangular factor of the Hessian; all that the column loop needs of it.
 
 GPTQ (arXiv 2210.17323) works with U, the upper Cholesky factor of the inverse, H⁻¹ = UᵀU, which
-takes a Cholesky, an inverse and a second Cholesky: 4/3 K³ multiply-adds and the accuracy of an
+takes a Cholesky, an inverse and a second Cholesky: 2/3 K³ multiply-adds and the accuracy of an
 explicit inverse. With H = R Rᵀ, R upper triangular, H⁻¹ = R⁻ᵀ R⁻¹, so U = R⁻¹: R comes from one
-Cholesky of H with rows and columns reversed, 1/6 K³ multiply-adds. The column loop only ever needs
-the diagonal blocks of U (the inverses of R's diagonal blocks) and R itself; see `lazy`.
+Cholesky of H with rows and columns reversed, 1/6 K³ multiply-adds, and the compiled column loop
+never inverts it; see `lazy`. The reference does, to read as the paper does.
 """
 
 import torch

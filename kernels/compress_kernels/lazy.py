@@ -1,10 +1,10 @@
 """The lazy-batch column loop around a compiled block kernel.
 
-The same result as `reference.columns` with a third of the dense algebra, or less. Let D = W - Q be
+The same result as `reference.columns` with less dense algebra. Let D = W - Q be
 what the columns P rounded so far have lost, and H = R Rᵀ, R upper triangular. GPTQ keeps the later
 columns F at their optimum (eq. 2 in block form):
 
-    W_F - (-D_P) H_PF H_FF⁻¹ = W_F + A R_FF⁻¹   with the pull A = D_P R_PF.
+    W_F + D_P H_PF H_FF⁻¹ = W_F + A R_FF⁻¹   with the pull A = D_P R_PF.
 
 R_FF is upper triangular, so the next column j is W_j + A_j / R_jj: rounding it needs no inverse
 (QuIP, arXiv 2307.13304, theorem 6, proves this case), and the next group g, which a scale search
