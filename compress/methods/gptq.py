@@ -18,12 +18,14 @@ What differs from the paper, and why:
   needs g_idx at run time.
 * Dead columns (H_ii = 0) keep their nearest code instead of zero: calibration never saw them, a
   later text may.
-* Damping starts at `damping` times mean(H_ii) and grows tenfold until the factorisation succeeds.
+* Damping starts at `damping` times mean(H_ii) and grows tenfold (from 0: starts again at 1e-4)
+  until the factorisation succeeds.
 * Where plain rounding has the lower objective, it is kept, and the report says so.
 
 Left out: nothing of Algorithm 1. True-sequential order is the pipeline's business.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -31,6 +33,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from compress.errors import RecipeError
 from compress.methods import rtn
 from compress.methods.outcome import Outcome, relative_error
 from compress.methods.rtn import RtnConfig, ScaleSearch
@@ -43,6 +46,7 @@ ActOrder = Literal["none", "static", "group"]
 NO_FACTOR = "the Hessian is not positive definite under any damping"
 PLAIN_IS_BETTER = "plain rounding has the lower objective"
 STACKED = 1 << 26  # elements of stacked rows at once: 256 MB in fp32
+LEAST_DAMPING = 1e-4  # of the ladder's second step on
 DAMPING_STEPS = 5  # 0.01 to 100 times the mean diagonal; beyond that GPTQ is plain rounding
 
 
@@ -66,6 +70,16 @@ class GptqConfig:
     true_sequential: bool = False
     experts: Literal["all", "routed"] = "all"
     min_tokens: float = 2.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.damping < math.inf:
+            raise RecipeError(
+                f"damping is {self.damping}; it is a share of 0 or more, such as 0.01"
+            )
+        if self.block_size < 1:
+            raise RecipeError(f"block_size is {self.block_size}; a block holds 1 column or more")
+        if not 0 <= self.min_tokens < math.inf:
+            raise RecipeError(f"min_tokens is {self.min_tokens}; it is 0 or more")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,11 +112,10 @@ def factorise(hessian: Tensor, config: GptqConfig) -> Factor | None:
         try:
             factor = hessian_factor(h)
         except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
-            damping *= 10
-            continue
-        if bool(torch.isfinite(factor).all()):
+            factor = None
+        if factor is not None and bool(torch.isfinite(factor).all()):
             return Factor(factor, order, damping, int(dead.sum()))
-        damping *= 10
+        damping = max(10 * damping, LEAST_DAMPING)
     return None
 
 
@@ -243,7 +256,8 @@ def _fixed_scales(
         scales.append(scale.float().expand(weight.shape[0], -1))
         if zero is not None:
             zeros.append(zero.expand(weight.shape[0], -1))
-    groups = (torch.arange(k) // scheme.columns_per_scale(k)).to(torch.int32)
+    columns = torch.arange(k, device=factor.factor.device)
+    groups = (columns // scheme.columns_per_scale(k)).to(torch.int32)
     groups = groups if order is None else groups[order]
     return torch.cat(scales), torch.cat(zeros) if zeros else None, groups
 

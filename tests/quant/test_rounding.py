@@ -1,0 +1,148 @@
+"""Rounding to nearest: what must hold for every weight and every scheme."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from compress.quant.rounding import choose_scales, clip_ratios, encode, round_to_nearest
+from compress.quant.scheme import QuantScheme
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@st.composite
+def schemes(draw: st.DrawFn) -> QuantScheme:
+    granularity = draw(st.sampled_from(["tensor", "channel", "group"]))
+    size = draw(st.sampled_from([1, 2, 4, 8])) if granularity == "group" else 0
+    return QuantScheme(draw(st.integers(2, 8)), draw(st.booleans()), granularity, size)
+
+
+@st.composite
+def weights(draw: st.DrawFn) -> Tensor:
+    """[N, K] of the sizes weights have, with zeros, equal values and outliers."""
+    rows, seed = draw(st.integers(1, 4)), draw(st.integers(0, 2**16))
+    g = torch.Generator().manual_seed(seed)
+    w = torch.randn(rows, 8, generator=g) * 10.0 ** draw(st.integers(-3, 2))
+    kind = draw(st.sampled_from(["normal", "zeros", "row of zeros", "constant", "outlier"]))
+    if kind == "zeros":
+        w.zero_()
+    elif kind == "row of zeros":
+        w[0] = 0
+    elif kind == "constant":
+        w[:] = w[0, 0]
+    elif kind == "outlier":
+        w[0, 0] *= 1000
+    return w
+
+
+searches = st.sampled_from(["minmax", "mse"])
+scale_dtypes = st.sampled_from(DTYPES)
+quick = settings(max_examples=80, deadline=None)
+
+
+@quick
+@given(weights(), schemes(), searches, scale_dtypes)
+def test_codes_are_the_nearest_for_their_scale(w, scheme, search, dtype) -> None:  # type: ignore[no-untyped-def]
+    q = round_to_nearest(w, scheme, clip_ratios(search, scheme.bits), scale_dtype=dtype)
+    assert q.scale.dtype == dtype
+    assert (q.scale > 0).all()
+    assert q.codes.dtype == torch.int8
+    assert int(q.codes.min()) >= scheme.code_min
+    assert int(q.codes.max()) <= scheme.code_max
+    groups = q.column_groups()
+    scale = q.scale.float()[:, groups].expand_as(w)
+    zero = torch.zeros_like(scale) if q.zero is None else q.zero.float()[:, groups].expand_as(w)
+    low, high = (scheme.code_min - zero) * scale, (scheme.code_max - zero) * scale
+    clipped = w.clamp(low, high)
+    lost = (clipped - q.dequantize()).abs()
+    assert (lost <= scale * 0.5001 + 1e-12).all()
+
+
+@quick
+@given(weights(), schemes(), searches, scale_dtypes)
+def test_rounding_again_changes_nothing(w, scheme, search, dtype) -> None:  # type: ignore[no-untyped-def]
+    q = round_to_nearest(w, scheme, clip_ratios(search, scheme.bits), scale_dtype=dtype)
+    again = encode(q.dequantize(), scheme, q.scale, q.zero)
+    assert torch.equal(again.codes, q.codes)
+
+
+@quick
+@given(weights(), schemes(), searches)
+def test_zero_stays_zero(w, scheme, search) -> None:  # type: ignore[no-untyped-def]
+    w[:, ::3] = 0
+    ratios = clip_ratios(search, scheme.bits)
+    q = round_to_nearest(w, scheme, ratios, scale_dtype=torch.float32)
+    assert (q.dequantize()[:, ::3] == 0).all()
+
+
+@quick
+@given(weights(), schemes(), st.integers(-8, 8))
+def test_powers_of_two_go_through(w, scheme, power) -> None:  # type: ignore[no-untyped-def]
+    ratios = clip_ratios("mse", scheme.bits)
+    one = round_to_nearest(w, scheme, ratios, scale_dtype=torch.float32)
+    two = round_to_nearest(w * 2.0**power, scheme, ratios, scale_dtype=torch.float32)
+    assert torch.equal(one.codes, two.codes)
+
+
+@quick
+@given(weights(), schemes())
+def test_rows_do_not_depend_on_each_other(w, scheme) -> None:  # type: ignore[no-untyped-def]
+    if scheme.granularity == "tensor":
+        return
+    ratios = clip_ratios("mse", scheme.bits)
+    whole = round_to_nearest(w, scheme, ratios, scale_dtype=torch.bfloat16)
+    for i in range(len(w)):
+        row = round_to_nearest(w[i : i + 1], scheme, ratios, scale_dtype=torch.bfloat16)
+        assert torch.equal(row.codes[0], whole.codes[i])
+        assert torch.equal(row.scale[0], whole.scale[i])
+
+
+@pytest.mark.parametrize(
+    ("scheme", "shape"),
+    [
+        (QuantScheme(4, True, "tensor", 0), (1, 1)),
+        (QuantScheme(4, False, "channel", 0), (6, 1)),
+        (QuantScheme(4, False, "group", 4), (6, 3)),
+        (QuantScheme(4, True, "group", 8), (6, 2)),  # the last group is short
+    ],
+)
+def test_a_scale_for_every_group(scheme: QuantScheme, shape: tuple[int, int]) -> None:
+    scale, zero = choose_scales(torch.randn(6, 12), scheme, torch.ones(1), torch.float16)
+    assert scale.shape == shape
+    assert (zero is None) == scheme.symmetric
+    assert zero is None or (zero.shape == shape and zero.dtype == torch.int8)
+
+
+def test_one_scale_a_tensor_sees_importance_by_column() -> None:
+    w = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
+    w[:, 0] *= 20  # an outlier column that nothing drives may be clipped
+    scheme, ratios = QuantScheme(4, True, "tensor", 0), clip_ratios("importance", 4)
+    even, _ = choose_scales(w, scheme, ratios, torch.float32)
+    driven = torch.ones(8)
+    driven[0] = 1e-6
+    finer, _ = choose_scales(w, scheme, ratios, torch.float32, driven)
+    assert float(finer) < float(even)
+
+
+def test_ranges_go_from_the_full_one_to_a_clipped_one() -> None:
+    assert clip_ratios("minmax", 4).tolist() == [1.0]
+    for bits in range(2, 9):
+        ratios = clip_ratios("mse", bits)
+        assert (ratios.diff() < 0).all()
+        # The widest range reaches amax with its last positive code.
+        amax_in_steps = (2**bits - 1) / 2 / float(ratios[0])
+        assert amax_in_steps == pytest.approx(2 ** (bits - 1) - 1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [1e-38, 1e-7, 6e4])
+def test_extreme_sizes_stay_finite(dtype: torch.dtype, size: float) -> None:
+    w = (torch.randn(4, 16).clamp(-1, 1) * size).to(dtype).float()
+    for symmetric in (True, False):
+        scheme = QuantScheme(4, symmetric, "channel", 0)
+        q = round_to_nearest(w, scheme, clip_ratios("mse", 4), scale_dtype=dtype)
+        assert torch.isfinite(q.dequantize()).all()
+        assert torch.isfinite(q.scale).all()
+        assert (q.scale > 0).all()
