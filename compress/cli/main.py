@@ -13,6 +13,7 @@ from importlib import import_module
 import click
 
 from compress import __version__
+from compress.cli.process import settle
 from compress.errors import CompressError
 
 # name -> (module, one line for the overview); a module is imported when its command is named.
@@ -63,6 +64,7 @@ def cli() -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit code; None takes the process's arguments."""
     args = list(sys.argv[1:] if argv is None else argv)
+    settle()
     try:
         result = cli.main(args, prog_name="compress-model", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:
