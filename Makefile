@@ -15,7 +15,7 @@ DEMO   := out/demo
 .PHONY: help demo test test-long test-interop test-peers lint types contracts format clean
 
 help:
-	@echo "make demo          compress the embedded model and show what it cost"
+	@echo "make demo          compress the embedded model and show what it cost (TEXT=file: there too)"
 	@echo "make test          the whole quick suite (2 cores, under 10 minutes)"
 	@echo "make test-interop  open our output with other projects' light loaders"
 	@echo "make test-peers    heavy peers (vLLM); see benchmarks/peers/README.md"
@@ -41,8 +41,11 @@ $(VENV)/.interop: $(VENV)/.dev
 	$(PIP) -e '.[dev,interop]'
 	@touch $@
 
+# TEXT=file.txt measures on that text too.
 demo: $(VENV)/.base
-	$(BIN)/compress-model run demo --model examples/tale-6m --out $(DEMO) --overwrite
+	@mkdir -p $(dir $(DEMO)) && rm -rf $(DEMO).partial $(DEMO).publishing
+	$(BIN)/compress-model run demo --model examples/tale-6m --out $(DEMO) --overwrite \
+	  $(if $(TEXT),--set 'evaluation.texts=[{self: true, samples: 64, length: 256}, {text: "$(abspath $(TEXT))"}]')
 
 test: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n $(WORKERS) -m "not interop and not peers and not long and not gpu"

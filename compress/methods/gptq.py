@@ -65,7 +65,7 @@ class GptqConfig:
 
     damping: float = 0.01
     block_size: int = 128
-    act_order: ActOrder = "none"
+    act_order: ActOrder = "static"
     scale_search: ScaleSearch = "importance"
     true_sequential: bool = False
     experts: Literal["all", "routed"] = "all"
