@@ -63,6 +63,9 @@ class ExpertViews(nn.Module):
         tokens, chosen = top_k_index.shape
         dtype = torch.result_type(hidden_states, top_k_weights)
         slots = hidden_states.new_zeros(tokens * chosen, hidden_states.shape[1], dtype=dtype)
+        # Cut once: with all tokens shown, every expert must be seen to read one and the same input.
+        masked = self.all_tokens and self.row_mask is not None
+        shown = hidden_states[self.row_mask] if masked else hidden_states
         for index in range(self.experts):
             routed = top_k_index == index
             if self.row_mask is not None:
@@ -70,22 +73,24 @@ class ExpertViews(nn.Module):
             rows, slot = torch.where(routed)
             self.counts[index] += rows.numel()
             if rows.numel() or self.all_tokens:
-                out = self._expert_rows(index, hidden_states, rows)
+                out = self._expert_rows(index, shown, rows)
                 slots[rows * chosen + slot] = out * top_k_weights[rows, slot, None]
         # A sum over slots, not index_add_: its order is fixed and it accumulates in fp32.
         return slots.view(tokens, chosen, -1).sum(1).to(hidden_states.dtype)
 
-    def _expert_rows(self, index: int, hidden_states: Tensor, rows: Tensor) -> Tensor:
-        """Expert `index` on the given rows, computed on all unmasked rows if `all_tokens`."""
+    def _expert_rows(self, index: int, shown: Tensor, rows: Tensor) -> Tensor:
+        """Expert `index` on the given rows; computed on all of `shown` if `all_tokens`.
+
+        shown: the hidden states, without the masked rows if `all_tokens`.
+        """
         expert = self.get_submodule(str(index))
         if not self.all_tokens:
-            out: Tensor = expert(hidden_states[rows])
+            out: Tensor = expert(shown[rows])
             return out
+        out = expert(shown)
         if self.row_mask is None:
-            out = expert(hidden_states)
             return out[rows]
         place = self.row_mask.cumsum(0) - 1
-        out = expert(hidden_states[self.row_mask])
         return out[place[rows]]
 
 

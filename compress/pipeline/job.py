@@ -37,6 +37,7 @@ from compress.pipeline.environment import (
 from compress.pipeline.events import Event, Progress, silent
 from compress.pipeline.finish import finish_files
 from compress.pipeline.identity import marks, refuse_other_result
+from compress.pipeline.inputs import check_inputs
 from compress.pipeline.plan import Plan, build_plan
 from compress.pipeline.quality import measure
 from compress.pipeline.summary import FOLDER, build_report, layers_of, write_report
@@ -142,6 +143,7 @@ def prepare(
     checkpoint = Checkpoint.open(source)
     output = prepare_output(out, source=source, overwrite=overwrite, resume=resume)
     plan, compute = _plan(checked, checkpoint, device, dtype)
+    check_inputs(plan, checkpoint)
     weights = open_weights(checkpoint, plan.spec)
     listener = progress or silent
     began = time.perf_counter()

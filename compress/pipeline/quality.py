@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from compress.checkpoint import Checkpoint
-from compress.evaluation.config import EvaluationConfig
+from compress.evaluation.config import DEFAULT_WINDOW_CAP, EvaluationConfig
 from compress.formats import Weights, open_weights
 from compress.pipeline.events import Event, Progress
 from compress.report.schema import Quality, Sample, TextQuality
@@ -55,7 +55,8 @@ def measure(
         return sampled(origin, count, length, seed, device)
 
     windows = [
-        read_windows(text, config, tokenizer, result.spec.context, write) for text in config.texts
+        read_windows(text, config, tokenizer, result.spec.context or DEFAULT_WINDOW_CAP, write)
+        for text in config.texts
     ]
     work_folder.mkdir(exist_ok=True)
 
