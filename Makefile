@@ -11,6 +11,7 @@ WORKERS ?= 2
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip install --disable-pip-version-check -q -c $(CONSTRAINTS)
 DEMO   := out/demo
+TEXTS   = evaluation.texts=[{self: true, samples: 64, length: 256}, {text: "$(abspath $(TEXT))"}]
 
 .PHONY: help demo test test-long test-interop test-peers lint types contracts format clean
 
@@ -45,7 +46,7 @@ $(VENV)/.interop: $(VENV)/.dev
 demo: $(VENV)/.base
 	@mkdir -p $(dir $(DEMO)) && rm -rf $(DEMO).partial $(DEMO).publishing
 	$(BIN)/compress-model run demo --model examples/tale-6m --out $(DEMO) --overwrite \
-	  $(if $(TEXT),--set 'evaluation.texts=[{self: true, samples: 64, length: 256}, {text: "$(abspath $(TEXT))"}]')
+	  $(if $(TEXT),--set '$(TEXTS)')
 
 test: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n $(WORKERS) -m "not interop and not peers and not long and not gpu"
