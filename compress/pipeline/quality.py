@@ -61,7 +61,7 @@ def measure(
     work_folder.mkdir(exist_ok=True)
 
     def on_block(stage: str, done: int, total: int) -> None:
-        progress(Event("evaluate", f"{stage} block {done}", done, total, 0.0))
+        progress(Event(stage, f"block {done}", done, total, 0.0))
 
     try:
         work = Work(work_folder, device, on_block)
