@@ -1,0 +1,226 @@
+"""Killed anywhere, a resumed run gives the same bytes; another run's leftovers are refused."""
+
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import faults
+from compress.checkpoint import disk
+from compress.errors import CompressError, OutputError
+from compress.pipeline import run
+from compress.recipe import Recipe
+from conftest import tree_hashes
+from pipeline_runs import GPTQ, RTN, recipe, text_source
+
+# To a killed process; opening makes an empty file at most, and the other test kills there too.
+CHANGES_NOTHING = ("fsync", "fallocate", "open_write")
+LEFTOVERS = ("out.partial", "out.publishing", "out.replaced")
+
+
+def result_of(out: Path) -> dict[str, str]:
+    """Hashes of everything but the report, which has times in it."""
+    return {k: v for k, v in tree_hashes(out).items() if not k.startswith("report/")}
+
+
+def go_on(asked: Recipe, source: Path, out: Path, **options: Any) -> None:
+    """What a person does after a kill: --resume where there is something, else run again."""
+    if any((out.parent / name).is_dir() and any((out.parent / name).iterdir())
+           for name in LEFTOVERS):  # fmt: skip
+        run(asked, source, out, resume=True, **options)
+    elif not (out / "config.json").exists():
+        run(asked, source, out, **options)
+
+
+def kill_and_go_on(
+    asked: Recipe, source: Path, folder: Path, number: int, effect: faults.Effect
+) -> dict[str, str]:
+    """The result of a run that was killed at one operation and resumed."""
+    folder.mkdir()
+    out = folder / "out"
+    with pytest.raises(faults.Killed), faults.fault_at(number, effect):
+        run(asked, source, out)
+    if out.exists():
+        assert (out / "report" / "report.json").exists(), "something unfinished looks finished"
+    go_on(asked, source, out)
+    found = result_of(out)
+    assert [p.name for p in folder.iterdir()] == ["out"]
+    shutil.rmtree(folder)
+    return found
+
+
+def kill_everywhere(
+    asked: Recipe, source: Path, folder: Path, unchanging: tuple[str, ...] = ()
+) -> Counter[str]:
+    """Kill a run at every operation (but the unchanging ones) and compare; what was killed."""
+    with faults.counting() as calls:
+        run(asked, source, folder / "whole")
+    whole, killed = result_of(folder / "whole"), Counter[str]()
+    assert whole
+    for number, name in enumerate(calls.names):
+        if name in unchanging:
+            continue
+        effects: tuple[faults.Effect, ...] = ("before", "torn") if name == "pwrite" else ("before",)
+        for effect in effects:
+            found = kill_and_go_on(asked, source, folder / f"{number}-{effect}", number, effect)
+            assert found == whole, (number, name, effect)
+            killed[name] += 1
+    return killed
+
+
+def test_data_free_run_killed_at_every_write_fsync_and_rename(tiny, tmp_path: Path) -> None:
+    source = tiny("phi3", max_shard_size="100KB")
+    killed = kill_everywhere(recipe(RTN, output={"shard_size": "60KB"}), source, tmp_path)
+    assert killed.keys() >= {"open_write", "pwrite", "truncate", "fsync", "rename", "unlink"}
+    assert killed.total() > 150
+
+
+def test_calibrated_run_killed_at_every_change(tiny, tmp_path: Path) -> None:
+    asked = recipe(GPTQ, calibration=text_source(tmp_path, samples=3, length=12))
+    killed = kill_everywhere(asked, tiny("phi3"), tmp_path, CHANGES_NOTHING)
+    assert killed.total() > 100
+
+
+def test_nothing_is_recorded_before_it_is_on_the_disk(
+    tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power cut loses what was written and not synced; the journal must not speak of it."""
+    dirty: set[str] = set()
+    recorded = []
+
+    def path_of(fd: int) -> str:
+        return str(Path(f"/proc/self/fd/{fd}").resolve())
+
+    def pwrite(fd: int, data: memoryview, offset: int, real: Any = disk.pwrite) -> int:
+        dirty.add(path_of(fd))
+        return int(real(fd, data, offset))
+
+    def rename(source: Path, target: Path, real: Any = disk.rename) -> None:
+        if target.name == "journal.json" or target.name == "out.publishing":
+            recorded.append(target.name)
+            assert not dirty, f"{target.name} is written before {dirty}"
+        real(source, target)
+
+    monkeypatch.setattr(disk, "pwrite", pwrite)
+    monkeypatch.setattr(disk, "fsync", lambda fd: dirty.discard(path_of(fd)))
+    monkeypatch.setattr(disk, "rename", rename)
+    run(recipe(GPTQ, calibration=text_source(tmp_path)), tiny("llama"), tmp_path / "out")
+    assert recorded.count("journal.json") == 6  # start, calibration, outside, embed, two blocks
+    assert recorded[-1] == "out.publishing"
+
+
+@pytest.mark.parametrize("number", [3, 40, 90])
+def test_a_full_disk_is_one_line_and_resumable(tiny, tmp_path: Path, number: int) -> None:
+    source, asked = tiny("phi3"), recipe(RTN)
+    run(asked, source, tmp_path / "whole")
+    out = tmp_path / "out"
+    with pytest.raises(OutputError) as caught, faults.fault_at(number, "enospc"):
+        run(asked, source, out)
+    assert "No space left on device; make room or choose another disk" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not out.exists()
+    go_on(asked, source, out)
+    assert result_of(out) == result_of(tmp_path / "whole")
+
+
+def killed_half_way(asked: Recipe, source: Path, out: Path, number: int = 60) -> None:
+    with pytest.raises(faults.Killed), faults.fault_at(number):
+        run(asked, source, out)
+    assert (out.parent / "out.partial" / "journal.json").exists()
+
+
+def refused(asked: Recipe, source: Path, out: Path, **options: Any) -> str:
+    with pytest.raises(CompressError) as caught:
+        run(asked, source, out, **options)
+    return str(caught.value)
+
+
+def test_another_run_is_refused_with_the_difference(
+    tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, out = tiny("llama"), tmp_path / "out"
+    killed_half_way(recipe(RTN), source, out)
+    partial = tmp_path / "out.partial"
+    belongs = f"{partial} cannot be resumed, it belongs to another run: "
+    remedy = "; remove it to start again"
+    other = recipe({**RTN, "scheme": "W8A16"}, seed=5)
+    assert refused(other, source, out, resume=True) == (
+        f"{belongs}recipe.seed was 0, is 5; recipe.stages[0].scheme.bits was 4, is 8{remedy}"
+    )
+    line = refused(recipe(RTN), tiny("llama", seed=1), out, resume=True)
+    assert line.startswith(f"{belongs}source.sha256 was ")
+    from compress.pipeline import environment
+
+    monkeypatch.setattr(environment.torch, "get_num_threads", lambda: 77)
+    line = refused(recipe(RTN), source, out, resume=True)
+    assert line.startswith(f"{belongs}environment.threads was ")
+    assert line.endswith(f", is 77{remedy}")
+    monkeypatch.undo()
+    assert refused(recipe(RTN), source, out) == (
+        f"{partial} is left from a run that was stopped; add --resume to go on with it, or remove"
+        " it to start again"
+    )
+    go_on(recipe(RTN), source, out)
+
+
+def test_another_recipe_does_not_publish_a_finished_result(tiny, tmp_path: Path) -> None:
+    source, out = tiny("llama"), tmp_path / "out"
+    with faults.counting() as calls:
+        run(recipe(RTN), source, tmp_path / "whole")
+    renames = [i for i, name in enumerate(calls.names) if name == "rename"]
+    with pytest.raises(faults.Killed), faults.fault_at(renames[-1]):
+        run(recipe(RTN), source, out)
+    assert (tmp_path / "out.publishing").is_dir()
+    line = refused(recipe({**RTN, "group_size": 16}), source, out, resume=True)
+    assert "recipe.stages[0].scheme.group_size was 32, is 16" in line
+    report = run(recipe(RTN), source, out, resume=True)
+    assert report.recipe.name == "test"
+    assert result_of(out) == result_of(tmp_path / "whole")
+
+
+def test_resuming_nothing_is_refused(tiny, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert refused(recipe(RTN), tiny("llama"), out, resume=True) == (
+        f"nothing to resume: there is no {tmp_path / 'out.partial'}; run without --resume to start"
+    )
+    run(recipe(RTN), tiny("llama"), out)
+    assert refused(recipe(RTN), tiny("llama"), out, resume=True) == (
+        f"nothing to resume: {out} is there and {tmp_path / 'out.partial'} is not, so the run had"
+        " finished"
+    )
+
+
+def test_a_spoilt_journal_is_refused(tiny, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    killed_half_way(recipe(RTN), tiny("llama"), out)
+    journal = tmp_path / "out.partial" / "journal.json"
+    journal.write_text("{")
+    assert refused(recipe(RTN), tiny("llama"), out, resume=True) == (
+        f"{journal} is not a journal; remove {journal.parent} and start again"
+    )
+
+
+def test_overwrite_keeps_the_old_result_until_the_new_one_is_whole(tiny, tmp_path: Path) -> None:
+    source, out = tiny("llama"), tmp_path / "out"
+    run(recipe(RTN), source, out)
+    before = result_of(out)
+    other = recipe({**RTN, "group_size": 16})
+    with pytest.raises(faults.Killed), faults.fault_at(60):
+        run(other, source, out, overwrite=True)
+    assert result_of(out) == before
+    run(other, source, out, overwrite=True, resume=True)
+    run(other, source, tmp_path / "fresh")
+    assert result_of(out) == result_of(tmp_path / "fresh")
+
+
+def test_a_unit_nobody_wrote_is_noticed(tiny, tmp_path: Path) -> None:
+    """Only what an earlier process recorded counts as written."""
+    from compress.pipeline import stream
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stream, "copy_tensors", lambda work, names: None)
+        with pytest.raises(AssertionError, match="never written"):
+            run(recipe(RTN), tiny("llama"), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
