@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from compress.pipeline.inspection import inspect_checkpoint, inspect_table
     from compress.pipeline.job import make_plan, run
     from compress.pipeline.plan import Plan
-    from compress.pipeline.plan_table import plan_table
+    from compress.pipeline.table import plan_table
 
 _PLACES = {
     "Event": "compress.pipeline.events",
@@ -18,7 +18,7 @@ _PLACES = {
     "inspect_checkpoint": "compress.pipeline.inspection",
     "inspect_table": "compress.pipeline.inspection",
     "make_plan": "compress.pipeline.job",
-    "plan_table": "compress.pipeline.plan_table",
+    "plan_table": "compress.pipeline.table",
     "run": "compress.pipeline.job",
 }
 

@@ -21,6 +21,7 @@ from compress.formats import dense
 from compress.methods import METHODS
 from compress.pipeline import calibration
 from compress.pipeline.events import Event
+from compress.pipeline.journal import CALIBRATION
 from compress.pipeline.observing import (
     Batches,
     by_input,
@@ -60,10 +61,10 @@ def calibrate(work: Work, folder: Path) -> None:
     if f"block {len(spec.blocks) - 1}" in work.journal.units:
         return
     skeleton = Skeleton(work.checkpoint.config, spec, dtype=work.dtype, device=work.device)
-    if calibration.UNIT not in work.journal.units:
+    if CALIBRATION not in work.journal.units:
         began = time.perf_counter()
         summary = calibration.prepare(config, work.weights, skeleton, folder)
-        work.journal.record(calibration.UNIT, summary)
+        work.journal.record(CALIBRATION, summary)
         work.progress(Event("calibrate", "tokens", 1, 1, time.perf_counter() - began))
     ids, mask = calibration.reload(folder)
     shape = (ids.shape[0], ids.shape[1], spec.hidden)

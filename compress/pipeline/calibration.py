@@ -16,7 +16,6 @@ from compress_calibration.dataset import build
 from compress_calibration.tokenizer import load_tokenizer
 
 FILE = "calibration.safetensors"
-UNIT = "calibration"
 
 
 def prepare(

@@ -15,6 +15,7 @@ from compress.errors import OutputError
 from compress.pipeline.identity import refuse_other
 
 NAME = "journal.json"
+CALIBRATION = "calibration"  # the unit whose data is the summary of the calibration set
 
 
 @dataclass(slots=True)

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 from compress.arch.spec import DecoderSpec
 from compress.checkpoint import Checkpoint
 from compress.checkpoint.dtypes import itemsize
-from compress.pipeline.calibration import UNIT as CALIBRATION
 from compress.pipeline.environment import machine, versions
-from compress.pipeline.journal import Journal
+from compress.pipeline.journal import CALIBRATION, Journal
 from compress.pipeline.plan import Plan
 from compress.pipeline.quality import Measured
 from compress.report.codec import write_json
