@@ -14,9 +14,15 @@ from compress.checkpoint import Checkpoint, resolve_model
 from compress.errors import OutputError
 from compress.evaluation.config import EvaluationConfig, SampleConfig, TextConfig
 from compress.formats import Weights, detect, logical_shapes, open_weights
-from compress.pipeline.environment import machine, peak_gpu_bytes, peak_rss_bytes, versions
+from compress.pipeline.environment import (
+    check_device,
+    machine,
+    peak_gpu_bytes,
+    peak_rss_bytes,
+    versions,
+)
 from compress.pipeline.events import Progress, silent
-from compress.pipeline.quality import measure
+from compress.pipeline.quality import Measured, measure
 from compress.pipeline.summary import kv_bytes_per_token, source_of
 from compress.report.codec import write_json
 from compress.report.html import write_html
@@ -42,6 +48,7 @@ def evaluate_checkpoint(
     report.json and report.html. Raises a CompressError for what the user can mend.
     """
     started, clock = datetime.now(UTC), time.perf_counter()
+    check_device(device)
     folder = None if out is None else _report_folder(Path(out))
     config = EvaluationConfig(
         texts=tuple(_text(text, max_documents) for text in texts),
@@ -64,22 +71,34 @@ def evaluate_checkpoint(
         )
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    origin = source or result
-    report = Report(
+    seconds = time.perf_counter() - clock
+    stage = Stage("evaluate", seconds, peak_rss_bytes(), peak_gpu_bytes(device))
+    asked = RecipeInfo("", yaml.safe_dump({"texts": list(texts)}))
+    report = _report(asked, source or result, result, stage, measured, started, device)
+    if folder is not None:
+        write_json(report, folder / "report.json")
+        write_html(report, folder / "report.html")
+    return report
+
+
+def _report(
+    asked: RecipeInfo,
+    origin: Weights,
+    result: Weights,
+    stage: Stage,
+    measured: Measured,
+    started: datetime,
+    device: str,
+) -> Report:
+    """origin: what `result` was made from, or itself."""
+    return Report(
         tool="compress-model",
         versions=versions(),
-        recipe=RecipeInfo("", yaml.safe_dump({"texts": list(texts)})),
+        recipe=asked,
         seed=0,
         source=source_of(origin.checkpoint, origin.spec, origin.checkpoint.sha256()),
         result=_result(result),
-        stages=(
-            Stage(
-                "evaluate",
-                time.perf_counter() - clock,
-                peak_rss_bytes(),
-                peak_gpu_bytes(device),
-            ),
-        ),
+        stages=(stage,),
         machine=machine(device),
         started=started.isoformat(timespec="seconds"),
         finished=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -88,10 +107,6 @@ def evaluate_checkpoint(
         samples=measured.samples,
         samples_reason=measured.samples_reason,
     )
-    if folder is not None:
-        write_json(report, folder / "report.json")
-        write_html(report, folder / "report.html")
-    return report
 
 
 def _text(text: str, max_documents: int | None) -> TextConfig:

@@ -66,7 +66,7 @@ class Layer:
     """One linear of one decoder block.
 
     error: tr(D H D^T) / tr(W H W^T) with D the change of the weight W and H the Hessian of the
-        layer's inputs (the identity when `tokens` is None or 0: no calibration data was used, or none came).
+        layer's inputs (the identity when `tokens` is None or 0: no data was used, or none came).
     tokens: calibration tokens that reached the layer.
     damping: the fraction of H's mean diagonal that was added to it.
     skipped_reason: why the layer stays uncompressed; None when it was compressed.
