@@ -1,0 +1,176 @@
+"""The shape of the code: small files and functions, one way of imports, documents that are true."""
+
+import ast
+import dataclasses
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click import Context, Option
+
+from compress.cli.main import COMMANDS, cli
+from compress.methods import METHODS
+from compress.recipe import builtin_names
+
+REPO = Path(__file__).resolve().parents[1]
+ROOTS = (REPO / "compress", REPO / "calibration", REPO / "kernels", REPO / "benchmarks")
+FILE_LINES, FEW_FILES, FILE_LIMIT = 300, 5, 400
+FUNCTION_LINES, FUNCTION_LIMIT, MEDIAN = 40, 60, 12
+DOCUMENTS = [REPO / "README.md", REPO / "CONTRIBUTING.md", *sorted((REPO / "docs").glob("*.md"))]
+
+
+def sources() -> Iterator[Path]:
+    for root in ROOTS:
+        yield from sorted(root.rglob("*.py"))
+
+
+def functions() -> dict[str, int]:
+    """Place -> lines, of every function outside the tests."""
+    found = {}
+    for path in sources():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                assert node.end_lineno is not None
+                place = f"{path.relative_to(REPO)}:{node.lineno} {node.name}"
+                found[place] = node.end_lineno - node.lineno + 1
+    return found
+
+
+def test_files_are_short() -> None:
+    lines = {str(p.relative_to(REPO)): len(p.read_text().splitlines()) for p in sources()}
+    assert {name: n for name, n in lines.items() if n > FILE_LIMIT} == {}
+    long = {name: n for name, n in lines.items() if n > FILE_LINES}
+    assert len(long) <= FEW_FILES, long
+
+
+def test_functions_are_short() -> None:
+    lines = functions()
+    assert {place: n for place, n in lines.items() if n > FUNCTION_LIMIT} == {}
+    assert sum(n > FUNCTION_LINES for n in lines.values()) <= len(lines) / 50
+    assert sorted(lines.values())[len(lines) // 2] <= MEDIAN
+
+
+@pytest.mark.parametrize("folder", ["kernels", "calibration", "exporters"])
+def test_source_roots_are_no_packages(folder: str) -> None:
+    """A package `kernels` would take the place of Hugging Face's, which transformers imports."""
+    assert not (REPO / folder / "__init__.py").exists()
+
+
+def outcome_of(script: str) -> object:
+    """What a script prints as JSON, in a process that sees the source roots and the clone."""
+    path = ":".join(map(str, [REPO, REPO / "calibration", REPO / "kernels"]))
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PYTHONPATH": path, "PATH": ""},
+    )
+    return json.loads(done.stdout)
+
+
+def test_import_compress_is_light() -> None:
+    script = (
+        "import sys, json, compress; compress.__version__;"
+        "print(json.dumps([m for m in ('torch', 'transformers', 'numpy') if m in sys.modules]))"
+    )
+    assert outcome_of(script) == []
+
+
+def test_hugging_face_kernels_is_not_shadowed(tmp_path: Path) -> None:
+    """With the clone at the front of sys.path, a real package `kernels` behind it still wins."""
+    (tmp_path / "kernels").mkdir()
+    (tmp_path / "kernels" / "__init__.py").write_text("owner = 'them'\n")
+    script = (
+        f"import sys, json; sys.path.append({str(tmp_path)!r}); import compress_kernels, kernels;"
+        "print(json.dumps(kernels.owner))"
+    )
+    assert outcome_of(script) == "them"
+
+
+def test_import_contracts_name_every_package() -> None:
+    """A new folder of compress/ must be given its place among the layers."""
+    contracts = tomllib.loads((REPO / "pyproject.toml").read_text())["tool"]["importlinter"]
+    layers, leaf = contracts["contracts"]
+    named = {*layers["layers"], *leaf["source_modules"]}
+    folders = {p.parent.name for p in (REPO / "compress").glob("*/__init__.py")}
+    assert {f"compress.{name}" for name in folders} <= named
+    assert set(leaf["forbidden_modules"]) == set(layers["layers"]) - {"compress.errors"}
+
+
+def section(page: Path, heading: str) -> str:
+    match = re.search(rf"^(#+) {re.escape(heading)}$", page.read_text(), re.MULTILINE)
+    assert match is not None, f"{page.name} has no heading {heading!r}"
+    rest = page.read_text()[match.end() :]
+    return re.split(rf"^#{{1,{len(match[1])}}} ", rest, maxsplit=1, flags=re.MULTILINE)[0]
+
+
+def first_column(text: str) -> list[str]:
+    return re.findall(r"^\| `([^`|]+)` \|", text, re.MULTILINE)
+
+
+def test_documented_methods_are_the_methods() -> None:
+    page = REPO / "docs" / "methods.md"
+    assert re.findall(r"^## `(\w+)`", page.read_text(), re.MULTILINE) == list(METHODS)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_documented_options_are_the_options(name: str) -> None:
+    text = section(REPO / "docs" / "methods.md", f"`{name}`")
+    options = {option.name: option.default for option in dataclasses.fields(METHODS[name].config)}
+    rows = dict(re.findall(r"^\| `(\w+)` \| `([^`|]+)` \|", text, re.MULTILINE))
+    assert rows == {name: str(default).lower() for name, default in options.items()}
+
+
+def test_readme_lists_the_built_in_recipes() -> None:
+    assert first_column(section(REPO / "README.md", "Built-in recipes")) == builtin_names()
+
+
+@pytest.mark.parametrize("page", DOCUMENTS, ids=lambda p: p.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+        if not target.startswith(("http://", "https://")):
+            assert (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("page", DOCUMENTS, ids=lambda p: p.name)
+def test_files_that_are_named_exist(page: Path) -> None:
+    """Paths in code spans that begin with a folder of the repository."""
+    tops = "compress|calibration|kernels|recipes|tests|benchmarks|docs|examples"
+    for path in re.findall(rf"`((?:{tops})/[\w./-]*)`", page.read_text()):
+        assert (REPO / path).exists(), path
+
+
+def commands_in(page: Path, tool: str) -> Iterator[list[str]]:
+    """Lines of code blocks that call a tool, as words; comments and prompts left out."""
+    for block in re.findall(r"^```\w*\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
+        for line in block.replace("\\\n", " ").splitlines():
+            words = line.removeprefix("$ ").partition(" #")[0].split()
+            if words and words[0].rpartition("/")[2] == tool:
+                yield words[1:]
+
+
+@pytest.mark.parametrize("page", DOCUMENTS, ids=lambda p: p.name)
+def test_commands_that_are_shown_exist(page: Path) -> None:
+    for words in commands_in(page, "compress-model"):
+        if words[0].startswith("-"):
+            continue
+        assert words[0] in COMMANDS, words
+        command = cli.get_command(Context(cli), words[0])
+        assert command is not None
+        options = {o for p in command.params if isinstance(p, Option) for o in p.opts}
+        assert {w for w in words if w.startswith("--")} <= options | {"--help"}, words
+
+
+@pytest.mark.parametrize("page", DOCUMENTS, ids=lambda p: p.name)
+def test_make_targets_that_are_shown_exist(page: Path) -> None:
+    targets = set(re.findall(r"^([\w-]+):", (REPO / "Makefile").read_text(), re.MULTILINE))
+    shown = set(re.findall(r"`make ([\w-]+)", page.read_text()))
+    for words in commands_in(page, "make"):
+        shown |= {w for w in words if "=" not in w and not w.startswith("-")}
+    assert shown <= targets
