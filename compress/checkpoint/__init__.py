@@ -9,11 +9,12 @@ from compress.checkpoint.atomic import (
     publish,
     write_atomic,
 )
-from compress.checkpoint.finite import NonFinite, find_nonfinite, scan
+from compress.checkpoint.finite import NonFinite, find_nonfinite
 from compress.checkpoint.header import TensorInfo
 from compress.checkpoint.hub import resolve_model
 from compress.checkpoint.layout import ShardFile, ShardLayout, plan_shards
 from compress.checkpoint.reader import Checkpoint
+from compress.checkpoint.scanning import scan
 from compress.checkpoint.writer import ShardWriter
 
 __all__ = [

@@ -1,17 +1,11 @@
 """NaN and infinity in stored values."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from compress.checkpoint.reader import Checkpoint
-
 _CHUNK = 1 << 20  # elements: the copy that a slow dtype needs stays at 4 MB
-_SCAN_BYTES = 64 << 20
 # aminmax carries NaN through and needs no mask: 12 ms against isfinite's 435 ms for 16M bf16.
 _DIRECT = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _COUNTABLE = (*_DIRECT, torch.complex64)
@@ -50,29 +44,6 @@ def find_nonfinite(tensor: Tensor) -> NonFinite | None:
         nan, inf = nan + chunk_nan, inf + int(bad.sum()) - chunk_nan
         first = first if first >= 0 else start + int(bad.int().argmax())
     return NonFinite(nan, inf, _unravel(first, tensor.shape)) if first >= 0 else None
-
-
-def scan(checkpoint: "Checkpoint") -> Iterator[tuple[str, NonFinite | None]]:
-    """Reads every value of a checkpoint in slices of 64 MB; yields each tensor with its faults."""
-    for name, info in checkpoint.tensors.items():
-        if len(info.shape) < 2:
-            yield name, find_nonfinite(checkpoint.read(name))
-            continue
-        rows = max(1, _SCAN_BYTES * info.shape[0] // max(info.nbytes, 1))
-        total: NonFinite | None = None
-        for start in range(0, info.shape[0], rows):
-            stop = min(start + rows, info.shape[0])
-            found = find_nonfinite(checkpoint.read_rows(name, start, stop))
-            total = _merge(total, found, start)
-        yield name, total
-
-
-def _merge(total: NonFinite | None, found: NonFinite | None, row: int) -> NonFinite | None:
-    if found is None:
-        return total
-    if total is None:
-        return found.below(row)
-    return NonFinite(total.nan + found.nan, total.inf + found.inf, total.first)
 
 
 def _all_finite(chunk: Tensor) -> bool:

@@ -22,6 +22,7 @@ from compress.methods import METHODS
 from compress.pipeline import calibration
 from compress.pipeline.events import Event
 from compress.pipeline.journal import CALIBRATION
+from compress.pipeline.modules import ModulePlan
 from compress.pipeline.observing import (
     Batches,
     by_input,
@@ -30,7 +31,6 @@ from compress.pipeline.observing import (
     observation_rounds,
     observe,
 )
-from compress.pipeline.plan import ModulePlan
 from compress.pipeline.sizes import rows_at_once
 from compress.pipeline.spill import HiddenStates
 from compress.pipeline.stream import stream_unit

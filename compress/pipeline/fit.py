@@ -2,15 +2,12 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from math import gcd
-from typing import TYPE_CHECKING
 
 from compress.arch.spec import DecoderSpec, LinearSpec
 from compress.errors import RecipeError
+from compress.pipeline.modules import ModulePlan, Skipped
 from compress.recipe import Recipe
 from compress.recipe.matching import matches
-
-if TYPE_CHECKING:
-    from compress.pipeline.plan import ModulePlan, Skipped
 
 LARGEST_GROUP = 256  # of those a message proposes
 SHOWN = 6
@@ -30,7 +27,7 @@ def refuse_tied_head(recipe: Recipe, spec: DecoderSpec) -> None:
                 )
 
 
-def check_groups(recipe: Recipe, modules: Iterable["ModulePlan"]) -> None:
+def check_groups(recipe: Recipe, modules: Iterable[ModulePlan]) -> None:
     """RecipeError when a layer's width is no multiple of its group, with sizes that would do."""
     modules = list(modules)
     bad = [m for m in modules if m.linear.shape[1] % m.scheme.columns_per_scale(m.linear.shape[1])]
@@ -50,7 +47,7 @@ def check_groups(recipe: Recipe, modules: Iterable["ModulePlan"]) -> None:
     )
 
 
-def check_fused(modules: Iterable["ModulePlan"], skipped: Iterable["Skipped"]) -> None:
+def check_fused(modules: Iterable[ModulePlan], skipped: Iterable[Skipped]) -> None:
     """RecipeError unless layers that serving runtimes merge into one matrix are stored alike."""
     schemes: dict[tuple[int | None, str, int | None], dict[str, str]] = {}
 
@@ -70,7 +67,7 @@ def check_fused(modules: Iterable["ModulePlan"], skipped: Iterable["Skipped"]) -
             )
 
 
-def against_parallel(n: int, spec: DecoderSpec, modules: Sequence["ModulePlan"]) -> tuple[str, ...]:
+def against_parallel(n: int, spec: DecoderSpec, modules: Sequence[ModulePlan]) -> tuple[str, ...]:
     """Why the result cannot be split over n devices without padding; empty when it can."""
     reasons: dict[str, str] = {}
     if spec.heads % n:

@@ -6,7 +6,6 @@ stands in the journal there, so that a killed run goes on where it was.
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -14,7 +13,6 @@ import torch
 
 from compress.checkpoint import (
     Checkpoint,
-    Output,
     ShardWriter,
     create_partial,
     free_bytes,
@@ -24,7 +22,7 @@ from compress.checkpoint import (
     resolve_model,
 )
 from compress.errors import OutputError, RecipeError
-from compress.formats import Weights, open_weights
+from compress.formats import open_weights
 from compress.pipeline import journal as journals
 from compress.pipeline import stream
 from compress.pipeline.environment import (
@@ -40,6 +38,7 @@ from compress.pipeline.identity import marks, refuse_other_result
 from compress.pipeline.inputs import check_inputs
 from compress.pipeline.plan import Plan, build_plan
 from compress.pipeline.quality import measure
+from compress.pipeline.session import Session
 from compress.pipeline.summary import FOLDER, build_report, layers_of, write_report
 from compress.pipeline.work import Work
 from compress.recipe import Recipe, load
@@ -48,20 +47,6 @@ from compress.report.schema import Layer, Report, Stage
 
 # The run's own files inside OUT.partial, gone when it is published.
 WORKING = ("journal.json", "calibration.safetensors", "hidden.0", "hidden.1", "evaluation")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Session:
-    """A run that has been checked and may begin."""
-
-    plan: Plan
-    checkpoint: Checkpoint
-    weights: Weights
-    output: Output
-    dtype: torch.dtype
-    device: str
-    sha256: str
-    progress: Progress
 
 
 def run(

@@ -9,7 +9,7 @@ from compress.arch.spec import BlockSpec, LinearSpec
 from compress.blocks.capture import collect, regroup
 from compress.blocks.experts import expert_views
 from compress.blocks.skeleton import BlockContext, Skeleton
-from compress.pipeline.plan import ModulePlan
+from compress.pipeline.modules import ModulePlan
 from compress.pipeline.spill import HiddenStates
 from compress.pipeline.work import Work
 from compress_calibration.hessian import GramAccumulator, Stats

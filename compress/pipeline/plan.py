@@ -20,34 +20,12 @@ from compress.formats import FORMATS, Verdict, detect, runtimes
 from compress.methods import METHODS
 from compress.pipeline import fit
 from compress.pipeline.estimate import Estimate, Job, estimate
+from compress.pipeline.modules import ModulePlan, Skipped
 from compress.quant.scheme import QuantScheme
 from compress.recipe import Recipe
 from compress.recipe.matching import assign
 
 SOURCE_DTYPES = ("BF16", "F16", "F32")
-
-
-@dataclass(frozen=True, slots=True)
-class ModulePlan:
-    """One linear that will be quantized, by which stage of the recipe, and its bytes on disk."""
-
-    linear: LinearSpec
-    block: int | None
-    stage: int
-    method: str
-    scheme: QuantScheme
-    g_idx: bool
-    bytes_before: int
-    bytes_after: int
-
-
-@dataclass(frozen=True, slots=True)
-class Skipped:
-    """A linear that stays as it is, and why."""
-
-    linear: LinearSpec
-    block: int | None
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)

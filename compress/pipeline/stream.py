@@ -6,7 +6,7 @@ import torch
 
 from compress.methods import METHODS
 from compress.pipeline.events import Event
-from compress.pipeline.plan import ModulePlan
+from compress.pipeline.modules import ModulePlan
 from compress.pipeline.work import (
     Work,
     block_tensors,

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from compress.arch.spec import DecoderSpec
 from compress.checkpoint import Checkpoint
@@ -12,6 +11,7 @@ from compress.pipeline.environment import machine, versions
 from compress.pipeline.journal import CALIBRATION, Journal
 from compress.pipeline.plan import Plan
 from compress.pipeline.quality import Measured
+from compress.pipeline.session import Session
 from compress.report.codec import write_json
 from compress.report.html import write_html
 from compress.report.schema import (
@@ -26,14 +26,11 @@ from compress.report.schema import (
     Stage,
 )
 
-if TYPE_CHECKING:
-    from compress.pipeline.job import Session
-
 FOLDER = "report"
 
 
 def build_report(
-    session: "Session",
+    session: Session,
     stages: Sequence[Stage],
     journal: Journal,
     measured: Measured,
@@ -123,7 +120,7 @@ def source_of(checkpoint: Checkpoint, spec: DecoderSpec, sha256: str) -> Source:
     )
 
 
-def result_of(session: "Session") -> Result:
+def result_of(session: Session) -> Result:
     """What came out."""
     plan = session.plan
     return Result(
@@ -148,7 +145,7 @@ def unrecognised(spec: DecoderSpec) -> tuple[str, ...]:
     return tuple(name for block in spec.blocks for name in block.unrecognised)
 
 
-def _stored_bytes(session: "Session") -> int:
+def _stored_bytes(session: Session) -> int:
     """Size of the weight files as the disk has them."""
     folder = session.output.partial
     return sum((folder / file.name).stat().st_size for file in session.plan.shards.files)

@@ -12,7 +12,8 @@ from compress.checkpoint import Checkpoint, ShardWriter
 from compress.formats import FORMATS, Weights
 from compress.pipeline.events import Progress
 from compress.pipeline.journal import Journal
-from compress.pipeline.plan import ModulePlan, Plan
+from compress.pipeline.modules import ModulePlan
+from compress.pipeline.plan import Plan
 from compress.pipeline.sizes import ROWS_AT_ONCE
 from compress.quant.tensor import QuantizedTensor
 from compress.report.schema import Layer

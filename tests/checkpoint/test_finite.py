@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from compress.checkpoint import Checkpoint, NonFinite, find_nonfinite, finite, scan
+from compress.checkpoint import Checkpoint, NonFinite, find_nonfinite, finite, scan, scanning
 from raw_checkpoints import folder_of
 
 NAN, INF = float("nan"), float("inf")
@@ -51,7 +51,7 @@ def test_integers_scalars_and_empty_tensors() -> None:
 
 
 def test_scan_of_a_checkpoint_in_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(finite, "_SCAN_BYTES", 24)
+    monkeypatch.setattr(scanning, "SLICE_BYTES", 24)
     bad = torch.zeros(9, 2)
     bad[4, 1], bad[8, 0] = NAN, INF
     tensors = {"bad": bad, "good": torch.ones(5, 2), "one": torch.ones(3), "e": torch.zeros(0, 2)}

@@ -1,0 +1,24 @@
+"""A run that has been checked and may begin."""
+
+from dataclasses import dataclass
+
+import torch
+
+from compress.checkpoint import Checkpoint, Output
+from compress.formats import Weights
+from compress.pipeline.events import Progress
+from compress.pipeline.plan import Plan
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Session:
+    """What the run reads, where it writes and how. sha256: of the source; dtype: of the blocks."""
+
+    plan: Plan
+    checkpoint: Checkpoint
+    weights: Weights
+    output: Output
+    dtype: torch.dtype
+    device: str
+    sha256: str
+    progress: Progress
