@@ -1,12 +1,12 @@
 """`compress-model doctor`: what this machine offers, and what is wrong with it."""
 
-import importlib.util
 import os
 import platform
 import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from importlib.machinery import PathFinder
 from importlib.metadata import PackageNotFoundError, distribution, packages_distributions, version
 from pathlib import Path
 
@@ -84,7 +84,8 @@ def onnxruntimes() -> Check:
 def hub_kernels() -> Check:
     """transformers imports a top-level package `kernels`; it must be Hugging Face's or none."""
     name = "Hugging Face kernels"
-    spec = importlib.util.find_spec("kernels")
+    # Looked for afresh: what this process may have imported under the name is not the question.
+    spec = PathFinder.find_spec("kernels")
     # A folder without __init__.py is no package to transformers: a real one anywhere wins over it.
     if spec is None or spec.origin is None:
         missing = _version("kernels") is not None
