@@ -14,9 +14,9 @@ def settle() -> None:
     """Keep small buffers, give large ones back, let waiting threads sleep.
 
     What the user has set stays. By itself glibc hands a model's buffers back and takes them again
-    all the time: calibrating tale-6m spent 2.4 s of 10.6 CPU seconds in page faults, so 0.9 of 8.6,
+    all the time: calibrating tale-6m spent 2.4 of 10.6 CPU seconds on page faults, so 0.9 of 8.6,
     with 25 MB less at its peak. Huge pages are what torch asks for with THP_MEM_ALLOC_ENABLE.
-    OpenMP threads that spin at every barrier took 28 CPU seconds for the same run, sleeping ones 12.
+    OpenMP threads that spin at barriers took 28 CPU seconds for the same run, sleeping ones 12.
     """
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
