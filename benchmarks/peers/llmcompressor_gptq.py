@@ -1,0 +1,72 @@
+"""GPTQ by llm-compressor as a whole process, run by that peer's own python; nothing of ours here.
+
+    python llmcompressor_gptq.py MODEL ROWS OUT CLOCK [--group-size 128] [--batch-size 1]
+
+ROWS: safetensors file with `ids` [samples, length], tokenized already. OUT: folder for the result.
+CLOCK: JSON file for the seconds that solves took. All options that are not named here are
+llm-compressor's defaults, static act-order among them.
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import llmcompressor.modifiers.gptq.base as gptq
+from compressed_tensors.quantization import preset_name_to_scheme
+from datasets import Dataset
+from llmcompressor import oneshot
+from llmcompressor.modifiers.gptq import GPTQModifier
+from safetensors.numpy import load_file
+
+
+class Clock:
+    """Counts calls of a function and the seconds in them, on the wall and over all threads."""
+
+    def __init__(self, function: Any) -> None:
+        self.function = function
+        self.calls, self.wall, self.cpu = 0, 0.0, 0.0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        wall, cpu = time.perf_counter(), time.process_time()
+        try:
+            return self.function(*args, **kwargs)
+        finally:
+            self.calls += 1
+            self.wall += time.perf_counter() - wall
+            self.cpu += time.process_time() - cpu
+
+
+def modifier(group_size: int) -> GPTQModifier:
+    """W4A16 of all linears but the head."""
+    scheme = preset_name_to_scheme("W4A16", ["Linear"])
+    scheme.weights.group_size = group_size
+    return GPTQModifier(config_groups={"group_0": scheme}, ignore=["lm_head"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name in ("model", "rows", "out", "clock"):
+        parser.add_argument(name)
+    parser.add_argument("--group-size", type=int, default=128)
+    parser.add_argument("--batch-size", type=int, default=1)
+    options = parser.parse_args()
+    ids = load_file(options.rows)["ids"]
+    clock = gptq.quantize_weight = Clock(gptq.quantize_weight)
+    oneshot(
+        model=options.model,
+        dataset=Dataset.from_dict({"input_ids": ids, "attention_mask": ids * 0 + 1}),
+        recipe=modifier(options.group_size),
+        num_calibration_samples=len(ids),
+        max_seq_length=ids.shape[1],
+        batch_size=options.batch_size,
+        save_compressed=True,
+        output_dir=options.out,
+    )
+    spent = {"solves": clock.calls, "solve_wall_s": clock.wall, "solve_cpu_s": clock.cpu}
+    Path(options.clock).write_text(json.dumps(spent))
+
+
+if __name__ == "__main__":
+    main()
