@@ -170,9 +170,13 @@ def _run_on(
 
 
 def _solve(work: Work, members: list[ModulePlan], stats: Stats) -> Iterator[Solved]:
-    """Quantize the layers of one shared input and write them, stage by stage."""
-    order = sorted(members, key=lambda m: m.stage)  # stable: rows of one stage are solved together
-    for stage_index, same in groupby(order, key=lambda m: m.stage):
+    """Quantize the layers of one shared input and write them: together are those of one stage
+    whose weights are stored in one dtype, which is that of their scales."""
+
+    def alike(m: ModulePlan) -> tuple[int, str]:
+        return m.stage, work.checkpoint.tensors[m.linear.tensor].dtype
+
+    for (stage_index, _), same in groupby(sorted(members, key=alike), key=alike):
         stage = work.plan.recipe.stages[stage_index]
         group = list(same)
         weights = [read_weight(work, m) for m in group]
