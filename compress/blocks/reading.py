@@ -13,6 +13,9 @@ from compress.errors import CheckpointError
 if TYPE_CHECKING:
     from compress.formats.weights import Weights
 
+# 4,665 reads of single rows took 0.26 s on tale-6m, all of its calibration's embedding.
+LONGEST_GAP, ROWS_READ = 16, 4096
+
 
 def expert_paths(spec: BlockSpec) -> list[str]:
     """Module paths of fused experts: "mlp.experts" for "mlp.experts.3.gate"."""
@@ -53,7 +56,10 @@ def read_finite(weights: "Weights", tensor: str) -> Tensor:
 
 
 def read_rows(weights: "Weights", tensor: str, ids: Tensor) -> Tensor:
-    """Rows `ids` (sorted) of a matrix, without the rest of it where it is stored dense."""
+    """Rows `ids` (sorted) of a matrix, without most of the rest where it is stored dense.
+
+    CheckpointError for an id outside it, and for NaN or infinity in what was read.
+    """
     if tensor not in weights.checkpoint.tensors:
         return weights.read(tensor)[ids]
     wanted = ids.tolist()
@@ -63,5 +69,19 @@ def read_rows(weights: "Weights", tensor: str, ids: Tensor) -> Tensor:
             f"token id {wanted[-1] if wanted[-1] >= rows else wanted[0]} is outside {tensor}, which"
             f" has {rows} rows; the tokenizer belongs to another model"
         )
-    found = [weights.checkpoint.read_rows(tensor, row, row + 1) for row in wanted]
-    return torch.cat(found)
+    parts = []
+    for run in _runs(wanted):
+        first, last = run[0], run[-1]
+        rows_read = weights.checkpoint.read_rows(tensor, first, last + 1, check_finite=True)
+        parts.append(rows_read[torch.tensor(run) - first])
+    return torch.cat(parts)
+
+
+def _runs(ids: list[int]) -> list[list[int]]:
+    """Sorted ids cut where reading on would cost more than a new read, and into bounded reads."""
+    runs: list[list[int]] = []
+    for row in ids:
+        if not runs or row - runs[-1][-1] > LONGEST_GAP or row - runs[-1][0] >= ROWS_READ:
+            runs.append([])
+        runs[-1].append(row)
+    return runs

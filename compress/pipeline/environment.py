@@ -3,6 +3,7 @@
 import os
 import platform
 import re
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from compress_kernels import status
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "datasets", "triton")
 
 
+@cache
 def versions() -> dict[str, str]:
     """Versions of what can change a result, ours first; absent packages are left out."""
     found = {"compress-model": compress.__version__, "python": platform.python_version()}
@@ -35,6 +37,16 @@ def machine(device: str) -> Machine:
         memory=memory_bytes(),
         isa=torch.backends.cpu.get_cpu_capability(),
         gpu=gpu,
+        kernels=status(),
+    )
+
+
+def slow_kernels(device: str) -> tuple[str, ...]:
+    """A warning for each kind of kernel that a run on `device` has to do without."""
+    return tuple(
+        f"kernels, {name}: {kind}; the numbers are right, the run took longer than it need"
+        for name, kind in status().items()
+        if "slower" in kind and not (name == "gpu" and device == "cpu")
     )
 
 
@@ -49,7 +61,7 @@ def fingerprint(device: str, dtype: torch.dtype) -> dict[str, str]:
         "environment.isa": here.isa,
         "environment.device": here.gpu or device,
         "environment.dtype": str(dtype).removeprefix("torch."),
-        **{f"environment.kernels.{name}": kind for name, kind in status().items()},
+        **{f"environment.kernels.{name}": kind for name, kind in here.kernels.items()},
     }
 
 
