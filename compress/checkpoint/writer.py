@@ -34,7 +34,8 @@ class ShardWriter:
     def create(cls, folder: str | Path, layout: ShardLayout) -> "ShardWriter":
         """Reserve the files; OutputError when the disk has no room for all of them.
 
-        May be repeated over the files of a run that was killed: what they hold is kept.
+        May be repeated after a kill while nothing is recorded as written: what the files hold is
+        kept, but one that is gone comes back as zeros.
         """
         folder = Path(folder)
         _require_space(folder, layout)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import compress
 from compress.checkpoint import Checkpoint, write_atomic
-from compress.errors import CheckpointError
+from compress.errors import CheckpointError, OutputError
 from compress.formats.validate import Expected, validate
 from compress.pipeline import stream
 from compress.pipeline.card import config_json, model_card
@@ -29,7 +29,7 @@ def finish_files(work: Work, partial: Path, earlier: Collection[str]) -> None:
     write_atomic(partial / "recipe.yaml", dump(work.plan.recipe).encode())
     card = model_card(work.plan, work.checkpoint.path.resolve().name, compress.__version__)
     write_atomic(partial / "README.md", card)
-    _check(work, partial)
+    _check(work, partial, resumed=bool(before))
 
 
 def _content(path: Path) -> bytes:
@@ -39,7 +39,7 @@ def _content(path: Path) -> bytes:
         raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
 
 
-def _check(work: Work, partial: Path) -> None:
+def _check(work: Work, partial: Path, *, resumed: bool) -> None:
     """Every source tensor is there, as it was or as the parts that were planned, and no other."""
     modules = work.plan.modules
     expected = Expected(
@@ -50,4 +50,9 @@ def _check(work: Work, partial: Path) -> None:
         with_g_idx=frozenset(m.linear.tensor for m in modules if m.g_idx),
     )
     problems = validate(Checkpoint.open(partial), expected)
+    if problems and resumed:
+        raise OutputError(
+            f"{partial} was changed while the run was stopped: {'; '.join(problems[:5])}; remove it"
+            " and start again"
+        )
     assert not problems, f"{partial} is not what was planned: {'; '.join(problems[:5])}"

@@ -178,7 +178,9 @@ def _work(session: Session, started: datetime, *, resumed: bool) -> Report:
     mine = marks(plan.recipe, session.sha256, environment)
     if resumed:
         journal = journals.resume(partial, mine)
-        writer = ShardWriter.create(partial, plan.shards)
+        # Files that recorded units have written to are never made anew: holes read as zeros.
+        open_shards = ShardWriter.reopen if journal.has_work else ShardWriter.create
+        writer = open_shards(partial, plan.shards)
     else:
         writer = ShardWriter.create(partial, plan.shards)
         journal = journals.start(partial, mine)

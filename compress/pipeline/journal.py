@@ -6,6 +6,7 @@ each block) is either in it, with its layer records, or will be done again from 
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,10 @@ from typing import Any
 from compress.checkpoint.atomic import write_atomic
 from compress.errors import OutputError
 from compress.pipeline.identity import refuse_other
+from compress.report.schema import Layer
 
 NAME = "journal.json"
+START = "start"  # recorded as soon as the files of the result are reserved
 CALIBRATION = "calibration"  # the unit whose data is the summary of the calibration set
 
 
@@ -26,6 +29,11 @@ class Journal:
     fingerprint: dict[str, str]
     units: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def has_work(self) -> bool:
+        """Whether anything is recorded beyond the beginning."""
+        return bool(self.units.keys() - {START})
+
     def record(self, unit: str, data: Any) -> None:
         """Mark a unit as done. Everything it wrote must be flushed before."""
         self.units[unit] = data
@@ -36,7 +44,7 @@ class Journal:
 def start(folder: Path, fingerprint: dict[str, str]) -> Journal:
     """A new journal in a fresh OUT.partial/."""
     journal = Journal(folder / NAME, fingerprint)
-    journal.record("start", {})
+    journal.record(START, {})
     return journal
 
 
@@ -46,10 +54,23 @@ def resume(folder: Path, fingerprint: dict[str, str]) -> Journal:
     try:
         found = json.loads(path.read_text())
         before, units = dict(found["fingerprint"]), dict(found["units"])
+        _require_layers(units)
     except FileNotFoundError:
         # Killed before the first record: nothing was finished.
         return start(folder, fingerprint)
-    except (ValueError, KeyError, TypeError):
+    except OSError as error:
+        raise OutputError(
+            f"cannot read {path}: {error.strerror or error}; remove {folder} and start again"
+        ) from error
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise OutputError(f"{path} is not a journal; remove {folder} and start again") from None
     refuse_other(folder, before, fingerprint)
     return Journal(path, fingerprint, units)
+
+
+def _require_layers(units: Mapping[str, Any]) -> None:
+    """TypeError unless the units of tensors hold layer records, as the report will read them."""
+    for unit, data in units.items():
+        if unit == "outside" or unit.startswith("block "):
+            for record in data:
+                Layer(**record)

@@ -224,3 +224,62 @@ def test_a_unit_nobody_wrote_is_noticed(tiny, tmp_path: Path) -> None:
         with pytest.raises(AssertionError, match="never written"):
             run(recipe(RTN), tiny("llama"), tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def gone(shard: Path) -> None:
+    shard.unlink()
+
+
+def shortened(shard: Path) -> None:
+    with shard.open("r+b") as stream:
+        stream.truncate(1000)
+
+
+@pytest.mark.parametrize(("spoil", "state"), [(gone, "is missing"), (shortened, "has 1000 bytes")])
+def test_shards_that_changed_between_kill_and_resume_are_refused(
+    tiny, tmp_path: Path, spoil: Any, state: str
+) -> None:
+    """Files made anew would hold zeros where recorded units had written."""
+    out = tmp_path / "out"
+    killed_half_way(recipe(RTN), tiny("llama"), out)
+    shard = tmp_path / "out.partial" / "model.safetensors"
+    size = shard.stat().st_size
+    spoil(shard)
+    assert refused(recipe(RTN), tiny("llama"), out, resume=True) == (
+        f"cannot resume: {shard} {state}, expected {size} bytes; remove {shard.parent} and start"
+        " again"
+    )
+    assert not out.exists()
+
+
+def test_a_shard_that_was_emptied_in_place_is_refused(tiny, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with faults.counting() as calls:
+        run(recipe(RTN), tiny("llama"), tmp_path / "whole")
+    killed_half_way(recipe(RTN), tiny("llama"), out, len(calls) - 20)
+    shard = tmp_path / "out.partial" / "model.safetensors"
+    shard.write_bytes(bytes(shard.stat().st_size))
+    line = refused(recipe(RTN), tiny("llama"), out, resume=True)
+    assert line.startswith(f"{shard.parent} was changed while the run was stopped: ")
+    assert line.endswith("; remove it and start again")
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "[]", '{"fingerprint": 3, "units": {}}',
+    '{"fingerprint": {}, "units": {"outside": [{"name": "x"}]}}'])  # fmt: skip
+def test_other_texts_that_are_no_journal(tiny, tmp_path: Path, text: str) -> None:
+    out = tmp_path / "out"
+    killed_half_way(recipe(RTN), tiny("llama"), out)
+    journal = tmp_path / "out.partial" / "journal.json"
+    journal.write_text(text)
+    assert "is not a journal; remove" in refused(recipe(RTN), tiny("llama"), out, resume=True)
+
+
+def test_a_journal_that_is_a_folder_is_refused(tiny, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    killed_half_way(recipe(RTN), tiny("llama"), out)
+    journal = tmp_path / "out.partial" / "journal.json"
+    journal.unlink()
+    journal.mkdir()
+    assert refused(recipe(RTN), tiny("llama"), out, resume=True) == (
+        f"cannot read {journal}: Is a directory; remove {journal.parent} and start again"
+    )
