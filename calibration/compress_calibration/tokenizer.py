@@ -107,7 +107,7 @@ def _through_transformers(folder: Path) -> Tokenizer:
             f"{folder / 'tokenizer.model'} needs sentencepiece: pip install sentencepiece protobuf"
         )
     try:
-        slow = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        slow = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # a dozen types, by the tokenizer class and the missing package
         reason = str(error).strip().splitlines()
         raise DataError(

@@ -140,3 +140,22 @@ def test_sentencepiece_alone_goes_through_transformers(shared_dir, tmp_path):
     expected = load_tokenizer(shared_dir / "models" / "stories260K").encode(text)
     assert tokenizer.encode(text) == expected
     assert tokenizer.decode(expected) == text
+
+
+def test_code_of_a_checkpoint_is_never_run(folder, monkeypatch):
+    """Without tokenizer.json transformers is asked; it must neither run a file nor ask to."""
+    mark = folder / "executed"
+    (folder / "tokenization_own.py").write_text(f"open({str(mark)!r}, 'w').close()\n")
+    (folder / "tokenizer.json").unlink()
+    (folder / "config.json").write_text(json.dumps({"model_type": "of-its-own"}))
+    auto_map = {"AutoTokenizer": ["tokenization_own.Own", None]}
+    settings(folder, auto_map=auto_map, tokenizer_class="Own")
+
+    def asked(*_):
+        raise AssertionError("asked whether to run code")
+
+    monkeypatch.setattr("builtins.input", asked)
+    with pytest.raises(DataError, match="has no tokenizer that transformers can load") as caught:
+        load_tokenizer(folder)
+    assert "\n" not in str(caught.value)
+    assert not mark.exists()
