@@ -150,7 +150,8 @@ def quantize(
             error = relative_error(weight.float(), q.dequantize(), hessian)
             best = Outcome(q, error, "gptq", damping=factor.damping)
             plain = _plain(weight, scheme, config, scale_dtype, hessian, PLAIN_IS_BETTER)
-            outcomes.append(plain if plain.error < best.error else best)
+            better = plain if plain.error < best.error else best
+            outcomes.append(replace(better, dead=factor.dead))
     return outcomes
 
 

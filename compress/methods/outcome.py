@@ -15,6 +15,7 @@ class Outcome:
     error: `relative_error` under the inputs the method was shown.
     method: what made the codes; another name than the stage's when a simpler method was kept.
     kept: why it was kept, None otherwise. damping: share of the mean diagonal added to H.
+    dead: columns that calibration never drove, where the method counts them.
     """
 
     quantized: QuantizedTensor
@@ -22,6 +23,7 @@ class Outcome:
     method: str
     kept: str | None = None
     damping: float | None = None
+    dead: int | None = None
 
 
 def relative_error(weight: Tensor, quantized: Tensor, hessian: Tensor | None) -> float:

@@ -198,5 +198,6 @@ def _solve(work: Work, members: list[ModulePlan], stats: Stats) -> Iterator[Solv
                 tokens=stats.tokens,
                 damping=outcome.damping,
                 kept=outcome.kept,
+                dead=outcome.dead,
             )
             yield m, outcome.quantized, layer

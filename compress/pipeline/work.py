@@ -90,6 +90,7 @@ def layer_record(
     tokens: int | None = None,
     damping: float | None = None,
     kept: str | None = None,
+    dead: int | None = None,
 ) -> Layer:
     """The report's line about one quantized linear."""
     n, k = module.linear.shape
@@ -105,6 +106,7 @@ def layer_record(
         tokens=tokens,
         damping=damping,
         kept_reason=kept,
+        dead_columns=dead,
         expert=module.linear.expert,
         **facts,
     )

@@ -91,7 +91,7 @@ def _by_block(every: list[tuple[str, Layer]]) -> list[list[tuple[str, Layer]]]:
 def _row(group: list[Layer]) -> list[Cell]:
     first = group[0]
     before, after = sum(x.bytes_before for x in group), sum(x.bytes_after for x in group)
-    note, kind = _note(first)
+    note, kind = _note(group)
     damping = _mean([x.damping for x in group])
     bits = sum(x.bits_per_weight for x in group) / len(group)
     return [
@@ -129,9 +129,16 @@ def _tokens(group: list[Layer]) -> Cell:
     return number(low, shown)
 
 
-def _note(layer: Layer) -> tuple[Node, str | None]:
+def _note(group: list[Layer]) -> tuple[Node, str | None]:
+    layer = group[0]
     if layer.skipped_reason is not None:
         return el("span", el("b", "skipped"), f" {layer.skipped_reason}"), "skipped"
     if layer.kept_reason is not None:
         return el("span", el("b", f"kept {layer.method}"), f" {layer.kept_reason}"), "kept"
+    dead = [x.dead_columns for x in group if x.dead_columns]
+    if dead:
+        low, high = min(dead), max(dead)
+        shown = units.whole(low) if low == high else f"{units.whole(low)} to {units.whole(high)}"
+        noun = "column" if high == 1 else "columns"
+        return f"{shown} input {noun} never driven by calibration", None
     return None, None

@@ -71,6 +71,7 @@ class Layer:
     damping: the fraction of H's mean diagonal that was added to it.
     skipped_reason: why the layer stays uncompressed; None when it was compressed.
     kept_reason: why a simpler method than the recipe's was kept, "rtn has the lower error".
+    dead_columns: input columns that calibration never drove; None where the method does not look.
     block, role, expert: place in the decoder, for the chart.
     """
 
@@ -88,6 +89,7 @@ class Layer:
     block: int | None = None
     role: str = ""
     expert: int | None = None
+    dead_columns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,13 +173,17 @@ class PlanVsActual:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Where it ran. memory: bytes of the machine. isa: "avx2", "avx512_vnni" ..."""
+    """Where it ran. memory: bytes of the machine. isa: "avx2", "avx512_vnni" ...
+
+    kernels: which ones ran, "compiled: ..." or "torch, slower: ...", by device.
+    """
 
     cpu: str
     threads: int
     memory: int
     isa: str
     gpu: str | None = None
+    kernels: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

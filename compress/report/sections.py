@@ -131,6 +131,7 @@ def environment(report: Report) -> Html:
         ("instructions", machine.isa),
         ("GPU", machine.gpu or "none used"),
     ]
+    place += [(f"kernels, {name}", kind) for name, kind in machine.kernels.items()]
     versions: list[tuple[str, Node]] = [("compress-model", report.tool)]
     versions += [(name, version) for name, version in report.versions.items()]
     columns = [

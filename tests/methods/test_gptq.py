@@ -150,7 +150,9 @@ def test_dead_columns_keep_their_nearest_codes() -> None:
     for column in (0, 7, 23):
         hessian[column] = 0
         hessian[:, column] = 0
-    q = solve(weight, CHANNEL4, hessian).quantized
+    outcome = solve(weight, CHANNEL4, hessian)
+    assert outcome.dead == 3
+    q = outcome.quantized
     nearest = (weight / q.scale.float()).round().clamp(-8, 7)
     for column in (0, 7, 23):
         assert torch.equal(q.codes[:, column].float(), nearest[:, column])

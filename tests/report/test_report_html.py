@@ -242,3 +242,14 @@ def test_points_group_experts_and_keep_the_last_stage(report: Report) -> None:
     assert point.error == pytest.approx(0.03)
     assert point.worst == 0.05
     assert point.kept
+
+
+def test_kernels_and_dead_columns_are_shown(report: Report) -> None:
+    (stage, *_), rest = report.stages[1:], report.stages
+    layers = (replace(stage.layers[0], dead_columns=3, kept_reason=None), *stage.layers[1:])
+    machine = replace(report.machine, kernels={"cpu": "torch, slower: no C++ compiler"})
+    shown = replace(report, machine=machine, stages=(rest[0], replace(stage, layers=layers)))
+    text = Page(render_html(shown)).text
+    assert "kernels, cpu" in text
+    assert "torch, slower: no C++ compiler" in text
+    assert "3 input columns never driven by calibration" in text
