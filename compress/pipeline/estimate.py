@@ -14,6 +14,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention, silu
 
 from compress.arch.spec import DecoderSpec, LinearSpec
+from compress.blocks.sample import rows_at_once as sample_rows
 from compress.checkpoint import Checkpoint
 from compress.pipeline.sizes import ROWS_AT_ONCE, rows_at_once
 from compress.quant.rounding import clip_ratios
@@ -29,9 +30,8 @@ TRANSFORMERS_SECONDS = 2.5
 # What a forward keeps alive: hidden-sized tensors (residual, norms in fp32, q, k, v, rotated
 # copies) and feed-forward ones (gate, its activation, up, their product) a token.
 LIVE_HIDDEN, LIVE_WIDE = 12, 4
-# One decoding step of one block beside its products: dispatch of its two dozen small operations.
-DISPATCH_SECONDS = 0.5e-3
-SAMPLE_BATCH = 32
+# One decoding step of one block beside its arithmetic: dispatch of its two dozen small operations.
+DISPATCH_SECONDS = 1.2e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,14 +153,33 @@ def _attention_seconds(job: Job, tokens: int) -> float:
 
 def _sampling_seconds(job: Job, rates: Rates) -> float:
     """Text of the model's own, where the recipe calibrates on it."""
+    share = _own_share(job)
+    if share == 0:
+        return 0.0
     assert job.calibration is not None
-    config = job.calibration
-    total = sum(source.weight for source in config.sources)
-    share = sum(s.weight for s in config.sources if s.kind == "self") / total
-    steps = config.length * -(-int(config.samples * share) // SAMPLE_BATCH)
-    weights = sum(prod(x.shape) for x in job.spec.linears()) + job.spec.vocab * job.spec.hidden
-    products = 2 * SAMPLE_BATCH * weights / rates.product
-    return steps * (products + DISPATCH_SECONDS * len(job.spec.blocks))
+    spec, length = job.spec, job.calibration.length
+    count = round(job.calibration.samples * share)
+    rows = min(count, sample_rows(spec, job.dtype, length))
+    weights = sum(prod(x.shape) for x in spec.linears()) + spec.vocab * spec.hidden
+    products = 2 * rows * weights / rates.product
+    # Keys and values of half the length on average; the softmax over the vocabulary in fp64.
+    cached = rows * length / 2 * _cache_bytes(job) / rates.elementwise
+    drawn = 6 * 8 * rows * spec.vocab / rates.elementwise
+    step = products + cached + drawn + DISPATCH_SECONDS * len(spec.blocks)
+    return length * -(-count // rows) * step
+
+
+def _own_share(job: Job) -> float:
+    """Share of the calibration tokens that the model writes itself."""
+    assert job.calibration is not None
+    sources = job.calibration.sources
+    return sum(s.weight for s in sources if s.kind == "self") / sum(s.weight for s in sources)
+
+
+def _cache_bytes(job: Job) -> int:
+    """Keys and values of one token over all blocks."""
+    spec = job.spec
+    return 2 * len(spec.blocks) * spec.kv_heads * spec.head_dim * job.dtype.itemsize
 
 
 def _calibrated_bytes(job: Job) -> int:
@@ -179,13 +198,20 @@ def _calibrated_bytes(job: Job) -> int:
         4 * k * k * 3 + 7 * 4 * sum(prod(x.shape) for x in of_block if x.shared_input == key)
         for key, k in inputs.items()
     ]
-    embedding = spec.vocab * spec.hidden * width
-    everything = TORCH_BYTES + TRANSFORMERS_BYTES + weights + hessians + max(live, *solves)
-    return everything + (embedding if _samples(config) else 0)
+    always = TORCH_BYTES + TRANSFORMERS_BYTES
+    return always + max(weights + hessians + max(live, *solves), _sampling_bytes(job))
 
 
-def _samples(config: CalibrationConfig) -> bool:
-    return any(source.kind == "self" for source in config.sources)
+def _sampling_bytes(job: Job) -> int:
+    """The whole model, its cache and the logits of a step, where it writes its own text."""
+    if _own_share(job) == 0:
+        return 0
+    assert job.calibration is not None
+    spec, length = job.spec, job.calibration.length
+    rows = min(job.calibration.samples, sample_rows(spec, job.dtype, length))
+    weights = sum(prod(x.shape) for x in spec.linears()) + spec.vocab * spec.hidden
+    cache = rows * length * _cache_bytes(job)
+    return weights * job.dtype.itemsize + cache + 3 * 8 * rows * spec.vocab
 
 
 def _block_of(linear: LinearSpec) -> str:
