@@ -31,6 +31,10 @@ NAME = "compressed-tensors"
 # What a quantized module's tensors are called below its path.
 PARTS = ("weight_packed", "weight_scale", "weight_shape", "weight_zero_point", "weight_g_idx")
 
+_WORDS = (torch.int32,)
+_SCALES = (torch.bfloat16, torch.float16, torch.float32)
+_WHOLE = (torch.int32, torch.int64)
+
 Entry = tuple[str, str, tuple[int, ...]]  # name, safetensors dtype code, shape
 
 
@@ -133,19 +137,47 @@ def decode(
 
     packed = has(f"{module}.weight_packed")
     if packed:
-        n, k = (int(v) for v in part("weight_shape"))
-        words = _expect(part("weight_packed"), (n, words_for(k, scheme.bits)), module)
+        n, k = shape_from(part("weight_shape"), module)
+        words = _expect(part("weight_packed"), (n, words_for(k, scheme.bits)), module, _WORDS)
         codes = unpack(words, scheme.bits, k)
     else:
         codes = _int8_codes(part("weight"), module)
         n, k = codes.shape
     scales = (1, 1) if scheme.granularity == "tensor" else (n, scheme.groups(k))
-    scale = _expect(_as_matrix(part("weight_scale")), scales, module)
+    scale = _expect(_as_matrix(part("weight_scale")), scales, module, _SCALES)
     zero = None
     if not scheme.symmetric:
         zero = _zero(part("weight_zero_point"), scheme, packed, scales, module)
-    g_idx = read(f"{module}.weight_g_idx") if has(f"{module}.weight_g_idx") else None
+    g_idx = None
+    if has(f"{module}.weight_g_idx"):
+        g_idx = _g_idx(part("weight_g_idx"), k, scales[1], module)
     return QuantizedTensor(codes, scale, zero, g_idx, scheme)
+
+
+def shape_from(values: Tensor, module: str) -> tuple[int, int]:
+    """(N, K) out of a weight_shape tensor; CheckpointError when it holds no such thing."""
+    if values.dtype not in _WHOLE or values.shape != (2,) or bool((values < 1).any()):
+        raise CheckpointError(
+            f"tensor {module}.weight_shape is {values.dtype} {values.flatten()[:4].tolist()}; it"
+            " must hold two whole numbers, the rows and columns of the weight"
+        )
+    return int(values[0]), int(values[1])
+
+
+def _g_idx(values: Tensor, columns: int, groups: int, module: str) -> Tensor | None:
+    if values.dtype not in _WHOLE or values.shape != (columns,):
+        raise CheckpointError(
+            f"tensor {module}.weight_g_idx is {values.dtype} {list(values.shape)}; it must be int32"
+            f" [{columns}], the group of every column"
+        )
+    if bool((values == -1).all()):  # what compressed-tensors leaves where no order was chosen
+        return None
+    if bool(((values < 0) | (values >= groups)).any()):
+        raise CheckpointError(
+            f"tensor {module}.weight_g_idx holds groups {int(values.min())} to {int(values.max())};"
+            f" there are scales for 0 to {groups - 1}"
+        )
+    return values
 
 
 def _zero(
@@ -154,9 +186,9 @@ def _zero(
     """int8 zero points [N, G] from either stored form."""
     if packed and scheme.granularity != "tensor":
         n, groups = scales
-        words = _expect(stored, (words_for(n, scheme.bits), groups), module)
+        words = _expect(stored, (words_for(n, scheme.bits), groups), module, _WORDS)
         return unpack(words.t().contiguous(), scheme.bits, n).t().contiguous()
-    return _expect(_as_matrix(stored), scales, module).to(torch.int8)
+    return _expect(_as_matrix(stored), scales, module, (torch.int8, *_WHOLE)).to(torch.int8)
 
 
 def _int8_codes(weight: Tensor, module: str) -> Tensor:
@@ -173,7 +205,15 @@ def _as_matrix(values: Tensor) -> Tensor:
     return values if values.dim() == 2 else values.reshape(-1, 1)
 
 
-def _expect(values: Tensor, shape: tuple[int, int], module: str) -> Tensor:
+def _expect(
+    values: Tensor, shape: tuple[int, int], module: str, dtypes: tuple[torch.dtype, ...]
+) -> Tensor:
+    if values.dtype not in dtypes:
+        names = " or ".join(str(dtype) for dtype in dtypes)
+        raise CheckpointError(
+            f"{module}: a quantization tensor is {values.dtype} where its scheme in"
+            f" quantization_config needs {names}; the two do not belong together"
+        )
     if tuple(values.shape) != shape:
         raise CheckpointError(
             f"{module}: a quantization tensor is {list(values.shape)} where its scheme in"

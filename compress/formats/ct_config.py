@@ -1,4 +1,4 @@
-"""compressed-tensors' quantization_config: which module has which scheme, both ways.
+"""compressed-tensors' quantization_config of what we write: which module has which scheme.
 
 Written without null values and without keys that say nothing: readers of other versions refuse
 keys that they do not know. Modules go by the names of the checkpoint, as vLLM compares them.
@@ -6,50 +6,17 @@ keys that they do not know. Modules go by the names of the checkpoint, as vLLM c
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from compress.arch.spec import DecoderSpec, LinearSpec
-from compress.errors import CheckpointError
 from compress.formats.compressed_tensors import NAME, is_packed, module_of
-from compress.quant.scheme import ActivationScheme, QuantScheme
+from compress.quant.scheme import QuantScheme
 
 PACKED, INTEGER, MIXED = "pack-quantized", "int-quantized", "mixed-precision"
-READABLE = (PACKED, INTEGER, MIXED, "naive-quantized")
 # Oldest compressed-tensors that reads it right (transformers 5 wants 0.15 anyway).
 _VERSION, _VERSION_ODD_BITS = "0.15.0", "0.18.0"
 
 _Key = tuple[QuantScheme, bool]  # scheme, has g_idx
-
-
-@dataclass(frozen=True, slots=True)
-class SchemeMap:
-    """The scheme of every module of a compressed checkpoint.
-
-    groups: (targets, scheme) in the config's order. ignore: module names or "re:" patterns.
-    transposed: modules that the original stores as [K, N] (GPT-2's Conv1D).
-    """
-
-    groups: tuple[tuple[tuple[str, ...], QuantScheme], ...]
-    ignore: tuple[str, ...]
-    transposed: frozenset[str]
-
-    def scheme(self, module: str) -> QuantScheme | None:
-        """Scheme of a module: a target that names it, then a pattern, then the class Linear."""
-        if any(_matches(module, entry) for entry in self.ignore):
-            return None
-        exact = ((t, s) for targets, s in self.groups for t in targets if t == module)
-        pattern = (
-            (t, s)
-            for targets, s in self.groups
-            for t in targets
-            if t.startswith("re:") and _matches(module, t)
-        )
-        classes = ((t, s) for targets, s in self.groups for t in targets if t == "Linear")
-        for found in (exact, pattern, classes):
-            for _, scheme in found:
-                return scheme
-        return None
 
 
 def quantization_config(
@@ -139,26 +106,6 @@ def targets(found: Sequence[LinearSpec], quantized: Iterable[LinearSpec]) -> lis
     return list(result)
 
 
-def parse(config: Mapping[str, Any]) -> SchemeMap:
-    """Schemes of a checkpoint whose config.json has a compressed-tensors quantization_config.
-
-    CheckpointError, naming the key, for what is not an integer scheme of ours.
-    """
-    block = config["quantization_config"]
-    if block.get("format", PACKED) not in READABLE:
-        raise CheckpointError(
-            f"quantization_config.format is {block['format']!r}; this version reads"
-            f" {', '.join(READABLE)}"
-        )
-    groups = tuple(
-        (tuple(group["targets"]), _scheme_from_config(name, group))
-        for name, group in block.get("config_groups", {}).items()
-    )
-    return SchemeMap(
-        groups, tuple(block.get("ignore") or ()), frozenset(block.get("transposed", ()))
-    )
-
-
 def _format(scheme: QuantScheme) -> str:
     return PACKED if is_packed(scheme) else INTEGER
 
@@ -185,51 +132,6 @@ def _scheme_to_config(scheme: QuantScheme, g_idx: bool) -> dict[str, Any]:
         "dynamic": True,
     }
     return {"weights": weights, "input_activations": activations}
-
-
-def _scheme_from_config(name: str, group: Mapping[str, Any]) -> QuantScheme:
-    place = f"quantization_config.config_groups.{name}"
-    weights = group.get("weights") or {}
-    _require(f"{place}.weights.type", weights.get("type", "int"), ("int",))
-    granularity: Any = weights.get("strategy") or _strategy(weights.get("group_size"))
-    _require(f"{place}.weights.strategy", granularity, ("tensor", "channel", "group"))
-    return QuantScheme(
-        bits=weights.get("num_bits", 8),
-        symmetric=weights.get("symmetric", True),
-        granularity=granularity,
-        group_size=weights["group_size"] if granularity == "group" else 0,
-        activation=_activation_from_config(place, group.get("input_activations")),
-    )
-
-
-def _activation_from_config(
-    place: str, activations: Mapping[str, Any] | None
-) -> ActivationScheme | None:
-    if activations is None:
-        return None
-    for key, allowed in (("type", "int"), ("strategy", "token"), ("dynamic", True)):
-        _require(f"{place}.input_activations.{key}", activations.get(key), (allowed,))
-    _require(f"{place}.input_activations.symmetric", activations.get("symmetric", True), (True,))
-    return ActivationScheme(bits=activations.get("num_bits", 8))
-
-
-def _strategy(group_size: int | None) -> str:
-    """What compressed-tensors infers where the strategy is left out."""
-    if group_size is None:
-        return "tensor"
-    return "group" if group_size > 0 else "channel"
-
-
-def _require(place: str, value: object, allowed: tuple[object, ...]) -> None:
-    if value not in allowed:
-        choices = ", ".join(repr(a) for a in allowed)
-        raise CheckpointError(f"{place} is {value!r}; this version reads {choices}")
-
-
-def _matches(module: str, entry: str) -> bool:
-    if entry.startswith("re:"):
-        return re.match(entry.removeprefix("re:"), module) is not None
-    return entry == module
 
 
 def _expert_pattern(linear: LinearSpec) -> str | None:

@@ -25,13 +25,20 @@ def detect(config: Mapping[str, Any], tensors: Iterable[str]) -> str | None:
     "compressed-tensors", "gptq", "awq", "bitsandbytes", "fp8", "modelopt", "mxfp4" and so on. The
     config wins; without one, the names of the tensors decide.
     """
+    found = find_block(config)
+    return _by_names(frozenset(tensors)) if found is None else _method(found[1])
+
+
+def find_block(config: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]] | None:
+    """Place and content of the quantization config in config.json, None where there is none."""
     text = config.get("text_config")
-    for place in (config, text if isinstance(text, Mapping) else {}):
+    places = (("", config), ("text_config.", text if isinstance(text, Mapping) else {}))
+    for prefix, place in places:
         for key in ("quantization_config", "compression_config"):
             block = place.get(key)
             if isinstance(block, Mapping) and block:
-                return _method(block)
-    return _by_names(frozenset(tensors))
+                return prefix + key, block
+    return None
 
 
 def _method(block: Mapping[str, Any]) -> str:

@@ -15,8 +15,8 @@ from compress.checkpoint.header import TensorInfo
 from compress.checkpoint.reader import Checkpoint
 from compress.formats import compressed_tensors, dense
 from compress.formats.compressed_tensors import Entry
-from compress.formats.ct_config import SchemeMap, parse
 from compress.formats.detect import detect
+from compress.formats.scheme_map import SchemeMap, parse
 from compress.quant.scheme import QuantScheme
 
 

@@ -15,8 +15,8 @@ from compress.arch.spec import DecoderSpec
 from compress.checkpoint.reader import Checkpoint
 from compress.errors import CheckpointError
 from compress.formats import compressed_tensors
-from compress.formats.ct_config import SchemeMap, parse
 from compress.formats.detect import detect
+from compress.formats.scheme_map import SchemeMap, parse
 from compress.quant.scheme import ActivationScheme
 from compress.quant.tensor import QuantizedTensor
 
@@ -94,7 +94,7 @@ def open_weights(
 ) -> DenseWeights | CompressedWeights:
     """Weights of a dense or compressed-tensors checkpoint; `spec` is derived when not given.
 
-    CheckpointError for any other quantization format, which is named.
+    CheckpointError for any other quantization format, which is named, and for a malformed one.
     """
     method = detect(checkpoint.config, checkpoint.tensors)
     if method not in (None, compressed_tensors.NAME):
@@ -127,7 +127,7 @@ def logical_shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
         elif part in ("weight", "weight_shape"):
             shape = info.shape
             if part == "weight_shape":
-                shape = tuple(int(v) for v in checkpoint.read(name))
+                shape = compressed_tensors.shape_from(checkpoint.read(name), module)
             shapes[f"{module}.weight"] = shape[::-1] if module in transposed else shape
         elif part not in compressed_tensors.PARTS:  # its bias
             shapes[name] = info.shape

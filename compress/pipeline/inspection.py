@@ -80,8 +80,8 @@ def _schemes(checkpoint: Checkpoint, spec: DecoderSpec) -> dict[str, int]:
     for linear in spec.all_linears():
         scheme = weights.schemes.scheme(linear.name)
         dense = checkpoint.tensors.get(linear.tensor)
-        assert scheme is not None or dense is not None, linear.name
-        found[scheme.describe() if scheme else dense.dtype.lower() if dense else ""] += 1
+        unknown = "no config group" if dense is None else dense.dtype.lower()
+        found[unknown if scheme is None else scheme.describe()] += 1
     return dict(found)
 
 

@@ -9,7 +9,8 @@ from compress.arch.describe import describe
 from compress.arch.spec import DecoderSpec
 from compress.checkpoint.reader import Checkpoint
 from compress.errors import CheckpointError
-from compress.formats.ct_config import ignored_modules, parse, quantization_config
+from compress.formats.ct_config import ignored_modules, quantization_config
+from compress.formats.scheme_map import parse
 from compress.quant.scheme import ActivationScheme, QuantScheme
 
 G4, G8 = QuantScheme(group_size=32), QuantScheme(bits=8, group_size=32)

@@ -1,0 +1,190 @@
+"""config.json comes with the checkpoint: whatever it says is read or refused in one line."""
+
+import copy
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+import compressed_models
+import tiny_models
+from compress.checkpoint.reader import Checkpoint
+from compress.errors import CheckpointError, CompressError
+from compress.formats import open_weights
+from compress.formats.scheme_map import parse
+from compress.pipeline.inspection import inspect_checkpoint
+from compress.quant.scheme import QuantScheme
+
+DOWN = "model.layers.0.mlp.down_proj"
+GROUP: dict[str, Any] = {
+    "targets": ["Linear"],
+    "weights": {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32},
+}
+PLACE = "quantization_config.config_groups"
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    source = tiny_models.make("llama", folder / "source")
+    scheme = QuantScheme(group_size=32)
+    return compressed_models.write(source, folder / "result", scheme, act_order=True).folder
+
+
+def block(**changes: Any) -> dict[str, Any]:
+    groups = {"group_0": copy.deepcopy(GROUP)}
+    return {"quant_method": "compressed-tensors", "config_groups": groups, **changes}
+
+
+def weights(**changes: Any) -> dict[str, Any]:
+    return block(config_groups={"g": {**GROUP, "weights": {**GROUP["weights"], **changes}}})
+
+
+@pytest.mark.parametrize(
+    ("config", "line"),
+    [
+        (block(config_groups=[]), f"{PLACE} is []; it must be a mapping"),
+        (block(config_groups={"g": None}), f"{PLACE}.g is None; it must be a mapping"),
+        (
+            block(config_groups={"g": {"weights": GROUP["weights"]}}),
+            f"{PLACE}.g.targets is None; it must list the modules of the group, for example"
+            " ['Linear']",
+        ),
+        (
+            block(config_groups={"g": {"targets": "Linear"}}),
+            f"{PLACE}.g.targets is 'Linear'; it must be a list of module names",
+        ),
+        (
+            block(config_groups={"g": {"targets": ["Linear"]}}),
+            f"{PLACE}.g.weights is None; it must be a mapping",
+        ),
+        (weights(num_bits="4"), f"{PLACE}.g.weights.num_bits is '4'; it must be a whole number"),
+        (
+            weights(num_bits=1),
+            f"{PLACE}.g.weights: bits is 1; weights take 2 to 8 bits",
+        ),
+        (weights(group_size=None), f"{PLACE}.g.weights.group_size is None; it must be a whole"),
+        (weights(group_size=0), f"{PLACE}.g.weights: group_size is 0; a group holds 1 column"),
+        (weights(symmetric="no"), f"{PLACE}.g.weights.symmetric is 'no'; it must be true or"),
+        (block(ignore=["re:("]), "quantization_config.ignore: 're:(' is not a regular expression"),
+        (block(ignore=5), "quantization_config.ignore is 5; it must be a list of module names"),
+        (block(format=["x"]), "quantization_config.format is ['x']; this version reads"),
+        (block(transposed={"a": 1}), "quantization_config.transposed is {'a': 1}; it must be"),
+    ],
+)
+def test_the_key_is_named(config: dict[str, Any], line: str) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        parse({"quantization_config": config})
+    assert str(caught.value).startswith(line)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_config_that_is_no_mapping(written: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(written, tmp_path / "model"))
+    change_config(folder, lambda config: config.update(quantization_config="w4"))
+    with pytest.raises(CheckpointError, match=r"quantization_config is 'w4', but there are"):
+        open_weights(Checkpoint.open(folder))
+
+
+def test_a_config_of_the_text_decoder(written: Path, tmp_path: Path) -> None:
+    config = json.loads((written / "config.json").read_text())
+    found = config.pop("quantization_config")
+    assert parse({"text_config": {"quantization_config": found}}).groups
+    assert parse({"compression_config": found}).groups
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "line"),
+    [
+        ("shape", torch.tensor([float("nan"), 96]), r"weight_shape is torch.float32 \[nan, 96"),
+        ("shape", torch.tensor([-64, 96]), r"weight_shape is torch.int64 \[-64, 96\]; it must"),
+        ("shape", torch.tensor([1, 2, 3]), r"\[1, 2, 3\]; it must hold two whole numbers"),
+        ("packed", lambda t: t.long(), r"is torch.int64 where .* needs torch.int32"),
+        ("scale", lambda t: t.int(), r"is torch.int32 where .* needs torch.bfloat16 or"),
+        ("g_idx", lambda t: t + 7, r"weight_g_idx holds groups 7 to 9; .* scales for 0 to 2"),
+        ("g_idx", lambda t: t[1:].clone(), r"weight_g_idx is torch.int32 \[95\]; it must be"),
+    ],
+)
+def test_the_tensor_is_named(
+    part: str, value: Any, line: str, written: Path, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(written, tmp_path / "model"))
+    tensors, name = load_file(folder / "model.safetensors"), f"{DOWN}.weight_{part}"
+    tensors[name] = value(tensors[name]) if callable(value) else value
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match=line):
+        open_weights(Checkpoint.open(folder)).read(f"{DOWN}.weight")
+
+
+def test_a_g_idx_that_says_nothing_is_no_order(written: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(written, tmp_path / "model"))
+    tensors, name = load_file(folder / "model.safetensors"), f"{DOWN}.weight_g_idx"
+    blank = {**tensors, name: torch.full_like(tensors[name], -1)}
+    save_file(blank, folder / "model.safetensors")
+    unset = open_weights(Checkpoint.open(folder)).read(f"{DOWN}.weight")
+    save_file({k: v for k, v in tensors.items() if k != name}, folder / "model.safetensors")
+    assert torch.equal(unset, open_weights(Checkpoint.open(folder)).read(f"{DOWN}.weight"))
+
+
+def change_config(folder: Path, edit: Callable[[dict[str, Any]], object]) -> None:
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    edit(config)
+    path.write_text(json.dumps(config))
+
+
+def places(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Paths of all keys and positions of a JSON value."""
+    inside = value.items() if isinstance(value, dict) else []
+    inside = enumerate(value) if isinstance(value, list) else inside
+    return [p for key, below in inside for p in [(*at, key), *places(below, (*at, key))]]
+
+
+ODD = st.one_of(
+    st.sampled_from([None, True, 0, 1, -1, 5, 10**12, 0.5, float("nan"), "", "x", "4", "re:(", []]),
+    st.sampled_from([["re:("], [5], {}, {"x": 1}, [[]], "int", "group", "re:.*", "gptq"]),
+)
+
+
+@settings(
+    max_examples=150,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(data=st.data())
+def test_any_change_is_read_or_refused(data: st.DataObject, written: Path) -> None:
+    original = (written / "config.json").read_text()
+    config = json.loads(original)
+    for _ in range(data.draw(st.integers(1, 3))):
+        *path, last = data.draw(st.sampled_from(places(config)))
+        holder = config
+        for key in path:
+            holder = holder[key]
+        if data.draw(st.booleans()) and isinstance(holder, dict):
+            del holder[last]
+        else:
+            holder[last] = data.draw(ODD)
+        if not places(config):
+            break
+    try:
+        (written / "config.json").write_text(json.dumps(config))
+        for use in (inspect_checkpoint, read_one):
+            try:
+                use(written)
+            except CompressError as error:
+                assert "\n" not in str(error)
+    finally:
+        (written / "config.json").write_text(original)
+
+
+def read_one(folder: Path) -> None:
+    opened = open_weights(Checkpoint.open(folder))
+    opened.read(opened.spec.blocks[0].linears[0].tensor)
