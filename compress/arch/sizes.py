@@ -20,6 +20,7 @@ KEYS: Mapping[str, tuple[str, ...]] = {
     "experts": ("num_local_experts", "num_experts", "n_routed_experts"),
     "experts_per_token": ("num_experts_per_tok",),
 }
+MAX_LAYERS = 100_000  # blocks are counted out before their tensors are looked for
 TEXT_CONFIGS = ("text_config", "llm_config", "language_config")
 
 
@@ -82,6 +83,17 @@ def read_sizes(
                 f"config.json: no {KEYS[name][0]}; it is needed to know the shapes of a"
                 f" {config.get('model_type')!r} decoder"
             )
+    if found["layers"] > MAX_LAYERS:
+        raise CheckpointError(
+            f"config.json: {KEYS['layers'][0]} is {found['layers']}; decoders of up to {MAX_LAYERS}"
+            " blocks can be read"
+        )
+    chosen = found["experts_per_token"]
+    if found["experts"] and "num_experts_per_tok" in config and not 0 < chosen <= found["experts"]:
+        raise CheckpointError(
+            f"config.json: num_experts_per_tok is {config['num_experts_per_tok']!r}; it must be 1"
+            f" to {found['experts']}, the number of experts"
+        )
     heads = found["heads"]
     found["kv_heads"] = found["kv_heads"] or heads
     found["head_dim"] = found["head_dim"] or (found["hidden"] // heads if heads else 0)
@@ -98,15 +110,27 @@ def _size(
         value = config.get(key)
         if value is None:
             continue
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        if not _is_whole(value) or value < 0:
             raise CheckpointError(f"config.json: {key} is {value!r}; it must be a whole number")
-        return value
+        return int(value)
     return next((defaults[key] for key in keys if key in defaults), 0)
 
 
 def _dense_layers(config: Mapping[str, Any], layers: int, experts: int) -> frozenset[int]:
     if not experts:
         return frozenset(range(layers))
-    step = config.get("decoder_sparse_step") or 1
-    dense = {index for index in range(layers) if (index + 1) % step}
-    return frozenset(dense | set(config.get("mlp_only_layers") or ()))
+    step = 1 if config.get("decoder_sparse_step") is None else config["decoder_sparse_step"]
+    if not _is_whole(step) or step < 1:
+        raise CheckpointError(
+            f"config.json: decoder_sparse_step is {step!r}; it must be a whole number, 1 or more"
+        )
+    plain = config.get("mlp_only_layers") or []
+    if not isinstance(plain, list) or not all(_is_whole(index) for index in plain):
+        raise CheckpointError(
+            f"config.json: mlp_only_layers is {plain!r}; it must be a list of block numbers"
+        )
+    return frozenset({index for index in range(layers) if (index + 1) % step} | set(plain))
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -1,6 +1,7 @@
 """transformers' causal LM of a checkpoint, without its weights."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -18,7 +19,8 @@ def build_model(
     """The causal LM on the meta device, in eval mode; only computed buffers (rotary tables) exist.
 
     Attention is torch's scaled_dot_product_attention where the family has it. Code that comes with
-    a checkpoint is never run. Raises CheckpointError for a model_type transformers does not know.
+    a checkpoint is never run. Raises CheckpointError for a model_type transformers does not know
+    and for values in config.json that it cannot make a model of.
     """
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
@@ -31,7 +33,8 @@ def build_model(
             f"model_type {spec.model_type!r} is unknown to this transformers; {_UNRUNNABLE}"
         )
     known = {key: value for key, value in text.items() if key != "quantization_config"}
-    config: Any = CONFIG_MAPPING[spec.model_type].from_dict(known)
+    with _refusing(spec):
+        config: Any = CONFIG_MAPPING[spec.model_type].from_dict(known)
     if hasattr(config, "output_router_logits"):
         config.output_router_logits = False
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
@@ -40,16 +43,39 @@ def build_model(
         )
     model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     attention = "sdpa" if getattr(model_class, "_supports_sdpa", False) else "eager"
-    with torch.device("meta"):
+    with _refusing(spec), torch.device("meta"):
         model: nn.Module = model_class._from_config(
             config, dtype=dtype, attn_implementation=attention
         )
     config.pad_token_id = None  # read for a warning about masks only; masks come from the caller
-    _compute_buffers(model, device)
+    with _refusing(spec):
+        _compute_buffers(model, device)
     for module in model.modules():
         if isinstance(module, nn.Embedding):
             module.padding_idx = None  # means nothing in a forward, but would bound a row subset
     return model.eval().requires_grad_(False)
+
+
+@contextmanager
+def _refusing(spec: DecoderSpec) -> Iterator[None]:
+    try:
+        yield
+    except CheckpointError:
+        raise
+    # A wrong value in config.json shows in transformers as whatever its use raises: KeyError for
+    # an activation, ZeroDivisionError for a head_dim, validation errors of several kinds.
+    except Exception as error:
+        raise CheckpointError(
+            f"transformers cannot build a {spec.model_type!r} decoder from config.json:"
+            f" {short_reason(error)}; mend it or fetch it again"
+        ) from error
+
+
+def short_reason(error: Exception, limit: int = 240) -> str:
+    """Type and words of someone else's error, in one line."""
+    words = " ".join(str(error).split())
+    words = words if len(words) <= limit else words[: limit - 3] + "..."
+    return f"{type(error).__name__}: {words}" if words else type(error).__name__
 
 
 def find_stack(model: nn.Module, spec: DecoderSpec) -> str:

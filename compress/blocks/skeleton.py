@@ -19,7 +19,7 @@ from compress.arch.spec import DecoderSpec
 from compress.blocks.activation import quantize_inputs
 from compress.blocks.experts import split_experts
 from compress.blocks.linear import check_linear
-from compress.blocks.model import build_model, find_stack, set_parameter
+from compress.blocks.model import build_model, find_stack, set_parameter, short_reason
 from compress.blocks.reading import check_names, expert_paths, read_finite, read_rows
 from compress.blocks.recorder import FirstReached, LastReached, Recorder, Tape
 from compress.errors import CheckpointError
@@ -188,14 +188,15 @@ class Skeleton:
     def _find_block_output(self) -> None:
         """Whether the model expects a block to return a tensor or a tuple; both are in use."""
         hidden = self._zeros.expand(2, 3, self.spec.hidden)
+        reason = "its output has another shape than its input"
         for as_tuple in (False, True):
             self._tape.as_tuple = as_tuple
             try:
                 with torch.no_grad():
                     if self._finish(hidden).shape[:2] == hidden.shape[:2]:
                         return
-            except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
-                reason = str(error)
+            except Exception as error:  # whatever transformers' code makes of config.json
+                reason = short_reason(error)
         raise CheckpointError(
             f"transformers' {type(self.model).__name__} cannot be run block by block ({reason});"
             " only methods without calibration can be used on it"
@@ -203,8 +204,13 @@ class Skeleton:
 
     def _head_path(self) -> str:
         head = self.model.get_output_embeddings()
-        names: dict[nn.Module, str] = {module: name for name, module in self.model.named_modules()}
-        return names[head]
+        for name, module in self.model.named_modules():
+            if module is head:
+                return str(name)
+        raise CheckpointError(
+            f"transformers' {type(self.model).__name__} has no output head; only methods without"
+            " calibration can be used on it"
+        )
 
     def _outside_paths(self) -> dict[str, str]:
         """Parameter path of every tensor beside the blocks, the head's left out."""
