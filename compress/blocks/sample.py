@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from compress.arch.spec import DecoderSpec
 from compress.blocks.model import build_model, set_parameter
 from compress.blocks.skeleton import Skeleton
+from compress.checkpoint import Checkpoint
 from compress.errors import DataError
 
 if TYPE_CHECKING:
@@ -41,11 +42,11 @@ def generate(
 
     prompt_ids: int64 [p] or [count, p]; without it a sequence starts with the config's BOS token,
     or with a random token when there is none. Generation goes on behind an end-of-text token, as
-    in packed training data. batch: sequences at once, `rows_at_once` by default. Raises DataError when the model does not fit the free memory, or when
-    the model cannot be that long.
+    in packed training data. batch: sequences at once, `rows_at_once` by default. Raises DataError
+    when the model does not fit the free memory, or when the model cannot be that long.
     """
     _check_length(skeleton, length)
-    _check_memory(weights, skeleton)
+    check_memory(weights.checkpoint, skeleton.spec, skeleton.dtype, skeleton.device)
     batch = batch or rows_at_once(skeleton.spec, skeleton.dtype, length)
     model = whole_model(weights, skeleton)
     prompts = _prompts(skeleton, prompt_ids, count, seed)
@@ -57,7 +58,7 @@ def generate(
 
 
 def rows_at_once(spec: DecoderSpec, dtype: torch.dtype, length: int) -> int:
-    """Sequences of `length` tokens whose keys and values fit the cache budget, at most MOST_ROWS."""
+    """Sequences of `length` tokens whose keys and values fit the budget, at most MOST_ROWS."""
     token = 2 * len(spec.blocks) * spec.kv_heads * spec.head_dim * dtype.itemsize
     return max(1, min(MOST_ROWS, CACHE_BYTES // (token * length)))
 
@@ -148,26 +149,28 @@ def _check_length(skeleton: Skeleton, length: int) -> None:
         )
 
 
-def _check_memory(weights: "Weights", skeleton: Skeleton) -> None:
-    spec = skeleton.spec
+def check_memory(
+    checkpoint: Checkpoint, spec: DecoderSpec, dtype: torch.dtype, device: str
+) -> None:
+    """DataError unless the whole model in that dtype fits the device's free memory."""
     names = [tensor for block in spec.blocks for tensor, _ in block.modules]
     names += [tensor for tensor, _ in spec.outside]
-    size = torch.empty((), dtype=skeleton.dtype).element_size()
-    needed = int(_HEADROOM * size * sum(_elements(weights, name) for name in names)) + CACHE_BYTES
-    free = _free_memory(skeleton.device)
+    elements = sum(_elements(checkpoint, spec, name) for name in names)
+    needed = int(_HEADROOM * dtype.itemsize * elements) + CACHE_BYTES
+    free = _free_memory(device)
     if needed > free:
         raise DataError(
             f"sampling from the model needs {needed / 2**30:.1f} GiB of memory,"
-            f" {free / 2**30:.1f} GiB are free; calibrate on a text file instead of 'self'"
+            f" {free / 2**30:.1f} GiB are free; use a text file instead of 'self'"
         )
 
 
-def _elements(weights: "Weights", tensor: str) -> int:
+def _elements(checkpoint: Checkpoint, spec: DecoderSpec, tensor: str) -> int:
     """Values of a weight; a packed one (no tensor of that name) counts by its linear's shape."""
-    info = weights.checkpoint.tensors.get(tensor)
+    info = checkpoint.tensors.get(tensor)
     if info is not None:
         return int(np.prod(info.shape, dtype=np.int64))
-    shapes = (each.shape for each in weights.spec.all_linears() if each.tensor == tensor)
+    shapes = (each.shape for each in spec.all_linears() if each.tensor == tensor)
     rows, columns = next(shapes, (0, 0))
     return rows * columns
 
@@ -180,7 +183,7 @@ def _free_memory(device: str) -> int:
         for line in lines:
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024
-    raise DataError("/proc/meminfo has no MemAvailable; calibrate on a text file instead of 'self'")
+    raise DataError("/proc/meminfo has no MemAvailable; use a text file instead of 'self'")
 
 
 def _mix(value: Any) -> Any:

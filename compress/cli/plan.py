@@ -18,9 +18,12 @@ def command(
     device: str,
     dtype: str | None,
     as_json: bool,
-) -> None:
-    """Show what RECIPE would do to a checkpoint: sizes, memory, time, and who can load it."""
-    show_plan(recipe, model, overrides, device, dtype, as_json)
+) -> int:
+    """Show what RECIPE would do to a checkpoint: sizes, memory, time, and who can load it.
+
+    Exit code 1 when something would stop the run.
+    """
+    return show_plan(recipe, model, overrides, device, dtype, as_json)
 
 
 def show_plan(
@@ -30,8 +33,8 @@ def show_plan(
     device: str,
     dtype: str | None,
     as_json: bool,
-) -> None:
-    """Print the plan; `run --dry-run` is the same."""
+) -> int:
+    """Print the plan; `run --dry-run` is the same. Returns the exit code."""
     from compress import pipeline
 
     plan = pipeline.make_plan(recipe, model, overrides=overrides, device=device, dtype=dtype)
@@ -39,3 +42,4 @@ def show_plan(
         options.print_json(plan.to_json())
     else:
         click.echo(pipeline.plan_table(plan))
+    return 1 if plan.problems else 0

@@ -34,13 +34,12 @@ def command(
     overwrite: bool,
     dry_run: bool,
     as_json: bool,
-) -> None:
+) -> int:
     """Compress a checkpoint as RECIPE says (a file, or a name from `compress-model recipes`)."""
     if dry_run:
         from compress.cli.plan import show_plan
 
-        show_plan(recipe, model, overrides, device, dtype, as_json)
-        return
+        return show_plan(recipe, model, overrides, device, dtype, as_json)
 
     from compress import pipeline
 
@@ -62,6 +61,7 @@ def command(
         raise
     page = Path(out) / PAGE
     options.print_report(report, page if page.is_file() else None, as_json)
+    return 0
 
 
 def _how_to_resume(given: Mapping[str, Any]) -> str:

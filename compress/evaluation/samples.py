@@ -51,7 +51,7 @@ def sample_pairs(
             else _continuations(source, prompts, tokenizer, config.tokens, device)
         )
     except DataError as error:
-        # Its remedy, behind the semicolon, is meant for calibration.
+        # Its remedy, behind the semicolon, is meant for texts.
         return (), str(error).split(";")[0]
     pairs = [SamplePair(prompt, before.get(prompt), after[prompt]) for prompt in prompts]
     return tuple(pairs), reason

@@ -11,7 +11,7 @@ from pathlib import Path
 import yaml
 
 from compress.checkpoint import Checkpoint, resolve_model
-from compress.errors import OutputError
+from compress.errors import DataError, OutputError
 from compress.evaluation.config import EvaluationConfig, SampleConfig, TextConfig
 from compress.formats import Weights, detect, logical_shapes, open_weights
 from compress.pipeline.environment import (
@@ -71,6 +71,8 @@ def evaluate_checkpoint(
         )
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+    if measured.left_out:
+        raise DataError("; ".join(measured.left_out))
     seconds = time.perf_counter() - clock
     stage = Stage("evaluate", seconds, peak_rss_bytes(), peak_gpu_bytes(device))
     asked = RecipeInfo("", yaml.safe_dump({"texts": list(texts)}))

@@ -1,43 +1,81 @@
 """What a run will need beside the weights, looked for before work starts: hours later is too late.
 
-Texts that are there, a tokenizer that loads, lengths that fit the model, and a transformers class
-that runs its blocks.
+Texts that are there, a tokenizer that loads, lengths that fit the model, a transformers class that
+runs its blocks, and memory to sample calibration text from the model.
 """
+
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 
 from compress.checkpoint import Checkpoint
-from compress.errors import RecipeError
+from compress.errors import CompressError, RecipeError
 from compress.evaluation.config import DEFAULT_WINDOW_CAP
 from compress.pipeline.plan import Plan
+from compress_calibration.config import CalibrationConfig
 from compress_calibration.sources import check_source
 from compress_calibration.tokenizer import load_tokenizer
 
 
-def check_inputs(plan: Plan, checkpoint: Checkpoint) -> None:
-    """Raises DataError, RecipeError or CheckpointError for what would stop the run later."""
+def check_inputs(
+    plan: Plan, checkpoint: Checkpoint, dtype: torch.dtype, device: str, *, drawn: bool = False
+) -> None:
+    """Raises DataError, RecipeError or CheckpointError for what would stop the run later.
+
+    dtype, device: of the calibrated passes. drawn: the calibration text is there already, from the
+    run that this one resumes.
+    """
+    for check in _checks(plan, checkpoint, dtype, device, drawn):
+        check()
+
+
+def problems(
+    plan: Plan, checkpoint: Checkpoint, dtype: torch.dtype, device: str
+) -> tuple[str, ...]:
+    """All that `check_inputs` would raise, as lines, each once."""
+    found: dict[str, None] = {}
+    for check in _checks(plan, checkpoint, dtype, device, drawn=False):
+        try:
+            check()
+        except CompressError as error:
+            found[str(error)] = None
+    return tuple(found)
+
+
+def _checks(
+    plan: Plan, checkpoint: Checkpoint, dtype: torch.dtype, device: str, drawn: bool
+) -> Iterator[Callable[[], object]]:
+    """What to look at, each by itself."""
     recipe, evaluation = plan.recipe, plan.recipe.evaluation
     calibration = recipe.calibration if plan.needs_calibration else None
-    context = plan.spec.context
     sources = [] if calibration is None else list(calibration.sources)
-    if calibration is not None:
-        _check_length(recipe.at("calibration.length"), calibration.length, context)
+    yield from _lengths(plan, calibration)
     if evaluation is not None:
-        evaluation.resolve(context or DEFAULT_WINDOW_CAP)
         sources += [text.source() for text in evaluation.texts]
-        for i, text in enumerate(evaluation.texts):
-            if text.kind == "self":
-                place = recipe.at(f"evaluation.texts[{i}].length")
-                _check_length(place, text.length, context)
-    for source in sources:
-        check_source(source)
+    yield from (partial(check_source, source) for source in sources)
     if evaluation is not None or any(source.kind != "self" for source in sources):
-        load_tokenizer(checkpoint.path)
+        yield partial(load_tokenizer, checkpoint.path)
     if evaluation is not None or calibration is not None:
-        # Late: a data-free run never loads transformers.
-        from compress.blocks.skeleton import Skeleton
+        yield partial(_check_class, plan, checkpoint)
+    # Evaluation text that does not fit is left out of the report, with a warning.
+    if calibration is not None and not drawn and any(s.kind == "self" for s in calibration.sources):
+        yield partial(_check_memory, plan, checkpoint, dtype, device)
 
-        Skeleton(checkpoint.config, plan.spec, dtype=torch.bfloat16)
+
+def _lengths(plan: Plan, calibration: CalibrationConfig | None) -> Iterator[Callable[[], object]]:
+    """No row is longer than what the model can read."""
+    recipe, context, evaluation = plan.recipe, plan.spec.context, plan.recipe.evaluation
+    if calibration is not None:
+        place = recipe.at("calibration.length")
+        yield partial(_check_length, place, calibration.length, context)
+    if evaluation is None:
+        return
+    yield partial(evaluation.resolve, context or DEFAULT_WINDOW_CAP)
+    for i, text in enumerate(evaluation.texts):
+        if text.kind == "self":
+            place = recipe.at(f"evaluation.texts[{i}].length")
+            yield partial(_check_length, place, text.length, context)
 
 
 def _check_length(place: str, length: int, context: int) -> None:
@@ -45,3 +83,16 @@ def _check_length(place: str, length: int, context: int) -> None:
         raise RecipeError(
             f"{place}: is {length}, the model's context is {context} tokens; give {context} or less"
         )
+
+
+def _check_class(plan: Plan, checkpoint: Checkpoint) -> None:
+    # Late: a data-free run never loads transformers.
+    from compress.blocks.skeleton import Skeleton
+
+    Skeleton(checkpoint.config, plan.spec, dtype=torch.bfloat16)
+
+
+def _check_memory(plan: Plan, checkpoint: Checkpoint, dtype: torch.dtype, device: str) -> None:
+    from compress.blocks.sample import check_memory
+
+    check_memory(checkpoint, plan.spec, dtype, device)

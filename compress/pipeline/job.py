@@ -6,6 +6,7 @@ stands in the journal there, so that a killed run goes on where it was.
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -35,7 +36,7 @@ from compress.pipeline.environment import (
 from compress.pipeline.events import Event, Progress, silent
 from compress.pipeline.finish import finish_files
 from compress.pipeline.identity import marks, refuse_other_result
-from compress.pipeline.inputs import check_inputs
+from compress.pipeline.inputs import check_inputs, problems
 from compress.pipeline.plan import Plan, build_plan
 from compress.pipeline.quality import measure
 from compress.pipeline.session import Session
@@ -45,8 +46,9 @@ from compress.recipe import Recipe, load
 from compress.report.codec import read_json
 from compress.report.schema import Layer, Report, Stage
 
+CALIBRATION_FILE = "calibration.safetensors"
 # The run's own files inside OUT.partial, gone when it is published.
-WORKING = ("journal.json", "calibration.safetensors", "hidden.0", "hidden.1", "evaluation")
+WORKING = ("journal.json", CALIBRATION_FILE, "hidden.0", "hidden.1", "evaluation")
 
 
 def run(
@@ -105,9 +107,11 @@ def make_plan(
     device: str = "cpu",
     dtype: str | None = None,
 ) -> Plan:
-    """What `run` would do, decided without any work. Raises as `run` does."""
+    """What `run` would do, decided without any work. Raises as `run` does where there can be no
+    plan; what would stop the run beside that is in the plan's `problems`."""
     checkpoint = Checkpoint.open(resolve_model(model))
-    return _plan(_recipe(recipe, overrides), checkpoint, device, dtype)[0]
+    plan, compute = _plan(_recipe(recipe, overrides), checkpoint, device, dtype)
+    return replace(plan, problems=problems(plan, checkpoint, compute, device))
 
 
 def prepare(
@@ -128,7 +132,8 @@ def prepare(
     checkpoint = Checkpoint.open(source)
     output = prepare_output(out, source=source, overwrite=overwrite, resume=resume)
     plan, compute = _plan(checked, checkpoint, device, dtype)
-    check_inputs(plan, checkpoint)
+    drawn = output.state == "resume" and (output.partial / CALIBRATION_FILE).is_file()
+    check_inputs(plan, checkpoint, compute, device, drawn=drawn)
     weights = open_weights(checkpoint, plan.spec)
     listener = progress or silent
     began = time.perf_counter()
@@ -174,38 +179,10 @@ def _require_space(session: Session) -> None:
 def _work(session: Session, started: datetime, *, resumed: bool) -> Report:
     """All passes, then evaluation and report, inside OUT.partial."""
     plan, partial = session.plan, session.output.partial
-    environment = fingerprint(session.device, session.dtype)
-    mine = marks(plan.recipe, session.sha256, environment)
-    if resumed:
-        journal = journals.resume(partial, mine)
-        # Files that recorded units have written to are never made anew: holes read as zeros.
-        open_shards = ShardWriter.reopen if journal.has_work else ShardWriter.create
-        writer = open_shards(partial, plan.shards)
-    else:
-        writer = ShardWriter.create(partial, plan.shards)
-        journal = journals.start(partial, mine)
-    earlier = frozenset(journal.units)
-    work = Work(
-        plan,
-        session.checkpoint,
-        session.weights,
-        writer,
-        journal,
-        session.progress,
-        session.dtype,
-        session.device,
-    )
+    work = _begin(session, resumed=resumed)
     clock = time.perf_counter()
-    stages: list[Stage] = []
-    if plan.needs_calibration:
-        # Late: a data-free run never loads transformers.
-        from compress.pipeline.calibrated import calibrate
-
-        calibrate(work, partial)
-    else:
-        stream.run(work)
-    finish_files(work, partial, earlier)
-    stages.append(_stage("quantize", clock, session.device, layers_of(plan, journal)))
+    _quantize(work, partial)
+    stages = [_stage("quantize", clock, session.device, layers_of(plan, work.journal))]
     clock = time.perf_counter()
     measured = measure(
         partial,
@@ -217,9 +194,47 @@ def _work(session: Session, started: datetime, *, resumed: bool) -> Report:
     )
     if plan.recipe.evaluation is not None:
         stages.append(_stage("evaluate", clock, session.device, ()))
-    report = build_report(session, stages, journal, measured, started)
+    report = build_report(session, stages, work.journal, measured, started)
     write_report(report, partial)
     return report
+
+
+def _begin(session: Session, *, resumed: bool) -> Work:
+    """Weight files and journal: new ones, or those of the run that is resumed."""
+    plan, partial = session.plan, session.output.partial
+    environment = fingerprint(session.device, session.dtype)
+    mine = marks(plan.recipe, session.sha256, environment)
+    if resumed:
+        journal = journals.resume(partial, mine)
+        # Files that recorded units have written to are never made anew: holes read as zeros.
+        open_shards = ShardWriter.reopen if journal.has_work else ShardWriter.create
+        writer = open_shards(partial, plan.shards)
+    else:
+        writer = ShardWriter.create(partial, plan.shards)
+        journal = journals.start(partial, mine)
+    return Work(
+        plan,
+        session.checkpoint,
+        session.weights,
+        writer,
+        journal,
+        session.progress,
+        session.dtype,
+        session.device,
+    )
+
+
+def _quantize(work: Work, partial: Path) -> None:
+    """Every unit that the journal does not have, then the small files."""
+    earlier = frozenset(work.journal.units)
+    if work.plan.needs_calibration:
+        # Late: a data-free run never loads transformers.
+        from compress.pipeline.calibrated import calibrate
+
+        calibrate(work, partial)
+    else:
+        stream.run(work)
+    finish_files(work, partial, earlier)
 
 
 def _stage(name: str, clock: float, device: str, layers: tuple[Layer, ...]) -> Stage:

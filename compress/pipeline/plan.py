@@ -34,6 +34,7 @@ class Plan:
 
     tensors: for every tensor of the source, the entries (name, dtype code, shape) it becomes.
     tensor_parallel: for 2, 4 and 8 shards the reasons against it; empty means it divides.
+    problems: what would stop a run that was started now, as `make_plan` found it.
     """
 
     recipe: Recipe
@@ -48,6 +49,7 @@ class Plan:
     tensor_parallel: Mapping[int, tuple[str, ...]]
     runtimes: tuple[Verdict, ...]
     warnings: tuple[str, ...]
+    problems: tuple[str, ...] = ()
 
     @property
     def needs_calibration(self) -> bool:
@@ -80,6 +82,7 @@ class Plan:
             "tensor_parallel": {str(n): list(why) for n, why in self.tensor_parallel.items()},
             "runtimes": [r._asdict() for r in self.runtimes],
             "warnings": list(self.warnings),
+            "problems": list(self.problems),
         }
 
 
@@ -100,11 +103,7 @@ def build_plan(recipe: Recipe, checkpoint: Checkpoint, *, dtype: torch.dtype) ->
 
     dtype: of the calibrated passes, for the estimate.
     """
-    found = detect(checkpoint.config, checkpoint.tensors)
-    if found is not None:
-        raise CheckpointError(
-            f"{checkpoint.path} is already quantized ({found}); give the original checkpoint"
-        )
+    _refuse_quantized(checkpoint)
     spec = describe(checkpoint.config, checkpoint.shapes)
     fmt = recipe.output.format if recipe.output.format != "auto" else "compressed-tensors"
     fit.refuse_tied_head(recipe, spec)
@@ -113,14 +112,6 @@ def build_plan(recipe: Recipe, checkpoint: Checkpoint, *, dtype: torch.dtype) ->
     fit.check_fused(modules, skipped)
     tensors = _output_tensors(checkpoint, modules, fmt)
     shards = plan_shards([t for group in tensors.values() for t in group], recipe.output.shard_size)
-    calibrated = any(METHODS[s.method].needs_calibration(s.config) for s in recipe.stages)
-    job = Job(
-        checkpoint,
-        spec,
-        [(m.linear, m.scheme) for m in modules],
-        recipe.calibration if calibrated else None,
-        dtype,
-    )
     return Plan(
         recipe=recipe,
         spec=spec,
@@ -130,18 +121,41 @@ def build_plan(recipe: Recipe, checkpoint: Checkpoint, *, dtype: torch.dtype) ->
         tensors=tensors,
         shards=shards,
         source_bytes=checkpoint.nbytes,
-        estimate=estimate(job),
+        estimate=estimate(_job(recipe, checkpoint, spec, modules, dtype)),
         tensor_parallel={n: fit.against_parallel(n, spec, modules) for n in (2, 4, 8)},
-        runtimes=tuple(
-            runtimes(
-                fmt,
-                {m.linear.tensor: m.scheme for m in modules},
-                spec,
-                g_idx=any(m.g_idx for m in modules),
-            )
-        ),
+        runtimes=_runtimes(fmt, spec, modules),
         warnings=tuple(fit.warnings(spec)),
     )
+
+
+def _refuse_quantized(checkpoint: Checkpoint) -> None:
+    found = detect(checkpoint.config, checkpoint.tensors)
+    if found is not None:
+        raise CheckpointError(
+            f"{checkpoint.path} is already quantized ({found}); give the original checkpoint"
+        )
+
+
+def _job(
+    recipe: Recipe,
+    checkpoint: Checkpoint,
+    spec: DecoderSpec,
+    modules: Iterable[ModulePlan],
+    dtype: torch.dtype,
+) -> Job:
+    calibrated = any(METHODS[s.method].needs_calibration(s.config) for s in recipe.stages)
+    return Job(
+        checkpoint,
+        spec,
+        [(m.linear, m.scheme) for m in modules],
+        recipe.calibration if calibrated else None,
+        dtype,
+    )
+
+
+def _runtimes(fmt: str, spec: DecoderSpec, modules: Iterable[ModulePlan]) -> tuple[Verdict, ...]:
+    schemes = {m.linear.tensor: m.scheme for m in modules}
+    return tuple(runtimes(fmt, schemes, spec, g_idx=any(m.g_idx for m in modules)))
 
 
 def _assign(

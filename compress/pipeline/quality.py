@@ -3,27 +3,34 @@
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from compress.checkpoint import Checkpoint
+from compress.errors import DataError
 from compress.evaluation.config import DEFAULT_WINDOW_CAP, EvaluationConfig
 from compress.formats import Weights, open_weights
 from compress.pipeline.events import Event, Progress
 from compress.report.schema import Quality, Sample, TextQuality
-from compress_calibration.tokenizer import load_tokenizer
+from compress_calibration.tokenizer import Tokenizer, load_tokenizer
+
+if TYPE_CHECKING:
+    from compress.evaluation.windows import TokenWindows
 
 NOT_ASKED = "the recipe asks for no evaluation"
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Quality as the report takes it; `samples_reason` says why there are no samples."""
+    """Quality as the report takes it; `samples_reason` says why there are no samples, `left_out`
+    why texts are missing."""
 
     quality: Quality | None
     samples: tuple[Sample, ...]
     samples_reason: str | None
+    left_out: tuple[str, ...] = ()
 
 
 def measure(
@@ -37,7 +44,8 @@ def measure(
 ) -> Measured:
     """Evaluate the checkpoint in `result_folder`, against its source where there is one.
 
-    work_folder: made for temporary files and removed again.
+    work_folder: made for temporary files and removed again. A text that cannot be had (no memory
+    to sample it, a file that is gone) is left out: the result is worth more than the measurement.
     """
     if config is None:
         return Measured(None, (), NOT_ASKED)
@@ -45,19 +53,10 @@ def measure(
     from compress.evaluation.evaluate import evaluate
     from compress.evaluation.samples import sample_pairs
     from compress.evaluation.stream import Work
-    from compress.evaluation.texts import read_windows
 
     result = open_weights(Checkpoint.open(result_folder))
     tokenizer = load_tokenizer(result_folder)
-    origin = source or result
-
-    def write(count: int, length: int, seed: int) -> Tensor:
-        return sampled(origin, count, length, seed, device)
-
-    windows = [
-        read_windows(text, config, tokenizer, result.spec.context or DEFAULT_WINDOW_CAP, write)
-        for text in config.texts
-    ]
+    windows, left_out = _windows(source or result, config, tokenizer, device)
     work_folder.mkdir(exist_ok=True)
 
     def on_block(stage: str, done: int, total: int) -> None:
@@ -74,7 +73,27 @@ def measure(
         Quality(texts) if texts else None,
         tuple(Sample(s.prompt, s.source or "", s.result) for s in samples),
         reason,
+        left_out,
     )
+
+
+def _windows(
+    origin: Weights, config: EvaluationConfig, tokenizer: Tokenizer, device: str
+) -> tuple[list["TokenWindows"], tuple[str, ...]]:
+    """Windows of every text that can be had, and a line about each one that cannot."""
+    from compress.evaluation.texts import read_windows
+
+    def write(count: int, length: int, seed: int) -> Tensor:
+        return sampled(origin, count, length, seed, device)
+
+    context = origin.spec.context or DEFAULT_WINDOW_CAP
+    windows, left_out = [], []
+    for text in config.texts:
+        try:
+            windows.append(read_windows(text, config, tokenizer, context, write))
+        except DataError as error:
+            left_out.append(f"evaluation text {text.name!r} was left out: {error}")
+    return windows, tuple(left_out)
 
 
 def sampled(weights: Weights, count: int, length: int, seed: int, device: str) -> Tensor:

@@ -7,7 +7,7 @@ from pathlib import Path
 from compress.arch.spec import DecoderSpec
 from compress.checkpoint import Checkpoint
 from compress.checkpoint.dtypes import itemsize
-from compress.pipeline.environment import machine, versions
+from compress.pipeline.environment import machine, slow_kernels, versions
 from compress.pipeline.journal import CALIBRATION, Journal
 from compress.pipeline.plan import Plan
 from compress.pipeline.quality import Measured
@@ -59,7 +59,7 @@ def build_report(
             seconds=Planned(plan.estimate.seconds, work.seconds),
             peak_rss=Planned(plan.estimate.peak_rss_bytes, work.peak_rss_bytes),
         ),
-        warnings=plan.warnings,
+        warnings=(*plan.warnings, *slow_kernels(session.device), *measured.left_out),
         copied_tensors=(*plan.spec.copied, *unrecognised(plan.spec)),
         copied_files=tuple(path.name for path in checkpoint.side_files()),
         skipped_files=tuple(checkpoint.skipped_files),

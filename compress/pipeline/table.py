@@ -26,6 +26,7 @@ def plan_table(plan: Plan) -> str:
     lines += [f"{v.runtime:<17}   {v.verdict}: {v.reason}".rstrip(": ") for v in plan.runtimes]
     lines += [f"note: {warning}" for warning in plan.warnings]
     lines += [f"copied: {name}" for name in plan.spec.copied]
+    lines += [f"problem: {problem}" for problem in plan.problems]
     return "\n".join(lines)
 
 

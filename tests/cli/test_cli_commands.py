@@ -48,7 +48,7 @@ def pipeline(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
         return function
 
-    plan = SimpleNamespace(to_json=lambda: {"bytes": 12})
+    plan = SimpleNamespace(to_json=lambda: {"bytes": 12}, problems=())
     for name, answer in {
         "run": report(),
         "evaluate_checkpoint": report(),
@@ -113,6 +113,16 @@ def test_dry_run_and_plan_are_the_same(
     assert first == second == expected
     assert main(["plan", "int4-rtn", "--model", "m", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"bytes": 12}
+
+
+def test_a_plan_with_problems_exits_1(
+    pipeline: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = SimpleNamespace(to_json=lambda: {"problems": ["no text"]}, problems=("no text",))
+    monkeypatch.setattr(pipeline, "make_plan", lambda *args, **kwargs: plan)
+    assert main(["plan", "int4-rtn", "--model", "m"]) == 1
+    assert main(["run", "int4-rtn", "--model", "m", "--out", "o", "--dry-run", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out.split("\n", 1)[1]) == {"problems": ["no text"]}
 
 
 def test_inspect(pipeline: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
