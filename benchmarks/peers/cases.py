@@ -62,13 +62,12 @@ class Inputs:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """One finished run. solve_*: seconds inside solves."""
+    """One finished run. solve, method: calls and seconds ("wall_s", "cpu_s") inside them."""
 
     out: Path
     cost: Cost
-    solves: int
-    solve_wall_s: float
-    solve_cpu_s: float
+    solve: dict[str, float]
+    method: dict[str, float]
 
 
 def text() -> Path:

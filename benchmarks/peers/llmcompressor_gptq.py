@@ -3,8 +3,9 @@
     python llmcompressor_gptq.py MODEL ROWS OUT CLOCK [--group-size 128] [--batch-size 1]
 
 ROWS: safetensors file with `ids` [samples, length], tokenized already. OUT: folder for the result.
-CLOCK: JSON file for the seconds that solves took. All options that are not named here are
-llm-compressor's defaults, static act-order among them.
+CLOCK: JSON file for the seconds in `quantize_weight` ("solve") and in everything it does between
+two forwards of a block ("method": weight observers, solves, storing the result). All options that
+are not named here are llm-compressor's defaults, static act-order among them.
 """
 
 import argparse
@@ -21,21 +22,19 @@ from llmcompressor.modifiers.gptq import GPTQModifier
 from safetensors.numpy import load_file
 
 
-class Clock:
-    """Counts calls of a function and the seconds in them, on the wall and over all threads."""
+def clocked(function: Any, spent: dict[str, float]) -> Any:
+    """The function, adding up its calls and the seconds in them, on the wall and of all threads."""
 
-    def __init__(self, function: Any) -> None:
-        self.function = function
-        self.calls, self.wall, self.cpu = 0, 0.0, 0.0
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
         wall, cpu = time.perf_counter(), time.process_time()
         try:
-            return self.function(*args, **kwargs)
+            return function(*args, **kwargs)
         finally:
-            self.calls += 1
-            self.wall += time.perf_counter() - wall
-            self.cpu += time.process_time() - cpu
+            spent["calls"] += 1
+            spent["wall_s"] += time.perf_counter() - wall
+            spent["cpu_s"] += time.process_time() - cpu
+
+    return call
 
 
 def modifier(group_size: int) -> GPTQModifier:
@@ -53,7 +52,10 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=1)
     options = parser.parse_args()
     ids = load_file(options.rows)["ids"]
-    clock = gptq.quantize_weight = Clock(gptq.quantize_weight)
+    spent = {name: {"calls": 0, "wall_s": 0.0, "cpu_s": 0.0} for name in ("solve", "method")}
+    gptq.quantize_weight = clocked(gptq.quantize_weight, spent["solve"])
+    step = clocked(GPTQModifier.on_sequential_epoch_end, spent["method"])
+    GPTQModifier.on_sequential_epoch_end = step
     oneshot(
         model=options.model,
         dataset=Dataset.from_dict({"input_ids": ids, "attention_mask": ids * 0 + 1}),
@@ -64,7 +66,6 @@ def main() -> None:
         save_compressed=True,
         output_dir=options.out,
     )
-    spent = {"solves": clock.calls, "solve_wall_s": clock.wall, "solve_cpu_s": clock.cpu}
     Path(options.clock).write_text(json.dumps(spent))
 
 

@@ -2,63 +2,69 @@
 
     python -m benchmarks.peers.ours_gptq CLOCK run RECIPE --model MODEL --out OUT
 
-CLOCK: JSON file for the seconds spent in the gptq method, which are: factor, scale search, column
-loop, plain rounding beside it and the error of both. The rest of the line is the command line's.
+CLOCK: JSON file for the seconds in "solve" (damping and factor of the Hessian, column loop with its
+scale search) and in "method" (solves, plain rounding beside them, the errors of both). The rest of
+the line is the command line's.
 """
 
 import json
 import sys
 import time
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from compress import pipeline
 from compress.cli.main import main as command_line
 
-
-@dataclass(slots=True)
-class Spent:
-    """Seconds inside solves so far."""
-
-    solves: int = 0
-    wall: float = 0.0
-    cpu: float = 0.0
+Spent = dict[str, float]
 
 
-def clocked(spent: Spent, quantize: Any) -> Any:
-    """A method's quantize function that adds up its seconds."""
+def clocked(function: Callable[..., Any], spent: Spent) -> Callable[..., Any]:
+    """The function, adding up its calls and the seconds in them, on the wall and of all threads."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         wall, cpu = time.perf_counter(), time.process_time()
         try:
-            return quantize(*args, **kwargs)
+            return function(*args, **kwargs)
         finally:
-            spent.solves += 1
-            spent.wall += time.perf_counter() - wall
-            spent.cpu += time.process_time() - cpu
+            spent["calls"] += 1
+            spent["wall_s"] += time.perf_counter() - wall
+            spent["cpu_s"] += time.process_time() - cpu
 
     return call
 
 
+def set_clocks(spent: dict[str, Spent]) -> None:
+    """Put clocks around the gptq method and around its two steps that make a solve."""
+    from compress.methods import METHODS
+    from compress.pipeline import calibrated
+
+    gptq = METHODS["gptq"]
+    module: Any = sys.modules[gptq.quantize.__module__]
+    for step in ("factorise", "_compensate"):
+        setattr(module, step, clocked(getattr(module, step), spent["solve"]))
+    timed = replace(gptq, quantize=clocked(gptq.quantize, spent["method"]))
+    calibrated.METHODS = {**METHODS, "gptq": timed}
+
+
 def main() -> int:
     clock, *line = sys.argv[1:]
-    spent = Spent()
+    spent: dict[str, Spent] = {
+        name: {"calls": 0, "wall_s": 0.0, "cpu_s": 0.0} for name in ("solve", "method")
+    }
 
     def run(*args: Any, **kwargs: Any) -> Any:
         # Only now: the command line sets the process up before torch is imported.
-        from compress.methods import METHODS
-        from compress.pipeline import calibrated, job
+        set_clocks(spent)
+        from compress.pipeline import job
 
-        gptq = METHODS["gptq"]
-        timed = replace(gptq, quantize=clocked(spent, gptq.quantize))
-        calibrated.METHODS = {**METHODS, "gptq": timed}
         return job.run(*args, **kwargs)
 
     pipeline.run = run
     code = command_line(line)
-    result = {"solves": spent.solves, "solve_wall_s": spent.wall, "solve_cpu_s": spent.cpu}
-    Path(clock).write_text(json.dumps(result))
+    Path(clock).write_text(json.dumps(spent))
     return code
 
 
