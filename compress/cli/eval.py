@@ -1,6 +1,7 @@
 """`compress-model eval`."""
 
 from pathlib import Path
+from typing import Literal
 
 import click
 
@@ -25,6 +26,14 @@ PAGE = "report.html"
 @click.option("--stride", type=click.IntRange(min=1), help="Tokens each further window scores.")
 @click.option("--max-documents", type=click.IntRange(min=1), help="Use the first N documents.")
 @click.option("--out", metavar="FOLDER", help="Write report.json and report.html there.")
+@options.device
+@click.option(
+    "--dtype",
+    type=click.Choice(["fp32", "bf16"]),
+    default="fp32",
+    show_default=True,
+    help="Arithmetic of the blocks; the head is always fp32.",
+)
 @options.as_json
 def command(
     checkpoint: str,
@@ -34,6 +43,8 @@ def command(
     stride: int | None,
     max_documents: int | None,
     out: str | None,
+    device: str,
+    dtype: Literal["fp32", "bf16"],
     as_json: bool,
 ) -> None:
     """Measure CHECKPOINT on texts: perplexity, and how far it is from its source."""
@@ -48,6 +59,8 @@ def command(
             stride=stride,
             max_documents=max_documents,
             out=out,
+            device=device,
+            dtype=dtype,
             progress=progress,
         )
     options.print_report(report, Path(out) / PAGE if out else None, as_json)

@@ -35,15 +35,18 @@ def model(command: F) -> F:
     )(command)
 
 
-def compute(command: F) -> F:
-    """--device and --dtype."""
-    device = click.option(
+def device(command: F) -> F:
+    return click.option(
         "--device",
-        type=click.Choice(["cpu", "cuda"]),
         default="cpu",
         show_default=True,
+        metavar="[cpu|cuda|cuda:N]",
         help="Where blocks run.",
-    )
+    )(command)
+
+
+def compute(command: F) -> F:
+    """--device and --dtype."""
     dtype = click.option(
         "--dtype",
         type=click.Choice(["bf16", "fp16", "fp32"]),

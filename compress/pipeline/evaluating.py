@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from math import prod
 from pathlib import Path
+from typing import Literal
 
 import yaml
 
@@ -40,12 +41,14 @@ def evaluate_checkpoint(
     prompts: Sequence[str] = (),
     out: str | Path | None = None,
     device: str = "cpu",
+    dtype: Literal["fp32", "bf16"] = "fp32",
     progress: Progress | None = None,
 ) -> Report:
     """Measure a checkpoint on texts (files, or "self" for text of the source model's own).
 
     against: its source, for perplexity before, KL and agreement. out: a new or empty folder for
-    report.json and report.html. Raises a CompressError for what the user can mend.
+    report.json and report.html. dtype: arithmetic of the blocks, "fp32" or "bf16". Raises a
+    CompressError for what the user can mend.
     """
     started, clock = datetime.now(UTC), time.perf_counter()
     check_device(device)
@@ -54,6 +57,7 @@ def evaluate_checkpoint(
         texts=tuple(_text(text, max_documents) for text in texts),
         window=window,
         stride=stride,
+        dtype=dtype,
         samples=SampleConfig(prompts=tuple(prompts)),
     )
     result_path = resolve_model(checkpoint)

@@ -66,9 +66,9 @@ def run(
     """Compress the checkpoint `model` as `recipe` says into the folder `out`.
 
     recipe: a Recipe, a file, or the name of a built-in one. model: a folder or a hub id.
-    overrides: "key.path=value" settings. device: "cpu" or "cuda". dtype: arithmetic of calibrated
-    passes, "bf16", "fp16" or "fp32"; None chooses. resume: go on with a killed run of the same
-    recipe, source and environment; the result is byte for byte what it would have been.
+    overrides: "key.path=value" settings. device: "cpu", "cuda" or "cuda:N". dtype: arithmetic of
+    calibrated passes, "bf16", "fp16" or "fp32"; None chooses. resume: go on with a killed run of
+    the same recipe, source and environment; the result is byte for byte what it would have been.
 
     Raises a CompressError for whatever the user can mend, before any work where possible.
     """
@@ -109,6 +109,7 @@ def make_plan(
 ) -> Plan:
     """What `run` would do, decided without any work. Raises as `run` does where there can be no
     plan; what would stop the run beside that is in the plan's `problems`."""
+    check_device(device)
     checkpoint = Checkpoint.open(resolve_model(model))
     plan, compute = _plan(_recipe(recipe, overrides), checkpoint, device, dtype)
     return replace(plan, problems=problems(plan, checkpoint, compute, device))
@@ -127,6 +128,7 @@ def prepare(
     progress: Progress | None,
 ) -> Session:
     """Check everything that can be checked before work: recipe, source, fit, output, device."""
+    check_device(device)
     checked = _recipe(recipe, overrides)
     source = resolve_model(model)
     checkpoint = Checkpoint.open(source)
@@ -153,7 +155,6 @@ def _recipe(recipe: Recipe | str | Path, overrides: Sequence[str]) -> Recipe:
 def _plan(
     recipe: Recipe, checkpoint: Checkpoint, device: str, dtype: str | None
 ) -> tuple[Plan, torch.dtype]:
-    check_device(device)
     compute = compute_dtype(checkpoint.main_dtype, device, dtype)
     return build_plan(recipe, checkpoint, dtype=compute), compute
 

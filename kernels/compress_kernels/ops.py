@@ -30,7 +30,8 @@ def gram_(x: Tensor, out: Tensor) -> None:
     if x.is_cuda and _has_triton():
         from compress_kernels.triton import gram as triton_gram
 
-        triton_gram.gram_(x, out)
+        with torch.cuda.device(x.device):  # Triton launches on the current one
+            triton_gram.gram_(x, out)
     elif x.device.type == "cpu":
         cpu_gram.gram_(x, out)
     else:
@@ -61,7 +62,8 @@ def group_scale(
     if w.is_cuda and _has_triton():
         from compress_kernels.triton import scale as triton_scale
 
-        return triton_scale.group_scale(w, ratios, importance, grid)
+        with torch.cuda.device(w.device):
+            return triton_scale.group_scale(w, ratios, importance, grid)
     if w.device.type == "cpu" and native().library is not None:
         return cpu_scale.group_scale(w, ratios, importance, grid)
     return reference_scale.group_scale(w, ratios, importance, grid)
@@ -115,7 +117,8 @@ def _solve(weight: Tensor, factor: Tensor, problem: Problem) -> ColumnResult:
     if weight.is_cuda and _has_triton():
         from compress_kernels.triton import columns as triton_columns
 
-        return triton_columns.gptq_columns(weight, factor, problem)
+        with torch.cuda.device(weight.device):
+            return triton_columns.gptq_columns(weight, factor, problem)
     if weight.device.type == "cpu" and native().library is not None:
         return cpu_columns.gptq_columns(weight, factor, problem)
     return reference_columns.gptq_columns(weight, factor, problem)

@@ -144,7 +144,8 @@ def test_inspect_fails_on_damage(
 
 def test_eval(pipeline: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     line = "eval o --against m --text a.txt --text self --window 64 --stride 32 --max-documents 3"
-    assert main([*line.split(), "--json", "--out", "r"]) == 0
+    more = ["--json", "--out", "r", "--device", "cuda:1", "--dtype", "bf16"]
+    assert main([*line.split(), *more]) == 0
     ((args, kwargs),) = pipeline.calls
     assert args == ("o",)
     assert callable(kwargs.pop("progress"))
@@ -155,6 +156,8 @@ def test_eval(pipeline: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
         "stride": 32,
         "max_documents": 3,
         "out": "r",
+        "device": "cuda:1",
+        "dtype": "bf16",
     }
     assert codec.from_json(capsys.readouterr().out) == report()
 
@@ -180,6 +183,9 @@ def test_recipes(capsys: pytest.CaptureFixture[str]) -> None:
         ("run x --out o", "error: Missing option '--model'."),
         ("run x --model m --out o --dtype int8", "error: Invalid value for '--dtype': 'int8' is"),
         ("eval m", "error: Missing option '--text'."),
+        ("run x --model m --out o --device gpu", "error: device is 'gpu'; it is 'cpu', 'cuda' or"),
+        ("eval m --text a --device cuda:x", "error: device is 'cuda:x'; it is 'cpu', 'cuda' or"),
+        ("eval m --text a --dtype fp16", "error: Invalid value for '--dtype': 'fp16' is not one"),
         ("eval m --text a --window 1", "error: Invalid value for '--window': 1 is not in the"),
         ("plan x --model m --frob", "error: No such option '--frob'."),
     ],
