@@ -20,6 +20,11 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: tiny_models.make(name, folder / name) for name in ("llama", "qwen3_moe")}
 
 
+def load(folder: Path) -> Skeleton:
+    weights = open_weights(Checkpoint.open(folder))
+    return Skeleton(weights.checkpoint.config, weights.spec, dtype=torch.float32)
+
+
 @pytest.mark.parametrize(
     ("family", "key", "value", "words"),
     [
@@ -44,8 +49,7 @@ def test_one_line(
     (tmp_path / "config.json").write_text(json.dumps({**config, key: value}))
     (tmp_path / "model.safetensors").symlink_to(models[family] / "model.safetensors")
     with pytest.raises(CheckpointError) as caught:
-        weights = open_weights(Checkpoint.open(tmp_path))
-        Skeleton(weights.checkpoint.config, weights.spec, dtype=torch.float32)
+        load(tmp_path)
     message = str(caught.value)
     assert words in message
     assert "config.json" in message
