@@ -37,8 +37,6 @@ class ChatTemplate:
         Raises DataError when a message is no mapping, or the template is broken or refuses the
         chat.
         """
-        from jinja2 import TemplateError
-
         try:
             return _compiled(self.text).render(
                 messages=[_with_reasoning(message) for message in messages],
@@ -47,8 +45,10 @@ class ChatTemplate:
                 add_generation_prompt=add_generation_prompt,
                 **self.tokens,
             )
-        except (TemplateError, TypeError, ValueError) as error:
-            reason = " ".join(str(error).split())
+        # The template is code that came with the checkpoint: it can raise whatever Python can.
+        # Jinja's sandbox bounds its ranges, by OverflowError.
+        except Exception as error:
+            reason = " ".join(str(error).split()) or type(error).__name__
             raise DataError(f"the chat template cannot render this chat: {reason}") from error
 
 

@@ -66,6 +66,19 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     sentencepiece model and that package is missing.
     """
     folder = Path(path)
+    try:
+        return _load(folder)
+    # The files come with the checkpoint; a value of the wrong kind in one of them shows wherever
+    # it is first used.
+    except (ValueError, TypeError, KeyError, AttributeError, IndexError, OverflowError) as error:
+        raise DataError(
+            f"{folder} has tokenizer files with a value that is of the wrong kind"
+            f" ({_one_line(error)}); fetch tokenizer.json, tokenizer_config.json and"
+            " generation_config.json again"
+        ) from error
+
+
+def _load(folder: Path) -> Tokenizer:
     settings = _json(folder / "tokenizer_config.json")
     if (folder / "tokenizer.json").is_file():
         backend = _backend(folder)
@@ -109,10 +122,8 @@ def _through_transformers(folder: Path) -> Tokenizer:
     try:
         slow = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # a dozen types, by the tokenizer class and the missing package
-        reason = str(error).strip().splitlines()
         raise DataError(
-            f"{folder} has no tokenizer that transformers can load"
-            f" ({reason[0] if reason else type(error).__name__});"
+            f"{folder} has no tokenizer that transformers can load ({_one_line(error)});"
             " copy tokenizer.json and tokenizer_config.json beside the weights"
         ) from error
 
@@ -143,7 +154,9 @@ def _backend(folder: Path) -> "Backend":
     try:
         backend = Backend.from_file(str(folder / "tokenizer.json"))
     except Exception as error:  # tokenizers raises the bare Exception for every fault in the file
-        raise DataError(f"{folder / 'tokenizer.json'} is not a tokenizer file: {error}") from error
+        raise DataError(
+            f"{folder / 'tokenizer.json'} is not a tokenizer file: {_one_line(error)}"
+        ) from error
     backend.no_truncation()
     backend.no_padding()
     return backend
@@ -189,7 +202,15 @@ def _special_tokens(settings: Mapping[str, Any]) -> dict[str, str | None]:
 
 
 def _text(token: Any) -> str:
-    return str(token["content"]) if isinstance(token, Mapping) else str(token)
+    text = token.get("content") if isinstance(token, Mapping) else token
+    if not isinstance(text, str):
+        raise TypeError(f"token {token!r} has no text")
+    return text
+
+
+def _one_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
 
 
 def _chat_template(
@@ -198,11 +219,16 @@ def _chat_template(
     """The template file goes before the one in tokenizer_config.json, as in transformers."""
     file = folder / "chat_template.jinja"
     if file.is_file():
-        return ChatTemplate(file.read_text(encoding="utf-8"), tokens)
+        try:
+            return ChatTemplate(file.read_text(encoding="utf-8"), tokens)
+        except (OSError, ValueError) as error:
+            raise DataError(f"{file} cannot be read as UTF-8 text: {error}") from error
     found = settings.get("chat_template")
     if isinstance(found, list):
         found = {entry["name"]: entry["template"] for entry in found}.get("default")
-    return None if found is None else ChatTemplate(str(found), tokens)
+    if found is not None and not isinstance(found, str):
+        raise TypeError(f"chat_template is {found!r}")
+    return None if found is None else ChatTemplate(found, tokens)
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -211,7 +237,7 @@ def _json(path: Path) -> dict[str, Any]:
         return {}
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path} is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise DataError(f"{path} holds a {type(value).__name__}; it must be a JSON object")

@@ -98,3 +98,21 @@ def test_a_message_that_is_no_mapping_is_an_error():
 
 def test_dates_do_not_change_from_day_to_day():
     assert ChatTemplate("{{ strftime_now('%d %b %Y') }}").render([]) == "26 Jul 2024"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("{{ 1 / 0 }}", "division by zero"),
+        ("{% for i in range(10**9) %}x{% endfor %}", "Range too big"),
+        ("{{ messages[0].content.foo.bar }}", "foo"),
+        ("{{ messages[5]['x'] }}{{ [1][9] }}", ""),
+        ("{{ 'a'.join(5) }}", "iterable"),
+        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "recursion"),
+        ("{% for %}", "Expected an expression"),
+    ],
+)
+def test_whatever_a_template_raises_is_one_line(text, reason):
+    with pytest.raises(DataError, match=f"cannot render this chat: .*{reason}") as caught:
+        ChatTemplate(text).render(CHAT)
+    assert "\n" not in str(caught.value)

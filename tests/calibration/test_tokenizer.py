@@ -158,3 +158,43 @@ def test_code_of_a_checkpoint_is_never_run(folder, monkeypatch):
     assert "\n" not in str(caught.value)
     assert not asked
     assert not mark.exists()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"added_tokens_decoder": {"x": 1}},
+        {"added_tokens_decoder": {"x": {"content": "<a>"}}},
+        {"added_tokens_decoder": [1]},
+        {"bos_token": {"a": 1}},
+        {"chat_template": [{"x": 1}]},
+        {"chat_template": [5]},
+        {"chat_template": 5},
+    ],
+)
+def test_odd_settings_are_one_line(changes, folder):
+    settings(folder, **changes)
+    with pytest.raises(DataError, match=r"tokenizer files with a value .*wrong kind.*again") as it:
+        load_tokenizer(folder)
+    assert "\n" not in str(it.value)
+
+
+@pytest.mark.parametrize("value", [[], {}, "x", 1 << 70, -1])
+def test_odd_ids_are_one_line(value, folder):
+    settings(folder, bos_token=..., eos_token=...)
+    (folder / "generation_config.json").write_text(json.dumps({"bos_token_id": value}))
+    with pytest.raises(DataError, match="tokenizer files with a value that is of the wrong kind"):
+        load_tokenizer(folder)
+
+
+def test_a_text_config_that_is_no_mapping(folder):
+    settings(folder, bos_token=..., eos_token=...)
+    (folder / "config.json").write_text('{"text_config": 5}')
+    with pytest.raises(DataError, match="wrong kind"):
+        load_tokenizer(folder)
+
+
+def test_a_template_file_that_is_not_utf8(folder):
+    (folder / "chat_template.jinja").write_bytes(b"\xff\xfe")
+    with pytest.raises(DataError, match=r"chat_template.jinja cannot be read as UTF-8 text"):
+        load_tokenizer(folder)
