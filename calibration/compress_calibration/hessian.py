@@ -70,7 +70,7 @@ class GramAccumulator:
         if bad.numel():
             raise DataError(
                 f"inputs of {self.key} are not finite in {bad.numel()} of {self.gram.shape[0]}"
-                f" features (first: {int(bad[0])}); run with dtype float32"
+                f" features (first: {int(bad[0])}); run with --dtype fp32"
             )
         return self.gram / max(1, self.tokens)
 

@@ -72,7 +72,7 @@ class ShardWriter:
         if check_finite and (bad := find_nonfinite(tensor)):
             raise OutputError(
                 f"result tensor {name!r} has {bad.describe()}: it overflowed; run again"
-                " with --dtype float32"
+                " with --dtype fp32"
             )
         self._put_tensor(info.file, tensor, info.start)
         self.written.add(name)

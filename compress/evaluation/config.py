@@ -103,7 +103,7 @@ class EvaluationConfig:
     stride: int | None = None
     bos: bool = True
     kl: bool = True
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: Literal["fp32", "bf16"] = "fp32"
     batch_tokens: int = 4096
     spill_bytes: int = 256 * 1024 * 1024
     samples: SampleConfig = SampleConfig()
@@ -113,8 +113,8 @@ class EvaluationConfig:
             raise RecipeError(f"evaluation: window is {self.window}; it must be 2 or more")
         if self.stride is not None and self.stride < 1:
             raise RecipeError(f"evaluation: stride is {self.stride}; it must be 1 or more")
-        if self.dtype not in ("float32", "bfloat16"):
-            raise RecipeError(f"evaluation: dtype is {self.dtype!r}; it is float32 or bfloat16")
+        if self.dtype not in ("fp32", "bf16"):
+            raise RecipeError(f"evaluation: dtype is {self.dtype!r}; it is fp32 or bf16")
         for key in ("batch_tokens", "spill_bytes"):
             if getattr(self, key) < 1:
                 raise RecipeError(

@@ -12,6 +12,7 @@ from compress.evaluation.config import EvaluationConfig
 from compress.evaluation.store import TensorStore
 from compress.formats.weights import Weights
 
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}  # by their names in a recipe
 # (what is going on, blocks done, blocks there are); called after every block.
 Progress = Callable[[str, int, int], None]
 
@@ -47,7 +48,7 @@ def final_states(
     caller closes it. `label` ("source", "result") names its file and the progress.
     Raises CheckpointError, naming the tensor, for weights with NaN or Inf.
     """
-    hidden, dtype = weights.spec.hidden, getattr(torch, config.dtype)
+    hidden, dtype = weights.spec.hidden, DTYPES[config.dtype]
     skeleton = make_skeleton(weights, dtype, work)
     tokens = sum(len(batch.targets) for batch in batches)
     final = TensorStore(

@@ -167,7 +167,7 @@ def test_what_does_not_fit_the_layout_is_our_fault(tmp_path: Path) -> None:
 def test_nonfinite_result_is_refused(tmp_path: Path) -> None:
     shards = ShardWriter.create(tmp_path, plan_shards([("s", "F16", (2,))], 100))
     with pytest.raises(
-        OutputError, match=r"result tensor 's' has 0 NaN and 1 infinite .* first at \[1\].*float32"
+        OutputError, match=r"result tensor 's' has 0 NaN and 1 infinite .* first at \[1\].*fp32"
     ):
         shards.write("s", torch.tensor([1, float("inf")]).half(), check_finite=True)
     shards.write("s", torch.tensor([1, float("inf")]).half())

@@ -78,7 +78,7 @@ def test_equals_plain_forwards(tmp_path: Path, family: str) -> None:
     for quality, windows in zip(found, texts, strict=True):
         assert quality.name == windows.name
         assert_equal(quality, whole_quality(source, result, windows))
-        assert quality.settings == {"window": 32, "dtype": "float32"}
+        assert quality.settings == {"window": 32, "dtype": "fp32"}
 
 
 def test_compressed_checkpoints_count_as_their_dequantized_weights(tmp_path: Path) -> None:
@@ -149,9 +149,9 @@ def test_bf16_blocks_are_close(tmp_path: Path) -> None:
     model = weights(make("llama", tmp_path / "a"))
     texts = [random_windows(256)]
     (exact,) = evaluate(model, None, texts, EvaluationConfig(), Work(tmp_path))
-    (close,) = evaluate(model, None, texts, EvaluationConfig(dtype="bfloat16"), Work(tmp_path))
+    (close,) = evaluate(model, None, texts, EvaluationConfig(dtype="bf16"), Work(tmp_path))
     assert close.ppl_result == pytest.approx(exact.ppl_result, rel=0.02)
-    assert close.settings["dtype"] == "bfloat16"
+    assert close.settings["dtype"] == "bf16"
 
 
 def test_other_vocabularies_are_refused(tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ def test_published_perplexity_of_the_demo_model(shared_dir: Path, tmp_path: Path
         "bos": "<|endoftext|>",
         "documents": 120,
         "cut": True,
-        "dtype": "float32",
+        "dtype": "fp32",
     }
 
 

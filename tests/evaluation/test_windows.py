@@ -105,7 +105,7 @@ def test_window_beyond_the_context_is_refused() -> None:
         ({"window": 64, "stride": 64}, r"stride is 64 with window 64; it must be in 1 \.\. 63"),
         ({"batch_tokens": 0}, "batch_tokens is 0; it must be 1 or more"),
         ({"spill_bytes": 0}, "spill_bytes is 0; it must be 1 or more"),
-        ({"dtype": "float8"}, "dtype is 'float8'; it is float32 or bfloat16"),
+        ({"dtype": "float8"}, "dtype is 'float8'; it is fp32 or bf16"),
     ],
 )
 def test_config_refuses(settings: dict[str, object], message: str) -> None:
