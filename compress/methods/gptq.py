@@ -35,7 +35,7 @@ from torch import Tensor
 
 from compress.errors import RecipeError
 from compress.methods import rtn
-from compress.methods.outcome import Outcome, relative_error
+from compress.methods.outcome import Judge, Outcome, judge
 from compress.methods.rtn import RtnConfig, ScaleSearch
 from compress.quant.rounding import choose_scales, clip_ratios
 from compress.quant.scheme import QuantScheme
@@ -138,34 +138,34 @@ def quantize(
     if expert_tokens is not None and expert_tokens < max(1.0, config.min_tokens * k):
         reason = f"{expert_tokens} tokens reached the expert, {config.min_tokens:g} x {k} wanted"
         seen = hessian if expert_tokens else None
-        return [_plain(w, scheme, config, scale_dtype, seen, reason) for w in weights]
+        return [_plain(judge(w, seen), scheme, config, scale_dtype, reason) for w in weights]
     factor = factorise(hessian, config)
     if factor is None:
-        return [_plain(w, scheme, config, scale_dtype, hessian, NO_FACTOR) for w in weights]
+        judges = (judge(w, hessian) for w in weights)
+        return [_plain(layer, scheme, config, scale_dtype, NO_FACTOR) for layer in judges]
     outcomes = []
     for stack in _stacks(weights):
         for weight, q in zip(
             stack, _compensate(stack, factor, scheme, config, scale_dtype), strict=True
         ):
-            error = relative_error(weight.float(), q.dequantize(), hessian)
-            best = Outcome(q, error, "gptq", damping=factor.damping)
-            plain = _plain(weight, scheme, config, scale_dtype, hessian, PLAIN_IS_BETTER)
+            layer = judge(weight, hessian)
+            best = Outcome(q, layer.error(q.dequantize()), "gptq", damping=factor.damping)
+            plain = _plain(layer, scheme, config, scale_dtype, PLAIN_IS_BETTER)
             better = plain if plain.error < best.error else best
             outcomes.append(replace(better, dead=factor.dead))
     return outcomes
 
 
 def _plain(
-    weight: Tensor,
+    layer: Judge,
     scheme: QuantScheme,
     config: GptqConfig,
     scale_dtype: torch.dtype,
-    hessian: Tensor | None,
     reason: str,
 ) -> Outcome:
     """Round to nearest with the same grid, as the fallback; groups are named if the file wants."""
     rounding = RtnConfig("minmax" if config.scale_search == "minmax" else "importance")
-    (outcome,) = rtn.quantize([weight], scheme, rounding, scale_dtype=scale_dtype, hessian=hessian)
+    outcome = rtn.nearest(layer, scheme, rounding, scale_dtype)
     q = outcome.quantized
     if config.act_order == "group":
         q = replace(q, g_idx=q.column_groups().to(torch.int32))

@@ -26,17 +26,38 @@ class Outcome:
     dead: int | None = None
 
 
-def relative_error(weight: Tensor, quantized: Tensor, hessian: Tensor | None) -> float:
-    """tr(ΔHΔᵀ) / tr(WHWᵀ) with Δ = W - Q: the share of the output's energy that is lost.
+@dataclass(frozen=True, slots=True, eq=False)
+class Judge:
+    """Measures what storing Q for one weight W costs, whoever proposes Q.
 
-    weight, quantized: fp32 [N, K]. hessian: fp32 [K, K], mean of x xᵀ over the inputs; None for
-    the identity. 0 when both traces are 0 (the input is dead).
+    weight: fp32 [N, K]. hessian: fp32 [K, K], mean of x xᵀ over the inputs; None for the identity.
+    whole: tr(WHWᵀ), computed once for all proposals.
     """
-    delta = weight - quantized
-    cost, scale = _energy(delta, hessian), _energy(weight, hessian)
-    return max(cost, 0.0) / scale if scale > 0 else 0.0
+
+    weight: Tensor
+    hessian: Tensor | None
+    whole: float
+
+    def error(self, quantized: Tensor) -> float:
+        """tr(ΔHΔᵀ) / tr(WHWᵀ) with Δ = W - Q: the share of the output's energy that is lost.
+
+        quantized: fp32 [N, K]. 0 when both traces are 0 (the input is dead).
+        """
+        cost = _energy(self.weight - quantized, self.hessian)
+        return max(cost, 0.0) / self.whole if self.whole > 0 else 0.0
+
+
+def judge(weight: Tensor, hessian: Tensor | None) -> Judge:
+    """A judge of one layer [N, K]."""
+    w = weight.float()
+    return Judge(w, hessian, _energy(w, hessian))
+
+
+def relative_error(weight: Tensor, quantized: Tensor, hessian: Tensor | None) -> float:
+    """`Judge.error` of a single proposal."""
+    return judge(weight, hessian).error(quantized)
 
 
 def _energy(rows: Tensor, hessian: Tensor | None) -> float:
-    seen = rows if hessian is None else rows @ hessian
-    return float(torch.sum(seen * rows, dtype=torch.float64))
+    seen = rows.clone() if hessian is None else rows @ hessian
+    return float(torch.sum(seen.mul_(rows), dtype=torch.float64))

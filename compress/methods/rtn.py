@@ -8,13 +8,13 @@ llama.cpp calls it the importance matrix).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from compress.methods.outcome import Outcome, relative_error
+from compress.methods.outcome import Judge, Outcome, judge
 from compress.quant.rounding import clip_ratios, round_to_nearest
 from compress.quant.scheme import QuantScheme
 
@@ -54,16 +54,23 @@ def quantize(
     """
     unseen = expert_tokens == 0
     hessian = None if unseen else hessian
-    weighted = config.scale_search == "importance" and hessian is not None
-    importance = column_importance(hessian) if weighted and hessian is not None else None
     kept = UNSEEN if unseen and config.scale_search == "importance" else None
+    outcomes = [nearest(judge(w, hessian), scheme, config, scale_dtype) for w in weights]
+    return [replace(outcome, kept=kept) for outcome in outcomes]
+
+
+def nearest(
+    layer: Judge, scheme: QuantScheme, config: RtnConfig, scale_dtype: torch.dtype
+) -> Outcome:
+    """One layer rounded to nearest, and what that costs it."""
+    importance = None
+    if config.scale_search == "importance" and layer.hessian is not None:
+        importance = column_importance(layer.hessian)
     ratios = clip_ratios(config.scale_search, scheme.bits)
-    outcomes = []
-    for weight in weights:
-        q = round_to_nearest(weight, scheme, ratios, scale_dtype=scale_dtype, importance=importance)
-        error = relative_error(weight.float(), q.dequantize(), hessian)
-        outcomes.append(Outcome(q, error, "rtn", kept=kept))
-    return outcomes
+    q = round_to_nearest(
+        layer.weight, scheme, ratios, scale_dtype=scale_dtype, importance=importance
+    )
+    return Outcome(q, layer.error(q.dequantize()), "rtn")
 
 
 def column_importance(hessian: Tensor) -> Tensor:
