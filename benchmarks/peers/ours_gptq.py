@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +40,8 @@ def clocked(function: Callable[..., Any], spent: Spent) -> Callable[..., Any]:
 def set_clocks(spent: dict[str, Spent]) -> None:
     """Put clocks around the gptq method and around its two steps that make a solve."""
     from compress.methods import METHODS
-    from compress.pipeline import calibrated
 
+    calibrated: Any = import_module("compress.pipeline.calibrated")
     gptq = METHODS["gptq"]
     module: Any = sys.modules[gptq.quantize.__module__]
     for step in ("factorise", "_compensate"):

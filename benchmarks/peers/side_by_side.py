@@ -6,10 +6,10 @@ A run is everything a user waits for: start of Python, imports, reading, calibra
 writing. Either tool runs once before, uncounted: caches are warm and our C++ is compiled. We read
 and tokenize the text; the peer is handed the same rows tokenized.
 
-A solve is damping and factor of the Hessian and the column loop: the peer's `quantize_weight`, whose
-scales an observer has chosen before, and our factor and loop with the search for scales. "method"
-is all that happens between two forwards of a block: for the peer observer, solves and storing, for
-us solves, plain rounding to compare with, and the errors of both.
+A solve is damping and factor of the Hessian and the column loop: `quantize_weight` of the peer,
+whose scales an observer has chosen before, and our factor and loop with the search for scales.
+"method" is all that happens between two forwards of a block: for the peer observer, solves and
+storing, for us solves, plain rounding to compare with, and the errors of both.
 """
 
 import argparse
