@@ -13,13 +13,15 @@ PIP    := $(BIN)/pip install --disable-pip-version-check -q -c $(CONSTRAINTS)
 DEMO   := out/demo
 TEXTS   = evaluation.texts=[{self: true, samples: 64, length: 256}, {text: "$(abspath $(TEXT))"}]
 
-.PHONY: help demo test test-long test-interop test-peers lint types contracts format clean
+
+.PHONY: help demo test test-long test-interop test-gpu test-peers lint types contracts format clean
 
 help:
 	@echo "make demo          compress the embedded model and show what it cost (TEXT=file: there too)"
 	@echo "make test          the whole quick suite (2 cores, under 10 minutes)"
 	@echo "make test-interop  open our output with other projects' light loaders"
 	@echo "make test-peers    heavy peers (vLLM); see benchmarks/peers/README.md"
+	@echo "make test-gpu      on a machine with CUDA"
 	@echo "make test-long     the long randomised sets"
 	@echo "make lint types contracts"
 
@@ -44,7 +46,7 @@ $(VENV)/.interop: $(VENV)/.dev
 
 # TEXT=file.txt measures on that text too.
 demo: $(VENV)/.base
-	@mkdir -p $(dir $(DEMO)) && rm -rf $(DEMO).partial $(DEMO).publishing
+	@mkdir -p $(dir $(DEMO)) && rm -rf $(DEMO).partial $(DEMO).publishing $(DEMO).replaced
 	$(BIN)/compress-model run demo --model examples/tale-6m --out $(DEMO) --overwrite \
 	  $(if $(TEXT),--set '$(TEXTS)')
 
@@ -56,6 +58,9 @@ test-long: $(VENV)/.dev
 
 test-interop: $(VENV)/.interop
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n $(WORKERS) -m interop
+
+test-gpu: $(VENV)/.dev
+	$(BIN)/pytest -q -m gpu
 
 test-peers: $(VENV)/.dev
 	$(BIN)/pytest -q -m peers
