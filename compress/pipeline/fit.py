@@ -5,12 +5,14 @@ from math import gcd
 
 from compress.arch.spec import DecoderSpec, LinearSpec
 from compress.errors import RecipeError
+from compress.formats.compressed_tensors import is_packed
 from compress.pipeline.modules import ModulePlan, Skipped
 from compress.recipe import Recipe
 from compress.recipe.matching import matches
 
 LARGEST_GROUP = 256  # of those a message proposes
 SHOWN = 6
+WORD_BITS = 32  # of the integers that codes and zero points are packed into
 
 
 def refuse_tied_head(recipe: Recipe, spec: DecoderSpec) -> None:
@@ -68,22 +70,59 @@ def check_fused(modules: Iterable[ModulePlan], skipped: Iterable[Skipped]) -> No
 
 
 def against_parallel(n: int, spec: DecoderSpec, modules: Sequence[ModulePlan]) -> tuple[str, ...]:
-    """Why the result cannot be split over n devices without padding; empty when it can."""
+    """Why the result cannot be split over n devices without padding; empty when it can.
+
+    By vLLM's rules: "o" and "down" are split along their columns, all others along their rows; key
+    and value heads are split, or repeated where there are more devices than heads.
+    """
     reasons: dict[str, str] = {}
     if spec.heads % n:
         reasons["heads"] = f"{spec.heads} heads do not divide by {n}"
+    if spec.kv_heads % n and n % spec.kv_heads:
+        reasons["kv"] = (
+            f"{spec.kv_heads} key/value heads can neither be split nor repeated {n} ways"
+        )
     for m in modules:
-        rows, columns = m.linear.shape
-        role = m.linear.role
-        if role in ("o", "down"):
-            step = m.scheme.columns_per_scale(columns)
-            if columns % n:
-                reasons[role] = f"{role}: {columns} columns do not divide by {n}"
-            elif m.scheme.granularity == "group" and (columns // n) % step:
-                reasons[role] = f"{role}: {columns // n} columns a shard are no multiple of {step}"
-        elif rows % n:
-            reasons[role] = f"{role}: {rows} rows do not divide by {n}"
+        against = _against_columns if m.linear.role in ("o", "down") else _against_rows
+        found = against(n, spec, m)
+        if found is not None:
+            reasons.setdefault(m.linear.role, f"{m.linear.role}: {found}")
     return tuple(reasons.values())
+
+
+def _against_columns(n: int, spec: DecoderSpec, m: ModulePlan) -> str | None:
+    columns = m.linear.shape[1]
+    step = m.scheme.columns_per_scale(columns)
+    if columns % n:
+        return f"{columns} columns do not divide by {n}"
+    if m.scheme.granularity == "group" and (columns // n) % step:
+        return f"{columns // n} columns a shard are no multiple of {step}"
+    if is_packed(m.scheme) and columns // n * m.scheme.bits % WORD_BITS:
+        return f"{columns // n} columns a shard fill no whole words of packed codes"
+    return None
+
+
+def _against_rows(n: int, spec: DecoderSpec, m: ModulePlan) -> str | None:
+    # Zero points of one scale a tensor are not packed.
+    packed = is_packed(m.scheme) and not m.scheme.symmetric and m.scheme.granularity != "tensor"
+    for rows, shards in _row_parts(n, spec, m.linear):
+        if rows % shards:
+            return f"{rows} rows do not divide by {shards}"
+        if packed and rows // shards * m.scheme.bits % WORD_BITS:
+            return f"{rows // shards} rows a shard fill no whole words of packed zero points"
+    return None
+
+
+def _row_parts(n: int, spec: DecoderSpec, linear: LinearSpec) -> list[tuple[int, int]]:
+    """(rows, shards) of the matrices that are split each by itself."""
+    rows = linear.shape[0]
+    kv_shards = min(n, spec.kv_heads)
+    if linear.role in ("k", "v"):
+        return [(rows, kv_shards)]
+    if linear.role == "qkv":
+        kv = spec.kv_heads * spec.head_dim
+        return [(rows - 2 * kv, n), (kv, kv_shards)]
+    return [(rows // 2, n)] if linear.role == "gate_up" else [(rows, n)]
 
 
 def warnings(spec: DecoderSpec) -> Iterator[str]:

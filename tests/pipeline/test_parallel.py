@@ -1,0 +1,85 @@
+"""Tensor parallel: what divides over devices by the rules of vLLM, and what stands against it."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from compress.arch.spec import DecoderSpec, LinearSpec
+from compress.pipeline import make_plan
+from compress.pipeline.fit import against_parallel
+from compress.pipeline.modules import ModulePlan
+from compress.quant.scheme import ActivationScheme, QuantScheme
+from pipeline_runs import RTN, recipe
+
+GROUP = QuantScheme(bits=4, group_size=32)
+CHANNEL = QuantScheme(bits=4, granularity="channel", group_size=0)
+
+
+def module(role: str, shape: tuple[int, int], scheme: QuantScheme) -> ModulePlan:
+    linear = LinearSpec(role, f"{role}.weight", shape, role, "in", role)
+    return ModulePlan(linear, 0, 0, "rtn", scheme, False, 1, 1)
+
+
+@pytest.fixture
+def spec(tiny: Callable[..., Any]) -> DecoderSpec:
+    """8 heads of 64, 4 of keys and values."""
+    found = make_plan(recipe(RTN), tiny("llama")).spec
+    return replace(found, heads=8, kv_heads=4, head_dim=64)
+
+
+@pytest.mark.parametrize(
+    ("kv_heads", "n", "fits"),
+    [(4, 2, True), (4, 4, True), (4, 8, True), (1, 8, True), (3, 2, False), (6, 4, False)],
+)
+def test_key_and_value_heads_are_split_or_repeated(
+    spec: DecoderSpec, kv_heads: int, n: int, fits: bool
+) -> None:
+    reasons = against_parallel(n, replace(spec, kv_heads=kv_heads), [])
+    wanted = f"{kv_heads} key/value heads can neither be split nor repeated {n} ways"
+    assert reasons == (() if fits else (wanted,))
+
+
+def test_repeated_heads_are_not_split_further(spec: DecoderSpec) -> None:
+    one = replace(spec, kv_heads=1, head_dim=4)
+    asymmetric = replace(CHANNEL, symmetric=False)
+    assert against_parallel(8, one, [module("k", (4, 64), CHANNEL)]) == ()
+    assert against_parallel(8, one, [module("k", (4, 64), asymmetric)]) == (
+        "k: 4 rows a shard fill no whole words of packed zero points",
+    )
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_packed_zero_points_are_split_in_words(spec: DecoderSpec, bits: int) -> None:
+    rows = 2 * 32 // bits
+    whole = module("gate", (rows, 64), QuantScheme(bits, False, "group", 32))
+    assert against_parallel(2, spec, [whole]) == ()
+    assert against_parallel(4, spec, [whole]) == (
+        f"gate: {rows // 4} rows a shard fill no whole words of packed zero points",
+    )
+    symmetric = module("gate", (rows, 64), QuantScheme(bits, True, "group", 32))
+    assert against_parallel(4, spec, [symmetric]) == ()
+    down = module("down", (rows, 512), QuantScheme(bits, False, "group", 32))
+    assert against_parallel(4, spec, [down]) == ()
+
+
+def test_merged_matrices_are_split_each_by_itself(spec: DecoderSpec) -> None:
+    assert against_parallel(8, spec, [module("qkv", (8 * 64 + 2 * 4 * 64, 512), GROUP)]) == ()
+    assert against_parallel(4, spec, [module("gate_up", (2 * 90, 512), GROUP)]) == (
+        "gate_up: 90 rows do not divide by 4",
+    )
+
+
+def test_columns_are_split_in_groups_and_words(spec: DecoderSpec) -> None:
+    assert against_parallel(4, spec, [module("down", (64, 96), GROUP)]) == (
+        "down: 24 columns a shard are no multiple of 32",
+    )
+    assert against_parallel(2, spec, [module("o", (64, 40), CHANNEL)]) == (
+        "o: 20 columns a shard fill no whole words of packed codes",
+    )
+    integer = QuantScheme(8, True, "channel", 0, ActivationScheme())
+    assert against_parallel(2, spec, [module("o", (64, 42), integer)]) == ()
+    assert against_parallel(8, spec, [module("o", (64, 42), CHANNEL)]) == (
+        "o: 42 columns do not divide by 8",
+    )
