@@ -93,7 +93,7 @@ def build(
         mask[position, : len(row.ids)] = True
     _check_range(ids, vocab)
     kept = mask if config.packing == "pad" else None
-    return TokenSet(ids, kept, _summary(config, taken, _digest(ids, kept)))
+    return TokenSet(ids, kept, _summary(config, taken, digest(ids, kept)))
 
 
 def shares(sources: Sequence[SourceConfig]) -> list[float]:
@@ -212,11 +212,12 @@ def _check_range(ids: Tensor, vocab: int) -> None:
         )
 
 
-def _digest(ids: Tensor, mask: Tensor | None) -> str:
-    digest = hashlib.sha256(ids.numpy().astype("<i8").tobytes())
+def digest(ids: Tensor, mask: Tensor | None) -> str:
+    """sha256 over the ids (int64, little endian), then the mask."""
+    state = hashlib.sha256(ids.numpy().astype("<i8").tobytes())
     if mask is not None:
-        digest.update(mask.numpy().tobytes())
-    return digest.hexdigest()
+        state.update(mask.numpy().tobytes())
+    return state.hexdigest()
 
 
 def _summary(

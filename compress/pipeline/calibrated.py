@@ -66,7 +66,7 @@ def calibrate(work: Work, folder: Path) -> None:
         summary = calibration.prepare(config, work.weights, skeleton, folder)
         work.journal.record(CALIBRATION, summary)
         work.progress(Event("calibrate", "tokens", 1, 1, time.perf_counter() - began))
-    ids, mask = calibration.reload(folder)
+    ids, mask = calibration.reload(folder, work.journal.units[CALIBRATION]["sha256"])
     shape = (ids.shape[0], ids.shape[1], spec.hidden)
     spills = [HiddenStates(folder / f"hidden.{i}", shape, work.dtype) for i in (0, 1)]
     rows = rows_at_once(shape, work.dtype, config.spill_bytes)

@@ -10,9 +10,10 @@ from torch import Tensor
 from compress.blocks.sample import generate
 from compress.blocks.skeleton import Skeleton
 from compress.checkpoint.atomic import write_atomic
+from compress.errors import OutputError
 from compress.formats import Weights
 from compress_calibration.config import CalibrationConfig
-from compress_calibration.dataset import build
+from compress_calibration.dataset import build, digest
 from compress_calibration.tokenizer import load_tokenizer
 
 FILE = "calibration.safetensors"
@@ -39,8 +40,25 @@ def prepare(
     return tokens.summary.to_json()
 
 
-def reload(folder: Path) -> tuple[Tensor, Tensor | None]:
-    """ids int64 [samples, length] and mask of a run that is being resumed."""
-    stored = load((folder / FILE).read_bytes())
-    mask = stored.get("mask")
-    return stored["ids"], None if mask is None else mask.to(torch.bool)
+def reload(folder: Path, sha256: str) -> tuple[Tensor, Tensor | None]:
+    """ids int64 [samples, length] and mask, as `prepare` stored them.
+
+    sha256: of the summary. OutputError when the file is gone or holds other tokens.
+    """
+    path = folder / FILE
+    try:
+        stored = load(path.read_bytes())
+    except OSError as error:
+        raise OutputError(
+            f"cannot read {path}: {error.strerror or error}; remove {folder} and start again"
+        ) from error
+    except Exception as error:  # safetensors' own, json's and struct's, by what is broken
+        raise OutputError(f"{path} is broken; remove {folder} and start again") from error
+    ids, mask = stored.get("ids"), stored.get("mask")
+    mask = None if mask is None else mask.to(torch.bool)
+    if ids is None or digest(ids, mask) != sha256:
+        raise OutputError(
+            f"{path} does not hold the tokens that the run began with; remove {folder} and start"
+            " again"
+        )
+    return ids, mask

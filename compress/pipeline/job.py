@@ -6,7 +6,7 @@ stands in the journal there, so that a killed run goes on where it was.
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from compress.checkpoint import (
     publish,
     resolve_model,
 )
-from compress.errors import OutputError, RecipeError
+from compress.errors import OutputError
 from compress.formats import open_weights
 from compress.pipeline import journal as journals
 from compress.pipeline import stream
@@ -44,7 +44,7 @@ from compress.pipeline.summary import FOLDER, build_report, layers_of, write_rep
 from compress.pipeline.work import Work
 from compress.recipe import Recipe, load
 from compress.report.codec import read_json
-from compress.report.schema import Layer, Report, Stage
+from compress.report.schema import Report, Stage
 
 CALIBRATION_FILE = "calibration.safetensors"
 # The run's own files inside OUT.partial, gone when it is published.
@@ -111,7 +111,7 @@ def make_plan(
     plan; what would stop the run beside that is in the plan's `problems`."""
     check_device(device)
     checkpoint = Checkpoint.open(resolve_model(model))
-    plan, compute = _plan(_recipe(recipe, overrides), checkpoint, device, dtype)
+    plan, compute = _plan(load(recipe, overrides), checkpoint, device, dtype)
     return replace(plan, problems=problems(plan, checkpoint, compute, device))
 
 
@@ -129,7 +129,7 @@ def prepare(
 ) -> Session:
     """Check everything that can be checked before work: recipe, source, fit, output, device."""
     check_device(device)
-    checked = _recipe(recipe, overrides)
+    checked = load(recipe, overrides)
     source = resolve_model(model)
     checkpoint = Checkpoint.open(source)
     output = prepare_output(out, source=source, overwrite=overwrite, resume=resume)
@@ -142,14 +142,6 @@ def prepare(
     sha256 = checkpoint.sha256()
     listener(Event("check", "source", 1, 1, time.perf_counter() - began))
     return Session(plan, checkpoint, weights, output, compute, device, sha256, listener)
-
-
-def _recipe(recipe: Recipe | str | Path, overrides: Sequence[str]) -> Recipe:
-    if not isinstance(recipe, Recipe):
-        return load(recipe, overrides)
-    if overrides:
-        raise RecipeError("overrides need a recipe by name or file; change the Recipe itself")
-    return recipe
 
 
 def _plan(
@@ -181,9 +173,9 @@ def _work(session: Session, started: datetime, *, resumed: bool) -> Report:
     """All passes, then evaluation and report, inside OUT.partial."""
     plan, partial = session.plan, session.output.partial
     work = _begin(session, resumed=resumed)
-    clock = time.perf_counter()
     _quantize(work, partial)
-    stages = [_stage("quantize", clock, session.device, layers_of(plan, work.journal))]
+    layers = layers_of(plan, work.journal)
+    stages = [Stage("quantize", **asdict(work.journal.spent_so_far()), layers=layers)]
     clock = time.perf_counter()
     measured = measure(
         partial,
@@ -194,7 +186,9 @@ def _work(session: Session, started: datetime, *, resumed: bool) -> Report:
         device=session.device,
     )
     if plan.recipe.evaluation is not None:
-        stages.append(_stage("evaluate", clock, session.device, ()))
+        seconds = time.perf_counter() - clock
+        gpu = peak_gpu_bytes(session.device)
+        stages.append(Stage("evaluate", seconds, peak_rss_bytes(), gpu))
     report = build_report(session, stages, work.journal, measured, started)
     write_report(report, partial)
     return report
@@ -206,13 +200,13 @@ def _begin(session: Session, *, resumed: bool) -> Work:
     environment = fingerprint(session.device, session.dtype)
     mine = marks(plan.recipe, session.sha256, environment)
     if resumed:
-        journal = journals.resume(partial, mine)
+        journal = journals.resume(partial, mine, session.device)
         # Files that recorded units have written to are never made anew: holes read as zeros.
         open_shards = ShardWriter.reopen if journal.has_work else ShardWriter.create
         writer = open_shards(partial, plan.shards)
     else:
         writer = ShardWriter.create(partial, plan.shards)
-        journal = journals.start(partial, mine)
+        journal = journals.start(partial, mine, session.device)
     return Work(
         plan,
         session.checkpoint,
@@ -236,16 +230,6 @@ def _quantize(work: Work, partial: Path) -> None:
     else:
         stream.run(work)
     finish_files(work, partial, earlier)
-
-
-def _stage(name: str, clock: float, device: str, layers: tuple[Layer, ...]) -> Stage:
-    return Stage(
-        name=name,
-        seconds=time.perf_counter() - clock,
-        peak_rss_bytes=peak_rss_bytes(),
-        peak_gpu_bytes=peak_gpu_bytes(device),
-        layers=layers,
-    )
 
 
 def _published_report(out: Path) -> Report:

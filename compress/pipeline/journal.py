@@ -6,13 +6,15 @@ each block) is either in it, with its layer records, or will be done again from 
 """
 
 import json
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from compress.checkpoint.atomic import write_atomic
 from compress.errors import OutputError
+from compress.pipeline.environment import peak_gpu_bytes, peak_rss_bytes
 from compress.pipeline.identity import refuse_other
 from compress.report.schema import Layer
 
@@ -21,13 +23,30 @@ START = "start"  # recorded as soon as the files of the result are reserved
 CALIBRATION = "calibration"  # the unit whose data is the summary of the calibration set
 
 
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """Time and highest memory (bytes; GPU: None on the CPU) of all processes of a run."""
+
+    seconds: float = 0.0
+    peak_rss_bytes: int = 0
+    peak_gpu_bytes: int | None = None
+
+
 @dataclass(slots=True)
 class Journal:
-    """Finished units in order, each with plain data; saved whole after every unit."""
+    """Finished units in order, each with plain data; saved whole after every unit.
+
+    spent: on the recorded units. resumed: whether an earlier process recorded some of them.
+    clock: when this process began or last recorded a unit.
+    """
 
     path: Path
     fingerprint: dict[str, str]
+    device: str
     units: dict[str, Any] = field(default_factory=dict)
+    spent: Spent = Spent()
+    resumed: bool = False
+    clock: float = field(default_factory=time.perf_counter)
 
     @property
     def has_work(self) -> bool:
@@ -37,27 +56,42 @@ class Journal:
     def record(self, unit: str, data: Any) -> None:
         """Mark a unit as done. Everything it wrote must be flushed before."""
         self.units[unit] = data
-        text = json.dumps({"fingerprint": self.fingerprint, "units": self.units}, indent=1)
-        write_atomic(self.path, text.encode())
+        self.spent, self.clock = self.spent_so_far(), time.perf_counter()
+        held = {
+            "fingerprint": self.fingerprint,
+            "units": self.units,
+            "spent": asdict(self.spent),
+        }
+        write_atomic(self.path, json.dumps(held, indent=1).encode())
+
+    def spent_so_far(self) -> Spent:
+        """On the recorded units, and by this process since the last of them."""
+        before, gpu = self.spent, peak_gpu_bytes(self.device)
+        return Spent(
+            before.seconds + time.perf_counter() - self.clock,
+            max(before.peak_rss_bytes, peak_rss_bytes()),
+            None if gpu is None else max(before.peak_gpu_bytes or 0, gpu),
+        )
 
 
-def start(folder: Path, fingerprint: dict[str, str]) -> Journal:
+def start(folder: Path, fingerprint: dict[str, str], device: str) -> Journal:
     """A new journal in a fresh OUT.partial/."""
-    journal = Journal(folder / NAME, fingerprint)
+    journal = Journal(folder / NAME, fingerprint, device)
     journal.record(START, {})
     return journal
 
 
-def resume(folder: Path, fingerprint: dict[str, str]) -> Journal:
+def resume(folder: Path, fingerprint: dict[str, str], device: str) -> Journal:
     """The journal of a killed run; refused, with every difference, if this run is another one."""
     path = folder / NAME
     try:
         found = json.loads(path.read_text())
         before, units = dict(found["fingerprint"]), dict(found["units"])
+        spent = Spent(**found["spent"])
         _require_layers(units)
     except FileNotFoundError:
         # Killed before the first record: nothing was finished.
-        return start(folder, fingerprint)
+        return start(folder, fingerprint, device)
     except OSError as error:
         raise OutputError(
             f"cannot read {path}: {error.strerror or error}; remove {folder} and start again"
@@ -65,7 +99,9 @@ def resume(folder: Path, fingerprint: dict[str, str]) -> Journal:
     except (ValueError, KeyError, TypeError, RecursionError):
         raise OutputError(f"{path} is not a journal; remove {folder} and start again") from None
     refuse_other(folder, before, fingerprint)
-    return Journal(path, fingerprint, units)
+    journal = Journal(path, fingerprint, device, units, spent)
+    journal.resumed = journal.has_work
+    return journal
 
 
 def _require_layers(units: Mapping[str, Any]) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from compress.checkpoint import disk
 from compress.checkpoint.reader import read_into
+from compress.errors import CheckpointError, OutputError
 
 
 class HiddenStates:
@@ -43,7 +44,10 @@ class HiddenStates:
         """Rows start..stop as [n, length, hidden] on the CPU."""
         rows = torch.empty((stop - start, *self.shape[1:]), dtype=self.dtype)
         target = rows.reshape(-1).view(torch.uint8).numpy().data
-        read_into(self.path, target, start * self.row_bytes)
+        try:
+            read_into(self.path, target, start * self.row_bytes)
+        except CheckpointError as error:
+            raise OutputError(f"{error}; remove {self.path.parent} and start again") from error
         return rows
 
     def flush(self) -> None:

@@ -27,6 +27,10 @@ from compress.report.schema import (
 )
 
 FOLDER = "report"
+RESUMED = (
+    "the run was stopped and resumed: its time is that of all recorded units, without the work"
+    " that was lost"
+)
 
 
 def build_report(
@@ -59,7 +63,12 @@ def build_report(
             seconds=Planned(plan.estimate.seconds, work.seconds),
             peak_rss=Planned(plan.estimate.peak_rss_bytes, work.peak_rss_bytes),
         ),
-        warnings=(*plan.warnings, *slow_kernels(session.device), *measured.left_out),
+        warnings=(
+            *plan.warnings,
+            *slow_kernels(session.device),
+            *measured.left_out,
+            *([RESUMED] if journal.resumed else []),
+        ),
         copied_tensors=(*plan.spec.copied, *unrecognised(plan.spec)),
         copied_files=tuple(path.name for path in checkpoint.side_files()),
         skipped_files=tuple(checkpoint.skipped_files),

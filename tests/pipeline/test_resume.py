@@ -1,11 +1,14 @@
 """Killed anywhere, a resumed run gives the same bytes; another run's leftovers are refused."""
 
+import json
 import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 import faults
 from compress.checkpoint import disk
@@ -282,4 +285,59 @@ def test_a_journal_that_is_a_folder_is_refused(tiny, tmp_path: Path) -> None:
     journal.mkdir()
     assert refused(recipe(RTN), tiny("llama"), out, resume=True) == (
         f"cannot read {journal}: Is a directory; remove {journal.parent} and start again"
+    )
+
+
+def test_a_resumed_run_reports_the_time_of_all_its_processes(tiny, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    killed_half_way(recipe(RTN), tiny("llama"), out)
+    journal = tmp_path / "out.partial" / "journal.json"
+    held = json.loads(journal.read_text())
+    assert 0 < held["spent"]["seconds"] < 100
+    held["spent"] = {"seconds": 1000.0, "peak_rss_bytes": 1 << 50, "peak_gpu_bytes": None}
+    journal.write_text(json.dumps(held))
+    report = run(recipe(RTN), tiny("llama"), out, resume=True)
+    assert 1000 < report.stages[0].seconds < 1100
+    assert report.stages[0].peak_rss_bytes == 1 << 50
+    assert any(line.startswith("the run was stopped and resumed: ") for line in report.warnings)
+    whole = run(recipe(RTN), tiny("llama"), tmp_path / "whole")
+    assert not any("resumed" in line for line in whole.warnings)
+
+
+def missing(path: Path) -> None:
+    path.unlink()
+
+
+def broken(path: Path) -> None:
+    path.write_bytes(b"x" * 20)
+
+
+def killed_before_it(*arguments: Any) -> None:
+    raise faults.Killed
+
+
+def other_tokens(path: Path) -> None:
+    save_file({"ids": torch.zeros((4, 16), dtype=torch.int64)}, path)
+
+
+@pytest.mark.parametrize(("name", "spoil", "says"), [
+    ("calibration.safetensors", missing, "cannot read {}: No such file or directory"),
+    ("calibration.safetensors", broken, "{} is broken"),
+    ("calibration.safetensors", other_tokens,
+     "{} does not hold the tokens that the run began with"),
+    ("hidden.0", missing, "cannot read {}: No such file or directory"),
+    ("hidden.0", broken, "{} became shorter after it was opened"),
+])  # fmt: skip
+def test_spoilt_working_files_are_refused(
+    tiny, tmp_path: Path, name: str, spoil: Any, says: str
+) -> None:
+    asked, out = recipe(GPTQ, calibration=text_source(tmp_path)), tmp_path / "out"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("compress.pipeline.calibrated._block", killed_before_it)
+        with pytest.raises(faults.Killed):
+            run(asked, tiny("llama"), out)
+    path = tmp_path / "out.partial" / name
+    spoil(path)
+    assert refused(asked, tiny("llama"), out, resume=True) == (
+        f"{says.format(path)}; remove {path.parent} and start again"
     )
