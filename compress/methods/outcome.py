@@ -7,6 +7,8 @@ from torch import Tensor
 
 from compress.quant.tensor import QuantizedTensor
 
+ELEMENTS = 1 << 21  # of a weight that are looked at at once
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Outcome:
@@ -43,14 +45,17 @@ class Judge:
 
         quantized: fp32 [N, K]. 0 when both traces are 0 (the input is dead).
         """
-        cost = _energy(self.weight - quantized, self.hessian)
+        step = max(1, ELEMENTS // quantized.shape[1])
+        pairs = zip(self.weight.split(step), quantized.split(step), strict=True)
+        cost = sum(_energy(rows - lossy, self.hessian) for rows, lossy in pairs)
         return max(cost, 0.0) / self.whole if self.whole > 0 else 0.0
 
 
 def judge(weight: Tensor, hessian: Tensor | None) -> Judge:
     """A judge of one layer [N, K]."""
     w = weight.float()
-    return Judge(w, hessian, _energy(w, hessian))
+    step = max(1, ELEMENTS // w.shape[1])
+    return Judge(w, hessian, sum(_energy(rows, hessian) for rows in w.split(step)))
 
 
 def relative_error(weight: Tensor, quantized: Tensor, hessian: Tensor | None) -> float:

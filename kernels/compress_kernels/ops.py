@@ -59,7 +59,8 @@ def group_scale(
     ratios = _ratios(ratios, w.device)
     if importance is not None:
         _check_matrix("importance", importance, (w.shape[1],), torch.float32, w.device)
-    if w.is_cuda and _has_triton():
+    # The Triton kernel walks through a row alone: one row over all columns goes to torch.
+    if w.is_cuda and _has_triton() and w.shape[0] > 1:
         from compress_kernels.triton import scale as triton_scale
 
         with torch.cuda.device(w.device):

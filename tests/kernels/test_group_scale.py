@@ -87,6 +87,46 @@ def test_compiled_equals_reference(bits: int, symmetric: bool, dtype: torch.dtyp
                 assert (got_zero == want_zero).float().mean() >= 0.98
 
 
+@needs_native
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("shape", [(1, 16384), (1, 100003), (3, 40000)])
+def test_few_wide_rows_equal_the_reference(shape: tuple[int, int], symmetric: bool) -> None:
+    torch.manual_seed(1)
+    w, importance = torch.randn(shape) * 0.02, torch.rand(shape[1])
+    grid = Grid(4, symmetric, torch.float32)
+    one = torch.ones(1)
+    for got, want in zip(
+        cpu.group_scale(w, one, None, grid),
+        reference.group_scale(w, one, None, grid),
+        strict=True,
+    ):
+        assert (got is None) == (want is None)
+        assert got is None or want is None or torch.equal(got, want)
+    for weights in (None, importance):
+
+        def cost(found: tuple[Tensor, Tensor | None], weights: Tensor | None = weights) -> Tensor:
+            squared = (w.double() - dequantize(w, *found, 4)).square()
+            return (squared if weights is None else squared * weights.double()).sum(1)
+
+        got = cpu.group_scale(w, RATIOS, weights, grid)
+        want = reference.group_scale(w, RATIOS, weights, grid)
+        torch.testing.assert_close(cost(got), cost(want), rtol=1e-6, atol=0)
+
+
+@needs_native
+def test_threads_do_not_change_the_scale_of_a_wide_row() -> None:
+    w, importance = torch.randn(1, 1 << 18), torch.rand(1 << 18)
+    threads = torch.get_num_threads()
+    found = []
+    try:
+        for count in (1, 2, 5):
+            torch.set_num_threads(count)
+            found.append(cpu.group_scale(w, RATIOS, importance, Grid(4, True, torch.float32))[0])
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(found[0], other) for other in found[1:])
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

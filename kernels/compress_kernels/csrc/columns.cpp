@@ -131,6 +131,83 @@ Scale search(const Vec* tile, int64_t width, const float* importance, const Grid
   return best;
 }
 
+// Columns of a wide row that are looked at together. The cut is fixed, and so is the order in which
+// their losses are added: no result depends on the number of threads.
+constexpr int64_t kChunk = 1 << 14;
+
+// body(chunk, values, vectors) for all chunks of a row, 16 columns a vector, zeros behind the last.
+template <typename Body>
+void for_chunks(const Block& b, const float* row, const Body& body) {
+  in_parallel(b.threads, (b.width + kChunk - 1) / kChunk, 4, [&](int64_t first, int64_t last) {
+    std::vector<Vec> values(kChunk / kRows);
+    for (int64_t chunk = first; chunk < last; ++chunk) {
+      const int64_t start = chunk * kChunk, count = std::min(kChunk, b.width - start);
+      const int64_t vectors = (count + kRows - 1) / kRows;
+      values[vectors - 1] = Vec{};
+      std::memcpy(values.data(), row + start, count * sizeof(float));
+      body(chunk, values.data(), vectors);
+    }
+  });
+}
+
+// Losses of one chunk under every candidate; weighing: importance, 16 columns a vector, or null.
+void chunk_losses(const Vec* values, int64_t vectors, const Vec* weighing,
+                  const std::vector<Scale>& candidates, const Grid& grid, double* losses) {
+  for (const Scale& s : candidates) {
+    const Vec inverse = splat(1.0f) / s.step;
+    const Vec least_code = splat(grid.code_min) - s.zero, most_code = splat(grid.code_max) - s.zero;
+    Vec sum[2] = {};
+    for (int64_t v = 0; v < vectors; ++v) {
+      Vec code = nearest(least(most(values[v] * inverse, least_code), most_code));
+      Vec error = values[v] - code * s.step;
+      sum[v & 1] += weighing ? error * error * weighing[v] : error * error;
+    }
+    double total = 0;
+    for (int i = 0; i < kRows; ++i) total += sum[0][i] + sum[1][i];
+    *losses++ = total;
+  }
+}
+
+// The search over one row that is far wider than a tile is high ("tensor" granularity).
+Scale search_wide(const Block& b, const float* row, const Grid& grid) {
+  const int64_t chunks = (b.width + kChunk - 1) / kChunk, ratios = grid.ratio_count;
+  std::vector<Vec> low(chunks), high(chunks);
+  for_chunks(b, row, [&](int64_t chunk, const Vec* values, int64_t vectors) {
+    for (int64_t v = 0; v < vectors; ++v) {
+      low[chunk] = least(low[chunk], values[v]);
+      high[chunk] = most(high[chunk], values[v]);
+    }
+  });
+  float lowest = 0, highest = 0;
+  for (int64_t chunk = 0; chunk < chunks; ++chunk)
+    for (int i = 0; i < kRows; ++i) {
+      lowest = std::min(lowest, low[chunk][i]);
+      highest = std::max(highest, high[chunk][i]);
+    }
+  std::vector<Scale> candidates;
+  for (int64_t i = 0; i < ratios; ++i)
+    candidates.push_back(candidate(splat(lowest), splat(highest), grid.ratios[i], grid));
+  if (ratios == 1) return candidates[0];
+  std::vector<double> losses(chunks * ratios);
+  for_chunks(b, row, [&](int64_t chunk, const Vec* values, int64_t vectors) {
+    std::vector<Vec> weighing(b.importance ? vectors : 0);
+    if (b.importance) {
+      const int64_t start = chunk * kChunk, count = std::min(kChunk, b.width - start);
+      std::memcpy(weighing.data(), b.importance + start, count * sizeof(float));
+    }
+    chunk_losses(values, vectors, b.importance ? weighing.data() : nullptr, candidates, grid,
+                 losses.data() + chunk * ratios);
+  });
+  int64_t best = 0;
+  double best_loss = std::numeric_limits<double>::infinity();
+  for (int64_t i = 0; i < ratios; ++i) {
+    double total = 0;
+    for (int64_t chunk = 0; chunk < chunks; ++chunk) total += losses[chunk * ratios + i];
+    if (total < best_loss) best = i, best_loss = total;
+  }
+  return candidates[best];
+}
+
 Scale load_scale(const Block& b, int64_t row, int rows, int32_t group) {
   Scale s{splat(1.0f), splat(0.0f)};
   for (int r = 0; r < rows; ++r) {
@@ -265,6 +342,11 @@ void gptq_block(const Block* block, const Grid* grid) {
 // One scale a row of weight [rows, width]; only the fields this needs are read.
 void group_scale(const Block* block, const Grid* grid) {
   const Block& b = *block;
+  if (b.rows < kRows && b.width >= kChunk) {
+    for (int64_t row = 0; row < b.rows; ++row)
+      store_scale(b, row, 1, 0, search_wide(b, b.weight + row * b.weight_stride, *grid));
+    return;
+  }
   for_tiles(b, [&](int64_t first, int64_t last) {
     std::vector<Vec> tile(b.width);
     for (int64_t row = first * kRows; row < std::min(b.rows, last * kRows); row += kRows) {
