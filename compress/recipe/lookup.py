@@ -32,6 +32,12 @@ def load(recipe: Recipe | str | Path, overrides: Iterable[str] = ()) -> Recipe:
     A string is a path when such a file exists or when it looks like one (a slash, .yaml), else
     the name of a built-in recipe. Raises RecipeError with the place of any mistake.
     """
+    if not isinstance(recipe, Recipe | str | Path):
+        raise RecipeError(
+            f"recipe is {recipe!r}; it takes a Recipe, a file or the name of a built-in one"
+        )
+    if isinstance(overrides, str):
+        raise RecipeError(f"overrides is {overrides!r}; it takes a list of texts 'KEY=VALUE'")
     overrides = tuple(overrides)
     if isinstance(recipe, Recipe):
         if overrides:

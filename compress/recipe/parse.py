@@ -98,6 +98,13 @@ def check(recipe: Recipe) -> None:
     """Refuse what no single key shows: parts of a recipe that do not go together."""
     from compress.methods import METHODS
 
+    stages = recipe.stages
+    if not isinstance(stages, tuple) or not all(isinstance(stage, Stage) for stage in stages):
+        raise RecipeError(f"{recipe.at('stages')}: is {stages!r}; it takes a tuple of Stage")
+    for stage in stages:
+        if stage.method not in METHODS:
+            known = ", ".join(METHODS)
+            raise RecipeError(f"{stage.at('method')}: is {stage.method!r}; allowed: {known}")
     if not recipe.stages:
         raise RecipeError(f"{recipe.at('stages')}: is empty; a recipe has one stage or more")
     needing = [s for s in recipe.stages if METHODS[s.method].needs_calibration(s.config)]

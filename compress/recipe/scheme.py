@@ -1,6 +1,7 @@
 """How a stage says `scheme`: a preset's name or a mapping, with the group beside it."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from compress.quant.scheme import PRESETS, QuantScheme
@@ -37,7 +38,9 @@ def read_scheme(stage: Node, keys: Mapping[str, Node]) -> QuantScheme:
         if key in inside:
             raise problem(value, f"{key!r} is also given inside scheme; give it once")
     values = read_fields(QuantScheme, node, {**inside, **beside})
-    return make(QuantScheme, _merge({}, values), stage if beside else node)
+    # Together, so that a wrong value is found at its own place, be it in here or beside.
+    whole = replace(stage, content={**inside, **beside}) if beside else node
+    return make(QuantScheme, _merge({}, values), whole)
 
 
 def _preset(node: Node) -> QuantScheme:
