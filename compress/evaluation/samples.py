@@ -31,7 +31,7 @@ class SamplePair:
 def sample_pairs(
     result: Weights,
     source: Weights | None,
-    tokenizer: Tokenizer,
+    tokenizer: Tokenizer | None,
     config: SampleConfig,
     device: str = "cpu",
 ) -> tuple[tuple[SamplePair, ...], str | None]:
@@ -41,6 +41,7 @@ def sample_pairs(
     """
     if not config.prompts:
         return (), NO_PROMPTS
+    assert tokenizer is not None, "prompts are text"
     context = result.spec.context
     prompts, reason = _encode(config.prompts, tokenizer, context)
     try:

@@ -19,18 +19,18 @@ Generate = Callable[[int, int, int], Tensor]
 def read_windows(
     text: TextConfig,
     config: EvaluationConfig,
-    tokenizer: Tokenizer,
+    tokenizer: Tokenizer | None,
     context: int,
     generate: Generate | None = None,
 ) -> TokenWindows:
     """Windows of one text for a model of that context length.
 
-    generate: needed for texts of kind "self" only.
+    generate: needed for texts of kind "self" only, which in turn need no tokenizer.
     Raises DataError for text that cannot be read or holds no token to score, RecipeError when
     window or stride do not fit the model.
     """
     window, stride = config.resolve(context)
-    bos = tokenizer.bos_id if config.bos else None
+    bos = tokenizer.bos_id if tokenizer is not None and config.bos else None
     sequences = list(_sequences(text, tokenizer, bos, generate))
     windows = cut_windows(
         text.name,
@@ -49,7 +49,7 @@ def read_windows(
 
 
 def _sequences(
-    text: TextConfig, tokenizer: Tokenizer, bos: int | None, generate: Generate | None
+    text: TextConfig, tokenizer: Tokenizer | None, bos: int | None, generate: Generate | None
 ) -> Iterator[list[int]]:
     """Token ids of every document (or of the one stream), BOS in front where there is one."""
     pieces = _pieces(text, tokenizer, generate)
@@ -61,7 +61,7 @@ def _sequences(
 
 
 def _pieces(
-    text: TextConfig, tokenizer: Tokenizer, generate: Generate | None
+    text: TextConfig, tokenizer: Tokenizer | None, generate: Generate | None
 ) -> Iterator[list[int]]:
     if text.kind == "self":
         if generate is None:
@@ -71,15 +71,18 @@ def _pieces(
             )
         yield from generate(text.samples, text.length, text.seed).tolist()
         return
+    assert tokenizer is not None, "only text of the model's own does without a tokenizer"
     for document in islice(documents(text.source(), tokenizer), text.max_documents):
         yield tokenizer.encode(document)
 
 
-def _bos_name(tokenizer: Tokenizer, wanted: bool) -> str:
+def _bos_name(tokenizer: Tokenizer | None, wanted: bool) -> str:
     """The BOS as text, or why there is none."""
     if not wanted:
         return "off"
-    return "none" if tokenizer.bos_id is None else tokenizer.decode([tokenizer.bos_id])
+    if tokenizer is None or tokenizer.bos_id is None:
+        return "none"
+    return tokenizer.decode([tokenizer.bos_id])
 
 
 def _settings(
@@ -99,4 +102,5 @@ def _settings(
         settings["max_tokens"] = text.max_tokens
     if text.kind == "self":
         settings["sampled_with_seed"] = text.seed
+        settings["sampled_length"] = text.length
     return settings

@@ -90,14 +90,13 @@ def _scheme(place: str, group: Mapping[str, Any]) -> QuantScheme:
         _whole(f"{place}.group_size", size)
     granularity: Any = weights.get("strategy") or _strategy(size)
     _require(f"{place}.strategy", granularity, ("tensor", "channel", "group"))
-    if granularity == "group":
-        _whole(f"{place}.group_size", size)
+    width = _whole(f"{place}.group_size", size) if granularity == "group" else 0
     try:
         return QuantScheme(
             bits=_whole(f"{place}.num_bits", weights.get("num_bits", 8)),
             symmetric=_flag(f"{place}.symmetric", weights.get("symmetric", True)),
             granularity=granularity,
-            group_size=size if granularity == "group" else 0,
+            group_size=width,
             activation=activation,
         )
     except RecipeError as error:  # a width or group size that no scheme of ours has

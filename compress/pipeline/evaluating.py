@@ -4,6 +4,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from math import prod
 from pathlib import Path
@@ -53,16 +54,16 @@ def evaluate_checkpoint(
     started, clock = datetime.now(UTC), time.perf_counter()
     check_device(device)
     folder = None if out is None else _report_folder(Path(out))
+    result_path = resolve_model(checkpoint)
+    result = open_weights(Checkpoint.open(result_path))
+    source = None if against is None else open_weights(Checkpoint.open(resolve_model(against)))
     config = EvaluationConfig(
-        texts=tuple(_text(text, max_documents) for text in texts),
+        texts=_texts(texts, max_documents, result.spec.context),
         window=window,
         stride=stride,
         dtype=dtype,
         samples=SampleConfig(prompts=tuple(prompts)),
     )
-    result_path = resolve_model(checkpoint)
-    result = open_weights(Checkpoint.open(result_path))
-    source = None if against is None else open_weights(Checkpoint.open(resolve_model(against)))
     scratch = Path(tempfile.mkdtemp(prefix="compress-model-"))
     try:
         measured = measure(
@@ -115,10 +116,21 @@ def _report(
     )
 
 
-def _text(text: str, max_documents: int | None) -> TextConfig:
-    if text == "self":
-        return TextConfig("self", kind="self")
-    return TextConfig(Path(text).stem, path=text, max_documents=max_documents)
+def _texts(texts: Sequence[str], max_documents: int | None, context: int) -> tuple[TextConfig, ...]:
+    """Files go by their stems, with the folder in front where two have the same; text of the
+    model's own is no longer than its context."""
+    stems = [Path(text).stem for text in texts if text != "self"]
+
+    def config(text: str) -> TextConfig:
+        if text == "self":
+            own = TextConfig("self", kind="self")
+            return replace(own, length=min(own.length, context or own.length))
+        name = Path(text).stem
+        if stems.count(name) > 1:
+            name = f"{Path(text).absolute().parent.name}/{name}"
+        return TextConfig(name, path=text, max_documents=max_documents)
+
+    return tuple(config(text) for text in texts)
 
 
 def _report_folder(folder: Path) -> Path:

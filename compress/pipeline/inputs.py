@@ -54,7 +54,8 @@ def _checks(
     if evaluation is not None:
         sources += [text.source() for text in evaluation.texts]
     yield from (partial(check_source, source) for source in sources)
-    if evaluation is not None or any(source.kind != "self" for source in sources):
+    prompts = evaluation is not None and bool(evaluation.samples.prompts)
+    if prompts or any(source.kind != "self" for source in sources):
         yield partial(load_tokenizer, checkpoint.path)
     if evaluation is not None or calibration is not None:
         yield partial(_check_class, plan, checkpoint)

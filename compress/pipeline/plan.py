@@ -20,6 +20,7 @@ from compress.formats import FORMATS, Verdict, detect, runtimes
 from compress.methods import METHODS
 from compress.pipeline import fit
 from compress.pipeline.estimate import Estimate, Job, estimate
+from compress.pipeline.lengths import cap_defaults
 from compress.pipeline.modules import ModulePlan, Skipped
 from compress.quant.scheme import QuantScheme
 from compress.recipe import Recipe
@@ -105,6 +106,7 @@ def build_plan(recipe: Recipe, checkpoint: Checkpoint, *, dtype: torch.dtype) ->
     """
     _refuse_quantized(checkpoint)
     spec = describe(checkpoint.config, checkpoint.shapes)
+    recipe, shortened = cap_defaults(recipe, spec.context)
     fmt = recipe.output.format if recipe.output.format != "auto" else "compressed-tensors"
     fit.refuse_tied_head(recipe, spec)
     modules, skipped = _assign(recipe, spec, checkpoint, fmt)
@@ -124,7 +126,7 @@ def build_plan(recipe: Recipe, checkpoint: Checkpoint, *, dtype: torch.dtype) ->
         estimate=estimate(_job(recipe, checkpoint, spec, modules, dtype)),
         tensor_parallel={n: fit.against_parallel(n, spec, modules) for n in (2, 4, 8)},
         runtimes=_runtimes(fmt, spec, modules),
-        warnings=tuple(fit.warnings(spec)),
+        warnings=(*fit.warnings(spec), *shortened),
     )
 
 

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from compress.checkpoint import Checkpoint
-from compress.errors import DataError
+from compress.errors import DataError, DependencyError
 from compress.evaluation.config import DEFAULT_WINDOW_CAP, EvaluationConfig
 from compress.formats import Weights, open_weights
 from compress.pipeline.events import Event, Progress
+from compress.pipeline.vocabulary import refuse_other_tokenizer
 from compress.report.schema import Quality, Sample, TextQuality
 from compress_calibration.tokenizer import Tokenizer, load_tokenizer
 
@@ -55,7 +56,9 @@ def measure(
     from compress.evaluation.stream import Work
 
     result = open_weights(Checkpoint.open(result_folder))
-    tokenizer = load_tokenizer(result_folder)
+    tokenizer = _tokenizer(result_folder, config)
+    if source is not None and tokenizer is not None:
+        refuse_other_tokenizer(tokenizer, source.checkpoint.path, config.texts)
     windows, left_out = _windows(source or result, config, tokenizer, device)
     work_folder.mkdir(exist_ok=True)
 
@@ -77,8 +80,18 @@ def measure(
     )
 
 
+def _tokenizer(folder: Path, config: EvaluationConfig) -> Tokenizer | None:
+    """The result's tokenizer; None where there is none and only text of the model's own is read."""
+    try:
+        return load_tokenizer(folder)
+    except (DataError, DependencyError):
+        if config.samples.prompts or any(text.kind != "self" for text in config.texts):
+            raise
+        return None
+
+
 def _windows(
-    origin: Weights, config: EvaluationConfig, tokenizer: Tokenizer, device: str
+    origin: Weights, config: EvaluationConfig, tokenizer: Tokenizer | None, device: str
 ) -> tuple[list["TokenWindows"], tuple[str, ...]]:
     """Windows of every text that can be had, and a line about each one that cannot."""
     from compress.evaluation.texts import read_windows

@@ -1,0 +1,47 @@
+"""Whether two checkpoints read a text as the same tokens; only then can they be compared."""
+
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+
+from compress.errors import CheckpointError
+from compress.evaluation.config import TextConfig
+from compress_calibration.sources import documents
+from compress_calibration.tokenizer import Tokenizer, load_tokenizer
+
+FILE = "tokenizer.json"
+
+
+def refuse_other_tokenizer(tokenizer: Tokenizer, source: Path, texts: Sequence[TextConfig]) -> None:
+    """CheckpointError when the source's tokenizer gives a text other ids than `tokenizer` does.
+
+    Equal files are not read further; a source without tokenizer.json has nothing to compare.
+    Raises DataError for text that cannot be read.
+    """
+    if not (source / FILE).is_file() or _same_files(tokenizer.folder, source):
+        return
+    other = load_tokenizer(source)
+    for text in texts:
+        if text.kind == "self":
+            continue
+        for document in islice(documents(text.source(), tokenizer), text.max_documents):
+            ours, theirs = tokenizer.encode(document), other.encode(document)
+            if ours != theirs:
+                raise CheckpointError(_difference(tokenizer, other, text.name, ours, theirs))
+
+
+def _same_files(folder: Path, source: Path) -> bool:
+    ours = folder / FILE
+    return ours.is_file() and ours.read_bytes() == (source / FILE).read_bytes()
+
+
+def _difference(
+    tokenizer: Tokenizer, other: Tokenizer, name: str, ours: list[int], theirs: list[int]
+) -> str:
+    pairs = zip(ours, theirs, strict=False)
+    at = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(ours), len(theirs)))
+    return (
+        f"the tokenizers of {tokenizer.folder} and {other.folder} differ: token {at} of text"
+        f" {name!r} is {ours[at : at + 1]} in the one and {theirs[at : at + 1]} in the other; give"
+        " the checkpoint that the result was made from"
+    )
