@@ -61,7 +61,7 @@ def read_rows(weights: "Weights", tensor: str, ids: Tensor) -> Tensor:
     CheckpointError for an id outside it, and for NaN or infinity in what was read.
     """
     if tensor not in weights.checkpoint.tensors:
-        return weights.read(tensor)[ids]
+        return read_finite(weights, tensor)[ids]
     wanted = ids.tolist()
     rows = weights.checkpoint.tensors[tensor].shape[0]
     if wanted and not 0 <= wanted[0] <= wanted[-1] < rows:
