@@ -122,8 +122,21 @@ class Checkpoint:
 
     @property
     def skipped_files(self) -> list[str]:
-        """Names of folders (with a slash) and files that are neither used nor carried over."""
-        return skipped(self.path, self.files)
+        """Names of folders (with a slash) and files that are neither used nor carried over.
+
+        Where it is not plain from the name, the reason follows: "NAME (REASON)".
+        """
+        left = skipped(self.path, self.files)
+        return [f"{name} ({reason})" if reason else name for name, reason in left.items()]
+
+    def side_hashes(self) -> dict[str, str]:
+        """sha256 of every side file, by name."""
+        found = {}
+        for path in self.side_files():
+            digest = hashlib.sha256()
+            _hash_file(path, path.name, digest)
+            found[path.name] = digest.hexdigest()
+        return found
 
 
 def _require_folder(folder: Path) -> None:

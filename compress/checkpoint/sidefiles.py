@@ -11,30 +11,54 @@ _LARGEST = 256 << 20  # a tokenizer.json of 33 MB exists; nothing beside weights
 _REPLACED = ("config.json", "model.safetensors.index.json", "README.md")
 _OTHER_WEIGHTS = (
     *(".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx"),
-    *(".onnx_data", ".ot", ".tflite", ".npz"),
+    *(".onnx_data", ".ot", ".tflite", ".npy", ".npz", ".pkl", ".pickle", ".joblib"),
 )
+# What a run itself makes in the folder of its result.
+RUNS_OWN = ("journal.json", "hidden.0", "hidden.1", "evaluation", "report", "recipe.yaml")
+_RUNS_SUFFIXES = (".partial", ".compress-tmp")
 
 
 def carried(folder: Path, weights: Collection[str]) -> list[Path]:
     """Files to copy unchanged, sorted by name."""
-    return [p for p in sorted(folder.iterdir()) if _kind(p, weights) == "carried"]
+    return [p for p in _entries(folder, weights) if _left_because(p) is None]
 
 
-def skipped(folder: Path, weights: Collection[str]) -> list[str]:
-    """What is left behind, sorted by name; folders end in a slash."""
-    entries = [p for p in sorted(folder.iterdir()) if _kind(p, weights) == "skipped"]
-    return [p.name + "/" if p.is_dir() else p.name for p in entries]
+def skipped(folder: Path, weights: Collection[str]) -> dict[str, str]:
+    """What is left behind, sorted by name, each with the reason; folders end in a slash.
+
+    The reason is empty where the kind of file says it: weights of other formats, hidden files,
+    folders.
+    """
+    reasons = [(p, _left_because(p)) for p in _entries(folder, weights)]
+    return {p.name + "/" if p.is_dir() else p.name: why for p, why in reasons if why is not None}
 
 
-def _kind(path: Path, weights: Collection[str]) -> str:
-    """ "used" (read or replaced), "carried" or "skipped"."""
-    if path.name in weights or path.name in _REPLACED:
-        return "used"
-    if path.is_dir():
-        holds_weights = any(name.startswith(path.name + "/") for name in weights)
-        return "used" if holds_weights else "skipped"
-    unwanted = path.name.startswith(".") or path.suffix in _OTHER_WEIGHTS
-    unwanted = unwanted or path.name.endswith(".index.json")
-    if unwanted or not path.is_file() or path.stat().st_size > _LARGEST:
-        return "skipped"
-    return "carried"
+def _entries(folder: Path, weights: Collection[str]) -> list[Path]:
+    """What the folder holds besides what is read or replaced."""
+    used = {*_REPLACED, *weights, *(name.partition("/")[0] for name in weights)}
+    return [p for p in sorted(folder.iterdir()) if p.name not in used]
+
+
+def _left_because(path: Path) -> str | None:
+    """Why a file stays behind, None when it goes along."""
+    if path.name in RUNS_OWN or path.name.endswith(_RUNS_SUFFIXES):
+        return "a run makes a file of this name"
+    unwanted = path.name.startswith(".") or path.suffix.lower() in _OTHER_WEIGHTS
+    if unwanted or path.name.endswith(".index.json") or path.is_dir():
+        return ""
+    if path.is_symlink() and not path.exists():
+        return "a link that leads nowhere"
+    if path.is_symlink() and not _belongs(path):
+        return "a link that leads outside the folder"
+    if not path.is_file():
+        return "not a file"
+    return "larger than 256 MiB" if path.stat().st_size > _LARGEST else None
+
+
+def _belongs(link: Path) -> bool:
+    """Whether a link stays in its folder, or in the Hugging Face cache leads to a blob of its
+    repository: REPO/snapshots/REVISION/name -> REPO/blobs/hash."""
+    folder, target = link.parent.resolve(), link.resolve()
+    if target.is_relative_to(folder):
+        return True
+    return folder.parent.name == "snapshots" and target.parent == folder.parent.parent / "blobs"

@@ -66,8 +66,17 @@ def command(
 
 def _how_to_resume(given: Mapping[str, Any]) -> str:
     """What to type after Ctrl-C; `given` are the parameters of the stopped command."""
-    partial = Path(given["out"].rstrip("/\\") + ".partial")
-    if not partial.is_dir():
+    out = given["out"].rstrip("/\\")
+    partial, publishing, replaced = (
+        Path(f"{out}.{state}") for state in ("partial", "publishing", "replaced")
+    )
+    if publishing.is_dir():
+        state = f"stopped while publishing; the whole result lies in {publishing}"
+    elif partial.is_dir():
+        state = f"stopped; what is finished lies in {partial}"
+    elif replaced.is_dir():
+        state = f"stopped; the result is in {out}, and what it replaced still in {replaced}"
+    else:
         return "stopped before anything was written"
     words = ["run", given["recipe"], "--model", given["model"], "--out", given["out"]]
     words += [word for override in given["overrides"] for word in ("--set", override)]
@@ -75,4 +84,4 @@ def _how_to_resume(given: Mapping[str, Any]) -> str:
     words += ["--dtype", given["dtype"]] if given["dtype"] else []
     words += ["--overwrite"] if given["overwrite"] else []
     line = shlex.join(["compress-model", *words, "--resume"])
-    return f"stopped; what is finished lies in {partial}. To go on:\n  {line}"
+    return f"{state}. To go on:\n  {line}"

@@ -1,5 +1,6 @@
 """`compress-model eval`: the quality of any checkpoint we can read, alone or against its source."""
 
+import os
 import shutil
 import tempfile
 import time
@@ -12,7 +13,7 @@ from typing import Literal
 
 import yaml
 
-from compress.checkpoint import Checkpoint, resolve_model
+from compress.checkpoint import Checkpoint, disk, resolve_model, write_atomic
 from compress.errors import DataError, OutputError
 from compress.evaluation.config import EvaluationConfig, SampleConfig, TextConfig
 from compress.formats import Weights, detect, logical_shapes, open_weights
@@ -83,8 +84,8 @@ def evaluate_checkpoint(
     asked = RecipeInfo("", yaml.safe_dump({"texts": list(texts)}))
     report = _report(asked, source or result, result, stage, measured, started, device)
     if folder is not None:
-        write_json(report, folder / "report.json")
-        write_html(report, folder / "report.html")
+        write_json(report, folder / "report.json", write_atomic)
+        write_html(report, folder / "report.html", write_atomic)
     return report
 
 
@@ -136,7 +137,10 @@ def _texts(texts: Sequence[str], max_documents: int | None, context: int) -> tup
 def _report_folder(folder: Path) -> Path:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise OutputError(f"{folder} is not an empty folder; choose another one for the report")
-    folder.mkdir(parents=True, exist_ok=True)
+    with disk.refusing(f"make {folder}"):
+        folder.mkdir(parents=True, exist_ok=True)
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise OutputError(f"{folder} cannot be written to; choose another folder for the report")
     return folder
 
 

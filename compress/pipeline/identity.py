@@ -6,14 +6,24 @@ from typing import Any
 
 import yaml
 
+from compress.checkpoint import Checkpoint
 from compress.errors import OutputError
 from compress.recipe import Recipe, dump
 from compress.report.codec import read_json
 
 
-def marks(recipe: Recipe, sha256: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """Everything the bytes of a result depend on, by name. sha256: of the source."""
-    return {"source.sha256": sha256, **_flat(yaml.safe_load(dump(recipe)), "recipe"), **environment}
+def marks(
+    recipe: Recipe, sha256: str, side_files: Mapping[str, str], environment: Mapping[str, str]
+) -> dict[str, str]:
+    """Everything the bytes of a result depend on, by name.
+
+    sha256: of the source's weights and config. side_files: name -> sha256 of what goes along.
+    """
+    return {
+        **_source(sha256, side_files),
+        **_flat(yaml.safe_load(dump(recipe)), "recipe"),
+        **environment,
+    }
 
 
 def refuse_other(folder: Path, before: Mapping[str, str], now: Mapping[str, str]) -> None:
@@ -30,15 +40,27 @@ def refuse_other(folder: Path, before: Mapping[str, str], now: Mapping[str, str]
         )
 
 
-def refuse_other_result(folder: Path, recipe: Recipe, sha256: str) -> None:
-    """The same for a complete result whose journal is gone: by its recipe and its report."""
+def refuse_other_result(
+    folder: Path, recipe: Recipe, sha256: str, side_files: Mapping[str, str]
+) -> None:
+    """The same for a complete result whose journal is gone: by its recipe, report and files."""
     report = read_json(folder / "report" / "report.json")
-    before = _flat(yaml.safe_load((folder / "recipe.yaml").read_text()), "recipe")
+    try:
+        before = _flat(yaml.safe_load((folder / "recipe.yaml").read_text()), "recipe")
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise OutputError(
+            f"cannot read {folder / 'recipe.yaml'}; remove {folder} and start again"
+        ) from error
+    held = Checkpoint.open(folder).side_hashes()
     refuse_other(
         folder,
-        {"source.sha256": report.source.sha256, **before},
-        marks(recipe, sha256, {}),
+        {**_source(report.source.sha256, held), **before},
+        marks(recipe, sha256, side_files, {}),
     )
+
+
+def _source(sha256: str, side_files: Mapping[str, str]) -> dict[str, str]:
+    return {"source.sha256": sha256, **{f"source.{k}": v for k, v in side_files.items()}}
 
 
 def _flat(value: Any, path: str) -> dict[str, str]:

@@ -87,7 +87,7 @@ def run(
     output = session.output
     if output.state == "publish":
         complete = output.publishing if output.publishing.is_dir() else output.out
-        refuse_other_result(complete, session.plan.recipe, session.sha256)
+        refuse_other_result(complete, session.plan.recipe, session.sha256, session.side_files)
         publish(output, WORKING)
         return _published_report(output.out)
     _require_space(session)
@@ -139,9 +139,9 @@ def prepare(
     weights = open_weights(checkpoint, plan.spec)
     listener = progress or silent
     began = time.perf_counter()
-    sha256 = checkpoint.sha256()
+    sha256, side_files = checkpoint.sha256(), checkpoint.side_hashes()
     listener(Event("check", "source", 1, 1, time.perf_counter() - began))
-    return Session(plan, checkpoint, weights, output, compute, device, sha256, listener)
+    return Session(plan, checkpoint, weights, output, compute, device, sha256, side_files, listener)
 
 
 def _plan(
@@ -198,7 +198,7 @@ def _begin(session: Session, *, resumed: bool) -> Work:
     """Weight files and journal: new ones, or those of the run that is resumed."""
     plan, partial = session.plan, session.output.partial
     environment = fingerprint(session.device, session.dtype)
-    mine = marks(plan.recipe, session.sha256, environment)
+    mine = marks(plan.recipe, session.sha256, session.side_files, environment)
     if resumed:
         journal = journals.resume(partial, mine, session.device)
         # Files that recorded units have written to are never made anew: holes read as zeros.

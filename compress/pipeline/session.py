@@ -1,5 +1,6 @@
 """A run that has been checked and may begin."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +13,10 @@ from compress.pipeline.plan import Plan
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Session:
-    """What the run reads, where it writes and how. sha256: of the source; dtype: of the blocks."""
+    """What the run reads, where it writes and how. sha256: of the source; dtype: of the blocks.
+
+    side_files: name -> sha256 of what goes along with the weights.
+    """
 
     plan: Plan
     checkpoint: Checkpoint
@@ -21,4 +25,5 @@ class Session:
     dtype: torch.dtype
     device: str
     sha256: str
+    side_files: Mapping[str, str]
     progress: Progress

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from compress.arch.spec import DecoderSpec
-from compress.checkpoint import Checkpoint
+from compress.checkpoint import Checkpoint, disk, write_atomic
 from compress.checkpoint.dtypes import itemsize
 from compress.pipeline.environment import machine, slow_kernels, versions
 from compress.pipeline.journal import CALIBRATION, Journal
@@ -68,6 +68,7 @@ def build_report(
             *slow_kernels(session.device),
             *measured.left_out,
             *([RESUMED] if journal.resumed else []),
+            *(f"left behind: {name}" for name in checkpoint.skipped_files if " (" in name),
         ),
         copied_tensors=(*plan.spec.copied, *unrecognised(plan.spec)),
         copied_files=tuple(path.name for path in checkpoint.side_files()),
@@ -78,9 +79,11 @@ def build_report(
 def write_report(report: Report, folder: Path) -> None:
     """report/report.json and the page drawn from it."""
     target = folder / FOLDER
-    target.mkdir(exist_ok=True)
-    write_json(report, target / "report.json")
-    write_html(report, target / "report.html")
+    with disk.refusing(f"make {target}"):
+        if not target.is_dir():
+            disk.mkdir(target)
+    write_json(report, target / "report.json", write_atomic)
+    write_html(report, target / "report.html", write_atomic)
 
 
 def layers_of(plan: Plan, journal: Journal) -> tuple[Layer, ...]:

@@ -9,6 +9,7 @@ import math
 import os
 import re
 import types
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from functools import cache
 from pathlib import Path
@@ -16,6 +17,8 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from compress.errors import OutputError
 from compress.report.schema import SCHEMA_VERSION, Report
+
+Writer = Callable[[Path, bytes], None]
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _NON_FINITE = {"inf", "-inf", "nan"}
@@ -51,9 +54,9 @@ def from_json(text: str, where: str = "report.json") -> Report:
     return report
 
 
-def write_json(report: Report, path: str | Path) -> None:
-    """Write the report; the file appears whole or not at all."""
-    write_whole(Path(path), to_json(report).encode("utf-8"))
+def write_json(report: Report, path: str | Path, write: Writer | None = None) -> None:
+    """Write the report; the file appears whole or not at all. write: what puts bytes in a file."""
+    (write or write_whole)(Path(path), to_json(report).encode("utf-8"))
 
 
 def read_json(path: str | Path) -> Report:

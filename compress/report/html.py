@@ -13,7 +13,7 @@ from pathlib import Path
 from compress.report.bars import sizes
 from compress.report.cards import cards, sentence, title
 from compress.report.chart import errors
-from compress.report.codec import write_whole
+from compress.report.codec import Writer, write_whole
 from compress.report.layers import layers
 from compress.report.markup import Html, el, join, raw
 from compress.report.quality import quality, samples
@@ -39,9 +39,9 @@ def render_html(report: Report) -> str:
     return f"<!doctype html>\n{page.text}\n"
 
 
-def write_html(report: Report, path: str | Path) -> None:
-    """Write the page; the file appears whole or not at all."""
-    write_whole(Path(path), render_html(report).encode("utf-8", errors="replace"))
+def write_html(report: Report, path: str | Path, write: Writer | None = None) -> None:
+    """Write the page; the file appears whole or not at all. write: what puts bytes in a file."""
+    (write or write_whole)(Path(path), render_html(report).encode("utf-8", errors="replace"))
 
 
 def _asset(name: str) -> str:

@@ -148,6 +148,7 @@ def test_side_files_and_what_is_skipped(tmp_path: Path) -> None:
         "consolidated.pth",
         "pytorch_model.bin",
         "pytorch_model.bin.index.json",
+        *("a.npy", "b.pkl", "c.PICKLE", "d.joblib", "e.pt"),
     ]
     for name in (*kept, *left, "README.md"):
         (tmp_path / name).write_text("x")
@@ -155,7 +156,44 @@ def test_side_files_and_what_is_skipped(tmp_path: Path) -> None:
     (tmp_path / "dangling").symlink_to("nowhere")
     checkpoint = Checkpoint.open(tmp_path)
     assert [p.name for p in checkpoint.side_files()] == kept
-    assert checkpoint.skipped_files == sorted([*left, "original/", "dangling"])
+    assert checkpoint.skipped_files == sorted(
+        [*left, "original/", "dangling (a link that leads nowhere)"]
+    )
+
+
+def test_links_are_carried_only_from_the_folder_and_its_hub_blobs(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("key")
+    plain = sharded(tmp_path / "plain", TWO)
+    (plain / "vocab.json").write_text("{}")
+    (plain / "merges.txt").symlink_to("vocab.json")
+    (plain / "tokenizer.json").symlink_to(secret)
+    repo = tmp_path / "models--org--name"
+    (repo / "snapshots").mkdir(parents=True)
+    (repo / "blobs").mkdir()
+    snapshot = sharded(repo / "snapshots" / "abc", TWO)
+    (repo / "blobs" / "123").write_text("{}")
+    (snapshot / "tokenizer.json").symlink_to("../../blobs/123")
+    (snapshot / "LICENSE").symlink_to("../../../secret")
+    outside = "a link that leads outside the folder"
+    assert [p.name for p in Checkpoint.open(plain).side_files()] == ["merges.txt", "vocab.json"]
+    assert Checkpoint.open(plain).skipped_files == [f"tokenizer.json ({outside})"]
+    assert [p.name for p in Checkpoint.open(snapshot).side_files()] == ["tokenizer.json"]
+    assert Checkpoint.open(snapshot).skipped_files == [f"LICENSE ({outside})"]
+
+
+def test_names_that_a_run_makes_itself_are_left_behind(tmp_path: Path) -> None:
+    from compress.checkpoint.sidefiles import RUNS_OWN
+    from compress.pipeline.job import WORKING
+
+    folder = sharded(tmp_path, TWO)
+    names = sorted({*WORKING, *RUNS_OWN, "x.partial"} - {"calibration.safetensors"})
+    for name in names:
+        (folder / name).write_text("x")
+    assert Checkpoint.open(folder).side_files() == []
+    assert Checkpoint.open(folder).skipped_files == [
+        f"{name} (a run makes a file of this name)" for name in names
+    ]
 
 
 def test_folder_and_config_refusals(tmp_path: Path) -> None:

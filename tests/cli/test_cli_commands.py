@@ -265,3 +265,33 @@ def test_every_command_has_json(capsys: pytest.CaptureFixture[str]) -> None:
     for name in COMMANDS:
         assert main([name, "--help"]) == 0
         assert "--json" in capsys.readouterr().out
+
+
+def test_what_to_type_after_control_c(tmp_path: Path) -> None:
+    from compress.cli.run import _how_to_resume
+
+    out = tmp_path / "out"
+    given = {"recipe": "r", "model": "m", "out": f"{out}/", "overrides": ("a=b c",)}
+    given |= {"device": "cpu", "dtype": None, "overwrite": True}
+    assert _how_to_resume(given) == "stopped before anything was written"
+    line = f"compress-model run r --model m --out {out}/ --set 'a=b c' --device cpu --overwrite"
+    for state, says in {
+        "replaced": (
+            f"stopped; the result is in {out}, and what it replaced still in {out}.replaced"
+        ),
+        "partial": f"stopped; what is finished lies in {out}.partial",
+        "publishing": f"stopped while publishing; the whole result lies in {out}.publishing",
+    }.items():
+        (tmp_path / f"out.{state}").mkdir()
+        assert _how_to_resume(given) == f"{says}. To go on:\n  {line} --resume"
+
+
+def test_eval_report_where_no_folder_can_be_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    out = tmp_path / "file" / "report"
+    assert main(["eval", "no-model", "--text", "self", "--out", str(out)]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: cannot make {out}: Not a directory; ")
+    assert said.count("\n") == 1

@@ -1,6 +1,7 @@
 """Killed anywhere, a resumed run gives the same bytes; another run's leftovers are refused."""
 
 import json
+import re
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -341,3 +342,48 @@ def test_spoilt_working_files_are_refused(
     assert refused(asked, tiny("llama"), out, resume=True) == (
         f"{says.format(path)}; remove {path.parent} and start again"
     )
+
+
+def copy_of(source: Path, target: Path) -> Path:
+    shutil.copytree(source, target)
+    (target / "chat_template.jinja").write_text("{{ messages }}")
+    (target / "generation_config.json").write_text("{}")
+    return target
+
+
+def test_other_side_files_are_another_run(tiny, tmp_path: Path) -> None:
+    """They are part of the result: half of each would be neither."""
+    source, out = copy_of(tiny("llama"), tmp_path / "model"), tmp_path / "out"
+    killed_half_way(recipe(RTN), source, out)
+    (source / "chat_template.jinja").write_text("{{ other }}")
+    (source / "generation_config.json").unlink()
+    (source / "vocab.json").write_text("{}")
+    line = refused(recipe(RTN), source, out, resume=True)
+    assert "belongs to another run: source.chat_template.jinja was " in line
+    assert re.search(r"; source\.generation_config\.json was \w+, is absent", line)
+    assert "; source.vocab.json was absent, is " in line
+
+
+def test_other_side_files_do_not_publish_a_finished_result(tiny, tmp_path: Path) -> None:
+    source, out = copy_of(tiny("llama"), tmp_path / "model"), tmp_path / "out"
+    with faults.counting() as calls:
+        run(recipe(RTN), source, tmp_path / "whole")
+    last = max(i for i, name in enumerate(calls.names) if name == "rename")
+    with pytest.raises(faults.Killed), faults.fault_at(last):
+        run(recipe(RTN), source, out)
+    (source / "chat_template.jinja").write_text("{{ other }}")
+    line = refused(recipe(RTN), source, out, resume=True)
+    assert "belongs to another run: source.chat_template.jinja was " in line
+    (tmp_path / "out.publishing" / "recipe.yaml").unlink()
+    assert "recipe.yaml; remove" in refused(recipe(RTN), source, out, resume=True)
+
+
+def test_a_link_that_leads_out_is_named_in_the_warnings(tiny, tmp_path: Path) -> None:
+    source = copy_of(tiny("llama"), tmp_path / "model")
+    (tmp_path / "secret").write_text("key")
+    (source / "notes.txt").symlink_to(tmp_path / "secret")
+    report = run(recipe(RTN), source, tmp_path / "out")
+    left = "notes.txt (a link that leads outside the folder)"
+    assert left in report.skipped_files
+    assert f"left behind: {left}" in report.warnings
+    assert not (tmp_path / "out" / "notes.txt").exists()
