@@ -7,7 +7,7 @@ from torch import Tensor
 
 from compress.quant.tensor import QuantizedTensor
 
-ELEMENTS = 1 << 21  # of a weight that are looked at at once
+ROWS = 256  # of a weight that are looked at at once: enough for a product with the Hessian
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,22 +45,25 @@ class Judge:
 
         quantized: fp32 [N, K]. 0 when both traces are 0 (the input is dead).
         """
-        step = max(1, ELEMENTS // quantized.shape[1])
-        pairs = zip(self.weight.split(step), quantized.split(step), strict=True)
-        cost = sum(_energy(rows - lossy, self.hessian) for rows, lossy in pairs)
+        runs = _runs(quantized)
+        cost = sum((_energy(self.weight[r] - quantized[r], self.hessian) for r in runs), 0.0)
         return max(cost, 0.0) / self.whole if self.whole > 0 else 0.0
 
 
 def judge(weight: Tensor, hessian: Tensor | None) -> Judge:
     """A judge of one layer [N, K]."""
     w = weight.float()
-    step = max(1, ELEMENTS // w.shape[1])
-    return Judge(w, hessian, sum(_energy(rows, hessian) for rows in w.split(step)))
+    return Judge(w, hessian, sum((_energy(w[r], hessian) for r in _runs(w)), 0.0))
 
 
 def relative_error(weight: Tensor, quantized: Tensor, hessian: Tensor | None) -> float:
     """`Judge.error` of a single proposal."""
     return judge(weight, hessian).error(quantized)
+
+
+def _runs(weight: Tensor) -> list[slice]:
+    """Runs of ROWS rows, which bound what is held beside the weight."""
+    return [slice(start, start + ROWS) for start in range(0, weight.shape[0], ROWS)]
 
 
 def _energy(rows: Tensor, hessian: Tensor | None) -> float:
