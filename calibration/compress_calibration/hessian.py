@@ -5,7 +5,6 @@ layer-wise objective tr(D H Dᵀ) is the mean of x xᵀ over tokens; GPTQ and im
 it alike, and its scale does not depend on how much text was seen.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -22,13 +21,6 @@ class Stats:
     hessian: Tensor
     tokens: int
     absmax: Tensor | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class BlockStats:
-    """What calibration saw of a block: shared input (its key in the block) -> statistics."""
-
-    inputs: Mapping[str, Stats]
 
 
 @dataclass(slots=True)

@@ -68,15 +68,6 @@ def describe(config: Mapping[str, Any], tensors: Shapes) -> DecoderSpec:
     return assemble(model_type, model_type, path, sizes, _outside(source), blocks, tensors)
 
 
-def linears_by_input(block: BlockSpec) -> Iterator[tuple[str, tuple[LinearSpec, ...]]]:
-    """(shared-input key, linears that read it), in the block's order."""
-    groups: dict[str, list[LinearSpec]] = {}
-    for linear in block.linears:
-        groups.setdefault(linear.shared_input, []).append(linear)
-    for key, members in groups.items():
-        yield key, tuple(members)
-
-
 def _find_prefix(family: Family, tensors: Shapes, layers: int, model_type: str) -> str:
     """Path of the decoder that holds the blocks and the embedding: "model", "", ..."""
     anchor = f"{family.blocks}.0.{family.anchor}.weight"

@@ -32,9 +32,8 @@ class ExpertViews(nn.Module):
 
     all_tokens: every expert computes every token, so that hooks see all of them; the output still
         uses only what the router chose.
-    row_mask: bool [tokens]; rows that are False (padding) are not shown to any expert, are not
-        counted, and give zero.
-    counts: int64 [experts], tokens the router sent to each since the last `reset_counts`.
+    row_mask: bool [tokens]; rows that are False (padding) are not shown to any expert and give
+        zero.
     """
 
     def __init__(self, fused: nn.Module) -> None:
@@ -53,10 +52,6 @@ class ExpertViews(nn.Module):
             self.add_module(str(index), _Expert(hidden, double // 2, act, gate_up.dtype))
         self.all_tokens = False
         self.row_mask: Tensor | None = None
-        self.reset_counts()
-
-    def reset_counts(self) -> None:
-        self.counts = torch.zeros(self.experts, dtype=torch.int64)
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """hidden_states: [tokens, hidden]; index and weights: [tokens, k] -> [tokens, hidden]."""
@@ -71,7 +66,6 @@ class ExpertViews(nn.Module):
             if self.row_mask is not None:
                 routed &= self.row_mask[:, None]
             rows, slot = torch.where(routed)
-            self.counts[index] += rows.numel()
             if rows.numel() or self.all_tokens:
                 out = self._expert_rows(index, shown, rows)
                 slots[rows * chosen + slot] = out * top_k_weights[rows, slot, None]

@@ -15,7 +15,6 @@ from torch import Tensor
 from compress.checkpoint import disk
 from compress.checkpoint.atomic import free_bytes, write_atomic
 from compress.checkpoint.dtypes import DTYPE_CODES
-from compress.checkpoint.finite import find_nonfinite
 from compress.checkpoint.index import INDEX
 from compress.checkpoint.layout import ShardFile, ShardLayout
 from compress.errors import OutputError
@@ -61,19 +60,11 @@ class ShardWriter:
                 )
         return cls(folder, layout)
 
-    def write(self, name: str, tensor: Tensor, *, check_finite: bool = False) -> None:
-        """Put a tensor (any device, strides) at its place; dtype and shape must be the layout's.
-
-        check_finite: raises OutputError with number and place of NaN and infinity.
-        """
+    def write(self, name: str, tensor: Tensor) -> None:
+        """Put a tensor (any device, strides) at its place; dtype and shape must be the layout's."""
         info = self.layout.tensors[name]
         found = (DTYPE_CODES.get(tensor.dtype), tuple(tensor.shape))
         assert found == (info.dtype, info.shape), f"{name}: {found} does not fit {info}"
-        if check_finite and (bad := find_nonfinite(tensor)):
-            raise OutputError(
-                f"result tensor {name!r} has {bad.describe()}: it overflowed; run again"
-                " with --dtype fp32"
-            )
         self._put_tensor(info.file, tensor, info.start)
         self.written.add(name)
 

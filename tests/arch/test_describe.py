@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from compress.arch.describe import describe, linears_by_input
+from compress.arch.describe import describe
 from compress.errors import CheckpointError
 
 Shapes = dict[str, tuple[int, ...]]
@@ -91,13 +91,8 @@ def test_llama_linears_and_their_inputs() -> None:
         ("up", (48, 32)),
         ("down", (32, 48)),
     ]
-    groups = {key: [item.role for item in items] for key, items in linears_by_input(block)}
-    assert groups == {
-        "attn_in": ["q", "k", "v"],
-        "attn_out": ["o"],
-        "mlp_in": ["gate", "up"],
-        "mlp_mid": ["down"],
-    }
+    inputs = ["attn_in"] * 3 + ["attn_out"] + ["mlp_in"] * 2 + ["mlp_mid"]
+    assert [linear.shared_input for linear in block.linears] == inputs
     assert block.linears[0].tensor == "model.layers.1.self_attn.q_proj.weight"
     assert (spec.head_dim, spec.kv_heads, spec.tied, spec.copied) == (8, 2, False, ())
 

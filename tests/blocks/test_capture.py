@@ -1,5 +1,6 @@
 """What the hooks hand over is what the linears read, and the experts are the fused ones."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -140,11 +141,10 @@ def test_all_tokens_reach_all_experts_and_change_nothing(
     (view,) = expert_views(model.block)
     real = 24 if mask is None else int(mask.sum())
     want = model.run(mask)
-    view.reset_counts()
     routed = model.inputs(mask)
-    assert int(view.counts.sum()) == 2 * real  # top 2 of 4
-    for index, count in enumerate(view.counts.tolist()):
-        assert count == (routed[f"experts.{index}.in"].shape[0] if count else 0)
+    sent = {key: x.shape[0] for key, x in routed.items() if re.fullmatch(r"experts\.\d+\.in", key)}
+    assert sum(sent.values()) == 2 * real  # top 2 of 4
+    assert len(set(sent.values())) > 1  # else it would not be the router's choice
     view.all_tokens = True
     try:
         everything = model.inputs(mask)
