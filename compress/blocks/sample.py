@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from compress.arch.spec import DecoderSpec
+from compress.blocks.memory import available_bytes
 from compress.blocks.model import build_model, set_parameter
 from compress.blocks.skeleton import Skeleton
 from compress.checkpoint import Checkpoint
@@ -179,11 +180,12 @@ def _free_memory(device: str) -> int:
     """Bytes that can be taken without swapping."""
     if device.startswith("cuda"):
         return int(torch.cuda.mem_get_info(device)[0])
-    with open("/proc/meminfo", encoding="ascii") as lines:
-        for line in lines:
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    raise DataError("/proc/meminfo has no MemAvailable; use a text file instead of 'self'")
+    free = available_bytes()
+    if free is None:
+        raise DataError(
+            "this system does not say how much memory is free; use a text file instead of 'self'"
+        )
+    return free
 
 
 def _mix(value: Any) -> Any:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import click
 
+from compress.blocks.memory import available_bytes, limit_bytes
 from compress.cli import options
 from compress.report.units import size
 
@@ -20,7 +21,6 @@ REQUIRED = ("torch", "transformers", "tokenizers", "safetensors", "numpy")
 OPTIONAL = ("triton", "datasets", "onnxruntime", "onnxruntime-gpu", "compressed-tensors")
 # The installed extra decides which; both write the same files and the last one installed wins.
 EXCLUSIVE = ("onnxruntime", "onnxruntime-gpu")
-CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,10 +147,11 @@ def _torch() -> Iterator[Check]:
 
 def _memory() -> Check:
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = CGROUP_LIMIT.read_text().strip() if CGROUP_LIMIT.is_file() else "max"
-    if limit.isdecimal() and int(limit) < total:
-        return Check("memory", f"{size(int(limit))} (limit of the container)")
-    return Check("memory", size(total))
+    limit, available = limit_bytes(), available_bytes()
+    whole = size(total)
+    if limit is not None and limit < total:
+        whole = f"{size(limit)} (limit of the container)"
+    return Check("memory", whole if available is None else f"{whole}, {size(available)} available")
 
 
 def _disk() -> Check:

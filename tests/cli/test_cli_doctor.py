@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from compress.blocks import memory
 from compress.cli import doctor
 from compress.cli.main import main
 
@@ -91,8 +92,11 @@ def test_old_python_and_missing_packages(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_memory_of_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    limit = tmp_path / "memory.max"
-    limit.write_text("2000000000\n")
-    monkeypatch.setattr(doctor, "CGROUP_LIMIT", limit)
+    (tmp_path / "memory.max").write_text("2000000000\n")
+    (tmp_path / "memory.current").write_text("500000000\n")
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self" / "cgroup").write_text("0::/\n")
+    monkeypatch.setattr(memory, "CGROUPS", tmp_path)
+    monkeypatch.setattr(memory, "PROC", tmp_path)
     shown = {check.name: check.value for check in doctor.examine()}["memory"]
-    assert shown == "2.00 GB (limit of the container)"
+    assert shown == "2.00 GB (limit of the container), 1.50 GB available"
