@@ -14,10 +14,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from compress import pipeline
 from compress.cli.main import main as command_line
+from compress.cli.process import leave
 
 Spent = dict[str, float]
 
@@ -50,7 +51,7 @@ def set_clocks(spent: dict[str, Spent]) -> None:
     calibrated.METHODS = {**METHODS, "gptq": timed}
 
 
-def main() -> int:
+def main() -> NoReturn:
     clock, *line = sys.argv[1:]
     spent: dict[str, Spent] = {
         name: {"calls": 0, "wall_s": 0.0, "cpu_s": 0.0} for name in ("solve", "method")
@@ -66,8 +67,8 @@ def main() -> int:
     pipeline.run = run
     code = command_line(line)
     Path(clock).write_text(json.dumps(spent))
-    return code
+    leave(code)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

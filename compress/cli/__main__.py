@@ -1,7 +1,5 @@
 """`python -m compress.cli`."""
 
-import sys
+from compress.cli.main import entry
 
-from compress.cli.main import main
-
-sys.exit(main())
+entry()

@@ -9,11 +9,12 @@ import sys
 import traceback
 from collections.abc import Sequence
 from importlib import import_module
+from typing import NoReturn
 
 import click
 
 from compress import __version__
-from compress.cli.process import settle
+from compress.cli.process import leave, settle
 from compress.errors import CompressError
 
 # name -> (module, one line for the overview); a module is imported when its command is named.
@@ -88,6 +89,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         return 1
     return result if isinstance(result, int) else 0
+
+
+def entry() -> NoReturn:
+    """The console script: a command line of this process, and its end."""
+    leave(main())
 
 
 def _refuse(message: str) -> int:
