@@ -65,20 +65,7 @@ def evaluate_checkpoint(
         dtype=dtype,
         samples=SampleConfig(prompts=tuple(prompts)),
     )
-    scratch = Path(tempfile.mkdtemp(prefix="compress-model-"))
-    try:
-        measured = measure(
-            result_path,
-            source,
-            config,
-            progress or silent,
-            work_folder=scratch / "evaluation",
-            device=device,
-        )
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-    if measured.left_out:
-        raise DataError("; ".join(measured.left_out))
+    measured = _measured(result_path, source, config, progress or silent, device)
     seconds = time.perf_counter() - clock
     stage = Stage("evaluate", seconds, peak_rss_bytes(), peak_gpu_bytes(device))
     asked = RecipeInfo("", yaml.safe_dump({"texts": list(texts)}))
@@ -87,6 +74,21 @@ def evaluate_checkpoint(
         write_json(report, folder / "report.json", write_atomic)
         write_html(report, folder / "report.html", write_atomic)
     return report
+
+
+def _measured(
+    result: Path, source: Weights | None, config: EvaluationConfig, progress: Progress, device: str
+) -> Measured:
+    """All texts or none: DataError where a run would leave one out."""
+    scratch = Path(tempfile.mkdtemp(prefix="compress-model-"))
+    try:
+        work_folder = scratch / "evaluation"
+        found = measure(result, source, config, progress, work_folder=work_folder, device=device)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    if found.left_out:
+        raise DataError("; ".join(found.left_out))
+    return found
 
 
 def _report(
