@@ -16,7 +16,12 @@ def ending(code: int, stdout: int) -> subprocess.CompletedProcess[str]:
         f" sys.stdout.write('out'); sys.stderr.write('err'); leave({code})"
     )
     return subprocess.run(
-        [sys.executable, "-c", script], cwd=REPO, stdout=stdout, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", script],
+        cwd=REPO,
+        env={**os.environ, "PYTHONUNBUFFERED": ""},  # buffered, as without the variable
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        text=True,
     )
 
 
