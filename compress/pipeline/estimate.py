@@ -14,7 +14,6 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention, silu
 
 from compress.arch.spec import DecoderSpec, LinearSpec
-from compress.blocks.sample import rows_at_once as sample_rows
 from compress.checkpoint import Checkpoint
 from compress.pipeline.sizes import ROWS_AT_ONCE, rows_at_once
 from compress.quant.rounding import clip_ratios
@@ -159,7 +158,7 @@ def _sampling_seconds(job: Job, rates: Rates) -> float:
     assert job.calibration is not None
     spec, length = job.spec, job.calibration.length
     count = round(job.calibration.samples * share)
-    rows = min(count, sample_rows(spec, job.dtype, length))
+    rows = _sample_rows(job, count)
     weights = sum(prod(x.shape) for x in spec.linears()) + spec.vocab * spec.hidden
     products = 2 * rows * weights / rates.product
     # Keys and values of half the length on average; the softmax over the vocabulary in fp64.
@@ -167,6 +166,15 @@ def _sampling_seconds(job: Job, rates: Rates) -> float:
     drawn = 6 * 8 * rows * spec.vocab / rates.elementwise
     step = products + cached + drawn + DISPATCH_SECONDS * len(spec.blocks)
     return length * -(-count // rows) * step
+
+
+def _sample_rows(job: Job, count: int) -> int:
+    """Sequences that are sampled at once."""
+    # Late: a data-free run loads nothing that runs blocks.
+    from compress.blocks.sample import rows_at_once as sample_rows
+
+    assert job.calibration is not None
+    return min(count, sample_rows(job.spec, job.dtype, job.calibration.length))
 
 
 def _own_share(job: Job) -> float:
@@ -208,7 +216,7 @@ def _sampling_bytes(job: Job) -> int:
         return 0
     assert job.calibration is not None
     spec, length = job.spec, job.calibration.length
-    rows = min(job.calibration.samples, sample_rows(spec, job.dtype, length))
+    rows = _sample_rows(job, job.calibration.samples)
     weights = sum(prod(x.shape) for x in spec.linears()) + spec.vocab * spec.hidden
     cache = rows * length * _cache_bytes(job)
     return weights * job.dtype.itemsize + cache + 3 * 8 * rows * spec.vocab
