@@ -106,17 +106,23 @@ def factorise(hessian: Tensor, config: GptqConfig) -> Factor | None:
     order = torch.argsort(diagonal, descending=True) if config.act_order != "none" else None
     damping = config.damping
     for _ in range(DAMPING_STEPS):
-        h = hessian.clone() if order is None else hessian[order][:, order]
+        h = hessian.clone() if order is None else _permuted(hessian, order)
         h.diagonal().add_(damping * mean)
         h.diagonal()[dead if order is None else dead[order]] = max(mean, 1e-30)
         try:
             factor = hessian_factor(h)
         except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
             factor = None
-        if factor is not None and bool(torch.isfinite(factor).all()):
+        # A row that holds an Inf or NaN has one on the diagonal, which is what it leaves.
+        if factor is not None and bool(torch.isfinite(factor.diagonal()).all()):
             return Factor(factor, order, damping, int(dead.sum()))
         damping = max(10 * damping, LEAST_DAMPING)
     return None
+
+
+def _permuted(hessian: Tensor, order: Tensor) -> Tensor:
+    # index_select: hessian[order][:, order] took 11 ms at K = 1408, half of the Cholesky; this 2.
+    return hessian.index_select(0, order).index_select(1, order)
 
 
 def quantize(
@@ -201,7 +207,7 @@ def _compensate(
     fixed = _fixed_scales(weights, factor, importance, scheme, config, ratios, scale_dtype)
     scale, zero, groups = fixed if fixed is not None else (None, None, None)
     result = gptq_columns(
-        rows if factor.order is None else rows[:, factor.order],
+        rows if factor.order is None else rows.index_select(1, factor.order),
         factor.factor,
         bits=scheme.bits,
         symmetric=scheme.symmetric,

@@ -97,18 +97,49 @@ Scale candidate(Vec low, Vec high, float ratio, const Grid& grid) {
   return s;
 }
 
-template <bool kWeighted>
-Vec loss(const Vec* tile, int64_t width, const float* importance, Scale s, const Grid& grid) {
-  // A product with 1/step may pick the other code only where both are equally far off.
-  const Vec inverse = splat(1.0f) / s.step;
-  const Vec least_code = splat(grid.code_min) - s.zero, most_code = splat(grid.code_max) - s.zero;
-  Vec sum[2] = {};
-  for (int64_t c = 0; c < width; ++c) {
-    Vec code = nearest(least(most(tile[c] * inverse, least_code), most_code));
-    Vec error = tile[c] - code * s.step;
-    sum[c & 1] += kWeighted ? error * error * importance[c] : error * error;
+// Candidates whose losses are summed side by side: one alone waits for its own sums.
+constexpr int kCandidates = 4;
+
+template <bool kWeighted, int kCount>
+void losses(const Vec* tile, int64_t width, const float* importance, const Scale* s,
+            const Grid& grid, Vec* sum) {
+  Vec inverse[kCount], least_code[kCount], most_code[kCount];
+  for (int i = 0; i < kCount; ++i) {
+    // A product with 1/step may pick the other code only where both are equally far off.
+    inverse[i] = splat(1.0f) / s[i].step;
+    least_code[i] = splat(grid.code_min) - s[i].zero;
+    most_code[i] = splat(grid.code_max) - s[i].zero;
+    sum[i] = Vec{};
   }
-  return sum[0] + sum[1];
+  for (int64_t c = 0; c < width; ++c)
+    for (int i = 0; i < kCount; ++i) {
+      Vec code = nearest(least(most(tile[c] * inverse[i], least_code[i]), most_code[i]));
+      Vec error = tile[c] - code * s[i].step;
+      sum[i] += kWeighted ? error * error * importance[c] : error * error;
+    }
+}
+
+template <bool kWeighted>
+Scale least_loss(const Vec* tile, int64_t width, const float* importance, Vec low, Vec high,
+                 const Grid& grid) {
+  Scale best{}, tried[kCandidates];
+  Vec best_loss = splat(std::numeric_limits<float>::infinity()), sum[kCandidates];
+  for (int64_t first = 0; first < grid.ratio_count; first += kCandidates) {
+    const int count = static_cast<int>(std::min<int64_t>(kCandidates, grid.ratio_count - first));
+    for (int i = 0; i < count; ++i) tried[i] = candidate(low, high, grid.ratios[first + i], grid);
+    if (first == 0) best = tried[0];
+    if (count == kCandidates)
+      losses<kWeighted, kCandidates>(tile, width, importance, tried, grid, sum);
+    else
+      for (int i = 0; i < count; ++i)
+        losses<kWeighted, 1>(tile, width, importance, tried + i, grid, sum + i);
+    for (int i = 0; i < count; ++i) {
+      best.step = sum[i] < best_loss ? tried[i].step : best.step;
+      best.zero = sum[i] < best_loss ? tried[i].zero : best.zero;
+      best_loss = least(sum[i], best_loss);
+    }
+  }
+  return best;
 }
 
 Scale search(const Vec* tile, int64_t width, const float* importance, const Grid& grid) {
@@ -117,18 +148,9 @@ Scale search(const Vec* tile, int64_t width, const float* importance, const Grid
     low = least(low, tile[c]);
     high = most(high, tile[c]);
   }
-  Scale best = candidate(low, high, grid.ratios[0], grid);
-  if (grid.ratio_count == 1) return best;
-  Vec best_loss = splat(std::numeric_limits<float>::infinity());
-  for (int64_t i = 0; i < grid.ratio_count; ++i) {
-    Scale s = candidate(low, high, grid.ratios[i], grid);
-    Vec l = importance ? loss<true>(tile, width, importance, s, grid)
-                       : loss<false>(tile, width, importance, s, grid);
-    best.step = l < best_loss ? s.step : best.step;
-    best.zero = l < best_loss ? s.zero : best.zero;
-    best_loss = least(l, best_loss);
-  }
-  return best;
+  if (grid.ratio_count == 1) return candidate(low, high, grid.ratios[0], grid);
+  return importance ? least_loss<true>(tile, width, importance, low, high, grid)
+                    : least_loss<false>(tile, width, importance, low, high, grid);
 }
 
 // Columns of a wide row that are looked at together. The cut is fixed, and so is the order in which
