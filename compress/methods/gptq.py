@@ -106,7 +106,7 @@ def factorise(hessian: Tensor, config: GptqConfig) -> Factor | None:
     order = torch.argsort(diagonal, descending=True) if config.act_order != "none" else None
     damping = config.damping
     for _ in range(DAMPING_STEPS):
-        h = hessian.clone() if order is None else _permuted(hessian, order)
+        h = hessian.clone() if order is None else _columns(hessian[order], order)
         h.diagonal().add_(damping * mean)
         h.diagonal()[dead if order is None else dead[order]] = max(mean, 1e-30)
         try:
@@ -120,9 +120,9 @@ def factorise(hessian: Tensor, config: GptqConfig) -> Factor | None:
     return None
 
 
-def _permuted(hessian: Tensor, order: Tensor) -> Tensor:
-    # index_select: hessian[order][:, order] took 11 ms at K = 1408, half of the Cholesky; this 2.
-    return hessian.index_select(0, order).index_select(1, order)
+def _columns(matrix: Tensor, order: Tensor) -> Tensor:
+    # A gather: matrix[:, order] takes 4 to 7 times as long (8 against 1.5 ms for 2816 x 512).
+    return matrix.gather(1, order.expand_as(matrix))
 
 
 def quantize(
@@ -207,7 +207,7 @@ def _compensate(
     fixed = _fixed_scales(weights, factor, importance, scheme, config, ratios, scale_dtype)
     scale, zero, groups = fixed if fixed is not None else (None, None, None)
     result = gptq_columns(
-        rows if factor.order is None else rows.index_select(1, factor.order),
+        rows if factor.order is None else _columns(rows, factor.order),
         factor.factor,
         bits=scheme.bits,
         symmetric=scheme.symmetric,
@@ -224,7 +224,7 @@ def _compensate(
     g_idx = None
     if factor.order is not None:
         back = torch.argsort(factor.order)
-        codes = codes[:, back]
+        codes = _columns(codes, back)
         if config.act_order == "group":
             g_idx = (back // step).to(torch.int32)
     return _split(weights, codes, result.scale.to(scale_dtype), result.zero, g_idx, scheme)
