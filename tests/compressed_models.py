@@ -72,18 +72,25 @@ def write(
     folder: Path,
     choose: QuantScheme | Choose,
     *,
+    head: QuantScheme | None = None,
     fmt: str = "compressed-tensors",
     act_order: bool = False,
 ) -> Compressed:
-    """Quantize the linears that `choose` gives a scheme (never a router) and write everything."""
+    """Quantize the linears that `choose` gives a scheme (never a router) and write everything.
+
+    head: scheme of the output head, which `choose` is not asked about.
+    """
     config = json.loads((source / "config.json").read_text())
     tensors = load_file(source / "model.safetensors")
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     spec = describe(config, shapes)
     output, quantized = dict(tensors), {}
     codec = FORMATS[fmt]
-    for linear in spec.linears():
-        scheme = choose if isinstance(choose, QuantScheme) else choose(linear)
+    for linear in spec.all_linears():
+        if linear.role == "head":
+            scheme = head
+        else:
+            scheme = choose if isinstance(choose, QuantScheme) else choose(linear)
         if scheme is None or linear.role == "router":
             continue
         weight = output.pop(linear.tensor)

@@ -9,14 +9,17 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import compressed_models
 import tiny_models
-from compress.formats import runtimes
+from compress.checkpoint import Checkpoint
+from compress.formats import open_weights, runtimes
+from compress.pipeline import run
 from compress.quant.scheme import ActivationScheme, QuantScheme
 from compressed_models import Choose, Compressed
+from pipeline_runs import RTN, recipe
 
 pytestmark = [pytest.mark.interop, pytest.mark.usefixtures("compressed_tensors")]
 
@@ -104,11 +107,12 @@ def check(
     folder: Path,
     choose: QuantScheme | Choose,
     *,
+    head: QuantScheme | None = None,
     dequantize: bool = False,
     ids: Tensor = IDS,
 ) -> Compressed:
     """Load what we write, compare every tensor exactly and the logits to 1e-5."""
-    written = compressed_models.write(source, folder / "out", choose)
+    written = compressed_models.write(source, folder / "out", choose, head=head)
     expected = plain(written, source, folder / "plain", rounded=dequantize)
     model = load_compressed(written, dequantize=dequantize)
     found = logits(model, ids)  # the first forward decompresses the weights
@@ -191,6 +195,38 @@ def test_mixed_schemes_and_skipped_layers(source: Any, tmp_path: Path) -> None:
     written = check(source(), tmp_path, choose)
     groups = json.loads((written.folder / "config.json").read_text())["quantization_config"]
     assert len(groups["config_groups"]) == 3
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+@pytest.mark.parametrize(
+    ("choose", "head"),
+    [
+        (group(), group()),
+        (group(), channel()),
+        (lambda linear: None, group(8)),
+        (channel(), per_tensor(symmetric=False)),
+    ],
+    ids=["as all others", "by a scheme of its own", "alone", "one scale"],
+)
+def test_quantized_heads(
+    source: Any, choose: QuantScheme | Choose, head: QuantScheme, dtype: str, tmp_path: Path
+) -> None:
+    written = check(source(dtype=dtype), tmp_path, choose, head=head)
+    assert written.quantized["lm_head.weight"].scheme == head
+    assert "lm_head.weight" not in load_file(written.folder / "model.safetensors")
+
+
+def test_a_quantized_head_of_a_run(source: Any, tmp_path: Path) -> None:
+    """The same through a recipe whose ignore list lets the head in."""
+    dense = source(dtype="fp32")
+    run(recipe({**RTN, "ignore": []}), dense, tmp_path / "out")
+    weights = open_weights(Checkpoint.open(tmp_path / "out"))
+    expected, found = load(dense), load(tmp_path / "out")
+    unquantized = logits(expected)
+    assert "lm_head.weight" not in weights.checkpoint.tensors
+    expected.load_state_dict({name: weights.read(name) for name in expected.state_dict()})
+    assert (logits(found) - logits(expected)).abs().max() <= 1e-5
+    assert (logits(found) - unquantized).abs().max() > 1e-2
 
 
 def test_integer_activations(source: Any, tmp_path: Path) -> None:
