@@ -5,8 +5,10 @@ from math import gcd
 
 from compress.arch.spec import DecoderSpec, LinearSpec
 from compress.errors import RecipeError
+from compress.formats import dense
 from compress.formats.compressed_tensors import is_packed
 from compress.pipeline.modules import ModulePlan, Skipped
+from compress.quant.scheme import QuantScheme
 from compress.recipe import Recipe
 from compress.recipe.matching import matches
 
@@ -69,10 +71,13 @@ def check_fused(modules: Iterable[ModulePlan], skipped: Iterable[Skipped]) -> No
             )
 
 
-def against_parallel(n: int, spec: DecoderSpec, modules: Sequence[ModulePlan]) -> tuple[str, ...]:
+def against_parallel(
+    n: int, spec: DecoderSpec, modules: Sequence[ModulePlan], fmt: str
+) -> tuple[str, ...]:
     """Why the result cannot be split over n devices without padding; empty when it can.
 
-    By vLLM's rules: "o" and "down" are split along their columns, all others along their rows; key
+    fmt: of the output; a dense one has no groups and no words that a cut could go through. By
+    vLLM's rules: "o" and "down" are split along their columns, all others along their rows; key
     and value heads are split, or repeated where there are more devices than heads.
     """
     reasons: dict[str, str] = {}
@@ -84,17 +89,20 @@ def against_parallel(n: int, spec: DecoderSpec, modules: Sequence[ModulePlan]) -
         )
     for m in modules:
         against = _against_columns if m.linear.role in ("o", "down") else _against_rows
-        found = against(n, spec, m)
+        found = against(n, spec, m, stored=fmt != dense.NAME)
         if found is not None:
             reasons.setdefault(m.linear.role, f"{m.linear.role}: {found}")
     return tuple(reasons.values())
 
 
-def _against_columns(n: int, spec: DecoderSpec, m: ModulePlan) -> str | None:
+def _against_columns(n: int, spec: DecoderSpec, m: ModulePlan, *, stored: bool) -> str | None:
+    """stored: the result holds codes and scales, not the weights they stand for."""
     columns = m.linear.shape[1]
     step = m.scheme.columns_per_scale(columns)
     if columns % n:
         return f"{columns} columns do not divide by {n}"
+    if not stored:
+        return None
     if m.scheme.granularity == "group" and (columns // n) % step:
         return f"{columns // n} columns a shard are no multiple of {step}"
     if is_packed(m.scheme) and columns // n * m.scheme.bits % WORD_BITS:
@@ -102,15 +110,19 @@ def _against_columns(n: int, spec: DecoderSpec, m: ModulePlan) -> str | None:
     return None
 
 
-def _against_rows(n: int, spec: DecoderSpec, m: ModulePlan) -> str | None:
-    # Zero points of one scale a tensor are not packed.
-    packed = is_packed(m.scheme) and not m.scheme.symmetric and m.scheme.granularity != "tensor"
+def _against_rows(n: int, spec: DecoderSpec, m: ModulePlan, *, stored: bool) -> str | None:
+    packed = stored and _packs_zero_points(m.scheme)
     for rows, shards in _row_parts(n, spec, m.linear):
         if rows % shards:
             return f"{rows} rows do not divide by {shards}"
         if packed and rows // shards * m.scheme.bits % WORD_BITS:
             return f"{rows // shards} rows a shard fill no whole words of packed zero points"
     return None
+
+
+def _packs_zero_points(scheme: QuantScheme) -> bool:
+    # One zero point a tensor is stored as a number.
+    return is_packed(scheme) and not scheme.symmetric and scheme.granularity != "tensor"
 
 
 def _row_parts(n: int, spec: DecoderSpec, linear: LinearSpec) -> list[tuple[int, int]]:

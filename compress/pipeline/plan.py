@@ -124,7 +124,7 @@ def build_plan(recipe: Recipe, checkpoint: Checkpoint, *, dtype: torch.dtype) ->
         shards=shards,
         source_bytes=checkpoint.nbytes,
         estimate=estimate(_job(recipe, checkpoint, spec, modules, dtype)),
-        tensor_parallel={n: fit.against_parallel(n, spec, modules) for n in (2, 4, 8)},
+        tensor_parallel={n: fit.against_parallel(n, spec, modules, fmt) for n in (2, 4, 8)},
         runtimes=_runtimes(fmt, spec, modules),
         warnings=(*fit.warnings(spec), *shortened),
     )

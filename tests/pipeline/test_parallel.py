@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from compress.arch.spec import DecoderSpec, LinearSpec
-from compress.pipeline import make_plan
-from compress.pipeline.fit import against_parallel
+from compress.pipeline import fit, make_plan
 from compress.pipeline.modules import ModulePlan
 from compress.quant.scheme import ActivationScheme, QuantScheme
 from pipeline_runs import RTN, recipe
@@ -20,6 +19,10 @@ CHANNEL = QuantScheme(bits=4, granularity="channel", group_size=0)
 def module(role: str, shape: tuple[int, int], scheme: QuantScheme) -> ModulePlan:
     linear = LinearSpec(role, f"{role}.weight", shape, role, "in", role)
     return ModulePlan(linear, 0, 0, "rtn", scheme, False, 1, 1)
+
+
+def against_parallel(n: int, spec: DecoderSpec, modules: list[ModulePlan]) -> tuple[str, ...]:
+    return fit.against_parallel(n, spec, modules, "compressed-tensors")
 
 
 @pytest.fixture
@@ -83,3 +86,26 @@ def test_columns_are_split_in_groups_and_words(spec: DecoderSpec) -> None:
     assert against_parallel(8, spec, [module("o", (64, 42), CHANNEL)]) == (
         "o: 42 columns do not divide by 8",
     )
+
+
+def test_dense_results_have_no_groups_and_no_words(spec: DecoderSpec) -> None:
+    asymmetric = replace(GROUP, symmetric=False)
+    modules = [
+        module("down", (64, 96), asymmetric),  # groups of 32 cut at 24
+        module("o", (64, 40), CHANNEL),  # codes in words
+        module("gate", (20, 512), asymmetric),  # zero points in words
+    ]
+    assert len(against_parallel(4, spec, modules)) == 3
+    assert fit.against_parallel(4, spec, modules, "dense") == ()
+    assert fit.against_parallel(8, spec, [module("o", (64, 42), CHANNEL)], "dense") == (
+        "o: 42 columns do not divide by 8",
+    )
+
+
+def test_the_plan_of_a_dense_result(tiny: Callable[..., Any]) -> None:
+    found = {
+        fmt: make_plan(recipe(RTN, output={"format": fmt}), tiny("llama")).tensor_parallel[2]
+        for fmt in ("auto", "dense")
+    }
+    assert found["auto"] == ("down: 48 columns a shard are no multiple of 32",)
+    assert found["dense"] == ()
