@@ -16,11 +16,30 @@ from compress_kernels import gram_
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """Statistics of one input. hessian fp32 [K, K]; absmax fp32 [K] where asked for."""
+    """Statistics of one input of width K.
+
+    hessian: fp32 [K, K], mean of x xᵀ. absmax, absmean: fp32 [K], largest and mean magnitude of
+    every feature, where asked for.
+    """
 
     hessian: Tensor
     tokens: int
     absmax: Tensor | None = None
+    absmean: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Magnitudes:
+    """Largest magnitude and sum of magnitudes of every feature so far, fp32 [K]."""
+
+    peak: Tensor
+    total: Tensor
+
+    def add(self, x: Tensor) -> None:
+        """Add the tokens of x [tokens, K], at least one."""
+        size = x.abs()
+        torch.maximum(self.peak, size.amax(dim=0).float(), out=self.peak)
+        self.total.add_(size.sum(dim=0, dtype=torch.float32))
 
 
 @dataclass(slots=True)
@@ -29,17 +48,17 @@ class GramAccumulator:
 
     key: str
     gram: Tensor  # fp32 [K, K]
-    absmax: Tensor | None  # fp32 [K]
+    magnitudes: Magnitudes | None
     tokens: int = 0
 
     @classmethod
     def create(
-        cls, key: str, features: int, *, device: str = "cpu", absmax: bool = False
+        cls, key: str, features: int, *, device: str = "cpu", magnitudes: bool = False
     ) -> "GramAccumulator":
-        """An empty sum; `absmax` also keeps the largest magnitude of every input feature."""
+        """An empty sum; `magnitudes` also keeps largest and mean magnitude of every feature."""
         gram = torch.zeros(features, features, dtype=torch.float32, device=device)
-        peak = torch.zeros(features, dtype=torch.float32, device=device) if absmax else None
-        return cls(key, gram, peak)
+        sizes = Magnitudes(gram.new_zeros(features), gram.new_zeros(features))
+        return cls(key, gram, sizes if magnitudes else None)
 
     def add(self, x: Tensor) -> None:
         """Add the tokens of x [tokens, K], bf16, fp16 or fp32; none at all is fine."""
@@ -48,8 +67,8 @@ class GramAccumulator:
         if x.shape[0] == 0:
             return
         gram_(x, self.gram)
-        if self.absmax is not None:
-            torch.maximum(self.absmax, x.abs().amax(dim=0).float(), out=self.absmax)
+        if self.magnitudes is not None:
+            self.magnitudes.add(x)
         self.tokens += x.shape[0]
 
     def hessian(self) -> Tensor:
@@ -68,4 +87,7 @@ class GramAccumulator:
 
     def stats(self) -> Stats:
         """The statistics so far. Raises DataError like `hessian`."""
-        return Stats(self.hessian(), self.tokens, self.absmax)
+        if self.magnitudes is None:
+            return Stats(self.hessian(), self.tokens)
+        mean = self.magnitudes.total / max(1, self.tokens)
+        return Stats(self.hessian(), self.tokens, self.magnitudes.peak, mean)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,31 @@ class LinearSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class FoldPair:
+    """Channels that one module writes and linears read (AWQ's and SmoothQuant's smooth and balance
+    layers): dividing them where they are written and multiplying the readers' columns by the same
+    changes nothing.
+
+    writer: module path in the checkpoint of a norm ("norm") or of a linear ("linear").
+    tensors: the writer's tensors in the checkpoint, weight first, then its bias where there is one.
+    rows: (start, stop) of the writer's rows (a norm: its elements) that are the channels.
+    readers: names of all linears that read the channels, a router included.
+    shared_input: the key under which they read.
+    repeat, head_dim: the readers' columns are [heads, repeat, head_dim] over channels
+        [heads, head_dim] (grouped-query attention: v read by o); repeat is 1 otherwise.
+    """
+
+    writer: str
+    kind: Literal["norm", "linear"]
+    tensors: tuple[str, ...]
+    rows: tuple[int, int]
+    readers: tuple[str, ...]
+    shared_input: str
+    repeat: int = 1
+    head_dim: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class BlockSpec:
     """One decoder block.
 
@@ -42,6 +68,7 @@ class BlockSpec:
         the runnable block needs, linears included.
     unrecognised: tensors below the prefix that no row of the family's table names; they are
         copied and listed.
+    folds: pairs of modules between which channels can be scaled; none for a decoder in no table.
     """
 
     index: int
@@ -49,6 +76,7 @@ class BlockSpec:
     linears: tuple[LinearSpec, ...]
     modules: tuple[tuple[str, str], ...]
     unrecognised: tuple[str, ...] = ()
+    folds: tuple[FoldPair, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

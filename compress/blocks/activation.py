@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from compress.quant.scheme import ActivationScheme
+from compress.quant.tensor import InputQuantization
 
 
 def fake_quantize(x: Tensor, scheme: ActivationScheme) -> Tensor:
@@ -20,10 +21,10 @@ def fake_quantize(x: Tensor, scheme: ActivationScheme) -> Tensor:
     return torch.clamp(x / scale, low, high).round() * scale
 
 
-def quantize_inputs(module: nn.Module, scheme: ActivationScheme) -> None:
+def quantize_inputs(module: nn.Module, inputs_as: InputQuantization) -> None:
     """Make a linear see its inputs through `fake_quantize` from now on."""
 
     def hook(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        return (fake_quantize(inputs[0], scheme), *inputs[1:])
+        return (fake_quantize(inputs[0], inputs_as.scheme), *inputs[1:])
 
     module.register_forward_pre_hook(hook)

@@ -17,8 +17,7 @@ from compress.errors import CheckpointError
 from compress.formats import compressed_tensors
 from compress.formats.detect import detect
 from compress.formats.scheme_map import SchemeMap, parse
-from compress.quant.scheme import ActivationScheme
-from compress.quant.tensor import QuantizedTensor
+from compress.quant.tensor import InputQuantization, QuantizedTensor
 
 
 class Weights(Protocol):
@@ -33,7 +32,7 @@ class Weights(Protocol):
     def read(self, tensor: str) -> Tensor:
         """Weight by its original name, in its original order, in the dtype it is stored with."""
 
-    def activation(self, linear: str) -> ActivationScheme | None:
+    def activation(self, linear: str) -> InputQuantization | None:
         """How the inputs of a linear (by module name) are quantized at run time, if at all."""
 
 
@@ -47,7 +46,7 @@ class DenseWeights:
     def read(self, tensor: str) -> Tensor:
         return self.checkpoint.read(tensor)
 
-    def activation(self, linear: str) -> ActivationScheme | None:
+    def activation(self, linear: str) -> InputQuantization | None:
         return None
 
 
@@ -82,11 +81,11 @@ class CompressedWeights:
         tensors, read = self.checkpoint.tensors, self.checkpoint.read
         return compressed_tensors.decode(tensor, scheme, tensors.__contains__, read)
 
-    def activation(self, linear: str) -> ActivationScheme | None:
+    def activation(self, linear: str) -> InputQuantization | None:
         scheme = self.schemes.scheme(linear)
         if scheme is None or not _is_quantized(f"{linear}.weight", self.checkpoint.tensors):
             return None
-        return scheme.activation
+        return None if scheme.activation is None else InputQuantization(scheme.activation)
 
 
 def open_weights(

@@ -9,6 +9,7 @@ from compress.methods import gptq, rtn
 from compress.methods.gptq import GptqConfig
 from compress.methods.outcome import Outcome
 from compress.methods.rtn import RtnConfig
+from compress.quant.scheme import QuantScheme
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +22,24 @@ class Method:
     quantize: (weights [N_i, K] that share an input, scheme, config, *, scale_dtype, hessian,
         expert_tokens) -> an Outcome for each.
     summary: one line for `compress-model recipes` and the docs.
+    refuses: why a scheme is not for this method, and which one takes it; None when it is.
     """
 
     config: type
     needs_calibration: Callable[[Any], bool]
     quantize: Callable[..., list[Outcome]]
     summary: str
+    refuses: Callable[[QuantScheme], str | None]
+
+
+def _but_integers(scheme: QuantScheme) -> str | None:
+    if scheme.type == "float":
+        return "rounds to integers; use method " + ("nvfp4" if scheme.bits == 4 else "fp8")
+    if scheme.activation is not None and scheme.activation.outliers != "none":
+        return "knows no outlier columns; use method llm_int8"
+    if scheme.granularity == "block":
+        return "has no scales for blocks; use granularity group, channel or tensor"
+    return None
 
 
 METHODS: Mapping[str, Method] = MappingProxyType(
@@ -36,12 +49,14 @@ METHODS: Mapping[str, Method] = MappingProxyType(
             rtn.needs_calibration,
             rtn.quantize,
             "round to nearest with a scale search; needs no data",
+            _but_integers,
         ),
         "gptq": Method(
             GptqConfig,
             lambda config: True,
             gptq.quantize,
             "error-compensated rounding after one Hessian a shared input",
+            _but_integers,
         ),
     }
 )

@@ -155,8 +155,9 @@ def _solve_block(
 def _put_in_place(work: Work, module: nn.Module, m: ModulePlan, quantized: QuantizedTensor) -> None:
     """From here on the block computes with what the result will hold."""
     set_linear_weight(module, m.linear, quantized.dequantize(work.dtype))
-    if m.scheme.activation is not None and work.plan.format != dense.NAME:
-        quantize_inputs(module.get_submodule(m.linear.module), m.scheme.activation)
+    inputs = quantized.inputs()
+    if inputs is not None and work.plan.format != dense.NAME:
+        quantize_inputs(module.get_submodule(m.linear.module), inputs)
 
 
 def _run_on(

@@ -105,6 +105,11 @@ def check(recipe: Recipe) -> None:
         if stage.method not in METHODS:
             known = ", ".join(METHODS)
             raise RecipeError(f"{stage.at('method')}: is {stage.method!r}; allowed: {known}")
+        against = METHODS[stage.method].refuses(stage.scheme)
+        if against is not None:
+            raise RecipeError(
+                f"{stage.at('scheme')}: is {stage.scheme.describe()}, but {stage.method} {against}"
+            )
     if not recipe.stages:
         raise RecipeError(f"{recipe.at('stages')}: is empty; a recipe has one stage or more")
     needing = [s for s in recipe.stages if METHODS[s.method].needs_calibration(s.config)]

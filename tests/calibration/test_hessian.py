@@ -26,15 +26,19 @@ def test_the_hessian_is_the_mean_outer_product(dtype):
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=5))
 def test_parts_add_up(parts):
     x = normal(sum(parts), 6)
-    whole, split = (GramAccumulator.create("q", 6, absmax=True) for _ in range(2))
+    whole, split = (GramAccumulator.create("q", 6, magnitudes=True) for _ in range(2))
     whole.add(x)
     for part in x.split(parts):
         split.add(part)
     assert split.tokens == whole.tokens == sum(parts)
     torch.testing.assert_close(split.hessian(), whole.hessian())
-    assert split.absmax is not None
+    stats = split.stats()
+    assert stats.absmax is not None
+    assert stats.absmean is not None
     expected = x.abs().amax(dim=0) if len(x) else torch.zeros(6)
-    assert torch.equal(split.absmax, expected)
+    assert torch.equal(stats.absmax, expected)
+    mean = x.abs().mean(dim=0) if len(x) else torch.zeros(6)
+    torch.testing.assert_close(stats.absmean, mean)
 
 
 def test_nothing_seen_is_all_zero():

@@ -32,7 +32,12 @@ def test_defaults_are_complete() -> None:
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_preset_by_name(name: str) -> None:
-    assert scheme_of(name) == PRESETS[name]
+    against = METHODS["rtn"].refuses(PRESETS[name])
+    if against is None:
+        assert scheme_of(name) == PRESETS[name]
+    else:
+        with pytest.raises(RecipeError, match=against):
+            scheme_of(name)
 
 
 def test_group_and_granularity_follow_each_other() -> None:

@@ -5,11 +5,12 @@ from pathlib import Path
 import pytest
 
 from compress.errors import RecipeError
+from compress.quant.scheme import PRESETS as SCHEMES
 from compress.recipe import parse
 
 STAGE = "stages:\n  - method: rtn\n    scheme: W4A16\n"
 RTN = "name: x\n" + STAGE
-PRESETS = "W2A16, W3A16, W4A16, W4A16_ASYM, W5A16, W6A16, W7A16, W8A16, W8A16_ASYM, W8A8"
+PRESETS = ", ".join(SCHEMES)
 STAGE_KEYS = "method, scheme, granularity, group_size, targets, ignore, scale_search"
 KINDS = "text, jsonl, parquet, dataset, hub, self"
 
@@ -130,7 +131,7 @@ STAGES = [
         RTN.replace("W4A16", "{bit: 4}"),
         (
             "r.yaml:4: stages[0].scheme.bit: unknown key 'bit'; allowed: bits, symmetric, "
-            "granularity, group_size, activation; did you mean 'bits'?"
+            "granularity, group_size, activation, type; did you mean 'bits'?"
         ),
     ),
     (
