@@ -6,7 +6,7 @@ current folder) that it was written in.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePath
 from typing import get_args, get_type_hints
@@ -49,7 +49,8 @@ def read_evaluation(node: Node | None, seed: int) -> EvaluationConfig | None:
     if "texts" in keys:
         texts = _long_list(keys["texts"], TEXT_KINDS, field_names(TextConfig))
         assert isinstance(texts.content, tuple)
-        completed = tuple(_complete_text(text, seed) for text in texts.content)
+        stems = [_stem(keys) for keys in map(mapping, texts.content) if "name" not in keys]
+        completed = tuple(_complete_text(text, seed, stems) for text in texts.content)
         keys["texts"] = replace(texts, content=completed)
     return make(EvaluationConfig, read_fields(EvaluationConfig, node, keys), node)
 
@@ -110,11 +111,14 @@ def _absolute(node: Node) -> Node:
     return replace(node, content=Scalar(os.path.normpath(path), plain=False))
 
 
-def _complete_text(node: Node, seed: int) -> Node:
-    """A name from the file or id, and a seed for self-generated text, where they were left out."""
+def _complete_text(node: Node, seed: int, stems: Sequence[str]) -> Node:
+    """A name from the file or id, and a seed for self-generated text, where they were left out.
+
+    stems: of the files of all texts without a name.
+    """
     keys = dict(mapping(node))
     if "name" not in keys:
-        name = _default_name(keys)
+        name = _default_name(keys, stems)
         if name is None:
             raise missing(node, "name", "a word for the quality table")
         keys["name"] = Node(node.origin, node.line, node.child("name"), Scalar(name, plain=False))
@@ -124,10 +128,18 @@ def _complete_text(node: Node, seed: int) -> Node:
     return replace(node, content=keys)
 
 
-def _default_name(keys: Mapping[str, Node]) -> str | None:
+def _default_name(keys: Mapping[str, Node], stems: Sequence[str]) -> str | None:
+    """The id, or the file's stem with its folder in front where two files have the same."""
     if _word(keys.get("kind")) == "self":
         return "self"
-    return _word(keys.get("id")) or PurePath(_word(keys.get("path"))).stem or None
+    stem = _stem(keys)
+    if stem and stems.count(stem) > 1:
+        stem = f"{PurePath(_word(keys.get('path'))).parent.name}/{stem}"
+    return _word(keys.get("id")) or stem or None
+
+
+def _stem(keys: Mapping[str, Node]) -> str:
+    return PurePath(_word(keys.get("path"))).stem
 
 
 def _word(node: Node | None) -> str:

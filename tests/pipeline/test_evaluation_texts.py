@@ -80,6 +80,11 @@ def test_texts_of_one_stem_go_by_their_folders(tiny, tmp_path: Path, words: Path
     quality = evaluate_checkpoint(tiny("llama"), texts=texts).quality
     assert quality is not None
     assert [text.name for text in quality.texts] == ["a/words", "b/words"]
+    texts_of_a_recipe = [{"text": text} for text in texts]
+    asked = recipe(RTN, evaluation={"texts": [*texts_of_a_recipe, "self"]})
+    report = run(asked, tiny("llama"), tmp_path / "out")
+    assert report.quality is not None
+    assert [text.name for text in report.quality.texts] == ["a/words", "b/words", "self"]
 
 
 def test_recipes_of_the_wrong_type() -> None:

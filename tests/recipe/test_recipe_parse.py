@@ -204,3 +204,11 @@ def test_any_text_is_a_recipe_or_one_line(text: str) -> None:
     with pytest.raises(RecipeError) as caught:
         parse(text)
     assert len(str(caught.value).splitlines()) == 1
+
+
+def test_texts_of_one_stem_take_their_folders_names() -> None:
+    texts = "[{text: a/x.txt}, {text: b/x.txt}, {text: c/y.txt}, {text: d/y.txt, name: mine}]"
+    stages = "[{method: rtn, scheme: W8A16}]"
+    recipe = parse(f"name: r\nstages: {stages}\nevaluation: {{texts: {texts}}}\n")
+    assert recipe.evaluation is not None
+    assert [text.name for text in recipe.evaluation.texts] == ["a/x", "b/x", "y", "mine"]

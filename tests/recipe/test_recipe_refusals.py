@@ -264,8 +264,8 @@ SECTIONS = [
         ),
     ),
     (
-        RTN + "evaluation:\n  texts: [{text: a.txt}, {text: b/a.txt}]\n",
-        "r.yaml:5: evaluation: two texts are named 'a'; names must differ",
+        RTN + "evaluation:\n  texts: [{text: b/a.txt}, {text: b/a.md}]\n",
+        "r.yaml:5: evaluation: two texts are named 'b/a'; names must differ",
     ),
     (
         RTN + "evaluation: {window: 1}\n",
