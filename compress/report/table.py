@@ -8,7 +8,8 @@ from compress.report.schema import Report, Sample
 from compress.report.summary import bits_before, headline, model_name, perplexity, schemes
 
 COLUMNS = 80
-_LABEL, _VALUE = 20, 12
+_LABEL, _VALUE, _GAP = 20, 12, "   "
+_REMARK = COLUMNS - _LABEL - 2 * _VALUE - len(_GAP)
 _SAMPLE_LINES = 4
 _INDENT = 10
 
@@ -48,7 +49,7 @@ def _rows(report: Report) -> list[Row]:
             "compressed linears, with scales",
         ),
         *_quality(report),
-        ("Time", "", units.duration(report.seconds), _stages(report)),
+        *_time(report),
         ("Peak memory", "", units.size(report.peak_rss_bytes), ""),
     ]
     if report.peak_gpu_bytes is not None:
@@ -73,15 +74,23 @@ def _quality(report: Report) -> list[Row]:
     return rows
 
 
-def _stages(report: Report) -> str:
+def _time(report: Report) -> list[Row]:
+    """The whole and its two longest stages, each on a line of its own where one is too short."""
     longest = sorted(report.stages, key=lambda stage: -stage.seconds)[:2]
-    return ", ".join(f"{_clean(s.name)} {units.duration(s.seconds)}" for s in longest)
+    stages = [f"{_clean(s.name)} {units.duration(s.seconds)}" for s in longest]
+    if _cells(", ".join(stages)) <= _REMARK:
+        stages = [", ".join(stages)]
+    first, *more = stages
+    return [
+        ("Time", "", units.duration(report.seconds), first),
+        *(("", "", "", stage) for stage in more),
+    ]
 
 
 def _line(row: Row) -> str:
     name, before, after, remark = row
     cells = _pad(name, _LABEL) + _pad(before, _VALUE, left=False) + _pad(after, _VALUE, left=False)
-    return _cut(f"{cells}   {remark}")
+    return _cut(f"{cells}{_GAP}{remark}")
 
 
 def _sample(sample: Sample) -> list[str]:

@@ -3,11 +3,13 @@
 import unicodedata
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compress.report.schema import Report, Sample
+from compress.report.schema import Report, Sample, Stage
 from compress.report.table import render_table
+from compress.report.units import duration
 
 
 def cells(line: str) -> int:
@@ -29,6 +31,18 @@ def test_the_numbers_are_there(report: Report) -> None:
     assert rows["Peak memory"] == ["702", "MB"]
     assert text.endswith("Report\n  /home/me/out/report/report.html\n")
     assert report.warnings[0] in " ".join(text.split())
+
+
+@pytest.mark.parametrize("seconds", [9.94, 754.0, 754_000.0])
+def test_times_of_stages_are_whole(report: Report, seconds: float) -> None:
+    stages = tuple(Stage(name, seconds, 1) for name in ("quantize", "evaluate"))
+    text = render_table(replace(report, stages=stages))
+    lines = [line for line in text.splitlines() if "quantize" in line or "evaluate" in line]
+    assert lines[0].startswith("Time ")
+    assert [line.startswith("Time ") for line in lines[1:]] in ([], [False])
+    remarks = ", ".join(line[47:] for line in lines)
+    assert remarks == ", ".join(f"{s.name} {duration(seconds)}" for s in stages)
+    assert max(map(cells, lines)) <= 80
 
 
 def test_a_run_without_evaluation(report: Report) -> None:
