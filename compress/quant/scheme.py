@@ -138,7 +138,7 @@ class QuantScheme:
         return -(-out_features // self.rows_per_scale(out_features)), self.groups(in_features)
 
     def describe(self) -> str:
-        """Short name for tables: `int4 sym g128`, `int8 sym channel a8`, `fp8 block128`, `nvfp4`."""
+        """Short name for tables: `int4 sym g128`, `fp8 block128`, `nvfp4`."""
         act = f" {self.activation.describe()}" if self.activation else ""
         if self.is_fp4:
             return f"nvfp4{act}"
