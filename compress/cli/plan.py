@@ -1,8 +1,13 @@
 """`compress-model plan`."""
 
+from typing import TYPE_CHECKING
+
 import click
 
 from compress.cli import options
+
+if TYPE_CHECKING:
+    from compress.pipeline import Plan
 
 
 @click.command("plan")
@@ -10,6 +15,7 @@ from compress.cli import options
 @options.model
 @options.settings
 @options.compute
+@click.option("--modules", is_flag=True, help="A line for every layer, with its bytes.")
 @options.as_json
 def command(
     recipe: str,
@@ -17,29 +23,25 @@ def command(
     overrides: tuple[str, ...],
     device: str,
     dtype: str | None,
+    modules: bool,
     as_json: bool,
 ) -> int:
     """Show what RECIPE would do to a checkpoint: sizes, memory, time, and who can load it.
 
     Exit code 1 when something would stop the run.
     """
-    return show_plan(recipe, model, overrides, device, dtype, as_json)
-
-
-def show_plan(
-    recipe: str,
-    model: str,
-    overrides: tuple[str, ...],
-    device: str,
-    dtype: str | None,
-    as_json: bool,
-) -> int:
-    """Print the plan; `run --dry-run` is the same. Returns the exit code."""
     from compress import pipeline
 
     plan = pipeline.make_plan(recipe, model, overrides=overrides, device=device, dtype=dtype)
+    return show_plan(plan, as_json=as_json, modules=modules)
+
+
+def show_plan(plan: "Plan", *, as_json: bool, modules: bool = False) -> int:
+    """Print a plan; returns the exit code."""
+    from compress import pipeline
+
     if as_json:
         options.print_json(plan.to_json())
     else:
-        click.echo(pipeline.plan_table(plan))
+        click.echo(pipeline.plan_table(plan, modules=modules))
     return 1 if plan.problems else 0

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from compress.cli import options
+from compress.cli.plan import show_plan
 from compress.cli.progress import watched
 
 PAGE = Path("report", "report.html")
@@ -36,13 +37,11 @@ def command(
     as_json: bool,
 ) -> int:
     """Compress a checkpoint as RECIPE says (a file, or a name from `compress-model recipes`)."""
-    if dry_run:
-        from compress.cli.plan import show_plan
-
-        return show_plan(recipe, model, overrides, device, dtype, as_json)
-
     from compress import pipeline
 
+    if dry_run:
+        plan = pipeline.make_plan(recipe, model, overrides=overrides, device=device, dtype=dtype)
+        return show_plan(plan, as_json=as_json)
     try:
         with watched() as progress:
             report = pipeline.run(

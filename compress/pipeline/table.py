@@ -1,13 +1,17 @@
 """The plan for a person: what happens to which layers, sizes, estimates, and who loads it."""
 
 from collections import Counter
+from collections.abc import Sequence
 
 from compress.pipeline.plan import Plan
 from compress.report.units import duration, size
 
 
-def plan_table(plan: Plan) -> str:
-    """Plain text, one fact a line; layers that are treated alike are one row."""
+def plan_table(plan: Plan, *, modules: bool = False) -> str:
+    """Plain text, one fact a line; layers that are treated alike are one row.
+
+    modules: every layer is a row of its own, with its bytes.
+    """
     spec = plan.spec
     exact, files = plan.shards.total_bytes, len(plan.shards.files)
     seconds, memory = duration(plan.estimate.seconds), size(plan.estimate.peak_rss_bytes)
@@ -18,9 +22,11 @@ def plan_table(plan: Plan) -> str:
         f"weights  {plan.bits_per_weight:.2f} bits each in the compressed layers",
         f"work     about {seconds}, peak memory about {memory} (evaluation not included)",
         "",
-        *_rows(plan),
+        *(_module_rows(plan) if modules else _rows(plan)),
         "",
     ]
+    if not modules:
+        lines += ["layer by layer: compress-model plan with --modules", ""]
     for n, reasons in plan.tensor_parallel.items():
         lines.append(f"tensor parallel {n}   {'; '.join(reasons) or 'divides'}")
     lines += [f"{v.runtime:<17}   {v.verdict}: {v.reason}".rstrip(": ") for v in plan.runtimes]
@@ -48,6 +54,26 @@ def _rows(plan: Plan) -> list[str]:
         role, shape, method, scheme = key
         sizes = (size(before[key]), size(after[key])) if key in before else ("", "")
         table.append((role, shape, str(count), method, scheme, *sizes))
+    return _aligned(table)
+
+
+def _module_rows(plan: Plan) -> list[str]:
+    """name, shape, method, scheme (or why there is none) and bytes of every layer, in order."""
+    planned = {m.linear.name: m for m in plan.modules}
+    reasons = {s.linear.name: s.reason for s in plan.skipped}
+    table = [("layer", "shape", "method", "scheme", "bytes before", "bytes after")]
+    for linear in plan.spec.all_linears():
+        name, shape, m = linear.name, _shape(linear.shape), planned.get(linear.name)
+        if m is None:
+            table.append((name, shape, "left", reasons[name], "", ""))
+        else:
+            sizes = (str(m.bytes_before), str(m.bytes_after))
+            table.append((name, shape, m.method, m.scheme.describe(), *sizes))
+    return _aligned(table)
+
+
+def _aligned(table: Sequence[Sequence[str]]) -> list[str]:
+    """Columns as wide as their longest cell."""
     widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
     return [
         "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()

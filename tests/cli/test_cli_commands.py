@@ -115,6 +115,14 @@ def test_dry_run_and_plan_are_the_same(
     assert json.loads(capsys.readouterr().out) == {"bytes": 12}
 
 
+def test_the_plan_layer_by_layer(pipeline: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "int4-rtn", "--model", "m", "--modules"]) == 0
+    assert capsys.readouterr().out == "a table of the plan\n"
+    assert pipeline.calls[-1][1] == {"modules": True}
+    assert main(["plan", "int4-rtn", "--model", "m"]) == 0
+    assert pipeline.calls[-1][1] == {"modules": False}
+
+
 def test_a_plan_with_problems_exits_1(
     pipeline: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -55,6 +55,25 @@ def test_the_plan_names_every_linear(tiny) -> None:
     assert "ignored by 'lm_head'" in table
 
 
+def test_the_plan_layer_by_layer(tiny) -> None:
+    plan = make_plan(recipe({**RTN, "ignore": ["up_proj", "gate_proj", "lm_head"]}), tiny("llama"))
+    assert "compress-model plan with --modules" in plan_table(plan)
+    table = plan_table(plan, modules=True)
+    assert "--modules" not in table
+    lines = {line.split()[0]: line.split() for line in table.splitlines() if line}
+    assert [name for name in lines if name in {x.name for x in plan.spec.all_linears()}] == [
+        x.name for x in plan.spec.all_linears()
+    ]
+    assert lines["model.layers.1.mlp.down_proj"] == [
+        *("model.layers.1.mlp.down_proj", "64", "x", "96", "rtn", "int4", "sym", "g32"),
+        *("12288", str(64 * 96 // 2 + 64 * 3 * 2 + 16)),  # codes, scales, shape
+    ]
+    left = "lm_head 256 x 64 left ignored by 'lm_head' in stages[0].ignore"
+    assert " ".join(lines["lm_head"]) == left
+    counted = [int(cells[-1]) for name, cells in lines.items() if "rtn" in cells]
+    assert sum(counted) == sum(m.bytes_after for m in plan.modules)
+
+
 def test_planning_touches_nothing(tiny, tmp_path: Path) -> None:
     before = sorted(p.name for p in tiny("llama").iterdir())
     make_plan(recipe(RTN), tiny("llama"))
