@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from torch import Tensor
+
 from compress.methods import gptq, rtn
 from compress.methods.gptq import GptqConfig
 from compress.methods.outcome import Outcome
@@ -23,6 +25,8 @@ class Method:
         expert_tokens) -> an Outcome for each.
     summary: one line for `compress-model recipes` and the docs.
     refuses: why a scheme is not for this method, and which one takes it; None when it is.
+    fold: for a method that scales channels before they are rounded: (PairView, config) -> the scale
+        of the pair's channels, or None to leave it alone (compress.methods.folding).
     """
 
     config: type
@@ -30,6 +34,7 @@ class Method:
     quantize: Callable[..., list[Outcome]]
     summary: str
     refuses: Callable[[QuantScheme], str | None]
+    fold: Callable[..., Tensor | None] | None = None
 
 
 def _but_integers(scheme: QuantScheme) -> str | None:

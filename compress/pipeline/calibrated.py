@@ -172,19 +172,19 @@ def _run_on(
 
 def _solve(work: Work, members: list[ModulePlan], stats: Stats) -> Iterator[Solved]:
     """Quantize the layers of one shared input and write them: together are those of one stage
-    whose weights are stored in one dtype, which is that of their scales."""
+    and scheme whose weights are stored in one dtype, which is that of their scales."""
 
-    def alike(m: ModulePlan) -> tuple[int, str]:
-        return m.stage, work.checkpoint.tensors[m.linear.tensor].dtype
+    def alike(m: ModulePlan) -> tuple[int, str, str]:
+        return m.stage, m.scheme.describe(), work.checkpoint.tensors[m.linear.tensor].dtype
 
-    for (stage_index, _), same in groupby(sorted(members, key=alike), key=alike):
+    for (stage_index, _, _), same in groupby(sorted(members, key=alike), key=alike):
         stage = work.plan.recipe.stages[stage_index]
         group = list(same)
         weights = [read_weight(work, m) for m in group]
         is_expert = group[0].linear.expert is not None
         outcomes = METHODS[stage.method].quantize(
             [w.to(work.device) for w in weights],
-            stage.scheme,
+            group[0].scheme,
             stage.config,
             scale_dtype=weights[0].dtype,
             hessian=stats.hessian,

@@ -8,7 +8,10 @@ from compress.quant.scheme import QuantScheme
 
 @dataclass(frozen=True, slots=True)
 class ModulePlan:
-    """One linear that will be quantized, by which stage of the recipe, and its bytes on disk."""
+    """One linear that will be quantized, by which stage of the recipe, and its bytes on disk.
+
+    folds: stages that scale its channels before.
+    """
 
     linear: LinearSpec
     block: int | None
@@ -18,6 +21,7 @@ class ModulePlan:
     g_idx: bool
     bytes_before: int
     bytes_after: int
+    folds: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ memory are estimates that the report later sets beside what was measured.
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -172,7 +172,8 @@ def _assign(
         if stage is None:
             skipped.append(Skipped(linear, block, assigned.reason_of[linear.name]))
         else:
-            modules.append(_module(recipe, stage, linear, block, checkpoint, fmt))
+            module = _module(recipe, stage, linear, block, checkpoint, fmt)
+            modules.append(replace(module, folds=assigned.folds_of.get(linear.name, ())))
     return modules, skipped
 
 
@@ -185,17 +186,18 @@ def _module(
     fmt: str,
 ) -> ModulePlan:
     chosen = recipe.stages[stage]
-    method, config = chosen.method, chosen.config
+    method, config, scheme = chosen.method, chosen.config, chosen.scheme
+    assert scheme is not None, "matching.assign gives a layer to a stage that says how it is stored"
     if block is None and METHODS[method].needs_calibration(config):
         raise RecipeError(
             f"{chosen.at('targets')}: {linear.name} is the output head, which {method} with"
             " calibration does not take; give it a stage of its own with method rtn"
         )
     g_idx = getattr(config, "act_order", "none") == "group"
-    if g_idx and chosen.scheme.granularity != "group":
+    if g_idx and scheme.granularity != "group":
         raise RecipeError(
             f"{chosen.at('act_order')}: 'group' needs granularity 'group', not"
-            f" {chosen.scheme.granularity!r}; use 'static'"
+            f" {scheme.granularity!r}; use 'static'"
         )
     info = checkpoint.tensors[linear.tensor]
     if info.dtype not in SOURCE_DTYPES:
@@ -203,9 +205,9 @@ def _module(
             f"tensor {linear.tensor} is stored as {info.dtype}; {', '.join(SOURCE_DTYPES)} can be"
             " quantized, so convert it or add the layer to ignore"
         )
-    stored = _stored(linear, chosen.scheme, fmt, info.dtype, g_idx)
+    stored = _stored(linear, scheme, fmt, info.dtype, g_idx)
     size = sum(nbytes(entry) for entry in stored)
-    return ModulePlan(linear, block, stage, method, chosen.scheme, g_idx, info.nbytes, size)
+    return ModulePlan(linear, block, stage, method, scheme, g_idx, info.nbytes, size)
 
 
 def _stored(

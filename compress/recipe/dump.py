@@ -25,7 +25,7 @@ def dump(recipe: Recipe) -> str:
 def _stage(stage: Stage) -> dict[str, Any]:
     return {
         "method": stage.method,
-        "scheme": _plain(stage.scheme),
+        **({} if stage.scheme is None else {"scheme": _plain(stage.scheme)}),
         "targets": list(stage.targets),
         "ignore": list(stage.ignore),
         **_plain(stage.config),

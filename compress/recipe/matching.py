@@ -21,9 +21,14 @@ NO_STAGE = "no stage targets it"
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """stage_of: layer name -> index of its stage; reason_of: why each other layer is left."""
+    """Stages by layer name.
+
+    stage_of: the one that rounds the layer. folds_of: those that scale its channels before, in
+    order; empty for most. reason_of: why a layer that no stage rounds is left.
+    """
 
     stage_of: Mapping[str, int]
+    folds_of: Mapping[str, tuple[int, ...]]
     reason_of: Mapping[str, str]
 
 
@@ -62,22 +67,70 @@ def select(stage: Stage, linears: Iterable[LinearSpec]) -> tuple[list[str], dict
 
 
 def assign(stages: Sequence[Stage], linears: Iterable[LinearSpec]) -> Assignment:
-    """The stage of every layer; RecipeError when two stages claim the same one."""
+    """The stages of every layer.
+
+    A layer is rounded once, and scaled before that. Where no stage rounds what another scales, the
+    scaling stage does so itself, to its own scheme. RecipeError where that is not so.
+    """
     linears = list(linears)
     stage_of: dict[str, int] = {}
+    folds_of: dict[str, tuple[int, ...]] = {}
     reasons: dict[str, str] = {}
     for i, stage in enumerate(stages):
         taken, ignored = select(stage, linears)
         for name in taken:
             if name in stage_of:
-                raise RecipeError(
-                    f"{stage.at('targets')}: {name} already belongs to stages[{stage_of[name]}];"
-                    f" add it to the ignore of one of the two"
-                )
-            stage_of[name] = i
+                raise RecipeError(_taken_twice(stages, stage, name, stage_of[name]))
+            if not _scales(stage):
+                stage_of[name] = i
+            else:
+                folds_of[name] = (*folds_of.get(name, ()), i)
         reasons |= ignored
+    for name, folds in folds_of.items():
+        _settle_scheme(stages, name, folds, stage_of)
     left = {x.name: reasons.get(x.name, NO_STAGE) for x in linears if x.name not in stage_of}
-    return Assignment(stage_of, left)
+    return Assignment(stage_of, folds_of, left)
+
+
+def _scales(stage: Stage) -> bool:
+    """Whether the stage scales channels; late, because methods bring torch."""
+    from compress.methods import METHODS
+
+    return METHODS[stage.method].fold is not None
+
+
+def _taken_twice(stages: Sequence[Stage], stage: Stage, name: str, first: int) -> str:
+    if _scales(stage):
+        return (
+            f"{stage.at('method')}: {stage.method} scales channels before they are rounded, but"
+            f" stages[{first}] ({stages[first].method}) has rounded {name}; put it first"
+        )
+    return (
+        f"{stage.at('targets')}: {name} already belongs to stages[{first}]; add it to the ignore"
+        " of one of the two"
+    )
+
+
+def _settle_scheme(
+    stages: Sequence[Stage], name: str, folds: tuple[int, ...], stage_of: dict[str, int]
+) -> None:
+    """Find who rounds a layer that `folds` scale, and that all of them mean one scheme."""
+    own = [i for i in folds if stages[i].scheme is not None]
+    if name not in stage_of:
+        if not own:
+            stage = stages[folds[-1]]
+            raise RecipeError(
+                f"{stage.at('scheme')}: is missing, and no later stage rounds {name}; give"
+                f" {stage.method} a scheme or add a stage that takes the same layers"
+            )
+        stage_of[name] = own[-1]
+    rounding = stages[stage_of[name]]
+    for i in own:
+        if stages[i].scheme != rounding.scheme:
+            raise RecipeError(
+                f"{stages[i].at('scheme')}: is another one than that of stages[{rounding.index}]"
+                f" ({rounding.method}), which rounds {name}; leave it out here"
+            )
 
 
 def _check_patterns(stage: Stage, key: str, linears: Sequence[LinearSpec]) -> None:

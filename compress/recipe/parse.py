@@ -6,6 +6,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from compress.errors import RecipeError
+from compress.quant.scheme import QuantScheme
 from compress.recipe.data import read_calibration, read_evaluation
 from compress.recipe.overrides import apply_overrides
 from compress.recipe.reader import (
@@ -105,11 +106,7 @@ def check(recipe: Recipe) -> None:
         if stage.method not in METHODS:
             known = ", ".join(METHODS)
             raise RecipeError(f"{stage.at('method')}: is {stage.method!r}; allowed: {known}")
-        against = METHODS[stage.method].refuses(stage.scheme)
-        if against is not None:
-            raise RecipeError(
-                f"{stage.at('scheme')}: is {stage.scheme.describe()}, but {stage.method} {against}"
-            )
+        _check_scheme(stage)
     if not recipe.stages:
         raise RecipeError(f"{recipe.at('stages')}: is empty; a recipe has one stage or more")
     needing = [s for s in recipe.stages if METHODS[s.method].needs_calibration(s.config)]
@@ -123,6 +120,21 @@ def check(recipe: Recipe) -> None:
             f"{recipe.at('calibration')}: no stage looks at calibration data; take it out"
         )
     _check_held_out(recipe)
+
+
+def _check_scheme(stage: Stage) -> None:
+    from compress.methods import METHODS
+
+    method = METHODS[stage.method]
+    if stage.scheme is None:
+        if method.fold is None:
+            raise RecipeError(f"{stage.at('scheme')}: is missing; {stage.method} rounds to one")
+        return
+    against = method.refuses(stage.scheme)
+    if against is not None:
+        raise RecipeError(
+            f"{stage.at('scheme')}: is {stage.scheme.describe()}, but {stage.method} {against}"
+        )
 
 
 def _check_held_out(recipe: Recipe) -> None:
@@ -190,12 +202,18 @@ def _read_stage(node: Node, index: int, places: Places) -> Stage:
     return Stage(
         method=method,
         config=make(config, read_fields(config, node, keys), node),
-        scheme=read_scheme(node, keys),
+        scheme=_scheme(node, keys, METHODS[method].fold is not None),
         targets=_patterns(keys.get("targets"), DEFAULT_TARGETS),
         ignore=_patterns(keys.get("ignore"), DEFAULT_IGNORE),
         index=index,
         places=places,
     )
+
+
+def _scheme(node: Node, keys: Mapping[str, Node], may_lack: bool) -> QuantScheme | None:
+    if may_lack and not any(key in keys for key in SCHEME_KEYS):
+        return None
+    return read_scheme(node, keys)
 
 
 def _patterns(node: Node | None, default: tuple[str, ...]) -> tuple[str, ...]:

@@ -40,7 +40,8 @@ class Stage:
     """One method over some layers.
 
     method: a key of compress.methods.METHODS; config: an instance of that row's dataclass.
-    scheme: how the layers are stored.
+    scheme: how the layers are stored; None for a method that only scales channels, where a later
+        stage says it.
     targets, ignore: patterns (compress.recipe.matching); a layer is taken when a target names it
         and no ignore does.
     index: place in the recipe.
@@ -48,7 +49,7 @@ class Stage:
 
     method: str
     config: Any
-    scheme: QuantScheme
+    scheme: QuantScheme | None
     targets: tuple[str, ...] = DEFAULT_TARGETS
     ignore: tuple[str, ...] = DEFAULT_IGNORE
     index: int = 0
