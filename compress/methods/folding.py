@@ -1,0 +1,189 @@
+"""Folds: scaling channels between two modules so that the weights that read them quantize better.
+
+Dividing a channel where a norm or a linear writes it, and multiplying the readers' columns by the
+same, leaves the function as it is. AWQ and SmoothQuant are two ways of choosing the scale; this
+file is what they share and how a scale reaches every tensor that it concerns.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from compress.arch.spec import BlockSpec, FoldPair, LinearSpec
+from compress.quant.scheme import QuantScheme
+from compress_calibration.hessian import Stats
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fold:
+    """scale: fp32 [C], above 0: the writer's channels are divided by it, the columns that read
+    them multiplied."""
+
+    pair: FoldPair
+    scale: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Choice:
+    """What a search found for a pair.
+
+    scale: fp32 [C], or None to leave the pair alone. note: why, for the report.
+    plain, loss: the search's own objective without and with the scale, where it has one.
+    """
+
+    scale: Tensor | None
+    note: str
+    plain: float | None = None
+    loss: float | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PairView:
+    """What a search sees of a pair, with all earlier folds of the block applied.
+
+    weights: fp32 [N_i, K] of the readers that will be quantized. schemes: one for each.
+    scale_dtypes: dtype in which the scales of each will be stored.
+    unquantized: fp32 [N_i, K] of the readers that stay dense, such as a router.
+    hessian: fp32 [K, K], mean of x xᵀ over what the readers read. absmax, absmean: fp32 [K].
+    """
+
+    pair: FoldPair
+    weights: tuple[Tensor, ...]
+    schemes: tuple[QuantScheme, ...]
+    scale_dtypes: tuple[torch.dtype, ...]
+    unquantized: tuple[Tensor, ...]
+    hessian: Tensor
+    absmax: Tensor
+    absmean: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Folds:
+    """All folds of one block so far, by checkpoint tensor.
+
+    rows: fp32 [N], by which the rows of a weight [N, K], or the elements of a bias or a norm [N],
+    are divided. columns: fp32 [K], by which the columns of a weight are multiplied.
+    """
+
+    linears: Mapping[str, LinearSpec]
+    rows: dict[str, Tensor] = field(default_factory=dict)
+    columns: dict[str, Tensor] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, block: BlockSpec) -> "Folds":
+        """No folds yet."""
+        return cls({linear.name: linear for linear in block.linears})
+
+    def add(self, fold: Fold) -> None:
+        """Apply a further fold, behind those already here."""
+        pair, scale = fold.pair, fold.scale.float()
+        assert bool((torch.isfinite(scale) & (scale > 0)).all()), pair.writer
+        start, stop = pair.rows
+        size = self.linears[pair.writer].shape[0] if pair.kind == "linear" else stop
+        divisor = scale.new_ones(size)
+        divisor[start:stop] = scale
+        for tensor in pair.tensors:
+            _multiply(self.rows, tensor, divisor)
+        factor = expand(pair, scale)
+        for reader in pair.readers:
+            _multiply(self.columns, self.linears[reader].tensor, factor)
+
+    def touches(self, tensor: str) -> bool:
+        """Whether a checkpoint tensor is another one after the folds."""
+        return tensor in self.rows or tensor in self.columns
+
+    def weight(self, tensor: str, weight: Tensor) -> Tensor:
+        """A linear's weight after the folds: fp32 [N, K], from any dtype, [N, K] on the way in
+        whatever the order on disk. The argument is left as it is."""
+        out = weight.float()
+        if tensor in self.rows:
+            out = out / self.rows[tensor].to(out.device)[:, None]
+        if tensor in self.columns:
+            out = out * self.columns[tensor].to(out.device)
+        return out
+
+    def vector(self, tensor: str, vector: Tensor) -> Tensor:
+        """A norm's weight or any bias [N] after the folds, in the dtype it came in."""
+        if tensor not in self.rows:
+            return vector
+        return (vector.float() / self.rows[tensor].to(vector.device)).to(vector.dtype)
+
+    def stats(self, tensor: str, stats: Stats) -> Stats:
+        """Statistics of what the linear with weight `tensor` reads after the folds.
+
+        stats: those without any fold, as the source's block shows them.
+        """
+        if tensor not in self.columns:
+            return stats
+        s = self.columns[tensor].to(stats.hessian.device)
+        return replace(
+            stats,
+            hessian=stats.hessian / s[:, None] / s,
+            absmax=None if stats.absmax is None else stats.absmax / s,
+            absmean=None if stats.absmean is None else stats.absmean / s,
+        )
+
+    def view(
+        self,
+        pair: FoldPair,
+        weights: Mapping[str, Tensor],
+        schemes: Mapping[str, QuantScheme],
+        stats: Stats,
+    ) -> PairView:
+        """What a search sees of a pair.
+
+        weights: the source's weight [N, K] of every reader, by its name, in the dtype stored.
+        schemes: of the readers that will be quantized, by name. stats: of what the readers read,
+        without any fold, magnitudes included.
+        """
+        folded = {name: self.weight(self.linears[name].tensor, weights[name]) for name in weights}
+        rounded = tuple(name for name in pair.readers if name in schemes)
+        seen = self.stats(self.linears[pair.readers[0]].tensor, stats)
+        assert seen.absmax is not None, pair.writer
+        assert seen.absmean is not None, pair.writer
+        return PairView(
+            pair,
+            tuple(folded[name] for name in rounded),
+            tuple(schemes[name] for name in rounded),
+            tuple(weights[name].dtype for name in rounded),
+            tuple(folded[name] for name in pair.readers if name not in schemes),
+            seen.hessian,
+            seen.absmax,
+            seen.absmean,
+        )
+
+
+def expand(pair: FoldPair, channels: Tensor) -> Tensor:
+    """Values of the channels [C] at the readers' columns [K], K = C * repeat."""
+    if pair.repeat == 1:
+        return channels
+    heads = channels.reshape(-1, 1, pair.head_dim)  # [kv_heads, 1, head_dim]
+    return heads.expand(-1, pair.repeat, -1).reshape(-1)
+
+
+def by_channel(pair: FoldPair, columns: Tensor) -> Tensor:
+    """Values at the readers' columns [K] as [repeat, C]: one row for each reader of a channel."""
+    if pair.repeat == 1:
+        return columns[None]
+    heads = columns.reshape(-1, pair.repeat, pair.head_dim)  # [kv_heads, repeat, head_dim]
+    return heads.transpose(0, 1).reshape(pair.repeat, -1)
+
+
+def settle(fold: Fold, norm: Tensor) -> Fold:
+    """The fold that a norm's weight can hold in the dtype it is stored in.
+
+    norm: [C], the weight before the fold. What it becomes is rounded to its dtype, and the scale
+    redefined as old / new in fp32, so that norm and readers together are exact. A channel that
+    cannot be divided (weight 0, or nothing but 0 or Inf to store) gets scale 1.
+    """
+    old = norm.float()
+    new = (old / fold.scale.to(old.device)).to(norm.dtype).float()
+    scale = old / new
+    good = torch.isfinite(scale) & (scale > 0) & torch.isfinite(new)
+    return replace(fold, scale=torch.where(good, scale, torch.ones_like(scale)))
+
+
+def _multiply(factors: dict[str, Tensor], tensor: str, factor: Tensor) -> None:
+    factors[tensor] = factors[tensor] * factor if tensor in factors else factor
