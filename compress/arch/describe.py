@@ -10,6 +10,7 @@ from typing import Any
 
 from compress.arch.assemble import Outside, assemble
 from compress.arch.families import FAMILIES, Family, Row
+from compress.arch.folds import resolve
 from compress.arch.generic import describe_generic
 from compress.arch.names import (
     Shapes,
@@ -124,7 +125,8 @@ def _block(source: _Source, index: int, present: Sequence[str]) -> BlockSpec:
     recognised = {tensor for tensor, _ in modules}
     unrecognised = tuple(name for name in weighed if name not in recognised)
     check_recognised(prefix, unrecognised, tensors, sum(prod(tensors[n]) for n in weighed))
-    return BlockSpec(index, prefix, tuple(linears), tuple(modules), unrecognised)
+    folds = resolve(family, source.sizes, prefix, linears, recognised)
+    return BlockSpec(index, prefix, tuple(linears), tuple(modules), unrecognised, folds)
 
 
 def _rows(source: _Source, index: int) -> Iterator[tuple[Row, int | None]]:

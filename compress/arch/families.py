@@ -39,10 +39,28 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
+class FoldRow:
+    """Channels that one row of a block writes and others read, with nothing between that a scale
+    of each channel would not pass through (see FoldPair).
+
+    writer: `disk` of the row that writes them. readers: roles of those that read them; of experts,
+    those of the writer's own, or of all when the writer is no expert.
+    channels: name of their number. skip: names of the writer's rows before the channels.
+    A row whose writer a block does not have is not for that block.
+    """
+
+    writer: str
+    readers: tuple[str, ...]
+    channels: str
+    skip: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Family:
     """Everything `describe` has to know about a model_type.
 
     attention, dense, sparse: rows of a block; a block has `attention` and one of the other two.
+    folds: where channels can be scaled, in the order the block computes them.
     outside: embeddings and final norm, below the decoder's prefix.
     blocks: name of the list of blocks; root: the decoder's path in the causal-LM module.
     anchor: the row by which a decoder is found among other towers.
@@ -54,6 +72,7 @@ class Family:
     dense: tuple[Row, ...]
     outside: tuple[Row, ...]
     anchor: str
+    folds: tuple[FoldRow, ...]
     sparse: tuple[Row, ...] = ()
     blocks: str = "layers"
     root: str = "model"
@@ -166,11 +185,44 @@ GPT2_OUTSIDE = (
     Row("norm", "ln_f", ("hidden",), bias=True),
 )
 
+LLAMA_FOLDS = (
+    FoldRow("input_layernorm", ("q", "k", "v"), "hidden"),
+    FoldRow("self_attn.v_proj", ("o",), "kv"),
+    FoldRow("post_attention_layernorm", ("gate", "up"), "hidden"),
+    FoldRow("mlp.up_proj", ("down",), "mlp"),
+)
+PHI3_FOLDS = (
+    FoldRow("input_layernorm", ("qkv",), "hidden"),
+    FoldRow("self_attn.qkv_proj", ("o",), "kv", skip=("q", "kv")),
+    FoldRow("post_attention_layernorm", ("gate_up",), "hidden"),
+    FoldRow("mlp.gate_up_proj", ("down",), "mlp", skip=("mlp",)),
+)
+# None from c_fc to mlp.c_proj: GELU lies between.
+GPT2_FOLDS = (
+    FoldRow("ln_1", ("qkv",), "hidden"),
+    FoldRow("attn.c_attn", ("o",), "kv", skip=("q", "kv")),
+    FoldRow("ln_2", ("up",), "hidden"),
+)
+MIXTRAL_FOLDS = (
+    FoldRow("input_layernorm", ("q", "k", "v"), "hidden"),
+    FoldRow("self_attn.v_proj", ("o",), "kv"),
+    FoldRow("post_attention_layernorm", ("router", "gate", "up"), "hidden"),
+    FoldRow("block_sparse_moe.experts.{e}.w3", ("down",), "expert"),
+)
+QWEN_MOE_FOLDS = (
+    FoldRow("input_layernorm", ("q", "k", "v"), "hidden"),
+    FoldRow("self_attn.v_proj", ("o",), "kv"),
+    FoldRow("post_attention_layernorm", ("router", "gate", "up"), "hidden"),
+    FoldRow("mlp.up_proj", ("down",), "mlp"),
+    FoldRow("mlp.experts.{e}.up_proj", ("down",), "expert"),
+)
+
 LLAMA = Family(
     attention=LLAMA_NORMS + LLAMA_ATTENTION,
     dense=LLAMA_MLP,
     outside=LLAMA_OUTSIDE,
     anchor="self_attn.q_proj",
+    folds=LLAMA_FOLDS,
 )
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
@@ -181,6 +233,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             dense=LLAMA_MLP,
             outside=LLAMA_OUTSIDE,
             anchor="self_attn.q_proj",
+            folds=LLAMA_FOLDS,
             defaults=MappingProxyType({"num_key_value_heads": 8}),
         ),
         "qwen2": Family(
@@ -188,12 +241,14 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             dense=LLAMA_MLP,
             outside=LLAMA_OUTSIDE,
             anchor="self_attn.q_proj",
+            folds=LLAMA_FOLDS,
         ),
         "qwen3": Family(
             attention=LLAMA_NORMS + LLAMA_ATTENTION + HEAD_NORMS,
             dense=LLAMA_MLP,
             outside=LLAMA_OUTSIDE,
             anchor="self_attn.q_proj",
+            folds=LLAMA_FOLDS,
             defaults=MappingProxyType({"head_dim": 128}),
         ),
         "phi3": Family(
@@ -201,12 +256,14 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             dense=PHI3_MLP,
             outside=LLAMA_OUTSIDE,
             anchor="self_attn.qkv_proj",
+            folds=PHI3_FOLDS,
         ),
         "gpt2": Family(
             attention=GPT2_ATTENTION,
             dense=GPT2_MLP,
             outside=GPT2_OUTSIDE,
             anchor="attn.c_attn",
+            folds=GPT2_FOLDS,
             blocks="h",
             root="transformer",
             buffers=("attn.bias", "attn.masked_bias"),
@@ -217,6 +274,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             sparse=MIXTRAL_EXPERTS,
             outside=LLAMA_OUTSIDE,
             anchor="self_attn.q_proj",
+            folds=MIXTRAL_FOLDS,
             defaults=MappingProxyType({"num_key_value_heads": 8, "num_local_experts": 8}),
         ),
         "qwen3_moe": Family(
@@ -225,6 +283,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             sparse=QWEN_EXPERTS,
             outside=LLAMA_OUTSIDE,
             anchor="self_attn.q_proj",
+            folds=QWEN_MOE_FOLDS,
             defaults=MappingProxyType({"num_key_value_heads": 4, "num_experts": 128}),
         ),
     }

@@ -1,0 +1,60 @@
+"""FoldRows of a family's table -> FoldPairs of one block."""
+
+from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
+
+from compress.arch.families import Family, FoldRow
+from compress.arch.names import join
+from compress.arch.sizes import Sizes
+from compress.arch.spec import FoldPair, LinearSpec
+
+
+def resolve(
+    family: Family,
+    sizes: Sizes,
+    prefix: str,
+    linears: Sequence[LinearSpec],
+    tensors: AbstractSet[str],
+) -> tuple[FoldPair, ...]:
+    """The fold pairs of the block at `prefix`, in order; pairs of experts one expert at a time.
+
+    linears: of the block. tensors: the block's recognised tensors on disk.
+    """
+    return tuple(
+        pair
+        for row in family.folds
+        for expert in _experts(row, sizes)
+        for pair in _pair(row, expert, sizes, prefix, linears, tensors)
+    )
+
+
+def _experts(row: FoldRow, sizes: Sizes) -> Sequence[int | None]:
+    return range(sizes.experts) if "{e}" in row.writer else (None,)
+
+
+def _pair(
+    row: FoldRow,
+    expert: int | None,
+    sizes: Sizes,
+    prefix: str,
+    linears: Sequence[LinearSpec],
+    tensors: AbstractSet[str],
+) -> Iterator[FoldPair]:
+    """The row's pair, if the block has its writer."""
+    disk = row.writer if expert is None else row.writer.replace("{e}", str(expert))
+    writer = join(prefix, disk)
+    if f"{writer}.weight" not in tensors:
+        return
+    readers = [x for x in linears if x.role in row.readers and expert in (None, x.expert)]
+    channels, start = sizes.of(row.channels), sum(sizes.of(name) for name in row.skip)
+    repeat = readers[0].shape[1] // channels
+    yield FoldPair(
+        writer=writer,
+        kind="linear" if any(x.name == writer for x in linears) else "norm",
+        tensors=tuple(t for t in (f"{writer}.weight", f"{writer}.bias") if t in tensors),
+        rows=(start, start + channels),
+        readers=tuple(x.name for x in readers),
+        shared_input=readers[0].shared_input,
+        repeat=repeat,
+        head_dim=sizes.head_dim if repeat > 1 else 0,
+    )
