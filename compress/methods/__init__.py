@@ -19,8 +19,7 @@ class Method:
     """A row of the table.
 
     config: dataclass of the options that a recipe stage may set.
-    needs_calibration: of a config, whether it must see activations (else tensors stream through
-        and no module is built).
+    observes: of a config, whether the method itself must see activations.
     quantize: (weights [N_i, K] that share an input, scheme, config, *, scale_dtype, hessian,
         expert_tokens) -> an Outcome for each.
     summary: one line for `compress-model recipes` and the docs.
@@ -30,11 +29,18 @@ class Method:
     """
 
     config: type
-    needs_calibration: Callable[[Any], bool]
+    observes: Callable[[Any], bool]
     quantize: Callable[..., list[Outcome]]
     summary: str
     refuses: Callable[[QuantScheme], str | None]
     fold: Callable[..., Tensor | None] | None = None
+
+    def needs_calibration(self, config: Any, scheme: QuantScheme | None) -> bool:
+        """Whether a stage must see activations, for its method or for what its scheme fixes
+        beforehand (else tensors stream through and no module is built)."""
+        inputs = None if scheme is None else scheme.activation
+        fixed = inputs is not None and (not inputs.dynamic or inputs.outliers == "calibrated")
+        return fixed or self.observes(config)
 
 
 def _but_integers(scheme: QuantScheme) -> str | None:

@@ -54,9 +54,7 @@ class Plan:
 
     @property
     def needs_calibration(self) -> bool:
-        return any(
-            METHODS[stage.method].needs_calibration(stage.config) for stage in self.recipe.stages
-        )
+        return _calibrated(self.recipe)
 
     @property
     def bits_per_weight(self) -> float:
@@ -85,6 +83,10 @@ class Plan:
             "warnings": list(self.warnings),
             "problems": list(self.problems),
         }
+
+
+def _calibrated(recipe: Recipe) -> bool:
+    return any(METHODS[s.method].needs_calibration(s.config, s.scheme) for s in recipe.stages)
 
 
 def _module_json(m: ModulePlan) -> dict[str, Any]:
@@ -145,12 +147,11 @@ def _job(
     modules: Iterable[ModulePlan],
     dtype: torch.dtype,
 ) -> Job:
-    calibrated = any(METHODS[s.method].needs_calibration(s.config) for s in recipe.stages)
     return Job(
         checkpoint,
         spec,
         [(m.linear, m.scheme) for m in modules],
-        recipe.calibration if calibrated else None,
+        recipe.calibration if _calibrated(recipe) else None,
         dtype,
     )
 
@@ -188,7 +189,7 @@ def _module(
     chosen = recipe.stages[stage]
     method, config, scheme = chosen.method, chosen.config, chosen.scheme
     assert scheme is not None, "matching.assign gives a layer to a stage that says how it is stored"
-    if block is None and METHODS[method].needs_calibration(config):
+    if block is None and METHODS[method].needs_calibration(config, scheme):
         raise RecipeError(
             f"{chosen.at('targets')}: {linear.name} is the output head, which {method} with"
             " calibration does not take; give it a stage of its own with method rtn"

@@ -109,7 +109,7 @@ def check(recipe: Recipe) -> None:
         _check_scheme(stage)
     if not recipe.stages:
         raise RecipeError(f"{recipe.at('stages')}: is empty; a recipe has one stage or more")
-    needing = [s for s in recipe.stages if METHODS[s.method].needs_calibration(s.config)]
+    needing = [s for s in recipe.stages if METHODS[s.method].needs_calibration(s.config, s.scheme)]
     if needing and recipe.calibration is None:
         raise RecipeError(
             f"{needing[0].at('method')}: {needing[0].method!r} needs calibration data; add"

@@ -8,7 +8,7 @@ from compress.methods import METHODS, rtn
 from compress.methods.outcome import relative_error
 from compress.methods.rtn import UNSEEN, RtnConfig, column_importance
 from compress.quant.rounding import clip_ratios
-from compress.quant.scheme import QuantScheme
+from compress.quant.scheme import PRESETS, QuantScheme
 
 
 def random_hessian(k: int, seed: int = 0) -> Tensor:
@@ -118,6 +118,15 @@ def test_an_expert_no_token_reached_counts_its_columns_alike() -> None:
 
 def test_only_importance_needs_data() -> None:
     needs = METHODS["rtn"].needs_calibration
-    found = [needs(RtnConfig(s)) for s in ("minmax", "mse", "importance")]  # type: ignore[arg-type]
+    scheme = PRESETS["W4A16"]
+    searches = ("minmax", "mse", "importance")
+    found = [needs(RtnConfig(s), scheme) for s in searches]  # type: ignore[arg-type]
     assert found == [False, False, True]
-    assert METHODS["gptq"].needs_calibration(METHODS["gptq"].config())
+    assert METHODS["gptq"].needs_calibration(METHODS["gptq"].config(), scheme)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("preset", ["W8A8_STATIC", "FP8", "LLM_INT8_CALIBRATED"])
+def test_what_a_scheme_fixes_beforehand_needs_data(method: str, preset: str) -> None:
+    row = METHODS[method]
+    assert row.needs_calibration(row.config(), PRESETS[preset])
