@@ -22,7 +22,7 @@ PAGE = Path("report", "report.html")
 @options.compute
 @click.option("--resume", is_flag=True, help="Go on with a run that was stopped.")
 @click.option("--overwrite", is_flag=True, help="Replace what FOLDER holds.")
-@click.option("--dry-run", is_flag=True, help="Print the plan and stop.")
+@click.option("--dry-run", is_flag=True, help="Print the plan, with all that would stop the run.")
 @options.as_json
 def command(
     recipe: str,
@@ -40,7 +40,16 @@ def command(
     from compress import pipeline
 
     if dry_run:
-        plan = pipeline.make_plan(recipe, model, overrides=overrides, device=device, dtype=dtype)
+        plan = pipeline.make_plan(
+            recipe,
+            model,
+            overrides=overrides,
+            device=device,
+            dtype=dtype,
+            out=out,
+            resume=resume,
+            overwrite=overwrite,
+        )
         return show_plan(plan, as_json=as_json)
     try:
         with watched() as progress:

@@ -4,7 +4,7 @@ Texts that are there, a tokenizer that loads, lengths that fit the model, a tran
 runs its blocks, and memory to sample calibration text from the model.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 import torch
@@ -17,6 +17,8 @@ from compress_calibration.config import CalibrationConfig
 from compress_calibration.sources import check_source
 from compress_calibration.tokenizer import load_tokenizer
 
+Check = Callable[[], object]  # raises a CompressError for what it finds
+
 
 def check_inputs(
     plan: Plan, checkpoint: Checkpoint, dtype: torch.dtype, device: str, *, drawn: bool = False
@@ -26,16 +28,14 @@ def check_inputs(
     dtype, device: of the calibrated passes. drawn: the calibration text is there already, from the
     run that this one resumes.
     """
-    for check in _checks(plan, checkpoint, dtype, device, drawn):
+    for check in input_checks(plan, checkpoint, dtype, device, drawn=drawn):
         check()
 
 
-def problems(
-    plan: Plan, checkpoint: Checkpoint, dtype: torch.dtype, device: str
-) -> tuple[str, ...]:
-    """All that `check_inputs` would raise, as lines, each once."""
+def problems(checks: Iterable[Check]) -> tuple[str, ...]:
+    """What the checks raise, as lines, each once."""
     found: dict[str, None] = {}
-    for check in _checks(plan, checkpoint, dtype, device, drawn=False):
+    for check in checks:
         try:
             check()
         except CompressError as error:
@@ -43,10 +43,10 @@ def problems(
     return tuple(found)
 
 
-def _checks(
-    plan: Plan, checkpoint: Checkpoint, dtype: torch.dtype, device: str, drawn: bool
-) -> Iterator[Callable[[], object]]:
-    """What to look at, each by itself."""
+def input_checks(
+    plan: Plan, checkpoint: Checkpoint, dtype: torch.dtype, device: str, *, drawn: bool
+) -> Iterator[Check]:
+    """What `check_inputs` looks at, each by itself."""
     recipe, evaluation = plan.recipe, plan.recipe.evaluation
     calibration = recipe.calibration if plan.needs_calibration else None
     sources = [] if calibration is None else list(calibration.sources)
@@ -64,7 +64,7 @@ def _checks(
         yield partial(_check_memory, plan, checkpoint, dtype, device)
 
 
-def _lengths(plan: Plan, calibration: CalibrationConfig | None) -> Iterator[Callable[[], object]]:
+def _lengths(plan: Plan, calibration: CalibrationConfig | None) -> Iterator[Check]:
     """No row is longer than what the model can read."""
     recipe, context, evaluation = plan.recipe, plan.spec.context, plan.recipe.evaluation
     if calibration is not None:

@@ -16,13 +16,11 @@ from compress.checkpoint import (
     Checkpoint,
     ShardWriter,
     create_partial,
-    free_bytes,
     locked,
     prepare_output,
     publish,
     resolve_model,
 )
-from compress.errors import OutputError
 from compress.formats import open_weights
 from compress.pipeline import journal as journals
 from compress.pipeline import stream
@@ -36,7 +34,14 @@ from compress.pipeline.environment import (
 from compress.pipeline.events import Event, Progress, silent
 from compress.pipeline.finish import finish_files
 from compress.pipeline.identity import marks, refuse_other_result
-from compress.pipeline.inputs import check_inputs, problems
+from compress.pipeline.inputs import check_inputs, input_checks, problems
+from compress.pipeline.output import (
+    CALIBRATION_FILE,
+    complete_result,
+    is_drawn,
+    require_space,
+    run_checks,
+)
 from compress.pipeline.plan import Plan, build_plan
 from compress.pipeline.quality import measure
 from compress.pipeline.session import Session
@@ -46,7 +51,6 @@ from compress.recipe import Recipe, load
 from compress.report.codec import read_json
 from compress.report.schema import Report, Stage
 
-CALIBRATION_FILE = "calibration.safetensors"
 # The run's own files inside OUT.partial, gone when it is published.
 WORKING = ("journal.json", CALIBRATION_FILE, "hidden.0", "hidden.1", "evaluation")
 
@@ -86,11 +90,11 @@ def run(
     )
     output = session.output
     if output.state == "publish":
-        complete = output.publishing if output.publishing.is_dir() else output.out
+        complete = complete_result(output)
         refuse_other_result(complete, session.plan.recipe, session.sha256, session.side_files)
         publish(output, WORKING)
         return _published_report(output.out)
-    _require_space(session)
+    require_space(session.plan, output.partial, session.dtype)
     if output.state == "fresh":
         create_partial(output)
     with locked(output.partial):
@@ -106,13 +110,30 @@ def make_plan(
     overrides: Sequence[str] = (),
     device: str = "cpu",
     dtype: str | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
 ) -> Plan:
     """What `run` would do, decided without any work. Raises as `run` does where there can be no
-    plan; what would stop the run beside that is in the plan's `problems`."""
+    plan; what would stop the run beside that is in the plan's `problems`.
+
+    out, resume, overwrite: also look at the folder that the run would write, and at its disk.
+    """
     check_device(device)
-    checkpoint = Checkpoint.open(resolve_model(model))
+    source = resolve_model(model)
+    checkpoint = Checkpoint.open(source)
     plan, compute = _plan(load(recipe, overrides), checkpoint, device, dtype)
-    return replace(plan, problems=problems(plan, checkpoint, compute, device))
+    if out is None:
+        checks = input_checks(plan, checkpoint, compute, device, drawn=False)
+    else:
+        checks = run_checks(
+            plan,
+            checkpoint,
+            compute,
+            device,
+            lambda: prepare_output(out, source=source, overwrite=overwrite, resume=resume),
+        )
+    return replace(plan, problems=problems(checks))
 
 
 def prepare(
@@ -134,8 +155,7 @@ def prepare(
     checkpoint = Checkpoint.open(source)
     output = prepare_output(out, source=source, overwrite=overwrite, resume=resume)
     plan, compute = _plan(checked, checkpoint, device, dtype)
-    drawn = output.state == "resume" and (output.partial / CALIBRATION_FILE).is_file()
-    check_inputs(plan, checkpoint, compute, device, drawn=drawn)
+    check_inputs(plan, checkpoint, compute, device, drawn=is_drawn(output))
     weights = open_weights(checkpoint, plan.spec)
     listener = progress or silent
     began = time.perf_counter()
@@ -149,24 +169,6 @@ def _plan(
 ) -> tuple[Plan, torch.dtype]:
     compute = compute_dtype(checkpoint.main_dtype, device, dtype)
     return build_plan(recipe, checkpoint, dtype=compute), compute
-
-
-def _require_space(session: Session) -> None:
-    """OutputError unless the disk has room for the result and for what lies beside it on the way:
-    the hidden states of the calibration set, twice."""
-    plan, partial = session.plan, session.output.partial
-    passing, config = 0, plan.recipe.calibration
-    if plan.needs_calibration and config is not None:
-        tokens = config.samples * config.length
-        passing = 2 * tokens * plan.spec.hidden * session.dtype.itemsize
-    taken = [p.stat().st_blocks * 512 for p in partial.rglob("*")] if partial.is_dir() else []
-    needed = plan.shards.total_bytes + passing - sum(taken)
-    free = free_bytes(partial.parent)
-    if needed > free:
-        raise OutputError(
-            f"not enough disk space in {partial.parent}: {needed} bytes are needed ({passing} of"
-            f" them only while it runs), {free} are free; make room or choose another disk"
-        )
 
 
 def _work(session: Session, started: datetime, *, resumed: bool) -> Report:

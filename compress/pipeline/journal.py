@@ -82,16 +82,21 @@ def start(folder: Path, fingerprint: dict[str, str], device: str) -> Journal:
 
 
 def resume(folder: Path, fingerprint: dict[str, str], device: str) -> Journal:
-    """The journal of a killed run; refused, with every difference, if this run is another one."""
+    """The journal of a killed run, or a new one where nothing was recorded."""
+    return found(folder, fingerprint, device) or start(folder, fingerprint, device)
+
+
+def found(folder: Path, fingerprint: dict[str, str], device: str) -> Journal | None:
+    """The journal of a killed run; refused, with every difference, if this run is another one.
+    None when it was killed before the first record."""
     path = folder / NAME
     try:
-        found = json.loads(path.read_text())
-        before, units = dict(found["fingerprint"]), dict(found["units"])
-        spent = Spent(**found["spent"])
+        held = json.loads(path.read_text())
+        before, units = dict(held["fingerprint"]), dict(held["units"])
+        spent = Spent(**held["spent"])
         _require_layers(units)
     except FileNotFoundError:
-        # Killed before the first record: nothing was finished.
-        return start(folder, fingerprint, device)
+        return None
     except OSError as error:
         raise OutputError(
             f"cannot read {path}: {error.strerror or error}; remove {folder} and start again"

@@ -106,11 +106,10 @@ def test_dry_run_and_plan_are_the_same(
     )
     assert capsys.readouterr().out == shown == "a table of the plan\n"
     first, _, second, _ = pipeline.calls
-    expected = (
-        ("int4-rtn", "m"),
-        {"overrides": ("seed=1",), "device": "cpu", "dtype": None},
-    )
-    assert first == second == expected
+    asked = {"overrides": ("seed=1",), "device": "cpu", "dtype": None}
+    assert first == (("int4-rtn", "m"), asked)
+    written = {"out": "o", "resume": False, "overwrite": False}
+    assert second == (("int4-rtn", "m"), {**asked, **written})
     assert main(["plan", "int4-rtn", "--model", "m", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"bytes": 12}
 

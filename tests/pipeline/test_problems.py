@@ -1,17 +1,22 @@
 """What would stop a run is in its plan; what stops a measurement does not stop the result."""
 
+import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
+import faults
 from compress.blocks import sample
-from compress.checkpoint import Checkpoint
+from compress.checkpoint import Checkpoint, locked
 from compress.cli.main import main
 from compress.errors import CompressError, DataError
 from compress.pipeline import environment, evaluate_checkpoint, make_plan, plan_table, run
 from compress.pipeline.inputs import check_inputs
+from compress.recipe import Recipe
 from pipeline_runs import GPTQ, RTN, SELF, WORDS, recipe, recipe_file, text_source
 
 
@@ -57,6 +62,87 @@ def test_plan_and_dry_run_exit_1(tiny, tmp_path: Path, capsys: pytest.CaptureFix
     assert "gone.txt" in shown.splitlines()[-1]
     assert main(["run", *line, "--out", str(tmp_path / "out"), "--dry-run"]) == 1
     assert capsys.readouterr().out.splitlines()[-1] == shown.splitlines()[-1]
+
+
+def dry(asked: Recipe, source: Path, out: Path, **options: Any) -> tuple[str, ...]:
+    """Problems of a dry run, which are those of a run and change nothing."""
+    before = sorted(out.parent.rglob("*"))
+    problems = make_plan(asked, source, out=out, **options).problems
+    assert sorted(out.parent.rglob("*")) == before
+    if problems:
+        with pytest.raises(CompressError) as caught:
+            run(asked, source, out, **options)
+        assert str(caught.value) == problems[0]
+    return problems
+
+
+def test_a_dry_run_looks_at_the_output_folder(tiny, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert dry(recipe(RTN), tiny("llama"), out) == ()
+    out.mkdir()
+    assert dry(recipe(RTN), tiny("llama"), out) == ()
+    (out / "mine.txt").write_text("keep")
+    (line,) = dry(recipe(RTN), tiny("llama"), out)
+    assert line == f"{out} is not empty; choose another folder or add --overwrite"
+    assert dry(recipe(RTN), tiny("llama"), out, overwrite=True) == ()
+    (line,) = dry(recipe(RTN), tiny("llama"), out, overwrite=True, resume=True)
+    assert line.startswith("nothing to resume: ")
+    (line,) = dry(recipe(RTN), tiny("llama"), tmp_path / "no" / "out")
+    assert line.startswith(f"{tmp_path / 'no'} does not exist")
+
+
+def test_a_dry_run_looks_at_what_was_begun(tiny, tmp_path: Path) -> None:
+    out, part = tmp_path / "out", tmp_path / "out.partial"
+    with pytest.raises(faults.Killed), faults.fault_at(60):
+        run(recipe(RTN), tiny("llama"), out)
+    (line,) = dry(recipe(RTN), tiny("llama"), out)
+    assert line.startswith(f"{part} is left from a run that was stopped; add --resume")
+    assert dry(recipe(RTN), tiny("llama"), out, resume=True) == ()
+    (line,) = dry(recipe({**RTN, "group_size": 16}), tiny("llama"), out, resume=True)
+    assert "recipe.stages[0].scheme.group_size was 32, is 16" in line
+    with locked(part):
+        (line,) = dry(recipe(RTN), tiny("llama"), out, resume=True)
+    assert line.startswith(f"another process works in {part}")
+    (part / "model.safetensors").unlink()
+    (line,) = dry(recipe(RTN), tiny("llama"), out, resume=True)
+    assert "model.safetensors is missing" in line
+
+
+def test_a_dry_run_looks_at_a_result_that_waits(tiny, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    run(recipe(RTN), tiny("llama"), out)
+    out.rename(tmp_path / "out.publishing")
+    assert dry(recipe(RTN), tiny("llama"), out, resume=True) == ()
+    (line,) = dry(recipe(RTN, seed=1), tiny("llama"), out, resume=True)
+    assert "recipe.seed was 0, is 1" in line
+
+
+def test_a_dry_run_looks_at_the_disk_and_the_inputs(
+    tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = SimpleNamespace(f_bavail=5, f_frsize=1)
+    monkeypatch.setattr(os, "statvfs", lambda path: full)
+    (line,) = dry(recipe(RTN), tiny("llama"), tmp_path / "out")
+    assert line.startswith(f"not enough disk space in {tmp_path}: ")
+    gone = recipe(RTN, evaluation={"texts": [{"text": str(tmp_path / "gone.txt")}]})
+    text, space = dry(gone, tiny("llama"), tmp_path / "out")
+    assert "gone.txt" in text
+    assert space == line
+    (tmp_path / "out.partial").mkdir()
+    (tmp_path / "out.partial" / "x").touch()
+    begun, text = dry(gone, tiny("llama"), tmp_path / "out")
+    assert "is left from a run" in begun
+
+
+def test_the_exit_code_of_a_dry_run(tiny, tmp_path: Path, capsys) -> None:
+    (tmp_path / "out").mkdir()
+    line = ["run", str(recipe_file(tmp_path, RTN)), "--model", str(tiny("llama"))]
+    line += ["--out", str(tmp_path / "out"), "--dry-run"]
+    assert main(line) == 0
+    (tmp_path / "out" / "mine.txt").touch()
+    assert main(line) == 1
+    assert capsys.readouterr().out.splitlines()[-1].startswith(f"problem: {tmp_path / 'out'} is no")
+    assert main([*line, "--overwrite"]) == 0
 
 
 def test_calibration_that_does_not_fit_is_refused_before_work(

@@ -1,0 +1,88 @@
+"""Where a run writes: whether it may, and whether the disk has room."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from compress.checkpoint import Checkpoint, Output, ShardWriter, free_bytes, locked
+from compress.errors import OutputError
+from compress.pipeline import journal as journals
+from compress.pipeline.environment import fingerprint
+from compress.pipeline.identity import marks, refuse_other_result
+from compress.pipeline.inputs import Check, input_checks
+from compress.pipeline.plan import Plan
+
+CALIBRATION_FILE = "calibration.safetensors"
+
+
+def run_checks(
+    plan: Plan,
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    device: str,
+    prepare: Callable[[], Output],
+) -> Iterator[Check]:
+    """All that a run into a folder refuses before work, each by itself; nothing is changed.
+
+    prepare: `prepare_output` with its arguments. dtype, device: of the calibrated passes.
+    """
+    yield prepare
+    try:
+        output = prepare()
+    except OutputError:
+        yield from input_checks(plan, checkpoint, dtype, device, drawn=False)
+        return
+    yield from input_checks(plan, checkpoint, dtype, device, drawn=is_drawn(output))
+    if output.state == "publish":
+        yield partial(_require_same_result, plan, checkpoint, output)
+        return
+    yield partial(require_space, plan, output.partial, dtype)
+    if output.state == "resume":
+        yield partial(_require_same_run, plan, checkpoint, dtype, device, output)
+
+
+def is_drawn(output: Output) -> bool:
+    """Whether the run that this one resumes has its calibration text already."""
+    return output.state == "resume" and (output.partial / CALIBRATION_FILE).is_file()
+
+
+def require_space(plan: Plan, folder: Path, dtype: torch.dtype) -> None:
+    """OutputError unless the disk has room for the result and for what lies beside it on the way:
+    the hidden states of the calibration set, twice. folder: OUT.partial."""
+    passing, config = 0, plan.recipe.calibration
+    if plan.needs_calibration and config is not None:
+        tokens = config.samples * config.length
+        passing = 2 * tokens * plan.spec.hidden * dtype.itemsize
+    taken = [p.stat().st_blocks * 512 for p in folder.rglob("*")] if folder.is_dir() else []
+    needed = plan.shards.total_bytes + passing - sum(taken)
+    free = free_bytes(folder.parent)
+    if needed > free:
+        raise OutputError(
+            f"not enough disk space in {folder.parent}: {needed} bytes are needed ({passing} of"
+            f" them only while it runs), {free} are free; make room or choose another disk"
+        )
+
+
+def complete_result(output: Output) -> Path:
+    """The folder of a result that only waits for its publication (state "publish")."""
+    return output.publishing if output.publishing.is_dir() else output.out
+
+
+def _require_same_result(plan: Plan, checkpoint: Checkpoint, output: Output) -> None:
+    refuse_other_result(
+        complete_result(output), plan.recipe, checkpoint.sha256(), checkpoint.side_hashes()
+    )
+
+
+def _require_same_run(
+    plan: Plan, checkpoint: Checkpoint, dtype: torch.dtype, device: str, output: Output
+) -> None:
+    """OutputError unless OUT.partial was begun by this run, is whole and nobody works in it."""
+    with locked(output.partial):
+        environment = fingerprint(device, dtype)
+        mine = marks(plan.recipe, checkpoint.sha256(), checkpoint.side_hashes(), environment)
+        journal = journals.found(output.partial, mine, device)
+        if journal is not None and journal.has_work:
+            ShardWriter.reopen(output.partial, plan.shards)
