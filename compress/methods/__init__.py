@@ -7,8 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
-from compress.methods import gptq, rtn
+from compress.methods import gptq, llm_int8, rtn
 from compress.methods.gptq import GptqConfig
+from compress.methods.llm_int8 import LlmInt8Config
 from compress.methods.outcome import Outcome
 from compress.methods.rtn import RtnConfig
 from compress.quant.scheme import QuantScheme
@@ -68,6 +69,13 @@ METHODS: Mapping[str, Method] = MappingProxyType(
             gptq.quantize,
             "error-compensated rounding after one Hessian a shared input",
             _but_integers,
+        ),
+        "llm_int8": Method(
+            LlmInt8Config,
+            lambda config: False,
+            llm_int8.quantize,
+            "8-bit weights and inputs, 16 bit for the input columns that are outliers",
+            llm_int8.refuses,
         ),
     }
 )

@@ -18,6 +18,7 @@ class Outcome:
     method: what made the codes; another name than the stage's when a simpler method was kept.
     kept: why it was kept, None otherwise. damping: share of the mean diagonal added to H.
     dead: columns that calibration never drove, where the method counts them.
+    outlier_columns: how many input columns keep their 16-bit weights, where calibration fixed them.
     """
 
     quantized: QuantizedTensor
@@ -26,6 +27,7 @@ class Outcome:
     kept: str | None = None
     damping: float | None = None
     dead: int | None = None
+    outlier_columns: int | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
