@@ -39,6 +39,7 @@ from compress.pipeline.output import (
     CALIBRATION_FILE,
     complete_result,
     is_drawn,
+    leaving_no_beginning,
     require_space,
     run_checks,
 )
@@ -95,10 +96,12 @@ def run(
         publish(output, WORKING)
         return _published_report(output.out)
     require_space(session.plan, output.partial, session.dtype)
+    made = not output.partial.exists()
     if output.state == "fresh":
         create_partial(output)
     with locked(output.partial):
-        report = _work(session, started, resumed=output.state == "resume")
+        with leaving_no_beginning(output.partial, made=made):
+            report = _work(session, started, resumed=output.state == "resume")
         publish(output, WORKING)
     return report
 

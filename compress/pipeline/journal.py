@@ -86,6 +86,16 @@ def resume(folder: Path, fingerprint: dict[str, str], device: str) -> Journal:
     return found(folder, fingerprint, device) or start(folder, fingerprint, device)
 
 
+def is_empty(folder: Path) -> bool:
+    """Whether a run in this folder has recorded nothing that a resumed one could skip."""
+    try:
+        return not json.loads((folder / NAME).read_text())["units"].keys() - {START}
+    except FileNotFoundError:
+        return True
+    except (OSError, ValueError):  # what cannot be read may hold work
+        return False
+
+
 def found(folder: Path, fingerprint: dict[str, str], device: str) -> Journal | None:
     """The journal of a killed run; refused, with every difference, if this run is another one.
     None when it was killed before the first record."""

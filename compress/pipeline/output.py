@@ -1,12 +1,13 @@
-"""Where a run writes: whether it may, and whether the disk has room."""
+"""Where a run writes: whether it may, whether the disk has room, and what a failure leaves."""
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
 import torch
 
-from compress.checkpoint import Checkpoint, Output, ShardWriter, free_bytes, locked
+from compress.checkpoint import Checkpoint, Output, ShardWriter, disk, free_bytes, locked
 from compress.errors import OutputError
 from compress.pipeline import journal as journals
 from compress.pipeline.environment import fingerprint
@@ -86,3 +87,16 @@ def _require_same_run(
         journal = journals.found(output.partial, mine, device)
         if journal is not None and journal.has_work:
             ShardWriter.reopen(output.partial, plan.shards)
+
+
+@contextmanager
+def leaving_no_beginning(folder: Path, *, made: bool) -> Iterator[None]:
+    """Remove OUT.partial when work fails before its journal has a unit: there is nothing to go on
+    with, and the corrected command would be refused. made: by this run; else it stays."""
+    try:
+        yield
+    except (Exception, KeyboardInterrupt):
+        if made and journals.is_empty(folder):
+            with suppress(OSError):
+                disk.remove_tree(folder)
+        raise
