@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from torch import Tensor
-
 from compress.methods import gptq, llm_int8, rtn
+from compress.methods.folding import Choice
 from compress.methods.gptq import GptqConfig
 from compress.methods.llm_int8 import LlmInt8Config
 from compress.methods.outcome import Outcome
@@ -22,11 +21,11 @@ class Method:
     config: dataclass of the options that a recipe stage may set.
     observes: of a config, whether the method itself must see activations.
     quantize: (weights [N_i, K] that share an input, scheme, config, *, scale_dtype, hessian,
-        expert_tokens) -> an Outcome for each.
+        expert_tokens, absmax) -> an Outcome for each.
     summary: one line for `compress-model recipes` and the docs.
     refuses: why a scheme is not for this method, and which one takes it; None when it is.
-    fold: for a method that scales channels before they are rounded: (PairView, config) -> the scale
-        of the pair's channels, or None to leave it alone (compress.methods.folding).
+    fold: for a method that scales channels before they are rounded: (PairView, config) -> what it
+        chose for the pair.
     """
 
     config: type
@@ -34,7 +33,7 @@ class Method:
     quantize: Callable[..., list[Outcome]]
     summary: str
     refuses: Callable[[QuantScheme], str | None]
-    fold: Callable[..., Tensor | None] | None = None
+    fold: Callable[..., Choice] | None = None
 
     def needs_calibration(self, config: Any, scheme: QuantScheme | None) -> bool:
         """Whether a stage must see activations, for its method or for what its scheme fixes

@@ -133,6 +133,7 @@ def quantize(
     scale_dtype: torch.dtype,
     hessian: Tensor | None = None,
     expert_tokens: int | None = None,
+    absmax: Tensor | None = None,
 ) -> list[Outcome]:
     """Quantize layers [N_i, K] that share an input.
 

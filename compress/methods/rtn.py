@@ -46,6 +46,7 @@ def quantize(
     scale_dtype: torch.dtype,
     hessian: Tensor | None = None,
     expert_tokens: int | None = None,
+    absmax: Tensor | None = None,
 ) -> list[Outcome]:
     """Nearest codes for layers [N_i, K] that share an input with Hessian fp32 [K, K], if any.
 

@@ -6,51 +6,26 @@ next block's inputs. Only one block, its Hessians and a batch of hidden states a
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
-from itertools import groupby
 from pathlib import Path
 
 from torch import Tensor, nn
 
 from compress.arch.spec import BlockSpec
-from compress.blocks.activation import quantize_inputs
-from compress.blocks.linear import set_linear_weight
 from compress.blocks.skeleton import BlockContext, Skeleton
-from compress.formats import dense
-from compress.methods import METHODS
 from compress.pipeline import calibration
 from compress.pipeline.events import Event
 from compress.pipeline.journal import CALIBRATION
-from compress.pipeline.modules import ModulePlan
-from compress.pipeline.observing import (
-    Batches,
-    by_input,
-    by_what_they_read,
-    is_sequential,
-    observation_rounds,
-    observe,
-)
+from compress.pipeline.observing import Batches, BlockPass, by_what_they_read
+from compress.pipeline.scaling import scale_channels, write_others
 from compress.pipeline.sizes import rows_at_once
+from compress.pipeline.solving import solve_block
 from compress.pipeline.spill import HiddenStates
 from compress.pipeline.stream import stream_unit
-from compress.pipeline.work import (
-    Work,
-    block_tensors,
-    copy_tensors,
-    finish_unit,
-    layer_record,
-    outside_tensors,
-    read_weight,
-    store,
-)
-from compress.quant.tensor import QuantizedTensor
-from compress.report.schema import Layer
-from compress_calibration.hessian import Stats
+from compress.pipeline.work import Work, block_tensors, finish_unit, outside_tensors
 
 EMBED = "embed"
-
-Solved = tuple[ModulePlan, QuantizedTensor, Layer]
 
 
 def calibrate(work: Work, folder: Path) -> None:
@@ -114,11 +89,11 @@ def _block(
     """Observe, quantize and write one block; leave its outputs in `target`; record it."""
     module = batches.skeleton.load_block(work.weights, spec.index)
     planned = work.planned(spec.index)
-    copy_tensors(work, [name for name in block_tensors(spec) if name not in planned])
     modules = by_what_they_read(work, batches, module, spec, list(planned.values()), source)
-    layers = {
-        layer.name: layer for layer in _solve_block(work, batches, module, spec, modules, source)
-    }
+    calibration = BlockPass(work, batches, module, spec, source)
+    scaled = scale_channels(calibration, modules)
+    write_others(calibration, scaled.folds)
+    layers = {layer.name: layer for layer in solve_block(calibration, modules, scaled)}
     if target is not None:
         _run_on(batches, module, spec, source, target)
     finish_unit(
@@ -129,37 +104,6 @@ def _block(
     )
 
 
-def _solve_block(
-    work: Work,
-    batches: Batches,
-    module: nn.Module,
-    spec: BlockSpec,
-    modules: list[ModulePlan],
-    source: HiddenStates,
-) -> Iterator[Layer]:
-    """Observe and solve round by round. New weights take their place in the block after the last
-    round, or after each one where a stage is sequential."""
-    waiting: list[tuple[ModulePlan, QuantizedTensor]] = []
-    rounds = observation_rounds(work, modules)
-    for members in rounds:
-        stats = observe(work, batches, module, spec, members, source)
-        observed = members is rounds[-1] or is_sequential(work, modules)
-        for key, same_input in by_input(members):
-            for m, quantized, layer in _solve(work, same_input, stats.pop(key)):
-                waiting.append((m, quantized))
-                while observed and waiting:
-                    _put_in_place(work, module, *waiting.pop())
-                yield layer
-
-
-def _put_in_place(work: Work, module: nn.Module, m: ModulePlan, quantized: QuantizedTensor) -> None:
-    """From here on the block computes with what the result will hold."""
-    set_linear_weight(module, m.linear, quantized.dequantize(work.dtype))
-    inputs = quantized.inputs()
-    if inputs is not None and work.plan.format != dense.NAME:
-        quantize_inputs(module.get_submodule(m.linear.module), inputs)
-
-
 def _run_on(
     batches: Batches, module: nn.Module, spec: BlockSpec, source: HiddenStates, target: HiddenStates
 ) -> None:
@@ -168,37 +112,3 @@ def _run_on(
 
     batches.forward(source, write)
     target.flush()
-
-
-def _solve(work: Work, members: list[ModulePlan], stats: Stats) -> Iterator[Solved]:
-    """Quantize the layers of one shared input and write them: together are those of one stage
-    and scheme whose weights are stored in one dtype, which is that of their scales."""
-
-    def alike(m: ModulePlan) -> tuple[int, str, str]:
-        return m.stage, m.scheme.describe(), work.checkpoint.tensors[m.linear.tensor].dtype
-
-    for (stage_index, _, _), same in groupby(sorted(members, key=alike), key=alike):
-        stage = work.plan.recipe.stages[stage_index]
-        group = list(same)
-        weights = [read_weight(work, m) for m in group]
-        is_expert = group[0].linear.expert is not None
-        outcomes = METHODS[stage.method].quantize(
-            [w.to(work.device) for w in weights],
-            group[0].scheme,
-            stage.config,
-            scale_dtype=weights[0].dtype,
-            hessian=stats.hessian,
-            expert_tokens=stats.tokens if is_expert else None,
-        )
-        for m, outcome in zip(group, outcomes, strict=True):
-            store(work, m, outcome.quantized)
-            layer = layer_record(
-                m,
-                error=outcome.error,
-                method=outcome.method,
-                tokens=stats.tokens,
-                damping=outcome.damping,
-                kept=outcome.kept,
-                dead=outcome.dead,
-            )
-            yield m, outcome.quantized, layer

@@ -124,4 +124,9 @@ def _require_layers(units: Mapping[str, Any]) -> None:
     for unit, data in units.items():
         if unit == "outside" or unit.startswith("block "):
             for record in data:
-                Layer(**record)
+                layer_of(record)
+
+
+def layer_of(record: Mapping[str, Any]) -> Layer:
+    """A recorded layer; TypeError when it is none. JSON knows lists only."""
+    return Layer(**{**record, "folds": tuple(record.get("folds", ()))})

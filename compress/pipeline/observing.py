@@ -43,6 +43,17 @@ class Batches:
             on_batch(hidden, mask, context, start)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockPass:
+    """One block under calibration: loaded, and with the inputs that reach it."""
+
+    work: Work
+    batches: Batches
+    module: nn.Module
+    spec: BlockSpec
+    source: HiddenStates
+
+
 def by_what_they_read(
     work: Work,
     batches: Batches,
@@ -111,33 +122,38 @@ def by_input(modules: list[ModulePlan]) -> list[tuple[str, list[ModulePlan]]]:
     return [(key, [m for m in modules if m.linear.shared_input == key]) for key in keys]
 
 
-def observe(
-    work: Work,
-    batches: Batches,
-    module: nn.Module,
-    spec: BlockSpec,
-    modules: list[ModulePlan],
-    source: HiddenStates,
-) -> dict[str, Stats]:
-    """Hessians of the modules' inputs over the whole calibration set, by shared input."""
+def observe(block: BlockPass, modules: list[ModulePlan]) -> dict[str, Stats]:
+    """Statistics of the modules' inputs over the whole calibration set, by shared input."""
     linears: list[LinearSpec] = [m.linear for m in modules]
+    magnitudes = any(_needs_magnitudes(m) for m in modules)
+    device = block.work.device
     grams = {
-        x.shared_input: GramAccumulator.create(x.shared_input, x.shape[1], device=work.device)
+        x.shared_input: GramAccumulator.create(
+            x.shared_input, x.shape[1], device=device, magnitudes=magnitudes
+        )
         for x in linears
     }
+    skeleton, index = block.batches.skeleton, block.spec.index
 
     def on_batch(hidden: Tensor, mask: Tensor | None, context: BlockContext, start: int) -> None:
         collect(
-            module,
+            block.module,
             linears,
-            lambda: batches.skeleton.run_block(module, spec.index, hidden, context),
+            lambda: skeleton.run_block(block.module, index, hidden, context),
             lambda key, x: grams[key].add(x),
             mask=mask,
             stop_after_last=True,
         )
 
-    batches.forward(source, on_batch)
+    block.batches.forward(block.source, on_batch)
     return {key: gram.stats() for key, gram in grams.items()}
+
+
+def _needs_magnitudes(m: ModulePlan) -> bool:
+    """Whether someone asks how large the inputs are: folds, static scales, fixed outliers."""
+    inputs = m.scheme.activation
+    static = inputs is not None and (not inputs.dynamic or inputs.outliers == "calibrated")
+    return static or bool(m.folds)
 
 
 def is_sequential(work: Work, modules: list[ModulePlan]) -> bool:

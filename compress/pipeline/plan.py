@@ -22,6 +22,7 @@ from compress.pipeline import fit
 from compress.pipeline.estimate import Estimate, Job, estimate
 from compress.pipeline.lengths import cap_defaults
 from compress.pipeline.modules import ModulePlan, Skipped
+from compress.pipeline.pairs import check_pairs
 from compress.quant.scheme import QuantScheme
 from compress.recipe import Recipe
 from compress.recipe.matching import assign
@@ -114,6 +115,7 @@ def build_plan(recipe: Recipe, checkpoint: Checkpoint, *, dtype: torch.dtype) ->
     modules, skipped = _assign(recipe, spec, checkpoint, fmt)
     fit.check_groups(recipe, modules)
     fit.check_fused(modules, skipped)
+    check_pairs(recipe, spec, modules)
     tensors = _output_tensors(checkpoint, modules, fmt)
     shards = plan_shards([t for group in tensors.values() for t in group], recipe.output.shard_size)
     return Plan(

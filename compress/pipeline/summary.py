@@ -8,7 +8,7 @@ from compress.arch.spec import DecoderSpec
 from compress.checkpoint import Checkpoint, disk, write_atomic
 from compress.checkpoint.dtypes import itemsize
 from compress.pipeline.environment import machine, slow_kernels, versions
-from compress.pipeline.journal import CALIBRATION, Journal
+from compress.pipeline.journal import CALIBRATION, Journal, layer_of
 from compress.pipeline.plan import Plan
 from compress.pipeline.quality import Measured
 from compress.pipeline.session import Session
@@ -89,7 +89,7 @@ def write_report(report: Report, folder: Path) -> None:
 def layers_of(plan: Plan, journal: Journal) -> tuple[Layer, ...]:
     """Records of all linears: the quantized ones from the journal, the others with the reason."""
     done = [
-        Layer(**record)
+        layer_of(record)
         for unit, records in journal.units.items()
         if unit == "outside" or unit.startswith("block ")
         for record in records

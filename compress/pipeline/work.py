@@ -91,6 +91,7 @@ def layer_record(
     damping: float | None = None,
     kept: str | None = None,
     dead: int | None = None,
+    folds: tuple[str, ...] = (),
 ) -> Layer:
     """The report's line about one quantized linear."""
     n, k = module.linear.shape
@@ -107,6 +108,7 @@ def layer_record(
         damping=damping,
         kept_reason=kept,
         dead_columns=dead,
+        folds=folds,
         expert=module.linear.expert,
         **facts,
     )

@@ -72,6 +72,7 @@ class Layer:
     skipped_reason: why the layer stays uncompressed; None when it was compressed.
     kept_reason: why a simpler method than the recipe's was kept, "rtn has the lower error".
     dead_columns: input columns that calibration never drove; None where the method does not look.
+    folds: what scaled the layer's input channels, or why a stage that should left them alone.
     block, role, expert: place in the decoder, for the chart.
     """
 
@@ -90,6 +91,7 @@ class Layer:
     role: str = ""
     expert: int | None = None
     dead_columns: int | None = None
+    folds: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

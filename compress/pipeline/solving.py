@@ -1,0 +1,108 @@
+"""Solving the layers of one observed block, and putting the results where they belong."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import groupby
+
+from torch import Tensor, nn
+
+from compress.blocks.activation import quantize_inputs
+from compress.blocks.linear import set_linear_weight
+from compress.formats import dense
+from compress.methods import METHODS
+from compress.pipeline.modules import ModulePlan
+from compress.pipeline.observing import (
+    BlockPass,
+    by_input,
+    is_sequential,
+    observation_rounds,
+    observe,
+)
+from compress.pipeline.scaling import Scaled
+from compress.pipeline.work import Work, layer_record, read_weight, store
+from compress.quant.inputs import static_scale
+from compress.quant.tensor import QuantizedTensor
+from compress.report.schema import Layer
+from compress_calibration.hessian import Stats
+
+Solved = tuple[ModulePlan, QuantizedTensor, Layer]
+
+
+def solve_block(block: BlockPass, modules: list[ModulePlan], scaled: Scaled) -> Iterator[Layer]:
+    """Observe and solve round by round, and write what comes out.
+
+    New weights take their place in the block after the last round, or after each one where a stage
+    is sequential. What `scaled` has observed already is not observed again.
+    """
+    work = block.work
+    waiting: list[tuple[ModulePlan, QuantizedTensor]] = []
+    rounds = observation_rounds(work, modules)
+    for members in rounds:
+        stats = scaled.stats or observe(block, members)
+        last = members is rounds[-1] or is_sequential(work, modules)
+        for key, same_input in by_input(members):
+            for m, quantized, layer in _solve(block, same_input, stats.pop(key), scaled):
+                waiting.append((m, quantized))
+                while last and waiting:
+                    _put_in_place(work, block.module, *waiting.pop())
+                yield layer
+
+
+def _put_in_place(work: Work, module: nn.Module, m: ModulePlan, quantized: QuantizedTensor) -> None:
+    """From here on the block computes with what the result will hold."""
+    set_linear_weight(module, m.linear, quantized.dequantize(work.dtype))
+    inputs = quantized.inputs()
+    if inputs is not None and work.plan.format != dense.NAME:
+        quantize_inputs(module.get_submodule(m.linear.module), inputs)
+
+
+def _solve(
+    block: BlockPass, members: list[ModulePlan], stats: Stats, scaled: Scaled
+) -> Iterator[Solved]:
+    """Quantize the layers of one shared input and write them: together are those of one stage
+    and scheme whose weights are stored in one dtype, which is that of their scales."""
+    work = block.work
+
+    def alike(m: ModulePlan) -> tuple[int, str, str]:
+        return m.stage, m.scheme.describe(), work.checkpoint.tensors[m.linear.tensor].dtype
+
+    for (stage_index, _, _), same in groupby(sorted(members, key=alike), key=alike):
+        stage = work.plan.recipe.stages[stage_index]
+        group = list(same)
+        stored = [read_weight(work, m).to(work.device) for m in group]
+        is_expert = group[0].linear.expert is not None
+        outcomes = METHODS[stage.method].quantize(
+            [_scaled(scaled, m, w) for m, w in zip(group, stored, strict=True)],
+            group[0].scheme,
+            stage.config,
+            scale_dtype=stored[0].dtype,
+            hessian=stats.hessian,
+            expert_tokens=stats.tokens if is_expert else None,
+            absmax=stats.absmax,
+        )
+        for m, outcome in zip(group, outcomes, strict=True):
+            quantized = _with_input_scale(outcome.quantized, stats, stored[0])
+            store(work, m, quantized)
+            layer = layer_record(
+                m,
+                error=outcome.error,
+                method=outcome.method,
+                tokens=stats.tokens,
+                damping=outcome.damping,
+                kept=outcome.kept,
+                dead=outcome.dead,
+                folds=scaled.remarks(m),
+            )
+            yield m, quantized, layer
+
+
+def _scaled(scaled: Scaled, m: ModulePlan, weight: Tensor) -> Tensor:
+    return scaled.folds.weight(m.linear.tensor, weight)
+
+
+def _with_input_scale(quantized: QuantizedTensor, stats: Stats, stored: Tensor) -> QuantizedTensor:
+    activation = quantized.scheme.activation
+    if activation is None or activation.dynamic:
+        return quantized
+    assert stats.absmax is not None, "observe keeps magnitudes for static schemes"
+    return replace(quantized, input_scale=static_scale(stats.absmax, activation, stored.dtype))
