@@ -12,8 +12,8 @@ from torch import Tensor
 
 from compress.arch.describe import describe
 from compress.arch.spec import DecoderSpec, LinearSpec
-from compress.formats import FORMATS
-from compress.quant.scheme import QuantScheme
+from compress.formats import FORMATS, kv_encode
+from compress.quant.scheme import ActivationScheme, QuantScheme
 from compress.quant.tensor import QuantizedTensor
 
 Choose = Callable[[LinearSpec], QuantScheme | None]
@@ -41,7 +41,15 @@ class Compressed:
 def round_weight(
     weight: Tensor, scheme: QuantScheme, *, act_order: bool = False, seed: int = 0
 ) -> QuantizedTensor:
-    """Nearest codes of weight [N, K] under minmax scales; act_order shuffles the groups."""
+    """Nearest codes of weight [N, K] under minmax scales; act_order shuffles the groups.
+
+    A static scheme gets an input scale that fits no inputs in particular.
+    """
+    act = scheme.activation
+    static = act is not None and not act.dynamic
+    inputs = torch.tensor([0.05], dtype=weight.dtype) if static else None
+    if scheme.type == "float":
+        return _round_floats(weight, scheme, inputs)
     k = weight.shape[1]
     step = scheme.columns_per_scale(k)
     groups = torch.arange(k) // step
@@ -64,7 +72,38 @@ def round_weight(
         None if scheme.symmetric else zero,
         groups.to(torch.int32) if act_order else None,
         scheme,
+        input_scale=inputs,
     )
+
+
+E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+GLOBAL = torch.tensor([4096.0])  # one for all weights, as fused ones must share theirs
+
+
+def _round_floats(weight: Tensor, scheme: QuantScheme, inputs: Tensor | None) -> QuantizedTensor:
+    """E4M3 by torch's own cast, E2M1 by distance."""
+    n, k = weight.shape
+    w, largest = weight.float(), 6.0 if scheme.is_fp4 else 448.0
+    rows, columns = scheme.rows_per_scale(n), scheme.columns_per_scale(k)
+    scales = torch.ones(scheme.scale_shape(n, k))
+    for i in range(scales.shape[0]):
+        for j in range(scales.shape[1]):
+            block = w[i * rows : (i + 1) * rows, j * columns : (j + 1) * columns]
+            scales[i, j] = block.abs().max() / largest
+    if scheme.is_fp4:
+        stored = (scales * GLOBAL).to(torch.float8_e4m3fn)
+        steps = (stored.float() / GLOBAL).clamp(min=1e-9)
+    else:
+        stored = torch.where(scales > 0, scales, 1.0).to(weight.dtype)
+        steps = stored.float()
+    steps = steps.repeat_interleave(rows, 0)[:n].repeat_interleave(columns, 1)[:, :k]
+    values = (w / steps).clamp(-largest, largest)
+    if scheme.is_fp4:
+        nearest = (values.abs()[..., None] - E2M1).abs().argmin(-1)
+        values = E2M1[nearest] * values.sign()
+    codes = values.to(torch.float8_e4m3fn)
+    whole = GLOBAL if scheme.is_fp4 else None
+    return QuantizedTensor(codes, stored, None, None, scheme, whole, inputs)
 
 
 def write(
@@ -75,10 +114,13 @@ def write(
     head: QuantScheme | None = None,
     fmt: str = "compressed-tensors",
     act_order: bool = False,
+    kv_cache: ActivationScheme | None = None,
+    kv_scale: float = 0.02,
 ) -> Compressed:
     """Quantize the linears that `choose` gives a scheme (never a router) and write everything.
 
-    head: scheme of the output head, which `choose` is not asked about.
+    head: scheme of the output head, which `choose` is not asked about. kv_cache: with scales of
+    that cache, all `kv_scale`.
     """
     config = json.loads((source / "config.json").read_text())
     tensors = load_file(source / "model.safetensors")
@@ -97,9 +139,17 @@ def write(
         weight = weight.t().contiguous() if linear.transposed else weight
         rounded = round_weight(weight, scheme, act_order=act_order)
         quantized[linear.tensor] = rounded
-        output |= codec.encode(linear.tensor, rounded, transposed=linear.transposed)
+        output |= codec.encode(
+            linear.tensor, rounded, dtype=weight.dtype, transposed=linear.transposed
+        )
     schemes = {name: tensor.scheme for name, tensor in quantized.items()}
-    block = codec.config(spec, shapes, schemes, with_g_idx=schemes if act_order else ())
+    block = codec.config(
+        spec, shapes, schemes, with_g_idx=schemes if act_order else (), kv_cache=kv_cache
+    )
+    if kv_cache is not None:
+        scale = torch.tensor([kv_scale], dtype=tensors[spec.embedding].dtype)
+        for decoder_block in spec.blocks:
+            output |= kv_encode(decoder_block, scale, scale.clone())
     folder.mkdir(parents=True, exist_ok=True)
     for file in source.iterdir():
         if file.suffix == ".json" and file.name != "config.json":

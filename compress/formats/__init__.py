@@ -8,8 +8,10 @@ from typing import Any
 from torch import Tensor
 
 from compress.arch.spec import DecoderSpec
+from compress.errors import RecipeError
 from compress.formats import compressed_tensors, ct_config, dense
 from compress.formats.detect import detect
+from compress.formats.kv_cache import FP8_CACHE, INT8_CACHE, kv_encode, kv_layout
 from compress.formats.runtimes import Verdict, runtimes
 from compress.formats.weights import Weights, logical_shapes, open_weights
 
@@ -20,8 +22,9 @@ class Format:
 
     layout(name, (n, k), scheme, scale_dtype_code, *, act_order=False, transposed=False): exact
         (name, dtype code, shape) of what `encode` returns, known before any work.
-    encode(name, tensor, *, transposed=False): the tensors to write for one weight.
-    config(spec, shapes, schemes, *, with_g_idx=()): the quantization_config, None without one.
+    encode(name, tensor, *, dtype=None, transposed=False): the tensors to write for one weight.
+    config(spec, shapes, schemes, *, with_g_idx=(), kv_cache=None): the quantization_config, None
+        without one.
     """
 
     name: str
@@ -36,8 +39,14 @@ def _no_config(
     schemes: Mapping[str, object],
     *,
     with_g_idx: object = (),
+    kv_cache: object = None,
 ) -> None:
-    """A dense checkpoint needs no word to its loader."""
+    """A dense checkpoint needs no word to its loader; RecipeError for scales of a cache."""
+    if kv_cache is not None:
+        raise RecipeError(
+            "kv_cache: a dense checkpoint has no place for the scales of the key/value cache; use"
+            f" output.format {compressed_tensors.NAME!r}"
+        )
 
 
 FORMATS: Mapping[str, Format] = MappingProxyType(
@@ -54,10 +63,14 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
 
 __all__ = [
     "FORMATS",
+    "FP8_CACHE",
+    "INT8_CACHE",
     "Format",
     "Verdict",
     "Weights",
     "detect",
+    "kv_encode",
+    "kv_layout",
     "logical_shapes",
     "open_weights",
     "runtimes",

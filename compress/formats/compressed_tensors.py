@@ -1,14 +1,25 @@
-"""The compressed-tensors layout of one weight, both ways (read by vLLM and transformers).
+"""The compressed-tensors layout of one weight (read by vLLM and transformers), written.
 
-`x.weight` [N, K] becomes, for weight-only schemes ("pack-quantized"):
+`x.weight` [N, K] becomes, by the kind of scheme:
+
+"pack-quantized", integers without integer activations:
     x.weight_packed      int32 [N, ceil(K * bits / 32)]   see compress.quant.packing
     x.weight_scale       [N, G]; [N, 1] per channel; [1] per tensor
     x.weight_shape       int64 [2] = (N, K)
     x.weight_zero_point  asymmetric only: int32 [ceil(N * bits / 32), G], packed along N;
                          int8 [1] per tensor
     x.weight_g_idx       act-order "group" only: int32 [K]
-and, when activations are quantized too ("int-quantized"): x.weight int8 [N, K], x.weight_scale,
-x.weight_zero_point (int8, asymmetric only).
+"int-quantized", integers with integer activations:
+    x.weight             int8 [N, K]
+    x.weight_scale, x.weight_zero_point (int8, asymmetric only)
+"float-quantized", 8-bit floats:
+    x.weight             float8_e4m3fn [N, K]
+    x.weight_scale       [1]; [N, 1]; in blocks [ceil(N / b), ceil(K / b)]; a factor
+"nvfp4-pack-quantized", 4-bit floats:
+    x.weight_packed        uint8 [N, K / 2]   see compress.formats.fp4
+    x.weight_scale         float8_e4m3fn [N, K / 16]
+    x.weight_global_scale  fp32 [1]; the scales are divided by it
+All of them with static activations: x.input_scale [1].
 
 Other tensors of the module (bias) are not touched. A Conv1D weight is stored in this [N, K] order
 as well; its module is then named in the config (see quantization_config).
@@ -17,23 +28,29 @@ Version notes: widths 3, 5, 6 and 7 need compressed-tensors 0.18 (older ones unp
 0.19 and later refuse g_idx.
 """
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from compress.errors import CheckpointError, RecipeError
-from compress.quant.packing import pack, unpack, words_for
-from compress.quant.scheme import QuantScheme
+from compress.formats.fp4 import pack_fp4
+from compress.quant.packing import pack, words_for
+from compress.quant.scheme import FP4_GROUP, ActivationScheme, QuantScheme
 from compress.quant.tensor import QuantizedTensor
 
 NAME = "compressed-tensors"
-# What a quantized module's tensors are called below its path.
-PARTS = ("weight_packed", "weight_scale", "weight_shape", "weight_zero_point", "weight_g_idx")
-
-_WORDS = (torch.int32,)
-_SCALES = (torch.bfloat16, torch.float16, torch.float32)
-_WHOLE = (torch.int32, torch.int64)
+PACKED, INTEGER, FLOAT = "pack-quantized", "int-quantized", "float-quantized"
+NVFP4 = "nvfp4-pack-quantized"
+# What a quantized module's tensors are called below its path, those of other tools included.
+PARTS = (
+    "weight_packed",
+    "weight_scale",
+    "weight_shape",
+    "weight_zero_point",
+    "weight_g_idx",
+    "weight_global_scale",
+    "input_scale",
+    "input_zero_point",
+)
 
 Entry = tuple[str, str, tuple[int, ...]]  # name, safetensors dtype code, shape
 
@@ -48,9 +65,22 @@ def module_of(name: str) -> str:
     return name.removesuffix(".weight")
 
 
+def storage(scheme: QuantScheme) -> str:
+    """The format, in compressed-tensors' words, that holds weights of a scheme."""
+    if scheme.type == "float":
+        return NVFP4 if scheme.is_fp4 else FLOAT
+    act = scheme.activation
+    return INTEGER if act is not None and act.type == "int" else PACKED
+
+
 def is_packed(scheme: QuantScheme) -> bool:
-    """Whether codes go into words (weight-only) or stay int8 (activations are integers too)."""
-    return scheme.activation is None
+    """Whether integer codes go into 32-bit words (no integer activations go with them)."""
+    return storage(scheme) == PACKED
+
+
+def is_static(activation: ActivationScheme | None) -> bool:
+    """Whether inputs have a scale from calibration, which is stored."""
+    return activation is not None and not activation.dynamic
 
 
 def layout(
@@ -64,165 +94,141 @@ def layout(
 ) -> list[Entry]:
     """Exact (name, dtype code, shape) of every tensor that `encode` will return.
 
-    shape: logical (N, K). scale_dtype: safetensors code of the scale. act_order: a g_idx is
-    stored. transposed: how the source stores the weight; here the order is [N, K] either way.
+    shape: logical (N, K). scale_dtype: safetensors code of the scales (NVFP4's own are E4M3 and
+    fp32). act_order: a g_idx is stored. transposed: how the source stores the weight; here the
+    order is [N, K] either way. RecipeError for a scheme that has no place here.
     """
-    n, k = shape
     module = module_of(name)
-    _refuse_g_idx(name, scheme, act_order)
-    per_tensor = scheme.granularity == "tensor"
-    scales: tuple[int, ...] = (1,) if per_tensor else (n, scheme.groups(k))
-    scale: Entry = (f"{module}.weight_scale", scale_dtype, scales)
-    if not is_packed(scheme):
-        entries: list[Entry] = [(name, "I8", (n, k)), scale]
-        if not scheme.symmetric:
-            entries.append((f"{module}.weight_zero_point", "I8", scales))
-        return entries
-    entries = [
+    _refuse(name, shape[1], scheme, act_order)
+    kind = storage(scheme)
+    if kind == NVFP4:
+        entries = _nvfp4_layout(module, shape)
+    else:
+        stored = _packed_layout if kind == PACKED else _plain_layout
+        entries = stored(module, shape, scheme, scale_dtype)
+    if act_order:
+        entries.append((f"{module}.weight_g_idx", "I32", (shape[1],)))
+    if is_static(scheme.activation):
+        entries.append((f"{module}.input_scale", scale_dtype, (1,)))
+    return entries
+
+
+def scales_shape(scheme: QuantScheme, shape: tuple[int, int]) -> tuple[int, ...]:
+    """Of the stored scales: as in memory, but [1] where there is one."""
+    return (1,) if scheme.granularity == "tensor" else scheme.scale_shape(*shape)
+
+
+def _packed_layout(
+    module: str, shape: tuple[int, int], scheme: QuantScheme, scale_dtype: str
+) -> list[Entry]:
+    (n, k), scales = shape, scales_shape(scheme, shape)
+    entries: list[Entry] = [
         (f"{module}.weight_packed", "I32", (n, words_for(k, scheme.bits))),
-        scale,
+        (f"{module}.weight_scale", scale_dtype, scales),
         (f"{module}.weight_shape", "I64", (2,)),
     ]
-    if not scheme.symmetric and per_tensor:
+    if not scheme.symmetric and scheme.granularity == "tensor":
         entries.append((f"{module}.weight_zero_point", "I8", scales))
     elif not scheme.symmetric:
         packed = (words_for(n, scheme.bits), scheme.groups(k))
         entries.append((f"{module}.weight_zero_point", "I32", packed))
-    if act_order:
-        entries.append((f"{module}.weight_g_idx", "I32", (k,)))
     return entries
 
 
-def encode(name: str, tensor: QuantizedTensor, *, transposed: bool = False) -> dict[str, Tensor]:
-    """Tensors to write for the weight called `name`, keyed and ordered as `layout` says."""
-    module, scheme = module_of(name), tensor.scheme
-    _refuse_g_idx(name, scheme, tensor.g_idx is not None)
-    per_tensor = scheme.granularity == "tensor"
-    scale = tensor.scale.reshape(1) if per_tensor else tensor.scale
-    if is_packed(scheme):
-        parts = {
-            f"{module}.weight_packed": pack(tensor.codes, scheme.bits),
-            f"{module}.weight_scale": scale.contiguous(),
-            f"{module}.weight_shape": torch.tensor(tensor.shape, dtype=torch.int64),
-        }
+def _plain_layout(
+    module: str, shape: tuple[int, int], scheme: QuantScheme, scale_dtype: str
+) -> list[Entry]:
+    codes, scales = "I8" if scheme.type == "int" else "F8_E4M3", scales_shape(scheme, shape)
+    entries: list[Entry] = [
+        (f"{module}.weight", codes, shape),
+        (f"{module}.weight_scale", scale_dtype, scales),
+    ]
+    if not scheme.symmetric:
+        entries.append((f"{module}.weight_zero_point", "I8", scales))
+    return entries
+
+
+def _nvfp4_layout(module: str, shape: tuple[int, int]) -> list[Entry]:
+    n, k = shape
+    return [
+        (f"{module}.weight_packed", "U8", (n, k // 2)),
+        (f"{module}.weight_scale", "F8_E4M3", (n, k // FP4_GROUP)),
+        (f"{module}.weight_global_scale", "F32", (1,)),
+    ]
+
+
+def encode(
+    name: str,
+    tensor: QuantizedTensor,
+    *,
+    dtype: torch.dtype | None = None,
+    transposed: bool = False,
+) -> dict[str, Tensor]:
+    """Tensors to write for the weight called `name`, keyed and ordered as `layout` says.
+
+    dtype, transposed: of the source; they change nothing here.
+    """
+    module, scheme, kind = module_of(name), tensor.scheme, storage(tensor.scheme)
+    _refuse(name, tensor.shape[1], scheme, tensor.g_idx is not None)
+    if kind == NVFP4:
+        parts = _nvfp4_parts(module, tensor)
     else:
-        parts = {name: tensor.codes, f"{module}.weight_scale": scale.contiguous()}
-    if tensor.zero is not None:
-        zero = tensor.zero.reshape(1) if per_tensor else tensor.zero
-        if is_packed(scheme) and not per_tensor:
-            zero = pack(zero.t(), scheme.bits).t()  # zero: [G, N] -> words [ceil(N * b / 32), G]
-        parts[f"{module}.weight_zero_point"] = zero.contiguous()
+        parts = (_packed_parts if kind == PACKED else _plain_parts)(module, tensor)
     if tensor.g_idx is not None:
         parts[f"{module}.weight_g_idx"] = tensor.g_idx.to(torch.int32)
+    if is_static(scheme.activation):
+        assert tensor.input_scale is not None, f"{name}: a static scheme without its input scale"
+        parts[f"{module}.input_scale"] = tensor.input_scale.reshape(1)
     return parts
 
 
-def decode(
-    name: str, scheme: QuantScheme, has: Callable[[str], bool], read: Callable[[str], Tensor]
-) -> QuantizedTensor:
-    """The weight called `name`, from the tensors `encode` or another tool wrote for it.
-
-    has, read: the checkpoint's names and its reader. CheckpointError when a part is missing or of
-    the wrong shape.
-    """
-    module = module_of(name)
-
-    def part(suffix: str) -> Tensor:
-        if not has(f"{module}.{suffix}"):
-            raise CheckpointError(
-                f"{module}: {scheme.describe()} needs tensor {module}.{suffix}, which is missing;"
-                " the checkpoint is incomplete or its quantization_config is wrong"
-            )
-        return read(f"{module}.{suffix}")
-
-    packed = has(f"{module}.weight_packed")
-    if packed:
-        n, k = shape_from(part("weight_shape"), module)
-        words = _expect(part("weight_packed"), (n, words_for(k, scheme.bits)), module, _WORDS)
-        codes = unpack(words, scheme.bits, k)
-    else:
-        codes = _int8_codes(part("weight"), module)
-        n, k = codes.shape
-    scales = (1, 1) if scheme.granularity == "tensor" else (n, scheme.groups(k))
-    scale = _expect(_as_matrix(part("weight_scale")), scales, module, _SCALES)
-    zero = None
-    if not scheme.symmetric:
-        zero = _zero(part("weight_zero_point"), scheme, packed, scales, module)
-    g_idx = None
-    if has(f"{module}.weight_g_idx"):
-        g_idx = _g_idx(part("weight_g_idx"), k, scales[1], module)
-    return QuantizedTensor(codes, scale, zero, g_idx, scheme)
+def _packed_parts(module: str, tensor: QuantizedTensor) -> dict[str, Tensor]:
+    bits, scales = tensor.scheme.bits, scales_shape(tensor.scheme, tensor.shape)
+    parts = {
+        f"{module}.weight_packed": pack(tensor.codes, bits),
+        f"{module}.weight_scale": tensor.scale.reshape(scales).contiguous(),
+        f"{module}.weight_shape": torch.tensor(tensor.shape, dtype=torch.int64),
+    }
+    if tensor.zero is not None:
+        if tensor.scheme.granularity == "tensor":
+            zero = tensor.zero.reshape(scales)
+        else:
+            zero = pack(tensor.zero.t(), bits).t()  # [G, N] -> words [ceil(N * b / 32), G]
+        parts[f"{module}.weight_zero_point"] = zero.contiguous()
+    return parts
 
 
-def shape_from(values: Tensor, module: str) -> tuple[int, int]:
-    """(N, K) out of a weight_shape tensor; CheckpointError when it holds no such thing."""
-    if values.dtype not in _WHOLE or values.shape != (2,) or bool((values < 1).any()):
-        raise CheckpointError(
-            f"tensor {module}.weight_shape is {values.dtype} {values.flatten()[:4].tolist()}; it"
-            " must hold two whole numbers, the rows and columns of the weight"
+def _plain_parts(module: str, tensor: QuantizedTensor) -> dict[str, Tensor]:
+    scales = scales_shape(tensor.scheme, tensor.shape)
+    parts = {
+        f"{module}.weight": tensor.codes,
+        f"{module}.weight_scale": tensor.scale.reshape(scales).contiguous(),
+    }
+    if tensor.zero is not None:
+        parts[f"{module}.weight_zero_point"] = tensor.zero.reshape(scales).contiguous()
+    return parts
+
+
+def _nvfp4_parts(module: str, tensor: QuantizedTensor) -> dict[str, Tensor]:
+    assert tensor.global_scale is not None, f"{module}: NVFP4 without its global scale"
+    return {
+        f"{module}.weight_packed": pack_fp4(tensor.codes),
+        f"{module}.weight_scale": tensor.scale.contiguous(),
+        f"{module}.weight_global_scale": tensor.global_scale.reshape(1),
+    }
+
+
+def _refuse(name: str, columns: int, scheme: QuantScheme, act_order: bool) -> None:
+    if scheme.activation is not None and scheme.activation.outliers != "none":
+        raise RecipeError(
+            f"{name}: {NAME} has no place for the outlier columns of LLM.int8()"
+            f" ({scheme.describe()}); use output.format 'bitsandbytes', or scheme W8A8"
         )
-    return int(values[0]), int(values[1])
-
-
-def _g_idx(values: Tensor, columns: int, groups: int, module: str) -> Tensor | None:
-    if values.dtype not in _WHOLE or values.shape != (columns,):
-        raise CheckpointError(
-            f"tensor {module}.weight_g_idx is {values.dtype} {list(values.shape)}; it must be int32"
-            f" [{columns}], the group of every column"
+    if scheme.is_fp4 and columns % FP4_GROUP:
+        raise RecipeError(
+            f"{name}: NVFP4 has groups of {FP4_GROUP} columns, and {columns} leave a rest;"
+            " ignore the layer or give it scheme FP8_DYNAMIC"
         )
-    if bool((values == -1).all()):  # what compressed-tensors leaves where no order was chosen
-        return None
-    if bool(((values < 0) | (values >= groups)).any()):
-        raise CheckpointError(
-            f"tensor {module}.weight_g_idx holds groups {int(values.min())} to {int(values.max())};"
-            f" there are scales for 0 to {groups - 1}"
-        )
-    return values
-
-
-def _zero(
-    stored: Tensor, scheme: QuantScheme, packed: bool, scales: tuple[int, int], module: str
-) -> Tensor:
-    """int8 zero points [N, G] from either stored form."""
-    if packed and scheme.granularity != "tensor":
-        n, groups = scales
-        words = _expect(stored, (words_for(n, scheme.bits), groups), module, _WORDS)
-        return unpack(words.t().contiguous(), scheme.bits, n).t().contiguous()
-    return _expect(_as_matrix(stored), scales, module, (torch.int8, *_WHOLE)).to(torch.int8)
-
-
-def _int8_codes(weight: Tensor, module: str) -> Tensor:
-    if weight.dtype != torch.int8 or weight.dim() != 2:
-        raise CheckpointError(
-            f"{module}.weight is {weight.dtype} {list(weight.shape)} where its scheme needs int8"
-            " codes [N, K]; this version reads integer layouts only"
-        )
-    return weight
-
-
-def _as_matrix(values: Tensor) -> Tensor:
-    """Scales of one per tensor come as [] or [1], of one per row as [N] from some tools."""
-    return values if values.dim() == 2 else values.reshape(-1, 1)
-
-
-def _expect(
-    values: Tensor, shape: tuple[int, int], module: str, dtypes: tuple[torch.dtype, ...]
-) -> Tensor:
-    if values.dtype not in dtypes:
-        names = " or ".join(str(dtype) for dtype in dtypes)
-        raise CheckpointError(
-            f"{module}: a quantization tensor is {values.dtype} where its scheme in"
-            f" quantization_config needs {names}; the two do not belong together"
-        )
-    if tuple(values.shape) != shape:
-        raise CheckpointError(
-            f"{module}: a quantization tensor is {list(values.shape)} where its scheme in"
-            f" quantization_config needs {list(shape)}; the two do not belong together"
-        )
-    return values
-
-
-def _refuse_g_idx(name: str, scheme: QuantScheme, act_order: bool) -> None:
     if act_order and (scheme.granularity != "group" or not is_packed(scheme)):
         raise RecipeError(
             f"{name}: act_order 'group' needs a weight-only scheme with groups, this one is"

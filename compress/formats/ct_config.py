@@ -9,10 +9,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from compress.arch.spec import DecoderSpec, LinearSpec
-from compress.formats.compressed_tensors import NAME, is_packed, module_of
-from compress.quant.scheme import QuantScheme
+from compress.formats.compressed_tensors import NAME, is_packed, module_of, storage
+from compress.formats.kv_cache import kv_to_config
+from compress.quant.scheme import ActivationScheme, QuantScheme
 
-PACKED, INTEGER, MIXED = "pack-quantized", "int-quantized", "mixed-precision"
+MIXED, DENSE = "mixed-precision", "dense"
 # Oldest compressed-tensors that reads it right (transformers 5 wants 0.15 anyway).
 _VERSION, _VERSION_ODD_BITS = "0.15.0", "0.18.0"
 
@@ -25,24 +26,26 @@ def quantization_config(
     schemes: Mapping[str, QuantScheme],
     *,
     with_g_idx: Collection[str] = (),
+    kv_cache: ActivationScheme | None = None,
 ) -> dict[str, Any] | None:
     """The `quantization_config` of config.json; None when nothing is quantized.
 
     shapes: of every tensor of the source. schemes: of every quantized tensor, by tensor name.
-    with_g_idx: those of them that carry a g_idx (act-order "group").
+    with_g_idx: those of them that carry a g_idx (act-order "group"). kv_cache: of the key/value
+    cache whose scales are stored.
     """
-    if not schemes:
+    if not schemes and kv_cache is None:
         return None
     linears = {linear.tensor: linear for linear in spec.all_linears() if linear.tensor in schemes}
     members: dict[_Key, list[LinearSpec]] = {}
     for tensor, linear in linears.items():
         members.setdefault((schemes[tensor], tensor in with_g_idx), []).append(linear)
-    formats = sorted({_format(scheme) for scheme, _ in members})
+    formats = sorted({storage(scheme) for scheme, _ in members}) or [DENSE]
     whole = len(members) == 1
     groups = {
         f"group_{i}": {
             "targets": _everything(found) if whole else targets(found, linears.values()),
-            **({"format": _format(scheme)} if len(formats) > 1 else {}),
+            **({"format": storage(scheme)} if len(formats) > 1 else {}),
             **_scheme_to_config(scheme, g_idx),
         }
         for i, ((scheme, g_idx), found) in enumerate(members.items())
@@ -56,6 +59,7 @@ def quantization_config(
         "quantization_status": "compressed",
         "ignore": ignored_modules(spec, shapes, schemes),
         "config_groups": groups,
+        **({"kv_cache_scheme": kv_to_config(kv_cache)} if kv_cache else {}),
         **({"transposed": transposed} if transposed else {}),
     }
 
@@ -106,32 +110,34 @@ def targets(found: Sequence[LinearSpec], quantized: Iterable[LinearSpec]) -> lis
     return list(result)
 
 
-def _format(scheme: QuantScheme) -> str:
-    return PACKED if is_packed(scheme) else INTEGER
-
-
 def _scheme_to_config(scheme: QuantScheme, g_idx: bool) -> dict[str, Any]:
     weights: dict[str, Any] = {
         "num_bits": scheme.bits,
-        "type": "int",
+        "type": scheme.type,
         "symmetric": scheme.symmetric,
-        "strategy": scheme.granularity,
+        "strategy": "tensor_group" if scheme.is_fp4 else scheme.granularity,
         "dynamic": False,
     }
     if scheme.granularity == "group":
         weights["group_size"] = scheme.group_size
+    if scheme.granularity == "block":
+        weights["block_structure"] = [scheme.group_size, scheme.group_size]
     if g_idx:
         weights["actorder"] = "group"
     if scheme.activation is None:
         return {"weights": weights}
-    activations = {
-        "num_bits": scheme.activation.bits,
-        "type": "int",
+    return {"weights": weights, "input_activations": _inputs_to_config(scheme.activation)}
+
+
+def _inputs_to_config(activation: ActivationScheme) -> dict[str, Any]:
+    return {
+        "num_bits": activation.bits,
+        "type": activation.type,
         "symmetric": True,
-        "strategy": "token",
-        "dynamic": True,
+        "strategy": activation.granularity,
+        "dynamic": activation.dynamic,
+        **({"group_size": activation.group_size} if activation.group_size else {}),
     }
-    return {"weights": weights, "input_activations": activations}
 
 
 def _expert_pattern(linear: LinearSpec) -> str | None:

@@ -6,6 +6,7 @@ from typing import Any
 # Tensor name endings that betray a format when the config says nothing, most telling first.
 _ENDINGS = (
     (".weight_packed", "compressed-tensors"),
+    (".weight_global_scale", "compressed-tensors"),
     (".SCB", "bitsandbytes"),
     (".quant_state.bitsandbytes__nf4", "bitsandbytes"),
     (".quant_state.bitsandbytes__fp4", "bitsandbytes"),

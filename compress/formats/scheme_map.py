@@ -5,16 +5,21 @@ place in config.json.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from compress.errors import CheckpointError, RecipeError
-from compress.formats.ct_config import INTEGER, MIXED, PACKED
+from compress.formats.compressed_tensors import FLOAT, INTEGER, NVFP4, PACKED
+from compress.formats.ct_config import DENSE, MIXED
 from compress.formats.detect import find_block
 from compress.quant.scheme import ActivationScheme, QuantScheme
 
-READABLE = (PACKED, INTEGER, MIXED, "naive-quantized")
+READABLE = (PACKED, INTEGER, FLOAT, NVFP4, MIXED, DENSE, "naive-quantized")
+# What `scale_dtype` may say, in any of its spellings; NVFP4's scales are E4M3.
+_SCALE_DTYPES = (None, "bfloat16", "float16", "float32")
+
+_Noun = TypeVar("_Noun")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +27,14 @@ class SchemeMap:
     """The scheme of every module of a compressed checkpoint.
 
     groups: (targets, scheme) in the config's order. ignore: module names or "re:" patterns.
-    transposed: modules that the original stores as [K, N] (GPT-2's Conv1D).
+    transposed: modules that the original stores as [K, N] (GPT-2's Conv1D). kv_cache: how the
+    key/value cache is quantized, None when it is not.
     """
 
     groups: tuple[tuple[tuple[str, ...], QuantScheme], ...]
     ignore: tuple[str, ...]
     transposed: frozenset[str]
+    kv_cache: ActivationScheme | None = None
 
     def scheme(self, module: str) -> QuantScheme | None:
         """Scheme of a module: a target that names it, then a pattern, then the class Linear."""
@@ -50,7 +57,7 @@ class SchemeMap:
 def parse(config: Mapping[str, Any]) -> SchemeMap:
     """Schemes of a checkpoint whose config.json has a compressed-tensors quantization_config.
 
-    CheckpointError, naming the key, for what is malformed or no integer scheme of ours.
+    CheckpointError, naming the key, for what is malformed or no scheme of ours.
     """
     found = find_block(config)
     if found is None:
@@ -66,6 +73,7 @@ def parse(config: Mapping[str, Any]) -> SchemeMap:
         tuple(_group(f"{place_groups}.{name}", group) for name, group in groups.items()),
         _patterns(f"{place}.ignore", block.get("ignore")),
         frozenset(_names(f"{place}.transposed", block.get("transposed"))),
+        _kv_cache(f"{place}.kv_cache_scheme", block.get("kv_cache_scheme")),
     )
 
 
@@ -81,43 +89,101 @@ def _group(place: str, value: object) -> tuple[tuple[str, ...], QuantScheme]:
 
 
 def _scheme(place: str, group: Mapping[str, Any]) -> QuantScheme:
+    _require(f"{place}.format", group.get("format"), (None, *READABLE))
     activation = _activation(f"{place}.input_activations", group.get("input_activations"))
     place = f"{place}.weights"
     weights = _mapping(place, group.get("weights"))
-    _require(f"{place}.type", weights.get("type", "int"), ("int",))
-    size = weights.get("group_size")
-    if size is not None:
-        _whole(f"{place}.group_size", size)
-    granularity: Any = weights.get("strategy") or _strategy(size)
-    _require(f"{place}.strategy", granularity, ("tensor", "channel", "group"))
-    width = _whole(f"{place}.group_size", size) if granularity == "group" else 0
-    try:
-        return QuantScheme(
-            bits=_whole(f"{place}.num_bits", weights.get("num_bits", 8)),
+    number: Any = weights.get("type", "int")
+    _require(f"{place}.type", number, ("int", "float"))
+    bits = _whole(f"{place}.num_bits", weights.get("num_bits", 8))
+    fp4 = number == "float" and bits == 4
+    _scale_dtype(f"{place}.scale_dtype", weights.get("scale_dtype"), fp4)
+    granularity, width = _granularity(place, weights, fp4)
+    return _made(
+        place,
+        lambda: QuantScheme(
+            bits=bits,
             symmetric=_flag(f"{place}.symmetric", weights.get("symmetric", True)),
             granularity=granularity,
             group_size=width,
             activation=activation,
+            type=number,
+        ),
+    )
+
+
+def _granularity(place: str, weights: Mapping[str, Any], fp4: bool) -> tuple[Any, int]:
+    """Granularity and group size of a scheme of ours."""
+    size = weights.get("group_size")
+    if size is not None:
+        _whole(f"{place}.group_size", size)
+    strategy = weights.get("strategy") or _strategy(size)
+    # 4-bit floats in plain groups are MXFP4, whose scales are powers of two.
+    known = ("tensor_group",) if fp4 else ("tensor", "channel", "group", "block")
+    _require(f"{place}.strategy", strategy, known)
+    if strategy == "block":
+        return "block", _block(f"{place}.block_structure", weights.get("block_structure"))
+    if strategy in ("group", "tensor_group"):
+        return "group", _whole(f"{place}.group_size", size)
+    return strategy, 0
+
+
+def _block(place: str, value: object) -> int:
+    """Side of a square block from [128, 128] or, in old configs, "128x128"."""
+    found = value.split("x") if isinstance(value, str) else value
+    sides = [str(side) for side in found] if isinstance(found, list) else []
+    if len(sides) != 2 or sides[0] != sides[1] or not re.fullmatch("[0-9]{1,9}", sides[0]):
+        raise CheckpointError(
+            f"{place} is {_shown(value)}; this version reads square blocks such as [128, 128]"
         )
-    except RecipeError as error:  # a width or group size that no scheme of ours has
-        raise CheckpointError(f"{place}: {error}") from None
+    return int(sides[0])
+
+
+def _scale_dtype(place: str, value: object, fp4: bool) -> None:
+    plain = value.removeprefix("torch.") if isinstance(value, str) else value
+    _require(place, plain, (None, "float8_e4m3fn") if fp4 else _SCALE_DTYPES)
 
 
 def _activation(place: str, value: object) -> ActivationScheme | None:
     if value is None:
         return None
-    activations = _mapping(place, value)
-    for key, allowed in (("type", "int"), ("strategy", "token"), ("dynamic", True)):
-        _require(f"{place}.{key}", activations.get(key), (allowed,))
-    _require(f"{place}.symmetric", activations.get("symmetric", True), (True,))
-    bits = _whole(f"{place}.num_bits", activations.get("num_bits", 8))
-    _require(f"{place}.num_bits", bits, tuple(range(2, 9)))
-    return ActivationScheme(bits=bits)
+    inputs = _mapping(place, value)
+    number: Any = inputs.get("type", "int")
+    _require(f"{place}.type", number, ("int", "float"))
+    _require(f"{place}.symmetric", inputs.get("symmetric", True), (True,))
+    size = inputs.get("group_size")
+    granularity: Any = inputs.get("strategy") or _strategy(size)
+    _require(f"{place}.strategy", granularity, ("token", "tensor", "group"))
+    width = _whole(f"{place}.group_size", size) if granularity == "group" else 0
+    bits = _whole(f"{place}.num_bits", inputs.get("num_bits", 8))
+    dynamic = _flag(f"{place}.dynamic", inputs.get("dynamic", False))
+    return _made(
+        place,
+        lambda: ActivationScheme(
+            bits=bits, type=number, granularity=granularity, group_size=width, dynamic=dynamic
+        ),
+    )
 
 
-def _strategy(group_size: int | None) -> str:
+def _kv_cache(place: str, value: object) -> ActivationScheme | None:
+    cache = _activation(place, value)
+    if cache is not None:
+        _require(f"{place}.num_bits", cache.bits, (8,))
+        _require(f"{place}.dynamic", cache.dynamic, (False,))
+    return cache
+
+
+def _made(place: str, make: Callable[[], _Noun]) -> _Noun:
+    """A noun of ours; CheckpointError for widths or group sizes that it does not have."""
+    try:
+        return make()
+    except RecipeError as error:
+        raise CheckpointError(f"{place}: {error}") from None
+
+
+def _strategy(group_size: object) -> str:
     """What compressed-tensors infers where the strategy is left out."""
-    if group_size is None:
+    if not isinstance(group_size, int):
         return "tensor"
     return "group" if group_size > 0 else "channel"
 

@@ -13,11 +13,11 @@ import torch
 from compress.arch.spec import DecoderSpec
 from compress.checkpoint.header import TensorInfo
 from compress.checkpoint.reader import Checkpoint
-from compress.formats import compressed_tensors, dense
+from compress.formats import compressed_tensors, dense, kv_cache
 from compress.formats.compressed_tensors import Entry
 from compress.formats.detect import detect
 from compress.formats.scheme_map import SchemeMap, parse
-from compress.quant.scheme import QuantScheme
+from compress.quant.scheme import ActivationScheme, QuantScheme
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,8 @@ class Expected:
     """What a checkpoint should hold.
 
     source: tensors of the original. schemes: of every quantized tensor, by its original name.
-    fmt: a key of FORMATS. with_g_idx: tensors that carry a g_idx.
+    fmt: a key of FORMATS. with_g_idx: tensors that carry a g_idx. kv_cache: scheme of the
+    key/value cache whose scales are stored, kv_dtype their dtype code.
     """
 
     source: Mapping[str, TensorInfo]
@@ -33,6 +34,8 @@ class Expected:
     schemes: Mapping[str, QuantScheme]
     fmt: str
     with_g_idx: frozenset[str] = frozenset()
+    kv_cache: ActivationScheme | None = None
+    kv_dtype: str = "BF16"
 
     def entries(self) -> list[Entry]:
         """Name, dtype code and shape of every tensor of the result, in the source's order."""
@@ -52,6 +55,8 @@ class Expected:
                 act_order=name in self.with_g_idx,
                 transposed=linear.transposed,
             )
+        if self.kv_cache is not None:
+            found += kv_cache.kv_layout(self.spec, self.kv_dtype)
         return found
 
 
@@ -89,11 +94,8 @@ def _values(checkpoint: Checkpoint, expected: Expected) -> Iterator[str]:
         return
     linears = {linear.tensor: linear for linear in expected.spec.all_linears()}
     for name, scheme in expected.schemes.items():
-        module = compressed_tensors.module_of(name)
-        scale = checkpoint.read(f"{module}.weight_scale").float()
-        if not bool(torch.isfinite(scale).all() & (scale > 0).all()):
-            yield f"tensor {module}.weight_scale has scales that are not finite and positive"
-        shape = linears[name].shape
+        module, shape = compressed_tensors.module_of(name), linears[name].shape
+        yield from _scales(checkpoint, module, scheme)
         if compressed_tensors.is_packed(scheme):
             stored = tuple(int(v) for v in checkpoint.read(f"{module}.weight_shape"))
             if stored != shape:
@@ -102,11 +104,48 @@ def _values(checkpoint: Checkpoint, expected: Expected) -> Iterator[str]:
             g_idx = checkpoint.read(f"{module}.weight_g_idx")
             if int(g_idx.min()) < 0 or int(g_idx.max()) >= scheme.groups(shape[1]):
                 yield f"tensor {module}.weight_g_idx names a group that has no scale"
+    yield from _global_scales(checkpoint, expected)
+    if expected.kv_cache is not None:
+        for name, _, _ in kv_cache.kv_layout(expected.spec, expected.kv_dtype):
+            yield from _positive(checkpoint, name)
+
+
+def _scales(checkpoint: Checkpoint, module: str, scheme: QuantScheme) -> Iterator[str]:
+    # Below NVFP4's global scale a group of tiny weights may have scale 0.
+    yield from _positive(checkpoint, f"{module}.weight_scale", zero=scheme.is_fp4)
+    if scheme.is_fp4:
+        yield from _positive(checkpoint, f"{module}.weight_global_scale")
+    if compressed_tensors.is_static(scheme.activation):
+        yield from _positive(checkpoint, f"{module}.input_scale")
+
+
+def _positive(checkpoint: Checkpoint, name: str, *, zero: bool = False) -> Iterator[str]:
+    scale = checkpoint.read(name).float()
+    least = scale >= 0 if zero else scale > 0
+    if not bool(torch.isfinite(scale).all() & least.all()):
+        yield f"tensor {name} has scales that are not finite and positive"
+
+
+def _global_scales(checkpoint: Checkpoint, expected: Expected) -> Iterator[str]:
+    """Runtimes keep one global scale for the matrix that they fuse linears into."""
+    fused: dict[tuple[int, str, int | None], float] = {}
+    for block in expected.spec.blocks:
+        for linear in block.linears:
+            scheme = expected.schemes.get(linear.tensor)
+            if scheme is None or not scheme.is_fp4 or linear.fused is None:
+                continue
+            scale = float(checkpoint.read(f"{linear.name}.weight_global_scale"))
+            if fused.setdefault((block.index, linear.fused, linear.expert), scale) != scale:
+                yield (
+                    f"tensor {linear.name}.weight_global_scale is not that of the linears which"
+                    " runtimes fuse it with"
+                )
 
 
 def _config(checkpoint: Checkpoint, expected: Expected) -> Iterator[str]:
     method = detect(checkpoint.config, ())
-    quantizes = bool(expected.schemes) and expected.fmt != dense.NAME
+    anything = bool(expected.schemes) or expected.kv_cache is not None
+    quantizes = anything and expected.fmt != dense.NAME
     if not quantizes:
         if method is not None:
             yield f"config.json names the quantization {method!r} but every weight is dense"
@@ -131,6 +170,8 @@ def _config(checkpoint: Checkpoint, expected: Expected) -> Iterator[str]:
                     f" fuse it into is {_say(other)}; vLLM refuses that"
                 )
     yield from _head(schemes, expected)
+    if schemes.kv_cache != expected.kv_cache:
+        yield "quantization_config.kv_cache_scheme is not that of the scales which are stored"
 
 
 def _head(schemes: SchemeMap, expected: Expected) -> Iterator[str]:

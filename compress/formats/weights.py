@@ -8,13 +8,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from compress.arch.describe import describe
-from compress.arch.spec import DecoderSpec
+from compress.arch.spec import BlockSpec, DecoderSpec
+from compress.checkpoint.dtypes import TORCH_DTYPES
 from compress.checkpoint.reader import Checkpoint
 from compress.errors import CheckpointError
-from compress.formats import compressed_tensors
+from compress.formats import compressed_tensors, ct_decode, kv_cache
 from compress.formats.detect import detect
 from compress.formats.scheme_map import SchemeMap, parse
 from compress.quant.tensor import InputQuantization, QuantizedTensor
@@ -59,11 +61,16 @@ class CompressedWeights:
     schemes: SchemeMap
 
     def read(self, tensor: str) -> Tensor:
-        """Dense weight in the scales' dtype for a quantized one, the stored tensor otherwise."""
+        """Dense weight in the scales' dtype for a quantized one, the stored tensor otherwise.
+
+        NVFP4's scales are E4M3: its weights come in the dtype of the unquantized tensors.
+        """
         quantized = self.quantized(tensor)
         if quantized is None:
             return self.checkpoint.read(tensor)
-        weight = quantized.dequantize(quantized.scale.dtype)
+        weight = quantized.dequantize(
+            self._plain_dtype() if quantized.scheme.is_fp4 else quantized.scale.dtype
+        )
         module = compressed_tensors.module_of(tensor)
         return weight.t().contiguous() if module in self.schemes.transposed else weight
 
@@ -79,13 +86,34 @@ class CompressedWeights:
                 " it; the config and the tensors do not belong together"
             )
         tensors, read = self.checkpoint.tensors, self.checkpoint.read
-        return compressed_tensors.decode(tensor, scheme, tensors.__contains__, read)
+        return ct_decode.decode(tensor, scheme, tensors.__contains__, read)
 
     def activation(self, linear: str) -> InputQuantization | None:
+        """Scheme of the inputs of a quantized linear, with its scale [1] where that is static."""
+        tensors = self.checkpoint.tensors
         scheme = self.schemes.scheme(linear)
-        if scheme is None or not _is_quantized(f"{linear}.weight", self.checkpoint.tensors):
+        if scheme is None or not _is_quantized(f"{linear}.weight", tensors):
             return None
-        return None if scheme.activation is None else InputQuantization(scheme.activation)
+        if scheme.activation is None or scheme.activation.dynamic:
+            return None if scheme.activation is None else InputQuantization(scheme.activation)
+        scale = ct_decode.input_scale(linear, tensors.__contains__, self.checkpoint.read)
+        return InputQuantization(scheme.activation, scale)
+
+    def kv_scales(self, block: BlockSpec) -> tuple[Tensor, Tensor] | None:
+        """Scales [1] of a block's keys and values, None where its cache is not quantized."""
+        tensors, read = self.checkpoint.tensors, self.checkpoint.read
+        names = kv_cache.scales_in(block, tensors)
+        if self.schemes.kv_cache is None or names is None:
+            return None
+        k, v = (ct_decode.one_number(x, "caches", tensors.__contains__, read) for x in names)
+        return k, v
+
+    def _plain_dtype(self) -> torch.dtype:
+        for name in (self.spec.embedding, self.spec.final_norm):
+            info = self.checkpoint.tensors.get(name) if name is not None else None
+            if info is not None and info.dtype in ("BF16", "F16", "F32"):
+                return TORCH_DTYPES[info.dtype]
+        return torch.bfloat16
 
 
 def open_weights(
@@ -121,16 +149,25 @@ def logical_shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {}
     for name, info in tensors.items():
         module, _, part = name.rpartition(".")
-        if not _is_quantized(f"{module}.weight", tensors):
+        if kv_cache.is_cache_tensor(name):
+            continue
+        quantized = _is_quantized(f"{module}.weight", tensors)
+        if not quantized or part not in ("weight", *compressed_tensors.PARTS):  # or its bias
             shapes[name] = info.shape
-        elif part in ("weight", "weight_shape"):
-            shape = info.shape
-            if part == "weight_shape":
-                shape = compressed_tensors.shape_from(checkpoint.read(name), module)
+        elif (shape := _weight_shape(checkpoint, module, part)) is not None:
             shapes[f"{module}.weight"] = shape[::-1] if module in transposed else shape
-        elif part not in compressed_tensors.PARTS:  # its bias
-            shapes[name] = info.shape
     return shapes
+
+
+def _weight_shape(checkpoint: Checkpoint, module: str, part: str) -> tuple[int, ...] | None:
+    """(N, K) of a quantized weight, from the one of its parts that tells."""
+    shape = checkpoint.tensors[f"{module}.{part}"].shape
+    if part == "weight":
+        return shape
+    if part == "weight_shape":
+        return ct_decode.shape_from(checkpoint.read(f"{module}.{part}"), module)
+    nvfp4 = part == "weight_packed" and f"{module}.weight_shape" not in checkpoint.tensors
+    return (shape[0], 2 * shape[1]) if nvfp4 and len(shape) == 2 else None
 
 
 def _is_quantized(tensor: str, tensors: Mapping[str, object]) -> bool:

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from compress.checkpoint.dtypes import TORCH_DTYPES
 from compress.errors import CheckpointError, RecipeError
-from compress.formats import FORMATS, compressed_tensors
+from compress.formats import FORMATS, compressed_tensors, ct_decode
 from compress.quant.scheme import ActivationScheme, QuantScheme
 from compressed_models import round_weight
 
@@ -42,7 +42,7 @@ def test_round_trip_is_exact(
     parts = compressed_tensors.encode(NAME, tensor)
     planned = compressed_tensors.layout(NAME, (n, k), scheme, CODES[dtype], act_order=act_order)
     assert [(x, CODES[t.dtype], tuple(t.shape)) for x, t in parts.items()] == planned
-    back = compressed_tensors.decode(NAME, scheme, parts.__contains__, parts.__getitem__)
+    back = ct_decode.decode(NAME, scheme, parts.__contains__, parts.__getitem__)
     assert torch.equal(back.codes, tensor.codes)
     assert torch.equal(back.scale, tensor.scale)
     assert torch.equal(back.dequantize(), tensor.dequantize())
@@ -82,17 +82,17 @@ def test_missing_and_misshapen_parts_are_named() -> None:
     parts = compressed_tensors.encode(NAME, round_weight(torch.randn(4, 8), scheme))
     lost = {k: v for k, v in parts.items() if not k.endswith("zero_point")}
     with pytest.raises(CheckpointError, match=r"down_proj.weight_zero_point, which is missing"):
-        compressed_tensors.decode(NAME, scheme, lost.__contains__, lost.__getitem__)
+        ct_decode.decode(NAME, scheme, lost.__contains__, lost.__getitem__)
     other = QuantScheme(group_size=2, symmetric=False)
     with pytest.raises(CheckpointError, match=r"is \[4, 2\] where its scheme .* needs \[4, 4\]"):
-        compressed_tensors.decode(NAME, other, parts.__contains__, parts.__getitem__)
+        ct_decode.decode(NAME, other, parts.__contains__, parts.__getitem__)
 
 
 def test_float_codes_are_refused() -> None:
     parts = {NAME: torch.randn(4, 8), NAME + "_scale": torch.ones(4, 1)}
     scheme = QuantScheme(bits=8, granularity="channel", group_size=0)
     with pytest.raises(CheckpointError, match=r"float32 \[4, 8\] where its scheme needs int8"):
-        compressed_tensors.decode(NAME, scheme, parts.__contains__, parts.__getitem__)
+        ct_decode.decode(NAME, scheme, parts.__contains__, parts.__getitem__)
 
 
 def test_table_keys_are_the_names() -> None:

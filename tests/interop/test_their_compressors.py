@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from compress.formats import compressed_tensors as codec
+from compress.formats import ct_decode
 from compress.quant.scheme import ActivationScheme, QuantScheme
 from compressed_models import round_weight
 
@@ -69,7 +70,7 @@ def _check(scheme: QuantScheme, compressor: Any) -> None:
     for name, tensor in parts.items():
         assert torch.equal(written[name], tensor), name
         assert written[name].dtype == tensor.dtype
-    back = codec.decode("m.weight", scheme, written.__contains__, written.__getitem__)
+    back = ct_decode.decode("m.weight", scheme, written.__contains__, written.__getitem__)
     assert torch.equal(back.codes, ours.codes)
     dense = compressor.decompress(theirs, their_scheme(scheme))["weight"]
     assert torch.equal(back.dequantize(), dense)
