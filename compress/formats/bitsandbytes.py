@@ -1,0 +1,216 @@
+"""bitsandbytes' 8-bit layout of one weight, both ways (read by transformers with bitsandbytes).
+
+`x.weight` [N, K] becomes
+    x.weight         int8 [N, K], also where the source stores it transposed (Conv1D)
+    x.SCB            fp32 [N], the largest magnitude of each row: a weight is code * SCB / 127
+    x.weight_format  uint8 [] = 0, "row"
+which is all that LLM.int8() with dynamic outlier columns needs. For calibrated columns a second
+file, compress_model/outliers.safetensors below the checkpoint, has for every such weight
+    x.columns        int64 [O], ascending
+    x.weight         [N, O], as the source stores them
+A loader that does not know the file finds the columns at run time, and so runs the dynamic form.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from compress.arch.spec import DecoderSpec
+from compress.errors import CheckpointError, RecipeError
+from compress.formats.ct_config import ignored_modules
+from compress.quant.scheme import QuantScheme
+from compress.quant.tensor import OutlierColumns, QuantizedTensor
+
+NAME = "bitsandbytes"
+FOLDER, SIDE_NAME = "compress_model", "outliers.safetensors"
+SIDE_FILE = f"{FOLDER}/{SIDE_NAME}"
+# What a quantized module's tensors are called below its path.
+PARTS = ("weight", "SCB", "weight_format")
+ROW_FORMAT = 0
+
+Entry = tuple[str, str, tuple[int, ...]]  # name, safetensors dtype code, shape
+
+
+def module_of(name: str) -> str:
+    """Module path of a weight: "a.b.weight" -> "a.b"; a CheckpointError for any other name."""
+    if not name.endswith(".weight"):
+        raise CheckpointError(
+            f"tensor {name!r} cannot be stored in {NAME}: only names that end in '.weight' have a"
+            " place for scales there; ignore it, or use format 'dense'"
+        )
+    return name.removesuffix(".weight")
+
+
+def against(schemes: Iterable[QuantScheme]) -> str | None:
+    """Why these schemes cannot be in one checkpoint of this format; None when they can."""
+    thresholds = set()
+    for scheme in schemes:
+        if scheme.activation is None or scheme.activation.outliers == "none":
+            return f"it holds LLM.int8() only (method llm_int8), not {scheme.describe()}"
+        thresholds.add(scheme.activation.threshold)
+    if len(thresholds) > 1:
+        shown = " and ".join(f"{t:g}" for t in sorted(thresholds))
+        return f"it has one threshold for all layers, the stages have {shown}"
+    return None
+
+
+def layout(
+    name: str,
+    shape: tuple[int, int],
+    scheme: QuantScheme,
+    scale_dtype: str,
+    *,
+    act_order: bool = False,
+    transposed: bool = False,
+) -> list[Entry]:
+    """Exact (name, dtype code, shape) of every tensor that `encode` will return.
+
+    shape: logical (N, K). scale_dtype, transposed: of the source; they change nothing here.
+    """
+    module = module_of(name)
+    _refuse(scheme, act_order)
+    n, k = shape
+    return [
+        (name, "I8", (n, k)),
+        (f"{module}.SCB", "F32", (n,)),
+        (f"{module}.weight_format", "U8", ()),
+    ]
+
+
+def encode(
+    name: str,
+    tensor: QuantizedTensor,
+    *,
+    dtype: torch.dtype | None = None,
+    transposed: bool = False,
+) -> dict[str, Tensor]:
+    """Tensors to write for the weight called `name`, keyed and ordered as `layout` says; those of
+    its outlier columns are `encode_outliers`' business."""
+    module = module_of(name)
+    _refuse(tensor.scheme, tensor.g_idx is not None)
+    absmax = tensor.scale.float().reshape(-1) * 127
+    assert bool((absmax / 127 == tensor.scale.reshape(-1)).all()), f"{name}: scales would not last"
+    return {
+        name: tensor.codes,
+        f"{module}.SCB": absmax,
+        f"{module}.weight_format": torch.tensor(ROW_FORMAT, dtype=torch.uint8),
+    }
+
+
+def decode(
+    name: str,
+    scheme: QuantScheme,
+    has: Callable[[str], bool],
+    read: Callable[[str], Tensor],
+    outliers: OutlierColumns | None = None,
+) -> QuantizedTensor:
+    """The weight called `name`, from the tensors `encode` or bitsandbytes wrote for it.
+
+    has, read: the checkpoint's names and its reader. CheckpointError when a part is missing or of
+    another kind.
+    """
+    module = module_of(name)
+    codes, absmax = read(name), read(f"{module}.SCB")
+    if codes.dtype != torch.int8 or codes.dim() != 2:
+        raise CheckpointError(
+            f"{name} is {codes.dtype} {list(codes.shape)} beside an SCB; it must be int8 codes [N,"
+            " K]"
+        )
+    if absmax.dtype != torch.float32 or absmax.shape != codes.shape[:1]:
+        raise CheckpointError(
+            f"{module}.SCB is {absmax.dtype} {list(absmax.shape)}; it must be float32"
+            f" [{codes.shape[0]}], the largest magnitude of each row"
+        )
+    if has(f"{module}.weight_format"):
+        _require_rows(module, read(f"{module}.weight_format"))
+    scale = (absmax / 127).reshape(-1, 1)
+    return QuantizedTensor(codes, scale, None, None, scheme, outliers=outliers)
+
+
+def _require_rows(module: str, weight_format: Tensor) -> None:
+    value = int(weight_format) if weight_format.numel() == 1 else weight_format.tolist()
+    if value != ROW_FORMAT:
+        raise CheckpointError(
+            f"{module}.weight_format is {value}; only 0, codes row by row, can be read: save the"
+            " model again with bitsandbytes 0.45 or later"
+        )
+
+
+def encode_outliers(name: str, outliers: OutlierColumns) -> dict[str, Tensor]:
+    """What the side file has of the weight called `name`."""
+    module = module_of(name)
+    return {f"{module}.columns": outliers.columns, f"{module}.weight": outliers.weight}
+
+
+def decode_outliers(
+    name: str, shape: tuple[int, ...], has: Callable[[str], bool], read: Callable[[str], Tensor]
+) -> OutlierColumns | None:
+    """Outlier columns of the weight `name` [N, K] from the side file; None when it has none.
+
+    CheckpointError for what is not columns of such a weight.
+    """
+    columns_at, weight_at = f"{module_of(name)}.columns", f"{module_of(name)}.weight"
+    if not has(columns_at) and not has(weight_at):
+        return None
+    if not (has(columns_at) and has(weight_at)):
+        missing = columns_at if has(weight_at) else weight_at
+        raise CheckpointError(f"{SIDE_FILE} lacks tensor {missing}; write the checkpoint again")
+    columns, weight = read(columns_at), read(weight_at)
+    found = columns.tolist() if columns.dtype == torch.int64 and columns.dim() == 1 else [-1]
+    inside = not found or (found[0] >= 0 and found[-1] < shape[1])
+    if found != sorted(set(found)) or not inside:
+        raise CheckpointError(
+            f"{SIDE_FILE}: {columns_at} is {columns.dtype} {list(columns.shape)}; it must be int64,"
+            f" ascending columns of 0 to {shape[1] - 1}"
+        )
+    if not weight.is_floating_point() or tuple(weight.shape) != (shape[0], len(found)):
+        raise CheckpointError(
+            f"{SIDE_FILE}: {weight_at} is {weight.dtype} {list(weight.shape)}; it must be floats"
+            f" {[shape[0], len(found)]}, the weights of its columns"
+        )
+    return OutlierColumns(columns, weight)
+
+
+def quantization_config(
+    spec: DecoderSpec,
+    shapes: Mapping[str, tuple[int, ...]],
+    schemes: Mapping[str, QuantScheme],
+    *,
+    with_g_idx: Collection[str] = (),
+    kv_cache: object = None,
+) -> dict[str, Any] | None:
+    """The `quantization_config` of config.json; None when nothing is quantized.
+
+    shapes: of every tensor of the source. schemes: of every quantized tensor, by tensor name. The
+    keys are those of transformers' BitsAndBytesConfig, and "transposed" is ours: modules that the
+    source stores as [K, N]. RecipeError for scales of a cache.
+    """
+    if kv_cache is not None:
+        raise RecipeError(
+            f"kv_cache: {NAME} has no place for the scales of the key/value cache; use"
+            " output.format 'compressed-tensors'"
+        )
+    if not schemes:
+        return None
+    refused = against(schemes.values())
+    assert refused is None, refused
+    (threshold,) = {s.activation.threshold for s in schemes.values() if s.activation is not None}
+    transposed = [x.name for x in spec.all_linears() if x.transposed and x.tensor in schemes]
+    return {
+        "quant_method": NAME,
+        "load_in_8bit": True,
+        "load_in_4bit": False,
+        "llm_int8_threshold": threshold,
+        "llm_int8_skip_modules": ignored_modules(spec, shapes, schemes),
+        "llm_int8_enable_fp32_cpu_offload": False,
+        "llm_int8_has_fp16_weight": False,
+        **({"transposed": transposed} if transposed else {}),
+    }
+
+
+def _refuse(scheme: QuantScheme, act_order: bool) -> None:
+    found = against([scheme])
+    if found is not None or act_order:
+        raise RecipeError(f"format {NAME!r}: {found or 'it has no act-order'}")
