@@ -9,7 +9,7 @@ from torch import Tensor
 
 from compress.arch.spec import DecoderSpec
 from compress.errors import RecipeError
-from compress.formats import compressed_tensors, ct_config, dense
+from compress.formats import bitsandbytes, compressed_tensors, ct_config, dense
 from compress.formats.detect import detect
 from compress.formats.kv_cache import FP8_CACHE, INT8_CACHE, kv_encode, kv_layout
 from compress.formats.runtimes import Verdict, runtimes
@@ -56,6 +56,12 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
             compressed_tensors.layout,
             compressed_tensors.encode,
             ct_config.quantization_config,
+        ),
+        "bitsandbytes": Format(
+            bitsandbytes.NAME,
+            bitsandbytes.layout,
+            bitsandbytes.encode,
+            bitsandbytes.quantization_config,
         ),
         "dense": Format(dense.NAME, dense.layout, dense.encode, _no_config),
     }

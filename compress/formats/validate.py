@@ -13,11 +13,13 @@ import torch
 from compress.arch.spec import DecoderSpec
 from compress.checkpoint.header import TensorInfo
 from compress.checkpoint.reader import Checkpoint
-from compress.formats import compressed_tensors, dense, kv_cache
+from compress.formats import bitsandbytes, bitsandbytes_validate, compressed_tensors, dense, kv_cache
 from compress.formats.compressed_tensors import Entry
 from compress.formats.detect import detect
 from compress.formats.scheme_map import SchemeMap, parse
 from compress.quant.scheme import ActivationScheme, QuantScheme
+
+_LAYOUTS = {x.NAME: x.layout for x in (compressed_tensors, bitsandbytes, dense)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,7 @@ class Expected:
     def entries(self) -> list[Entry]:
         """Name, dtype code and shape of every tensor of the result, in the source's order."""
         linears = {linear.tensor: linear for linear in self.spec.all_linears()}
-        layout = dense.layout if self.fmt == dense.NAME else compressed_tensors.layout
+        layout = _LAYOUTS[self.fmt]
         found: list[Entry] = []
         for name, info in self.source.items():
             if name not in self.schemes:
@@ -70,6 +72,9 @@ def validate(checkpoint: Checkpoint, expected: Expected) -> list[str]:
     problems = list(_coverage(checkpoint, expected.entries()))
     if problems:
         return problems  # values of missing or misshapen tensors cannot be read
+    if expected.fmt == bitsandbytes.NAME:
+        spec, schemes, source = expected.spec, expected.schemes, expected.source
+        return list(bitsandbytes_validate.problems(checkpoint, spec, schemes, source))
     problems += _values(checkpoint, expected)
     return problems + list(_config(checkpoint, expected))
 

@@ -16,7 +16,8 @@ from compress.arch.spec import BlockSpec, DecoderSpec
 from compress.checkpoint.dtypes import TORCH_DTYPES
 from compress.checkpoint.reader import Checkpoint
 from compress.errors import CheckpointError
-from compress.formats import compressed_tensors, ct_decode, kv_cache
+from compress.formats import bitsandbytes, bitsandbytes_weights, compressed_tensors, ct_decode, kv_cache
+from compress.formats.bitsandbytes_weights import BitsandbytesWeights
 from compress.formats.detect import detect
 from compress.formats.scheme_map import SchemeMap, parse
 from compress.quant.tensor import InputQuantization, QuantizedTensor
@@ -118,21 +119,26 @@ class CompressedWeights:
 
 def open_weights(
     checkpoint: Checkpoint, spec: DecoderSpec | None = None
-) -> DenseWeights | CompressedWeights:
-    """Weights of a dense or compressed-tensors checkpoint; `spec` is derived when not given.
+) -> DenseWeights | CompressedWeights | BitsandbytesWeights:
+    """Weights of a checkpoint in a format that can be read; `spec` is derived when not given.
 
     CheckpointError for any other quantization format, which is named, and for a malformed one.
     """
     method = detect(checkpoint.config, checkpoint.tensors)
-    if method not in (None, compressed_tensors.NAME):
+    if method not in (None, compressed_tensors.NAME, bitsandbytes.NAME):
         raise CheckpointError(
-            f"{checkpoint.path} is quantized in the format {method!r}; dense and"
-            f" {compressed_tensors.NAME} checkpoints can be read, so take the original"
+            f"{checkpoint.path} is quantized in the format {method!r}; dense,"
+            f" {compressed_tensors.NAME} and 8-bit {bitsandbytes.NAME} checkpoints can be read, so"
+            " take the original"
         )
     if spec is None:
         spec = describe(checkpoint.config, logical_shapes(checkpoint))
     if method is None:
         return DenseWeights(checkpoint, spec)
+    if method == bitsandbytes.NAME:
+        dynamic = bitsandbytes_weights.read_scheme(checkpoint.config)
+        side = bitsandbytes_weights.open_side(checkpoint)
+        return BitsandbytesWeights(checkpoint, spec, dynamic, side)
     return CompressedWeights(checkpoint, spec, parse(checkpoint.config))
 
 
@@ -143,7 +149,10 @@ def logical_shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
     `x.weight` of its original shape.
     """
     tensors = checkpoint.tensors
-    if detect(checkpoint.config, tensors) != compressed_tensors.NAME:
+    method = detect(checkpoint.config, tensors)
+    if method == bitsandbytes.NAME:
+        return bitsandbytes_weights.logical_shapes(checkpoint)
+    if method != compressed_tensors.NAME:
         return {name: info.shape for name, info in tensors.items()}
     transposed = parse(checkpoint.config).transposed
     shapes: dict[str, tuple[int, ...]] = {}
