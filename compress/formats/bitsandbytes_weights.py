@@ -29,8 +29,8 @@ DEFAULT_THRESHOLD = 6.0
 class BitsandbytesWeights:
     """A checkpoint of 8-bit weights.
 
-    dynamic: scheme of the linears whose columns are found at run time. side: the checkpoint as far as the
-    side file goes, None where there is none.
+    dynamic: scheme of the linears whose columns are found at run time. side: the checkpoint as far
+    as the side file goes, None where there is none.
     """
 
     checkpoint: Checkpoint
@@ -39,8 +39,8 @@ class BitsandbytesWeights:
     side: Checkpoint | None
 
     def read(self, tensor: str) -> Tensor:
-        """Dense weight in fp32, the scales' dtype, for a quantized one, the stored tensor otherwise;
-        in its original order."""
+        """Dense weight in fp32 (the scales' dtype) for a quantized one, the stored tensor
+        otherwise; in its original order."""
         quantized = self.quantized(tensor)
         if quantized is None:
             return self.checkpoint.read(tensor)
@@ -95,9 +95,7 @@ def open_side(checkpoint: Checkpoint) -> Checkpoint | None:
     if not path.exists():
         return None
     tensors = read_header(path, bitsandbytes.SIDE_FILE)
-    return replace(
-        checkpoint, tensors=MappingProxyType(tensors), files=(bitsandbytes.SIDE_FILE,)
-    )
+    return replace(checkpoint, tensors=MappingProxyType(tensors), files=(bitsandbytes.SIDE_FILE,))
 
 
 def read_scheme(config: Mapping[str, Any]) -> QuantScheme:

@@ -13,7 +13,13 @@ import torch
 from compress.arch.spec import DecoderSpec
 from compress.checkpoint.header import TensorInfo
 from compress.checkpoint.reader import Checkpoint
-from compress.formats import bitsandbytes, bitsandbytes_validate, compressed_tensors, dense, kv_cache
+from compress.formats import (
+    bitsandbytes,
+    bitsandbytes_validate,
+    compressed_tensors,
+    dense,
+    kv_cache,
+)
 from compress.formats.compressed_tensors import Entry
 from compress.formats.detect import detect
 from compress.formats.scheme_map import SchemeMap, parse

@@ -16,7 +16,13 @@ from compress.arch.spec import BlockSpec, DecoderSpec
 from compress.checkpoint.dtypes import TORCH_DTYPES
 from compress.checkpoint.reader import Checkpoint
 from compress.errors import CheckpointError
-from compress.formats import bitsandbytes, bitsandbytes_weights, compressed_tensors, ct_decode, kv_cache
+from compress.formats import (
+    bitsandbytes,
+    bitsandbytes_weights,
+    compressed_tensors,
+    ct_decode,
+    kv_cache,
+)
 from compress.formats.bitsandbytes_weights import BitsandbytesWeights
 from compress.formats.detect import detect
 from compress.formats.scheme_map import SchemeMap, parse
