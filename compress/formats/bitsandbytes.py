@@ -138,10 +138,15 @@ def _require_rows(module: str, weight_format: Tensor) -> None:
         )
 
 
+def outlier_names(name: str) -> tuple[str, str]:
+    """What the side file calls the columns and the weights of the weight called `name`."""
+    module = module_of(name)
+    return f"{module}.columns", f"{module}.weight"
+
+
 def encode_outliers(name: str, outliers: OutlierColumns) -> dict[str, Tensor]:
     """What the side file has of the weight called `name`."""
-    module = module_of(name)
-    return {f"{module}.columns": outliers.columns, f"{module}.weight": outliers.weight}
+    return dict(zip(outlier_names(name), (outliers.columns, outliers.weight), strict=True))
 
 
 def decode_outliers(
@@ -151,7 +156,7 @@ def decode_outliers(
 
     CheckpointError for what is not columns of such a weight.
     """
-    columns_at, weight_at = f"{module_of(name)}.columns", f"{module_of(name)}.weight"
+    columns_at, weight_at = outlier_names(name)
     if not has(columns_at) and not has(weight_at):
         return None
     if not (has(columns_at) and has(weight_at)):

@@ -1,0 +1,71 @@
+"""Which format a recipe's result is written in, and what that format cannot hold."""
+
+from collections.abc import Iterable
+
+from compress.errors import RecipeError
+from compress.formats import bitsandbytes, compressed_tensors, dense
+from compress.pipeline.modules import ModulePlan
+from compress.quant.scheme import QuantScheme
+from compress.recipe import Recipe
+
+
+def choose_format(recipe: Recipe) -> str:
+    """Key of FORMATS for output.format, "auto" being what the schemes ask for.
+
+    RecipeError when one of the stages has no place in it.
+    """
+    asked = recipe.output.format
+    schemes = [stage.scheme for stage in recipe.stages if stage.scheme is not None]
+    outliers = [scheme for scheme in schemes if _has_outliers(scheme)]
+    if asked == dense.NAME:
+        return asked
+    if asked == compressed_tensors.NAME and outliers:
+        raise RecipeError(
+            f"{recipe.at('output.format')}: {asked} has no outlier columns, which"
+            f" {outliers[0].describe()} keeps; use {bitsandbytes.NAME}, auto or dense"
+        )
+    if asked == compressed_tensors.NAME or not (outliers or asked == bitsandbytes.NAME):
+        return compressed_tensors.NAME
+    against = bitsandbytes.against(schemes)
+    if against is not None:
+        whole = asked == bitsandbytes.NAME and not outliers
+        remedy = "auto or dense" if whole else "dense, or a run for each of the two"
+        raise RecipeError(
+            f"{recipe.at('output.format')}: is {asked}, and {bitsandbytes.NAME} is refused:"
+            f" {against}; use {remedy}"
+        )
+    return bitsandbytes.NAME
+
+
+def check_experts(modules: Iterable[ModulePlan], fmt: str) -> None:
+    """RecipeError for experts of a mixture in bitsandbytes.
+
+    transformers keeps the experts of a block as one parameter, which bitsandbytes does not
+    quantize: it would take their codes for weights.
+    """
+    if fmt != bitsandbytes.NAME:
+        return
+    experts = [m.linear.name for m in modules if m.linear.expert is not None]
+    if experts:
+        raise RecipeError(
+            f"stages: {experts[0]} and {len(experts) - 1} more are experts, which bitsandbytes does"
+            " not quantize in transformers; add '*.experts.*' to ignore, or use output.format dense"
+        )
+
+
+def remarks(modules: Iterable[ModulePlan], fmt: str) -> list[str]:
+    """What a person should know about the planned size."""
+    if fmt != bitsandbytes.NAME or not any(_is_calibrated(m.scheme) for m in modules):
+        return []
+    return [
+        f"{bitsandbytes.SIDE_FILE} comes on top of the planned size: calibration decides how many"
+        " outlier columns it holds"
+    ]
+
+
+def _has_outliers(scheme: QuantScheme) -> bool:
+    return scheme.activation is not None and scheme.activation.outliers != "none"
+
+
+def _is_calibrated(scheme: QuantScheme) -> bool:
+    return scheme.activation is not None and scheme.activation.outliers == "calibrated"
