@@ -12,7 +12,7 @@ from compress.checkpoint.atomic import (
 from compress.checkpoint.finite import NonFinite, find_nonfinite
 from compress.checkpoint.header import TensorInfo
 from compress.checkpoint.hub import resolve_model
-from compress.checkpoint.layout import ShardFile, ShardLayout, plan_shards
+from compress.checkpoint.layout import ShardFile, ShardLayout, plan_shards, single_file
 from compress.checkpoint.reader import Checkpoint
 from compress.checkpoint.scanning import scan
 from compress.checkpoint.writer import ShardWriter
@@ -34,5 +34,6 @@ __all__ = [
     "publish",
     "resolve_model",
     "scan",
+    "single_file",
     "write_atomic",
 ]

@@ -63,6 +63,12 @@ def plan_shards(entries: Iterable[Entry], max_bytes: int) -> ShardLayout:
     return ShardLayout(files, tensors)
 
 
+def single_file(name: str, entries: Iterable[Entry]) -> ShardLayout:
+    """All tensors in one file of that name, whatever its size."""
+    file = _lay_out(name, list(entries))
+    return ShardLayout((file,), {info.name: info for info in file.tensors})
+
+
 def nbytes(entry: Entry) -> int:
     """Bytes of the values of an entry."""
     return math.prod(entry[2]) * itemsize(entry[1])

@@ -14,7 +14,10 @@ _OTHER_WEIGHTS = (
     *(".onnx_data", ".ot", ".tflite", ".npy", ".npz", ".pkl", ".pickle", ".joblib"),
 )
 # What a run itself makes in the folder of its result.
-RUNS_OWN = ("journal.json", "hidden.0", "hidden.1", "evaluation", "report", "recipe.yaml")
+RUNS_OWN = (
+    *("journal.json", "hidden.0", "hidden.1", "evaluation", "outliers"),
+    *("report", "recipe.yaml", "compress_model"),
+)
 _RUNS_SUFFIXES = (".partial", ".compress-tmp")
 
 

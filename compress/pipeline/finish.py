@@ -7,7 +7,7 @@ import compress
 from compress.checkpoint import Checkpoint, write_atomic
 from compress.errors import CheckpointError, OutputError
 from compress.formats.validate import Expected, validate
-from compress.pipeline import stream
+from compress.pipeline import outliers, stream
 from compress.pipeline.card import config_json, model_card
 from compress.pipeline.work import Work
 from compress.recipe import dump
@@ -22,6 +22,7 @@ def finish_files(work: Work, partial: Path, earlier: Collection[str]) -> None:
     assert {unit for unit, _, _ in units} <= work.journal.units.keys(), "a unit was not recorded"
     before = [name for unit, _, names in units if unit in earlier for name in names]
     work.writer.finish(entry[0] for name in before for entry in work.plan.tensors[name])
+    outliers.join(work.plan, partial)
     for path in work.checkpoint.side_files():
         write_atomic(partial / path.name, _content(path))
     shapes = work.checkpoint.shapes

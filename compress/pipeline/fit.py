@@ -5,7 +5,7 @@ from math import gcd
 
 from compress.arch.spec import DecoderSpec, LinearSpec
 from compress.errors import RecipeError
-from compress.formats import dense
+from compress.formats import bitsandbytes, dense
 from compress.formats.compressed_tensors import is_packed
 from compress.pipeline.modules import ModulePlan, Skipped
 from compress.quant.scheme import QuantScheme
@@ -80,6 +80,8 @@ def against_parallel(
     vLLM's rules: "o" and "down" are split along their columns, all others along their rows; key
     and value heads are split, or repeated where there are more devices than heads.
     """
+    if fmt == bitsandbytes.NAME:
+        return ("vLLM splits no bitsandbytes checkpoint that is quantized already",)
     reasons: dict[str, str] = {}
     if spec.heads % n:
         reasons["heads"] = f"{spec.heads} heads do not divide by {n}"

@@ -23,7 +23,7 @@ from compress.checkpoint import (
 )
 from compress.formats import open_weights
 from compress.pipeline import journal as journals
-from compress.pipeline import stream
+from compress.pipeline import outliers, stream
 from compress.pipeline.environment import (
     check_device,
     compute_dtype,
@@ -53,7 +53,10 @@ from compress.report.codec import read_json
 from compress.report.schema import Report, Stage
 
 # The run's own files inside OUT.partial, gone when it is published.
-WORKING = ("journal.json", CALIBRATION_FILE, "hidden.0", "hidden.1", "evaluation")
+WORKING = (
+    *("journal.json", CALIBRATION_FILE, "hidden.0", "hidden.1", "evaluation"),
+    outliers.WORKING,
+)
 
 
 def run(

@@ -22,6 +22,7 @@ from compress.pipeline import fit
 from compress.pipeline.estimate import Estimate, Job, estimate
 from compress.pipeline.lengths import cap_defaults
 from compress.pipeline.modules import ModulePlan, Skipped
+from compress.pipeline.output_format import check_experts, choose_format, remarks
 from compress.pipeline.pairs import check_pairs
 from compress.quant.scheme import QuantScheme
 from compress.recipe import Recipe
@@ -110,12 +111,13 @@ def build_plan(recipe: Recipe, checkpoint: Checkpoint, *, dtype: torch.dtype) ->
     _refuse_quantized(checkpoint)
     spec = describe(checkpoint.config, checkpoint.shapes)
     recipe, shortened = cap_defaults(recipe, spec.context)
-    fmt = recipe.output.format if recipe.output.format != "auto" else "compressed-tensors"
+    fmt = choose_format(recipe)
     fit.refuse_tied_head(recipe, spec)
     modules, skipped = _assign(recipe, spec, checkpoint, fmt)
     fit.check_groups(recipe, modules)
     fit.check_fused(modules, skipped)
     check_pairs(recipe, spec, modules)
+    check_experts(modules, fmt)
     tensors = _output_tensors(checkpoint, modules, fmt)
     shards = plan_shards([t for group in tensors.values() for t in group], recipe.output.shard_size)
     return Plan(
@@ -130,7 +132,7 @@ def build_plan(recipe: Recipe, checkpoint: Checkpoint, *, dtype: torch.dtype) ->
         estimate=estimate(_job(recipe, checkpoint, spec, modules, dtype)),
         tensor_parallel={n: fit.against_parallel(n, spec, modules, fmt) for n in (2, 4, 8)},
         runtimes=_runtimes(fmt, spec, modules),
-        warnings=(*fit.warnings(spec), *shortened),
+        warnings=(*fit.warnings(spec), *shortened, *remarks(modules, fmt)),
     )
 
 

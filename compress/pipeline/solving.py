@@ -82,7 +82,7 @@ def _solve(
         )
         for m, outcome in zip(group, outcomes, strict=True):
             quantized = _with_input_scale(outcome.quantized, stats, stored[0])
-            store(work, m, quantized)
+            beyond = store(work, m, quantized)
             layer = layer_record(
                 m,
                 error=outcome.error,
@@ -91,6 +91,8 @@ def _solve(
                 damping=outcome.damping,
                 kept=outcome.kept,
                 dead=outcome.dead,
+                outlier_columns=outcome.outlier_columns,
+                beyond=beyond,
                 folds=scaled.remarks(m),
             )
             yield m, quantized, layer

@@ -7,6 +7,7 @@ from pathlib import Path
 from compress.arch.spec import DecoderSpec
 from compress.checkpoint import Checkpoint, disk, write_atomic
 from compress.checkpoint.dtypes import itemsize
+from compress.pipeline import outliers
 from compress.pipeline.environment import machine, slow_kernels, versions
 from compress.pipeline.journal import CALIBRATION, Journal, layer_of
 from compress.pipeline.plan import Plan
@@ -49,7 +50,7 @@ def build_report(
         recipe=RecipeInfo(plan.recipe.name, plan.recipe.text, plan.recipe.overrides),
         seed=plan.recipe.seed,
         source=source_of(checkpoint, plan.spec, session.sha256),
-        result=result_of(session),
+        result=result_of(session, work.layers),
         stages=tuple(stages),
         machine=machine(session.device),
         started=started.isoformat(timespec="seconds"),
@@ -132,17 +133,19 @@ def source_of(checkpoint: Checkpoint, spec: DecoderSpec, sha256: str) -> Source:
     )
 
 
-def result_of(session: Session) -> Result:
-    """What came out."""
+def result_of(session: Session, layers: Sequence[Layer]) -> Result:
+    """What came out. layers: of all linears."""
     plan = session.plan
+    weights = sum(m.linear.shape[0] * m.linear.shape[1] for m in plan.modules)
+    stored = sum(layer.bytes_after for layer in layers if layer.skipped_reason is None)
     return Result(
         path=str(session.output.out),
         params=session.checkpoint.params,
         bytes=_stored_bytes(session),
-        bits_per_weight=plan.bits_per_weight,
+        bits_per_weight=8 * stored / weights,
         kv_bytes_per_token=kv_bytes_per_token(plan.spec, session.checkpoint),
         format=plan.format,
-        sizes=tuple(_sizes(plan, session.checkpoint)),
+        sizes=tuple(_sizes(plan, session.checkpoint, outliers.side_bytes(session.output.partial))),
     )
 
 
@@ -158,12 +161,13 @@ def unrecognised(spec: DecoderSpec) -> tuple[str, ...]:
 
 
 def _stored_bytes(session: Session) -> int:
-    """Size of the weight files as the disk has them."""
+    """Size of the weight files as the disk has them, that of outlier columns included."""
     folder = session.output.partial
-    return sum((folder / file.name).stat().st_size for file in session.plan.shards.files)
+    shards = sum((folder / file.name).stat().st_size for file in session.plan.shards.files)
+    return shards + outliers.side_bytes(folder)
 
 
-def _sizes(plan: Plan, checkpoint: Checkpoint) -> Iterable[SizePart]:
+def _sizes(plan: Plan, checkpoint: Checkpoint, side_bytes: int) -> Iterable[SizePart]:
     quantized = {m.linear.tensor for m in plan.modules}
     large = {plan.spec.embedding, plan.spec.head}
     before = dict.fromkeys(("quantized weights", "scales", "embeddings", "norms and other"), 0)
@@ -179,4 +183,6 @@ def _sizes(plan: Plan, checkpoint: Checkpoint) -> Iterable[SizePart]:
             # The codes come first in every format; what follows serves to read them.
             part = "scales" if source in quantized and position else kind
             after[part] += plan.shards.tensors[name].nbytes
+    if side_bytes:
+        before["outlier columns"], after["outlier columns"] = 0, side_bytes
     return [SizePart(name, before[name], after[name]) for name in before]

@@ -9,7 +9,9 @@ from torch import Tensor
 
 from compress.arch.spec import BlockSpec
 from compress.checkpoint import Checkpoint, ShardWriter
+from compress.checkpoint.dtypes import TORCH_DTYPES
 from compress.formats import FORMATS, Weights
+from compress.pipeline import outliers
 from compress.pipeline.events import Progress
 from compress.pipeline.journal import Journal
 from compress.pipeline.modules import ModulePlan
@@ -67,13 +69,23 @@ def row_ranges(shape: tuple[int, ...]) -> list[tuple[int, int]]:
     return [(start, min(start + step, shape[0])) for start in range(0, shape[0], step)]
 
 
-def store(work: Work, module: ModulePlan, quantized: QuantizedTensor) -> None:
-    """Encode a result in the plan's format and write it at its place."""
+def store(work: Work, module: ModulePlan, quantized: QuantizedTensor) -> int:
+    """Encode a result in the plan's format and write it at its place.
+
+    Returns the bytes that it takes beyond the plan: those of calibrated outlier columns.
+    """
+    name = module.linear.tensor
     encoded = FORMATS[work.plan.format].encode(
-        module.linear.tensor, quantized, transposed=module.linear.transposed
+        name,
+        quantized,
+        dtype=TORCH_DTYPES[work.checkpoint.tensors[name].dtype],
+        transposed=module.linear.transposed,
     )
-    for name, tensor in encoded.items():
-        work.writer.write(name, tensor)
+    for part, tensor in encoded.items():
+        work.writer.write(part, tensor)
+    if quantized.outliers is None or not outliers.has_side_file(module, work.plan.format):
+        return 0
+    return outliers.keep(work.writer.folder, module, quantized.outliers)
 
 
 def finish_unit(work: Work, unit: str, sources: Iterable[str], layers: list[Layer]) -> None:
@@ -91,23 +103,27 @@ def layer_record(
     damping: float | None = None,
     kept: str | None = None,
     dead: int | None = None,
+    outlier_columns: int | None = None,
+    beyond: int = 0,
     folds: tuple[str, ...] = (),
 ) -> Layer:
-    """The report's line about one quantized linear."""
+    """The report's line about one quantized linear. beyond: what `store` returned."""
     n, k = module.linear.shape
+    stored = module.bytes_after + beyond
     facts: dict[str, Any] = {"block": module.block, "role": module.linear.role}
     return Layer(
         name=module.linear.name,
         scheme=module.scheme.describe(),
         method=method or module.method,
-        bits_per_weight=8 * module.bytes_after / (n * k),
+        bits_per_weight=8 * stored / (n * k),
         bytes_before=module.bytes_before,
-        bytes_after=module.bytes_after,
+        bytes_after=stored,
         error=error,
         tokens=tokens,
         damping=damping,
         kept_reason=kept,
         dead_columns=dead,
+        outlier_columns=outlier_columns,
         folds=folds,
         expert=module.linear.expert,
         **facts,

@@ -9,7 +9,7 @@ from compress.evaluation.config import EvaluationConfig
 from compress.quant.scheme import QuantScheme
 from compress_calibration.config import CalibrationConfig
 
-OutputFormat = Literal["auto", "compressed-tensors", "dense"]
+OutputFormat = Literal["auto", "compressed-tensors", "bitsandbytes", "dense"]
 DEFAULT_TARGETS = ("*",)
 # These two words mean a role, whatever the layer is called, and may match nothing.
 DEFAULT_IGNORE = ("lm_head", "router")
