@@ -57,10 +57,8 @@ def remarks(modules: Iterable[ModulePlan], fmt: str) -> list[str]:
     """What a person should know about the planned size."""
     if fmt != bitsandbytes.NAME or not any(_is_calibrated(m.scheme) for m in modules):
         return []
-    return [
-        f"{bitsandbytes.SIDE_FILE} comes on top of the planned size: calibration decides how many"
-        " outlier columns it holds"
-    ]
+    size = "comes on top of the planned size: calibration decides how many outlier columns it holds"
+    return [f"{bitsandbytes.SIDE_FILE} {size}"]
 
 
 def _has_outliers(scheme: QuantScheme) -> bool:

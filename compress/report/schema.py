@@ -72,7 +72,7 @@ class Layer:
     skipped_reason: why the layer stays uncompressed; None when it was compressed.
     kept_reason: why a simpler method than the recipe's was kept, "rtn has the lower error".
     dead_columns: input columns that calibration never drove; None where the method does not look.
-    outlier_columns: input columns that calibration found to be outliers and whose weights stay in 16
+    outlier_columns: input columns that calibration found to be outliers, whose weights stay in 16
         bit; None where none were looked for, as when the runtime finds them.
     folds: what scaled the layer's input channels, or why a stage that should left them alone.
     block, role, expert: place in the decoder, for the chart.
