@@ -23,6 +23,7 @@ _COLUMNS = [
     Column("Damping", True, "share of the Hessian's mean diagonal that was added to it"),
     Column("Note"),
 ]
+_OUTLIERS = Column("Outliers", True, "input columns that calibration keeps in 16 bit")
 
 
 def layers(report: Report) -> Html | None:
@@ -36,10 +37,14 @@ def layers(report: Report) -> Html | None:
     if len(every) > MANY_LAYERS:
         groups = _by_block(every)
         note += " The experts of a block share a row; report.json has each of them."
-    columns = [Column("Stage"), *_COLUMNS] if several else _COLUMNS
+    outliers = any(layer.outlier_columns is not None for layer in report.layers)
+    columns = [*_COLUMNS[:-1], _OUTLIERS, _COLUMNS[-1]] if outliers else _COLUMNS
+    columns = [Column("Stage"), *columns] if several else columns
     rows = []
     for group in groups:
         row = _row([layer for _, layer in group])
+        if outliers:
+            row.insert(-1, _range([layer.outlier_columns for _, layer in group]))
         rows.append([Cell(group[0][0]), *row] if several else row)
     grid = table("Layers", columns, rows, kind="sortable tall")
     return section("layers", "Layers", _exceptions(report.layers), grid, note=note)
@@ -102,7 +107,7 @@ def _row(group: list[Layer]) -> list[Cell]:
         number(before, units.size(before)),
         number(after, units.size(after)),
         number(_mean([x.error for x in group])),
-        _tokens(group),
+        _range([layer.tokens for layer in group]),
         number(damping, None if damping is None else units.trimmed(damping)),
         Cell(note, class_=kind),
     ]
@@ -120,8 +125,9 @@ def _mean(values: list[float | None]) -> float | None:
     return math.fsum(found) / len(found) if found else None
 
 
-def _tokens(group: list[Layer]) -> Cell:
-    found = [layer.tokens for layer in group if layer.tokens is not None]
+def _range(values: list[int | None]) -> Cell:
+    """A number, or the least and largest of a group's, sorted by the least."""
+    found = [value for value in values if value is not None]
     if not found:
         return number(None)
     low, high = min(found), max(found)
