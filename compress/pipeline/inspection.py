@@ -8,7 +8,8 @@ from compress.arch.describe import describe
 from compress.arch.spec import DecoderSpec
 from compress.checkpoint import Checkpoint, resolve_model, scan
 from compress.errors import CheckpointError
-from compress.formats import detect, open_weights
+from compress.formats import Weights, detect, open_weights
+from compress.formats.bitsandbytes_weights import BitsandbytesWeights
 from compress.formats.weights import CompressedWeights
 
 
@@ -34,7 +35,10 @@ def inspect_checkpoint(path: str | Path, verify: bool = False) -> dict[str, Any]
     spec, reason = _spec(checkpoint, method)
     facts["decoder"] = reason if spec is None else _decoder(spec)
     if spec is not None and method is not None:
-        facts["schemes"] = _schemes(checkpoint, spec)
+        weights = open_weights(checkpoint, spec)
+        facts["schemes"] = _schemes(weights)
+        if (fixed := _outlier_columns(weights)) is not None:
+            facts["outlier_columns"] = fixed
     if verify:
         facts["damaged"] = {
             name: found.describe() for name, found in scan(checkpoint) if found is not None
@@ -72,17 +76,26 @@ def _decoder(spec: DecoderSpec) -> dict[str, Any]:
     }
 
 
-def _schemes(checkpoint: Checkpoint, spec: DecoderSpec) -> dict[str, int]:
+def _schemes(weights: Weights) -> dict[str, int]:
     """How many linears are stored in which scheme."""
-    weights = open_weights(checkpoint, spec)
-    assert isinstance(weights, CompressedWeights)
+    assert isinstance(weights, CompressedWeights | BitsandbytesWeights)
+    scheme_of = weights.scheme if isinstance(weights, BitsandbytesWeights) else weights.schemes.scheme
     found: Counter[str] = Counter()
-    for linear in spec.all_linears():
-        scheme = weights.schemes.scheme(linear.name)
-        dense = checkpoint.tensors.get(linear.tensor)
+    for linear in weights.spec.all_linears():
+        scheme = scheme_of(linear.name)
+        dense = weights.checkpoint.tensors.get(linear.tensor)
         unknown = "no config group" if dense is None else dense.dtype.lower()
         found[unknown if scheme is None else scheme.describe()] += 1
     return dict(found)
+
+
+def _outlier_columns(weights: Weights) -> dict[str, int] | None:
+    """Input columns kept in 16 bit of every linear where calibration fixed them; None where it
+    did nowhere."""
+    if not isinstance(weights, BitsandbytesWeights) or weights.side is None:
+        return None
+    counts = {x.name: weights.outlier_columns(x.name) for x in weights.spec.all_linears()}
+    return {name: count for name, count in counts.items() if count is not None}
 
 
 def inspect_table(facts: dict[str, Any]) -> str:
@@ -98,6 +111,8 @@ def inspect_table(facts: dict[str, Any]) -> str:
     ]
     if "schemes" in facts:
         lines.append(f"  stored as     {_counts(facts['schemes'])}")
+    if "outlier_columns" in facts:
+        lines += _outlier_lines(facts["outlier_columns"])
     if facts["skipped_files"]:
         lines.append(f"  left behind   {', '.join(facts['skipped_files'])}")
     if "damaged" in facts:
@@ -121,6 +136,19 @@ def _decoder_lines(decoder: dict[str, Any] | str) -> list[str]:
         *(f"  copied        {name}" for name in decoder["copied"]),
         *(f"  unrecognised  {name}" for name in decoder["unrecognised"]),
     ]
+
+
+def _outlier_lines(columns: dict[str, int]) -> list[str]:
+    """A line for the layers of each parent module that have as many: q_proj, k_proj, v_proj 6."""
+    lines: dict[str, dict[int, list[str]]] = {}
+    for name, count in columns.items():
+        parent, _, leaf = name.rpartition(".")
+        lines.setdefault(parent, {}).setdefault(count, []).append(leaf)
+    shown = [
+        f"{parent}: " + ", ".join(f"{count} in {' '.join(x)}" for count, x in counts.items())
+        for parent, counts in lines.items()
+    ]
+    return [f"  outliers      {line}" for line in shown]
 
 
 def _counts(found: dict[str, int]) -> str:
