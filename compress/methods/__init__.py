@@ -5,10 +5,12 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from compress.methods import gptq, llm_int8, rtn
+from compress.methods import fp8, gptq, llm_int8, nvfp4, rtn
 from compress.methods.folding import Choice
+from compress.methods.fp8 import Fp8Config
 from compress.methods.gptq import GptqConfig
 from compress.methods.llm_int8 import LlmInt8Config
+from compress.methods.nvfp4 import Nvfp4Config
 from compress.methods.outcome import Outcome
 from compress.methods.rtn import RtnConfig
 from compress.quant.scheme import QuantScheme
@@ -75,6 +77,20 @@ METHODS: Mapping[str, Method] = MappingProxyType(
             llm_int8.quantize,
             "8-bit weights and inputs, 16 bit for the input columns that are outliers",
             llm_int8.refuses,
+        ),
+        "fp8": Method(
+            Fp8Config,
+            fp8.observes,
+            fp8.quantize,
+            "8-bit floats (E4M3) with scales a tensor, a row, a group or a block",
+            fp8.refuses,
+        ),
+        "nvfp4": Method(
+            Nvfp4Config,
+            nvfp4.observes,
+            nvfp4.quantize,
+            "4-bit floats (E2M1) in groups of 16 with E4M3 scales",
+            nvfp4.refuses,
         ),
     }
 )

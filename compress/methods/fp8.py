@@ -1,0 +1,91 @@
+"""FP8: weights as E4M3 floats of 8 bits.
+
+FP8 Formats for Deep Learning. Micikevicius, Stosic, Burgess, Cornea, Dubey et al. 2022,
+https://arxiv.org/abs/2209.05433
+
+E4M3 (section 3, table 1) has 4 bits of exponent, 3 of mantissa, no infinity and ±448 as its ends.
+A weight is code · scale, with the scale per row, per tensor, per group or per square block of 128
+(DeepSeek-V3, arXiv 2412.19437, section 3.3.2); plainly it puts the largest weight on 448. Values
+beyond, which a scale rounded down to its stored dtype leaves, saturate.
+
+Floats keep their relative precision, so clipping gains nothing here, unlike on an integer grid; but
+within a factor of two the scale decides where the values fall between two neighbouring codes. The
+search tries such factors.
+
+Left out: E5M2, which is for gradients; scales that are powers of two, which the paper needs for
+exponent bias and today's hardware does not.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from compress.methods.outcome import Outcome, judge
+from compress.methods.rtn import UNSEEN, ScaleSearch, column_importance
+from compress.quant.floats import quantize_fp8
+from compress.quant.scheme import QuantScheme
+
+# One binade in even steps. Measured at 4096 x 4096 normal weights, one scale a row: 4.7 % less
+# squared error than the plain scale; 32 steps gain 1.5 % more, ratios below 1 nothing.
+RATIOS = tuple(1 + i / 16 for i in range(16))
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Config:
+    """Options of an `fp8` stage.
+
+    scale_search: "minmax" puts the largest weight on 448, "mse" tries larger scales for the least
+        squared error, "importance" weighs each column's error by its activations, and so needs
+        calibration data.
+    """
+
+    scale_search: ScaleSearch = "minmax"
+
+
+def observes(config: Fp8Config) -> bool:
+    """Whether the scale search must see activations."""
+    return config.scale_search == "importance"
+
+
+def refuses(scheme: QuantScheme) -> str | None:
+    """Why a scheme is not for FP8, None when it is."""
+    inputs = scheme.activation
+    if scheme.type != "float":
+        return "stores floats; use method rtn or gptq, or scheme FP8, FP8_DYNAMIC or FP8_BLOCK"
+    if scheme.bits != 8:
+        return "has 8 bits; use method nvfp4"
+    if inputs is not None and (inputs.type != "float" or inputs.outliers != "none"):
+        return "goes with inputs in E4M3 or in 16 bit; use activation type float, or none"
+    return None
+
+
+def quantize(
+    weights: Sequence[Tensor],
+    scheme: QuantScheme,
+    config: Fp8Config,
+    *,
+    scale_dtype: torch.dtype,
+    hessian: Tensor | None = None,
+    expert_tokens: int | None = None,
+    absmax: Tensor | None = None,
+) -> list[Outcome]:
+    """E4M3 codes for layers [N_i, K] that share an input with Hessian fp32 [K, K], if any.
+
+    expert_tokens: as in `rtn.quantize`. absmax: fp32 [K], of the inputs; not used for weights.
+    """
+    unseen = expert_tokens == 0
+    hessian = None if unseen else hessian
+    searched = config.scale_search == "importance"
+    importance = column_importance(hessian) if searched and hessian is not None else None
+    ratios = RATIOS[:1] if config.scale_search == "minmax" else RATIOS
+    outcomes = []
+    for weight in weights:
+        layer = judge(weight, hessian)
+        q = quantize_fp8(
+            layer.weight, scheme, ratios, scale_dtype=scale_dtype, importance=importance
+        )
+        outcome = Outcome(q, layer.error(q.dequantize()), "fp8")
+        outcomes.append(replace(outcome, kept=UNSEEN if unseen and searched else None))
+    return outcomes
