@@ -79,7 +79,9 @@ def _decoder(spec: DecoderSpec) -> dict[str, Any]:
 def _schemes(weights: Weights) -> dict[str, int]:
     """How many linears are stored in which scheme."""
     assert isinstance(weights, CompressedWeights | BitsandbytesWeights)
-    scheme_of = weights.scheme if isinstance(weights, BitsandbytesWeights) else weights.schemes.scheme
+    scheme_of = (
+        weights.scheme if isinstance(weights, BitsandbytesWeights) else weights.schemes.scheme
+    )
     found: Counter[str] = Counter()
     for linear in weights.spec.all_linears():
         scheme = scheme_of(linear.name)
