@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from compress.arch.spec import DecoderSpec, LinearSpec
-from compress.formats import dense
+from compress.formats import bitsandbytes, bitsandbytes_runtimes, dense
 from compress.formats.compressed_tensors import is_packed
 from compress.quant.scheme import QuantScheme
 
@@ -58,6 +58,8 @@ def runtimes(
 
     fmt: a key of FORMATS. schemes: of every quantized tensor, by name. g_idx: act-order "group".
     """
+    if fmt == bitsandbytes.NAME and schemes:
+        return [Verdict(*found) for found in bitsandbytes_runtimes.verdicts(spec, schemes)]
     linears = tuple((linear, schemes.get(linear.tensor)) for linear in spec.all_linears())
     result = _Result(linears, spec, g_idx)
     if fmt == dense.NAME or not schemes:

@@ -9,7 +9,7 @@ from compress.arch.spec import DecoderSpec
 from compress.checkpoint import Checkpoint, resolve_model, scan
 from compress.errors import CheckpointError
 from compress.formats import Weights, detect, open_weights
-from compress.formats.bitsandbytes_weights import BitsandbytesWeights
+from compress.formats.bitsandbytes_weights import BitsandbytesWeights, open_side
 from compress.formats.weights import CompressedWeights
 
 
@@ -40,9 +40,9 @@ def inspect_checkpoint(path: str | Path, verify: bool = False) -> dict[str, Any]
         if (fixed := _outlier_columns(weights)) is not None:
             facts["outlier_columns"] = fixed
     if verify:
-        facts["damaged"] = {
-            name: found.describe() for name, found in scan(checkpoint) if found is not None
-        }
+        side = open_side(checkpoint)
+        scans = [*scan(checkpoint), *([] if side is None else scan(side))]
+        facts["damaged"] = {name: found.describe() for name, found in scans if found is not None}
     return facts
 
 
