@@ -102,7 +102,7 @@ def _round_floats(weight: Tensor, scheme: QuantScheme, inputs: Tensor | None) ->
         nearest = (values.abs()[..., None] - E2M1).abs().argmin(-1)
         values = E2M1[nearest] * values.sign()
     codes = values.to(torch.float8_e4m3fn)
-    whole = GLOBAL if scheme.is_fp4 else None
+    whole = GLOBAL.clone() if scheme.is_fp4 else None
     return QuantizedTensor(codes, stored, None, None, scheme, whole, inputs)
 
 
@@ -149,7 +149,7 @@ def write(
     if kv_cache is not None:
         scale = torch.tensor([kv_scale], dtype=tensors[spec.embedding].dtype)
         for decoder_block in spec.blocks:
-            output |= kv_encode(decoder_block, scale, scale.clone())
+            output |= kv_encode(decoder_block, scale.clone(), scale.clone())
     folder.mkdir(parents=True, exist_ok=True)
     for file in source.iterdir():
         if file.suffix == ".json" and file.name != "config.json":
