@@ -62,7 +62,7 @@ def quantize_fp8(
     importance: fp32 [K], weight of each column's squared error in the choice; None for equal.
     """
     amax = _per_cell(weight, scheme, lambda cells, _: cells.abs().amax(dim=(1, 3)), largest=True)
-    candidates = [_stored(amax, ratio / E4M3_MAX, scale_dtype) for ratio in ratios]
+    candidates = [_stored(amax / E4M3_MAX * ratio, scale_dtype) for ratio in ratios]
     scale = _cheapest(weight, scheme, candidates, Tensor.float, nearest_e4m3, importance)
     codes = _encode(weight, scheme, scale.float(), nearest_e4m3)
     return QuantizedTensor(codes, scale, None, None, scheme)
@@ -110,11 +110,11 @@ def quantize_fp4(
     return QuantizedTensor(codes, scale, None, None, scheme, global_scale=divisor)
 
 
-def _stored(amax: Tensor, factor: float, dtype: torch.dtype) -> Tensor:
-    """amax · factor as `dtype` holds it: 1 for a cell of zeros, else above 0 and finite."""
+def _stored(scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """fp32 scales as `dtype` holds them, finite and above 0; 1 for a cell of zeros."""
     info = torch.finfo(dtype)
-    scale = (amax * factor).clamp(info.smallest_normal * info.eps, info.max).to(dtype)
-    return torch.where(amax == 0, torch.ones_like(scale), scale)
+    kept = scale.clamp(info.smallest_normal * info.eps, info.max).to(dtype)
+    return torch.where(scale == 0, torch.ones_like(kept), kept)
 
 
 def _cheapest(
