@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from compress.arch.spec import DecoderSpec
 from compress.blocks.activation import quantize_inputs
 from compress.blocks.experts import split_experts
+from compress.blocks.kv_states import PassingCache, call_with_cache
 from compress.blocks.linear import check_linear
 from compress.blocks.model import build_model, find_stack, set_parameter, short_reason
 from compress.blocks.reading import check_names, expert_paths, read_finite, read_rows
@@ -130,12 +131,28 @@ class Skeleton:
         return block.eval().requires_grad_(False)
 
     def run_block(
-        self, block: nn.Module, index: int, hidden: Tensor, context: BlockContext
+        self,
+        block: nn.Module,
+        index: int,
+        hidden: Tensor,
+        context: BlockContext,
+        cache: PassingCache | None = None,
     ) -> Tensor:
-        """Output of a loaded block. hidden: [batch, seq, hidden], the batch of `context`."""
+        """Output of a loaded block. hidden: [batch, seq, hidden], the batch of `context`.
+
+        cache: sees, and may change, the keys and values that attention uses. CheckpointError when
+        the block does not offer them.
+        """
         args, kwargs = context.calls[index]
+        if cache is not None:
+            args, kwargs = call_with_cache(block, args, kwargs, cache)
         with torch.no_grad():
             out = block(hidden, *args, **kwargs)
+        if cache is not None and not cache.met:
+            raise CheckpointError(
+                f"block {index} ({type(block).__name__}) stores no keys and values through a cache;"
+                " leave kv_cache out"
+            )
         result: Tensor = out[0] if isinstance(out, tuple) else out
         return result
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from compress.arch.spec import BlockSpec
 from compress.blocks.skeleton import BlockContext, Skeleton
@@ -18,6 +18,7 @@ from compress.pipeline import calibration
 from compress.pipeline.events import Event
 from compress.pipeline.journal import CALIBRATION
 from compress.pipeline.observing import Batches, BlockPass, by_what_they_read
+from compress.pipeline.peaks import Peaks
 from compress.pipeline.scaling import scale_channels, write_others
 from compress.pipeline.sizes import rows_at_once
 from compress.pipeline.solving import solve_block
@@ -90,12 +91,15 @@ def _block(
     module = batches.skeleton.load_block(work.weights, spec.index)
     planned = work.planned(spec.index)
     modules = by_what_they_read(work, batches, module, spec, list(planned.values()), source)
-    calibration = BlockPass(work, batches, module, spec, source)
-    scaled = scale_channels(calibration, modules)
-    write_others(calibration, scaled.folds)
-    layers = {layer.name: layer for layer in solve_block(calibration, modules, scaled)}
-    if target is not None:
-        _run_on(batches, module, spec, source, target)
+    block = BlockPass(work, batches, module, spec, source)
+    scaled = scale_channels(block, modules)
+    write_others(block, scaled.folds)
+    layers = {layer.name: layer for layer in solve_block(block, modules, scaled)}
+    peaks = None if work.plan.kv_cache is None else Peaks()
+    if target is not None or peaks is not None:
+        _run_on(block, target, peaks)
+    if peaks is not None:
+        peaks.write(work, spec)
     finish_unit(
         work,
         f"block {spec.index}",
@@ -104,11 +108,17 @@ def _block(
     )
 
 
-def _run_on(
-    batches: Batches, module: nn.Module, spec: BlockSpec, source: HiddenStates, target: HiddenStates
-) -> None:
-    def write(hidden: Tensor, mask: Tensor | None, context: BlockContext, start: int) -> None:
-        target.write(start, batches.skeleton.run_block(module, spec.index, hidden, context))
+def _run_on(block: BlockPass, target: HiddenStates | None, peaks: Peaks | None) -> None:
+    """The quantized block over the calibration set: its outputs into `target`, where another block
+    reads them, and its keys and values into `peaks`."""
+    skeleton, index = block.batches.skeleton, block.spec.index
 
-    batches.forward(source, write)
-    target.flush()
+    def write(hidden: Tensor, mask: Tensor | None, context: BlockContext, start: int) -> None:
+        cache = None if peaks is None else peaks.cache(mask)
+        out = skeleton.run_block(block.module, index, hidden, context, cache)
+        if target is not None:
+            target.write(start, out)
+
+    block.batches.forward(block.source, write)
+    if target is not None:
+        target.flush()

@@ -19,6 +19,7 @@ def config_json(
         shapes,
         {m.linear.tensor: m.scheme for m in plan.modules},
         with_g_idx=[m.linear.tensor for m in plan.modules if m.g_idx],
+        kv_cache=plan.kv_cache,
     )
     if block is not None:
         config["quantization_config"] = block

@@ -49,6 +49,8 @@ def _check(work: Work, partial: Path, *, resumed: bool) -> None:
         schemes={m.linear.tensor: m.scheme for m in modules},
         fmt=work.plan.format,
         with_g_idx=frozenset(m.linear.tensor for m in modules if m.g_idx),
+        kv_cache=work.plan.kv_cache,
+        kv_dtype=work.checkpoint.main_dtype,
     )
     problems = validate(Checkpoint.open(partial), expected)
     if problems and resumed:

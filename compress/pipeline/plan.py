@@ -18,13 +18,13 @@ from compress.checkpoint.layout import Entry, nbytes
 from compress.errors import CheckpointError, RecipeError
 from compress.formats import FORMATS, Verdict, detect, runtimes
 from compress.methods import METHODS
-from compress.pipeline import fit
+from compress.pipeline import cache_scales, fit
 from compress.pipeline.estimate import Estimate, Job, estimate
 from compress.pipeline.lengths import cap_defaults
 from compress.pipeline.modules import ModulePlan, Skipped
 from compress.pipeline.output_format import check_experts, choose_format, remarks
 from compress.pipeline.pairs import check_pairs
-from compress.quant.scheme import QuantScheme
+from compress.quant.scheme import ActivationScheme, QuantScheme
 from compress.recipe import Recipe
 from compress.recipe.matching import assign
 
@@ -53,6 +53,11 @@ class Plan:
     runtimes: tuple[Verdict, ...]
     warnings: tuple[str, ...]
     problems: tuple[str, ...] = ()
+
+    @property
+    def kv_cache(self) -> ActivationScheme | None:
+        """How runtimes shall store keys and values, None for as they are."""
+        return cache_scales.scheme(self.recipe)
 
     @property
     def needs_calibration(self) -> bool:
@@ -88,6 +93,8 @@ class Plan:
 
 
 def _calibrated(recipe: Recipe) -> bool:
+    if recipe.kv_cache is not None:
+        return True
     return any(METHODS[s.method].needs_calibration(s.config, s.scheme) for s in recipe.stages)
 
 
@@ -119,6 +126,8 @@ def build_plan(recipe: Recipe, checkpoint: Checkpoint, *, dtype: torch.dtype) ->
     check_pairs(recipe, spec, modules)
     check_experts(modules, fmt)
     tensors = _output_tensors(checkpoint, modules, fmt)
+    if recipe.kv_cache is not None:
+        tensors = cache_scales.reserve(recipe, spec, checkpoint.main_dtype, tensors, fmt)
     shards = plan_shards([t for group in tensors.values() for t in group], recipe.output.shard_size)
     return Plan(
         recipe=recipe,

@@ -15,6 +15,8 @@ def dump(recipe: Recipe) -> str:
         data["description"] = recipe.description
     data["seed"] = recipe.seed
     data["stages"] = [_stage(stage) for stage in recipe.stages]
+    if recipe.kv_cache is not None:
+        data["kv_cache"] = recipe.kv_cache
     for part in ("calibration", "evaluation", "output"):
         value = getattr(recipe, part)
         if value is not None:

@@ -22,6 +22,7 @@ from compress.recipe.reader import (
 from compress.recipe.schema import (
     DEFAULT_IGNORE,
     DEFAULT_TARGETS,
+    KvCache,
     OutputConfig,
     Places,
     Recipe,
@@ -38,6 +39,7 @@ RECIPE_KEYS = (
     "calibration",
     "evaluation",
     "output",
+    "kv_cache",
 )
 STAGE_KEYS = ("method", *SCHEME_KEYS, "targets", "ignore")
 MAX_SEED = (1 << 63) - 1
@@ -87,6 +89,7 @@ def _read_recipe(root: Node, text: str, overrides: tuple[str, ...]) -> Recipe:
         calibration=read_calibration(_section(keys, "calibration"), seed),
         evaluation=read_evaluation(_section(keys, "evaluation"), seed),
         output=_read_output(_section(keys, "output")),
+        kv_cache=read(KvCache | None, keys["kv_cache"]) if "kv_cache" in keys else None,
         text=text,
         overrides=overrides,
         places=places,
@@ -109,17 +112,31 @@ def check(recipe: Recipe) -> None:
         _check_scheme(stage)
     if not recipe.stages:
         raise RecipeError(f"{recipe.at('stages')}: is empty; a recipe has one stage or more")
-    needing = [s for s in recipe.stages if METHODS[s.method].needs_calibration(s.config, s.scheme)]
+    needing = _needing_data(recipe)
     if needing and recipe.calibration is None:
         raise RecipeError(
-            f"{needing[0].at('method')}: {needing[0].method!r} needs calibration data; add"
-            " 'calibration: {sources: self}' or name your own texts"
+            f"{needing[0]} needs calibration data; add 'calibration: {{sources: self}}' or name"
+            " your own texts"
         )
     if recipe.calibration is not None and not needing:
         raise RecipeError(
             f"{recipe.at('calibration')}: no stage looks at calibration data; take it out"
         )
     _check_held_out(recipe)
+
+
+def _needing_data(recipe: Recipe) -> list[str]:
+    """Every place that asks for calibration data, as the front of a message."""
+    from compress.methods import METHODS
+
+    places = [
+        f"{stage.at('method')}: {stage.method!r}"
+        for stage in recipe.stages
+        if METHODS[stage.method].needs_calibration(stage.config, stage.scheme)
+    ]
+    if recipe.kv_cache is not None:
+        places.append(f"{recipe.at('kv_cache')}: {recipe.kv_cache!r}")
+    return places
 
 
 def _check_scheme(stage: Stage) -> None:

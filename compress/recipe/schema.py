@@ -10,6 +10,7 @@ from compress.quant.scheme import QuantScheme
 from compress_calibration.config import CalibrationConfig
 
 OutputFormat = Literal["auto", "compressed-tensors", "bitsandbytes", "dense"]
+KvCache = Literal["fp8", "int8"]
 DEFAULT_TARGETS = ("*",)
 # These two words mean a role, whatever the layer is called, and may match nothing.
 DEFAULT_IGNORE = ("lm_head", "router")
@@ -74,6 +75,7 @@ class Recipe:
 
     calibration: None for a recipe whose stages see no data.
     evaluation: None when nothing is to be measured.
+    kv_cache: calibrated scales with which runtimes store keys and values in 8 bits; None for none.
     text: the YAML as it was written, before `overrides` ("key=value"); empty for one built in
         Python. Both, and `places`, are history: they play no part in equality.
     """
@@ -85,6 +87,7 @@ class Recipe:
     calibration: CalibrationConfig | None = None
     evaluation: EvaluationConfig | None = None
     output: OutputConfig = OutputConfig()
+    kv_cache: KvCache | None = None
     text: str = field(default="", compare=False, repr=False)
     overrides: tuple[str, ...] = field(default=(), compare=False)
     places: Places = field(default_factory=Places, compare=False, repr=False)

@@ -1,0 +1,34 @@
+"""Largest keys and values of a block over the calibration set, and the scales they ask for."""
+
+import torch
+from torch import Tensor
+
+from compress.arch.spec import BlockSpec
+from compress.blocks.kv_states import PassingCache, Peak
+from compress.checkpoint.dtypes import TORCH_DTYPES
+from compress.formats import kv_encode
+from compress.pipeline.work import Work
+from compress.quant.inputs import static_scale
+
+
+class Peaks:
+    """Largest key and value of one block while it runs over the calibration set."""
+
+    def __init__(self) -> None:
+        self.key, self.value = Peak(), Peak()
+
+    def cache(self, mask: Tensor | None) -> PassingCache:
+        """For one call of the block. mask: bool [batch, seq], False for padding."""
+        self.key.mask = self.value.mask = mask
+        return PassingCache(self.key.see, self.value.see)
+
+    def write(self, work: Work, block: BlockSpec) -> None:
+        """Write the scales that these peaks ask for."""
+        how = work.plan.kv_cache
+        assert how is not None, "peaks are measured for a cache scheme"
+        dtype = TORCH_DTYPES[work.checkpoint.main_dtype]
+        k, v = (
+            static_scale(torch.tensor([peak.absmax]), how, dtype) for peak in (self.key, self.value)
+        )
+        for name, tensor in kv_encode(block, k, v).items():
+            work.writer.write(name, tensor)
