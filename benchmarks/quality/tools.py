@@ -1,0 +1,148 @@
+"""How a checkpoint comes about and how it is measured, each by a process of its own."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.processes import REPO, package_versions, run
+from benchmarks.quality.rows import CALIBRATION, DOCUMENTS, LENGTH, OURS, SAMPLES, TEXT, Cell, Model
+
+# Of each tool: its environment in .venv-peers (and the variable that names another interpreter),
+# its script in benchmarks/peers, the packages whose versions count.
+PEERS = {
+    "llm-compressor": (
+        "llmcompressor",
+        "llmcompressor_run.py",
+        ("llmcompressor", "compressed-tensors", "transformers", "torch"),
+    ),
+    "bitsandbytes": (
+        "bitsandbytes",
+        "bitsandbytes_int8.py",
+        ("bitsandbytes", "transformers", "torch"),
+    ),
+}
+OUR_PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy")
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
+MEASURES = ("perplexity", "kl", "top1_agreement", "bits_per_weight")
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A finished checkpoint and what it cost."""
+
+    out: Path
+    cost: dict[str, float]
+
+
+def make(cell: Cell, seed: int, work: Path) -> Made:
+    """The checkpoint of a cell from one draw of calibration rows, in `work`.
+
+    What an earlier call finished is taken as it is. RuntimeError with the tool's last lines when it
+    fails.
+    """
+    out = work / "made" / cell.model.name / slug(f"{cell.tool}-{cell.row.group}-{cell.row.name}")
+    out = out / str(seed)
+    log, cost = out / "log", out / "cost.json"
+    if not cost.is_file():
+        shutil.rmtree(out, ignore_errors=True)
+        out.mkdir(parents=True)
+        command = our_command if cell.tool == OURS else peer_command
+        found = run(command(cell, seed, work, out), log, environment(cell.tool))
+        copy_tokenizer(cell.model, out / "result")
+        cost.write_text(json.dumps(asdict(found)))
+    return Made(out / "result", json.loads(cost.read_text()))
+
+
+def slug(name: str) -> str:
+    return re.sub(r"[^\w.+-]+", "-", name)
+
+
+def our_command(cell: Cell, seed: int, work: Path, out: Path) -> list[str]:
+    """`compress-model run`; it reads and tokenizes the text by itself."""
+    recipe: dict[str, Any] = {"name": "quality", "seed": seed, "stages": list(cell.stages)}
+    if cell.row.seeds:
+        sources = [{"text": str(CALIBRATION)}]
+        recipe["calibration"] = {"sources": sources, "samples": SAMPLES, "length": LENGTH}
+    path = out / "recipe.yaml"
+    path.write_text(json.dumps(recipe, indent=1))  # JSON is YAML
+    words = ["-m", "compress.cli", "run", str(path), "--model", str(cell.model.path)]
+    return [sys.executable, *words, "--out", str(out / "result")]
+
+
+def peer_command(cell: Cell, seed: int, work: Path, out: Path) -> list[str]:
+    """The peer's script; where it looks at data it is handed the same rows, tokenized."""
+    _, script, _ = PEERS[cell.tool]
+    path = REPO / "benchmarks" / "peers" / script
+    command = [peer_python(cell.tool), str(path), str(cell.model.path), str(out / "result")]
+    assert cell.row.peer is not None
+    if cell.row.peer.seeds:
+        command += ["--rows", str(calibration_rows(cell.model, seed, work))]
+    return [*command, *cell.flags]
+
+
+def calibration_rows(model: Model, seed: int, work: Path) -> Path:
+    """The rows that a run of ours with this seed calibrates on."""
+    path = work / "rows" / f"{model.name}-{seed}.safetensors"
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-m", "benchmarks.peers.rows", str(model.path)]
+        command += [str(CALIBRATION), str(path), "--samples", str(SAMPLES)]
+        command += ["--length", str(LENGTH), "--seed", str(seed)]
+        subprocess.run(command, check=True, cwd=REPO, capture_output=True)
+    return path
+
+
+def peer_python(tool: str) -> str:
+    """Interpreter of a peer: $LLMCOMPRESSOR_PYTHON and so on, or the one install.sh made."""
+    name = PEERS[tool][0]
+    default = REPO / ".venv-peers" / name / "bin" / "python"
+    python = os.environ.get(f"{name.upper()}_PYTHON", str(default))
+    if not Path(python).is_file():
+        raise SystemExit(f"{python} is not there; run benchmarks/peers/install.sh {name}")
+    return python
+
+
+def environment(tool: str) -> dict[str, str]:
+    """Ours as it is; a peer must not see our packages, nor ask a hub."""
+    if tool == OURS:
+        return dict(os.environ)
+    own = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return {**own, "HF_HUB_OFFLINE": "1"}
+
+
+def copy_tokenizer(model: Model, folder: Path) -> None:
+    """Some tools save weights only; the text is cut by the source's tokenizer in any case."""
+    for name in TOKENIZER:
+        if not (folder / name).is_file():
+            shutil.copyfile(model.path / name, folder / name)
+
+
+def measure(made: Made, model: Model) -> dict[str, float]:
+    """Perplexity, KL(source || result) in nats a token, agreement of the first choice, and bits a
+    weight, by `compress-model eval`: windows of the model's context with BOS first, fp32."""
+    report = made.out.parent / "evaluation"
+    shutil.rmtree(report, ignore_errors=True)
+    command = [sys.executable, "-m", "compress.cli", "eval", str(made.out), "--out", str(report)]
+    command += ["--against", str(model.path), "--text", str(TEXT)]
+    run([*command, "--max-documents", str(DOCUMENTS)], made.out.parent / "evaluation.log")
+    found = json.loads((report / "report.json").read_text())
+    (text,) = found["quality"]["texts"]
+    return {
+        "perplexity": text["ppl_result"],
+        "kl": text["kl"],
+        "top1_agreement": text["top1_agreement"],
+        "bits_per_weight": found["result"]["bits_per_weight"],
+        "perplexity_source": text["ppl_source"],
+    }
+
+
+def versions(tool: str) -> dict[str, str]:
+    if tool == OURS:
+        return package_versions(sys.executable, OUR_PACKAGES)
+    return package_versions(peer_python(tool), PEERS[tool][2])
