@@ -40,20 +40,35 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Reader:
+    """A linear of a pair that will be quantized.
+
+    weight: the source's, [N, K], in the dtype stored, which is also that of its scales.
+    rows, columns: earlier folds, as in `Folds`; None for none. They are applied where asked for,
+    so that a wide mixture is never in memory as fp32.
+    """
+
+    weight: Tensor
+    scheme: QuantScheme
+    rows: Tensor | None = None
+    columns: Tensor | None = None
+
+    def folded(self, step: int = 1) -> Tensor:
+        """Every `step`-th row with all earlier folds applied: fp32 [N / step rounded up, K]."""
+        rows = None if self.rows is None else self.rows[::step]
+        return _scaled(self.weight[::step], rows, self.columns)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class PairView:
     """What a search sees of a pair, with all earlier folds of the block applied.
 
-    weights: fp32 [N_i, K] of the readers that will be quantized. schemes: one for each.
-    scale_dtypes: dtype in which the scales of each will be stored.
-    unquantized: fp32 [N_i, K] of the readers that stay dense, such as a router.
+    readers: those that will be quantized; the others (a router) follow whatever is found.
     hessian: fp32 [K, K], mean of x xᵀ over what the readers read. absmax, absmean: fp32 [K].
     """
 
     pair: FoldPair
-    weights: tuple[Tensor, ...]
-    schemes: tuple[QuantScheme, ...]
-    scale_dtypes: tuple[torch.dtype, ...]
-    unquantized: tuple[Tensor, ...]
+    readers: tuple[Reader, ...]
     hessian: Tensor
     absmax: Tensor
     absmean: Tensor
@@ -97,12 +112,7 @@ class Folds:
     def weight(self, tensor: str, weight: Tensor) -> Tensor:
         """A linear's weight after the folds: fp32 [N, K], from any dtype, [N, K] on the way in
         whatever the order on disk. The argument is left as it is."""
-        out = weight.float()
-        if tensor in self.rows:
-            out = out / self.rows[tensor].to(out.device)[:, None]
-        if tensor in self.columns:
-            out = out * self.columns[tensor].to(out.device)
-        return out
+        return _scaled(weight, self.rows.get(tensor), self.columns.get(tensor))
 
     def vector(self, tensor: str, vector: Tensor) -> Tensor:
         """A norm's weight or any bias [N] after the folds, in the dtype it came in."""
@@ -134,25 +144,19 @@ class Folds:
     ) -> PairView:
         """What a search sees of a pair.
 
-        weights: the source's weight [N, K] of every reader, by its name, in the dtype stored.
+        weights: the source's weight [N, K] of the readers, by name, in the dtype stored.
         schemes: of the readers that will be quantized, by name. stats: of what the readers read,
         without any fold, magnitudes included.
         """
-        folded = {name: self.weight(self.linears[name].tensor, weights[name]) for name in weights}
-        rounded = tuple(name for name in pair.readers if name in schemes)
         seen = self.stats(self.linears[pair.readers[0]].tensor, stats)
         assert seen.absmax is not None, pair.writer
         assert seen.absmean is not None, pair.writer
-        return PairView(
-            pair,
-            tuple(folded[name] for name in rounded),
-            tuple(schemes[name] for name in rounded),
-            tuple(weights[name].dtype for name in rounded),
-            tuple(folded[name] for name in pair.readers if name not in schemes),
-            seen.hessian,
-            seen.absmax,
-            seen.absmean,
-        )
+        readers = []
+        for name in (name for name in pair.readers if name in schemes):
+            tensor = self.linears[name].tensor
+            rows, columns = self.rows.get(tensor), self.columns.get(tensor)
+            readers.append(Reader(weights[name], schemes[name], rows, columns))
+        return PairView(pair, tuple(readers), seen.hessian, seen.absmax, seen.absmean)
 
 
 def expand(pair: FoldPair, channels: Tensor) -> Tensor:
@@ -183,6 +187,14 @@ def settle(fold: Fold, norm: Tensor) -> Fold:
     scale = old / new
     good = torch.isfinite(scale) & (scale > 0) & torch.isfinite(new)
     return replace(fold, scale=torch.where(good, scale, torch.ones_like(scale)))
+
+
+def _scaled(weight: Tensor, rows: Tensor | None, columns: Tensor | None) -> Tensor:
+    """fp32 weight [N, K], rows divided and columns multiplied; a new tensor if anything is done."""
+    out = weight.float()
+    if rows is not None:
+        out = out / rows.to(out.device)[:, None]
+    return out if columns is None else out * columns.to(out.device)
 
 
 def _multiply(factors: dict[str, Tensor], tensor: str, factor: Tensor) -> None:

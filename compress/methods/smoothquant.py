@@ -49,10 +49,10 @@ def search(view: PairView, config: SmoothQuantConfig) -> Choice:
     """The scale of eq. (4) for the channels of one pair."""
     if config.pairs == "norms" and view.pair.kind == "linear":
         return Choice(None, "pairs is norms")
-    if not view.weights:
+    if not view.readers:
         return Choice(None, "none of its readers is quantized")
     x = by_channel(view.pair, view.absmax).amax(dim=0)  # x: [C]
-    peaks = torch.stack([weight.abs().amax(dim=0) for weight in view.weights]).amax(dim=0)
+    peaks = torch.stack([r.folded().abs().amax(dim=0) for r in view.readers]).amax(dim=0)
     w = by_channel(view.pair, peaks).amax(dim=0)  # w: [C]
     scale = x.pow(config.alpha) / w.pow(1 - config.alpha)
     good = (x > 0) & (w > 0) & torch.isfinite(scale) & (scale > 0)

@@ -183,9 +183,10 @@ def test_statistics_and_weights_are_seen_behind_all_folds() -> None:
     bias = torch.ones(16, dtype=torch.bfloat16)
     assert folds.vector("norm.bias", bias).dtype == torch.bfloat16
     view = folds.view(pair, {"v": torch.ones(8, 16).bfloat16()}, {"v": QuantScheme()}, stats)
-    torch.testing.assert_close(view.weights[0], (first * second).expand(8, 16))
-    assert view.scale_dtypes == (torch.bfloat16,)
-    assert view.unquantized == ()
+    (reader,) = view.readers
+    torch.testing.assert_close(reader.folded(), (first * second).expand(8, 16))
+    assert reader.folded(step=3).shape == (3, 16)
+    assert folds.view(pair, {}, {}, stats).readers == ()
 
 
 def test_config_says_which_pairs_a_real_checkpoint_has(demo_model: Path) -> None:
