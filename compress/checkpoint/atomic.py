@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Literal
 
 from compress.checkpoint import disk
+from compress.checkpoint.results import contents, foreign, is_result, remove_result
 from compress.errors import OutputError
 
 _TEMPORARY = ".compress-tmp"
@@ -52,8 +53,9 @@ def prepare_output(
 ) -> Output:
     """Check that a run may write to `out`; changes nothing.
 
-    source: folder of the model that is read, which the output must not touch. Raises OutputError
-    that says what is in the way and what to do.
+    source: folder of the model that is read, which the output must not touch. overwrite: replace
+    what is in `out`, if it is a result of an earlier run. Raises OutputError that says what is in
+    the way and what to do.
     """
     out = Path(out).resolve()
     _require_place(out)
@@ -64,8 +66,9 @@ def prepare_output(
         _require_resumable(output)
     else:
         _require_fresh(output)
-    if output.state != "publish" and not overwrite and _holds_something(out):
-        raise OutputError(f"{out} is not empty; choose another folder or add --overwrite")
+    _require_ours(output.replaced)
+    if overwrite or output.state != "publish":
+        _require_replaceable(output)
     return output
 
 
@@ -93,7 +96,8 @@ def publish(output: Output, working: Iterable[str] = ()) -> None:
             disk.rename(output.publishing, output.out)
             disk.fsync_path(output.out.parent)
         if output.replaced.is_dir():
-            disk.remove_tree(output.replaced)
+            _require_ours(output.replaced)
+            remove_result(output.replaced)
 
 
 def write_atomic(path: Path, data: bytes) -> None:
@@ -189,9 +193,32 @@ def _require_fresh(output: Output) -> None:
         return
     found = next(p for p in (output.publishing, output.replaced, output.partial) if p.exists())
     raise OutputError(
-        f"{found} is left from a run that was stopped; add --resume to go on with it, or remove it"
-        " to start again"
+        f"{found} is left from a run that was stopped; remove it to start again, or add --resume if"
+        " this is the same run"
     )
+
+
+def _require_replaceable(output: Output, then: str = "") -> None:
+    """OutputError when there is something in OUT that may not go. then: what to do afterwards."""
+    out = output.out
+    if not _holds_something(out):
+        return
+    if not is_result(out):
+        raise OutputError(
+            f"{out} is not empty and no result of an earlier run (it holds {contents(out)}), and"
+            f" only that is ever replaced; choose another folder or empty it{then}"
+        )
+    if not output.overwrite:
+        raise OutputError(f"{out} is not empty; choose another folder or add --overwrite{then}")
+
+
+def _require_ours(replaced: Path) -> None:
+    """OutputError when OUT.replaced, which goes at the end, holds what no result does."""
+    if _holds_something(replaced) and foreign(replaced):
+        raise OutputError(
+            f"{replaced} holds {contents(replaced)}, which no result has, and a run removes that"
+            " folder; move it away"
+        )
 
 
 def _holds_something(folder: Path) -> bool:
@@ -218,11 +245,9 @@ def _remove_working(folder: Path, working: Iterable[str]) -> None:
 def _move_aside(output: Output) -> None:
     if not _holds_something(output.out):
         return  # rename replaces an empty folder
-    if not output.overwrite:
-        raise OutputError(
-            f"{output.out} is not empty; add --overwrite or empty it, then run again with --resume"
-        )
+    _require_replaceable(output, ", then run again with --resume")
     if output.replaced.exists():
-        disk.remove_tree(output.replaced)
+        _require_ours(output.replaced)
+        remove_result(output.replaced)
     disk.rename(output.out, output.replaced)
     disk.fsync_path(output.out.parent)

@@ -13,10 +13,11 @@ _OTHER_WEIGHTS = (
     *(".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx"),
     *(".onnx_data", ".ot", ".tflite", ".npy", ".npz", ".pkl", ".pickle", ".joblib"),
 )
+FOLDER_OF_OUTLIERS = "compress_model"  # of a result: columns that stay in 16 bit
 # What a run itself makes in the folder of its result.
 RUNS_OWN = (
     *("journal.json", "hidden.0", "hidden.1", "evaluation", "outliers"),
-    *("report", "recipe.yaml", "compress_model"),
+    *("report", "recipe.yaml", FOLDER_OF_OUTLIERS),
 )
 _RUNS_SUFFIXES = (".partial", ".compress-tmp")
 

@@ -21,7 +21,7 @@ PAGE = Path("report", "report.html")
 @options.settings
 @options.compute
 @click.option("--resume", is_flag=True, help="Go on with a run that was stopped.")
-@click.option("--overwrite", is_flag=True, help="Replace what FOLDER holds.")
+@click.option("--overwrite", is_flag=True, help="Replace the result of an earlier run in FOLDER.")
 @click.option("--dry-run", is_flag=True, help="Print the plan, with all that would stop the run.")
 @options.as_json
 def command(

@@ -19,7 +19,21 @@ from compress.errors import OutputError
 from conftest import tree_hashes
 from faults import Killed, counting, fault_at
 
-FILES = {"config.json": b"{}", "model.safetensors": b"new weights", "report/report.json": b"{1}"}
+FILES = {
+    "config.json": b"{}",
+    "model.safetensors": b"new weights",
+    "recipe.yaml": b"name: x",
+    "report/report.json": b"{1}",
+}
+# tokenizer.json: known by the report, which therefore must outlive it.
+OLD = {
+    **FILES,
+    "LICENSE": b"free",
+    "model.safetensors": b"old",
+    "report/report.html": b"<html>",
+    "report/report.json": b'{"copied_files": ["LICENSE", "tokenizer.json"]}',
+    "tokenizer.json": b"{}",
+}
 
 
 def fill(partial: Path) -> None:
@@ -32,6 +46,13 @@ def fill(partial: Path) -> None:
     }.items():
         (partial / name).parent.mkdir(exist_ok=True)
         (partial / name).write_bytes(data)
+
+
+def old_result(folder: Path) -> None:
+    """A result of an earlier run."""
+    (folder / "report").mkdir(parents=True)
+    for name, data in OLD.items():
+        (folder / name).write_bytes(data)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -75,12 +96,76 @@ def test_empty_output_and_empty_partial_are_no_hindrance(tmp_path: Path) -> None
 
 def test_overwrite_replaces_the_whole_folder(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    (out / "sub").mkdir(parents=True)
-    (out / "sub" / "old").write_text("old")
+    old_result(out)
     assert "is not empty; choose another folder or add --overwrite" in refusal(out)
     run(out, overwrite=True)
     assert contents(out) == FILES
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+def test_overwrite_leaves_a_folder_alone_that_is_no_result(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    for name in ("Documents", "Pictures"):
+        (home / name).mkdir(parents=True)
+    for name in ("letter.odt", "notes.txt", "tax.pdf"):
+        (home / name).write_text("mine")
+    for overwrite in (False, True):
+        assert refusal(home, overwrite=overwrite) == (
+            f"{home} is not empty and no result of an earlier run (it holds 'Documents/',"
+            " 'Pictures/', 'letter.odt' and 2 more), and only that is ever replaced; choose"
+            " another folder or empty it"
+        )
+    assert len(list(home.iterdir())) == 5
+
+
+@pytest.mark.parametrize(
+    ("added", "shown"),
+    [
+        ("notes.txt", "notes.txt"),
+        ("model.gguf", "model.gguf"),
+        ("report/draft.md", "report/draft.md"),
+        ("data/x", "data/"),
+    ],
+)
+def test_overwrite_leaves_a_result_alone_that_holds_more(
+    tmp_path: Path, added: str, shown: str
+) -> None:
+    out = tmp_path / "out"
+    old_result(out)
+    assert prepare_output(out, overwrite=True).state == "fresh"
+    (out / added).parent.mkdir(exist_ok=True)
+    (out / added).write_text("mine")
+    assert f"(it holds '{shown}')" in refusal(out, overwrite=True)
+
+
+def test_overwrite_leaves_a_checkpoint_alone_that_no_run_made(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_text("from the hub")
+    assert "(it holds 'config.json', 'model.safetensors')" in refusal(tmp_path, overwrite=True)
+
+
+def test_a_folder_of_the_name_replaced_is_not_removed(tmp_path: Path) -> None:
+    out, replaced = tmp_path / "out", tmp_path / "out.replaced"
+    old_result(out)
+    replaced.mkdir()
+    (replaced / "mine.txt").write_text("mine")
+    expected = f"{replaced} holds 'mine.txt', which no result has"
+    assert expected in refusal(out, resume=True, overwrite=True)
+
+
+def test_overwrite_looks_again_before_it_replaces(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    old_result(out)
+    output = prepare_output(out, overwrite=True)
+    create_partial(output)
+    fill(output.partial)
+    (out / "added.txt").write_text("during the run")
+    with pytest.raises(OutputError, match=r"it holds 'added.txt'.* empty it, then run again with"):
+        publish(output, ["journal.jsonl", "spill"])
+    assert (out / "added.txt").exists()
+    (out / "added.txt").unlink()
+    run(out, overwrite=True, resume=True)
+    assert contents(out) == FILES
 
 
 def test_partial_needs_resume_even_with_overwrite(tmp_path: Path) -> None:
@@ -90,8 +175,10 @@ def test_partial_needs_resume_even_with_overwrite(tmp_path: Path) -> None:
     fill(fill_into)
     for overwrite in (False, True):
         message = refusal(out, overwrite=overwrite)
-        assert f"{fill_into} is left from a run that was stopped; add --resume" in message
-        assert "or remove it" in message
+        assert message == (
+            f"{fill_into} is left from a run that was stopped; remove it to start again, or add"
+            " --resume if this is the same run"
+        )
     output = prepare_output(out, resume=True)
     assert (output.state, output.partial) == ("resume", fill_into)
 
@@ -147,11 +234,14 @@ def test_output_filled_during_the_run_is_not_touched(tmp_path: Path) -> None:
     fill(output.partial)
     out.mkdir()
     (out / "theirs").write_text("theirs")
-    with pytest.raises(OutputError, match="is not empty; add --overwrite or empty it, then run"):
+    with pytest.raises(
+        OutputError, match=r"holds 'theirs'.* or empty it, then run again with --re"
+    ):
         publish(output, ["journal.jsonl", "spill"])
     assert contents(out) == {"theirs": b"theirs"}
     assert prepare_output(out, resume=True).state == "publish"
-    run(out, resume=True, overwrite=True)
+    (out / "theirs").unlink()
+    run(out, resume=True)
     assert contents(out) == FILES
 
 
@@ -163,8 +253,7 @@ def test_kill_anywhere_while_publishing(tmp_path: Path, effect: str, old: bool) 
         folder = tmp_path / name
         folder.mkdir()
         if old:
-            (folder / "out" / "deep").mkdir(parents=True)
-            (folder / "out" / "deep" / "file").write_text("old")
+            old_result(folder / "out")
         return folder / "out"
 
     out = start("count")
@@ -175,7 +264,7 @@ def test_kill_anywhere_while_publishing(tmp_path: Path, effect: str, old: bool) 
         with fault_at(number, effect), pytest.raises(Killed):  # type: ignore[arg-type]
             run(out, overwrite=old)
         if out.exists():
-            assert contents(out) in (FILES, {"deep/file": b"old"})
+            assert contents(out) in (FILES, OLD)
         left = {p.name for p in out.parent.iterdir() if any(p.iterdir())} - {"out"}
         resume = bool(left) or (out.parent / "out.replaced").exists()
         if resume or not out.exists() or contents(out) != FILES:

@@ -114,5 +114,5 @@ def test_control_c_says_how_to_resume(demo_model: Path, tmp_path: Path) -> None:
     child = job.start("out")
     _, said = child.communicate(timeout=60)
     assert child.returncode == 2
-    assert "is left from a run that was stopped; add --resume to go on with it" in said
+    assert "is left from a run that was stopped; remove it to start again, or add --resume" in said
     assert "Traceback" not in said

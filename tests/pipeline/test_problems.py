@@ -83,6 +83,11 @@ def test_a_dry_run_looks_at_the_output_folder(tiny, tmp_path: Path) -> None:
     assert dry(recipe(RTN), tiny("llama"), out) == ()
     (out / "mine.txt").write_text("keep")
     (line,) = dry(recipe(RTN), tiny("llama"), out)
+    assert "it holds 'mine.txt'" in line
+    assert dry(recipe(RTN), tiny("llama"), out, overwrite=True) == (line,)
+    (out / "mine.txt").unlink()
+    run(recipe(RTN), tiny("llama"), out)
+    (line,) = dry(recipe(RTN), tiny("llama"), out)
     assert line == f"{out} is not empty; choose another folder or add --overwrite"
     assert dry(recipe(RTN), tiny("llama"), out, overwrite=True) == ()
     (line,) = dry(recipe(RTN), tiny("llama"), out, overwrite=True, resume=True)
@@ -96,7 +101,7 @@ def test_a_dry_run_looks_at_what_was_begun(tiny, tmp_path: Path) -> None:
     with pytest.raises(faults.Killed), faults.fault_at(60):
         run(recipe(RTN), tiny("llama"), out)
     (line,) = dry(recipe(RTN), tiny("llama"), out)
-    assert line.startswith(f"{part} is left from a run that was stopped; add --resume")
+    assert line.startswith(f"{part} is left from a run that was stopped; remove it to start")
     assert dry(recipe(RTN), tiny("llama"), out, resume=True) == ()
     (line,) = dry(recipe({**RTN, "group_size": 16}), tiny("llama"), out, resume=True)
     assert "recipe.stages[0].scheme.group_size was 32, is 16" in line
@@ -142,7 +147,7 @@ def test_the_exit_code_of_a_dry_run(tiny, tmp_path: Path, capsys) -> None:
     (tmp_path / "out" / "mine.txt").touch()
     assert main(line) == 1
     assert capsys.readouterr().out.splitlines()[-1].startswith(f"problem: {tmp_path / 'out'} is no")
-    assert main([*line, "--overwrite"]) == 0
+    assert main([*line, "--overwrite"]) == 1
 
 
 def test_calibration_that_does_not_fit_is_refused_before_work(

@@ -136,12 +136,16 @@ def test_an_output_that_is_not_empty(source: Path) -> None:
     out = source.parent / "full"
     out.mkdir()
     (out / "mine.txt").write_text("keep")
+    for overwrite in (False, True):
+        with pytest.raises(OutputError, match=r"no result of .* \(it holds 'mine.txt'\)"):
+            run(recipe(RTN), source, out, overwrite=overwrite)
+    assert [p.name for p in out.iterdir()] == ["mine.txt"]
+    (out / "mine.txt").unlink()
+    run(recipe(RTN), source, out)
     with pytest.raises(OutputError) as caught:
         run(recipe(RTN), source, out)
     assert str(caught.value) == f"{out} is not empty; choose another folder or add --overwrite"
-    assert [p.name for p in out.iterdir()] == ["mine.txt"]
     run(recipe(RTN), source, out, overwrite=True)
-    assert not (out / "mine.txt").exists()
 
 
 def test_an_output_inside_the_source(source: Path) -> None:

@@ -159,8 +159,8 @@ def test_another_run_is_refused_with_the_difference(
     assert line.endswith(f", is 77{remedy}")
     monkeypatch.undo()
     assert refused(recipe(RTN), source, out) == (
-        f"{partial} is left from a run that was stopped; add --resume to go on with it, or remove"
-        " it to start again"
+        f"{partial} is left from a run that was stopped; remove it to start again, or add --resume"
+        " if this is the same run"
     )
     go_on(recipe(RTN), source, out)
 

@@ -1,0 +1,67 @@
+"""What a result of ours holds, so that --overwrite never deletes anything else."""
+
+import json
+import re
+from pathlib import Path
+
+from compress.checkpoint import disk
+from compress.checkpoint.sidefiles import FOLDER_OF_OUTLIERS
+
+REPORT = "report"
+_MARKS = ("config.json", "recipe.yaml", f"{REPORT}/report.json")
+_FILES = frozenset({"config.json", "recipe.yaml", "README.md", "model.safetensors.index.json"})
+_WEIGHTS = re.compile(r"model(-\d+-of-\d+)?\.safetensors")
+_INSIDE = {
+    REPORT: re.compile(r"report\.(json|html)"),
+    FOLDER_OF_OUTLIERS: re.compile(r".+\.safetensors"),
+}
+_SHOWN = 3
+
+
+def is_result(folder: Path) -> bool:
+    """Whether a folder is a result of a run, whole and with nothing added to it."""
+    return all((folder / name).is_file() for name in _MARKS) and not foreign(folder)
+
+
+def foreign(folder: Path) -> list[str]:
+    """What lies in a folder and in no result, sorted; folders end in a slash."""
+    known = _FILES | _copied(folder)
+    found: list[str] = []
+    for path in sorted(folder.iterdir()):
+        if path.name in _INSIDE and path.is_dir() and not path.is_symlink():
+            inside = _INSIDE[path.name]
+            others = [
+                p for p in sorted(path.iterdir()) if p.is_dir() or not inside.fullmatch(p.name)
+            ]
+            found += [f"{path.name}/{_shown(p)}" for p in others]
+        elif path.is_dir() or not (path.name in known or _WEIGHTS.fullmatch(path.name)):
+            found.append(_shown(path))
+    return found
+
+
+def contents(folder: Path) -> str:
+    """The first entries of a folder for a message, those first that no result has."""
+    others = foreign(folder)
+    names = others or [_shown(path) for path in sorted(folder.iterdir())]
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(map(repr, names[:_SHOWN])) + more
+
+
+def remove_result(folder: Path) -> None:
+    """Remove a result; its report goes last, for it says which files are its own."""
+    for path in sorted(folder.iterdir(), key=lambda p: (p.name == REPORT, p.name)):
+        disk.remove_tree(path)
+    disk.rmdir(folder)
+
+
+def _copied(folder: Path) -> frozenset[str]:
+    """Files that a result has from its source, by its own report."""
+    try:
+        report = json.loads((folder / REPORT / "report.json").read_bytes())
+        return frozenset(map(str, report["copied_files"]))
+    except (OSError, ValueError, TypeError, LookupError):
+        return frozenset()
+
+
+def _shown(path: Path) -> str:
+    return f"{path.name}/" if path.is_dir() else path.name
