@@ -75,7 +75,7 @@ def _in_groups(x: Tensor, size: int) -> Tensor:
     """[..., K] -> [..., G, size], the last group filled with zeros."""
     missing = -x.shape[-1] % size
     padded = pad(x, (0, missing)) if missing else x
-    return padded.unflatten(-1, (-1, size))
+    return padded.reshape(*x.shape[:-1], -1, size)
 
 
 def _dynamic_outliers(x: Tensor, threshold: float) -> Tensor:

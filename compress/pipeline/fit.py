@@ -34,21 +34,33 @@ def refuse_tied_head(recipe: Recipe, spec: DecoderSpec) -> None:
 def check_groups(recipe: Recipe, modules: Iterable[ModulePlan]) -> None:
     """RecipeError when a layer's width is no multiple of its group, with sizes that would do."""
     modules = list(modules)
-    bad = [m for m in modules if m.linear.shape[1] % m.scheme.columns_per_scale(m.linear.shape[1])]
+    bad = [m for m in modules if _broken_group(m)]
     if not bad:
         return
     first = bad[0]
-    size = first.scheme.group_size
+    size = _broken_group(first)
     widths = [m.linear.shape[1] for m in modules if m.stage == first.stage]
     fitting = [g for g in range(2, LARGEST_GROUP + 1) if gcd(*widths) % g == 0]
     near = sorted(sorted(fitting, key=lambda g: abs(g - size))[:3])
-    remedy = f"group_size {', '.join(map(str, near))} or " if near else ""
+    remedy = f"use group_size {', '.join(map(str, near))} or " if near else "use "
+    remedy += "granularity: channel"
+    if first.scheme.type == "float":
+        remedy = "ignore it or use method fp8 with scheme FP8_DYNAMIC"
     more = f" (nor have {len(bad) - 1} more layers)" if len(bad) > 1 else ""
     raise RecipeError(
         f"{recipe.stages[first.stage].at('group_size')}: {first.linear.name} has"
         f" {first.linear.shape[1]} input columns, not a multiple of {size}{more};"
-        f" use {remedy}granularity: channel"
+        f" {remedy}"
     )
+
+
+def _broken_group(m: ModulePlan) -> int:
+    """A number of columns with one scale, of weight or inputs, that cuts the width; 0 for none."""
+    columns, inputs = m.linear.shape[1], m.scheme.activation
+    steps = [m.scheme.columns_per_scale(columns)]
+    if inputs is not None and inputs.granularity == "group":
+        steps.append(inputs.group_size)
+    return next((step for step in steps if columns % step), 0)
 
 
 def check_fused(modules: Iterable[ModulePlan], skipped: Iterable[Skipped]) -> None:
@@ -60,7 +72,9 @@ def check_fused(modules: Iterable[ModulePlan], skipped: Iterable[Skipped]) -> No
             schemes.setdefault((block, linear.fused, linear.expert), {})[linear.name] = scheme
 
     for m in modules:
-        note(m.linear, m.block, m.scheme.describe() + (" with g_idx" if m.g_idx else ""))
+        # NVFP4's divisor is chosen by one stage for all that are merged.
+        stage = f" of stages[{m.stage}]" if m.scheme.is_fp4 else ""
+        note(m.linear, m.block, m.scheme.describe() + stage + (" with g_idx" if m.g_idx else ""))
     for s in skipped:
         note(s.linear, s.block, "unquantized")
     for members in schemes.values():

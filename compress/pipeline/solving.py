@@ -64,7 +64,9 @@ def _solve(
     work = block.work
 
     def alike(m: ModulePlan) -> tuple[int, str, str]:
-        return m.stage, m.scheme.describe(), work.checkpoint.tensors[m.linear.tensor].dtype
+        # NVFP4's numbers have dtypes of their own, and one of them is for merged layers together.
+        stored = "" if m.scheme.is_fp4 else work.checkpoint.tensors[m.linear.tensor].dtype
+        return m.stage, m.scheme.describe(), stored
 
     for (stage_index, _, _), same in groupby(sorted(members, key=alike), key=alike):
         stage = work.plan.recipe.stages[stage_index]

@@ -1,6 +1,7 @@
 """The data-free pass: tensors go through one by one, no module is ever built."""
 
 import time
+from collections.abc import Iterable
 
 import torch
 
@@ -15,6 +16,7 @@ from compress.pipeline.work import (
     layer_record,
     outside_tensors,
     read_in_rows,
+    read_weight,
     store,
 )
 from compress.quant.scheme import QuantScheme
@@ -45,17 +47,20 @@ def run(work: Work) -> None:
 def stream_unit(work: Work, unit: str, block: int | None, sources: list[str]) -> None:
     """One unit: round what is planned, copy what is not, flush, record."""
     planned = work.planned(block)
-    layers: list[Layer] = []
+    layers: dict[str, Layer] = {}
     for name in sources:
-        if name in planned:
-            layers.append(round_one(work, planned[name]))
-        else:
+        if name not in planned:
             copy_tensors(work, [name])
-    finish_unit(work, unit, sources, layers)
+        elif planned[name].scheme.is_fp4:
+            if name not in layers:
+                layers |= round_merged(work, merged_with(planned[name], planned.values()))
+        else:
+            layers[name] = round_one(work, planned[name])
+    finish_unit(work, unit, sources, [layers[name] for name in sources if name in layers])
 
 
 def round_one(work: Work, module: ModulePlan) -> Layer:
-    """Quantize one linear by itself, in runs of rows; rows do not depend on each other."""
+    """Quantize one linear by itself, in runs of rows; runs do not depend on each other."""
     stage = work.plan.recipe.stages[module.stage]
     pieces, cost, norm = [], 0.0, 0.0
     for stored in read_in_rows(work, module):
@@ -68,6 +73,28 @@ def round_one(work: Work, module: ModulePlan) -> Layer:
         pieces.append(outcome.quantized)
     store(work, module, join_rows(pieces, module.scheme))
     return layer_record(module, error=cost / norm if norm > 0 else 0.0)
+
+
+def merged_with(module: ModulePlan, planned: Iterable[ModulePlan]) -> list[ModulePlan]:
+    """A linear and those that runtimes merge into one matrix with it, of the same block."""
+    key = module.linear.fused, module.linear.expert
+    if module.linear.fused is None:
+        return [module]
+    return [m for m in planned if (m.linear.fused, m.linear.expert) == key]
+
+
+def round_merged(work: Work, modules: list[ModulePlan]) -> dict[str, Layer]:
+    """Quantize linears as wholes, together, for a scheme that has one number for all of them."""
+    stage = work.plan.recipe.stages[modules[0].stage]
+    weights = [read_weight(work, m) for m in modules]
+    outcomes = METHODS[stage.method].quantize(
+        weights, modules[0].scheme, stage.config, scale_dtype=weights[0].dtype
+    )
+    layers = {}
+    for m, outcome in zip(modules, outcomes, strict=True):
+        store(work, m, outcome.quantized)
+        layers[m.linear.tensor] = layer_record(m, error=outcome.error)
+    return layers
 
 
 def join_rows(pieces: list[QuantizedTensor], scheme: QuantScheme) -> QuantizedTensor:

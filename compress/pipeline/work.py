@@ -62,10 +62,11 @@ def copy_tensors(work: Work, names: Iterable[str]) -> None:
             work.writer.write_rows(name, start, rows)
 
 
-def row_ranges(shape: tuple[int, ...]) -> list[tuple[int, int]]:
-    """Cut dimension 0 so that a piece stays within ROWS_AT_ONCE elements."""
+def row_ranges(shape: tuple[int, ...], multiple: int = 1) -> list[tuple[int, int]]:
+    """Cut dimension 0 so that a piece stays within ROWS_AT_ONCE elements, unless `multiple` rows,
+    of which pieces before the last have whole multiples, are more."""
     row = max(1, torch.Size(shape[1:]).numel())
-    step = max(1, ROWS_AT_ONCE // row)
+    step = max(1, ROWS_AT_ONCE // row // multiple) * multiple
     return [(start, min(start + step, shape[0])) for start in range(0, shape[0], step)]
 
 
@@ -137,14 +138,12 @@ def read_weight(work: Work, module: ModulePlan) -> Tensor:
 
 
 def read_in_rows(work: Work, module: ModulePlan) -> Iterator[Tensor]:
-    """The same in runs of rows [n, K], in order: one run where a single scale spans all rows."""
+    """The same in runs of rows [n, K], in order; no run ends amid rows that share a scale."""
     linear = module.linear
-    if linear.transposed or module.scheme.granularity == "tensor":
+    ranges = row_ranges(linear.shape, module.scheme.rows_per_scale(linear.shape[0]))
+    if linear.transposed:
         whole = read_weight(work, module)
-        ranges = row_ranges(linear.shape)
-        if module.scheme.granularity == "tensor":
-            ranges = [(0, linear.shape[0])]
         yield from (whole[start:stop] for start, stop in ranges)
         return
-    for start, stop in row_ranges(linear.shape):
+    for start, stop in ranges:
         yield work.checkpoint.read_rows(linear.tensor, start, stop, check_finite=True)
