@@ -69,7 +69,7 @@ def work_on(cell: Cell, work: Path) -> None:
 
 
 def store(cell: Cell, made: list[Made]) -> None:
-    qualities = [measure(one, cell.model) for one in made]
+    qualities = measure(made, cell.model)
     found = results.summary(qualities, [one.cost for one in made])
     results.store(cell, {**head(cell), **found})
     mean, error = found["mean"], found["standard_error"]

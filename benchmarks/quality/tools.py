@@ -6,12 +6,13 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.processes import REPO, package_versions, run
-from benchmarks.quality.rows import CALIBRATION, DOCUMENTS, LENGTH, OURS, SAMPLES, TEXT, Cell, Model
+from benchmarks.quality.rows import CALIBRATION, LENGTH, OURS, SAMPLES, Cell, Model
 
 # Of each tool: its environment in .venv-peers (and the variable that names another interpreter),
 # its script in benchmarks/peers, the packages whose versions count.
@@ -123,23 +124,13 @@ def copy_tokenizer(model: Model, folder: Path) -> None:
             shutil.copyfile(model.path / name, folder / name)
 
 
-def measure(made: Made, model: Model) -> dict[str, float]:
-    """Perplexity, KL(source || result) in nats a token, agreement of the first choice, and bits a
-    weight, by `compress-model eval`: windows of the model's context with BOS first, fp32."""
-    report = made.out.parent / "evaluation"
-    shutil.rmtree(report, ignore_errors=True)
-    command = [sys.executable, "-m", "compress.cli", "eval", str(made.out), "--out", str(report)]
-    command += ["--against", str(model.path), "--text", str(TEXT)]
-    run([*command, "--max-documents", str(DOCUMENTS)], made.out.parent / "evaluation.log")
-    found = json.loads((report / "report.json").read_text())
-    (text,) = found["quality"]["texts"]
-    return {
-        "perplexity": text["ppl_result"],
-        "kl": text["kl"],
-        "top1_agreement": text["top1_agreement"],
-        "bits_per_weight": found["result"]["bits_per_weight"],
-        "perplexity_source": text["ppl_source"],
-    }
+def measure(made: Sequence[Made], model: Model) -> list[dict[str, float]]:
+    """What benchmarks.quality.measure finds of each checkpoint against its source."""
+    folder = made[0].out.parent
+    found = folder / "quality.json"
+    command = [sys.executable, "-m", "benchmarks.quality.measure", str(found), str(model.path)]
+    run([*command, *(str(one.out) for one in made)], folder / "quality.log")
+    return list(json.loads(found.read_text()))
 
 
 def versions(tool: str) -> dict[str, str]:

@@ -1,0 +1,76 @@
+"""Quality of several results against one source, as `compress-model eval` measures it.
+
+    python -m benchmarks.quality.measure OUT.json SOURCE RESULT [RESULT ...]
+
+Windows of the source's context with BOS first, fp32 arithmetic. The source goes through once.
+"""
+
+import argparse
+import json
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.quality.rows import DOCUMENTS, TEXT
+from compress.checkpoint import Checkpoint
+from compress.evaluation.config import EvaluationConfig, TextConfig
+from compress.evaluation.evaluate import evaluate, source_final_states
+from compress.evaluation.stream import Work
+from compress.evaluation.texts import read_windows
+from compress.formats import Weights, open_weights
+from compress_calibration.tokenizer import load_tokenizer
+
+
+def measure(source: Path, results: Sequence[Path], work: Work) -> Iterator[dict[str, float]]:
+    """For each result: perplexity of it and of the source, KL(source || result) in nats a token,
+    agreement of the first choice, bits a weight."""
+    config = EvaluationConfig(
+        texts=(TextConfig(TEXT.stem, path=str(TEXT), max_documents=DOCUMENTS),)
+    )
+    origin = open_weights(Checkpoint.open(source))
+    windows = [
+        read_windows(text, config, load_tokenizer(source), origin.spec.context, None)
+        for text in config.texts
+    ]
+    with source_final_states(origin, windows, config, work) as states:
+        for folder in results:
+            result = open_weights(Checkpoint.open(folder))
+            (text,) = evaluate(result, origin, windows, config, work, states)
+            yield {**quality(text), "bits_per_weight": bits_per_weight(result)}
+
+
+def quality(text: Any) -> dict[str, float]:
+    return {
+        "perplexity": text.ppl_result,
+        "kl": text.kl,
+        "top1_agreement": text.top1_agreement,
+        "perplexity_source": text.ppl_source,
+    }
+
+
+def bits_per_weight(weights: Weights) -> float:
+    """Of the linears in the decoder blocks, scales and zeros included, biases not."""
+    linears = list(weights.spec.linears())
+    names = {linear.name for linear in linears}
+    stored = sum(
+        info.nbytes
+        for name, info in weights.checkpoint.tensors.items()
+        if name.rpartition(".")[0] in names and not name.endswith(".bias")
+    )
+    return 8 * stored / sum(n * k for n, k in (x.shape for x in linears))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name in ("out", "source"):
+        parser.add_argument(name, type=Path)
+    parser.add_argument("results", type=Path, nargs="+")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        found = list(measure(options.source, options.results, Work(Path(folder))))
+    options.out.write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
