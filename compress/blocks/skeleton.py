@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from compress.arch.spec import DecoderSpec
-from compress.blocks.activation import quantize_inputs
+from compress.blocks.activation import fake_quantize, quantize_inputs
 from compress.blocks.experts import split_experts
 from compress.blocks.kv_states import PassingCache, call_with_cache
 from compress.blocks.linear import check_linear
@@ -155,6 +155,14 @@ class Skeleton:
             )
         result: Tensor = out[0] if isinstance(out, tuple) else out
         return result
+
+    def stored_cache(self, weights: "Weights", index: int) -> PassingCache | None:
+        """What keys and values of a block go through in a quantized cache, None without one."""
+        how = weights.cache(self.spec.blocks[index])
+        if how is None:
+            return None
+        key, value = how
+        return PassingCache(lambda x: fake_quantize(x, key), lambda x: fake_quantize(x, value))
 
     def final_hidden(self, weights: "Weights", hidden: Tensor) -> Tensor:
         """The last block's output behind the final norm. hidden: [..., hidden]."""

@@ -81,11 +81,12 @@ def _through_blocks(
     count = len(weights.spec.blocks)
     for position in range(count):
         block = skeleton.load_block(weights, position)
+        cache = skeleton.stored_cache(weights, position)
         for index, batch in enumerate(batches):
             # hidden: [windows, length, hidden]
             hidden = states.read(index).to(work.device)
             context = skeleton.context(batch.ids, None)
-            states.write(index, skeleton.run_block(block, position, hidden, context))
+            states.write(index, skeleton.run_block(block, position, hidden, context, cache))
         # Freed before the next one is read: two blocks at a time would double the peak.
         del block
         work.progress(f"evaluate {label}", position + 1, count)

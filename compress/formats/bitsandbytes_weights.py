@@ -13,7 +13,7 @@ from torch import Tensor
 
 from compress.arch.families import FAMILIES
 from compress.arch.sizes import text_config
-from compress.arch.spec import DecoderSpec
+from compress.arch.spec import BlockSpec, DecoderSpec
 from compress.checkpoint.header import read_header
 from compress.checkpoint.reader import Checkpoint
 from compress.errors import CheckpointError
@@ -55,6 +55,9 @@ class BitsandbytesWeights:
         tensors, read = self.checkpoint.tensors, self.checkpoint.read
         scheme = self.dynamic if outliers is None else _calibrated(self.dynamic)
         return bitsandbytes.decode(tensor, scheme, tensors.__contains__, read, outliers)
+
+    def cache(self, block: BlockSpec) -> None:
+        """The format says nothing of the cache."""
 
     def outliers(self, tensor: str) -> OutlierColumns | None:
         """Columns that calibration fixed for a quantized weight, None where it did not."""

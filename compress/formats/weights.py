@@ -44,6 +44,9 @@ class Weights(Protocol):
     def activation(self, linear: str) -> InputQuantization | None:
         """How the inputs of a linear (by module name) are quantized at run time, if at all."""
 
+    def cache(self, block: BlockSpec) -> tuple[InputQuantization, InputQuantization] | None:
+        """How a block's keys and values are stored in the cache, None for as they are."""
+
 
 @dataclass(frozen=True, slots=True)
 class DenseWeights:
@@ -56,6 +59,9 @@ class DenseWeights:
         return self.checkpoint.read(tensor)
 
     def activation(self, linear: str) -> InputQuantization | None:
+        return None
+
+    def cache(self, block: BlockSpec) -> None:
         return None
 
 
@@ -106,14 +112,14 @@ class CompressedWeights:
         scale = ct_decode.input_scale(linear, tensors.__contains__, self.checkpoint.read)
         return InputQuantization(scheme.activation, scale)
 
-    def kv_scales(self, block: BlockSpec) -> tuple[Tensor, Tensor] | None:
-        """Scales [1] of a block's keys and values, None where its cache is not quantized."""
+    def cache(self, block: BlockSpec) -> tuple[InputQuantization, InputQuantization] | None:
+        """Scheme and scale [1] of a block's keys and of its values."""
         tensors, read = self.checkpoint.tensors, self.checkpoint.read
-        names = kv_cache.scales_in(block, tensors)
-        if self.schemes.kv_cache is None or names is None:
+        names, scheme = kv_cache.scales_in(block, tensors), self.schemes.kv_cache
+        if scheme is None or names is None:
             return None
         k, v = (ct_decode.one_number(x, "caches", tensors.__contains__, read) for x in names)
-        return k, v
+        return InputQuantization(scheme, k), InputQuantization(scheme, v)
 
     def _plain_dtype(self) -> torch.dtype:
         for name in (self.spec.embedding, self.spec.final_norm):

@@ -1,0 +1,87 @@
+"""A run with `kv_cache`: scales of what attention stores, and a report that counts their cost."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from compress.blocks.kv_states import PassingCache, Peak
+from compress.blocks.skeleton import Skeleton
+from compress.checkpoint import Checkpoint
+from compress.errors import RecipeError
+from compress.formats import open_weights
+from compress.pipeline import make_plan, run
+from pipeline_runs import RTN, recipe, text_source
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gpt2", "mixtral", "qwen3_moe")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_block_shows_keys_and_values_and_computes_the_same(tiny, family: str) -> None:
+    weights = open_weights(Checkpoint.open(tiny(family)))
+    skeleton = Skeleton(weights.checkpoint.config, weights.spec, dtype=torch.float32)
+    ids = torch.arange(24).reshape(2, 12) % weights.spec.vocab
+    context, hidden = skeleton.context(ids), skeleton.embed(weights, ids)
+    block = skeleton.load_block(weights, 0)
+    key, value = Peak(), Peak()
+    seen = skeleton.run_block(block, 0, hidden, context, PassingCache(key.see, value.see))
+    assert torch.equal(seen, skeleton.run_block(block, 0, hidden, context))
+    assert key.absmax > 0
+    assert value.absmax > 0
+
+
+def test_padding_has_no_say_in_a_peak() -> None:
+    states = torch.zeros(1, 1, 3, 2)
+    states[0, 0] = torch.tensor([[1.0, -2.0], [0.5, 0.0], [9.0, 9.0]])
+    peak = Peak(mask=torch.tensor([[True, True, False]]))
+    assert torch.equal(peak.see(states), states)
+    assert peak.absmax == 2.0
+
+
+@pytest.mark.parametrize(("name", "largest"), [("fp8", 448.0), ("int8", 127.5)])
+def test_scales_are_those_of_the_cached_states(
+    tiny, tmp_path: Path, name: str, largest: float
+) -> None:
+    asked = recipe(RTN, kv_cache=name, calibration=text_source(tmp_path))
+    run(asked, tiny("llama"), tmp_path / "out")
+    result = open_weights(Checkpoint.open(tmp_path / "out"))
+    plain = run(recipe(RTN), tiny("llama"), tmp_path / "plain")
+    assert plain.calibration is None
+    skeleton = Skeleton(result.checkpoint.config, result.spec, dtype=torch.bfloat16)
+    for block in result.spec.blocks:
+        cache = result.cache(block)
+        assert cache is not None
+        for part in cache:
+            assert part.scale.shape == (1,)
+            assert 0 < float(part.scale) * largest < 100
+        assert skeleton.stored_cache(result, block.index) is not None
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["quantization_config"]["kv_cache_scheme"]["num_bits"] == 8
+
+
+def test_evaluation_stores_keys_and_values_as_the_result_says(tiny, tmp_path: Path) -> None:
+    dense = recipe(RTN, kv_cache="int8", calibration=text_source(tmp_path))
+    run(dense, tiny("llama"), tmp_path / "out")
+    result = open_weights(Checkpoint.open(tmp_path / "out"))
+    skeleton = Skeleton(result.checkpoint.config, result.spec, dtype=torch.float32)
+    ids = torch.arange(12).reshape(1, 12)
+    context, hidden = skeleton.context(ids), skeleton.embed(result, ids)
+    block = skeleton.load_block(result, 0)
+    stored = skeleton.run_block(block, 0, hidden, context, skeleton.stored_cache(result, 0))
+    plain = skeleton.run_block(block, 0, hidden, context)
+    change = float((stored - plain).norm() / plain.norm())
+    assert 0 < change < 0.05
+
+
+def test_formats_without_a_place_refuse(tiny, tmp_path: Path) -> None:
+    asked = recipe(
+        RTN, kv_cache="fp8", calibration=text_source(tmp_path), output={"format": "dense"}
+    )
+    with pytest.raises(RecipeError, match="kv_cache: is 'fp8', which format 'dense' has no place"):
+        make_plan(asked, tiny("llama"))
+
+
+def test_it_needs_data() -> None:
+    with pytest.raises(RecipeError, match="kv_cache: 'int8' needs calibration data"):
+        recipe(RTN, kv_cache="int8")
