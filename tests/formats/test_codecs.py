@@ -6,11 +6,15 @@ from hypothesis import strategies as st
 from compress.checkpoint.dtypes import TORCH_DTYPES
 from compress.errors import CheckpointError, RecipeError
 from compress.formats import FORMATS, compressed_tensors, ct_decode
+from compress.formats.compressed_tensors import is_packed
 from compress.quant.scheme import ActivationScheme, QuantScheme
 from compressed_models import round_weight
 
 NAME = "model.layers.0.mlp.down_proj.weight"
 CODES = {dtype: code for code, dtype in TORCH_DTYPES.items()}
+
+
+ACTIVATIONS = [None, ActivationScheme(), ActivationScheme(type="float")]
 
 
 @st.composite
@@ -21,7 +25,7 @@ def schemes(draw: st.DrawFn) -> QuantScheme:
         symmetric=draw(st.booleans()),
         granularity=granularity,
         group_size=draw(st.sampled_from([4, 5, 32])) if granularity == "group" else 0,
-        activation=draw(st.sampled_from([None, ActivationScheme()])),
+        activation=draw(st.sampled_from(ACTIVATIONS)),
     )
 
 
@@ -36,7 +40,7 @@ def schemes(draw: st.DrawFn) -> QuantScheme:
 def test_round_trip_is_exact(
     scheme: QuantScheme, n: int, k: int, dtype: torch.dtype, act_order: bool
 ) -> None:
-    act_order = act_order and scheme.granularity == "group" and scheme.activation is None
+    act_order = act_order and scheme.granularity == "group" and is_packed(scheme)
     weight = torch.randn(n, k, generator=torch.Generator().manual_seed(n * 100 + k)).to(dtype)
     tensor = round_weight(weight, scheme, act_order=act_order)
     parts = compressed_tensors.encode(NAME, tensor)

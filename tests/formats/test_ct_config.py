@@ -11,7 +11,7 @@ from compress.checkpoint.reader import Checkpoint
 from compress.errors import CheckpointError
 from compress.formats.ct_config import ignored_modules, quantization_config
 from compress.formats.scheme_map import parse
-from compress.quant.scheme import ActivationScheme, QuantScheme
+from compress.quant.scheme import PRESETS, ActivationScheme, QuantScheme
 
 G4, G8 = QuantScheme(group_size=32), QuantScheme(bits=8, group_size=32)
 A8 = QuantScheme(bits=8, granularity="channel", group_size=0, activation=ActivationScheme())
@@ -81,7 +81,12 @@ def test_nothing_quantized(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("by_role", "form"),
-    [({"down": G8}, "pack-quantized"), ({"down": A8, "o": A8}, "mixed-precision"), ({}, None)],
+    [
+        ({"down": G8}, "pack-quantized"),
+        ({"down": A8, "o": A8}, "mixed-precision"),
+        ({}, None),
+        ({"down": PRESETS["FP8"], "o": PRESETS["NVFP4A16"]}, "mixed-precision"),
+    ],
 )
 @pytest.mark.parametrize("family", ["llama", "mixtral", "gpt2"])
 def test_every_module_gets_its_scheme_back(
@@ -96,6 +101,44 @@ def test_every_module_gets_its_scheme_back(
         assert schemes.scheme(linear.name) == want
     assert schemes.scheme("lm_head") is None
     assert schemes.transposed == {x.name for x in spec.linears() if x.transposed}
+
+
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        ("FP8", "float-quantized"),
+        ("FP8_DYNAMIC", "float-quantized"),
+        ("FP8_BLOCK", "float-quantized"),
+        ("NVFP4A16", "nvfp4-pack-quantized"),
+        ("W8A8_STATIC", "int-quantized"),
+    ],
+)
+def test_presets_are_what_compressed_tensors_calls_so(name: str, form: str, tmp_path: Path) -> None:
+    spec, shapes = opened("llama", tmp_path)
+    config = quantization_config(spec, shapes, {x.tensor: PRESETS[name] for x in spec.linears()})
+    assert config is not None
+    assert config["format"] == form
+    group = config["config_groups"]["group_0"]
+    assert group["weights"] | WEIGHTS[name] == group["weights"]
+    assert group.get("input_activations", {}) == INPUTS[name]
+    assert parse({"quantization_config": config}).scheme("a.b") == PRESETS[name]
+
+
+WEIGHTS: dict[str, dict[str, Any]] = {
+    "FP8": {"num_bits": 8, "type": "float", "strategy": "tensor"},
+    "FP8_DYNAMIC": {"num_bits": 8, "type": "float", "strategy": "channel"},
+    "FP8_BLOCK": {"type": "float", "strategy": "block", "block_structure": [128, 128]},
+    "NVFP4A16": {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16},
+    "W8A8_STATIC": {"num_bits": 8, "type": "int", "strategy": "channel"},
+}
+_INPUTS = {"num_bits": 8, "type": "float", "symmetric": True}
+INPUTS: dict[str, dict[str, Any]] = {
+    "FP8": {**_INPUTS, "strategy": "tensor", "dynamic": False},
+    "FP8_DYNAMIC": {**_INPUTS, "strategy": "token", "dynamic": True},
+    "FP8_BLOCK": {**_INPUTS, "strategy": "group", "dynamic": True, "group_size": 128},
+    "NVFP4A16": {},
+    "W8A8_STATIC": {**_INPUTS, "type": "int", "strategy": "tensor", "dynamic": False},
+}
 
 
 def test_experts_of_one_scheme_become_one_pattern(tmp_path: Path) -> None:
@@ -124,11 +167,45 @@ def test_odd_bits_name_the_version_that_reads_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("group", "message"),
     [
-        ({"weights": {"type": "float"}}, r"group_0.weights.type is 'float'; .* reads 'int'"),
-        ({"weights": {"strategy": "block"}}, r"weights.strategy is 'block'; .* 'channel', 'group'"),
+        ({"weights": {"type": "bool"}}, r"weights.type is 'bool'; .* reads 'int', 'float'"),
+        ({"weights": {"strategy": "token"}}, r"weights.strategy is 'token'; .* 'group', 'block'"),
         (
-            {"weights": {}, "input_activations": {"type": "int", "strategy": "tensor"}},
-            r"input_activations.strategy is 'tensor'; .* 'token'",
+            {"weights": {"type": "float", "num_bits": 4, "strategy": "group", "group_size": 32}},
+            r"weights.strategy is 'group'; this version reads 'tensor_group'",
+        ),
+        (
+            {"weights": {"type": "float", "strategy": "group", "scale_dtype": "torch.uint8"}},
+            r"weights.scale_dtype is 'uint8'; this version reads None, 'bfloat16'",
+        ),
+        (
+            {"weights": {"type": "float", "strategy": "block", "block_structure": [128, 64]}},
+            r"block_structure is \[128, 64\]; this version reads square blocks such as",
+        ),
+        ({"weights": {"strategy": "block"}}, r"block_structure is None; this version reads square"),
+        ({"weights": {"type": "float", "num_bits": 6}}, r"weights: bits is 6; floats have 8"),
+        (
+            {"weights": {}, "format": "mxfp8-quantized"},
+            r"group_0.format is 'mxfp8-quantized'",
+        ),
+        (
+            {"weights": {}, "input_activations": {"num_bits": 4, "type": "float"}},
+            r"input_activations: activation bits is 4; floats have 8",
+        ),
+        (
+            {"weights": {}, "input_activations": {"dynamic": "local", "strategy": "tensor"}},
+            r"input_activations.dynamic is 'local'; it must be true or false",
+        ),
+        (
+            {"weights": {}, "input_activations": {"strategy": "channel"}},
+            r"input_activations.strategy is 'channel'; this version reads 'token', 'tensor'",
+        ),
+        (
+            {"weights": {}, "input_activations": {"strategy": "token"}},
+            r"input_activations: activation granularity is 'token' with dynamic false",
+        ),
+        (
+            {"weights": {}, "input_activations": {"symmetric": False, "dynamic": True}},
+            r"input_activations.symmetric is False; this version reads True",
         ),
     ],
 )
@@ -144,3 +221,14 @@ def test_left_out_keys_are_inferred() -> None:
     block = {"config_groups": {"group_0": group}, "ignore": None}
     scheme = parse({"quantization_config": block}).scheme("a.b")
     assert scheme == QuantScheme(bits=4, granularity="channel", group_size=0)
+
+
+def test_old_spellings_are_read() -> None:
+    weights = {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": "128x128"}
+    group = {"targets": ["Linear"], "weights": weights}
+    fp4 = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
+    scales = {"scale_dtype": "torch.float8_e4m3fn", "zp_dtype": "torch.float8_e4m3fn"}
+    other = {"targets": ["re:.*down"], "weights": {**fp4, **scales}}
+    found = parse({"quantization_config": {"config_groups": {"a": group, "b": other}}})
+    assert found.scheme("x") == QuantScheme(8, True, "block", 128, type="float")
+    assert found.scheme("x.down") == PRESETS["NVFP4A16"]

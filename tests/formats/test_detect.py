@@ -26,6 +26,7 @@ def test_by_config(block: dict[str, object], name: str) -> None:
     ("tensor", "name"),
     [
         ("a.weight_packed", "compressed-tensors"),
+        ("a.weight_global_scale", "compressed-tensors"),
         ("a.qweight", "gptq or awq"),
         ("a.SCB", "bitsandbytes"),
         ("a.weight.quant_state.bitsandbytes__nf4", "bitsandbytes"),

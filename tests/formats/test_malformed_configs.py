@@ -18,10 +18,10 @@ import compressed_models
 import tiny_models
 from compress.checkpoint.reader import Checkpoint
 from compress.errors import CheckpointError, CompressError
-from compress.formats import open_weights
+from compress.formats import FP8_CACHE, open_weights
 from compress.formats.scheme_map import parse
 from compress.pipeline.inspection import inspect_checkpoint
-from compress.quant.scheme import QuantScheme
+from compress.quant.scheme import PRESETS, QuantScheme
 
 DOWN = "model.layers.0.mlp.down_proj"
 GROUP: dict[str, Any] = {
@@ -37,6 +37,18 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = tiny_models.make("llama", folder / "source")
     scheme = QuantScheme(group_size=32)
     return compressed_models.write(source, folder / "result", scheme, act_order=True).folder
+
+
+@pytest.fixture(scope="module")
+def written_floats(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Static FP8, NVFP4, blocks and a quantized cache in one model."""
+    folder = tmp_path_factory.mktemp("floats")
+    source = tiny_models.make("llama", folder / "source")
+
+    def choose(linear: Any) -> QuantScheme:
+        return PRESETS[{"down": "NVFP4A16", "o": "FP8_BLOCK"}.get(linear.role, "FP8")]
+
+    return compressed_models.write(source, folder / "result", choose, kv_cache=FP8_CACHE).folder
 
 
 def block(**changes: Any) -> dict[str, Any]:
@@ -159,8 +171,11 @@ ODD = st.one_of(
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
-@given(data=st.data())
-def test_any_change_is_read_or_refused(data: st.DataObject, written: Path) -> None:
+@given(data=st.data(), floats=st.booleans())
+def test_any_change_is_read_or_refused(
+    data: st.DataObject, floats: bool, written: Path, written_floats: Path
+) -> None:
+    written = written_floats if floats else written
     original = (written / "config.json").read_text()
     config = json.loads(original)
     for _ in range(data.draw(st.integers(1, 3))):
@@ -185,4 +200,7 @@ def test_any_change_is_read_or_refused(data: st.DataObject, written: Path) -> No
 
 def read_one(folder: Path) -> None:
     opened = open_weights(Checkpoint.open(folder))
-    opened.read(opened.spec.blocks[0].linears[0].tensor)
+    for linear in opened.spec.blocks[0].linears:
+        opened.read(linear.tensor)
+        opened.activation(linear.name)
+    opened.cache(opened.spec.blocks[0])

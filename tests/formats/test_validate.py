@@ -9,7 +9,7 @@ import compressed_models
 import tiny_models
 from compress.checkpoint.reader import Checkpoint
 from compress.formats.validate import Expected, validate
-from compress.quant.scheme import QuantScheme
+from compress.quant.scheme import PRESETS, QuantScheme
 
 G4 = QuantScheme(group_size=32)
 Q = "model.layers.0.self_attn.q_proj"
@@ -121,3 +121,38 @@ def test_fused_linears_must_agree(tmp_path: Path) -> None:
     found = problems(result.folder, Expected(tensors, result.spec, schemes, "compressed-tensors"))
     assert len(found) == 2
     assert found[0].startswith("model.layers.0.self_attn.k_proj is not quantized while another")
+
+
+def of_presets(tmp_path: Path, **names: str) -> tuple[Path, Expected]:
+    """A llama whose roles have the given presets, FP8 where none is given."""
+    source = tiny_models.make("llama", tmp_path / "source")
+    result = compressed_models.write(
+        source, tmp_path / "out", lambda x: PRESETS[names.get(x.role, "FP8")]
+    )
+    schemes = {name: t.scheme for name, t in result.quantized.items()}
+    return result.folder, Expected(
+        Checkpoint.open(source).tensors, result.spec, schemes, "compressed-tensors"
+    )
+
+
+def test_floats_and_static_inputs(tmp_path: Path) -> None:
+    qkv = dict.fromkeys("qkv", "NVFP4A16")
+    folder, expected = of_presets(tmp_path, **qkv, o="FP8_BLOCK", down="W8A8_STATIC")
+    assert problems(folder, expected) == []
+    edit_tensors(folder, weight_global_scale=torch.tensor([5.0]))
+    name = "model.layers.0.self_attn.k_proj.weight_global_scale"
+    assert problems(folder, expected)[0] == (
+        f"tensor {name} is not that of the linears which runtimes fuse it with"
+    )
+    edit_tensors(folder, weight_global_scale=torch.tensor([0.0]))
+    assert problems(folder, expected)[0] == (
+        f"tensor {Q}.weight_global_scale has scales that are not finite and positive"
+    )
+
+
+def test_an_input_scale_of_nothing(tmp_path: Path) -> None:
+    folder, expected = of_presets(tmp_path)
+    edit_tensors(folder, input_scale=torch.tensor([torch.nan]).bfloat16())
+    assert problems(folder, expected) == [
+        f"tensor {Q}.input_scale has scales that are not finite and positive"
+    ]

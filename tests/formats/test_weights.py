@@ -10,7 +10,7 @@ from compress.checkpoint.reader import Checkpoint
 from compress.errors import CheckpointError
 from compress.formats import logical_shapes, open_weights
 from compress.formats.weights import CompressedWeights
-from compress.quant.scheme import ActivationScheme, QuantScheme
+from compress.quant.scheme import PRESETS, ActivationScheme, QuantScheme
 
 G4 = QuantScheme(group_size=32)
 W8A8 = QuantScheme(bits=8, granularity="channel", group_size=0, activation=ActivationScheme())
@@ -18,7 +18,17 @@ FAMILIES = ("llama", "gpt2", "phi3", "mixtral")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("scheme", [G4, QuantScheme(bits=3, symmetric=False), W8A8])
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        G4,
+        QuantScheme(bits=3, symmetric=False),
+        W8A8,
+        *(PRESETS[name] for name in ("FP8", "FP8_DYNAMIC", "FP8_BLOCK", "NVFP4A16")),
+        PRESETS["W8A8_STATIC"],
+    ],
+    ids=QuantScheme.describe,
+)
 def test_compressed_reads_as_the_original(family: str, scheme: QuantScheme, tmp_path: Path) -> None:
     source = tiny_models.make(family, tmp_path / "source", tied=family == "llama")
     written = compressed_models.write(source, tmp_path / "out", scheme)
@@ -36,6 +46,8 @@ def test_compressed_reads_as_the_original(family: str, scheme: QuantScheme, tmp_
         want = scheme.activation if linear.role != "router" else None
         inputs = weights.activation(linear.name)
         assert (inputs.scheme if inputs else None) == want
+        scale = written.quantized[linear.tensor].input_scale if want else None
+        assert (inputs.scale if inputs else None) == scale
 
 
 def test_dense_passes_through(tmp_path: Path) -> None:
@@ -73,11 +85,11 @@ def edited(folder: Path, change: dict[str, object]) -> Checkpoint:
 def test_refusals(tmp_path: Path) -> None:
     source = tiny_models.make("llama", tmp_path / "source")
     folder = compressed_models.write(source, tmp_path / "out", G4).folder
-    with pytest.raises(CheckpointError, match=r"quantized in the format 'gptq'; dense and"):
+    with pytest.raises(CheckpointError, match=r"in the format 'gptq'; dense, compressed"):
         open_weights(edited(folder, {"quant_method": "gptq"}))
     ignored = {"quant_method": "compressed-tensors", "ignore": ["re:.*q_proj"]}
     weights = open_weights(edited(folder, ignored))
     with pytest.raises(CheckpointError, match=r"q_proj has quantized tensors but no config group"):
         weights.read("model.layers.0.self_attn.q_proj.weight")
-    with pytest.raises(CheckpointError, match=r"format is 'float-quantized'; this version reads"):
-        open_weights(edited(folder, {"format": "float-quantized"}))
+    with pytest.raises(CheckpointError, match=r"format is 'marlin-24'; this version reads"):
+        open_weights(edited(folder, {"format": "marlin-24"}))
