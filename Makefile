@@ -11,13 +11,15 @@ WORKERS ?= 2
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip install --disable-pip-version-check -q -c $(CONSTRAINTS)
 DEMO   := out/demo
-TEXTS   = evaluation.texts=[{self: true, samples: 64, length: 256}, {text: "$(abspath $(TEXT))"}]
-
+# Tokens of TEXT that are scored; 100,000 of them take minutes.
+TOKENS ?= 8192
+OWN    := {self: true, samples: 64, length: 256}
+TEXTS   = evaluation.texts=[$(OWN), {text: "$(abspath $(TEXT))", max_tokens: $(TOKENS)}]
 
 .PHONY: help demo test test-long test-interop test-gpu test-peers lint types contracts format clean
 
 help:
-	@echo "make demo          compress the embedded model and show what it cost (TEXT=file: there too)"
+	@echo "make demo          compress the embedded model and show what it cost (TEXT=file: there too, TOKENS=8192 of it)"
 	@echo "make test          the whole quick suite (2 cores, under 10 minutes)"
 	@echo "make test-interop  open our output with other projects' light loaders"
 	@echo "make test-peers    heavy peers (vLLM); see benchmarks/peers/README.md"
@@ -44,11 +46,11 @@ $(VENV)/.interop: $(VENV)/.dev
 	$(PIP) -e '.[dev,interop]'
 	@touch $@
 
-# TEXT=file.txt measures on that text too.
+# TEXT=file.txt measures on the first TOKENS tokens of that text too.
 demo: $(VENV)/.base
 	@mkdir -p $(dir $(DEMO)) && rm -rf $(DEMO).partial $(DEMO).publishing $(DEMO).replaced
-	$(BIN)/compress-model run demo --model examples/tale-6m --out $(DEMO) --overwrite \
-	  $(if $(TEXT),--set '$(TEXTS)')
+	$(if $(TEXT),@echo "of $(TEXT) about $(TOKENS) tokens are measured; TOKENS=N changes that")
+	$(BIN)/compress-model run demo --model examples/tale-6m --out $(DEMO) --overwrite$(if $(TEXT), --set '$(TEXTS)')
 
 test: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n $(WORKERS) -m "not interop and not peers and not long and not gpu"

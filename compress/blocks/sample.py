@@ -5,7 +5,8 @@ The whole model is in memory here, with a key/value cache. Each token's randomne
 sequence draws.
 """
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,22 +39,26 @@ def generate(
     top_k: int | None = None,
     prompt_ids: Tensor | None = None,
     batch: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Tensor:
     """Sampled token ids: int64 [count, length], the prompt included.
 
     prompt_ids: int64 [p] or [count, p]; without it a sequence starts with the config's BOS token,
     or with a random token when there is none. Generation goes on behind an end-of-text token, as
-    in packed training data. batch: sequences at once, `rows_at_once` by default. Raises DataError
-    when the model does not fit the free memory, or when the model cannot be that long.
+    in packed training data. batch: sequences at once, `rows_at_once` by default. progress: called
+    after every step with (steps done, steps in all). Raises DataError when the model does not fit
+    the free memory, or when the model cannot be that long.
     """
     _check_length(skeleton, length)
     check_memory(weights.checkpoint, skeleton.spec, skeleton.dtype, skeleton.device)
     batch = batch or rows_at_once(skeleton.spec, skeleton.dtype, length)
     model = whole_model(weights, skeleton)
     prompts = _prompts(skeleton, prompt_ids, count, seed)
+    slices = list(_slices(count, batch))
+    step = _counter(progress, len(slices) * (length - prompts.shape[1]))
     parts = [
-        _generate_batch(model, prompts[rows], rows, length, seed, temperature, top_k)
-        for rows in _slices(count, batch)
+        _generate_batch(model, prompts[rows], rows, length, seed, temperature, top_k, step)
+        for rows in slices
     ]
     return torch.cat(parts).cpu()
 
@@ -110,6 +115,7 @@ def _generate_batch(
     seed: int,
     temperature: float,
     top_k: int | None,
+    on_step: Callable[[], None],
 ) -> Tensor:
     from compress.blocks.cache import reserved_cache
 
@@ -123,6 +129,7 @@ def _generate_batch(
             noise = torch.from_numpy(uniforms(seed, indices, position))
             step = draw(out.logits[:, -1], noise, temperature, top_k)[:, None]
             tokens.append(step)
+            on_step()
     return torch.cat(tokens, 1)
 
 
@@ -139,6 +146,12 @@ def _prompts(skeleton: Skeleton, prompt_ids: Tensor | None, count: int, seed: in
 
 def _slices(count: int, batch: int) -> Iterator[slice]:
     return (slice(start, min(start + batch, count)) for start in range(0, count, batch))
+
+
+def _counter(progress: Callable[[int, int], None] | None, total: int) -> Callable[[], None]:
+    """What to call after every step, whichever batch it belongs to."""
+    numbers = itertools.count(1)
+    return lambda: None if progress is None else progress(next(numbers), total)
 
 
 def _check_length(skeleton: Skeleton, length: int) -> None:

@@ -25,6 +25,11 @@ PAGE = "report.html"
 @click.option("--window", type=click.IntRange(min=2), help="Tokens the model sees at once.")
 @click.option("--stride", type=click.IntRange(min=1), help="Tokens each further window scores.")
 @click.option("--max-documents", type=click.IntRange(min=1), help="Use the first N documents.")
+@click.option(
+    "--max-tokens",
+    type=click.IntRange(min=1),
+    help="Score about the first N tokens of each file; a long text takes minutes.",
+)
 @click.option("--out", metavar="FOLDER", help="Write report.json and report.html there.")
 @options.device
 @click.option(
@@ -42,6 +47,7 @@ def command(
     window: int | None,
     stride: int | None,
     max_documents: int | None,
+    max_tokens: int | None,
     out: str | None,
     device: str,
     dtype: Literal["fp32", "bf16"],
@@ -58,6 +64,7 @@ def command(
             window=window,
             stride=stride,
             max_documents=max_documents,
+            max_tokens=max_tokens,
             out=out,
             device=device,
             dtype=dtype,

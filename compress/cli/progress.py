@@ -36,6 +36,9 @@ class ProgressLine:
             self.close()
             self._stage, self._steps = event.stage, []
         now = self.clock()
+        if event.total == 0:
+            self._note(event, now)
+            return
         # An event that does not say how long it took ends the time since the one before.
         event = replace(event, seconds=event.seconds or now - self._last)
         self._last = now
@@ -43,6 +46,13 @@ class ProgressLine:
         self._write(self._bar(event) if self.terminal else self._plain(event))
         if event.index >= event.total:
             self.close()
+
+    def _note(self, event: "Event", now: float) -> None:
+        """A whole line that nothing rewrites or cuts."""
+        self.close()
+        self._last = now
+        self.stream.write(f"{event.stage}: {event.message}\n")
+        self.stream.flush()
 
     def close(self) -> None:
         """End a rewritten line, so that what follows starts on its own."""

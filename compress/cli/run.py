@@ -12,6 +12,7 @@ from compress.cli.plan import show_plan
 from compress.cli.progress import watched
 
 PAGE = Path("report", "report.html")
+INTERRUPTED = 130  # as a shell counts SIGINT
 
 
 @click.command("run")
@@ -66,7 +67,7 @@ def command(
             )
     except KeyboardInterrupt:
         click.echo(_how_to_resume(click.get_current_context().params), err=True)
-        raise
+        return INTERRUPTED
     page = Path(out) / PAGE
     options.print_report(report, page if page.is_file() else None, as_json)
     return 0
@@ -88,7 +89,7 @@ def _how_to_resume(given: Mapping[str, Any]) -> str:
         return "stopped before anything was written"
     words = ["run", given["recipe"], "--model", given["model"], "--out", given["out"]]
     words += [word for override in given["overrides"] for word in ("--set", override)]
-    words += ["--device", given["device"]]
+    words += ["--device", given["device"]] if given["device"] != "cpu" else []
     words += ["--dtype", given["dtype"]] if given["dtype"] else []
     words += ["--overwrite"] if given["overwrite"] else []
     line = shlex.join(["compress-model", *words, "--resume"])

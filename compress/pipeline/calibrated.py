@@ -39,7 +39,7 @@ def calibrate(work: Work, folder: Path) -> None:
     skeleton = Skeleton(work.checkpoint.config, spec, dtype=work.dtype, device=work.device)
     if CALIBRATION not in work.journal.units:
         began = time.perf_counter()
-        summary = calibration.prepare(config, work.weights, skeleton, folder)
+        summary = calibration.prepare(config, work.weights, skeleton, folder, work.progress)
         work.journal.record(CALIBRATION, summary)
         work.progress(Event("calibrate", "tokens", 1, 1, time.perf_counter() - began))
     ids, mask = calibration.reload(folder, work.journal.units[CALIBRATION]["sha256"])

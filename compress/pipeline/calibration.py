@@ -12,6 +12,7 @@ from compress.blocks.skeleton import Skeleton
 from compress.checkpoint.atomic import write_atomic
 from compress.errors import OutputError
 from compress.formats import Weights
+from compress.pipeline.events import Progress, by_tenths, note, silent
 from compress_calibration.config import CalibrationConfig
 from compress_calibration.dataset import build, digest
 from compress_calibration.tokenizer import load_tokenizer
@@ -20,7 +21,11 @@ FILE = "calibration.safetensors"
 
 
 def prepare(
-    config: CalibrationConfig, weights: Weights, skeleton: Skeleton, folder: Path
+    config: CalibrationConfig,
+    weights: Weights,
+    skeleton: Skeleton,
+    folder: Path,
+    progress: Progress = silent,
 ) -> dict[str, Any]:
     """Build the calibration set, store it and return its summary as plain data.
 
@@ -30,7 +35,11 @@ def prepare(
     tokenizer = None if only_self else load_tokenizer(weights.checkpoint.path)
 
     def sample(count: int, length: int) -> Tensor:
-        return generate(weights, skeleton, count=count, length=length, seed=config.seed)
+        progress(note("calibrate", f"the model writes {count} rows of {length} tokens"))
+        counter = by_tenths(progress, "calibrate", "written")
+        return generate(
+            weights, skeleton, count=count, length=length, seed=config.seed, progress=counter
+        )
 
     tokens = build(config, tokenizer, generate=sample, vocab=weights.spec.vocab)
     stored = {"ids": tokens.ids}

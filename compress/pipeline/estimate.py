@@ -80,16 +80,16 @@ def measure_rates(dtype: torch.dtype) -> Rates:
     ratios = clip_ratios("mse", 4)
     product = 2 * 1024 * 512 * 1024
     return Rates(
-        product=product / _seconds(lambda: x @ w),
-        product_fp32=product / _seconds(lambda: a @ b),
-        gram=1024 * 512 * 512 / _seconds(lambda: gram_(x, out)),
+        product=product / median_seconds(lambda: x @ w),
+        product_fp32=product / median_seconds(lambda: a @ b),
+        gram=1024 * 512 * 512 / median_seconds(lambda: gram_(x, out)),
         search=rows.numel()
-        / _seconds(lambda: group_scale(rows, ratios, None, 4, True, torch.bfloat16)),
-        elementwise=2 * x.nbytes / _seconds(lambda: silu(x)),
+        / median_seconds(lambda: group_scale(rows, ratios, None, 4, True, torch.bfloat16)),
+        elementwise=2 * x.nbytes / median_seconds(lambda: silu(x)),
     )
 
 
-def _seconds(work: Callable[[], object], budget: float = 0.02) -> float:
+def median_seconds(work: Callable[[], object], budget: float = 0.02) -> float:
     """Median time of a call over about `budget` seconds, after one to warm up."""
     work()
     times: list[float] = []
@@ -146,7 +146,7 @@ def _attention_seconds(job: Job, tokens: int) -> float:
     assert job.calibration is not None
     spec, length = job.spec, min(job.calibration.length, 2048)
     q = torch.randn(1, spec.heads, length, spec.head_dim, dtype=job.dtype)
-    row = _seconds(lambda: scaled_dot_product_attention(q, q, q, is_causal=True))
+    row = median_seconds(lambda: scaled_dot_product_attention(q, q, q, is_causal=True))
     return row * tokens / length
 
 

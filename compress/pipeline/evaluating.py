@@ -25,7 +25,7 @@ from compress.pipeline.environment import (
     versions,
 )
 from compress.pipeline.events import Progress, silent
-from compress.pipeline.quality import Measured, measure
+from compress.pipeline.quality import LEFT_OUT, Measured, measure
 from compress.pipeline.summary import kv_bytes_per_token, source_of
 from compress.report.codec import write_json
 from compress.report.html import write_html
@@ -40,6 +40,7 @@ def evaluate_checkpoint(
     window: int | None = None,
     stride: int | None = None,
     max_documents: int | None = None,
+    max_tokens: int | None = None,
     prompts: Sequence[str] = (),
     out: str | Path | None = None,
     device: str = "cpu",
@@ -48,7 +49,8 @@ def evaluate_checkpoint(
 ) -> Report:
     """Measure a checkpoint on texts (files, or "self" for text of the source model's own).
 
-    against: its source, for perplexity before, KL and agreement. out: a new or empty folder for
+    against: its source, for perplexity before, KL and agreement. max_documents, max_tokens: of
+    each file, as in a recipe. out: a new or empty folder for
     report.json and report.html. dtype: arithmetic of the blocks, "fp32" or "bf16". Raises a
     CompressError for what the user can mend.
     """
@@ -59,7 +61,7 @@ def evaluate_checkpoint(
     result = open_weights(Checkpoint.open(result_path))
     source = None if against is None else open_weights(Checkpoint.open(resolve_model(against)))
     config = EvaluationConfig(
-        texts=_texts(texts, max_documents, result.spec.context),
+        texts=_texts(texts, max_documents, max_tokens, result.spec.context),
         window=window,
         stride=stride,
         dtype=dtype,
@@ -87,7 +89,8 @@ def _measured(
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     if found.left_out:
-        raise DataError("; ".join(found.left_out))
+        # Nothing is left out here: it stops.
+        raise DataError("; ".join(line.replace(LEFT_OUT, "", 1) for line in found.left_out))
     return found
 
 
@@ -119,7 +122,9 @@ def _report(
     )
 
 
-def _texts(texts: Sequence[str], max_documents: int | None, context: int) -> tuple[TextConfig, ...]:
+def _texts(
+    texts: Sequence[str], max_documents: int | None, max_tokens: int | None, context: int
+) -> tuple[TextConfig, ...]:
     """Files go by their stems, with the folder in front where two have the same; text of the
     model's own is no longer than its context."""
     stems = [Path(text).stem for text in texts if text != "self"]
@@ -131,7 +136,7 @@ def _texts(texts: Sequence[str], max_documents: int | None, context: int) -> tup
         name = Path(text).stem
         if stems.count(name) > 1:
             name = f"{Path(text).absolute().parent.name}/{name}"
-        return TextConfig(name, path=text, max_documents=max_documents)
+        return TextConfig(name, path=text, max_documents=max_documents, max_tokens=max_tokens)
 
     return tuple(config(text) for text in texts)
 

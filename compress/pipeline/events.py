@@ -1,5 +1,6 @@
 """What a long run tells whoever watches it."""
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -9,7 +10,9 @@ class Event:
     """One step of the work is done.
 
     stage: what is going on ("calibrate", "quantize", "evaluate source", ...).
-    unit: what was just finished ("block 3"), index of total; seconds it took.
+    unit: what was just finished ("block 3"), index of total; seconds it took, 0 where the listener
+        may take the time since the event before.
+    A total of 0 is a note: nothing is finished, `message` says what begins.
     """
 
     stage: str
@@ -21,6 +24,26 @@ class Event:
 
 
 Progress = Callable[[Event], None]
+
+
+def note(stage: str, message: str) -> Event:
+    """A line on what begins."""
+    return Event(stage, "", 0, 0, 0.0, message)
+
+
+def by_tenths(progress: Progress, stage: str, unit: str) -> Callable[[int, int], None]:
+    """A counter (done, total) that becomes ten events or so, each with the time of its steps."""
+    last = time.perf_counter()
+
+    def count(done: int, total: int) -> None:
+        nonlocal last
+        if done < total and (10 * done) // total == (10 * (done - 1)) // total:
+            return
+        now = time.perf_counter()
+        progress(Event(stage, unit, done, total, now - last))
+        last = now
+
+    return count
 
 
 def silent(event: Event) -> None:

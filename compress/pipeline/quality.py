@@ -1,6 +1,7 @@
 """What the compression cost: perplexity, KL, agreement and samples, as the recipe asks."""
 
 import shutil
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ from compress.checkpoint import Checkpoint
 from compress.errors import DataError, DependencyError
 from compress.evaluation.config import DEFAULT_WINDOW_CAP, EvaluationConfig
 from compress.formats import Weights, open_weights
-from compress.pipeline.events import Event, Progress
+from compress.pipeline.events import Event, Progress, by_tenths, note, silent
 from compress.pipeline.vocabulary import refuse_other_tokenizer
 from compress.report.schema import Quality, Sample, TextQuality
 from compress_calibration.tokenizer import Tokenizer, load_tokenizer
@@ -20,6 +21,7 @@ from compress_calibration.tokenizer import Tokenizer, load_tokenizer
 if TYPE_CHECKING:
     from compress.evaluation.windows import TokenWindows
 
+LEFT_OUT = " was left out"
 NOT_ASKED = "the recipe asks for no evaluation"
 
 
@@ -59,7 +61,9 @@ def measure(
     tokenizer = _tokenizer(result_folder, config)
     if source is not None and tokenizer is not None:
         refuse_other_tokenizer(tokenizer, source.checkpoint.path, config.texts)
-    windows, left_out = _windows(source or result, config, tokenizer, device)
+    began = time.perf_counter()
+    windows, left_out = _windows(source or result, config, tokenizer, device, progress)
+    _announce(progress, windows, result, config, 1 if source is None else 2, began)
     work_folder.mkdir(exist_ok=True)
 
     def on_block(stage: str, done: int, total: int) -> None:
@@ -80,6 +84,23 @@ def measure(
     )
 
 
+def _announce(
+    progress: Progress,
+    windows: list["TokenWindows"],
+    result: Weights,
+    config: EvaluationConfig,
+    models: int,
+    began: float,
+) -> None:
+    """How much there is to evaluate; reading and writing it is a step of its own."""
+    if not windows:
+        return
+    from compress.pipeline.evaluation_cost import announcement
+
+    progress(Event("evaluate", "text", 1, 1, time.perf_counter() - began))
+    progress(note("evaluate", announcement(windows, result.spec, config, models)))
+
+
 def _tokenizer(folder: Path, config: EvaluationConfig) -> Tokenizer | None:
     """The result's tokenizer; None where there is none and only text of the model's own is read."""
     try:
@@ -91,13 +112,17 @@ def _tokenizer(folder: Path, config: EvaluationConfig) -> Tokenizer | None:
 
 
 def _windows(
-    origin: Weights, config: EvaluationConfig, tokenizer: Tokenizer | None, device: str
+    origin: Weights,
+    config: EvaluationConfig,
+    tokenizer: Tokenizer | None,
+    device: str,
+    progress: Progress,
 ) -> tuple[list["TokenWindows"], tuple[str, ...]]:
     """Windows of every text that can be had, and a line about each one that cannot."""
     from compress.evaluation.texts import read_windows
 
     def write(count: int, length: int, seed: int) -> Tensor:
-        return sampled(origin, count, length, seed, device)
+        return sampled(origin, count, length, seed, device, progress)
 
     context = origin.spec.context or DEFAULT_WINDOW_CAP
     windows, left_out = [], []
@@ -105,14 +130,18 @@ def _windows(
         try:
             windows.append(read_windows(text, config, tokenizer, context, write))
         except DataError as error:
-            left_out.append(f"evaluation text {text.name!r} was left out: {error}")
+            left_out.append(f"evaluation text {text.name!r}{LEFT_OUT}: {error}")
     return windows, tuple(left_out)
 
 
-def sampled(weights: Weights, count: int, length: int, seed: int, device: str) -> Tensor:
+def sampled(
+    weights: Weights, count: int, length: int, seed: int, device: str, progress: Progress = silent
+) -> Tensor:
     """Text of the model's own, in the arithmetic of the evaluation: ids int64 [count, length]."""
     from compress.blocks.sample import generate
     from compress.blocks.skeleton import Skeleton
 
     skeleton = Skeleton(weights.checkpoint.config, weights.spec, dtype=torch.float32, device=device)
-    return generate(weights, skeleton, count=count, length=length, seed=seed)
+    progress(note("evaluate", f"the model writes {count} rows of {length} tokens"))
+    counter = by_tenths(progress, "evaluate", "written")
+    return generate(weights, skeleton, count=count, length=length, seed=seed, progress=counter)

@@ -151,6 +151,7 @@ def test_inspect_fails_on_damage(
 
 def test_eval(pipeline: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     line = "eval o --against m --text a.txt --text self --window 64 --stride 32 --max-documents 3"
+    line += " --max-tokens 9"
     more = ["--json", "--out", "r", "--device", "cuda:1", "--dtype", "bf16"]
     assert main([*line.split(), *more]) == 0
     ((args, kwargs),) = pipeline.calls
@@ -162,6 +163,7 @@ def test_eval(pipeline: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
         "window": 64,
         "stride": 32,
         "max_documents": 3,
+        "max_tokens": 9,
         "out": "r",
         "device": "cuda:1",
         "dtype": "bf16",
@@ -255,9 +257,12 @@ def test_an_interrupted_run_says_how_to_resume(
     error = capsys.readouterr().err
     assert f"stopped; what is finished lies in {out}.partial. To go on:" in error
     assert (
-        f"compress-model run int4-rtn --model m --out '{out}/' --set 'name=a b' --device cpu"
+        f"compress-model run int4-rtn --model m --out '{out}/' --set 'name=a b'"
         " --dtype fp32 --overwrite --resume"
     ) in error
+    assert error.endswith("--resume\n")
+    assert main([*line, "--device", "cuda"]) == 130
+    assert "--set 'name=a b' --device cuda --resume" in capsys.readouterr().err
 
 
 def test_interrupting_another_command(
@@ -281,7 +286,7 @@ def test_what_to_type_after_control_c(tmp_path: Path) -> None:
     given = {"recipe": "r", "model": "m", "out": f"{out}/", "overrides": ("a=b c",)}
     given |= {"device": "cpu", "dtype": None, "overwrite": True}
     assert _how_to_resume(given) == "stopped before anything was written"
-    line = f"compress-model run r --model m --out {out}/ --set 'a=b c' --device cpu --overwrite"
+    line = f"compress-model run r --model m --out {out}/ --set 'a=b c' --overwrite"
     for state, says in {
         "replaced": (
             f"stopped; the result is in {out}, and what it replaced still in {out}.replaced"

@@ -3,7 +3,7 @@
 import io
 
 from compress.cli.progress import ProgressLine, watched
-from compress.pipeline.events import Event
+from compress.pipeline.events import Event, by_tenths, note
 
 
 def lines(*events: Event, terminal: bool = False) -> str:
@@ -44,6 +44,27 @@ def test_events_without_a_time_are_timed_here() -> None:
         "evaluate: block 0 (1/3), 2.00 s, 4.00 s left",
         "evaluate: block 1 (2/3), 4.00 s, 3.00 s left",
     ]
+
+
+def test_a_note_is_a_whole_line_and_ends_the_time_before_it() -> None:
+    stream = io.StringIO()
+    ticks = iter([10.0, 60.0, 62.0])
+    progress = ProgressLine(stream, True, lambda: next(ticks))
+    progress(note("evaluate", "4 tokens, " + "words " * 20))
+    progress(Event("evaluate", "block 0", 1, 2, 0.0))
+    first, second = stream.getvalue().split("\n")
+    assert first == "evaluate: 4 tokens, " + "words " * 20
+    assert second.endswith("block 0, 2.00 s left")
+
+
+def test_a_count_of_many_steps_becomes_ten_events() -> None:
+    events: list[Event] = []
+    count = by_tenths(events.append, "calibrate", "written")
+    for done in range(1, 256):
+        count(done, 255)
+    assert len(events) == 10
+    assert (events[-1].index, events[-1].total) == (255, 255)
+    assert all(event.seconds >= 0 for event in events)
 
 
 def test_a_terminal_s_line_is_rewritten_and_ended() -> None:

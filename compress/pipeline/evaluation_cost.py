@@ -1,0 +1,69 @@
+"""How long an evaluation will take, so that nobody waits for minutes without having been told."""
+
+from collections.abc import Sequence
+from math import prod
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from compress.arch.spec import DecoderSpec
+from compress.evaluation.config import EvaluationConfig
+from compress.pipeline import estimate
+from compress.report.units import duration, whole
+
+if TYPE_CHECKING:
+    from compress.evaluation.windows import TokenWindows
+
+LONG_SECONDS = 30
+FEWER = "max_tokens of a text (eval: --max-tokens) takes fewer"
+# Passes over logits: largest, shift, exponentials, sum and logarithm of each model in fp32; then
+# two exponentials, a difference, a comparison, a product, a sum in fp64 and two searches.
+_ALONE, _COMPARED = 6, 14
+
+
+def announcement(
+    windows: Sequence["TokenWindows"], spec: DecoderSpec, config: EvaluationConfig, models: int
+) -> str:
+    """One line on what is to be evaluated, with the time where that is long.
+
+    models: 1, or 2 with a source.
+    """
+    scored, count = sum(text.scored for text in windows), sum(len(text.lengths) for text in windows)
+    line = f"{whole(scored)} tokens in {whole(count)} window{'s'[: count != 1]}"
+    seconds = evaluation_seconds(windows, spec, config, models)
+    if seconds < LONG_SECONDS:
+        return line
+    return f"{line}, about {duration(seconds)} on this processor; {FEWER}"
+
+
+def evaluation_seconds(
+    windows: Sequence["TokenWindows"], spec: DecoderSpec, config: EvaluationConfig, models: int
+) -> float:
+    """Counted work over rates that are measured here and now, without reading weights."""
+    dtype = torch.float32 if config.dtype == "fp32" else torch.bfloat16
+    rates = estimate.measure_rates(dtype)
+    seen = sum(int(text.lengths.sum()) for text in windows)
+    scored = sum(text.scored for text in windows)
+    length = max((text.ids.shape[1] for text in windows), default=1)
+    blocks = _block_seconds(seen, length, spec, rates, dtype)
+    head = scored * 2 * spec.vocab * spec.hidden / rates.product_fp32
+    passes = _COMPARED if models > 1 and config.kl else _ALONE
+    compared = passes * 4 * scored * spec.vocab / rates.elementwise
+    return models * (blocks + head) + compared * models / 2
+
+
+def _block_seconds(
+    tokens: int, length: int, spec: DecoderSpec, rates: estimate.Rates, dtype: torch.dtype
+) -> float:
+    """One model's blocks over so many tokens in windows of `length`."""
+    blocks = len(spec.blocks)
+    weights = sum(prod(x.shape) for x in spec.linears())
+    wide = estimate.LIVE_WIDE * spec.intermediate + estimate.LIVE_HIDDEN * spec.hidden
+    q = torch.randn(1, spec.heads, length, spec.head_dim, dtype=dtype)
+    row = estimate.median_seconds(lambda: scaled_dot_product_attention(q, q, q, is_causal=True))
+    return (
+        2 * tokens * weights / rates.product
+        + blocks * row * tokens / length
+        + tokens * blocks * wide * dtype.itemsize * 2 / rates.elementwise
+    )

@@ -1,0 +1,71 @@
+"""What an evaluation says before it starts."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from compress.errors import DataError
+from compress.evaluation.config import EvaluationConfig
+from compress.evaluation.windows import cut_windows
+from compress.pipeline import estimate, evaluate_checkpoint, evaluation_cost, make_plan
+from compress.pipeline.estimate import Rates
+from compress.pipeline.events import Event
+from pipeline_runs import RTN, WORDS, recipe
+
+SLOW = Rates(product=1e9, product_fp32=1e9, gram=1e9, search=1e9, elementwise=1e9)
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(estimate, "measure_rates", lambda dtype: SLOW)
+
+
+@pytest.mark.usefixtures("slow")
+def test_a_long_evaluation_says_how_long_and_how_to_shorten_it(tiny) -> None:
+    spec, config = make_plan(recipe(RTN), tiny("llama")).spec, EvaluationConfig()
+    short, long = (cut_windows("t", [[1] * n], 128, 64) for n in (65, 6401))
+    assert evaluation_cost.announcement([short], spec, config, 2) == "64 tokens in 1 window"
+    wide = replace(spec, vocab=1_000_000)
+    line = evaluation_cost.announcement([long], wide, config, 2)
+    assert line.startswith("6,400 tokens in 100 windows, about ")
+    assert line.endswith("max_tokens of a text (eval: --max-tokens) takes fewer")
+
+
+@pytest.mark.usefixtures("slow")
+def test_time_goes_with_the_tokens_and_the_models(tiny) -> None:
+    spec, config = make_plan(recipe(RTN), tiny("llama")).spec, EvaluationConfig()
+    wide = replace(spec, vocab=100_000)
+
+    def seconds(tokens: int, models: int) -> float:
+        windows = [cut_windows("t", [[1] * (tokens + 1)], 128, 64)]
+        return evaluation_cost.evaluation_seconds(windows, wide, config, models)
+
+    assert seconds(6400, 2) == pytest.approx(10 * seconds(640, 2), rel=0.1)
+    assert 2 * seconds(640, 1) < seconds(640, 2) < 3 * seconds(640, 1)
+
+
+def test_max_tokens_of_eval(tiny, tmp_path: Path) -> None:
+    file = tmp_path / "words.txt"
+    file.write_text(WORDS * 40)
+    events: list[Event] = []
+
+    def tokens(limit: int | None) -> int:
+        report = evaluate_checkpoint(
+            tiny("llama"), texts=[str(file)], max_tokens=limit, progress=events.append
+        )
+        assert report.quality is not None
+        return report.quality.texts[0].tokens
+
+    assert 20 <= tokens(20) <= 20 + 128
+    assert events[0].stage == "evaluate"
+    assert events[0].unit == "text"
+    assert events[1].message == "127 tokens in 1 window"
+    assert tokens(None) > 500
+
+
+def test_a_text_that_is_not_there_stops_eval(tiny) -> None:
+    with pytest.raises(
+        DataError, match=r"^evaluation text 'nope': nope.txt: there is no such file"
+    ):
+        evaluate_checkpoint(tiny("llama"), texts=["nope.txt"])
