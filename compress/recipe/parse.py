@@ -129,11 +129,13 @@ def _needing_data(recipe: Recipe) -> list[str]:
     """Every place that asks for calibration data, as the front of a message."""
     from compress.methods import METHODS
 
-    places = [
-        f"{stage.at('method')}: {stage.method!r}"
-        for stage in recipe.stages
-        if METHODS[stage.method].needs_calibration(stage.config, stage.scheme)
-    ]
+    places = []
+    for stage in recipe.stages:
+        if METHODS[stage.method].observes(stage.config):
+            places.append(f"{stage.at('method')}: {stage.method!r}")
+        elif METHODS[stage.method].needs_calibration(stage.config, stage.scheme):
+            assert stage.scheme is not None, "only a scheme fixes anything beforehand"
+            places.append(f"{stage.at('scheme')}: {stage.scheme.describe()}")
     if recipe.kv_cache is not None:
         places.append(f"{recipe.at('kv_cache')}: {recipe.kv_cache!r}")
     return places

@@ -192,6 +192,10 @@ SECTIONS = [
         "r.yaml:3: stages[0].method: 'rtn' needs calibration data",
     ),
     (
+        "name: x\nstages:\n  - method: fp8\n    scheme: FP8\n",
+        "r.yaml:4: stages[0].scheme: fp8 tensor a-fp8 static needs calibration data",
+    ),
+    (
         RTN + "calibration: {sources: self}\n",
         "r.yaml:5: calibration: no stage looks at calibration data; take it out",
     ),
