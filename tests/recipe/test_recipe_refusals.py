@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from compress.errors import RecipeError
+from compress.methods import METHODS
 from compress.quant.scheme import PRESETS as SCHEMES
 from compress.recipe import parse
 
@@ -54,7 +55,7 @@ SHAPE = [
         RTN + "stage: []\n",
         (
             "r.yaml:5: stage: unknown key 'stage'; allowed: name, description, seed, stages,"
-            " calibration, evaluation, output; did you mean 'stages'?"
+            " calibration, evaluation, output, kv_cache; did you mean 'stages'?"
         ),
     ),
     (RTN + "seed: -1\n", "r.yaml:5: seed: is -1; a seed is 0 to 9223372036854775807"),
@@ -98,8 +99,8 @@ STAGES = [
     (
         "name: x\nstages:\n  - method: gtpq\n    scheme: W4A16\n",
         (
-            "r.yaml:3: stages[0].method: unknown method 'gtpq'; allowed: rtn, gptq; did you mean"
-            " 'gptq'?"
+            f"r.yaml:3: stages[0].method: unknown method 'gtpq'; allowed: {', '.join(METHODS)};"
+            " did you mean 'gptq'?"
         ),
     ),
     (
