@@ -2,9 +2,14 @@
 
 import importlib
 import os
+from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
+
+import tiny_models
 
 
 def _loader(name: str) -> ModuleType:
@@ -20,3 +25,35 @@ def _loader(name: str) -> ModuleType:
 @pytest.fixture(scope="session")
 def compressed_tensors() -> ModuleType:
     return _loader("compressed_tensors")
+
+
+@pytest.fixture(scope="session")
+def bitsandbytes() -> ModuleType:
+    _loader("accelerate")
+    return _loader("bitsandbytes")
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    yield
+    logging.enable_progress_bar()
+
+
+@pytest.fixture(scope="session")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, Path]:
+    """Tiny checkpoints made so far, by family and options."""
+    return {}
+
+
+@pytest.fixture
+def source(sources: dict[Any, Path], tmp_path_factory: pytest.TempPathFactory) -> Any:
+    def make(family: str = "llama", **options: Any) -> Path:
+        key = (family, *sorted(options.items()))
+        if key not in sources:
+            sources[key] = tiny_models.make(family, tmp_path_factory.mktemp(family), **options)
+        return sources[key]
+
+    return make

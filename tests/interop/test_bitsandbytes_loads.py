@@ -1,0 +1,183 @@
+"""Our LLM.int8() checkpoints in transformers through the real bitsandbytes, on CPU.
+
+The reference is transformers' own model in the same dtype with our dequantized weights, its inputs
+quantized by compress.blocks.activation. In fp32 both differ by rounding only: bitsandbytes
+multiplies by 6.200124e-05 in place of 1 / 127² (2e-5 off), and an input that this moves across a
+rounding boundary changes by one step of 1 / 127 of its token's largest.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import tiny_models
+from compress.blocks.activation import fake_quantize, quantize_inputs
+from compress.checkpoint import Checkpoint
+from compress.formats import open_weights
+from compress.formats.bitsandbytes import SIDE_FILE
+from compress.formats.bitsandbytes_weights import BitsandbytesWeights
+from compress.pipeline import make_plan, run
+from pipeline_runs import recipe, text_source
+
+pytestmark = [pytest.mark.interop, pytest.mark.usefixtures("bitsandbytes")]
+
+IDS = torch.arange(48).view(2, 24)
+DYNAMIC = {"method": "llm_int8", "scheme": "LLM_INT8"}
+CALIBRATED = {"method": "llm_int8", "scheme": "LLM_INT8_CALIBRATED"}
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    yield
+    logging.enable_progress_bar()
+
+
+def logits(model: Any) -> Tensor:
+    with torch.no_grad():
+        return model.eval()(IDS).logits.float()
+
+
+def load(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+
+
+def reference(result: Path, source: Path, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Logits of the source's model with the result's weights and inputs as we read them."""
+    weights = open_weights(Checkpoint.open(result))
+    assert isinstance(weights, BitsandbytesWeights)
+    model = load(source, dtype)
+    state = {name: weights.read(name) for name in Checkpoint.open(source).tensors}
+    prefix = "" if next(iter(state)) in model.state_dict() else f"{model.base_model_prefix}."
+    for linear in weights.spec.all_linears():
+        inputs = weights.activation(linear.name)
+        if inputs is None:
+            continue
+        module = model.get_submodule(prefix + linear.name)
+        module.weight.data = state[linear.tensor].to(dtype)
+        quantize_inputs(module, inputs)
+    return logits(model)
+
+
+def make(family: str, folder: Path, *stages: Any, **options: Any) -> tuple[Path, Path]:
+    """(source, result) of a run whose inputs have outliers: norms of some channels are large."""
+    from safetensors.torch import load_file, save_file
+
+    source, out = folder / "source", folder / "out"
+    tiny_models.make(family, source, **options)
+    tensors = load_file(source / "model.safetensors")
+    for name, tensor in tensors.items():
+        if name.endswith(("layernorm.weight", "ln_1.weight", "ln_2.weight")):
+            tensor[[3, 40]] *= 16
+    save_file(tensors, source / "model.safetensors", metadata={"format": "pt"})
+    calibrated = any(stage["scheme"] == "LLM_INT8_CALIBRATED" for stage in stages)
+    data = {"calibration": text_source(folder)} if calibrated else {}
+    run(recipe(*stages, **data), source, out)
+    return source, out
+
+
+def differ(a: Tensor, b: Tensor) -> float:
+    """Root of the mean squared difference, in parts of b's spread."""
+    return float((a - b).square().mean().sqrt() / b.std())
+
+
+def check_linears(model: Any, out: Path) -> int:
+    """Each layer by itself, on inputs with outliers: where nothing adds up, both agree closely."""
+    weights = open_weights(Checkpoint.open(out))
+    assert isinstance(weights, BitsandbytesWeights)
+    checked = 0
+    for name, module in model.named_modules():
+        if type(module).__name__ != "Linear8bitLt":
+            continue
+        (linear,) = (x for x in weights.spec.all_linears() if name.endswith(x.name))
+        q, inputs = weights.quantized(linear.tensor), weights.activation(linear.name)
+        assert q is not None, linear.name
+        assert inputs is not None, linear.name
+        x = torch.randn(3, 5, linear.shape[1], generator=torch.Generator().manual_seed(checked))
+        x[..., ::17] *= 20
+        expected = fake_quantize(x, inputs) @ q.dequantize().T
+        expected += 0.0 if module.bias is None else module.bias
+        with torch.no_grad():
+            torch.testing.assert_close(module(x), expected, rtol=1e-4, atol=1e-4)
+        checked += 1
+    return checked
+
+
+# Of what two dtypes of arithmetic may differ, in parts of the logits' spread; quantizing moves them
+# by 0.025 to 0.06.
+BOUNDS = {"fp32": 0.01, "bf16": 0.04}
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "phi3", "gpt2"])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_families_load_and_agree(family: str, dtype: str, tmp_path: Path) -> None:
+    source, out = make(family, tmp_path, DYNAMIC, dtype=dtype)
+    stored = {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]
+    model = load(out, stored)
+    assert differ(logits(model), reference(out, source, stored)) < BOUNDS[dtype]
+    if dtype == "fp32":
+        linears = 8 if family in ("gpt2", "phi3") else 14
+        assert check_linears(model, out) == linears
+    assert verdict(DYNAMIC, source) == "yes"
+
+
+def verdict(stage: Any, source: Path) -> str:
+    found = make_plan(recipe(stage), source).runtimes
+    return next(str(v.verdict) for v in found if v.runtime == "transformers")
+
+
+def test_calibrated_form_is_the_dynamic_one_to_others(tmp_path: Path) -> None:
+    source, out = make("llama", tmp_path, CALIBRATED, dtype="fp32", tie_word_embeddings=True)
+    found = logits(load(out))
+    (out / SIDE_FILE).unlink()
+    assert torch.equal(logits(load(out)), found)
+    assert differ(found, reference(out, source)) < BOUNDS["fp32"]
+
+
+def test_a_quantized_head_loads_and_agrees(tmp_path: Path) -> None:
+    head = {**DYNAMIC, "targets": ["lm_head"], "ignore": []}
+    source, out = make("llama", tmp_path, DYNAMIC, head, dtype="fp32")
+    model = load(out)
+    assert check_linears(model, out) == 15
+    assert differ(logits(model), reference(out, source)) < BOUNDS["fp32"]
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
+def test_mixtures_with_their_experts_as_they_are(family: str, tmp_path: Path) -> None:
+    stage = {**DYNAMIC, "ignore": ["lm_head", "router", "*.experts.*"]}
+    source, out = make(family, tmp_path, stage, dtype="fp32")
+    model = load(out)
+    assert check_linears(model, out) == 8
+    assert differ(logits(model), reference(out, source)) < BOUNDS["fp32"]
+    assert verdict(stage, source) == "yes"
+
+
+def test_what_bitsandbytes_saves_opens_here(tmp_path: Path) -> None:
+    """Its own int8 of a model, and ours, are the same codes and absmax."""
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+    source, out = make("gpt2", tmp_path, DYNAMIC, dtype="fp16")
+    model = AutoModelForCausalLM.from_pretrained(
+        source, dtype=torch.float16, quantization_config=BitsAndBytesConfig(load_in_8bit=True)
+    )
+    model.save_pretrained(tmp_path / "theirs")
+    theirs = open_weights(Checkpoint.open(tmp_path / "theirs"))
+    ours = open_weights(Checkpoint.open(out))
+    assert isinstance(theirs, BitsandbytesWeights)
+    assert isinstance(ours, BitsandbytesWeights)
+    assert [x.shape for x in theirs.spec.linears()] == [x.shape for x in ours.spec.linears()]
+    for a, b in zip(theirs.spec.linears(), ours.spec.linears(), strict=True):
+        one, two = theirs.quantized(a.tensor), ours.quantized(b.tensor)
+        assert one is not None
+        assert two is not None
+        assert torch.equal(one.codes, two.codes), a.name
+        torch.testing.assert_close(one.scale, two.scale, rtol=2e-7, atol=0)
+        assert theirs.scheme(a.name) == ours.scheme(b.name)
