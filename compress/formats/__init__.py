@@ -12,7 +12,8 @@ from compress.errors import RecipeError
 from compress.formats import bitsandbytes, compressed_tensors, ct_config, dense
 from compress.formats.detect import detect
 from compress.formats.kv_cache import FP8_CACHE, INT8_CACHE, kv_encode, kv_layout
-from compress.formats.runtimes import Verdict, runtimes
+from compress.formats.runtimes import runtimes
+from compress.formats.verdicts import Verdict
 from compress.formats.weights import Weights, logical_shapes, open_weights
 
 

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -6,8 +7,8 @@ import tiny_models
 from compress.arch.describe import describe
 from compress.arch.spec import DecoderSpec
 from compress.checkpoint.reader import Checkpoint
-from compress.formats import runtimes
-from compress.quant.scheme import ActivationScheme, QuantScheme
+from compress.formats import FP8_CACHE, INT8_CACHE, runtimes
+from compress.quant.scheme import PRESETS, ActivationScheme, QuantScheme
 
 G4 = QuantScheme(group_size=32)
 A8 = ActivationScheme()
@@ -16,7 +17,7 @@ A8 = ActivationScheme()
 @pytest.fixture(scope="module")
 def specs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, DecoderSpec]:
     found = {}
-    for family in ("llama", "gpt2", "qwen3_moe", "gpt_neox"):
+    for family in ("llama", "phi3", "gpt2", "qwen3_moe", "gpt_neox"):
         sizes = {} if family == "gpt2" else {"hidden_size": 128}
         folder = tiny_models.make(family, tmp_path_factory.mktemp(family), **sizes)
         checkpoint = Checkpoint.open(folder)
@@ -54,6 +55,10 @@ def test_dense_goes_everywhere(specs: dict[str, DecoderSpec]) -> None:
         assert "activations are not quantized in this format" in reason
 
 
+FP8, NVFP4 = PRESETS["FP8_DYNAMIC"], PRESETS["NVFP4A16"]
+BLOCK = replace(PRESETS["FP8_BLOCK"], group_size=32, activation=None)
+TENSOR_INPUTS = ActivationScheme(granularity="tensor")
+AFP8 = ActivationScheme(type="float")
 CHANNEL8 = QuantScheme(bits=8, granularity="channel", group_size=0)
 
 
@@ -72,6 +77,31 @@ CHANNEL8 = QuantScheme(bits=8, granularity="channel", group_size=0)
         ("gpt2", G4, "transformers", "Conv1D"),
         ("llama", QuantScheme(group_size=64), "transformers", "96 columns divide by no group"),
         ("qwen3_moe", QuantScheme(group_size=32, symmetric=False), "transformers", "symmetric"),
+        (
+            "llama",
+            replace(FP8, activation=A8),
+            "vLLM on GPU",
+            "weights go with FP8 activations",
+        ),
+        ("llama", replace(NVFP4, activation=AFP8), "vLLM on GPU", "unquantized activations"),
+        ("llama", replace(BLOCK, group_size=64), "vLLM on GPU", "up_proj: a part of 96 rows"),
+        ("phi3", replace(BLOCK, group_size=48), "vLLM on GPU", "part of 128 rows, no multiple of"),
+        (
+            "llama",
+            replace(CHANNEL8, activation=TENSOR_INPUTS),
+            "vLLM on GPU",
+            "activations together",
+        ),
+        ("llama", QuantScheme(group_size=32, activation=AFP8), "vLLM on CPU", "Hopper only"),
+        ("qwen3_moe", PRESETS["W8A8_STATIC"], "vLLM on GPU", "integer experts are dynamic"),
+        ("qwen3_moe", replace(FP8, activation=None), "vLLM on GPU", "no kernel for experts that"),
+        ("llama", PRESETS["FP8"], "vLLM on CPU", "cannot round to FP8 with one scale a tensor"),
+        ("llama", NVFP4, "vLLM on CPU", "NVFP4 kernels are for CUDA"),
+        ("llama", BLOCK, "vLLM on CPU", "FP8 weights with FP8 inputs only"),
+        ("llama", PRESETS["FP8_BLOCK"], "transformers", "divide by no group of inputs of 128"),
+        ("qwen3_moe", BLOCK, "transformers", "FP8 experts have one scale a tensor or channel"),
+        ("qwen3_moe", NVFP4, "transformers", "leaves the global scale out"),
+        ("gpt2", FP8, "vLLM on GPU", "its loader would transpose the codes"),
     ],
 )
 def test_what_is_in_the_way(
@@ -100,3 +130,53 @@ def test_transformers_with_two_schemes(specs: dict[str, DecoderSpec]) -> None:
     assert "not with dequantize=True" in found["transformers"][1]
     experts = verdicts(specs["qwen3_moe"], lambda x: G4 if x.role != "down" else CHANNEL8)
     assert "experts are one fused parameter" in experts["transformers"][1]
+
+
+@pytest.mark.parametrize("name", ["FP8", "FP8_DYNAMIC", "NVFP4A16", "W8A8_STATIC"])
+def test_presets_go_to_a_gpu_and_to_transformers(specs: dict[str, DecoderSpec], name: str) -> None:
+    found = verdicts(specs["llama"], PRESETS[name])
+    assert found["vLLM on GPU"][0] == "expected"
+    assert found["transformers"][0] == "yes"
+    assert ("in bfloat16" in found["transformers"][1]) == (name == "NVFP4A16")
+
+
+def test_columns_of_a_block(specs: dict[str, DecoderSpec]) -> None:
+    large = replace(BLOCK, group_size=64)
+    found = verdicts(specs["llama"], lambda x: large if x.role == "down" else G4)
+    assert "down_proj: its 96 columns divide by no block of 64" in found["vLLM on GPU"][1]
+    assert found["transformers"][0] == "yes"
+
+
+def test_a_cpu_takes_channels_with_dynamic_inputs(specs: dict[str, DecoderSpec]) -> None:
+    assert verdicts(specs["llama"], FP8)["vLLM on CPU"][0] == "yes"
+    assert verdicts(specs["llama"], PRESETS["W8A8_STATIC"])["vLLM on CPU"][0] == "yes"
+
+
+def test_experts_with_float_inputs(specs: dict[str, DecoderSpec]) -> None:
+    found = verdicts(specs["qwen3_moe"], FP8)
+    assert found["transformers"] == (
+        "yes",
+        "dequantized at the first forward; inputs of experts are not quantized",
+    )
+    assert found["vLLM on GPU"][0] == "expected"
+
+
+def test_integers_with_float_inputs_are_for_hopper(specs: dict[str, DecoderSpec]) -> None:
+    found = verdicts(specs["llama"], QuantScheme(group_size=32, activation=AFP8))
+    assert found["vLLM on GPU"] == ("expected", "on Hopper only, by the rules of vLLM 0.32")
+    assert found["transformers"][1].startswith("with CompressedTensorsConfig(dequantize=True), inp")
+
+
+def test_quantized_caches(specs: dict[str, DecoderSpec]) -> None:
+    for choose in (G4, lambda linear: None):
+        found = verdicts(specs["llama"], choose, kv_cache=FP8_CACHE)
+        assert [found[name][0] for name in found] == ["expected", "yes", "yes"]
+    found = verdicts(specs["llama"], G4, kv_cache=INT8_CACHE)
+    assert found["vLLM on GPU"] == ("no", "its cache takes fp8, not a8 static")
+    assert found["transformers"][0] == "yes"
+    found = verdicts(specs["gpt2"], lambda linear: None, kv_cache=FP8_CACHE)
+    assert "it finds no attention around" in found["transformers"][1]
+    found = verdicts(
+        specs["llama"], QuantScheme(group_size=32, symmetric=False), kv_cache=FP8_CACHE
+    )
+    assert "dequantize=True only, which leaves the cache unquantized" in found["transformers"][1]

@@ -1,30 +1,27 @@
 """Our output in transformers through the real compressed-tensors: every weight, then the logits."""
 
 import json
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 import compressed_models
-import tiny_models
 from compress.checkpoint import Checkpoint
-from compress.formats import open_weights, runtimes
+from compress.formats import open_weights
 from compress.pipeline import run
 from compress.quant.scheme import ActivationScheme, QuantScheme
 from compressed_models import Choose, Compressed
+from in_transformers import IDS, load, load_compressed, logits, plain, verdict_of
 from pipeline_runs import RTN, recipe
 
 pytestmark = [pytest.mark.interop, pytest.mark.usefixtures("compressed_tensors")]
 
 TRIED = "0.20"  # compressed-tensors whose refusals compress.formats.runtimes states
-IDS = torch.arange(48).view(2, 24)
 
 
 def group(bits: int = 4, size: int = 32, *, symmetric: bool = True) -> QuantScheme:
@@ -45,63 +42,6 @@ def per_tensor(bits: int = 8, *, symmetric: bool = True) -> QuantScheme:
     return QuantScheme(bits=bits, symmetric=symmetric, granularity="tensor", group_size=0)
 
 
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    yield
-    logging.enable_progress_bar()
-
-
-@pytest.fixture(scope="session")
-def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, Path]:
-    """Tiny checkpoints made so far, by family and options."""
-    return {}
-
-
-@pytest.fixture
-def source(sources: dict[Any, Path], tmp_path_factory: pytest.TempPathFactory) -> Any:
-    def make(family: str = "llama", **options: Any) -> Path:
-        key = (family, *sorted(options.items()))
-        if key not in sources:
-            sources[key] = tiny_models.make(family, tmp_path_factory.mktemp(family), **options)
-        return sources[key]
-
-    return make
-
-
-def load(folder: Path, **options: Any) -> Any:
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options)
-    return model.eval()
-
-
-def load_compressed(written: Compressed, *, dequantize: bool) -> Any:
-    from transformers import CompressedTensorsConfig
-
-    options = {"quantization_config": CompressedTensorsConfig(dequantize=True)}
-    return load(written.folder, **(options if dequantize else {}))
-
-
-def plain(written: Compressed, source: Path, folder: Path, *, rounded: bool) -> Any:
-    """transformers model with our dequantized weights; rounded: to the storage dtype."""
-    folder.mkdir()
-    shutil.copy(source / "config.json", folder)
-    state = written.reference()
-    if rounded:
-        for name in written.quantized:
-            state[name] = state[name].to(written.source[name].dtype).float()
-    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
-    return load(folder)
-
-
-def logits(model: Any, ids: Tensor = IDS) -> Tensor:
-    with torch.no_grad():
-        return model(ids).logits
-
-
 def check(
     source: Path,
     folder: Path,
@@ -120,17 +60,10 @@ def check(
     for name, tensor in expected.state_dict().items():
         assert torch.equal(state[name].float(), tensor), name
     assert (found - logits(expected, ids)).abs().max() <= 1e-5
-    verdict = _verdict(written)
+    verdict = verdict_of(written)
     assert verdict.verdict == "yes"
     assert verdict.reason.startswith("with CompressedTensorsConfig(dequantize") == dequantize
     return written
-
-
-def _verdict(written: Compressed) -> Any:
-    schemes = {name: t.scheme for name, t in written.quantized.items()}
-    g_idx = any(t.g_idx is not None for t in written.quantized.values())
-    found = runtimes("compressed-tensors", schemes, written.spec, g_idx=g_idx)
-    return next(v for v in found if v.runtime == "transformers")
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
@@ -169,7 +102,7 @@ def test_families(source: Any, family: str, tmp_path: Path) -> None:
     expected = plain(written, source(family), tmp_path / "plain", rounded=False)
     model = load_compressed(written, dequantize=False)
     assert (logits(model) - logits(expected)).abs().max() <= 1e-5
-    assert _verdict(written).verdict in ("yes", "expected")
+    assert verdict_of(written).verdict in ("yes", "expected")
 
 
 @pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
@@ -242,7 +175,7 @@ def test_integer_activations(source: Any, tmp_path: Path) -> None:
         assert torch.equal(model.state_dict()[name], tensor), name
     assert (found - logits(expected)).abs().max() <= 1e-5
     assert (found - unrounded).abs().max() > 1e-3
-    assert _verdict(written).verdict == "yes"
+    assert verdict_of(written).verdict == "yes"
 
 
 def _round_inputs(module: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor]:
@@ -296,7 +229,7 @@ def test_what_we_say_it_refuses_it_refuses(
     _only_the_tried(compressed_tensors)
     folder = source(family, dtype="fp32")
     written = compressed_models.write(folder, tmp_path / "out", choose)
-    verdict = _verdict(written)
+    verdict = verdict_of(written)
     assert verdict.verdict == "no"
     assert reason in verdict.reason
     expected = logits(plain(written, folder, tmp_path / "plain", rounded=False))
@@ -313,7 +246,7 @@ def test_act_order_by_g_idx_is_refused(
 ) -> None:
     _only_the_tried(compressed_tensors)
     written = compressed_models.write(source(), tmp_path / "out", group(), act_order=True)
-    assert "use act_order 'static'" in _verdict(written).reason
+    assert "use act_order 'static'" in verdict_of(written).reason
     with pytest.raises(ValueError, match="actorder='group' has been removed"):
         load_compressed(written, dequantize=False)
 
@@ -323,7 +256,7 @@ def test_asymmetric_needs_dequantize(
 ) -> None:
     _only_the_tried(compressed_tensors)
     written = compressed_models.write(source(), tmp_path / "out", group(symmetric=False))
-    assert "dequantize=True" in _verdict(written).reason
+    assert "dequantize=True" in verdict_of(written).reason
     with pytest.raises(RuntimeError, match="mismatched"):
         load_compressed(written, dequantize=False)
 

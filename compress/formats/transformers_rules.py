@@ -1,0 +1,96 @@
+"""What transformers 5.23 with compressed-tensors 0.20 takes of compressed-tensors' format.
+
+All of it was tried on tiny models (tests/interop repeats it).
+"""
+
+from collections.abc import Iterator
+
+from compress.arch.spec import LinearSpec
+from compress.formats.compressed_tensors import is_packed
+from compress.formats.verdicts import Result, everywhere, indivisible
+from compress.quant.scheme import QuantScheme
+
+# Attention modules are known to it by the names of their key projections.
+_KEYS = ("k_proj", "qkv_proj")
+
+
+def against(result: Result) -> Iterator[str]:
+    """What stands in the way, most important first."""
+    yield from everywhere(result)
+    for linear, scheme in result.quantized():
+        if linear.transposed:
+            yield (
+                f"{linear.name} is a Conv1D, and its loader quantizes torch.nn.Linear only: the"
+                " weights would be left random; use format 'dense'"
+            )
+        yield from _widths(linear, scheme)
+    yield from _experts(result)
+    if _needs_dequantize(result) and len(result.schemes()) > 1:
+        yield (
+            "asymmetric schemes, and integers with float inputs, load with dequantize=True only,"
+            " and that takes one scheme a model"
+        )
+    if result.cache is not None:
+        yield from _cache(result)
+
+
+def _widths(linear: LinearSpec, scheme: QuantScheme) -> Iterator[str]:
+    columns = linear.shape[1]
+    if scheme.granularity == "group" and columns % scheme.group_size:
+        yield indivisible(linear, scheme.group_size)
+    act = scheme.activation
+    if act is not None and act.granularity == "group" and columns % act.group_size:
+        yield indivisible(linear, act.group_size, "group of inputs")
+
+
+def _experts(result: Result) -> Iterator[str]:
+    experts = result.experts()
+    if len(experts) > 1:
+        yield "its experts are one fused parameter and must all have one scheme"
+    for expert in experts:
+        if expert is None:
+            yield "its loader fails on experts that are not quantized beside layers that are"
+        elif expert.is_fp4:
+            yield "its loader leaves the global scale out of the weights of NVFP4 experts"
+        elif expert.type == "float" and expert.granularity not in ("tensor", "channel"):
+            yield f"its FP8 experts have one scale a tensor or channel, not {expert.describe()}"
+        elif expert.type == "int" and (not expert.symmetric or not is_packed(expert)):
+            yield f"its experts take symmetric weight-only schemes, not {expert.describe()}"
+
+
+def _cache(result: Result) -> Iterator[str]:
+    keys = [x for x, _ in result.linears if x.role in ("k", "qkv")]
+    strange = next((x for x in keys if x.name.rpartition(".")[2] not in _KEYS), None)
+    if strange is not None:
+        yield (
+            f"it finds no attention around {strange.name}: the scales of the cache would be"
+            " left out"
+        )
+    if _needs_dequantize(result):
+        yield "these weights load with dequantize=True only, which leaves the cache unquantized"
+
+
+def remark(result: Result) -> str:
+    """How a result that is taken is to be loaded."""
+    if result.packs_zero_points():
+        return (
+            "with CompressedTensorsConfig(dequantize=True): compressed-tensors 0.20 cannot allocate"
+            " packed zero points"
+        )
+    if _needs_dequantize(result):
+        return (
+            "with CompressedTensorsConfig(dequantize=True), inputs unquantized: compressed-tensors"
+            " 0.20 cannot allocate packed integers that go with float inputs"
+        )
+    if any(s.is_fp4 for s in result.schemes()):
+        return "in bfloat16, to which compressed-tensors 0.20 rounds NVFP4's weights"
+    if len(result.schemes()) > 1:
+        return "not with dequantize=True, which applies one scheme to all layers"
+    if any(s is not None and s.activation for s in result.experts()):
+        return "dequantized at the first forward; inputs of experts are not quantized"
+    return "dequantized at the first forward"
+
+
+def _needs_dequantize(result: Result) -> bool:
+    mixed = any(is_packed(s) and s.activation is not None for s in result.schemes())
+    return mixed or result.packs_zero_points()

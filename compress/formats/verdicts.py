@@ -1,0 +1,58 @@
+"""What is said about a result and a runtime, and what the rules about runtimes look at."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from compress.arch.spec import DecoderSpec, LinearSpec
+from compress.formats.compressed_tensors import is_packed
+from compress.quant.scheme import ActivationScheme, QuantScheme
+
+
+class Verdict(NamedTuple):
+    """yes: tried. expected: by the runtime's source. no: refused or computed wrongly."""
+
+    runtime: str
+    verdict: Literal["yes", "expected", "no"]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a runtime will be given: every linear with its scheme, None for one that stays dense.
+
+    g_idx: some linear has act-order "group". cache: of the key/value cache, None for an
+    unquantized one.
+    """
+
+    linears: tuple[tuple[LinearSpec, QuantScheme | None], ...]
+    spec: DecoderSpec
+    g_idx: bool
+    cache: ActivationScheme | None
+
+    def quantized(self) -> Iterator[tuple[LinearSpec, QuantScheme]]:
+        return ((linear, scheme) for linear, scheme in self.linears if scheme is not None)
+
+    def schemes(self) -> set[QuantScheme]:
+        return {scheme for _, scheme in self.quantized()}
+
+    def experts(self) -> set[QuantScheme | None]:
+        return {scheme for linear, scheme in self.linears if linear.expert is not None}
+
+    def packs_zero_points(self) -> bool:
+        return any(
+            not s.symmetric and is_packed(s) and s.granularity != "tensor" for s in self.schemes()
+        )
+
+
+def everywhere(result: Result) -> Iterator[str]:
+    """What no runtime takes."""
+    if result.g_idx:
+        yield (
+            "act_order 'group' was dropped by compressed-tensors 0.19 and vLLM 0.32;"
+            " use act_order 'static'"
+        )
+
+
+def indivisible(linear: LinearSpec, size: int, what: str = "group") -> str:
+    return f"{linear.name}: its {linear.shape[1]} columns divide by no {what} of {size}"
