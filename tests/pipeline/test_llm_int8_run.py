@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import faults
 from compress.checkpoint import Checkpoint
 from compress.errors import CompressError, OutputError
 from compress.formats import open_weights
@@ -140,6 +141,26 @@ def test_stopped_after_any_unit_and_resumed(tiny, tmp_path: Path) -> None:
             run(asked, source, out, progress=stop)
         run(asked, source, out, resume=True)
         assert {k: v for k, v in tree_hashes(out).items() if "report/" not in k} == whole
+
+
+def test_killed_while_columns_are_put_aside_and_joined(tiny, tmp_path: Path) -> None:
+    """Every ninth operation, and each of those of the folder that the side file lies in."""
+    source = tiny("phi3", num_key_value_heads=1, **SMALL)
+    asked = recipe(fixed(1.0), calibration=text_source(tmp_path, samples=2, length=8))
+    with faults.counting() as calls:
+        run(asked, source, tmp_path / "whole")
+    whole = {k: v for k, v in tree_hashes(tmp_path / "whole").items() if "report/" not in k}
+    folders = [i for i, name in enumerate(calls.names) if name == "mkdir"]
+    joining = range(folders[-2], folders[-2] + 10)  # the last folder made is the report's
+    for number in sorted({*range(5, len(calls), 9), *joining}):
+        out = tmp_path / str(number)
+        with pytest.raises(faults.Killed), faults.fault_at(number, "torn"):
+            run(asked, source, out)
+        left = any(any(p.iterdir()) for p in tmp_path.glob(f"{number}.*"))
+        if left or not out.exists():
+            run(asked, source, out, resume=left)
+        found = {k: v for k, v in tree_hashes(out).items() if "report/" not in k}
+        assert found == whole, (number, calls.names[number])
 
 
 @pytest.mark.parametrize("damage", ["gone", "torn", "another"])
