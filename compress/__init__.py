@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from compress.pipeline import run
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
 def __getattr__(name: str) -> Any:
     if name == "run":
         from compress.pipeline import run

@@ -97,6 +97,11 @@ class Checkpoint:
         return sum(info.nbytes for info in self.tensors.values())
 
     @property
+    def file_bytes(self) -> int:
+        """Size of the weight files, headers included: what reports and plans call a model's size."""
+        return sum((self.path / name).stat().st_size for name in self.files)
+
+    @property
     def params(self) -> int:
         """Elements of all tensors."""
         return sum(info.numel for info in self.tensors.values())

@@ -19,6 +19,9 @@ from compress.report.units import size
 OLDEST_PYTHON = (3, 11)
 REQUIRED = ("torch", "transformers", "tokenizers", "safetensors", "numpy")
 OPTIONAL = ("triton", "datasets", "onnxruntime", "onnxruntime-gpu", "compressed-tensors")
+HINTS = {
+    "compressed-tensors": "; transformers needs it to open results: pip install compressed-tensors"
+}
 # The installed extra decides which; both write the same files and the last one installed wins.
 EXCLUSIVE = ("onnxruntime", "onnxruntime-gpu")
 
@@ -59,7 +62,7 @@ def examine() -> Iterator[Check]:
         missing = None if found else f"not installed; run `pip install {name}`"
         yield Check(name, found or "absent", missing)
     for name in OPTIONAL:
-        yield Check(name, _version(name) or "not installed")
+        yield Check(name, _version(name) or f"not installed{HINTS.get(name, '')}")
     yield from _torch()
     yield _memory()
     yield _disk()

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from compress.formats import FORMATS
+from compress.pipeline.opening import as_server, in_python, needs
 from compress.pipeline.plan import Plan
+from compress.report.units import size
 
 
 def config_json(
@@ -33,7 +35,6 @@ def model_card(plan: Plan, name: str, version: str) -> bytes:
     runtimes = "\n".join(
         f"- {v.runtime}: {v.verdict}{f' ({v.reason})' if v.reason else ''}" for v in plan.runtimes
     )
-    size, before = plan.shards.total_bytes / 1e6, plan.source_bytes / 1e6
     return f"""---
 library_name: transformers
 tags: [compress-model, {plan.format}]
@@ -46,9 +47,22 @@ Made by compress-model {version} with the recipe `{plan.recipe.name}` (recipe.ya
 |---|---|---|
 {rows}
 
-{before:.1f} MB became {size:.1f} MB; the compressed layers take {plan.bits_per_weight:.2f} bits a
-weight, scales included. What that cost in quality is in `report/report.html`.
+{size(plan.source_bytes)} became {size(plan.shards.total_bytes)}; the compressed layers take
+{plan.bits_per_weight:.2f} bits a weight, scales included. What that cost in quality is in `report/report.html`.
 
 ## Where it loads
 {runtimes or "- any loader of the original"}
-""".encode()
+
+{_how_to_open(plan)}""".encode()
+
+
+def _how_to_open(plan: Plan) -> str:
+    """Lines to copy; FOLDER is where the result lies."""
+    python, server = in_python(plan, "FOLDER"), as_server(plan, "FOLDER")
+    first = needs(plan)
+    lines = ["## How to open it"] if python or server else []
+    if python:
+        lines += ["", *([f"With `{first}`:"] if first else []), "```python", *python, "```"]
+    if server:
+        lines += ["", "```sh", *server, "```"]
+    return "\n".join([*lines, ""])

@@ -166,7 +166,7 @@ def _result(weights: Weights) -> Result:
     return Result(
         path=str(checkpoint.path.resolve()),
         params=sum(prod(shape) for shape in shapes.values()),
-        bytes=sum((checkpoint.path / name).stat().st_size for name in checkpoint.files),
+        bytes=checkpoint.file_bytes,
         bits_per_weight=8 * stored / sum(n * k for n, k in (x.shape for x in linears)),
         kv_bytes_per_token=kv_bytes_per_token(spec, checkpoint),
         format=detect(checkpoint.config, checkpoint.tensors) or "dense",

@@ -40,7 +40,8 @@ def by_tenths(progress: Progress, stage: str, unit: str) -> Callable[[int, int],
         if done < total and (10 * done) // total == (10 * (done - 1)) // total:
             return
         now = time.perf_counter()
-        progress(Event(stage, unit, done, total, now - last))
+        tenth = done if total < 10 else 10 * done // total
+        progress(Event(stage, unit, tenth, min(10, total), now - last))
         last = now
 
     return count

@@ -43,7 +43,7 @@ def check_groups(recipe: Recipe, modules: Iterable[ModulePlan]) -> None:
     fitting = [g for g in range(2, LARGEST_GROUP + 1) if gcd(*widths) % g == 0]
     near = sorted(sorted(fitting, key=lambda g: abs(g - size))[:3])
     remedy = f"use group_size {', '.join(map(str, near))} or " if near else "use "
-    remedy += "granularity: channel"
+    remedy += _one_scale_a_row(recipe, first.stage)
     if first.scheme.type == "float":
         remedy = "ignore it or use method fp8 with scheme FP8_DYNAMIC"
     more = f" (nor have {len(bad) - 1} more layers)" if len(bad) > 1 else ""
@@ -52,6 +52,14 @@ def check_groups(recipe: Recipe, modules: Iterable[ModulePlan]) -> None:
         f" {first.linear.shape[1]} input columns, not a multiple of {size}{more};"
         f" {remedy}"
     )
+
+
+def _one_scale_a_row(recipe: Recipe, stage: int) -> str:
+    """How to do without groups: to be copied where nothing else has to be taken out for it."""
+    table, key = recipe.stages[stage].places.table, f"stages[{stage}]"
+    if not table or {f"{key}.group_size", f"{key}.scheme.bits"} & table.keys():
+        return "granularity: channel without group_size"
+    return f"--set '{key}.granularity=channel'"
 
 
 def _broken_group(m: ModulePlan) -> int:

@@ -11,6 +11,7 @@ from compress.errors import CheckpointError
 from compress.formats import Weights, detect, open_weights
 from compress.formats.bitsandbytes_weights import BitsandbytesWeights, open_side
 from compress.formats.weights import CompressedWeights
+from compress.report.units import size
 
 
 def inspect_checkpoint(path: str | Path, verify: bool = False) -> dict[str, Any]:
@@ -26,7 +27,7 @@ def inspect_checkpoint(path: str | Path, verify: bool = False) -> dict[str, Any]
         "model_type": checkpoint.config.get("model_type"),
         "quantization": method,
         "tensors": len(checkpoint.tensors),
-        "bytes": checkpoint.nbytes,
+        "bytes": checkpoint.file_bytes,
         "files": list(checkpoint.files),
         "dtypes": dict(Counter(info.dtype for info in checkpoint.tensors.values())),
         "side_files": [p.name for p in checkpoint.side_files()],
@@ -102,12 +103,12 @@ def _outlier_columns(weights: Weights) -> dict[str, int] | None:
 
 def inspect_table(facts: dict[str, Any]) -> str:
     """The facts for a person."""
-    megabytes, files = facts["bytes"] / 1e6, len(facts["files"])
+    files = len(facts["files"])
     lines = [
         f"{facts['path']}",
         f"  model type    {facts['model_type']}",
         f"  quantization  {facts['quantization'] or 'none'}",
-        f"  weights       {megabytes:.1f} MB in {facts['tensors']} tensors, {files} file(s)",
+        f"  weights       {size(facts['bytes'])} in {facts['tensors']} tensors, {files} file(s)",
         f"  dtypes        {_counts(facts['dtypes'])}",
         *_decoder_lines(facts["decoder"]),
     ]
@@ -116,7 +117,8 @@ def inspect_table(facts: dict[str, Any]) -> str:
     if "outlier_columns" in facts:
         lines += _outlier_lines(facts["outlier_columns"])
     if facts["skipped_files"]:
-        lines.append(f"  left behind   {', '.join(facts['skipped_files'])}")
+        names = ", ".join(name.partition(" (")[0] for name in facts["skipped_files"])
+        lines.append(f"  beside it     {names} (a run does not carry these over)")
     if "damaged" in facts:
         lines += [f"  damaged       {name}: {what}" for name, what in facts["damaged"].items()]
         lines += [] if facts["damaged"] else ["  values        all finite"]

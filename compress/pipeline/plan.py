@@ -137,7 +137,7 @@ def build_plan(recipe: Recipe, checkpoint: Checkpoint, *, dtype: torch.dtype) ->
         skipped=tuple(skipped),
         tensors=tensors,
         shards=shards,
-        source_bytes=checkpoint.nbytes,
+        source_bytes=checkpoint.file_bytes,
         estimate=estimate(_job(recipe, checkpoint, spec, modules, dtype)),
         tensor_parallel={n: fit.against_parallel(n, spec, modules, fmt) for n in (2, 4, 8)},
         runtimes=_runtimes(fmt, spec, modules),

@@ -10,6 +10,7 @@ from compress.checkpoint.dtypes import itemsize
 from compress.pipeline import outliers
 from compress.pipeline.environment import machine, slow_kernels, versions
 from compress.pipeline.journal import CALIBRATION, Journal, layer_of
+from compress.pipeline.opening import all_lines
 from compress.pipeline.plan import Plan
 from compress.pipeline.quality import Measured
 from compress.pipeline.session import Session
@@ -74,6 +75,7 @@ def build_report(
         copied_tensors=(*plan.spec.copied, *unrecognised(plan.spec)),
         copied_files=tuple(path.name for path in checkpoint.side_files()),
         skipped_files=tuple(checkpoint.skipped_files),
+        open_with=all_lines(plan, str(session.output.out)),
     )
 
 
@@ -124,7 +126,7 @@ def source_of(checkpoint: Checkpoint, spec: DecoderSpec, sha256: str) -> Source:
         path=str(checkpoint.path.resolve()),
         sha256=sha256,
         params=checkpoint.params,
-        bytes=sum((checkpoint.path / name).stat().st_size for name in checkpoint.files),
+        bytes=checkpoint.file_bytes,
         dtype=checkpoint.main_dtype,
         architecture=(
             f"{spec.model_type}, {len(spec.blocks)} blocks, hidden {spec.hidden},"
@@ -145,7 +147,7 @@ def result_of(session: Session, layers: Sequence[Layer]) -> Result:
         bits_per_weight=8 * stored / weights,
         kv_bytes_per_token=kv_bytes_per_token(plan.spec, session.checkpoint),
         format=plan.format,
-        sizes=tuple(_sizes(plan, session.checkpoint, outliers.side_bytes(session.output.partial))),
+        sizes=tuple(_sizes(session)),
     )
 
 
@@ -167,7 +169,10 @@ def _stored_bytes(session: Session) -> int:
     return shards + outliers.side_bytes(folder)
 
 
-def _sizes(plan: Plan, checkpoint: Checkpoint, side_bytes: int) -> Iterable[SizePart]:
+def _sizes(session: Session) -> Iterable[SizePart]:
+    """Parts that add up to the weight files before and after."""
+    plan, checkpoint = session.plan, session.checkpoint
+    side_bytes = outliers.side_bytes(session.output.partial)
     quantized = {m.linear.tensor for m in plan.modules}
     large = {plan.spec.embedding, plan.spec.head}
     before = dict.fromkeys(("quantized weights", "scales", "embeddings", "norms and other"), 0)
@@ -185,4 +190,6 @@ def _sizes(plan: Plan, checkpoint: Checkpoint, side_bytes: int) -> Iterable[Size
             after[part] += plan.shards.tensors[name].nbytes
     if side_bytes:
         before["outlier columns"], after["outlier columns"] = 0, side_bytes
+    before["file headers"] = checkpoint.file_bytes - sum(before.values())
+    after["file headers"] = _stored_bytes(session) - sum(after.values())
     return [SizePart(name, before[name], after[name]) for name in before]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from compress.errors import RecipeError
 from compress.recipe.parse import check, parse
-from compress.recipe.reader import nearest
+from compress.recipe.reader import closest, nearest
 from compress.recipe.schema import Recipe
 from compress.recipe.tree import Origin, Scalar, is_mapping, read_tree
 
@@ -93,8 +93,13 @@ def _hint(path: Path) -> str:
     if path.stem in names:
         return f"; the built-in recipe is called {path.stem!r}"
     folder = path.parent
-    beside = [p.name for p in folder.iterdir() if p.suffix in _SUFFIXES] if folder.is_dir() else []
-    return nearest(path.name, beside) or nearest(path.stem, names)
+    beside = [p for p in folder.iterdir() if p.suffix in _SUFFIXES] if folder.is_dir() else []
+    # By stems: the suffix alone would make any two short names alike.
+    found = closest(path.stem, [p.stem for p in beside])
+    if found is not None:
+        name = next(p.name for p in beside if p.stem == found)
+        return f"; did you mean {name!r}?"
+    return nearest(path.stem, names)
 
 
 def _description(text: str, name: str) -> str:

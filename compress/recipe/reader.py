@@ -97,9 +97,15 @@ def missing(node: Node, key: str, wanted: str) -> RecipeError:
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """ "; did you mean 'x'?" for a close spelling, else nothing."""
+    found = closest(word, known)
+    return "" if found is None else f"; did you mean {found!r}?"
+
+
+def closest(word: str, known: Iterable[str]) -> str | None:
+    """The known word of the closest spelling, None where none is close."""
     by_fold = {name.casefold(): name for name in known}
     close = difflib.get_close_matches(word.casefold(), by_fold, n=1)
-    return f"; did you mean {by_fold[close[0]]!r}?" if close else ""
+    return by_fold[close[0]] if close else None
 
 
 @cache

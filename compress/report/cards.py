@@ -1,5 +1,7 @@
 """The top of the page: one sentence and the headline cards."""
 
+import re
+
 from compress.report import units
 from compress.report.markup import Html, Node, el
 from compress.report.schema import Report
@@ -8,6 +10,7 @@ from compress.report.summary import (
     headline,
     model_name,
     perplexity,
+    spoken_name,
     whole_file_bits,
 )
 
@@ -25,7 +28,7 @@ def sentence(report: Report) -> Html:
         change = perplexity(text)
         moved = "went from" if change.relative else "stayed at"
         parts += [
-            f" On {text.name}, perplexity {moved} {units.significant(text.ppl_source)} to ",
+            f" On {spoken_name(text)}, perplexity {moved} {units.significant(text.ppl_source)} to ",
             el("strong", units.significant(text.ppl_result)),
             f" ({units.deviation(change.relative)}).",
         ]
@@ -35,7 +38,7 @@ def sentence(report: Report) -> Html:
             el("strong", units.percent(text.top1_agreement)),
             " of the time.",
         ]
-    return el("p", *parts, class_="lead")
+    return el("p", *map(_unbroken, parts), class_="lead")
 
 
 def cards(report: Report) -> Html:
@@ -52,9 +55,16 @@ def _card(title: str, value: Node, under: str, before: str | None = None) -> Htm
         "div",
         el("h3", title),
         el("p", arrow, el("span", value, class_="after"), class_="value"),
-        el("p", under, class_="under"),
+        el("p", _unbroken(under), class_="under"),
         class_="card",
     )
+
+
+def _unbroken(node: Node) -> Node:
+    """Text in which no line ends between a number and its unit."""
+    if not isinstance(node, str):
+        return node
+    return re.sub(r"(?<=\d) (?=(?:%|[kMGTP]?B|min|s|h)(?!\w))", "\N{NO-BREAK SPACE}", node)
 
 
 def _size(report: Report) -> Html:
@@ -80,9 +90,9 @@ def _quality(report: Report) -> list[Html]:
     if text is None:
         return [_card("Perplexity", units.MISSING, "not evaluated in this run")]
     change = perplexity(text)
-    under = f"on {text.name}"
+    under = f"on {spoken_name(text)}"
     if change.relative is not None:
-        under = f"{units.deviation(change.relative)} on {text.name}"
+        under = f"{units.deviation(change.relative)} on {spoken_name(text)}"
     before = None if text.ppl_source is None else units.significant(text.ppl_source)
     shown = [_card("Perplexity", units.significant(text.ppl_result), under, before)]
     if text.kl is not None:

@@ -33,9 +33,8 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class SizePart:
-    """A share of the weight files: "quantized weights", "scales", "embeddings", "norms and other".
-
-    The parts add up to `Source.bytes` and `Result.bytes`, up to the headers of the files.
+    """A share of the weight files: "quantized weights", "scales", "embeddings", "norms and other",
+    "file headers". The parts add up to `Source.bytes` and `Result.bytes`.
     """
 
     name: str
@@ -75,6 +74,8 @@ class Layer:
     outlier_columns: input columns that calibration found to be outliers, whose weights stay in 16
         bit; None where none were looked for, as when the runtime finds them.
     folds: what scaled the layer's input channels, or why a stage that should left them alone.
+    passes: times that the calibration set went through the layer's block, for whatever stage; None
+        without calibration.
     block, role, expert: place in the decoder, for the chart.
     """
 
@@ -94,6 +95,7 @@ class Layer:
     expert: int | None = None
     dead_columns: int | None = None
     folds: tuple[str, ...] = ()
+    passes: int | None = None
     outlier_columns: int | None = None
 
 
@@ -199,6 +201,7 @@ class Report:
     calibration: the data summary of the calibration set, None for data-free recipes.
     samples_reason: why there are no samples, None when there are some.
     copied_tensors, copied_files: what was carried over untouched; skipped_files: left behind.
+    open_with: lines to copy that open the result.
     """
 
     tool: str
@@ -223,6 +226,7 @@ class Report:
     copied_tensors: tuple[str, ...] = ()
     copied_files: tuple[str, ...] = ()
     skipped_files: tuple[str, ...] = ()
+    open_with: tuple[str, ...] = ()
     schema: int = SCHEMA_VERSION
 
     @property

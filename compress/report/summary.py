@@ -32,6 +32,11 @@ def headline(report: Report) -> TextQuality | None:
     return report.quality.texts[0]
 
 
+def spoken_name(text: TextQuality) -> str:
+    """What a text is, inside a sentence."""
+    return "text that the model wrote" if "sampled_with_seed" in text.settings else text.name
+
+
 def perplexity(text: TextQuality) -> Change:
     return Change(text.ppl_source, text.ppl_result)
 
@@ -42,8 +47,14 @@ def compressed(report: Report) -> list[Layer]:
     return [layer for layer in last.values() if layer.skipped_reason is None]
 
 
+_DTYPE_BITS = {"F32": 32.0, "BF16": 16.0, "F16": 16.0}
+
+
 def bits_before(report: Report) -> float | None:
-    """Bits a weight took in the source, over the layers that were compressed."""
+    """Bits a weight took in the source, over the layers that were compressed; where the report
+    lists none (an evaluation), those of the source's dtype."""
+    if not report.layers and report.source.path != report.result.path:
+        return _DTYPE_BITS.get(report.source.dtype)
     layers = [layer for layer in compressed(report) if layer.bits_per_weight > 0]
     weights = sum(8 * layer.bytes_after / layer.bits_per_weight for layer in layers)
     return 8 * sum(layer.bytes_before for layer in layers) / weights if weights else None

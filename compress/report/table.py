@@ -4,8 +4,8 @@ import unicodedata
 from pathlib import Path
 
 from compress.report import units
-from compress.report.schema import Report, Sample
-from compress.report.summary import bits_before, headline, model_name, perplexity, schemes
+from compress.report.schema import Report, Sample, TextQuality
+from compress.report.summary import bits_before, model_name, perplexity, schemes
 
 COLUMNS = 80
 _LABEL, _VALUE, _GAP = 20, 12, "   "
@@ -17,11 +17,12 @@ Row = tuple[str, str, str, str]  # name, before, after, remark
 
 
 def render_table(report: Report, page: str | Path | None = None) -> str:
-    """What the run did: headline numbers, one sample, and the path of the page if there is one.
+    """What the run did: headline numbers, one sample, how to open the result, and the path of the
+    page if there is one.
 
     Lines have 80 cells at most, except that a path is never broken: it is there to be copied.
     """
-    head = [_cut(f"{_clean(model_name(report))}: {_clean(report.recipe.name)}")]
+    head = [_cut(": ".join(filter(None, map(_clean, (model_name(report), report.recipe.name)))))]
     used = schemes(report)
     if used:
         more = f" and {len(used) - 1} more" if len(used) > 1 else ""
@@ -32,6 +33,8 @@ def render_table(report: Report, page: str | Path | None = None) -> str:
         lines += ["", *_labelled("Warning", _wrap(_clean(warning), COLUMNS - _INDENT))]
     if report.samples:
         lines += ["", *_sample(report.samples[0])]
+    if report.open_with:
+        lines += ["", "Open it", *(f"  {_clean(line)}" for line in report.open_with)]
     if page is not None:
         lines += ["", "Report", f"  {_clean(str(page))}"]
     return "\n".join(line.rstrip() for line in lines) + "\n"
@@ -58,20 +61,37 @@ def _rows(report: Report) -> list[Row]:
 
 
 def _quality(report: Report) -> list[Row]:
-    text = headline(report)
-    if text is None:
+    """A line for each number of the first text; with more texts, one for each of each."""
+    texts = () if report.quality is None else report.quality.texts
+    if not texts:
         return [("Perplexity", "", units.MISSING, "not evaluated")]
+    several = len(texts) > 1
+    rows = [("Perplexity", *_perplexity(text)) for text in texts]
+    for text in texts:
+        if text.kl is not None:
+            remark = f"on {_clean(text.name)}" if several else "nats a token"
+            rows.append(("KL divergence", "", units.significant(text.kl), remark))
+    for text in texts:
+        if text.top1_agreement is not None:
+            remark = f"on {_clean(text.name)}" if several else "same token ranked first"
+            rows.append(("Top-1 agreement", "", units.percent(text.top1_agreement), remark))
+    return _named_once(rows)
+
+
+def _perplexity(text: TextQuality) -> tuple[str, str, str]:
     change = perplexity(text)
     source = units.MISSING if text.ppl_source is None else units.significant(text.ppl_source, 4)
     moved = "" if change.relative is None else f"{units.deviation(change.relative)}, "
-    result = units.significant(text.ppl_result, 4)
-    rows = [("Perplexity", source, result, f"{moved}on {_clean(text.name)}")]
-    if text.kl is not None:
-        rows.append(("KL divergence", "", units.significant(text.kl), "nats a token"))
-    if text.top1_agreement is not None:
-        share = units.percent(text.top1_agreement)
-        rows.append(("Top-1 agreement", "", share, "same token ranked first"))
-    return rows
+    return source, units.significant(text.ppl_result, 4), f"{moved}on {_clean(text.name)}"
+
+
+def _named_once(rows: list[Row]) -> list[Row]:
+    """The name in the first of the rows that share it."""
+    before = ["", *(row[0] for row in rows)]
+    return [
+        ("" if name == row[0] else row[0], *row[1:])
+        for name, row in zip(before, rows, strict=False)
+    ]
 
 
 def _time(report: Report) -> list[Row]:

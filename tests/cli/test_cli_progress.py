@@ -62,8 +62,10 @@ def test_a_count_of_many_steps_becomes_ten_events() -> None:
     count = by_tenths(events.append, "calibrate", "written")
     for done in range(1, 256):
         count(done, 255)
-    assert len(events) == 10
-    assert (events[-1].index, events[-1].total) == (255, 255)
+    assert [(event.index, event.total) for event in events] == [(n, 10) for n in range(1, 11)]
+    few: list[Event] = []
+    by_tenths(few.append, "calibrate", "written")(1, 2)
+    assert (few[0].index, few[0].total) == (1, 2)
     assert all(event.seconds >= 0 for event in events)
 
 

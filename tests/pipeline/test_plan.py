@@ -7,7 +7,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from compress.checkpoint import Checkpoint
 from compress.errors import CheckpointError, OutputError
 from compress.pipeline import (
     Event,
@@ -34,9 +33,11 @@ def test_planned_bytes_are_the_bytes(
     written = {p.name: p.stat().st_size for p in (tmp_path / "out").glob("*.safetensors")}
     assert plan.to_json()["shards"] == written
     assert report.result.bytes == sum(written.values()) == plan.shards.total_bytes
-    assert sum(part.bytes_after for part in report.result.sizes) == sum(
-        info.nbytes for info in Checkpoint.open(tmp_path / "out").tensors.values()
-    )
+    assert sum(part.bytes_after for part in report.result.sizes) == report.result.bytes
+    source = sum(p.stat().st_size for p in tiny(family).glob("*.safetensors"))
+    assert sum(part.bytes_before for part in report.result.sizes) == source
+    assert plan.source_bytes == report.source.bytes == source
+    assert inspect_checkpoint(tmp_path / "out")["bytes"] == report.result.bytes
 
 
 def test_the_plan_names_every_linear(tiny) -> None:

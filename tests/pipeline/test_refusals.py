@@ -174,8 +174,14 @@ def test_a_group_size_that_does_not_divide(source: Path, tmp_path: Path) -> None
     assert refused(path, source, RecipeError) == (
         f"{path}:3: stages[0].group_size: model.layers.0.self_attn.q_proj has 64 input columns, not"
         " a multiple of 48 (nor have 11 more layers); use group_size 8, 16, 32 or granularity:"
-        " channel"
+        " channel without group_size"
     )
+    shown = "--set 'stages[0].granularity=channel'"
+    path = recipe_file(tmp_path, {"method": "rtn", "scheme": "W4A16"})
+    line = refused(path, source, RecipeError)
+    assert line.endswith(f"or {shown}")
+    key = shown.split("'")[1]
+    assert make_plan(path, source, overrides=[key]).problems == ()
 
 
 def test_a_target_that_matches_nothing(source: Path, tmp_path: Path) -> None:

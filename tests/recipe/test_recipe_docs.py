@@ -5,7 +5,7 @@ from pathlib import Path
 
 from compress.methods import METHODS
 from compress.quant.scheme import PRESETS
-from compress.recipe import builtin_names, parse
+from compress.recipe import builtin_names, load, parse
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "recipes.md").read_text()
 
@@ -20,6 +20,12 @@ def test_tables_are_complete() -> None:
     assert first_column("Methods") == set(METHODS)
     assert first_column("Schemes") == set(PRESETS)
     assert first_column("Built-in recipes") == set(builtin_names())
+
+
+def test_the_readme_s_mistake_has_its_place() -> None:
+    readme = (Path(__file__).resolve().parents[2] / "README.md").read_text()
+    place = load("int4-gptq").stages[0].at("group_size")
+    assert f"error: {place}: model.layers.0.self_attn.q_proj has 64 input columns" in readme
 
 
 def test_the_example_is_a_recipe() -> None:

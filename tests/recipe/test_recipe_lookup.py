@@ -62,6 +62,8 @@ def test_missing_and_unreadable_files(tmp_path: Path) -> None:
     assert refusal(tmp_path / "mien.yaml") == (
         f"{tmp_path}/mien.yaml: no such recipe file; did you mean 'mine.yaml'?"
     )
+    assert refusal(tmp_path / "minee.yml").endswith("; did you mean 'mine.yaml'?")
+    assert refusal(tmp_path / "theirs.yaml") == f"{tmp_path}/theirs.yaml: no such recipe file"
     assert refusal(f"{tmp_path}/no/int4-rtn.yaml") == (
         f"{tmp_path}/no/int4-rtn.yaml: no such recipe file; the built-in recipe is called"
         " 'int4-rtn'"
