@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 from compress.checkpoint.index import pickle_message
+from compress.checkpoint.sidefiles import FOLDER_OF_OUTLIERS
 from compress.errors import CheckpointError
 
 _ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
@@ -15,6 +16,7 @@ _WANTED = (
 )
 # Subfolders hold other formats; consolidated* is a second copy of the weights.
 _UNWANTED = ("*/*", "consolidated*")
+_OF_OUTLIERS = f"{FOLDER_OF_OUTLIERS}/*.safetensors"
 
 
 def resolve_model(path_or_id: str | Path) -> Path:
@@ -32,18 +34,19 @@ def resolve_model(path_or_id: str | Path) -> Path:
 
 
 def _fetch(model_id: str) -> Path:
-    reason = _unreachable(model_id)
+    names, reason = _look(model_id)
     try:
         from huggingface_hub import snapshot_download
 
-        return Path(
-            snapshot_download(
-                model_id,
-                allow_patterns=list(_WANTED),
-                ignore_patterns=list(_UNWANTED),
-                local_files_only=reason is not None,
-            )
+        folder = snapshot_download(
+            model_id,
+            allow_patterns=list(_WANTED),
+            ignore_patterns=list(_UNWANTED),
+            local_files_only=reason is not None,
         )
+        if any(name.startswith(f"{FOLDER_OF_OUTLIERS}/") for name in names):
+            snapshot_download(model_id, allow_patterns=[_OF_OUTLIERS])
+        return Path(folder)
     except Exception as error:  # types differ between versions of the hub's HTTP client
         why = reason or _one_line(error)
         raise CheckpointError(
@@ -52,21 +55,21 @@ def _fetch(model_id: str) -> Path:
         ) from error
 
 
-def _unreachable(model_id: str) -> str | None:
-    """Why the hub cannot be asked for this model now; None when it can."""
+def _look(model_id: str) -> tuple[list[str], str | None]:
+    """Names of the model's files, or why the hub cannot be asked for them now."""
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
-        return "HF_HUB_OFFLINE is set"
+        return [], "HF_HUB_OFFLINE is set"
     try:
         from huggingface_hub import HfApi
 
         siblings = HfApi().model_info(model_id, timeout=_PROBE_SECONDS).siblings or []
     except Exception as error:  # types differ between versions of the hub's HTTP client
-        return _one_line(error)
+        return [], _one_line(error)
     names = [sibling.rfilename for sibling in siblings]
     pickles = [name for name in names if name.endswith((".bin", ".pt", ".pth"))]
     if pickles and not any(name.endswith(".safetensors") for name in names):
         raise CheckpointError(pickle_message(model_id, pickles[0]))
-    return None
+    return names, None
 
 
 def _one_line(error: Exception) -> str:

@@ -96,6 +96,19 @@ def test_reachable_model_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert asked["local_files_only"] is False
 
 
+def test_outlier_columns_come_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_files(monkeypatch, "model.safetensors", "compress_model/outliers.safetensors")
+    asked: list[list[str]] = []
+
+    def download(name: str, *, allow_patterns: list[str], **options: Any) -> str:
+        asked.append(allow_patterns)
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert resolve_model("org/name") == tmp_path
+    assert asked[1:] == [["compress_model/*.safetensors"]]
+
+
 def test_pickles_on_the_hub_are_refused_before_the_download(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
