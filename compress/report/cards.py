@@ -20,7 +20,7 @@ def sentence(report: Report) -> Html:
     before, after = report.source.bytes, report.result.bytes
     parts: list[Node] = [
         f"{units.size(before)} became ",
-        el("strong", units.size(after)),
+        el("strong", _unbroken(units.size(after))),
         f", {units.smaller(before, after)}.",
     ]
     text = headline(report)
@@ -35,7 +35,7 @@ def sentence(report: Report) -> Html:
     if text is not None and text.top1_agreement is not None:
         parts += [
             " Both models put the same token first ",
-            el("strong", units.percent(text.top1_agreement)),
+            el("strong", _unbroken(units.percent(text.top1_agreement))),
             " of the time.",
         ]
     return el("p", *map(_unbroken, parts), class_="lead")

@@ -41,6 +41,16 @@ def test_this_machine_is_fine(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.endswith("no problem found\n")
 
 
+def test_what_results_need_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor, "_version", lambda name: None)
+    main(["doctor"])
+    assert (
+        "not installed; transformers needs it to open results: pip install compressed-tensors"
+    ) in capsys.readouterr().out
+
+
 def test_both_onnxruntimes(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
     install(site, "onnxruntime")
     install(site, "onnxruntime-gpu")

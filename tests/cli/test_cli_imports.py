@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+import compress
+from compress import pipeline
 from compress.cli.main import COMMANDS
 
 REPO = Path(__file__).resolve().parents[2]
@@ -44,3 +46,8 @@ def test_module_runs() -> None:
         check=True,
     )
     assert done.stdout.startswith("compress-model, version ")
+
+
+def test_the_package_lists_what_it_loads_late() -> None:
+    assert "run" in dir(compress)
+    assert {"run", "make_plan"} <= set(dir(pipeline))

@@ -76,6 +76,19 @@ def hostile(value: Any) -> Any:
     return value
 
 
+def test_no_line_ends_between_a_number_and_its_unit(report: Report) -> None:
+    page, gap = render_html(report), "\N{NO-BREAK SPACE}"
+    for words in (f"12.3{gap}MB became ", f"(+1.0{gap}%)", f"first <strong>93.8{gap}%</strong>"):
+        assert words in page
+
+
+def test_text_of_the_model_s_own_is_called_so(report: Report) -> None:
+    assert report.quality is not None
+    text = replace(report.quality.texts[0], name="self", settings={"sampled_with_seed": 1})
+    own = replace(report, quality=Quality((text,)))
+    assert "On text that the model wrote, perplexity went from" in Page(render_html(own)).text
+
+
 def test_the_page_says_what_the_report_says(report: Report) -> None:
     page = Page(render_html(report))
     assert not page.open

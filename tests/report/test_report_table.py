@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compress.report.schema import Report, Sample, Stage
+from compress.report.schema import RecipeInfo, Report, Sample, Stage
 from compress.report.table import render_table
 from compress.report.units import duration
 
@@ -43,6 +43,36 @@ def test_times_of_stages_are_whole(report: Report, seconds: float) -> None:
     remarks = ", ".join(line[47:] for line in lines)
     assert remarks == ", ".join(f"{s.name} {duration(seconds)}" for s in stages)
     assert max(map(cells, lines)) <= 80
+
+
+def test_every_text_has_a_line_for_each_number(report: Report) -> None:
+    assert report.quality is not None
+    first = report.quality.texts[0]
+    second = replace(first, name="novel", ppl_result=70.0, ppl_source=65.0, kl=0.5)
+    both = replace(report, quality=replace(report.quality, texts=(first, second)))
+    lines = [line.split() for line in render_table(both).splitlines()]
+    at = next(i for i, line in enumerate(lines) if line[:1] == ["Perplexity"])
+    assert lines[at + 1] == ["65.00", "70.00", "+7.7", "%,", "on", "novel"]
+    assert lines[at + 2] == ["KL", "divergence", "0.0233", "on", "tinystories"]
+    assert lines[at + 3] == ["0.500", "on", "novel"]
+    assert lines[at + 4] == ["Top-1", "agreement", "93.8", "%", "on", "tinystories"]
+    assert lines[at + 5] == ["93.8", "%", "on", "novel"]
+
+
+def test_an_evaluation_has_no_recipe_and_no_layers(report: Report) -> None:
+    bare = replace(report, recipe=RecipeInfo("", ""), stages=(), command="eval")
+    bare = replace(bare, source=replace(report.source, dtype="BF16"))
+    title, *rest = render_table(bare).splitlines()
+    assert title == "tale-6m"
+    assert next(line.split()[3:5] for line in rest if line.startswith("Bits")) == ["16", "4.25"]
+    alone = replace(bare, source=replace(bare.source, path=bare.result.path))
+    bits = next(line for line in render_table(alone).splitlines() if line.startswith("Bits"))
+    assert bits.split()[3:5] == ["–", "4.25"]
+
+
+def test_how_to_open_it_is_not_cut(report: Report) -> None:
+    line = "vllm serve /" + "deep/" * 30
+    assert f"\nOpen it\n  {line}\n" in render_table(replace(report, open_with=(line,)))
 
 
 def test_a_run_without_evaluation(report: Report) -> None:

@@ -1,0 +1,46 @@
+"""Lines that open a result: only for runtimes that take it."""
+
+from dataclasses import replace
+
+import pytest
+
+from compress.formats import Verdict
+from compress.pipeline import Plan, make_plan
+from compress.pipeline.card import model_card
+from compress.pipeline.opening import all_lines
+from pipeline_runs import RTN, recipe
+
+PYTHON = (
+    "from transformers import AutoModelForCausalLM",
+    'model = AutoModelForCausalLM.from_pretrained("/my out")',
+)
+
+
+@pytest.fixture
+def plan(tiny) -> Plan:
+    return make_plan(recipe(RTN), tiny("llama"))
+
+
+def with_verdicts(plan: Plan, transformers: str, vllm: str) -> Plan:
+    found = (Verdict("transformers", transformers, ""), Verdict("vLLM on CPU", vllm, ""))
+    return replace(plan, runtimes=found)
+
+
+def test_a_line_for_each_runtime_that_takes_it(plan: Plan) -> None:
+    first, server = "pip install compressed-tensors", "vllm serve '/my out'"
+    assert all_lines(with_verdicts(plan, "yes", "yes"), "/my out") == (first, *PYTHON, server)
+    assert all_lines(with_verdicts(plan, "yes", "expected"), "/my out") == (first, *PYTHON)
+    assert all_lines(with_verdicts(plan, "no", "yes"), "/my out") == (server,)
+    assert all_lines(with_verdicts(plan, "no", "no"), "/my out") == ()
+
+
+def test_dense_results_need_nothing_else(tiny) -> None:
+    plan = make_plan(recipe(RTN, output={"format": "dense"}), tiny("llama"))
+    assert all_lines(with_verdicts(plan, "yes", "no"), "/my out") == PYTHON
+
+
+def test_the_card_shows_them(plan: Plan) -> None:
+    card = model_card(with_verdicts(plan, "yes", "yes"), "tiny", "1").decode()
+    assert "With `pip install compressed-tensors`:\n```python\nfrom transformers" in card
+    assert card.endswith("```sh\nvllm serve FOLDER\n```\n")
+    assert "How to open" not in model_card(with_verdicts(plan, "no", "no"), "tiny", "1").decode()
