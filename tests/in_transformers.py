@@ -8,7 +8,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from compress.formats import runtimes
+from compress.blocks.activation import fake_quantize, quantize_inputs
+from compress.checkpoint import Checkpoint
+from compress.formats import open_weights, runtimes
+from compress.quant.tensor import InputQuantization
 from compressed_models import Compressed
 
 IDS = torch.arange(48).view(2, 24)
@@ -51,3 +54,35 @@ def verdict_of(written: Compressed) -> Any:
     g_idx = any(t.g_idx is not None for t in written.quantized.values())
     found = runtimes("compressed-tensors", schemes, written.spec, g_idx=g_idx)
     return next(v for v in found if v.runtime == "transformers")
+
+
+def quantized_inputs(model: Any, written: Compressed) -> Any:
+    """Our own rounding of the inputs of every linear outside experts, as the files say it."""
+    weights = open_weights(Checkpoint.open(written.folder))
+    for linear in written.spec.linears():
+        inputs = weights.activation(linear.name)
+        if inputs is not None and linear.expert is None:
+            quantize_inputs(model.get_submodule(linear.name), inputs)
+    return model
+
+
+class RoundingCache:
+    """transformers' cache, rounding what it is given, while this is entered."""
+
+    def __init__(self, how: InputQuantization) -> None:
+        self.how = how
+
+    def __enter__(self) -> None:
+        from transformers.cache_utils import DynamicCache
+
+        update, how = DynamicCache.update, self.how
+        self.restore = lambda: setattr(DynamicCache, "update", update)
+
+        def rounded(cache: Any, keys: Tensor, values: Tensor, *rest: Any, **named: Any) -> Any:
+            keys, values = fake_quantize(keys, how), fake_quantize(values, how)
+            return update(cache, keys, values, *rest, **named)
+
+        DynamicCache.update = rounded
+
+    def __exit__(self, *_: object) -> None:
+        self.restore()

@@ -46,7 +46,7 @@ def quantization_config(
         f"group_{i}": {
             "targets": _everything(found) if whole else targets(found, linears.values()),
             **({"format": storage(scheme)} if len(formats) > 1 else {}),
-            **_scheme_to_config(scheme, g_idx),
+            **scheme_to_config(scheme, g_idx),
         }
         for i, ((scheme, g_idx), found) in enumerate(members.items())
     }
@@ -110,7 +110,8 @@ def targets(found: Sequence[LinearSpec], quantized: Iterable[LinearSpec]) -> lis
     return list(result)
 
 
-def _scheme_to_config(scheme: QuantScheme, g_idx: bool) -> dict[str, Any]:
+def scheme_to_config(scheme: QuantScheme, g_idx: bool) -> dict[str, Any]:
+    """The weights and input_activations of a config group. g_idx: act-order "group"."""
     weights: dict[str, Any] = {
         "num_bits": scheme.bits,
         "type": scheme.type,

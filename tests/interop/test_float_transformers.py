@@ -7,17 +7,22 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import compressed_models
 from compress.arch.spec import LinearSpec
-from compress.blocks.activation import fake_quantize, quantize_inputs
-from compress.checkpoint import Checkpoint
-from compress.formats import FP8_CACHE, INT8_CACHE, open_weights, runtimes
+from compress.formats import FP8_CACHE, INT8_CACHE, runtimes
 from compress.quant.scheme import PRESETS, ActivationScheme, QuantScheme
 from compress.quant.tensor import InputQuantization
 from compressed_models import Choose, Compressed
-from in_transformers import load, load_compressed, logits, plain, verdict_of
+from in_transformers import (
+    RoundingCache,
+    load,
+    load_compressed,
+    logits,
+    plain,
+    quantized_inputs,
+    verdict_of,
+)
 
 pytestmark = [pytest.mark.interop, pytest.mark.usefixtures("compressed_tensors")]
 
@@ -29,16 +34,6 @@ BLOCK = replace(  # of 32, which divides what the tiny models have
 )
 NVFP4 = PRESETS["NVFP4A16"]
 G4 = QuantScheme(group_size=32)
-
-
-def quantized_inputs(model: Any, written: Compressed) -> Any:
-    """Our own rounding of the inputs of every linear outside experts, as the files say it."""
-    weights = open_weights(Checkpoint.open(written.folder))
-    for linear in written.spec.linears():
-        inputs = weights.activation(linear.name)
-        if inputs is not None and linear.expert is None:
-            quantize_inputs(model.get_submodule(linear.name), inputs)
-    return model
 
 
 def check(source: Path, folder: Path, choose: QuantScheme | Choose, **options: Any) -> Compressed:
@@ -157,35 +152,13 @@ def test_caches(
     model = load_compressed(written, dequantize=False)
     found = logits(model)
     unquantized = logits(plain(written, folder, tmp_path / "plain", rounded=False))
-    with _RoundingCache(InputQuantization(cache, torch.tensor([0.02]).bfloat16())):
+    with RoundingCache(InputQuantization(cache, torch.tensor([0.02]).bfloat16())):
         expected = logits(load(tmp_path / "plain"))
     assert (found - expected).abs().max() <= 1e-5
     assert (found - unquantized).abs().max() > 1e-3
     schemes = {name: t.scheme for name, t in written.quantized.items()}
     verdicts = runtimes("compressed-tensors", schemes, written.spec, kv_cache=cache)
     assert [v.verdict for v in verdicts if v.runtime == "transformers"] == ["yes"]
-
-
-class _RoundingCache:
-    """transformers' cache, rounding what it is given, while this is entered."""
-
-    def __init__(self, how: InputQuantization) -> None:
-        self.how = how
-
-    def __enter__(self) -> None:
-        from transformers.cache_utils import DynamicCache
-
-        update, how = DynamicCache.update, self.how
-        self.restore = lambda: setattr(DynamicCache, "update", update)
-
-        def rounded(cache: Any, keys: Tensor, values: Tensor, *rest: Any, **named: Any) -> Any:
-            keys, values = fake_quantize(keys, how), fake_quantize(values, how)
-            return update(cache, keys, values, *rest, **named)
-
-        DynamicCache.update = rounded
-
-    def __exit__(self, *_: object) -> None:
-        self.restore()
 
 
 @pytest.mark.parametrize(
