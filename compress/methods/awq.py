@@ -17,9 +17,11 @@ What differs from the paper, and why:
 * The loss is that of the linears that read the channels: with D = Q(W s) / s - W it is tr(D H Dᵀ),
   H the mean of x xᵀ, which equals L(s) for a linear. The authors rerun the attention or the MLP
   that the linears are in for each of 20 scales over all samples.
-* Q is the rounding that follows, with the search for clipped ranges that the authors run after the
-  scales are fixed (section 3.2, last paragraph): each candidate is judged by what will be stored.
-  Clipping weighs errors by the diagonal of the scaled H instead of by products of samples.
+* Q has the search for clipped ranges in it that the authors run after the scales are fixed, so
+  that candidates are judged by what can be stored. It weighs errors by the diagonal of the scaled
+  H. Clipping itself comes with the rounding; `scale_search: output` is the authors', which judges
+  the ranges of a group by their exact share of the output, here d H_gg dᵀ in place of samples, and
+  for all layers (the authors leave q and k alone).
 * No scaling at all is a candidate. So a fold never makes the loss higher than plain rounding.
 * Rows are subsampled evenly to ROWS for each pair. Scales that span rows (granularity tensor or
   block, NVFP4's) are then those of the sampled rows.
@@ -38,11 +40,10 @@ import torch
 from torch import Tensor
 
 from compress.errors import RecipeError
-from compress.methods import fp8, nvfp4
+from compress.methods import fp8, nvfp4, rtn
 from compress.methods.folding import Choice, PairView, by_channel, expand
-from compress.methods.rtn import ScaleSearch, column_importance
+from compress.methods.rtn import GroupSearch, ScaleSearch, column_importance
 from compress.quant.floats import global_scale, quantize_fp4, quantize_fp8
-from compress.quant.rounding import clip_ratios, round_to_nearest
 from compress.quant.scheme import QuantScheme
 
 ROWS = 2048  # of all readers of a pair together
@@ -54,13 +55,14 @@ class AwqConfig:
 
     grid: ratios r that are tried, from 0 to 1.
     duo_scaling: divide by the weights' magnitudes as well.
-    scale_search: how candidates are rounded, as in `rtn`; best the same as in the stage that
-        follows.
+    scale_search: how ranges are clipped, as in `rtn`, where no other stage rounds the layers;
+        candidates are rounded so too, but for "output", which takes ten times as long and picks
+        no better scales than "importance".
     """
 
     grid: int = 20
     duo_scaling: bool = True
-    scale_search: ScaleSearch = "importance"
+    scale_search: GroupSearch = "output"
 
     def __post_init__(self) -> None:
         if self.grid < 2:
@@ -75,11 +77,12 @@ def search(view: PairView, config: AwqConfig) -> Choice:
     if not view.readers:
         return Choice(None, "none of its readers is quantized")
     weights = sample_rows(view)
+    clip: ScaleSearch = "importance" if config.scale_search == "output" else config.scale_search
     whole = sum(_energy(w, view.hessian) for w in weights)
-    plain = best = loss(view, weights, None, config.scale_search)
+    plain = best = loss(view, weights, None, clip)
     scale, note = None, "no scale costs less than none"
     for ratio, candidate in candidates(view, weights, config):
-        cost = loss(view, weights, candidate, config.scale_search)
+        cost = loss(view, weights, candidate, clip)
         if isfinite(cost) and cost < best:
             best, scale, note = cost, candidate, f"ratio {ratio:.2f}"
     whole = whole if whole > 0 else 1.0
@@ -145,17 +148,15 @@ def _rounded(
     weight: Tensor, scheme: QuantScheme, hessian: Tensor, search: ScaleSearch, dtype: torch.dtype
 ) -> Tensor:
     """Plainly rounded weight, fp32 [N, K], under a scheme of any kind."""
+    if scheme.type == "int":
+        return rtn.rounded(weight, scheme, search, hessian, dtype).dequantize()
     importance = column_importance(hessian) if search == "importance" else None
     if scheme.is_fp4:
         offsets = nvfp4.OFFSETS[:1] if search == "minmax" else nvfp4.OFFSETS
         divisor = global_scale([weight])
-        q = quantize_fp4(weight, scheme, offsets, divisor, importance=importance)
-    elif scheme.type == "float":
-        factors = fp8.RATIOS[:1] if search == "minmax" else fp8.RATIOS
-        q = quantize_fp8(weight, scheme, factors, scale_dtype=dtype, importance=importance)
-    else:
-        ratios = clip_ratios(search, scheme.bits)
-        q = round_to_nearest(weight, scheme, ratios, scale_dtype=dtype, importance=importance)
+        return quantize_fp4(weight, scheme, offsets, divisor, importance=importance).dequantize()
+    factors = fp8.RATIOS[:1] if search == "minmax" else fp8.RATIOS
+    q = quantize_fp8(weight, scheme, factors, scale_dtype=dtype, importance=importance)
     return q.dequantize()
 
 

@@ -4,7 +4,8 @@ The baseline of every weight-only method and its fallback. For each scale's wort
 search tries ranges between the full one and a clipped one (compress.quant.rounding) and keeps the
 range with the least squared rounding error. With calibration data at hand each column's error can
 be weighted by how strongly the column is driven ("importance", the diagonal of the Hessian;
-llama.cpp calls it the importance matrix).
+llama.cpp calls it the importance matrix), or the errors of a group judged together by what they do
+to the output ("output", the group's block of the Hessian; AWQ clips so).
 """
 
 from collections.abc import Sequence
@@ -15,10 +16,13 @@ import torch
 from torch import Tensor
 
 from compress.methods.outcome import Judge, Outcome, judge
-from compress.quant.rounding import clip_ratios, round_to_nearest
+from compress.quant.output_scales import scales_by_output
+from compress.quant.rounding import clip_ratios, encode, round_to_nearest
 from compress.quant.scheme import QuantScheme
+from compress.quant.tensor import QuantizedTensor
 
 ScaleSearch = Literal["minmax", "mse", "importance"]
+GroupSearch = Literal["minmax", "mse", "importance", "output"]
 UNSEEN = "no token reached the expert: its columns count alike"
 
 
@@ -27,15 +31,16 @@ class RtnConfig:
     """Options of an `rtn` stage.
 
     scale_search: "minmax" covers every weight, "mse" clips where that costs less, "importance"
-        weighs each column's error by its activations, and so needs calibration data.
+        weighs each column's error by its activations, "output" takes the errors of a group by
+        what they do to the output together. The last two need calibration data.
     """
 
-    scale_search: ScaleSearch = "mse"
+    scale_search: GroupSearch = "mse"
 
 
 def needs_calibration(config: RtnConfig) -> bool:
     """Whether the stage must see activations; otherwise tensors stream and no module is built."""
-    return config.scale_search == "importance"
+    return config.scale_search in ("importance", "output")
 
 
 def quantize(
@@ -55,7 +60,7 @@ def quantize(
     """
     unseen = expert_tokens == 0
     hessian = None if unseen else hessian
-    kept = UNSEEN if unseen and config.scale_search == "importance" else None
+    kept = UNSEEN if unseen and needs_calibration(config) else None
     outcomes = [nearest(judge(w, hessian), scheme, config, scale_dtype) for w in weights]
     return [replace(outcome, kept=kept) for outcome in outcomes]
 
@@ -64,14 +69,27 @@ def nearest(
     layer: Judge, scheme: QuantScheme, config: RtnConfig, scale_dtype: torch.dtype
 ) -> Outcome:
     """One layer rounded to nearest, and what that costs it."""
-    importance = None
-    if config.scale_search == "importance" and layer.hessian is not None:
-        importance = column_importance(layer.hessian)
-    ratios = clip_ratios(config.scale_search, scheme.bits)
-    q = round_to_nearest(
-        layer.weight, scheme, ratios, scale_dtype=scale_dtype, importance=importance
-    )
+    q = rounded(layer.weight, scheme, config.scale_search, layer.hessian, scale_dtype)
     return Outcome(q, layer.error(q.dequantize()), "rtn")
+
+
+def rounded(
+    weight: Tensor,
+    scheme: QuantScheme,
+    search: GroupSearch,
+    hessian: Tensor | None,
+    scale_dtype: torch.dtype,
+) -> QuantizedTensor:
+    """Nearest codes of weight [N, K]; without a Hessian [K, K] all columns count alike."""
+    ratios = clip_ratios("importance" if search == "output" else search, scheme.bits)
+    if search == "output" and hessian is not None:
+        return encode(
+            weight, scheme, *scales_by_output(weight, scheme, ratios, scale_dtype, hessian)
+        )
+    importance = None
+    if search == "importance" and hessian is not None:
+        importance = column_importance(hessian)
+    return round_to_nearest(weight, scheme, ratios, scale_dtype=scale_dtype, importance=importance)
 
 
 def column_importance(hessian: Tensor) -> Tensor:
