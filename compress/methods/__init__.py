@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from compress.methods import fp8, gptq, llm_int8, nvfp4, rtn
+from compress.methods import awq, fp8, gptq, llm_int8, nvfp4, plain, rtn, smoothquant
+from compress.methods.awq import AwqConfig
 from compress.methods.folding import Choice
 from compress.methods.fp8 import Fp8Config
 from compress.methods.gptq import GptqConfig
@@ -13,6 +14,7 @@ from compress.methods.llm_int8 import LlmInt8Config
 from compress.methods.nvfp4 import Nvfp4Config
 from compress.methods.outcome import Outcome
 from compress.methods.rtn import RtnConfig
+from compress.methods.smoothquant import SmoothQuantConfig
 from compress.quant.scheme import QuantScheme
 
 
@@ -55,6 +57,11 @@ def _but_integers(scheme: QuantScheme) -> str | None:
     return None
 
 
+def _but_blocks_of_integers(scheme: QuantScheme) -> str | None:
+    """What scaling methods can round themselves: every kind."""
+    return _but_integers(scheme) if scheme.type == "int" and scheme.granularity == "block" else None
+
+
 METHODS: Mapping[str, Method] = MappingProxyType(
     {
         "rtn": Method(
@@ -91,6 +98,22 @@ METHODS: Mapping[str, Method] = MappingProxyType(
             nvfp4.quantize,
             "4-bit floats (E2M1) in groups of 16 with E4M3 scales",
             nvfp4.refuses,
+        ),
+        "awq": Method(
+            AwqConfig,
+            lambda config: True,
+            plain.quantize,
+            "scales channels by their activations before this or a later stage rounds",
+            _but_blocks_of_integers,
+            awq.search,
+        ),
+        "smoothquant": Method(
+            SmoothQuantConfig,
+            lambda config: True,
+            plain.quantize,
+            "moves outliers of the inputs into the weights before both are rounded",
+            _but_blocks_of_integers,
+            smoothquant.search,
         ),
     }
 )

@@ -7,6 +7,7 @@ next block's inputs. Only one block, its Hessians and a batch of hidden states a
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -104,7 +105,7 @@ def _block(
         work,
         f"block {spec.index}",
         block_tensors(spec),
-        [layers[m.linear.name] for m in planned.values()],
+        [replace(layers[m.linear.name], passes=len(block.passes)) for m in planned.values()],
     )
 
 
@@ -119,6 +120,6 @@ def _run_on(block: BlockPass, target: HiddenStates | None, peaks: Peaks | None) 
         if target is not None:
             target.write(start, out)
 
-    block.batches.forward(block.source, write)
+    block.forward("run on", write)
     if target is not None:
         target.flush()

@@ -1,7 +1,7 @@
 """Running the calibration set through a block, and what its linears are seen to read."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor, nn
 
@@ -45,13 +45,22 @@ class Batches:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockPass:
-    """One block under calibration: loaded, and with the inputs that reach it."""
+    """One block under calibration: loaded, and with the inputs that reach it.
+
+    passes: what each forward of the calibration set through it was for, so far.
+    """
 
     work: Work
     batches: Batches
     module: nn.Module
     spec: BlockSpec
     source: HiddenStates
+    passes: list[str] = field(default_factory=list)
+
+    def forward(self, purpose: str, on_batch: OnBatch) -> None:
+        """One pass: on_batch(hidden, mask, context, start) for every batch of the inputs."""
+        self.passes.append(purpose)
+        self.batches.forward(self.source, on_batch)
 
 
 def by_what_they_read(
@@ -145,7 +154,7 @@ def observe(block: BlockPass, modules: list[ModulePlan]) -> dict[str, Stats]:
             stop_after_last=True,
         )
 
-    block.batches.forward(block.source, on_batch)
+    block.forward("observe", on_batch)
     return {key: gram.stats() for key, gram in grams.items()}
 
 
