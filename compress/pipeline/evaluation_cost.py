@@ -61,7 +61,7 @@ def _block_seconds(
     weights = sum(prod(x.shape) for x in spec.linears())
     wide = estimate.LIVE_WIDE * spec.intermediate + estimate.LIVE_HIDDEN * spec.hidden
     q = torch.randn(1, spec.heads, length, spec.head_dim, dtype=dtype)
-    row = estimate.median_seconds(lambda: scaled_dot_product_attention(q, q, q, is_causal=True))
+    row = estimate.least_seconds(lambda: scaled_dot_product_attention(q, q, q, is_causal=True))
     return (
         2 * tokens * weights / rates.product
         + blocks * row * tokens / length

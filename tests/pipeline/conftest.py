@@ -32,5 +32,5 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """No probes of the machine's speed, and no waiting for the disk (but children do both)."""
     rates = estimate.Rates(1e10, 1e10, 1e10, 1e8, 1e9)
     monkeypatch.setattr(estimate, "measure_rates", lambda dtype: rates)
-    monkeypatch.setattr(estimate, "median_seconds", lambda work: 1e-4)
+    monkeypatch.setattr(estimate, "least_seconds", lambda work: 1e-4)
     monkeypatch.setattr(disk, "fsync", lambda fd: None)
