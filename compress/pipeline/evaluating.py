@@ -16,6 +16,7 @@ import yaml
 from compress.checkpoint import Checkpoint, disk, resolve_model, write_atomic
 from compress.errors import DataError, OutputError
 from compress.evaluation.config import EvaluationConfig, SampleConfig, TextConfig
+from compress.formats.bitsandbytes_weights import is_quantized, open_side
 from compress.formats import Weights, detect, logical_shapes, open_weights
 from compress.pipeline.environment import (
     check_device,
@@ -155,18 +156,25 @@ def _result(weights: Weights) -> Result:
     checkpoint, spec = weights.checkpoint, weights.spec
     shapes = logical_shapes(checkpoint)
     # Of the quantized linears where there are any, as the report of a run counts them.
-    linears = [x for x in spec.all_linears() if f"{x.tensor}_scale" in checkpoint.tensors]
+    tensors = checkpoint.tensors
+    linears = [
+        x
+        for x in spec.all_linears()
+        if f"{x.tensor}_scale" in tensors or is_quantized(x.tensor, tensors)
+    ]
     linears = linears or list(spec.linears())
     names = {linear.name for linear in linears}
+    side = open_side(checkpoint)
     stored = sum(
         info.nbytes
-        for name, info in checkpoint.tensors.items()
+        for held in (tensors, {} if side is None else side.tensors)
+        for name, info in held.items()
         if name.rpartition(".")[0] in names and not name.endswith(".bias")
     )
     return Result(
         path=str(checkpoint.path.resolve()),
         params=sum(prod(shape) for shape in shapes.values()),
-        bytes=checkpoint.file_bytes,
+        bytes=checkpoint.file_bytes + (0 if side is None else side.file_bytes),
         bits_per_weight=8 * stored / sum(n * k for n, k in (x.shape for x in linears)),
         kv_bytes_per_token=kv_bytes_per_token(spec, checkpoint),
         format=detect(checkpoint.config, checkpoint.tensors) or "dense",

@@ -22,14 +22,16 @@ def inspect_checkpoint(path: str | Path, verify: bool = False) -> dict[str, Any]
     """
     checkpoint = Checkpoint.open(resolve_model(path))
     method = detect(checkpoint.config, checkpoint.tensors)
+    side = open_side(checkpoint)
+    parts = (checkpoint,) if side is None else (checkpoint, side)
     facts: dict[str, Any] = {
         "path": str(checkpoint.path.resolve()),
         "model_type": checkpoint.config.get("model_type"),
         "quantization": method,
-        "tensors": len(checkpoint.tensors),
-        "bytes": checkpoint.file_bytes,
-        "files": list(checkpoint.files),
-        "dtypes": dict(Counter(info.dtype for info in checkpoint.tensors.values())),
+        "tensors": sum(len(part.tensors) for part in parts),
+        "bytes": sum(part.file_bytes for part in parts),
+        "files": [file for part in parts for file in part.files],
+        "dtypes": dict(Counter(info.dtype for p in parts for info in p.tensors.values())),
         "side_files": [p.name for p in checkpoint.side_files()],
         "skipped_files": list(checkpoint.skipped_files),
     }
@@ -41,8 +43,7 @@ def inspect_checkpoint(path: str | Path, verify: bool = False) -> dict[str, Any]
         if (fixed := _outlier_columns(weights)) is not None:
             facts["outlier_columns"] = fixed
     if verify:
-        side = open_side(checkpoint)
-        scans = [*scan(checkpoint), *([] if side is None else scan(side))]
+        scans = [found for part in parts for found in scan(part)]
         facts["damaged"] = {name: found.describe() for name, found in scans if found is not None}
     return facts
 
