@@ -16,8 +16,8 @@ import yaml
 from compress.checkpoint import Checkpoint, disk, resolve_model, write_atomic
 from compress.errors import DataError, OutputError
 from compress.evaluation.config import EvaluationConfig, SampleConfig, TextConfig
-from compress.formats.bitsandbytes_weights import is_quantized, open_side
 from compress.formats import Weights, detect, logical_shapes, open_weights
+from compress.formats.bitsandbytes_weights import is_quantized, open_side
 from compress.pipeline.environment import (
     check_device,
     machine,
