@@ -48,7 +48,8 @@ Made by compress-model {version} with the recipe `{plan.recipe.name}` (recipe.ya
 {rows}
 
 {size(plan.source_bytes)} became {size(plan.shards.total_bytes)}; the compressed layers take
-{plan.bits_per_weight:.2f} bits a weight, scales included. What that cost in quality is in `report/report.html`.
+{plan.bits_per_weight:.2f} bits a weight, scales included. What that cost in
+quality is in `report/report.html`.
 
 ## Where it loads
 {runtimes or "- any loader of the original"}

@@ -14,8 +14,13 @@ from compress.errors import CompressError, RecipeError
 from compress.evaluation.config import DEFAULT_WINDOW_CAP
 from compress.pipeline.plan import Plan
 from compress_calibration.config import CalibrationConfig
+from compress_calibration.dataset import build
+from compress_calibration.readers import source_files
 from compress_calibration.sources import check_source
 from compress_calibration.tokenizer import load_tokenizer
+
+PLENTY = 16  # bytes of text a token asked for
+QUICK_BYTES = 4 << 20
 
 Check = Callable[[], object]  # raises a CompressError for what it finds
 
@@ -57,6 +62,8 @@ def input_checks(
     prompts = evaluation is not None and bool(evaluation.samples.prompts)
     if prompts or any(source.kind != "self" for source in sources):
         yield partial(load_tokenizer, checkpoint.path)
+    if calibration is not None and not drawn:
+        yield partial(_check_amount, calibration, checkpoint, plan.spec.vocab)
     if evaluation is not None or calibration is not None:
         yield partial(_check_class, plan, checkpoint)
     # Evaluation text that does not fit is left out of the report, with a warning.
@@ -84,6 +91,17 @@ def _check_length(place: str, length: int, context: int) -> None:
         raise RecipeError(
             f"{place}: is {length}, the model's context is {context} tokens; give {context} or less"
         )
+
+
+def _check_amount(calibration: CalibrationConfig, checkpoint: Checkpoint, vocab: int) -> None:
+    """That files hold text enough, found by drawing it: where they are so small that it is quick,
+    and larger ones hold enough."""
+    if any(source.kind not in ("text", "jsonl") for source in calibration.sources):
+        return
+    size = sum(p.stat().st_size for s in calibration.sources for p in source_files(s))
+    asked = calibration.samples * calibration.length
+    if size < min(PLENTY * asked, QUICK_BYTES):
+        build(calibration, load_tokenizer(checkpoint.path), generate=None, vocab=vocab)
 
 
 def _check_class(plan: Plan, checkpoint: Checkpoint) -> None:

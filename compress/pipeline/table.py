@@ -3,8 +3,11 @@
 from collections import Counter
 from collections.abc import Sequence
 
+from compress.errors import DataError
+from compress.evaluation.config import TextConfig
 from compress.pipeline.plan import Plan
-from compress.report.units import duration, size
+from compress.report.units import duration, size, whole
+from compress_calibration.readers import source_files
 
 
 def plan_table(plan: Plan, *, modules: bool = False) -> str:
@@ -21,6 +24,7 @@ def plan_table(plan: Plan, *, modules: bool = False) -> str:
         f"size     {size(plan.source_bytes)} -> {size(exact)} ({exact} bytes in {files} file(s))",
         f"weights  {plan.bits_per_weight:.2f} bits each in the compressed layers",
         f"work     about {seconds}, peak memory about {memory} (evaluation not included)",
+        *_evaluated(plan),
         "",
         *(_module_rows(plan) if modules else _rows(plan)),
         "",
@@ -34,6 +38,27 @@ def plan_table(plan: Plan, *, modules: bool = False) -> str:
     lines += [f"copied: {name}" for name in plan.spec.copied]
     lines += [f"problem: {problem}" for problem in plan.problems]
     return "\n".join(lines)
+
+
+def _evaluated(plan: Plan) -> list[str]:
+    """What will be measured on: tokens where the recipe says how many, else the size of files."""
+    config = plan.recipe.evaluation
+    if config is None or not config.texts:
+        return []
+    return ["measures " + ", ".join(f"{text.name} ({_amount(text)})" for text in config.texts)]
+
+
+def _amount(text: TextConfig) -> str:
+    if text.kind == "self":
+        return f"{whole(text.samples * text.length)} tokens"
+    if text.max_tokens is not None:
+        return f"about {whole(text.max_tokens)} tokens at most"
+    if text.kind not in ("text", "jsonl", "parquet"):
+        return text.kind
+    try:
+        return f"{size(sum(p.stat().st_size for p in source_files(text.source())))}"
+    except (DataError, OSError):
+        return "not found"
 
 
 def _rows(plan: Plan) -> list[str]:

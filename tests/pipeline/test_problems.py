@@ -139,6 +139,25 @@ def test_a_dry_run_looks_at_the_disk_and_the_inputs(
     assert "is left from a run" in begun
 
 
+def test_too_little_calibration_text_is_seen_before_work(tiny, tmp_path: Path) -> None:
+    little = recipe(GPTQ, calibration=text_source(tmp_path, samples=900, length=64))
+    (line,) = dry(little, tiny("llama"), tmp_path / "out")
+    assert "words.txt holds " in line
+    assert " rows of 64 tokens, 900 rows are asked for; lower samples or length" in line
+    enough = recipe(GPTQ, calibration=text_source(tmp_path))
+    assert make_plan(enough, tiny("llama")).problems == ()
+
+
+def test_the_plan_says_what_it_will_measure_on(tiny, tmp_path: Path) -> None:
+    file = tmp_path / "words.txt"
+    file.write_text("a" * 2000)
+    own = {"self": True, "samples": 2, "length": 16}
+    texts = [own, {"text": str(file)}, {"text": str(file), "name": "b", "max_tokens": 50}]
+    shown = plan_table(make_plan(recipe(RTN, evaluation={"texts": texts}), tiny("llama")))
+    assert "measures self (32 tokens), words (2.00 kB), b (about 50 tokens at most)\n" in shown
+    assert "measures" not in plan_table(make_plan(recipe(RTN), tiny("llama")))
+
+
 def test_the_exit_code_of_a_dry_run(tiny, tmp_path: Path, capsys) -> None:
     (tmp_path / "out").mkdir()
     line = ["run", str(recipe_file(tmp_path, RTN)), "--model", str(tiny("llama"))]
