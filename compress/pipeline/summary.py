@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from compress.arch.spec import DecoderSpec
 from compress.checkpoint import Checkpoint, disk, write_atomic
@@ -56,7 +57,7 @@ def build_report(
         machine=machine(session.device),
         started=started.isoformat(timespec="seconds"),
         finished=datetime.now(UTC).isoformat(timespec="seconds"),
-        calibration=journal.units.get(CALIBRATION),
+        calibration=_calibration(journal, stages),
         quality=measured.quality,
         samples=measured.samples,
         samples_reason=measured.samples_reason,
@@ -87,6 +88,15 @@ def write_report(report: Report, folder: Path) -> None:
             disk.mkdir(target)
     write_json(report, target / "report.json", write_atomic)
     write_html(report, target / "report.html", write_atomic)
+
+
+def _calibration(journal: Journal, stages: Sequence[Stage]) -> dict[str, Any] | None:
+    """What was calibrated on, and how often it went through a block."""
+    summary = journal.units.get(CALIBRATION)
+    if summary is None:
+        return None
+    passes = [layer.passes for stage in stages for layer in stage.layers if layer.passes]
+    return {**summary, "passes_per_block": max(passes, default=0)}
 
 
 def layers_of(plan: Plan, journal: Journal) -> tuple[Layer, ...]:

@@ -147,4 +147,4 @@ def _note(group: list[Layer]) -> tuple[Node, str | None]:
         shown = units.whole(low) if low == high else f"{units.whole(low)} to {units.whole(high)}"
         noun = "column" if high == 1 else "columns"
         return f"{shown} input {noun} never driven by calibration", None
-    return None, None
+    return "; ".join(layer.folds) or None, None

@@ -72,6 +72,8 @@ def test_chained_stages_share_the_pass(tiny, tmp_path: Path, monkeypatch) -> Non
     report = run(chain, tiny("llama"), tmp_path / "out")
     blocks = len({layer.block for layer in report.layers if layer.block is not None})
     assert seen == ["observe", "run on"] * (blocks - 1) + ["observe"]
+    assert report.calibration is not None
+    assert report.calibration["passes_per_block"] == 2
     passes = {layer.block: layer.passes for layer in report.layers if layer.passes}
     assert passes == {i: 1 if i == blocks - 1 else 2 for i in range(blocks)}
     assert {layer.method for layer in report.layers if layer.error is not None} <= {"gptq", "rtn"}
