@@ -104,15 +104,16 @@ def main() -> None:
     parser.add_argument("--work", type=Path, help="folder for the results (kept)")
     options = parser.parse_args()
     base = next(case for case in CASES if case.model == "tale-6m")
-    with tempfile.TemporaryDirectory() as scratch:
-        work = options.work or Path(scratch)
-        results = [
-            compare(replace(base, name=f"tale-6m-g{group}", group=group), options.seeds, work)
-            for group in options.groups
-        ]
     text = f"first {DOCUMENTS} documents of {TEXT.name}"
     head = {**setting("benchmarks.peers.quality"), "versions": versions(), "text": text}
-    write_result("peers_llmcompressor_quality", {**head, "cases": results})
+    results: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as scratch:
+        work = options.work or Path(scratch)
+        for group in options.groups:
+            case = replace(base, name=f"tale-6m-g{group}", group=group)
+            results.append(compare(case, options.seeds, work))
+            # After each group: the ten runs of one take minutes.
+            write_result("peers_llmcompressor_quality", {**head, "cases": results})
 
 
 if __name__ == "__main__":
