@@ -78,13 +78,6 @@ METHODS: Mapping[str, Method] = MappingProxyType(
             "error-compensated rounding after one Hessian a shared input",
             _but_integers,
         ),
-        "llm_int8": Method(
-            LlmInt8Config,
-            lambda config: False,
-            llm_int8.quantize,
-            "8-bit weights and inputs, 16 bit for the input columns that are outliers",
-            llm_int8.refuses,
-        ),
         "fp8": Method(
             Fp8Config,
             fp8.observes,
@@ -114,6 +107,13 @@ METHODS: Mapping[str, Method] = MappingProxyType(
             "moves outliers of the inputs into the weights before both are rounded",
             _but_blocks_of_integers,
             smoothquant.search,
+        ),
+        "llm_int8": Method(
+            LlmInt8Config,
+            lambda config: False,
+            llm_int8.quantize,
+            "8-bit weights and inputs, 16 bit for the input columns that are outliers",
+            llm_int8.refuses,
         ),
     }
 )
