@@ -51,6 +51,8 @@ def on_cpu(result: Result) -> Iterator[str]:
     yield from _anywhere(result)
     if result.spec.head_dim not in _CPU_HEADS:
         yield f"no attention kernel for head_dim {result.spec.head_dim} on CPU"
+    if result.cache is not None and result.spec.head_dim % 32:
+        yield f"its fp8 cache takes head_dim in multiples of 32 on CPU, not {result.spec.head_dim}"
     for linear, scheme in result.quantized():
         if linear.expert is not None:
             yield "it has no kernels for quantized experts on CPU"
@@ -97,8 +99,11 @@ def _anywhere(result: Result) -> Iterator[str]:
     for expert in result.experts():
         if expert is not None:
             yield from _experts(expert)
-    if result.cache is not None and result.cache.type != "float":
-        yield f"its cache takes fp8, not {result.cache.describe()}"
+    if result.cache is not None:
+        if result.cache.type != "float":
+            yield f"its cache takes fp8, not {result.cache.describe()}"
+        if result.spec.family == "gpt2":
+            yield "its GPT-2 loader has no place for scales of the cache"
 
 
 def _fused(result: Result) -> Iterator[str]:

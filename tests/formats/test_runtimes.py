@@ -176,6 +176,7 @@ def test_quantized_caches(specs: dict[str, DecoderSpec]) -> None:
     assert found["transformers"][0] == "yes"
     found = verdicts(specs["gpt2"], lambda linear: None, kv_cache=FP8_CACHE)
     assert "it finds no attention around" in found["transformers"][1]
+    assert "its GPT-2 loader has no place" in found["vLLM on GPU"][1]
     found = verdicts(
         specs["llama"], QuantScheme(group_size=32, symmetric=False), kv_cache=FP8_CACHE
     )

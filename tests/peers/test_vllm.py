@@ -2,25 +2,28 @@
 
 Each case starts vLLM once, about a minute on 2 cores. Bounds: vLLM computes in bf16 and its W4A16
 kernel rounds weights to it, which moves log-probabilities of tiny random models by up to 0.06 (0.11
-with integer activations); a wrong layout moves them by more than 1.
+with integer activations, 0.26 with FP8 ones); a wrong layout moves them by more than 1.
 """
 
 import json
 import os
 import statistics
 import subprocess
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 import compressed_models
 import tiny_models
-from compress.formats import runtimes
-from compress.quant.scheme import ActivationScheme, QuantScheme
+from compress.formats import FP8_CACHE, INT8_CACHE, runtimes
+from compress.quant.scheme import PRESETS, ActivationScheme, QuantScheme
+from compress.quant.tensor import InputQuantization
 from compressed_models import Choose, Compressed
+from in_transformers import RoundingCache, logits, plain, quantized_inputs
 
 pytestmark = pytest.mark.peers
 
@@ -43,6 +46,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
 G4 = QuantScheme(group_size=32)
 C8 = QuantScheme(bits=8, granularity="channel", group_size=0)
 W8A8 = QuantScheme(bits=8, granularity="channel", group_size=0, activation=ActivationScheme())
+FP8_WEIGHTS = replace(PRESETS["FP8_DYNAMIC"], activation=None)
+KV_SCALE = 0.002  # so small that keys and values saturate: without it results are far off
 
 
 def _mixed(linear: Any) -> QuantScheme | None:
@@ -74,21 +79,22 @@ def run_vllm(python: Path, folder: Path, dtype: str) -> dict[str, Any] | str:
     return done.stdout + done.stderr
 
 
-def reference_logprobs(written: Compressed, source: Path, folder: Path) -> torch.Tensor:
-    """Log-probabilities [prompt, vocab] of transformers in fp32 with our dequantized weights."""
-    from transformers import AutoModelForCausalLM
+def reference_logprobs(
+    written: Compressed, source: Path, folder: Path, cache: ActivationScheme | None = None
+) -> torch.Tensor:
+    """Log-probabilities [prompt, vocab] of transformers in fp32 with our dequantized weights and
+    our own rounding of inputs, and of a cache whose scales are all KV_SCALE."""
+    model = quantized_inputs(plain(written, source, folder, rounded=False), written)
+    rounding: AbstractContextManager[None] = nullcontext()
+    if cache is not None:
+        rounding = RoundingCache(InputQuantization(cache, torch.tensor([KV_SCALE])))
+    with rounding:
+        return logits(model, torch.tensor([PROMPT]))[0].log_softmax(-1)
 
-    folder.mkdir()
-    (folder / "config.json").write_text((source / "config.json").read_text())
-    save_file(written.reference(), folder / "model.safetensors", metadata={"format": "pt"})
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    with torch.no_grad():
-        return model(torch.tensor([PROMPT])).logits[0].log_softmax(-1)
 
-
-def verdict(written: Compressed) -> str:
+def verdict(written: Compressed, cache: ActivationScheme | None = None) -> str:
     schemes = {name: t.scheme for name, t in written.quantized.items()}
-    found = runtimes("compressed-tensors", schemes, written.spec)
+    found = runtimes("compressed-tensors", schemes, written.spec, kv_cache=cache)
     return next(v.verdict for v in found if v.runtime == "vLLM on CPU")
 
 
@@ -100,14 +106,21 @@ def differences(scores: dict[str, Any], reference: torch.Tensor) -> list[float]:
     ]
 
 
-def check(python: Path, source: Path, folder: Path, choose: QuantScheme | Choose) -> list[float]:
+def check(
+    python: Path,
+    source: Path,
+    folder: Path,
+    choose: QuantScheme | Choose,
+    cache: ActivationScheme | None = None,
+) -> list[float]:
     """Log-probability differences by position; the verdict we give must be a yes."""
-    written = compressed_models.write(source, folder / "out", choose)
+    options: dict[str, Any] = {"kv_cache": cache, "kv_scale": KV_SCALE}
+    written = compressed_models.write(source, folder / "out", choose, **options)
     scores = run_vllm(python, written.folder, "bfloat16")
     assert isinstance(scores, dict), scores[-4000:]
     assert len(scores["tokens"]) == 8
-    assert verdict(written) == "yes"
-    return differences(scores, reference_logprobs(written, source, folder / "plain"))
+    assert verdict(written, cache) == "yes"
+    return differences(scores, reference_logprobs(written, source, folder / "plain", cache))
 
 
 @pytest.mark.parametrize(
@@ -118,6 +131,8 @@ def check(python: Path, source: Path, folder: Path, choose: QuantScheme | Choose
         ("llama", QuantScheme(granularity="channel", group_size=0), 0.1),
         ("llama", QuantScheme(group_size=16), 0.1),
         ("llama", W8A8, 0.2),
+        ("llama", PRESETS["W8A8_STATIC"], 0.2),
+        ("llama", PRESETS["FP8_DYNAMIC"], 0.4),
         ("llama", _mixed, 0.15),
         ("phi3", G4, 0.1),
         ("qwen3", G4, 0.1),
@@ -131,10 +146,29 @@ def test_loads_and_scores_as_our_weights_do(
     assert max(check(vllm_python, source, tmp_path, choose)) <= bound
 
 
+@pytest.mark.parametrize("choose", [G4, lambda linear: None], ids=["weights", "cache alone"])
+def test_fp8_caches(vllm_python: Path, choose: Any, tmp_path: Path) -> None:
+    """vLLM takes the cache's dtype and scales from the checkpoint.
+
+    Its rounding to FP8 is not ours to the last bit; without the scales it would be 3 and more.
+    """
+    source = tiny_models.make("llama", tmp_path / "source", **OPTIONS["llama"])
+    assert max(check(vllm_python, source, tmp_path, choose, FP8_CACHE)) <= 0.5
+
+
 def test_experts_that_stay_dense(vllm_python: Path, tmp_path: Path) -> None:
     """The median: where two experts are within 0.01 of each other, bf16 picks the other one."""
     source = tiny_models.make("qwen3_moe", tmp_path / "source", **OPTIONS["qwen3_moe"])
     assert statistics.median(check(vllm_python, source, tmp_path, _attention)) <= 0.1
+
+
+def test_an_int8_cache_is_refused(vllm_python: Path, tmp_path: Path) -> None:
+    source = tiny_models.make("llama", tmp_path / "source", **OPTIONS["llama"])
+    written = compressed_models.write(source, tmp_path / "out", G4, kv_cache=INT8_CACHE)
+    assert verdict(written, INT8_CACHE) == "no"
+    failure = run_vllm(vllm_python, written.folder, "bfloat16")
+    assert isinstance(failure, str), "vLLM took it"
+    assert "Currently supported kv cache quantization is num_bits=8, type=float" in failure
 
 
 def test_demo_model(vllm_python: Path, demo_model: Path, tmp_path: Path) -> None:
@@ -149,6 +183,9 @@ def test_demo_model(vllm_python: Path, demo_model: Path, tmp_path: Path) -> None
         ("llama", C8, "Failed to find a kernel"),
         ("llama", QuantScheme(bits=3, group_size=32), "Failed to find a kernel"),
         ("qwen3_moe", G4, "No WNA16 MoE backend"),
+        ("llama", PRESETS["FP8"], "static_scaled_fp8_quant"),
+        ("llama", PRESETS["NVFP4A16"], "Marlin FP4 not available"),
+        ("llama", FP8_WEIGHTS, "Failed to find a kernel"),
     ],
 )
 def test_what_we_say_it_refuses_it_refuses(
