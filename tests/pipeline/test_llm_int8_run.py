@@ -75,6 +75,8 @@ def test_it_is_shown(tiny, tmp_path: Path) -> None:
     facts = inspect_checkpoint(out, verify=True)
     counts = facts["outlier_columns"]
     assert facts["damaged"] == {}
+    assert facts["files"] == ["model.safetensors", SIDE_FILE]
+    assert facts["bytes"] == sum((out / name).stat().st_size for name in facts["files"])
     assert len(counts) == 14
     q = counts["model.layers.0.self_attn.q_proj"]
     shown = inspect_table(facts)
