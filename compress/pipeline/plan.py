@@ -140,7 +140,7 @@ def build_plan(recipe: Recipe, checkpoint: Checkpoint, *, dtype: torch.dtype) ->
         source_bytes=checkpoint.file_bytes,
         estimate=estimate(_job(recipe, checkpoint, spec, modules, dtype)),
         tensor_parallel={n: fit.against_parallel(n, spec, modules, fmt) for n in (2, 4, 8)},
-        runtimes=_runtimes(fmt, spec, modules),
+        runtimes=_runtimes(fmt, spec, modules, cache_scales.scheme(recipe)),
         warnings=(*fit.warnings(spec), *shortened, *remarks(modules, fmt)),
     )
 
@@ -169,9 +169,13 @@ def _job(
     )
 
 
-def _runtimes(fmt: str, spec: DecoderSpec, modules: Iterable[ModulePlan]) -> tuple[Verdict, ...]:
+def _runtimes(
+    fmt: str, spec: DecoderSpec, modules: Iterable[ModulePlan], kv_cache: ActivationScheme | None
+) -> tuple[Verdict, ...]:
+    modules = list(modules)
     schemes = {m.linear.tensor: m.scheme for m in modules}
-    return tuple(runtimes(fmt, schemes, spec, g_idx=any(m.g_idx for m in modules)))
+    g_idx = any(m.g_idx for m in modules)
+    return tuple(runtimes(fmt, schemes, spec, g_idx=g_idx, kv_cache=kv_cache))
 
 
 def _assign(

@@ -161,7 +161,7 @@ STAGES = [
     (
         RTN + "    scale_search: mes\n",
         (
-            "r.yaml:5: stages[0].scale_search: is 'mes'; allowed: minmax, mse, importance; did you"
+            "r.yaml:5: stages[0].scale_search: is 'mes'; allowed: minmax, mse, importance, output; did you"
             " mean 'mse'?"
         ),
     ),
