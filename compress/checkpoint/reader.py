@@ -98,7 +98,7 @@ class Checkpoint:
 
     @property
     def file_bytes(self) -> int:
-        """Size of the weight files, headers included: what reports and plans call a model's size."""
+        """Size of the weight files, headers included: what reports and plans call a size."""
         return sum((self.path / name).stat().st_size for name in self.files)
 
     @property

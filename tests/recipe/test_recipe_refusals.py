@@ -161,8 +161,8 @@ STAGES = [
     (
         RTN + "    scale_search: mes\n",
         (
-            "r.yaml:5: stages[0].scale_search: is 'mes'; allowed: minmax, mse, importance, output; did you"
-            " mean 'mse'?"
+            "r.yaml:5: stages[0].scale_search: is 'mes'; allowed: minmax, mse, importance, output;"
+            " did you mean 'mse'?"
         ),
     ),
     (
