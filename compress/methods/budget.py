@@ -112,9 +112,9 @@ def choose(units: Sequence[Unit], budget_bytes: int, *, weights: int | None = No
         if len(states.bytes) > most:
             states, width = _thinned(states, most)
             merged += width
+        if not len(states.bytes):  # merging can lose what led to the known choice, nothing else
+            return Choice(known.picked, known.bytes, known.loss, merged)
         steps.append((states.parent, states.option))
-    if not len(states.bytes):  # merging can lose what led to the known choice, nothing else
-        return Choice(known.picked, known.bytes, known.loss, merged)
     best = len(states.bytes) - 1
     picked = _traced(steps, best)
     return Choice(picked, int(states.bytes[best]), float(states.loss[best]), merged)
