@@ -4,6 +4,7 @@ Everything is made in OUT.partial/ and becomes OUT by one rename at the very end
 stands in the journal there, so that a killed run goes on where it was.
 """
 
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from compress.arch.describe import describe
 from compress.checkpoint import (
     Checkpoint,
     ShardWriter,
@@ -21,9 +23,10 @@ from compress.checkpoint import (
     publish,
     resolve_model,
 )
-from compress.formats import open_weights
+from compress.formats import Weights, open_weights
 from compress.pipeline import journal as journals
-from compress.pipeline import outliers, stream
+from compress.pipeline import outliers, sensitivity_cache, stream
+from compress.pipeline.budget import Sensitivities, Unit, budget_units, settle
 from compress.pipeline.environment import (
     check_device,
     compute_dtype,
@@ -31,10 +34,11 @@ from compress.pipeline.environment import (
     peak_gpu_bytes,
     peak_rss_bytes,
 )
-from compress.pipeline.events import Event, Progress, silent
+from compress.pipeline.events import Event, Progress, note, silent
 from compress.pipeline.finish import finish_files
 from compress.pipeline.identity import marks, refuse_other_result
 from compress.pipeline.inputs import check_inputs, input_checks, problems
+from compress.pipeline.lengths import cap_defaults
 from compress.pipeline.output import (
     CALIBRATION_FILE,
     complete_result,
@@ -43,7 +47,7 @@ from compress.pipeline.output import (
     require_space,
     run_checks,
 )
-from compress.pipeline.plan import Plan, build_plan
+from compress.pipeline.plan import Plan, build_plan, refuse_quantized
 from compress.pipeline.quality import measure
 from compress.pipeline.session import Session
 from compress.pipeline.summary import FOLDER, build_report, layers_of, write_report
@@ -51,6 +55,7 @@ from compress.pipeline.work import Work
 from compress.recipe import Recipe, load
 from compress.report.codec import read_json
 from compress.report.schema import Report, Stage
+from compress_calibration.config import CalibrationConfig
 
 # The run's own files inside OUT.partial, gone when it is published.
 WORKING = (
@@ -164,6 +169,8 @@ def prepare(
     check_inputs(plan, checkpoint, compute, device, drawn=is_drawn(output))
     weights = open_weights(checkpoint, plan.spec)
     listener = progress or silent
+    if plan.budget is not None and plan.budget.is_open:
+        plan = _measured_plan(checked, weights, device, compute, listener)
     began = time.perf_counter()
     sha256, side_files = checkpoint.sha256(), checkpoint.side_hashes()
     listener(Event("check", "source", 1, 1, time.perf_counter() - began))
@@ -174,7 +181,51 @@ def _plan(
     recipe: Recipe, checkpoint: Checkpoint, device: str, dtype: str | None
 ) -> tuple[Plan, torch.dtype]:
     compute = compute_dtype(checkpoint.main_dtype, device, dtype)
-    return build_plan(recipe, checkpoint, dtype=compute), compute
+    refuse_quantized(checkpoint)
+    units = budget_units(recipe, checkpoint)
+    if not units:
+        return build_plan(recipe, checkpoint, dtype=compute), compute
+    config = _calibration(recipe, checkpoint)
+    found = sensitivity_cache.find(units, config, checkpoint, device)
+    return _settled_plan(recipe, units, found, checkpoint, compute), compute
+
+
+def _settled_plan(
+    recipe: Recipe,
+    units: Sequence[Unit],
+    found: Sensitivities | None,
+    checkpoint: Checkpoint,
+    compute: torch.dtype,
+) -> Plan:
+    """The plan with the schemes that the targets choose; with the smallest, where nothing is
+    measured yet."""
+    settled, budget = settle(recipe, units, found)
+    plan = build_plan(settled, checkpoint, dtype=compute)
+    return replace(plan, budget=budget, warnings=(*plan.warnings, *budget.remarks))
+
+
+def _measured_plan(
+    recipe: Recipe, weights: Weights, device: str, compute: torch.dtype, progress: Progress
+) -> Plan:
+    """The plan of a recipe with a target whose sensitivities are not known yet."""
+    # Late: a data-free run never loads transformers.
+    from compress.pipeline.sensitivity import measure
+
+    checkpoint = weights.checkpoint
+    units, config = budget_units(recipe, checkpoint), _calibration(recipe, checkpoint)
+    progress(note("measure", "what every layer loses under each candidate"))
+    with tempfile.TemporaryDirectory(prefix="compress-model-") as folder:
+        found = measure(units, config, weights, device, Path(folder), progress)
+    sensitivity_cache.keep(found, units, config, checkpoint, device)
+    return _settled_plan(recipe, units, found, checkpoint, compute)
+
+
+def _calibration(recipe: Recipe, checkpoint: Checkpoint) -> CalibrationConfig:
+    """The calibration of a recipe with a target, as a run will see it."""
+    spec = describe(checkpoint.config, checkpoint.shapes)
+    config = cap_defaults(recipe, spec.context)[0].calibration
+    assert config is not None, "the recipe parser asks for calibration where a stage has a target"
+    return config
 
 
 def _work(session: Session, started: datetime, *, resumed: bool) -> Report:

@@ -1,6 +1,6 @@
 """Running the calibration set through a block, and what its linears are seen to read."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from torch import Tensor, nn
@@ -133,29 +133,58 @@ def by_input(modules: list[ModulePlan]) -> list[tuple[str, list[ModulePlan]]]:
 
 def observe(block: BlockPass, modules: list[ModulePlan]) -> dict[str, Stats]:
     """Statistics of the modules' inputs over the whole calibration set, by shared input."""
-    linears: list[LinearSpec] = [m.linear for m in modules]
+    linears = [m.linear for m in modules]
     magnitudes = any(_needs_magnitudes(m) for m in modules)
-    device = block.work.device
-    grams = {
-        x.shared_input: GramAccumulator.create(
-            x.shared_input, x.shape[1], device=device, magnitudes=magnitudes
-        )
-        for x in linears
-    }
-    skeleton, index = block.batches.skeleton, block.spec.index
+    observer = Observer.create(
+        block.batches.skeleton, block.module, block.spec.index, linears, magnitudes=magnitudes
+    )
+    block.forward("observe", observer.on_batch)
+    return observer.stats()
 
-    def on_batch(hidden: Tensor, mask: Tensor | None, context: BlockContext, start: int) -> None:
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Observer:
+    """Sums up what linears of a block read in its forwards, by shared input."""
+
+    skeleton: Skeleton
+    module: nn.Module
+    index: int
+    linears: list[LinearSpec]
+    grams: Mapping[str, GramAccumulator]
+
+    @classmethod
+    def create(
+        cls,
+        skeleton: Skeleton,
+        module: nn.Module,
+        index: int,
+        linears: list[LinearSpec],
+        *,
+        magnitudes: bool,
+    ) -> "Observer":
+        """Nothing seen yet. magnitudes: whether to keep them beside the Hessians."""
+        grams = {
+            x.shared_input: GramAccumulator.create(
+                x.shared_input, x.shape[1], device=skeleton.device, magnitudes=magnitudes
+            )
+            for x in linears
+        }
+        return cls(skeleton, module, index, linears, grams)
+
+    def on_batch(
+        self, hidden: Tensor, mask: Tensor | None, context: BlockContext, start: int
+    ) -> None:
         collect(
-            block.module,
-            linears,
-            lambda: skeleton.run_block(block.module, index, hidden, context),
-            lambda key, x: grams[key].add(x),
+            self.module,
+            self.linears,
+            lambda: self.skeleton.run_block(self.module, self.index, hidden, context),
+            lambda key, x: self.grams[key].add(x),
             mask=mask,
             stop_after_last=True,
         )
 
-    block.forward("observe", on_batch)
-    return {key: gram.stats() for key, gram in grams.items()}
+    def stats(self) -> dict[str, Stats]:
+        return {key: gram.stats() for key, gram in self.grams.items()}
 
 
 def _needs_magnitudes(m: ModulePlan) -> bool:

@@ -19,6 +19,7 @@ from compress.errors import CheckpointError, RecipeError
 from compress.formats import FORMATS, Verdict, detect, runtimes
 from compress.methods import METHODS
 from compress.pipeline import cache_scales, fit
+from compress.pipeline.budget import Budget
 from compress.pipeline.estimate import Estimate, Job, estimate
 from compress.pipeline.lengths import cap_defaults
 from compress.pipeline.modules import ModulePlan, Skipped
@@ -37,6 +38,7 @@ class Plan:
 
     tensors: for every tensor of the source, the entries (name, dtype code, shape) it becomes.
     tensor_parallel: for 2, 4 and 8 shards the reasons against it; empty means it divides.
+    budget: for a recipe with a target, what was chosen by it, or that nothing is yet.
     problems: what would stop a run that was started now, as `make_plan` found it.
     """
 
@@ -53,6 +55,7 @@ class Plan:
     runtimes: tuple[Verdict, ...]
     warnings: tuple[str, ...]
     problems: tuple[str, ...] = ()
+    budget: Budget | None = None
 
     @property
     def kv_cache(self) -> ActivationScheme | None:
@@ -80,6 +83,7 @@ class Plan:
             "result_bytes": self.shards.total_bytes,
             "shards": {file.name: file.size for file in self.shards.files},
             "bits_per_weight": self.bits_per_weight,
+            "budget": None if self.budget is None else self.budget.to_json(),
             "estimate": asdict(self.estimate),
             "modules": [_module_json(m) for m in self.modules],
             "skipped": [{"name": s.linear.name, "reason": s.reason} for s in self.skipped],
@@ -115,7 +119,7 @@ def build_plan(recipe: Recipe, checkpoint: Checkpoint, *, dtype: torch.dtype) ->
 
     dtype: of the calibrated passes, for the estimate.
     """
-    _refuse_quantized(checkpoint)
+    refuse_quantized(checkpoint)
     spec = describe(checkpoint.config, checkpoint.shapes)
     recipe, shortened = cap_defaults(recipe, spec.context)
     fmt = choose_format(recipe)
@@ -145,7 +149,8 @@ def build_plan(recipe: Recipe, checkpoint: Checkpoint, *, dtype: torch.dtype) ->
     )
 
 
-def _refuse_quantized(checkpoint: Checkpoint) -> None:
+def refuse_quantized(checkpoint: Checkpoint) -> None:
+    """CheckpointError for a source that is compressed already."""
     found = detect(checkpoint.config, checkpoint.tensors)
     if found is not None:
         raise CheckpointError(

@@ -9,6 +9,7 @@ from compress.arch.spec import DecoderSpec
 from compress.checkpoint import Checkpoint, disk, write_atomic
 from compress.checkpoint.dtypes import itemsize
 from compress.pipeline import outliers
+from compress.pipeline.budget import Budget as Chosen
 from compress.pipeline.environment import machine, slow_kernels, versions
 from compress.pipeline.journal import CALIBRATION, Journal, layer_of
 from compress.pipeline.opening import all_lines
@@ -18,6 +19,7 @@ from compress.pipeline.session import Session
 from compress.report.codec import write_json
 from compress.report.html import write_html
 from compress.report.schema import (
+    Budget,
     Layer,
     Planned,
     PlanVsActual,
@@ -77,7 +79,16 @@ def build_report(
         copied_files=tuple(path.name for path in checkpoint.side_files()),
         skipped_files=tuple(checkpoint.skipped_files),
         open_with=all_lines(plan, str(session.output.out)),
+        budget=None if plan.budget is None else _budget(plan.budget, work.layers),
     )
+
+
+def _budget(chosen: Chosen, layers: Iterable[Layer]) -> Budget:
+    """The losses that the choice went by, and the same of the layers as they were written."""
+    assert chosen.predicted is not None, "a run measures before it begins"
+    lost = sum(chosen.shares.get(x.name, 0.0) * (x.error or 0.0) for x in layers)
+    target = " and ".join(chosen.targets)
+    return Budget(target, chosen.sensitivity, Planned(chosen.predicted, lost))
 
 
 def write_report(report: Report, folder: Path) -> None:

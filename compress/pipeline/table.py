@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from compress.errors import DataError
 from compress.evaluation.config import TextConfig
+from compress.pipeline.modules import ModulePlan
 from compress.pipeline.plan import Plan
 from compress.report.units import duration, size, whole
 from compress_calibration.readers import source_files
@@ -23,6 +24,7 @@ def plan_table(plan: Plan, *, modules: bool = False) -> str:
         f"model    {spec.model_type}, {len(spec.blocks)} blocks, hidden {spec.hidden}",
         f"size     {size(plan.source_bytes)} -> {size(exact)} ({exact} bytes in {files} file(s))",
         f"weights  {plan.bits_per_weight:.2f} bits each in the compressed layers",
+        *_budget(plan),
         f"work     about {seconds}, peak memory about {memory} (evaluation not included)",
         *_evaluated(plan),
         "",
@@ -61,13 +63,32 @@ def _amount(text: TextConfig) -> str:
         return "not found"
 
 
+def _budget(plan: Plan) -> list[str]:
+    """For a recipe with a target: what it chose, or between what it will."""
+    budget = plan.budget
+    if budget is None:
+        return []
+    words = f"budget   {' and '.join(budget.targets)}: "
+    if budget.predicted is not None:
+        return [
+            f"{words}schemes chosen, predicted loss {budget.predicted:.4g} ({budget.sensitivity})"
+        ]
+    span = f"{budget.low} to {budget.high} bytes"
+    return [f"{words}layers take {span}, as the run's measurement chooses; shown is the least"]
+
+
+def _scheme(plan: Plan, m: ModulePlan) -> str:
+    open_yet = plan.budget is not None and m.linear.name in plan.budget.open_layers
+    return "chosen by measurement" if open_yet else m.scheme.describe()
+
+
 def _rows(plan: Plan) -> list[str]:
     """role, shape, how many, method, scheme, bytes before and after."""
     groups: Counter[tuple[str, str, str, str]] = Counter()
     before: Counter[tuple[str, str, str, str]] = Counter()
     after: Counter[tuple[str, str, str, str]] = Counter()
     for m in plan.modules:
-        key = (m.linear.role, _shape(m.linear.shape), m.method, m.scheme.describe())
+        key = (m.linear.role, _shape(m.linear.shape), m.method, _scheme(plan, m))
         groups[key] += 1
         before[key] += m.bytes_before
         after[key] += m.bytes_after
@@ -93,7 +114,7 @@ def _module_rows(plan: Plan) -> list[str]:
             table.append((name, shape, "left", reasons[name], "", ""))
         else:
             sizes = (str(m.bytes_before), str(m.bytes_after))
-            table.append((name, shape, m.method, m.scheme.describe(), *sizes))
+            table.append((name, shape, m.method, _scheme(plan, m), *sizes))
     return _aligned(table)
 
 

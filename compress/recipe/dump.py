@@ -28,9 +28,20 @@ def _stage(stage: Stage) -> dict[str, Any]:
     return {
         "method": stage.method,
         **({} if stage.scheme is None else {"scheme": _plain(stage.scheme)}),
+        **_budget(stage),
         "targets": list(stage.targets),
         "ignore": list(stage.ignore),
         **_plain(stage.config),
+    }
+
+
+def _budget(stage: Stage) -> dict[str, Any]:
+    if stage.target is None:
+        return {}
+    return {
+        "candidates": _plain(stage.candidates),
+        "target": _plain(stage.target),
+        "sensitivity": stage.sensitivity,
     }
 
 

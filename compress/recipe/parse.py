@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 from compress.errors import RecipeError
 from compress.quant.scheme import QuantScheme
+from compress.recipe.budget import check_budget, read_budget
 from compress.recipe.data import read_calibration, read_evaluation
 from compress.recipe.overrides import apply_overrides
 from compress.recipe.reader import (
@@ -41,7 +42,8 @@ RECIPE_KEYS = (
     "output",
     "kv_cache",
 )
-STAGE_KEYS = ("method", *SCHEME_KEYS, "targets", "ignore")
+BUDGET_KEYS = ("candidates", "target", "sensitivity")
+STAGE_KEYS = ("method", *SCHEME_KEYS, *BUDGET_KEYS, "targets", "ignore")
 MAX_SEED = (1 << 63) - 1
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kMGT]i?B|B)?", re.IGNORECASE)
 _UNITS = {"": 1, "b": 1} | {
@@ -131,7 +133,9 @@ def _needing_data(recipe: Recipe) -> list[str]:
 
     places = []
     for stage in recipe.stages:
-        if METHODS[stage.method].observes(stage.config):
+        if stage.target is not None:
+            places.append(f"{stage.at('target')}: measuring what each layer loses")
+        elif METHODS[stage.method].observes(stage.config):
             places.append(f"{stage.at('method')}: {stage.method!r}")
         elif METHODS[stage.method].needs_calibration(stage.config, stage.scheme):
             assert stage.scheme is not None, "only a scheme fixes anything beforehand"
@@ -145,12 +149,12 @@ def _check_scheme(stage: Stage) -> None:
     from compress.methods import METHODS
 
     method = METHODS[stage.method]
-    if stage.scheme is None:
+    if stage.candidates or stage.target is not None:
+        check_budget(stage)
+    elif stage.scheme is None:
         if method.fold is None:
             raise RecipeError(f"{stage.at('scheme')}: is missing; {stage.method} rounds to one")
-        return
-    against = method.refuses(stage.scheme)
-    if against is not None:
+    elif (against := method.refuses(stage.scheme)) is not None:
         raise RecipeError(
             f"{stage.at('scheme')}: is {stage.scheme.describe()}, but {stage.method} {against}"
         )
@@ -222,6 +226,7 @@ def _read_stage(node: Node, index: int, places: Places) -> Stage:
         method=method,
         config=make(config, read_fields(config, node, keys), node),
         scheme=_scheme(node, keys, METHODS[method].fold is not None),
+        **read_budget(node, keys, _bytes),
         targets=_patterns(keys.get("targets"), DEFAULT_TARGETS),
         ignore=_patterns(keys.get("ignore"), DEFAULT_IGNORE),
         index=index,
@@ -230,6 +235,8 @@ def _read_stage(node: Node, index: int, places: Places) -> Stage:
 
 
 def _scheme(node: Node, keys: Mapping[str, Node], may_lack: bool) -> QuantScheme | None:
+    if "candidates" in keys or "target" in keys:
+        return None
     if may_lack and not any(key in keys for key in SCHEME_KEYS):
         return None
     return read_scheme(node, keys)

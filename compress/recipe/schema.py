@@ -1,16 +1,19 @@
 """Recipe and Stage: what to do to a checkpoint, in order; complete after parsing."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
 
+from compress.errors import RecipeError
 from compress.evaluation.config import EvaluationConfig
 from compress.quant.scheme import QuantScheme
 from compress_calibration.config import CalibrationConfig
 
 OutputFormat = Literal["auto", "compressed-tensors", "bitsandbytes", "dense"]
 KvCache = Literal["fp8", "int8"]
+Sensitivity = Literal["output_error", "kl"]
 DEFAULT_TARGETS = ("*",)
 # These two words mean a role, whatever the layer is called, and may match nothing.
 DEFAULT_IGNORE = ("lm_head", "router")
@@ -37,12 +40,39 @@ class Places:
 
 
 @dataclass(frozen=True, slots=True)
+class Target:
+    """What the layers of a stage may take, scales and zeros included: bits for each of their
+    weights, or bytes of them all. RecipeError unless one of the two is given, and above 0."""
+
+    bits_per_weight: float | None = None
+    bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        if (self.bits_per_weight is None) == (self.bytes is None):
+            given = "neither" if self.bytes is None else "both"
+            raise RecipeError(f"gives {given} of bits_per_weight and bytes; it takes one of them")
+        for key in ("bits_per_weight", "bytes"):
+            value = getattr(self, key)
+            if value is not None and not (math.isfinite(value) and value > 0):
+                raise RecipeError(f"{key} is {value}; it is a number above 0")
+
+    def describe(self) -> str:
+        """ "4.25 bits a weight" or "4000000000 bytes"."""
+        if self.bytes is not None:
+            return f"{self.bytes} bytes"
+        return f"{self.bits_per_weight:g} bits a weight"
+
+
+@dataclass(frozen=True, slots=True)
 class Stage:
     """One method over some layers.
 
     method: a key of compress.methods.METHODS; config: an instance of that row's dataclass.
     scheme: how the layers are stored; None for a method that only scales channels, where a later
         stage says it.
+    candidates, target: in place of a scheme, those of which each layer gets one, so that all of
+        them together stay within the target and lose as little as possible.
+    sensitivity: how the loss of a candidate is measured.
     targets, ignore: patterns (compress.recipe.matching); a layer is taken when a target names it
         and no ignore does.
     index: place in the recipe.
@@ -54,6 +84,9 @@ class Stage:
     targets: tuple[str, ...] = DEFAULT_TARGETS
     ignore: tuple[str, ...] = DEFAULT_IGNORE
     index: int = 0
+    candidates: tuple[QuantScheme, ...] = ()
+    target: Target | None = None
+    sensitivity: Sensitivity = "kl"
     places: Places = field(default_factory=Places, compare=False, repr=False)
 
     def at(self, key: str) -> str:

@@ -172,6 +172,21 @@ class Planned:
 
 
 @dataclass(frozen=True, slots=True)
+class Budget:
+    """What a recipe with a target chose its schemes by.
+
+    target: in words, "4.25 bits a weight". sensitivity: what the losses are, "kl" (nats a token) or
+        "output_error" (share of the energy of blocks' outputs).
+    loss: of all layers together as predicted from plain rounding, and from the layers' errors as
+        they were written.
+    """
+
+    target: str
+    sensitivity: str
+    loss: Planned
+
+
+@dataclass(frozen=True, slots=True)
 class PlanVsActual:
     bytes: Planned
     seconds: Planned
@@ -202,6 +217,7 @@ class Report:
     samples_reason: why there are no samples, None when there are some.
     copied_tensors, copied_files: what was carried over untouched; skipped_files: left behind.
     open_with: lines to copy that open the result.
+    budget: for a recipe with a target.
     """
 
     tool: str
@@ -227,6 +243,7 @@ class Report:
     copied_files: tuple[str, ...] = ()
     skipped_files: tuple[str, ...] = ()
     open_with: tuple[str, ...] = ()
+    budget: Budget | None = None
     schema: int = SCHEMA_VERSION
 
     @property

@@ -31,6 +31,11 @@ def plan(report: Report) -> Html | None:
         _planned("Peak memory", found.peak_rss, units.size),
     ]
     note = "The plan was made before any work, from the checkpoint's headers and the recipe."
+    if report.budget is not None:
+        rows.append(
+            _planned(f"Loss ({report.budget.sensitivity})", report.budget.loss, _significant)
+        )
+        note += f" Schemes were chosen for {report.budget.target}; the loss is the layers' summed."
     return section("plan", "Plan and measurement", table("Plan", columns, rows), note=note)
 
 
@@ -43,6 +48,10 @@ def _planned(name: str, pair: Planned, unit: object) -> list[Cell]:
         number(pair.measured, unit(pair.measured)),
         Cell("exact" if exact else units.deviation(pair.deviation), pair.deviation),
     ]
+
+
+def _significant(value: float) -> str:
+    return units.significant(value)
 
 
 def exports(report: Report) -> Html | None:

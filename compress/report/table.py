@@ -52,6 +52,7 @@ def _rows(report: Report) -> list[Row]:
             "compressed linears, with scales",
         ),
         *_quality(report),
+        *_budget(report),
         *_time(report),
         ("Peak memory", "", units.size(report.peak_rss_bytes), ""),
     ]
@@ -76,6 +77,18 @@ def _quality(report: Report) -> list[Row]:
             remark = f"on {_clean(text.name)}" if several else "same token ranked first"
             rows.append(("Top-1 agreement", "", units.percent(text.top1_agreement), remark))
     return _named_once(rows)
+
+
+def _budget(report: Report) -> list[Row]:
+    """The summed loss of the layers, for a recipe with a target: predicted and as written."""
+    if report.budget is None:
+        return []
+    loss = report.budget.loss
+    remark = f"predicted, measured ({_clean(report.budget.sensitivity)})"
+    return [
+        ("Loss of the layers", units.significant(loss.planned), units.significant(loss.measured),
+         remark)
+    ]  # fmt: skip
 
 
 def _perplexity(text: TextQuality) -> tuple[str, str, str]:
