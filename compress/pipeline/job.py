@@ -57,6 +57,7 @@ from compress.report.codec import read_json
 from compress.report.schema import Report, Stage
 from compress_calibration.config import CalibrationConfig
 
+MEASURED_TOKENS = 16_384  # of the calibration data that sensitivities are measured on
 # The run's own files inside OUT.partial, gone when it is published.
 WORKING = (
     *("journal.json", CALIBRATION_FILE, "hidden.0", "hidden.1", "evaluation"),
@@ -221,11 +222,12 @@ def _measured_plan(
 
 
 def _calibration(recipe: Recipe, checkpoint: Checkpoint) -> CalibrationConfig:
-    """The calibration of a recipe with a target, as a run will see it."""
+    """What sensitivities are measured on: the recipe's calibration data, as many rows as are needed
+    for errors that are only averaged and never inverted."""
     spec = describe(checkpoint.config, checkpoint.shapes)
     config = cap_defaults(recipe, spec.context)[0].calibration
     assert config is not None, "the recipe parser asks for calibration where a stage has a target"
-    return config
+    return replace(config, samples=min(config.samples, max(1, MEASURED_TOKENS // config.length)))
 
 
 def _work(session: Session, started: datetime, *, resumed: bool) -> Report:

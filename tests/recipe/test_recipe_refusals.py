@@ -12,7 +12,10 @@ from compress.recipe import parse
 STAGE = "stages:\n  - method: rtn\n    scheme: W4A16\n"
 RTN = "name: x\n" + STAGE
 PRESETS = ", ".join(SCHEMES)
-STAGE_KEYS = "method, scheme, granularity, group_size, targets, ignore, scale_search"
+STAGE_KEYS = (
+    "method, scheme, granularity, group_size, candidates, target, sensitivity, targets, ignore,"
+    " scale_search"
+)
 KINDS = "text, jsonl, parquet, dataset, hub, self"
 
 
