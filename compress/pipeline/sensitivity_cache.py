@@ -11,15 +11,15 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from glob import glob
 from pathlib import Path
 from typing import Any
 
 import compress
 from compress.checkpoint import Checkpoint, write_atomic
-from compress.errors import CompressError
+from compress.errors import CompressError, DataError
 from compress.pipeline.budget import Sensitivities, Unit
 from compress_calibration.config import CalibrationConfig
+from compress_calibration.readers import source_files
 
 VERSION = 1  # of what is measured; goes up when the same inputs would give other numbers
 
@@ -90,12 +90,13 @@ def _unit(unit: Unit) -> list[Any]:
 
 def _data(config: CalibrationConfig) -> Iterator[tuple[str, str]]:
     """Every file that the calibration text comes from, with its hash; a hub data set is told by its
-    name, which the configuration has."""
+    name, which the configuration has. What is missing is for the checks of inputs to say."""
     for source in config.sources:
-        for pattern in source.paths:
-            for found in sorted(glob(os.path.expanduser(pattern))):
-                path = Path(found)
-                inside = path.rglob("*") if path.is_dir() else [path]
-                for file in sorted(p for p in inside if p.is_file()):
-                    with file.open("rb") as opened:
-                        yield str(file), hashlib.file_digest(opened, "sha256").hexdigest()
+        named: list[Path] = []
+        with suppress(DataError):
+            named = source_files(source)
+        for path in named:
+            inside = path.rglob("*") if path.is_dir() else [path]
+            for file in sorted(p for p in inside if p.is_file()):
+                with file.open("rb") as opened:
+                    yield str(file), hashlib.file_digest(opened, "sha256").hexdigest()
