@@ -250,7 +250,7 @@ def _stages_of(
     stage: Stage, units: Sequence[Unit], chosen: Sequence[QuantScheme]
 ) -> Iterator[Stage]:
     """A stage for every scheme that was chosen, in the order of the candidates."""
-    plain = replace(stage, candidates=(), target=None, sensitivity="kl", ignore=())
+    plain = replace(stage, candidates=(), target=None, sensitivity="output_error", ignore=())
     for scheme in stage.candidates:
         pairs = [unit for unit, own in zip(units, chosen, strict=True) if own == scheme]
         names = tuple(x.name for unit in pairs for x in unit.linears)

@@ -86,7 +86,7 @@ class Stage:
     index: int = 0
     candidates: tuple[QuantScheme, ...] = ()
     target: Target | None = None
-    sensitivity: Sensitivity = "kl"
+    sensitivity: Sensitivity = "output_error"
     places: Places = field(default_factory=Places, compare=False, repr=False)
 
     def at(self, key: str) -> str:

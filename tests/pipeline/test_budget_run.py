@@ -99,7 +99,7 @@ def test_the_choice_is_that_of_brute_force(tiny, tmp_path: Path, cache: Path) ->
 def test_measured_losses_are_those_of_what_was_written(tiny, tmp_path: Path, cache: Path) -> None:
     """rtn with the same search, one block: nothing before it is quantized, so nothing differs."""
     source = tiny("llama", num_hidden_layers=1, dtype="fp32")
-    asked = asking(tmp_path, scale_search="importance")
+    asked = asking(tmp_path, scale_search="importance", sensitivity="kl")
     report = run(asked, source, tmp_path / "out")
     assert report.budget is not None
     assert report.budget.loss.measured == pytest.approx(report.budget.loss.planned, rel=1e-3)
