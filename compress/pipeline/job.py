@@ -170,12 +170,24 @@ def prepare(
     check_inputs(plan, checkpoint, compute, device, drawn=is_drawn(output))
     weights = open_weights(checkpoint, plan.spec)
     listener = progress or silent
+    measuring = None
     if plan.budget is not None and plan.budget.is_open:
-        plan = _measured_plan(checked, weights, device, compute, listener)
+        plan, measuring = _measured_plan(checked, weights, device, compute, listener)
     began = time.perf_counter()
     sha256, side_files = checkpoint.sha256(), checkpoint.side_hashes()
     listener(Event("check", "source", 1, 1, time.perf_counter() - began))
-    return Session(plan, checkpoint, weights, output, compute, device, sha256, side_files, listener)
+    return Session(
+        plan,
+        checkpoint,
+        weights,
+        output,
+        compute,
+        device,
+        sha256,
+        side_files,
+        listener,
+        measuring,
+    )
 
 
 def _plan(
@@ -207,18 +219,22 @@ def _settled_plan(
 
 def _measured_plan(
     recipe: Recipe, weights: Weights, device: str, compute: torch.dtype, progress: Progress
-) -> Plan:
-    """The plan of a recipe with a target whose sensitivities are not known yet."""
+) -> tuple[Plan, Stage]:
+    """The plan of a recipe with a target whose sensitivities are not known yet, and what it took to
+    measure them."""
     # Late: a data-free run never loads transformers.
     from compress.pipeline.sensitivity import measure
 
     checkpoint = weights.checkpoint
     units, config = budget_units(recipe, checkpoint), _calibration(recipe, checkpoint)
+    began = time.perf_counter()
     progress(note("measure", "what every layer loses under each candidate"))
     with tempfile.TemporaryDirectory(prefix="compress-model-") as folder:
         found = measure(units, config, weights, device, Path(folder), progress)
     sensitivity_cache.keep(found, units, config, checkpoint, device)
-    return _settled_plan(recipe, units, found, checkpoint, compute)
+    spent = time.perf_counter() - began
+    stage = Stage("measure", spent, peak_rss_bytes(), peak_gpu_bytes(device))
+    return _settled_plan(recipe, units, found, checkpoint, compute), stage
 
 
 def _calibration(recipe: Recipe, checkpoint: Checkpoint) -> CalibrationConfig:
@@ -237,6 +253,8 @@ def _work(session: Session, started: datetime, *, resumed: bool) -> Report:
     _quantize(work, partial)
     layers = layers_of(plan, work.journal)
     stages = [Stage("quantize", **asdict(work.journal.spent_so_far()), layers=layers)]
+    if session.measuring is not None:
+        stages.append(session.measuring)
     clock = time.perf_counter()
     measured = measure(
         partial,

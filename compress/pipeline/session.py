@@ -9,12 +9,14 @@ from compress.checkpoint import Checkpoint, Output
 from compress.formats import Weights
 from compress.pipeline.events import Progress
 from compress.pipeline.plan import Plan
+from compress.report.schema import Stage
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Session:
     """What the run reads, where it writes and how. sha256: of the source; dtype: of the blocks.
 
+    measuring: the time that sensitivities took, where they were not known before.
     side_files: name -> sha256 of what goes along with the weights.
     """
 
@@ -27,3 +29,4 @@ class Session:
     sha256: str
     side_files: Mapping[str, str]
     progress: Progress
+    measuring: Stage | None = None

@@ -104,6 +104,7 @@ def test_measured_losses_are_those_of_what_was_written(tiny, tmp_path: Path, cac
     assert report.budget is not None
     assert report.budget.loss.measured == pytest.approx(report.budget.loss.planned, rel=1e-3)
     assert report.budget.loss.planned > 0
+    assert [stage.name for stage in report.stages] == ["quantize", "measure"]
     assert "Loss of the layers" in render_table(report)
     assert "Loss (kl)" in render_html(report)
     written = parse((tmp_path / "out" / "recipe.yaml").read_text())
