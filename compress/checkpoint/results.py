@@ -13,7 +13,7 @@ _FILES = frozenset({"config.json", "recipe.yaml", "README.md", "model.safetensor
 _WEIGHTS = re.compile(r"model(-\d+-of-\d+)?\.safetensors")
 _INSIDE = {
     REPORT: re.compile(r"report\.(json|html)"),
-    FOLDER_OF_OUTLIERS: re.compile(r".+\.safetensors"),
+    FOLDER_OF_OUTLIERS: re.compile(r"outliers\.safetensors"),
 }
 _SHOWN = 3
 

@@ -124,6 +124,7 @@ def test_overwrite_leaves_a_folder_alone_that_is_no_result(tmp_path: Path) -> No
         ("notes.txt", "notes.txt"),
         ("model.gguf", "model.gguf"),
         ("report/draft.md", "report/draft.md"),
+        ("compress_model/model.safetensors", "compress_model/model.safetensors"),
         ("data/x", "data/"),
     ],
 )
@@ -132,6 +133,8 @@ def test_overwrite_leaves_a_result_alone_that_holds_more(
 ) -> None:
     out = tmp_path / "out"
     old_result(out)
+    (out / "compress_model").mkdir()
+    (out / "compress_model/outliers.safetensors").write_bytes(b"columns")
     assert prepare_output(out, overwrite=True).state == "fresh"
     (out / added).parent.mkdir(exist_ok=True)
     (out / added).write_text("mine")
