@@ -256,6 +256,7 @@ def test_one_divisor_spans_several_weights() -> None:
     assert float(quantize_fp4(a, NVFP4, [0], divisor).scale.float().max()) == 112
 
 
+@pytest.mark.interop
 def test_equals_compressed_tensors() -> None:
     pytest.importorskip("compressed_tensors")
     from compressed_tensors.quantization import QuantizationArgs
