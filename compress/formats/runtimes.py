@@ -51,7 +51,8 @@ def _judge(name: str, result: Result) -> Verdict:
     # A quantized head was tried in transformers only.
     tried = name == "transformers" or all(x.role != "head" for x, _ in result.quantized())
     known = confirmed and tried and result.spec.family != "generic"
-    return Verdict(name, "yes" if known else "expected", remark(result))
+    load = transformers_rules.load_option(result) if name == "transformers" else ""
+    return Verdict(name, "yes" if known else "expected", remark(result), load)
 
 
 def _dense_reason(result: Result) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from compress.arch.spec import LinearSpec
 from compress.formats.compressed_tensors import is_packed
-from compress.formats.verdicts import Result, everywhere, indivisible
+from compress.formats.verdicts import LoadOption, Result, everywhere, indivisible
 from compress.quant.scheme import QuantScheme
 
 # Attention modules are known to it by the names of their key projections.
@@ -70,19 +70,27 @@ def _cache(result: Result) -> Iterator[str]:
         yield "these weights load with dequantize=True only, which leaves the cache unquantized"
 
 
+def load_option(result: Result) -> LoadOption:
+    """What it has to be told to load a result that it takes."""
+    if _needs_dequantize(result):
+        return "dequantize"
+    return "bfloat16" if any(s.is_fp4 for s in result.schemes()) else ""
+
+
 def remark(result: Result) -> str:
     """How a result that is taken is to be loaded."""
-    if result.packs_zero_points():
+    option = load_option(result)
+    if option == "dequantize" and result.packs_zero_points():
         return (
             "with CompressedTensorsConfig(dequantize=True): compressed-tensors 0.20 cannot allocate"
             " packed zero points"
         )
-    if _needs_dequantize(result):
+    if option == "dequantize":
         return (
             "with CompressedTensorsConfig(dequantize=True), inputs unquantized: compressed-tensors"
             " 0.20 cannot allocate packed integers that go with float inputs"
         )
-    if any(s.is_fp4 for s in result.schemes()):
+    if option == "bfloat16":
         return "in bfloat16, to which compressed-tensors 0.20 rounds NVFP4's weights"
     if len(result.schemes()) > 1:
         return "not with dequantize=True, which applies one scheme to all layers"

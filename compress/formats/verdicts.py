@@ -8,13 +8,21 @@ from compress.arch.spec import DecoderSpec, LinearSpec
 from compress.formats.compressed_tensors import is_packed
 from compress.quant.scheme import ActivationScheme, QuantScheme
 
+# An option without which transformers fails on a result: CompressedTensorsConfig(dequantize=True),
+# or dtype bfloat16.
+LoadOption = Literal["", "dequantize", "bfloat16"]
+
 
 class Verdict(NamedTuple):
-    """yes: tried. expected: by the runtime's source. no: refused or computed wrongly."""
+    """yes: tried. expected: by the runtime's source. no: refused or computed wrongly.
+
+    load: the option that it needs to load the result; "" for none.
+    """
 
     runtime: str
     verdict: Literal["yes", "expected", "no"]
     reason: str
+    load: LoadOption = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,25 @@
 
 import json
 import shlex
+from collections.abc import Mapping
+from types import MappingProxyType
 
+from compress.formats.verdicts import LoadOption
 from compress.pipeline.plan import Plan
 
 # What transformers needs beside itself, by format.
 PACKAGES = {"compressed-tensors": "compressed-tensors", "bitsandbytes": "bitsandbytes accelerate"}
+# What is imported and what is passed on for an option that transformers needs.
+_OPTIONS: Mapping[LoadOption, tuple[str, str]] = MappingProxyType(
+    {
+        "": ("AutoModelForCausalLM", ""),
+        "dequantize": (
+            "AutoModelForCausalLM, CompressedTensorsConfig",
+            ", quantization_config=CompressedTensorsConfig(dequantize=True)",
+        ),
+        "bfloat16": ("AutoModelForCausalLM", ', dtype="bfloat16"'),
+    }
+)
 VLLM = ("vLLM on CPU", "vLLM on GPU")
 
 
@@ -17,12 +31,14 @@ def needs(plan: Plan) -> str | None:
 
 
 def in_python(plan: Plan, folder: str) -> tuple[str, ...]:
-    """Lines for transformers; none where it does not take the result."""
-    if any(v.runtime == "transformers" and v.verdict == "no" for v in plan.runtimes):
+    """Lines for transformers, with the option it needs; none where it does not take the result."""
+    found = [v for v in plan.runtimes if v.runtime == "transformers"]
+    if any(v.verdict == "no" for v in found):
         return ()
+    names, option = _OPTIONS[found[0].load if found else ""]
     return (
-        "from transformers import AutoModelForCausalLM",
-        f"model = AutoModelForCausalLM.from_pretrained({json.dumps(folder)})",
+        f"from transformers import {names}",
+        f"model = AutoModelForCausalLM.from_pretrained({json.dumps(folder)}{option})",
     )
 
 

@@ -91,6 +91,7 @@ def test_nvfp4_in_bfloat16(source: Any, dtype: str, tmp_path: Path) -> None:
         "transformers",
         "yes",
         "in bfloat16, to which compressed-tensors 0.20 rounds NVFP4's weights",
+        "bfloat16",
     )
 
 

@@ -34,6 +34,28 @@ def test_a_line_for_each_runtime_that_takes_it(plan: Plan) -> None:
     assert all_lines(with_verdicts(plan, "no", "no"), "/my out") == ()
 
 
+DEQUANTIZE = "quantization_config=CompressedTensorsConfig(dequantize=True)"
+FLOAT_INPUTS = {"bits": 4, "group_size": 32, "activation": {"type": "float"}}
+
+
+@pytest.mark.parametrize(
+    ("stage", "option"),
+    [
+        ({"method": "rtn", "scheme": "W4A16_ASYM", "group_size": 32}, DEQUANTIZE),
+        ({"method": "rtn", "scheme": "W8A16_ASYM"}, DEQUANTIZE),
+        ({"method": "rtn", "scheme": FLOAT_INPUTS}, DEQUANTIZE),
+        ({"method": "nvfp4", "scheme": "NVFP4A16"}, 'dtype="bfloat16"'),
+    ],
+)
+def test_the_option_that_transformers_needs_is_in_the_line(tiny, stage, option: str) -> None:
+    plan = make_plan(recipe(stage), tiny("llama"))
+    first, imports, call, *_ = all_lines(plan, "/my out")
+    assert first == "pip install compressed-tensors"
+    assert call == f'model = AutoModelForCausalLM.from_pretrained("/my out", {option})'
+    assert ("CompressedTensorsConfig" in imports) == (option == DEQUANTIZE)
+    compile(f"{imports}\n{call}", "lines", "exec")
+
+
 def test_dense_results_need_nothing_else(tiny) -> None:
     plan = make_plan(recipe(RTN, output={"format": "dense"}), tiny("llama"))
     assert all_lines(with_verdicts(plan, "yes", "no"), "/my out") == PYTHON
