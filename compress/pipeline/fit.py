@@ -127,7 +127,7 @@ def _against_columns(n: int, spec: DecoderSpec, m: ModulePlan, *, stored: bool) 
         return f"{columns} columns do not divide by {n}"
     if not stored:
         return None
-    if m.scheme.granularity == "group" and (columns // n) % step:
+    if m.scheme.granularity in ("group", "block") and (columns // n) % step:
         return f"{columns // n} columns a shard are no multiple of {step}"
     if is_packed(m.scheme) and columns // n * m.scheme.bits % WORD_BITS:
         return f"{columns // n} columns a shard fill no whole words of packed codes"
@@ -136,9 +136,12 @@ def _against_columns(n: int, spec: DecoderSpec, m: ModulePlan, *, stored: bool) 
 
 def _against_rows(n: int, spec: DecoderSpec, m: ModulePlan, *, stored: bool) -> str | None:
     packed = stored and _packs_zero_points(m.scheme)
+    step = m.scheme.group_size if stored and m.scheme.granularity == "block" else 1
     for rows, shards in _row_parts(n, spec, m.linear):
         if rows % shards:
             return f"{rows} rows do not divide by {shards}"
+        if rows // shards % step:
+            return f"{rows // shards} rows a shard are no multiple of {step}"
         if packed and rows // shards * m.scheme.bits % WORD_BITS:
             return f"{rows // shards} rows a shard fill no whole words of packed zero points"
     return None

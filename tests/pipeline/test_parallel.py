@@ -88,6 +88,28 @@ def test_columns_are_split_in_groups_and_words(spec: DecoderSpec) -> None:
     )
 
 
+def test_blocks_are_cut_in_neither_direction(spec: DecoderSpec) -> None:
+    block = QuantScheme(8, True, "block", 64, type="float")
+    whole = [
+        module("q", (8 * 64, 512), block),
+        module("down", (96, 256), block),  # its rows are not split
+        module("gate", (256, 96), block),  # nor are its columns
+    ]
+    assert against_parallel(4, spec, whole) == ()
+    assert against_parallel(4, spec, [module("down", (64, 384), block)]) == (
+        "down: 96 columns a shard are no multiple of 64",
+    )
+    for role, rows in (("gate", 384), ("gate_up", 2 * 384)):
+        assert against_parallel(4, spec, [module(role, (rows, 512), block)]) == (
+            f"{role}: 96 rows a shard are no multiple of 64",
+        )
+    narrow = replace(spec, head_dim=32)
+    assert against_parallel(4, narrow, [module("qkv", (8 * 32 + 2 * 4 * 32, 512), block)]) == (
+        "qkv: 32 rows a shard are no multiple of 64",
+    )
+    assert fit.against_parallel(4, spec, [module("down", (64, 384), block)], "dense") == ()
+
+
 def test_dense_results_have_no_groups_and_no_words(spec: DecoderSpec) -> None:
     asymmetric = replace(GROUP, symmetric=False)
     modules = [
