@@ -23,14 +23,21 @@ _ALONE, _COMPARED = 6, 14
 
 
 def announcement(
-    windows: Sequence["TokenWindows"], spec: DecoderSpec, config: EvaluationConfig, models: int
+    windows: Sequence["TokenWindows"],
+    spec: DecoderSpec,
+    config: EvaluationConfig,
+    models: int,
+    device: str = "cpu",
 ) -> str:
     """One line on what is to be evaluated, with the time where that is long.
 
-    models: 1, or 2 with a source.
+    models: 1, or 2 with a source. device: that the models run on; only the processor's time is
+    known.
     """
     scored, count = sum(text.scored for text in windows), sum(len(text.lengths) for text in windows)
     line = f"{whole(scored)} tokens in {whole(count)} window{'s'[: count != 1]}"
+    if device != "cpu":
+        return line
     seconds = evaluation_seconds(windows, spec, config, models)
     if seconds < LONG_SECONDS:
         return line
@@ -58,7 +65,7 @@ def _block_seconds(
 ) -> float:
     """One model's blocks over so many tokens in windows of `length`."""
     blocks = len(spec.blocks)
-    weights = sum(prod(x.shape) for x in spec.linears())
+    weights = _weights_of_a_token(spec)
     wide = estimate.LIVE_WIDE * spec.intermediate + estimate.LIVE_HIDDEN * spec.hidden
     q = torch.randn(1, spec.heads, length, spec.head_dim, dtype=dtype)
     row = estimate.least_seconds(lambda: scaled_dot_product_attention(q, q, q, is_causal=True))
@@ -67,3 +74,9 @@ def _block_seconds(
         + blocks * row * tokens / length
         + tokens * blocks * wide * dtype.itemsize * 2 / rates.elementwise
     )
+
+
+def _weights_of_a_token(spec: DecoderSpec) -> float:
+    """Weights of all blocks that a token is multiplied with: of experts, those it is sent to."""
+    sent = spec.experts_per_token / spec.experts if spec.experts else 1.0
+    return sum(prod(x.shape) * (1.0 if x.expert is None else sent) for x in spec.linears())

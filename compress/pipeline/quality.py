@@ -63,7 +63,7 @@ def measure(
         refuse_other_tokenizer(tokenizer, source.checkpoint.path, config.texts)
     began = time.perf_counter()
     windows, left_out = _windows(source or result, config, tokenizer, device, progress)
-    _announce(progress, windows, result, config, 1 if source is None else 2, began)
+    _announce(progress, windows, result, config, 1 if source is None else 2, device, began)
     work_folder.mkdir(exist_ok=True)
 
     def on_block(stage: str, done: int, total: int) -> None:
@@ -90,6 +90,7 @@ def _announce(
     result: Weights,
     config: EvaluationConfig,
     models: int,
+    device: str,
     began: float,
 ) -> None:
     """How much there is to evaluate; reading and writing it is a step of its own."""
@@ -98,7 +99,7 @@ def _announce(
     from compress.pipeline.evaluation_cost import announcement
 
     progress(Event("evaluate", "text", 1, 1, time.perf_counter() - began))
-    progress(note("evaluate", announcement(windows, result.spec, config, models)))
+    progress(note("evaluate", announcement(windows, result.spec, config, models, device)))
 
 
 def _tokenizer(folder: Path, config: EvaluationConfig) -> Tokenizer | None:

@@ -30,6 +30,8 @@ def test_a_long_evaluation_says_how_long_and_how_to_shorten_it(tiny) -> None:
     line = evaluation_cost.announcement([long], wide, config, 2)
     assert line.startswith("6,400 tokens in 100 windows, about ")
     assert line.endswith("max_tokens of a text (eval: --max-tokens) takes fewer")
+    elsewhere = evaluation_cost.announcement([long], wide, config, 2, "cuda")
+    assert elsewhere == "6,400 tokens in 100 windows"
 
 
 @pytest.mark.usefixtures("slow")
@@ -43,6 +45,20 @@ def test_time_goes_with_the_tokens_and_the_models(tiny) -> None:
 
     assert seconds(6400, 2) == pytest.approx(10 * seconds(640, 2), rel=0.1)
     assert 2 * seconds(640, 1) < seconds(640, 2) < 3 * seconds(640, 1)
+
+
+@pytest.mark.usefixtures("slow")
+def test_a_token_costs_the_experts_it_is_sent_to(tiny) -> None:
+    spec, config = make_plan(recipe(RTN), tiny("mixtral")).spec, EvaluationConfig()
+    windows = [cut_windows("t", [[1] * 6401], 128, 64)]
+    experts = [x.shape[0] * x.shape[1] for x in spec.linears() if x.expert is not None]
+    everywhere = replace(spec, experts_per_token=spec.experts)
+    more = evaluation_cost.evaluation_seconds(windows, everywhere, config, 1)
+    more -= evaluation_cost.evaluation_seconds(windows, spec, config, 1)
+    left_out = 1 - spec.experts_per_token / spec.experts
+    seen = int(windows[0].lengths.sum())
+    assert 0 < left_out < 1
+    assert more == pytest.approx(2 * seen * sum(experts) * left_out / SLOW.product, rel=0.2)
 
 
 def test_max_tokens_of_eval(tiny, tmp_path: Path) -> None:
