@@ -33,22 +33,63 @@ class Scaled:
         return tuple(self.notes.get(m.linear.name, ()))
 
 
+@dataclass(slots=True, eq=False)
+class Gathering:
+    """A pair, and what its readers were seen to read in the rounds so far.
+
+    readers: those that will be quantized. taken: stages that fold it; the others, with the reason
+    why not, are in `declined`. missing: shared inputs that no round has shown yet. stats: the mean
+    over the tokens of all inputs shown, None before the first, and for a pair no stage takes.
+    """
+
+    pair: FoldPair
+    readers: dict[str, ModulePlan]
+    declined: dict[int, str | None]
+    missing: set[str]
+    stats: Stats | None = None
+
+    def see(self, stats: dict[str, Stats]) -> None:
+        """Take what a round has shown, by shared input. One that is all the pair reads is kept as
+        it is; parts, such as the experts', are weighed by tokens."""
+        parts = sorted(self.missing & stats.keys())
+        self.missing.difference_update(parts)
+        if all(self.declined.values()):
+            return
+        whole = self.stats is None and len(parts) == 1 and not self.missing
+        for key in parts:
+            self.stats = stats[key] if whole else _mean(self.stats, stats[key])
+
+
 def scale_channels(block: BlockPass, modules: list[ModulePlan]) -> Scaled:
-    """Search every pair of the block for every scaling stage, in the recipe's order."""
+    """Search every pair of the block for every scaling stage, in the recipe's order.
+
+    A pair is searched after the round that shows the last of what its readers read.
+    """
     scaled = Scaled(Folds.of(block.spec))
     stages = sorted({stage for m in modules for stage in m.folds})
     if not stages:
         return scaled
+    waiting = _gatherings(block, modules, stages)
     rounds = observation_rounds(block.work, modules)
     for members in rounds:
         stats = observe(block, members)
+        for gathering in waiting:
+            gathering.see(stats)
+        ready = [g for g in waiting if not g.missing]
+        waiting = [g for g in waiting if g.missing]
+        if len(rounds) > 1:
+            stats.clear()  # before the next round's take their place
         for stage in stages:
-            _fold_stage(block, modules, members, stats, stage, scaled)
+            for gathering in ready:
+                _fold(block, gathering, stage, scaled)
+        del ready
+    assert not waiting, [g.pair.writer for g in waiting]
     if len(rounds) > 1:
         return scaled
     inputs = {m.linear.shared_input: m.linear.tensor for m in modules}
-    seen = {key: scaled.folds.stats(tensor, stats[key]) for key, tensor in inputs.items()}
-    return Scaled(scaled.folds, seen, scaled.notes)
+    for key, tensor in inputs.items():
+        stats[key] = scaled.folds.stats(tensor, stats.pop(key))  # one by one: they are large
+    return Scaled(scaled.folds, stats, scaled.notes)
 
 
 def write_others(block: BlockPass, folds: Folds) -> None:
@@ -75,40 +116,54 @@ def _set(block: BlockPass, tensor: str, value: Tensor) -> None:
         block.module.get_parameter(path).copy_(value)
 
 
-def _fold_stage(
-    block: BlockPass,
-    modules: list[ModulePlan],
-    members: list[ModulePlan],
-    stats: dict[str, Stats],
-    stage: int,
-    scaled: Scaled,
-) -> None:
-    """One stage over the pairs whose readers were observed in this round."""
+def _gatherings(block: BlockPass, modules: list[ModulePlan], stages: list[int]) -> list[Gathering]:
+    """All pairs of the block that have a reader to quantize, with nothing seen."""
     by_name = {m.linear.name: m for m in modules}
-    observed = {m.linear.name for m in members}
-    method = METHODS[block.work.plan.recipe.stages[stage].method]
-    config = block.work.plan.recipe.stages[stage].config
-    assert method.fold is not None, "matching.assign lists scaling stages only"
+    found = []
     for pair in block.spec.folds:
-        rounded = {name: by_name[name] for name in pair.readers if name in by_name}
-        if not rounded or not rounded.keys() <= observed:
-            continue
-        reason = against(pair, block.spec, by_name, stage)
-        if reason is None:
-            view = scaled.folds.view(
-                pair,
-                _weights(block, pair),
-                {name: m.scheme for name, m in rounded.items()},
-                _together([stats[key] for key in _keys(rounded)]),
-            )
-            choice = method.fold(view, config)
-        else:
-            choice = Choice(None, reason)
-        _apply(block, pair, choice, scaled)
-        for name, m in rounded.items():
-            if stage in m.folds:
-                note = f"stages[{stage}], {pair.writer}: {choice.note}"
-                scaled.notes.setdefault(name, []).append(note)
+        readers = {name: by_name[name] for name in pair.readers if name in by_name}
+        declined = {stage: _against(block, pair, by_name, stage) for stage in stages}
+        if readers:
+            # A router may be rounded by a stage that asks for no magnitudes: its input is the
+            # experts' and not waited for.
+            keys = {m.linear.shared_input for m in readers.values() if m.folds}
+            found.append(Gathering(pair, readers, declined, keys))
+    return found
+
+
+def _against(
+    block: BlockPass, pair: FoldPair, by_name: Mapping[str, ModulePlan], stage: int
+) -> str | None:
+    # What a search would decline whatever it saw is known here, before weights are read for it.
+    config = block.work.plan.recipe.stages[stage].config
+    if pair.kind == "linear" and getattr(config, "pairs", "all") == "norms":
+        return "pairs is norms"
+    return against(pair, block.spec, by_name, stage)
+
+
+def _fold(block: BlockPass, gathering: Gathering, stage: int, scaled: Scaled) -> None:
+    """One stage over one pair of which everything was seen."""
+    pair, reason = gathering.pair, gathering.declined[stage]
+    choice = Choice(None, reason) if reason else _search(block, gathering, stage, scaled.folds)
+    _apply(block, pair, choice, scaled)
+    for name, m in gathering.readers.items():
+        if stage in m.folds:
+            note = f"stages[{stage}], {pair.writer}: {choice.note}"
+            scaled.notes.setdefault(name, []).append(note)
+
+
+def _search(block: BlockPass, gathering: Gathering, stage: int, folds: Folds) -> Choice:
+    work, readers = block.work, gathering.readers
+    method = METHODS[work.plan.recipe.stages[stage].method]
+    assert method.fold is not None, "matching.assign lists scaling stages only"
+    assert gathering.stats is not None, gathering.pair.writer
+    view = folds.view(
+        gathering.pair,
+        {name: read_weight(work, m).to(work.device) for name, m in readers.items()},
+        {name: m.scheme for name, m in readers.items()},
+        gathering.stats,
+    )
+    return method.fold(view, work.plan.recipe.stages[stage].config)
 
 
 def _apply(block: BlockPass, pair: FoldPair, choice: Choice, scaled: Scaled) -> None:
@@ -121,34 +176,20 @@ def _apply(block: BlockPass, pair: FoldPair, choice: Choice, scaled: Scaled) -> 
     scaled.folds.add(fold)
 
 
-def _weights(block: BlockPass, pair: FoldPair) -> dict[str, Tensor]:
-    """Source weights [N, K] of all readers, on the run's device."""
-    work, planned = block.work, block.work.planned(block.spec.index)
-    linears = {linear.name: linear for linear in block.spec.linears}
-    weights = {}
-    for name in pair.readers:
-        tensor = linears[name].tensor
-        if tensor in planned:
-            weights[name] = read_weight(work, planned[tensor]).to(work.device)
-        else:
-            weights[name] = work.checkpoint.read(tensor, check_finite=True).to(work.device)
-    return weights
-
-
-def _keys(modules: Mapping[str, ModulePlan]) -> list[str]:
-    return [*dict.fromkeys(m.linear.shared_input for m in modules.values())]
-
-
-def _together(parts: list[Stats]) -> Stats:
-    """Statistics of one input that is seen in parts, such as by experts: weighed by tokens."""
-    if len(parts) == 1:
-        return parts[0]
-    tokens = max(1, sum(s.tokens for s in parts))
-    peaks = torch.stack([s.absmax for s in parts if s.absmax is not None])
-    means = [s.absmean * (s.tokens / tokens) for s in parts if s.absmean is not None]
+def _mean(so_far: Stats | None, part: Stats) -> Stats:
+    """Statistics of an input and one more part of it: weighed by tokens. `so_far` is used up."""
+    assert part.absmax is not None, "observe keeps magnitudes for scaling stages"
+    assert part.absmean is not None, "observe keeps magnitudes for scaling stages"
+    if so_far is None:
+        zeros = torch.zeros_like(part.absmax)
+        so_far = Stats(torch.zeros_like(part.hessian), 0, zeros, zeros.clone())
+    assert so_far.absmax is not None
+    assert so_far.absmean is not None
+    tokens = so_far.tokens + part.tokens
+    share = part.tokens / max(1, tokens)
     return Stats(
-        torch.stack([s.hessian * (s.tokens / tokens) for s in parts]).sum(0),
-        sum(s.tokens for s in parts),
-        peaks.amax(0),
-        torch.stack(means).sum(0),
+        so_far.hessian.lerp_(part.hessian, share),
+        tokens,
+        torch.maximum(so_far.absmax, part.absmax),
+        so_far.absmean.lerp_(part.absmean, share),
     )

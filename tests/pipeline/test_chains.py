@@ -90,6 +90,27 @@ def test_rounds_of_a_narrow_budget_see_the_scaled_block(tiny, tmp_path: Path, mo
     assert change(tmp_path / "many", tmp_path / "one") < 0.02
 
 
+@pytest.mark.parametrize("method", [AWQ, SMOOTH], ids=["awq", "smoothquant"])
+def test_experts_seen_in_rounds_of_their_own_are_scaled_together(
+    tiny, tmp_path: Path, monkeypatch, method: dict[str, object]
+) -> None:
+    chain = recipe({**method, "scheme": FINE}, calibration=text_source(tmp_path))
+    source = tiny("mixtral", dtype="fp32")
+    whole = run(chain, source, tmp_path / "one", dtype="fp32")
+    monkeypatch.setattr(observing, "HESSIAN_BYTES", 1)
+    report = run(chain, source, tmp_path / "many", dtype="fp32")
+    assert max(layer.passes or 0 for layer in report.layers) > 4
+    notes = {layer.name: layer.folds for layer in report.layers if layer.block is not None}
+    assert notes == {x.name: x.folds for x in whole.layers if x.block is not None}
+    experts = [layer for layer in report.layers if layer.expert is not None]
+    assert experts
+    assert all("alpha" in " ".join(x.folds) or "ratio" in " ".join(x.folds) for x in experts)
+    gates = [layer for layer in experts if layer.role == "gate"]
+    assert all("post_attention_layernorm" in " ".join(x.folds) for x in gates)
+    assert change(tmp_path / "many", source) < 0.1
+    assert change(tmp_path / "many", tmp_path / "one") < 0.1
+
+
 def test_sequential_gptq_behind_awq(tiny, tmp_path: Path) -> None:
     stage = {"method": "gptq", "scheme": FINE, "true_sequential": True}
     source = tiny("llama", dtype="fp32")
