@@ -47,21 +47,6 @@ class Method:
         return fixed or self.observes(config)
 
 
-def _but_integers(scheme: QuantScheme) -> str | None:
-    if scheme.type == "float":
-        return "rounds to integers; use method " + ("nvfp4" if scheme.bits == 4 else "fp8")
-    if scheme.activation is not None and scheme.activation.outliers != "none":
-        return "knows no outlier columns; use method llm_int8"
-    if scheme.granularity == "block":
-        return "has no scales for blocks; use granularity group, channel or tensor"
-    return None
-
-
-def _but_blocks_of_integers(scheme: QuantScheme) -> str | None:
-    """What scaling methods can round themselves: every kind."""
-    return _but_integers(scheme) if scheme.type == "int" and scheme.granularity == "block" else None
-
-
 METHODS: Mapping[str, Method] = MappingProxyType(
     {
         "rtn": Method(
@@ -69,14 +54,14 @@ METHODS: Mapping[str, Method] = MappingProxyType(
             rtn.needs_calibration,
             rtn.quantize,
             "round to nearest with a scale search; needs no data",
-            _but_integers,
+            rtn.refuses,
         ),
         "gptq": Method(
             GptqConfig,
             lambda config: True,
             gptq.quantize,
             "error-compensated rounding after one Hessian a shared input",
-            _but_integers,
+            rtn.refuses,
         ),
         "fp8": Method(
             Fp8Config,
@@ -97,7 +82,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
             lambda config: True,
             plain.quantize,
             "scales channels by their activations before this or a later stage rounds",
-            _but_blocks_of_integers,
+            plain.refuses,
             awq.search,
         ),
         "smoothquant": Method(
@@ -105,7 +90,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
             lambda config: True,
             plain.quantize,
             "moves outliers of the inputs into the weights before both are rounded",
-            _but_blocks_of_integers,
+            plain.refuses,
             smoothquant.search,
         ),
         "llm_int8": Method(

@@ -15,6 +15,17 @@ from compress.methods.rtn import GroupSearch, RtnConfig, ScaleSearch
 from compress.quant.scheme import QuantScheme
 
 
+def refuses(scheme: QuantScheme) -> str | None:
+    """Why a scheme is not for the method that `quantize` takes for its kind, None when it is."""
+    if scheme.is_fp4:
+        return nvfp4.refuses(scheme)
+    if scheme.type == "float":
+        return fp8.refuses(scheme)
+    if scheme.activation is not None and scheme.activation.outliers != "none":
+        return llm_int8.refuses(scheme)
+    return rtn.refuses(scheme)
+
+
 def quantize(
     weights: Sequence[Tensor],
     scheme: QuantScheme,

@@ -43,6 +43,17 @@ def needs_calibration(config: RtnConfig) -> bool:
     return config.scale_search in ("importance", "output")
 
 
+def refuses(scheme: QuantScheme) -> str | None:
+    """Why a scheme is not for rounding to integers (GPTQ's neither), None when it is."""
+    if scheme.type == "float":
+        return "rounds to integers; use method " + ("nvfp4" if scheme.bits == 4 else "fp8")
+    if scheme.activation is not None and scheme.activation.outliers != "none":
+        return "knows no outlier columns; use method llm_int8"
+    if scheme.granularity == "block":
+        return "has no scales for blocks; use granularity group, channel or tensor"
+    return None
+
+
 def quantize(
     weights: Sequence[Tensor],
     scheme: QuantScheme,
