@@ -9,7 +9,9 @@ import torch
 
 from compress.checkpoint import Checkpoint, Output, ShardWriter, disk, free_bytes, locked
 from compress.errors import OutputError
+from compress.formats import bitsandbytes
 from compress.pipeline import journal as journals
+from compress.pipeline import outliers
 from compress.pipeline.environment import fingerprint
 from compress.pipeline.identity import marks, refuse_other_result
 from compress.pipeline.inputs import Check, input_checks
@@ -51,19 +53,29 @@ def is_drawn(output: Output) -> bool:
 
 def require_space(plan: Plan, folder: Path, dtype: torch.dtype) -> None:
     """OutputError unless the disk has room for the result and for what lies beside it on the way:
-    the hidden states of the calibration set, twice. folder: OUT.partial."""
+    the hidden states of the calibration set, twice. folder: OUT.partial.
+
+    How many outlier columns calibration will find is not known; those of an interrupted run, which
+    are to be joined into one file of the result, are counted.
+    """
     passing, config = 0, plan.recipe.calibration
     if plan.needs_calibration and config is not None:
         tokens = config.samples * config.length
         passing = 2 * tokens * plan.spec.hidden * dtype.itemsize
-    taken = [p.stat().st_blocks * 512 for p in folder.rglob("*")] if folder.is_dir() else []
-    needed = plan.shards.total_bytes + passing - sum(taken)
+    pieces, joined = (_taken(folder / x) for x in (outliers.WORKING, bitsandbytes.FOLDER))
+    taken = _taken(folder) - pieces - joined
+    needed = plan.shards.total_bytes + passing - taken + max(pieces - joined, 0)
     free = free_bytes(folder.parent)
     if needed > free:
         raise OutputError(
             f"not enough disk space in {folder.parent}: {needed} bytes are needed ({passing} of"
             f" them only while it runs), {free} are free; make room or choose another disk"
         )
+
+
+def _taken(folder: Path) -> int:
+    """Bytes of disk that the files below a folder have; 0 where there is none."""
+    return sum(p.stat().st_blocks * 512 for p in folder.rglob("*")) if folder.is_dir() else 0
 
 
 def complete_result(output: Output) -> Path:

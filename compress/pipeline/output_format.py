@@ -58,7 +58,7 @@ def remarks(modules: Iterable[ModulePlan], fmt: str) -> list[str]:
     if fmt != bitsandbytes.NAME or not any(_is_calibrated(m.scheme) for m in modules):
         return []
     size = "comes on top of the planned size: calibration decides how many outlier columns it holds"
-    return [f"{bitsandbytes.SIDE_FILE} {size}"]
+    return [f"{bitsandbytes.SIDE_FILE} {size}; the run needs twice its size on the disk"]
 
 
 def _has_outliers(scheme: QuantScheme) -> bool:

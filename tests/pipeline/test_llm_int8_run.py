@@ -9,12 +9,12 @@ import torch
 from safetensors.torch import load_file
 
 import faults
-from compress.checkpoint import Checkpoint
+from compress.checkpoint import Checkpoint, writer
 from compress.errors import CompressError, OutputError
 from compress.formats import open_weights
 from compress.formats.bitsandbytes import SIDE_FILE
 from compress.formats.bitsandbytes_weights import BitsandbytesWeights
-from compress.pipeline import inspect_checkpoint, inspect_table, make_plan, run
+from compress.pipeline import inspect_checkpoint, inspect_table, make_plan, output, run
 from compress.report.codec import read_json
 from conftest import tree_hashes
 from pipeline_runs import recipe, text_source
@@ -163,6 +163,30 @@ def test_killed_while_columns_are_put_aside_and_joined(tiny, tmp_path: Path) -> 
             run(asked, source, out, resume=left)
         found = {k: v for k, v in tree_hashes(out).items() if "report/" not in k}
         assert found == whole, (number, calls.names[number])
+
+
+def test_no_room_to_join_is_one_line_and_resumable(
+    tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, out = tiny("llama"), tmp_path / "out"
+    asked = recipe(fixed(2.0), calibration=text_source(tmp_path))
+    with monkeypatch.context() as full:
+        full.setattr(
+            writer, "free_bytes", lambda path: 0 if path.name == "compress_model" else 1 << 40
+        )
+        with pytest.raises(OutputError, match=r"^not enough disk space in .*compress_model: "):
+            run(asked, source, out)
+    with monkeypatch.context() as full:
+        full.setattr(output, "free_bytes", lambda path: 0)
+        with pytest.raises(OutputError, match=r"^not enough disk space in ") as caught:
+            run(asked, source, out, resume=True)
+    pieces = list((tmp_path / "out.partial" / "outliers").iterdir())
+    allocated = sum(p.stat().st_blocks * 512 for p in pieces)
+    needed = int(str(caught.value).split(": ")[1].split()[0])
+    assert len(pieces) == 14
+    assert abs(needed - allocated) < 1 << 16
+    run(asked, source, out, resume=True)
+    assert opened(out).side is not None
 
 
 @pytest.mark.parametrize("damage", ["gone", "torn", "another"])
