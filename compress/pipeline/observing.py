@@ -100,9 +100,16 @@ def _reads_block(m: ModulePlan) -> bool:
 
 
 def _shows_all_tokens(work: Work, modules: list[ModulePlan]) -> bool:
-    """Whether any stage on these experts asks for every token (the forward is one for all)."""
+    """Whether any of these experts asks for every token (the forward is one for all).
+
+    By the option of its stage; where it has none, when its scheme takes something from the inputs,
+    which an expert without tokens would lack.
+    """
     experts = [m for m in modules if m.linear.expert is not None]
-    return any(getattr(_config(work, m), "experts", "routed") == "all" for m in experts)
+    return any(
+        getattr(_config(work, m), "experts", "all" if _is_fixed(m) else "routed") == "all"
+        for m in experts
+    )
 
 
 def observation_rounds(work: Work, modules: list[ModulePlan]) -> list[list[ModulePlan]]:
@@ -189,9 +196,13 @@ class Observer:
 
 def _needs_magnitudes(m: ModulePlan) -> bool:
     """Whether someone asks how large the inputs are: folds, static scales, fixed outliers."""
+    return _is_fixed(m) or bool(m.folds)
+
+
+def _is_fixed(m: ModulePlan) -> bool:
+    """Whether the scheme has a scale or columns of the inputs that calibration fixes."""
     inputs = m.scheme.activation
-    static = inputs is not None and (not inputs.dynamic or inputs.outliers == "calibrated")
-    return static or bool(m.folds)
+    return inputs is not None and (not inputs.dynamic or inputs.outliers == "calibrated")
 
 
 def is_sequential(work: Work, modules: list[ModulePlan]) -> bool:

@@ -4,10 +4,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import groupby
 
+import torch
 from torch import Tensor, nn
 
 from compress.blocks.activation import quantize_inputs
 from compress.blocks.linear import set_linear_weight
+from compress.checkpoint.dtypes import TORCH_DTYPES
 from compress.formats import dense
 from compress.methods import METHODS
 from compress.pipeline.modules import ModulePlan
@@ -25,6 +27,7 @@ from compress.quant.tensor import QuantizedTensor
 from compress.report.schema import Layer
 from compress_calibration.hessian import Stats
 
+UNSCALED = "no token reached the expert: its input scale is 1"
 Solved = tuple[ModulePlan, QuantizedTensor, Layer]
 
 
@@ -71,19 +74,19 @@ def _solve(
     for (stage_index, _, _), same in groupby(sorted(members, key=alike), key=alike):
         stage = work.plan.recipe.stages[stage_index]
         group = list(same)
-        stored = [read_weight(work, m).to(work.device) for m in group]
+        dtype = TORCH_DTYPES[work.checkpoint.tensors[group[0].linear.tensor].dtype]
         is_expert = group[0].linear.expert is not None
         outcomes = METHODS[stage.method].quantize(
-            [_scaled(scaled, m, w) for m, w in zip(group, stored, strict=True)],
+            [_weight(work, m, scaled) for m in group],
             group[0].scheme,
             stage.config,
-            scale_dtype=stored[0].dtype,
+            scale_dtype=dtype,
             hessian=stats.hessian,
             expert_tokens=stats.tokens if is_expert else None,
             absmax=stats.absmax,
         )
         for m, outcome in zip(group, outcomes, strict=True):
-            quantized = _with_input_scale(outcome.quantized, stats, stored[0])
+            quantized = _with_input_scale(outcome.quantized, stats, dtype)
             beyond = store(work, m, quantized)
             layer = layer_record(
                 m,
@@ -91,7 +94,7 @@ def _solve(
                 method=outcome.method,
                 tokens=stats.tokens,
                 damping=outcome.damping,
-                kept=outcome.kept,
+                kept=_unscaled(m, stats) or outcome.kept,
                 dead=outcome.dead,
                 outlier_columns=outcome.outlier_columns,
                 beyond=beyond,
@@ -100,13 +103,18 @@ def _solve(
             yield m, quantized, layer
 
 
-def _scaled(scaled: Scaled, m: ModulePlan, weight: Tensor) -> Tensor:
-    return scaled.folds.weight(m.linear.tensor, weight)
+def _weight(work: Work, m: ModulePlan, scaled: Scaled) -> Tensor:
+    """[N, K], in fp32 where folds change it, else as stored: together the layers are large."""
+    weight = read_weight(work, m).to(work.device)
+    tensor = m.linear.tensor
+    return scaled.folds.weight(tensor, weight) if scaled.folds.touches(tensor) else weight
 
 
-def _with_input_scale(quantized: QuantizedTensor, stats: Stats, stored: Tensor) -> QuantizedTensor:
+def _with_input_scale(
+    quantized: QuantizedTensor, stats: Stats, dtype: torch.dtype
+) -> QuantizedTensor:
     activation = quantized.scheme.activation
     if activation is None or activation.dynamic:
         return quantized
     assert stats.absmax is not None, "observe keeps magnitudes for static schemes"
-    return replace(quantized, input_scale=static_scale(stats.absmax, activation, stored.dtype))
+    return replace(quantized, input_scale=static_scale(stats.absmax, activation, dtype))
