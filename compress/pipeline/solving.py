@@ -110,6 +110,13 @@ def _weight(work: Work, m: ModulePlan, scaled: Scaled) -> Tensor:
     return scaled.folds.weight(tensor, weight) if scaled.folds.touches(tensor) else weight
 
 
+def _unscaled(m: ModulePlan, stats: Stats) -> str | None:
+    """What the report says of a static scale that nothing was seen for."""
+    activation = m.scheme.activation
+    static = activation is not None and not activation.dynamic
+    return UNSCALED if static and stats.tokens == 0 else None
+
+
 def _with_input_scale(
     quantized: QuantizedTensor, stats: Stats, dtype: torch.dtype
 ) -> QuantizedTensor:
