@@ -1,6 +1,7 @@
 """A stand-in for the key/value cache: a block shows its keys and values as it would store them."""
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,7 +35,10 @@ class PassingCache:
 
 @dataclass(slots=True)
 class Peak:
-    """Largest magnitude so far of keys or values. mask: bool [batch, seq], False for padding."""
+    """Largest magnitude so far of keys or values. mask: bool [batch, seq], False for padding.
+
+    absmax: stays NaN or infinite once such a state was seen.
+    """
 
     absmax: float = 0.0
     mask: Tensor | None = None
@@ -44,7 +48,8 @@ class Peak:
         seen = states.abs().amax(dim=(1, 3))  # seen: [batch, seq]
         if self.mask is not None:
             seen = seen.masked_fill(~self.mask.to(seen.device, torch.bool), 0)
-        self.absmax = max(self.absmax, float(seen.max()))
+        if math.isfinite(self.absmax):
+            self.absmax = max(float(seen.max()), self.absmax)  # in this order NaN is kept
         return states
 
 

@@ -1,11 +1,14 @@
 """Largest keys and values of a block over the calibration set, and the scales they ask for."""
 
+import math
+
 import torch
 from torch import Tensor
 
 from compress.arch.spec import BlockSpec
 from compress.blocks.kv_states import PassingCache, Peak
 from compress.checkpoint.dtypes import TORCH_DTYPES
+from compress.errors import DataError
 from compress.formats import kv_encode
 from compress.pipeline.work import Work
 from compress.quant.inputs import static_scale
@@ -23,9 +26,18 @@ class Peaks:
         return PassingCache(self.key.see, self.value.see)
 
     def write(self, work: Work, block: BlockSpec) -> None:
-        """Write the scales that these peaks ask for."""
+        """Write the scales that these peaks ask for.
+
+        Raises DataError when a key or value was NaN or infinite.
+        """
         how = work.plan.kv_cache
         assert how is not None, "peaks are measured for a cache scheme"
+        for name, peak in (("keys", self.key), ("values", self.value)):
+            if not math.isfinite(peak.absmax):
+                raise DataError(
+                    f"{name} of block {block.index} are not finite (largest magnitude:"
+                    f" {peak.absmax}); run with --dtype fp32"
+                )
         dtype = TORCH_DTYPES[work.checkpoint.main_dtype]
         k, v = (
             static_scale(torch.tensor([peak.absmax]), how, dtype) for peak in (self.key, self.value)

@@ -9,9 +9,10 @@ import torch
 from compress.blocks.kv_states import PassingCache, Peak
 from compress.blocks.skeleton import Skeleton
 from compress.checkpoint import Checkpoint
-from compress.errors import RecipeError
+from compress.errors import DataError, RecipeError
 from compress.formats import open_weights
 from compress.pipeline import make_plan, run
+from compress.pipeline.peaks import Peaks
 from pipeline_runs import RTN, recipe, text_source
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gpt2", "mixtral", "qwen3_moe")
@@ -37,6 +38,41 @@ def test_padding_has_no_say_in_a_peak() -> None:
     peak = Peak(mask=torch.tensor([[True, True, False]]))
     assert torch.equal(peak.see(states), states)
     assert peak.absmax == 2.0
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_what_is_not_finite_stays_in_a_peak(bad: float) -> None:
+    states = torch.ones(1, 1, 3, 2)
+    broken = states.clone()
+    broken[0, 0, 1, 0] = bad
+    peak = Peak()
+    for seen in (states, broken, states):
+        peak.see(seen)
+    assert str(peak.absmax) == str(bad)
+    padding = Peak(mask=torch.tensor([[True, False, True]]))
+    padding.see(broken)
+    assert padding.absmax == 1.0
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("part", ["key", "value"])
+def test_keys_and_values_that_are_not_finite_are_refused(
+    tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str, bad: float
+) -> None:
+    cache = Peaks.cache
+
+    def broken(self: Peaks, mask: torch.Tensor | None) -> PassingCache:
+        found = cache(self, mask)
+        getattr(self, part).see(torch.full((1, 1, 1, 2), bad))
+        return found
+
+    monkeypatch.setattr(Peaks, "cache", broken)
+    asked = recipe(RTN, kv_cache="int8", calibration=text_source(tmp_path))
+    with pytest.raises(DataError) as caught:
+        run(asked, tiny("llama"), tmp_path / "out")
+    assert str(caught.value) == (
+        f"{part}s of block 0 are not finite (largest magnitude: {bad}); run with --dtype fp32"
+    )
 
 
 @pytest.mark.parametrize(("name", "largest"), [("fp8", 448.0), ("int8", 127.5)])
