@@ -113,11 +113,27 @@ def _stream_seconds(job: Job, rates: Rates) -> float:
 
 
 def _stream_bytes(job: Job) -> int:
-    largest = max(min(prod(linear.shape), ROWS_AT_ONCE) for linear, _ in job.linears)
-    whole = max(prod(linear.shape) for linear, _ in job.linears)
+    largest = max(_worked_at_once(linear, scheme) for linear, scheme in job.linears)
     stored = torch.empty((), dtype=job.dtype).element_size()
     # fp32 rows, their quotient, the dequantized values and the difference; source and codes whole.
-    return TORCH_BYTES + largest * 4 * 4 + whole * (stored + 2)
+    return TORCH_BYTES + largest * 4 * 4 + _held_whole(job) * (stored + 2)
+
+
+def _worked_at_once(linear: LinearSpec, scheme: QuantScheme) -> int:
+    """Weights in a run of rows; all of them where one number of the scheme is for all."""
+    weights = prod(linear.shape)
+    whole = scheme.is_fp4 or scheme.granularity == "tensor"
+    return weights if whole else min(weights, ROWS_AT_ONCE)
+
+
+def _held_whole(job: Job) -> int:
+    """Weights of the largest linear, or of all that are merged and share NVFP4's divisor."""
+    together: dict[tuple[str, str, int | None], int] = {}
+    for linear, scheme in job.linears:
+        shared = linear.fused if scheme.is_fp4 else None
+        key = (_block_of(linear), shared, linear.expert) if shared else (linear.name, "", None)
+        together[key] = together.get(key, 0) + prod(linear.shape)
+    return max(together.values())
 
 
 def _calibrated_seconds(job: Job, rates: Rates) -> float:

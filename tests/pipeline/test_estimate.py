@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from compress.arch.spec import LinearSpec
 from compress.checkpoint import Checkpoint
 from compress.pipeline.estimate import Job, estimate
 from compress.pipeline.job import make_plan
+from compress.pipeline.sizes import ROWS_AT_ONCE
+from compress.quant.scheme import PRESETS
 from compress.report.codec import read_json
 from compress_calibration.config import CalibrationConfig, SourceConfig
 
@@ -43,6 +46,29 @@ def test_writing_its_own_text_takes_time_and_a_cache(demo_model: Path) -> None:
     reading = estimate(replace(job, calibration=text))
     assert writing.seconds > reading.seconds
     assert writing.peak_rss_bytes > reading.peak_rss_bytes
+
+
+def test_weights_with_one_number_for_all_are_whole_in_memory(demo_model: Path) -> None:
+    """4 fp32 copies of what is worked on, and 4 bytes a weight of what is held."""
+    job, n = replace(job_of(demo_model), calibration=None), 16384
+
+    def linear(role: str, fused: str | None) -> LinearSpec:
+        name = f"model.layers.0.self_attn.{role}_proj"
+        module = f"self_attn.{role}_proj"
+        return LinearSpec(name, f"{name}.weight", (n, n), role, "in", module, fused=fused)
+
+    def needed(preset: str, count: int) -> int:
+        linears = [linear(role, "qkv" if role in "qkv" else None) for role in "oqkv"[:count]]
+        scheme = PRESETS[preset]
+        return estimate(replace(job, linears=[(x, scheme) for x in linears])).peak_rss_bytes
+
+    rows, whole = ROWS_AT_ONCE, n * n
+    assert rows < whole
+    base = needed("W4A16", 4) - 16 * rows - 4 * whole
+    assert needed("FP8_BLOCK", 4) == base + 16 * rows + 4 * whole
+    assert needed("FP8", 4) == base + 16 * whole + 4 * whole
+    assert needed("NVFP4A16", 4) == base + 16 * whole + 4 * 3 * whole
+    assert needed("NVFP4A16", 1) == base + 16 * whole + 4 * whole
 
 
 @pytest.mark.parametrize("recipe", ["int4-rtn", "int4-gptq"])
