@@ -3,9 +3,12 @@
 import re
 from pathlib import Path
 
+import pytest
+
 from compress.methods import METHODS
 from compress.quant.scheme import PRESETS
 from compress.recipe import builtin_names, load, parse
+from compress.recipe.lookup import builtin
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "recipes.md").read_text()
 
@@ -20,6 +23,12 @@ def test_tables_are_complete() -> None:
     assert first_column("Methods") == set(METHODS)
     assert first_column("Schemes") == set(PRESETS)
     assert first_column("Built-in recipes") == set(builtin_names())
+
+
+@pytest.mark.parametrize("name", builtin_names())
+def test_built_in_recipes_have_no_place_left_to_fill(name: str) -> None:
+    text = builtin(name).text
+    assert re.findall(r"@@|\{\w*\}|<[\w .-]+>|\$\{?\w+|TODO|TBD|FIXME|XXX|\?\?", text) == []
 
 
 def test_the_readme_s_mistake_has_its_place() -> None:
