@@ -130,7 +130,7 @@ class Folds:
         s = self.columns[tensor].to(stats.hessian.device)
         return replace(
             stats,
-            hessian=stats.hessian / s[:, None] / s,
+            hessian=(stats.hessian / s[:, None]).div_(s),
             absmax=None if stats.absmax is None else stats.absmax / s,
             absmean=None if stats.absmean is None else stats.absmean / s,
         )
@@ -191,10 +191,11 @@ def settle(fold: Fold, norm: Tensor) -> Fold:
 
 def _scaled(weight: Tensor, rows: Tensor | None, columns: Tensor | None) -> Tensor:
     """fp32 weight [N, K], rows divided and columns multiplied; a new tensor if anything is done."""
-    out = weight.float()
+    # In place in a copy that is made once: weights of a wide mixture are large.
+    out = weight.to(torch.float32, copy=rows is not None or columns is not None)
     if rows is not None:
-        out = out / rows.to(out.device)[:, None]
-    return out if columns is None else out * columns.to(out.device)
+        out.div_(rows.to(out.device)[:, None])
+    return out if columns is None else out.mul_(columns.to(out.device))
 
 
 def _multiply(factors: dict[str, Tensor], tensor: str, factor: Tensor) -> None:
