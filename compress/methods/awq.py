@@ -22,7 +22,9 @@ What differs from the paper, and why:
   H. Clipping itself comes with the rounding; `scale_search: output` is the authors', which judges
   the ranges of a group by their exact share of the output, here d H_gg dᵀ in place of samples, and
   for all layers (the authors leave q and k alone).
-* No scaling at all is a candidate. So a fold never makes the loss higher than plain rounding.
+* No scaling at all is a candidate. So the scale found never has a higher loss than none: over the
+  sampled rows of the readers, under plain rounding, before the norm is rounded to its dtype. What
+  it costs the rows of a linear that writes the channels is not part of the loss.
 * Rows are subsampled evenly to ROWS for each pair. Scales that span rows (granularity tensor or
   block, NVFP4's) are then those of the sampled rows.
 * Outputs of grouped-query attention are scaled too (the authors skip v and o unless they have the
