@@ -189,6 +189,16 @@ def settle(fold: Fold, norm: Tensor) -> Fold:
     return replace(fold, scale=torch.where(good, scale, torch.ones_like(scale)))
 
 
+def keep_finite(fold: Fold, bias: Tensor, dtype: torch.dtype) -> Fold:
+    """The fold with scale 1 at channels whose bias [C] it would make infinite in `dtype`.
+
+    bias: fp32, the writer's before the fold; dtype: the one it is stored in.
+    """
+    finite = torch.isfinite((bias / fold.scale.to(bias.device)).to(dtype))
+    finite = finite.to(fold.scale.device)
+    return replace(fold, scale=torch.where(finite, fold.scale, torch.ones_like(fold.scale)))
+
+
 def _scaled(weight: Tensor, rows: Tensor | None, columns: Tensor | None) -> Tensor:
     """fp32 weight [N, K], rows divided and columns multiplied; a new tensor if anything is done."""
     # In place in a copy that is made once: weights of a wide mixture are large.

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from compress.arch.spec import FoldPair
+from compress.errors import CheckpointError
 from compress.methods import METHODS
-from compress.methods.folding import Choice, Fold, Folds, settle
+from compress.methods.folding import Choice, Fold, Folds, keep_finite, settle
 from compress.pipeline.modules import ModulePlan
 from compress.pipeline.observing import BlockPass, observation_rounds, observe
 from compress.pipeline.pairs import against
@@ -95,7 +96,8 @@ def scale_channels(block: BlockPass, modules: list[ModulePlan]) -> Scaled:
 def write_others(block: BlockPass, folds: Folds) -> None:
     """Write the block's tensors that nobody quantizes, and have the block compute with the folds.
 
-    Norms, biases and routers change with the weights that read them.
+    Norms, biases and routers change with the weights that read them. Raises CheckpointError for
+    one that its dtype cannot hold then.
     """
     work, planned = block.work, block.work.planned(block.spec.index)
     others = [name for name in block_tensors(block.spec) if name not in planned]
@@ -103,8 +105,14 @@ def write_others(block: BlockPass, folds: Folds) -> None:
     for name in (name for name in others if folds.touches(name)):
         stored = work.checkpoint.read(name, check_finite=True)
         changed = folds.vector(name, stored) if stored.dim() == 1 else folds.weight(name, stored)
-        work.writer.write(name, changed.to(stored.dtype))
-        _set(block, name, changed)
+        written = changed.to(stored.dtype)
+        if not bool(torch.isfinite(written).all()):
+            raise CheckpointError(
+                f"{name} is beyond the range of {stored.dtype} after the scaling of its channels;"
+                " leave its readers out of the scaling stage, or store the checkpoint as bf16"
+            )
+        work.writer.write(name, written)
+        _set(block, name, written)
     for name in (name for name in planned if folds.touches(name)):
         weight = folds.weight(name, read_weight(work, planned[name]))
         _set(block, name, weight.t() if planned[name].linear.transposed else weight)
@@ -170,9 +178,14 @@ def _apply(block: BlockPass, pair: FoldPair, choice: Choice, scaled: Scaled) -> 
     if choice.scale is None:
         return
     fold = Fold(pair, choice.scale)
+    checkpoint, (start, stop) = block.work.checkpoint, pair.rows
     if pair.kind == "norm":
-        stored = block.work.checkpoint.read(pair.tensors[0], check_finite=True)
+        stored = checkpoint.read(pair.tensors[0], check_finite=True)
         fold = settle(fold, scaled.folds.vector(pair.tensors[0], stored))
+    for name in pair.tensors[1:]:
+        stored = checkpoint.read(name, check_finite=True)
+        bias = scaled.folds.vector(name, stored.float())
+        fold = keep_finite(fold, bias[start:stop], stored.dtype)
     scaled.folds.add(fold)
 
 

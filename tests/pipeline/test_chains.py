@@ -1,14 +1,15 @@
 """Stages that scale channels, alone and before others: what is written still is the model."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from compress.blocks.skeleton import Skeleton
 from compress.checkpoint import Checkpoint
-from compress.errors import RecipeError
+from compress.errors import CheckpointError, RecipeError
 from compress.formats import open_weights
 from compress.formats.weights import Weights
 from compress.pipeline import make_plan, observing, run
@@ -125,6 +126,34 @@ def test_every_method_takes_every_expert(tiny, tmp_path: Path) -> None:
         experts = [layer for layer in report.layers if layer.expert is not None]
         assert experts
         assert all(layer.error is not None and layer.skipped_reason is None for layer in experts)
+
+
+def huge(source: Path, folder: Path, ending: str) -> Path:
+    """A copy of a checkpoint in fp16 whose tensors of one name are near the end of the range."""
+    copy = Path(shutil.copytree(source, folder / "huge"))
+    tensors = load_file(copy / "model.safetensors")
+    for name in (name for name in tensors if name.endswith(ending)):
+        tensors[name] = torch.full_like(tensors[name], 60000)
+    save_file(tensors, copy / "model.safetensors", metadata={"format": "pt"})
+    return copy
+
+
+def test_a_bias_that_fp16_cannot_hold_keeps_its_channel(tiny, tmp_path: Path) -> None:
+    source = huge(tiny("gpt2", dtype="fp16"), tmp_path, "ln_1.bias")
+    chain = recipe({**SMOOTH, "scheme": FINE}, calibration=text_source(tmp_path))
+    run(chain, source, tmp_path / "out", dtype="fp32")
+    after = load_file(tmp_path / "out" / "model.safetensors")
+    biases = [tensor for name, tensor in after.items() if name.endswith("ln_1.bias")]
+    assert biases
+    assert all(bool(torch.isfinite(bias).all()) for bias in biases)
+
+
+def test_a_router_that_fp16_cannot_hold_is_refused(tiny, tmp_path: Path) -> None:
+    source = huge(tiny("mixtral", dtype="fp16"), tmp_path, "block_sparse_moe.gate.weight")
+    chain = recipe({**SMOOTH, "scheme": FINE}, calibration=text_source(tmp_path))
+    with pytest.raises(CheckpointError) as caught:
+        run(chain, source, tmp_path / "out", dtype="fp32")
+    assert "block_sparse_moe.gate.weight is beyond the range of torch.float16" in str(caught.value)
 
 
 def refusal(*stages: dict[str, object], folder: Path, model: Path) -> str:
