@@ -54,11 +54,16 @@ class ActivationScheme:
             raise RecipeError(f"activation threshold is {self.threshold}; it is above 0, such as 6")
 
     def describe(self) -> str:
-        """`a8`, `a8 static`, `a-fp8`, `a8 outliers>=6`."""
+        """`a8`, `a8 static`, `a-fp8`, `a8 dynamic outliers`; `a8 dynamic outliers>=4` for any
+        threshold but 6."""
         words = f"a{self.bits}" if self.type == "int" else f"a-fp{self.bits}"
         words += f" g{self.group_size}" if self.granularity == "group" else ""
         words += "" if self.dynamic else " static"
-        return words if self.outliers == "none" else f"{words} {self.outliers} outliers"
+        if self.outliers == "none":
+            return words
+        words += f" {self.outliers} outliers"
+        # Never rounded: layers whose descriptions are equal are taken to be stored alike.
+        return words if self.threshold == 6 else f"{words}>={self.threshold!r}".removesuffix(".0")
 
 
 @dataclass(frozen=True, slots=True)

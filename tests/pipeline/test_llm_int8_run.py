@@ -81,7 +81,7 @@ def test_it_is_shown(tiny, tmp_path: Path) -> None:
     q = counts["model.layers.0.self_attn.q_proj"]
     shown = inspect_table(facts)
     assert f"model.layers.0.self_attn: {q} in q_proj k_proj v_proj" in shown
-    assert "14 x int8 sym channel a8 calibrated outliers" in shown
+    assert "14 x int8 sym channel a8 calibrated outliers>=2" in shown
     page = (out / "report" / "report.html").read_text()
     assert "Outliers" in page
     assert read_json(out / "report" / "report.json").layers[0].outlier_columns == q
@@ -234,6 +234,16 @@ def test_formats_that_do_not_fit(tiny) -> None:
     assert "one threshold for all layers, the stages have 6 and 8" in found
     assert make_plan(recipe(DYNAMIC), source).format == "bitsandbytes"
     assert make_plan(recipe(w4), source).format == "compressed-tensors"
+
+
+def test_merged_layers_with_two_thresholds(tiny) -> None:
+    inputs = {"outliers": "dynamic", "threshold": 6.0000001}
+    scheme = {"bits": 8, "granularity": "channel", "activation": inputs}
+    other = {"method": "llm_int8", "scheme": scheme, "targets": ["*.q_proj"]}
+    rest = {**DYNAMIC, "ignore": ["lm_head", "*.q_proj"]}
+    found = refusal(rest, other, source=tiny("llama"), output={"format": "dense"})
+    assert "q_proj int8 sym channel a8 dynamic outliers>=6.0000001," in found
+    assert found.endswith("runtimes merge these into one matrix, so give them one scheme")
 
 
 def test_the_plan_says_that_columns_come_on_top(tiny) -> None:
