@@ -1,7 +1,7 @@
 """Quality of every method on small real models, ours and other tools' side by side.
 
     python -m benchmarks.quality.run [--tools ours peers] [--models ...] [--rows int4/gptq w8a8 ...]
-        [--seeds 5] [--work FOLDER] [--again]
+        [--seeds 5] [--work FOLDER] [--again] [--quiet 0.1]
     python -m benchmarks.quality.table
 
 Each seed draws other rows of real text; all tools get the same ones. All results are measured by
@@ -49,14 +49,14 @@ def lacking(cell: Cell) -> list[str]:
     return [m for m in cell.row.methods if cell.tool == OURS and m not in METHODS]
 
 
-def work_on(cell: Cell, work: Path) -> None:
+def work_on(cell: Cell, work: Path, quiet: float | None = None) -> None:
     """Make, measure and store one cell. What another tool cannot make is stored as its failure;
     what goes wrong on our side is said and leaves the cell open."""
     if missing := lacking(cell):
         tell(f"{cell.label}: missing: no method {', '.join(missing)}")
         return
     try:
-        made = [make(cell, seed, work) for seed in range(cell.seeds)]
+        made = [make(cell, seed, work, quiet) for seed in range(cell.seeds)]
     except RuntimeError as error:
         tell(f"{cell.label}: FAILED: {str(error).strip()[-1500:]}")
         if cell.tool != OURS:
@@ -97,13 +97,19 @@ def main() -> None:
     parser.add_argument("--rows", nargs="+", default=[], metavar="GROUP[/NAME]")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--work", type=Path, default=REPO / "out" / "quality")
-    parser.add_argument("--again", action="store_true", help="also what is stored already")
+    parser.add_argument("--again", action="store_true", help="measure what is stored again too")
+    parser.add_argument(
+        "--quiet",
+        type=float,
+        metavar="SHARE",
+        help="make every checkpoint anew, once others use less of the machine: for the seconds",
+    )
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
     for cell in cells(options):
         row = cell.row
         if options.again or not results.find(row.group, cell.model.name, row.name, cell.tool):
-            work_on(cell, options.work)
+            work_on(cell, options.work, options.quiet)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.processes import REPO, package_versions, run
+from benchmarks.processes import REPO, package_versions, run, wait_until_quiet
 from benchmarks.quality.rows import CALIBRATION, LENGTH, OURS, SAMPLES, Cell, Model
 
 # Of each tool: its environment in .venv-peers (and the variable that names another interpreter),
@@ -41,20 +41,24 @@ class Made:
     cost: dict[str, float]
 
 
-def make(cell: Cell, seed: int, work: Path) -> Made:
+def make(cell: Cell, seed: int, work: Path, quiet: float | None = None) -> Made:
     """The checkpoint of a cell from one draw of calibration rows, in `work`.
 
-    What an earlier call finished is taken as it is. RuntimeError with the tool's last lines when it
-    fails.
+    What an earlier call finished is taken as it is, unless `quiet` is given: then it is made anew
+    as soon as others use less than that share of the machine. RuntimeError with the tool's last
+    lines when it fails.
     """
     out = work / "made" / cell.model.name / slug(f"{cell.tool}-{cell.row.group}-{cell.row.name}")
     out = out / str(seed)
     log, cost = out / "log", out / "cost.json"
-    if not cost.is_file():
+    if quiet is not None or not cost.is_file():
         shutil.rmtree(out, ignore_errors=True)
         out.mkdir(parents=True)
         command = our_command if cell.tool == OURS else peer_command
-        found = run(command(cell, seed, work, out), log, environment(cell.tool))
+        line = command(cell, seed, work, out)
+        if quiet is not None:
+            wait_until_quiet(quiet)
+        found = run(line, log, environment(cell.tool))
         copy_tokenizer(cell.model, out / "result")
         cost.write_text(json.dumps(asdict(found)))
     return Made(out / "result", json.loads(cost.read_text()))
