@@ -1,6 +1,6 @@
 """Running the calibration set through a block, and what its linears are seen to read."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 from torch import Tensor, nn
@@ -157,7 +157,7 @@ class Observer:
     module: nn.Module
     index: int
     linears: list[LinearSpec]
-    grams: Mapping[str, GramAccumulator]
+    grams: dict[str, GramAccumulator]
 
     @classmethod
     def create(
@@ -191,7 +191,8 @@ class Observer:
         )
 
     def stats(self) -> dict[str, Stats]:
-        return {key: gram.stats() for key, gram in self.grams.items()}
+        """What was seen, once: each sum goes as its mean comes, or both would be in memory."""
+        return {key: self.grams.pop(key).stats() for key in list(self.grams)}
 
 
 def _needs_magnitudes(m: ModulePlan) -> bool:
