@@ -10,31 +10,15 @@ are not named here are llm-compressor's defaults, static act-order among them.
 
 import argparse
 import json
-import time
 from pathlib import Path
-from typing import Any
 
 import llmcompressor.modifiers.gptq.base as gptq
+from clock import clocked  # beside this script: its python knows nothing of this project
 from compressed_tensors.quantization import preset_name_to_scheme
 from datasets import Dataset
 from llmcompressor import oneshot
 from llmcompressor.modifiers.gptq import GPTQModifier
 from safetensors.numpy import load_file
-
-
-def clocked(function: Any, spent: dict[str, float]) -> Any:
-    """The function, adding up its calls and the seconds in them, on the wall and of all threads."""
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        wall, cpu = time.perf_counter(), time.process_time()
-        try:
-            return function(*args, **kwargs)
-        finally:
-            spent["calls"] += 1
-            spent["wall_s"] += time.perf_counter() - wall
-            spent["cpu_s"] += time.process_time() - cpu
-
-    return call
 
 
 def modifier(group_size: int) -> GPTQModifier:

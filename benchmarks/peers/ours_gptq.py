@@ -9,46 +9,28 @@ the line is the command line's.
 
 import json
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
+from benchmarks.peers.clock import Spent, clocked
 from compress import pipeline
 from compress.cli.main import main as command_line
 from compress.cli.process import leave
-
-Spent = dict[str, float]
-
-
-def clocked(function: Callable[..., Any], spent: Spent) -> Callable[..., Any]:
-    """The function, adding up its calls and the seconds in them, on the wall and of all threads."""
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        wall, cpu = time.perf_counter(), time.process_time()
-        try:
-            return function(*args, **kwargs)
-        finally:
-            spent["calls"] += 1
-            spent["wall_s"] += time.perf_counter() - wall
-            spent["cpu_s"] += time.process_time() - cpu
-
-    return call
 
 
 def set_clocks(spent: dict[str, Spent]) -> None:
     """Put clocks around the gptq method and around its two steps that make a solve."""
     from compress.methods import METHODS
 
-    calibrated: Any = import_module("compress.pipeline.calibrated")
+    solving: Any = import_module("compress.pipeline.solving")
     gptq = METHODS["gptq"]
     module: Any = sys.modules[gptq.quantize.__module__]
     for step in ("factorise", "_compensate"):
         setattr(module, step, clocked(getattr(module, step), spent["solve"]))
     timed = replace(gptq, quantize=clocked(gptq.quantize, spent["method"]))
-    calibrated.METHODS = {**METHODS, "gptq": timed}
+    solving.METHODS = {**METHODS, "gptq": timed}
 
 
 def main() -> NoReturn:
@@ -66,6 +48,7 @@ def main() -> NoReturn:
 
     pipeline.run = run
     code = command_line(line)
+    assert code or all(part["calls"] for part in spent.values()), f"a clock was not run: {spent}"
     Path(clock).write_text(json.dumps(spent))
     leave(code)
 
