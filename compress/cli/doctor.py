@@ -133,7 +133,7 @@ def _torch() -> Iterator[Check]:
     """What torch sees; a torch that cannot be imported is a problem, not a traceback."""
     try:
         import torch
-    except Exception as error:
+    except Exception as error:  # a broken build raises OSError, RuntimeError, ImportError ...
         if _version("torch"):
             yield Check("torch import", "fails", f"{error}; reinstall torch".replace("\n", " "))
         return
@@ -165,7 +165,7 @@ def _kernels() -> Iterator[Check]:
     """Which kernels run here; the plain torch ones are right but slower."""
     try:
         from compress_kernels import status
-    except Exception as error:
+    except Exception as error:  # whatever: doctor has to say it, not to fall over it
         yield Check("kernels", "fail", f"{error}; reinstall compress-model".replace("\n", " "))
         return
     for key, value in status().items():

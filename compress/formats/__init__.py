@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from compress.arch.spec import DecoderSpec
+from compress.checkpoint.layout import Entry
 from compress.errors import RecipeError
 from compress.formats import bitsandbytes, compressed_tensors, ct_config, dense
 from compress.formats.detect import detect
@@ -29,7 +30,7 @@ class Format:
     """
 
     name: str
-    layout: Callable[..., list[compressed_tensors.Entry]]
+    layout: Callable[..., list[Entry]]
     encode: Callable[..., dict[str, Tensor]]
     config: Callable[..., dict[str, Any] | None]
 

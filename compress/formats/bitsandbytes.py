@@ -18,8 +18,10 @@ import torch
 from torch import Tensor
 
 from compress.arch.spec import DecoderSpec
+from compress.checkpoint.layout import Entry
 from compress.errors import CheckpointError, RecipeError
 from compress.formats.ct_config import ignored_modules
+from compress.formats.names import module_of
 from compress.quant.scheme import QuantScheme
 from compress.quant.tensor import OutlierColumns, QuantizedTensor
 
@@ -29,18 +31,6 @@ SIDE_FILE = f"{FOLDER}/{SIDE_NAME}"
 # What a quantized module's tensors are called below its path.
 PARTS = ("weight", "SCB", "weight_format")
 ROW_FORMAT = 0
-
-Entry = tuple[str, str, tuple[int, ...]]  # name, safetensors dtype code, shape
-
-
-def module_of(name: str) -> str:
-    """Module path of a weight: "a.b.weight" -> "a.b"; a CheckpointError for any other name."""
-    if not name.endswith(".weight"):
-        raise CheckpointError(
-            f"tensor {name!r} cannot be stored in {NAME}: only names that end in '.weight' have a"
-            " place for scales there; ignore it, or use format 'dense'"
-        )
-    return name.removesuffix(".weight")
 
 
 def against(schemes: Iterable[QuantScheme]) -> str | None:

@@ -12,6 +12,7 @@ from compress.errors import CheckpointError
 from compress.formats import bitsandbytes
 from compress.formats.bitsandbytes_weights import BitsandbytesWeights, open_side, read_scheme
 from compress.formats.detect import detect
+from compress.formats.names import module_of
 from compress.quant.scheme import QuantScheme
 
 
@@ -33,7 +34,7 @@ def problems(
     dynamic = read_scheme(checkpoint.config)
     weights = BitsandbytesWeights(checkpoint, spec, dynamic, open_side(checkpoint))
     for name, scheme in schemes.items():
-        got = weights.scheme(bitsandbytes.module_of(name))
+        got = weights.scheme(module_of(name))
         if got != scheme:
             say = "not quantized" if got is None else got.describe()
             yield f"{name}: the checkpoint says {say}, meant was {scheme.describe()}"
@@ -44,7 +45,7 @@ def problems(
 
 
 def _values(weights: BitsandbytesWeights, name: str, source: TensorInfo) -> Iterator[str]:
-    absmax = weights.checkpoint.read(f"{bitsandbytes.module_of(name)}.SCB")
+    absmax = weights.checkpoint.read(f"{module_of(name)}.SCB")
     if not bool(torch.isfinite(absmax).all() & (absmax > 0).all()):
         yield f"{name}: its SCB is not finite and positive"
     try:
@@ -66,7 +67,7 @@ def _side_coverage(
 ) -> Iterator[str]:
     if weights.side is None:
         return
-    modules = {bitsandbytes.module_of(name) for name in schemes}
+    modules = {module_of(name) for name in schemes}
     for name in weights.side.tensors:
         module, _, part = name.rpartition(".")
         if module not in modules or part not in ("columns", "weight"):

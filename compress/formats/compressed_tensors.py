@@ -31,8 +31,10 @@ Version notes: widths 3, 5, 6 and 7 need compressed-tensors 0.18 (older ones unp
 import torch
 from torch import Tensor
 
-from compress.errors import CheckpointError, RecipeError
+from compress.checkpoint.layout import Entry
+from compress.errors import RecipeError
 from compress.formats.fp4 import pack_fp4
+from compress.formats.names import module_of
 from compress.quant.packing import pack, words_for
 from compress.quant.scheme import FP4_GROUP, ActivationScheme, QuantScheme
 from compress.quant.tensor import QuantizedTensor
@@ -51,18 +53,6 @@ PARTS = (
     "input_scale",
     "input_zero_point",
 )
-
-Entry = tuple[str, str, tuple[int, ...]]  # name, safetensors dtype code, shape
-
-
-def module_of(name: str) -> str:
-    """Module path of a weight: "a.b.weight" -> "a.b"; a CheckpointError for any other name."""
-    if not name.endswith(".weight"):
-        raise CheckpointError(
-            f"tensor {name!r} cannot be stored in {NAME}: only names that end in '.weight' have a"
-            " place for scales there; ignore it, or use format 'dense'"
-        )
-    return name.removesuffix(".weight")
 
 
 def storage(scheme: QuantScheme) -> str:

@@ -9,8 +9,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from compress.arch.spec import DecoderSpec, LinearSpec
-from compress.formats.compressed_tensors import NAME, is_packed, module_of, storage
+from compress.formats.compressed_tensors import NAME, is_packed, storage
 from compress.formats.kv_cache import kv_to_config
+from compress.formats.names import module_of
 from compress.quant.scheme import ActivationScheme, QuantScheme
 
 MIXED, DENSE = "mixed-precision", "dense"

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from compress.errors import CheckpointError
-from compress.formats.compressed_tensors import is_static, module_of
+from compress.formats.compressed_tensors import is_static
 from compress.formats.fp4 import unpack_fp4
+from compress.formats.names import module_of
 from compress.quant.packing import unpack, words_for
 from compress.quant.scheme import QuantScheme
 from compress.quant.tensor import QuantizedTensor

@@ -7,12 +7,11 @@ once, from the exact (code - zero) * scale in fp32 to the dtype of the source.
 import torch
 from torch import Tensor
 
+from compress.checkpoint.layout import Entry
 from compress.quant.scheme import QuantScheme
 from compress.quant.tensor import QuantizedTensor
 
 NAME = "dense"
-
-Entry = tuple[str, str, tuple[int, ...]]  # name, safetensors dtype code, shape
 
 
 def layout(

@@ -11,10 +11,9 @@ from typing import Any
 from torch import Tensor
 
 from compress.arch.spec import BlockSpec, DecoderSpec
+from compress.checkpoint.layout import Entry
 from compress.errors import RecipeError
 from compress.quant.scheme import ActivationScheme
-
-Entry = tuple[str, str, tuple[int, ...]]  # name, safetensors dtype code, shape
 
 FP8_CACHE = ActivationScheme(type="float", granularity="tensor", dynamic=False)
 INT8_CACHE = ActivationScheme(type="int", granularity="tensor", dynamic=False)

@@ -12,6 +12,7 @@ import torch
 
 from compress.arch.spec import DecoderSpec
 from compress.checkpoint.header import TensorInfo
+from compress.checkpoint.layout import Entry
 from compress.checkpoint.reader import Checkpoint
 from compress.formats import (
     bitsandbytes,
@@ -20,8 +21,8 @@ from compress.formats import (
     dense,
     kv_cache,
 )
-from compress.formats.compressed_tensors import Entry
 from compress.formats.detect import detect
+from compress.formats.names import module_of
 from compress.formats.scheme_map import SchemeMap, parse
 from compress.quant.scheme import ActivationScheme, QuantScheme
 
@@ -105,7 +106,7 @@ def _values(checkpoint: Checkpoint, expected: Expected) -> Iterator[str]:
         return
     linears = {linear.tensor: linear for linear in expected.spec.all_linears()}
     for name, scheme in expected.schemes.items():
-        module, shape = compressed_tensors.module_of(name), linears[name].shape
+        module, shape = module_of(name), linears[name].shape
         yield from _scales(checkpoint, module, scheme)
         if compressed_tensors.is_packed(scheme):
             stored = tuple(int(v) for v in checkpoint.read(f"{module}.weight_shape"))

@@ -25,6 +25,7 @@ from compress.formats import (
 )
 from compress.formats.bitsandbytes_weights import BitsandbytesWeights
 from compress.formats.detect import detect
+from compress.formats.names import module_of
 from compress.formats.scheme_map import SchemeMap, parse
 from compress.quant.tensor import InputQuantization, QuantizedTensor
 
@@ -84,14 +85,14 @@ class CompressedWeights:
         weight = quantized.dequantize(
             self._plain_dtype() if quantized.scheme.is_fp4 else quantized.scale.dtype
         )
-        module = compressed_tensors.module_of(tensor)
+        module = module_of(tensor)
         return weight.t().contiguous() if module in self.schemes.transposed else weight
 
     def quantized(self, tensor: str) -> QuantizedTensor | None:
         """Codes and scales [N, K] of a weight, None when it is stored dense."""
         if not _is_quantized(tensor, self.checkpoint.tensors):
             return None
-        module = compressed_tensors.module_of(tensor)
+        module = module_of(tensor)
         scheme = self.schemes.scheme(module)
         if scheme is None:
             raise CheckpointError(

@@ -68,7 +68,7 @@ def test_dense_holds_the_dequantized_weight(transposed: bool) -> None:
 
 def test_name_without_weight_is_refused() -> None:
     tensor = round_weight(torch.randn(4, 8), QuantScheme(group_size=4))
-    with pytest.raises(CheckpointError, match=r"'experts.gate_up' cannot be stored in compressed"):
+    with pytest.raises(CheckpointError, match=r"'experts.gate_up' cannot be stored quantized"):
         compressed_tensors.encode("experts.gate_up", tensor)
 
 
