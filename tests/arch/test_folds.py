@@ -12,7 +12,7 @@ from compress.checkpoint import Checkpoint
 
 
 def block_of(family: str, folder: Path, index: int = 0, **overrides: object) -> BlockSpec:
-    checkpoint = Checkpoint.open(tiny_models.make(family, folder, **overrides))  # type: ignore[arg-type]
+    checkpoint = Checkpoint.open(tiny_models.make(family, folder, **overrides))
     return describe(checkpoint.config, checkpoint.shapes).blocks[index]
 
 

@@ -115,7 +115,7 @@ def test_no_tokens_pass_through() -> None:
 
 
 def outliers(kind: str, threshold: float = 6.0) -> ActivationScheme:
-    return ActivationScheme(outliers=kind, threshold=threshold)  # type: ignore[arg-type]
+    return ActivationScheme(outliers=kind, threshold=threshold)
 
 
 def one_by_one(x: Tensor, weight: Tensor, columns: list[int], largest: Tensor) -> Tensor:

@@ -63,7 +63,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def refusal(out: Path, **options: object) -> str:
     with pytest.raises(OutputError) as caught:
-        prepare_output(out, **options)  # type: ignore[arg-type]
+        prepare_output(out, **options)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -264,7 +264,7 @@ def test_kill_anywhere_while_publishing(tmp_path: Path, effect: str, old: bool) 
         run(out, overwrite=old)
     for number in range(len(calls)):
         out = start(str(number))
-        with fault_at(number, effect), pytest.raises(Killed):  # type: ignore[arg-type]
+        with fault_at(number, effect), pytest.raises(Killed):
             run(out, overwrite=old)
         if out.exists():
             assert contents(out) in (FILES, OLD)

@@ -225,7 +225,7 @@ def test_kill_anywhere_and_write_again(tmp_path: Path, effect: str) -> None:
     assert {"pwrite", "fsync", "rename", "fallocate"} <= set(calls.names)
     for number in range(len(calls)):
         folder = tmp_path / f"{number}"
-        with fault_at(number, effect), pytest.raises(Killed):  # type: ignore[arg-type]
+        with fault_at(number, effect), pytest.raises(Killed):
             write_all(folder, layout, list(TENSORS))
         write_all(folder, layout, list(reversed(TENSORS)))
         assert tree_hashes(folder) == expected

@@ -39,11 +39,11 @@ def report() -> schema.Report:
 def pipeline(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """A stand-in for compress.pipeline that records its calls."""
     fake = ModuleType("compress.pipeline")
-    fake.calls = []  # type: ignore[attr-defined]
+    fake.calls = []
 
     def recorder(answer: Any) -> Callable[..., Any]:
         def function(*args: Any, **kwargs: Any) -> Any:
-            fake.calls.append((args, kwargs))  # type: ignore[attr-defined]
+            fake.calls.append((args, kwargs))
             return answer
 
         return function

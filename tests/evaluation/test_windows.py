@@ -110,7 +110,7 @@ def test_window_beyond_the_context_is_refused() -> None:
 )
 def test_config_refuses(settings: dict[str, object], message: str) -> None:
     with pytest.raises(RecipeError, match=message):
-        EvaluationConfig(**settings)  # type: ignore[arg-type]
+        EvaluationConfig(**settings)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_config_refuses(settings: dict[str, object], message: str) -> None:
 )
 def test_text_config_refuses(settings: dict[str, object], message: str) -> None:
     with pytest.raises(RecipeError, match=message):
-        TextConfig("x", **settings)  # type: ignore[arg-type]
+        TextConfig("x", **settings)
 
 
 def test_two_texts_of_one_name_are_refused() -> None:

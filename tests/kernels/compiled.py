@@ -15,7 +15,7 @@ from compress_kernels.triton import columns, gram, scale
 ALIGNED = ("stride", "columns", "weight_stride", "out_stride", "row_stride", "width")
 
 
-def usage(kernel, types: dict[str, str], constants: dict[str, object], warps: int):  # type: ignore[no-untyped-def]
+def usage(kernel, types: dict[str, str], constants: dict[str, object], warps: int):
     signature = {
         name: "constexpr" if name in constants else types.get(name, "i32")
         for name in kernel.arg_names

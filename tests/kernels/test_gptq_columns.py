@@ -76,7 +76,7 @@ def textbook(weight: Tensor, h: Tensor, problem: Problem) -> Tensor:
 
 @pytest.mark.parametrize("solve", IMPLEMENTATIONS)
 @pytest.mark.parametrize(("group_size", "block"), [(8, 16), (12, 16), (40, 16), (24, 8), (16, 128)])
-def test_equals_the_textbook(solve, group_size: int, block: int) -> None:  # type: ignore[no-untyped-def]
+def test_equals_the_textbook(solve, group_size: int, block: int) -> None:
     torch.manual_seed(group_size)
     for symmetric in (True, False):
         weight, h = torch.randn(10, 40), correlated_hessian(40)
@@ -87,7 +87,7 @@ def test_equals_the_textbook(solve, group_size: int, block: int) -> None:  # typ
 
 @pytest.mark.parametrize("solve", IMPLEMENTATIONS)
 @pytest.mark.parametrize("symmetric", [True, False])
-def test_identity_hessian_is_plain_rounding(solve, symmetric: bool) -> None:  # type: ignore[no-untyped-def]
+def test_identity_hessian_is_plain_rounding(solve, symmetric: bool) -> None:
     weight = torch.randn(21, 96)
     result = solve(weight, torch.eye(96), make_problem(96, 32, 4, symmetric))
     for g in range(3):
@@ -207,7 +207,7 @@ def call(**change: object) -> ColumnResult:
         "ratios": RATIOS,
         "scale_dtype": torch.bfloat16,
     }
-    return gptq_columns(**{**arguments, **change})  # type: ignore[arg-type]
+    return gptq_columns(**{**arguments, **change})
 
 
 @pytest.mark.parametrize(

@@ -149,5 +149,5 @@ def test_misuse(change: dict[str, object], message: str) -> None:
         "scale_dtype": torch.bfloat16,
     }
     with pytest.raises(ValueError) as error:  # noqa: PT011
-        group_scale(**{**arguments, **change})  # type: ignore[arg-type]
+        group_scale(**{**arguments, **change})
     assert message in str(error.value)

@@ -55,7 +55,7 @@ def cost(view: PairView, scale: Tensor | None, search: str = "importance") -> fl
         weight = reader.folded()
         hessian = view.hessian / s[:, None] / s
         importance = column_importance(hessian) if search == "importance" else None
-        ratios = clip_ratios(search, reader.scheme.bits)  # type: ignore[arg-type]
+        ratios = clip_ratios(search, reader.scheme.bits)
         q = round_to_nearest(
             weight * s, reader.scheme, ratios, scale_dtype=torch.float32, importance=importance
         )
@@ -73,7 +73,7 @@ def energy(view: PairView) -> float:
 def test_never_worse_than_plain_rounding(scheme: QuantScheme, search: str) -> None:
     for outliers in (1.0, 30.0):
         view = view_of(scheme, outliers=outliers)
-        choice = awq.search(view, AwqConfig(scale_search=search))  # type: ignore[arg-type]
+        choice = awq.search(view, AwqConfig(scale_search=search))
         assert choice.plain is not None
         assert choice.loss is not None
         assert choice.loss <= choice.plain
@@ -87,7 +87,7 @@ def test_never_worse_than_plain_rounding(scheme: QuantScheme, search: str) -> No
 @pytest.mark.parametrize("search", ["minmax", "importance"])
 def test_the_best_of_the_grid_by_brute_force(duo: bool, search: str) -> None:
     view = view_of(GROUP8)
-    config = AwqConfig(grid=5, duo_scaling=duo, scale_search=search)  # type: ignore[arg-type]
+    config = AwqConfig(grid=5, duo_scaling=duo, scale_search=search)
     choice = awq.search(view, config)
     relative = []
     for reader in view.readers:

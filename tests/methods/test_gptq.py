@@ -30,7 +30,7 @@ def weight_of(rows: int, columns: int, seed: int) -> Tensor:
 
 
 def solve(weight: Tensor, scheme: QuantScheme, hessian: Tensor, **options: object) -> Outcome:
-    config = GptqConfig(**options)  # type: ignore[arg-type]
+    config = GptqConfig(**options)
     (outcome,) = gptq.quantize(
         [weight], scheme, config, scale_dtype=torch.bfloat16, hessian=hessian
     )
@@ -38,7 +38,7 @@ def solve(weight: Tensor, scheme: QuantScheme, hessian: Tensor, **options: objec
 
 
 def rounded(weight: Tensor, scheme: QuantScheme, hessian: Tensor, search: str) -> Outcome:
-    config = RtnConfig(search)  # type: ignore[arg-type]
+    config = RtnConfig(search)
     (outcome,) = rtn.quantize([weight], scheme, config, scale_dtype=torch.bfloat16, hessian=hessian)
     return outcome
 
@@ -56,7 +56,7 @@ def test_every_scheme_is_valid_and_no_worse_than_rounding(
     bits: int, symmetric: bool, granularity: str, act_order: str
 ) -> None:
     size = 8 if granularity == "group" else 0
-    scheme = QuantScheme(bits, symmetric, granularity, size)  # type: ignore[arg-type]
+    scheme = QuantScheme(bits, symmetric, granularity, size)
     weight, hessian = weight_of(6, 24, bits), hessian_of(24, 200, bits)
     outcome = solve(weight, scheme, hessian, act_order=act_order)
     q = outcome.quantized
@@ -113,7 +113,7 @@ def test_close_to_the_best_codes_there_are() -> None:
 def test_layers_solved_together_are_solved_apart(scheme: QuantScheme, act_order: str) -> None:
     hessian = hessian_of(48, 300, 1)
     weights = [weight_of(rows, 48, rows) for rows in (16, 8, 24)]
-    config = GptqConfig(act_order=act_order)  # type: ignore[arg-type]
+    config = GptqConfig(act_order=act_order)
     together = gptq.quantize(weights, scheme, config, scale_dtype=torch.float32, hessian=hessian)
     for weight, one in zip(weights, together, strict=True):
         (alone,) = gptq.quantize(
@@ -167,7 +167,7 @@ def test_act_order_visits_columns_by_falling_energy(act_order: str) -> None:
     found = solve(
         weight, CHANNEL4 if act_order == "static" else GROUP8, hessian, act_order=act_order
     )
-    factor = factorise(hessian, GptqConfig(act_order=act_order))  # type: ignore[arg-type]
+    factor = factorise(hessian, GptqConfig(act_order=act_order))
     assert factor is not None
     assert factor.order is not None
     assert torch.equal(factor.order, order)
@@ -247,7 +247,7 @@ def test_experts_with_too_few_tokens_are_rounded() -> None:
 @pytest.mark.parametrize("act_order", ["none", "group"])
 def test_an_expert_no_token_reached_is_rounded_and_judged_evenly(act_order: str) -> None:
     weight = weight_of(4, 16, 11)
-    config = GptqConfig(min_tokens=0, act_order=act_order)  # type: ignore[arg-type]
+    config = GptqConfig(min_tokens=0, act_order=act_order)
     (outcome,) = gptq.quantize(
         [weight],
         GROUP8,
@@ -287,5 +287,5 @@ def test_a_transposed_view_is_as_good_as_a_copy() -> None:
 )
 def test_options_out_of_range_are_refused(options: dict[str, float], message: str) -> None:
     with pytest.raises(RecipeError) as caught:
-        GptqConfig(**options)  # type: ignore[arg-type]
+        GptqConfig(**options)
     assert str(caught.value) == message

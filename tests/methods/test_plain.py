@@ -27,7 +27,7 @@ WEIGHTS = (
         for bits, symmetric in product((4, 8), (True, False))
     ),
     *(
-        QuantScheme(bits, symmetric, where, 0)  # type: ignore[arg-type]
+        QuantScheme(bits, symmetric, where, 0)
         for bits, symmetric, where in product((4, 8), (True, False), ("channel", "tensor"))
     ),
     QuantScheme(8, granularity="block", group_size=16),

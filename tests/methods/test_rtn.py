@@ -47,11 +47,11 @@ def test_the_search_finds_the_best_of_its_candidates(
         torch.randn(16, 32, generator=torch.Generator().manual_seed(bits)),
         random_hessian(32),
     )
-    config = RtnConfig(search)  # type: ignore[arg-type]
+    config = RtnConfig(search)
     (outcome,) = rtn.quantize([w], scheme, config, scale_dtype=torch.float32, hessian=hessian)
     weights = column_importance(hessian) if search == "importance" else torch.ones(32)
     lost = ((w - outcome.quantized.dequantize()).square() * weights).sum(1)
-    best = by_hand(w, clip_ratios(search, bits), weights, scheme)  # type: ignore[arg-type]
+    best = by_hand(w, clip_ratios(search, bits), weights, scheme)
     torch.testing.assert_close(lost.double(), best.double(), rtol=1e-4, atol=1e-12)
 
 
@@ -120,7 +120,7 @@ def test_only_importance_needs_data() -> None:
     needs = METHODS["rtn"].needs_calibration
     scheme = PRESETS["W4A16"]
     searches = ("minmax", "mse", "importance")
-    found = [needs(RtnConfig(s), scheme) for s in searches]  # type: ignore[arg-type]
+    found = [needs(RtnConfig(s), scheme) for s in searches]
     assert found == [False, False, True]
     assert METHODS["gptq"].needs_calibration(METHODS["gptq"].config(), scheme)
 

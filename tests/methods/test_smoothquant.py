@@ -15,7 +15,7 @@ from compress.quant.scheme import PRESETS
 
 def view_of(kind: str = "norm", repeat: int = 1) -> PairView:
     g = torch.Generator().manual_seed(0)
-    pair = FoldPair("w", kind, ("w.weight",), (0, 8), ("r",), "in", repeat, 4)  # type: ignore[arg-type]
+    pair = FoldPair("w", kind, ("w.weight",), (0, 8), ("r",), "in", repeat, 4)
     x = torch.randn(50, 8 * repeat, generator=g) * expand(pair, torch.tensor([40.0] + [1.0] * 7))
     readers = tuple(
         Reader(torch.randn(n, 8 * repeat, generator=g), PRESETS["W8A8"]) for n in (5, 9)

@@ -21,7 +21,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
         key = f"{family} {sorted(options.items())}"
         if key not in made:
             folder = tmp_path_factory.mktemp(family)
-            made[key] = tiny_models.make(family, folder, **options)  # type: ignore[arg-type]
+            made[key] = tiny_models.make(family, folder, **options)
         return made[key]
 
     return get

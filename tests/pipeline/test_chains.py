@@ -64,7 +64,7 @@ def test_chained_stages_share_the_pass(tiny, tmp_path: Path, monkeypatch) -> Non
     seen: list[str] = []
     forward = observing.BlockPass.forward
 
-    def counted(self, purpose, on_batch) -> None:  # type: ignore[no-untyped-def]
+    def counted(self, purpose, on_batch) -> None:
         seen.append(purpose)
         forward(self, purpose, on_batch)
 

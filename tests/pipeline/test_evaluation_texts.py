@@ -89,7 +89,7 @@ def test_texts_of_one_stem_go_by_their_folders(tiny, tmp_path: Path, words: Path
 
 def test_recipes_of_the_wrong_type() -> None:
     with pytest.raises(RecipeError, match="recipe is 5; it takes a Recipe, a file or the name"):
-        load(5)  # type: ignore[arg-type]
+        load(5)
     with pytest.raises(RecipeError, match="overrides is 'seed=1'; it takes a list of texts"):
         load("demo", "seed=1")
 

@@ -62,7 +62,7 @@ def test_fp8_in_pieces_equals_fp8_of_the_whole(
     stage = {"method": "fp8", "scheme": scheme, "scale_search": "mse"}
     run(recipe(stage, output=DENSE), model, tmp_path / "out")
     assert stored
-    given = QuantScheme(**{"granularity": "channel", "group_size": 0, **scheme})  # type: ignore[arg-type]
+    given = QuantScheme(**{"granularity": "channel", "group_size": 0, **scheme})
     for name, got in stored.items():
         weight = source(model, name)
         weight = weight.t() if family == "gpt2" else weight

@@ -140,7 +140,7 @@ def weights(draw: st.DrawFn) -> Tensor:
 
 @quick
 @given(weights(), fp8_schemes(), st.sampled_from(DTYPES), st.booleans())
-def test_fp8_is_the_search_by_hand(w, scheme, dtype, search) -> None:  # type: ignore[no-untyped-def]
+def test_fp8_is_the_search_by_hand(w, scheme, dtype, search) -> None:
     ratios = [1 + i / 4 for i in range(4)] if search else [1.0]
     weigh = torch.linspace(0.5, 4, w.shape[1])
     q = quantize_fp8(w, scheme, ratios, scale_dtype=dtype, importance=weigh)

@@ -71,7 +71,7 @@ def test_inputs_that_move_together_are_rounded_better() -> None:
     """The whole layer's error falls although only groups are looked at."""
     errors = {}
     for search in ("mse", "importance", "output"):
-        config = RtnConfig(search)  # type: ignore[arg-type]
+        config = RtnConfig(search)
         total = 0.0
         for seed in range(5):
             weight, hessian = problem(seed)

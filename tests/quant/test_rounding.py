@@ -44,7 +44,7 @@ quick = settings(max_examples=80, deadline=None)
 
 @quick
 @given(weights(), schemes(), searches, scale_dtypes)
-def test_codes_are_the_nearest_for_their_scale(w, scheme, search, dtype) -> None:  # type: ignore[no-untyped-def]
+def test_codes_are_the_nearest_for_their_scale(w, scheme, search, dtype) -> None:
     q = round_to_nearest(w, scheme, clip_ratios(search, scheme.bits), scale_dtype=dtype)
     assert q.scale.dtype == dtype
     assert (q.scale > 0).all()
@@ -62,7 +62,7 @@ def test_codes_are_the_nearest_for_their_scale(w, scheme, search, dtype) -> None
 
 @quick
 @given(weights(), schemes(), searches, scale_dtypes)
-def test_rounding_again_changes_nothing(w, scheme, search, dtype) -> None:  # type: ignore[no-untyped-def]
+def test_rounding_again_changes_nothing(w, scheme, search, dtype) -> None:
     q = round_to_nearest(w, scheme, clip_ratios(search, scheme.bits), scale_dtype=dtype)
     again = encode(q.dequantize(), scheme, q.scale, q.zero)
     assert torch.equal(again.codes, q.codes)
@@ -70,7 +70,7 @@ def test_rounding_again_changes_nothing(w, scheme, search, dtype) -> None:  # ty
 
 @quick
 @given(weights(), schemes(), searches)
-def test_zero_stays_zero(w, scheme, search) -> None:  # type: ignore[no-untyped-def]
+def test_zero_stays_zero(w, scheme, search) -> None:
     w[:, ::3] = 0
     ratios = clip_ratios(search, scheme.bits)
     q = round_to_nearest(w, scheme, ratios, scale_dtype=torch.float32)
@@ -79,7 +79,7 @@ def test_zero_stays_zero(w, scheme, search) -> None:  # type: ignore[no-untyped-
 
 @quick
 @given(weights(), schemes(), st.integers(-8, 8))
-def test_powers_of_two_go_through(w, scheme, power) -> None:  # type: ignore[no-untyped-def]
+def test_powers_of_two_go_through(w, scheme, power) -> None:
     ratios = clip_ratios("mse", scheme.bits)
     one = round_to_nearest(w, scheme, ratios, scale_dtype=torch.float32)
     two = round_to_nearest(w * 2.0**power, scheme, ratios, scale_dtype=torch.float32)
@@ -88,7 +88,7 @@ def test_powers_of_two_go_through(w, scheme, power) -> None:  # type: ignore[no-
 
 @quick
 @given(weights(), schemes())
-def test_rows_do_not_depend_on_each_other(w, scheme) -> None:  # type: ignore[no-untyped-def]
+def test_rows_do_not_depend_on_each_other(w, scheme) -> None:
     if scheme.granularity == "tensor":
         return
     ratios = clip_ratios("mse", scheme.bits)

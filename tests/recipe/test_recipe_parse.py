@@ -89,7 +89,7 @@ def test_seeds_follow_the_recipe_and_self_texts_are_held_out() -> None:
     assert recipe.evaluation is not None
     assert recipe.calibration.seed == 7
     assert recipe.evaluation.texts[0].seed == 8
-    assert parse(text, overrides=["calibration.seed=3"]).calibration.seed == 3  # type: ignore[union-attr]
+    assert parse(text, overrides=["calibration.seed=3"]).calibration.seed == 3
 
 
 def test_evaluation_texts_are_named_after_their_files(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def recipes(draw: st.DrawFn) -> str:
         "act_order": draw(st.sampled_from(["none", "static", "group"])),
     }
     if draw(st.booleans()):
-        stage["scheme"]["granularity"] = draw(st.sampled_from(["channel", "tensor"]))  # type: ignore[index]
+        stage["scheme"]["granularity"] = draw(st.sampled_from(["channel", "tensor"]))
     else:
         stage["group_size"] = draw(st.integers(1, 4096))
     field = draw(words)
