@@ -84,11 +84,8 @@ def _budget(report: Report) -> list[Row]:
     if report.budget is None:
         return []
     loss = report.budget.loss
-    remark = f"predicted, measured ({_clean(report.budget.sensitivity)})"
-    return [
-        ("Loss of the layers", units.significant(loss.planned), units.significant(loss.measured),
-         remark)
-    ]  # fmt: skip
+    planned, measured = units.significant(loss.planned), units.significant(loss.measured)
+    return [("Loss of the layers", planned, measured, "predicted, measured")]
 
 
 def _perplexity(text: TextQuality) -> tuple[str, str, str]:
