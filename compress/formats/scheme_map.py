@@ -5,12 +5,22 @@ place in config.json.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
-from compress.errors import CheckpointError, RecipeError
+from compress.errors import CheckpointError
 from compress.formats.compressed_tensors import FLOAT, INTEGER, NVFP4, PACKED
+from compress.formats.config_values import (
+    flag,
+    made,
+    mapping,
+    names,
+    pattern,
+    require,
+    shown,
+    whole,
+)
 from compress.formats.ct_config import DENSE, MIXED
 from compress.formats.detect import find_block
 from compress.quant.scheme import ActivationScheme, QuantScheme
@@ -18,8 +28,6 @@ from compress.quant.scheme import ActivationScheme, QuantScheme
 READABLE = (PACKED, INTEGER, FLOAT, NVFP4, MIXED, DENSE, "naive-quantized")
 # What `scale_dtype` may say, in any of its spellings; NVFP4's scales are E4M3.
 _SCALE_DTYPES = (None, "bfloat16", "float16", "float32")
-
-_Noun = TypeVar("_Noun")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,48 +70,48 @@ def parse(config: Mapping[str, Any]) -> SchemeMap:
     found = find_block(config)
     if found is None:
         raise CheckpointError(
-            f"config.json: quantization_config is {_shown(config.get('quantization_config'))},"
+            f"config.json: quantization_config is {shown(config.get('quantization_config'))},"
             " but there are compressed-tensors weights; it must be the mapping written with them"
         )
     place, block = found
-    _require(f"{place}.format", block.get("format", PACKED), READABLE)
+    require(f"{place}.format", block.get("format", PACKED), READABLE)
     place_groups = f"{place}.config_groups"
-    groups = _mapping(place_groups, block.get("config_groups", {}))
+    groups = mapping(place_groups, block.get("config_groups", {}))
     return SchemeMap(
         tuple(_group(f"{place_groups}.{name}", group) for name, group in groups.items()),
         _patterns(f"{place}.ignore", block.get("ignore")),
-        frozenset(_names(f"{place}.transposed", block.get("transposed"))),
+        frozenset(names(f"{place}.transposed", block.get("transposed"))),
         _kv_cache(f"{place}.kv_cache_scheme", block.get("kv_cache_scheme")),
     )
 
 
 def _group(place: str, value: object) -> tuple[tuple[str, ...], QuantScheme]:
-    group = _mapping(place, value)
+    group = mapping(place, value)
     targets = _patterns(f"{place}.targets", group.get("targets"))
     if not targets:
         raise CheckpointError(
-            f"{place}.targets is {_shown(group.get('targets'))}; it must list the modules of the"
+            f"{place}.targets is {shown(group.get('targets'))}; it must list the modules of the"
             " group, for example ['Linear']"
         )
     return targets, _scheme(place, group)
 
 
 def _scheme(place: str, group: Mapping[str, Any]) -> QuantScheme:
-    _require(f"{place}.format", group.get("format"), (None, *READABLE))
+    require(f"{place}.format", group.get("format"), (None, *READABLE))
     activation = _activation(f"{place}.input_activations", group.get("input_activations"))
     place = f"{place}.weights"
-    weights = _mapping(place, group.get("weights"))
+    weights = mapping(place, group.get("weights"))
     number: Any = weights.get("type", "int")
-    _require(f"{place}.type", number, ("int", "float"))
-    bits = _whole(f"{place}.num_bits", weights.get("num_bits", 8))
+    require(f"{place}.type", number, ("int", "float"))
+    bits = whole(f"{place}.num_bits", weights.get("num_bits", 8))
     fp4 = number == "float" and bits == 4
     _scale_dtype(f"{place}.scale_dtype", weights.get("scale_dtype"), fp4)
     granularity, width = _granularity(place, weights, fp4)
-    return _made(
+    return made(
         place,
         lambda: QuantScheme(
             bits=bits,
-            symmetric=_flag(f"{place}.symmetric", weights.get("symmetric", True)),
+            symmetric=flag(f"{place}.symmetric", weights.get("symmetric", True)),
             granularity=granularity,
             group_size=width,
             activation=activation,
@@ -116,15 +124,15 @@ def _granularity(place: str, weights: Mapping[str, Any], fp4: bool) -> tuple[Any
     """Granularity and group size of a scheme of ours."""
     size = weights.get("group_size")
     if size is not None:
-        _whole(f"{place}.group_size", size)
+        whole(f"{place}.group_size", size)
     strategy = weights.get("strategy") or _strategy(size)
     # 4-bit floats in plain groups are MXFP4, whose scales are powers of two.
     known = ("tensor_group",) if fp4 else ("tensor", "channel", "group", "block")
-    _require(f"{place}.strategy", strategy, known)
+    require(f"{place}.strategy", strategy, known)
     if strategy == "block":
         return "block", _block(f"{place}.block_structure", weights.get("block_structure"))
     if strategy in ("group", "tensor_group"):
-        return "group", _whole(f"{place}.group_size", size)
+        return "group", whole(f"{place}.group_size", size)
     return strategy, 0
 
 
@@ -134,30 +142,30 @@ def _block(place: str, value: object) -> int:
     sides = [str(side) for side in found] if isinstance(found, list) else []
     if len(sides) != 2 or sides[0] != sides[1] or not re.fullmatch("[0-9]{1,9}", sides[0]):
         raise CheckpointError(
-            f"{place} is {_shown(value)}; this version reads square blocks such as [128, 128]"
+            f"{place} is {shown(value)}; this version reads square blocks such as [128, 128]"
         )
     return int(sides[0])
 
 
 def _scale_dtype(place: str, value: object, fp4: bool) -> None:
     plain = value.removeprefix("torch.") if isinstance(value, str) else value
-    _require(place, plain, (None, "float8_e4m3fn") if fp4 else _SCALE_DTYPES)
+    require(place, plain, (None, "float8_e4m3fn") if fp4 else _SCALE_DTYPES)
 
 
 def _activation(place: str, value: object) -> ActivationScheme | None:
     if value is None:
         return None
-    inputs = _mapping(place, value)
+    inputs = mapping(place, value)
     number: Any = inputs.get("type", "int")
-    _require(f"{place}.type", number, ("int", "float"))
-    _require(f"{place}.symmetric", inputs.get("symmetric", True), (True,))
+    require(f"{place}.type", number, ("int", "float"))
+    require(f"{place}.symmetric", inputs.get("symmetric", True), (True,))
     size = inputs.get("group_size")
     granularity: Any = inputs.get("strategy") or _strategy(size)
-    _require(f"{place}.strategy", granularity, ("token", "tensor", "group"))
-    width = _whole(f"{place}.group_size", size) if granularity == "group" else 0
-    bits = _whole(f"{place}.num_bits", inputs.get("num_bits", 8))
-    dynamic = _flag(f"{place}.dynamic", inputs.get("dynamic", False))
-    return _made(
+    require(f"{place}.strategy", granularity, ("token", "tensor", "group"))
+    width = whole(f"{place}.group_size", size) if granularity == "group" else 0
+    bits = whole(f"{place}.num_bits", inputs.get("num_bits", 8))
+    dynamic = flag(f"{place}.dynamic", inputs.get("dynamic", False))
+    return made(
         place,
         lambda: ActivationScheme(
             bits=bits, type=number, granularity=granularity, group_size=width, dynamic=dynamic
@@ -168,17 +176,9 @@ def _activation(place: str, value: object) -> ActivationScheme | None:
 def _kv_cache(place: str, value: object) -> ActivationScheme | None:
     cache = _activation(place, value)
     if cache is not None:
-        _require(f"{place}.num_bits", cache.bits, (8,))
-        _require(f"{place}.dynamic", cache.dynamic, (False,))
+        require(f"{place}.num_bits", cache.bits, (8,))
+        require(f"{place}.dynamic", cache.dynamic, (False,))
     return cache
-
-
-def _made(place: str, make: Callable[[], _Noun]) -> _Noun:
-    """A noun of ours; CheckpointError for widths or group sizes that it does not have."""
-    try:
-        return make()
-    except RecipeError as error:
-        raise CheckpointError(f"{place}: {error}") from None
 
 
 def _strategy(group_size: object) -> str:
@@ -188,58 +188,15 @@ def _strategy(group_size: object) -> str:
     return "group" if group_size > 0 else "channel"
 
 
-def _require(place: str, value: object, allowed: tuple[object, ...]) -> None:
-    if value not in allowed:
-        choices = ", ".join(repr(a) for a in allowed)
-        raise CheckpointError(f"{place} is {_shown(value)}; this version reads {choices}")
-
-
-def _mapping(place: str, value: object) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
-        raise CheckpointError(f"{place} is {_shown(value)}; it must be a mapping")
-    return value
-
-
-def _whole(place: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise CheckpointError(f"{place} is {_shown(value)}; it must be a whole number")
-    return value
-
-
-def _flag(place: str, value: object) -> bool:
-    if not isinstance(value, bool):
-        raise CheckpointError(f"{place} is {_shown(value)}; it must be true or false")
-    return value
-
-
-def _names(place: str, value: object) -> tuple[str, ...]:
-    """A list of texts; null is an empty one."""
-    if value is None:
-        return ()
-    if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
-        raise CheckpointError(f"{place} is {_shown(value)}; it must be a list of module names")
-    return tuple(value)
-
-
 def _patterns(place: str, value: object) -> tuple[str, ...]:
-    names = _names(place, value)
-    for entry in names:
-        try:
-            _matches("", entry)
-        except (re.error, OverflowError, RecursionError) as error:
-            raise CheckpointError(
-                f"{place}: {_shown(entry)} is not a regular expression: {error}"
-            ) from None
-    return names
+    entries = names(place, value)
+    for entry in entries:
+        if entry.startswith("re:"):
+            pattern(place, entry.removeprefix("re:"))
+    return entries
 
 
 def _matches(module: str, entry: str) -> bool:
     if entry.startswith("re:"):
         return re.match(entry.removeprefix("re:"), module) is not None
     return entry == module
-
-
-def _shown(value: object) -> str:
-    """A value of the config for a message, cut short."""
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,69 @@
+"""Values of a quantization_config, which comes with the checkpoint: checked before use.
+
+place: where in config.json the value stands, for the CheckpointError that names it.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from compress.errors import CheckpointError, RecipeError
+
+_Noun = TypeVar("_Noun")
+
+
+def require(place: str, value: object, allowed: tuple[object, ...]) -> None:
+    if value not in allowed:
+        choices = ", ".join(repr(a) for a in allowed)
+        raise CheckpointError(f"{place} is {shown(value)}; this version reads {choices}")
+
+
+def mapping(place: str, value: object) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise CheckpointError(f"{place} is {shown(value)}; it must be a mapping")
+    return value
+
+
+def whole(place: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise CheckpointError(f"{place} is {shown(value)}; it must be a whole number")
+    return value
+
+
+def flag(place: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise CheckpointError(f"{place} is {shown(value)}; it must be true or false")
+    return value
+
+
+def names(place: str, value: object) -> tuple[str, ...]:
+    """A list of texts; null is an empty one."""
+    if value is None:
+        return ()
+    if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
+        raise CheckpointError(f"{place} is {shown(value)}; it must be a list of module names")
+    return tuple(value)
+
+
+def pattern(place: str, text: str) -> re.Pattern[str]:
+    """A regular expression, as loaders match it against module names."""
+    try:
+        return re.compile(text)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise CheckpointError(
+            f"{place}: {shown(text)} is not a regular expression: {error}"
+        ) from None
+
+
+def made(place: str, make: Callable[[], _Noun]) -> _Noun:
+    """A noun of ours; CheckpointError for widths or group sizes that it does not have."""
+    try:
+        return make()
+    except RecipeError as error:
+        raise CheckpointError(f"{place}: {error}") from None
+
+
+def shown(value: object) -> str:
+    """A value of the config for a message, cut short."""
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
