@@ -1,5 +1,6 @@
 """A Recipe as canonical YAML: complete, and read again as an equal Recipe."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -14,7 +15,7 @@ def dump(recipe: Recipe) -> str:
     if recipe.description:
         data["description"] = recipe.description
     data["seed"] = recipe.seed
-    data["stages"] = [_stage(stage) for stage in recipe.stages]
+    data["stages"] = [_stage(x, recipe.stages) for x in recipe.stages if not x.within]
     if recipe.kv_cache is not None:
         data["kv_cache"] = recipe.kv_cache
     for part in ("calibration", "evaluation", "output"):
@@ -24,15 +25,37 @@ def dump(recipe: Recipe) -> str:
     return yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=100)
 
 
-def _stage(stage: Stage) -> dict[str, Any]:
+def _stage(stage: Stage, stages: Sequence[Stage]) -> dict[str, Any]:
     return {
         "method": stage.method,
-        **({} if stage.scheme is None else {"scheme": _plain(stage.scheme)}),
+        **_scheme(stage),
         **_budget(stage),
         "targets": list(stage.targets),
         "ignore": list(stage.ignore),
         **_plain(stage.config),
+        **({"overrides": list(_overrides(stage, stages))} if stage.claims else {}),
     }
+
+
+def _overrides(stage: Stage, stages: Sequence[Stage]) -> Iterator[dict[str, Any]]:
+    """The overrides of a stage, each complete, in the order in which they were given."""
+    parts = iter([x for x in stages if x.within and x.base == stage.label])
+    for claim in stage.claims:
+        targets = {"targets": list(claim.targets)}
+        if claim.skip:
+            yield {**targets, "skip": True}
+        else:
+            part = next(parts)
+            yield {**targets, **_scheme(part), **_every_option(part.config)}
+
+
+def _every_option(config: Any) -> dict[str, Any]:
+    """The empty ones too: what an override leaves out is its stage's, not the default."""
+    return {item.name: _plain(getattr(config, item.name)) for item in fields(config)}
+
+
+def _scheme(stage: Stage) -> dict[str, Any]:
+    return {} if stage.scheme is None else {"scheme": _plain(stage.scheme)}
 
 
 def _budget(stage: Stage) -> dict[str, Any]:

@@ -7,13 +7,13 @@ A pattern is a glob over a layer's full name ("model.layers.0.*") or over its la
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 from compress.arch.spec import LinearSpec
 from compress.errors import RecipeError
-from compress.recipe.schema import Stage
+from compress.recipe.schema import Claim, Stage
 
 ROLE_OF_WORD: Mapping[str, str] = {"lm_head": "head", "router": "router"}
 NO_STAGE = "no stage targets it"
@@ -48,48 +48,134 @@ def select(stage: Stage, linears: Iterable[LinearSpec]) -> tuple[list[str], dict
     model with tied embeddings has no head) and for a stage whose targets are all ignored.
     """
     linears = list(linears)
-    targeted = [x for x in linears if any(matches(p, x) for p in stage.targets)]
     _check_patterns(stage, "targets", linears)
     _check_patterns(stage, "ignore", linears)
-    taken, ignored = [], {}
-    for linear in targeted:
-        by = next((p for p in stage.ignore if matches(p, linear)), None)
+    claimed = {x.name for claim in stage.claims for x in _taken_by(claim, linears)}
+    inside, taken, ignored = _inside(stage, linears), [], {}
+    for linear in inside:
+        if linear.name in claimed:
+            continue
+        by = _first(stage.ignore, linear)
         if by is None:
             taken.append(linear.name)
         else:
-            ignored[linear.name] = f"ignored by {by!r} in stages[{stage.index}].ignore"
+            ignored[linear.name] = f"ignored by {by!r} in {stage.base}.ignore"
     if not taken:
-        raise RecipeError(
-            f"{stage.at('targets')}: all {len(targeted)} layers it names are in this stage's"
-            f" ignore ({', '.join(map(repr, stage.ignore))}); set ignore to what it should leave"
-        )
+        raise _none_left(stage, inside, claimed)
     return taken, ignored
+
+
+def named(patterns: Iterable[str], linears: Iterable[LinearSpec]) -> list[LinearSpec]:
+    """The layers that a list of targets names."""
+    return [x for x in linears if any(matches(p, x) for p in patterns)]
+
+
+def _inside(stage: Stage, linears: Sequence[LinearSpec]) -> list[LinearSpec]:
+    """The layers that a stage names; RecipeError for an override that names none of its stage."""
+    targeted = named(stage.targets, linears)
+    if not stage.within:
+        return targeted
+    within = {x.name for x in named(stage.within, linears)}
+    inside = [x for x in targeted if x.name in within]
+    if not inside:
+        raise RecipeError(
+            f"{stage.at('targets')}: none of the {len(targeted)} layers it names is among the"
+            f" targets of {stage.base} ({', '.join(map(repr, stage.within))}); add it there"
+        )
+    return inside
+
+
+def _none_left(stage: Stage, inside: Sequence[LinearSpec], claimed: Collection[str]) -> RecipeError:
+    lost = [x for x in inside if x.name in claimed and not _first(stage.ignore, x)]
+    if lost:
+        by = "later overrides, which win" if stage.within else "its overrides"
+        return RecipeError(
+            f"{stage.at('targets')}: all {len(lost)} layers it takes are taken by {by}; take one"
+            " of them out"
+        )
+    return RecipeError(
+        f"{stage.at('targets')}: all {len(inside)} layers it names are in this stage's"
+        f" ignore ({', '.join(map(repr, stage.ignore))}); set ignore to what it should leave"
+    )
+
+
+def _taken_by(claim: Claim, linears: Sequence[LinearSpec]) -> list[LinearSpec]:
+    return [x for x in named(claim.targets, linears) if not _first(claim.ignore, x)]
+
+
+def _first(patterns: Iterable[str], linear: LinearSpec) -> str | None:
+    """The first of the patterns that means the layer."""
+    return next((p for p in patterns if matches(p, linear)), None)
+
+
+def _skips(stage: Stage, linears: Sequence[LinearSpec]) -> dict[str, str]:
+    """Reasons of the layers that overrides of the stage leave as they are, by name."""
+    reasons = {}
+    for i, claim in enumerate(stage.claims):
+        if claim.skip and not stage.within:
+            skipping = replace(
+                stage,
+                targets=claim.targets,
+                ignore=claim.ignore,
+                within=stage.targets,
+                claims=stage.claims[i + 1 :],
+                path=claim.path,
+            )
+            taken = set(select(skipping, linears)[0])
+            for linear in (x for x in linears if x.name in taken):
+                by = _first(claim.targets, linear)
+                reasons[linear.name] = f"skipped by {by!r} in {claim.path}.targets"
+    return reasons
 
 
 def assign(stages: Sequence[Stage], linears: Iterable[LinearSpec]) -> Assignment:
     """The stages of every layer.
 
     A layer is rounded once, and scaled before that. Where no stage rounds what another scales, the
-    scaling stage does so itself, to its own scheme. RecipeError where that is not so.
+    scaling stage does so itself, to its own scheme, unless a stage that rounds skips the layer.
+    RecipeError where that is not so.
     """
     linears = list(linears)
     stage_of: dict[str, int] = {}
-    folds_of: dict[str, tuple[int, ...]] = {}
-    reasons: dict[str, str] = {}
+    scaled_by: dict[str, tuple[int, ...]] = {}
+    ignored: dict[str, str] = {}
+    skipped: dict[str, str] = {}
+    left: set[str] = set()
     for i, stage in enumerate(stages):
-        taken, ignored = select(stage, linears)
+        taken, reasons = select(stage, linears)
         for name in taken:
             if name in stage_of:
                 raise RecipeError(_taken_twice(stages, stage, name, stage_of[name]))
             if not _scales(stage):
                 stage_of[name] = i
             else:
-                folds_of[name] = (*folds_of.get(name, ()), i)
-        reasons |= ignored
-    for name, folds in folds_of.items():
-        _settle_scheme(stages, name, folds, stage_of)
-    left = {x.name: reasons.get(x.name, NO_STAGE) for x in linears if x.name not in stage_of}
-    return Assignment(stage_of, folds_of, left)
+                scaled_by[name] = (*scaled_by.get(name, ()), i)
+        ignored |= reasons
+        skips = _skips(stage, linears)
+        skipped |= skips
+        left |= set() if _scales(stage) else skips.keys()
+    for name in left - stage_of.keys():
+        scaled_by.pop(name, None)
+    for name, takers in scaled_by.items():
+        _settle_scheme(stages, name, takers, stage_of)
+    reasons = ignored | skipped
+    return Assignment(
+        stage_of,
+        {name: tuple(scaled_as(stages, i) for i in takers) for name, takers in scaled_by.items()},
+        {x.name: reasons.get(x.name, NO_STAGE) for x in linears if x.name not in stage_of},
+    )
+
+
+def scaled_as(stages: Sequence[Stage], i: int) -> int:
+    """The stage that scales for this one.
+
+    An override with the options of its stage leaves that to it: layers that read the same
+    channels are scaled together, whatever their schemes.
+    """
+    if not stages[i].within:
+        return i
+    options = (stages[i].base, stages[i].config)
+    return next(j for j, x in enumerate(stages) if (x.base, x.config) == options)
 
 
 def _scales(stage: Stage) -> bool:
@@ -103,22 +189,22 @@ def _taken_twice(stages: Sequence[Stage], stage: Stage, name: str, first: int) -
     if _scales(stage):
         return (
             f"{stage.at('method')}: {stage.method} scales channels before they are rounded, but"
-            f" stages[{first}] ({stages[first].method}) has rounded {name}; put it first"
+            f" {stages[first].label} ({stages[first].method}) has rounded {name}; put it first"
         )
     return (
-        f"{stage.at('targets')}: {name} already belongs to stages[{first}]; add it to the ignore"
-        " of one of the two"
+        f"{stage.at('targets')}: {name} already belongs to {stages[first].label}; add it to the"
+        " ignore of one of the two"
     )
 
 
 def _settle_scheme(
-    stages: Sequence[Stage], name: str, folds: tuple[int, ...], stage_of: dict[str, int]
+    stages: Sequence[Stage], name: str, takers: tuple[int, ...], stage_of: dict[str, int]
 ) -> None:
-    """Find who rounds a layer that `folds` scale, and that all of them mean one scheme."""
-    own = [i for i in folds if stages[i].scheme is not None]
+    """Find who rounds a layer that `takers` scale, and that all of them mean one scheme."""
+    own = [i for i in takers if stages[i].scheme is not None]
     if name not in stage_of:
         if not own:
-            stage = stages[folds[-1]]
+            stage = stages[takers[-1]]
             raise RecipeError(
                 f"{stage.at('scheme')}: is missing, and no later stage rounds {name}; give"
                 f" {stage.method} a scheme or add a stage that takes the same layers"
@@ -128,7 +214,7 @@ def _settle_scheme(
     for i in own:
         if stages[i].scheme != rounding.scheme:
             raise RecipeError(
-                f"{stages[i].at('scheme')}: is another one than that of stages[{rounding.index}]"
+                f"{stages[i].at('scheme')}: is another one than that of {rounding.label}"
                 f" ({rounding.method}), which rounds {name}; leave it out here"
             )
 

@@ -1,7 +1,8 @@
 """A recipe's text as a Recipe: every mistake is one line with its place."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -10,6 +11,7 @@ from compress.quant.scheme import QuantScheme
 from compress.recipe.budget import check_budget, read_budget
 from compress.recipe.data import read_calibration, read_evaluation
 from compress.recipe.overrides import apply_overrides
+from compress.recipe.patterns import read_patterns
 from compress.recipe.reader import (
     check_keys,
     field_names,
@@ -30,6 +32,7 @@ from compress.recipe.schema import (
     Stage,
 )
 from compress.recipe.scheme import SCHEME_KEYS, read_scheme
+from compress.recipe.splitting import split
 from compress.recipe.tree import Node, Origin, Scalar, problem, read_tree, walk
 
 RECIPE_KEYS = (
@@ -43,7 +46,7 @@ RECIPE_KEYS = (
     "kv_cache",
 )
 BUDGET_KEYS = ("candidates", "target", "sensitivity")
-STAGE_KEYS = ("method", *SCHEME_KEYS, *BUDGET_KEYS, "targets", "ignore")
+STAGE_KEYS = ("method", *SCHEME_KEYS, *BUDGET_KEYS, "targets", "ignore", "overrides")
 MAX_SEED = (1 << 63) - 1
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kMGT]i?B|B)?", re.IGNORECASE)
 _UNITS = {"": 1, "b": 1} | {
@@ -204,10 +207,12 @@ def _read_stages(root: Node, keys: Mapping[str, Node], places: Places) -> tuple[
     node = keys["stages"]
     if not isinstance(node.content, tuple):
         raise problem(node, f"is {node.shown()}; it takes a list of stages (- method: ...)")
-    return tuple(_read_stage(item, i, places) for i, item in enumerate(node.content))
+    read_one = (stage for item in node.content for stage in _read_stage(item, places))
+    return tuple(replace(stage, index=i) for i, stage in enumerate(read_one))
 
 
-def _read_stage(node: Node, index: int, places: Places) -> Stage:
+def _read_stage(node: Node, places: Places) -> Iterator[Stage]:
+    """The stage, and those that its overrides are."""
     from compress.methods import METHODS
 
     keys = mapping(node)
@@ -222,16 +227,17 @@ def _read_stage(node: Node, index: int, places: Places) -> Stage:
         )
     config = METHODS[method].config
     check_keys(node, keys, (*STAGE_KEYS, *field_names(config)))
-    return Stage(
+    stage = Stage(
         method=method,
         config=make(config, read_fields(config, node, keys), node),
         scheme=_scheme(node, keys, METHODS[method].fold is not None),
         **read_budget(node, keys, _bytes),
-        targets=_patterns(keys.get("targets"), DEFAULT_TARGETS),
-        ignore=_patterns(keys.get("ignore"), DEFAULT_IGNORE),
-        index=index,
+        targets=_targets(keys.get("targets")),
+        ignore=read_patterns(keys["ignore"]) if "ignore" in keys else DEFAULT_IGNORE,
+        path=node.path,
         places=places,
     )
+    return split(stage, _section(keys, "overrides"))
 
 
 def _scheme(node: Node, keys: Mapping[str, Node], may_lack: bool) -> QuantScheme | None:
@@ -242,20 +248,9 @@ def _scheme(node: Node, keys: Mapping[str, Node], may_lack: bool) -> QuantScheme
     return read_scheme(node, keys)
 
 
-def _patterns(node: Node | None, default: tuple[str, ...]) -> tuple[str, ...]:
-    if node is None:
-        return default
-    patterns: tuple[str, ...] = read(tuple[str, ...], node)
-    assert isinstance(node.content, tuple)
-    for pattern, item in zip(patterns, node.content, strict=True):
-        if not pattern:
-            raise problem(item, "is empty; a pattern is a glob or 're:' and a regular expression")
-        if pattern.startswith("re:"):
-            try:
-                re.compile(pattern[3:])
-            except re.error as error:
-                raise problem(item, f"{pattern!r} is not a regular expression: {error}") from None
-    if not patterns and default == DEFAULT_TARGETS:
+def _targets(node: Node | None) -> tuple[str, ...]:
+    patterns = DEFAULT_TARGETS if node is None else read_patterns(node)
+    if node is not None and not patterns:
         raise problem(node, "is empty; leave it out to take all layers of the blocks")
     return patterns
 

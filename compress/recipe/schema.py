@@ -64,6 +64,21 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
+class Claim:
+    """What an override takes from its stage and from the overrides before it.
+
+    targets, ignore: patterns as a stage's; they count within the targets of the stage.
+    skip: whether the layers stay as they are.
+    path: of the override, "stages[0].overrides[1]".
+    """
+
+    targets: tuple[str, ...]
+    ignore: tuple[str, ...]
+    skip: bool = False
+    path: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Stage:
     """One method over some layers.
 
@@ -76,6 +91,10 @@ class Stage:
     targets, ignore: patterns (compress.recipe.matching); a layer is taken when a target names it
         and no ignore does.
     index: place in the recipe.
+    within: for an override, which is a stage of its own: the targets of the stage it belongs to,
+        one of which must name a layer too; empty for any other stage.
+    claims: overrides that win over this stage; for an override those behind it.
+    path: what messages call the stage, "stages[0]" or "stages[0].overrides[1]".
     """
 
     method: str
@@ -87,11 +106,26 @@ class Stage:
     candidates: tuple[QuantScheme, ...] = ()
     target: Target | None = None
     sensitivity: Sensitivity = "output_error"
+    within: tuple[str, ...] = ()
+    claims: tuple[Claim, ...] = ()
+    path: str = field(default="", compare=False)
     places: Places = field(default_factory=Places, compare=False, repr=False)
+
+    @property
+    def label(self) -> str:
+        """ "stages[0]" or "stages[0].overrides[1]", for a message."""
+        return self.path or f"stages[{self.index}]"
+
+    @property
+    def base(self) -> str:
+        """The label of the stage that an override belongs to; of any other its own."""
+        return self.label.partition(".overrides[")[0]
 
     def at(self, key: str) -> str:
         """ "file.yaml:12: stages[0].key", for the front of a message."""
-        return self.places.at(f"stages[{self.index}].{key}")
+        # An override has no method to point at.
+        of_base = key == "method" and self.label != self.base
+        return self.places.at(self.label if of_base else f"{self.label}.{key}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,8 @@ from compress.recipe.reader import (
 from compress.recipe.tree import Node, Scalar, problem
 
 SCHEME_KEYS = ("scheme", "granularity", "group_size")
+# What an override may change of its stage's scheme.
+CHANGES = ("bits", "symmetric", "granularity", "group_size")
 
 
 def read_scheme(stage: Node, keys: Mapping[str, Node]) -> QuantScheme:
@@ -41,6 +43,31 @@ def read_scheme(stage: Node, keys: Mapping[str, Node]) -> QuantScheme:
     # Together, so that a wrong value is found at its own place, be it in here or beside.
     whole = replace(stage, content={**inside, **beside}) if beside else node
     return make(QuantScheme, _merge({}, values), whole)
+
+
+def change_scheme(
+    override: Node, keys: Mapping[str, Node], base: QuantScheme | None
+) -> QuantScheme | None:
+    """The scheme of an override whose mapping is `keys`: its own, or its stage's with changes.
+
+    `scheme` is whole: a group size or granularity beside the stage's does not go with it.
+    """
+    if "scheme" in keys:
+        for key in ("bits", "symmetric"):
+            if key in keys:
+                raise problem(keys[key], "goes without scheme, which says it; give one of the two")
+        return read_scheme(override, keys)
+    given = {key: keys[key] for key in CHANGES if key in keys}
+    if not given:
+        return base
+    if base is None:
+        raise problem(
+            given[next(iter(given))],
+            "changes the stage's scheme, which it does not have; give the override a scheme",
+        )
+    values = {name: getattr(base, name) for name in field_names(QuantScheme)}
+    changed = _merge(values, read_fields(QuantScheme, override, given))
+    return make(QuantScheme, changed, override)
 
 
 def _preset(node: Node) -> QuantScheme:

@@ -14,7 +14,7 @@ RTN = "name: x\n" + STAGE
 PRESETS = ", ".join(SCHEMES)
 STAGE_KEYS = (
     "method, scheme, granularity, group_size, candidates, target, sensitivity, targets, ignore,"
-    " scale_search"
+    " overrides, scale_search"
 )
 KINDS = "text, jsonl, parquet, dataset, hub, self"
 
