@@ -33,12 +33,27 @@ PARTS = ("weight", "SCB", "weight_format")
 ROW_FORMAT = 0
 
 
-def against(schemes: Iterable[QuantScheme]) -> str | None:
+def against(
+    scheme: QuantScheme, shape: tuple[int, int] | None = None, *, g_idx: bool = False
+) -> str | None:
+    """Why the format cannot hold a weight, and what can; None when it can. g_idx: act-order."""
+    if g_idx:
+        return "it has no act-order; use compressed-tensors"
+    if scheme.activation is None or scheme.activation.outliers == "none":
+        return (
+            f"it holds LLM.int8() only (method llm_int8), not {scheme.describe()}; use"
+            " compressed-tensors"
+        )
+    return None
+
+
+def against_together(schemes: Iterable[QuantScheme]) -> str | None:
     """Why these schemes cannot be in one checkpoint of this format; None when they can."""
     thresholds = set()
     for scheme in schemes:
-        if scheme.activation is None or scheme.activation.outliers == "none":
-            return f"it holds LLM.int8() only (method llm_int8), not {scheme.describe()}"
+        if (alone := against(scheme)) is not None:
+            return alone.partition(";")[0]
+        assert scheme.activation is not None
         thresholds.add(scheme.activation.threshold)
     if len(thresholds) > 1:
         shown = " and ".join(f"{t:g}" for t in sorted(thresholds))
@@ -94,14 +109,15 @@ def decode(
     scheme: QuantScheme,
     has: Callable[[str], bool],
     read: Callable[[str], Tensor],
-    outliers: OutlierColumns | None = None,
 ) -> QuantizedTensor:
     """The weight called `name`, from the tensors `encode` or bitsandbytes wrote for it.
 
-    has, read: the checkpoint's names and its reader. CheckpointError when a part is missing or of
-    another kind.
+    has, read: the checkpoint's names and its reader. Outlier columns are `decode_outliers`'
+    business. CheckpointError when a part is missing or of another kind.
     """
     module = module_of(name)
+    if missing := [x for x in (name, f"{module}.SCB") if not has(x)]:
+        raise CheckpointError(f"tensor {missing[0]} is missing; the checkpoint is incomplete")
     codes, absmax = read(name), read(f"{module}.SCB")
     if codes.dtype != torch.int8 or codes.dim() != 2:
         raise CheckpointError(
@@ -116,7 +132,7 @@ def decode(
     if has(f"{module}.weight_format"):
         _require_rows(module, read(f"{module}.weight_format"))
     scale = (absmax / 127).reshape(-1, 1)
-    return QuantizedTensor(codes, scale, None, None, scheme, outliers=outliers)
+    return QuantizedTensor(codes, scale, None, None, scheme)
 
 
 def _require_rows(module: str, weight_format: Tensor) -> None:
@@ -189,7 +205,7 @@ def quantization_config(
         )
     if not schemes:
         return None
-    refused = against(schemes.values())
+    refused = against_together(schemes.values())
     assert refused is None, refused
     (threshold,) = {s.activation.threshold for s in schemes.values() if s.activation is not None}
     transposed = [x.name for x in spec.all_linears() if x.transposed and x.tensor in schemes]
@@ -206,6 +222,5 @@ def quantization_config(
 
 
 def _refuse(scheme: QuantScheme, act_order: bool) -> None:
-    found = against([scheme])
-    if found is not None or act_order:
-        raise RecipeError(f"format {NAME!r}: {found or 'it has no act-order'}")
+    if (found := against(scheme, g_idx=act_order)) is not None:
+        raise RecipeError(f"format {NAME!r}: {found}")

@@ -89,7 +89,7 @@ def layout(
     order is [N, K] either way. RecipeError for a scheme that has no place here.
     """
     module = module_of(name)
-    _refuse(name, shape[1], scheme, act_order)
+    _refuse(name, shape, scheme, act_order)
     kind = storage(scheme)
     if kind == NVFP4:
         entries = _nvfp4_layout(module, shape)
@@ -159,7 +159,7 @@ def encode(
     dtype, transposed: of the source; they change nothing here.
     """
     module, scheme, kind = module_of(name), tensor.scheme, storage(tensor.scheme)
-    _refuse(name, tensor.shape[1], scheme, tensor.g_idx is not None)
+    _refuse(name, tensor.shape, scheme, tensor.g_idx is not None)
     if kind == NVFP4:
         parts = _nvfp4_parts(module, tensor)
     else:
@@ -208,19 +208,31 @@ def _nvfp4_parts(module: str, tensor: QuantizedTensor) -> dict[str, Tensor]:
     }
 
 
-def _refuse(name: str, columns: int, scheme: QuantScheme, act_order: bool) -> None:
+def against(
+    scheme: QuantScheme, shape: tuple[int, int] | None = None, *, g_idx: bool = False
+) -> str | None:
+    """Why the format cannot hold a weight (N, K), and what can; None when it can.
+
+    g_idx: act-order "group".
+    """
     if scheme.activation is not None and scheme.activation.outliers != "none":
-        raise RecipeError(
-            f"{name}: {NAME} has no place for the outlier columns of LLM.int8()"
-            f" ({scheme.describe()}); use output.format 'bitsandbytes', or scheme W8A8"
+        return (
+            f"{NAME} has no place for the outlier columns of LLM.int8() ({scheme.describe()}); use"
+            " output.format 'bitsandbytes', or scheme W8A8"
         )
-    if scheme.is_fp4 and columns % FP4_GROUP:
-        raise RecipeError(
-            f"{name}: NVFP4 has groups of {FP4_GROUP} columns, and {columns} leave a rest;"
-            " ignore the layer or give it scheme FP8_DYNAMIC"
+    if scheme.is_fp4 and shape is not None and shape[1] % FP4_GROUP:
+        return (
+            f"NVFP4 has groups of {FP4_GROUP} columns, and {shape[1]} leave a rest; ignore the"
+            " layer or give it scheme FP8_DYNAMIC"
         )
-    if act_order and (scheme.granularity != "group" or not is_packed(scheme)):
-        raise RecipeError(
-            f"{name}: act_order 'group' needs a weight-only scheme with groups, this one is"
+    if g_idx and (scheme.granularity != "group" or not is_packed(scheme)):
+        return (
+            "act_order 'group' needs a weight-only scheme with groups, this one is"
             f" {scheme.describe()}; use act_order 'static' or 'none'"
         )
+    return None
+
+
+def _refuse(name: str, shape: tuple[int, int], scheme: QuantScheme, act_order: bool) -> None:
+    if (found := against(scheme, shape, g_idx=act_order)) is not None:
+        raise RecipeError(f"{name}: {found}")

@@ -155,6 +155,28 @@ def shape_from(values: Tensor, module: str) -> tuple[int, int]:
     return int(values[0]), int(values[1])
 
 
+def weight_shape(
+    module: str, scheme: QuantScheme, shape_of: Callable[[str], tuple[int, ...] | None]
+) -> tuple[int, int]:
+    """(N, K) of a quantized weight without a weight_shape tensor, from its codes' shape.
+
+    CheckpointError when there are none, or no matrix.
+    """
+    name = f"{module}.weight"
+    shape = shape_of(name)
+    if shape is None and scheme.is_fp4:
+        name = f"{module}.weight_packed"
+        packed = shape_of(name)
+        shape = (packed[0], 2 * packed[1]) if packed is not None and len(packed) == 2 else None
+    if shape is None or len(shape) != 2:
+        raise CheckpointError(
+            f"{module}: {scheme.describe()} needs a matrix of codes {name}, which is"
+            f" {'missing' if shape is None else list(shape)}; the checkpoint is incomplete or its"
+            " quantization_config is wrong"
+        )
+    return shape[0], shape[1]
+
+
 def _g_idx(parts: _Parts, columns: int, groups: int) -> Tensor | None:
     values = parts.get("weight_g_idx")
     if values.dtype not in _WHOLE or values.shape != (columns,):

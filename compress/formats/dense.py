@@ -14,6 +14,12 @@ from compress.quant.tensor import QuantizedTensor
 NAME = "dense"
 
 
+def against(
+    scheme: QuantScheme, shape: tuple[int, int] | None = None, *, g_idx: bool = False
+) -> None:
+    """A dense checkpoint holds any weight."""
+
+
 def layout(
     name: str,
     shape: tuple[int, int],

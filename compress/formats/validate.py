@@ -1,8 +1,8 @@
 """Check a written checkpoint against what was meant to be written, before it is published.
 
 A second reading by other means: names, dtypes and shapes from the headers on disk, scales by value,
-the quantization_config as a loader would match it. Problems come back as lines; an empty list
-means that the checkpoint keeps its promises.
+the quantization_config as a loader would match it, and samples of the weights through the codec's
+own reader. Problems come back as lines; an empty list means that the checkpoint keeps its promises.
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,23 +10,20 @@ from dataclasses import dataclass
 
 import torch
 
-from compress.arch.spec import DecoderSpec
+from compress.arch.spec import DecoderSpec, LinearSpec
 from compress.checkpoint.header import TensorInfo
 from compress.checkpoint.layout import Entry
 from compress.checkpoint.reader import Checkpoint
-from compress.formats import (
-    bitsandbytes,
-    bitsandbytes_validate,
-    compressed_tensors,
-    dense,
-    kv_cache,
-)
+from compress.errors import CheckpointError
+from compress.formats import bitsandbytes_validate, kv_cache
 from compress.formats.detect import detect
 from compress.formats.names import module_of
-from compress.formats.scheme_map import SchemeMap, parse
+from compress.formats.table import FORMATS, Reader
+from compress.formats.weights import CodedWeights, logical_shapes, open_weights
 from compress.quant.scheme import ActivationScheme, QuantScheme
 
-_LAYOUTS = {x.NAME: x.layout for x in (compressed_tensors, bitsandbytes, dense)}
+# Below NVFP4's global scale a group of tiny weights may have scale 0.
+_MAY_BE_ZERO = torch.float8_e4m3fn
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +46,7 @@ class Expected:
     def entries(self) -> list[Entry]:
         """Name, dtype code and shape of every tensor of the result, in the source's order."""
         linears = {linear.tensor: linear for linear in self.spec.all_linears()}
-        layout = _LAYOUTS[self.fmt]
+        layout = FORMATS[self.fmt].layout
         found: list[Entry] = []
         for name, info in self.source.items():
             if name not in self.schemes:
@@ -73,17 +70,32 @@ def validate(checkpoint: Checkpoint, expected: Expected) -> list[str]:
     """Problems of a written checkpoint, one line each; none when it is as expected.
 
     Checked: every source tensor is there under its own name or as the parts of its scheme and
-    nothing else is; dtypes and shapes; scales finite and positive; weight_shape and g_idx values;
-    what quantization_config says of every linear, and that fused ones (q/k/v; gate/up) agree.
+    nothing else is; dtypes and shapes; scales finite and positive; groups of columns; what
+    quantization_config says of every linear, and that fused ones (q/k/v; gate/up) agree; one weight
+    of every scheme and shape, as the codec reads it back.
     """
     problems = list(_coverage(checkpoint, expected.entries()))
     if problems:
         return problems  # values of missing or misshapen tensors cannot be read
-    if expected.fmt == bitsandbytes.NAME:
-        spec, schemes, source = expected.spec, expected.schemes, expected.source
-        return list(bitsandbytes_validate.problems(checkpoint, spec, schemes, source))
-    problems += _values(checkpoint, expected)
-    return problems + list(_config(checkpoint, expected))
+    method, meant = detect(checkpoint.config, ()), FORMATS[expected.fmt].method
+    if meant is None or not (expected.schemes or expected.kv_cache):
+        if method is None:
+            return []
+        return [f"config.json names the quantization {method!r} but every weight is dense"]
+    if method != meant:
+        return [f"config.json names the quantization {method!r}, not {meant!r}"]
+    try:
+        weights = open_weights(checkpoint, expected.spec)
+    except CheckpointError as error:
+        return [str(error)]
+    assert isinstance(weights, CodedWeights), "detect names a format"
+    problems += _scales(checkpoint, weights.reader, expected)
+    problems += _shapes(checkpoint, expected)
+    problems += _groups(checkpoint, weights.reader, expected)
+    problems += _global_scales(checkpoint, expected)
+    problems += _config(weights, expected)
+    problems += bitsandbytes_validate.problems(weights, expected.schemes, expected.source)
+    return problems or list(_samples(weights, expected))  # the codec names one thing only
 
 
 def _coverage(checkpoint: Checkpoint, entries: list[Entry]) -> Iterator[str]:
@@ -101,41 +113,35 @@ def _coverage(checkpoint: Checkpoint, entries: list[Entry]) -> Iterator[str]:
             )
 
 
-def _values(checkpoint: Checkpoint, expected: Expected) -> Iterator[str]:
-    if expected.fmt == dense.NAME:
-        return
-    linears = {linear.tensor: linear for linear in expected.spec.all_linears()}
-    for name, scheme in expected.schemes.items():
-        module, shape = module_of(name), linears[name].shape
-        yield from _scales(checkpoint, module, scheme)
-        if compressed_tensors.is_packed(scheme):
-            stored = tuple(int(v) for v in checkpoint.read(f"{module}.weight_shape"))
-            if stored != shape:
-                yield f"tensor {module}.weight_shape holds {list(stored)}, not {list(shape)}"
-        if name in expected.with_g_idx:
-            g_idx = checkpoint.read(f"{module}.weight_g_idx")
-            if int(g_idx.min()) < 0 or int(g_idx.max()) >= scheme.groups(shape[1]):
-                yield f"tensor {module}.weight_g_idx names a group that has no scale"
-    yield from _global_scales(checkpoint, expected)
+def _scales(checkpoint: Checkpoint, reader: Reader, expected: Expected) -> Iterator[str]:
+    names = [f"{module_of(x)}.{part}" for x in expected.schemes for part in reader.positive]
     if expected.kv_cache is not None:
-        for name, _, _ in kv_cache.kv_layout(expected.spec, expected.kv_dtype):
-            yield from _positive(checkpoint, name)
+        names += [name for name, _, _ in kv_cache.kv_layout(expected.spec, expected.kv_dtype)]
+    for name in names:
+        if name in checkpoint.tensors:
+            scale = checkpoint.read(name)
+            zero, values = scale.dtype == _MAY_BE_ZERO, scale.float()
+            least = values >= 0 if zero else values > 0
+            if not bool(torch.isfinite(values).all() & least.all()):
+                yield f"tensor {name} has scales that are not finite and positive"
 
 
-def _scales(checkpoint: Checkpoint, module: str, scheme: QuantScheme) -> Iterator[str]:
-    # Below NVFP4's global scale a group of tiny weights may have scale 0.
-    yield from _positive(checkpoint, f"{module}.weight_scale", zero=scheme.is_fp4)
-    if scheme.is_fp4:
-        yield from _positive(checkpoint, f"{module}.weight_global_scale")
-    if compressed_tensors.is_static(scheme.activation):
-        yield from _positive(checkpoint, f"{module}.input_scale")
+def _shapes(checkpoint: Checkpoint, expected: Expected) -> Iterator[str]:
+    """What a reader takes for the shapes of the original."""
+    for name, shape in logical_shapes(checkpoint).items():
+        meant = expected.source[name].shape
+        if shape != meant:
+            yield f"tensor {name} reads back as {list(shape)}, not {list(meant)}"
 
 
-def _positive(checkpoint: Checkpoint, name: str, *, zero: bool = False) -> Iterator[str]:
-    scale = checkpoint.read(name).float()
-    least = scale >= 0 if zero else scale > 0
-    if not bool(torch.isfinite(scale).all() & least.all()):
-        yield f"tensor {name} has scales that are not finite and positive"
+def _groups(checkpoint: Checkpoint, reader: Reader, expected: Expected) -> Iterator[str]:
+    linears = {linear.tensor: linear for linear in expected.spec.all_linears()}
+    for tensor in expected.with_g_idx:
+        name = f"{module_of(tensor)}.{reader.g_idx}"
+        g_idx = checkpoint.read(name)
+        groups = expected.schemes[tensor].groups(linears[tensor].shape[1])
+        if int(g_idx.min()) < 0 or int(g_idx.max()) >= groups:
+            yield f"tensor {name} names a group that has no scale"
 
 
 def _global_scales(checkpoint: Checkpoint, expected: Expected) -> Iterator[str]:
@@ -143,36 +149,21 @@ def _global_scales(checkpoint: Checkpoint, expected: Expected) -> Iterator[str]:
     fused: dict[tuple[int, str, int | None], float] = {}
     for block in expected.spec.blocks:
         for linear in block.linears:
-            scheme = expected.schemes.get(linear.tensor)
-            if scheme is None or not scheme.is_fp4 or linear.fused is None:
+            name = f"{linear.name}.weight_global_scale"
+            if linear.fused is None or name not in checkpoint.tensors:
                 continue
-            scale = float(checkpoint.read(f"{linear.name}.weight_global_scale"))
+            scale = float(checkpoint.read(name))
             if fused.setdefault((block.index, linear.fused, linear.expert), scale) != scale:
-                yield (
-                    f"tensor {linear.name}.weight_global_scale is not that of the linears which"
-                    " runtimes fuse it with"
-                )
+                yield f"tensor {name} is not that of the linears which runtimes fuse it with"
 
 
-def _config(checkpoint: Checkpoint, expected: Expected) -> Iterator[str]:
-    method = detect(checkpoint.config, ())
-    anything = bool(expected.schemes) or expected.kv_cache is not None
-    quantizes = anything and expected.fmt != dense.NAME
-    if not quantizes:
-        if method is not None:
-            yield f"config.json names the quantization {method!r} but every weight is dense"
-        return
-    if method != compressed_tensors.NAME:
-        yield f"config.json names the quantization {method!r}, not {compressed_tensors.NAME!r}"
-        return
-    schemes = parse(checkpoint.config)
+def _config(weights: CodedWeights, expected: Expected) -> Iterator[str]:
+    """What config.json says of every linear, and of a head that has no tensor."""
     fused: dict[tuple[int, str], QuantScheme | None] = {}
     for block in expected.spec.blocks:
         for linear in block.linears:
             want = expected.schemes.get(linear.tensor)
-            got = schemes.scheme(linear.name)
-            if got != want:
-                yield f"{linear.name}: quantization_config says {_say(got)}, stored is {_say(want)}"
+            yield from _said(weights, linear, want)
             if linear.fused is None:
                 continue
             other = fused.setdefault((block.index, linear.fused), want)
@@ -181,20 +172,48 @@ def _config(checkpoint: Checkpoint, expected: Expected) -> Iterator[str]:
                     f"{linear.name} is {_say(want)} while another part of the matrix that runtimes"
                     f" fuse it into is {_say(other)}; vLLM refuses that"
                 )
-    yield from _head(schemes, expected)
-    if schemes.kv_cache != expected.kv_cache:
+    head = expected.spec.head_linear()
+    if head is not None:
+        yield from _said(weights, head, expected.schemes.get(head.tensor))
+    elif weights.reader.lists_modules and weights.schemes.scheme("lm_head") is not None:
+        yield "lm_head: quantization_config does not ignore it, but it is tied to the embedding"
+    if weights.kv_cache != expected.kv_cache:
         yield "quantization_config.kv_cache_scheme is not that of the scales which are stored"
 
 
-def _head(schemes: SchemeMap, expected: Expected) -> Iterator[str]:
-    head = expected.spec.head_linear()
-    if head is None:
-        if schemes.scheme("lm_head") is not None:
-            yield "lm_head: quantization_config does not ignore it, but it is tied to the embedding"
-        return
-    got, want = schemes.scheme(head.name), expected.schemes.get(head.tensor)
+def _said(weights: CodedWeights, linear: LinearSpec, want: QuantScheme | None) -> Iterator[str]:
+    if want is not None:
+        got = weights.scheme(linear.name)
+    else:
+        listed = weights.reader.lists_modules
+        got = weights.schemes.scheme(linear.name) if listed else None
     if got != want:
-        yield f"{head.name}: quantization_config says {_say(got)}, stored is {_say(want)}"
+        yield f"{linear.name}: quantization_config says {_say(got)}, stored is {_say(want)}"
+
+
+def _samples(weights: CodedWeights, expected: Expected) -> Iterator[str]:
+    """One weight of every scheme and shape, read back: its shape, and codes within their range."""
+    linears = {linear.tensor: linear for linear in expected.spec.all_linears()}
+    seen: set[tuple[QuantScheme, tuple[int, int], bool]] = set()
+    for name, scheme in expected.schemes.items():
+        kind = scheme, linears[name].shape, name in expected.with_g_idx
+        if kind in seen:
+            continue
+        seen.add(kind)
+        try:
+            found = weights.quantized(name)
+        except CheckpointError as error:
+            yield str(error)
+            continue
+        assert found is not None, f"{name} has scales"
+        if found.shape != kind[1]:
+            yield f"{name}: reads back as {list(found.shape)}, not {list(kind[1])}"
+        if (found.zero is None) != scheme.symmetric:
+            yield f"{name}: {scheme.describe()} reads back {_say_zero(scheme)}"
+
+
+def _say_zero(scheme: QuantScheme) -> str:
+    return "with zero points" if scheme.symmetric else "without zero points"
 
 
 def _say(scheme: QuantScheme | None) -> str:

@@ -1,12 +1,12 @@
 """Dense weights of any checkpoint we can read, by the names of the original model.
 
-A dense checkpoint is passed through; a compressed-tensors one is decoded one tensor at a time, so
-no more than one dense weight is in memory because of us.
+A dense checkpoint is passed through; a quantized one is decoded one tensor at a time, so no more
+than one dense weight is in memory because of us.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -16,18 +16,13 @@ from compress.arch.spec import BlockSpec, DecoderSpec
 from compress.checkpoint.dtypes import TORCH_DTYPES
 from compress.checkpoint.reader import Checkpoint
 from compress.errors import CheckpointError
-from compress.formats import (
-    bitsandbytes,
-    bitsandbytes_weights,
-    compressed_tensors,
-    ct_decode,
-    kv_cache,
-)
-from compress.formats.bitsandbytes_weights import BitsandbytesWeights
+from compress.formats import bitsandbytes, bitsandbytes_read, ct_decode, kv_cache
 from compress.formats.detect import detect
 from compress.formats.names import module_of
-from compress.formats.scheme_map import SchemeMap, parse
-from compress.quant.tensor import InputQuantization, QuantizedTensor
+from compress.formats.scheme_map import SchemeMap
+from compress.formats.table import Format, Reader, Schemes, by_method, readable
+from compress.quant.scheme import ActivationScheme, QuantScheme
+from compress.quant.tensor import InputQuantization, OutlierColumns, QuantizedTensor
 
 
 class Weights(Protocol):
@@ -59,7 +54,10 @@ class DenseWeights:
     def read(self, tensor: str) -> Tensor:
         return self.checkpoint.read(tensor)
 
-    def activation(self, linear: str) -> InputQuantization | None:
+    def quantized(self, tensor: str) -> None:
+        return None
+
+    def activation(self, linear: str) -> None:
         return None
 
     def cache(self, block: BlockSpec) -> None:
@@ -67,12 +65,21 @@ class DenseWeights:
 
 
 @dataclass(frozen=True, slots=True)
-class CompressedWeights:
-    """A compressed-tensors checkpoint; `schemes` says what each module is stored as."""
+class CodedWeights:
+    """A quantized checkpoint in any format of FORMATS.
+
+    schemes: what config.json says of the modules. transposed: whether the original stores a
+    module's weight as [K, N]. side: bitsandbytes' calibrated outlier columns, as a checkpoint of
+    their own; None where there are none.
+    """
 
     checkpoint: Checkpoint
     spec: DecoderSpec
-    schemes: SchemeMap
+    format: Format
+    reader: Reader
+    schemes: Schemes
+    transposed: Callable[[str], bool]
+    side: Checkpoint | None = None
 
     def read(self, tensor: str) -> Tensor:
         """Dense weight in the scales' dtype for a quantized one, the stored tensor otherwise.
@@ -83,46 +90,80 @@ class CompressedWeights:
         if quantized is None:
             return self.checkpoint.read(tensor)
         weight = quantized.dequantize(
-            self._plain_dtype() if quantized.scheme.is_fp4 else quantized.scale.dtype
+            self.plain_dtype if quantized.scheme.is_fp4 else quantized.scale.dtype
         )
-        module = module_of(tensor)
-        return weight.t().contiguous() if module in self.schemes.transposed else weight
+        return weight.t().contiguous() if self.transposed(module_of(tensor)) else weight
 
     def quantized(self, tensor: str) -> QuantizedTensor | None:
         """Codes and scales [N, K] of a weight, None when it is stored dense."""
-        if not _is_quantized(tensor, self.checkpoint.tensors):
+        module = tensor.removesuffix(".weight")
+        if not tensor.endswith(".weight") or not self.is_quantized(module):
             return None
-        module = module_of(tensor)
-        scheme = self.schemes.scheme(module)
+        scheme = self.scheme(module)
         if scheme is None:
-            raise CheckpointError(
-                f"{module} has quantized tensors but no config group of quantization_config matches"
-                " it; the config and the tensors do not belong together"
-            )
+            raise CheckpointError(_no_scheme(module))
         tensors, read = self.checkpoint.tensors, self.checkpoint.read
-        return ct_decode.decode(tensor, scheme, tensors.__contains__, read)
+        quantized = self.reader.decode(tensor, scheme, tensors.__contains__, read)
+        outliers = self.outliers(tensor)
+        return quantized if outliers is None else replace(quantized, outliers=outliers)
+
+    def is_quantized(self, linear: str) -> bool:
+        """Whether the weight of a linear (by module name) is stored as codes."""
+        return is_quantized(linear, self.checkpoint.tensors, self.reader)
+
+    def scheme(self, linear: str) -> QuantScheme | None:
+        """Scheme of a linear (by module name); None when it is stored dense, and when the config
+        says nothing of it."""
+        if not self.is_quantized(linear):
+            return None
+        scheme = self.schemes.scheme(linear)
+        fixed = self.side is not None and f"{linear}.columns" in self.side.tensors
+        return bitsandbytes_read.calibrated(scheme) if scheme is not None and fixed else scheme
 
     def activation(self, linear: str) -> InputQuantization | None:
-        """Scheme of the inputs of a quantized linear, with its scale [1] where that is static."""
-        tensors = self.checkpoint.tensors
-        scheme = self.schemes.scheme(linear)
-        if scheme is None or not _is_quantized(f"{linear}.weight", tensors):
+        """Scheme of the inputs of a quantized linear, with its scale [1] where that is static and
+        its outlier columns where calibration fixed them."""
+        scheme = self.scheme(linear)
+        if scheme is None or scheme.activation is None:
             return None
-        if scheme.activation is None or scheme.activation.dynamic:
-            return None if scheme.activation is None else InputQuantization(scheme.activation)
-        scale = ct_decode.input_scale(linear, tensors.__contains__, self.checkpoint.read)
-        return InputQuantization(scheme.activation, scale)
+        if not scheme.activation.dynamic:
+            tensors = self.checkpoint.tensors
+            scale = ct_decode.input_scale(linear, tensors.__contains__, self.checkpoint.read)
+            return InputQuantization(scheme.activation, scale)
+        outliers = self.outliers(f"{linear}.weight")
+        return InputQuantization(
+            scheme.activation, None, None if outliers is None else outliers.columns
+        )
+
+    def outliers(self, tensor: str) -> OutlierColumns | None:
+        """Columns that calibration fixed for a quantized weight, None where it did not."""
+        if self.side is None or tensor not in self.checkpoint.tensors:
+            return None
+        shape, side = self.checkpoint.tensors[tensor].shape, self.side
+        return bitsandbytes.decode_outliers(tensor, shape, side.tensors.__contains__, side.read)
+
+    def outlier_columns(self, linear: str) -> int | None:
+        """How many input columns of a linear are fixed as outliers; None where none are."""
+        weight = None if self.side is None else self.side.tensors.get(f"{linear}.columns")
+        return None if weight is None else weight.shape[0]
+
+    @property
+    def kv_cache(self) -> ActivationScheme | None:
+        """How keys and values are stored in the cache; None for as they are."""
+        return self.schemes.kv_cache if isinstance(self.schemes, SchemeMap) else None
 
     def cache(self, block: BlockSpec) -> tuple[InputQuantization, InputQuantization] | None:
         """Scheme and scale [1] of a block's keys and of its values."""
         tensors, read = self.checkpoint.tensors, self.checkpoint.read
-        names, scheme = kv_cache.scales_in(block, tensors), self.schemes.kv_cache
+        names, scheme = kv_cache.scales_in(block, tensors), self.kv_cache
         if scheme is None or names is None:
             return None
         k, v = (ct_decode.one_number(x, "caches", tensors.__contains__, read) for x in names)
         return InputQuantization(scheme, k), InputQuantization(scheme, v)
 
-    def _plain_dtype(self) -> torch.dtype:
+    @property
+    def plain_dtype(self) -> torch.dtype:
+        """Dtype of the tensors that are not quantized."""
         for name in (self.spec.embedding, self.spec.final_norm):
             info = self.checkpoint.tensors.get(name) if name is not None else None
             if info is not None and info.dtype in ("BF16", "F16", "F32"):
@@ -132,27 +173,27 @@ class CompressedWeights:
 
 def open_weights(
     checkpoint: Checkpoint, spec: DecoderSpec | None = None
-) -> DenseWeights | CompressedWeights | BitsandbytesWeights:
+) -> DenseWeights | CodedWeights:
     """Weights of a checkpoint in a format that can be read; `spec` is derived when not given.
 
     CheckpointError for any other quantization format, which is named, and for a malformed one.
     """
     method = detect(checkpoint.config, checkpoint.tensors)
-    if method not in (None, compressed_tensors.NAME, bitsandbytes.NAME):
-        raise CheckpointError(
-            f"{checkpoint.path} is quantized in the format {method!r}; dense,"
-            f" {compressed_tensors.NAME} and 8-bit {bitsandbytes.NAME} checkpoints can be read, so"
-            " take the original"
-        )
-    if spec is None:
-        spec = describe(checkpoint.config, logical_shapes(checkpoint))
     if method is None:
-        return DenseWeights(checkpoint, spec)
-    if method == bitsandbytes.NAME:
-        dynamic = bitsandbytes_weights.read_scheme(checkpoint.config)
-        side = bitsandbytes_weights.open_side(checkpoint)
-        return BitsandbytesWeights(checkpoint, spec, dynamic, side)
-    return CompressedWeights(checkpoint, spec, parse(checkpoint.config))
+        return DenseWeights(checkpoint, spec or describe(checkpoint.config, checkpoint.shapes))
+    found = by_method(method)
+    if found is None:
+        raise CheckpointError(
+            f"{checkpoint.path} is quantized in the format {method!r}; {readable()} checkpoints can"
+            " be read, so take the original"
+        )
+    fmt, reader = found
+    schemes = reader.schemes(checkpoint.config)
+    transposed = reader.transposed(checkpoint.config)
+    if spec is None:
+        spec = describe(checkpoint.config, _logical(checkpoint, reader, schemes, transposed))
+    side = bitsandbytes_read.open_side(checkpoint) if method == bitsandbytes.NAME else None
+    return CodedWeights(checkpoint, spec, fmt, reader, schemes, transposed, side)
 
 
 def logical_shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
@@ -161,36 +202,58 @@ def logical_shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
     Those of a dense checkpoint are returned as they are; a compressed weight's parts become one
     `x.weight` of its original shape.
     """
+    found = by_method(detect(checkpoint.config, checkpoint.tensors) or "")
+    if found is None:
+        return checkpoint.shapes
+    reader, config = found[1], checkpoint.config
+    return _logical(checkpoint, reader, reader.schemes(config), reader.transposed(config))
+
+
+def is_quantized(module: str, tensors: Mapping[str, Any], reader: Reader) -> bool:
+    """Whether a module's weight is stored as codes."""
+    return any(f"{module}.{part}" in tensors for part in reader.marks)
+
+
+def _logical(
+    checkpoint: Checkpoint, reader: Reader, schemes: Schemes, transposed: Callable[[str], bool]
+) -> dict[str, tuple[int, ...]]:
     tensors = checkpoint.tensors
-    method = detect(checkpoint.config, tensors)
-    if method == bitsandbytes.NAME:
-        return bitsandbytes_weights.logical_shapes(checkpoint)
-    if method != compressed_tensors.NAME:
-        return {name: info.shape for name, info in tensors.items()}
-    transposed = parse(checkpoint.config).transposed
     shapes: dict[str, tuple[int, ...]] = {}
     for name, info in tensors.items():
         module, _, part = name.rpartition(".")
-        if kv_cache.is_cache_tensor(name):
+        weight = f"{module}.weight"
+        if kv_cache.is_cache_tensor(name) or (weight in shapes and part in reader.parts):
             continue
-        quantized = _is_quantized(f"{module}.weight", tensors)
-        if not quantized or part not in ("weight", *compressed_tensors.PARTS):  # or its bias
-            shapes[name] = info.shape
-        elif (shape := _weight_shape(checkpoint, module, part)) is not None:
-            shapes[f"{module}.weight"] = shape[::-1] if module in transposed else shape
+        if part not in (*reader.parts, "weight") or not is_quantized(module, tensors, reader):
+            shapes[name] = info.shape  # a bias, or a module that is not quantized
+        else:
+            shape = _weight_shape(checkpoint, reader, schemes, module)
+            shapes[weight] = shape[::-1] if transposed(module) else shape
     return shapes
 
 
-def _weight_shape(checkpoint: Checkpoint, module: str, part: str) -> tuple[int, ...] | None:
-    """(N, K) of a quantized weight, from the one of its parts that tells."""
-    shape = checkpoint.tensors[f"{module}.{part}"].shape
-    if part == "weight":
-        return shape
-    if part == "weight_shape":
-        return ct_decode.shape_from(checkpoint.read(f"{module}.{part}"), module)
-    nvfp4 = part == "weight_packed" and f"{module}.weight_shape" not in checkpoint.tensors
-    return (shape[0], 2 * shape[1]) if nvfp4 and len(shape) == 2 else None
+def _weight_shape(
+    checkpoint: Checkpoint, reader: Reader, schemes: Schemes, module: str
+) -> tuple[int, ...]:
+    """(N, K) of a quantized weight: as its own tensor says, or from the shapes of its parts."""
+    said = f"{module}.weight_shape"
+    if said in checkpoint.tensors:
+        return ct_decode.shape_from(checkpoint.read(said), module)
+    scheme = schemes.scheme(module)
+    if scheme is not None:
+        return reader.weight_shape(module, scheme, lambda name: _shape(checkpoint, name))
+    if f"{module}.weight" not in checkpoint.tensors:
+        raise CheckpointError(_no_scheme(module))
+    return checkpoint.tensors[f"{module}.weight"].shape
 
 
-def _is_quantized(tensor: str, tensors: Mapping[str, object]) -> bool:
-    return tensor.endswith(".weight") and f"{tensor}_scale" in tensors
+def _shape(checkpoint: Checkpoint, name: str) -> tuple[int, ...] | None:
+    info = checkpoint.tensors.get(name)
+    return None if info is None else info.shape
+
+
+def _no_scheme(module: str) -> str:
+    return (
+        f"{module} has quantized tensors but no config group of quantization_config matches it; the"
+        " config and the tensors do not belong together"
+    )

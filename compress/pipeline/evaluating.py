@@ -16,8 +16,8 @@ import yaml
 from compress.checkpoint import Checkpoint, disk, resolve_model, write_atomic
 from compress.errors import DataError, OutputError
 from compress.evaluation.config import EvaluationConfig, SampleConfig, TextConfig
-from compress.formats import Weights, detect, logical_shapes, open_weights
-from compress.formats.bitsandbytes_weights import is_quantized, open_side
+from compress.formats import CodedWeights, Weights, detect, logical_shapes, open_weights
+from compress.formats.bitsandbytes_read import open_side
 from compress.pipeline.environment import (
     check_device,
     machine,
@@ -157,12 +157,9 @@ def _result(weights: Weights) -> Result:
     shapes = logical_shapes(checkpoint)
     # Of the quantized linears where there are any, as the report of a run counts them.
     tensors = checkpoint.tensors
-    linears = [
-        x
-        for x in spec.all_linears()
-        if f"{x.tensor}_scale" in tensors or is_quantized(x.tensor, tensors)
-    ]
-    linears = linears or list(spec.linears())
+    linears = list(spec.linears())
+    if isinstance(weights, CodedWeights):
+        linears = [x for x in spec.all_linears() if weights.is_quantized(x.name)] or linears
     names = {linear.name for linear in linears}
     side = open_side(checkpoint)
     stored = sum(

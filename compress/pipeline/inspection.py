@@ -8,9 +8,8 @@ from compress.arch.describe import describe
 from compress.arch.spec import DecoderSpec
 from compress.checkpoint import Checkpoint, resolve_model, scan
 from compress.errors import CheckpointError
-from compress.formats import Weights, detect, open_weights
-from compress.formats.bitsandbytes_weights import BitsandbytesWeights, open_side
-from compress.formats.weights import CompressedWeights
+from compress.formats import CodedWeights, Weights, detect, open_weights
+from compress.formats.bitsandbytes_read import open_side
 from compress.report.units import size
 
 
@@ -80,23 +79,23 @@ def _decoder(spec: DecoderSpec) -> dict[str, Any]:
 
 def _schemes(weights: Weights) -> dict[str, int]:
     """How many linears are stored in which scheme."""
-    assert isinstance(weights, CompressedWeights | BitsandbytesWeights)
-    scheme_of = (
-        weights.scheme if isinstance(weights, BitsandbytesWeights) else weights.schemes.scheme
-    )
+    assert isinstance(weights, CodedWeights)
     found: Counter[str] = Counter()
     for linear in weights.spec.all_linears():
-        scheme = scheme_of(linear.name)
-        dense = weights.checkpoint.tensors.get(linear.tensor)
-        unknown = "no config group" if dense is None else dense.dtype.lower()
-        found[unknown if scheme is None else scheme.describe()] += 1
+        scheme = weights.scheme(linear.name)
+        if scheme is not None:
+            found[scheme.describe()] += 1
+        elif weights.is_quantized(linear.name):
+            found["no config group"] += 1
+        else:
+            found[weights.checkpoint.tensors[linear.tensor].dtype.lower()] += 1
     return dict(found)
 
 
 def _outlier_columns(weights: Weights) -> dict[str, int] | None:
     """Input columns kept in 16 bit of every linear where calibration fixed them; None where it
     did nowhere."""
-    if not isinstance(weights, BitsandbytesWeights) or weights.side is None:
+    if not isinstance(weights, CodedWeights) or weights.side is None:
         return None
     counts = {x.name: weights.outlier_columns(x.name) for x in weights.spec.all_linears()}
     return {name: count for name, count in counts.items() if count is not None}

@@ -26,7 +26,7 @@ def choose_format(recipe: Recipe) -> str:
         )
     if asked == compressed_tensors.NAME or not (outliers or asked == bitsandbytes.NAME):
         return compressed_tensors.NAME
-    against = bitsandbytes.against(schemes)
+    against = bitsandbytes.against_together(schemes)
     if against is not None:
         whole = asked == bitsandbytes.NAME and not outliers
         remedy = "auto or dense" if whole else "dense, or a run for each of the two"

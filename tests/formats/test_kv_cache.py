@@ -17,7 +17,7 @@ from compress.errors import CheckpointError, RecipeError
 from compress.formats import FORMATS, FP8_CACHE, INT8_CACHE, kv_encode, kv_layout, open_weights
 from compress.formats.scheme_map import parse
 from compress.formats.validate import Expected, validate
-from compress.formats.weights import CompressedWeights
+from compress.formats.weights import CodedWeights
 from compress.quant.scheme import ActivationScheme, QuantScheme
 
 G4 = QuantScheme(group_size=32)
@@ -116,7 +116,7 @@ def test_read_from_wherever_tools_put_it(style: str, written: tuple[Path, Expect
     for part in "kv":
         rename(folder, f"self_attn.{part}_scale", f"self_attn.{style.format(part, part)}")
     weights = open_weights(Checkpoint.open(folder))
-    assert isinstance(weights, CompressedWeights)
+    assert isinstance(weights, CodedWeights)
     assert weights.schemes.kv_cache == FP8_CACHE
     assert not any("scale" in name for b in weights.spec.blocks for name in b.unrecognised)
     for block in weights.spec.blocks:

@@ -94,7 +94,7 @@ def test_wrong_values(written: tuple[Path, Expected]) -> None:
     edit_tensors(folder, weight_scale=scale, weight_shape=torch.tensor([64, 63]))
     assert problems(folder, expected) == [
         f"tensor {Q}.weight_scale has scales that are not finite and positive",
-        f"tensor {Q}.weight_shape holds [64, 63], not [64, 64]",
+        f"tensor {Q}.weight reads back as [64, 63], not [64, 64]",
     ]
 
 

@@ -9,7 +9,7 @@ import tiny_models
 from compress.checkpoint.reader import Checkpoint
 from compress.errors import CheckpointError
 from compress.formats import logical_shapes, open_weights
-from compress.formats.weights import CompressedWeights
+from compress.formats.weights import CodedWeights
 from compress.quant.scheme import PRESETS, ActivationScheme, QuantScheme
 
 G4 = QuantScheme(group_size=32)
@@ -62,7 +62,7 @@ def test_codes_and_groups_come_back(tmp_path: Path) -> None:
     source = tiny_models.make("llama", tmp_path / "source")
     written = compressed_models.write(source, tmp_path / "out", G4, act_order=True)
     weights = open_weights(Checkpoint.open(written.folder))
-    assert isinstance(weights, CompressedWeights)
+    assert isinstance(weights, CodedWeights)
     for name, tensor in written.quantized.items():
         back = weights.quantized(name)
         assert back is not None

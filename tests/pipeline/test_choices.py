@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from compress.checkpoint import Checkpoint
 from compress.errors import RecipeError
 from compress.formats import open_weights
-from compress.formats.weights import CompressedWeights
+from compress.formats.weights import CodedWeights
 from compress.methods.outcome import relative_error
 from compress.methods.rtn import UNSEEN
 from compress.pipeline import calibrated, make_plan, observing, run
@@ -24,9 +24,9 @@ def layers(report: Report) -> dict[str, Layer]:
     return {layer.name: layer for layer in report.stages[0].layers}
 
 
-def opened(out: Path) -> CompressedWeights:
+def opened(out: Path) -> CodedWeights:
     weights = open_weights(Checkpoint.open(out))
-    assert isinstance(weights, CompressedWeights)
+    assert isinstance(weights, CodedWeights)
     return weights
 
 

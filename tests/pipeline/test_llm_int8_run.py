@@ -13,7 +13,7 @@ from compress.checkpoint import Checkpoint, writer
 from compress.errors import CompressError, OutputError
 from compress.formats import open_weights
 from compress.formats.bitsandbytes import SIDE_FILE
-from compress.formats.bitsandbytes_weights import BitsandbytesWeights
+from compress.formats.weights import CodedWeights
 from compress.pipeline import inspect_checkpoint, inspect_table, make_plan, output, run
 from compress.report.codec import read_json
 from conftest import tree_hashes
@@ -30,9 +30,9 @@ def fixed(threshold: float) -> dict[str, Any]:
     return {"method": "llm_int8", "scheme": scheme}
 
 
-def opened(out: Path) -> BitsandbytesWeights:
+def opened(out: Path) -> CodedWeights:
     weights = open_weights(Checkpoint.open(out))
-    assert isinstance(weights, BitsandbytesWeights)
+    assert isinstance(weights, CodedWeights)
     return weights
 
 
