@@ -23,8 +23,9 @@ _COMPANION = {"_blocks": "_scales"}
 def detect(config: Mapping[str, Any], tensors: Iterable[str]) -> str | None:
     """Name of the format, in the spelling of `quant_method`; None for a checkpoint that is dense.
 
-    "compressed-tensors", "gptq", "awq", "bitsandbytes", "fp8", "modelopt", "mxfp4" and so on. The
-    config wins; without one, the names of the tensors decide.
+    "compressed-tensors", "gptq", "gptq_v2" (whose quant_method is "gptq" too), "awq",
+    "bitsandbytes", "fp8", "modelopt", "mxfp4" and so on. The config wins; without one, the names
+    of the tensors decide.
     """
     found = find_block(config)
     return _by_names(frozenset(tensors)) if found is None else _method(found[1])
@@ -45,7 +46,9 @@ def find_block(config: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]] | Non
 def _method(block: Mapping[str, Any]) -> str:
     method = block.get("quant_method")
     if method:
-        return str(method).lower()
+        name = str(method).lower()
+        second = (block.get("checkpoint_format") or block.get("format")) == "gptq_v2"
+        return "gptq_v2" if name == "gptq" and second else name
     if block.get("load_in_8bit") or block.get("load_in_4bit"):
         return "bitsandbytes"
     if "quant_algo" in block or "quantization" in block:
