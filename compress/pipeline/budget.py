@@ -1,17 +1,16 @@
 """Stages with a target: their layers, what each may cost, and the ordinary stages that come of it.
 
 A recipe with a target is settled before the run: once the sensitivities are known, each such stage
-becomes a stage for every scheme that was chosen, with the layers' names as its targets. All that
+has one of the schemes that were chosen and overrides for the layers of the others. All that
 follows, the result's recipe.yaml too, sees an ordinary recipe.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any
 
 from compress.arch.describe import describe
-from compress.arch.spec import LinearSpec
+from compress.arch.spec import DecoderSpec, LinearSpec
 from compress.checkpoint import Checkpoint
 from compress.checkpoint.layout import nbytes
 from compress.errors import RecipeError
@@ -21,8 +20,9 @@ from compress.methods.budget import Option, bytes_for, choose
 from compress.methods.budget import Unit as Choosable
 from compress.pipeline.output_format import choose_format
 from compress.quant.scheme import QuantScheme
-from compress.recipe import Places, Recipe, Stage
+from compress.recipe import Recipe, Stage
 from compress.recipe.matching import select
+from compress.recipe.schema import Claim
 
 UNITS_OF_LOSS = {"kl": "nats a token", "output_error": "of the energy of blocks' outputs"}
 
@@ -114,9 +114,24 @@ def budget_units(recipe: Recipe, checkpoint: Checkpoint) -> tuple[Unit, ...]:
         if stage.target is not None:
             names = set(select(stage, spec.all_linears())[0])
             taken = [x for x in spec.all_linears() if x.name in names]
+            _refuse_split(stage, names, spec)
             for members in _alike(stage, taken, blocks):
                 units.append(_unit(stage, members, blocks, checkpoint, fmt))
     return tuple(units)
+
+
+def _refuse_split(stage: Stage, names: Collection[str], spec: DecoderSpec) -> None:
+    """RecipeError where the target chooses for some of what runtimes merge: the others' scheme
+    would be another one, or the same by chance."""
+    for block in spec.blocks:
+        taken = {(x.fused, x.expert): x.name for x in block.linears if x.name in names}
+        for x in block.linears:
+            if x.fused and x.name not in names and (x.fused, x.expert) in taken:
+                raise RecipeError(
+                    f"{stage.at('targets')}: {taken[x.fused, x.expert]} gets its scheme by the"
+                    f" target and {x.name} does not; runtimes merge the two into one matrix, so"
+                    " leave both to the target, or neither"
+                )
 
 
 def _one_by_one(stages: Sequence[Stage]) -> Iterator[Stage]:
@@ -190,7 +205,6 @@ def settle(
     RecipeError for a target below what the smallest schemes take.
     """
     stages: list[Stage] = []
-    origin: list[int] = []
     predicted, low, high, targets = 0.0, 0, 0, []
     for stage in recipe.stages:
         if stage.target is None:
@@ -202,7 +216,6 @@ def settle(
             low += sum(min(unit.sizes) for unit in mine)
             targets.append(stage.target.describe())
             stages += _stages_of(stage, mine, chosen)
-        origin += [stage.index] * (len(stages) - len(origin))
     sensitivity = " and ".join(dict.fromkeys(unit.sensitivity for unit in units))
     budget = Budget(
         tuple(targets),
@@ -214,7 +227,7 @@ def settle(
         frozenset(x.name for unit in units for x in unit.linears if found is None),
         tuple(_remarks(recipe, units)),
     )
-    return _rebuilt(recipe, stages, origin, budget), budget
+    return _rebuilt(recipe, stages, budget), budget
 
 
 def _choose(
@@ -249,27 +262,27 @@ def _choose(
 def _stages_of(
     stage: Stage, units: Sequence[Unit], chosen: Sequence[QuantScheme]
 ) -> Iterator[Stage]:
-    """A stage for every scheme that was chosen, in the order of the candidates."""
-    plain = replace(stage, candidates=(), target=None, sensitivity="output_error", ignore=())
+    """The stage with one of the schemes that were chosen, and overrides of it with the others.
+
+    Overrides of its own come behind them and win, as they did over the target.
+    """
+    names: dict[QuantScheme, tuple[str, ...]] = {}
     for scheme in stage.candidates:
         pairs = [unit for unit, own in zip(units, chosen, strict=True) if own == scheme]
-        names = tuple(x.name for unit in pairs for x in unit.linears)
-        if names:
-            yield replace(plain, scheme=scheme, targets=names)
+        names[scheme] = tuple(x.name for unit in pairs for x in unit.linears)
+    first, *others = [scheme for scheme in stage.candidates if names[scheme]]
+    claims = [Claim(names[scheme], stage.ignore, path=stage.label) for scheme in others]
+    claims += stage.claims
+    plain = replace(stage, candidates=(), target=None, sensitivity="output_error")
+    yield replace(plain, scheme=first, claims=tuple(claims))
+    for i, scheme in enumerate(others, start=1):
+        part = replace(plain, scheme=scheme, targets=names[scheme])
+        yield replace(part, within=stage.targets, claims=tuple(claims[i:]))
 
 
-def _rebuilt(
-    recipe: Recipe, stages: Sequence[Stage], origin: Sequence[int], budget: Budget
-) -> Recipe:
-    """The recipe with these stages. origin: which of the recipe's each comes from; messages about
-    it keep that one's place."""
-    table = {k: v for k, v in recipe.places.table.items() if not k.startswith("stages[")}
-    for i, old in enumerate(origin):
-        front = f"stages[{old}]"
-        held = {k: v for k, v in recipe.places.table.items() if k.startswith(front)}
-        table |= {f"stages[{i}]{k.removeprefix(front)}": v for k, v in held.items()}
-    places = Places(MappingProxyType(table))
-    numbered = [replace(stage, index=i, places=places) for i, stage in enumerate(stages)]
+def _rebuilt(recipe: Recipe, stages: Sequence[Stage], budget: Budget) -> Recipe:
+    """The recipe with these stages; messages keep calling each by its place as given."""
+    numbered = [replace(stage, index=i, path=stage.label) for i, stage in enumerate(stages)]
     seeing = recipe.kv_cache is not None or any(
         METHODS[s.method].needs_calibration(s.config, s.scheme) for s in numbered
     )
@@ -278,7 +291,6 @@ def _rebuilt(
         stages=tuple(numbered),
         description=_described(recipe.description, budget),
         calibration=recipe.calibration if seeing else None,
-        places=places,
     )
 
 

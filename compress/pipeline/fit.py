@@ -56,7 +56,7 @@ def check_groups(recipe: Recipe, modules: Iterable[ModulePlan]) -> None:
 
 def _one_scale_a_row(recipe: Recipe, stage: int) -> str:
     """How to do without groups: to be copied where nothing else has to be taken out for it."""
-    table, key = recipe.stages[stage].places.table, f"stages[{stage}]"
+    table, key = recipe.stages[stage].places.table, recipe.stages[stage].label
     if not table or {f"{key}.group_size", f"{key}.scheme.bits"} & table.keys():
         return "granularity: channel without group_size"
     return f"--set '{key}.granularity=channel'"
@@ -71,7 +71,7 @@ def _broken_group(m: ModulePlan) -> int:
     return next((step for step in steps if columns % step), 0)
 
 
-def check_fused(modules: Iterable[ModulePlan], skipped: Iterable[Skipped]) -> None:
+def check_fused(recipe: Recipe, modules: Iterable[ModulePlan], skipped: Iterable[Skipped]) -> None:
     """RecipeError unless layers that serving runtimes merge into one matrix are stored alike."""
     schemes: dict[tuple[int | None, str, int | None], dict[str, str]] = {}
 
@@ -81,7 +81,7 @@ def check_fused(modules: Iterable[ModulePlan], skipped: Iterable[Skipped]) -> No
 
     for m in modules:
         # NVFP4's divisor is chosen by one stage for all that are merged.
-        stage = f" of stages[{m.stage}]" if m.scheme.is_fp4 else ""
+        stage = f" of {recipe.stages[m.stage].label}" if m.scheme.is_fp4 else ""
         note(m.linear, m.block, m.scheme.describe() + stage + (" with g_idx" if m.g_idx else ""))
     for s in skipped:
         note(s.linear, s.block, "unquantized")

@@ -6,11 +6,12 @@ from compress.arch.spec import BlockSpec, DecoderSpec, FoldPair
 from compress.errors import RecipeError
 from compress.methods import METHODS
 from compress.pipeline.modules import ModulePlan
-from compress.recipe import Recipe
+from compress.recipe import Recipe, Stage
+from compress.recipe.matching import scaled_as
 
 
 def against(
-    pair: FoldPair, block: BlockSpec, planned: Mapping[str, ModulePlan], stage: int
+    pair: FoldPair, block: BlockSpec, planned: Mapping[str, ModulePlan], stage: Stage
 ) -> str | None:
     """Why a stage leaves a pair alone, None when it takes it. planned: modules by layer name.
 
@@ -21,8 +22,8 @@ def against(
         if linear.name not in pair.readers or linear.role == "router":
             continue
         m = planned.get(linear.name)
-        if m is None or stage not in m.folds:
-            return f"stages[{stage}] does not take {linear.name}, which reads it too"
+        if m is None or stage.index not in m.folds:
+            return f"{stage.label} does not take {linear.name}, which reads it too"
     if pair.kind == "linear" and pair.writer not in planned:
         return f"{pair.writer} is not quantized"
     return None
@@ -32,9 +33,10 @@ def check_pairs(recipe: Recipe, spec: DecoderSpec, modules: list[ModulePlan]) ->
     """RecipeError for a scaling stage that finds nothing to scale."""
     planned = {m.linear.name: m for m in modules}
     for stage in recipe.stages:
-        if METHODS[stage.method].fold is None:
+        scales = METHODS[stage.method].fold is not None
+        if not scales or scaled_as(recipe.stages, stage.index) != stage.index:
             continue
-        reasons = list(_reasons(spec, planned, stage.index))
+        reasons = list(_reasons(spec, planned, stage))
         if None in reasons:
             continue
         why = f"first reason: {reasons[0]}" if reasons else _no_pairs(spec)
@@ -44,7 +46,7 @@ def check_pairs(recipe: Recipe, spec: DecoderSpec, modules: list[ModulePlan]) ->
 
 
 def _reasons(
-    spec: DecoderSpec, planned: Mapping[str, ModulePlan], stage: int
+    spec: DecoderSpec, planned: Mapping[str, ModulePlan], stage: Stage
 ) -> Iterator[str | None]:
     return (against(pair, b, planned, stage) for b in spec.blocks for pair in b.folds)
 

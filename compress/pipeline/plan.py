@@ -126,7 +126,7 @@ def build_plan(recipe: Recipe, checkpoint: Checkpoint, *, dtype: torch.dtype) ->
     fit.refuse_tied_head(recipe, spec)
     modules, skipped = _assign(recipe, spec, checkpoint, fmt)
     fit.check_groups(recipe, modules)
-    fit.check_fused(modules, skipped)
+    fit.check_fused(recipe, modules, skipped)
     check_pairs(recipe, spec, modules)
     check_experts(modules, fmt)
     tensors = _output_tensors(checkpoint, modules, fmt)

@@ -143,10 +143,10 @@ def _against(
     block: BlockPass, pair: FoldPair, by_name: Mapping[str, ModulePlan], stage: int
 ) -> str | None:
     # What a search would decline whatever it saw is known here, before weights are read for it.
-    config = block.work.plan.recipe.stages[stage].config
-    if pair.kind == "linear" and getattr(config, "pairs", "all") == "norms":
+    asked = block.work.plan.recipe.stages[stage]
+    if pair.kind == "linear" and getattr(asked.config, "pairs", "all") == "norms":
         return "pairs is norms"
-    return against(pair, block.spec, by_name, stage)
+    return against(pair, block.spec, by_name, asked)
 
 
 def _fold(block: BlockPass, gathering: Gathering, stage: int, scaled: Scaled) -> None:
@@ -154,9 +154,10 @@ def _fold(block: BlockPass, gathering: Gathering, stage: int, scaled: Scaled) ->
     pair, reason = gathering.pair, gathering.declined[stage]
     choice = Choice(None, reason) if reason else _search(block, gathering, stage, scaled.folds)
     _apply(block, pair, choice, scaled)
+    label = block.work.plan.recipe.stages[stage].label
     for name, m in gathering.readers.items():
         if stage in m.folds:
-            note = f"stages[{stage}], {pair.writer}: {choice.note}"
+            note = f"{label}, {pair.writer}: {choice.note}"
             scaled.notes.setdefault(name, []).append(note)
 
 
