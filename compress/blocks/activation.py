@@ -6,6 +6,7 @@ more dimensions than two are tokens in all but the last. LLM.int8() is bitsandby
 magnitude lands on 127, and columns with an outlier stay as they are.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -36,6 +37,9 @@ def fake_quantize(x: Tensor, inputs_as: InputQuantization) -> Tensor:
     """
     if x.numel() == 0:
         return x
+    if inputs_as.factor is not None:  # the columns of the dequantized weight have it already
+        factor = inputs_as.factor.to(x.device, x.dtype)
+        return fake_quantize(x * factor, replace(inputs_as, factor=None)) / factor
     scheme = inputs_as.scheme
     if scheme.outliers == "dynamic":
         return _dynamic_outliers(x, scheme.threshold)

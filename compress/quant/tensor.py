@@ -24,12 +24,14 @@ class InputQuantization:
     """What happens to the inputs of one linear at run time.
 
     scale: [1], for a static scheme. columns: int64 [O], ascending, those that calibration fixed as
-    outliers, for scheme.outliers "calibrated".
+    outliers, for scheme.outliers "calibrated". factor: [K], what inputs are multiplied by before
+    they are rounded (QuantizedTensor.input_factor), None for 1.
     """
 
     scheme: ActivationScheme
     scale: Tensor | None = None
     columns: Tensor | None = None
+    factor: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,10 +45,14 @@ class QuantizedTensor:
     zero: int8, shaped as the scale, in the code range; None when symmetric.
     g_idx: int32 [K], the scale group of each column, None when column k is in group
         k // group_size (anything else is act-order).
-    global_scale: NVFP4 only: fp32 [1], by which all scales are divided (compressed-tensors' way;
-        ModelOpt stores its reciprocal).
+    global_scale: NVFP4 only: fp32 [1], by which all scales are divided (compressed-tensors' way).
+    global_factor: NVFP4 as ModelOpt stores it, in place of global_scale: fp32 [1], by which all
+        scales are multiplied. Kept, since a reciprocal would not be exact.
     input_scale: static activations only: [1], in the dtype it is stored in.
     outliers: columns whose 16-bit weights stand in for their codes.
+    input_factor: [K]: the runtime multiplies inputs by it, then rounds them where the scheme says
+        so, then multiplies with (code - zero) * scale (ModelOpt's pre_quant_scale). The weight as
+        it acts on plain inputs has its columns multiplied by it, and so has `dequantize()`.
 
     `dequantize()` is the specification that formats, kernels and exporters are tested against.
     """
@@ -59,6 +65,8 @@ class QuantizedTensor:
     global_scale: Tensor | None = None
     input_scale: Tensor | None = None
     outliers: OutlierColumns | None = None
+    global_factor: Tensor | None = None
+    input_factor: Tensor | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -69,7 +77,9 @@ class QuantizedTensor:
         if self.scheme.activation is None:
             return None
         columns = None if self.outliers is None else self.outliers.columns
-        return InputQuantization(self.scheme.activation, self.input_scale, columns)
+        return InputQuantization(
+            self.scheme.activation, self.input_scale, columns, self.input_factor
+        )
 
     def column_groups(self) -> Tensor:
         """Scale group of every column: int64 [K]."""
@@ -83,18 +93,22 @@ class QuantizedTensor:
         scale = self.scale.float()
         if self.global_scale is not None:
             scale = scale / self.global_scale
+        if self.global_factor is not None:
+            scale = scale * self.global_factor
         rows = self.scheme.rows_per_scale(self.codes.shape[0])
         if self.scheme.granularity == "block":
             scale = scale.repeat_interleave(rows, dim=0)[: self.codes.shape[0]]
         return scale[:, self.column_groups()]
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """(code - zero) * scale in fp32, outlier columns in place, then rounded once to `dtype`:
-        [N, K]."""
+        """(code - zero) * scale in fp32, outlier columns in place, columns times their input
+        factor, then rounded once to `dtype`: [N, K]."""
         values = self.codes.float()
         if self.zero is not None:
             values -= self.zero.float()[:, self.column_groups()]
         values *= self.steps()
         if self.outliers is not None:
             values[:, self.outliers.columns] = self.outliers.weight.float()
+        if self.input_factor is not None:
+            values *= self.input_factor.float()
         return values.to(dtype)

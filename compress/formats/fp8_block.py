@@ -1,0 +1,192 @@
+"""Block FP8 (DeepSeek's, `quant_method` "fp8"), both ways: read by vLLM, SGLang, transformers.
+
+`x.weight` [N, K] becomes:
+    x.weight            float8_e4m3fn [N, K]
+    x.weight_scale_inv  fp32 [ceil(N / b), ceil(K / b)]   a factor, whatever its name says
+Blocks at the right and lower edge may be smaller. Inputs are rounded to E4M3 at run time, with a
+scale for every b neighbouring columns of a token.
+
+Without `weight_block_size` in the config one scale is for the whole weight:
+    x.weight_scale      fp32 []
+    x.input_scale       fp32 [], when `activation_scheme` is "static"
+which is how vLLM calls them. transformers says weight_scale_inv and activation_scale; both are
+read. Dynamic inputs have a scale a token here (as in vLLM with CUTLASS, and in transformers).
+
+Scales of other tools may be bf16 (Qwen) or powers of two in E8M0 (DeepSeek V3.1, `scale_fmt`
+"ue8m0"), which fp32 holds exactly.
+"""
+
+import torch
+from torch import Tensor
+
+from compress.checkpoint.layout import Entry
+from compress.errors import RecipeError
+from compress.formats.ct_decode import one_number
+from compress.formats.fp8_config import NAME, quantization_config, read_schemes
+from compress.formats.names import module_of
+from compress.formats.stored import HALVES, Has, Read, ShapeOf, Stored, matrix_shape, missing
+from compress.quant.scheme import QuantScheme
+from compress.quant.tensor import InputQuantization, QuantizedTensor
+
+# What a quantized module's tensors are called below its path, beside "weight".
+PARTS = ("weight_scale_inv", "weight_scale", "input_scale", "activation_scale")
+# Those that are there for every quantized module, and those of static inputs: one of each.
+SCALES, INPUTS = PARTS[:2], PARTS[2:]
+
+__all__ = [
+    "INPUTS",
+    "NAME",
+    "PARTS",
+    "SCALES",
+    "against",
+    "decode",
+    "encode",
+    "inputs",
+    "layout",
+    "quantization_config",
+    "read_schemes",
+    "weight_shape",
+]
+
+
+def against(
+    scheme: QuantScheme, shape: tuple[int, int] | None = None, *, g_idx: bool = False
+) -> str | None:
+    """Why the format cannot hold a weight (N, K), and what can; None when it can.
+
+    shape: any. g_idx: act-order "group", which no float scheme has.
+    """
+    if scheme.type != "float" or scheme.bits != 8 or g_idx:
+        return (
+            f"it holds 8-bit floats only, not {scheme.describe()}; use compressed-tensors, or"
+            " quantize with scheme FP8_BLOCK"
+        )
+    if scheme.granularity not in ("block", "tensor"):
+        return (
+            f"it has one scale a block or a tensor, not {scheme.describe()}; use"
+            " compressed-tensors, or quantize with scheme FP8_BLOCK"
+        )
+    act = scheme.activation
+    if act is None or act.type != "float":
+        return (
+            f"its inputs are FP8 as well, unlike {scheme.describe()}; use compressed-tensors, or"
+            " quantize with scheme FP8_BLOCK"
+        )
+    if scheme.granularity == "block" and (act.granularity, act.group_size) != (
+        "group",
+        scheme.group_size,
+    ):
+        return (
+            f"beside blocks of {scheme.group_size} its inputs have dynamic groups of"
+            f" {scheme.group_size}, unlike {scheme.describe()}; use compressed-tensors, or quantize"
+            " with scheme FP8_BLOCK"
+        )
+    if scheme.granularity == "tensor" and act.dynamic and act.granularity != "token":
+        return (
+            f"its dynamic inputs have a scale a token, unlike {scheme.describe()}; use"
+            " compressed-tensors, or quantize with scheme FP8"
+        )
+    return None
+
+
+def layout(
+    name: str,
+    shape: tuple[int, int],
+    scheme: QuantScheme,
+    scale_dtype: str,
+    *,
+    act_order: bool = False,
+    transposed: bool = False,
+) -> list[Entry]:
+    """Exact (name, dtype code, shape) of every tensor that `encode` will return.
+
+    shape: logical (N, K). scale_dtype, transposed: of the source; scales are fp32 and the order is
+    [N, K] either way. RecipeError for a scheme that has no place here.
+    """
+    module = module_of(name)
+    _refuse(name, scheme, act_order)
+    entries: list[Entry] = [(name, "F8_E4M3", shape)]
+    if scheme.granularity == "block":
+        return [*entries, (f"{module}.weight_scale_inv", "F32", scheme.scale_shape(*shape))]
+    entries.append((f"{module}.weight_scale", "F32", ()))
+    if _static(scheme):
+        entries.append((f"{module}.input_scale", "F32", ()))
+    return entries
+
+
+def encode(
+    name: str,
+    tensor: QuantizedTensor,
+    *,
+    dtype: torch.dtype | None = None,
+    transposed: bool = False,
+) -> dict[str, Tensor]:
+    """Tensors to write for the weight called `name`, keyed and ordered as `layout` says.
+
+    dtype, transposed: of the source; they change nothing here.
+    """
+    module, scheme = module_of(name), tensor.scheme
+    _refuse(name, scheme, tensor.g_idx is not None)
+    scale = tensor.scale.float()
+    if scheme.granularity == "block":
+        return {name: tensor.codes, f"{module}.weight_scale_inv": scale.contiguous()}
+    parts = {name: tensor.codes, f"{module}.weight_scale": scale.reshape(())}
+    if _static(scheme):
+        assert tensor.input_scale is not None, f"{name}: a static scheme without its input scale"
+        parts[f"{module}.input_scale"] = tensor.input_scale.float().reshape(())
+    return parts
+
+
+def decode(name: str, scheme: QuantScheme, has: Has, read: Read) -> QuantizedTensor:
+    """The weight called `name`, from the tensors `encode` or another tool wrote for it.
+
+    has, read: the checkpoint's names and its reader. CheckpointError when a part is missing or not
+    what it must be.
+    """
+    stored = Stored(module_of(name), scheme, has, read)
+    codes = stored.get("weight", (torch.float8_e4m3fn,))
+    n, k = codes.shape
+    part = _either(stored, SCALES[:1] if scheme.granularity == "block" else SCALES)
+    if scheme.granularity == "block":
+        scale = stored.get(part, (*HALVES, torch.float8_e8m0fnu), scheme.scale_shape(n, k))
+        scale = scale.float() if scale.dtype == torch.float8_e8m0fnu else scale
+    else:
+        scale = _number(stored, part).reshape(1, 1)
+    found = inputs(stored.module, scheme, has, read)
+    static = None if found is None else found.scale
+    return QuantizedTensor(codes, scale, None, None, scheme, input_scale=static)
+
+
+def inputs(module: str, scheme: QuantScheme, has: Has, read: Read) -> InputQuantization | None:
+    """How a module's inputs are rounded, with their scale [1] where that is static."""
+    if scheme.activation is None or scheme.activation.dynamic:
+        return None if scheme.activation is None else InputQuantization(scheme.activation)
+    stored = Stored(module, scheme, has, read)
+    return InputQuantization(scheme.activation, _number(stored, _either(stored, INPUTS)))
+
+
+def weight_shape(module: str, scheme: QuantScheme, shape_of: ShapeOf) -> tuple[int, int]:
+    """(N, K) of a quantized weight; CheckpointError when it is missing or no matrix."""
+    return matrix_shape(module, scheme, "weight", shape_of)
+
+
+def _static(scheme: QuantScheme) -> bool:
+    return scheme.activation is not None and not scheme.activation.dynamic
+
+
+def _either(stored: Stored, parts: tuple[str, ...]) -> str:
+    """The first of several names for one thing that the module has."""
+    for part in parts:
+        if stored.has(f"{stored.module}.{part}"):
+            return part
+    raise missing(stored.module, stored.scheme, f"{stored.module}.{' or '.join(parts)}")
+
+
+def _number(stored: Stored, part: str) -> Tensor:
+    what = f"{stored.module}: {stored.scheme.describe()} weights"
+    return one_number(f"{stored.module}.{part}", what, stored.has, stored.read)
+
+
+def _refuse(name: str, scheme: QuantScheme, act_order: bool) -> None:
+    if (found := against(scheme, g_idx=act_order)) is not None:
+        raise RecipeError(f"{name}: format {NAME!r}: {found}")
