@@ -12,7 +12,7 @@ from torch import Tensor
 
 from compress.arch.describe import describe
 from compress.arch.spec import DecoderSpec, LinearSpec
-from compress.formats import FORMATS, kv_encode
+from compress.formats import FORMATS, Format, kv_encode
 from compress.quant.scheme import ActivationScheme, QuantScheme
 from compress.quant.tensor import QuantizedTensor
 
@@ -112,12 +112,12 @@ def write(
     choose: QuantScheme | Choose,
     *,
     head: QuantScheme | None = None,
-    fmt: str = "compressed-tensors",
+    fmt: str | Format = "compressed-tensors",
     act_order: bool = False,
     kv_cache: ActivationScheme | None = None,
     kv_scale: float = 0.02,
 ) -> Compressed:
-    """Quantize the linears that `choose` gives a scheme (never a router) and write everything.
+    """Quantize the linears that `choose` gives a scheme (router and embedding never), write all.
 
     head: scheme of the output head, which `choose` is not asked about. kv_cache: with scales of
     that cache, all `kv_scale`.
@@ -127,13 +127,13 @@ def write(
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     spec = describe(config, shapes)
     output, quantized = dict(tensors), {}
-    codec = FORMATS[fmt]
+    codec = FORMATS[fmt] if isinstance(fmt, str) else fmt
     for linear in spec.all_linears():
         if linear.role == "head":
             scheme = head
         else:
             scheme = choose if isinstance(choose, QuantScheme) else choose(linear)
-        if scheme is None or linear.role == "router":
+        if scheme is None or linear.role in ("router", "embedding"):
             continue
         weight = output.pop(linear.tensor)
         weight = weight.t().contiguous() if linear.transposed else weight
