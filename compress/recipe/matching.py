@@ -90,7 +90,7 @@ def _none_left(stage: Stage, inside: Sequence[LinearSpec], claimed: Collection[s
     if lost:
         by = "later overrides, which win" if stage.within else "its overrides"
         return RecipeError(
-            f"{stage.at('targets')}: all {len(lost)} layers it takes are taken by {by}; take one"
+            f"{stage.at('targets')}: all {len(lost)} of its layers are taken by {by}; take one"
             " of them out"
         )
     return RecipeError(
