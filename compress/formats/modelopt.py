@@ -30,10 +30,11 @@ from compress.formats.fp4 import pack_fp4
 from compress.formats.kv_cache import attention_of
 from compress.formats.modelopt_config import (
     NAME,
+    SIDE_FILE,
     algorithm,
     quantization_config,
     read_schemes,
-    side_files,
+    side_file,
 )
 from compress.formats.names import module_of
 from compress.quant.scheme import FP4_GROUP, QuantScheme
@@ -47,6 +48,7 @@ __all__ = [
     "NAME",
     "PARTS",
     "SCALES",
+    "SIDE_FILE",
     "against",
     "encode",
     "is_int4",
@@ -57,7 +59,7 @@ __all__ = [
     "pack_rows",
     "quantization_config",
     "read_schemes",
-    "side_files",
+    "side_file",
     "stored_scale_shape",
 ]
 

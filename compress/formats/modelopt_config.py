@@ -91,8 +91,9 @@ def quantization_config(
     }
 
 
-def side_files(block: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """hf_quant_config.json, which says the same in other words. block: `quantization_config`'s."""
+def side_file(block: Mapping[str, Any]) -> dict[str, Any]:
+    """Content of hf_quant_config.json, which says in other words what `quantization_config`'s block
+    says."""
     cache = block.get("kv_cache_scheme")
     same = ("quant_algo", "group_size", "has_zero_point", "pre_quant_scale", "quantized_layers")
     quantization = {
@@ -100,7 +101,7 @@ def side_files(block: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         "kv_cache_quant_algo": "FP8" if isinstance(cache, Mapping) else cache,
         "exclude_modules": block["ignore"],
     }
-    return {SIDE_FILE: {"producer": block["producer"], "quantization": quantization}}
+    return {"producer": block["producer"], "quantization": quantization}
 
 
 def _layer(scheme: QuantScheme) -> dict[str, Any]:
