@@ -17,7 +17,7 @@ from compress.pipeline import run
 from compress.quant.scheme import ActivationScheme, QuantScheme
 from compressed_models import Choose, Compressed
 from in_transformers import IDS, load, load_compressed, logits, plain, verdict_of
-from pipeline_runs import RTN, recipe
+from pipeline_runs import GPTQ, RTN, recipe, text_source
 
 pytestmark = [pytest.mark.interop, pytest.mark.usefixtures("compressed_tensors")]
 
@@ -160,6 +160,23 @@ def test_a_quantized_head_of_a_run(source: Any, tmp_path: Path) -> None:
     expected.load_state_dict({name: weights.read(name) for name in expected.state_dict()})
     assert (logits(found) - logits(expected)).abs().max() <= 1e-5
     assert (logits(found) - unquantized).abs().max() > 1e-2
+
+
+def test_overrides_of_a_run(source: Any, tmp_path: Path) -> None:
+    """Two widths and a block that stays dense, by one stage."""
+    dense = source(dtype="fp32")
+    wide = {"targets": ["down_proj"], "bits": 8}
+    left = {"targets": ["model.layers.0.*"], "skip": True}
+    stages = {**GPTQ, "overrides": [wide, left]}
+    run(recipe(stages, calibration=text_source(tmp_path)), dense, tmp_path / "out")
+    weights = open_weights(Checkpoint.open(tmp_path / "out"))
+    expected, found = load(dense), load(tmp_path / "out")
+    unquantized = logits(expected)
+    expected.load_state_dict({name: weights.read(name) for name in expected.state_dict()})
+    assert (logits(found) - logits(expected)).abs().max() <= 1e-5
+    assert (logits(found) - unquantized).abs().max() > 1e-2
+    kept = found.get_submodule("model.layers.0.mlp.down_proj").weight
+    assert torch.equal(kept, load(dense).get_submodule("model.layers.0.mlp.down_proj").weight)
 
 
 def test_integer_activations(source: Any, tmp_path: Path) -> None:
