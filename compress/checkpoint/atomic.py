@@ -49,13 +49,19 @@ class Output:
 
 
 def prepare_output(
-    out: str | Path, *, source: Path | None = None, overwrite: bool = False, resume: bool = False
+    out: str | Path,
+    *,
+    source: Path | None = None,
+    overwrite: bool = False,
+    resume: bool = False,
+    resumable: bool = True,
 ) -> Output:
     """Check that a run may write to `out`; changes nothing.
 
     source: folder of the model that is read, which the output must not touch. overwrite: replace
-    what is in `out`, if it is a result of an earlier run. Raises OutputError that says what is in
-    the way and what to do.
+    what is in `out`, if it is a result of an earlier run. resumable: the command can go on with
+    what is left from an earlier one. Raises OutputError that says what is in the way and what to
+    do.
     """
     out = Path(out).resolve()
     _require_place(out)
@@ -65,7 +71,7 @@ def prepare_output(
     if resume:
         _require_resumable(output)
     else:
-        _require_fresh(output)
+        _require_fresh(output, resumable)
     _require_ours(output.replaced)
     if overwrite or output.state != "publish":
         _require_replaceable(output)
@@ -188,13 +194,13 @@ def _require_resumable(output: Output) -> None:
     )
 
 
-def _require_fresh(output: Output) -> None:
+def _require_fresh(output: Output, resumable: bool) -> None:
     if output.state == "fresh":
         return
     found = next(p for p in (output.publishing, output.replaced, output.partial) if p.exists())
+    again = ", or add --resume if this is the same run" if resumable else ""
     raise OutputError(
-        f"{found} is left from a run that was stopped; remove it to start again, or add --resume if"
-        " this is the same run"
+        f"{found} is left from a run that was stopped; remove it to start again{again}"
     )
 
 

@@ -8,19 +8,26 @@ from compress.checkpoint import disk
 from compress.checkpoint.sidefiles import FOLDER_OF_OUTLIERS
 
 REPORT = "report"
-_MARKS = ("config.json", "recipe.yaml", f"{REPORT}/report.json")
-_FILES = frozenset({"config.json", "recipe.yaml", "README.md", "model.safetensors.index.json"})
+_MARKS = ("config.json", f"{REPORT}/report.json")
+_ONE_OF = ("recipe.yaml", f"{REPORT}/report.md")  # of a run, of an export
+_FILES = frozenset(
+    {
+        *("config.json", "recipe.yaml", "README.md", "model.safetensors.index.json"),
+        *("quantize_config.json", "hf_quant_config.json"),
+    }
+)
 _WEIGHTS = re.compile(r"model(-\d+-of-\d+)?\.safetensors")
 _INSIDE = {
-    REPORT: re.compile(r"report\.(json|html)"),
+    REPORT: re.compile(r"report\.(json|html|md)"),
     FOLDER_OF_OUTLIERS: re.compile(r"outliers\.safetensors"),
 }
 _SHOWN = 3
 
 
 def is_result(folder: Path) -> bool:
-    """Whether a folder is a result of a run, whole and with nothing added to it."""
-    return all((folder / name).is_file() for name in _MARKS) and not foreign(folder)
+    """Whether a folder is a result of a run or an export, whole and with nothing added to it."""
+    marked = all((folder / name).is_file() for name in _MARKS)
+    return marked and any((folder / name).is_file() for name in _ONE_OF) and not foreign(folder)
 
 
 def foreign(folder: Path) -> list[str]:

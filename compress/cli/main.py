@@ -23,6 +23,7 @@ COMMANDS = {
     "plan": ("compress.cli.plan", "Show what a recipe would do, without doing it."),
     "inspect": ("compress.cli.inspect", "Show what a checkpoint holds."),
     "eval": ("compress.cli.eval", "Measure a checkpoint, alone or against its source."),
+    "export": ("compress.cli.export", "Write a quantized checkpoint in another format."),
     "recipes": ("compress.cli.recipes", "List the built-in recipes, or show one."),
     "doctor": ("compress.cli.doctor", "Check this machine and its packages."),
 }

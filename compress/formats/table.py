@@ -1,7 +1,7 @@
 """FORMATS: every way to store a compressed model, in one table; each row is a codec's functions."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -11,6 +11,7 @@ from compress.arch.spec import DecoderSpec
 from compress.checkpoint.layout import Entry
 from compress.errors import RecipeError
 from compress.formats import (
+    awq_gemm,
     bitsandbytes,
     bitsandbytes_read,
     compressed_tensors,
@@ -18,6 +19,8 @@ from compress.formats import (
     ct_config,
     ct_decode,
     dense,
+    gptq,
+    gptq_v2,
     scheme_map,
 )
 from compress.quant.scheme import QuantScheme
@@ -26,6 +29,19 @@ from compress.quant.tensor import QuantizedTensor
 Has = Callable[[str], bool]
 Read = Callable[[str], Tensor]
 ShapeOf = Callable[[str], tuple[int, ...] | None]
+
+
+def _itself(scheme: QuantScheme) -> QuantScheme:
+    return scheme
+
+
+def _asymmetric(scheme: QuantScheme) -> QuantScheme:
+    """AWQ stores zero points of symmetric weights too."""
+    return replace(scheme, symmetric=False)
+
+
+def _block(block: Mapping[str, Any]) -> Mapping[str, Any]:
+    return block
 
 
 class Schemes(Protocol):
@@ -39,25 +55,27 @@ class Schemes(Protocol):
 class Reader:
     """How a quantized checkpoint is read.
 
-    parts: what a quantized module's tensors are called below its path. marks: those of them with
-        the weight's scales; a module that has one of them is quantized. positive: all that hold
-        finite, positive numbers. g_idx: the one with the columns' groups.
+    parts: what a quantized module's tensors are called below its path. marks: a module that has
+        one of these is quantized. scales: those that hold scales, finite and positive; the first
+        that is there is the weight's. g_idx: the one with the columns' groups.
     schemes(config): the scheme of every module; CheckpointError for what is malformed.
     decode(name, scheme, has, read): the weight of that original name.
     weight_shape(module, scheme, shape_of): its (N, K), from the shapes of the parts.
+    as_read(scheme): what a written scheme reads back as, where that is another one.
     transposed(config): whether the original stores a module's weight as [K, N].
     lists_modules: the config says which modules are quantized, not only the tensors do.
     """
 
     parts: tuple[str, ...]
     marks: tuple[str, ...]
-    positive: tuple[str, ...]
+    scales: tuple[str, ...]
     schemes: Callable[[Mapping[str, Any]], Schemes]
     decode: Callable[[str, QuantScheme, Has, Read], QuantizedTensor]
     weight_shape: Callable[[str, QuantScheme, ShapeOf], tuple[int, int]]
     transposed: Callable[[Mapping[str, Any]], Callable[[str], bool]] = conv1d.by_config_or_family
     g_idx: str | None = None
     lists_modules: bool = True
+    as_read: Callable[[QuantScheme], QuantScheme] = _itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +92,8 @@ class Format:
         without one.
     reader: None for a dense checkpoint.
     scale_dtype: code of the only dtype that it has for scales, None where it takes those it gets.
-    files: names of small files that repeat the quantization_config for some loaders.
+    files: small files that repeat the quantization_config for some loaders, each with how it
+        follows from that.
     holds_cache: it has a place for scales of the key/value cache.
     """
 
@@ -86,7 +105,9 @@ class Format:
     config: Callable[..., dict[str, Any] | None]
     reader: Reader | None
     scale_dtype: str | None = None
-    files: tuple[str, ...] = ()
+    files: Mapping[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]] = field(
+        default_factory=dict
+    )
     holds_cache: bool = False
 
 
@@ -106,6 +127,8 @@ def _no_config(
         )
 
 
+_QUANTIZE_CONFIG = {"quantize_config.json": _block}
+
 FORMATS: Mapping[str, Format] = MappingProxyType(
     {
         "compressed-tensors": Format(
@@ -118,7 +141,7 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
             reader=Reader(
                 parts=compressed_tensors.PARTS,
                 marks=("weight_scale",),
-                positive=("weight_scale", "weight_global_scale", "input_scale"),
+                scales=("weight_scale", "weight_global_scale", "input_scale"),
                 schemes=scheme_map.parse,
                 decode=ct_decode.decode,
                 weight_shape=ct_decode.weight_shape,
@@ -126,6 +149,64 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
                 g_idx="weight_g_idx",
             ),
             holds_cache=True,
+        ),
+        "gptq": Format(
+            name="gptq",
+            method=gptq.NAME,
+            against=gptq.against,
+            layout=gptq.layout,
+            encode=gptq.encode,
+            config=gptq.quantization_config,
+            reader=Reader(
+                parts=gptq.PARTS,
+                marks=("qweight", "scales"),
+                scales=("scales",),
+                schemes=gptq.read_schemes,
+                decode=gptq.decode,
+                weight_shape=gptq.weight_shape,
+                g_idx="g_idx",
+                lists_modules=False,
+            ),
+            scale_dtype="F16",
+            files=_QUANTIZE_CONFIG,
+        ),
+        "gptq_v2": Format(
+            name="gptq_v2",
+            method=gptq_v2.NAME,
+            against=gptq_v2.against,
+            layout=gptq_v2.layout,
+            encode=gptq_v2.encode,
+            config=gptq_v2.quantization_config,
+            reader=Reader(
+                parts=gptq_v2.PARTS,
+                marks=("qweight", "scales"),
+                scales=("scales",),
+                schemes=gptq_v2.read_schemes,
+                decode=gptq_v2.decode,
+                weight_shape=gptq_v2.weight_shape,
+                g_idx="g_idx",
+                lists_modules=False,
+            ),
+            scale_dtype="F16",
+            files=_QUANTIZE_CONFIG,
+        ),
+        "awq": Format(
+            name="awq",
+            method=awq_gemm.NAME,
+            against=awq_gemm.against,
+            layout=awq_gemm.layout,
+            encode=awq_gemm.encode,
+            config=awq_gemm.quantization_config,
+            reader=Reader(
+                parts=awq_gemm.PARTS,
+                marks=("qweight", "scales"),
+                scales=("scales",),
+                schemes=awq_gemm.read_schemes,
+                decode=awq_gemm.decode,
+                weight_shape=awq_gemm.weight_shape,
+                as_read=_asymmetric,
+            ),
+            scale_dtype="F16",
         ),
         "bitsandbytes": Format(
             name="bitsandbytes",
@@ -137,7 +218,7 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
             reader=Reader(
                 parts=bitsandbytes.PARTS,
                 marks=("SCB",),
-                positive=("SCB",),
+                scales=("SCB",),
                 schemes=bitsandbytes_read.read_schemes,
                 decode=bitsandbytes.decode,
                 weight_shape=bitsandbytes_read.weight_shape,
@@ -163,6 +244,12 @@ def by_method(method: str) -> tuple[Format, Reader] | None:
         if fmt.method == method and fmt.reader is not None:
             return fmt, fmt.reader
     return None
+
+
+def small_files() -> frozenset[str]:
+    """Names of all files that repeat a quantization_config, in any format and of any tool."""
+    ours = [name for fmt in FORMATS.values() for name in fmt.files]
+    return frozenset((*ours, "quantize_config.json", "quant_config.json", "hf_quant_config.json"))
 
 
 def readable() -> str:

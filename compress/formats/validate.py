@@ -114,7 +114,7 @@ def _coverage(checkpoint: Checkpoint, entries: list[Entry]) -> Iterator[str]:
 
 
 def _scales(checkpoint: Checkpoint, reader: Reader, expected: Expected) -> Iterator[str]:
-    names = [f"{module_of(x)}.{part}" for x in expected.schemes for part in reader.positive]
+    names = [f"{module_of(x)}.{part}" for x in expected.schemes for part in reader.scales]
     if expected.kv_cache is not None:
         names += [name for name, _, _ in kv_cache.kv_layout(expected.spec, expected.kv_dtype)]
     for name in names:
@@ -183,7 +183,7 @@ def _config(weights: CodedWeights, expected: Expected) -> Iterator[str]:
 
 def _said(weights: CodedWeights, linear: LinearSpec, want: QuantScheme | None) -> Iterator[str]:
     if want is not None:
-        got = weights.scheme(linear.name)
+        want, got = weights.reader.as_read(want), weights.scheme(linear.name)
     else:
         listed = weights.reader.lists_modules
         got = weights.schemes.scheme(linear.name) if listed else None
@@ -208,12 +208,9 @@ def _samples(weights: CodedWeights, expected: Expected) -> Iterator[str]:
         assert found is not None, f"{name} has scales"
         if found.shape != kind[1]:
             yield f"{name}: reads back as {list(found.shape)}, not {list(kind[1])}"
-        if (found.zero is None) != scheme.symmetric:
-            yield f"{name}: {scheme.describe()} reads back {_say_zero(scheme)}"
-
-
-def _say_zero(scheme: QuantScheme) -> str:
-    return "with zero points" if scheme.symmetric else "without zero points"
+        if (found.zero is None) != weights.reader.as_read(scheme).symmetric:
+            zeros = "with" if found.zero is not None else "without"
+            yield f"{name}: {scheme.describe()} reads back {zeros} zero points"
 
 
 def _say(scheme: QuantScheme | None) -> str:

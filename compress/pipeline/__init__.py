@@ -1,4 +1,4 @@
-"""The product's verbs: plan, run, inspect, evaluate. Each is loaded when it is first used."""
+"""The product's verbs: plan, run, export, inspect, evaluate. Each is loaded when first used."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from compress.pipeline.evaluating import evaluate_checkpoint
     from compress.pipeline.events import Event
+    from compress.pipeline.export import dry_export, export
+    from compress.pipeline.export_report import table as export_table
     from compress.pipeline.inspection import inspect_checkpoint, inspect_table
     from compress.pipeline.job import make_plan, run
     from compress.pipeline.plan import Plan
@@ -14,7 +16,10 @@ if TYPE_CHECKING:
 _PLACES = {
     "Event": "compress.pipeline.events",
     "Plan": "compress.pipeline.plan",
+    "dry_export": "compress.pipeline.export",
     "evaluate_checkpoint": "compress.pipeline.evaluating",
+    "export": "compress.pipeline.export",
+    "export_table": "compress.pipeline.export_report",
     "inspect_checkpoint": "compress.pipeline.inspection",
     "inspect_table": "compress.pipeline.inspection",
     "make_plan": "compress.pipeline.job",
@@ -22,10 +27,15 @@ _PLACES = {
     "run": "compress.pipeline.job",
 }
 
+_CALLED = {"export_table": "table"}  # where its module has another name for it
+
 __all__ = [
     "Event",
     "Plan",
+    "dry_export",
     "evaluate_checkpoint",
+    "export",
+    "export_table",
     "inspect_checkpoint",
     "inspect_table",
     "make_plan",
@@ -40,5 +50,5 @@ def __dir__() -> list[str]:
 
 def __getattr__(name: str) -> Any:
     if name in _PLACES:
-        return getattr(import_module(_PLACES[name]), name)
+        return getattr(import_module(_PLACES[name]), _CALLED.get(name, name))
     raise AttributeError(f"module 'compress.pipeline' has no attribute {name!r}")

@@ -1,6 +1,5 @@
 """A recipe's text as a Recipe: every mistake is one line with its place."""
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +8,7 @@ from types import MappingProxyType
 from compress.errors import RecipeError
 from compress.quant.scheme import QuantScheme
 from compress.recipe.budget import check_budget, read_budget
+from compress.recipe.byte_sizes import EXPECTED, byte_size
 from compress.recipe.data import read_calibration, read_evaluation
 from compress.recipe.overrides import apply_overrides
 from compress.recipe.patterns import read_patterns
@@ -48,12 +48,6 @@ RECIPE_KEYS = (
 BUDGET_KEYS = ("candidates", "target", "sensitivity")
 STAGE_KEYS = ("method", *SCHEME_KEYS, *BUDGET_KEYS, "targets", "ignore", "overrides")
 MAX_SEED = (1 << 63) - 1
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kMGT]i?B|B)?", re.IGNORECASE)
-_UNITS = {"": 1, "b": 1} | {
-    prefix + suffix: base**power
-    for power, prefix in enumerate("kmgt", start=1)
-    for suffix, base in (("b", 1000), ("ib", 1024))
-}
 
 
 def parse(
@@ -268,8 +262,7 @@ def _read_output(node: Node | None) -> OutputConfig:
 def _bytes(node: Node) -> Node:
     """A size like "5GB" as the same node in plain bytes."""
     text = node.content.text if isinstance(node.content, Scalar) else ""
-    match = _SIZE.fullmatch(text.strip())
-    size = int(float(match[1]) * _UNITS[(match[2] or "").lower()]) if match else 0
-    if size < 1:
-        raise problem(node, f"is {node.shown()}; it takes a size such as 5GB, 500MB or 2GiB")
+    size = byte_size(text)
+    if size is None:
+        raise problem(node, f"is {node.shown()}; {EXPECTED}")
     return Node(node.origin, node.line, node.path, Scalar(str(size)))

@@ -85,8 +85,8 @@ def edited(folder: Path, change: dict[str, object]) -> Checkpoint:
 def test_refusals(tmp_path: Path) -> None:
     source = tiny_models.make("llama", tmp_path / "source")
     folder = compressed_models.write(source, tmp_path / "out", G4).folder
-    with pytest.raises(CheckpointError, match=r"in the format 'gptq'; dense, compressed"):
-        open_weights(edited(folder, {"quant_method": "gptq"}))
+    with pytest.raises(CheckpointError, match=r"in the format 'hqq'; dense, compressed"):
+        open_weights(edited(folder, {"quant_method": "hqq"}))
     ignored = {"quant_method": "compressed-tensors", "ignore": ["re:.*q_proj"]}
     weights = open_weights(edited(folder, ignored))
     with pytest.raises(CheckpointError, match=r"q_proj has quantized tensors but no config group"):

@@ -1,0 +1,268 @@
+"""From one quantized format to another, tensor by tensor, without calibration.
+
+Codes and scales stay what they are; only how they lie in the files changes. Like a run, an export
+works in OUT.partial/ and OUT appears by one rename; it takes minutes, so a stopped one starts anew.
+"""
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from compress.checkpoint import (
+    Checkpoint,
+    Output,
+    ShardWriter,
+    create_partial,
+    disk,
+    free_bytes,
+    locked,
+    prepare_output,
+    publish,
+    resolve_model,
+    write_atomic,
+)
+from compress.checkpoint.dtypes import TORCH_DTYPES
+from compress.errors import CheckpointError, OutputError, RecipeError
+from compress.formats import CodedWeights, kv_encode, open_weights
+from compress.formats.scales import fit_scales
+from compress.formats.table import small_files
+from compress.formats.validate import Expected, validate
+from compress.pipeline.copying import copy
+from compress.pipeline.events import Event, Progress, silent
+from compress.pipeline.export_plan import ExportPlan, is_trivial, plan_export
+from compress.pipeline.export_report import ExportReport, build, card, write
+from compress.quant.tensor import QuantizedTensor
+from compress.recipe.byte_sizes import EXPECTED, byte_size
+
+SHARD_SIZE = "5GB"
+SAMPLES = 4  # weights that are read back and compared, of different schemes and shapes
+
+
+def make_export_plan(
+    model: str | Path, to: str, *, round_scales: bool = False, shard_size: str = SHARD_SIZE
+) -> ExportPlan:
+    """What `export` would write; raises as it does for what cannot be."""
+    checkpoint = Checkpoint.open(resolve_model(model))
+    size = byte_size(shard_size)
+    if size is None:
+        raise RecipeError(f"--shard-size is {shard_size!r}; {EXPECTED}")
+    return plan_export(checkpoint, to, round_scales=round_scales, shard_bytes=size)
+
+
+def dry_export(
+    model: str | Path,
+    to: str,
+    out: str | Path | None = None,
+    *,
+    round_scales: bool = False,
+    shard_size: str = SHARD_SIZE,
+    overwrite: bool = False,
+) -> ExportReport:
+    """The report of an export that is not done; refuses all that an export into `out` would."""
+    plan = make_export_plan(model, to, round_scales=round_scales, shard_size=shard_size)
+    if out is not None:
+        require_space(plan, _prepare(plan, out, overwrite))
+    return build(plan, None, 0.0)
+
+
+def export(
+    model: str | Path,
+    to: str,
+    out: str | Path,
+    *,
+    round_scales: bool = False,
+    shard_size: str = SHARD_SIZE,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> ExportReport:
+    """Write the quantized checkpoint `model` in the format `to` (a key of FORMATS) into `out`.
+
+    round_scales: let scales change that the format cannot hold exactly. Raises a CompressError for
+    whatever the user can mend, before any byte is written where possible.
+    """
+    began = time.perf_counter()
+    plan = make_export_plan(model, to, round_scales=round_scales, shard_size=shard_size)
+    output = _prepare(plan, out, overwrite)
+    require_space(plan, output)
+    create_partial(output)
+    with locked(output.partial):
+        try:
+            report = _work(plan, output, began, progress or silent)
+        except (Exception, KeyboardInterrupt):
+            with suppress(OSError):
+                disk.remove_tree(output.partial)
+            raise
+        publish(output)
+    return report
+
+
+def _prepare(plan: ExportPlan, out: str | Path, overwrite: bool) -> Output:
+    source = plan.source.checkpoint.path
+    return prepare_output(out, source=source, overwrite=overwrite, resumable=False)
+
+
+def require_space(plan: ExportPlan, output: Output) -> None:
+    """OutputError unless the disk has room for the result."""
+    needed, free = plan.shards.total_bytes, free_bytes(output.partial.parent)
+    if needed > free:
+        raise OutputError(
+            f"not enough disk space in {output.partial.parent}: {needed} bytes are needed, {free}"
+            " are free; make room or choose another disk"
+        )
+
+
+def _work(plan: ExportPlan, output: Output, began: float, progress: Progress) -> ExportReport:
+    writer = ShardWriter.create(output.partial, plan.shards)
+    for i, unit in enumerate(units := list(_units(plan))):
+        clock = time.perf_counter()
+        for name in unit[1]:
+            _write(plan, writer, name)
+        progress(Event("export", unit[0], i + 1, len(units), time.perf_counter() - clock))
+    _write_cache(plan, writer)
+    writer.finish()
+    report = build(plan, output.out, time.perf_counter() - began)
+    _write_files(plan, report, output.partial)
+    _check(plan, output.partial)
+    return report
+
+
+def _units(plan: ExportPlan) -> Iterator[tuple[str, list[str]]]:
+    """Tensors of the dense original: those outside the blocks, then each block's."""
+    owner = {
+        name: block.prefix
+        for block in plan.source.spec.blocks
+        for name in (*(tensor for tensor, _ in block.modules), *block.unrecognised)
+    }
+    places: dict[str, list[str]] = {"outside": []}
+    for name in plan.original:
+        places.setdefault(owner.get(name, "outside"), []).append(name)
+    yield from places.items()
+
+
+def _write(plan: ExportPlan, writer: ShardWriter, name: str) -> None:
+    """One tensor of the dense original, as the parts that the target has of it."""
+    quantized = plan.source.quantized(name)
+    if quantized is None:
+        copy(plan.source.checkpoint, writer, [name])
+        return
+    encoded = plan.target.encode(
+        name,
+        fitted(plan, quantized),
+        dtype=TORCH_DTYPES[plan.original[name].dtype],
+        transposed=plan.source.transposed(name.removesuffix(".weight")),
+    )
+    for part, tensor in encoded.items():
+        writer.write(part, tensor)
+
+
+def fitted(plan: ExportPlan, tensor: QuantizedTensor) -> QuantizedTensor:
+    """A weight of the source with its scales in the target's dtype, and no order of columns that
+    says nothing."""
+    if tensor.g_idx is not None and is_trivial(tensor.g_idx, tensor.scheme):
+        tensor = replace(tensor, g_idx=None)
+    if plan.target.scale_dtype is None:
+        return tensor
+    # The plan has looked at all of them; what is rounded here was allowed.
+    return fit_scales(tensor, TORCH_DTYPES[plan.target.scale_dtype], round_scales=True)
+
+
+def _write_cache(plan: ExportPlan, writer: ShardWriter) -> None:
+    if plan.kv_cache is None:
+        return
+    dtype = TORCH_DTYPES[plan.kv_dtype]
+    for block in plan.source.spec.blocks:
+        found = plan.source.cache(block)
+        assert found is not None, "the plan looked for them"
+        k, v = (inputs.scale for inputs in found)
+        assert k is not None
+        assert v is not None
+        for name, scale in kv_encode(block, k.to(dtype), v.to(dtype)).items():
+            writer.write(name, scale)
+
+
+def _write_files(plan: ExportPlan, report: ExportReport, partial: Path) -> None:
+    source, config = plan.source.checkpoint, _without_quantization(plan.source.checkpoint.config)
+    for path in source.side_files():
+        if path.name not in small_files():
+            write_atomic(partial / path.name, _content(path))
+    if plan.config is not None:
+        config["quantization_config"] = plan.config
+        for name, follows in plan.target.files.items():
+            write_atomic(partial / name, _json(follows(plan.config)))
+    write_atomic(partial / "config.json", _json(config))
+    write_atomic(partial / "README.md", card(report))
+    write(report, partial)
+
+
+def _without_quantization(config: Mapping[str, Any]) -> dict[str, Any]:
+    """config.json of the dense original."""
+    keys = ("quantization_config", "compression_config")
+    result = {key: value for key, value in config.items() if key not in keys}
+    text = result.get("text_config")
+    if isinstance(text, Mapping):
+        result["text_config"] = {key: value for key, value in text.items() if key not in keys}
+    return result
+
+
+def _json(content: Mapping[str, Any]) -> bytes:
+    return (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode()
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def _check(plan: ExportPlan, partial: Path) -> None:
+    """What was written is what was planned, and samples of it are what was read."""
+    written = Checkpoint.open(partial)
+    expected = Expected(
+        source=plan.original,
+        spec=plan.source.spec,
+        schemes={} if plan.is_dense else plan.schemes,
+        fmt=plan.target.name,
+        with_g_idx=plan.with_g_idx,
+        kv_cache=plan.kv_cache,
+        kv_dtype=plan.kv_dtype,
+    )
+    problems = validate(written, expected) or list(_differences(plan, written))
+    assert not problems, f"{partial} is not what was planned: {'; '.join(problems[:5])}"
+
+
+def _differences(plan: ExportPlan, written: Checkpoint) -> Iterator[str]:
+    result = open_weights(written, plan.source.spec)
+    if not isinstance(result, CodedWeights):
+        return
+    kinds = {(x.scheme, x.linear.shape, x.reordered): name for name, x in plan.layers.items()}
+    for name in list(kinds.values())[:SAMPLES]:
+        before, after = plan.source.quantized(name), result.quantized(name)
+        assert before is not None
+        assert after is not None
+        if not _same(fitted(plan, before), after):
+            yield f"{name} does not read back as the source has it"
+
+
+def _same(a: QuantizedTensor, b: QuantizedTensor) -> bool:
+    """Equal bit for bit; zero points of 0 are as good as none."""
+    pairs = [(a.codes, b.codes), (a.scale, b.scale), (a.column_groups(), b.column_groups())]
+    if a.zero is not None or b.zero is not None:
+        none = torch.zeros(a.scale.shape, dtype=torch.int8)
+        pairs.append((none if a.zero is None else a.zero, none if b.zero is None else b.zero))
+    for x, y in ((a.global_scale, b.global_scale), (a.input_scale, b.input_scale)):
+        if (x is None) != (y is None):
+            return False
+        if x is not None and y is not None:
+            pairs.append((x.reshape(-1), y.reshape(-1)))
+    return all(x.dtype == y.dtype and torch.equal(_bits(x), _bits(y)) for x, y in pairs)
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().view(torch.uint8)

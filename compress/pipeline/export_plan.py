@@ -1,0 +1,308 @@
+"""What an export will write, decided and refused before the first byte."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from compress.arch.spec import LinearSpec
+from compress.checkpoint import Checkpoint, ShardLayout, TensorInfo, plan_shards
+from compress.checkpoint.dtypes import DTYPE_CODES, TORCH_DTYPES
+from compress.checkpoint.layout import Entry, nbytes
+from compress.errors import CheckpointError, RecipeError
+from compress.formats import FORMATS, CodedWeights, Format, kv_layout, open_weights
+from compress.formats.scales import Change, change, refusal
+from compress.formats.weights import logical_shapes
+from compress.quant.scheme import ActivationScheme, QuantScheme
+
+
+@dataclass(frozen=True, slots=True)
+class ExportLayer:
+    """A quantized linear: how it is stored, whether its columns have an order of their own
+    (act-order "group"), and its bytes on disk in either format."""
+
+    linear: LinearSpec
+    scheme: QuantScheme
+    reordered: bool
+    bytes_before: int
+    bytes_after: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExportPlan:
+    """source: the checkpoint as it is read. target: the format to write.
+
+    layers: the quantized linears, by original tensor name. original: what the tensors would be in a
+    dense checkpoint, with the dtype of the scales for a quantized one. tensors: for each of those
+    the entries it becomes. cache: names of the scales of the key/value cache with their blocks.
+    config: the target's quantization_config. rounded: what happens to scales.
+    """
+
+    source: CodedWeights
+    target: Format
+    layers: Mapping[str, ExportLayer]
+    original: Mapping[str, TensorInfo]
+    tensors: Mapping[str, tuple[Entry, ...]]
+    shards: ShardLayout
+    config: Mapping[str, Any] | None
+    kv_cache: ActivationScheme | None
+    kv_dtype: str
+    rounded: Change
+    notes: tuple[str, ...]
+
+    @property
+    def schemes(self) -> dict[str, QuantScheme]:
+        return {name: layer.scheme for name, layer in self.layers.items()}
+
+    @property
+    def with_g_idx(self) -> frozenset[str]:
+        return frozenset(name for name, layer in self.layers.items() if layer.reordered)
+
+    @property
+    def is_dense(self) -> bool:
+        return self.target.method is None
+
+
+def plan_export(
+    checkpoint: Checkpoint, to: str, *, round_scales: bool, shard_bytes: int
+) -> ExportPlan:
+    """The plan of a conversion to the format `to`; RecipeError or CheckpointError for what it
+    cannot hold or for what is wrong with the source. Reads headers, scales and g_idx only."""
+    source, target = _open(checkpoint, to), FORMATS[to]
+    original = _original(source, target)
+    layers = _layers(source, target, original)
+    _refuse_unfit(layers, target)
+    rounded = _check_scales(source, target, layers, round_scales=round_scales)
+    kv_cache, kv_dtype = _cache(source, target)
+    tensors = {name: tuple(_entries(layers, target, original[name])) for name in original}
+    layers = {name: _sized(layer, tensors[name]) for name, layer in layers.items()}
+    extra = kv_layout(source.spec, kv_dtype) if kv_cache is not None else []
+    entries = [entry for found in tensors.values() for entry in found]
+    shapes = {name: info.shape for name, info in original.items()}
+    plan = ExportPlan(
+        source=source,
+        target=target,
+        layers=layers,
+        original=original,
+        tensors=tensors,
+        shards=plan_shards([*entries, *extra], shard_bytes),
+        config=None,
+        kv_cache=kv_cache,
+        kv_dtype=kv_dtype,
+        rounded=rounded,
+        notes=tuple(_notes(source, target, layers, rounded)),
+    )
+    schemes = {} if plan.is_dense else plan.schemes
+    config = target.config(
+        source.spec, shapes, schemes, with_g_idx=plan.with_g_idx, kv_cache=kv_cache
+    )
+    return replace(plan, config=config)
+
+
+def _open(checkpoint: Checkpoint, to: str) -> CodedWeights:
+    if to not in FORMATS:
+        raise RecipeError(f"--to is {to!r}; it is one of {', '.join(FORMATS)}")
+    weights = open_weights(checkpoint)
+    if not isinstance(weights, CodedWeights):
+        raise CheckpointError(
+            f"{checkpoint.path} is not quantized, so there is nothing to convert; use"
+            " `compress-model run` with a recipe"
+        )
+    if weights.format.name == to:
+        raise RecipeError(f"{checkpoint.path} is in the format {to} already; copy the folder")
+    return weights
+
+
+def _original(source: CodedWeights, target: Format) -> dict[str, TensorInfo]:
+    """Tensors of the dense original; the dtype of a quantized one is that of its scales in the
+    target, or of the weights where the target is dense."""
+    linears = {linear.tensor for linear in source.spec.all_linears()}
+    plain = DTYPE_CODES[source.plain_dtype]
+    found = {}
+    for name, shape in logical_shapes(source.checkpoint).items():
+        module = name.removesuffix(".weight")
+        if name == module or not source.is_quantized(module):
+            found[name] = source.checkpoint.tensors[name]
+            continue
+        if target.method is not None and name not in linears:
+            raise CheckpointError(
+                f"{name} is quantized but is no linear of the decoder, and only those are"
+                " converted; export to dense"
+            )
+        dtype = plain if target.method is None else target.scale_dtype or _scale_dtype(source, name)
+        found[name] = TensorInfo(name, dtype, shape, "", 0, 0)
+    return found
+
+
+def _scale_dtype(source: CodedWeights, tensor: str) -> str:
+    """Code of a weight's scales; NVFP4's are the same everywhere and say nothing."""
+    info = _scale(source, tensor)
+    return DTYPE_CODES[source.plain_dtype] if info.dtype == "F8_E4M3" else info.dtype
+
+
+def _scale(source: CodedWeights, tensor: str) -> TensorInfo:
+    module, tensors = tensor.removesuffix(".weight"), source.checkpoint.tensors
+    names = [f"{module}.{part}" for part in source.reader.scales]
+    for name in names:
+        if name in tensors:
+            return tensors[name]
+    raise CheckpointError(f"tensor {names[0]} is missing; the checkpoint is incomplete")
+
+
+def _layers(
+    source: CodedWeights, target: Format, original: Mapping[str, TensorInfo]
+) -> dict[str, ExportLayer]:
+    layers = {}
+    for linear in source.spec.all_linears():
+        if linear.tensor not in original or not source.is_quantized(linear.name):
+            continue
+        scheme = source.scheme(linear.name)
+        if scheme is None:
+            raise CheckpointError(
+                f"{linear.name} has quantized tensors but quantization_config does not say how they"
+                " are stored; the config and the tensors do not belong together"
+            )
+        if target.method is not None and linear.transposed != source.transposed(linear.name):
+            raise CheckpointError(
+                f"{linear.tensor} holds codes in the order [in, out], which no other format has;"
+                " export to dense"
+            )
+        size = sum(
+            source.checkpoint.tensors[name].nbytes
+            for part in (*source.reader.parts, "weight")
+            if (name := f"{linear.name}.{part}") in source.checkpoint.tensors
+        )
+        reordered = _reordered(source, linear, scheme)
+        layers[linear.tensor] = ExportLayer(linear, scheme, reordered, size, 0)
+    return layers
+
+
+def _reordered(source: CodedWeights, linear: LinearSpec, scheme: QuantScheme) -> bool:
+    """Whether some column is not in the group of its place."""
+    name = f"{linear.name}.{source.reader.g_idx}"
+    if name not in source.checkpoint.tensors:
+        return False
+    return not is_trivial(source.checkpoint.read(name), scheme)
+
+
+def is_trivial(g_idx: torch.Tensor, scheme: QuantScheme) -> bool:
+    """Whether a g_idx [K] says of every column that it is in the group of its place, or nothing
+    (-1)."""
+    k = g_idx.numel()
+    usual = torch.arange(k) // scheme.columns_per_scale(k)
+    flat = g_idx.reshape(-1).long()
+    return bool(torch.equal(flat, usual) or (flat == -1).all())
+
+
+def _refuse_unfit(layers: Mapping[str, ExportLayer], target: Format) -> None:
+    found = {x.linear.name: why for x in layers.values() if (why := _against(x, target))}
+    if not found:
+        return
+    name, reason = next(iter(found.items()))
+    more = f" (nor {len(found) - 1} more layers)" if len(found) > 1 else ""
+    others = [
+        fmt.name for fmt in FORMATS.values() if not any(_against(x, fmt) for x in layers.values())
+    ]
+    raise RecipeError(
+        f"{name} does not fit into {target.name}{more}: {reason}; formats that hold all layers:"
+        f" {', '.join(others)}"
+    )
+
+
+def _against(layer: ExportLayer, target: Format) -> str | None:
+    return target.against(layer.scheme, layer.linear.shape, g_idx=layer.reordered)
+
+
+def _check_scales(
+    source: CodedWeights, target: Format, layers: Mapping[str, ExportLayer], *, round_scales: bool
+) -> Change:
+    """Read all scales: CheckpointError for damaged ones, RecipeError for those that the target
+    would change."""
+    found = Change()
+    dtype = TORCH_DTYPES[target.scale_dtype] if target.scale_dtype is not None else None
+    for layer in layers.values():
+        for part in source.reader.scales:
+            name = f"{layer.linear.name}.{part}"
+            if name not in source.checkpoint.tensors:
+                continue
+            scale = source.checkpoint.read(name)
+            _refuse_damaged(name, scale)
+            if dtype is not None and scale.dtype != torch.float8_e4m3fn and _is_main(part):
+                found = found.plus(change(scale, dtype))
+    if dtype is not None:
+        reason = refusal(found, dtype, round_scales=round_scales)
+        if reason is not None:
+            raise RecipeError(f"{target.name}: {reason}")
+    return found
+
+
+def _is_main(part: str) -> bool:
+    """Scales of weights and inputs follow the target's dtype, NVFP4's global scale is fp32."""
+    return "global" not in part and part != "weight_scale_2"
+
+
+def _refuse_damaged(name: str, scale: torch.Tensor) -> None:
+    values = scale.float()
+    least = values >= 0 if scale.dtype == torch.float8_e4m3fn else values > 0
+    bad = int((~(torch.isfinite(values) & least)).sum())
+    if bad:
+        raise CheckpointError(
+            f"tensor {name} has {bad} scales that are not finite and positive; repair the"
+            " checkpoint or download it again"
+        )
+
+
+def _cache(source: CodedWeights, target: Format) -> tuple[ActivationScheme | None, str]:
+    """Scheme of the key/value cache and the dtype code of its scales."""
+    if source.kv_cache is None:
+        return None, "BF16"
+    if not target.holds_cache:
+        holders = ", ".join(fmt.name for fmt in FORMATS.values() if fmt.holds_cache)
+        raise RecipeError(
+            f"{source.checkpoint.path} has scales of a key/value cache"
+            f" ({source.kv_cache.describe()}), which {target.name} has no place for; formats that"
+            f" hold them: {holders}"
+        )
+    scales = [source.cache(block) for block in source.spec.blocks]
+    if any(found is None for found in scales):
+        raise CheckpointError(
+            f"{source.checkpoint.path}: quantization_config has a kv_cache_scheme, but not every"
+            " block has scales of its cache; the checkpoint is incomplete"
+        )
+    k = scales[0][0].scale if scales and scales[0] is not None else None
+    return source.kv_cache, "BF16" if k is None else DTYPE_CODES[k.dtype]
+
+
+def _entries(layers: Mapping[str, ExportLayer], target: Format, info: TensorInfo) -> list[Entry]:
+    layer = layers.get(info.name)
+    if layer is None:
+        return [(info.name, info.dtype, info.shape)]
+    return target.layout(
+        info.name,
+        layer.linear.shape,
+        layer.scheme,
+        info.dtype,
+        act_order=layer.reordered,
+        transposed=layer.linear.transposed,
+    )
+
+
+def _sized(layer: ExportLayer, entries: tuple[Entry, ...]) -> ExportLayer:
+    return replace(layer, bytes_after=sum(nbytes(entry) for entry in entries))
+
+
+def _notes(
+    source: CodedWeights, target: Format, layers: Mapping[str, ExportLayer], rounded: Change
+) -> list[str]:
+    notes = []
+    if rounded.changed:
+        notes.append(
+            f"{rounded.changed} of {rounded.total} scales were rounded to {target.scale_dtype}; the"
+            f" largest changed by {rounded.largest:.2g} of its value"
+        )
+    if target.method is None and any(x.scheme.activation for x in layers.values()):
+        notes.append("inputs are not quantized in a dense checkpoint")
+    if source.side is not None and target.method is None:
+        notes.append("outlier columns are in the weights with their 16-bit values")
+    return notes
