@@ -44,3 +44,16 @@ def test_the_example_is_a_recipe() -> None:
     assert recipe.evaluation is not None
     assert len(recipe.calibration.sources) == 6
     assert recipe.evaluation.samples.prompts == ("Once upon a time",)
+
+
+def test_the_overrides_of_the_page_are_a_stage_s() -> None:
+    section = PAGE.split("## Overrides\n")[1]
+    example = "name: x\n" + section.split("```yaml\n")[1].split("```")[0]
+    stages = parse(example).stages
+    assert [stage.scheme.describe() for stage in stages if stage.scheme] == [
+        "int4 sym g32",
+        "int8 sym g32",
+        "int8 sym channel",
+        "int4 sym g32",
+    ]
+    assert [claim.skip for claim in stages[0].claims] == [False, False, False, True]
