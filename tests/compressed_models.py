@@ -12,7 +12,7 @@ from torch import Tensor
 
 from compress.arch.describe import describe
 from compress.arch.spec import DecoderSpec, LinearSpec
-from compress.formats import FORMATS, Format, kv_encode
+from compress.formats import FORMATS, kv_encode
 from compress.quant.scheme import ActivationScheme, QuantScheme
 from compress.quant.tensor import QuantizedTensor
 
@@ -112,7 +112,7 @@ def write(
     choose: QuantScheme | Choose,
     *,
     head: QuantScheme | None = None,
-    fmt: str | Format = "compressed-tensors",
+    fmt: str = "compressed-tensors",
     act_order: bool = False,
     kv_cache: ActivationScheme | None = None,
     kv_scale: float = 0.02,
@@ -127,7 +127,7 @@ def write(
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     spec = describe(config, shapes)
     output, quantized = dict(tensors), {}
-    codec = FORMATS[fmt] if isinstance(fmt, str) else fmt
+    codec = FORMATS[fmt]
     for linear in spec.all_linears():
         if linear.role == "head":
             scheme = head
@@ -157,6 +157,8 @@ def write(
     save_file(output, folder / "model.safetensors", metadata={"format": "pt"})
     config = {**config, "quantization_config": block} if block else config
     (folder / "config.json").write_text(json.dumps(config, indent=2))
+    for name, made in codec.files.items():
+        (folder / name).write_text(json.dumps(made(block or {}), indent=2))
     return Compressed(folder, quantized, spec, tensors)
 
 

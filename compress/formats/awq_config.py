@@ -79,7 +79,9 @@ def read_schemes(config: Mapping[str, Any]) -> AwqSchemes:
     require(f"{place}.version", version.lower() if isinstance(version, str) else version, (GEMM,))
     bits = whole(f"{place}.bits", block.get("bits", block.get("w_bit", 4)))
     require(f"{place}.bits", bits, (4,))
-    symmetric = not flag(f"{place}.zero_point", block.get("zero_point", True))
+    # gptqmodel says `sym` instead.
+    other = flag(f"{place}.sym", block.get("sym", False))
+    symmetric = not flag(f"{place}.zero_point", block.get("zero_point", not other))
     size = block.get("group_size", block.get("q_group_size"))
     return AwqSchemes(
         scheme_of(place, bits, symmetric, size),

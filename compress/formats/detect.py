@@ -16,6 +16,8 @@ _ENDINGS = (
     ("_blocks", "mxfp4"),
     (".weight_scale", "an unnamed format with weight_scale tensors"),
 )
+# What quant_method "gptq" is in other words of its config: gptqmodel calls AWQ's layout so too.
+_GPTQ_KINDS = {"gptq_v2": "gptq_v2", "gemm": "awq"}
 # A tensor that must be there as well, for an ending that means something only in company.
 _COMPANION = {"_blocks": "_scales"}
 
@@ -46,9 +48,9 @@ def find_block(config: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]] | Non
 def _method(block: Mapping[str, Any]) -> str:
     method = block.get("quant_method")
     if method:
+        stored = block.get("checkpoint_format") or block.get("format")
         name = str(method).lower()
-        second = (block.get("checkpoint_format") or block.get("format")) == "gptq_v2"
-        return "gptq_v2" if name == "gptq" and second else name
+        return _GPTQ_KINDS.get(str(stored), name) if name == "gptq" else name
     if block.get("load_in_8bit") or block.get("load_in_4bit"):
         return "bitsandbytes"
     if "quant_algo" in block or "quantization" in block:

@@ -231,3 +231,11 @@ def test_old_keys_of_autoawq_are_read() -> None:
     block = {"w_bit": 4, "q_group_size": 128, "zero_point": True, "version": "GEMM"}
     found = reread(awq_gemm, {"quant_method": "awq", **block})
     assert found.scheme("a") == QuantScheme(symmetric=False)
+
+
+def test_gptqmodel_calls_awqs_layout_gptq() -> None:
+    """As it writes a model that it rounded to AWQ's format."""
+    block = {"quant_method": "gptq", "bits": 4, "group_size": 32, "checkpoint_format": "gemm"}
+    assert detect({"quantization_config": block}, ()) == "awq"
+    assert reread(awq_gemm, {**block, "sym": True}).scheme("a") == G4
+    assert reread(awq_gemm, {**block, "sym": False}).scheme("a") == replace(G4, symmetric=False)
