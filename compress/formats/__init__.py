@@ -1,9 +1,10 @@
 """Checkpoint codecs: how a QuantizedTensor is laid out in a file that other runtimes read."""
 
 from compress.formats.detect import detect
+from compress.formats.format import Format
 from compress.formats.kv_cache import FP8_CACHE, INT8_CACHE, kv_encode, kv_layout
 from compress.formats.runtimes import runtimes
-from compress.formats.table import FORMATS, Format
+from compress.formats.table import FORMATS
 from compress.formats.verdicts import Verdict
 from compress.formats.weights import CodedWeights, Weights, logical_shapes, open_weights
 

@@ -15,7 +15,7 @@ from compress.formats.fp4 import unpack_fp4
 from compress.formats.names import module_of
 from compress.quant.packing import unpack, words_for
 from compress.quant.scheme import QuantScheme
-from compress.quant.tensor import QuantizedTensor
+from compress.quant.tensor import InputQuantization, QuantizedTensor
 
 _SCALES = (torch.bfloat16, torch.float16, torch.float32)
 _E4M3 = (torch.float8_e4m3fn,)
@@ -49,6 +49,14 @@ def decode(name: str, scheme: QuantScheme, has: Has, read: Read) -> QuantizedTen
 def input_scale(module: str, has: Has, read: Read) -> Tensor:
     """The static input scale of a module: [1], whatever shape it is stored in."""
     return one_number(f"{module}.input_scale", "static input scales", has, read)
+
+
+def inputs(module: str, scheme: QuantScheme, has: Has, read: Read) -> InputQuantization | None:
+    """How a module's inputs are quantized, with their scale [1] where that is static."""
+    act = scheme.activation
+    if act is None or not is_static(act):
+        return None if act is None else InputQuantization(act)
+    return InputQuantization(act, input_scale(module, has, read))
 
 
 def one_number(name: str, what: str, has: Has, read: Read) -> Tensor:

@@ -1,14 +1,11 @@
 """FORMATS: every way to store a compressed model, in one table; each row is a codec's functions."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, Protocol
-
-from torch import Tensor
+from typing import Any
 
 from compress.arch.spec import DecoderSpec
-from compress.checkpoint.layout import Entry
 from compress.errors import RecipeError
 from compress.formats import (
     awq_gemm,
@@ -19,20 +16,16 @@ from compress.formats import (
     ct_config,
     ct_decode,
     dense,
+    fp8_block,
     gptq,
     gptq_v2,
+    kv_cache,
+    modelopt,
+    modelopt_read,
     scheme_map,
 )
+from compress.formats.format import Format, Reader
 from compress.quant.scheme import QuantScheme
-from compress.quant.tensor import QuantizedTensor
-
-Has = Callable[[str], bool]
-Read = Callable[[str], Tensor]
-ShapeOf = Callable[[str], tuple[int, ...] | None]
-
-
-def _itself(scheme: QuantScheme) -> QuantScheme:
-    return scheme
 
 
 def _asymmetric(scheme: QuantScheme) -> QuantScheme:
@@ -42,73 +35,6 @@ def _asymmetric(scheme: QuantScheme) -> QuantScheme:
 
 def _block(block: Mapping[str, Any]) -> Mapping[str, Any]:
     return block
-
-
-class Schemes(Protocol):
-    """What a checkpoint's config says of its modules."""
-
-    def scheme(self, module: str) -> QuantScheme | None:
-        """How a module's weight is stored, None for as it is."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reader:
-    """How a quantized checkpoint is read.
-
-    parts: what a quantized module's tensors are called below its path. marks: a module that has
-        one of these is quantized. scales: those that hold scales, finite and positive; the first
-        that is there is the weight's. g_idx: the one with the columns' groups.
-    schemes(config): the scheme of every module; CheckpointError for what is malformed.
-    decode(name, scheme, has, read): the weight of that original name.
-    weight_shape(module, scheme, shape_of): its (N, K), from the shapes of the parts.
-    as_read(scheme): what a written scheme reads back as, where that is another one.
-    transposed(config): whether the original stores a module's weight as [K, N].
-    lists_modules: the config says which modules are quantized, not only the tensors do.
-    """
-
-    parts: tuple[str, ...]
-    marks: tuple[str, ...]
-    scales: tuple[str, ...]
-    schemes: Callable[[Mapping[str, Any]], Schemes]
-    decode: Callable[[str, QuantScheme, Has, Read], QuantizedTensor]
-    weight_shape: Callable[[str, QuantScheme, ShapeOf], tuple[int, int]]
-    transposed: Callable[[Mapping[str, Any]], Callable[[str], bool]] = conv1d.by_config_or_family
-    g_idx: str | None = None
-    lists_modules: bool = True
-    as_read: Callable[[QuantScheme], QuantScheme] = _itself
-
-
-@dataclass(frozen=True, slots=True)
-class Format:
-    """One way to write a compressed model.
-
-    name: its key in FORMATS. method: config.json's `quant_method`, None for a dense checkpoint.
-    against(scheme, (n, k) or None, *, g_idx=False): why it cannot hold a weight and the nearest
-        thing that can; None when it can.
-    layout(name, (n, k), scheme, scale_dtype_code, *, act_order=False, transposed=False): exact
-        (name, dtype code, shape) of what `encode` returns, known before any work.
-    encode(name, tensor, *, dtype=None, transposed=False): the tensors to write for one weight.
-    config(spec, shapes, schemes, *, with_g_idx=(), kv_cache=None): the quantization_config, None
-        without one.
-    reader: None for a dense checkpoint.
-    scale_dtype: code of the only dtype that it has for scales, None where it takes those it gets.
-    files: small files that repeat the quantization_config for some loaders, each with how it
-        follows from that.
-    holds_cache: it has a place for scales of the key/value cache.
-    """
-
-    name: str
-    method: str | None
-    against: Callable[..., str | None]
-    layout: Callable[..., list[Entry]]
-    encode: Callable[..., dict[str, Tensor]]
-    config: Callable[..., dict[str, Any] | None]
-    reader: Reader | None
-    scale_dtype: str | None = None
-    files: Mapping[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]] = field(
-        default_factory=dict
-    )
-    holds_cache: bool = False
 
 
 def _no_config(
@@ -148,7 +74,7 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
                 transposed=conv1d.by_config,
                 g_idx="weight_g_idx",
             ),
-            holds_cache=True,
+            cache=(kv_cache.kv_layout, kv_cache.kv_encode),
         ),
         "gptq": Format(
             name="gptq",
@@ -207,6 +133,44 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
                 as_read=_asymmetric,
             ),
             scale_dtype="F16",
+        ),
+        "fp8": Format(
+            name="fp8",
+            method=fp8_block.NAME,
+            against=fp8_block.against,
+            layout=fp8_block.layout,
+            encode=fp8_block.encode,
+            config=fp8_block.quantization_config,
+            reader=Reader(
+                parts=("weight", *fp8_block.PARTS),
+                marks=fp8_block.SCALES,
+                scales=fp8_block.PARTS,
+                schemes=fp8_block.read_schemes,
+                decode=fp8_block.decode,
+                weight_shape=fp8_block.weight_shape,
+                inputs=fp8_block.inputs,
+            ),
+            scale_dtype="F32",
+        ),
+        "modelopt": Format(
+            name="modelopt",
+            method=modelopt.NAME,
+            against=modelopt.against,
+            layout=modelopt.layout,
+            encode=modelopt.encode,
+            config=modelopt.quantization_config,
+            reader=Reader(
+                parts=("weight", *modelopt.PARTS),
+                marks=modelopt.SCALES,
+                scales=("weight_scale", "weight_scale_2", "input_scale"),
+                schemes=modelopt.read_schemes,
+                decode=modelopt_read.decode,
+                weight_shape=modelopt_read.weight_shape,
+                inputs=modelopt_read.inputs,
+            ),
+            scale_dtype="F32",
+            files={modelopt.SIDE_FILE: modelopt.side_file},
+            cache=(modelopt.kv_layout, modelopt.kv_encode),
         ),
         "bitsandbytes": Format(
             name="bitsandbytes",

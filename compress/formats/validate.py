@@ -15,13 +15,15 @@ from compress.checkpoint.header import TensorInfo
 from compress.checkpoint.layout import Entry
 from compress.checkpoint.reader import Checkpoint
 from compress.errors import CheckpointError
-from compress.formats import bitsandbytes_validate, kv_cache
+from compress.formats import bitsandbytes_validate
 from compress.formats.detect import detect
+from compress.formats.format import Reader
 from compress.formats.names import module_of
-from compress.formats.table import FORMATS, Reader
+from compress.formats.table import FORMATS
 from compress.formats.weights import CodedWeights, logical_shapes, open_weights
 from compress.quant.scheme import ActivationScheme, QuantScheme
 
+_GLOBAL = ("weight_global_scale", "weight_scale_2")  # NVFP4's, by format
 # Below NVFP4's global scale a group of tiny weights may have scale 0.
 _MAY_BE_ZERO = torch.float8_e4m3fn
 
@@ -61,9 +63,14 @@ class Expected:
                 act_order=name in self.with_g_idx,
                 transposed=linear.transposed,
             )
-        if self.kv_cache is not None:
-            found += kv_cache.kv_layout(self.spec, self.kv_dtype)
-        return found
+        return found + self.cache()
+
+    def cache(self) -> list[Entry]:
+        """Those of the key/value cache's scales."""
+        places = FORMATS[self.fmt].cache
+        if self.kv_cache is None or places is None:
+            return []
+        return places[0](self.spec, self.kv_dtype)
 
 
 def validate(checkpoint: Checkpoint, expected: Expected) -> list[str]:
@@ -115,8 +122,7 @@ def _coverage(checkpoint: Checkpoint, entries: list[Entry]) -> Iterator[str]:
 
 def _scales(checkpoint: Checkpoint, reader: Reader, expected: Expected) -> Iterator[str]:
     names = [f"{module_of(x)}.{part}" for x in expected.schemes for part in reader.scales]
-    if expected.kv_cache is not None:
-        names += [name for name, _, _ in kv_cache.kv_layout(expected.spec, expected.kv_dtype)]
+    names += [name for name, _, _ in expected.cache()]
     for name in names:
         if name in checkpoint.tensors:
             scale = checkpoint.read(name)
@@ -149,8 +155,9 @@ def _global_scales(checkpoint: Checkpoint, expected: Expected) -> Iterator[str]:
     fused: dict[tuple[int, str, int | None], float] = {}
     for block in expected.spec.blocks:
         for linear in block.linears:
-            name = f"{linear.name}.weight_global_scale"
-            if linear.fused is None or name not in checkpoint.tensors:
+            names = (f"{linear.name}.{part}" for part in _GLOBAL)
+            name = next((x for x in names if x in checkpoint.tensors), None)
+            if linear.fused is None or name is None:
                 continue
             scale = float(checkpoint.read(name))
             if fused.setdefault((block.index, linear.fused, linear.expert), scale) != scale:

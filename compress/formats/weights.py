@@ -18,9 +18,10 @@ from compress.checkpoint.reader import Checkpoint
 from compress.errors import CheckpointError
 from compress.formats import bitsandbytes, bitsandbytes_read, ct_decode, kv_cache
 from compress.formats.detect import detect
+from compress.formats.format import Format, Reader, Schemes
 from compress.formats.names import module_of
 from compress.formats.scheme_map import SchemeMap
-from compress.formats.table import Format, Reader, Schemes, by_method, readable
+from compress.formats.table import by_method, readable
 from compress.quant.scheme import ActivationScheme, QuantScheme
 from compress.quant.tensor import InputQuantization, OutlierColumns, QuantizedTensor
 
@@ -124,16 +125,14 @@ class CodedWeights:
         """Scheme of the inputs of a quantized linear, with its scale [1] where that is static and
         its outlier columns where calibration fixed them."""
         scheme = self.scheme(linear)
-        if scheme is None or scheme.activation is None:
+        if scheme is None:
             return None
-        if not scheme.activation.dynamic:
-            tensors = self.checkpoint.tensors
-            scale = ct_decode.input_scale(linear, tensors.__contains__, self.checkpoint.read)
-            return InputQuantization(scheme.activation, scale)
+        tensors, read = self.checkpoint.tensors, self.checkpoint.read
+        found = self.reader.inputs(linear, scheme, tensors.__contains__, read)
         outliers = self.outliers(f"{linear}.weight")
-        return InputQuantization(
-            scheme.activation, None, None if outliers is None else outliers.columns
-        )
+        if found is None or outliers is None:
+            return found
+        return replace(found, columns=outliers.columns)
 
     def outliers(self, tensor: str) -> OutlierColumns | None:
         """Columns that calibration fixed for a quantized weight, None where it did not."""

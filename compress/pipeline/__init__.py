@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from compress.pipeline.evaluating import evaluate_checkpoint
     from compress.pipeline.events import Event
-    from compress.pipeline.export import dry_export, export
+    from compress.pipeline.exporting import dry_export, export
     from compress.pipeline.export_report import table as export_table
     from compress.pipeline.inspection import inspect_checkpoint, inspect_table
     from compress.pipeline.job import make_plan, run
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 _PLACES = {
     "Event": "compress.pipeline.events",
     "Plan": "compress.pipeline.plan",
-    "dry_export": "compress.pipeline.export",
+    "dry_export": "compress.pipeline.exporting",
     "evaluate_checkpoint": "compress.pipeline.evaluating",
-    "export": "compress.pipeline.export",
+    "export": "compress.pipeline.exporting",
     "export_table": "compress.pipeline.export_report",
     "inspect_checkpoint": "compress.pipeline.inspection",
     "inspect_table": "compress.pipeline.inspection",

@@ -8,25 +8,22 @@ import torch
 
 from compress.arch.spec import LinearSpec
 from compress.checkpoint import Checkpoint, ShardLayout, TensorInfo, plan_shards
-from compress.checkpoint.dtypes import DTYPE_CODES, TORCH_DTYPES
+from compress.checkpoint.dtypes import DTYPE_CODES
 from compress.checkpoint.layout import Entry, nbytes
 from compress.errors import CheckpointError, RecipeError
-from compress.formats import FORMATS, CodedWeights, Format, kv_layout, open_weights
-from compress.formats.scales import Change, change, refusal
+from compress.formats import FORMATS, CodedWeights, Format, open_weights
+from compress.formats.scales import Change
 from compress.formats.weights import logical_shapes
+from compress.pipeline.export_checks import (
+    ExportLayer,
+    cache_of,
+    check_scales,
+    refuse_factor,
+    refuse_unfit,
+)
 from compress.quant.scheme import ActivationScheme, QuantScheme
 
-
-@dataclass(frozen=True, slots=True)
-class ExportLayer:
-    """A quantized linear: how it is stored, whether its columns have an order of their own
-    (act-order "group"), and its bytes on disk in either format."""
-
-    linear: LinearSpec
-    scheme: QuantScheme
-    reordered: bool
-    bytes_before: int
-    bytes_after: int
+_ALIASES = {"fp8-block": "fp8", "gptq-v2": "gptq_v2"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,15 +66,18 @@ def plan_export(
 ) -> ExportPlan:
     """The plan of a conversion to the format `to`; RecipeError or CheckpointError for what it
     cannot hold or for what is wrong with the source. Reads headers, scales and g_idx only."""
+    to = _ALIASES.get(to, to)
     source, target = _open(checkpoint, to), FORMATS[to]
     original = _original(source, target)
     layers = _layers(source, target, original)
-    _refuse_unfit(layers, target)
-    rounded = _check_scales(source, target, layers, round_scales=round_scales)
-    kv_cache, kv_dtype = _cache(source, target)
+    refuse_unfit(layers, target)
+    rounded = check_scales(source, target, layers, round_scales=round_scales)
+    kv_cache, kv_dtype = cache_of(source, target)
     tensors = {name: tuple(_entries(layers, target, original[name])) for name in original}
     layers = {name: _sized(layer, tensors[name]) for name, layer in layers.items()}
-    extra = kv_layout(source.spec, kv_dtype) if kv_cache is not None else []
+    extra = []
+    if kv_cache is not None and target.cache is not None:
+        extra = target.cache[0](source.spec, kv_dtype)
     entries = [entry for found in tensors.values() for entry in found]
     shapes = {name: info.shape for name, info in original.items()}
     plan = ExportPlan(
@@ -138,6 +138,8 @@ def _original(source: CodedWeights, target: Format) -> dict[str, TensorInfo]:
 def _scale_dtype(source: CodedWeights, tensor: str) -> str:
     """Code of a weight's scales; NVFP4's are the same everywhere and say nothing."""
     info = _scale(source, tensor)
+    if info.dtype == "F8_E8M0":
+        return "F32"  # as they are read
     return DTYPE_CODES[source.plain_dtype] if info.dtype == "F8_E4M3" else info.dtype
 
 
@@ -168,6 +170,7 @@ def _layers(
                 f"{linear.tensor} holds codes in the order [in, out], which no other format has;"
                 " export to dense"
             )
+        refuse_factor(source, target, linear)
         size = sum(
             source.checkpoint.tensors[name].nbytes
             for part in (*source.reader.parts, "weight")
@@ -193,85 +196,6 @@ def is_trivial(g_idx: torch.Tensor, scheme: QuantScheme) -> bool:
     usual = torch.arange(k) // scheme.columns_per_scale(k)
     flat = g_idx.reshape(-1).long()
     return bool(torch.equal(flat, usual) or (flat == -1).all())
-
-
-def _refuse_unfit(layers: Mapping[str, ExportLayer], target: Format) -> None:
-    found = {x.linear.name: why for x in layers.values() if (why := _against(x, target))}
-    if not found:
-        return
-    name, reason = next(iter(found.items()))
-    more = f" (nor {len(found) - 1} more layers)" if len(found) > 1 else ""
-    others = [
-        fmt.name for fmt in FORMATS.values() if not any(_against(x, fmt) for x in layers.values())
-    ]
-    raise RecipeError(
-        f"{name} does not fit into {target.name}{more}: {reason}; formats that hold all layers:"
-        f" {', '.join(others)}"
-    )
-
-
-def _against(layer: ExportLayer, target: Format) -> str | None:
-    return target.against(layer.scheme, layer.linear.shape, g_idx=layer.reordered)
-
-
-def _check_scales(
-    source: CodedWeights, target: Format, layers: Mapping[str, ExportLayer], *, round_scales: bool
-) -> Change:
-    """Read all scales: CheckpointError for damaged ones, RecipeError for those that the target
-    would change."""
-    found = Change()
-    dtype = TORCH_DTYPES[target.scale_dtype] if target.scale_dtype is not None else None
-    for layer in layers.values():
-        for part in source.reader.scales:
-            name = f"{layer.linear.name}.{part}"
-            if name not in source.checkpoint.tensors:
-                continue
-            scale = source.checkpoint.read(name)
-            _refuse_damaged(name, scale)
-            if dtype is not None and scale.dtype != torch.float8_e4m3fn and _is_main(part):
-                found = found.plus(change(scale, dtype))
-    if dtype is not None:
-        reason = refusal(found, dtype, round_scales=round_scales)
-        if reason is not None:
-            raise RecipeError(f"{target.name}: {reason}")
-    return found
-
-
-def _is_main(part: str) -> bool:
-    """Scales of weights and inputs follow the target's dtype, NVFP4's global scale is fp32."""
-    return "global" not in part and part != "weight_scale_2"
-
-
-def _refuse_damaged(name: str, scale: torch.Tensor) -> None:
-    values = scale.float()
-    least = values >= 0 if scale.dtype == torch.float8_e4m3fn else values > 0
-    bad = int((~(torch.isfinite(values) & least)).sum())
-    if bad:
-        raise CheckpointError(
-            f"tensor {name} has {bad} scales that are not finite and positive; repair the"
-            " checkpoint or download it again"
-        )
-
-
-def _cache(source: CodedWeights, target: Format) -> tuple[ActivationScheme | None, str]:
-    """Scheme of the key/value cache and the dtype code of its scales."""
-    if source.kv_cache is None:
-        return None, "BF16"
-    if not target.holds_cache:
-        holders = ", ".join(fmt.name for fmt in FORMATS.values() if fmt.holds_cache)
-        raise RecipeError(
-            f"{source.checkpoint.path} has scales of a key/value cache"
-            f" ({source.kv_cache.describe()}), which {target.name} has no place for; formats that"
-            f" hold them: {holders}"
-        )
-    scales = [source.cache(block) for block in source.spec.blocks]
-    if any(found is None for found in scales):
-        raise CheckpointError(
-            f"{source.checkpoint.path}: quantization_config has a kv_cache_scheme, but not every"
-            " block has scales of its cache; the checkpoint is incomplete"
-        )
-    k = scales[0][0].scale if scales and scales[0] is not None else None
-    return source.kv_cache, "BF16" if k is None else DTYPE_CODES[k.dtype]
 
 
 def _entries(layers: Mapping[str, ExportLayer], target: Format, info: TensorInfo) -> list[Entry]:
@@ -303,6 +227,11 @@ def _notes(
         )
     if target.method is None and any(x.scheme.activation for x in layers.values()):
         notes.append("inputs are not quantized in a dense checkpoint")
+    if any(x.scheme.is_fp4 for x in layers.values()) and target.method is not None:
+        notes.append(
+            "NVFP4's global scales became their reciprocals in fp32, which changes a weight by"
+            " about 1e-7 of its value"
+        )
     if source.side is not None and target.method is None:
         notes.append("outlier columns are in the weights with their 16-bit values")
     return notes

@@ -29,7 +29,7 @@ from compress.checkpoint import (
 )
 from compress.checkpoint.dtypes import TORCH_DTYPES
 from compress.errors import CheckpointError, OutputError, RecipeError
-from compress.formats import CodedWeights, kv_encode, open_weights
+from compress.formats import CodedWeights, open_weights
 from compress.formats.scales import fit_scales
 from compress.formats.table import small_files
 from compress.formats.validate import Expected, validate
@@ -166,6 +166,9 @@ def fitted(plan: ExportPlan, tensor: QuantizedTensor) -> QuantizedTensor:
     says nothing."""
     if tensor.g_idx is not None and is_trivial(tensor.g_idx, tensor.scheme):
         tensor = replace(tensor, g_idx=None)
+    if tensor.global_factor is not None and plan.target.name != "modelopt":
+        inverse = tensor.global_factor.reciprocal()
+        tensor = replace(tensor, global_scale=inverse, global_factor=None)
     if plan.target.scale_dtype is None:
         return tensor
     # The plan has looked at all of them; what is rounded here was allowed.
@@ -173,7 +176,7 @@ def fitted(plan: ExportPlan, tensor: QuantizedTensor) -> QuantizedTensor:
 
 
 def _write_cache(plan: ExportPlan, writer: ShardWriter) -> None:
-    if plan.kv_cache is None:
+    if plan.kv_cache is None or plan.target.cache is None:
         return
     dtype = TORCH_DTYPES[plan.kv_dtype]
     for block in plan.source.spec.blocks:
@@ -182,7 +185,7 @@ def _write_cache(plan: ExportPlan, writer: ShardWriter) -> None:
         k, v = (inputs.scale for inputs in found)
         assert k is not None
         assert v is not None
-        for name, scale in kv_encode(block, k.to(dtype), v.to(dtype)).items():
+        for name, scale in plan.target.cache[1](block, k.to(dtype), v.to(dtype)).items():
             writer.write(name, scale)
 
 
@@ -256,13 +259,25 @@ def _same(a: QuantizedTensor, b: QuantizedTensor) -> bool:
     if a.zero is not None or b.zero is not None:
         none = torch.zeros(a.scale.shape, dtype=torch.int8)
         pairs.append((none if a.zero is None else a.zero, none if b.zero is None else b.zero))
-    for x, y in ((a.global_scale, b.global_scale), (a.input_scale, b.input_scale)):
-        if (x is None) != (y is None):
-            return False
-        if x is not None and y is not None:
-            pairs.append((x.reshape(-1), y.reshape(-1)))
-    return all(x.dtype == y.dtype and torch.equal(_bits(x), _bits(y)) for x, y in pairs)
+    if a.input_scale is not None and b.input_scale is not None:
+        pairs.append((a.input_scale.reshape(-1), b.input_scale.reshape(-1)))
+    alike = (a.input_scale is None) == (b.input_scale is None)
+    # Of the global scale, which may be a reciprocal, one scale's steps tell.
+    steps = torch.allclose(_global_step(a), _global_step(b), rtol=1e-6, atol=0)
+    return alike and steps and all(_equal(x, y) for x, y in pairs)
+
+
+def _equal(x: torch.Tensor, y: torch.Tensor) -> bool:
+    return x.dtype == y.dtype and torch.equal(_bits(x), _bits(y))
+
+
+def _global_step(tensor: QuantizedTensor) -> torch.Tensor:
+    """What NVFP4's scales are multiplied by: fp32 [1], 1 elsewhere."""
+    if tensor.global_factor is not None:
+        return tensor.global_factor.reshape(1)
+    whole = tensor.global_scale
+    return torch.ones(1) if whole is None else whole.reshape(1).reciprocal()
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous().view(torch.uint8)
+    return tensor.contiguous().reshape(-1).view(torch.uint8)

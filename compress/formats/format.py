@@ -1,0 +1,93 @@
+"""A format of checkpoints as one value: the functions of its codec, and how it is read."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from compress.arch.spec import BlockSpec, DecoderSpec
+from compress.checkpoint.layout import Entry
+from compress.formats import conv1d, ct_decode
+from compress.quant.scheme import QuantScheme
+from compress.quant.tensor import InputQuantization, QuantizedTensor
+
+Has = Callable[[str], bool]
+Read = Callable[[str], Tensor]
+ShapeOf = Callable[[str], tuple[int, ...] | None]
+CacheLayout = Callable[[DecoderSpec, str], list[Entry]]
+CacheEncode = Callable[[BlockSpec, Tensor, Tensor], dict[str, Tensor]]
+
+
+def _itself(scheme: QuantScheme) -> QuantScheme:
+    return scheme
+
+
+class Schemes(Protocol):
+    """What a checkpoint's config says of its modules."""
+
+    def scheme(self, module: str) -> QuantScheme | None:
+        """How a module's weight is stored, None for as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """How a quantized checkpoint is read.
+
+    parts: what a quantized module's tensors are called below its path. marks: a module that has
+        one of these is quantized. scales: those that hold scales, finite and positive; the first
+        that is there is the weight's. g_idx: the one with the columns' groups.
+    schemes(config): the scheme of every module; CheckpointError for what is malformed.
+    decode(name, scheme, has, read): the weight of that original name.
+    weight_shape(module, scheme, shape_of): its (N, K), from the shapes of the parts.
+    as_read(scheme): what a written scheme reads back as, where that is another one.
+    inputs(module, scheme, has, read): how the inputs of a module are quantized.
+    transposed(config): whether the original stores a module's weight as [K, N].
+    lists_modules: the config says which modules are quantized, not only the tensors do.
+    """
+
+    parts: tuple[str, ...]
+    marks: tuple[str, ...]
+    scales: tuple[str, ...]
+    schemes: Callable[[Mapping[str, Any]], Schemes]
+    decode: Callable[[str, QuantScheme, Has, Read], QuantizedTensor]
+    weight_shape: Callable[[str, QuantScheme, ShapeOf], tuple[int, int]]
+    inputs: Callable[[str, QuantScheme, Has, Read], InputQuantization | None] = ct_decode.inputs
+    transposed: Callable[[Mapping[str, Any]], Callable[[str], bool]] = conv1d.by_config_or_family
+    g_idx: str | None = None
+    lists_modules: bool = True
+    as_read: Callable[[QuantScheme], QuantScheme] = _itself
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """One way to write a compressed model.
+
+    name: its key in FORMATS. method: config.json's `quant_method`, None for a dense checkpoint.
+    against(scheme, (n, k) or None, *, g_idx=False): why it cannot hold a weight and the nearest
+        thing that can; None when it can.
+    layout(name, (n, k), scheme, scale_dtype_code, *, act_order=False, transposed=False): exact
+        (name, dtype code, shape) of what `encode` returns, known before any work.
+    encode(name, tensor, *, dtype=None, transposed=False): the tensors to write for one weight.
+    config(spec, shapes, schemes, *, with_g_idx=(), kv_cache=None): the quantization_config, None
+        without one.
+    reader: None for a dense checkpoint.
+    scale_dtype: code of the only dtype that it has for scales, None where it takes those it gets.
+    files: small files that repeat the quantization_config for some loaders, each with how it
+        follows from that.
+    cache: (layout(spec, scale_dtype_code), encode(block, k, v)) of the key/value cache's scales,
+        None where it has no place for them.
+    """
+
+    name: str
+    method: str | None
+    against: Callable[..., str | None]
+    layout: Callable[..., list[Entry]]
+    encode: Callable[..., dict[str, Tensor]]
+    config: Callable[..., dict[str, Any] | None]
+    reader: Reader | None
+    scale_dtype: str | None = None
+    files: Mapping[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]] = field(
+        default_factory=dict
+    )
+    cache: tuple[CacheLayout, CacheEncode] | None = None
