@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from compress.pipeline.evaluating import evaluate_checkpoint
     from compress.pipeline.events import Event
-    from compress.pipeline.exporting import dry_export, export
     from compress.pipeline.export_report import table as export_table
+    from compress.pipeline.exporting import dry_export, export
     from compress.pipeline.inspection import inspect_checkpoint, inspect_table
     from compress.pipeline.job import make_plan, run
     from compress.pipeline.plan import Plan

@@ -11,11 +11,12 @@ from compress.pipeline.plan import Plan
 from compress.report.units import size
 
 
-def config_json(
+def config_files(
     plan: Plan, source: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
-) -> bytes:
-    """The source's config.json with the quantization_config of the plan's format."""
-    config = dict(source)
+) -> dict[str, bytes]:
+    """The source's config.json with the quantization_config of the plan's format, and the files
+    that repeat that for some loaders, by name."""
+    config, files = dict(source), FORMATS[plan.format].files
     block = FORMATS[plan.format].config(
         plan.spec,
         shapes,
@@ -23,9 +24,16 @@ def config_json(
         with_g_idx=[m.linear.tensor for m in plan.modules if m.g_idx],
         kv_cache=plan.kv_cache,
     )
-    if block is not None:
-        config["quantization_config"] = block
-    return (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
+    if block is None:
+        return {"config.json": as_json(config)}
+    config["quantization_config"] = block
+    others = {name: as_json(follows(block)) for name, follows in files.items()}
+    return {"config.json": as_json(config), **others}
+
+
+def as_json(content: Mapping[str, Any]) -> bytes:
+    """A small file of the result."""
+    return (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode()
 
 
 def model_card(plan: Plan, name: str, version: str) -> bytes:

@@ -4,7 +4,6 @@ Codes and scales stay what they are; only how they lie in the files changes. Lik
 works in OUT.partial/ and OUT appears by one rename; it takes minutes, so a stopped one starts anew.
 """
 
-import json
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -28,15 +27,17 @@ from compress.checkpoint import (
     write_atomic,
 )
 from compress.checkpoint.dtypes import TORCH_DTYPES
-from compress.errors import CheckpointError, OutputError, RecipeError
+from compress.errors import OutputError, RecipeError
 from compress.formats import CodedWeights, open_weights
 from compress.formats.scales import fit_scales
 from compress.formats.table import small_files
 from compress.formats.validate import Expected, validate
+from compress.pipeline.card import as_json
 from compress.pipeline.copying import copy
 from compress.pipeline.events import Event, Progress, silent
 from compress.pipeline.export_plan import ExportPlan, is_trivial, plan_export
 from compress.pipeline.export_report import ExportReport, build, card, write
+from compress.pipeline.finish import content_of
 from compress.quant.tensor import QuantizedTensor
 from compress.recipe.byte_sizes import EXPECTED, byte_size
 
@@ -193,12 +194,12 @@ def _write_files(plan: ExportPlan, report: ExportReport, partial: Path) -> None:
     source, config = plan.source.checkpoint, _without_quantization(plan.source.checkpoint.config)
     for path in source.side_files():
         if path.name not in small_files():
-            write_atomic(partial / path.name, _content(path))
+            write_atomic(partial / path.name, content_of(path))
     if plan.config is not None:
         config["quantization_config"] = plan.config
         for name, follows in plan.target.files.items():
-            write_atomic(partial / name, _json(follows(plan.config)))
-    write_atomic(partial / "config.json", _json(config))
+            write_atomic(partial / name, as_json(follows(plan.config)))
+    write_atomic(partial / "config.json", as_json(config))
     write_atomic(partial / "README.md", card(report))
     write(report, partial)
 
@@ -211,17 +212,6 @@ def _without_quantization(config: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(text, Mapping):
         result["text_config"] = {key: value for key, value in text.items() if key not in keys}
     return result
-
-
-def _json(content: Mapping[str, Any]) -> bytes:
-    return (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode()
-
-
-def _content(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
 
 
 def _check(plan: ExportPlan, partial: Path) -> None:

@@ -8,7 +8,7 @@ from compress.checkpoint import Checkpoint, write_atomic
 from compress.errors import CheckpointError, OutputError
 from compress.formats.validate import Expected, validate
 from compress.pipeline import outliers, stream
-from compress.pipeline.card import config_json, model_card
+from compress.pipeline.card import config_files, model_card
 from compress.pipeline.work import Work
 from compress.recipe import dump
 
@@ -24,16 +24,18 @@ def finish_files(work: Work, partial: Path, earlier: Collection[str]) -> None:
     work.writer.finish(entry[0] for name in before for entry in work.plan.tensors[name])
     outliers.join(work.plan, partial)
     for path in work.checkpoint.side_files():
-        write_atomic(partial / path.name, _content(path))
-    shapes = work.checkpoint.shapes
-    write_atomic(partial / "config.json", config_json(work.plan, work.checkpoint.config, shapes))
+        write_atomic(partial / path.name, content_of(path))
+    files = config_files(work.plan, work.checkpoint.config, work.checkpoint.shapes)
+    for name, content in files.items():
+        write_atomic(partial / name, content)
     write_atomic(partial / "recipe.yaml", dump(work.plan.recipe).encode())
     card = model_card(work.plan, work.checkpoint.path.resolve().name, compress.__version__)
     write_atomic(partial / "README.md", card)
     _check(work, partial, resumed=bool(before))
 
 
-def _content(path: Path) -> bytes:
+def content_of(path: Path) -> bytes:
+    """A side file of the source; CheckpointError when it cannot be read."""
     try:
         return path.read_bytes()
     except OSError as error:

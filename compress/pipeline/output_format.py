@@ -1,9 +1,12 @@
 """Which format a recipe's result is written in, and what that format cannot hold."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
+import torch
+
+from compress.arch.spec import DecoderSpec
 from compress.errors import RecipeError
-from compress.formats import bitsandbytes, compressed_tensors, dense
+from compress.formats import FORMATS, Format, bitsandbytes, compressed_tensors
 from compress.pipeline.modules import ModulePlan
 from compress.quant.scheme import QuantScheme
 from compress.recipe import Recipe
@@ -15,10 +18,11 @@ def choose_format(recipe: Recipe) -> str:
     RecipeError when one of the stages has no place in it.
     """
     asked = recipe.output.format
+    if asked in FORMATS and asked not in (compressed_tensors.NAME, bitsandbytes.NAME):
+        _refuse_schemes(recipe, FORMATS[asked])
+        return asked
     schemes = [stage.scheme for stage in recipe.stages if stage.scheme is not None]
     outliers = [scheme for scheme in schemes if _has_outliers(scheme)]
-    if asked == dense.NAME:
-        return asked
     if asked == compressed_tensors.NAME and outliers:
         raise RecipeError(
             f"{recipe.at('output.format')}: {asked} has no outlier columns, which"
@@ -35,6 +39,35 @@ def choose_format(recipe: Recipe) -> str:
             f" {against}; use {remedy}"
         )
     return bitsandbytes.NAME
+
+
+def _refuse_schemes(recipe: Recipe, fmt: Format) -> None:
+    for stage in recipe.stages:
+        reason = None if stage.scheme is None else fmt.against(stage.scheme)
+        if reason is not None:
+            raise RecipeError(f"{recipe.at('output.format')}: is {fmt.name}: {reason}")
+
+
+def scale_dtype(fmt: str, stored: torch.dtype) -> torch.dtype:
+    """Dtype that a method chooses scales in, for a weight stored in `stored`: fp16 where the format
+    has no other, so that none is changed when it is written. fp32 holds those of any source."""
+    return torch.float16 if FORMATS[fmt].scale_dtype == "F16" else stored
+
+
+def check_config(
+    fmt: str,
+    spec: DecoderSpec,
+    shapes: Mapping[str, tuple[int, ...]],
+    modules: Iterable[ModulePlan],
+) -> None:
+    """RecipeError for layers that a format holds one by one but not together."""
+    modules = list(modules)
+    FORMATS[fmt].config(
+        spec,
+        shapes,
+        {m.linear.tensor: m.scheme for m in modules},
+        with_g_idx=[m.linear.tensor for m in modules if m.g_idx],
+    )
 
 
 def check_experts(modules: Iterable[ModulePlan], fmt: str) -> None:

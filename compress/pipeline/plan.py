@@ -23,7 +23,12 @@ from compress.pipeline.budget import Budget
 from compress.pipeline.estimate import Estimate, Job, estimate
 from compress.pipeline.lengths import cap_defaults
 from compress.pipeline.modules import ModulePlan, Skipped
-from compress.pipeline.output_format import check_experts, choose_format, remarks
+from compress.pipeline.output_format import (
+    check_config,
+    check_experts,
+    choose_format,
+    remarks,
+)
 from compress.pipeline.pairs import check_pairs
 from compress.quant.scheme import ActivationScheme, QuantScheme
 from compress.recipe import Recipe
@@ -129,6 +134,7 @@ def build_plan(recipe: Recipe, checkpoint: Checkpoint, *, dtype: torch.dtype) ->
     fit.check_fused(recipe, modules, skipped)
     check_pairs(recipe, spec, modules)
     check_experts(modules, fmt)
+    check_config(fmt, spec, checkpoint.shapes, modules)
     tensors = _output_tensors(checkpoint, modules, fmt)
     if recipe.kv_cache is not None:
         tensors = cache_scales.reserve(recipe, spec, checkpoint.main_dtype, tensors, fmt)

@@ -20,6 +20,7 @@ from compress.pipeline.observing import (
     observation_rounds,
     observe,
 )
+from compress.pipeline.output_format import scale_dtype
 from compress.pipeline.scaling import Scaled
 from compress.pipeline.work import Work, layer_record, read_weight, store
 from compress.quant.inputs import static_scale
@@ -74,7 +75,8 @@ def _solve(
     for (stage_index, _, _), same in groupby(sorted(members, key=alike), key=alike):
         stage = work.plan.recipe.stages[stage_index]
         group = list(same)
-        dtype = TORCH_DTYPES[work.checkpoint.tensors[group[0].linear.tensor].dtype]
+        stored = TORCH_DTYPES[work.checkpoint.tensors[group[0].linear.tensor].dtype]
+        dtype = scale_dtype(work.plan.format, stored)
         is_expert = group[0].linear.expert is not None
         outcomes = METHODS[stage.method].quantize(
             [_weight(work, m, scaled) for m in group],

@@ -8,6 +8,7 @@ import torch
 from compress.methods import METHODS
 from compress.pipeline.events import Event
 from compress.pipeline.modules import ModulePlan
+from compress.pipeline.output_format import scale_dtype
 from compress.pipeline.work import (
     Work,
     block_tensors,
@@ -66,7 +67,10 @@ def round_one(work: Work, module: ModulePlan) -> Layer:
     for stored in read_in_rows(work, module):
         rows = stored.float()
         (outcome,) = METHODS[stage.method].quantize(
-            [rows], module.scheme, stage.config, scale_dtype=stored.dtype
+            [rows],
+            module.scheme,
+            stage.config,
+            scale_dtype=scale_dtype(work.plan.format, stored.dtype),
         )
         energy = float(rows.square().sum(dtype=torch.float64))
         cost, norm = cost + outcome.error * energy, norm + energy

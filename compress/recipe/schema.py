@@ -11,7 +11,17 @@ from compress.evaluation.config import EvaluationConfig
 from compress.quant.scheme import QuantScheme
 from compress_calibration.config import CalibrationConfig
 
-OutputFormat = Literal["auto", "compressed-tensors", "bitsandbytes", "dense"]
+OutputFormat = Literal[
+    "auto",
+    "compressed-tensors",
+    "gptq",
+    "gptq_v2",
+    "awq",
+    "fp8",
+    "modelopt",
+    "bitsandbytes",
+    "dense",
+]
 KvCache = Literal["fp8", "int8"]
 Sensitivity = Literal["output_error", "kl"]
 DEFAULT_TARGETS = ("*",)
