@@ -9,7 +9,8 @@ from compress.errors import RecipeError
 from compress.formats.config_values import flag, names, require, whole
 from compress.formats.ct_config import ignored_modules
 from compress.formats.detect import find_block
-from compress.formats.gptq_config import refuse_others, scheme_of
+from compress.formats.gptq_config import refuse_others, rules, scheme_of
+from compress.formats.names import module_of
 from compress.quant.scheme import QuantScheme
 
 METHOD = "awq"
@@ -54,6 +55,8 @@ def quantization_config(
             f" {shown}; use format 'gptq'"
         )
     (scheme,) = found.values()
+    members = {module_of(name): (scheme, False) for name in schemes}
+    dynamic = rules(spec, shapes, members, (scheme, False))
     transposed = [x.name for x in spec.all_linears() if x.transposed and x.tensor in schemes]
     return {
         "quant_method": METHOD,
@@ -64,6 +67,8 @@ def quantization_config(
         "version": GEMM,
         "lm_head": spec.head in schemes,
         "modules_to_not_convert": ignored_modules(spec, shapes, schemes) or None,
+        # gptqmodel heeds no such list: without rules these layers would be left empty.
+        **({"dynamic": dynamic} if dynamic else {}),
         **({"transposed": transposed} if transposed else {}),
     }
 

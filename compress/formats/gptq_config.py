@@ -40,7 +40,7 @@ _FUSED = {
     "up": "gate_up_proj",
 }
 
-_Key = tuple[QuantScheme, bool]  # scheme, desc_act
+Key = tuple[QuantScheme, bool]  # scheme, desc_act
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +86,7 @@ def quantization_config(
         if linear.tensor in schemes
     }
     (base, desc_act), _ = Counter(members.values()).most_common(1)[0]
-    head = "lm_head" if spec.head is None else spec.head.removesuffix(".weight")
-    ignored = [name for name in ignored_modules(spec, shapes, schemes) if name != head]
-    dynamic = dict(_rules(spec, members, ignored, (base, desc_act)))
+    dynamic = rules(spec, shapes, members, (base, desc_act))
     transposed = [x.name for x in spec.all_linears() if x.transposed and x.tensor in schemes]
     return {
         "quant_method": METHOD,
@@ -128,20 +126,31 @@ def _keys(scheme: QuantScheme, desc_act: bool) -> dict[str, Any]:
     }
 
 
-def _rules(
-    spec: DecoderSpec, members: Mapping[str, _Key], ignored: Collection[str], base: _Key
-) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Entries of `dynamic`, one regular expression for a module of all layers where it can be."""
-    keys: dict[str, _Key | None] = {**dict.fromkeys(ignored), **members}
+def rules(
+    spec: DecoderSpec,
+    shapes: Mapping[str, tuple[int, ...]],
+    members: Mapping[str, Key],
+    base: Key,
+) -> dict[str, dict[str, Any]]:
+    """`dynamic`: one regular expression for a module of all layers where it can be.
+
+    shapes: of every tensor of the source. members: scheme and desc_act of every quantized module.
+    """
+    quantized = {f"{name}.weight" for name in members}
+    # A head that stays dense needs no rule: "lm_head" is false then.
+    head = "lm_head" if spec.head is None else spec.head.removesuffix(".weight")
+    dense = [name for name in ignored_modules(spec, shapes, quantized) if name != head]
+    keys: dict[str, Key | None] = {**dict.fromkeys(dense), **members}
     keys |= dict(_fused(spec, keys))
-    kinds: dict[str, set[_Key | None]] = {}
+    kinds: dict[str, set[Key | None]] = {}
     for name, key in keys.items():
         kinds.setdefault(_kind(name), set()).add(key)
+    found: dict[str, dict[str, Any]] = {}
     for name, key in keys.items():
-        if key == base:
-            continue
-        where = _kind(name) if len(kinds[_kind(name)]) == 1 else re.escape(name)
-        yield (f"-:^{where}$", {}) if key is None else (f"+:^{where}$", _keys(*key))
+        if key != base:
+            where = _kind(name) if len(kinds[_kind(name)]) == 1 else re.escape(name)
+            found[f"{'-' if key is None else '+'}:^{where}$"] = {} if key is None else _keys(*key)
+    return found
 
 
 def _kind(name: str) -> str:
@@ -149,9 +158,9 @@ def _kind(name: str) -> str:
     return re.sub(r"(?<=\\\.)\d+(?=\\\.)", r"\\d+", re.escape(name))
 
 
-def _fused(spec: DecoderSpec, keys: Mapping[str, _Key | None]) -> Iterator[tuple[str, _Key | None]]:
+def _fused(spec: DecoderSpec, keys: Mapping[str, Key | None]) -> Iterator[tuple[str, Key | None]]:
     """Modules as vLLM fuses them, and all experts of a layer, where their parts are alike."""
-    parts: dict[str, set[_Key | None]] = {}
+    parts: dict[str, set[Key | None]] = {}
     for linear in spec.linears():
         for name in _names_when_fused(linear):
             parts.setdefault(name, set()).add(keys.get(linear.name))

@@ -140,6 +140,7 @@ def test_dense_layers_of_awq_are_listed(tmp_path: Path) -> None:
         "model.layers.0.mlp.down_proj",
         "model.layers.1.mlp.down_proj",
     ]
+    assert block["dynamic"] == {r"-:^model\.layers\.\d+\.mlp\.down_proj$": {}}
     found = reread(awq_gemm, block)
     assert found.scheme("model.layers.0.mlp.down_proj") is None
     assert found.scheme("model.layers.0.mlp.up_proj") == replace(G4, symmetric=False)
