@@ -14,6 +14,7 @@ from compress.formats import (
     bitsandbytes,
     bitsandbytes_runtimes,
     dense,
+    other_runtimes,
     transformers_rules,
     vllm_rules,
 )
@@ -38,6 +39,8 @@ def runtimes(
         return [Verdict(*found) for found in bitsandbytes_runtimes.verdicts(spec, schemes)]
     linears = tuple((linear, schemes.get(linear.tensor)) for linear in spec.all_linears())
     result = Result(linears, spec, g_idx, kv_cache)
+    if fmt in other_runtimes.FORMATS and schemes:
+        return [Verdict(*found) for found in other_runtimes.verdicts(fmt, result)]
     if fmt == dense.NAME or not (schemes or kv_cache):
         return [Verdict(name, "yes", _dense_reason(result)) for name in _RUNTIMES]
     return [_judge(name, result) for name in _RUNTIMES]

@@ -25,7 +25,7 @@ _FP8_EXPERTS = (
     ("block", "token", True),
 )
 # Head sizes for which it has an attention kernel on CPU.
-_CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 
 
 def on_gpu(result: Result) -> Iterator[str]:
@@ -49,7 +49,7 @@ def on_gpu(result: Result) -> Iterator[str]:
 def on_cpu(result: Result) -> Iterator[str]:
     """What stands in the way on a CPU, most important first."""
     yield from _anywhere(result)
-    if result.spec.head_dim not in _CPU_HEADS:
+    if result.spec.head_dim not in CPU_HEADS:
         yield f"no attention kernel for head_dim {result.spec.head_dim} on CPU"
     if result.cache is not None and result.spec.head_dim % 32:
         yield f"its fp8 cache takes head_dim in multiples of 32 on CPU, not {result.spec.head_dim}"

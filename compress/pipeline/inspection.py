@@ -10,6 +10,7 @@ from compress.checkpoint import Checkpoint, resolve_model, scan
 from compress.errors import CheckpointError
 from compress.formats import CodedWeights, Weights, detect, open_weights
 from compress.formats.bitsandbytes_read import open_side
+from compress.formats.oddities import oddities
 from compress.report.units import size
 
 
@@ -39,6 +40,8 @@ def inspect_checkpoint(path: str | Path, verify: bool = False) -> dict[str, Any]
     if spec is not None and method is not None:
         weights = open_weights(checkpoint, spec)
         facts["schemes"] = _schemes(weights)
+        assert isinstance(weights, CodedWeights)
+        facts["oddities"] = oddities(weights)
         if (fixed := _outlier_columns(weights)) is not None:
             facts["outlier_columns"] = fixed
     if verify:
@@ -116,6 +119,7 @@ def inspect_table(facts: dict[str, Any]) -> str:
         lines.append(f"  stored as     {_counts(facts['schemes'])}")
     if "outlier_columns" in facts:
         lines += _outlier_lines(facts["outlier_columns"])
+    lines += [f"  odd           {line}" for line in facts.get("oddities", [])]
     if facts["skipped_files"]:
         names = ", ".join(name.partition(" (")[0] for name in facts["skipped_files"])
         lines.append(f"  beside it     {names} (a run does not carry these over)")

@@ -9,7 +9,14 @@ from compress.formats.verdicts import LoadOption
 from compress.pipeline.plan import Plan
 
 # What transformers needs beside itself, by format.
-PACKAGES = {"compressed-tensors": "compressed-tensors", "bitsandbytes": "bitsandbytes accelerate"}
+PACKAGES = {
+    "compressed-tensors": "compressed-tensors",
+    "bitsandbytes": "bitsandbytes accelerate",
+    "gptq": "gptqmodel optimum",
+    "gptq_v2": "gptqmodel optimum",
+    "awq": "gptqmodel optimum",
+    "fp8": "accelerate",
+}
 # What is imported and what is passed on for an option that transformers needs.
 _OPTIONS: Mapping[LoadOption, tuple[str, str]] = MappingProxyType(
     {

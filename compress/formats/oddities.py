@@ -1,0 +1,123 @@
+"""What is odd about a quantized checkpoint, one line each: nothing wrong, but worth knowing."""
+
+from collections.abc import Iterator, Sequence
+
+from compress.arch.spec import LinearSpec
+from compress.checkpoint.jsonfile import read_object
+from compress.formats import gptq
+from compress.formats.detect import find_block
+from compress.formats.weights import CodedWeights
+from compress.quant.scheme import QuantScheme
+
+_FLOATS = ("F16", "BF16", "F32", "F8_E8M0")
+
+
+def oddities(weights: CodedWeights) -> list[str]:
+    """By headers and config.json only; no weight is read."""
+    linears = [x for x in weights.spec.all_linears() if weights.is_quantized(x.name)]
+    found = [(x, s) for x in linears if (s := weights.scheme(x.name)) is not None]
+    return [
+        *_config(weights),
+        *_ignored(weights),
+        *_fused(weights),
+        *_groups(found),
+        *_padding(weights, linears),
+        *_parts(weights, linears),
+        *_outside(weights),
+    ]
+
+
+def _config(weights: CodedWeights) -> Iterator[str]:
+    if find_block(read_object(weights.checkpoint.path / "config.json")) is None:
+        yield "config.json has no quantization_config; it was taken from a file beside it"
+    if weights.format.name == gptq.NAME and _asymmetric(weights):
+        yield (
+            "zero points are stored less one (GPTQ version 1); kernels disagree on those that are"
+            " 0, and `export --to gptq_v2` stores them as they are"
+        )
+
+
+def _asymmetric(weights: CodedWeights) -> bool:
+    schemes = (weights.scheme(x.name) for x in weights.spec.all_linears())
+    return any(scheme is not None and not scheme.symmetric for scheme in schemes)
+
+
+def _ignored(weights: CodedWeights) -> Iterator[str]:
+    """Entries that the config's list of dense modules lacks, or has too many of."""
+    if not weights.reader.lists_modules:
+        return
+    missing, wrong = [], []
+    for x in weights.spec.all_linears():
+        said = weights.schemes.scheme(x.name)
+        if weights.is_quantized(x.name):
+            wrong += [x.name] if said is None else []
+        elif said is not None and x.role != "embedding":  # no target matches one by its class
+            missing.append(x.name)
+    if weights.spec.head is None and weights.schemes.scheme("lm_head") is not None:
+        missing.append("lm_head (tied, it has no tensor)")
+    if missing:
+        yield f"not quantized, but quantization_config does not ignore it: {_some(missing)}"
+    if wrong:
+        yield f"quantized, but quantization_config ignores it: {_some(wrong)}"
+
+
+def _fused(weights: CodedWeights) -> Iterator[str]:
+    schemes: dict[tuple[int, str, int | None], set[QuantScheme | None]] = {}
+    for block in weights.spec.blocks:
+        for x in block.linears:
+            if x.fused is not None:
+                key = block.index, x.fused, x.expert
+                schemes.setdefault(key, set()).add(weights.scheme(x.name))
+    mixed = [f"block {index} {name}" for (index, name, _), s in schemes.items() if len(s) > 1]
+    if mixed:
+        yield f"stored in several ways, though runtimes fuse them: {_some(mixed)}"
+
+
+def _groups(found: Sequence[tuple[LinearSpec, QuantScheme]]) -> Iterator[str]:
+    short = [
+        f"{x.name} ({x.shape[1]} columns in groups of {scheme.group_size})"
+        for x, scheme in found
+        if x.shape[1] % scheme.columns_per_scale(x.shape[1])
+    ]
+    if short:
+        yield f"the last group is short: {_some(short)}"
+
+
+def _padding(weights: CodedWeights, linears: Sequence[LinearSpec]) -> Iterator[str]:
+    rows = max([weights.spec.vocab, *(x.shape[0] for x in linears if x.role == "head")])
+    if rows > weights.spec.vocab:
+        yield f"the head is padded by {rows - weights.spec.vocab} rows beyond the vocabulary"
+
+
+def _parts(weights: CodedWeights, linears: Sequence[LinearSpec]) -> Iterator[str]:
+    tensors = weights.checkpoint.tensors
+
+    def dtypes(part: str) -> set[str]:
+        names = (f"{x.name}.{part}" for x in linears)
+        return {tensors[name].dtype for name in names if name in tensors}
+
+    if dtypes("pre_quant_scale"):
+        yield "inputs are multiplied by a pre_quant_scale, which only dense weights can take in"
+    main = {dtype for part in weights.reader.marks for dtype in dtypes(part)} & set(_FLOATS)
+    if "F8_E8M0" in main:
+        yield "scales are powers of two (E8M0)"
+    only = weights.format.scale_dtype
+    if only == "F16" and main - {"F16"}:
+        yield f"scales are {', '.join(sorted(main))}; the format's loaders expect F16"
+
+
+def _outside(weights: CodedWeights) -> Iterator[str]:
+    known = {x.name for x in weights.spec.all_linears()}
+    marked = [
+        name.rpartition(".")[0]
+        for name in weights.checkpoint.tensors
+        if name.rpartition(".")[2] in weights.reader.marks
+    ]
+    modules = [module for module in dict.fromkeys(marked) if module not in known]
+    if modules:
+        yield f"quantized, but no linear of the decoder: {_some(modules)}"
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return names[0] + more
