@@ -21,6 +21,7 @@ from compress.checkpoint.finite import NonFinite, find_nonfinite
 from compress.checkpoint.header import TensorInfo, read_header
 from compress.checkpoint.index import INDEX, weight_files
 from compress.checkpoint.jsonfile import read_object
+from compress.checkpoint.quant_file import with_quant_file
 from compress.checkpoint.sidefiles import carried, skipped
 from compress.errors import CheckpointError
 
@@ -29,8 +30,9 @@ from compress.errors import CheckpointError
 class Checkpoint:
     """A checkpoint whose structure has been checked and whose weights have not been read.
 
-    path: the folder. config: config.json. tensors: name -> TensorInfo, in the order in which they
-    lie on disk. files: names of the weight files, in order.
+    path: the folder. config: config.json, with what ModelOpt keeps in a file of its own.
+    tensors: name -> TensorInfo, in the order in which they lie on disk. files: names of the weight
+    files, in order.
     """
 
     path: Path
@@ -46,7 +48,7 @@ class Checkpoint:
         """
         folder = Path(path)
         _require_folder(folder)
-        config = read_object(_require_config(folder))
+        config = with_quant_file(folder, read_object(_require_config(folder)))
         files, weight_map = weight_files(folder)
         tensors = _read_headers(folder, files)
         if weight_map is not None:

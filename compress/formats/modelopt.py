@@ -30,7 +30,6 @@ from compress.formats.fp4 import pack_fp4
 from compress.formats.kv_cache import attention_of
 from compress.formats.modelopt_config import (
     NAME,
-    SIDE_FILE,
     algorithm,
     quantization_config,
     read_schemes,
@@ -48,7 +47,6 @@ __all__ = [
     "NAME",
     "PARTS",
     "SCALES",
-    "SIDE_FILE",
     "against",
     "encode",
     "is_int4",

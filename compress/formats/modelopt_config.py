@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from compress.arch.spec import DecoderSpec
+from compress.checkpoint.quant_file import HF_QUANT_CONFIG
 from compress.errors import CheckpointError, RecipeError
 from compress.formats import config_values as values
 from compress.formats.conv1d import names_in
@@ -24,7 +25,6 @@ from compress.formats.scheme_map import SchemeMap
 from compress.quant.scheme import PRESETS, ActivationScheme, QuantScheme
 
 NAME = "modelopt"
-SIDE_FILE = "hf_quant_config.json"
 MIXED = "MIXED_PRECISION"
 # The version whose exports these are like; loaders recognise hf_quant_config.json by the name.
 _PRODUCER = {"name": "modelopt", "version": "0.47.0"}
@@ -126,7 +126,8 @@ def _cache_word(cache: ActivationScheme) -> Any:
 
 def read_schemes(config: Mapping[str, Any]) -> SchemeMap:
     """Schemes of a checkpoint whose config.json has ModelOpt's quantization_config, in the words of
-    either file. A group size that it lacks is ModelOpt's default, 128 (`complete` finds it).
+    either file. A group size that it lacks is ModelOpt's default, 128 (Checkpoint.config has the
+    one in hf_quant_config.json already).
 
     CheckpointError, naming the key, for what is malformed or no scheme of ours.
     """
@@ -151,25 +152,12 @@ def details(config: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     if found is None:
         raise CheckpointError(
             "config.json has no quantization_config, but there are ModelOpt weights; it must be the"
-            f" mapping written with them, or the content of {SIDE_FILE}"
+            f" mapping written with them, or the content of {HF_QUANT_CONFIG}"
         )
     place, block = found
     if "quantization" not in block:
         return place, block
     return f"{place}.quantization", values.mapping(f"{place}.quantization", block["quantization"])
-
-
-def complete(config: Mapping[str, Any], side: Mapping[str, Any]) -> dict[str, Any]:
-    """config.json's content with a group size that only hf_quant_config.json (`side`) has."""
-    place, block = details(config)
-    said = side.get("quantization")
-    size = said.get("group_size") if isinstance(said, Mapping) else None
-    if size is None or "group_size" in block:
-        return dict(config)
-    key = place.split(".")[0]
-    if place != key:  # an outer mapping or ModelOpt's inner one: rare, and 128 is checked anyway
-        return dict(config)
-    return {**config, key: {**block, "group_size": size}}
 
 
 def _named(place: str, value: object) -> tuple[tuple[tuple[str, ...], QuantScheme], ...]:

@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import Any
 
 from compress.arch.spec import DecoderSpec
+from compress.checkpoint.quant_file import HF_QUANT_CONFIG
 from compress.errors import RecipeError
 from compress.formats import (
     awq_gemm,
@@ -169,7 +170,7 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
                 inputs=modelopt_read.inputs,
             ),
             scale_dtype="F32",
-            files={modelopt.SIDE_FILE: modelopt.side_file},
+            files={HF_QUANT_CONFIG: modelopt.side_file},
             cache=(modelopt.kv_layout, modelopt.kv_encode),
         ),
         "bitsandbytes": Format(
@@ -213,7 +214,7 @@ def by_method(method: str) -> tuple[Format, Reader] | None:
 def small_files() -> frozenset[str]:
     """Names of all files that repeat a quantization_config, in any format and of any tool."""
     ours = [name for fmt in FORMATS.values() for name in fmt.files]
-    return frozenset((*ours, "quantize_config.json", "quant_config.json", "hf_quant_config.json"))
+    return frozenset((*ours, "quantize_config.json", "quant_config.json", HF_QUANT_CONFIG))
 
 
 def readable() -> str:

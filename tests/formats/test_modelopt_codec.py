@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,10 +17,11 @@ from compress.arch.describe import describe
 from compress.arch.spec import DecoderSpec, LinearSpec
 from compress.blocks.activation import fake_quantize
 from compress.checkpoint.dtypes import DTYPE_CODES
+from compress.checkpoint.quant_file import HF_QUANT_CONFIG, completed, with_quant_file
 from compress.errors import CheckpointError, RecipeError
 from compress.formats import modelopt, modelopt_read
 from compress.formats.kv_cache import FP8_CACHE, INT8_CACHE, is_cache_tensor, scales_in
-from compress.formats.modelopt_config import ALGORITHMS, algorithm, complete
+from compress.formats.modelopt_config import ALGORITHMS, algorithm
 from compress.quant.scheme import PRESETS, QuantScheme
 from compress.quant.tensor import QuantizedTensor
 from compressed_models import round_weight
@@ -248,13 +250,27 @@ def test_what_modelopt_itself_says() -> None:
     }
     config = {"quantization_config": block}
     assert modelopt.read_schemes(config).scheme(MODULE) == PRESETS["W4A16"]
-    found = modelopt.read_schemes(complete(config, side))
-    assert found.scheme(MODULE) == QuantScheme(group_size=64)
-    assert found.scheme("model.vision.0.q") is None
-    assert complete(config, {}) == complete(config, {"quantization": 1}) == config
-    assert modelopt.read_schemes({"quantization_config": side}).scheme(MODULE) == QuantScheme(
-        group_size=64
-    )
+    for whole in (completed(config, side), completed({"model_type": "llama"}, side)):
+        found = modelopt.read_schemes(whole)
+        assert found.scheme(MODULE) == QuantScheme(group_size=64)
+        assert found.scheme("model.vision.0.q") is None
+    assert completed(config, {}) == completed(config, {"quantization": 1}) == config
+
+
+def test_the_other_file_is_found(tmp_path: Path) -> None:
+    config: dict[str, Any] = {"model_type": "llama"}
+    assert with_quant_file(tmp_path, config) == config
+    side = {"quantization": {"quant_algo": "FP8"}}
+    (tmp_path / HF_QUANT_CONFIG).write_text(json.dumps(side))
+    said = {"quant_method": "modelopt", **side}
+    assert with_quant_file(tmp_path, config) == {**config, "quantization_config": said}
+    others = {"quantization_config": {"quant_method": "gptq"}}
+    inner = {"text_config": others}
+    assert with_quant_file(tmp_path, others) == others
+    assert with_quant_file(tmp_path, inner) == inner
+    (tmp_path / HF_QUANT_CONFIG).write_text("{")
+    with pytest.raises(CheckpointError, match=f"{HF_QUANT_CONFIG}:1:2 is not valid JSON"):
+        with_quant_file(tmp_path, config)
 
 
 def test_small_letters_and_fp4_inputs() -> None:
