@@ -1,0 +1,102 @@
+"""Runs that write the other formats: scales are chosen in their dtype, misfits are in the plan."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+import tiny_models
+from compress.checkpoint import Checkpoint
+from compress.errors import RecipeError
+from compress.formats import CodedWeights, open_weights
+from compress.pipeline import export, run
+from compress.pipeline.output_format import scale_dtype
+
+TEXT = "once upon a time there was a small dog who liked to play in the park. "
+W4 = {"scheme": "W4A16", "group_size": 32}
+ASYM = {"scheme": "W4A16_ASYM", "group_size": 32}
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_models.make("llama", tmp_path_factory.mktemp("formats"), tied=True)
+
+
+def recipe(folder: Path, fmt: str, *stages: dict[str, object], calibrated: bool = False) -> Path:
+    found: dict[str, object] = {"name": "x", "stages": stages, "output": {"format": fmt}}
+    if calibrated:
+        (folder / "text.txt").write_text(TEXT * 100)
+        found["calibration"] = {
+            "sources": [{"text": str(folder / "text.txt")}],
+            "samples": 8,
+            "length": 32,
+        }
+    path = folder / "recipe.yaml"
+    path.write_text(yaml.safe_dump(found))
+    return path
+
+
+def opened(folder: Path) -> CodedWeights:
+    weights = open_weights(Checkpoint.open(folder))
+    assert isinstance(weights, CodedWeights)
+    return weights
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "fmt", "dtype"),
+    [
+        ("rtn", W4, "gptq", torch.float16),
+        ("rtn", ASYM, "awq", torch.float16),
+        ("gptq", ASYM, "gptq_v2", torch.float16),
+        ("gptq", {**W4, "act_order": "group"}, "gptq", torch.float16),
+        ("fp8", {"scheme": "FP8_DYNAMIC"}, "modelopt", torch.float32),
+    ],
+)
+def test_a_run_writes_the_format(
+    source: Path, tmp_path: Path, method: str, options: dict[str, object], fmt: str, dtype: object
+) -> None:
+    stage = {"method": method, **options}
+    report = run(
+        recipe(tmp_path, fmt, stage, calibrated=method == "gptq"), source, tmp_path / "out"
+    )
+    assert report.result.format == fmt
+    weights = opened(tmp_path / "out")
+    name = weights.spec.blocks[0].linears[0].tensor
+    found = weights.quantized(name)
+    assert found is not None
+    assert found.scale.dtype == dtype
+    original = Checkpoint.open(source).read(name).float()
+    assert (found.dequantize() - original).norm() < 0.2 * original.norm()
+    # Nothing is inexact on the way to where all of it fits.
+    export(tmp_path / "out", "compressed-tensors", tmp_path / "ct")
+    again = opened(tmp_path / "ct").quantized(name)
+    assert again is not None
+    assert torch.equal(again.dequantize(), found.dequantize())
+    assert (tmp_path / "out" / "quantize_config.json").exists() == fmt.startswith("gptq")
+
+
+def test_what_does_not_fit_is_refused_in_the_plan(source: Path, tmp_path: Path) -> None:
+    def refused(fmt: str, *stages: dict[str, object]) -> str:
+        with pytest.raises(RecipeError) as caught:
+            run(recipe(tmp_path, fmt, *stages), source, tmp_path / "out")
+        assert not list(tmp_path.glob("out*"))
+        return str(caught.value).partition("recipe.yaml")[2]
+
+    rtn = {"method": "rtn", **W4}
+    assert "output.format: is fp8: it holds 8-bit floats only, not int4" in refused("fp8", rtn)
+    assert "output.format: is awq: it holds 4 bits, not 8" in refused(
+        "awq", {"method": "rtn", "scheme": "W8A16"}
+    )
+    two = [
+        {**rtn, "targets": ["*.self_attn.*"]},
+        {**rtn, "group_size": 16, "targets": ["*.mlp.*"]},
+    ]
+    with pytest.raises(RecipeError, match="'awq' has one group size for all layers"):
+        run(recipe(tmp_path, "awq", *two), source, tmp_path / "out")
+
+
+def test_dtypes_of_scales() -> None:
+    assert scale_dtype("gptq", torch.bfloat16) == torch.float16
+    for fmt in ("compressed-tensors", "fp8", "bitsandbytes", "dense"):
+        assert scale_dtype(fmt, torch.bfloat16) == torch.bfloat16
