@@ -6,11 +6,14 @@ divide 32. This is compressed-tensors' layout (all versions for 2, 4 and 8 bits;
 3, 5, 6 and 7, which older ones padded to whole codes a word).
 
 Both directions rest on one fact: 8 codes fill exactly `bits` bytes. So 8 codes at a time are
-gathered in an int64 and its low bytes are taken, with no loop over words.
+gathered in an int64 and its low bytes are taken, with no loop over words. Where whole codes fill a
+byte, the bytes of a few codes are merged in one integer: several times as fast.
 """
 
 import torch
 from torch import Tensor
+
+_WHOLE = (2, 4, 8)  # widths of which whole codes fill a byte
 
 
 def words_for(count: int, bits: int) -> int:
@@ -31,6 +34,9 @@ def pack(codes: Tensor, bits: int) -> Tensor:
     unsigned = codes.contiguous().view(torch.uint8) + offset  # wraps: -offset -> 0
     assert count == 0 or bits == 8 or int(unsigned.max()) < 2 * offset, "a code is out of range"
     octets = -(-count // 8)
+    if bits in _WHOLE:
+        joined = _joined(_padded(unsigned, octets * 8), bits)
+        return _padded(joined, words_for(count, bits) * 4).view(torch.int32)
     padded = _padded(unsigned, octets * 8).view(rows, octets, 8)
     string = torch.zeros(rows, octets, dtype=torch.int64, device=codes.device)
     for i in range(8):
@@ -49,6 +55,10 @@ def unpack(words: Tensor, bits: int, count: int) -> Tensor:
     rows = words.shape[0]
     assert words.shape[1] == words_for(count, bits), "words do not hold that many codes"
     octets = -(-count // 8)
+    if bits in _WHOLE:
+        unsigned = _split(_padded(words, words.shape[1]).view(torch.uint8), bits)
+        unsigned -= 1 << (bits - 1)  # wraps: 0 -> -offset
+        return unsigned.view(torch.int8)[:, :count].contiguous()
     stream = _padded(_padded(words, words.shape[1]).view(torch.uint8), octets * bits)
     groups = torch.zeros(rows, octets, 8, dtype=torch.uint8, device=words.device)
     groups[:, :, :bits] = stream.view(rows, octets, bits)
@@ -59,6 +69,28 @@ def unpack(words: Tensor, bits: int, count: int) -> Tensor:
         codes[:, :, i] = ((string >> (i * bits)) & mask).to(torch.uint8)
     codes -= offset  # wraps: 0 -> -offset
     return codes.view(rows, octets * 8)[:, :count].contiguous().view(torch.int8)
+
+
+def _joined(codes: Tensor, bits: int) -> Tensor:
+    """Unsigned codes, uint8 [rows, n] with n a multiple of 8 -> their bytes [rows, n * bits / 8]."""
+    if bits == 8:
+        return codes
+    if bits == 4:
+        pairs = codes.view(torch.int16)
+        return (pairs | (pairs >> 4)).to(torch.uint8)
+    fours = codes.view(torch.int32)
+    return (fours | (fours >> 6) | (fours >> 12) | (fours >> 18)).to(torch.uint8)
+
+
+def _split(data: Tensor, bits: int) -> Tensor:
+    """Inverse of `_joined`: bytes [rows, m] -> uint8 [rows, m * 8 / bits]."""
+    if bits == 8:
+        return data.clone()
+    if bits == 4:
+        wide = data.to(torch.int16)
+        return ((wide | (wide << 4)) & 0x0F0F).view(torch.uint8)
+    wide = data.to(torch.int32)
+    return ((wide | (wide << 6) | (wide << 12) | (wide << 18)) & 0x03030303).view(torch.uint8)
 
 
 def _padded(data: Tensor, width: int) -> Tensor:
