@@ -12,7 +12,7 @@ from torch import Tensor
 
 from compress.arch.describe import describe
 from compress.arch.spec import DecoderSpec, LinearSpec
-from compress.formats import FORMATS, kv_encode
+from compress.formats import FORMATS
 from compress.quant.scheme import ActivationScheme, QuantScheme
 from compress.quant.tensor import QuantizedTensor
 
@@ -147,9 +147,10 @@ def write(
         spec, shapes, schemes, with_g_idx=schemes if act_order else (), kv_cache=kv_cache
     )
     if kv_cache is not None:
+        assert codec.cache is not None, f"{fmt} has no place for scales of a cache"
         scale = torch.tensor([kv_scale], dtype=tensors[spec.embedding].dtype)
         for decoder_block in spec.blocks:
-            output |= kv_encode(decoder_block, scale.clone(), scale.clone())
+            output |= codec.cache[1](decoder_block, scale.clone(), scale.clone())
     folder.mkdir(parents=True, exist_ok=True)
     for file in source.iterdir():
         if file.suffix == ".json" and file.name != "config.json":

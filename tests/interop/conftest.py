@@ -28,6 +28,11 @@ def compressed_tensors() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
+def accelerate() -> ModuleType:
+    return _loader("accelerate")
+
+
+@pytest.fixture(scope="session")
 def bitsandbytes() -> ModuleType:
     _loader("accelerate")
     return _loader("bitsandbytes")
