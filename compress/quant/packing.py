@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 _WHOLE = (2, 4, 8)  # widths of which whole codes fill a byte
+_PIECE = 1 << 16  # codes merged at once
 
 
 def words_for(count: int, bits: int) -> int:
@@ -30,13 +31,15 @@ def pack(codes: Tensor, bits: int) -> Tensor:
     assert codes.dim() == 2
     assert 2 <= bits <= 8
     rows, count = codes.shape
-    offset = 1 << (bits - 1)
-    unsigned = codes.contiguous().view(torch.uint8) + offset  # wraps: -offset -> 0
-    assert count == 0 or bits == 8 or int(unsigned.max()) < 2 * offset, "a code is out of range"
-    octets = -(-count // 8)
+    offset, octets = 1 << (bits - 1), -(-count // 8)
     if bits in _WHOLE:
-        joined = _joined(_padded(unsigned, octets * 8), bits)
-        return _padded(joined, words_for(count, bits) * 4).view(torch.int32)
+        padded = codes.new_full((rows, octets * 8), -offset) if count % 8 else codes
+        if count % 8:
+            padded[:, :count] = codes
+        joined = _joined(padded, bits)
+        return _padded(joined.view(rows, -1), words_for(count, bits) * 4).view(torch.int32)
+    unsigned = codes.contiguous().view(torch.uint8) + offset  # wraps: -offset -> 0
+    assert count == 0 or int(unsigned.max()) < 2 * offset, "a code is out of range"
     padded = _padded(unsigned, octets * 8).view(rows, octets, 8)
     string = torch.zeros(rows, octets, dtype=torch.int64, device=codes.device)
     for i in range(8):
@@ -56,9 +59,8 @@ def unpack(words: Tensor, bits: int, count: int) -> Tensor:
     assert words.shape[1] == words_for(count, bits), "words do not hold that many codes"
     octets = -(-count // 8)
     if bits in _WHOLE:
-        unsigned = _split(_padded(words, words.shape[1]).view(torch.uint8), bits)
-        unsigned -= 1 << (bits - 1)  # wraps: 0 -> -offset
-        return unsigned.view(torch.int8)[:, :count].contiguous()
+        codes = _split(words, bits).view(rows, -1)
+        return codes if codes.shape[1] == count else codes[:, :count].contiguous()
     stream = _padded(_padded(words, words.shape[1]).view(torch.uint8), octets * bits)
     groups = torch.zeros(rows, octets, 8, dtype=torch.uint8, device=words.device)
     groups[:, :, :bits] = stream.view(rows, octets, bits)
@@ -72,7 +74,35 @@ def unpack(words: Tensor, bits: int, count: int) -> Tensor:
 
 
 def _joined(codes: Tensor, bits: int) -> Tensor:
-    """Unsigned codes, uint8 [rows, n] with n a multiple of 8 -> their bytes [rows, n * bits / 8]."""
+    """int8 codes [rows, n], n a multiple of 8 -> their bytes uint8 [rows * n * bits / 8]."""
+    flat = codes.reshape(-1).view(torch.uint8)
+    out = flat.new_empty(flat.numel() * bits // 8)
+    for start, stop in _pieces(flat):
+        unsigned = flat[start:stop] + (1 << (bits - 1))  # wraps: -offset -> 0
+        assert bits == 8 or int(unsigned.max()) < 1 << bits, "a code is out of range"
+        out[start * bits // 8 : stop * bits // 8] = _narrowed(unsigned, bits)
+    return out
+
+
+def _split(words: Tensor, bits: int) -> Tensor:
+    """int32 words -> all int8 codes in them [rows * words * 32 / bits]."""
+    flat = words.reshape(-1).view(torch.uint8)
+    out = flat.new_empty(flat.numel() * 8 // bits)
+    for start, stop in _pieces(out):
+        codes = _widened(flat[start * bits // 8 : stop * bits // 8], bits)
+        out[start:stop] = codes - (1 << (bits - 1))  # wraps: 0 -> -offset
+    return out.view(torch.int8)
+
+
+def _pieces(codes: Tensor) -> list[tuple[int, int]]:
+    """Cuts of a row of codes whose temporaries stay in a processor's cache."""
+    count = codes.numel()
+    step = _PIECE if codes.device.type == "cpu" else max(count, 1)
+    return [(start, min(start + step, count)) for start in range(0, count, step)]
+
+
+def _narrowed(codes: Tensor, bits: int) -> Tensor:
+    """Unsigned codes, a byte each, merged into bytes."""
     if bits == 8:
         return codes
     if bits == 4:
@@ -82,10 +112,10 @@ def _joined(codes: Tensor, bits: int) -> Tensor:
     return (fours | (fours >> 6) | (fours >> 12) | (fours >> 18)).to(torch.uint8)
 
 
-def _split(data: Tensor, bits: int) -> Tensor:
-    """Inverse of `_joined`: bytes [rows, m] -> uint8 [rows, m * 8 / bits]."""
+def _widened(data: Tensor, bits: int) -> Tensor:
+    """Inverse of `_narrowed`."""
     if bits == 8:
-        return data.clone()
+        return data
     if bits == 4:
         wide = data.to(torch.int16)
         return ((wide | (wide << 4)) & 0x0F0F).view(torch.uint8)
