@@ -26,10 +26,14 @@ def load(folder: Path, *, dtype: torch.dtype = torch.float32, **options: Any) ->
 def load_compressed(
     written: Compressed, *, dequantize: bool, dtype: torch.dtype = torch.float32
 ) -> Any:
+    return load_folder(written.folder, dequantize=dequantize, dtype=dtype)
+
+
+def load_folder(folder: Path, *, dequantize: bool, dtype: torch.dtype = torch.float32) -> Any:
     from transformers import CompressedTensorsConfig
 
     options = {"quantization_config": CompressedTensorsConfig(dequantize=True)}
-    return load(written.folder, dtype=dtype, **(options if dequantize else {}))
+    return load(folder, dtype=dtype, **(options if dequantize else {}))
 
 
 def plain(written: Compressed, source: Path, folder: Path, *, rounded: bool) -> Any:

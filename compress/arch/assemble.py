@@ -49,6 +49,7 @@ def assemble(
         experts_per_token=sizes.experts_per_token,
         tied=outside.head is None,
         embedding=outside.embedding,
+        embedding_shape=(tensors[outside.embedding][0], tensors[outside.embedding][1]),
         final_norm=outside.final_norm,
         head=outside.head,
         head_shape=None if head is None else (head[0], head[1]),

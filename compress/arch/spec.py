@@ -13,8 +13,9 @@ class LinearSpec:
     tensor: its weight's name in the checkpoint, usually name + ".weight".
     shape: logical (N, K) = (out, in), whatever the order on disk.
     transposed: stored [K, N] on disk (GPT-2's Conv1D).
-    role: "q", "k", "v", "qkv", "o", "gate", "up", "gate_up", "down", "router", "head", or
-        "linear" for a decoder that is in no table.
+    role: "q", "k", "v", "qkv", "o", "gate", "up", "gate_up", "down", "router", "head",
+        "embedding" (rows that are looked up, not multiplied), or "linear" for a decoder that is in
+        no table.
     shared_input: linears of a block with the same key read the same activations.
     module: path below the runnable block, "self_attn.q_proj"; for an expert the path of its
         per-expert view, "mlp.experts.3.gate".
@@ -86,7 +87,8 @@ class DecoderSpec:
     family: a row of the tables, or "generic".
     text_config: path of the decoder's own config inside config.json, () at the top.
     embedding, final_norm, head: tensor names; head is None when tied to the embedding.
-    head_shape: of the head's tensor, None with it; rows may be padded beyond `vocab`.
+    embedding_shape, head_shape: of these tensors; rows may be padded beyond `vocab`. None without
+        a head.
     outside: (checkpoint tensor, parameter path in the transformers causal-LM module) of what a
         forward needs beside the blocks: embeddings, final norm, head.
     copied: tensors that belong to no part of the decoder (vision towers, multi-token
@@ -107,6 +109,7 @@ class DecoderSpec:
     experts_per_token: int
     tied: bool
     embedding: str
+    embedding_shape: tuple[int, int]
     final_norm: str | None
     head: str | None
     head_shape: tuple[int, int] | None
@@ -115,7 +118,7 @@ class DecoderSpec:
     copied: tuple[str, ...]
 
     def linears(self) -> Iterator[LinearSpec]:
-        """All linears of all blocks, in order (the head is not among them)."""
+        """All linears of all blocks, in order (head and embedding are not among them)."""
         for block in self.blocks:
             yield from block.linears
 
@@ -126,7 +129,13 @@ class DecoderSpec:
         name = self.head.removesuffix(".weight")
         return LinearSpec(name, self.head, self.head_shape, "head", "head", name)
 
+    def embedding_linear(self) -> LinearSpec:
+        """The token embedding (role "embedding"): a linear of one-hot inputs, in no block."""
+        name = self.embedding.removesuffix(".weight")
+        shape = self.embedding_shape
+        return LinearSpec(name, self.embedding, shape, "embedding", "embedding", name)
+
     def all_linears(self) -> tuple[LinearSpec, ...]:
-        """Everything that can be quantized: the linears of the blocks, then the head."""
+        """Everything that can be quantized: the linears of the blocks, the head, the embedding."""
         head = self.head_linear()
-        return (*self.linears(), *(() if head is None else (head,)))
+        return (*self.linears(), *(() if head is None else (head,)), self.embedding_linear())

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from compress.arch.spec import BlockSpec
+from compress.checkpoint.dtypes import PLAIN_DTYPES
 from compress.checkpoint.finite import find_nonfinite
 from compress.errors import CheckpointError
 
@@ -60,10 +61,11 @@ def read_rows(weights: "Weights", tensor: str, ids: Tensor) -> Tensor:
 
     CheckpointError for an id outside it, and for NaN or infinity in what was read.
     """
-    if tensor not in weights.checkpoint.tensors:
+    info = weights.checkpoint.tensors.get(tensor)
+    if info is None or info.dtype not in PLAIN_DTYPES:
         return read_finite(weights, tensor)[ids]
     wanted = ids.tolist()
-    rows = weights.checkpoint.tensors[tensor].shape[0]
+    rows = info.shape[0]
     if wanted and not 0 <= wanted[0] <= wanted[-1] < rows:
         raise CheckpointError(
             f"token id {wanted[-1] if wanted[-1] >= rows else wanted[0]} is outside {tensor}, which"

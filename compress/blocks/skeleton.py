@@ -7,7 +7,7 @@ embeddings are transformers' business and no family needs code here.
 """
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -82,10 +82,20 @@ class Skeleton:
             self._contexts = {shape: context}
         return context
 
-    def embed(self, weights: "Weights", ids: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Hidden states entering block 0: [batch, seq, hidden]. ids: int64 [batch, seq]."""
+    def embed(
+        self,
+        weights: "Weights",
+        ids: Tensor,
+        mask: Tensor | None = None,
+        change: Callable[[Tensor], Tensor] = lambda rows: rows,
+    ) -> Tensor:
+        """Hidden states entering block 0: [batch, seq, hidden]. ids: int64 [batch, seq].
+
+        change: of the embedding's rows, as they are stored, before they are used.
+        """
         used, index = torch.unique(ids, return_inverse=True)
-        table = read_rows(weights, self.spec.embedding, used).to(self.device, self.dtype)
+        rows = change(read_rows(weights, self.spec.embedding, used))
+        table = rows.to(self.device, self.dtype)
         paths = self._outside_paths()
         state = self._read_outside(weights)
         state[paths[self.spec.embedding]] = table
@@ -173,12 +183,18 @@ class Skeleton:
     def logits(self, weights: "Weights", hidden_rows: Tensor) -> Tensor:
         """Logits [n, vocab] of rows [n, hidden] that `final_hidden` gave.
 
-        The head stays in memory for further calls with the same weights, until `release`.
+        The rows are rounded first where the checkpoint quantizes the head's inputs at run time. The
+        head stays in memory for further calls with the same weights, until `release`.
         """
         if self._head is None or self._head[0] is not weights:
             self._head = None
             self._head = (weights, self._read_head(weights))
-        rows = hidden_rows.to(self.device, self.dtype).unsqueeze(1)  # [n, 1, hidden]
+        rows = hidden_rows.to(self.device, self.dtype)
+        head = self.spec.head_linear()
+        inputs = None if head is None else weights.activation(head.name)
+        if inputs is not None:
+            rows = fake_quantize(rows, inputs)
+        rows = rows.unsqueeze(1)  # [n, 1, hidden]
         ids = torch.zeros(rows.shape[:2], dtype=torch.int64, device=self.device)
         with self._filled(self._head[1]), self._base_returning(rows), torch.no_grad():
             out: Tensor = self.model(input_ids=ids, use_cache=False).logits

@@ -35,3 +35,7 @@ DTYPE_CODES: Mapping[torch.dtype, str] = MappingProxyType({v: k for k, v in TORC
 def itemsize(code: str) -> int:
     """Bytes of one element of a dtype code in TORCH_DTYPES."""
     return TORCH_DTYPES[code].itemsize
+
+
+# What weights are stored in that nobody has quantized.
+PLAIN_DTYPES = ("BF16", "F16", "F32")

@@ -70,10 +70,11 @@ def ignored_modules(
 ) -> list[str]:
     """Modules with a weight matrix that is not quantized, by checkpoint name.
 
-    Embeddings are left out: no target of ours matches them. A tied head has no tensor, yet its
-    runtimes build a Linear for it, "lm_head" in all of them.
+    Embeddings are left out, which no target means, unless one of them is quantized. A tied head has
+    no tensor, yet its runtimes build a Linear for it, "lm_head" in all of them.
     """
     embeddings = {name for name, _ in spec.outside if name != spec.head} | {spec.embedding}
+    embeddings = set() if spec.embedding in quantized else embeddings
     names = [
         module_of(name)
         for name, shape in shapes.items()
@@ -87,7 +88,13 @@ def ignored_modules(
 
 def _everything(found: Sequence[LinearSpec]) -> list[str]:
     """Targets of a config with one group. The head goes by its name: vLLM has no Linear for it."""
-    return ["Linear", *(linear.name for linear in found if linear.role == "head")]
+    others = [x for x in found if x.role in ("head", "embedding")]
+    return ["Linear", *(name for x in others for name in _names(x))]
+
+
+def _names(linear: LinearSpec) -> list[str]:
+    # Most of vLLM's models do not tell their embedding its name.
+    return [linear.name, "Embedding"] if linear.role == "embedding" else [linear.name]
 
 
 def targets(found: Sequence[LinearSpec], quantized: Iterable[LinearSpec]) -> list[str]:
@@ -107,7 +114,7 @@ def targets(found: Sequence[LinearSpec], quantized: Iterable[LinearSpec]) -> lis
     for linear in found:
         pattern = _expert_pattern(linear)
         together = pattern is not None and mine[pattern] == everyone[pattern]
-        result[pattern if together and pattern is not None else linear.name] = None
+        result |= dict.fromkeys([pattern] if together and pattern else _names(linear))
     return list(result)
 
 

@@ -18,6 +18,7 @@ from compress.formats import (
     transformers_rules,
     vllm_rules,
 )
+from compress.formats.compressed_tensors import is_packed
 from compress.formats.verdicts import Result, Verdict
 from compress.quant.scheme import ActivationScheme, QuantScheme
 
@@ -51,8 +52,9 @@ def _judge(name: str, result: Result) -> Verdict:
     found = next(obstacles(result), None)
     if found is not None:
         return Verdict(name, "no", found)
-    # A quantized head was tried in transformers only.
-    tried = name == "transformers" or all(x.role != "head" for x, _ in result.quantized())
+    # In vLLM a quantized head was tried with packed weights only.
+    heads = [scheme for x, scheme in result.quantized() if x.role == "head"]
+    tried = name == "transformers" or all(is_packed(scheme) for scheme in heads)
     known = confirmed and tried and result.spec.family != "generic"
     load = transformers_rules.load_option(result) if name == "transformers" else ""
     return Verdict(name, "yes" if known else "expected", remark(result), load)

@@ -27,8 +27,8 @@ def against(result: Result) -> Iterator[str]:
     yield from _experts(result)
     if _needs_dequantize(result) and len(result.schemes()) > 1:
         yield (
-            "asymmetric schemes, and integers with float inputs, load with dequantize=True only,"
-            " and that takes one scheme a model"
+            "asymmetric schemes, integers with float inputs and packed embeddings load with"
+            " dequantize=True only, and that takes one scheme a model"
         )
     if result.cache is not None:
         yield from _cache(result)
@@ -85,6 +85,11 @@ def remark(result: Result) -> str:
             "with CompressedTensorsConfig(dequantize=True): compressed-tensors 0.20 cannot allocate"
             " packed zero points"
         )
+    if option == "dequantize" and _packs_embedding(result):
+        return (
+            "with CompressedTensorsConfig(dequantize=True): transformers 5.23 asks for the weight"
+            " of an embedding that is packed"
+        )
     if option == "dequantize":
         return (
             "with CompressedTensorsConfig(dequantize=True), inputs unquantized: compressed-tensors"
@@ -101,4 +106,8 @@ def remark(result: Result) -> str:
 
 def _needs_dequantize(result: Result) -> bool:
     mixed = any(is_packed(s) and s.activation is not None for s in result.schemes())
-    return mixed or result.packs_zero_points()
+    return mixed or result.packs_zero_points() or _packs_embedding(result)
+
+
+def _packs_embedding(result: Result) -> bool:
+    return any(x.role == "embedding" and is_packed(scheme) for x, scheme in result.quantized())

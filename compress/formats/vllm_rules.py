@@ -54,6 +54,8 @@ def on_cpu(result: Result) -> Iterator[str]:
     if result.cache is not None and result.spec.head_dim % 32:
         yield f"its fp8 cache takes head_dim in multiples of 32 on CPU, not {result.spec.head_dim}"
     for linear, scheme in result.quantized():
+        if linear.role == "embedding":
+            yield f"{linear.name}: its lookup in a quantized embedding is a Triton kernel for GPUs"
         if linear.expert is not None:
             yield "it has no kernels for quantized experts on CPU"
         if scheme.type == "float":
@@ -94,6 +96,8 @@ def _anywhere(result: Result) -> Iterator[str]:
         if linear.transposed and not is_packed(scheme) and storage(scheme) != NVFP4:
             yield f"{linear.name} is a Conv1D: its loader would transpose the codes"
         yield from _floats(scheme) if scheme.type == "float" else _integers(scheme)
+        if linear.role == "embedding" and not _looks_up(scheme):
+            yield f"{linear.name}: it looks up packed symmetric weights of 4 or 8 bits only"
     if len(result.experts()) > 1:
         yield "the experts of a layer must all have one scheme"
     for expert in result.experts():
@@ -104,6 +108,10 @@ def _anywhere(result: Result) -> Iterator[str]:
             yield f"its cache takes fp8, not {result.cache.describe()}"
         if result.spec.family == "gpt2":
             yield "its GPT-2 loader has no place for scales of the cache"
+
+
+def _looks_up(scheme: QuantScheme) -> bool:
+    return is_packed(scheme) and scheme.symmetric and scheme.bits in (4, 8)
 
 
 def _fused(result: Result) -> Iterator[str]:

@@ -17,6 +17,7 @@ from compress.arch.spec import BlockSpec
 from compress.blocks.skeleton import BlockContext, Skeleton
 from compress.pipeline import calibration
 from compress.pipeline.events import Event
+from compress.pipeline.head import quantize_head, round_rows
 from compress.pipeline.journal import CALIBRATION
 from compress.pipeline.observing import Batches, BlockPass, by_what_they_read
 from compress.pipeline.peaks import Peaks
@@ -24,10 +25,15 @@ from compress.pipeline.scaling import scale_channels, write_others
 from compress.pipeline.sizes import rows_at_once
 from compress.pipeline.solving import solve_block
 from compress.pipeline.spill import HiddenStates
-from compress.pipeline.stream import stream_unit
-from compress.pipeline.work import Work, block_tensors, finish_unit, outside_tensors
-
-EMBED = "embed"
+from compress.pipeline.stream import stream_unit, units
+from compress.pipeline.units import EMBED, HEAD, OUTSIDE
+from compress.pipeline.work import (
+    Work,
+    block_tensors,
+    calibrated_head,
+    finish_unit,
+    outside_tensors,
+)
 
 
 def calibrate(work: Work, folder: Path) -> None:
@@ -35,7 +41,7 @@ def calibrate(work: Work, folder: Path) -> None:
     config = work.plan.recipe.calibration
     assert config is not None, "the recipe parser asks for calibration where a stage needs it"
     spec = work.plan.spec
-    if f"block {len(spec.blocks) - 1}" in work.journal.units:
+    if {unit for unit, _, _ in units(work)} <= work.journal.units.keys():
         return
     skeleton = Skeleton(work.checkpoint.config, spec, dtype=work.dtype, device=work.device)
     if CALIBRATION not in work.journal.units:
@@ -51,18 +57,22 @@ def calibrate(work: Work, folder: Path) -> None:
 
 
 def _all_units(work: Work, batches: Batches, spills: list[HiddenStates]) -> None:
-    """Everything outside the blocks, the embedded tokens, then block after block."""
-    blocks = work.plan.spec.blocks
+    """Everything outside the blocks, the embedded tokens, then block after block, and the head
+    where it is calibrated."""
+    blocks, head = work.plan.spec.blocks, calibrated_head(work)
     steps: list[tuple[str, Callable[[], None]]] = [
-        ("outside", partial(stream_unit, work, "outside", None, outside_tensors(work))),
+        (OUTSIDE, partial(stream_unit, work, OUTSIDE, None, outside_tensors(work))),
         (EMBED, partial(_embed, work, batches, spills[0])),
     ]
     for block in blocks:
         source, target = spills[block.index % 2], spills[(block.index + 1) % 2]
-        onward = None if block is blocks[-1] else target
+        onward = None if block is blocks[-1] and head is None else target
         steps.append(
             (f"block {block.index}", partial(_block, work, batches, block, source, onward))
         )
+    if head is not None:
+        last = spills[len(blocks) % 2]
+        steps.append((HEAD, partial(quantize_head, work, batches, head, last)))
     for position, (unit, step) in enumerate(steps):
         if unit in work.journal.units:
             continue
@@ -73,9 +83,11 @@ def _all_units(work: Work, batches: Batches, spills: list[HiddenStates]) -> None
 
 
 def _embed(work: Work, batches: Batches, target: HiddenStates) -> None:
+    embedding = work.planned(None).get(work.plan.spec.embedding)
+    change = (lambda rows: rows) if embedding is None else partial(round_rows, work, embedding)
     for start, stop in batches:
         mask = None if batches.mask is None else batches.mask[start:stop]
-        hidden = batches.skeleton.embed(work.weights, batches.ids[start:stop], mask)
+        hidden = batches.skeleton.embed(work.weights, batches.ids[start:stop], mask, change)
         target.write(start, hidden)
     target.flush()
     work.journal.record(EMBED, [])

@@ -140,7 +140,7 @@ def _calibrated_seconds(job: Job, rates: Rates) -> float:
     assert job.calibration is not None
     tokens = job.calibration.samples * job.calibration.length
     blocks = len(job.spec.blocks)
-    inside = [linear for linear, _ in job.linears if linear.role != "head"]
+    inside = [x for x, _ in job.linears if x.role not in ("head", "embedding")]
     weights = sum(prod(linear.shape) for linear in inside)
     forwards = 2 * tokens * weights * (2 - 1 / blocks)
     inputs = {(_block_of(linear), linear.shared_input): linear.shape[1] for linear in inside}

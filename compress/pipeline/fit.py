@@ -4,31 +4,47 @@ from collections.abc import Iterable, Iterator, Sequence
 from math import gcd
 
 from compress.arch.spec import DecoderSpec, LinearSpec
+from compress.checkpoint import Checkpoint
 from compress.errors import RecipeError
 from compress.formats import bitsandbytes, dense
 from compress.formats.compressed_tensors import is_packed
+from compress.methods import METHODS
 from compress.pipeline.modules import ModulePlan, Skipped
+from compress.pipeline.source import shares_bytes
 from compress.quant.scheme import QuantScheme
 from compress.recipe import Recipe
-from compress.recipe.matching import matches
 
 LARGEST_GROUP = 256  # of those a message proposes
 SHOWN = 6
 WORD_BITS = 32  # of the integers that codes and zero points are packed into
 
 
-def refuse_tied_head(recipe: Recipe, spec: DecoderSpec) -> None:
-    """RecipeError for a target that means the output head of a model that has none of its own."""
-    if spec.head is not None:
+def check_embedding(recipe: Recipe, spec: DecoderSpec, modules: Iterable[ModulePlan]) -> None:
+    """RecipeError for an embedding that cannot be stored as asked, or not without the head.
+
+    Its rows are looked up: there are no inputs to quantize or to calibrate on.
+    """
+    found = next((m for m in modules if m.linear.role == "embedding"), None)
+    if found is None:
         return
-    head = LinearSpec("lm_head", "lm_head.weight", (spec.vocab, spec.hidden), "head", "", "")
-    for stage in recipe.stages:
-        for i, pattern in enumerate(stage.targets):
-            if matches(pattern, head) and not any(matches(pattern, x) for x in spec.linears()):
-                raise RecipeError(
-                    f"{stage.at(f'targets[{i}]')}: {pattern!r} means the output head, which this"
-                    " model does not store: it is tied to the embedding; take the target out"
-                )
+    stage, name = recipe.stages[found.stage], found.linear.name
+    if spec.tied:
+        raise RecipeError(
+            f"{stage.at('targets')}: {name} is also the output head (they are tied); add 'lm_head'"
+            " to the targets of a stage, and each of the two is stored by itself"
+        )
+    if METHODS[stage.method].needs_calibration(stage.config, stage.scheme) or found.folds:
+        raise RecipeError(
+            f"{stage.at('method')}: {stage.method} looks at inputs, and {name} is looked up by"
+            " token; give it a stage of its own with method rtn and a weight-only scheme"
+        )
+    alone = found.scheme.granularity in ("channel", "group") and not found.scheme.is_fp4
+    if found.scheme.activation is not None or not alone:
+        raise RecipeError(
+            f"{stage.at('scheme')}: {found.scheme.describe()} is not for {name}, whose rows are"
+            " looked up: it takes weight-only schemes with a scale a row or a group; use W8A16 or"
+            " W4A16 with method rtn"
+        )
 
 
 def check_groups(recipe: Recipe, modules: Iterable[ModulePlan]) -> None:
@@ -164,8 +180,13 @@ def _row_parts(n: int, spec: DecoderSpec, linear: LinearSpec) -> list[tuple[int,
     return [(rows // 2, n)] if linear.role == "gate_up" else [(rows, n)]
 
 
-def warnings(spec: DecoderSpec) -> Iterator[str]:
+def warnings(checkpoint: Checkpoint, spec: DecoderSpec) -> Iterator[str]:
     """What a person should know about how the decoder was read."""
+    if shares_bytes(checkpoint, spec):
+        yield (
+            f"{spec.head} and {spec.embedding} are one tensor in the source; the result stores each"
+            " by itself, as a stage quantizes the head"
+        )
     if spec.family == "generic":
         yield (
             f"model type {spec.model_type!r} is in no architecture table: layers were found by"

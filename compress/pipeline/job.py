@@ -47,9 +47,10 @@ from compress.pipeline.output import (
     require_space,
     run_checks,
 )
-from compress.pipeline.plan import Plan, build_plan, refuse_quantized
+from compress.pipeline.plan import Plan, build_plan
 from compress.pipeline.quality import measure
 from compress.pipeline.session import Session
+from compress.pipeline.source import open_source
 from compress.pipeline.summary import FOLDER, build_report, layers_of, write_report
 from compress.pipeline.work import Work
 from compress.recipe import Recipe, load
@@ -133,8 +134,9 @@ def make_plan(
     """
     check_device(device)
     source = resolve_model(model)
-    checkpoint = Checkpoint.open(source)
-    plan, compute = _plan(load(recipe, overrides), checkpoint, device, dtype)
+    checked = load(recipe, overrides)
+    checkpoint = open_source(checked, source)
+    plan, compute = _plan(checked, checkpoint, device, dtype)
     if out is None:
         checks = input_checks(plan, checkpoint, compute, device, drawn=False)
     else:
@@ -164,7 +166,7 @@ def prepare(
     check_device(device)
     checked = load(recipe, overrides)
     source = resolve_model(model)
-    checkpoint = Checkpoint.open(source)
+    checkpoint = open_source(checked, source)
     output = prepare_output(out, source=source, overwrite=overwrite, resume=resume)
     plan, compute = _plan(checked, checkpoint, device, dtype)
     check_inputs(plan, checkpoint, compute, device, drawn=is_drawn(output))
@@ -194,7 +196,6 @@ def _plan(
     recipe: Recipe, checkpoint: Checkpoint, device: str, dtype: str | None
 ) -> tuple[Plan, torch.dtype]:
     compute = compute_dtype(checkpoint.main_dtype, device, dtype)
-    refuse_quantized(checkpoint)
     units = budget_units(recipe, checkpoint)
     if not units:
         return build_plan(recipe, checkpoint, dtype=compute), compute

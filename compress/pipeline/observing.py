@@ -141,7 +141,7 @@ def by_input(modules: list[ModulePlan]) -> list[tuple[str, list[ModulePlan]]]:
 def observe(block: BlockPass, modules: list[ModulePlan]) -> dict[str, Stats]:
     """Statistics of the modules' inputs over the whole calibration set, by shared input."""
     linears = [m.linear for m in modules]
-    magnitudes = any(_needs_magnitudes(m) for m in modules)
+    magnitudes = any(needs_magnitudes(m) for m in modules)
     observer = Observer.create(
         block.batches.skeleton, block.module, block.spec.index, linears, magnitudes=magnitudes
     )
@@ -195,7 +195,7 @@ class Observer:
         return {key: self.grams.pop(key).stats() for key in list(self.grams)}
 
 
-def _needs_magnitudes(m: ModulePlan) -> bool:
+def needs_magnitudes(m: ModulePlan) -> bool:
     """Whether someone asks how large the inputs are: folds, static scales, fixed outliers."""
     return _is_fixed(m) or bool(m.folds)
 

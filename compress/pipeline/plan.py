@@ -14,9 +14,10 @@ import torch
 from compress.arch.describe import describe
 from compress.arch.spec import DecoderSpec, LinearSpec
 from compress.checkpoint import Checkpoint, ShardLayout, plan_shards
+from compress.checkpoint.dtypes import PLAIN_DTYPES
 from compress.checkpoint.layout import Entry, nbytes
 from compress.errors import CheckpointError, RecipeError
-from compress.formats import FORMATS, Verdict, detect, runtimes
+from compress.formats import FORMATS, Verdict, runtimes
 from compress.methods import METHODS
 from compress.pipeline import cache_scales, fit
 from compress.pipeline.budget import Budget
@@ -33,8 +34,6 @@ from compress.pipeline.pairs import check_pairs
 from compress.quant.scheme import ActivationScheme, QuantScheme
 from compress.recipe import Recipe
 from compress.recipe.matching import assign
-
-SOURCE_DTYPES = ("BF16", "F16", "F32")
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,12 +123,11 @@ def build_plan(recipe: Recipe, checkpoint: Checkpoint, *, dtype: torch.dtype) ->
 
     dtype: of the calibrated passes, for the estimate.
     """
-    refuse_quantized(checkpoint)
     spec = describe(checkpoint.config, checkpoint.shapes)
     recipe, shortened = cap_defaults(recipe, spec.context)
     fmt = choose_format(recipe)
-    fit.refuse_tied_head(recipe, spec)
     modules, skipped = _assign(recipe, spec, checkpoint, fmt)
+    fit.check_embedding(recipe, spec, modules)
     fit.check_groups(recipe, modules)
     fit.check_fused(recipe, modules, skipped)
     check_pairs(recipe, spec, modules)
@@ -151,17 +149,8 @@ def build_plan(recipe: Recipe, checkpoint: Checkpoint, *, dtype: torch.dtype) ->
         estimate=estimate(_job(recipe, checkpoint, spec, modules, dtype)),
         tensor_parallel={n: fit.against_parallel(n, spec, modules, fmt) for n in (2, 4, 8)},
         runtimes=_runtimes(fmt, spec, modules, cache_scales.scheme(recipe)),
-        warnings=(*fit.warnings(spec), *shortened, *remarks(modules, fmt)),
+        warnings=(*fit.warnings(checkpoint, spec), *shortened, *remarks(modules, fmt)),
     )
-
-
-def refuse_quantized(checkpoint: Checkpoint) -> None:
-    """CheckpointError for a source that is compressed already."""
-    found = detect(checkpoint.config, checkpoint.tensors)
-    if found is not None:
-        raise CheckpointError(
-            f"{checkpoint.path} is already quantized ({found}); give the original checkpoint"
-        )
 
 
 def _job(
@@ -217,11 +206,6 @@ def _module(
     chosen = recipe.stages[stage]
     method, config, scheme = chosen.method, chosen.config, chosen.scheme
     assert scheme is not None, "matching.assign gives a layer to a stage that says how it is stored"
-    if block is None and METHODS[method].needs_calibration(config, scheme):
-        raise RecipeError(
-            f"{chosen.at('targets')}: {linear.name} is the output head, which {method} with"
-            " calibration does not take; give it a stage of its own with method rtn"
-        )
     g_idx = getattr(config, "act_order", "none") == "group"
     if g_idx and scheme.granularity != "group":
         raise RecipeError(
@@ -229,9 +213,9 @@ def _module(
             f" {scheme.granularity!r}; use 'static'"
         )
     info = checkpoint.tensors[linear.tensor]
-    if info.dtype not in SOURCE_DTYPES:
+    if info.dtype not in PLAIN_DTYPES:
         raise CheckpointError(
-            f"tensor {linear.tensor} is stored as {info.dtype}; {', '.join(SOURCE_DTYPES)} can be"
+            f"tensor {linear.tensor} is stored as {info.dtype}; {', '.join(PLAIN_DTYPES)} can be"
             " quantized, so convert it or add the layer to ignore"
         )
     stored = _stored(linear, scheme, fmt, info.dtype, g_idx)

@@ -12,6 +12,7 @@ from compress.blocks.linear import set_linear_weight
 from compress.checkpoint.dtypes import TORCH_DTYPES
 from compress.formats import dense
 from compress.methods import METHODS
+from compress.methods.outcome import Outcome
 from compress.pipeline.modules import ModulePlan
 from compress.pipeline.observing import (
     BlockPass,
@@ -88,21 +89,36 @@ def _solve(
             absmax=stats.absmax,
         )
         for m, outcome in zip(group, outcomes, strict=True):
-            quantized = _with_input_scale(outcome.quantized, stats, dtype)
-            beyond = store(work, m, quantized)
-            layer = layer_record(
-                m,
-                error=outcome.error,
-                method=outcome.method,
-                tokens=stats.tokens,
-                damping=outcome.damping,
-                kept=_unscaled(m, stats) or outcome.kept,
-                dead=outcome.dead,
-                outlier_columns=outcome.outlier_columns,
-                beyond=beyond,
-                folds=scaled.remarks(m),
-            )
-            yield m, quantized, layer
+            yield m, *write_solved(work, m, outcome, stats, dtype, scaled.remarks(m))
+
+
+def write_solved(
+    work: Work,
+    m: ModulePlan,
+    outcome: Outcome,
+    stats: Stats,
+    dtype: torch.dtype,
+    folds: tuple[str, ...] = (),
+) -> tuple[QuantizedTensor, Layer]:
+    """Write what a method made of a layer, with the scale of its inputs; and the report's line.
+
+    dtype: of stored scales. folds: remarks on the scaling of the layer's columns.
+    """
+    quantized = _with_input_scale(outcome.quantized, stats, dtype)
+    beyond = store(work, m, quantized)
+    layer = layer_record(
+        m,
+        error=outcome.error,
+        method=outcome.method,
+        tokens=stats.tokens,
+        damping=outcome.damping,
+        kept=_unscaled(m, stats) or outcome.kept,
+        dead=outcome.dead,
+        outlier_columns=outcome.outlier_columns,
+        beyond=beyond,
+        folds=folds,
+    )
+    return quantized, layer
 
 
 def _weight(work: Work, m: ModulePlan, scaled: Scaled) -> Tensor:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 
 import torch
 
@@ -9,9 +10,11 @@ from compress.methods import METHODS
 from compress.pipeline.events import Event
 from compress.pipeline.modules import ModulePlan
 from compress.pipeline.output_format import scale_dtype
+from compress.pipeline.units import HEAD, OUTSIDE
 from compress.pipeline.work import (
     Work,
     block_tensors,
+    calibrated_head,
     copy_tensors,
     finish_unit,
     layer_record,
@@ -26,10 +29,12 @@ from compress.report.schema import Layer
 
 
 def units(work: Work) -> list[tuple[str, int | None, list[str]]]:
-    """(name, block, source tensors) of everything the pass works off, in order."""
-    blocks = work.plan.spec.blocks
-    return [("outside", None, outside_tensors(work))] + [
-        (f"block {b.index}", b.index, block_tensors(b)) for b in blocks
+    """(name, block, source tensors) of everything a run works off, in order."""
+    blocks, head = work.plan.spec.blocks, calibrated_head(work)
+    return [
+        (OUTSIDE, None, outside_tensors(work)),
+        *((f"block {b.index}", b.index, block_tensors(b)) for b in blocks),
+        *([] if head is None else [(HEAD, None, [head.linear.tensor])]),
     ]
 
 
@@ -102,14 +107,20 @@ def round_merged(work: Work, modules: list[ModulePlan]) -> dict[str, Layer]:
 
 
 def join_rows(pieces: list[QuantizedTensor], scheme: QuantScheme) -> QuantizedTensor:
-    """One tensor from runs of its rows."""
+    """One tensor from runs of its rows, which share their columns' groups and outliers."""
+    first = pieces[0]
     if len(pieces) == 1:
-        return pieces[0]
+        return first
     zeros = [p.zero for p in pieces if p.zero is not None]
+    kept = [p.outliers.weight for p in pieces if p.outliers is not None]
+    outliers = None
+    if first.outliers is not None:
+        outliers = replace(first.outliers, weight=torch.cat(kept))
     return QuantizedTensor(
         codes=torch.cat([p.codes for p in pieces]),
         scale=torch.cat([p.scale for p in pieces]),
         zero=torch.cat(zeros) if zeros else None,
-        g_idx=None,
+        g_idx=first.g_idx,
         scheme=scheme,
+        outliers=outliers,
     )

@@ -16,6 +16,8 @@ from compress.pipeline.opening import all_lines
 from compress.pipeline.plan import Plan
 from compress.pipeline.quality import Measured
 from compress.pipeline.session import Session
+from compress.pipeline.source import shares_bytes
+from compress.pipeline.units import HEAD, OUTSIDE
 from compress.report.codec import write_json
 from compress.report.html import write_html
 from compress.report.schema import (
@@ -115,7 +117,7 @@ def layers_of(plan: Plan, journal: Journal) -> tuple[Layer, ...]:
     done = [
         layer_of(record)
         for unit, records in journal.units.items()
-        if unit == "outside" or unit.startswith("block ")
+        if unit in (OUTSIDE, HEAD) or unit.startswith("block ")
         for record in records
     ]
     return (*done, *_skipped(plan))
@@ -163,7 +165,7 @@ def result_of(session: Session, layers: Sequence[Layer]) -> Result:
     stored = sum(layer.bytes_after for layer in layers if layer.skipped_reason is None)
     return Result(
         path=str(session.output.out),
-        params=session.checkpoint.params,
+        params=sum(info.numel for info in session.checkpoint.tensors.values()),
         bytes=_stored_bytes(session),
         bits_per_weight=8 * stored / weights,
         kv_bytes_per_token=kv_bytes_per_token(plan.spec, session.checkpoint),
@@ -198,13 +200,15 @@ def _sizes(session: Session) -> Iterable[SizePart]:
     large = {plan.spec.embedding, plan.spec.head}
     before = dict.fromkeys(("quantized weights", "scales", "embeddings", "norms and other"), 0)
     after = dict(before)
+    # A head that a stage unties has no bytes of its own in the source.
+    once = plan.spec.head if shares_bytes(checkpoint, plan.spec) else None
     for source, stored in plan.tensors.items():
         kind = "norms and other"
         if source in quantized:
             kind = "quantized weights"
         elif source in large:
             kind = "embeddings"
-        before[kind] += checkpoint.tensors[source].nbytes
+        before[kind] += 0 if source == once else checkpoint.tensors[source].nbytes
         for position, (name, _, _) in enumerate(stored):
             # The codes come first in every format; what follows serves to read them.
             part = "scales" if source in quantized and position else kind

@@ -11,6 +11,7 @@ from compress.arch.spec import BlockSpec
 from compress.checkpoint import Checkpoint, ShardWriter
 from compress.checkpoint.dtypes import TORCH_DTYPES
 from compress.formats import FORMATS, Weights
+from compress.methods import METHODS
 from compress.pipeline import outliers
 from compress.pipeline.events import Progress
 from compress.pipeline.journal import Journal
@@ -40,9 +41,25 @@ class Work:
 
 
 def outside_tensors(work: Work) -> list[str]:
-    """Source tensors that lie in no block, in file order."""
+    """Source tensors that lie in no block, in file order; without a head that waits for what the
+    last block says."""
     inside = {name for block in work.plan.spec.blocks for name in block_tensors(block)}
-    return [name for name in work.checkpoint.tensors if name not in inside]
+    head = calibrated_head(work)
+    return [
+        name
+        for name in work.checkpoint.tensors
+        if name not in inside and (head is None or name != head.linear.tensor)
+    ]
+
+
+def calibrated_head(work: Work) -> ModulePlan | None:
+    """The output head, where a stage quantizes it by what it reads."""
+    head = next((m for m in work.plan.modules if m.linear.role == "head"), None)
+    if head is None:
+        return None
+    stage = work.plan.recipe.stages[head.stage]
+    calibrated = METHODS[stage.method].needs_calibration(stage.config, stage.scheme)
+    return head if calibrated or head.folds else None
 
 
 def block_tensors(block: BlockSpec) -> list[str]:

@@ -2,7 +2,9 @@
 
 A pattern is a glob over a layer's full name ("model.layers.0.*") or over its last parts
 ("down_proj", "self_attn.*_proj"), or "re:" and a regular expression for the full name. The words
-"lm_head" and "router" also mean the output head and the routers, whatever they are called.
+"lm_head", "router" and "embedding" also mean the output head, the routers and the token embedding,
+whatever they are called. The embedding belongs to a stage only where a target means nothing else:
+"*" stands for layers that multiply.
 """
 
 import difflib
@@ -15,7 +17,11 @@ from compress.arch.spec import LinearSpec
 from compress.errors import RecipeError
 from compress.recipe.schema import Claim, Stage
 
-ROLE_OF_WORD: Mapping[str, str] = {"lm_head": "head", "router": "router"}
+ROLE_OF_WORD: Mapping[str, str] = {
+    "lm_head": "head",
+    "router": "router",
+    "embedding": "embedding",
+}
 NO_STAGE = "no stage targets it"
 
 
@@ -44,8 +50,8 @@ def matches(pattern: str, linear: LinearSpec) -> bool:
 def select(stage: Stage, linears: Iterable[LinearSpec]) -> tuple[list[str], dict[str, str]]:
     """Names of the layers a stage takes, and for those it targets but ignores, the reason.
 
-    Raises RecipeError for a pattern that means no layer (the two role words may, in `ignore`: a
-    model with tied embeddings has no head) and for a stage whose targets are all ignored.
+    Raises RecipeError for a pattern that means no layer (the role words may, in `ignore`: a model
+    with tied embeddings has no head) and for a stage whose targets are all ignored.
     """
     linears = list(linears)
     _check_patterns(stage, "targets", linears)
@@ -67,7 +73,13 @@ def select(stage: Stage, linears: Iterable[LinearSpec]) -> tuple[list[str], dict
 
 def named(patterns: Iterable[str], linears: Iterable[LinearSpec]) -> list[LinearSpec]:
     """The layers that a list of targets names."""
-    return [x for x in linears if any(matches(p, x) for p in patterns)]
+    plain = [p for p in patterns if _multiplies(p, linears)]
+    lookups = [p for p in patterns if p not in plain]
+    return [
+        x
+        for x in linears
+        if any(matches(p, x) for p in (lookups if x.role == "embedding" else plain))
+    ]
 
 
 def _inside(stage: Stage, linears: Sequence[LinearSpec]) -> list[LinearSpec]:
@@ -126,6 +138,11 @@ def _skips(stage: Stage, linears: Sequence[LinearSpec]) -> dict[str, str]:
                 by = _first(claim.targets, linear)
                 reasons[linear.name] = f"skipped by {by!r} in {claim.path}.targets"
     return reasons
+
+
+def _multiplies(pattern: str, linears: Iterable[LinearSpec]) -> bool:
+    """Whether a pattern means a layer that multiplies, and so not the embedding in particular."""
+    return any(x.role != "embedding" and matches(pattern, x) for x in linears)
 
 
 def assign(stages: Sequence[Stage], linears: Iterable[LinearSpec]) -> Assignment:

@@ -13,10 +13,10 @@ from torch import Tensor
 import compressed_models
 from compress.checkpoint import Checkpoint
 from compress.formats import open_weights
-from compress.pipeline import run
+from compress.pipeline import make_plan, run
 from compress.quant.scheme import ActivationScheme, QuantScheme
 from compressed_models import Choose, Compressed
-from in_transformers import IDS, load, load_compressed, logits, plain, verdict_of
+from in_transformers import IDS, load, load_compressed, load_folder, logits, plain, verdict_of
 from pipeline_runs import GPTQ, RTN, recipe, text_source
 
 pytestmark = [pytest.mark.interop, pytest.mark.usefixtures("compressed_tensors")]
@@ -160,6 +160,39 @@ def test_a_quantized_head_of_a_run(source: Any, tmp_path: Path) -> None:
     expected.load_state_dict({name: weights.read(name) for name in expected.state_dict()})
     assert (logits(found) - logits(expected)).abs().max() <= 1e-5
     assert (logits(found) - unquantized).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(
+    ("blocks", "outside"),
+    [
+        (RTN, RTN),
+        (
+            {"method": "fp8", "scheme": "FP8_DYNAMIC"},
+            {"method": "fp8", "scheme": {"type": "float", "bits": 8, "granularity": "channel"}},
+        ),
+    ],
+    ids=["packed", "fp8"],
+)
+def test_quantized_embeddings_of_a_run(
+    source: Any, blocks: dict[str, Any], outside: dict[str, Any], tied: bool, tmp_path: Path
+) -> None:
+    """Embedding and head, which a tied source stores as one: each as its own codes say."""
+    dense = source(dtype="fp32", tied=tied)
+    both = {**outside, "targets": ["lm_head", "embedding"], "ignore": []}
+    plan = make_plan(recipe(blocks, both), dense)
+    run(recipe(blocks, both), dense, tmp_path / "out")
+    weights = open_weights(Checkpoint.open(tmp_path / "out"))
+    option = next(v.load for v in plan.runtimes if v.runtime == "transformers")
+    assert option == ("dequantize" if blocks is RTN else "")
+    found = load_folder(tmp_path / "out", dequantize=option == "dequantize")
+    logits(found)  # decompresses the weights where they are not yet
+    assert not found.config.tie_word_embeddings
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        assert torch.equal(found.state_dict()[name].float(), weights.read(name).float()), name
+    original = load(dense).state_dict()["model.embed_tokens.weight"]
+    changed = found.state_dict()["model.embed_tokens.weight"] - original
+    assert 1e-3 < changed.norm() / original.norm() < 0.2
 
 
 def test_overrides_of_a_run(source: Any, tmp_path: Path) -> None:

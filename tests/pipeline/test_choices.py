@@ -79,22 +79,6 @@ def test_the_head_is_quantized_when_asked(tiny, tmp_path: Path, alone: bool) -> 
     assert report.result.sizes[0].bytes_before > 0
 
 
-def test_a_tied_head_has_no_tensor_to_quantize(tiny, tmp_path: Path) -> None:
-    with pytest.raises(RecipeError) as caught:
-        run(recipe(RTN, HEAD), tiny("llama", tied=True), tmp_path / "out")
-    assert str(caught.value) == (
-        "recipe:10: stages[1].targets[0]: 'lm_head' means the output head, which this model does"
-        " not store: it is tied to the embedding; take the target out"
-    )
-
-
-def test_the_head_is_not_calibrated(tiny, tmp_path: Path) -> None:
-    with pytest.raises(
-        RecipeError, match="lm_head is the output head, which gptq with calibration"
-    ):
-        run(recipe({**GPTQ, "ignore": []}, calibration=SELF), tiny("llama"), tmp_path / "out")
-
-
 def test_merged_layers_must_be_alike(tiny, tmp_path: Path) -> None:
     with pytest.raises(RecipeError) as caught:
         make_plan(

@@ -33,4 +33,4 @@ def test_data_free_runs_load_no_transformers_and_build_no_module(tiny, tmp_path:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == {"loaded": [], "layers": 2 * (4 + 1 + 12) + 1}
+    assert json.loads(done.stdout) == {"loaded": [], "layers": 2 * (4 + 1 + 12) + 2}

@@ -135,10 +135,10 @@ def test_inspecting_a_source_and_a_result(tiny, tmp_path: Path) -> None:
     run(recipe(RTN), tiny("llama"), tmp_path / "out")
     facts = inspect_checkpoint(tmp_path / "out", verify=True)
     assert facts["quantization"] == "compressed-tensors"
-    assert facts["schemes"] == {"int4 sym g32": 14, "bf16": 1}
+    assert facts["schemes"] == {"int4 sym g32": 14, "bf16": 2}
     assert facts["damaged"] == {}
     table = inspect_table(facts)
-    assert "stored as     14 x int4 sym g32, 1 x bf16" in table
+    assert "stored as     14 x int4 sym g32, 2 x bf16" in table
     assert "values        all finite" in table
     json.dumps(facts)
 

@@ -1,0 +1,76 @@
+"""The checkpoint that a run reads: dense, and with a head of its own where the recipe wants one."""
+
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from compress.arch.describe import describe
+from compress.arch.spec import DecoderSpec, LinearSpec
+from compress.checkpoint import Checkpoint
+from compress.errors import CheckpointError
+from compress.formats import detect
+from compress.recipe import Recipe
+from compress.recipe.matching import matches
+
+LM_HEAD = "lm_head.weight"
+
+
+def open_source(recipe: Recipe, folder: Path) -> Checkpoint:
+    """The checkpoint in `folder`, untied when a stage means the head of a model whose head is the
+    embedding. CheckpointError for one that is compressed already."""
+    checkpoint = Checkpoint.open(folder)
+    refuse_quantized(checkpoint)
+    spec = describe(checkpoint.config, checkpoint.shapes)
+    return untied(checkpoint, spec) if spec.tied and _names_head(recipe, spec) else checkpoint
+
+
+def refuse_quantized(checkpoint: Checkpoint) -> None:
+    """CheckpointError for a source that is compressed already."""
+    found = detect(checkpoint.config, checkpoint.tensors)
+    if found is not None:
+        raise CheckpointError(
+            f"{checkpoint.path} is already quantized ({found}); give the original checkpoint"
+        )
+
+
+def untied(checkpoint: Checkpoint, spec: DecoderSpec) -> Checkpoint:
+    """The same model with the head as a tensor of its own: the embedding's bytes under a second
+    name, and a config that says so. Nothing is copied; what is written has both."""
+    name = head_name(spec)
+    info = replace(checkpoint.tensors[spec.embedding], name=name)
+    tensors = MappingProxyType({**checkpoint.tensors, name: info})
+    return replace(checkpoint, tensors=tensors, config=_untied_config(checkpoint.config))
+
+
+def shares_bytes(checkpoint: Checkpoint, spec: DecoderSpec) -> bool:
+    """Whether head and embedding are one tensor in the files, as `untied` leaves them."""
+    if spec.head is None:
+        return False
+    head, embedding = checkpoint.tensors[spec.head], checkpoint.tensors[spec.embedding]
+    return (head.file, head.start) == (embedding.file, embedding.start)
+
+
+def head_name(spec: DecoderSpec) -> str:
+    """What transformers calls the head of a tied model: beside the module "model" that has the
+    embedding in it."""
+    parts = spec.embedding.split(".")
+    outer = parts[: len(parts) - 1 - parts[::-1].index("model")] if "model" in parts else []
+    return ".".join([*outer, LM_HEAD])
+
+
+def _names_head(recipe: Recipe, spec: DecoderSpec) -> bool:
+    """Whether a target means the head in particular ("lm_head"; not "*")."""
+    name = head_name(spec)
+    head = LinearSpec(name.removesuffix(".weight"), name, spec.embedding_shape, "head", "", "")
+    return any(
+        matches(pattern, head) and not any(matches(pattern, x) for x in spec.linears())
+        for stage in recipe.stages
+        for pattern in stage.targets
+    )
+
+
+def _untied_config(config: dict[str, Any]) -> dict[str, Any]:
+    text = config.get("text_config")
+    inner = {"text_config": {**text, "tie_word_embeddings": False}} if text else {}
+    return {**config, **inner, "tie_word_embeddings": False}
