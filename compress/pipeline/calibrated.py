@@ -30,7 +30,6 @@ from compress.pipeline.units import EMBED, HEAD, OUTSIDE
 from compress.pipeline.work import (
     Work,
     block_tensors,
-    calibrated_head,
     finish_unit,
     outside_tensors,
 )
@@ -59,7 +58,7 @@ def calibrate(work: Work, folder: Path) -> None:
 def _all_units(work: Work, batches: Batches, spills: list[HiddenStates]) -> None:
     """Everything outside the blocks, the embedded tokens, then block after block, and the head
     where it is calibrated."""
-    blocks, head = work.plan.spec.blocks, calibrated_head(work)
+    blocks, head = work.plan.spec.blocks, work.head
     steps: list[tuple[str, Callable[[], None]]] = [
         (OUTSIDE, partial(stream_unit, work, OUTSIDE, None, outside_tensors(work))),
         (EMBED, partial(_embed, work, batches, spills[0])),

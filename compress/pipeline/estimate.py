@@ -55,13 +55,15 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What is to be done. `linears`: those to quantize; `dtype`: of the calibrated passes."""
+    """What is to be done. `linears`: those to quantize; `dtype`: of the calibrated passes; `head`:
+    the output head, where it is solved by what it reads."""
 
     checkpoint: Checkpoint
     spec: DecoderSpec
     linears: Sequence[tuple[LinearSpec, QuantScheme]]
     calibration: CalibrationConfig | None
     dtype: torch.dtype
+    head: LinearSpec | None = None
 
 
 def estimate(job: Job) -> Estimate:
@@ -149,16 +151,28 @@ def _calibrated_seconds(job: Job, rates: Rates) -> float:
     loops = sum(2 * n * k * k for n, k in (x.shape for x in inside)) * 5
     wide = LIVE_WIDE * job.spec.intermediate + LIVE_HIDDEN * job.spec.hidden
     passing = 2 * tokens * blocks * wide * job.dtype.itemsize * 2 / rates.elementwise
+    searched = sum(prod(x.shape) for x, _ in job.linears)
     return (
         SKELETON_SECONDS
+        + _head_seconds(job, tokens, rates)
         + _sampling_seconds(job, rates)
         + forwards / rates.product
         + 2 * blocks * _attention_seconds(job, tokens)
         + passing
         + gram / rates.gram
         + (factor + loops) / rates.product_fp32
-        + 2 * weights / rates.search
+        + 2 * searched / rates.search
     )
+
+
+def _head_seconds(job: Job, tokens: int, rates: Rates) -> float:
+    """Observing and solving the head, factored anew for every run of its rows."""
+    if job.head is None:
+        return 0.0
+    n, k = job.head.shape
+    runs = -(-n * k // ROWS_AT_ONCE)
+    solving = runs * k**3 * 2 / 3 + 10 * n * k * k
+    return tokens * k * k / rates.gram + solving / rates.product_fp32
 
 
 def _attention_seconds(job: Job, tokens: int) -> float:
@@ -240,7 +254,17 @@ def _calibrated_bytes(job: Job) -> int:
         for key, k in inputs.items()
     ]
     always = TORCH_BYTES + TRANSFORMERS_BYTES
-    return always + max(weights + hessians + max(live, *solves), _sampling_bytes(job))
+    worst = max(weights + hessians + max(live, *solves), _outside_bytes(job), _sampling_bytes(job))
+    return always + worst
+
+
+def _outside_bytes(job: Job) -> int:
+    """Of a head or an embedding: codes and source whole, some runs of rows in fp32."""
+    sizes = [prod(x.shape) for x, _ in job.linears if x.role in ("head", "embedding")]
+    if not sizes:
+        return 0
+    solving = 0 if job.head is None else 3 * 4 * job.head.shape[1] ** 2
+    return max(sizes) * (job.dtype.itemsize + 2) + min(max(sizes), ROWS_AT_ONCE) * 4 * 7 + solving
 
 
 def _sampling_bytes(job: Job) -> int:

@@ -1,9 +1,12 @@
 """Linears as a plan sees them: to be quantized, or left with a reason."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from compress.arch.spec import LinearSpec
+from compress.methods import METHODS
 from compress.quant.scheme import QuantScheme
+from compress.recipe import Recipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,3 +34,13 @@ class Skipped:
     linear: LinearSpec
     block: int | None
     reason: str
+
+
+def calibrated_head(recipe: Recipe, modules: Iterable[ModulePlan]) -> ModulePlan | None:
+    """The output head, where a stage quantizes it by what it reads."""
+    head = next((m for m in modules if m.linear.role == "head"), None)
+    if head is None:
+        return None
+    stage = recipe.stages[head.stage]
+    calibrated = METHODS[stage.method].needs_calibration(stage.config, stage.scheme)
+    return head if calibrated or head.folds else None

@@ -23,7 +23,7 @@ from compress.pipeline import cache_scales, fit
 from compress.pipeline.budget import Budget
 from compress.pipeline.estimate import Estimate, Job, estimate
 from compress.pipeline.lengths import cap_defaults
-from compress.pipeline.modules import ModulePlan, Skipped
+from compress.pipeline.modules import ModulePlan, Skipped, calibrated_head
 from compress.pipeline.output_format import (
     check_config,
     check_experts,
@@ -160,12 +160,15 @@ def _job(
     modules: Iterable[ModulePlan],
     dtype: torch.dtype,
 ) -> Job:
+    modules = list(modules)
+    head = calibrated_head(recipe, modules)
     return Job(
         checkpoint,
         spec,
         [(m.linear, m.scheme) for m in modules],
         recipe.calibration if _calibrated(recipe) else None,
         dtype,
+        None if head is None else head.linear,
     )
 
 

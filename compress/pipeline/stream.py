@@ -14,7 +14,6 @@ from compress.pipeline.units import HEAD, OUTSIDE
 from compress.pipeline.work import (
     Work,
     block_tensors,
-    calibrated_head,
     copy_tensors,
     finish_unit,
     layer_record,
@@ -30,7 +29,7 @@ from compress.report.schema import Layer
 
 def units(work: Work) -> list[tuple[str, int | None, list[str]]]:
     """(name, block, source tensors) of everything a run works off, in order."""
-    blocks, head = work.plan.spec.blocks, calibrated_head(work)
+    blocks, head = work.plan.spec.blocks, work.head
     return [
         (OUTSIDE, None, outside_tensors(work)),
         *((f"block {b.index}", b.index, block_tensors(b)) for b in blocks),

@@ -11,11 +11,10 @@ from compress.arch.spec import BlockSpec
 from compress.checkpoint import Checkpoint, ShardWriter
 from compress.checkpoint.dtypes import TORCH_DTYPES
 from compress.formats import FORMATS, Weights
-from compress.methods import METHODS
 from compress.pipeline import outliers
 from compress.pipeline.events import Progress
 from compress.pipeline.journal import Journal
-from compress.pipeline.modules import ModulePlan
+from compress.pipeline.modules import ModulePlan, calibrated_head
 from compress.pipeline.plan import Plan
 from compress.pipeline.sizes import ROWS_AT_ONCE
 from compress.quant.tensor import QuantizedTensor
@@ -35,6 +34,11 @@ class Work:
     dtype: torch.dtype
     device: str
 
+    @property
+    def head(self) -> ModulePlan | None:
+        """The output head, where it waits for what the last block gives."""
+        return calibrated_head(self.plan.recipe, self.plan.modules)
+
     def planned(self, block: int | None) -> dict[str, ModulePlan]:
         """Modules to quantize in a block (None: outside the blocks), by source tensor."""
         return {m.linear.tensor: m for m in self.plan.modules if m.block == block}
@@ -44,22 +48,12 @@ def outside_tensors(work: Work) -> list[str]:
     """Source tensors that lie in no block, in file order; without a head that waits for what the
     last block says."""
     inside = {name for block in work.plan.spec.blocks for name in block_tensors(block)}
-    head = calibrated_head(work)
+    head = work.head
     return [
         name
         for name in work.checkpoint.tensors
         if name not in inside and (head is None or name != head.linear.tensor)
     ]
-
-
-def calibrated_head(work: Work) -> ModulePlan | None:
-    """The output head, where a stage quantizes it by what it reads."""
-    head = next((m for m in work.plan.modules if m.linear.role == "head"), None)
-    if head is None:
-        return None
-    stage = work.plan.recipe.stages[head.stage]
-    calibrated = METHODS[stage.method].needs_calibration(stage.config, stage.scheme)
-    return head if calibrated or head.folds else None
 
 
 def block_tensors(block: BlockSpec) -> list[str]:
