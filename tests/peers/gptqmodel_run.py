@@ -25,13 +25,20 @@ def dequantized(module: Any) -> Any:
     return dequantize_gemm(*parts).t().contiguous()
 
 
+def is_awq(checkpoint: str) -> bool:
+    with open(os.path.join(checkpoint, "config.json")) as file:
+        block = json.load(file)["quantization_config"]
+    return block["quant_method"] == "awq" or block.get("format") == "gemm"
+
+
 def save(model: Any, rows: str, out: str, *, single: bool) -> None:
     """single: in fp32 throughout, which AWQ's kernel is not able to."""
     import torch
     from safetensors.torch import load_file, save_file
 
     weights = {n: dequantized(m) for n, m in model.named_modules() if hasattr(m, "qweight")}
-    model = model.float() if single else model
+    if single:
+        torch.nn.Module.float(model)  # transformers' own refuses quantized models
     with torch.no_grad():
         logits = model(load_file(rows)["ids"]).logits.float()
     save_file({**weights, "logits": logits.contiguous()}, out)
@@ -41,9 +48,7 @@ def load(checkpoint: str, rows: str, out: str) -> None:
     import torch
     from gptqmodel import BACKEND, GPTQModel
 
-    with open(os.path.join(checkpoint, "config.json")) as file:
-        block = json.load(file)["quantization_config"]
-    awq = block["quant_method"] == "awq" or block.get("format") == "gemm"
+    awq = is_awq(checkpoint)
     backend = BACKEND.AWQ_TORCH if awq else BACKEND.GPTQ_TORCH
     loaded = GPTQModel.load(checkpoint, backend=backend, device="cpu", dtype=torch.float16)
     save(loaded.model, rows, out, single=not awq)
@@ -51,11 +56,14 @@ def load(checkpoint: str, rows: str, out: str) -> None:
 
 def load_in_transformers(checkpoint: str, rows: str, out: str) -> None:
     import torch
-    from transformers import AutoModelForCausalLM, AwqConfig
+    from transformers import AutoModelForCausalLM, AwqConfig, GPTQConfig
 
-    options = {"quantization_config": AwqConfig(backend="torch_awq")}
-    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float16, **options)
-    save(model.eval(), rows, out, single=False)
+    config: Any = GPTQConfig(bits=4, backend="gptq_torch")
+    if is_awq(checkpoint):
+        config = AwqConfig(backend="torch_awq")
+    options = {"quantization_config": config, "dtype": torch.float16}
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, **options)
+    save(model.eval(), rows, out, single=not is_awq(checkpoint))
 
 
 def quantize(source: str, rows: str, out: str, settings: str) -> None:

@@ -21,7 +21,7 @@ import tiny_models
 from compress.checkpoint import Checkpoint
 from compress.formats import open_weights
 from compress.quant.scheme import QuantScheme
-from in_transformers import IDS, load, logits
+from in_transformers import IDS, load, logits, plain
 
 pytestmark = pytest.mark.peers
 
@@ -63,7 +63,7 @@ def check(found: dict[str, Tensor], checkpoint: Path, source: Path, bound: float
     model = load(source)
     state = {}
     modules = set()
-    for name in model.state_dict():
+    for name, _ in model.named_parameters():  # a tied head is none of its own
         quantized = weights.quantized(name)
         state[name] = weights.read(name).float()
         if quantized is None:
@@ -73,7 +73,7 @@ def check(found: dict[str, Tensor], checkpoint: Path, source: Path, bound: float
         assert torch.equal(kernel.half(), quantized.dequantize(torch.float16)), name
         state[name] = quantized.dequantize()
     assert modules == set(found) - {"logits"}
-    model.load_state_dict(state)
+    model.load_state_dict(state, strict=False)
     assert float((logits(model) - found["logits"]).abs().max()) <= bound
     return modules
 
@@ -98,6 +98,33 @@ def _mixed(linear: Any) -> QuantScheme | None:
     return None if linear.role == "down" else G4
 
 
+def _without_down(linear: Any) -> QuantScheme | None:
+    return None if linear.role == "down" else ASYMMETRIC
+
+
+@pytest.mark.parametrize("fmt", ["gptq", "gptq_v2"])
+def test_a_conv1d_turns_twice(gptqmodel_python: Path, fmt: str, tmp_path: Path) -> None:
+    """The source stores [K, N], and so does the format."""
+    sizes = {"n_embd": 128, "n_inner": 256}
+    source = tiny_models.make("gpt2", tmp_path / "source", dtype="fp16", **sizes)
+    written = compressed_models.write(source, tmp_path / "out", G4, fmt=fmt)
+    found = kernels(gptqmodel_python, written.folder)
+    weights: Any = open_weights(Checkpoint.open(written.folder))
+    for name, tensor in written.quantized.items():
+        assert torch.equal(
+            found[name.removesuffix(".weight")].half(), tensor.dequantize(torch.float16)
+        )
+        assert weights.read(name).shape == written.source[name].shape
+    assert (
+        float(
+            (logits(plain(written, source, tmp_path / "plain", rounded=False)) - found["logits"])
+            .abs()
+            .max()
+        )
+        <= BOUND
+    )
+
+
 @pytest.mark.parametrize(
     ("fmt", "choose", "options"),
     [
@@ -112,7 +139,7 @@ def _mixed(linear: Any) -> QuantScheme | None:
         ("gptq_v2", QuantScheme(bits=3, group_size=32, symmetric=False), {}),
         ("awq", ASYMMETRIC, {}),
         ("awq", G4, {}),
-        ("awq", lambda linear: None if linear.role == "down" else ASYMMETRIC, {}),
+        ("awq", _without_down, {}),
         ("awq", QuantScheme(symmetric=False, granularity="channel", group_size=0), {}),
     ],
 )
@@ -136,12 +163,16 @@ def test_demo_model(
     check(found, written.folder, source, 0.1 if fmt == "awq" else 1e-3)
 
 
-def test_awq_in_transformers(gptqmodel_python: Path, tmp_path: Path) -> None:
-    """transformers takes AWQ with gptqmodel alone."""
+@pytest.mark.parametrize(
+    ("fmt", "choose"),
+    [("gptq", G4), ("gptq_v2", ASYMMETRIC), ("awq", ASYMMETRIC), ("awq", _without_down)],
+)
+def test_in_transformers(gptqmodel_python: Path, fmt: str, choose: Any, tmp_path: Path) -> None:
+    """transformers takes them with gptqmodel's kernels, for GPTQ with optimum."""
     source = tiny_models.make("llama", tmp_path / "source", dtype="fp16", **SIZES)
-    written = compressed_models.write(source, tmp_path / "out", ASYMMETRIC, fmt="awq")
+    written = compressed_models.write(source, tmp_path / "out", choose, fmt=fmt)
     found = kernels(gptqmodel_python, written.folder, "transformers")
-    check(found, written.folder, source, HALF_BOUND)
+    check(found, written.folder, source, HALF_BOUND if fmt == "awq" else BOUND)
 
 
 @pytest.mark.parametrize(

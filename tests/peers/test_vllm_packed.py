@@ -11,6 +11,7 @@ import pytest
 
 import compressed_models
 import tiny_models
+from compress.formats import runtimes
 from compress.quant.scheme import QuantScheme
 from in_vllm import OPTIONS, differences, reference_logprobs, run_vllm
 
@@ -40,6 +41,12 @@ def write(fmt: str, choose: Any, folder: Path, **options: Any) -> compressed_mod
     return compressed_models.write(source, folder / "out", choose, fmt=fmt, **options)
 
 
+def verdict(written: compressed_models.Compressed, fmt: str, **options: Any) -> str:
+    schemes = {name: tensor.scheme for name, tensor in written.quantized.items()}
+    found = runtimes(fmt, schemes, written.spec, g_idx=options.get("act_order", False))
+    return next(v.verdict for v in found if v.runtime == "vLLM on CPU")
+
+
 @pytest.mark.parametrize(
     ("fmt", "choose", "options"),
     [
@@ -48,6 +55,7 @@ def write(fmt: str, choose: Any, folder: Path, **options: Any) -> compressed_mod
         ("gptq", _mixed, {}),
         ("gptq", G4, {"head": G4}),
         ("gptq", G4, {"family": "phi3"}),
+        ("gptq", G4, {"family": "gpt2"}),
         ("gptq_v2", G4, {}),
         ("awq", ASYMMETRIC, {}),
         ("awq", G4, {}),
@@ -61,6 +69,7 @@ def test_loads_and_scores_as_our_weights_do(
     written = write(fmt, choose, tmp_path, **options)
     scores = run_vllm(vllm_python, written.folder, "float16")
     assert isinstance(scores, dict), scores[-4000:]
+    assert verdict(written, fmt) == "yes"
     reference = reference_logprobs(written, tmp_path / "source", tmp_path / "plain")
     assert max(differences(scores, reference)) <= BOUND
 
@@ -84,4 +93,5 @@ def test_what_it_refuses(
     written = write(fmt, scheme, tmp_path, **options)
     failure = run_vllm(vllm_python, written.folder, "float16")
     assert isinstance(failure, str), "vLLM took it"
+    assert verdict(written, fmt, **options) == "no"
     assert message in failure
