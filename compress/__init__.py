@@ -5,7 +5,8 @@ Nothing heavy is imported here: `import compress` loads neither torch nor transf
 
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from compress.version import VERSION as __version__
+
 __all__ = ["__version__", "run"]
 
 if TYPE_CHECKING:

@@ -45,10 +45,10 @@ def names(place: str, value: object) -> tuple[str, ...]:
     return tuple(value)
 
 
-def pattern(place: str, text: str) -> re.Pattern[str]:
-    """A regular expression, as loaders match it against module names."""
+def pattern(place: str, text: str, prefix: str = "") -> re.Pattern[str]:
+    """A regular expression behind a prefix, as loaders match it against module names."""
     try:
-        return re.compile(text)
+        return re.compile(text.removeprefix(prefix))
     except (re.error, OverflowError, RecursionError) as error:
         raise CheckpointError(
             f"{place}: {shown(text)} is not a regular expression: {error}"

@@ -11,7 +11,6 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from compress import __version__
 from compress.arch.spec import DecoderSpec, LinearSpec
 from compress.errors import CheckpointError, RecipeError
 from compress.formats.config_values import (
@@ -27,6 +26,7 @@ from compress.formats.config_values import (
 from compress.formats.ct_config import ignored_modules
 from compress.formats.detect import find_block
 from compress.quant.scheme import QuantScheme
+from compress.version import VERSION
 
 METHOD = "gptq"  # quant_method of both versions
 V1, V2 = "gptq", "gptq_v2"
@@ -96,7 +96,7 @@ def quantization_config(
         "format": version,
         "pack_dtype": "int32",
         **({"dynamic": dynamic} if dynamic else {}),
-        "meta": {"quantizer": [f"compress-model:{__version__}"]},
+        "meta": {"quantizer": [f"compress-model:{VERSION}"]},
         **({"transposed": transposed} if transposed else {}),
     }
 
@@ -207,10 +207,10 @@ def _rule(
     if not isinstance(text, str):
         raise CheckpointError(f"{place}: key {shown(text)} must be a regular expression")
     if text.startswith("-:"):
-        return pattern(place, text.removeprefix("-:")), None
+        return pattern(place, text, "-:"), None
     place = f"{place}[{shown(text)}]"
     scheme = _scheme(place, {**block, **mapping(place, changes)})
-    return pattern(place, text.removeprefix("+:")), scheme
+    return pattern(place, text, "+:"), scheme
 
 
 def _scheme(place: str, block: Mapping[str, Any]) -> QuantScheme:

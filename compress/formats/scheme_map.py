@@ -192,7 +192,7 @@ def _patterns(place: str, value: object) -> tuple[str, ...]:
     entries = names(place, value)
     for entry in entries:
         if entry.startswith("re:"):
-            pattern(place, entry.removeprefix("re:"))
+            pattern(place, entry, "re:")
     return entries
 
 

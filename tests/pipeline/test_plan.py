@@ -166,11 +166,11 @@ def test_inspecting_what_cannot_be_described(tiny, tmp_path: Path) -> None:
     for file in tiny("llama").iterdir():
         (source / file.name).write_bytes(file.read_bytes())
     config = json.loads((source / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": "gptq", "bits": 4}
+    config["quantization_config"] = {"quant_method": "hqq", "bits": 4}
     (source / "config.json").write_text(json.dumps(config))
     facts = inspect_checkpoint(source)
-    assert facts["quantization"] == "gptq"
-    assert "'gptq'" in facts["decoder"]
+    assert facts["quantization"] == "hqq"
+    assert "'hqq'" in facts["decoder"]
     assert "decoder       not described:" in inspect_table(facts)
     with pytest.raises(CheckpointError, match="does not exist"):
         inspect_checkpoint(tmp_path / "nowhere")
