@@ -98,6 +98,10 @@ def _parts(weights: CodedWeights, linears: Sequence[LinearSpec]) -> Iterator[str
 
     if dtypes("pre_quant_scale"):
         yield "inputs are multiplied by a pre_quant_scale, which only dense weights can take in"
+    schemes = ((x, weights.scheme(x.name)) for x in linears)
+    half = [x for x, s in schemes if s is not None and s.is_fp4 and s.activation is None]
+    if any(f"{x.name}.input_scale" in tensors for x in half):
+        yield "runtimes round inputs to FP4 (NVFP4); here they stay as they are"
     main = {dtype for part in weights.reader.marks for dtype in dtypes(part)} & set(_FLOATS)
     if "F8_E8M0" in main:
         yield "scales are powers of two (E8M0)"

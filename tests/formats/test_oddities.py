@@ -6,13 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 import compressed_models
 import tiny_models
 from compress.checkpoint.reader import Checkpoint
 from compress.formats import CodedWeights, open_weights
 from compress.formats.oddities import oddities
-from compress.quant.scheme import QuantScheme
+from compress.quant.scheme import PRESETS, QuantScheme
 
 SYM, ASYM = QuantScheme(group_size=32), QuantScheme(group_size=32, symmetric=False)
 Q = "model.layers.0.self_attn.q_proj"
@@ -66,4 +68,18 @@ def test_fused_linears_that_differ(source: Path) -> None:
     folder = write(source, lambda x: ASYM if x.role == "k" else SYM)
     assert odd(folder) == [
         "stored in several ways, though runtimes fuse them: block 0 qkv and 1 more"
+    ]
+
+
+def test_what_runtimes_do_to_inputs(source: Path) -> None:
+    """ModelOpt's W4A16_AWQ and its NVFP4 with quantized inputs."""
+    module = "model.layers.0.self_attn.o_proj"
+    folder = write(source, PRESETS["NVFP4A16"], "modelopt")
+    tensors = load_file(folder / "model.safetensors")
+    tensors |= {f"{module}.input_scale": torch.tensor(0.5)}
+    tensors |= {f"{module}.pre_quant_scale": torch.full((64,), 2.0)}
+    save_file(tensors, folder / "model.safetensors")
+    assert odd(folder) == [
+        "inputs are multiplied by a pre_quant_scale, which only dense weights can take in",
+        "runtimes round inputs to FP4 (NVFP4); here they stay as they are",
     ]
