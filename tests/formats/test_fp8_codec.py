@@ -224,3 +224,28 @@ def test_malformed_configs(changes: dict[str, Any], message: str) -> None:
     assert "\n" not in str(caught.value)
     with pytest.raises(CheckpointError, match="has no quantization_config"):
         fp8_block.read_schemes({})
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
+    max_leaves=6,
+)
+KEYS = st.sampled_from(
+    [
+        *("activation_scheme", "fmt", "weight_block_size", "scale_fmt", "expert_dtype"),
+        *("ignored_layers", "modules_to_not_convert", "transposed"),
+    ]
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(changes=st.dictionaries(KEYS, JSON, min_size=1, max_size=3))
+def test_any_config_is_read_or_refused(changes: dict[str, Any]) -> None:
+    whole = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+    try:
+        schemes = fp8_block.read_schemes({"quantization_config": {**whole, **changes}})
+    except CheckpointError:
+        return
+    scheme = schemes.scheme(MODULE)
+    assert scheme is None or fp8_block.against(scheme) is None

@@ -338,3 +338,31 @@ def test_scales_of_the_cache(llama: Llama) -> None:
     ]
     assert all(is_cache_tensor(name) for name in parts)
     assert scales_in(spec.blocks[0], parts) == tuple(parts)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
+    max_leaves=6,
+)
+KEYS = st.sampled_from(
+    [
+        *("quant_algo", "ignore", "group_size", "kv_cache_scheme", "quantized_layers"),
+        *("has_zero_point", "transposed", "quantization", "exclude_modules"),
+    ]
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    algo=st.sampled_from([*ALGORITHMS, "MIXED_PRECISION", "NVFP4"]),
+    changes=st.dictionaries(KEYS, JSON, min_size=1, max_size=3),
+)
+def test_any_config_is_read_or_refused(algo: str, changes: dict[str, Any]) -> None:
+    layers = {MODULE: {"quant_algo": "FP8"}}
+    block = {"quant_method": "modelopt", "quant_algo": algo, "quantized_layers": layers}
+    try:
+        schemes = modelopt.read_schemes({"quantization_config": {**block, **changes}})
+    except CheckpointError:
+        return
+    assert schemes.scheme(MODULE) in (None, *ALGORITHMS.values()) or "group_size" in changes

@@ -32,3 +32,9 @@ def llmcompressor_python() -> Path:
 def gptqmodel_python() -> Path:
     """Interpreter that has gptqmodel, found as vLLM's is."""
     return _interpreter("gptqmodel", "GPTQMODEL_PYTHON", "gptqmodel")
+
+
+@pytest.fixture(scope="session")
+def modelopt_python() -> Path:
+    """Interpreter that has nvidia-modelopt, found as vLLM's is."""
+    return _interpreter("modelopt", "MODELOPT_PYTHON", "nvidia-modelopt")
