@@ -134,7 +134,12 @@ def _scales(checkpoint: Checkpoint, reader: Reader, expected: Expected) -> Itera
 
 def _shapes(checkpoint: Checkpoint, expected: Expected) -> Iterator[str]:
     """What a reader takes for the shapes of the original."""
-    for name, shape in logical_shapes(checkpoint).items():
+    try:
+        shapes = logical_shapes(checkpoint)
+    except CheckpointError as error:
+        yield str(error)
+        return
+    for name, shape in shapes.items():
         meant = expected.source[name].shape
         if shape != meant:
             yield f"tensor {name} reads back as {list(shape)}, not {list(meant)}"

@@ -200,7 +200,7 @@ def test_rules_of_other_tools_are_followed() -> None:
         ({"checkpoint_format": "gptq", "format": "gptq_v2"}, r"format is 'gptq_v2'; this version"),
         ({"pack_dtype": "int16"}, r"pack_dtype is 'int16'; this version reads 'int32'"),
         ({"dynamic": []}, r"dynamic is \[\]; it must be a mapping"),
-        ({"dynamic": {"-:(": {}}}, r"dynamic: '\(' is not a regular expression"),
+        ({"dynamic": {"-:(": {}}}, r"dynamic: '-:\(' is not a regular expression"),
         ({"dynamic": {"+:a": 4}}, r"dynamic\['\+:a'\] is 4; it must be a mapping"),
         ({"dynamic": {"+:a": {"bits": 6}}}, r"dynamic\['\+:a'\].bits is 6; this version"),
         ({"transposed": "all"}, r"transposed is 'all'; it must be a list of module names"),
