@@ -10,19 +10,13 @@ from compress.formats.verdicts import Result, indivisible
 from compress.formats.vllm_rules import CPU_HEADS
 from compress.quant.scheme import QuantScheme
 
-# Groups that vLLM's Marlin kernel takes; one scale a channel is fine too.
-_MARLIN_GROUPS = (32, 64, 128)
+# Those of vLLM's Marlin kernel, by which its GPTQ loader goes on a CPU too.
+_GROUPS = (32, 64, 128)
 
 
 def gptq_on_gpu(result: Result) -> Iterator[str]:
     """What stands in the way, most important first; so in all of these."""
     yield from _gptq_in_vllm(result)
-    for scheme in result.schemes():
-        if scheme.granularity == "group" and scheme.group_size not in _MARLIN_GROUPS:
-            yield (
-                "its kernels take groups of 32, 64 or 128, or one per channel, not of"
-                f" {scheme.group_size}"
-            )
 
 
 def gptq_on_cpu(result: Result) -> Iterator[str]:
@@ -67,6 +61,11 @@ def _gptq_in_vllm(result: Result) -> Iterator[str]:
         if scheme.bits not in (4, 8) or not scheme.symmetric:
             yield (
                 f"its GPTQ loader takes symmetric weights of 4 or 8 bits, not {scheme.describe()}"
+            )
+        if scheme.granularity == "group" and scheme.group_size not in _GROUPS:
+            yield (
+                "its GPTQ loader takes groups of 32, 64 or 128, or one per channel, not of"
+                f" {scheme.group_size}"
             )
     for linear, scheme in result.quantized():
         if linear.shape[1] % scheme.columns_per_scale(linear.shape[1]):

@@ -78,7 +78,8 @@ def test_loads_and_scores_as_our_weights_do(
     ("fmt", "scheme", "options", "message"),
     [
         ("gptq_v2", ASYMMETRIC, {}, "Unsupported quantization config: bits=4, sym=False"),
-        ("gptq", C8, {}, "Failed to find a kernel"),
+        ("gptq", C8, {}, "Marlin does not support weight_bits = uint8b128"),
+        ("gptq", QuantScheme(group_size=16), {}, "Marlin does not support group_size = 16"),
         ("gptq", G4, {"act_order": True}, "(desc_act=True) is no longer supported"),
     ],
 )
