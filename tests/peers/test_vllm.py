@@ -15,9 +15,11 @@ import pytest
 import compressed_models
 import tiny_models
 from compress.formats import FP8_CACHE, INT8_CACHE, runtimes
+from compress.pipeline import make_plan, run
 from compress.quant.scheme import PRESETS, ActivationScheme, QuantScheme
 from compressed_models import Choose, Compressed
 from in_vllm import KV_SCALE, OPTIONS, differences, reference_logprobs, run_vllm
+from pipeline_runs import RTN, recipe
 
 pytestmark = pytest.mark.peers
 
@@ -49,9 +51,10 @@ def check(
     folder: Path,
     choose: QuantScheme | Choose,
     cache: ActivationScheme | None = None,
+    head: QuantScheme | None = None,
 ) -> list[float]:
     """Log-probability differences by position; the verdict we give must be a yes."""
-    options: dict[str, Any] = {"kv_cache": cache, "kv_scale": KV_SCALE}
+    options: dict[str, Any] = {"kv_cache": cache, "kv_scale": KV_SCALE, "head": head}
     written = compressed_models.write(source, folder / "out", choose, **options)
     scores = run_vllm(python, written.folder, "bfloat16")
     assert isinstance(scores, dict), scores[-4000:]
@@ -81,6 +84,23 @@ def test_loads_and_scores_as_our_weights_do(
 ) -> None:
     source = tiny_models.make(family, tmp_path / "source", **OPTIONS[family])
     assert max(check(vllm_python, source, tmp_path, choose)) <= bound
+
+
+def test_quantized_heads(vllm_python: Path, tmp_path: Path) -> None:
+    source = tiny_models.make("llama", tmp_path / "source", **OPTIONS["llama"])
+    assert max(check(vllm_python, source, tmp_path, G4, head=G4)) <= 0.15
+
+
+def test_quantized_embeddings_are_refused(vllm_python: Path, tmp_path: Path) -> None:
+    """Packed ones are looked up by a Triton kernel: without a GPU they fail at the first token."""
+    source = tiny_models.make("llama", tmp_path / "source", **OPTIONS["llama"])
+    asked = recipe({**RTN, "targets": ["*", "embedding"], "ignore": []})
+    plan = make_plan(asked, source)
+    assert {v.runtime: v.verdict for v in plan.runtimes}["vLLM on CPU"] == "no"
+    run(asked, source, tmp_path / "out")
+    failure = run_vllm(vllm_python, tmp_path / "out", "bfloat16")
+    assert isinstance(failure, str), "vLLM took it"
+    assert "triton" in failure.lower()
 
 
 @pytest.mark.parametrize("choose", [G4, lambda linear: None], ids=["weights", "cache alone"])
