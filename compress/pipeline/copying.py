@@ -1,4 +1,4 @@
-"""Tensors that go from one checkpoint into another as they are."""
+"""Tensors that go from one checkpoint into another as they are, in pieces that fit in memory."""
 
 from collections.abc import Iterable
 

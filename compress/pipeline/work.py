@@ -12,11 +12,11 @@ from compress.checkpoint import Checkpoint, ShardWriter
 from compress.checkpoint.dtypes import TORCH_DTYPES
 from compress.formats import FORMATS, Weights
 from compress.pipeline import outliers
+from compress.pipeline.copying import copy, row_ranges
 from compress.pipeline.events import Progress
 from compress.pipeline.journal import Journal
 from compress.pipeline.modules import ModulePlan, calibrated_head
 from compress.pipeline.plan import Plan
-from compress.pipeline.sizes import ROWS_AT_ONCE
 from compress.quant.tensor import QuantizedTensor
 from compress.report.schema import Layer
 
@@ -63,22 +63,7 @@ def block_tensors(block: BlockSpec) -> list[str]:
 
 def copy_tensors(work: Work, names: Iterable[str]) -> None:
     """Carry tensors over as they are; NaN or Inf in one is an error that names it."""
-    for name in names:
-        shape = work.checkpoint.tensors[name].shape
-        if torch.Size(shape).numel() <= ROWS_AT_ONCE:
-            work.writer.write(name, work.checkpoint.read(name, check_finite=True))
-            continue
-        for start, stop in row_ranges(shape):
-            rows = work.checkpoint.read_rows(name, start, stop, check_finite=True)
-            work.writer.write_rows(name, start, rows)
-
-
-def row_ranges(shape: tuple[int, ...], multiple: int = 1) -> list[tuple[int, int]]:
-    """Cut dimension 0 so that a piece stays within ROWS_AT_ONCE elements, unless `multiple` rows,
-    of which pieces before the last have whole multiples, are more."""
-    row = max(1, torch.Size(shape[1:]).numel())
-    step = max(1, ROWS_AT_ONCE // row // multiple) * multiple
-    return [(start, min(start + step, shape[0])) for start in range(0, shape[0], step)]
+    copy(work.checkpoint, work.writer, names)
 
 
 def store(work: Work, module: ModulePlan, quantized: QuantizedTensor) -> int:

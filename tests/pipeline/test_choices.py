@@ -276,11 +276,11 @@ def test_what_is_no_decoder_is_copied_and_listed(tiny, tmp_path: Path) -> None:
 def test_large_tensors_go_through_in_rows(
     tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from compress.pipeline import work
+    from compress.pipeline import copying
     from conftest import tree_hashes
 
     run(recipe({**RTN, "ignore": []}), tiny("llama"), tmp_path / "whole")
-    monkeypatch.setattr(work, "ROWS_AT_ONCE", 1000)
+    monkeypatch.setattr(copying, "ROWS_AT_ONCE", 1000)
     run(recipe({**RTN, "ignore": []}), tiny("llama"), tmp_path / "rows")
     whole, rows = (
         {k: v for k, v in tree_hashes(tmp_path / n).items() if not k.startswith("report/")}

@@ -12,9 +12,9 @@ from compress.errors import RecipeError
 from compress.methods import fp8, nvfp4
 from compress.methods.fp8 import Fp8Config
 from compress.methods.nvfp4 import Nvfp4Config
-from compress.pipeline import make_plan, run, stream, work
+from compress.pipeline import copying, make_plan, run, stream, work
+from compress.pipeline.copying import row_ranges
 from compress.pipeline.modules import ModulePlan
-from compress.pipeline.work import row_ranges
 from compress.quant.scheme import PRESETS, QuantScheme
 from compress.quant.tensor import QuantizedTensor
 from pipeline_runs import recipe
@@ -57,7 +57,7 @@ def equal(a: QuantizedTensor, b: QuantizedTensor) -> bool:
 def test_fp8_in_pieces_equals_fp8_of_the_whole(
     family: str, scheme: dict[str, object], tiny, stored, tmp_path: Path, monkeypatch
 ) -> None:
-    monkeypatch.setattr(work, "ROWS_AT_ONCE", 40 * 64)  # 40 rows of 64: no multiple of a block
+    monkeypatch.setattr(copying, "ROWS_AT_ONCE", 40 * 64)  # 40 rows of 64: no multiple of a block
     model = tiny(family)
     stage = {"method": "fp8", "scheme": scheme, "scale_search": "mse"}
     run(recipe(stage, output=DENSE), model, tmp_path / "out")
@@ -77,7 +77,7 @@ def test_fp8_in_pieces_equals_fp8_of_the_whole(
 def test_nvfp4_shares_a_divisor_among_what_runtimes_merge(
     family: str, tiny, stored, tmp_path: Path, monkeypatch
 ) -> None:
-    monkeypatch.setattr(work, "ROWS_AT_ONCE", 40 * 64)
+    monkeypatch.setattr(copying, "ROWS_AT_ONCE", 40 * 64)
     model = tiny(family)
     stage = {"method": "nvfp4", "scheme": "NVFP4A16"}
     report = run(recipe(stage, output=DENSE), model, tmp_path / "out")

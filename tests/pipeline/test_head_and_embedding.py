@@ -89,7 +89,7 @@ def test_what_a_head_is_judged_by(tiny, tmp_path: Path, monkeypatch: pytest.Monk
     source, data = tiny("llama", dtype="fp32"), text_source(tmp_path)
     asked = recipe(GPTQ, {**GPTQ, **ONLY_HEAD}, calibration=data)
     whole = layers(run(asked, source, tmp_path / "whole"))["lm_head"]
-    monkeypatch.setattr("compress.pipeline.work.ROWS_AT_ONCE", 32 * 64)
+    monkeypatch.setattr("compress.pipeline.copying.ROWS_AT_ONCE", 32 * 64)
     cut = layers(run(asked, source, tmp_path / "cut"))["lm_head"]
     assert cut.error == pytest.approx(whole.error, rel=1e-5)
     one, other = (load_file(tmp_path / x / "model.safetensors") for x in ("whole", "cut"))
