@@ -1,6 +1,7 @@
 """Sizes as people write them: 5GB, 500MB, 2GiB."""
 
 import re
+from math import inf
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kMGT]i?B|B)?", re.IGNORECASE)
 _UNITS = {"": 1, "b": 1} | {
@@ -14,5 +15,5 @@ EXPECTED = "it takes a size such as 5GB, 500MB or 2GiB"
 def byte_size(text: str) -> int | None:
     """Bytes, 1 or more; None for what is no size."""
     match = _SIZE.fullmatch(text.strip())
-    size = int(float(match[1]) * _UNITS[(match[2] or "").lower()]) if match else 0
-    return size if size >= 1 else None
+    size = float(match[1]) * _UNITS[(match[2] or "").lower()] if match else 0
+    return int(size) if 1 <= size < inf else None

@@ -292,6 +292,7 @@ SECTIONS = [
         "r.yaml:5: output.shard_size: is '5 apples'; it takes a size such as 5GB, 500MB or 2GiB",
     ),
     (RTN + "output: {shard_size: 0}\n", "r.yaml:5: output.shard_size: is '0'; it takes a size"),
+    (RTN + f"output: {{shard_size: 1{'0' * 400}}}\n", "r.yaml:5: output.shard_size: is '1000"),
 ]
 
 
