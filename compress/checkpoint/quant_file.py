@@ -1,34 +1,50 @@
-"""ModelOpt says beside config.json, in hf_quant_config.json, how a model is quantized.
+"""Files beside config.json that say how a model is quantized.
 
-Its older exports, and those for TensorRT-LLM, have no quantization_config in config.json, and none
-has the group size of W4A16_AWQ there. With both together readers need to look at one place only.
+ModelOpt's older exports, and those for TensorRT-LLM, have hf_quant_config.json and no
+quantization_config in config.json, and none has the group size of W4A16_AWQ there. Old GPTQ and AWQ
+checkpoints have quantize_config.json (AutoGPTQ) or quant_config.json (AutoAWQ, llm-awq) alone, most
+of them without a quant_method. With both together readers need to look at one place only.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from compress.checkpoint.jsonfile import read_object
 
 HF_QUANT_CONFIG = "hf_quant_config.json"
+# File -> the quant_method of those that name none.
+PACKED_FILES: Mapping[str, str] = MappingProxyType(
+    {"quantize_config.json": "gptq", "quant_config.json": "awq"}
+)
 _KEYS = ("quantization_config", "compression_config")
 
 
-def with_quant_file(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
-    """config.json's content, completed from that file where there is one.
+def with_quant_file(
+    folder: Path, config: dict[str, Any], tensors: Iterable[str] = ()
+) -> dict[str, Any]:
+    """config.json's content, completed from such a file where there is one.
 
-    CheckpointError when the file is not a JSON object.
+    tensors: names of all; GPTQ's and AWQ's files count only where some weight is packed, as they
+    are left lying beside dequantized models too. CheckpointError when a file that counts is not a
+    JSON object.
     """
     path = folder / HF_QUANT_CONFIG
-    return completed(config, read_object(path)) if path.is_file() else config
+    if path.is_file():
+        return completed(config, read_object(path))
+    if _is_named(config) or not any(name.endswith(".qweight") for name in tensors):
+        return config
+    for name, method in PACKED_FILES.items():
+        if (folder / name).is_file():
+            return {**config, _KEYS[0]: {"quant_method": method, **read_object(folder / name)}}
+    return config
 
 
 def completed(config: dict[str, Any], side: Mapping[str, Any]) -> dict[str, Any]:
-    """`config` with `side`, the other file's content, as its quantization_config where it has none,
-    and with the group size where ModelOpt's own quantization_config lacks it."""
-    text = config.get("text_config")
-    places = (config, text if isinstance(text, Mapping) else {})
-    if not any(place.get(key) for place in places for key in _KEYS):
+    """`config` with `side`, hf_quant_config.json's content, as its quantization_config where it has
+    none, and with the group size where ModelOpt's own quantization_config lacks it."""
+    if not _is_named(config):
         return {**config, _KEYS[0]: {"quant_method": "modelopt", **side}}
     block, inner = config.get(_KEYS[0]), side.get("quantization")
     if not isinstance(block, Mapping) or block.get("quant_method") != "modelopt":
@@ -37,3 +53,10 @@ def completed(config: dict[str, Any], side: Mapping[str, Any]) -> dict[str, Any]
     if size is None or "group_size" in block or "quantization" in block:
         return config
     return {**config, _KEYS[0]: {**block, "group_size": size}}
+
+
+def _is_named(config: Mapping[str, Any]) -> bool:
+    """Whether config.json itself says how the model is quantized."""
+    text = config.get("text_config")
+    places = (config, text if isinstance(text, Mapping) else {})
+    return any(place.get(key) for place in places for key in _KEYS)

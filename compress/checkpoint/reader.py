@@ -30,9 +30,9 @@ from compress.errors import CheckpointError
 class Checkpoint:
     """A checkpoint whose structure has been checked and whose weights have not been read.
 
-    path: the folder. config: config.json, with what ModelOpt keeps in a file of its own.
-    tensors: name -> TensorInfo, in the order in which they lie on disk. files: names of the weight
-    files, in order.
+    path: the folder. config: config.json, with what some tools say in a file beside it of how the
+    model is quantized. tensors: name -> TensorInfo, in the order in which they lie on disk. files:
+    names of the weight files, in order.
     """
 
     path: Path
@@ -48,11 +48,12 @@ class Checkpoint:
         """
         folder = Path(path)
         _require_folder(folder)
-        config = with_quant_file(folder, read_object(_require_config(folder)))
+        config = read_object(_require_config(folder))
         files, weight_map = weight_files(folder)
         tensors = _read_headers(folder, files)
         if weight_map is not None:
             _check_index(folder, weight_map, tensors)
+        config = with_quant_file(folder, config, tensors)
         return cls(folder, config, MappingProxyType(tensors), tuple(files))
 
     def read(self, name: str, *, check_finite: bool = False) -> Tensor:

@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Any
 
 from compress.arch.spec import DecoderSpec
-from compress.checkpoint.quant_file import HF_QUANT_CONFIG
+from compress.checkpoint.quant_file import HF_QUANT_CONFIG, PACKED_FILES
 from compress.errors import RecipeError
 from compress.formats import (
     awq_gemm,
@@ -214,7 +214,7 @@ def by_method(method: str) -> tuple[Format, Reader] | None:
 def small_files() -> frozenset[str]:
     """Names of all files that repeat a quantization_config, in any format and of any tool."""
     ours = [name for fmt in FORMATS.values() for name in fmt.files]
-    return frozenset((*ours, "quantize_config.json", "quant_config.json", HF_QUANT_CONFIG))
+    return frozenset((*ours, *PACKED_FILES, HF_QUANT_CONFIG))
 
 
 def readable() -> str:
