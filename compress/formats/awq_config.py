@@ -19,8 +19,8 @@ GEMM = "gemm"
 
 @dataclass(frozen=True, slots=True)
 class AwqSchemes:
-    """base: of every module that has codes. ignored: as the config lists them; loaders differ in
-    how they compare them, so they are no evidence against codes that are there."""
+    """base: of every module that has codes. ignored: as the config lists them, whole names only;
+    loaders take some for parts of names, which the tensors tell from the others."""
 
     base: QuantScheme
     ignored: tuple[str, ...]

@@ -19,6 +19,10 @@ CacheLayout = Callable[[DecoderSpec, str], list[Entry]]
 CacheEncode = Callable[[BlockSpec, Tensor, Tensor], dict[str, Tensor]]
 
 
+def _never(block: Mapping[str, Any]) -> bool:
+    return False
+
+
 def _itself(scheme: QuantScheme) -> QuantScheme:
     return scheme
 
@@ -44,6 +48,8 @@ class Reader:
     inputs(module, scheme, has, read): how the inputs of a module are quantized.
     transposed(config): whether the original stores a module's weight as [K, N].
     lists_modules: the config says which modules are quantized, not only the tensors do.
+    skips_head(block): whether loaders leave an output head alone that the quantization_config does
+        not list.
     """
 
     parts: tuple[str, ...]
@@ -56,6 +62,7 @@ class Reader:
     transposed: Callable[[Mapping[str, Any]], Callable[[str], bool]] = conv1d.by_config_or_family
     g_idx: str | None = None
     lists_modules: bool = True
+    skips_head: Callable[[Mapping[str, Any]], bool] = _never
     as_read: Callable[[QuantScheme], QuantScheme] = _itself
 
 

@@ -47,18 +47,21 @@ Key = tuple[QuantScheme, bool]  # scheme, desc_act
 class GptqSchemes:
     """rules: in the config's order; None for modules that are not quantized."""
 
-    base: QuantScheme
-    rules: tuple[tuple[re.Pattern[str], QuantScheme | None], ...]
-    version: str
-    desc_act: bool
-    lm_head: bool
+    base: Key
+    rules: tuple[tuple[re.Pattern[str], Key | None], ...]
     transposed: frozenset[str]
 
     def scheme(self, module: str) -> QuantScheme | None:
-        for found, scheme in self.rules:
-            if found.match(module):
-                return scheme
-        return self.base
+        key = self._key(module)
+        return None if key is None else key[0]
+
+    def reorders(self, module: str) -> bool:
+        """Whether loaders heed the g_idx of a module (desc_act)."""
+        key = self._key(module)
+        return key is not None and key[1]
+
+    def _key(self, module: str) -> Key | None:
+        return next((key for found, key in self.rules if found.match(module)), self.base)
 
 
 def quantization_config(
@@ -191,33 +194,32 @@ def read_schemes(config: Mapping[str, Any]) -> GptqSchemes:
     require(f"{place}.pack_dtype", block.get("pack_dtype", "int32"), ("int32",))
     rules = block.get("dynamic")
     found = {} if rules is None else mapping(f"{place}.dynamic", rules)
+    flag(f"{place}.lm_head", block.get("lm_head") or False)
     return GptqSchemes(
-        _scheme(place, block),
+        _key_of(place, block),
         tuple(_rule(f"{place}.dynamic", text, block, found[text]) for text in found),
-        version,
-        flag(f"{place}.desc_act", block.get("desc_act", False)),
-        flag(f"{place}.lm_head", block.get("lm_head") or False),
         frozenset(names(f"{place}.transposed", block.get("transposed"))),
     )
 
 
 def _rule(
     place: str, text: object, block: Mapping[str, Any], changes: object
-) -> tuple[re.Pattern[str], QuantScheme | None]:
+) -> tuple[re.Pattern[str], Key | None]:
     if not isinstance(text, str):
         raise CheckpointError(f"{place}: key {shown(text)} must be a regular expression")
     if text.startswith("-:"):
         return pattern(place, text, "-:"), None
     place = f"{place}[{shown(text)}]"
-    scheme = _scheme(place, {**block, **mapping(place, changes)})
-    return pattern(place, text, "+:"), scheme
+    key = _key_of(place, {**block, **mapping(place, changes)})
+    return pattern(place, text, "+:"), key
 
 
-def _scheme(place: str, block: Mapping[str, Any]) -> QuantScheme:
+def _key_of(place: str, block: Mapping[str, Any]) -> Key:
     bits = whole(f"{place}.bits", block.get("bits"))
     require(f"{place}.bits", bits, BITS)
     symmetric = flag(f"{place}.sym", block.get("sym", True))
-    return scheme_of(place, bits, symmetric, block.get("group_size"))
+    desc_act = flag(f"{place}.desc_act", block.get("desc_act", False))
+    return scheme_of(place, bits, symmetric, block.get("group_size")), desc_act
 
 
 def scheme_of(place: str, bits: int, symmetric: bool, group_size: object) -> QuantScheme:

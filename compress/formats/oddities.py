@@ -3,17 +3,22 @@
 from collections.abc import Iterator, Sequence
 
 from compress.arch.spec import LinearSpec
+from compress.checkpoint.header import TensorInfo
 from compress.checkpoint.jsonfile import read_object
 from compress.formats import gptq
 from compress.formats.detect import find_block
+from compress.formats.gptq_config import GptqSchemes
 from compress.formats.weights import CodedWeights
+from compress.quant.packing import WORD_BITS
 from compress.quant.scheme import QuantScheme
+from compress.quant.tensor import is_trivial
 
+_CODES, _ZEROS = ("qweight", "weight_packed"), ("qzeros", "weight_zero_point")
 _FLOATS = ("F16", "BF16", "F32", "F8_E8M0")
 
 
 def oddities(weights: CodedWeights) -> list[str]:
-    """By headers and config.json only; no weight is read."""
+    """By headers, config.json and orders of columns (g_idx); no weight is read."""
     linears = [x for x in weights.spec.all_linears() if weights.is_quantized(x.name)]
     found = [(x, s) for x in linears if (s := weights.scheme(x.name)) is not None]
     return [
@@ -22,6 +27,8 @@ def oddities(weights: CodedWeights) -> list[str]:
         *_fused(weights),
         *_groups(found),
         *_padding(weights, linears),
+        *_words(weights, found),
+        *_orders(weights, found),
         *_parts(weights, linears),
         *_outside(weights),
     ]
@@ -29,7 +36,9 @@ def oddities(weights: CodedWeights) -> list[str]:
 
 def _config(weights: CodedWeights) -> Iterator[str]:
     if find_block(read_object(weights.checkpoint.path / "config.json")) is None:
-        yield "config.json has no quantization_config; it was taken from a file beside it"
+        taken = find_block(weights.checkpoint.config) is not None
+        source = "it was taken from a file beside it" if taken else "the tensors say what it is"
+        yield f"config.json has no quantization_config; {source}"
     if weights.format.name == gptq.NAME and _asymmetric(weights):
         yield (
             "zero points are stored less one (GPTQ version 1); kernels disagree on those that are"
@@ -47,13 +56,16 @@ def _ignored(weights: CodedWeights) -> Iterator[str]:
     if not weights.reader.lists_modules:
         return
     missing, wrong = [], []
+    _, block = find_block(weights.checkpoint.config) or ("", {})
+    skipped = ("embedding", "head") if weights.reader.skips_head(block) else ("embedding",)
     for x in weights.spec.all_linears():
         said = weights.schemes.scheme(x.name)
         if weights.is_quantized(x.name):
             wrong += [x.name] if said is None else []
-        elif said is not None and x.role != "embedding":  # no target matches one by its class
+        elif said is not None and x.role not in skipped:  # no class of theirs is quantized
             missing.append(x.name)
-    if weights.spec.head is None and weights.schemes.scheme("lm_head") is not None:
+    tied = weights.spec.head is None and "head" not in skipped
+    if tied and weights.schemes.scheme("lm_head") is not None:
         missing.append("lm_head (tied, it has no tensor)")
     if missing:
         yield f"not quantized, but quantization_config does not ignore it: {_some(missing)}"
@@ -87,6 +99,47 @@ def _padding(weights: CodedWeights, linears: Sequence[LinearSpec]) -> Iterator[s
     rows = max([weights.spec.vocab, *(x.shape[0] for x in linears if x.role == "head")])
     if rows > weights.spec.vocab:
         yield f"the head is padded by {rows - weights.spec.vocab} rows beyond the vocabulary"
+
+
+def _words(weights: CodedWeights, found: Sequence[tuple[LinearSpec, QuantScheme]]) -> Iterator[str]:
+    """Codes and zero points that leave bits of their words unused, told by the tensors' sizes."""
+    for what, parts in (("codes", _CODES), ("zero points", _ZEROS)):
+        padded = []
+        for x, scheme in found:
+            (n, k), packed = x.shape, _first(weights, x, _CODES, "I32")
+            info = _first(weights, x, parts, "I32")
+            numbers = n * (k if parts is _CODES else scheme.groups(k))
+            if packed and info and info.numel * WORD_BITS > numbers * scheme.bits:
+                padded.append(f"{x.name} ({n} x {k})")
+        if padded:
+            yield f"words of {what} are padded, which some kernels do not take: {_some(padded)}"
+
+
+def _orders(
+    weights: CodedWeights, found: Sequence[tuple[LinearSpec, QuantScheme]]
+) -> Iterator[str]:
+    """Orders of columns that the config denies: loaders that go by it leave them out."""
+    if not isinstance(weights.schemes, GptqSchemes):
+        return
+    read, tensors = weights.checkpoint.read, weights.checkpoint.tensors
+    denied = [
+        x.name
+        for x, scheme in found
+        if not weights.schemes.reorders(x.name)
+        and (name := f"{x.name}.{weights.reader.g_idx}") in tensors
+        and not is_trivial(read(name), scheme)
+    ]
+    if denied:
+        yield f"g_idx gives columns an order though desc_act is false: {_some(denied)}"
+
+
+def _first(
+    weights: CodedWeights, linear: LinearSpec, parts: Sequence[str], dtype: str
+) -> TensorInfo | None:
+    """The first of the parts that a linear has in that dtype."""
+    tensors = weights.checkpoint.tensors
+    infos = (tensors.get(f"{linear.name}.{part}") for part in parts)
+    return next((info for info in infos if info is not None and info.dtype == dtype), None)
 
 
 def _parts(weights: CodedWeights, linears: Sequence[LinearSpec]) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """FORMATS: every way to store a compressed model, in one table; each row is a codec's functions."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -52,6 +52,16 @@ def _no_config(
             "kv_cache: a dense checkpoint has no place for the scales of the key/value cache; use"
             f" output.format {compressed_tensors.NAME!r}"
         )
+
+
+def _always(block: Mapping[str, Any]) -> bool:
+    """AWQ's loaders do, whatever is listed."""
+    return True
+
+
+def _lists_none(key: str) -> Callable[[Mapping[str, Any]], bool]:
+    """transformers leaves heads alone where the list of dense modules is null."""
+    return lambda block: block.get(key) is None
 
 
 _QUANTIZE_CONFIG = {"quantize_config.json": _block}
@@ -132,6 +142,7 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
                 decode=awq_gemm.decode,
                 weight_shape=awq_gemm.weight_shape,
                 as_read=_asymmetric,
+                skips_head=_always,
             ),
             scale_dtype="F16",
         ),
@@ -150,6 +161,7 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
                 decode=fp8_block.decode,
                 weight_shape=fp8_block.weight_shape,
                 inputs=fp8_block.inputs,
+                skips_head=_lists_none("modules_to_not_convert"),
             ),
             scale_dtype="F32",
         ),
@@ -187,6 +199,7 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
                 schemes=bitsandbytes_read.read_schemes,
                 decode=bitsandbytes.decode,
                 weight_shape=bitsandbytes_read.weight_shape,
+                skips_head=_lists_none("llm_int8_skip_modules"),
             ),
             scale_dtype="F32",
         ),

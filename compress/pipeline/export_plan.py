@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-
 from compress.arch.spec import LinearSpec
 from compress.checkpoint import Checkpoint, ShardLayout, TensorInfo, plan_shards
 from compress.checkpoint.dtypes import DTYPE_CODES
@@ -22,6 +20,7 @@ from compress.pipeline.export_checks import (
     refuse_unfit,
 )
 from compress.quant.scheme import ActivationScheme, QuantScheme
+from compress.quant.tensor import is_trivial
 
 _ALIASES = {"fp8-block": "fp8", "gptq-v2": "gptq_v2"}
 
@@ -187,15 +186,6 @@ def _reordered(source: CodedWeights, linear: LinearSpec, scheme: QuantScheme) ->
     if name not in source.checkpoint.tensors:
         return False
     return not is_trivial(source.checkpoint.read(name), scheme)
-
-
-def is_trivial(g_idx: torch.Tensor, scheme: QuantScheme) -> bool:
-    """Whether a g_idx [K] says of every column that it is in the group of its place, or nothing
-    (-1)."""
-    k = g_idx.numel()
-    usual = torch.arange(k) // scheme.columns_per_scale(k)
-    flat = g_idx.reshape(-1).long()
-    return bool(torch.equal(flat, usual) or (flat == -1).all())
 
 
 def _entries(layers: Mapping[str, ExportLayer], target: Format, info: TensorInfo) -> list[Entry]:

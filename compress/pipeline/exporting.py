@@ -35,10 +35,10 @@ from compress.formats.validate import Expected, validate
 from compress.pipeline.card import as_json
 from compress.pipeline.copying import copy
 from compress.pipeline.events import Event, Progress, silent
-from compress.pipeline.export_plan import ExportPlan, is_trivial, plan_export
+from compress.pipeline.export_plan import ExportPlan, plan_export
 from compress.pipeline.export_report import ExportReport, build, card, write
 from compress.pipeline.finish import content_of
-from compress.quant.tensor import QuantizedTensor
+from compress.quant.tensor import QuantizedTensor, is_trivial
 from compress.recipe.byte_sizes import EXPECTED, byte_size
 
 SHARD_SIZE = "5GB"

@@ -11,12 +11,12 @@ from compress.formats.compressed_tensors import is_packed
 from compress.methods import METHODS
 from compress.pipeline.modules import ModulePlan, Skipped
 from compress.pipeline.source import shares_bytes
+from compress.quant.packing import WORD_BITS
 from compress.quant.scheme import QuantScheme
 from compress.recipe import Recipe
 
 LARGEST_GROUP = 256  # of those a message proposes
 SHOWN = 6
-WORD_BITS = 32  # of the integers that codes and zero points are packed into
 
 
 def check_embedding(recipe: Recipe, spec: DecoderSpec, modules: Iterable[ModulePlan]) -> None:

@@ -13,13 +13,14 @@ byte, the bytes of a few codes are merged in one integer: several times as fast.
 import torch
 from torch import Tensor
 
+WORD_BITS = 32
 _WHOLE = (2, 4, 8)  # widths of which whole codes fill a byte
 _PIECE = 1 << 16  # codes merged at once
 
 
 def words_for(count: int, bits: int) -> int:
     """int32 words that `count` codes of `bits` bits take."""
-    return -(-count * bits // 32)
+    return -(-count * bits // WORD_BITS)
 
 
 def pack(codes: Tensor, bits: int) -> Tensor:

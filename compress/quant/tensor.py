@@ -112,3 +112,12 @@ class QuantizedTensor:
         if self.input_factor is not None:
             values *= self.input_factor.float()
         return values.to(dtype)
+
+
+def is_trivial(g_idx: Tensor, scheme: QuantScheme) -> bool:
+    """Whether a g_idx [K] says of every column that it is in the group of its place, or nothing
+    (-1)."""
+    k = g_idx.numel()
+    usual = torch.arange(k) // scheme.columns_per_scale(k)
+    flat = g_idx.reshape(-1).long()
+    return bool(torch.equal(flat, usual) or (flat == -1).all())

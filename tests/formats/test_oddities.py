@@ -83,3 +83,45 @@ def test_what_runtimes_do_to_inputs(source: Path) -> None:
         "inputs are multiplied by a pre_quant_scale, which only dense weights can take in",
         "runtimes round inputs to FP4 (NVFP4); here they stay as they are",
     ]
+
+
+def test_words_that_are_not_full(tmp_path: Path) -> None:
+    source = tiny_models.make("llama", tmp_path / "source", tied=True, intermediate_size=88)
+    scheme = QuantScheme(bits=5, granularity="channel", group_size=0, symmetric=False)
+    down, gate = (f"model.layers.0.mlp.{name}_proj" for name in ("down", "gate"))
+    padded = "are padded, which some kernels do not take"
+    assert odd(write(source, scheme)) == [
+        f"words of codes {padded}: {down} (64 x 88) and 1 more",
+        f"words of zero points {padded}: {gate} (88 x 64) and 3 more",
+    ]
+    (line,) = odd(write(source, SYM))
+    assert line.startswith("the last group is short")
+
+
+def test_an_order_of_columns_that_the_config_denies(tmp_path: Path) -> None:
+    source = tiny_models.make("llama", tmp_path / "source", tied=True, dtype="fp16")
+    folder = compressed_models.write(source, tmp_path / "gptq", SYM, fmt="gptq").folder
+    assert odd(folder) == []
+    tensors = load_file(folder / "model.safetensors")
+    tensors[f"{Q}.g_idx"] = tensors[f"{Q}.g_idx"].flip(0)
+    save_file(tensors, folder / "model.safetensors")
+    assert odd(folder) == [f"g_idx gives columns an order though desc_act is false: {Q}"]
+    rule = {r"+:.*\.q_proj": {"desc_act": True}}
+    assert odd(folder, lambda block: block.update(dynamic=rule)) == []
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_heads_that_loaders_leave_alone_need_not_be_listed(tmp_path: Path, tied: bool) -> None:
+    source = tiny_models.make("llama", tmp_path / "source", tied=tied, dtype="fp16")
+    for scheme, fmt, key in (
+        (ASYM, "awq", "modules_to_not_convert"),
+        (PRESETS["LLM_INT8"], "bitsandbytes", "llm_int8_skip_modules"),
+        (PRESETS["FP8_BLOCK"], "fp8", "modules_to_not_convert"),
+    ):
+        folder = write(source, scheme, fmt)
+        lists = {key: None, "ignored_layers": None}
+        assert not any(
+            "ignore" in x for x in odd(folder, lambda block, new=lists: block.update(new))
+        )
+    (line,) = odd(write(source, SYM), lambda block: block.update(ignore=[]))
+    assert line.startswith("not quantized, but quantization_config does not ignore it: lm_head")
