@@ -200,11 +200,14 @@ def _plain_parts(module: str, tensor: QuantizedTensor) -> dict[str, Tensor]:
 
 
 def _nvfp4_parts(module: str, tensor: QuantizedTensor) -> dict[str, Tensor]:
-    assert tensor.global_scale is not None, f"{module}: NVFP4 without its global scale"
+    divisor = tensor.global_scale
+    if divisor is None:
+        assert tensor.global_factor is not None, f"{module}: NVFP4 without its global scale"
+        divisor = tensor.global_factor.reciprocal()
     return {
         f"{module}.weight_packed": pack_fp4(tensor.codes),
         f"{module}.weight_scale": tensor.scale.contiguous(),
-        f"{module}.weight_global_scale": tensor.global_scale.reshape(1),
+        f"{module}.weight_global_scale": divisor.reshape(1),
     }
 
 

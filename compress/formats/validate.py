@@ -23,7 +23,7 @@ from compress.formats.table import FORMATS
 from compress.formats.weights import CodedWeights, logical_shapes, open_weights
 from compress.quant.scheme import ActivationScheme, QuantScheme
 
-_GLOBAL = ("weight_global_scale", "weight_scale_2")  # NVFP4's, by format
+GLOBAL_SCALES = ("weight_global_scale", "weight_scale_2")  # NVFP4's, by format
 # Below NVFP4's global scale a group of tiny weights may have scale 0.
 _MAY_BE_ZERO = torch.float8_e4m3fn
 
@@ -160,7 +160,7 @@ def _global_scales(checkpoint: Checkpoint, expected: Expected) -> Iterator[str]:
     fused: dict[tuple[int, str, int | None], float] = {}
     for block in expected.spec.blocks:
         for linear in block.linears:
-            names = (f"{linear.name}.{part}" for part in _GLOBAL)
+            names = (f"{linear.name}.{part}" for part in GLOBAL_SCALES)
             name = next((x for x in names if x in checkpoint.tensors), None)
             if linear.fused is None or name is None:
                 continue

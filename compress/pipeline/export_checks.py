@@ -10,6 +10,7 @@ from compress.checkpoint.dtypes import DTYPE_CODES, TORCH_DTYPES
 from compress.errors import CheckpointError, RecipeError
 from compress.formats import FORMATS, CodedWeights, Format
 from compress.formats.scales import Change, change, refusal
+from compress.formats.validate import GLOBAL_SCALES
 from compress.quant.scheme import ActivationScheme, QuantScheme
 
 # NVFP4's scales are E4M3 in every format; powers of two are exact in any other dtype.
@@ -57,6 +58,37 @@ def refuse_unfit(layers: Mapping[str, ExportLayer], target: Format) -> None:
     )
 
 
+def refuse_unlike(source: CodedWeights, target: Format, layers: Mapping[str, ExportLayer]) -> None:
+    """RecipeError for linears that runtimes merge into one matrix (q/k/v; gate/up) and that the
+    source stores in different ways, or with different global scales."""
+    if target.method is None:
+        return
+    for block in source.spec.blocks:
+        members: dict[str, dict[str, str]] = {}
+        for linear in block.linears:
+            if linear.fused is not None:
+                stored = _stored(source, linear, layers.get(linear.tensor))
+                members.setdefault(linear.fused, {})[linear.name] = stored
+        for found in members.values():
+            if len(set(found.values())) > 1:
+                shown = ", ".join(f"{name} {stored}" for name, stored in found.items())
+                raise RecipeError(
+                    f"{shown}; runtimes merge these into one matrix, so they need one scheme;"
+                    " export to dense"
+                )
+
+
+def _stored(source: CodedWeights, linear: LinearSpec, layer: ExportLayer | None) -> str:
+    if layer is None:
+        return "unquantized"
+    words = layer.scheme.describe() + (" with g_idx" if layer.reordered else "")
+    for part in source.reader.scales if layer.scheme.is_fp4 else ():
+        name = f"{linear.name}.{part}"
+        if part in GLOBAL_SCALES and name in source.checkpoint.tensors:
+            words += f" with a global scale of {source.checkpoint.read(name).flatten().tolist()}"
+    return words
+
+
 def _against(layer: ExportLayer, target: Format) -> str | None:
     return target.against(layer.scheme, layer.linear.shape, g_idx=layer.reordered)
 
@@ -86,7 +118,7 @@ def check_scales(
 
 def _is_main(part: str) -> bool:
     """Scales of weights and inputs follow the target's dtype, NVFP4's global scale is fp32."""
-    return "global" not in part and part != "weight_scale_2"
+    return part not in GLOBAL_SCALES
 
 
 def _refuse_damaged(name: str, scale: torch.Tensor) -> None:

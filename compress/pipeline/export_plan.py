@@ -10,6 +10,7 @@ from compress.checkpoint.dtypes import DTYPE_CODES
 from compress.checkpoint.layout import Entry, nbytes
 from compress.errors import CheckpointError, RecipeError
 from compress.formats import FORMATS, CodedWeights, Format, open_weights
+from compress.formats.kv_cache import is_cache_tensor
 from compress.formats.scales import Change
 from compress.formats.weights import logical_shapes
 from compress.pipeline.export_checks import (
@@ -18,6 +19,7 @@ from compress.pipeline.export_checks import (
     check_scales,
     refuse_factor,
     refuse_unfit,
+    refuse_unlike,
 )
 from compress.quant.scheme import ActivationScheme, QuantScheme
 from compress.quant.tensor import is_trivial
@@ -70,6 +72,7 @@ def plan_export(
     original = _original(source, target)
     layers = _layers(source, target, original)
     refuse_unfit(layers, target)
+    refuse_unlike(source, target, layers)
     rounded = check_scales(source, target, layers, round_scales=round_scales)
     kv_cache, kv_dtype = cache_of(source, target)
     tensors = {name: tuple(_entries(layers, target, original[name])) for name in original}
@@ -221,6 +224,12 @@ def _notes(
         notes.append(
             "NVFP4's global scales became their reciprocals in fp32, which changes a weight by"
             " about 1e-7 of its value"
+        )
+    unsaid = [name for name in source.checkpoint.tensors if is_cache_tensor(name)]
+    if unsaid and source.kv_cache is None:
+        notes.append(
+            f"{len(unsaid)} scales of a key/value cache are left out ({unsaid[0]}), as the source's"
+            " quantization_config has none"
         )
     if source.side is not None and target.method is None:
         notes.append("outlier columns are in the weights with their 16-bit values")

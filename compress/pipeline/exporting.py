@@ -167,9 +167,6 @@ def fitted(plan: ExportPlan, tensor: QuantizedTensor) -> QuantizedTensor:
     says nothing."""
     if tensor.g_idx is not None and is_trivial(tensor.g_idx, tensor.scheme):
         tensor = replace(tensor, g_idx=None)
-    if tensor.global_factor is not None and plan.target.name != "modelopt":
-        inverse = tensor.global_factor.reciprocal()
-        tensor = replace(tensor, global_scale=inverse, global_factor=None)
     if plan.target.scale_dtype is None:
         return tensor
     # The plan has looked at all of them; what is rounded here was allowed.

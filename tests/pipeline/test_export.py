@@ -1,6 +1,7 @@
 """Exports: nothing but the layout changes, and what a format cannot hold is refused before work."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,10 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
         return made[key]
 
     return write
+
+
+def copied(source: Path, folder: Path) -> Path:
+    return Path(shutil.copytree(source, folder))
 
 
 def opened(folder: Path) -> CodedWeights:
@@ -129,6 +134,29 @@ def test_nvfp4_goes_to_modelopt_with_its_reciprocals(
         assert torch.allclose(x.dequantize(), z.dequantize(), rtol=1e-6, atol=0)
 
 
+def test_a_global_factor_is_not_inverted_on_the_way_to_dense(
+    make: Callable[..., Path], tmp_path: Path
+) -> None:
+    export(make(scheme=PRESETS["NVFP4A16"]), "modelopt", tmp_path / "to")
+    path = tmp_path / "to" / "model.safetensors"
+    tensors = load_file(path)
+    factors = {n: torch.tensor(0.3e-3) for n in tensors if n.endswith("weight_scale_2")}
+    save_file(tensors | factors, path, metadata={"format": "pt"})
+    export(tmp_path / "to", "dense", tmp_path / "dense")
+    before, after = opened(tmp_path / "to"), Checkpoint.open(tmp_path / "dense")
+    for linear in before.spec.linears():
+        exact = before.quantized(linear.tensor)
+        assert exact is not None
+        assert exact.global_factor is not None
+        assert torch.equal(exact.dequantize(torch.bfloat16), after.read(linear.tensor))
+    export(tmp_path / "to", CT, tmp_path / "ct")
+    scales = load_file(tmp_path / "ct" / "model.safetensors")
+    wanted = torch.tensor([0.3e-3]).reciprocal()
+    found = [t for n, t in scales.items() if n.endswith("weight_global_scale")]
+    assert found
+    assert all(torch.equal(scale, wanted) for scale in found)
+
+
 def test_order_of_columns_goes_to_gptq(make: Callable[..., Path], tmp_path: Path) -> None:
     source = make(scheme=SYM, act_order=True)
     export(source, "gptq", tmp_path / "to")
@@ -213,6 +241,65 @@ def test_scales_of_the_cache_go_where_they_can(make: Callable[..., Path], tmp_pa
         )
 
 
+def test_scales_of_a_cache_that_the_config_does_not_name(
+    make: Callable[..., Path], tmp_path: Path
+) -> None:
+    source = copied(make(scheme=PRESETS["FP8"], kv_cache=FP8_CACHE), tmp_path / "source")
+    config = json.loads((source / "config.json").read_text())
+    del config["quantization_config"]["kv_cache_scheme"]
+    (source / "config.json").write_text(json.dumps(config))
+    report = export(source, "fp8", tmp_path / "out")
+    assert report.notes[-1].startswith(
+        "4 scales of a key/value cache are left out (model.layers.0.self_attn.k_scale), as"
+    )
+
+
+def test_linears_that_runtimes_merge(tmp_path: Path) -> None:
+    """A stranger's checkpoint may store them in different ways; what we write does not."""
+    eight = QuantScheme(bits=8, group_size=32)
+    source = tiny_models.make("llama", tmp_path / "source", tied=True)
+    compressed_models.write(source, tmp_path / "ct", lambda x: eight if x.role == "k" else SYM)
+    with pytest.raises(RecipeError) as caught:
+        export(tmp_path / "ct", "gptq", tmp_path / "out")
+    assert str(caught.value) == (
+        "model.layers.0.self_attn.q_proj int4 sym g32, model.layers.0.self_attn.k_proj int8 sym"
+        " g32, model.layers.0.self_attn.v_proj int4 sym g32; runtimes merge these into one matrix,"
+        " so they need one scheme; export to dense"
+    )
+    assert not list(tmp_path.glob("out*"))
+    export(tmp_path / "ct", "dense", tmp_path / "out")
+
+
+def test_global_scales_of_merged_linears(make: Callable[..., Path], tmp_path: Path) -> None:
+    source = copied(make(scheme=PRESETS["NVFP4A16"]), tmp_path / "source")
+    tensors = load_file(source / "model.safetensors")
+    tensors["model.layers.1.self_attn.v_proj.weight_global_scale"] *= 2
+    save_file(tensors, source / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(RecipeError, match=r"v_proj nvfp4 with a global scale of \[8192.0\]; run"):
+        export(source, "modelopt", tmp_path / "out")
+    assert not list(tmp_path.glob("out*"))
+
+
+def test_a_zero_point_of_0_ends_an_export_to_gptq_1(
+    make: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Found on the way, as zero points are read with their codes."""
+    export(make(scheme=ASYM), "gptq_v2", tmp_path / "v2")
+    tensors = load_file(tmp_path / "v2" / "model.safetensors")
+    name = "model.layers.1.mlp.up_proj"
+    tensors[f"{name}.qzeros"][0, 0] &= ~0xF
+    save_file(tensors, tmp_path / "v2" / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(RecipeError) as caught:
+        export(tmp_path / "v2", "gptq", tmp_path / "out")
+    assert str(caught.value) == (
+        f"{name}.weight: 1 of 192 zero points are 0, which GPTQ version 1 stores as -1 and loaders"
+        " read differently; use format 'gptq_v2'"
+    )
+    assert not list(tmp_path.glob("out*"))
+    export(tmp_path / "v2", "awq", tmp_path / "out")
+    assert_same_weights(tmp_path / "v2", tmp_path / "out")
+
+
 def test_refusals(make: Callable[..., Path], tmp_path: Path) -> None:
     def refused(source: Path, to: str, error: type[Exception] = RecipeError, **options: Any) -> str:
         with pytest.raises(error) as caught:
@@ -262,11 +349,7 @@ def test_inexact_scales(make: Callable[..., Path], tmp_path: Path) -> None:
 
 
 def test_damaged_scales_are_found_before_work(make: Callable[..., Path], tmp_path: Path) -> None:
-    source = make()
-    folder = tmp_path / "bad"
-    folder.mkdir()
-    for path in source.iterdir():
-        (folder / path.name).write_bytes(path.read_bytes())
+    folder = copied(make(), tmp_path / "bad")
     tensors = load_file(folder / "model.safetensors")
     name = "model.layers.1.mlp.up_proj.weight_scale"
     tensors[name][0, 0] = float("nan")
