@@ -6,7 +6,7 @@ from math import gcd
 from compress.arch.spec import DecoderSpec, LinearSpec
 from compress.checkpoint import Checkpoint
 from compress.errors import RecipeError
-from compress.formats import bitsandbytes, dense
+from compress.formats import FORMATS, bitsandbytes, dense
 from compress.formats.compressed_tensors import is_packed
 from compress.methods import METHODS
 from compress.pipeline.modules import ModulePlan, Skipped
@@ -129,28 +129,28 @@ def against_parallel(
         )
     for m in modules:
         against = _against_columns if m.linear.role in ("o", "down") else _against_rows
-        found = against(n, spec, m, stored=fmt != dense.NAME)
+        found = against(n, spec, m, fmt)
         if found is not None:
             reasons.setdefault(m.linear.role, f"{m.linear.role}: {found}")
     return tuple(reasons.values())
 
 
-def _against_columns(n: int, spec: DecoderSpec, m: ModulePlan, *, stored: bool) -> str | None:
-    """stored: the result holds codes and scales, not the weights they stand for."""
-    columns = m.linear.shape[1]
+def _against_columns(n: int, spec: DecoderSpec, m: ModulePlan, fmt: str) -> str | None:
+    rows, columns = m.linear.shape
     step = m.scheme.columns_per_scale(columns)
     if columns % n:
         return f"{columns} columns do not divide by {n}"
-    if not stored:
+    if fmt == dense.NAME:
         return None
     if m.scheme.granularity in ("group", "block") and (columns // n) % step:
         return f"{columns // n} columns a shard are no multiple of {step}"
     if is_packed(m.scheme) and columns // n * m.scheme.bits % WORD_BITS:
         return f"{columns // n} columns a shard fill no whole words of packed codes"
-    return None
+    return _against_shard(f"{columns // n} columns", m, (rows, columns // n), fmt)
 
 
-def _against_rows(n: int, spec: DecoderSpec, m: ModulePlan, *, stored: bool) -> str | None:
+def _against_rows(n: int, spec: DecoderSpec, m: ModulePlan, fmt: str) -> str | None:
+    stored = fmt != dense.NAME
     packed = stored and _packs_zero_points(m.scheme)
     step = m.scheme.group_size if stored and m.scheme.granularity == "block" else 1
     for rows, shards in _row_parts(n, spec, m.linear):
@@ -160,7 +160,16 @@ def _against_rows(n: int, spec: DecoderSpec, m: ModulePlan, *, stored: bool) -> 
             return f"{rows // shards} rows a shard are no multiple of {step}"
         if packed and rows // shards * m.scheme.bits % WORD_BITS:
             return f"{rows // shards} rows a shard fill no whole words of packed zero points"
+        part = rows // shards, m.linear.shape[1]
+        if (found := _against_shard(f"{part[0]} rows", m, part, fmt)) is not None:
+            return found
     return None
+
+
+def _against_shard(size: str, m: ModulePlan, shape: tuple[int, int], fmt: str) -> str | None:
+    """Why a format that holds the whole weight does not hold a shard of it."""
+    found = FORMATS[fmt].against(m.scheme, shape, g_idx=m.g_idx)
+    return None if found is None else f"{size} a shard: {found.partition(';')[0]}"
 
 
 def _packs_zero_points(scheme: QuantScheme) -> bool:

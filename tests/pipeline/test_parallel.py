@@ -67,6 +67,21 @@ def test_packed_zero_points_are_split_in_words(spec: DecoderSpec, bits: int) -> 
     assert against_parallel(4, spec, [down]) == ()
 
 
+def test_a_shard_fits_its_format(spec: DecoderSpec) -> None:
+    """GPTQ and AWQ have packed zero points of symmetric weights, too; AWQ packs rows."""
+    gate, down = module("gate", (16, 64), GROUP), module("down", (16, 64), CHANNEL)
+    assert fit.against_parallel(4, spec, [gate], "compressed-tensors") == ()
+    assert fit.against_parallel(2, spec, [gate], "gptq") == ()
+    assert fit.against_parallel(4, spec, [gate], "gptq_v2") == (
+        "gate: 4 rows a shard: 4-bit weights are packed by 8, which does not divide [4, 64]",
+    )
+    assert fit.against_parallel(4, spec, [gate], "awq") == (
+        "gate: 4 rows a shard: rows of a weight are packed by 8, which does not divide 4",
+    )
+    assert fit.against_parallel(8, spec, [down], "awq") == ()
+    assert fit.against_parallel(8, spec, [down], "gptq") == ()
+
+
 def test_merged_matrices_are_split_each_by_itself(spec: DecoderSpec) -> None:
     assert against_parallel(8, spec, [module("qkv", (8 * 64 + 2 * 4 * 64, 512), GROUP)]) == ()
     assert against_parallel(4, spec, [module("gate_up", (2 * 90, 512), GROUP)]) == (
