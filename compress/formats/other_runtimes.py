@@ -1,7 +1,7 @@
 """Which runtimes take GPTQ, AWQ, FP8 and ModelOpt results: facts about loaders, as data.
 
-GPTQ with 4 bits was opened in vLLM 0.32 on CPU. The rest was read in the sources of vLLM and of
-transformers 5, and is called "expected" for that. For FP8 and ModelOpt see float_runtimes.
+A table of rules that lie in packed_rules, float_runtimes and vllm_rules, each with how its loader
+was asked: "yes" where a "yes" was tried, "expected" where it was read in the loader's source.
 """
 
 from collections.abc import Callable, Iterator, Mapping

@@ -6,7 +6,7 @@ import torch
 
 from compress.arch.spec import DecoderSpec
 from compress.errors import RecipeError
-from compress.formats import FORMATS, Format, bitsandbytes, compressed_tensors
+from compress.formats import FORMATS, Format, bitsandbytes, compressed_tensors, gptq
 from compress.pipeline.modules import ModulePlan
 from compress.quant.scheme import QuantScheme
 from compress.recipe import Recipe
@@ -87,7 +87,11 @@ def check_experts(modules: Iterable[ModulePlan], fmt: str) -> None:
 
 
 def remarks(modules: Iterable[ModulePlan], fmt: str) -> list[str]:
-    """What a person should know about the planned size."""
+    """What a person should know about the planned size, and about what may end the run."""
+    modules = list(modules)
+    if fmt == gptq.NAME and not all(m.scheme.symmetric for m in modules):
+        found = "a group without a negative weight has a zero point of 0, which GPTQ version 1"
+        return [f"{found} cannot store: the run ends where it meets one; use gptq_v2 to be safe"]
     if fmt != bitsandbytes.NAME or not any(_is_calibrated(m.scheme) for m in modules):
         return []
     size = "comes on top of the planned size: calibration decides how many outlier columns it holds"

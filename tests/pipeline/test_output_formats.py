@@ -10,7 +10,7 @@ import tiny_models
 from compress.checkpoint import Checkpoint
 from compress.errors import RecipeError
 from compress.formats import CodedWeights, open_weights
-from compress.pipeline import export, run
+from compress.pipeline import export, make_plan, run
 from compress.pipeline.output_format import scale_dtype
 
 TEXT = "once upon a time there was a small dog who liked to play in the park. "
@@ -100,3 +100,15 @@ def test_dtypes_of_scales() -> None:
     assert scale_dtype("gptq", torch.bfloat16) == torch.float16
     for fmt in ("compressed-tensors", "fp8", "bitsandbytes", "dense"):
         assert scale_dtype(fmt, torch.bfloat16) == torch.bfloat16
+
+
+def test_the_plan_warns_of_zero_points_that_gptq_1_cannot_store(
+    source: Path, tmp_path: Path
+) -> None:
+    def warned(fmt: str, options: dict[str, object]) -> bool:
+        plan = make_plan(recipe(tmp_path, fmt, {"method": "rtn", **options}), source)
+        return any("zero point of 0" in line for line in plan.warnings)
+
+    assert warned("gptq", ASYM)
+    assert not warned("gptq", W4)
+    assert not warned("gptq_v2", ASYM)
