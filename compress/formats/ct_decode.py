@@ -41,6 +41,8 @@ def decode(name: str, scheme: QuantScheme, has: Has, read: Read) -> QuantizedTen
     n, k = codes.shape
     scales = scheme.scale_shape(n, k)
     scale = parts.expect("weight_scale", scales, _SCALES)
+    if scheme.symmetric and has(f"{parts.module}.weight_zero_point"):
+        _refuse_zeros(parts, packed, scales)
     zero = None if scheme.symmetric else _zero(parts, packed, scales)
     g_idx = _g_idx(parts, k, scales[1]) if has(f"{parts.module}.weight_g_idx") else None
     return QuantizedTensor(codes, scale, zero, g_idx, scheme, input_scale=inputs)
@@ -209,3 +211,15 @@ def _zero(parts: _Parts, packed: bool, scales: tuple[int, int]) -> Tensor:
         words = parts.expect("weight_zero_point", (words_for(n, bits), groups), _WORDS)
         return unpack(words.t().contiguous(), bits, n).t().contiguous()
     return parts.expect("weight_zero_point", scales, (torch.int8, *_WHOLE)).to(torch.int8)
+
+
+def _refuse_zeros(parts: _Parts, packed: bool, scales: tuple[int, int]) -> None:
+    """Some tools store the zero points of symmetric weights; any but 0 mean another scheme."""
+    zeros = parts.get("weight_zero_point")
+    if packed and zeros.dtype == torch.int32:
+        zeros = _zero(parts, packed, scales)
+    if bool(zeros.any()):
+        raise CheckpointError(
+            f"tensor {parts.module}.weight_zero_point holds zero points other than 0 though"
+            " quantization_config says symmetric; the two do not belong together"
+        )

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -101,3 +103,21 @@ def test_float_codes_are_refused() -> None:
 
 def test_table_keys_are_the_names() -> None:
     assert all(key == codec.name for key, codec in FORMATS.items())
+
+
+@pytest.mark.parametrize("activation", [None, ActivationScheme()])
+def test_zero_points_of_a_symmetric_scheme_are_not_dropped_in_silence(
+    activation: ActivationScheme | None,
+) -> None:
+    """Some tools write them, all 0 or in the middle; any other one means another scheme."""
+    asymmetric = QuantScheme(bits=8, symmetric=False, group_size=4, activation=activation)
+    symmetric = QuantScheme(bits=8, group_size=4, activation=activation)
+    zero = f"{NAME.removesuffix('.weight')}.weight_zero_point"
+    tensor = round_weight(torch.rand(4, 8), asymmetric)  # rand: zero points far from 0
+    parts = compressed_tensors.encode(NAME, tensor)
+    with pytest.raises(CheckpointError, match=r"zero points other than 0 though .* symmetric"):
+        ct_decode.decode(NAME, symmetric, parts.__contains__, parts.__getitem__)
+    middle = compressed_tensors.encode(NAME, replace(tensor, zero=torch.zeros(4, 2).char()))[zero]
+    for none in (middle, torch.zeros(4, 2).char(), torch.zeros(4, 2).to(torch.float8_e4m3fn)):
+        parts[zero] = none
+        assert ct_decode.decode(NAME, symmetric, parts.__contains__, parts.__getitem__).zero is None
