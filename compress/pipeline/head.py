@@ -75,7 +75,7 @@ def _rows(work: Work, head: ModulePlan) -> Iterator[Tensor]:
 
 
 def round_rows(work: Work, embedding: ModulePlan, rows: Tensor) -> Tensor:
-    """Rows of the embedding as the result will hold them, in the dtype of the source."""
+    """Rows of the embedding, in the source's dtype, as the result will mean them: in fp32."""
     stage = work.plan.recipe.stages[embedding.stage]
     (outcome,) = METHODS[stage.method].quantize(
         [rows.float()], embedding.scheme, stage.config, scale_dtype=rows.dtype

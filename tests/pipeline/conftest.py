@@ -2,12 +2,16 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import compressed_models
 import tiny_models
 from compress.checkpoint import disk
 from compress.pipeline import estimate
+from compress.quant.scheme import QuantScheme
+from exports import SYM
 
 TinyModel = Callable[..., Path]
 
@@ -25,6 +29,25 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
         return made[key]
 
     return get
+
+
+@pytest.fixture(scope="session")
+def compressed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """compressed(family, scheme, **options of compressed_models.write): a folder in
+    compressed-tensors, made once; never write to it. dtype is the source's."""
+    made: dict[Any, Path] = {}
+
+    def write(family: str = "llama", scheme: QuantScheme = SYM, **options: Any) -> Path:
+        key = family, scheme, tuple(sorted(options.items()))
+        if key not in made:
+            folder = tmp_path_factory.mktemp("export")
+            dtype = options.pop("dtype", "bf16")
+            source = tiny_models.make(family, folder / "source", tied=True, dtype=dtype)
+            compressed_models.write(source, folder / "ct", scheme, **options)
+            made[key] = folder / "ct"
+        return made[key]
+
+    return write
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,168 @@
+"""Exports that cannot be, or that fail: refused before the first byte, and nothing is left."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import compressed_models
+import tiny_models
+from compress.checkpoint import Checkpoint, ShardWriter, disk
+from compress.errors import CheckpointError, OutputError, RecipeError
+from compress.pipeline import dry_export, export, export_table
+from compress.quant.scheme import PRESETS, QuantScheme
+from exports import ASYM, CT, SYM, assert_same_weights, copied, opened
+
+
+def test_linears_that_runtimes_merge(tmp_path: Path) -> None:
+    """A stranger's checkpoint may store them in different ways; what we write does not."""
+    eight = QuantScheme(bits=8, group_size=32)
+    source = tiny_models.make("llama", tmp_path / "source", tied=True)
+    compressed_models.write(source, tmp_path / "ct", lambda x: eight if x.role == "k" else SYM)
+    with pytest.raises(RecipeError) as caught:
+        export(tmp_path / "ct", "gptq", tmp_path / "out")
+    assert str(caught.value) == (
+        "model.layers.0.self_attn.q_proj int4 sym g32, model.layers.0.self_attn.k_proj int8 sym"
+        " g32, model.layers.0.self_attn.v_proj int4 sym g32; runtimes merge these into one matrix,"
+        " so they need one scheme; export to dense"
+    )
+    assert not list(tmp_path.glob("out*"))
+    export(tmp_path / "ct", "dense", tmp_path / "out")
+
+
+def test_global_scales_of_merged_linears(compressed: Callable[..., Path], tmp_path: Path) -> None:
+    source = copied(compressed(scheme=PRESETS["NVFP4A16"]), tmp_path / "source")
+    tensors = load_file(source / "model.safetensors")
+    tensors["model.layers.1.self_attn.v_proj.weight_global_scale"] *= 2
+    save_file(tensors, source / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(RecipeError, match=r"v_proj nvfp4 with a global scale of \[8192.0\]; run"):
+        export(source, "modelopt", tmp_path / "out")
+    assert not list(tmp_path.glob("out*"))
+
+
+def test_a_zero_point_of_0_ends_an_export_to_gptq_1(
+    compressed: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Found on the way, as zero points are read with their codes."""
+    export(compressed(scheme=ASYM), "gptq_v2", tmp_path / "v2")
+    tensors = load_file(tmp_path / "v2" / "model.safetensors")
+    name = "model.layers.1.mlp.up_proj"
+    tensors[f"{name}.qzeros"][0, 0] &= ~0xF
+    save_file(tensors, tmp_path / "v2" / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(RecipeError) as caught:
+        export(tmp_path / "v2", "gptq", tmp_path / "out")
+    assert str(caught.value) == (
+        f"{name}.weight: 1 of 192 zero points are 0, which GPTQ version 1 stores as -1 and loaders"
+        " read differently; use format 'gptq_v2'"
+    )
+    assert not list(tmp_path.glob("out*"))
+    export(tmp_path / "v2", "awq", tmp_path / "out")
+    assert_same_weights(tmp_path / "v2", tmp_path / "out")
+
+
+def test_refusals(compressed: Callable[..., Path], tmp_path: Path) -> None:
+    def refused(source: Path, to: str, error: type[Exception] = RecipeError, **options: Any) -> str:
+        with pytest.raises(error) as caught:
+            export(source, to, tmp_path / "out", **options)
+        assert "\n" not in str(caught.value)
+        assert not list(tmp_path.glob("out*"))
+        return str(caught.value)
+
+    source = compressed()
+    dense = refused(source.parent / "source", "gptq", CheckpointError)
+    assert "is not quantized, so there is nothing to convert; use `compress-model run`" in dense
+    assert "--to is 'gguf'; it is one of compressed-tensors, gptq," in refused(source, "gguf")
+    assert "is in the format compressed-tensors already; copy the folder" in refused(source, CT)
+    assert refused(source, "fp8").startswith(
+        "model.layers.0.self_attn.q_proj does not fit into fp8 (nor 13 more layers): it holds"
+        " 8-bit floats only, not int4 sym g32; use compressed-tensors, or quantize with scheme"
+        " FP8_BLOCK; formats that hold all layers: compressed-tensors, gptq, gptq_v2, awq,"
+    )
+    assert "LLM.int8() only" in refused(source, "bitsandbytes")
+    odd = compressed(scheme=QuantScheme(bits=5, group_size=32))
+    assert "it holds 2, 3, 4 or 8 bits, not 5" in refused(odd, "gptq")
+    assert "is inside the model's folder" in refused_into(source, source / "x")
+
+
+def refused_into(source: Path, out: Path, **options: Any) -> str:
+    with pytest.raises(OutputError) as caught:
+        export(source, "gptq", out, **options)
+    return str(caught.value)
+
+
+def test_inexact_scales(compressed: Callable[..., Path], tmp_path: Path) -> None:
+    source = compressed(scheme=SYM, dtype="fp32")
+    with pytest.raises(RecipeError) as caught:
+        export(source, "gptq", tmp_path / "out")
+    assert "scales are not exact in float16 (the largest changes by 0.000" in str(caught.value)
+    assert "add --round-scales" in str(caught.value)
+    assert not list(tmp_path.glob("out*"))
+    report = export(source, "gptq", tmp_path / "out", round_scales=True)
+    assert "scales were rounded to F16" in report.notes[0]
+    a, b = opened(source), opened(tmp_path / "out")
+    for linear in a.spec.linears():
+        x, y = a.quantized(linear.tensor), b.quantized(linear.tensor)
+        assert x is not None
+        assert y is not None
+        assert torch.equal(x.codes, y.codes)
+        assert torch.equal(x.scale.half(), y.scale)
+
+
+def test_damaged_scales_are_found_before_work(
+    compressed: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = copied(compressed(), tmp_path / "bad")
+    tensors = load_file(folder / "model.safetensors")
+    name = "model.layers.1.mlp.up_proj.weight_scale"
+    tensors[name][0, 0] = float("nan")
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=f"tensor {name} has 1 scales that are not finite"):
+        export(folder, "gptq", tmp_path / "out")
+    assert not list(tmp_path.glob("out*"))
+
+
+def test_overwrite_replaces_results_of_exports_and_runs_only(
+    compressed: Callable[..., Path], tmp_path: Path
+) -> None:
+    export(compressed(), "gptq", tmp_path / "out")
+    assert "is not empty; choose another folder or add --overwrite" in refused_into(
+        compressed(), tmp_path / "out"
+    )
+    export(compressed(), "awq", tmp_path / "out", overwrite=True)
+    assert opened(tmp_path / "out").format.name == "awq"
+    (tmp_path / "out" / "mine.txt").write_text("x")
+    assert "no result of an earlier run" in refused_into(
+        compressed(), tmp_path / "out", overwrite=True
+    )
+
+
+def test_a_failure_leaves_nothing(
+    compressed: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OutputError("disk full")
+
+    monkeypatch.setattr(ShardWriter, "finish", full)
+    assert refused_into(compressed(), tmp_path / "out") == "disk full"
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setattr(disk, "remove_tree", full)  # as a kill would
+    with pytest.raises(OutputError):
+        export(compressed(), "gptq", tmp_path / "out")
+    assert refused_into(compressed(), tmp_path / "out").endswith(
+        "out.partial is left from a run that was stopped; remove it to start again"
+    )
+
+
+def test_a_dry_run_writes_nothing(compressed: Callable[..., Path], tmp_path: Path) -> None:
+    plan = dry_export(compressed(), "gptq", tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+    done = export(compressed(), "gptq", tmp_path / "out")
+    assert (
+        plan.result["bytes"] == done.result["bytes"] == Checkpoint.open(tmp_path / "out").file_bytes
+    )
+    assert "compressed-tensors -> gptq" in export_table(plan)
+    with pytest.raises(OutputError, match="is not empty"):
+        dry_export(compressed(), "gptq", tmp_path / "out")
