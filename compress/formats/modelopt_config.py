@@ -68,7 +68,8 @@ def quantization_config(
 
     shapes: of every tensor of the source. schemes: of every quantized tensor, by tensor name.
     kv_cache: of the key/value cache whose scales are stored. "transposed" is ours: modules that
-    the source stores as [K, N]. RecipeError for a cache without quantized weights.
+    the source stores as [K, N]. RecipeError for a cache without quantized weights
+    and for a quantized embedding.
     """
     if not schemes:
         if kv_cache is None:
@@ -76,6 +77,11 @@ def quantization_config(
         raise RecipeError(
             f"kv_cache: {NAME} has no word for a quantized cache beside dense weights; use"
             " output.format 'compressed-tensors'"
+        )
+    if spec.embedding in schemes and spec.embedding != spec.head:
+        raise RecipeError(
+            f"{spec.embedding}: no loader of {NAME} takes a quantized embedding; use output.format"
+            " 'compressed-tensors', or leave it out"
         )
     layers = {module_of(name): _layer(scheme) for name, scheme in schemes.items()}
     kinds = list({str(layer): layer for layer in layers.values()}.values())

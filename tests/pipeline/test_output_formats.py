@@ -112,3 +112,28 @@ def test_the_plan_warns_of_zero_points_that_gptq_1_cannot_store(
     assert warned("gptq", ASYM)
     assert not warned("gptq", W4)
     assert not warned("gptq_v2", ASYM)
+
+
+@pytest.mark.parametrize("fmt", ["gptq", "gptq_v2", "awq", "modelopt", "fp8", "bitsandbytes"])
+def test_quantized_embeddings_go_into_compressed_tensors_only(
+    source: Path, tmp_path: Path, fmt: str
+) -> None:
+    both = {"method": "rtn", **W4, "targets": ["lm_head", "embedding"], "ignore": []}
+    with pytest.raises(RecipeError) as caught:
+        make_plan(recipe(tmp_path, fmt, {"method": "rtn", **W4}, both), source)
+    assert "\n" not in str(caught.value)
+    plan = make_plan(recipe(tmp_path, "compressed-tensors", both), source)
+    assert {m.linear.role for m in plan.modules} == {"head", "embedding"}
+
+
+def test_embeddings_are_exported(source: Path, tmp_path: Path) -> None:
+    """Back to dense; formats without a place for them say so and leave nothing."""
+    both = {"method": "rtn", **W4, "targets": ["*", "lm_head", "embedding"], "ignore": []}
+    run(recipe(tmp_path, "compressed-tensors", both), source, tmp_path / "packed")
+    export(tmp_path / "packed", "dense", tmp_path / "dense")
+    packed, dense = opened(tmp_path / "packed"), open_weights(Checkpoint.open(tmp_path / "dense"))
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        assert torch.equal(dense.read(name), packed.read(name)), name
+    with pytest.raises(RecipeError, match="embed"):
+        export(tmp_path / "packed", "gptq", tmp_path / "gptq")
+    assert not list(tmp_path.glob("gptq*"))
