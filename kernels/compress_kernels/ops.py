@@ -49,14 +49,15 @@ def group_scale(
     """Scale, and zero when asymmetric, of each row of w with the least weighted squared error.
 
     w: fp32 [N, g]. ratios: fp32 [R], shrinks of the min-max range to try, first wins ties; [1.0]
-    is plain min-max. importance: fp32 [g], weight of each column's squared error, or None.
+    is plain min-max, negative ones (symmetric only) give negative scales. importance: fp32 [g],
+    weight of each column's squared error, or None.
     Returns fp32 [N], exact in scale_dtype (fp32, bf16, fp16), and int8 [N] or None. A row of
     zeros gets scale 1. Raises ValueError on a wrong shape, dtype or range.
     """
     grid = _grid(bits, symmetric, scale_dtype)
     _check(w.dim() == 2 and w.numel() > 0, "w", f"shape {list(w.shape)}", "[N, g], not empty")
     _check_matrix("w", w, (w.shape[0], w.shape[1]), torch.float32, w.device)
-    ratios = _ratios(ratios, w.device)
+    ratios = _ratios(ratios, symmetric, w.device)
     if importance is not None:
         _check_matrix("importance", importance, (w.shape[1],), torch.float32, w.device)
     # The Triton kernel walks through a row alone: one row over all columns goes to torch.
@@ -108,9 +109,8 @@ def gptq_columns(
     count = -(-columns // group_size) if scale is None else scale.shape[1]
     groups = _groups(groups, columns, count, weight.device)
     size = min(group_size, columns)
-    problem = Problem(
-        grid, size, _ratios(ratios, weight.device), importance, scale, zero, groups, block
-    )
+    ratios = _ratios(ratios, symmetric, weight.device)
+    problem = Problem(grid, size, ratios, importance, scale, zero, groups, block)
     return _solve(weight, factor, problem)
 
 
@@ -189,9 +189,13 @@ def _grid(bits: int, symmetric: bool, scale_dtype: torch.dtype) -> Grid:
     return Grid(bits, symmetric, scale_dtype)
 
 
-def _ratios(ratios: Tensor, device: torch.device) -> Tensor:
+def _ratios(ratios: Tensor, symmetric: bool, device: torch.device) -> Tensor:
     right = ratios.dim() == 1 and ratios.numel() > 0
     _check(right, "ratios", f"shape {list(ratios.shape)}", "[R], not empty,")
-    positive = bool((ratios > 0).all())
-    _check(positive, "ratios", f"{ratios.tolist()}", "positive values")
+    if symmetric:
+        nonzero = bool(((ratios != 0) & ratios.isfinite()).all())
+        _check(nonzero, "ratios", f"{ratios.tolist()}", "values that are finite and not 0")
+    else:
+        positive = bool((ratios > 0).all())
+        _check(positive, "ratios", f"{ratios.tolist()}", "positive values")
     return ratios.to(device, torch.float32).contiguous()

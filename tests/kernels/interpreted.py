@@ -13,13 +13,15 @@ from compress_kernels.reference import scale as reference_scale
 from compress_kernels.triton import columns, gram, scale
 
 RATIOS = torch.tensor([1.0, 0.9, 0.8])
+BOTH = torch.cat([RATIOS, -RATIOS])  # for symmetric grids
 
 
 def scales(grid: Grid, weighted: bool) -> dict[str, float]:
     w = torch.randn(9, 300) * torch.logspace(-8, 1, 9)[:, None]
     importance = torch.rand(300) if weighted else None
-    got, got_zero = scale.group_scale(w, RATIOS, importance, grid)
-    want, want_zero = reference_scale.group_scale(w, RATIOS, importance, grid)
+    ratios = BOTH if grid.symmetric else RATIOS
+    got, got_zero = scale.group_scale(w, ratios, importance, grid)
+    want, want_zero = reference_scale.group_scale(w, ratios, importance, grid)
     equal = float((got == want).float().mean())
     if got_zero is not None and want_zero is not None:
         equal = min(equal, float((got_zero == want_zero).float().mean()))
@@ -32,7 +34,8 @@ def loop(group_size: int, symmetric: bool, fixed: bool = False) -> dict[str, flo
     factor = hessian_factor(x.T @ x / 96 + torch.eye(48))
     groups = (torch.arange(48) // group_size).to(torch.int32)
     grid = Grid(4, symmetric, torch.bfloat16)
-    problem = Problem(grid, group_size, RATIOS, None, None, None, groups, 16)
+    ratios = BOTH if symmetric else RATIOS
+    problem = Problem(grid, group_size, ratios, None, None, None, groups, 16)
     if fixed:
         steps = (torch.rand(11, 48 // group_size) / 4 + 0.1).bfloat16().float()
         zero = None if symmetric else torch.randint(-3, 3, steps.shape, dtype=torch.int8)
@@ -60,6 +63,7 @@ def main() -> None:
     results = {
         "scale-sym": scales(Grid(4, True, torch.bfloat16), False),
         "scale-asym-weighted": scales(Grid(3, False, torch.float32), True),
+        "scale-sym-fp16": scales(Grid(4, True, torch.float16), True),
         "scale-fp16": scales(Grid(8, False, torch.float16), False),
         "columns-g8": loop(8, True),
         "columns-g12-asym": loop(12, False),

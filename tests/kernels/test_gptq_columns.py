@@ -13,6 +13,7 @@ from compress_kernels.grid import Grid, Problem
 from compress_kernels.reference import columns as reference
 
 RATIOS = torch.linspace(1.0, 0.6, 9)
+BOTH = torch.cat([RATIOS, -RATIOS])  # for symmetric grids
 needs_native = pytest.mark.skipif(native().library is None, reason=native().reason)
 IMPLEMENTATIONS = [reference.gptq_columns, pytest.param(cpu.gptq_columns, marks=needs_native)]
 
@@ -29,7 +30,8 @@ def make_problem(
 ) -> Problem:
     groups = (torch.arange(columns) // group_size).to(torch.int32)
     grid = Grid(bits, symmetric, torch.bfloat16)
-    return Problem(grid, group_size, RATIOS, None, None, None, groups, block)
+    ratios = BOTH if symmetric else RATIOS
+    return Problem(grid, group_size, ratios, None, None, None, groups, block)
 
 
 def with_fixed_scales(problem: Problem, weight: Tensor, groups: Tensor) -> Problem:
@@ -89,10 +91,11 @@ def test_equals_the_textbook(solve, group_size: int, block: int) -> None:
 @pytest.mark.parametrize("symmetric", [True, False])
 def test_identity_hessian_is_plain_rounding(solve, symmetric: bool) -> None:
     weight = torch.randn(21, 96)
-    result = solve(weight, torch.eye(96), make_problem(96, 32, 4, symmetric))
+    problem = make_problem(96, 32, 4, symmetric)
+    result = solve(weight, torch.eye(96), problem)
     for g in range(3):
         part = weight[:, 32 * g : 32 * g + 32]
-        scale, zero = group_scale(part, RATIOS, None, 4, symmetric, torch.bfloat16)
+        scale, zero = group_scale(part, problem.ratios, None, 4, symmetric, torch.bfloat16)
         assert torch.equal(result.scale[:, g], scale)
         z = torch.zeros_like(scale) if zero is None else zero.float()
         codes = ((part / scale[:, None]).round() + z[:, None]).clamp(-8, 7)

@@ -11,6 +11,8 @@ from compress_kernels.grid import Grid
 from compress_kernels.reference import scale as reference
 
 RATIOS = torch.linspace(1.0, 0.5, 21)
+# For symmetric grids; not 1, where the largest weight is as far from code 7 as from -8.
+BOTH = torch.cat([RATIOS, -RATIOS]) * 1.03
 needs_native = pytest.mark.skipif(native().library is None, reason=native().reason)
 
 
@@ -34,8 +36,9 @@ def test_no_candidate_is_better(bits: int, symmetric: bool) -> None:
         error = w.double() - dequantize(w, scale, zero, bits)
         return (error.square() * importance.double()).sum(1)
 
-    each = torch.stack([cost(RATIOS[i : i + 1]) for i in range(len(RATIOS))])
-    torch.testing.assert_close(cost(RATIOS), each.amin(0), rtol=1e-5, atol=0)
+    ratios = BOTH if symmetric else RATIOS
+    each = torch.stack([cost(ratio.reshape(1)) for ratio in ratios])
+    torch.testing.assert_close(cost(ratios), each.amin(0), rtol=1e-5, atol=0)
 
 
 def test_plain_minmax() -> None:
@@ -48,6 +51,22 @@ def test_plain_minmax() -> None:
     assert torch.equal(scale, torch.tensor([1.5, 3.0]) / 15)
     assert zero is not None
     assert zero.tolist() == [2, -8]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_negative_ratio_turns_the_grid_around(dtype: torch.dtype) -> None:
+    w = torch.cat([torch.randn(20, 32) * 0.02, torch.zeros(1, 32)])
+    plain, _ = group_scale(-w, RATIOS, None, 4, True, dtype)
+    turned, _ = group_scale(w, -RATIOS, None, 4, True, dtype)
+    assert torch.equal(turned[:-1], -plain[:-1])
+    assert turned[-1] == 1
+
+
+def test_the_larger_side_gets_the_code_more() -> None:
+    w = torch.tensor([[8.0, -7.0, 3.0, -1.0], [-8.0, 7.0, 3.0, -1.0]])
+    scale, _ = group_scale(w, torch.tensor([1.0, -1.0]) * 7.5 / 8, None, 4, True, torch.bfloat16)
+    assert scale.tolist() == [-1.0, 1.0]
+    assert torch.equal(dequantize(w, scale, None, 4).float(), w)
 
 
 def test_first_ratio_wins_a_tie_and_zero_rows_get_scale_one() -> None:
@@ -77,7 +96,7 @@ def test_compiled_equals_reference(bits: int, symmetric: bool, dtype: torch.dtyp
     importance = torch.rand(45)
     grid = Grid(bits, symmetric, dtype)
     for weights in (None, importance):
-        for ratios in (torch.ones(1), RATIOS):
+        for ratios in (torch.ones(1), RATIOS, *((-torch.ones(1), BOTH) if symmetric else ())):
             want, want_zero = reference.group_scale(w, ratios, weights, grid)
             got, got_zero = cpu.group_scale(w, ratios, weights, grid)
             assert (got == want).float().mean() >= 0.98  # near ties fall either way
@@ -108,8 +127,9 @@ def test_few_wide_rows_equal_the_reference(shape: tuple[int, int], symmetric: bo
             squared = (w.double() - dequantize(w, *found, 4)).square()
             return (squared if weights is None else squared * weights.double()).sum(1)
 
-        got = cpu.group_scale(w, RATIOS, weights, grid)
-        want = reference.group_scale(w, RATIOS, weights, grid)
+        ratios = BOTH if symmetric else RATIOS
+        got = cpu.group_scale(w, ratios, weights, grid)
+        want = reference.group_scale(w, ratios, weights, grid)
         torch.testing.assert_close(cost(got), cost(want), rtol=1e-6, atol=0)
 
 
@@ -133,7 +153,11 @@ def test_threads_do_not_change_the_scale_of_a_wide_row() -> None:
         ({"w": torch.zeros(3)}, "w is shape [3]; [N, g], not empty is needed"),
         ({"w": torch.zeros(2, 8, dtype=torch.float64)}, "w is torch.float64; torch.float32"),
         ({"ratios": torch.zeros(0)}, "ratios is shape [0]; [R], not empty, is needed"),
-        ({"ratios": torch.tensor([1.0, -1.0])}, "ratios is [1.0, -1.0]; positive values"),
+        ({"ratios": torch.tensor([1.0, 0.0])}, "ratios is [1.0, 0.0]; values that are finite and"),
+        (
+            {"ratios": torch.tensor([1.0, -1.0]), "symmetric": False},
+            "ratios is [1.0, -1.0]; positive values",
+        ),
         ({"importance": torch.ones(7)}, "importance is shape [7]; [8] is needed"),
         ({"bits": 9}, "bits is 9; 2 to 8 is needed"),
         ({"scale_dtype": torch.float64}, "scale_dtype is torch.float64; fp32, bf16 or fp16"),

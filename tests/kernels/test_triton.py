@@ -18,8 +18,8 @@ pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="triton is not installed"
 )
 CASES = [
-    "scale-sym", "scale-asym-weighted", "scale-fp16", "columns-g8", "columns-g12-asym",
-    "columns-wide-group", "columns-fixed-order", "gram-fp16",
+    "scale-sym", "scale-asym-weighted", "scale-sym-fp16", "scale-fp16",
+    "columns-g8", "columns-g12-asym", "columns-wide-group", "columns-fixed-order", "gram-fp16",
 ]  # fmt: skip
 
 

@@ -40,11 +40,12 @@ float round_float16(float x) {
   return x;
 }
 
-// Nearest value >= 0 that the stored dtype holds, 1 in place of 0.
-float round_scale(float x, int kind) {
+// Nearest value that the stored dtype holds, 1 in place of 0.
+float round_scale(float scale, int kind) {
+  float x = std::fabs(scale);
   if (kind == kBFloat16) x = round_bfloat16(std::fmin(x, 3.3895314e38f));
   if (kind == kFloat16) x = round_float16(std::fmin(x, 65504.0f));
-  return x == 0.0f ? 1.0f : x;
+  return x == 0.0f ? 1.0f : std::copysign(x, scale);
 }
 
 struct Scale {

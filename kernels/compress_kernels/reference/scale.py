@@ -1,7 +1,9 @@
 """Choice of one scale (and zero) for a group of weights.
 
 A candidate is the plain min-max grid shrunk by a ratio: clipping the largest weights makes the
-steps of all others finer. The candidate with the least weighted squared error wins.
+steps of all others finer. A negative ratio makes the scale negative, which turns the grid around:
+a symmetric one has a code more below zero than above. The candidate with the least weighted squared
+error wins.
 """
 
 import torch
@@ -46,7 +48,8 @@ def _candidate(w: Tensor, ratio: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
 
 def _round_scale(scale: Tensor, dtype: torch.dtype) -> Tensor:
     """Nearest value that `dtype` holds, 1 in place of 0, as fp32."""
-    rounded = scale.clamp(max=torch.finfo(dtype).max).to(dtype).float()
+    largest = torch.finfo(dtype).max
+    rounded = scale.clamp(-largest, largest).to(dtype).float()
     return torch.where(rounded == 0, 1.0, rounded)
 
 

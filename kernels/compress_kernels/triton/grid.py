@@ -22,15 +22,16 @@ def nearest(x):
 
 @triton.jit
 def round_scale(x, KIND: tl.constexpr):
-    """Nearest value >= 0 the stored dtype holds, 1 in place of 0."""
+    """Nearest value the stored dtype holds, 1 in place of 0."""
+    size = tl.abs(x)
     if KIND == 1:
         # In integers, for the interpreter truncates where the hardware rounds to nearest even.
-        bits = tl.minimum(x, 3.3895314e38).to(tl.uint32, bitcast=True)
+        bits = tl.minimum(size, 3.3895314e38).to(tl.uint32, bitcast=True)
         bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
-        x = bits.to(tl.float32, bitcast=True)
+        size = bits.to(tl.float32, bitcast=True)
     if KIND == 2:
-        x = tl.minimum(x, 65504.0).to(tl.float16).to(tl.float32)
-    return tl.where(x == 0.0, 1.0, x)
+        size = tl.minimum(size, 65504.0).to(tl.float16).to(tl.float32)
+    return tl.where(size == 0.0, 1.0, tl.where(x < 0.0, -size, size))
 
 
 @triton.jit
