@@ -43,6 +43,9 @@ def round_weight(
 ) -> QuantizedTensor:
     """Nearest codes of weight [N, K] under minmax scales; act_order shuffles the groups.
 
+    Scales of symmetric weight-only grids are negative in every second row, as a search may make
+    them.
+
     A static scheme gets an input scale that fits no inputs in particular.
     """
     act = scheme.activation
@@ -64,6 +67,8 @@ def round_weight(
         scales.append(scale)
         zeros.append(zero)
     scale, zero = torch.stack(scales, 1), torch.stack(zeros, 1)
+    if scheme.symmetric and act is None:
+        scale[1::2] *= -1
     codes = (w / scale.float()[:, groups]).round() + zero.float()[:, groups]
     codes = codes.clamp(scheme.code_min, scheme.code_max).to(torch.int8)
     return QuantizedTensor(

@@ -39,8 +39,8 @@ class Reader:
     """How a quantized checkpoint is read.
 
     parts: what a quantized module's tensors are called below its path. marks: a module that has
-        one of these is quantized. scales: those that hold scales, finite and positive; the first
-        that is there is the weight's. g_idx: the one with the columns' groups.
+        one of these is quantized. scales: those that hold scales; the first that is there is
+        the weight's. g_idx: the one with the columns' groups.
     schemes(config): the scheme of every module; CheckpointError for what is malformed.
     decode(name, scheme, has, read): the weight of that original name.
     weight_shape(module, scheme, shape_of): its (N, K), from the shapes of the parts.

@@ -1,4 +1,4 @@
-"""Scales in the dtype of another format: exact, or rounded on request."""
+"""Scales as they are stored: which are damaged, and those of another format's dtype."""
 
 from dataclasses import replace
 from typing import NamedTuple
@@ -7,7 +7,29 @@ import torch
 from torch import Tensor
 
 from compress.errors import RecipeError
+from compress.quant.scheme import QuantScheme
 from compress.quant.tensor import QuantizedTensor
+
+# Below NVFP4's global scale a group of tiny weights may have scale 0.
+_MAY_BE_ZERO = torch.float8_e4m3fn
+
+
+def damage(scale: Tensor, scheme: QuantScheme | None) -> tuple[int, str]:
+    """How many of the stored scales cannot be meant, and what is wrong with them.
+
+    scheme: that of the weight whose scales they are; None for all other scales. A symmetric grid
+    of integers may be turned around by a negative scale (AutoRound's are).
+    """
+    values = scale.float()
+    finite = torch.isfinite(values)
+    if scheme is not None and _may_be_turned(scheme):
+        return int((~finite | (values == 0)).sum()), "0 or not finite"
+    least = values >= 0 if scale.dtype == _MAY_BE_ZERO else values > 0
+    return int((~(finite & least)).sum()), "not finite and positive"
+
+
+def _may_be_turned(scheme: QuantScheme) -> bool:
+    return scheme.type == "int" and scheme.symmetric and scheme.activation is None
 
 
 class Change(NamedTuple):

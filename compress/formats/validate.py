@@ -8,8 +8,6 @@ own reader. Problems come back as lines; an empty list means that the checkpoint
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-import torch
-
 from compress.arch.spec import DecoderSpec, LinearSpec
 from compress.checkpoint.header import TensorInfo
 from compress.checkpoint.layout import Entry
@@ -19,13 +17,12 @@ from compress.formats import bitsandbytes_validate
 from compress.formats.detect import detect
 from compress.formats.format import Reader
 from compress.formats.names import module_of
+from compress.formats.scales import damage
 from compress.formats.table import FORMATS
 from compress.formats.weights import CodedWeights, logical_shapes, open_weights
 from compress.quant.scheme import ActivationScheme, QuantScheme
 
 GLOBAL_SCALES = ("weight_global_scale", "weight_scale_2")  # NVFP4's, by format
-# Below NVFP4's global scale a group of tiny weights may have scale 0.
-_MAY_BE_ZERO = torch.float8_e4m3fn
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +74,7 @@ def validate(checkpoint: Checkpoint, expected: Expected) -> list[str]:
     """Problems of a written checkpoint, one line each; none when it is as expected.
 
     Checked: every source tensor is there under its own name or as the parts of its scheme and
-    nothing else is; dtypes and shapes; scales finite and positive; groups of columns; what
+    nothing else is; dtypes and shapes; damaged scales; groups of columns; what
     quantization_config says of every linear, and that fused ones (q/k/v; gate/up) agree; one weight
     of every scheme and shape, as the codec reads it back.
     """
@@ -121,15 +118,18 @@ def _coverage(checkpoint: Checkpoint, entries: list[Entry]) -> Iterator[str]:
 
 
 def _scales(checkpoint: Checkpoint, reader: Reader, expected: Expected) -> Iterator[str]:
-    names = [f"{module_of(x)}.{part}" for x in expected.schemes for part in reader.scales]
-    names += [name for name, _, _ in expected.cache()]
-    for name in names:
+    main = reader.scales[0]
+    found = {
+        f"{module_of(x)}.{part}": scheme if part == main else None
+        for x, scheme in expected.schemes.items()
+        for part in reader.scales
+    }
+    found |= {name: None for name, _, _ in expected.cache()}
+    for name, scheme in found.items():
         if name in checkpoint.tensors:
-            scale = checkpoint.read(name)
-            zero, values = scale.dtype == _MAY_BE_ZERO, scale.float()
-            least = values >= 0 if zero else values > 0
-            if not bool(torch.isfinite(values).all() & least.all()):
-                yield f"tensor {name} has scales that are not finite and positive"
+            bad, how = damage(checkpoint.read(name), scheme)
+            if bad:
+                yield f"tensor {name} has scales that are {how}"
 
 
 def _shapes(checkpoint: Checkpoint, expected: Expected) -> Iterator[str]:

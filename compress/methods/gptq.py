@@ -203,7 +203,7 @@ def _compensate(
     rows = torch.cat([w.float() for w in weights])  # rows: [sum N_i, K]
     k = rows.shape[1]
     step = scheme.columns_per_scale(k)
-    ratios = clip_ratios(config.scale_search, scheme.bits)
+    ratios = clip_ratios(config.scale_search, scheme)
     importance = _importance(factor, config)
     fixed = _fixed_scales(weights, factor, importance, scheme, config, ratios, scale_dtype)
     scale, zero, groups = fixed if fixed is not None else (None, None, None)

@@ -92,7 +92,7 @@ def rounded(
     scale_dtype: torch.dtype,
 ) -> QuantizedTensor:
     """Nearest codes of weight [N, K]; without a Hessian [K, K] all columns count alike."""
-    ratios = clip_ratios("importance" if search == "output" else search, scheme.bits)
+    ratios = clip_ratios("importance" if search == "output" else search, scheme)
     if search == "output" and hessian is not None:
         return encode(
             weight, scheme, *scales_by_output(weight, scheme, ratios, scale_dtype, hessian)

@@ -18,6 +18,7 @@ from compress.checkpoint import Checkpoint
 from compress.pipeline.sizes import ROWS_AT_ONCE, rows_at_once
 from compress.quant.rounding import clip_ratios
 from compress.quant.scheme import QuantScheme
+from compress.quant.scheme import QuantScheme
 from compress_calibration.config import CalibrationConfig
 from compress_kernels import gram_, group_scale
 
@@ -79,7 +80,7 @@ def measure_rates(dtype: torch.dtype) -> Rates:
     x, w = torch.randn(1024, 512, dtype=dtype), torch.randn(512, 1024, dtype=dtype)
     a, b = torch.randn(1024, 512), torch.randn(512, 1024)
     rows, out = torch.randn(2048, 128), torch.zeros(512, 512)
-    ratios = clip_ratios("mse", 4)
+    ratios = clip_ratios("mse", QuantScheme())
     product = 2 * 1024 * 512 * 1024
     return Rates(
         product=product / least_seconds(lambda: x @ w),

@@ -9,7 +9,7 @@ from compress.arch.spec import LinearSpec
 from compress.checkpoint.dtypes import DTYPE_CODES, TORCH_DTYPES
 from compress.errors import CheckpointError, RecipeError
 from compress.formats import FORMATS, CodedWeights, Format
-from compress.formats.scales import Change, change, refusal
+from compress.formats.scales import Change, change, damage, refusal
 from compress.formats.validate import GLOBAL_SCALES
 from compress.quant.scheme import ActivationScheme, QuantScheme
 
@@ -106,7 +106,7 @@ def check_scales(
             if name not in source.checkpoint.tensors:
                 continue
             scale = source.checkpoint.read(name)
-            _refuse_damaged(name, scale)
+            _refuse_damaged(name, scale, layer.scheme if part == source.reader.scales[0] else None)
             if dtype is not None and scale.dtype not in _SMALL_FLOATS and _is_main(part):
                 found = found.plus(change(scale, dtype))
     if dtype is not None:
@@ -121,14 +121,12 @@ def _is_main(part: str) -> bool:
     return part not in GLOBAL_SCALES
 
 
-def _refuse_damaged(name: str, scale: torch.Tensor) -> None:
-    values = scale.float()
-    least = values >= 0 if scale.dtype == torch.float8_e4m3fn else values > 0
-    bad = int((~(torch.isfinite(values) & least)).sum())
+def _refuse_damaged(name: str, scale: torch.Tensor, scheme: QuantScheme | None) -> None:
+    bad, how = damage(scale, scheme)
     if bad:
         raise CheckpointError(
-            f"tensor {name} has {bad} scales that are not finite and positive; repair the"
-            " checkpoint or download it again"
+            f"tensor {name} has {bad} scales that are {how}; repair the checkpoint or download it"
+            " again"
         )
 
 

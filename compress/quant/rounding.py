@@ -3,6 +3,9 @@
 Symmetric scales map amax to (2^bits - 1) / 2 steps, as compressed-tensors does (4 bit: amax / 7.5);
 a candidate range is that scale times a ratio. Scales are rounded to their storage dtype before any
 code is chosen, so what is written is what was optimised.
+
+Symmetric codes reach one step further below zero than above. A negative scale turns that side to
+where the larger weights are: AutoRound's "full range" grid, the default of its int4 checkpoints.
 """
 
 from typing import Literal
@@ -20,13 +23,25 @@ CANDIDATES = 40
 NARROWEST = {2: 0.25, 3: 0.4, 4: 0.5, 5: 0.6, 6: 0.7, 7: 0.75, 8: 0.8}
 
 
-def clip_ratios(search: Literal["minmax", "mse", "importance"], bits: int) -> Tensor:
-    """Ratios to the full range that a scale search tries: fp32 [candidates], widest first."""
+def clip_ratios(search: Literal["minmax", "mse", "importance"], scheme: QuantScheme) -> Tensor:
+    """Ratios to the full range that a scale search tries: fp32 [candidates], widest first, then as
+    many negative ones where scales may be negative."""
     if search == "minmax":
         return torch.ones(1)
+    signs = 2 if may_be_negative(scheme) else 1
     # The widest range puts amax on the last positive code, not half a step past it.
-    unclipped = (2**bits - 1) / (2**bits - 2)
-    return torch.linspace(unclipped, NARROWEST[bits], CANDIDATES)
+    unclipped = (2**scheme.bits - 1) / (2**scheme.bits - 2)
+    ratios = torch.linspace(unclipped, NARROWEST[scheme.bits], CANDIDATES // signs)
+    return ratios if signs == 1 else torch.cat([ratios, -ratios])
+
+
+def may_be_negative(scheme: QuantScheme) -> bool:
+    """Whether a search may choose negative scales.
+
+    Not under integer activations: vLLM's Marlin kernel for them reads scales as unsigned (its
+    issue 48905). Not with 8 bits, where one step more is worth nothing.
+    """
+    return scheme.symmetric and scheme.activation is None and scheme.bits < 8
 
 
 def round_to_nearest(

@@ -90,10 +90,10 @@ def test_wrong_dtype_or_shape(written: tuple[Path, Expected]) -> None:
 def test_wrong_values(written: tuple[Path, Expected]) -> None:
     folder, expected = written
     scale = torch.ones(64, 2).bfloat16()
-    scale[3, 1] = float("inf")
+    scale[3, 1], scale[4, 0], scale[5, 0] = float("inf"), 0, -1  # the last is a turned grid
     edit_tensors(folder, weight_scale=scale, weight_shape=torch.tensor([64, 63]))
     assert problems(folder, expected) == [
-        f"tensor {Q}.weight_scale has scales that are not finite and positive",
+        f"tensor {Q}.weight_scale has scales that are 0 or not finite",
         f"tensor {Q}.weight reads back as [64, 63], not [64, 64]",
     ]
 

@@ -55,7 +55,7 @@ def cost(view: PairView, scale: Tensor | None, search: str = "importance") -> fl
         weight = reader.folded()
         hessian = view.hessian / s[:, None] / s
         importance = column_importance(hessian) if search == "importance" else None
-        ratios = clip_ratios(search, reader.scheme.bits)
+        ratios = clip_ratios(search, reader.scheme)
         q = round_to_nearest(
             weight * s, reader.scheme, ratios, scale_dtype=torch.float32, importance=importance
         )

@@ -51,7 +51,7 @@ def test_the_search_finds_the_best_of_its_candidates(
     (outcome,) = rtn.quantize([w], scheme, config, scale_dtype=torch.float32, hessian=hessian)
     weights = column_importance(hessian) if search == "importance" else torch.ones(32)
     lost = ((w - outcome.quantized.dequantize()).square() * weights).sum(1)
-    best = by_hand(w, clip_ratios(search, bits), weights, scheme)
+    best = by_hand(w, clip_ratios(search, scheme), weights, scheme)
     torch.testing.assert_close(lost.double(), best.double(), rtol=1e-4, atol=1e-12)
 
 

@@ -39,7 +39,7 @@ def group_costs(weight: Tensor, q: Tensor, hessian: Tensor, step: int) -> Tensor
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_cheapest_candidate_wins(scheme: QuantScheme, dtype: torch.dtype) -> None:
     weight, hessian = problem()
-    ratios = clip_ratios("importance", scheme.bits)
+    ratios = clip_ratios("importance", scheme)
     step = scheme.columns_per_scale(24)
     tried = []
     for ratio in ratios:
@@ -59,7 +59,7 @@ def test_the_cheapest_candidate_wins(scheme: QuantScheme, dtype: torch.dtype) ->
 
 def test_rows_do_not_depend_on_how_many_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     weight, hessian = problem(1)
-    ratios = clip_ratios("importance", 3)
+    ratios = clip_ratios("importance", SCHEMES[0])
     whole = scales_by_output(weight, SCHEMES[0], ratios, torch.float32, hessian)[0]
     monkeypatch.setattr(output_scales, "RUN", 3 * 24)
     assert torch.equal(
@@ -101,9 +101,9 @@ def test_without_data_and_with_dead_columns() -> None:
     scale, _ = scales_by_output(
         weight,
         SCHEMES[0],
-        clip_ratios("importance", 3),
+        clip_ratios("importance", SCHEMES[0]),
         torch.float32,
         hessian * dead * dead[:, None],
     )
-    mse, _ = choose_scales(weight, SCHEMES[0], clip_ratios("mse", 3), torch.float32)
+    mse, _ = choose_scales(weight, SCHEMES[0], clip_ratios("mse", SCHEMES[0]), torch.float32)
     assert torch.equal(scale[:, 0], mse[:, 0])  # nothing but the weights to go by
