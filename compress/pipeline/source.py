@@ -60,12 +60,13 @@ def head_name(spec: DecoderSpec) -> str:
 
 
 def _names_head(recipe: Recipe, spec: DecoderSpec) -> bool:
-    """Whether a target means the head in particular ("lm_head"; not "*")."""
+    """Whether a target that is not ignored means the head in particular ("lm_head"; not "*")."""
     name = head_name(spec)
     head = LinearSpec(name.removesuffix(".weight"), name, spec.embedding_shape, "head", "", "")
     return any(
         matches(pattern, head) and not any(matches(pattern, x) for x in spec.linears())
         for stage in recipe.stages
+        if not any(matches(pattern, head) for pattern in stage.ignore)
         for pattern in stage.targets
     )
 

@@ -23,13 +23,13 @@ from compress.recipe.reader import (
     read_fields,
 )
 from compress.recipe.schema import (
-    DEFAULT_IGNORE,
     DEFAULT_TARGETS,
     KvCache,
     OutputConfig,
     Places,
     Recipe,
     Stage,
+    default_ignore,
 )
 from compress.recipe.scheme import SCHEME_KEYS, read_scheme
 from compress.recipe.splitting import split
@@ -221,13 +221,14 @@ def _read_stage(node: Node, places: Places) -> Iterator[Stage]:
         )
     config = METHODS[method].config
     check_keys(node, keys, (*STAGE_KEYS, *field_names(config)))
+    targets = _targets(keys.get("targets"))
     stage = Stage(
         method=method,
         config=make(config, read_fields(config, node, keys), node),
         scheme=_scheme(node, keys, METHODS[method].fold is not None),
         **read_budget(node, keys, _bytes),
-        targets=_targets(keys.get("targets")),
-        ignore=read_patterns(keys["ignore"]) if "ignore" in keys else DEFAULT_IGNORE,
+        targets=targets,
+        ignore=read_patterns(keys["ignore"]) if "ignore" in keys else default_ignore(targets),
         path=node.path,
         places=places,
     )

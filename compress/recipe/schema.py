@@ -1,7 +1,7 @@
 """Recipe and Stage: what to do to a checkpoint, in order; complete after parsing."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
@@ -28,6 +28,11 @@ DEFAULT_TARGETS = ("*",)
 # These two words mean a role, whatever the layer is called, and may match nothing.
 DEFAULT_IGNORE = ("lm_head", "router")
 DEFAULT_SHARD_SIZE = 5_000_000_000
+
+
+def default_ignore(targets: Iterable[str]) -> tuple[str, ...]:
+    """What a stage leaves that says nothing of it: the two words, but one that it names."""
+    return tuple(word for word in DEFAULT_IGNORE if word not in targets)
 
 
 @dataclass(frozen=True, slots=True)

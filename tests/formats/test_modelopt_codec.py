@@ -218,7 +218,9 @@ def mixed(linear: LinearSpec) -> QuantScheme | None:
 
 
 @pytest.mark.parametrize("cache", [None, FP8_CACHE, INT8_CACHE])
-@pytest.mark.parametrize("scheme", [*ALGORITHMS.values(), G4, mixed], ids=str)
+@pytest.mark.parametrize(
+    "scheme", [*ALGORITHMS.values(), G4, mixed], ids=[*ALGORITHMS, "G4", "mixed"]
+)
 def test_both_files_read_back(scheme: Any, cache: Any, llama: Llama) -> None:
     spec, shapes = llama
     chosen = {x.tensor: mixed(x) if scheme is mixed else scheme for x in spec.linears()}

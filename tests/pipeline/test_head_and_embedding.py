@@ -215,3 +215,16 @@ def test_where_a_head_belongs(tiny, embedding: str, name: str) -> None:
     checkpoint = Checkpoint.open(tiny("llama"))
     spec = describe(checkpoint.config, checkpoint.shapes)
     assert head_name(replace(spec, embedding=embedding)) == name
+
+
+@pytest.mark.parametrize("ignore", [None, [], ["lm_head", "router"]])
+def test_a_target_that_names_the_head_means_it(tiny, ignore: list[str] | None) -> None:
+    """Unless the stage's own ignore says otherwise: then nothing is untied."""
+    stage: dict[str, Any] = {**RTN, "targets": ["*", "lm_head"]}
+    asked = recipe(stage if ignore is None else {**stage, "ignore": ignore})
+    if ignore:
+        with pytest.raises(RecipeError, match="'lm_head' matches no layer"):
+            make_plan(asked, tiny("llama", tied=True))
+        return
+    plan = make_plan(asked, tiny("llama", tied=True))
+    assert "head" in {m.linear.role for m in plan.modules}

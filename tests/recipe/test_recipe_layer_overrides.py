@@ -179,7 +179,7 @@ def test_layers_that_none_gets() -> None:
     )
     assert refusal(
         overridden(SKIP_FIRST, {"targets": ["*"], "bits": 3}, targets=["layers.0.*", "lm_head"])
-    ).startswith("r.yaml:6: stages[0].targets: all 4 of its layers")
+    ).startswith("r.yaml:6: stages[0].targets: all 5 of its layers")
     assert refusal(overridden({"targets": ["gate"], "bits": 8})) == (
         "r.yaml:7: stages[0].overrides[0].targets: all 3 layers it names are in this stage's"
         " ignore ('lm_head', 'router'); set ignore to what it should leave"

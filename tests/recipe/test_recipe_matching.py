@@ -101,10 +101,15 @@ def test_zero_match_ignore_is_a_mistake_too_but_not_for_the_two_words() -> None:
 
 
 def test_a_target_that_is_ignored_altogether() -> None:
-    assert refusal(", targets: [lm_head]") == (
+    assert refusal(", targets: [lm_head], ignore: [lm_head]") == (
         "r.yaml:3: stages[0].targets: all 1 layers it names are in this stage's ignore"
-        " ('lm_head', 'router'); set ignore to what it should leave"
+        " ('lm_head'); set ignore to what it should leave"
     )
+
+
+def test_a_target_that_the_default_ignore_names() -> None:
+    assert stages(", targets: [lm_head]")[0].ignore == ("router",)
+    assert stages(", targets: [lm_head], ignore: [lm_head]")[0].ignore == ("lm_head",)
 
 
 def test_a_model_without_a_head_refuses_it_as_a_target() -> None:
