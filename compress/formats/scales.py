@@ -17,19 +17,15 @@ _MAY_BE_ZERO = torch.float8_e4m3fn
 def damage(scale: Tensor, scheme: QuantScheme | None) -> tuple[int, str]:
     """How many of the stored scales cannot be meant, and what is wrong with them.
 
-    scheme: that of the weight whose scales they are; None for all other scales. A symmetric grid
-    of integers may be turned around by a negative scale (AutoRound's are).
+    scheme: that of the weight whose scales they are; None for all other scales. Those of integers
+    alone may be negative (AutoRound's are, too).
     """
     values = scale.float()
     finite = torch.isfinite(values)
-    if scheme is not None and _may_be_turned(scheme):
+    if scheme is not None and scheme.type == "int" and scheme.activation is None:
         return int((~finite | (values == 0)).sum()), "0 or not finite"
     least = values >= 0 if scale.dtype == _MAY_BE_ZERO else values > 0
     return int((~(finite & least)).sum()), "not finite and positive"
-
-
-def _may_be_turned(scheme: QuantScheme) -> bool:
-    return scheme.type == "int" and scheme.symmetric and scheme.activation is None
 
 
 class Change(NamedTuple):
