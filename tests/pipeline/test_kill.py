@@ -101,7 +101,7 @@ def test_twenty_real_kills(demo_model: Path, tmp_path: Path) -> None:
 def test_control_c_says_how_to_resume(demo_model: Path, tmp_path: Path) -> None:
     job = Job(demo_model, tmp_path)
     child = job.start("out")
-    assert job.wait_for_unit("out", 4, child)
+    assert job.wait_for_unit("out", 2, child)
     child.send_signal(signal.SIGINT)
     _, said = child.communicate(timeout=60)
     assert child.returncode == 130, said
