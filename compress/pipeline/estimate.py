@@ -18,7 +18,6 @@ from compress.checkpoint import Checkpoint
 from compress.pipeline.sizes import ROWS_AT_ONCE, rows_at_once
 from compress.quant.rounding import clip_ratios
 from compress.quant.scheme import QuantScheme
-from compress.quant.scheme import QuantScheme
 from compress_calibration.config import CalibrationConfig
 from compress_kernels import gram_, group_scale
 
