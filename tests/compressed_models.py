@@ -43,8 +43,8 @@ def round_weight(
 ) -> QuantizedTensor:
     """Nearest codes of weight [N, K] under minmax scales; act_order shuffles the groups.
 
-    Scales of symmetric weight-only grids are negative in every second row, as a search may make
-    them.
+    Scales of symmetric weight-only grids are negative in every second group of a row and in every
+    second row of a group, as a search may make them; the first is, also where it is the only one.
 
     A static scheme gets an input scale that fits no inputs in particular.
     """
@@ -68,7 +68,8 @@ def round_weight(
         zeros.append(zero)
     scale, zero = torch.stack(scales, 1), torch.stack(zeros, 1)
     if scheme.symmetric and act is None:
-        scale[1::2] *= -1
+        turned = torch.arange(scale.shape[0])[:, None] + torch.arange(scale.shape[1])
+        scale[turned % 2 == 0] *= -1
     codes = (w / scale.float()[:, groups]).round() + zero.float()[:, groups]
     codes = codes.clamp(scheme.code_min, scheme.code_max).to(torch.int8)
     return QuantizedTensor(
