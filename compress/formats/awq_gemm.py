@@ -173,7 +173,8 @@ def _pack(codes: Tensor) -> Tensor:
 def _unpack(words: Tensor) -> Tensor:
     """Inverse of `_pack`: int32 [K, N / 8] -> int8 [N, K]."""
     k, eighth = words.shape
-    merged = words.t().contiguous().view(torch.uint8).view(eighth, k, 4)
+    flat = words.t().reshape(-1)  # one row turned keeps strides that no view of bytes takes
+    merged = flat.view(torch.uint8).view(eighth, k, 4)
     codes = merged.new_empty(eighth, _WORD, k)
     for i, (low, high) in enumerate(_BYTES):
         both = merged[:, :, i].contiguous()
