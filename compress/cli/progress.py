@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from compress.pipeline.events import Event
 
 _BAR = 20
+# A first step does what is done once (memory, tables, a model built): shorter than this, its time
+# says nothing of the next.
+_LONG_SECONDS = 30
 
 
 @dataclass(slots=True)
@@ -25,7 +28,7 @@ class ProgressLine:
     clock: Callable[[], float] = time.monotonic
     _last: float = 0.0
     _stage: str = ""
-    _steps: list[float] = field(default_factory=list)
+    _steps: dict[str, list[float]] = field(default_factory=dict)
     _open: bool = False
 
     def __post_init__(self) -> None:
@@ -34,7 +37,7 @@ class ProgressLine:
     def __call__(self, event: "Event") -> None:
         if event.stage != self._stage:
             self.close()
-            self._stage, self._steps = event.stage, []
+            self._stage, self._steps = event.stage, {}
         now = self.clock()
         if event.total == 0:
             self._note(event, now)
@@ -42,7 +45,7 @@ class ProgressLine:
         # An event that does not say how long it took ends the time since the one before.
         event = replace(event, seconds=event.seconds or now - self._last)
         self._last = now
-        self._steps.append(event.seconds)
+        self._steps.setdefault(_kind(event), []).append(event.seconds)
         self._write(self._bar(event) if self.terminal else self._plain(event))
         if event.index >= event.total:
             self.close()
@@ -61,27 +64,33 @@ class ProgressLine:
             self.stream.flush()
             self._open = False
 
-    def remaining(self, event: "Event") -> float:
-        """Seconds left in this stage, by the mean of the newest ten steps.
+    def remaining(self, event: "Event") -> float | None:
+        """Seconds left in this stage, by the mean of the newest ten steps of the event's kind; None
+        where too few are known.
 
-        A resumed run does not repeat what is finished, so only steps seen here count; the newest,
-        because the first ones may differ in kind (embeddings before blocks).
+        A resumed run does not repeat what is finished, so only steps seen here count.
         """
-        newest = self._steps[-10:]
+        first, *others = self._steps[_kind(event)]
+        newest = others[-10:] or [first]
+        more_come = event.unit[-1:].isdecimal()
+        if not others and (first < _LONG_SECONDS or not more_come):
+            return None
         return (event.total - event.index) * sum(newest) / len(newest)
 
+    def _left(self, event: "Event") -> str:
+        left = self.remaining(event) if event.index < event.total else None
+        return "" if left is None else f", {duration(left)} left"
+
     def _plain(self, event: "Event") -> str:
-        parts = [f"{event.stage}: {event.unit} ({event.index}/{event.total})"]
-        parts.append(duration(event.seconds))
-        if event.index < event.total:
-            parts.append(f"{duration(self.remaining(event))} left")
-        return ", ".join(parts) + (f"; {event.message}" if event.message else "")
+        step = f"{event.stage}: {event.unit} ({event.index}/{event.total})"
+        message = f"; {event.message}" if event.message else ""
+        return f"{step}, {duration(event.seconds)}{self._left(event)}{message}"
 
     def _bar(self, event: "Event") -> str:
         done = _BAR * event.index // max(event.total, 1)
         bar = "#" * done + "." * (_BAR - done)
-        left = f"{duration(self.remaining(event))} left" if event.index < event.total else "done"
-        text = f"{event.stage} [{bar}] {event.index}/{event.total} {event.unit}, {left}"
+        left = self._left(event) if event.index < event.total else ", done"
+        text = f"{event.stage} [{bar}] {event.index}/{event.total} {event.unit}{left}"
         return text + (f"; {event.message}" if event.message else "")
 
     def _write(self, text: str) -> None:
@@ -92,6 +101,11 @@ class ProgressLine:
         else:
             self.stream.write(text + "\n")
         self.stream.flush()
+
+
+def _kind(event: "Event") -> str:
+    """Steps of one kind take about as long: blocks, not the tensors in front of them."""
+    return event.unit.partition(" ")[0]
 
 
 @contextmanager

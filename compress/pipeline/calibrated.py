@@ -26,7 +26,7 @@ from compress.pipeline.sizes import rows_at_once
 from compress.pipeline.solving import solve_block
 from compress.pipeline.spill import HiddenStates
 from compress.pipeline.stream import stream_unit, units
-from compress.pipeline.units import EMBED, HEAD, OUTSIDE
+from compress.pipeline.units import EMBED, HEAD, OUTSIDE, shown
 from compress.pipeline.work import (
     Work,
     block_tensors,
@@ -47,7 +47,7 @@ def calibrate(work: Work, folder: Path) -> None:
         began = time.perf_counter()
         summary = calibration.prepare(config, work.weights, skeleton, folder, work.progress)
         work.journal.record(CALIBRATION, summary)
-        work.progress(Event("calibrate", "tokens", 1, 1, time.perf_counter() - began))
+        work.progress(Event("calibrate", "all tokens drawn", 1, 1, time.perf_counter() - began))
     ids, mask = calibration.reload(folder, work.journal.units[CALIBRATION]["sha256"])
     shape = (ids.shape[0], ids.shape[1], spec.hidden)
     spills = [HiddenStates(folder / f"hidden.{i}", shape, work.dtype) for i in (0, 1)]
@@ -78,7 +78,7 @@ def _all_units(work: Work, batches: Batches, spills: list[HiddenStates]) -> None
         began = time.perf_counter()
         step()
         spent = time.perf_counter() - began
-        work.progress(Event("quantize", unit, position + 1, len(steps), spent))
+        work.progress(Event("quantize", shown(unit), position + 1, len(steps), spent))
 
 
 def _embed(work: Work, batches: Batches, target: HiddenStates) -> None:

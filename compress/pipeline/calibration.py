@@ -36,7 +36,7 @@ def prepare(
 
     def sample(count: int, length: int) -> Tensor:
         progress(note("calibrate", f"the model writes {count} rows of {length} tokens"))
-        counter = by_tenths(progress, "calibrate", "written")
+        counter = by_tenths(progress, "calibrate", "text written")
         return generate(
             weights, skeleton, count=count, length=length, seed=config.seed, progress=counter
         )

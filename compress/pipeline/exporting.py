@@ -38,6 +38,7 @@ from compress.pipeline.events import Event, Progress, silent
 from compress.pipeline.export_plan import ExportPlan, plan_export
 from compress.pipeline.export_report import ExportReport, build, card, write
 from compress.pipeline.finish import content_of
+from compress.pipeline.units import OUTSIDE, shown
 from compress.quant.tensor import QuantizedTensor, is_trivial
 from compress.recipe.byte_sizes import EXPECTED, byte_size
 
@@ -124,7 +125,7 @@ def _work(plan: ExportPlan, output: Output, began: float, progress: Progress) ->
         clock = time.perf_counter()
         for name in unit[1]:
             _write(plan, writer, name)
-        progress(Event("export", unit[0], i + 1, len(units), time.perf_counter() - clock))
+        progress(Event("export", shown(unit[0]), i + 1, len(units), time.perf_counter() - clock))
     _write_cache(plan, writer)
     writer.finish()
     report = build(plan, output.out, time.perf_counter() - began)
@@ -140,9 +141,9 @@ def _units(plan: ExportPlan) -> Iterator[tuple[str, list[str]]]:
         for block in plan.source.spec.blocks
         for name in (*(tensor for tensor, _ in block.modules), *block.unrecognised)
     }
-    places: dict[str, list[str]] = {"outside": []}
+    places: dict[str, list[str]] = {OUTSIDE: []}
     for name in plan.original:
-        places.setdefault(owner.get(name, "outside"), []).append(name)
+        places.setdefault(owner.get(name, OUTSIDE), []).append(name)
     yield from places.items()
 
 

@@ -177,7 +177,7 @@ def prepare(
         plan, measuring = _measured_plan(checked, weights, device, compute, listener)
     began = time.perf_counter()
     sha256, side_files = checkpoint.sha256(), checkpoint.side_hashes()
-    listener(Event("check", "source", 1, 1, time.perf_counter() - began))
+    listener(Event("check", "source hashed", 1, 1, time.perf_counter() - began))
     return Session(
         plan,
         checkpoint,

@@ -16,6 +16,7 @@ from compress.checkpoint.atomic import write_atomic
 from compress.errors import OutputError
 from compress.pipeline.environment import peak_gpu_bytes, peak_rss_bytes
 from compress.pipeline.identity import refuse_other
+from compress.pipeline.units import OUTSIDE
 from compress.report.schema import Layer
 
 NAME = "journal.json"
@@ -122,7 +123,7 @@ def found(folder: Path, fingerprint: dict[str, str], device: str) -> Journal | N
 def _require_layers(units: Mapping[str, Any]) -> None:
     """TypeError unless the units of tensors hold layer records, as the report will read them."""
     for unit, data in units.items():
-        if unit == "outside" or unit.startswith("block "):
+        if unit == OUTSIDE or unit.startswith("block "):
             for record in data:
                 layer_of(record)
 

@@ -67,7 +67,7 @@ def measure(
     work_folder.mkdir(exist_ok=True)
 
     def on_block(stage: str, done: int, total: int) -> None:
-        progress(Event(stage, f"block {done}", done, total, 0.0))
+        progress(Event(stage, f"block {done - 1}", done, total, 0.0))
 
     try:
         work = Work(work_folder, device, on_block)
@@ -98,7 +98,7 @@ def _announce(
         return
     from compress.pipeline.evaluation_cost import announcement
 
-    progress(Event("evaluate", "text", 1, 1, time.perf_counter() - began))
+    progress(Event("evaluate", "texts read", 1, 1, time.perf_counter() - began))
     progress(note("evaluate", announcement(windows, result.spec, config, models, device)))
 
 
@@ -144,5 +144,5 @@ def sampled(
 
     skeleton = Skeleton(weights.checkpoint.config, weights.spec, dtype=torch.float32, device=device)
     progress(note("evaluate", f"the model writes {count} rows of {length} tokens"))
-    counter = by_tenths(progress, "evaluate", "written")
+    counter = by_tenths(progress, "evaluate", "text written")
     return generate(weights, skeleton, count=count, length=length, seed=seed, progress=counter)

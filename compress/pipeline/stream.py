@@ -10,7 +10,7 @@ from compress.methods import METHODS
 from compress.pipeline.events import Event
 from compress.pipeline.modules import ModulePlan
 from compress.pipeline.output_format import scale_dtype
-from compress.pipeline.units import HEAD, OUTSIDE
+from compress.pipeline.units import HEAD, OUTSIDE, shown
 from compress.pipeline.work import (
     Work,
     block_tensors,
@@ -46,7 +46,7 @@ def run(work: Work) -> None:
         began = time.perf_counter()
         stream_unit(work, unit, block, sources)
         spent = time.perf_counter() - began
-        work.progress(Event("quantize", unit, position + 1, len(todo), spent))
+        work.progress(Event("quantize", shown(unit), position + 1, len(todo), spent))
 
 
 def stream_unit(work: Work, unit: str, block: int | None, sources: list[str]) -> None:

@@ -1,5 +1,15 @@
-"""Units of a run that are not blocks: what the journal calls them."""
+"""Units of a run that are not blocks: what the journal calls them, and what a user reads."""
 
 OUTSIDE = "outside"
 EMBED = "embed"
 HEAD = "head"
+_SHOWN = {
+    OUTSIDE: "tensors outside the blocks",
+    EMBED: "embedded tokens",
+    HEAD: "output head",
+}
+
+
+def shown(unit: str) -> str:
+    """A unit's name in progress: "block 3" is one already."""
+    return _SHOWN.get(unit, unit)

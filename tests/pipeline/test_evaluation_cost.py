@@ -75,7 +75,7 @@ def test_max_tokens_of_eval(tiny, tmp_path: Path) -> None:
 
     assert 20 <= tokens(20) <= 20 + 128
     assert events[0].stage == "evaluate"
-    assert events[0].unit == "text"
+    assert events[0].unit == "texts read"
     assert events[1].message == "127 tokens in 1 window"
     assert tokens(None) > 500
 

@@ -132,7 +132,7 @@ def test_stopped_after_any_unit_and_resumed(tiny, tmp_path: Path) -> None:
     class Stopped(Exception):
         pass
 
-    for unit in ("outside", "block 0", "block 1"):
+    for unit in ("tensors outside the blocks", "block 0", "block 1"):
         out = tmp_path / unit.replace(" ", "")
 
         def stop(event: Any, unit: str = unit) -> None:

@@ -87,8 +87,8 @@ def test_progress_counts_up_to_the_total(tiny, tmp_path: Path) -> None:
     run(asked, tiny("llama"), tmp_path / "out", progress=events.append)
     steps = [(e.unit, e.index, e.total) for e in events if e.stage == "quantize"]
     assert steps == [
-        ("outside", 1, 4),
-        ("embed", 2, 4),
+        ("tensors outside the blocks", 1, 4),
+        ("embedded tokens", 2, 4),
         ("block 0", 3, 4),
         ("block 1", 4, 4),
     ]
