@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import threading
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -30,26 +31,70 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "gpt2": {"n_embd": 128, "n_inner": 256, "n_head": 4},
     "qwen3_moe": {**SIZES, "head_dim": 32, "moe_intermediate_size": 64},
 }
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_NO_USAGE_STATS": "1",
+}
 KV_SCALE = 0.002  # so small that keys and values saturate: without it results are far off
 
 
-def run_vllm(python: Path, folder: Path, dtype: str) -> dict[str, Any] | str:
-    """Scores, or what vLLM said when it failed."""
-    environment = {
-        **os.environ,
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "VLLM_NO_USAGE_STATS": "1",
-    }
-    arguments = [str(python), str(SCRIPT), str(folder), dtype, json.dumps(PROMPT), "8"]
-    done = subprocess.run(
-        arguments, env=environment, capture_output=True, text=True, timeout=600, check=False
-    )
-    for line in done.stdout.splitlines():
-        if line.startswith("SCORES "):
-            return dict(json.loads(line.removeprefix("SCORES ")))
-    return done.stdout + done.stderr
+class Vllm:
+    """One process of it for many checkpoints, since starting it takes longer than they do.
+
+    log: the file that its messages go to.
+    """
+
+    def __init__(self, python: Path, log: Path) -> None:
+        self.python, self.log = python, log
+        self.process: subprocess.Popen[str] | None = None
+
+    def score(
+        self, folder: Path, dtype: str, rows: list[list[int]], new: int = 1
+    ) -> list[dict[str, Any]] | str:
+        """Of each row "logprobs" by position and the "tokens" it continues by, or the failure."""
+        process = self._started()
+        job = {"folder": str(folder), "dtype": dtype, "rows": rows, "new": new}
+        assert process.stdin is not None
+        assert process.stdout is not None
+        print(json.dumps(job), file=process.stdin, flush=True)
+        deadline = threading.Timer(600, process.kill)
+        deadline.start()
+        line = process.stdout.readline()
+        deadline.cancel()
+        if not line:
+            self.close()
+            return "vLLM died: " + self.log.read_text(errors="replace")[-8000:]
+        answer = json.loads(line)
+        return str(answer["failure"]) if "failure" in answer else list(answer["rows"])
+
+    def close(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.communicate()
+        self.process = None
+
+    def _started(self) -> subprocess.Popen[str]:
+        if self.process is None:
+            environment = {**os.environ, **ENVIRONMENT}
+            environment.pop("PYTHONPATH", None)
+            with self.log.open("ab") as log:
+                self.process = subprocess.Popen(
+                    [str(self.python), str(SCRIPT)],
+                    env=environment,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    text=True,
+                )
+        return self.process
+
+
+def run_vllm(vllm: Vllm, folder: Path, dtype: str) -> dict[str, Any] | str:
+    """Scores of PROMPT, or what vLLM said when it failed."""
+    found = vllm.score(folder, dtype, [PROMPT], new=8)
+    return found if isinstance(found, str) else found[0]
 
 
 def reference_logprobs(

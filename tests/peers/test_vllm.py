@@ -1,8 +1,8 @@
 """Our output in real vLLM on CPU: it loads, scores a prompt as our weights do, and generates.
 
-Each case starts vLLM once, about a minute on 2 cores. Bounds: vLLM computes in bf16 and its W4A16
-kernel rounds weights to it, which moves log-probabilities of tiny random models by up to 0.06 (0.21
-with integer activations, 0.26 with FP8 ones); a wrong layout moves them by more than 1.
+One vLLM serves all cases, a few seconds each. Bounds: it computes in bf16 and its W4A16 kernel
+rounds weights to it, which moves log-probabilities of tiny random models by up to 0.12 (0.21 with
+integer activations, 0.26 with FP8 ones); a wrong layout moves them by more than 1.
 """
 
 import statistics
@@ -18,7 +18,7 @@ from compress.formats import FP8_CACHE, INT8_CACHE, runtimes
 from compress.pipeline import make_plan, run
 from compress.quant.scheme import PRESETS, ActivationScheme, QuantScheme
 from compressed_models import Choose, Compressed
-from in_vllm import KV_SCALE, OPTIONS, differences, reference_logprobs, run_vllm
+from in_vllm import KV_SCALE, OPTIONS, Vllm, differences, reference_logprobs, run_vllm
 from pipeline_runs import RTN, recipe
 
 pytestmark = pytest.mark.peers
@@ -46,7 +46,7 @@ def verdict(written: Compressed, cache: ActivationScheme | None = None) -> str:
 
 
 def check(
-    python: Path,
+    vllm: Vllm,
     source: Path,
     folder: Path,
     choose: QuantScheme | Choose,
@@ -56,7 +56,7 @@ def check(
     """Log-probability differences by position; the verdict we give must be a yes."""
     options: dict[str, Any] = {"kv_cache": cache, "kv_scale": KV_SCALE, "head": head}
     written = compressed_models.write(source, folder / "out", choose, **options)
-    scores = run_vllm(python, written.folder, "bfloat16")
+    scores = run_vllm(vllm, written.folder, "bfloat16")
     assert isinstance(scores, dict), scores[-4000:]
     assert len(scores["tokens"]) == 8
     assert verdict(written, cache) == "yes"
@@ -66,71 +66,71 @@ def check(
 @pytest.mark.parametrize(
     ("family", "choose", "bound"),
     [
-        ("llama", G4, 0.1),
-        ("llama", QuantScheme(group_size=32, symmetric=False), 0.1),
-        ("llama", QuantScheme(granularity="channel", group_size=0), 0.1),
-        ("llama", QuantScheme(group_size=16), 0.1),
+        ("llama", G4, 0.15),
+        ("llama", QuantScheme(group_size=32, symmetric=False), 0.15),
+        ("llama", QuantScheme(granularity="channel", group_size=0), 0.15),
+        ("llama", QuantScheme(group_size=16), 0.15),
         ("llama", W8A8, 0.2),
         ("llama", PRESETS["W8A8_STATIC"], 0.3),
         ("llama", PRESETS["FP8_DYNAMIC"], 0.4),
         ("llama", _mixed, 0.15),
-        ("phi3", G4, 0.1),
-        ("qwen3", G4, 0.1),
-        ("gpt2", G4, 0.1),
+        ("phi3", G4, 0.15),
+        ("qwen3", G4, 0.15),
+        ("gpt2", G4, 0.15),
     ],
 )
 def test_loads_and_scores_as_our_weights_do(
-    vllm_python: Path, family: str, choose: Any, bound: float, tmp_path: Path
+    vllm: Vllm, family: str, choose: Any, bound: float, tmp_path: Path
 ) -> None:
     source = tiny_models.make(family, tmp_path / "source", **OPTIONS[family])
-    assert max(check(vllm_python, source, tmp_path, choose)) <= bound
+    assert max(check(vllm, source, tmp_path, choose)) <= bound
 
 
-def test_quantized_heads(vllm_python: Path, tmp_path: Path) -> None:
+def test_quantized_heads(vllm: Vllm, tmp_path: Path) -> None:
     source = tiny_models.make("llama", tmp_path / "source", **OPTIONS["llama"])
-    assert max(check(vllm_python, source, tmp_path, G4, head=G4)) <= 0.15
+    assert max(check(vllm, source, tmp_path, G4, head=G4)) <= 0.15
 
 
-def test_quantized_embeddings_are_refused(vllm_python: Path, tmp_path: Path) -> None:
+def test_quantized_embeddings_are_refused(vllm: Vllm, tmp_path: Path) -> None:
     """Packed ones are looked up by a Triton kernel: without a GPU they fail at the first token."""
     source = tiny_models.make("llama", tmp_path / "source", **OPTIONS["llama"])
     asked = recipe({**RTN, "targets": ["*", "embedding"], "ignore": []})
     plan = make_plan(asked, source)
     assert {v.runtime: v.verdict for v in plan.runtimes}["vLLM on CPU"] == "no"
     run(asked, source, tmp_path / "out")
-    failure = run_vllm(vllm_python, tmp_path / "out", "bfloat16")
+    failure = run_vllm(vllm, tmp_path / "out", "bfloat16")
     assert isinstance(failure, str), "vLLM took it"
     assert "triton" in failure.lower()
 
 
 @pytest.mark.parametrize("choose", [G4, lambda linear: None], ids=["weights", "cache alone"])
-def test_fp8_caches(vllm_python: Path, choose: Any, tmp_path: Path) -> None:
+def test_fp8_caches(vllm: Vllm, choose: Any, tmp_path: Path) -> None:
     """vLLM takes the cache's dtype and scales from the checkpoint.
 
     Its rounding to FP8 is not ours to the last bit; without the scales it would be 3 and more.
     """
     source = tiny_models.make("llama", tmp_path / "source", **OPTIONS["llama"])
-    assert max(check(vllm_python, source, tmp_path, choose, FP8_CACHE)) <= 0.5
+    assert max(check(vllm, source, tmp_path, choose, FP8_CACHE)) <= 0.5
 
 
-def test_experts_that_stay_dense(vllm_python: Path, tmp_path: Path) -> None:
+def test_experts_that_stay_dense(vllm: Vllm, tmp_path: Path) -> None:
     """The median: where two experts are within 0.01 of each other, bf16 picks the other one."""
     source = tiny_models.make("qwen3_moe", tmp_path / "source", **OPTIONS["qwen3_moe"])
-    assert statistics.median(check(vllm_python, source, tmp_path, _attention)) <= 0.1
+    assert statistics.median(check(vllm, source, tmp_path, _attention)) <= 0.1
 
 
-def test_an_int8_cache_is_refused(vllm_python: Path, tmp_path: Path) -> None:
+def test_an_int8_cache_is_refused(vllm: Vllm, tmp_path: Path) -> None:
     source = tiny_models.make("llama", tmp_path / "source", **OPTIONS["llama"])
     written = compressed_models.write(source, tmp_path / "out", G4, kv_cache=INT8_CACHE)
     assert verdict(written, INT8_CACHE) == "no"
-    failure = run_vllm(vllm_python, written.folder, "bfloat16")
+    failure = run_vllm(vllm, written.folder, "bfloat16")
     assert isinstance(failure, str), "vLLM took it"
     assert "Currently supported kv cache quantization is num_bits=8, type=float" in failure
 
 
-def test_demo_model(vllm_python: Path, demo_model: Path, tmp_path: Path) -> None:
+def test_demo_model(vllm: Vllm, demo_model: Path, tmp_path: Path) -> None:
     """W4A16 in groups of 64 on trained weights."""
-    found = check(vllm_python, demo_model, tmp_path, QuantScheme(group_size=64))
+    found = check(vllm, demo_model, tmp_path, QuantScheme(group_size=64))
     assert max(found) <= 0.25
 
 
@@ -146,11 +146,11 @@ def test_demo_model(vllm_python: Path, demo_model: Path, tmp_path: Path) -> None
     ],
 )
 def test_what_we_say_it_refuses_it_refuses(
-    vllm_python: Path, family: str, scheme: QuantScheme, message: str, tmp_path: Path
+    vllm: Vllm, family: str, scheme: QuantScheme, message: str, tmp_path: Path
 ) -> None:
     source = tiny_models.make(family, tmp_path / "source", **OPTIONS[family])
     written = compressed_models.write(source, tmp_path / "out", scheme)
     assert verdict(written) == "no"
-    failure = run_vllm(vllm_python, written.folder, "bfloat16")
+    failure = run_vllm(vllm, written.folder, "bfloat16")
     assert isinstance(failure, str), "vLLM took it"
     assert message in failure

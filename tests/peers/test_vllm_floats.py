@@ -13,7 +13,7 @@ import tiny_models
 from compress.formats import FP8_CACHE, runtimes
 from compress.quant.scheme import PRESETS, QuantScheme
 from compressed_models import Compressed
-from in_vllm import KV_SCALE, OPTIONS, differences, reference_logprobs, run_vllm
+from in_vllm import KV_SCALE, OPTIONS, Vllm, differences, reference_logprobs, run_vllm
 
 pytestmark = pytest.mark.peers
 
@@ -32,13 +32,13 @@ def _attention(linear: Any) -> QuantScheme | None:
 
 @pytest.mark.parametrize(("choose", "cache"), [(PER_TOKEN, FP8_CACHE), (_attention, None)])
 def test_modelopt_scores_as_our_weights_do(
-    vllm_python: Path, choose: Any, cache: Any, tmp_path: Path
+    vllm: Vllm, choose: Any, cache: Any, tmp_path: Path
 ) -> None:
     """FP8_PER_CHANNEL_PER_TOKEN, with a cache whose scales go by ModelOpt's names."""
     source = tiny_models.make("llama", tmp_path / "source", **OPTIONS["llama"])
     options: dict[str, Any] = {"kv_cache": cache, "kv_scale": KV_SCALE}
     written = compressed_models.write(source, tmp_path / "out", choose, fmt="modelopt", **options)
-    scores = run_vllm(vllm_python, written.folder, "bfloat16")
+    scores = run_vllm(vllm, written.folder, "bfloat16")
     assert isinstance(scores, dict), scores[-4000:]
     assert verdict("modelopt", written) == "yes"
     reference = reference_logprobs(written, source, tmp_path / "plain", cache)
@@ -56,11 +56,11 @@ def test_modelopt_scores_as_our_weights_do(
     ],
 )
 def test_what_we_say_it_refuses_it_refuses(
-    vllm_python: Path, fmt: str, scheme: QuantScheme, message: str, tmp_path: Path
+    vllm: Vllm, fmt: str, scheme: QuantScheme, message: str, tmp_path: Path
 ) -> None:
     source = tiny_models.make("llama", tmp_path / "source", **OPTIONS["llama"])
     written = compressed_models.write(source, tmp_path / "out", scheme, fmt=fmt)
     assert verdict(fmt, written) == "no"
-    failure = run_vllm(vllm_python, written.folder, "bfloat16")
+    failure = run_vllm(vllm, written.folder, "bfloat16")
     assert isinstance(failure, str), "vLLM took it"
     assert message in failure

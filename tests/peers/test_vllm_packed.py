@@ -1,6 +1,6 @@
 """Our GPTQ and AWQ in real vLLM on CPU: it scores a prompt as our weights do, or says why not.
 
-In fp16, the dtype of the formats' scales. Each case starts vLLM once.
+In fp16, the dtype of the formats' scales. One vLLM serves all cases.
 """
 
 from dataclasses import replace
@@ -13,7 +13,7 @@ import compressed_models
 import tiny_models
 from compress.formats import runtimes
 from compress.quant.scheme import QuantScheme
-from in_vllm import OPTIONS, differences, reference_logprobs, run_vllm
+from in_vllm import OPTIONS, Vllm, differences, reference_logprobs, run_vllm
 
 pytestmark = pytest.mark.peers
 
@@ -64,10 +64,10 @@ def verdict(written: compressed_models.Compressed, fmt: str, **options: Any) -> 
     ],
 )
 def test_loads_and_scores_as_our_weights_do(
-    vllm_python: Path, fmt: str, choose: Any, options: dict[str, Any], tmp_path: Path
+    vllm: Vllm, fmt: str, choose: Any, options: dict[str, Any], tmp_path: Path
 ) -> None:
     written = write(fmt, choose, tmp_path, **options)
-    scores = run_vllm(vllm_python, written.folder, "float16")
+    scores = run_vllm(vllm, written.folder, "float16")
     assert isinstance(scores, dict), scores[-4000:]
     assert verdict(written, fmt) == "yes"
     reference = reference_logprobs(written, tmp_path / "source", tmp_path / "plain")
@@ -84,7 +84,7 @@ def test_loads_and_scores_as_our_weights_do(
     ],
 )
 def test_what_it_refuses(
-    vllm_python: Path,
+    vllm: Vllm,
     fmt: str,
     scheme: QuantScheme,
     options: dict[str, Any],
@@ -92,7 +92,7 @@ def test_what_it_refuses(
     tmp_path: Path,
 ) -> None:
     written = write(fmt, scheme, tmp_path, **options)
-    failure = run_vllm(vllm_python, written.folder, "float16")
+    failure = run_vllm(vllm, written.folder, "float16")
     assert isinstance(failure, str), "vLLM took it"
     assert verdict(written, fmt, **options) == "no"
     assert message in failure
