@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from compress.arch.spec import BlockSpec
-from compress.checkpoint.dtypes import PLAIN_DTYPES
+from compress.checkpoint.dtype_codes import PLAIN_DTYPES
 from compress.checkpoint.finite import find_nonfinite
 from compress.errors import CheckpointError
 

@@ -1,4 +1,11 @@
-"""Checkpoints on disk: a validating reader that streams, and a writer that can be resumed."""
+"""Checkpoints on disk: a validating reader that streams, and a writer that can be resumed.
+
+What handles tensors is loaded when first used, so that the structure of a checkpoint is known
+without torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from compress.checkpoint.atomic import (
     Output,
@@ -9,13 +16,22 @@ from compress.checkpoint.atomic import (
     publish,
     write_atomic,
 )
-from compress.checkpoint.finite import NonFinite, find_nonfinite
 from compress.checkpoint.header import TensorInfo
 from compress.checkpoint.hub import resolve_model
 from compress.checkpoint.layout import ShardFile, ShardLayout, plan_shards, single_file
 from compress.checkpoint.reader import Checkpoint
-from compress.checkpoint.scanning import scan
-from compress.checkpoint.writer import ShardWriter
+
+if TYPE_CHECKING:
+    from compress.checkpoint.finite import NonFinite, find_nonfinite
+    from compress.checkpoint.scanning import scan
+    from compress.checkpoint.writer import ShardWriter
+
+_PLACES = {
+    "NonFinite": "compress.checkpoint.finite",
+    "ShardWriter": "compress.checkpoint.writer",
+    "find_nonfinite": "compress.checkpoint.finite",
+    "scan": "compress.checkpoint.scanning",
+}
 
 __all__ = [
     "Checkpoint",
@@ -37,3 +53,13 @@ __all__ = [
     "single_file",
     "write_atomic",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PLACES:
+        return getattr(import_module(_PLACES[name]), name)
+    raise AttributeError(f"module 'compress.checkpoint' has no attribute {name!r}")

@@ -1,11 +1,10 @@
-"""The dtype codes of safetensors and what torch calls them."""
+"""What torch calls the dtype codes of safetensors."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
 
 import torch
 
-# F4, F6_E2M3 and F6_E3M2 are left out: they are smaller than a byte, and torch has no such tensor.
 TORCH_DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
     {
         "F64": torch.float64,
@@ -30,12 +29,3 @@ TORCH_DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
     }
 )
 DTYPE_CODES: Mapping[torch.dtype, str] = MappingProxyType({v: k for k, v in TORCH_DTYPES.items()})
-
-
-def itemsize(code: str) -> int:
-    """Bytes of one element of a dtype code in TORCH_DTYPES."""
-    return TORCH_DTYPES[code].itemsize
-
-
-# What weights are stored in that nobody has quantized.
-PLAIN_DTYPES = ("BF16", "F16", "F32")

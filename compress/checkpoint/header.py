@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from compress.checkpoint.dtypes import TORCH_DTYPES, itemsize
+from compress.checkpoint.dtype_codes import ITEMSIZES, itemsize
 from compress.errors import CheckpointError
 
 MAX_HEADER = 100_000_000  # the limit of the safetensors library
@@ -124,8 +124,8 @@ def _parse_entry(name: str, entry: Any, path: Path, file: str, data: int) -> Ten
     if not _encodable(name):
         raise CheckpointError(f"{where}: the name is not valid Unicode")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-    if not isinstance(dtype, str) or dtype not in TORCH_DTYPES:
-        known = ", ".join(TORCH_DTYPES)
+    if not isinstance(dtype, str) or dtype not in ITEMSIZES:
+        known = ", ".join(ITEMSIZES)
         raise CheckpointError(f"{where} has dtype {dtype!r}; supported are {known}")
     if not _naturals(shape) or len(shape) > _MAX_DIMS:
         raise CheckpointError(f"{where} has shape {_short(shape)}; a list of sizes is expected")

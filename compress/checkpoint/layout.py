@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from compress.checkpoint.dtypes import itemsize
+from compress.checkpoint.dtype_codes import itemsize
 from compress.checkpoint.header import TensorInfo, build_header
 from compress.checkpoint.index import SINGLE
 

@@ -11,19 +11,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-
-from compress.checkpoint.dtypes import TORCH_DTYPES
-from compress.checkpoint.finite import NonFinite, find_nonfinite
 from compress.checkpoint.header import TensorInfo, read_header
 from compress.checkpoint.index import INDEX, weight_files
 from compress.checkpoint.jsonfile import read_object
 from compress.checkpoint.quant_file import with_quant_file
 from compress.checkpoint.sidefiles import carried, skipped
 from compress.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,34 +54,47 @@ class Checkpoint:
         config = with_quant_file(folder, config, tensors)
         return cls(folder, config, MappingProxyType(tensors), tuple(files))
 
-    def read(self, name: str, *, check_finite: bool = False) -> Tensor:
+    def read(self, name: str, *, check_finite: bool = False) -> "Tensor":
         """A whole tensor, in fresh CPU memory and the dtype it is stored in.
 
         check_finite: raises CheckpointError with number and place of NaN and infinity.
         """
         info = self.tensors[name]
         tensor = self._load(info, 0, info.shape)
-        if check_finite and (bad := find_nonfinite(tensor)):
-            raise CheckpointError(self._nonfinite(info, bad))
+        if check_finite:
+            self._refuse_nonfinite(info, tensor)
         return tensor
 
-    def read_rows(self, name: str, start: int, stop: int, *, check_finite: bool = False) -> Tensor:
+    def read_rows(
+        self, name: str, start: int, stop: int, *, check_finite: bool = False
+    ) -> "Tensor":
         """Rows start..stop of dimension 0: [stop - start, ...]; check_finite as for `read`."""
         info = self.tensors[name]
         assert 0 <= start <= stop <= info.shape[0], (name, info.shape, start, stop)
         row = info.nbytes // max(info.shape[0], 1)
         rows = self._load(info, start * row, (stop - start, *info.shape[1:]))
-        if check_finite and (bad := find_nonfinite(rows)):
-            raise CheckpointError(self._nonfinite(info, bad.below(start)))
+        if check_finite:
+            self._refuse_nonfinite(info, rows, start)
         return rows
 
-    def _nonfinite(self, info: TensorInfo, bad: NonFinite) -> str:
-        return (
-            f"tensor {info.name!r} in {self.path / info.file} has {bad.describe()}; repair the"
-            " checkpoint or download it again"
-        )
+    def _refuse_nonfinite(self, info: TensorInfo, values: "Tensor", start: int = 0) -> None:
+        """CheckpointError for NaN and infinity in rows of a tensor that begin at `start`."""
+        from compress.checkpoint.finite import find_nonfinite
 
-    def _load(self, info: TensorInfo, offset: int, shape: tuple[int, ...]) -> Tensor:
+        bad = find_nonfinite(values)
+        if bad is not None:
+            found = (bad.below(start) if start else bad).describe()
+            raise CheckpointError(
+                f"tensor {info.name!r} in {self.path / info.file} has {found}; repair the"
+                " checkpoint or download it again"
+            )
+
+    def _load(self, info: TensorInfo, offset: int, shape: tuple[int, ...]) -> "Tensor":
+        # Late: what a checkpoint holds is told without torch, which takes a second to import.
+        import torch
+
+        from compress.checkpoint.dtypes import TORCH_DTYPES
+
         tensor = torch.empty(shape, dtype=TORCH_DTYPES[info.dtype])
         if tensor.numel():
             target = tensor.reshape(-1).view(torch.uint8).numpy().data

@@ -1,6 +1,5 @@
 """Checkpoint codecs: how a QuantizedTensor is laid out in a file that other runtimes read."""
 
-from compress.formats.detect import detect
 from compress.formats.format import Format
 from compress.formats.kv_cache import FP8_CACHE, INT8_CACHE, kv_encode, kv_layout
 from compress.formats.runtimes import runtimes
@@ -16,7 +15,6 @@ __all__ = [
     "Format",
     "Verdict",
     "Weights",
-    "detect",
     "kv_encode",
     "kv_layout",
     "logical_shapes",

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from compress.arch.spec import DecoderSpec
+from compress.checkpoint.detect import find_block
 from compress.errors import RecipeError
 from compress.formats.config_values import flag, names, require, whole
 from compress.formats.ct_config import ignored_modules
-from compress.formats.detect import find_block
 from compress.formats.gptq_config import refuse_others, rules, scheme_of
 from compress.formats.names import module_of
 from compress.quant.scheme import QuantScheme

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
+from compress.checkpoint.detect import find_block
 from compress.checkpoint.header import read_header
 from compress.checkpoint.reader import Checkpoint
 from compress.errors import CheckpointError
 from compress.formats import bitsandbytes
 from compress.formats.conv1d import names_in
-from compress.formats.detect import find_block
 from compress.quant.scheme import PRESETS, ActivationScheme, QuantScheme
 
 DEFAULT_THRESHOLD = 6.0

@@ -5,8 +5,8 @@ from typing import Any
 
 from compress.arch.families import FAMILIES
 from compress.arch.sizes import text_config
+from compress.checkpoint.detect import find_block
 from compress.errors import CheckpointError
-from compress.formats.detect import find_block
 
 
 def by_config_or_family(config: Mapping[str, Any]) -> Callable[[str], bool]:

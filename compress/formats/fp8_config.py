@@ -10,11 +10,11 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from compress.arch.spec import DecoderSpec
+from compress.checkpoint.detect import find_block
 from compress.errors import CheckpointError, RecipeError
 from compress.formats import config_values as values
 from compress.formats.conv1d import names_in
 from compress.formats.ct_config import ignored_modules
-from compress.formats.detect import find_block
 from compress.formats.scheme_map import SchemeMap
 from compress.quant.scheme import PRESETS, ActivationScheme, QuantScheme
 

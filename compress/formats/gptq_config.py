@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from compress.arch.spec import DecoderSpec, LinearSpec
+from compress.checkpoint.detect import find_block
 from compress.errors import CheckpointError, RecipeError
 from compress.formats.config_values import (
     flag,
@@ -24,7 +25,6 @@ from compress.formats.config_values import (
     whole,
 )
 from compress.formats.ct_config import ignored_modules
-from compress.formats.detect import find_block
 from compress.quant.scheme import QuantScheme
 from compress.version import VERSION
 

@@ -13,12 +13,12 @@ from types import MappingProxyType
 from typing import Any
 
 from compress.arch.spec import DecoderSpec
+from compress.checkpoint.detect import find_block
 from compress.checkpoint.quant_file import HF_QUANT_CONFIG
 from compress.errors import CheckpointError, RecipeError
 from compress.formats import config_values as values
 from compress.formats.conv1d import names_in
 from compress.formats.ct_config import ignored_modules
-from compress.formats.detect import find_block
 from compress.formats.kv_cache import FP8_CACHE, INT8_CACHE
 from compress.formats.names import module_of
 from compress.formats.scheme_map import SchemeMap

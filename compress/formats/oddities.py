@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Sequence
 
 from compress.arch.spec import LinearSpec
+from compress.checkpoint.detect import find_block
 from compress.checkpoint.header import TensorInfo
 from compress.checkpoint.jsonfile import read_object
 from compress.formats import gptq
-from compress.formats.detect import find_block
 from compress.formats.gptq_config import GptqSchemes
 from compress.formats.weights import CodedWeights
 from compress.quant.packing import WORD_BITS

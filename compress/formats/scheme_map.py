@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from compress.checkpoint.detect import find_block
 from compress.errors import CheckpointError
 from compress.formats.compressed_tensors import FLOAT, INTEGER, NVFP4, PACKED
 from compress.formats.config_values import (
@@ -22,7 +23,6 @@ from compress.formats.config_values import (
     whole,
 )
 from compress.formats.ct_config import DENSE, MIXED
-from compress.formats.detect import find_block
 from compress.quant.scheme import ActivationScheme, QuantScheme
 
 READABLE = (PACKED, INTEGER, FLOAT, NVFP4, MIXED, DENSE, "naive-quantized")

@@ -9,12 +9,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from compress.arch.spec import DecoderSpec, LinearSpec
+from compress.checkpoint.detect import detect
 from compress.checkpoint.header import TensorInfo
 from compress.checkpoint.layout import Entry
 from compress.checkpoint.reader import Checkpoint
 from compress.errors import CheckpointError
 from compress.formats import bitsandbytes_validate
-from compress.formats.detect import detect
 from compress.formats.format import Reader
 from compress.formats.names import module_of
 from compress.formats.scales import damage

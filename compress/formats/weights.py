@@ -13,11 +13,11 @@ from torch import Tensor
 
 from compress.arch.describe import describe
 from compress.arch.spec import BlockSpec, DecoderSpec
+from compress.checkpoint.detect import detect
 from compress.checkpoint.dtypes import TORCH_DTYPES
 from compress.checkpoint.reader import Checkpoint
 from compress.errors import CheckpointError
 from compress.formats import bitsandbytes, bitsandbytes_read, ct_decode, kv_cache
-from compress.formats.detect import detect
 from compress.formats.format import Format, Reader, Schemes
 from compress.formats.names import module_of
 from compress.formats.scheme_map import SchemeMap

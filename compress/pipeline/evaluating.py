@@ -14,9 +14,10 @@ from typing import Literal
 import yaml
 
 from compress.checkpoint import Checkpoint, disk, resolve_model, write_atomic
+from compress.checkpoint.detect import detect
 from compress.errors import DataError, OutputError
 from compress.evaluation.config import EvaluationConfig, SampleConfig, TextConfig
-from compress.formats import CodedWeights, Weights, detect, logical_shapes, open_weights
+from compress.formats import CodedWeights, Weights, logical_shapes, open_weights
 from compress.formats.bitsandbytes_read import open_side
 from compress.pipeline.environment import (
     check_device,

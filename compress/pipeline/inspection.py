@@ -7,8 +7,9 @@ from typing import Any
 from compress.arch.describe import describe
 from compress.arch.spec import DecoderSpec
 from compress.checkpoint import Checkpoint, resolve_model, scan
+from compress.checkpoint.detect import detect
 from compress.errors import CheckpointError
-from compress.formats import CodedWeights, Weights, detect, open_weights
+from compress.formats import CodedWeights, Weights, open_weights
 from compress.formats.bitsandbytes_read import open_side
 from compress.formats.oddities import oddities
 from compress.report.units import size

@@ -14,7 +14,7 @@ import torch
 from compress.arch.describe import describe
 from compress.arch.spec import DecoderSpec, LinearSpec
 from compress.checkpoint import Checkpoint, ShardLayout, plan_shards
-from compress.checkpoint.dtypes import PLAIN_DTYPES
+from compress.checkpoint.dtype_codes import PLAIN_DTYPES
 from compress.checkpoint.layout import Entry, nbytes
 from compress.errors import CheckpointError, RecipeError
 from compress.formats import FORMATS, Verdict, runtimes

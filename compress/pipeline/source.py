@@ -8,8 +8,8 @@ from typing import Any
 from compress.arch.describe import describe
 from compress.arch.spec import DecoderSpec, LinearSpec
 from compress.checkpoint import Checkpoint
+from compress.checkpoint.detect import detect
 from compress.errors import CheckpointError
-from compress.formats import detect
 from compress.recipe import Recipe
 from compress.recipe.matching import matches
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from compress.arch.spec import DecoderSpec
 from compress.checkpoint import Checkpoint, disk, write_atomic
-from compress.checkpoint.dtypes import itemsize
+from compress.checkpoint.dtype_codes import itemsize
 from compress.pipeline import outliers
 from compress.pipeline.budget import Budget as Chosen
 from compress.pipeline.environment import machine, slow_kernels, versions

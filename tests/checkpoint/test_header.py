@@ -8,7 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save
 
-from compress.checkpoint.dtypes import TORCH_DTYPES, itemsize
+from compress.checkpoint.dtype_codes import ITEMSIZES, itemsize
+from compress.checkpoint.dtypes import TORCH_DTYPES
 from compress.checkpoint.header import build_header, parse_header, read_header
 from compress.errors import CheckpointError
 from raw_checkpoints import entry, raw_file
@@ -137,6 +138,7 @@ def test_every_dtype_of_the_library_is_known() -> None:
     from safetensors.torch import _TYPES
 
     assert {code: TORCH_DTYPES[code] for code in _TYPES} == _TYPES
+    assert {code: dtype.itemsize for code, dtype in TORCH_DTYPES.items()} == ITEMSIZES
 
 
 def test_built_header_parses_back() -> None:

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 
 from compress.checkpoint import Checkpoint, ShardLayout, ShardWriter, disk, plan_shards, writer
-from compress.checkpoint.dtypes import DTYPE_CODES, TORCH_DTYPES, itemsize
+from compress.checkpoint.dtype_codes import itemsize
+from compress.checkpoint.dtypes import DTYPE_CODES, TORCH_DTYPES
 from compress.errors import OutputError
 from conftest import tree_hashes
 from faults import Killed, counting, fault_at

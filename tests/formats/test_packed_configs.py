@@ -11,8 +11,9 @@ from safetensors.torch import load_file
 import tiny_models
 from compress.arch.describe import describe
 from compress.arch.spec import DecoderSpec, LinearSpec
+from compress.checkpoint.detect import detect
 from compress.errors import CheckpointError, RecipeError
-from compress.formats import awq_gemm, detect, gptq, gptq_v2
+from compress.formats import awq_gemm, gptq, gptq_v2
 from compress.quant.scheme import ActivationScheme, QuantScheme
 
 G4 = QuantScheme(group_size=32)

@@ -1,6 +1,6 @@
 import pytest
 
-from compress.formats.detect import detect
+from compress.checkpoint.detect import detect
 
 
 @pytest.mark.parametrize(
