@@ -15,7 +15,17 @@ from compress.checkpoint.layout import Entry
 from compress.errors import CheckpointError, RecipeError
 from compress.formats.awq_config import METHOD, quantization_config, read_schemes
 from compress.formats.names import module_of
-from compress.formats.stored import HALVES, WORDS, Has, Read, ShapeOf, Stored, matrix_shape
+from compress.formats.stored import (
+    HALVES,
+    WORDS,
+    Beside,
+    Has,
+    Parts,
+    Read,
+    ShapeOf,
+    Stored,
+    matrix_shape,
+)
 from compress.quant.scheme import QuantScheme
 from compress.quant.tensor import QuantizedTensor
 
@@ -33,8 +43,10 @@ __all__ = [
     "NAME",
     "PARTS",
     "against",
+    "beside",
     "decode",
     "encode",
+    "gather",
     "layout",
     "quantization_config",
     "read_schemes",
@@ -132,21 +144,38 @@ def decode(name: str, scheme: QuantScheme, has: Has, read: Read) -> QuantizedTen
     what it must be.
     """
     stored = Stored(module_of(name), scheme, has, read)
-    words = stored.get("qweight", WORDS)
+    parts = gather(stored)
+    rest = beside(stored, parts)
+    return rest.around(_unpack(parts["qweight"]), parts["scales"].t().contiguous(), scheme)
+
+
+def gather(stored: Stored) -> Parts:
+    """All tensors of a module, each of the dtype and shape that its scheme needs.
+
+    CheckpointError for what does not fit; values are not looked at.
+    """
+    scheme, words = stored.scheme, stored.get("qweight", WORDS)
     n, k = words.shape[1] * _WORD, words.shape[0]
-    groups = scheme.groups(k) if k else 0
     if n == 0 or k == 0 or k % scheme.columns_per_scale(k):
         raise CheckpointError(
             f"tensor {stored.module}.qweight is {list(words.shape)}, a weight of {k} columns, which"
             f" {scheme.describe()} does not divide; group_size in quantization_config is wrong"
         )
-    scales = stored.get("scales", HALVES, (groups, n))
-    zero = _unpack(stored.get("qzeros", WORDS, (groups, n // _WORD)))
-    if scheme.symmetric:
+    groups = scheme.groups(k)
+    return {
+        "qweight": words,
+        "scales": stored.get("scales", HALVES, (groups, n)),
+        "qzeros": stored.get("qzeros", WORDS, (groups, n // _WORD)),
+    }
+
+
+def beside(stored: Stored, parts: Parts) -> Beside:
+    """What the weight has beside codes and scales. CheckpointError for values that cannot be."""
+    zero = _unpack(parts["qzeros"])
+    if stored.scheme.symmetric:
         _require_middle(stored, zero)
-    return QuantizedTensor(
-        _unpack(words), scales.t().contiguous(), None if scheme.symmetric else zero, None, scheme
-    )
+        return Beside()
+    return Beside(zero=zero)
 
 
 def weight_shape(module: str, scheme: QuantScheme, shape_of: ShapeOf) -> tuple[int, int]:

@@ -11,7 +11,7 @@ file, compress_model/outliers.safetensors below the checkpoint, has for every su
 A loader that does not know the file finds the columns at run time, and so runs the dynamic form.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from compress.checkpoint.layout import Entry
 from compress.errors import CheckpointError, RecipeError
 from compress.formats.ct_config import ignored_modules
 from compress.formats.names import module_of
+from compress.formats.stored import Beside, Has, Parts, Read, Stored
 from compress.quant.scheme import QuantScheme
 from compress.quant.tensor import OutlierColumns, QuantizedTensor
 
@@ -104,44 +105,40 @@ def encode(
     }
 
 
-def decode(
-    name: str,
-    scheme: QuantScheme,
-    has: Callable[[str], bool],
-    read: Callable[[str], Tensor],
-) -> QuantizedTensor:
+def decode(name: str, scheme: QuantScheme, has: Has, read: Read) -> QuantizedTensor:
     """The weight called `name`, from the tensors `encode` or bitsandbytes wrote for it.
 
     has, read: the checkpoint's names and its reader. Outlier columns are `decode_outliers`'
     business. CheckpointError when a part is missing or of another kind.
     """
-    module = module_of(name)
-    if missing := [x for x in (name, f"{module}.SCB") if not has(x)]:
-        raise CheckpointError(f"tensor {missing[0]} is missing; the checkpoint is incomplete")
-    codes, absmax = read(name), read(f"{module}.SCB")
-    if codes.dtype != torch.int8 or codes.dim() != 2:
-        raise CheckpointError(
-            f"{name} is {codes.dtype} {list(codes.shape)} beside an SCB; it must be int8 codes [N,"
-            " K]"
-        )
-    if absmax.dtype != torch.float32 or absmax.shape != codes.shape[:1]:
-        raise CheckpointError(
-            f"{module}.SCB is {absmax.dtype} {list(absmax.shape)}; it must be float32"
-            f" [{codes.shape[0]}], the largest magnitude of each row"
-        )
-    if has(f"{module}.weight_format"):
-        _require_rows(module, read(f"{module}.weight_format"))
-    scale = (absmax / 127).reshape(-1, 1)
-    return QuantizedTensor(codes, scale, None, None, scheme)
+    stored = Stored(module_of(name), scheme, has, read)
+    parts = gather(stored)
+    scale = (parts["SCB"] / 127).reshape(-1, 1)
+    return beside(stored, parts).around(parts["weight"], scale, scheme)
 
 
-def _require_rows(module: str, weight_format: Tensor) -> None:
-    value = int(weight_format) if weight_format.numel() == 1 else weight_format.tolist()
-    if value != ROW_FORMAT:
+def gather(stored: Stored) -> Parts:
+    """All tensors of a module, each of the dtype and shape that its scheme needs.
+
+    CheckpointError for what does not fit; values are not looked at.
+    """
+    codes = stored.get("weight", (torch.int8,))
+    parts = {"weight": codes, "SCB": stored.get("SCB", (torch.float32,), (codes.shape[0],))}
+    if stored.holds("weight_format"):
+        parts["weight_format"] = stored.read(stored.at("weight_format"))
+    return parts
+
+
+def beside(stored: Stored, parts: Parts) -> Beside:
+    """Nothing; CheckpointError for codes that do not lie row by row."""
+    weight_format = parts.get("weight_format", torch.tensor(ROW_FORMAT))
+    value = weight_format.tolist()
+    if value not in (ROW_FORMAT, [ROW_FORMAT]):
         raise CheckpointError(
-            f"{module}.weight_format is {value}; only 0, codes row by row, can be read: save the"
-            " model again with bitsandbytes 0.45 or later"
+            f"{stored.at('weight_format')} is {value}; only 0, codes row by row, can be read: save"
+            " the model again with bitsandbytes 0.45 or later"
         )
+    return Beside()
 
 
 def outlier_names(name: str) -> tuple[str, str]:
@@ -156,7 +153,7 @@ def encode_outliers(name: str, outliers: OutlierColumns) -> dict[str, Tensor]:
 
 
 def decode_outliers(
-    name: str, shape: tuple[int, ...], has: Callable[[str], bool], read: Callable[[str], Tensor]
+    name: str, shape: tuple[int, ...], has: Has, read: Read
 ) -> OutlierColumns | None:
     """Outlier columns of the weight `name` [N, K] from the side file; None when it has none.
 

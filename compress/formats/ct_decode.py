@@ -1,7 +1,7 @@
 """The compressed-tensors layout of one weight, read: what we wrote and what other tools write.
 
 Nothing about the tensors is taken on trust: dtypes and shapes must be those of the scheme that
-quantization_config gives, or a CheckpointError names the module.
+quantization_config gives, or a CheckpointError names the tensor.
 """
 
 from collections.abc import Callable
@@ -13,151 +13,81 @@ from compress.errors import CheckpointError
 from compress.formats.compressed_tensors import is_static
 from compress.formats.fp4 import unpack_fp4
 from compress.formats.names import module_of
+from compress.formats.stored import (
+    E4M3,
+    HALVES,
+    INDICES,
+    WORDS,
+    Beside,
+    Has,
+    Parts,
+    Read,
+    Stored,
+    group_order,
+    positive,
+)
 from compress.quant.packing import unpack, words_for
 from compress.quant.scheme import QuantScheme
 from compress.quant.tensor import InputQuantization, QuantizedTensor
 
-_SCALES = (torch.bfloat16, torch.float16, torch.float32)
-_E4M3 = (torch.float8_e4m3fn,)
-_WORDS = (torch.int32,)
-_WHOLE = (torch.int32, torch.int64)
-
-Has = Callable[[str], bool]
-Read = Callable[[str], Tensor]
+_NUMBERS = ("weight_global_scale", "input_scale")
+_ZERO_DTYPES = (torch.int8, *INDICES)
 
 
 def decode(name: str, scheme: QuantScheme, has: Has, read: Read) -> QuantizedTensor:
     """The weight called `name`, from the tensors `encode` or another tool wrote for it.
 
-    has, read: the checkpoint's names and its reader. CheckpointError when a part is missing or of
-    the wrong dtype or shape.
+    has, read: the checkpoint's names and its reader. CheckpointError when a part is missing or not
+    what it must be.
     """
-    parts = _Parts(module_of(name), scheme, has, read)
-    inputs = input_scale(parts.module, has, read) if is_static(scheme.activation) else None
-    if scheme.is_fp4:
-        return _nvfp4(parts, inputs)
-    packed = has(f"{parts.module}.weight_packed") and scheme.type == "int"
-    codes = _packed_codes(parts) if packed else _plain_codes(parts)
-    n, k = codes.shape
-    scales = scheme.scale_shape(n, k)
-    scale = parts.expect("weight_scale", scales, _SCALES)
-    if scheme.symmetric and has(f"{parts.module}.weight_zero_point"):
-        _refuse_zeros(parts, packed, scales)
-    zero = None if scheme.symmetric else _zero(parts, packed, scales)
-    g_idx = _g_idx(parts, k, scales[1]) if has(f"{parts.module}.weight_g_idx") else None
-    return QuantizedTensor(codes, scale, zero, g_idx, scheme, input_scale=inputs)
+    stored = Stored(module_of(name), scheme, has, read)
+    parts = gather(stored)
+    rest = beside(stored, parts)
+    return rest.around(_codes(stored, parts), parts["weight_scale"], scheme)
 
 
-def input_scale(module: str, has: Has, read: Read) -> Tensor:
-    """The static input scale of a module: [1], whatever shape it is stored in."""
-    return one_number(f"{module}.input_scale", "static input scales", has, read)
+def gather(stored: Stored) -> Parts:
+    """All tensors of a module, each of the dtype and shape that its scheme needs.
+
+    Of values only those of weight_shape are looked at. CheckpointError for what does not fit.
+    """
+    scheme = stored.scheme
+    parts = _fp4_parts(stored) if scheme.is_fp4 else _integer_or_e4m3_parts(stored)
+    if is_static(scheme.activation):
+        parts["input_scale"] = stored.number("input_scale")
+        if stored.holds("input_zero_point"):
+            parts["input_zero_point"] = stored.read(stored.at("input_zero_point"))
+    return parts
+
+
+def beside(stored: Stored, parts: Parts) -> Beside:
+    """What the weight has beside codes and scales. CheckpointError for values that cannot be."""
+    if "input_zero_point" in parts:
+        _refuse_zeros(stored, "input_zero_point", parts["input_zero_point"])
+    found = {part: positive(stored.at(part), parts[part]) for part in _NUMBERS if part in parts}
+    whole = found.get("weight_global_scale")
+    return Beside(
+        zero=_zero(stored, parts),
+        g_idx=_g_idx(stored, parts),
+        global_scale=None if whole is None else whole.float(),
+        input_scale=found.get("input_scale"),
+    )
 
 
 def inputs(module: str, scheme: QuantScheme, has: Has, read: Read) -> InputQuantization | None:
     """How a module's inputs are quantized, with their scale [1] where that is static."""
-    act = scheme.activation
-    if act is None or not is_static(act):
-        return None if act is None else InputQuantization(act)
-    return InputQuantization(act, input_scale(module, has, read))
-
-
-def one_number(name: str, what: str, has: Has, read: Read) -> Tensor:
-    """One positive number of a floating dtype: [1]. what: needs it, for the message (plural)."""
-    if not has(name):
-        raise CheckpointError(
-            f"{what} need tensor {name}, which is missing; the checkpoint is incomplete or its"
-            " quantization_config is wrong"
-        )
-    value = read(name)
-    good = value.dtype in _SCALES and value.numel() == 1
-    if not good or not bool((value > 0).all() & torch.isfinite(value).all()):
-        raise CheckpointError(
-            f"tensor {name} is {value.dtype} {list(value.shape)} with"
-            f" {value.flatten()[:4].tolist()}; it must hold one positive number"
-        )
-    return value.reshape(1)
-
-
-class _Parts:
-    """The tensors of one module, read by name and checked against what is expected."""
-
-    def __init__(self, module: str, scheme: QuantScheme, has: Has, read: Read) -> None:
-        self.module, self.scheme = module, scheme
-        self._has, self._read = has, read
-
-    def get(self, suffix: str) -> Tensor:
-        name = f"{self.module}.{suffix}"
-        if not self._has(name):
-            raise CheckpointError(
-                f"{self.module}: {self.scheme.describe()} needs tensor {name}, which is missing;"
-                " the checkpoint is incomplete or its quantization_config is wrong"
-            )
-        return self._read(name)
-
-    def number(self, suffix: str) -> Tensor:
-        what = f"{self.module}: {self.scheme.describe()} weights"
-        return one_number(f"{self.module}.{suffix}", what, self._has, self._read)
-
-    def expect(
-        self, suffix: str, shape: tuple[int, int], dtypes: tuple[torch.dtype, ...]
-    ) -> Tensor:
-        """A matrix; one number a tensor comes as [] or [1], one a row as [N] from some tools."""
-        values = self.get(suffix)
-        where = f"{self.module}: {self.module}.{suffix} is"
-        if values.dtype not in dtypes:
-            names = " or ".join(str(dtype) for dtype in dtypes)
-            raise CheckpointError(
-                f"{where} {values.dtype} where its scheme in quantization_config needs {names};"
-                " the two do not belong together"
-            )
-        matrix = values if values.dim() == 2 else values.reshape(-1, 1)
-        if tuple(matrix.shape) != shape:
-            raise CheckpointError(
-                f"{where} {list(values.shape)} where its scheme in quantization_config needs"
-                f" {list(shape)}; the two do not belong together"
-            )
-        return matrix
-
-
-def _nvfp4(parts: _Parts, inputs: Tensor | None) -> QuantizedTensor:
-    packed = parts.get("weight_packed")
-    if packed.dtype != torch.uint8 or packed.dim() != 2:
-        raise CheckpointError(
-            f"{parts.module}: {parts.module}.weight_packed is {packed.dtype}"
-            f" {list(packed.shape)}; NVFP4 needs uint8 [N, K / 2]"
-        )
-    n, k = packed.shape[0], 2 * packed.shape[1]
-    if k % parts.scheme.group_size:
-        raise CheckpointError(
-            f"{parts.module}: {parts.module}.weight_packed holds {k} columns, no multiple of"
-            f" NVFP4's groups of {parts.scheme.group_size}"
-        )
-    scale = parts.expect("weight_scale", parts.scheme.scale_shape(n, k), _E4M3)
-    whole = parts.number("weight_global_scale").float()
-    codes = unpack_fp4(packed)
-    return QuantizedTensor(codes, scale, None, None, parts.scheme, whole, inputs)
-
-
-def _packed_codes(parts: _Parts) -> Tensor:
-    n, k = shape_from(parts.get("weight_shape"), parts.module)
-    bits = parts.scheme.bits
-    return unpack(parts.expect("weight_packed", (n, words_for(k, bits)), _WORDS), bits, k)
-
-
-def _plain_codes(parts: _Parts) -> Tensor:
-    weight = parts.get("weight")
-    needed = torch.int8 if parts.scheme.type == "int" else torch.float8_e4m3fn
-    if weight.dtype != needed or weight.dim() != 2:
-        raise CheckpointError(
-            f"{parts.module}.weight is {weight.dtype} {list(weight.shape)} where its scheme needs"
-            f" {str(needed).removeprefix('torch.')} codes [N, K]; the two do not belong together"
-        )
-    return weight
+    if scheme.activation is None:
+        return None
+    if not is_static(scheme.activation):
+        return InputQuantization(scheme.activation)
+    stored = Stored(module, scheme, has, read)
+    scale = positive(stored.at("input_scale"), stored.number("input_scale"))
+    return InputQuantization(scheme.activation, scale)
 
 
 def shape_from(values: Tensor, module: str) -> tuple[int, int]:
     """(N, K) out of a weight_shape tensor; CheckpointError when it holds no such thing."""
-    if values.dtype not in _WHOLE or values.shape != (2,) or bool((values < 1).any()):
+    if values.dtype not in INDICES or values.shape != (2,) or bool((values < 1).any()):
         raise CheckpointError(
             f"tensor {module}.weight_shape is {values.dtype} {values.flatten()[:4].tolist()}; it"
             " must hold two whole numbers, the rows and columns of the weight"
@@ -187,39 +117,124 @@ def weight_shape(
     return shape[0], shape[1]
 
 
-def _g_idx(parts: _Parts, columns: int, groups: int) -> Tensor | None:
+def _fp4_parts(stored: Stored) -> dict[str, Tensor]:
+    packed = stored.get("weight_packed", (torch.uint8,))
+    n, k, group = packed.shape[0], 2 * packed.shape[1], stored.scheme.group_size
+    if k % group:
+        raise CheckpointError(
+            f"{stored.module}: {stored.at('weight_packed')} holds {k} columns, no multiple of"
+            f" NVFP4's groups of {group}"
+        )
+    return {
+        "weight_packed": packed,
+        "weight_scale": stored.matrix("weight_scale", E4M3, stored.scheme.scale_shape(n, k)),
+        "weight_global_scale": stored.number("weight_global_scale"),
+    }
+
+
+def _integer_or_e4m3_parts(stored: Stored) -> dict[str, Tensor]:
+    scheme = stored.scheme
+    parts = _packed(stored) if _is_packed(stored) else {"weight": _plain(stored)}
+    n, k = _shape(stored, parts)
+    scales = scheme.scale_shape(n, k)
+    parts["weight_scale"] = stored.matrix("weight_scale", HALVES, scales)
+    if not scheme.symmetric or stored.holds("weight_zero_point"):
+        parts["weight_zero_point"] = _stored_zeros(stored, n, scales)
+    if stored.holds("weight_g_idx"):
+        parts["weight_g_idx"] = stored.get("weight_g_idx", INDICES, (k,))
+    return parts
+
+
+def _stored_zeros(stored: Stored, n: int, scales: tuple[int, int]) -> Tensor:
+    """Zero points, packed or not; of symmetric weights some tools store them in any dtype."""
+    scheme = stored.scheme
+    packed = _is_packed(stored) and scheme.granularity != "tensor"
+    if scheme.symmetric:
+        zeros = stored.read(stored.at("weight_zero_point"))
+        if not (packed and zeros.dtype == torch.int32):
+            return zeros
+    if packed:
+        return stored.matrix("weight_zero_point", WORDS, (words_for(n, scheme.bits), scales[1]))
+    return stored.matrix("weight_zero_point", _ZERO_DTYPES, scales)
+
+
+def _is_packed(stored: Stored) -> bool:
+    return stored.scheme.type == "int" and stored.holds("weight_packed")
+
+
+def _packed(stored: Stored) -> dict[str, Tensor]:
+    shape = stored.get("weight_shape", INDICES, (2,))
+    n, k = shape_from(shape, stored.module)
+    codes = stored.get("weight_packed", WORDS, (n, words_for(k, stored.scheme.bits)))
+    return {"weight_shape": shape, "weight_packed": codes}
+
+
+def _plain(stored: Stored) -> Tensor:
+    return stored.get("weight", (torch.int8,) if stored.scheme.type == "int" else E4M3)
+
+
+def _shape(stored: Stored, parts: Parts) -> tuple[int, int]:
+    """(N, K) of the weight whose codes are among the parts."""
+    if "weight_shape" in parts:
+        return shape_from(parts["weight_shape"], stored.module)
+    n, k = parts["weight"].shape
+    return n, k
+
+
+def _codes(stored: Stored, parts: Parts) -> Tensor:
+    """[N, K]."""
+    scheme = stored.scheme
+    if scheme.is_fp4:
+        return unpack_fp4(parts["weight_packed"])
+    if "weight_packed" in parts:
+        return unpack(parts["weight_packed"], scheme.bits, _shape(stored, parts)[1])
+    codes = parts["weight"]
+    if scheme.type == "int":
+        _refuse_range(stored, "weight", codes)
+    return codes
+
+
+def _g_idx(stored: Stored, parts: Parts) -> Tensor | None:
     values = parts.get("weight_g_idx")
-    if values.dtype not in _WHOLE or values.shape != (columns,):
-        raise CheckpointError(
-            f"tensor {parts.module}.weight_g_idx is {values.dtype} {list(values.shape)}; it must be"
-            f" int32 [{columns}], the group of every column"
-        )
-    if bool((values == -1).all()):  # what compressed-tensors leaves where no order was chosen
+    # -1 is what compressed-tensors leaves where no order was chosen.
+    if values is None or bool((values == -1).all()):
         return None
-    if bool(((values < 0) | (values >= groups)).any()):
+    return group_order(stored.at("weight_g_idx"), values, stored.scheme)
+
+
+def _zero(stored: Stored, parts: Parts) -> Tensor | None:
+    """int8 zero points [N, G] from either stored form; None for a symmetric scheme."""
+    zero, scheme = parts.get("weight_zero_point"), stored.scheme
+    if zero is None:
+        return None
+    packed = "weight_packed" in parts and scheme.granularity != "tensor"
+    if packed and zero.dtype == torch.int32:
+        n, _ = _shape(stored, parts)
+        zero = unpack(zero.t().contiguous(), scheme.bits, n).t().contiguous()
+    if scheme.symmetric:
+        _refuse_zeros(stored, "weight_zero_point", zero)
+        return None
+    _refuse_range(stored, "weight_zero_point", zero)
+    return zero.to(torch.int8)
+
+
+def _refuse_zeros(stored: Stored, part: str, zeros: Tensor) -> None:
+    """Some tools store the zero points of symmetric numbers; any but 0 mean another scheme."""
+    if bool((zeros.float() != 0).any()):
         raise CheckpointError(
-            f"tensor {parts.module}.weight_g_idx holds groups {int(values.min())} to"
-            f" {int(values.max())}; there are scales for 0 to {groups - 1}"
+            f"tensor {stored.at(part)} holds zero points other than 0 though quantization_config"
+            " says symmetric; the two do not belong together"
         )
-    return values
 
 
-def _zero(parts: _Parts, packed: bool, scales: tuple[int, int]) -> Tensor:
-    """int8 zero points [N, G] from either stored form."""
-    if packed and parts.scheme.granularity != "tensor":
-        (n, groups), bits = scales, parts.scheme.bits
-        words = parts.expect("weight_zero_point", (words_for(n, bits), groups), _WORDS)
-        return unpack(words.t().contiguous(), bits, n).t().contiguous()
-    return parts.expect("weight_zero_point", scales, (torch.int8, *_WHOLE)).to(torch.int8)
-
-
-def _refuse_zeros(parts: _Parts, packed: bool, scales: tuple[int, int]) -> None:
-    """Some tools store the zero points of symmetric weights; any but 0 mean another scheme."""
-    zeros = parts.get("weight_zero_point")
-    if packed and zeros.dtype == torch.int32:
-        zeros = _zero(parts, packed, scales)
-    if bool(zeros.any()):
+def _refuse_range(stored: Stored, part: str, values: Tensor) -> None:
+    """Whole numbers that the scheme's width does not have."""
+    low, high = stored.scheme.code_min, stored.scheme.code_max
+    if stored.scheme.bits == 8 and values.dtype == torch.int8:
+        return
+    if values.numel() and (int(values.min()) < low or int(values.max()) > high):
         raise CheckpointError(
-            f"tensor {parts.module}.weight_zero_point holds zero points other than 0 though"
-            " quantization_config says symmetric; the two do not belong together"
+            f"tensor {stored.at(part)} holds {int(values.min())} to {int(values.max())} where"
+            f" {stored.scheme.describe()} has {low} to {high}; the tensors and"
+            " quantization_config do not belong together"
         )

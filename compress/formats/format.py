@@ -9,18 +9,24 @@ from torch import Tensor
 from compress.arch.spec import BlockSpec, DecoderSpec
 from compress.checkpoint.layout import Entry
 from compress.formats import conv1d, ct_decode
+from compress.formats.stored import Beside, Has, Parts, Read, ShapeOf, Stored
 from compress.quant.scheme import QuantScheme
 from compress.quant.tensor import InputQuantization, QuantizedTensor
 
-Has = Callable[[str], bool]
-Read = Callable[[str], Tensor]
-ShapeOf = Callable[[str], tuple[int, ...] | None]
 CacheLayout = Callable[[DecoderSpec, str], list[Entry]]
 CacheEncode = Callable[[BlockSpec, Tensor, Tensor], dict[str, Tensor]]
 
 
 def _never(block: Mapping[str, Any]) -> bool:
     return False
+
+
+def _never_reorders(schemes: object, module: str) -> bool:
+    return False
+
+
+def _no_zeros(zero: Tensor, scheme: QuantScheme) -> int:
+    return 0
 
 
 def _itself(scheme: QuantScheme) -> QuantScheme:
@@ -43,10 +49,16 @@ class Reader:
         the weight's. g_idx: the one with the columns' groups.
     schemes(config): the scheme of every module; CheckpointError for what is malformed.
     decode(name, scheme, has, read): the weight of that original name.
+    gather(stored): all tensors of a module, by part; CheckpointError for those that are missing or
+        do not fit. It does with tensors without values, but of `sizes`.
+    beside(stored, parts): what a weight has beside codes and scales, checked by value; does without
+        values of `large`.
     weight_shape(module, scheme, shape_of): its (N, K), from the shapes of the parts.
     as_read(scheme): what a written scheme reads back as, where that is another one.
     inputs(module, scheme, has, read): how the inputs of a module are quantized.
     transposed(config): whether the original stores a module's weight as [K, N].
+    large: the parts with codes and scales. sizes: those whose values tell others' shapes.
+    reorders(schemes, module): whether the config promises an order of columns (g_idx).
     lists_modules: the config says which modules are quantized, not only the tensors do.
     skips_head(block): whether loaders leave an output head alone that the quantization_config does
         not list.
@@ -57,13 +69,18 @@ class Reader:
     scales: tuple[str, ...]
     schemes: Callable[[Mapping[str, Any]], Schemes]
     decode: Callable[[str, QuantScheme, Has, Read], QuantizedTensor]
+    gather: Callable[[Stored], Parts]
+    beside: Callable[[Stored, Parts], Beside]
+    large: tuple[str, ...]
     weight_shape: Callable[[str, QuantScheme, ShapeOf], tuple[int, int]]
+    sizes: tuple[str, ...] = ()
     inputs: Callable[[str, QuantScheme, Has, Read], InputQuantization | None] = ct_decode.inputs
     transposed: Callable[[Mapping[str, Any]], Callable[[str], bool]] = conv1d.by_config_or_family
     g_idx: str | None = None
     lists_modules: bool = True
     skips_head: Callable[[Mapping[str, Any]], bool] = _never
     as_read: Callable[[QuantScheme], QuantScheme] = _itself
+    reorders: Callable[[Any, str], bool] = _never_reorders
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +99,7 @@ class Format:
     scale_dtype: code of the only dtype that it has for scales, None where it takes those it gets.
     files: small files that repeat the quantization_config for some loaders, each with how it
         follows from that.
+    unstorable(zero, scheme): how many of a weight's zero points (int8) it has no place for.
     cache: (layout(spec, scale_dtype_code), encode(block, k, v)) of the key/value cache's scales,
         None where it has no place for them.
     """
@@ -97,4 +115,5 @@ class Format:
     files: Mapping[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]] = field(
         default_factory=dict
     )
+    unstorable: Callable[[Tensor, QuantScheme], int] = _no_zeros
     cache: tuple[CacheLayout, CacheEncode] | None = None

@@ -21,10 +21,21 @@ from torch import Tensor
 
 from compress.checkpoint.layout import Entry
 from compress.errors import RecipeError
-from compress.formats.ct_decode import one_number
 from compress.formats.fp8_config import NAME, quantization_config, read_schemes
 from compress.formats.names import module_of
-from compress.formats.stored import HALVES, Has, Read, ShapeOf, Stored, matrix_shape, missing
+from compress.formats.stored import (
+    E4M3,
+    HALVES,
+    Beside,
+    Has,
+    Parts,
+    Read,
+    ShapeOf,
+    Stored,
+    matrix_shape,
+    missing,
+    positive,
+)
 from compress.quant.scheme import QuantScheme
 from compress.quant.tensor import InputQuantization, QuantizedTensor
 
@@ -39,8 +50,10 @@ __all__ = [
     "PARTS",
     "SCALES",
     "against",
+    "beside",
     "decode",
     "encode",
+    "gather",
     "inputs",
     "layout",
     "quantization_config",
@@ -144,17 +157,39 @@ def decode(name: str, scheme: QuantScheme, has: Has, read: Read) -> QuantizedTen
     what it must be.
     """
     stored = Stored(module_of(name), scheme, has, read)
-    codes = stored.get("weight", (torch.float8_e4m3fn,))
-    n, k = codes.shape
-    part = _either(stored, SCALES[:1] if scheme.granularity == "block" else SCALES)
+    parts = gather(stored)
+    part = _either(stored, SCALES)
+    scale = parts[part]
     if scheme.granularity == "block":
-        scale = stored.get(part, (*HALVES, torch.float8_e8m0fnu), scheme.scale_shape(n, k))
         scale = scale.float() if scale.dtype == torch.float8_e8m0fnu else scale
     else:
-        scale = _number(stored, part).reshape(1, 1)
-    found = inputs(stored.module, scheme, has, read)
-    static = None if found is None else found.scale
-    return QuantizedTensor(codes, scale, None, None, scheme, input_scale=static)
+        scale = positive(stored.at(part), scale).reshape(1, 1)
+    return beside(stored, parts).around(parts["weight"], scale, scheme)
+
+
+def gather(stored: Stored) -> Parts:
+    """All tensors of a module, each of the dtype and shape that its scheme needs.
+
+    CheckpointError for what does not fit; values are not looked at.
+    """
+    scheme, codes = stored.scheme, stored.get("weight", E4M3)
+    n, k = codes.shape
+    if scheme.granularity == "block":
+        part, kinds = SCALES[0], (*HALVES, torch.float8_e8m0fnu)
+        scale = stored.get(part, kinds, scheme.scale_shape(n, k))
+    else:
+        scale = stored.number(part := _either(stored, SCALES))
+    parts = {"weight": codes, part: scale}
+    if _static(scheme):
+        part = _either(stored, INPUTS)
+        parts[part] = stored.number(part)
+    return parts
+
+
+def beside(stored: Stored, parts: Parts) -> Beside:
+    """What the weight has beside codes and scales. CheckpointError for values that cannot be."""
+    found = inputs(stored.module, stored.scheme, stored.has, stored.read)
+    return Beside(input_scale=None if found is None else found.scale)
 
 
 def inputs(module: str, scheme: QuantScheme, has: Has, read: Read) -> InputQuantization | None:
@@ -162,7 +197,8 @@ def inputs(module: str, scheme: QuantScheme, has: Has, read: Read) -> InputQuant
     if scheme.activation is None or scheme.activation.dynamic:
         return None if scheme.activation is None else InputQuantization(scheme.activation)
     stored = Stored(module, scheme, has, read)
-    return InputQuantization(scheme.activation, _number(stored, _either(stored, INPUTS)))
+    part = _either(stored, INPUTS)
+    return InputQuantization(scheme.activation, positive(stored.at(part), stored.number(part)))
 
 
 def weight_shape(module: str, scheme: QuantScheme, shape_of: ShapeOf) -> tuple[int, int]:
@@ -180,11 +216,6 @@ def _either(stored: Stored, parts: tuple[str, ...]) -> str:
         if stored.has(f"{stored.module}.{part}"):
             return part
     raise missing(stored.module, stored.scheme, f"{stored.module}.{' or '.join(parts)}")
-
-
-def _number(stored: Stored, part: str) -> Tensor:
-    what = f"{stored.module}: {stored.scheme.describe()} weights"
-    return one_number(f"{stored.module}.{part}", what, stored.has, stored.read)
 
 
 def _refuse(name: str, scheme: QuantScheme, act_order: bool) -> None:

@@ -21,7 +21,18 @@ from compress.checkpoint.layout import Entry
 from compress.errors import CheckpointError, RecipeError
 from compress.formats.gptq_config import BITS, V1, quantization_config, read_schemes
 from compress.formats.names import module_of
-from compress.formats.stored import HALVES, WORDS, Has, Read, ShapeOf, Stored, matrix_shape
+from compress.formats.stored import (
+    HALVES,
+    WORDS,
+    Beside,
+    Has,
+    Parts,
+    Read,
+    ShapeOf,
+    Stored,
+    group_order,
+    matrix_shape,
+)
 from compress.quant.packing import pack, unpack, words_for
 from compress.quant.scheme import QuantScheme
 from compress.quant.tensor import QuantizedTensor
@@ -29,19 +40,24 @@ from compress.quant.tensor import QuantizedTensor
 NAME = V1
 # What a quantized module's tensors are called below its path.
 PARTS = ("qweight", "qzeros", "scales", "g_idx")
+LARGE = ("qweight", "scales")
 # Groups that gptqmodel's kernels take, beside one a channel.
 GROUPS = (16, 32, 64, 128, 256, 512, 1024)
 
 __all__ = [
     "GROUPS",
+    "LARGE",
     "NAME",
     "PARTS",
     "against",
+    "beside",
     "decode",
     "encode",
+    "gather",
     "layout",
     "quantization_config",
     "read_schemes",
+    "unstorable",
     "weight_shape",
 ]
 
@@ -143,17 +159,42 @@ def decode(
     read where a g_idx tells K. CheckpointError when a part is missing or not what it must be.
     """
     stored = Stored(module_of(name), scheme, has, read)
-    words = stored.get("qweight", WORDS)
-    shapes = {f"{stored.module}.qweight": tuple(words.shape)}
-    if has(order := f"{stored.module}.g_idx"):
-        shapes[order] = tuple(read(order).shape)
-    n, k = weight_shape(stored.module, scheme, shapes.get)
-    groups, bits = scheme.groups(k), scheme.bits
-    scales = stored.get("scales", HALVES, (groups, n))
-    qzeros = stored.get("qzeros", WORDS, (groups, words_for(n, bits)))
-    zero = _zero_points(stored, unpack(qzeros, bits, n).t().contiguous(), version)
-    codes = unpack(words.t().contiguous(), bits, k)
-    return QuantizedTensor(codes, scales.t().contiguous(), zero, _g_idx(stored, k, groups), scheme)
+    parts = gather(stored)
+    _, k = _shape(stored, parts)
+    codes = unpack(parts["qweight"].t().contiguous(), scheme.bits, k)
+    rest = beside(stored, parts, version=version)
+    return rest.around(codes, parts["scales"].t().contiguous(), scheme)
+
+
+def gather(stored: Stored) -> Parts:
+    """All tensors of a module, each of the dtype and shape that its scheme needs.
+
+    CheckpointError for what does not fit; values are not looked at.
+    """
+    scheme, parts = stored.scheme, {"qweight": stored.get("qweight", WORDS)}
+    if stored.holds("g_idx"):
+        parts["g_idx"] = stored.get("g_idx", WORDS, (stored.read(stored.at("g_idx")).numel(),))
+    n, k = _shape(stored, parts)
+    groups = scheme.groups(k)
+    parts["scales"] = stored.get("scales", HALVES, (groups, n))
+    parts["qzeros"] = stored.get("qzeros", WORDS, (groups, words_for(n, scheme.bits)))
+    return parts
+
+
+def beside(stored: Stored, parts: Parts, *, version: int = 1) -> Beside:
+    """What the weight has beside codes and scales. CheckpointError for values that cannot be."""
+    n, _ = _shape(stored, parts)
+    zero = unpack(parts["qzeros"], stored.scheme.bits, n).t().contiguous()
+    order = parts.get("g_idx")
+    return Beside(
+        zero=_zero_points(stored, zero, version),
+        g_idx=None if order is None else group_order(stored.at("g_idx"), order, stored.scheme),
+    )
+
+
+def unstorable(zero: Tensor, scheme: QuantScheme) -> int:
+    """How many zero points version 1 has no place for: those of 0, of which it stores -1."""
+    return int((zero == scheme.code_min).sum())
 
 
 def weight_shape(module: str, scheme: QuantScheme, shape_of: ShapeOf) -> tuple[int, int]:
@@ -170,9 +211,13 @@ def weight_shape(module: str, scheme: QuantScheme, shape_of: ShapeOf) -> tuple[i
     return n, k
 
 
+def _shape(stored: Stored, parts: Parts) -> tuple[int, int]:
+    shapes = {stored.at(part): tuple(values.shape) for part, values in parts.items()}
+    return weight_shape(stored.module, stored.scheme, shapes.get)
+
+
 def _less_one(name: str, zero: Tensor, scheme: QuantScheme) -> Tensor:
-    lowest = int((zero == scheme.code_min).sum())
-    if lowest:
+    if lowest := unstorable(zero, scheme):
         raise RecipeError(
             f"{name}: {lowest} of {zero.numel()} zero points are 0, which GPTQ version 1 stores as"
             " -1 and loaders read differently; use format 'gptq_v2'"
@@ -200,20 +245,6 @@ def _zero_points(stored: Stored, zero: Tensor, version: int) -> Tensor | None:
             " checkpoint_format ('gptq' or 'gptq_v2') or sym in quantization_config is wrong"
         )
     return None
-
-
-def _g_idx(stored: Stored, columns: int, groups: int) -> Tensor | None:
-    """int32 [K]; None where every column is in the group of its place."""
-    if not stored.has(f"{stored.module}.g_idx"):
-        return None
-    values = stored.get("g_idx", WORDS, (columns,))
-    if bool(((values < 0) | (values >= groups)).any()):
-        raise CheckpointError(
-            f"tensor {stored.module}.g_idx holds groups {int(values.min())} to"
-            f" {int(values.max())}; there are scales for 0 to {groups - 1}"
-        )
-    trivial = torch.arange(columns) // stored.scheme.columns_per_scale(columns)
-    return None if torch.equal(values, trivial.to(values.dtype)) else values
 
 
 def _refuse(name: str, shape: tuple[int, int], scheme: QuantScheme, act_order: bool) -> None:

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from compress.arch.spec import DecoderSpec
 from compress.formats import gptq, gptq_config
-from compress.formats.gptq import PARTS, against, layout, weight_shape
+from compress.formats.gptq import PARTS, against, gather, layout, weight_shape
 from compress.formats.gptq_config import read_schemes
-from compress.formats.stored import Has, Read
+from compress.formats.stored import Beside, Has, Parts, Read, Stored
 from compress.quant.scheme import QuantScheme
 from compress.quant.tensor import QuantizedTensor
 
@@ -20,8 +20,10 @@ __all__ = [
     "NAME",
     "PARTS",
     "against",
+    "beside",
     "decode",
     "encode",
+    "gather",
     "layout",
     "quantization_config",
     "read_schemes",
@@ -43,6 +45,11 @@ def encode(
 def decode(name: str, scheme: QuantScheme, has: Has, read: Read) -> QuantizedTensor:
     """As gptq.decode."""
     return gptq.decode(name, scheme, has, read, version=2)
+
+
+def beside(stored: Stored, parts: Parts) -> Beside:
+    """As gptq.beside."""
+    return gptq.beside(stored, parts, version=2)
 
 
 def quantization_config(

@@ -9,15 +9,25 @@ import torch
 from torch import Tensor
 
 from compress.errors import CheckpointError
-from compress.formats.ct_decode import one_number
 from compress.formats.fp4 import unpack_fp4
 from compress.formats.modelopt import is_int4, is_static, stored_scale_shape
 from compress.formats.names import module_of
-from compress.formats.stored import HALVES, Has, Read, ShapeOf, Stored, matrix_shape
-from compress.quant.scheme import FP4_GROUP, QuantScheme
+from compress.formats.stored import (
+    E4M3,
+    HALVES,
+    Beside,
+    Has,
+    Parts,
+    Read,
+    ShapeOf,
+    Stored,
+    matrix_shape,
+    positive,
+)
+from compress.quant.scheme import QuantScheme
 from compress.quant.tensor import InputQuantization, QuantizedTensor
 
-_E4M3 = (torch.float8_e4m3fn,)
+_NUMBERS = ("weight_scale_2", "input_scale")
 
 
 def decode(name: str, scheme: QuantScheme, has: Has, read: Read) -> QuantizedTensor:
@@ -27,23 +37,46 @@ def decode(name: str, scheme: QuantScheme, has: Has, read: Read) -> QuantizedTen
     what it must be.
     """
     stored = Stored(module_of(name), scheme, has, read)
-    codes, factor = _codes(stored), None
-    n, k = codes.shape
+    parts = gather(stored)
+    n, k = _shape(scheme, parts)
+    scale = parts["weight_scale"].reshape(scheme.scale_shape(n, k))
+    if scheme.type == "float" and scale.numel() == 1 and not scheme.is_fp4:
+        positive(stored.at("weight_scale"), parts["weight_scale"])
+    return beside(stored, parts).around(_codes(scheme, parts["weight"]), scale, scheme)
+
+
+def gather(stored: Stored) -> Parts:
+    """All tensors of a module, each of the dtype and shape that its scheme needs.
+
+    CheckpointError for what does not fit; values are not looked at.
+    """
+    scheme = stored.scheme
+    parts = {"weight": stored.get("weight", _code_dtypes(scheme))}
+    n, k = _shape(scheme, parts)
+    if scheme.granularity == "group" and k % scheme.group_size:
+        raise CheckpointError(
+            f"{stored.module}: its {k} columns divide by no group of {scheme.group_size};"
+            f" group_size in quantization_config or {stored.module}.weight is wrong"
+        )
+    parts["weight_scale"] = _scale(stored, (n, k))
     if scheme.is_fp4:
-        scale = stored.get("weight_scale", _E4M3, (n, k // FP4_GROUP))
-        factor = _number(stored, "weight_scale_2").float()
-    else:
-        scale = _scale(stored, (n, k))
-    found = inputs(stored.module, scheme, has, read)
-    return QuantizedTensor(
-        codes,
-        scale,
-        None,
-        None,
-        scheme,
-        input_scale=None if found is None else found.scale,
-        global_factor=factor,
-        input_factor=input_factor(stored.module, k, has, read),
+        parts["weight_scale_2"] = stored.number("weight_scale_2")
+    # Beside NVFP4 weights it is of FP4 inputs, which no scheme of ours says.
+    if is_static(scheme) or (scheme.is_fp4 and stored.holds("input_scale")):
+        parts["input_scale"] = stored.number("input_scale")
+    if stored.holds("pre_quant_scale"):
+        parts["pre_quant_scale"] = stored.get("pre_quant_scale", HALVES, (k,))
+    return parts
+
+
+def beside(stored: Stored, parts: Parts) -> Beside:
+    """What the weight has beside codes and scales. CheckpointError for values that cannot be."""
+    found = {part: positive(stored.at(part), parts[part]) for part in _NUMBERS if part in parts}
+    factor = found.get("weight_scale_2")
+    return Beside(
+        input_scale=found.get("input_scale") if is_static(stored.scheme) else None,
+        global_factor=None if factor is None else factor.float(),
+        input_factor=input_factor(stored),
     )
 
 
@@ -52,27 +85,27 @@ def inputs(module: str, scheme: QuantScheme, has: Has, read: Read) -> InputQuant
     factor [K] where there is one."""
     if scheme.activation is None:
         return None
-    stored = Stored(module, scheme, has, read)
-    scale = _number(stored, "input_scale") if is_static(scheme) else None
-    return InputQuantization(scheme.activation, scale, None, input_factor(module, None, has, read))
+    stored, scale = Stored(module, scheme, has, read), None
+    if is_static(scheme):
+        scale = positive(stored.at("input_scale"), stored.number("input_scale"))
+    return InputQuantization(scheme.activation, scale, None, input_factor(stored))
 
 
-def input_factor(module: str, columns: int | None, has: Has, read: Read) -> Tensor | None:
+def input_factor(stored: Stored) -> Tensor | None:
     """What a module's inputs are multiplied by, [K]; None where it is 1.
 
-    columns: K, None when it is not known. CheckpointError for anything but K positive numbers.
+    CheckpointError for anything but positive numbers.
     """
-    name = f"{module}.pre_quant_scale"
-    if not has(name):
+    if not stored.holds("pre_quant_scale"):
         return None
-    factor = read(name)
+    name = stored.at("pre_quant_scale")
+    factor = stored.read(name)
     good = factor.dtype in HALVES and factor.dim() == 1
-    good = good and (columns is None or factor.shape[0] == columns)
     if not good or not bool((factor > 0).all() & torch.isfinite(factor).all()):
         raise CheckpointError(
             f"tensor {name} is {str(factor.dtype).removeprefix('torch.')} {list(factor.shape)} with"
             f" {factor.flatten()[:4].tolist()}; it must hold a positive number for each of the"
-            f" {'' if columns is None else f'{columns} '}columns of the weight"
+            " columns of the weight"
         )
     return None if bool((factor == 1).all()) else factor
 
@@ -91,38 +124,42 @@ def unpack_rows(packed: Tensor) -> Tensor:
     return ((nibbles ^ 8).to(torch.int8) - 8).flatten(0, 1)
 
 
-def _codes(stored: Stored) -> Tensor:
-    """[N, K]."""
-    scheme = stored.scheme
+def _code_dtypes(scheme: QuantScheme) -> tuple[torch.dtype, ...]:
+    if scheme.is_fp4 or is_int4(scheme):
+        return (torch.uint8,)
+    return (torch.int8,) if scheme.type == "int" else E4M3
+
+
+def _shape(scheme: QuantScheme, parts: Parts) -> tuple[int, int]:
+    """(N, K) of the weight whose codes are among the parts."""
+    rows, columns = parts["weight"].shape
     if scheme.is_fp4:
-        codes = unpack_fp4(stored.get("weight", (torch.uint8,)))
-    elif is_int4(scheme):
-        codes = unpack_rows(stored.get("weight", (torch.uint8,)))
-    else:
-        return stored.get("weight", (torch.int8,) if scheme.type == "int" else _E4M3)
-    if codes.shape[1] % scheme.group_size:
-        raise CheckpointError(
-            f"{stored.module}: its {codes.shape[1]} columns divide by no group of"
-            f" {scheme.group_size}; group_size in quantization_config or {stored.module}.weight is"
-            " wrong"
-        )
-    return codes
+        return rows, 2 * columns
+    return (2 * rows, columns) if is_int4(scheme) else (rows, columns)
+
+
+def _codes(scheme: QuantScheme, stored: Tensor) -> Tensor:
+    """[N, K]."""
+    if scheme.is_fp4:
+        return unpack_fp4(stored)
+    return unpack_rows(stored) if is_int4(scheme) else stored
 
 
 def _scale(stored: Stored, shape: tuple[int, int]) -> Tensor:
-    """[N, G] or [1, 1] from the shapes that ModelOpt has for it."""
+    """Of a shape that ModelOpt has for it."""
     scheme = stored.scheme
     wanted = scheme.scale_shape(*shape)
+    if scheme.is_fp4:
+        return stored.get("weight_scale", E4M3, wanted)
     if scheme.granularity == "tensor" or (scheme.granularity == "block" and wanted == (1, 1)):
-        return _number(stored, "weight_scale").reshape(1, 1)
+        return stored.number("weight_scale")
     if is_int4(scheme):
         return _grouped(stored, wanted)
-    scale = stored.get("weight_scale", HALVES, stored_scale_shape(scheme, shape))
-    return scale.reshape(wanted)
+    return stored.get("weight_scale", HALVES, stored_scale_shape(scheme, shape))
 
 
 def _grouped(stored: Stored, wanted: tuple[int, int]) -> Tensor:
-    name = f"{stored.module}.weight_scale"
+    name = stored.at("weight_scale")
     scale = stored.read(name) if stored.has(name) else None
     if scale is not None and scale.dim() == 2 and tuple(scale.shape) != wanted:
         raise CheckpointError(
@@ -131,8 +168,3 @@ def _grouped(stored: Stored, wanted: tuple[int, int]) -> Tensor:
             " (ModelOpt writes it to hf_quant_config.json): set it there"
         )
     return stored.get("weight_scale", HALVES, wanted)
-
-
-def _number(stored: Stored, part: str) -> Tensor:
-    what = f"{stored.module}: {stored.scheme.describe()} weights"
-    return one_number(f"{stored.module}.{part}", what, stored.has, stored.read)

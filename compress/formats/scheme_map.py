@@ -7,8 +7,10 @@ place in config.json.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
+from compress.arch.generic import EMBEDDINGS
 from compress.checkpoint.detect import find_block
 from compress.errors import CheckpointError
 from compress.formats.compressed_tensors import FLOAT, INTEGER, NVFP4, PACKED
@@ -36,30 +38,38 @@ class SchemeMap:
 
     groups: (targets, scheme) in the config's order. ignore: module names or "re:" patterns.
     transposed: modules that the original stores as [K, N] (GPT-2's Conv1D). kv_cache: how the
-    key/value cache is quantized, None when it is not.
+    key/value cache is quantized, None when it is not. ordered: places in `groups` of those whose
+    columns have an order of their own (act-order "group").
     """
 
     groups: tuple[tuple[tuple[str, ...], QuantScheme], ...]
     ignore: tuple[str, ...]
     transposed: frozenset[str]
     kv_cache: ActivationScheme | None = None
+    ordered: frozenset[int] = frozenset()
 
     def scheme(self, module: str) -> QuantScheme | None:
-        """Scheme of a module: a target that names it, then a pattern, then the class Linear."""
+        """Scheme of a module: a target that names it, then a pattern, then its class."""
+        place = self._place(module)
+        return None if place is None else self.groups[place][1]
+
+    def reorders(self, module: str) -> bool:
+        """Whether the columns of a module are said to have an order of their own (g_idx)."""
+        return self._place(module) in self.ordered
+
+    def _place(self, module: str) -> int | None:
         if any(_matches(module, entry) for entry in self.ignore):
             return None
-        exact = ((t, s) for targets, s in self.groups for t in targets if t == module)
-        pattern = (
-            (t, s)
-            for targets, s in self.groups
-            for t in targets
-            if t.startswith("re:") and _matches(module, t)
-        )
-        classes = ((t, s) for targets, s in self.groups for t in targets if t == "Linear")
-        for found in (exact, pattern, classes):
-            for _, scheme in found:
-                return scheme
-        return None
+        targets = [(t, i) for i, (targets, _) in enumerate(self.groups) for t in targets]
+        exact = (i for t, i in targets if t == module)
+        pattern = (i for t, i in targets if t.startswith("re:") and _matches(module, t))
+        classes = (i for t, i in targets if t == _class_of(module))
+        return next(chain(exact, pattern, classes), None)
+
+
+def _class_of(module: str) -> str:
+    """What a target calls the class of a module, of which only the name is known."""
+    return "Embedding" if module.rpartition(".")[2] in EMBEDDINGS else "Linear"
 
 
 def parse(config: Mapping[str, Any]) -> SchemeMap:
@@ -77,12 +87,36 @@ def parse(config: Mapping[str, Any]) -> SchemeMap:
     require(f"{place}.format", block.get("format", PACKED), READABLE)
     place_groups = f"{place}.config_groups"
     groups = mapping(place_groups, block.get("config_groups", {}))
+    _refuse_transforms(f"{place}.transform_config", block.get("transform_config"))
+    _refuse_sparsity(f"{place}.sparsity_config", block.get("sparsity_config"))
     return SchemeMap(
         tuple(_group(f"{place_groups}.{name}", group) for name, group in groups.items()),
         _patterns(f"{place}.ignore", block.get("ignore")),
         frozenset(names(f"{place}.transposed", block.get("transposed"))),
         _kv_cache(f"{place}.kv_cache_scheme", block.get("kv_cache_scheme")),
+        frozenset(i for i, group in enumerate(groups.values()) if _is_ordered(group)),
     )
+
+
+def _refuse_transforms(place: str, value: object) -> None:
+    """Rotations that the runtime applies to inputs: without them the weights are others."""
+    if value is None or not mapping(place, value).get("config_groups"):
+        return
+    raise CheckpointError(
+        f"{place} is {shown(value)}; weights that are read without these transforms are not the"
+        " model's, and this version knows none, so take the original"
+    )
+
+
+def _refuse_sparsity(place: str, value: object) -> None:
+    """Weights of which only some values are stored."""
+    if value is not None:
+        require(f"{place}.format", mapping(place, value).get("format"), (None, "dense"))
+
+
+def _is_ordered(group: Mapping[str, Any]) -> bool:
+    """true is what "group" was called at first; other words mean an order that is not stored."""
+    return str(group["weights"].get("actorder")).lower() in ("group", "dynamic", "true")
 
 
 def _group(place: str, value: object) -> tuple[tuple[str, ...], QuantScheme]:
@@ -98,6 +132,7 @@ def _group(place: str, value: object) -> tuple[tuple[str, ...], QuantScheme]:
 
 def _scheme(place: str, group: Mapping[str, Any]) -> QuantScheme:
     require(f"{place}.format", group.get("format"), (None, *READABLE))
+    require(f"{place}.output_activations", group.get("output_activations"), (None,))
     activation = _activation(f"{place}.input_activations", group.get("input_activations"))
     place = f"{place}.weights"
     weights = mapping(place, group.get("weights"))

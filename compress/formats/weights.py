@@ -4,9 +4,9 @@ A dense checkpoint is passed through; a quantized one is decoded one tensor at a
 than one dense weight is in memory because of us.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -19,8 +19,10 @@ from compress.checkpoint.reader import Checkpoint
 from compress.errors import CheckpointError
 from compress.formats import bitsandbytes, bitsandbytes_read, ct_decode, kv_cache
 from compress.formats.format import Format, Reader, Schemes
+from compress.formats.misfits import is_quantized, no_scheme, refuse_misfits, without_values
 from compress.formats.names import module_of
 from compress.formats.scheme_map import SchemeMap
+from compress.formats.stored import Beside, Stored, one_number
 from compress.formats.table import by_method, readable
 from compress.quant.scheme import ActivationScheme, QuantScheme
 from compress.quant.tensor import InputQuantization, OutlierColumns, QuantizedTensor
@@ -102,11 +104,28 @@ class CodedWeights:
             return None
         scheme = self.scheme(module)
         if scheme is None:
-            raise CheckpointError(_no_scheme(module))
+            raise CheckpointError(no_scheme(module))
         tensors, read = self.checkpoint.tensors, self.checkpoint.read
         quantized = self.reader.decode(tensor, scheme, tensors.__contains__, read)
         outliers = self.outliers(tensor)
         return quantized if outliers is None else replace(quantized, outliers=outliers)
+
+    def beside(self, linear: str) -> Beside:
+        """What a quantized weight (by module name) has beside codes and scales, which are not read.
+
+        CheckpointError for values that cannot be.
+        """
+        scheme = self.scheme(linear)
+        if scheme is None:
+            raise CheckpointError(no_scheme(linear))
+        read, reader = self.checkpoint.read, self.reader
+
+        def small(name: str) -> Tensor:
+            part = name.removeprefix(f"{linear}.")
+            return without_values(self.checkpoint, name) if part in reader.large else read(name)
+
+        stored = Stored(linear, scheme, self.checkpoint.tensors.__contains__, small)
+        return reader.beside(stored, reader.gather(stored))
 
     def is_quantized(self, linear: str) -> bool:
         """Whether the weight of a linear (by module name) is stored as codes."""
@@ -157,7 +176,7 @@ class CodedWeights:
         names, scheme = kv_cache.scales_in(block, tensors), self.kv_cache
         if scheme is None or names is None:
             return None
-        k, v = (ct_decode.one_number(x, "caches", tensors.__contains__, read) for x in names)
+        k, v = (one_number(name, read(name)) for name in names)
         return InputQuantization(scheme, k), InputQuantization(scheme, v)
 
     @property
@@ -191,6 +210,7 @@ def open_weights(
     transposed = reader.transposed(checkpoint.config)
     if spec is None:
         spec = describe(checkpoint.config, _logical(checkpoint, reader, schemes, transposed))
+    refuse_misfits(checkpoint, reader, schemes)
     side = bitsandbytes_read.open_side(checkpoint) if method == bitsandbytes.NAME else None
     return CodedWeights(checkpoint, spec, fmt, reader, schemes, transposed, side)
 
@@ -206,11 +226,6 @@ def logical_shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
         return checkpoint.shapes
     reader, config = found[1], checkpoint.config
     return _logical(checkpoint, reader, reader.schemes(config), reader.transposed(config))
-
-
-def is_quantized(module: str, tensors: Mapping[str, Any], reader: Reader) -> bool:
-    """Whether a module's weight is stored as codes."""
-    return any(f"{module}.{part}" in tensors for part in reader.marks)
 
 
 def _logical(
@@ -242,17 +257,10 @@ def _weight_shape(
     if scheme is not None:
         return reader.weight_shape(module, scheme, lambda name: _shape(checkpoint, name))
     if f"{module}.weight" not in checkpoint.tensors:
-        raise CheckpointError(_no_scheme(module))
+        raise CheckpointError(no_scheme(module))
     return checkpoint.tensors[f"{module}.weight"].shape
 
 
 def _shape(checkpoint: Checkpoint, name: str) -> tuple[int, ...] | None:
     info = checkpoint.tensors.get(name)
     return None if info is None else info.shape
-
-
-def _no_scheme(module: str) -> str:
-    return (
-        f"{module} has quantized tensors but no config group of quantization_config matches it; the"
-        " config and the tensors do not belong together"
-    )

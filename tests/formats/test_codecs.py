@@ -10,6 +10,7 @@ from compress.errors import CheckpointError, RecipeError
 from compress.formats import FORMATS, compressed_tensors, ct_decode
 from compress.formats.compressed_tensors import is_packed
 from compress.quant.scheme import ActivationScheme, QuantScheme
+from compress.quant.tensor import is_trivial
 from compressed_models import round_weight
 
 NAME = "model.layers.0.mlp.down_proj.weight"
@@ -53,7 +54,8 @@ def test_round_trip_is_exact(
     assert torch.equal(back.scale, tensor.scale)
     assert torch.equal(back.dequantize(), tensor.dequantize())
     assert (back.zero is None) == scheme.symmetric
-    assert (back.g_idx is None) == (not act_order)
+    assert torch.equal(back.column_groups(), tensor.column_groups())
+    assert (back.g_idx is None) == (tensor.g_idx is None or is_trivial(tensor.g_idx, scheme))
 
 
 @pytest.mark.parametrize("transposed", [False, True])
@@ -90,14 +92,16 @@ def test_missing_and_misshapen_parts_are_named() -> None:
     with pytest.raises(CheckpointError, match=r"down_proj.weight_zero_point, which is missing"):
         ct_decode.decode(NAME, scheme, lost.__contains__, lost.__getitem__)
     other = QuantScheme(group_size=2, symmetric=False)
-    with pytest.raises(CheckpointError, match=r"is \[4, 2\] where its scheme .* needs \[4, 4\]"):
+    with pytest.raises(CheckpointError, match=r"\[4, 2\] where int4 asym g2 needs .* \[4, 4\]"):
         ct_decode.decode(NAME, other, parts.__contains__, parts.__getitem__)
 
 
 def test_float_codes_are_refused() -> None:
     parts = {NAME: torch.randn(4, 8), NAME + "_scale": torch.ones(4, 1)}
     scheme = QuantScheme(bits=8, granularity="channel", group_size=0)
-    with pytest.raises(CheckpointError, match=r"float32 \[4, 8\] where its scheme needs int8"):
+    with pytest.raises(
+        CheckpointError, match=r"float32 \[4, 8\] where int8 sym channel needs int8"
+    ):
         ct_decode.decode(NAME, scheme, parts.__contains__, parts.__getitem__)
 
 

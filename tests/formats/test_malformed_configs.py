@@ -118,10 +118,10 @@ def test_a_config_of_the_text_decoder(written: Path, tmp_path: Path) -> None:
         ("shape", torch.tensor([float("nan"), 96]), r"weight_shape is torch.float32 \[nan, 96"),
         ("shape", torch.tensor([-64, 96]), r"weight_shape is torch.int64 \[-64, 96\]; it must"),
         ("shape", torch.tensor([1, 2, 3]), r"\[1, 2, 3\]; it must hold two whole numbers"),
-        ("packed", lambda t: t.long(), r"is torch.int64 where .* needs torch.int32"),
-        ("scale", lambda t: t.int(), r"is torch.int32 where .* needs torch.bfloat16 or"),
+        ("packed", lambda t: t.long(), r"is int64 \[64, 12\] where .* needs int32"),
+        ("scale", lambda t: t.int(), r"is int32 \[64, 3\] where .* needs float16 or"),
         ("g_idx", lambda t: t + 7, r"weight_g_idx holds groups 7 to 9; .* scales for 0 to 2"),
-        ("g_idx", lambda t: t[1:].clone(), r"weight_g_idx is torch.int32 \[95\]; it must be"),
+        ("g_idx", lambda t: t[1:].clone(), r"weight_g_idx is int32 \[95\] where .* \[96\];"),
     ],
 )
 def test_the_tensor_is_named(
@@ -142,7 +142,17 @@ def test_a_g_idx_that_says_nothing_is_no_order(written: Path, tmp_path: Path) ->
     save_file(blank, folder / "model.safetensors")
     unset = open_weights(Checkpoint.open(folder)).read(f"{DOWN}.weight")
     save_file({k: v for k, v in tensors.items() if k != name}, folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match=rf"{DOWN}: int4 sym g32 needs tensor {name}, which"):
+        open_weights(Checkpoint.open(folder))
+    groups = "quantization_config", "config_groups", "group_0", "weights"
+    change_config(folder, lambda config: within(config, *groups).update(actorder="weight"))
     assert torch.equal(unset, open_weights(Checkpoint.open(folder)).read(f"{DOWN}.weight"))
+
+
+def within(value: Any, *keys: str) -> Any:
+    for key in keys:
+        value = value[key]
+    return value
 
 
 def change_config(folder: Path, edit: Callable[[dict[str, Any]], object]) -> None:
