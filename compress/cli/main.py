@@ -1,7 +1,7 @@
 """Entry point: finds the command, and turns every user mistake into one line.
 
-Exit codes: 0 done; 1 a check found a problem (doctor, inspect --verify, plan) or a fault of
-ours; 2 a mistake in the input or the usage; 130 interrupted.
+Exit codes: 0 done; 1 a check found a problem (doctor, inspect, plan) or a fault of ours; 2 a
+mistake in the input or the usage; 130 interrupted.
 """
 
 import difflib

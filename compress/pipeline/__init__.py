@@ -8,7 +8,8 @@ if TYPE_CHECKING:
     from compress.pipeline.events import Event
     from compress.pipeline.export_report import table as export_table
     from compress.pipeline.exporting import dry_export, export
-    from compress.pipeline.inspection import inspect_checkpoint, inspect_table
+    from compress.pipeline.inspection import inspect_checkpoint
+    from compress.pipeline.inspection_table import inspect_table
     from compress.pipeline.job import make_plan, run
     from compress.pipeline.plan import Plan
     from compress.pipeline.table import plan_table
@@ -21,7 +22,7 @@ _PLACES = {
     "export": "compress.pipeline.exporting",
     "export_table": "compress.pipeline.export_report",
     "inspect_checkpoint": "compress.pipeline.inspection",
-    "inspect_table": "compress.pipeline.inspection",
+    "inspect_table": "compress.pipeline.inspection_table",
     "make_plan": "compress.pipeline.job",
     "plan_table": "compress.pipeline.table",
     "run": "compress.pipeline.job",

@@ -10,7 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from compress.arch.spec import DecoderSpec
 from compress.evaluation.config import EvaluationConfig
 from compress.pipeline import estimate
-from compress.report.units import duration, whole
+from compress.report.units import counted, duration
 
 if TYPE_CHECKING:
     from compress.evaluation.windows import TokenWindows
@@ -35,7 +35,7 @@ def announcement(
     known.
     """
     scored, count = sum(text.scored for text in windows), sum(len(text.lengths) for text in windows)
-    line = f"{whole(scored)} tokens in {whole(count)} window{'s'[: count != 1]}"
+    line = f"{counted(scored, 'token')} in {counted(count, 'window')}"
     if device != "cpu":
         return line
     seconds = evaluation_seconds(windows, spec, config, models)

@@ -62,7 +62,9 @@ def check_groups(recipe: Recipe, modules: Iterable[ModulePlan]) -> None:
     remedy += _one_scale_a_row(recipe, first.stage)
     if first.scheme.type == "float":
         remedy = "ignore it or use method fp8 with scheme FP8_DYNAMIC"
-    more = f" (nor have {len(bad) - 1} more layers)" if len(bad) > 1 else ""
+    more = {1: "", 2: " (nor has 1 more layer)"}.get(
+        len(bad), f" (nor have {len(bad) - 1} more layers)"
+    )
     raise RecipeError(
         f"{recipe.stages[first.stage].at('group_size')}: {first.linear.name} has"
         f" {first.linear.shape[1]} input columns, not a multiple of {size}{more};"

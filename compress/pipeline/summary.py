@@ -32,6 +32,7 @@ from compress.report.schema import (
     Source,
     Stage,
 )
+from compress.report.units import counted
 
 FOLDER = "report"
 RESUMED = (
@@ -152,8 +153,9 @@ def source_of(checkpoint: Checkpoint, spec: DecoderSpec, sha256: str) -> Source:
         bytes=checkpoint.file_bytes,
         dtype=checkpoint.main_dtype,
         architecture=(
-            f"{spec.model_type}, {len(spec.blocks)} blocks, hidden {spec.hidden},"
-            f" {spec.heads} heads ({spec.kv_heads} KV), vocabulary {spec.vocab}, {head} head"
+            f"{spec.model_type}, {counted(len(spec.blocks), 'block')}, hidden {spec.hidden},"
+            f" {counted(spec.heads, 'head')} ({spec.kv_heads} KV), vocabulary {spec.vocab},"
+            f" {head} head"
         ),
     )
 

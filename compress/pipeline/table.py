@@ -1,13 +1,13 @@
 """The plan for a person: what happens to which layers, sizes, estimates, and who loads it."""
 
 from collections import Counter
-from collections.abc import Sequence
 
 from compress.errors import DataError
 from compress.evaluation.config import TextConfig
 from compress.pipeline.modules import ModulePlan
 from compress.pipeline.plan import Plan
-from compress.report.units import duration, size, whole
+from compress.report.columns import aligned
+from compress.report.units import counted, duration, size, whole
 from compress_calibration.readers import source_files
 
 
@@ -17,12 +17,12 @@ def plan_table(plan: Plan, *, modules: bool = False) -> str:
     modules: every layer is a row of its own, with its bytes.
     """
     spec = plan.spec
-    exact, files = plan.shards.total_bytes, len(plan.shards.files)
+    exact, files = plan.shards.total_bytes, counted(len(plan.shards.files), "file")
     seconds, memory = duration(plan.estimate.seconds), size(plan.estimate.peak_rss_bytes)
     lines = [
         f"recipe   {plan.recipe.name}: {plan.recipe.description or 'no description'}",
-        f"model    {spec.model_type}, {len(spec.blocks)} blocks, hidden {spec.hidden}",
-        f"size     {size(plan.source_bytes)} -> {size(exact)} ({exact} bytes in {files} file(s))",
+        f"model    {spec.model_type}, {counted(len(spec.blocks), 'block')}, hidden {spec.hidden}",
+        f"size     {size(plan.source_bytes)} -> {size(exact)} ({exact} bytes in {files})",
         f"weights  {plan.bits_per_weight:.2f} bits each in the compressed layers",
         *_budget(plan),
         f"work     about {seconds}, peak memory about {memory} (evaluation not included)",
@@ -100,7 +100,7 @@ def _rows(plan: Plan) -> list[str]:
         role, shape, method, scheme = key
         sizes = (size(before[key]), size(after[key])) if key in before else ("", "")
         table.append((role, shape, str(count), method, scheme, *sizes))
-    return _aligned(table)
+    return aligned(table)
 
 
 def _module_rows(plan: Plan) -> list[str]:
@@ -115,16 +115,7 @@ def _module_rows(plan: Plan) -> list[str]:
         else:
             sizes = (str(m.bytes_before), str(m.bytes_after))
             table.append((name, shape, m.method, _scheme(plan, m), *sizes))
-    return _aligned(table)
-
-
-def _aligned(table: Sequence[Sequence[str]]) -> list[str]:
-    """Columns as wide as their longest cell."""
-    widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
-    return [
-        "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
-        for row in table
-    ]
+    return aligned(table)
 
 
 def _shape(shape: tuple[int, int]) -> str:

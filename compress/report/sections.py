@@ -171,7 +171,7 @@ def copied(report: Report) -> Html | None:
     shown = [
         el(
             "details",
-            el("summary", f"{units.whole(len(names))} {noun}{'s'[: len(names) != 1]} {fate}"),
+            el("summary", f"{units.counted(len(names), noun)} {fate}"),
             el("ul", *[el("li", el("code", name)) for name in names], class_="names"),
         )
         for noun, fate, names in lists

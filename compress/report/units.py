@@ -54,11 +54,16 @@ def whole(number: int) -> str:
     return f"{number:,}"
 
 
+def counted(number: int, noun: str) -> str:
+    """ "1 file", "2 files", "65,536 tokens"."""
+    return f"{whole(number)} {noun}{'s'[: number != 1]}"
+
+
 def duration(seconds: float) -> str:
     """ "0.42 s", "38.1 s", "2 min 05 s", "1 h 03 min"."""
     if not math.isfinite(seconds):
         return MISSING
-    if 0 < seconds < 0.995:
+    if 0 < seconds < 1:
         return f"{seconds:.2f} s" if seconds >= 0.005 else "<0.01 s"
     if float(f"{seconds:.2e}") < 60:
         return f"{significant(seconds)} s"

@@ -138,6 +138,8 @@ def test_inspect(pipeline: ModuleType, capsys: pytest.CaptureFixture[str]) -> No
     assert main(["inspect", "m", "--verify", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"bytes": 12}
     assert pipeline.calls[-1] == (("m", True), {})
+    assert main(["inspect", "m", "--modules"]) == 0
+    assert pipeline.calls[-1] == (({"bytes": 12},), {"modules": True})
 
 
 def test_inspect_fails_on_damage(
@@ -147,6 +149,14 @@ def test_inspect_fails_on_damage(
     monkeypatch.setattr(pipeline, "inspect_checkpoint", lambda *_: facts)
     assert main(["inspect", "m", "--verify", "--json"]) == 1
     assert json.loads(capsys.readouterr().out) == facts
+
+
+def test_inspect_fails_where_the_decoder_is_not_described(
+    pipeline: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = {"damaged": {}, "decoder": "no tensor is called"}
+    monkeypatch.setattr(pipeline, "inspect_checkpoint", lambda *_: facts)
+    assert main(["inspect", "m", "--json"]) == 1
 
 
 def test_eval(pipeline: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:

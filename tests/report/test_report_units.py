@@ -45,7 +45,7 @@ def test_a_duration_reads_back(seconds: float) -> None:
 @pytest.mark.parametrize(
     ("seconds", "shown"),
     [
-        (0, "0 s"), (0.4213, "0.42 s"), (0.996, "0.996 s"), (0.994, "0.99 s"), (0.004, "<0.01 s"),
+        (0, "0 s"), (0.4213, "0.42 s"), (0.996, "1.00 s"), (0.994, "0.99 s"), (0.004, "<0.01 s"),
         (38.06, "38.1 s"), (59.96, "1 min 00 s"),
         (125, "2 min 05 s"), (3599.6, "1 h 00 min"), (3780, "1 h 03 min"), (math.nan, "–"),
     ],
@@ -83,6 +83,10 @@ def test_ratios(before: float, after: float, shown: str) -> None:
 @given(st.floats(0, 1))
 def test_a_percentage_of_less_than_all_is_not_100(share: float) -> None:
     assert (units.percent(share) == "100 %") == (share == 1)
+
+
+def test_counts_with_their_noun() -> None:
+    assert [units.counted(n, "file") for n in (0, 1, 2000)] == ["0 files", "1 file", "2,000 files"]
 
 
 def test_percentages() -> None:

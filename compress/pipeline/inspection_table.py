@@ -1,0 +1,113 @@
+"""The facts about a checkpoint as `compress-model inspect` prints them."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from compress.report.columns import aligned
+from compress.report.units import counted, size
+
+
+def inspect_table(facts: dict[str, Any], *, modules: bool = False) -> str:
+    """The facts for a person: layers that are stored alike are one row.
+
+    modules: every layer is a row of its own.
+    """
+    files, tensors = counted(len(facts["files"]), "file"), counted(facts["tensors"], "tensor")
+    lines = [
+        f"{facts['path']}",
+        f"  model type    {facts['model_type']}",
+        f"  quantization  {facts['quantization'] or 'none'}",
+        f"  weights       {size(facts['bytes'])} in {tensors}, {files}",
+        f"  dtypes        {_counts(facts['dtypes'])}",
+        *_decoder_lines(facts["decoder"]),
+    ]
+    if "schemes" in facts:
+        lines.append(f"  stored as     {_counts(facts['schemes'])}")
+    if "outlier_columns" in facts and not modules:
+        lines += _outlier_lines(facts["outlier_columns"])
+    lines += [f"  odd           {line}" for line in facts.get("oddities", [])]
+    if facts["skipped_files"]:
+        names = ", ".join(name.partition(" (")[0] for name in facts["skipped_files"])
+        lines.append(f"  beside it     {names} (a run does not carry these over)")
+    if "damaged" in facts:
+        lines += [f"  damaged       {name}: {what}" for name, what in facts["damaged"].items()]
+        lines += [] if facts["damaged"] else ["  values        all finite"]
+    return "\n".join([*lines, *_layer_lines(facts, modules)])
+
+
+def _layer_lines(facts: dict[str, Any], modules: bool) -> Iterator[str]:
+    if "layers" not in facts:
+        return
+    yield ""
+    yield from aligned(list(_module_rows(facts)) if modules else _role_rows(facts["layers"]))
+    if not modules:
+        yield ""
+        yield "layer by layer: compress-model inspect with --modules"
+
+
+def _role_rows(layers: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
+    """role, shape, how many, what they are stored as, and their bytes together."""
+    counts: Counter[tuple[str, str, str]] = Counter()
+    sizes: Counter[tuple[str, str, str]] = Counter()
+    for layer in layers:
+        key = (layer["role"], _shape(layer), layer["stored"])
+        counts[key] += 1
+        sizes[key] += layer["bytes"]
+    rows = [
+        (role, shape, str(count), stored, size(sizes[role, shape, stored]))
+        for (role, shape, stored), count in counts.items()
+    ]
+    return [("layer", "shape", "count", "stored as", "size"), *rows]
+
+
+def _module_rows(facts: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+    """name, shape, what it is stored as, bytes; outlier columns where calibration fixed some."""
+    columns = facts.get("outlier_columns")
+    more = () if columns is None else ("outlier columns",)
+    yield ("layer", "shape", "stored as", "bytes", *more)
+    for x in facts["layers"]:
+        fixed = () if columns is None else (str(columns.get(x["name"], "")),)
+        yield (x["name"], _shape(x), x["stored"], str(x["bytes"]), *fixed)
+
+
+def _shape(layer: dict[str, Any]) -> str:
+    rows, columns = layer["shape"]
+    return f"{rows} x {columns}"
+
+
+def _decoder_lines(decoder: dict[str, Any] | str) -> list[str]:
+    if isinstance(decoder, str):
+        return [
+            f"  decoder       not described: {decoder}",
+            "  layers        not listed, for want of the decoder; the rest is whole",
+        ]
+    blocks, heads = counted(decoder["blocks"], "block"), counted(decoder["heads"], "head")
+    sizes = (
+        f"{blocks}, hidden {decoder['hidden']}, {heads} ({decoder['kv_heads']} KV) of"
+        f" {decoder['head_dim']}, ffn {decoder['intermediate']}, vocabulary {decoder['vocab']},"
+        f" context {decoder['context']}"
+    )
+    tied = "tied" if decoder["tied"] else "untied"
+    return [
+        f"  decoder       {decoder['family']}: {sizes}, {tied} head",
+        *(f"  copied        {name}" for name in decoder["copied"]),
+        *(f"  unrecognised  {name}" for name in decoder["unrecognised"]),
+    ]
+
+
+def _outlier_lines(columns: dict[str, int]) -> list[str]:
+    """A line for the layers of each parent module that have as many: q_proj, k_proj, v_proj 6."""
+    lines: dict[str, dict[int, list[str]]] = {}
+    for name, count in columns.items():
+        parent, _, leaf = name.rpartition(".")
+        lines.setdefault(parent, {}).setdefault(count, []).append(leaf)
+    shown = [
+        f"{parent}: " + ", ".join(f"{count} in {' '.join(x)}" for count, x in counts.items())
+        for parent, counts in lines.items()
+    ]
+    return [f"  outliers      {line}" for line in shown]
+
+
+def _counts(found: dict[str, int]) -> str:
+    return ", ".join(f"{n} x {name}" for name, n in found.items())
