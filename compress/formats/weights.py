@@ -85,16 +85,15 @@ class CodedWeights:
     side: Checkpoint | None = None
 
     def read(self, tensor: str) -> Tensor:
-        """Dense weight in the scales' dtype for a quantized one, the stored tensor otherwise.
+        """Dense weight for a quantized one, rounded once to `plain_dtype`; else the stored tensor.
 
-        NVFP4's scales are E4M3: its weights come in the dtype of the unquantized tensors.
+        Not to the dtype of the scales: formats store equal scales in different ones, and the same
+        codes and scales are to be the same weights in all of them.
         """
         quantized = self.quantized(tensor)
         if quantized is None:
             return self.checkpoint.read(tensor)
-        weight = quantized.dequantize(
-            self.plain_dtype if quantized.scheme.is_fp4 else quantized.scale.dtype
-        )
+        weight = quantized.dequantize(self.plain_dtype)
         return weight.t().contiguous() if self.transposed(module_of(tensor)) else weight
 
     def quantized(self, tensor: str) -> QuantizedTensor | None:

@@ -46,7 +46,7 @@ def check(source: Path, folder: Path, choose: Any, dtype: torch.dtype) -> None:
     assert verdict_of(written).verdict == wanted
     weights = open_weights(Checkpoint.open(written.folder))
     for name, tensor in written.quantized.items():
-        assert torch.equal(weights.read(name), tensor.dequantize()), name
+        assert torch.equal(weights.read(name), tensor.dequantize(dtype)), name
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
