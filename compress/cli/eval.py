@@ -24,11 +24,11 @@ PAGE = "report.html"
 )
 @click.option("--window", type=click.IntRange(min=2), help="Tokens the model sees at once.")
 @click.option("--stride", type=click.IntRange(min=1), help="Tokens each further window scores.")
-@click.option("--max-documents", type=click.IntRange(min=1), help="Use the first N documents.")
+@click.option("--max-documents", type=click.IntRange(min=1), help="Use N documents of each text.")
 @click.option(
     "--max-tokens",
     type=click.IntRange(min=1),
-    help="Score about the first N tokens of each file; a long text takes minutes.",
+    help="Score about the first N tokens of each text; a long one takes minutes.",
 )
 @click.option("--out", metavar="FOLDER", help="Write report.json and report.html there.")
 @options.device

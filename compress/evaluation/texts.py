@@ -31,7 +31,7 @@ def read_windows(
     """
     window, stride = config.resolve(context)
     bos = tokenizer.bos_id if tokenizer is not None and config.bos else None
-    sequences = list(_sequences(text, tokenizer, bos, generate))
+    sequences = list(_needed(_sequences(text, window, tokenizer, bos, generate), text, window))
     windows = cut_windows(
         text.name,
         sequences,
@@ -48,20 +48,45 @@ def read_windows(
     return windows
 
 
+def _needed(sequences: Iterator[list[int]], text: TextConfig, window: int) -> Iterator[list[int]]:
+    """As many of the sequences as hold the windows up to `max_tokens`; all without a limit. What
+    lies behind is neither read nor tokenized."""
+    scored = 0
+    for ids in sequences:
+        yield ids
+        scored += max(0, min(len(ids), window if text.cut else len(ids)) - 1)
+        if text.max_tokens is not None and scored >= text.max_tokens:
+            return
+
+
 def _sequences(
-    text: TextConfig, tokenizer: Tokenizer | None, bos: int | None, generate: Generate | None
+    text: TextConfig,
+    window: int,
+    tokenizer: Tokenizer | None,
+    bos: int | None,
+    generate: Generate | None,
 ) -> Iterator[list[int]]:
     """Token ids of every document (or of the one stream), BOS in front where there is one."""
-    pieces = _pieces(text, tokenizer, generate)
+    pieces = _pieces(text, window, tokenizer, generate)
     if text.mode == "stream":
-        pieces = iter([[token for piece in pieces for token in piece]])
+        pieces = iter([_stream(pieces, text, window)])
     for ids in pieces:
         # Text the model wrote may start with the BOS it was started with.
         yield ids if bos is None or ids[:1] == [bos] else [bos, *ids]
 
 
+def _stream(pieces: Iterator[list[int]], text: TextConfig, window: int) -> list[int]:
+    """The documents joined, up to the end of the window that reaches `max_tokens`."""
+    ids: list[int] = []
+    for piece in pieces:
+        ids += piece
+        if text.max_tokens is not None and len(ids) > text.max_tokens + window:
+            break
+    return ids
+
+
 def _pieces(
-    text: TextConfig, tokenizer: Tokenizer | None, generate: Generate | None
+    text: TextConfig, window: int, tokenizer: Tokenizer | None, generate: Generate | None
 ) -> Iterator[list[int]]:
     if text.kind == "self":
         if generate is None:
@@ -69,11 +94,22 @@ def _pieces(
                 f"evaluation text {text.name!r} is sampled from the source model, which is not"
                 " at hand; give the source, or a text file"
             )
-        yield from generate(text.samples, text.length, text.seed).tolist()
+        yield from generate(own_rows(text, window), text.length, text.seed).tolist()
         return
     assert tokenizer is not None, "only text of the model's own does without a tokenizer"
     for document in islice(documents(text.source(), tokenizer), text.max_documents):
         yield tokenizer.encode(document)
+
+
+def own_rows(text: TextConfig, window: int) -> int:
+    """Rows that the model writes: no more than `max_tokens` and `max_documents` ask for."""
+    rows = min(text.samples, text.max_documents or text.samples)
+    if text.max_tokens is None:
+        return rows
+    # The first token of a row is not scored; a stream's last window reaches further than the limit.
+    scored = (min(text.length, window) if text.cut else text.length) - 1
+    wanted = text.max_tokens + (window if text.mode == "stream" else 0)
+    return min(rows, -(-wanted // scored))
 
 
 def _bos_name(tokenizer: Tokenizer | None, wanted: bool) -> str:

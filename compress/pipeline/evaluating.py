@@ -52,9 +52,9 @@ def evaluate_checkpoint(
     """Measure a checkpoint on texts (files, or "self" for text of the source model's own).
 
     against: its source, for perplexity before, KL and agreement. max_documents, max_tokens: of
-    each file, as in a recipe. out: a new or empty folder for
-    report.json and report.html. dtype: arithmetic of the blocks, "fp32" or "bf16". Raises a
-    CompressError for what the user can mend.
+    each text, as in a recipe; of text of the model's own a document is a row. out: a new or empty
+    folder for report.json and report.html. dtype: arithmetic of the blocks, "fp32" or "bf16".
+    Raises a CompressError for what the user can mend.
     """
     started, clock = datetime.now(UTC), time.perf_counter()
     check_device(device)
@@ -133,7 +133,9 @@ def _texts(
 
     def config(text: str) -> TextConfig:
         if text == "self":
-            own = TextConfig("self", kind="self")
+            own = TextConfig(
+                "self", kind="self", max_documents=max_documents, max_tokens=max_tokens
+            )
             return replace(own, length=min(own.length, context or own.length))
         name = Path(text).stem
         if stems.count(name) > 1:

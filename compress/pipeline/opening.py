@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from compress.formats import dense
 from compress.formats.verdicts import LoadOption
 from compress.pipeline.plan import Plan
 
@@ -59,3 +60,17 @@ def all_lines(plan: Plan, folder: str) -> tuple[str, ...]:
     """Everything, for the end of a run."""
     python, server, first = in_python(plan, folder), as_server(plan, folder), needs(plan)
     return (*([first] if first and python else []), *python, *server)
+
+
+def why_none(plan: Plan, folder: str) -> str | None:
+    """Why `all_lines` has none, runtime by runtime."""
+    if all_lines(plan, folder):
+        return None
+    reasons = [
+        f"{v.runtime}: {v.reason}"
+        if v.verdict == "no"
+        else f"{v.runtime}: expected to take it, which was not tried"
+        for v in plan.runtimes
+    ]
+    remedy = "" if plan.format == dense.NAME else "; --set output.format=dense loads anywhere"
+    return f"no runtime is known to take it: {'; '.join(reasons)}{remedy}"

@@ -12,7 +12,7 @@ from compress.pipeline import outliers
 from compress.pipeline.budget import Budget as Chosen
 from compress.pipeline.environment import machine, slow_kernels, versions
 from compress.pipeline.journal import CALIBRATION, Journal, layer_of
-from compress.pipeline.opening import all_lines
+from compress.pipeline.opening import all_lines, why_none
 from compress.pipeline.plan import Plan
 from compress.pipeline.quality import Measured
 from compress.pipeline.session import Session
@@ -82,6 +82,7 @@ def build_report(
         copied_files=tuple(path.name for path in checkpoint.side_files()),
         skipped_files=tuple(checkpoint.skipped_files),
         open_with=all_lines(plan, str(session.output.out)),
+        open_reason=why_none(plan, str(session.output.out)),
         budget=None if plan.budget is None else _budget(plan.budget, work.layers),
     )
 

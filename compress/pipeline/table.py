@@ -51,8 +51,9 @@ def _evaluated(plan: Plan) -> list[str]:
 
 
 def _amount(text: TextConfig) -> str:
-    if text.kind == "self":
-        return f"{whole(text.samples * text.length)} tokens"
+    written = text.samples * text.length
+    if text.kind == "self" and (text.max_tokens is None or text.max_tokens >= written):
+        return f"{whole(written)} tokens"
     if text.max_tokens is not None:
         return f"about {whole(text.max_tokens)} tokens at most"
     if text.kind not in ("text", "jsonl", "parquet"):

@@ -24,10 +24,14 @@ def refuse_other_tokenizer(tokenizer: Tokenizer, source: Path, texts: Sequence[T
     for text in texts:
         if text.kind == "self":
             continue
+        seen = 0
         for document in islice(documents(text.source(), tokenizer), text.max_documents):
             ours, theirs = tokenizer.encode(document), other.encode(document)
             if ours != theirs:
                 raise CheckpointError(_difference(tokenizer, other, text.name, ours, theirs))
+            seen += len(ours)
+            if text.max_tokens is not None and seen > text.max_tokens:
+                break
 
 
 def _same_files(folder: Path, source: Path) -> bool:

@@ -4,9 +4,10 @@ import re
 
 from compress.report import units
 from compress.report.markup import Html, Node, el
-from compress.report.schema import Report
+from compress.report.schema import Report, TextQuality
 from compress.report.summary import (
     bits_before,
+    has_before,
     headline,
     model_name,
     perplexity,
@@ -24,6 +25,8 @@ def sentence(report: Report) -> Html:
         f", {units.smaller(before, after)}.",
     ]
     text = headline(report)
+    if not has_before(report):
+        parts = [] if text is None else _alone(text)
     if text is not None and text.ppl_source is not None:
         change = perplexity(text)
         moved = "went from" if change.relative else "stayed at"
@@ -39,6 +42,11 @@ def sentence(report: Report) -> Html:
             " of the time.",
         ]
     return el("p", *map(_unbroken, parts), class_="lead")
+
+
+def _alone(text: TextQuality) -> list[Node]:
+    shown = el("strong", units.significant(text.ppl_result))
+    return [f"Perplexity on {spoken_name(text)} is ", shown, "."]
 
 
 def cards(report: Report) -> Html:
@@ -69,6 +77,8 @@ def _unbroken(node: Node) -> Node:
 
 def _size(report: Report) -> Html:
     before, after = report.source.bytes, report.result.bytes
+    if not has_before(report):
+        return _card("Size", units.size(after), "of the weight files")
     return _card("Size", units.size(after), units.smaller(before, after), units.size(before))
 
 

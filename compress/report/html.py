@@ -23,6 +23,7 @@ from compress.report.sections import (
     copied,
     environment,
     exports,
+    opening,
     plan,
     recipe,
     speed,
@@ -74,6 +75,7 @@ def _body(report: Report, script: str) -> Html:
     parts = [
         quality(report),
         samples(report),
+        opening(report),
         sizes(report),
         errors(report),
         plan(report),

@@ -216,7 +216,7 @@ class Report:
     calibration: the data summary of the calibration set, None for data-free recipes.
     samples_reason: why there are no samples, None when there are some.
     copied_tensors, copied_files: what was carried over untouched; skipped_files: left behind.
-    open_with: lines to copy that open the result.
+    open_with: lines to copy that open the result; open_reason: why there are none.
     budget: for a recipe with a target.
     """
 
@@ -243,6 +243,7 @@ class Report:
     copied_files: tuple[str, ...] = ()
     skipped_files: tuple[str, ...] = ()
     open_with: tuple[str, ...] = ()
+    open_reason: str | None = None
     budget: Budget | None = None
     schema: int = SCHEMA_VERSION
 

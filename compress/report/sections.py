@@ -87,6 +87,15 @@ def calibration(report: Report) -> Html:
     return section("calibration", "Calibration data", facts_of(report.calibration))
 
 
+def opening(report: Report) -> Html | None:
+    """How to open the result, or why nothing is known to."""
+    if report.open_with:
+        return section("open", "Open it", el("pre", "\n".join(report.open_with)))
+    if report.open_reason is None:
+        return None
+    return section("open", "Open it", el("p", report.open_reason, class_="empty"))
+
+
 def recipe(report: Report) -> Html:
     """The recipe as it was given, and what the command line changed in it."""
     overrides = None

@@ -47,13 +47,18 @@ def compressed(report: Report) -> list[Layer]:
     return [layer for layer in last.values() if layer.skipped_reason is None]
 
 
+def has_before(report: Report) -> bool:
+    """Whether there is anything to compare with; an evaluation may be of one model alone."""
+    return report.source.path != report.result.path
+
+
 _DTYPE_BITS = {"F32": 32.0, "BF16": 16.0, "F16": 16.0}
 
 
 def bits_before(report: Report) -> float | None:
     """Bits a weight took in the source, over the layers that were compressed; where the report
     lists none (an evaluation), those of the source's dtype."""
-    if not report.layers and report.source.path != report.result.path:
+    if not report.layers and has_before(report):
         return _DTYPE_BITS.get(report.source.dtype)
     layers = [layer for layer in compressed(report) if layer.bits_per_weight > 0]
     weights = sum(8 * layer.bytes_after / layer.bits_per_weight for layer in layers)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from compress.report import units
 from compress.report.schema import Report, Sample, TextQuality
-from compress.report.summary import bits_before, model_name, perplexity, schemes
+from compress.report.summary import bits_before, has_before, model_name, perplexity, schemes
 
 COLUMNS = 80
 _LABEL, _VALUE, _GAP = 20, 12, "   "
@@ -27,30 +27,22 @@ def render_table(report: Report, page: str | Path | None = None) -> str:
     if used:
         more = f" and {len(used) - 1} more" if len(used) > 1 else ""
         head.append(_cut(f"{_clean(used[0])}{more}"))
-    lines = [*head, "", _line(("", "before", "after", "")), "-" * COLUMNS]
+    titles = ("", "before", "after", "") if has_before(report) else ("", "", "measured", "")
+    lines = [*head, "", _line(titles), "-" * COLUMNS]
     lines += [_line(row) for row in _rows(report)]
     for warning in report.warnings:
         lines += ["", *_labelled("Warning", _wrap(_clean(warning), COLUMNS - _INDENT))]
     if report.samples:
         lines += ["", *_sample(report.samples[0])]
-    if report.open_with:
-        lines += ["", "Open it", *(f"  {_clean(line)}" for line in report.open_with)]
+    lines += _open(report)
     if page is not None:
         lines += ["", "Report", f"  {_clean(str(page))}"]
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
 def _rows(report: Report) -> list[Row]:
-    before, after = report.source.bytes, report.result.bytes
-    bits = bits_before(report)
     rows = [
-        ("Size", units.size(before), units.size(after), units.smaller(before, after)),
-        (
-            "Bits per weight",
-            units.MISSING if bits is None else units.trimmed(bits),
-            units.trimmed(report.result.bits_per_weight),
-            "compressed linears, with scales",
-        ),
+        *_sizes(report),
         *_quality(report),
         *_budget(report),
         *_time(report),
@@ -61,13 +53,27 @@ def _rows(report: Report) -> list[Row]:
     return rows
 
 
+def _sizes(report: Report) -> list[Row]:
+    before, after = report.source.bytes, report.result.bytes
+    stored, remark = units.trimmed(report.result.bits_per_weight), "compressed linears, with scales"
+    if not has_before(report):
+        remark = remark if report.result.format != "dense" else "linears"
+        return [("Size", "", units.size(after), ""), ("Bits per weight", "", stored, remark)]
+    bits = bits_before(report)
+    return [
+        ("Size", units.size(before), units.size(after), units.smaller(before, after)),
+        ("Bits per weight", units.MISSING if bits is None else units.trimmed(bits), stored, remark),
+    ]
+
+
 def _quality(report: Report) -> list[Row]:
     """A line for each number of the first text; with more texts, one for each of each."""
     texts = () if report.quality is None else report.quality.texts
     if not texts:
         return [("Perplexity", "", units.MISSING, "not evaluated")]
     several = len(texts) > 1
-    rows = [("Perplexity", *_perplexity(text)) for text in texts]
+    compared = has_before(report)
+    rows = [("Perplexity", *_perplexity(text, compared)) for text in texts]
     for text in texts:
         if text.kl is not None:
             remark = f"on {_clean(text.name)}" if several else "nats a token"
@@ -88,9 +94,10 @@ def _budget(report: Report) -> list[Row]:
     return [("Loss of the layers", planned, measured, "predicted, measured")]
 
 
-def _perplexity(text: TextQuality) -> tuple[str, str, str]:
+def _perplexity(text: TextQuality, compared: bool) -> tuple[str, str, str]:
     change = perplexity(text)
-    source = units.MISSING if text.ppl_source is None else units.significant(text.ppl_source, 4)
+    missing = units.MISSING if compared else ""
+    source = missing if text.ppl_source is None else units.significant(text.ppl_source, 4)
     moved = "" if change.relative is None else f"{units.deviation(change.relative)}, "
     return source, units.significant(text.ppl_result, 4), f"{moved}on {_clean(text.name)}"
 
@@ -115,6 +122,14 @@ def _time(report: Report) -> list[Row]:
         ("Time", "", units.duration(report.seconds), first),
         *(("", "", "", stage) for stage in more),
     ]
+
+
+def _open(report: Report) -> list[str]:
+    """How to open the result, or why nothing is known to."""
+    found = [f"  {_clean(line)}" for line in report.open_with]
+    if not found and report.open_reason is not None:
+        found = [f"  {line}" for line in _wrap(_clean(report.open_reason), COLUMNS - 2)]
+    return ["", "Open it", *found] if found else []
 
 
 def _line(row: Row) -> str:

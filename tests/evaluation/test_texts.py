@@ -1,5 +1,6 @@
 """From files to windows: BOS, documents, streams, refusals."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 
 from compress.errors import DataError
 from compress.evaluation.config import EvaluationConfig, TextConfig
-from compress.evaluation.texts import read_windows
+from compress.evaluation.texts import own_rows, read_windows
 from compress.evaluation.windows import TokenWindows
 from compress_calibration.tokenizer import Tokenizer, load_tokenizer
 from tiny_models import write_tokenizer
@@ -83,6 +84,64 @@ def test_self_text_keeps_the_bos_it_was_started_with(tokenizer: Tokenizer) -> No
     assert asked == [(2, 3, 4)]
     assert rows(windows) == [[0, 5, 6], [0, 7, 8, 9]]
     assert windows.settings["sampled_with_seed"] == 4
+
+
+@pytest.mark.parametrize("mode", ["documents", "cut", "stream"])
+@pytest.mark.parametrize("bos", [True, False])
+def test_max_tokens_reads_no_further_and_changes_no_window(
+    tokenizer: Tokenizer, tmp_path: Path, mode: str, bos: bool
+) -> None:
+    path = tmp_path / "many.txt"
+    path.write_text("<|endoftext|>".join(" ".join(DOCUMENTS[: 1 + i % 3]) for i in range(40)))
+    config = EvaluationConfig(window=8, stride=3, bos=bos)
+    how = {"mode": "stream" if mode == "stream" else "documents", "cut": mode == "cut"}
+    read: list[str] = []
+
+    def encode_many(texts: list[str]) -> list[list[int]]:
+        read.extend(texts)
+        return tokenizer.encode_batch(texts)
+
+    counting = replace(tokenizer, encode_many=encode_many)
+    everything = read_windows(TextConfig("t", path=str(path), **how), config, counting, 128)
+    for limit in (1, 7, 8, 20, 50, 10_000):
+        read.clear()
+        text = TextConfig("t", path=str(path), max_tokens=limit, **how)
+        found = read_windows(text, config, counting, 128)
+        assert found.scored >= min(limit, everything.scored)
+        assert rows(found) == rows(everything)[: len(found.lengths)]
+        assert torch.equal(found.first, everything.first[: len(found.lengths)])
+        assert found.scored - int(found.lengths[-1] - found.first[-1]) < limit
+        assert len(read) == 40 or len(read) <= 2 + limit + 8
+        assert found.settings["documents"] == (1 if mode == "stream" else len(read))
+
+
+@pytest.mark.parametrize("mode", ["documents", "cut", "stream"])
+def test_the_model_writes_no_more_rows_than_max_tokens_asks_for(
+    tokenizer: Tokenizer, mode: str
+) -> None:
+    how = {"mode": "stream" if mode == "stream" else "documents", "cut": mode == "cut"}
+    asked: list[int] = []
+
+    def generate(count: int, length: int, seed: int) -> torch.Tensor:
+        asked.append(count)
+        return torch.arange(1, 1 + 32 * 16).reshape(32, 16)[:count, :length]
+
+    def read(limit: int | None) -> TokenWindows:
+        text = TextConfig("own", kind="self", length=16, max_tokens=limit, **how)
+        return read_windows(text, EvaluationConfig(window=8, stride=3), tokenizer, 128, generate)
+
+    everything = read(None)
+    for limit in (1, 7, 15, 16, 40, 10_000):
+        found = read(limit)
+        assert rows(found) == rows(everything)[: len(found.lengths)]
+        assert found.scored >= min(limit, everything.scored)
+        assert asked[-1] == 32 or asked[-1] <= 2 + limit // 7
+    assert asked[:2] == [32, 1]
+
+
+def test_max_documents_are_rows_of_self_text(tokenizer: Tokenizer) -> None:
+    text = TextConfig("own", kind="self", samples=5, length=4, max_documents=2)
+    assert own_rows(text, 128) == 2
 
 
 def test_self_text_needs_a_model(tokenizer: Tokenizer) -> None:

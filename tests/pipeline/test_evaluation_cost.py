@@ -80,6 +80,18 @@ def test_max_tokens_of_eval(tiny, tmp_path: Path) -> None:
     assert tokens(None) > 500
 
 
+def test_max_tokens_of_text_that_the_model_writes(tiny) -> None:
+    events: list[Event] = []
+    report = evaluate_checkpoint(
+        tiny("llama"), texts=["self"], max_tokens=200, progress=events.append
+    )
+    assert events[0].message == "the model writes 2 rows of 128 tokens"
+    assert report.quality is not None
+    (text,) = report.quality.texts
+    assert 200 <= text.tokens <= 256
+    assert text.settings["max_tokens"] == 200
+
+
 def test_a_text_that_is_not_there_stops_eval(tiny) -> None:
     with pytest.raises(
         DataError, match=r"^evaluation text 'nope': nope.txt: there is no such file"

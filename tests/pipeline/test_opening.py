@@ -7,7 +7,7 @@ import pytest
 from compress.formats import Verdict
 from compress.pipeline import Plan, make_plan
 from compress.pipeline.card import model_card
-from compress.pipeline.opening import all_lines
+from compress.pipeline.opening import all_lines, why_none
 from pipeline_runs import RTN, recipe
 
 PYTHON = (
@@ -32,6 +32,15 @@ def test_a_line_for_each_runtime_that_takes_it(plan: Plan) -> None:
     assert all_lines(with_verdicts(plan, "yes", "expected"), "/my out") == (first, *PYTHON)
     assert all_lines(with_verdicts(plan, "no", "yes"), "/my out") == (server,)
     assert all_lines(with_verdicts(plan, "no", "no"), "/my out") == ()
+    assert why_none(with_verdicts(plan, "yes", "no"), "/my out") is None
+
+
+def test_without_a_line_there_is_the_reason(plan: Plan) -> None:
+    found = (Verdict("transformers", "no", "q is odd"), Verdict("vLLM on GPU", "expected", "rules"))
+    assert why_none(replace(plan, runtimes=found), "/out") == (
+        "no runtime is known to take it: transformers: q is odd; vLLM on GPU: expected to take it,"
+        " which was not tried; --set output.format=dense loads anywhere"
+    )
 
 
 DEQUANTIZE = "quantization_config=CompressedTensorsConfig(dequantize=True)"

@@ -152,9 +152,13 @@ def test_the_plan_says_what_it_will_measure_on(tiny, tmp_path: Path) -> None:
     file = tmp_path / "words.txt"
     file.write_text("a" * 2000)
     own = {"self": True, "samples": 2, "length": 16}
-    texts = [own, {"text": str(file)}, {"text": str(file), "name": "b", "max_tokens": 50}]
+    less = {**own, "name": "less", "max_tokens": 20}
+    texts = [own, less, {"text": str(file)}, {"text": str(file), "name": "b", "max_tokens": 50}]
     shown = plan_table(make_plan(recipe(RTN, evaluation={"texts": texts}), tiny("llama")))
-    assert "measures self (32 tokens), words (2.00 kB), b (about 50 tokens at most)\n" in shown
+    assert (
+        "measures self (32 tokens), less (about 20 tokens at most), words (2.00 kB), b (about"
+        in shown
+    )
     assert "measures" not in plan_table(make_plan(recipe(RTN), tiny("llama")))
 
 

@@ -186,6 +186,26 @@ def test_the_least_report_still_makes_a_page(report: Report, tmp_path: Path) -> 
     assert "Layers" not in page.text
 
 
+def test_how_to_open_it_is_on_the_page(report: Report) -> None:
+    page = Page(render_html(replace(report, open_with=("vllm serve out",)))).text
+    assert "Open it" in page
+    assert "vllm serve out" in page
+    assert "no runtime is known" in Page(
+        render_html(replace(report, open_with=(), open_reason="no runtime is known to take it"))
+    ).text  # fmt: skip
+    assert "Open it" not in Page(render_html(replace(report, open_with=()))).text
+
+
+def test_a_model_alone_became_nothing(report: Report) -> None:
+    assert " became " in Page(render_html(report)).text
+    source = replace(report.source, path=report.result.path)
+    text = replace(report.quality.texts[0], ppl_source=None, kl=None, top1_agreement=None)
+    alone = replace(report, source=source, command="eval", quality=Quality((text,)))
+    page = Page(render_html(alone)).text
+    assert " became " not in page
+    assert f"Perplexity on {text.name} is" in page
+
+
 def test_a_diverged_model_makes_a_page(report: Report) -> None:
     layers = (replace(report.layers[0], error=math.nan), replace(report.layers[1], error=0.0))
     broken = replace(

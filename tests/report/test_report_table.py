@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from compress.report.schema import RecipeInfo, Report, Sample, Stage
 from compress.report.table import render_table
-from compress.report.units import duration
+from compress.report.units import duration, size
 
 
 def cells(line: str) -> int:
@@ -67,12 +67,27 @@ def test_an_evaluation_has_no_recipe_and_no_layers(report: Report) -> None:
     assert next(line.split()[3:5] for line in rest if line.startswith("Bits")) == ["16", "4.25"]
     alone = replace(bare, source=replace(bare.source, path=bare.result.path))
     bits = next(line for line in render_table(alone).splitlines() if line.startswith("Bits"))
-    assert bits.split()[3:5] == ["–", "4.25"]
+    assert bits.split()[3:] == ["4.25", "compressed", "linears,", "with", "scales"]
+    lines = [line.split() for line in render_table(alone).splitlines()]
+    assert ["measured"] in lines
+    assert ["Size", *size(report.result.bytes).split()] in lines
+    dense = replace(alone, result=replace(alone.result, format="dense", bits_per_weight=16.0))
+    assert ["Bits", "per", "weight", "16", "linears"] in [
+        line.split() for line in render_table(dense).splitlines()
+    ]
 
 
 def test_how_to_open_it_is_not_cut(report: Report) -> None:
     line = "vllm serve /" + "deep/" * 30
     assert f"\nOpen it\n  {line}\n" in render_table(replace(report, open_with=(line,)))
+
+
+def test_why_nothing_opens_it_is_said(report: Report) -> None:
+    reason = "no runtime is known to take it: transformers: " + "words " * 20
+    shown = render_table(replace(report, open_with=(), open_reason=reason))
+    at = shown.index("\nOpen it\n  no runtime is known to take it: transformers: words")
+    assert all(line.startswith("  ") for line in shown[at:].split("\n\n")[0].splitlines()[2:])
+    assert "Open it" not in render_table(replace(report, open_with=()))
 
 
 def test_a_run_without_evaluation(report: Report) -> None:
