@@ -29,14 +29,20 @@ _SIZES: Mapping[str, Any] = MappingProxyType(
     }
 )
 
-# gpt2 calls these n_embd, n_layer and so on.
-_NOT_GPT2 = (
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "max_position_embeddings",
+# Keys of _SIZES that a family does not have. gpt2 calls them n_embd, n_layer and so on.
+_WITHOUT: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "gpt2": (
+            "hidden_size",
+            "intermediate_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "num_key_value_heads",
+            "max_position_embeddings",
+        ),
+        "gpt_neox": ("num_key_value_heads",),
+        "opt": ("num_key_value_heads", "intermediate_size"),
+    }
 )
 
 # What a family needs beside _SIZES.
@@ -63,22 +69,41 @@ _FAMILIES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
             "norm_topk_prob": True,
         },
         "gemma2": {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 32},
+        "gemma3_text": {
+            "head_dim": 16,
+            "query_pre_attn_scalar": 16,
+            "sliding_window": 32,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
         "gpt_neox": {},
+        "opt": {"ffn_dim": 96},
         "olmo2": {},
+        "smollm3": {"no_rope_layers": [1, 0]},
+        "granite": {"embedding_multiplier": 3.0, "logits_scaling": 2.0},
+        "starcoder2": {"sliding_window": None},
+        "glm4": {"head_dim": 16},
     }
 )
 FAMILIES = tuple(_FAMILIES)
+UNLISTED = ("granite", "starcoder2", "glm4")  # in no architecture table
+TABLED = tuple(family for family in FAMILIES if family not in UNLISTED)
+MIXTURES = ("mixtral", "qwen3_moe")
+# Of torch.nn.Linear alone: GPT-2 has Conv1D.
+LINEAR = tuple(family for family in TABLED if family not in (*MIXTURES, "gpt2"))
 
 # Keys by which a family switches the biases of its linears; a family that is not here has no
-# such switch (qwen2's q, k and v and all of gpt2 and gpt_neox always have biases).
+# such switch (qwen2's q, k and v and all of gpt2 always have biases).
 _BIAS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "llama": ("attention_bias", "mlp_bias"),
         "qwen3": ("attention_bias",),
         "qwen3_moe": ("attention_bias",),
         "gemma2": ("attention_bias",),
+        "gemma3_text": ("attention_bias",),
         "gpt_neox": ("attention_bias",),
+        "opt": ("enable_bias",),
         "olmo2": ("attention_bias",),
+        "smollm3": ("attention_bias", "mlp_bias"),
     }
 )
 BIAS_FAMILIES = tuple(_BIAS)
@@ -143,7 +168,7 @@ def write_tokenizer(folder: Path) -> None:
 
 
 def _settings(family: str, bias: bool | None) -> dict[str, Any]:
-    sizes = {k: v for k, v in _SIZES.items() if family != "gpt2" or k not in _NOT_GPT2}
+    sizes = {k: v for k, v in _SIZES.items() if k not in _WITHOUT.get(family, ())}
     settings = {**sizes, **_FAMILIES[family]}
     if bias is not None:
         settings |= dict.fromkeys(_BIAS[family], bias)

@@ -9,7 +9,8 @@ from math import prod
 from typing import Any
 
 from compress.arch.assemble import Outside, assemble
-from compress.arch.families import FAMILIES, Family, Row
+from compress.arch.families import FAMILIES
+from compress.arch.family import Family, Row
 from compress.arch.folds import resolve
 from compress.arch.generic import describe_generic
 from compress.arch.names import (
@@ -59,7 +60,7 @@ def describe(config: Mapping[str, Any], tensors: Shapes) -> DecoderSpec:
     if not isinstance(model_type, str) or not model_type:
         raise CheckpointError(f"config.json: model_type is {model_type!r}; it must name the model")
     family = FAMILIES.get(model_type)
-    if family is None:
+    if family is None or not _fits(family, text):
         return describe_generic(text, tensors, model_type, path)
     sizes = read_sizes(text, family.defaults)
     prefix = _find_prefix(family, tensors, sizes.layers, model_type)
@@ -67,6 +68,14 @@ def describe(config: Mapping[str, Any], tensors: Shapes) -> DecoderSpec:
     inside = group_blocks(tensors, join(prefix, family.blocks))
     blocks = [_block(source, index, inside.get(index, ())) for index in range(sizes.layers)]
     return assemble(model_type, model_type, path, sizes, _outside(source), blocks, tensors)
+
+
+def _fits(family: Family, text: Mapping[str, Any]) -> bool:
+    """Whether a checkpoint is as the family's table takes for granted."""
+    return all(
+        text.get(key) in (None, text.get(value) if isinstance(value, str) else value)
+        for key, value in family.assumes.items()
+    )
 
 
 def _find_prefix(family: Family, tensors: Shapes, layers: int, model_type: str) -> str:
@@ -97,14 +106,14 @@ def _outside(source: _Source) -> Outside:
         for row in source.family.outside
         for found in _row_tensors(row, None, source, source.prefix)
     ]
-    head = find_head(source.tensors, source.prefix, ("lm_head.weight",))
+    head = find_head(source.tensors, source.prefix, source.family.head)
     if head is not None:
         shape_of(source.tensors, head, (source.sizes.vocab, source.sizes.hidden))
         pairs.append((head, "lm_head.weight"))
     elif not source.text.get("tie_word_embeddings", True):
         raise CheckpointError(
-            "tensor lm_head.weight is missing, and config.json says tie_word_embeddings false;"
-            " fetch the missing shard, or set it to true if the head is the embedding"
+            f"tensor {source.family.head[0]} is missing, and config.json says tie_word_embeddings"
+            " false; fetch the missing shard, or set it to true if the head is the embedding"
         )
     names = {row.role: join(source.prefix, row.disk) + ".weight" for row in source.family.outside}
     return Outside(names["embedding"], names["norm"], head, tuple(pairs))
@@ -125,7 +134,7 @@ def _block(source: _Source, index: int, present: Sequence[str]) -> BlockSpec:
     recognised = {tensor for tensor, _ in modules}
     unrecognised = tuple(name for name in weighed if name not in recognised)
     check_recognised(prefix, unrecognised, tensors, sum(prod(tensors[n]) for n in weighed))
-    folds = resolve(family, source.sizes, prefix, linears, recognised)
+    folds = resolve(family, source.text, source.sizes, prefix, linears, recognised)
     return BlockSpec(index, prefix, tuple(linears), tuple(modules), unrecognised, folds)
 
 

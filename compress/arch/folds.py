@@ -1,9 +1,10 @@
 """FoldRows of a family's table -> FoldPairs of one block."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from typing import Any
 
-from compress.arch.families import Family, FoldRow
+from compress.arch.family import Family, FoldRow
 from compress.arch.names import join
 from compress.arch.sizes import Sizes
 from compress.arch.spec import FoldPair, LinearSpec
@@ -11,6 +12,7 @@ from compress.arch.spec import FoldPair, LinearSpec
 
 def resolve(
     family: Family,
+    text: Mapping[str, Any],
     sizes: Sizes,
     prefix: str,
     linears: Sequence[LinearSpec],
@@ -18,13 +20,15 @@ def resolve(
 ) -> tuple[FoldPair, ...]:
     """The fold pairs of the block at `prefix`, in order; pairs of experts one expert at a time.
 
-    linears: of the block. tensors: the block's recognised tensors on disk.
+    text: the decoder's own config. linears: of the block. tensors: the block's recognised tensors
+    on disk.
     """
     return tuple(
         pair
         for row in family.folds
+        if row.only is None or text.get(row.only[0]) in (None, row.only[1])
         for expert in _experts(row, sizes)
-        for pair in _pair(row, expert, sizes, prefix, linears, tensors)
+        for pair in _pair(row, expert, family, sizes, prefix, linears, tensors)
     )
 
 
@@ -35,6 +39,7 @@ def _experts(row: FoldRow, sizes: Sizes) -> Sequence[int | None]:
 def _pair(
     row: FoldRow,
     expert: int | None,
+    family: Family,
     sizes: Sizes,
     prefix: str,
     linears: Sequence[LinearSpec],
@@ -46,15 +51,20 @@ def _pair(
     if f"{writer}.weight" not in tensors:
         return
     readers = [x for x in linears if x.role in row.readers and expert in (None, x.expert)]
-    channels, start = sizes.of(row.channels), sum(sizes.of(name) for name in row.skip)
+    linear = any(x.name == writer for x in linears)
+    channels, skipped = sizes.of(row.channels), sum(sizes.of(name) for name in row.skip)
+    run = sizes.head_dim if row.by_head else channels
     repeat = readers[0].shape[1] // channels
     yield FoldPair(
         writer=writer,
-        kind="linear" if any(x.name == writer for x in linears) else "norm",
+        kind="linear" if linear else "norm",
         tensors=tuple(t for t in (f"{writer}.weight", f"{writer}.bias") if t in tensors),
-        rows=(start, start + channels),
+        rows=(skipped, skipped + channels + skipped * (channels // run - 1)),
         readers=tuple(x.name for x in readers),
         shared_input=readers[0].shared_input,
         repeat=repeat,
         head_dim=sizes.head_dim if repeat > 1 else 0,
+        run=run if row.by_head else 0,
+        gap=skipped if row.by_head else 0,
+        offset=0.0 if linear else family.norm_offset,
     )

@@ -52,6 +52,7 @@ class Sizes:
             "qkv": (self.heads + 2 * self.kv_heads) * self.head_dim,
             "mlp": self.intermediate,
             "mlp2": 2 * self.intermediate,
+            "context2": self.context + 2,
         }
         return derived[name] if name in derived else int(getattr(self, name))
 

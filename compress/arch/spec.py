@@ -43,11 +43,15 @@ class FoldPair:
 
     writer: module path in the checkpoint of a norm ("norm") or of a linear ("linear").
     tensors: the writer's tensors in the checkpoint, weight first, then its bias where there is one.
-    rows: (start, stop) of the writer's rows (a norm: its elements) that are the channels.
+    rows: (start, stop) of the writer's rows (a norm: its elements) that are the channels, or that
+        the channels begin and end with: see `run`.
     readers: names of all linears that read the channels, a router included.
     shared_input: the key under which they read.
     repeat, head_dim: the readers' columns are [heads, repeat, head_dim] over channels
         [heads, head_dim] (grouped-query attention: v read by o); repeat is 1 otherwise.
+    run, gap: where the channels do not lie together: `run` rows of them, `gap` rows of something
+        else, and so on (gpt_neox keeps q, k and v of a head together); run is 0 otherwise.
+    offset: what a norm adds to its weight before it multiplies (gemma: 1); a scale divides the sum.
     """
 
     writer: str
@@ -58,6 +62,17 @@ class FoldPair:
     shared_input: str
     repeat: int = 1
     head_dim: int = 0
+    run: int = 0
+    gap: int = 0
+    offset: float = 0.0
+
+    def channels(self) -> slice | list[int]:
+        """The writer's rows that are the channels, in order: an index of its tensors."""
+        start, stop = self.rows
+        if not self.run:
+            return slice(start, stop)
+        period = self.run + self.gap
+        return [row for row in range(start, stop) if (row - start) % period < self.run]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-ARGUMENT = "past_key_values"  # what every block of transformers 5 calls it
+ARGUMENTS = ("past_key_values", "layer_past")  # what blocks of transformers 5 call it
 
 
 @dataclass(slots=True)
@@ -64,7 +64,8 @@ def call_with_cache(
     Some blocks are called with the cache's place filled by position (gpt2), most by name.
     """
     names = list(inspect.signature(block.forward).parameters)
-    place = names.index(ARGUMENT) - 1 if ARGUMENT in names else len(args)
+    argument = next((name for name in ARGUMENTS if name in names), ARGUMENTS[0])
+    place = names.index(argument) - 1 if argument in names else len(args)
     if place < len(args):
         return (*args[:place], cache, *args[place + 1 :]), dict(kwargs)
-    return args, {**kwargs, ARGUMENT: cache}
+    return args, {**kwargs, argument: cache}

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Literal
 
 from compress.arch.spec import DecoderSpec
+from compress.formats.verdicts import TRIED_IN_TRANSFORMERS
 from compress.quant.scheme import QuantScheme
 
 Found = tuple[str, Literal["yes", "expected", "no"], str]
@@ -21,7 +22,8 @@ def verdicts(spec: DecoderSpec, schemes: Mapping[str, QuantScheme]) -> list[Foun
     note = "; finds outlier columns itself, not those of the calibration" if calibrated else ""
     against = next(_vllm(spec, schemes), None)
     gpu: Found = ("vLLM on GPU", "expected", f"on one device, in fp16{note}")
-    known: Literal["yes", "expected"] = "expected" if spec.family == "generic" else "yes"
+    tried = spec.family in TRIED_IN_TRANSFORMERS
+    known: Literal["yes", "expected"] = "yes" if tried else "expected"
     return [
         gpu if against is None else ("vLLM on GPU", "no", against),
         ("vLLM on CPU", "no", "vLLM 0.32 for CPU refuses bitsandbytes checkpoints"),

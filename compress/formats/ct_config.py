@@ -15,6 +15,7 @@ from compress.formats.names import module_of
 from compress.quant.scheme import ActivationScheme, QuantScheme
 
 MIXED, DENSE = "mixed-precision", "dense"
+HEAD = "lm_head"  # what transformers calls every output head
 # Oldest compressed-tensors that reads it right (transformers 5 wants 0.15 anyway).
 _VERSION, _VERSION_ODD_BITS = "0.15.0", "0.18.0"
 
@@ -71,7 +72,8 @@ def ignored_modules(
     """Modules with a weight matrix that is not quantized, by checkpoint name.
 
     Embeddings are left out, which no target means, unless one of them is quantized. A tied head has
-    no tensor, yet its runtimes build a Linear for it, "lm_head" in all of them.
+    no tensor, yet its runtimes build a Linear for it, "lm_head" in all of them; a head that has
+    another name on disk (gpt_neox's embed_out) is "lm_head" in transformers.
     """
     embeddings = {name for name, _ in spec.outside if name != spec.head} | {spec.embedding}
     embeddings = set() if spec.embedding in quantized else embeddings
@@ -83,7 +85,10 @@ def ignored_modules(
         and name not in quantized
         and name not in embeddings
     ]
-    return names if spec.head is not None else [*names, "lm_head"]
+    dense = spec.head is None or spec.head not in quantized
+    return (
+        [*names, HEAD] if dense and HEAD not in (name.split(".")[-1] for name in names) else names
+    )
 
 
 def _everything(found: Sequence[LinearSpec]) -> list[str]:
@@ -94,7 +99,10 @@ def _everything(found: Sequence[LinearSpec]) -> list[str]:
 
 def _names(linear: LinearSpec) -> list[str]:
     # Most of vLLM's models do not tell their embedding its name.
-    return [linear.name, "Embedding"] if linear.role == "embedding" else [linear.name]
+    if linear.role == "embedding":
+        return [linear.name, "Embedding"]
+    elsewhere = linear.role == "head" and linear.name.split(".")[-1] != HEAD
+    return [linear.name, HEAD] if elsewhere else [linear.name]
 
 
 def targets(found: Sequence[LinearSpec], quantized: Iterable[LinearSpec]) -> list[str]:

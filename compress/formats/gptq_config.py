@@ -24,7 +24,7 @@ from compress.formats.config_values import (
     shown,
     whole,
 )
-from compress.formats.ct_config import ignored_modules
+from compress.formats.ct_config import HEAD, ignored_modules
 from compress.quant.scheme import QuantScheme
 from compress.version import VERSION
 
@@ -141,8 +141,8 @@ def rules(
     """
     quantized = {f"{name}.weight" for name in members}
     # A head that stays dense needs no rule: "lm_head" is false then.
-    head = "lm_head" if spec.head is None else spec.head.removesuffix(".weight")
-    dense = [name for name in ignored_modules(spec, shapes, quantized) if name != head]
+    heads = {HEAD, (spec.head or "").removesuffix(".weight")}
+    dense = [name for name in ignored_modules(spec, shapes, quantized) if name not in heads]
     keys: dict[str, Key | None] = {**dict.fromkeys(dense), **members}
     keys |= dict(_fused(spec, keys))
     kinds: dict[str, set[Key | None]] = {}

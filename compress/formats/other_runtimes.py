@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from compress.formats import float_runtimes, packed_rules, vllm_rules
-from compress.formats.verdicts import Result
+from compress.formats.verdicts import TRIED, TRIED_IN_TRANSFORMERS, Result
 
 Found = tuple[str, Literal["yes", "expected", "no"], str]
 _Rule = Callable[[Result], Iterator[str]]
@@ -23,7 +23,9 @@ def verdicts(fmt: str, result: Result) -> list[Found]:
         if against is not None:
             found.append((runtime, "no", against))
         else:
-            usual = result.spec.family != "generic" and not result.g_idx
+            own = (fmt, runtime) == ("fp8", "transformers")
+            families = TRIED_IN_TRANSFORMERS if own else TRIED
+            usual = result.spec.family in families and not result.g_idx
             found.append((runtime, known if usual else "expected", remark))
     return found
 

@@ -19,7 +19,7 @@ from compress.formats import (
     vllm_rules,
 )
 from compress.formats.compressed_tensors import is_packed
-from compress.formats.verdicts import Result, Verdict
+from compress.formats.verdicts import TRIED, TRIED_IN_TRANSFORMERS, Result, Verdict
 from compress.quant.scheme import ActivationScheme, QuantScheme
 
 
@@ -55,7 +55,8 @@ def _judge(name: str, result: Result) -> Verdict:
     # In vLLM a quantized head was tried with packed weights only.
     heads = [scheme for x, scheme in result.quantized() if x.role == "head"]
     tried = name == "transformers" or all(is_packed(scheme) for scheme in heads)
-    known = confirmed and tried and result.spec.family != "generic"
+    families = TRIED_IN_TRANSFORMERS if name == "transformers" else TRIED
+    known = confirmed and tried and result.spec.family in families
     load = transformers_rules.load_option(result) if name == "transformers" else ""
     return Verdict(name, "yes" if known else "expected", remark(result), load)
 

@@ -13,6 +13,14 @@ from compress.quant.scheme import ActivationScheme, QuantScheme
 LoadOption = Literal["", "dequantize", "bfloat16"]
 
 
+# Families of which tiny models were tried in every loader; of others a yes is only expected.
+TRIED = frozenset(
+    ("llama", "mistral", "qwen2", "qwen3", "phi3", "gpt2", "mixtral", "qwen3_moe"),
+)
+# Families tried in transformers, where it needs no other project's quantizer.
+TRIED_IN_TRANSFORMERS = TRIED | {"gemma2", "gemma3_text", "gpt_neox", "opt", "olmo2", "smollm3"}
+
+
 class Verdict(NamedTuple):
     """yes: tried. expected: by the runtime's source. no: refused or computed wrongly.
 

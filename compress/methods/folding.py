@@ -80,11 +80,13 @@ class Folds:
 
     rows: fp32 [N], by which the rows of a weight [N, K], or the elements of a bias or a norm [N],
     are divided. columns: fp32 [K], by which the columns of a weight are multiplied.
+    offsets: of norms that add something to their weight before they multiply (FoldPair.offset).
     """
 
     linears: Mapping[str, LinearSpec]
     rows: dict[str, Tensor] = field(default_factory=dict)
     columns: dict[str, Tensor] = field(default_factory=dict)
+    offsets: dict[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, block: BlockSpec) -> "Folds":
@@ -95,12 +97,12 @@ class Folds:
         """Apply a further fold, behind those already here."""
         pair, scale = fold.pair, fold.scale.float()
         assert bool((torch.isfinite(scale) & (scale > 0)).all()), pair.writer
-        start, stop = pair.rows
-        size = self.linears[pair.writer].shape[0] if pair.kind == "linear" else stop
+        size = self.linears[pair.writer].shape[0] if pair.kind == "linear" else pair.rows[1]
         divisor = scale.new_ones(size)
-        divisor[start:stop] = scale
+        divisor[pair.channels()] = scale
         for tensor in pair.tensors:
             _multiply(self.rows, tensor, divisor)
+        self.offsets[pair.tensors[0]] = pair.offset
         factor = expand(pair, scale)
         for reader in pair.readers:
             _multiply(self.columns, self.linears[reader].tensor, factor)
@@ -118,7 +120,9 @@ class Folds:
         """A norm's weight or any bias [N] after the folds, in the dtype it came in."""
         if tensor not in self.rows:
             return vector
-        return (vector.float() / self.rows[tensor].to(vector.device)).to(vector.dtype)
+        offset = self.offsets.get(tensor, 0.0)
+        divided = (vector.float() + offset) / self.rows[tensor].to(vector.device)
+        return (divided - offset).to(vector.dtype)
 
     def stats(self, tensor: str, stats: Stats) -> Stats:
         """Statistics of what the linear with weight `tensor` reads after the folds.
@@ -179,11 +183,13 @@ def settle(fold: Fold, norm: Tensor) -> Fold:
     """The fold that a norm's weight can hold in the dtype it is stored in.
 
     norm: [C], the weight before the fold. What it becomes is rounded to its dtype, and the scale
-    redefined as old / new in fp32, so that norm and readers together are exact. A channel that
-    cannot be divided (weight 0, or nothing but 0 or Inf to store) gets scale 1.
+    redefined as old / new in fp32, so that norm and readers together are exact; old and new are
+    what the norm multiplies by, its offset included. A channel that cannot be divided (weight 0,
+    or nothing but 0 or Inf to store) gets scale 1.
     """
-    old = norm.float()
-    new = (old / fold.scale.to(old.device)).to(norm.dtype).float()
+    offset = fold.pair.offset
+    old = norm.float() + offset
+    new = (old / fold.scale.to(old.device) - offset).to(norm.dtype).float() + offset
     scale = old / new
     good = torch.isfinite(scale) & (scale > 0) & torch.isfinite(new)
     return replace(fold, scale=torch.where(good, scale, torch.ones_like(scale)))

@@ -18,6 +18,9 @@ def against(
     A router may stay dense: it reads the scaled channels all the same. Any other dense reader, or
     a dense linear as the writer, would have its scaled weight rounded to 16 bit for nothing.
     """
+    # What a search would decline whatever it saw is known here, before weights are read for it.
+    if pair.kind == "linear" and getattr(stage.config, "pairs", "all") == "norms":
+        return "pairs is norms"
     for linear in block.linears:
         if linear.name not in pair.readers or linear.role == "router":
             continue

@@ -1,6 +1,5 @@
 """The scaling step of a calibrated block: folds found and applied before anything is rounded."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -127,26 +126,17 @@ def _set(block: BlockPass, tensor: str, value: Tensor) -> None:
 def _gatherings(block: BlockPass, modules: list[ModulePlan], stages: list[int]) -> list[Gathering]:
     """All pairs of the block that have a reader to quantize, with nothing seen."""
     by_name = {m.linear.name: m for m in modules}
+    asked = {stage: block.work.plan.recipe.stages[stage] for stage in stages}
     found = []
     for pair in block.spec.folds:
         readers = {name: by_name[name] for name in pair.readers if name in by_name}
-        declined = {stage: _against(block, pair, by_name, stage) for stage in stages}
+        declined = {i: against(pair, block.spec, by_name, stage) for i, stage in asked.items()}
         if readers:
             # A router may be rounded by a stage that asks for no magnitudes: its input is the
             # experts' and not waited for.
             keys = {m.linear.shared_input for m in readers.values() if m.folds}
             found.append(Gathering(pair, readers, declined, keys))
     return found
-
-
-def _against(
-    block: BlockPass, pair: FoldPair, by_name: Mapping[str, ModulePlan], stage: int
-) -> str | None:
-    # What a search would decline whatever it saw is known here, before weights are read for it.
-    asked = block.work.plan.recipe.stages[stage]
-    if pair.kind == "linear" and getattr(asked.config, "pairs", "all") == "norms":
-        return "pairs is norms"
-    return against(pair, block.spec, by_name, asked)
 
 
 def _fold(block: BlockPass, gathering: Gathering, stage: int, scaled: Scaled) -> None:
@@ -179,14 +169,14 @@ def _apply(block: BlockPass, pair: FoldPair, choice: Choice, scaled: Scaled) -> 
     if choice.scale is None:
         return
     fold = Fold(pair, choice.scale)
-    checkpoint, (start, stop) = block.work.checkpoint, pair.rows
+    checkpoint = block.work.checkpoint
     if pair.kind == "norm":
         stored = checkpoint.read(pair.tensors[0], check_finite=True)
         fold = settle(fold, scaled.folds.vector(pair.tensors[0], stored))
     for name in pair.tensors[1:]:
         stored = checkpoint.read(name, check_finite=True)
         bias = scaled.folds.vector(name, stored.float())
-        fold = keep_finite(fold, bias[start:stop], stored.dtype)
+        fold = keep_finite(fold, bias[pair.channels()], stored.dtype)
     scaled.folds.add(fold)
 
 

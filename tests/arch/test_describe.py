@@ -166,6 +166,88 @@ def test_mixtral_experts_are_linears_of_their_own() -> None:
         describe(config, shapes)
 
 
+def gemma3_block(prefix: str, heads: int, head_dim: int) -> Shapes:
+    wide = {"q_proj": (heads * head_dim, 32), "o_proj": (32, heads * head_dim)}
+    kv = heads // 2 * head_dim
+    shapes: Shapes = {f"self_attn.{name}": shape for name, shape in wide.items()}
+    shapes |= {"self_attn.k_proj": (kv, 32), "self_attn.v_proj": (kv, 32)}
+    shapes |= {f"self_attn.{x}_norm": (head_dim,) for x in "qk"}
+    norms = ("input", "post_attention", "pre_feedforward", "post_feedforward")
+    shapes |= {f"{name}_layernorm": (32,) for name in norms}
+    shapes |= {"mlp.gate_proj": (48, 32), "mlp.up_proj": (48, 32), "mlp.down_proj": (32, 48)}
+    return {f"{prefix}.{name}.weight": shape for name, shape in shapes.items()}
+
+
+def test_a_text_config_leaves_out_what_it_does_not_change() -> None:
+    """gemma-3-4b-it says no number of heads, head_dim or vocabulary, and ties its head."""
+    text = {
+        "model_type": "gemma3_text",
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 1,
+    }
+    prefix = "language_model.model"
+    shapes = gemma3_block(f"{prefix}.layers.0", heads=8, head_dim=256)
+    shapes |= {f"{prefix}.embed_tokens.weight": (262208, 32), f"{prefix}.norm.weight": (32,)}
+    shapes |= llama_block("vision_tower.layers.0")
+    spec = describe({"model_type": "gemma3", "text_config": text}, shapes)
+    assert (spec.family, spec.text_config) == ("gemma3_text", ("text_config",))
+    assert (spec.heads, spec.kv_heads, spec.head_dim, spec.vocab) == (8, 4, 256, 262208)
+    assert spec.tied
+    assert set(spec.copied) == set(llama_block("vision_tower.layers.0"))
+
+
+def test_a_checkpoint_its_familys_table_does_not_hold_for_goes_by_names() -> None:
+    config = {
+        "model_type": "opt",
+        "hidden_size": 8,
+        "ffn_dim": 16,
+        "num_attention_heads": 2,
+        "num_hidden_layers": 1,
+        "vocab_size": 20,
+        "max_position_embeddings": 16,
+    }
+    block = {
+        **{f"self_attn.{x}_proj": (8, 8) for x in ("q", "k", "v", "out")},
+        **{"self_attn_layer_norm": (8,), "fc1": (16, 8), "fc2": (8, 16), "final_layer_norm": (8,)},
+    }
+    linears = {f"layers.0.{name}": shape for name, shape in block.items()}
+    tensors = {"embed_tokens": (20, 8), "embed_positions": (18, 8), "final_layer_norm": (8,)}
+    shapes: Shapes = {f"decoder.{n}.weight": s for n, s in {**tensors, **linears}.items()}
+    shapes |= {n[:-6] + "bias": s[:1] for n, s in shapes.items() if "embed" not in n}
+    spec = describe(config, shapes)
+    assert (spec.family, spec.heads, spec.tied) == ("opt", 2, True)
+    assert ("decoder.embed_positions.weight", "model.decoder.embed_positions.weight") in (
+        spec.outside
+    )
+    for changed in (
+        {"do_layer_norm_before": False},
+        {"word_embed_proj_dim": 4},
+        {"layer_norm_elementwise_affine": False},
+    ):
+        assert describe(config | changed, shapes).family == "generic"
+    same = {"do_layer_norm_before": True, "word_embed_proj_dim": 8}
+    assert describe(config | same, shapes).family == "opt"
+
+
+def test_a_head_goes_by_its_familys_name() -> None:
+    config = CONFIG | {"model_type": "gpt_neox", "num_hidden_layers": 1, "num_key_value_heads": 4}
+    block: Shapes = {
+        **{"attention.query_key_value": (96, 32), "attention.dense": (32, 32)},
+        **{"mlp.dense_h_to_4h": (48, 32), "mlp.dense_4h_to_h": (32, 48)},
+        **{"input_layernorm": (32,), "post_attention_layernorm": (32,)},
+    }
+    names: Shapes = {f"layers.0.{name}": shape for name, shape in block.items()}
+    names |= {"embed_in": (100, 32), "final_layer_norm": (32,)}
+    shapes: Shapes = {f"gpt_neox.{name}.weight": shape for name, shape in names.items()}
+    shapes |= {name[:-6] + "bias": s[:1] for name, s in shapes.items() if "embed" not in name}
+    with pytest.raises(CheckpointError, match=r"tensor embed_out\.weight is missing"):
+        describe(config, shapes)
+    spec = describe(config, shapes | {"embed_out.weight": (100, 32)})
+    assert spec.head == "embed_out.weight"
+    assert spec.outside[-1] == ("embed_out.weight", "lm_head.weight")
+
+
 def test_missing_tensor_is_named() -> None:
     shapes = llama()
     del shapes["model.layers.1.mlp.up_proj.weight"]

@@ -41,12 +41,30 @@ GPT2 = [
 ]
 
 
+GEMMA = [LLAMA[0], LLAMA[1], ("pre_feedforward_layernorm", *LLAMA[2][1:]), LLAMA[3]]
+OPT = [
+    ("self_attn_layer_norm", *LLAMA[0][1:]),
+    ("self_attn.v_proj", (0, 64), ["self_attn.out_proj"]),
+    ("final_layer_norm", (0, 64), ["fc1"]),
+    ("fc1", (0, 96), ["fc2"]),  # ReLU lets a scale through
+]
+GPT_NEOX = [
+    ("input_layernorm", (0, 64), ["attention.query_key_value"]),
+    ("attention.query_key_value", (32, 192), ["attention.dense"]),
+    ("post_attention_layernorm", (0, 64), ["mlp.dense_h_to_4h"]),
+]
+
+
 @pytest.mark.parametrize(
     ("family", "expected"),
     [
-        *((name, LLAMA) for name in ("llama", "mistral", "qwen2", "qwen3")),
+        *((name, LLAMA) for name in ("llama", "mistral", "qwen2", "qwen3", "smollm3")),
         ("phi3", PHI3),
         ("gpt2", GPT2),
+        ("gemma2", GEMMA),
+        ("gemma3_text", GEMMA),
+        ("opt", OPT),
+        ("gpt_neox", GPT_NEOX),
     ],
 )
 def test_pairs_of_dense_families(
@@ -57,8 +75,29 @@ def test_pairs_of_dense_families(
     keys = ["attn_in", "attn_out", "mlp_in", "mlp_mid"]
     assert [pair.shared_input for pair in block.folds] == keys[: len(expected)]
     repeats = [(pair.repeat, pair.head_dim) for pair in block.folds]
-    grouped = (1, 0) if family == "gpt2" else (2, 16)
+    grouped = (1, 0) if family in ("gpt2", "gpt_neox", "opt") else (2, 16)
     assert repeats == [(1, 0), grouped, (1, 0), (1, 0)][: len(expected)]
+    offsets = [pair.offset for pair in block.folds]
+    assert offsets == ([1, 0, 1, 0] if family.startswith("gemma") else [0] * len(expected))
+
+
+def test_a_norm_behind_attention_or_mlp_is_read_by_later_blocks_and_folds_into_nothing(
+    tmp_path: Path,
+) -> None:
+    block = block_of("olmo2", tmp_path)
+    assert [short(block, pair) for pair in block.folds] == [LLAMA[1], LLAMA[3]]
+
+
+def test_channels_of_heads_that_lie_apart(tmp_path: Path) -> None:
+    block = block_of("gpt_neox", tmp_path)
+    values = [head * 48 + 32 + within for head in range(4) for within in range(16)]
+    assert block.folds[1].channels() == values
+    assert block.folds[0].channels() == slice(0, 64)
+
+
+def test_an_activation_that_is_no_relu_lies_between(tmp_path: Path) -> None:
+    block = block_of("opt", tmp_path, activation_function="gelu")
+    assert [short(block, pair) for pair in block.folds] == OPT[:3]
 
 
 @pytest.mark.parametrize(
@@ -96,4 +135,4 @@ def test_biases_of_the_writer_are_written_with_its_channels(tmp_path: Path) -> N
 
 def test_every_family_has_pairs_and_a_decoder_in_no_table_none(tmp_path: Path) -> None:
     assert all(family.folds for family in FAMILIES.values())
-    assert block_of("olmo2", tmp_path).folds == ()
+    assert block_of("granite", tmp_path).folds == ()

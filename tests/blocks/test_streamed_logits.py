@@ -54,9 +54,16 @@ CASES: dict[str, tuple[str, tiny_models.Dtype, bool, bool | None, dict[str, Any]
         None,
         {"mlp_only_layers": [0], "num_hidden_layers": 3},
     ),
-    "gemma2 (no table)": ("gemma2", "bf16", True, None, {}),
-    "gpt_neox (no table)": ("gpt_neox", "fp16", False, None, {}),
-    "olmo2 (no table)": ("olmo2", "fp32", False, None, {}),
+    "gemma2 tied": ("gemma2", "bf16", True, None, {}),
+    "gemma3 tied": ("gemma3_text", "bf16", True, None, {"sliding_window": 7}),
+    "gpt_neox": ("gpt_neox", "fp16", False, None, {}),
+    "opt tied": ("opt", "fp32", True, None, {}),
+    "opt without biases": ("opt", "fp32", True, False, {}),
+    "olmo2": ("olmo2", "fp32", False, None, {}),
+    "smollm3": ("smollm3", "bf16", True, None, {}),
+    "granite (no table)": ("granite", "bf16", True, None, {}),
+    "starcoder2 (no table)": ("starcoder2", "fp16", False, None, {}),
+    "glm4 (no table)": ("glm4", "fp32", False, None, {}),
 }
 
 

@@ -22,7 +22,8 @@ SIZES = {
 }
 # What makes each of them different from llama in a way that could go wrong unnoticed.
 CASES: dict[str, dict[str, Any]] = {
-    "opt": {"ffn_dim": 48, "word_embed_proj_dim": 32},  # learned positions, a nested decoder
+    # opt-350m: norms behind the residual sums, projections around the blocks, a nested decoder
+    "opt": {"ffn_dim": 48, "word_embed_proj_dim": 16, "do_layer_norm_before": False},
     "bloom": {"n_layer": 2, "n_head": 4},  # a norm behind the embedding, alibi
     "cohere": {},  # scaled logits, parallel attention and mlp
     "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},  # experts that transformers stacks

@@ -349,4 +349,5 @@ def test_runtimes(tmp_path: Path) -> None:
     assert "mixtures" in verdicts("mixtral", lambda x: x.role == "o")["vLLM on GPU"][1]
     assert "fused into" in verdicts("llama", lambda x: x.role == "o")["vLLM on GPU"][1]
     assert "output head" in verdicts("llama", lambda x: True)["vLLM on GPU"][1]
-    assert verdicts("gpt_neox", all_linears)["transformers"][0] == "expected"
+    assert verdicts("gpt_neox", all_linears)["transformers"][0] == "yes"
+    assert verdicts("granite", all_linears)["transformers"][0] == "expected"

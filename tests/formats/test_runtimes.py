@@ -17,7 +17,7 @@ A8 = ActivationScheme()
 @pytest.fixture(scope="module")
 def specs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, DecoderSpec]:
     found = {}
-    for family in ("llama", "phi3", "gpt2", "qwen3_moe", "gpt_neox"):
+    for family in ("llama", "phi3", "gpt2", "qwen3_moe", "gpt_neox", "granite"):
         sizes = {} if family == "gpt2" else {"hidden_size": 128}
         folder = tiny_models.make(family, tmp_path_factory.mktemp(family), **sizes)
         checkpoint = Checkpoint.open(folder)
@@ -45,7 +45,19 @@ def test_the_usual_case(specs: dict[str, DecoderSpec]) -> None:
 
 
 def test_an_unknown_family_is_never_a_plain_yes(specs: dict[str, DecoderSpec]) -> None:
-    assert {v for v, _ in verdicts(specs["gpt_neox"], G4).values()} <= {"expected", "no"}
+    for fmt in ("compressed-tensors", "gptq", "fp8"):
+        found = verdicts(specs["granite"], G4 if fmt != "fp8" else PRESETS["FP8_BLOCK"], fmt=fmt)
+        assert {v for v, _ in found.values()} <= {"expected", "no"}
+
+
+def test_a_yes_is_known_where_the_family_was_tried(specs: dict[str, DecoderSpec]) -> None:
+    spec = specs["gpt_neox"]
+    found = verdicts(spec, G4)
+    assert (found["vLLM on CPU"][0], found["transformers"][0]) == ("expected", "yes")
+    assert verdicts(spec, PRESETS["FP8_BLOCK"], fmt="fp8")["transformers"][0] == "yes"
+    assert verdicts(spec, G4, fmt="gptq")["transformers"][0] == "expected"
+    llama = verdicts(specs["llama"], G4)
+    assert (llama["vLLM on CPU"][0], llama["transformers"][0]) == ("yes", "yes")
 
 
 def test_dense_goes_everywhere(specs: dict[str, DecoderSpec]) -> None:

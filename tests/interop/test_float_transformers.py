@@ -23,6 +23,7 @@ from in_transformers import (
     quantized_inputs,
     verdict_of,
 )
+from tiny_models import LINEAR
 
 pytestmark = [pytest.mark.interop, pytest.mark.usefixtures("compressed_tensors")]
 
@@ -113,7 +114,7 @@ def test_integers_with_float_inputs(source: Any, tmp_path: Path) -> None:
     assert verdict_of(written).reason.startswith("with CompressedTensorsConfig(dequantize=True)")
 
 
-@pytest.mark.parametrize("family", ["mistral", "qwen2", "qwen3", "phi3", "gemma2"])
+@pytest.mark.parametrize("family", LINEAR)
 def test_families(source: Any, family: str, tmp_path: Path) -> None:
     written = compressed_models.write(source(family), tmp_path / "out", PRESETS["FP8"])
     expected = plain(written, source(family), tmp_path / "plain", rounded=False)

@@ -17,8 +17,7 @@ from compress.methods.folding import Fold, Folds, by_channel, expand, settle
 from compress.quant.scheme import QuantScheme
 from compress_calibration.hessian import Stats
 
-# gemma2, gpt_neox and olmo2 are in no table and have no pairs.
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gpt2", "mixtral", "qwen3_moe")
+FAMILIES = tiny_models.TABLED
 
 
 def random_scale(channels: int, generator: torch.Generator, spread: float = 2.0) -> Tensor:
@@ -75,7 +74,8 @@ def test_folding_every_pair_leaves_the_function_as_it_is(
 
     def scale_of(pair: FoldPair, weight: Tensor) -> Tensor:
         seen.append(pair.writer)
-        return random_scale(pair.rows[1] - pair.rows[0], generator)
+        channels = torch.arange(pair.rows[1])[pair.channels()]
+        return random_scale(len(channels), generator)
 
     fold_checkpoint(spec, tmp_path, scale_of)
     assert len(seen) == sum(len(block.folds) for block in spec.blocks) > 0
@@ -154,6 +154,25 @@ def test_a_settled_fold_is_exact_in_the_norm_that_is_stored(dtype: torch.dtype) 
     assert ((product - norm.double()).abs() <= norm.double().abs() * 2**-23).all()
     if dtype != torch.float32:
         torch.testing.assert_close(norm.float() / fold.scale, stored.float(), rtol=2e-7, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_what_a_norm_adds_to_its_weight_is_divided_with_it(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(4)
+    norm = torch.randn(512, generator=generator).to(dtype)
+    norm[:3] = -1  # multiplies by 0
+    pair = FoldPair("norm", "norm", ("norm.weight",), (0, 512), ("v",), "x", offset=1.0)
+    folds = folds_of((8, 512), (8, 8))
+    for _ in range(2):
+        stored = folds.vector("norm.weight", norm)
+        folds.add(settle(Fold(pair, random_scale(512, generator)), stored))
+    stored = folds.vector("norm.weight", norm)
+    assert stored.dtype == dtype
+    assert folds.columns["v.weight"][:3].tolist() == [1, 1, 1]
+    product = (stored.double() + 1) * folds.columns["v.weight"].double()
+    # fp32 holds the sum with 1 to 2^-24, which the scale then multiplies.
+    bound = (norm.double() + 1).abs() * 2**-22 + folds.columns["v.weight"].double() * 2**-22
+    assert ((product - (norm.double() + 1)).abs() <= bound).all()
 
 
 def test_settle_keeps_channels_that_cannot_be_divided() -> None:

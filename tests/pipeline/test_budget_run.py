@@ -54,7 +54,7 @@ def losses(units: tuple[Unit, ...], cache: Path) -> Sensitivities:
     return Sensitivities(held["shares"], held["errors"])
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "mixtral", "gpt_neox"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "mixtral", "starcoder2"])
 @pytest.mark.parametrize("sensitivity", ["kl", "output_error"])
 def test_merged_layers_are_alike_and_the_bytes_within_the_target(
     tiny, tmp_path: Path, cache: Path, family: str, sensitivity: str

@@ -15,9 +15,8 @@ from compress.methods.outcome import relative_error
 from compress.pipeline import run
 from compress.report.schema import Layer, Report
 from pipeline_runs import GPTQ, RTN, SELF, recipe
+from tiny_models import TABLED, UNLISTED
 
-TABLED = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gpt2", "mixtral", "qwen3_moe")
-GENERIC = ("gemma2", "gpt_neox", "olmo2")
 EXPERTS = {"mixtral": 3 * 4, "qwen3_moe": 3 * 4}  # expert linears a block
 
 
@@ -102,7 +101,7 @@ def test_every_family(tiny, tmp_path: Path, family: str, method: str) -> None:
         assert report.calibration["tokens"] == 256
 
 
-@pytest.mark.parametrize("family", GENERIC)
+@pytest.mark.parametrize("family", UNLISTED)
 def test_other_decoders_weight_only(tiny, tmp_path: Path, family: str) -> None:
     source, out = tiny(family), tmp_path / "out"
     report = run(recipe(RTN), source, out)
@@ -110,7 +109,7 @@ def test_other_decoders_weight_only(tiny, tmp_path: Path, family: str) -> None:
     assert any("is in no architecture table" in line for line in report.warnings)
 
 
-@pytest.mark.parametrize("family", GENERIC)
+@pytest.mark.parametrize("family", UNLISTED)
 def test_other_decoders_calibrated(tiny, tmp_path: Path, family: str) -> None:
     source, out = tiny(family), tmp_path / "out"
     report = run(recipe(GPTQ, calibration=SELF), source, out)

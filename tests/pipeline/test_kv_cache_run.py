@@ -14,11 +14,10 @@ from compress.formats import open_weights
 from compress.pipeline import make_plan, run
 from compress.pipeline.peaks import Peaks
 from pipeline_runs import RTN, recipe, text_source
+from tiny_models import TABLED
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gpt2", "mixtral", "qwen3_moe")
 
-
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", TABLED)
 def test_a_block_shows_keys_and_values_and_computes_the_same(tiny, family: str) -> None:
     weights = open_weights(Checkpoint.open(tiny(family)))
     skeleton = Skeleton(weights.checkpoint.config, weights.spec, dtype=torch.float32)
