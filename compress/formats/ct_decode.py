@@ -24,6 +24,7 @@ from compress.formats.stored import (
     Read,
     Stored,
     group_order,
+    missing,
     positive,
 )
 from compress.quant.packing import unpack, words_for
@@ -159,11 +160,15 @@ def _stored_zeros(stored: Stored, n: int, scales: tuple[int, int]) -> Tensor:
 
 
 def _is_packed(stored: Stored) -> bool:
-    return stored.scheme.type == "int" and stored.holds("weight_packed")
+    """By their parts; wide integers may lie plain."""
+    found = stored.holds("weight_packed") or stored.holds("weight_shape")
+    return stored.scheme.type == "int" and found
 
 
 def _packed(stored: Stored) -> dict[str, Tensor]:
-    shape = stored.get("weight_shape", INDICES, (2,))
+    if not stored.holds("weight_shape"):
+        raise missing(stored.module, stored.scheme, stored.at("weight_shape"))
+    shape = stored.read(stored.at("weight_shape"))
     n, k = shape_from(shape, stored.module)
     codes = stored.get("weight_packed", WORDS, (n, words_for(k, stored.scheme.bits)))
     return {"weight_shape": shape, "weight_packed": codes}

@@ -6,6 +6,7 @@ from compress.arch.spec import LinearSpec
 from compress.checkpoint.detect import find_block
 from compress.checkpoint.header import TensorInfo
 from compress.checkpoint.jsonfile import read_object
+from compress.checkpoint.ties import contradiction
 from compress.formats import gptq
 from compress.formats.gptq_config import GptqSchemes
 from compress.formats.weights import CodedWeights
@@ -23,6 +24,7 @@ def oddities(weights: CodedWeights) -> list[str]:
     found = [(x, s) for x in linears if (s := weights.scheme(x.name)) is not None]
     return [
         *_config(weights),
+        *_tied(weights),
         *_ignored(weights),
         *_fused(weights),
         *_groups(found),
@@ -44,6 +46,11 @@ def _config(weights: CodedWeights) -> Iterator[str]:
             "zero points are stored less one (GPTQ version 1); kernels disagree on those that are"
             " 0, and `export --to gptq_v2` stores them as they are"
         )
+
+
+def _tied(weights: CodedWeights) -> Iterator[str]:
+    odd = contradiction(weights.checkpoint.config, weights.spec)
+    yield from () if odd is None else (odd,)
 
 
 def _asymmetric(weights: CodedWeights) -> bool:

@@ -124,7 +124,9 @@ class CodedWeights:
             return without_values(self.checkpoint, name) if part in reader.large else read(name)
 
         stored = Stored(linear, scheme, self.checkpoint.tensors.__contains__, small)
-        return reader.beside(stored, reader.gather(stored))
+        rest = reader.beside(stored, reader.gather(stored))
+        self._outliers(f"{linear}.weight", values=False)
+        return rest
 
     def is_quantized(self, linear: str) -> bool:
         """Whether the weight of a linear (by module name) is stored as codes."""
@@ -154,10 +156,18 @@ class CodedWeights:
 
     def outliers(self, tensor: str) -> OutlierColumns | None:
         """Columns that calibration fixed for a quantized weight, None where it did not."""
+        return self._outliers(tensor, values=True)
+
+    def _outliers(self, tensor: str, *, values: bool) -> OutlierColumns | None:
+        """values: with the columns' weights, else checked only."""
         if self.side is None or tensor not in self.checkpoint.tensors:
             return None
         shape, side = self.checkpoint.tensors[tensor].shape, self.side
-        return bitsandbytes.decode_outliers(tensor, shape, side.tensors.__contains__, side.read)
+
+        def read(name: str) -> Tensor:
+            return side.read(name) if values or name != tensor else without_values(side, name)
+
+        return bitsandbytes.decode_outliers(tensor, shape, side.tensors.__contains__, read)
 
     def outlier_columns(self, linear: str) -> int | None:
         """How many input columns of a linear are fixed as outliers; None where none are."""
@@ -207,9 +217,9 @@ def open_weights(
     fmt, reader = found
     schemes = reader.schemes(checkpoint.config)
     transposed = reader.transposed(checkpoint.config)
+    refuse_misfits(checkpoint, reader, schemes)
     if spec is None:
         spec = describe(checkpoint.config, _logical(checkpoint, reader, schemes, transposed))
-    refuse_misfits(checkpoint, reader, schemes)
     side = bitsandbytes_read.open_side(checkpoint) if method == bitsandbytes.NAME else None
     return CodedWeights(checkpoint, spec, fmt, reader, schemes, transposed, side)
 

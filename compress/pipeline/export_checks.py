@@ -13,20 +13,31 @@ from compress.formats.scales import Change, change, damage, refusal
 from compress.formats.validate import GLOBAL_SCALES
 from compress.quant.scheme import ActivationScheme, QuantScheme
 
+SHOWN = 8  # layers that a message names
 # NVFP4's scales are E4M3 in every format; powers of two are exact in any other dtype.
 _SMALL_FLOATS = (torch.float8_e4m3fn, torch.float8_e8m0fnu)
 
 
 @dataclass(frozen=True, slots=True)
 class ExportLayer:
-    """A quantized linear: how it is stored, whether its columns have an order of their own
-    (act-order "group"), and its bytes on disk in either format."""
+    """A quantized linear: how it is stored, and its bytes on disk in either format.
+
+    order: hash of its g_idx, None where every column is in the group of its place. zeros: how many
+    zero points it has. unstorable: how many of them the target has no place for.
+    """
 
     linear: LinearSpec
     scheme: QuantScheme
-    reordered: bool
+    order: str | None
+    zeros: int
+    unstorable: int
     bytes_before: int
     bytes_after: int
+
+    @property
+    def reordered(self) -> bool:
+        """Whether its columns have an order of their own (act-order "group")."""
+        return self.order is not None
 
 
 def refuse_factor(source: CodedWeights, target: Format, linear: LinearSpec) -> None:
@@ -58,30 +69,60 @@ def refuse_unfit(layers: Mapping[str, ExportLayer], target: Format) -> None:
     )
 
 
+def refuse_zeros(layers: Mapping[str, ExportLayer], target: Format) -> None:
+    """RecipeError for zero points that the target has no place for, with the layers that have
+    some."""
+    found = [x for x in layers.values() if x.unstorable]
+    if not found:
+        return
+    shown = [f"{x.linear.name} ({x.unstorable} of {x.zeros})" for x in found]
+    more = f" and {len(shown) - SHOWN} more layers" if len(shown) > SHOWN else ""
+    raise RecipeError(
+        f"{target.name} has no place for zero points of 0 (version 1 stores -1, which loaders read"
+        f" differently), and there are some in {', '.join(shown[:SHOWN])}{more}; export to gptq_v2"
+    )
+
+
 def refuse_unlike(source: CodedWeights, target: Format, layers: Mapping[str, ExportLayer]) -> None:
     """RecipeError for linears that runtimes merge into one matrix (q/k/v; gate/up) and that the
-    source stores in different ways, or with different global scales."""
+    source stores in different ways, with different global scales or orders of columns."""
     if target.method is None:
         return
     for block in source.spec.blocks:
-        members: dict[str, dict[str, str]] = {}
+        members: dict[str, list[LinearSpec]] = {}
         for linear in block.linears:
             if linear.fused is not None:
-                stored = _stored(source, linear, layers.get(linear.tensor))
-                members.setdefault(linear.fused, {})[linear.name] = stored
+                members.setdefault(linear.fused, []).append(linear)
         for found in members.values():
-            if len(set(found.values())) > 1:
-                shown = ", ".join(f"{name} {stored}" for name, stored in found.items())
-                raise RecipeError(
-                    f"{shown}; runtimes merge these into one matrix, so they need one scheme;"
-                    " export to dense"
-                )
+            _refuse_ways({x.name: _stored(source, x, layers.get(x.tensor)) for x in found})
+            _refuse_orders(source, {x.name: layers[x.tensor] for x in found if x.tensor in layers})
+
+
+def _refuse_ways(ways: Mapping[str, str]) -> None:
+    if len(set(ways.values())) > 1:
+        shown = ", ".join(f"{name} {stored}" for name, stored in ways.items())
+        raise RecipeError(
+            f"{shown}; runtimes merge these into one matrix, so they need one scheme; export to"
+            " dense"
+        )
+
+
+def _refuse_orders(source: CodedWeights, merged: Mapping[str, ExportLayer]) -> None:
+    first, *others = merged or [""]
+    other = next((name for name in others if merged[name].order != merged[first].order), None)
+    if other is not None:
+        part = source.reader.g_idx
+        raise RecipeError(
+            f"{first}.{part} and {other}.{part} give columns different orders, and runtimes merge"
+            f" {', '.join(merged)} into one matrix with one order: one of them is damaged, or only"
+            " dense can hold them; export to dense"
+        )
 
 
 def _stored(source: CodedWeights, linear: LinearSpec, layer: ExportLayer | None) -> str:
     if layer is None:
         return "unquantized"
-    words = layer.scheme.describe() + (" with g_idx" if layer.reordered else "")
+    words = layer.scheme.describe()
     for part in source.reader.scales if layer.scheme.is_fp4 else ():
         name = f"{linear.name}.{part}"
         if part in GLOBAL_SCALES and name in source.checkpoint.tensors:

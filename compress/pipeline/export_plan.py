@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from typing import Any
 
 from compress.arch.spec import LinearSpec
 from compress.checkpoint import Checkpoint, ShardLayout, TensorInfo, plan_shards
 from compress.checkpoint.dtypes import DTYPE_CODES
 from compress.checkpoint.layout import Entry, nbytes
+from compress.checkpoint.ties import said, settled
 from compress.errors import CheckpointError, RecipeError
 from compress.formats import FORMATS, CodedWeights, Format, open_weights
 from compress.formats.kv_cache import is_cache_tensor
@@ -20,9 +22,9 @@ from compress.pipeline.export_checks import (
     refuse_factor,
     refuse_unfit,
     refuse_unlike,
+    refuse_zeros,
 )
 from compress.quant.scheme import ActivationScheme, QuantScheme
-from compress.quant.tensor import is_trivial
 
 _ALIASES = {"fp8-block": "fp8", "gptq-v2": "gptq_v2"}
 
@@ -66,13 +68,16 @@ def plan_export(
     checkpoint: Checkpoint, to: str, *, round_scales: bool, shard_bytes: int
 ) -> ExportPlan:
     """The plan of a conversion to the format `to`; RecipeError or CheckpointError for what it
-    cannot hold or for what is wrong with the source. Reads headers, scales and g_idx only."""
+    cannot hold or for what is wrong with the source. Reads headers, scales, zero points and g_idx
+    only, and head and embedding where config.json calls them one and both are stored."""
     to = _ALIASES.get(to, to)
     source, target = _open(checkpoint, to), FORMATS[to]
     original = _original(source, target)
     layers = _layers(source, target, original)
+    _check_others(source, original, layers)
     refuse_unfit(layers, target)
     refuse_unlike(source, target, layers)
+    refuse_zeros(layers, target)
     rounded = check_scales(source, target, layers, round_scales=round_scales)
     kv_cache, kv_dtype = cache_of(source, target)
     tensors = {name: tuple(_entries(layers, target, original[name])) for name in original}
@@ -93,7 +98,7 @@ def plan_export(
         kv_cache=kv_cache,
         kv_dtype=kv_dtype,
         rounded=rounded,
-        notes=tuple(_notes(source, target, layers, rounded)),
+        notes=(*_tie_note(checkpoint, source), *_notes(source, target, layers, rounded)),
     )
     schemes = {} if plan.is_dense else plan.schemes
     config = target.config(
@@ -113,7 +118,7 @@ def _open(checkpoint: Checkpoint, to: str) -> CodedWeights:
         )
     if weights.format.name == to:
         raise RecipeError(f"{checkpoint.path} is in the format {to} already; copy the folder")
-    return weights
+    return replace(weights, checkpoint=settled(checkpoint, weights.spec))
 
 
 def _original(source: CodedWeights, target: Format) -> dict[str, TensorInfo]:
@@ -178,17 +183,29 @@ def _layers(
             for part in (*source.reader.parts, "weight")
             if (name := f"{linear.name}.{part}") in source.checkpoint.tensors
         )
-        reordered = _reordered(source, linear, scheme)
-        layers[linear.tensor] = ExportLayer(linear, scheme, reordered, size, 0)
+        layers[linear.tensor] = _layer(source, target, linear, scheme, size)
     return layers
 
 
-def _reordered(source: CodedWeights, linear: LinearSpec, scheme: QuantScheme) -> bool:
-    """Whether some column is not in the group of its place."""
-    name = f"{linear.name}.{source.reader.g_idx}"
-    if name not in source.checkpoint.tensors:
-        return False
-    return not is_trivial(source.checkpoint.read(name), scheme)
+def _layer(
+    source: CodedWeights, target: Format, linear: LinearSpec, scheme: QuantScheme, size: int
+) -> ExportLayer:
+    """size: bytes before. Reads zero points and g_idx, of one layer at a time."""
+    rest = source.beside(linear.name)
+    order = None if rest.g_idx is None else sha256(rest.g_idx.int().numpy().tobytes()).hexdigest()
+    zeros = 0 if rest.zero is None else rest.zero.numel()
+    lost = 0 if rest.zero is None else target.unstorable(rest.zero, scheme)
+    return ExportLayer(linear, scheme, order, zeros, lost, size, 0)
+
+
+def _check_others(
+    source: CodedWeights, original: Mapping[str, TensorInfo], layers: Mapping[str, ExportLayer]
+) -> None:
+    """Quantized weights that are no linears of the decoder, which only dense takes."""
+    for name in original:
+        module = name.removesuffix(".weight")
+        if name not in layers and name != module and source.is_quantized(module):
+            source.beside(module)
 
 
 def _entries(layers: Mapping[str, ExportLayer], target: Format, info: TensorInfo) -> list[Entry]:
@@ -207,6 +224,13 @@ def _entries(layers: Mapping[str, ExportLayer], target: Format, info: TensorInfo
 
 def _sized(layer: ExportLayer, entries: tuple[Entry, ...]) -> ExportLayer:
     return replace(layer, bytes_after=sum(nbytes(entry) for entry in entries))
+
+
+def _tie_note(checkpoint: Checkpoint, source: CodedWeights) -> list[str]:
+    tied = said(source.checkpoint.config)
+    if tied == said(checkpoint.config):
+        return []
+    return [f"config.json now says tie_word_embeddings {str(tied).lower()}, as the tensors do"]
 
 
 def _notes(

@@ -7,7 +7,6 @@ works in OUT.partial/ and OUT appears by one rename; it takes minutes, so a stop
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +38,7 @@ from compress.pipeline.export_plan import ExportPlan, plan_export
 from compress.pipeline.export_report import ExportReport, build, card, write
 from compress.pipeline.finish import content_of
 from compress.pipeline.units import OUTSIDE, shown
-from compress.quant.tensor import QuantizedTensor, is_trivial
+from compress.quant.tensor import QuantizedTensor
 from compress.recipe.byte_sizes import EXPECTED, byte_size
 
 SHARD_SIZE = "5GB"
@@ -164,10 +163,7 @@ def _write(plan: ExportPlan, writer: ShardWriter, name: str) -> None:
 
 
 def fitted(plan: ExportPlan, tensor: QuantizedTensor) -> QuantizedTensor:
-    """A weight of the source with its scales in the target's dtype, and no order of columns that
-    says nothing."""
-    if tensor.g_idx is not None and is_trivial(tensor.g_idx, tensor.scheme):
-        tensor = replace(tensor, g_idx=None)
+    """A weight of the source with its scales in the target's dtype."""
     if plan.target.scale_dtype is None:
         return tensor
     # The plan has looked at all of them; what is rounded here was allowed.

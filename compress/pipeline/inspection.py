@@ -12,6 +12,7 @@ from compress.arch.describe import describe
 from compress.arch.spec import DecoderSpec
 from compress.checkpoint import Checkpoint, resolve_model
 from compress.checkpoint.detect import detect
+from compress.checkpoint.ties import contradiction
 from compress.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -65,7 +66,12 @@ def _side(checkpoint: Checkpoint, method: str | None) -> Iterator[Checkpoint]:
 def _described(checkpoint: Checkpoint) -> dict[str, Any]:
     """What is told of a dense checkpoint."""
     spec = describe(checkpoint.config, checkpoint.shapes)
-    return {"decoder": _decoder(spec), "layers": _layers(spec, [checkpoint], {})}
+    odd = contradiction(checkpoint.config, spec)
+    return {
+        "decoder": _decoder(spec),
+        "layers": _layers(spec, [checkpoint], {}),
+        "oddities": [] if odd is None else [odd],
+    }
 
 
 def _decoded(checkpoint: Checkpoint, parts: Iterable[Checkpoint]) -> dict[str, Any]:

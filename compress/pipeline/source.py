@@ -3,12 +3,12 @@
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 from compress.arch.describe import describe
 from compress.arch.spec import DecoderSpec, LinearSpec
 from compress.checkpoint import Checkpoint
 from compress.checkpoint.detect import detect
+from compress.checkpoint.ties import settled, tied_config
 from compress.errors import CheckpointError
 from compress.recipe import Recipe
 from compress.recipe.matching import matches
@@ -18,11 +18,13 @@ LM_HEAD = "lm_head.weight"
 
 def open_source(recipe: Recipe, folder: Path) -> Checkpoint:
     """The checkpoint in `folder`, untied when a stage means the head of a model whose head is the
-    embedding. CheckpointError for one that is compressed already."""
+    embedding, and with a config that says whether it is. CheckpointError for one that is compressed
+    already."""
     checkpoint = Checkpoint.open(folder)
     refuse_quantized(checkpoint)
     spec = describe(checkpoint.config, checkpoint.shapes)
-    return untied(checkpoint, spec) if spec.tied and _names_head(recipe, spec) else checkpoint
+    apart = _names_head(recipe, spec)
+    return untied(checkpoint, spec) if spec.tied and apart else settled(checkpoint, spec, apart)
 
 
 def refuse_quantized(checkpoint: Checkpoint) -> None:
@@ -40,7 +42,7 @@ def untied(checkpoint: Checkpoint, spec: DecoderSpec) -> Checkpoint:
     name = head_name(spec)
     info = replace(checkpoint.tensors[spec.embedding], name=name)
     tensors = MappingProxyType({**checkpoint.tensors, name: info})
-    return replace(checkpoint, tensors=tensors, config=_untied_config(checkpoint.config))
+    return replace(checkpoint, tensors=tensors, config=tied_config(checkpoint.config, tied=False))
 
 
 def shares_bytes(checkpoint: Checkpoint, spec: DecoderSpec) -> bool:
@@ -69,9 +71,3 @@ def _names_head(recipe: Recipe, spec: DecoderSpec) -> bool:
         if not any(matches(pattern, head) for pattern in stage.ignore)
         for pattern in stage.targets
     )
-
-
-def _untied_config(config: dict[str, Any]) -> dict[str, Any]:
-    text = config.get("text_config")
-    inner = {"text_config": {**text, "tie_word_embeddings": False}} if text else {}
-    return {**config, **inner, "tie_word_embeddings": False}

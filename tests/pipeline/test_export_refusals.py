@@ -1,5 +1,6 @@
 """Exports that cannot be, or that fail: refused before the first byte, and nothing is left."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -43,21 +44,24 @@ def test_global_scales_of_merged_linears(compressed: Callable[..., Path], tmp_pa
     assert not list(tmp_path.glob("out*"))
 
 
-def test_a_zero_point_of_0_ends_an_export_to_gptq_1(
+def test_zero_points_of_0_are_found_before_an_export_to_gptq_1(
     compressed: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """Found on the way, as zero points are read with their codes."""
     export(compressed(scheme=ASYM), "gptq_v2", tmp_path / "v2")
     tensors = load_file(tmp_path / "v2" / "model.safetensors")
-    name = "model.layers.1.mlp.up_proj"
-    tensors[f"{name}.qzeros"][0, 0] &= ~0xF
+    for i in range(2):
+        tensors[f"model.layers.{i}.mlp.up_proj.qzeros"][i, 0] &= ~0xF
+    tensors["model.layers.1.mlp.down_proj.qzeros"] &= ~0xF0
     save_file(tensors, tmp_path / "v2" / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(RecipeError) as caught:
-        export(tmp_path / "v2", "gptq", tmp_path / "out")
-    assert str(caught.value) == (
-        f"{name}.weight: 1 of 192 zero points are 0, which GPTQ version 1 stores as -1 and loaders"
-        " read differently; use format 'gptq_v2'"
-    )
+    for convert in (export, dry_export):
+        with pytest.raises(RecipeError) as caught:
+            convert(tmp_path / "v2", "gptq", tmp_path / "out")
+        assert str(caught.value) == (
+            "gptq has no place for zero points of 0 (version 1 stores -1, which loaders read"
+            " differently), and there are some in model.layers.0.mlp.up_proj (1 of 192),"
+            " model.layers.1.mlp.up_proj (1 of 192), model.layers.1.mlp.down_proj (24 of 192);"
+            " export to gptq_v2"
+        )
     assert not list(tmp_path.glob("out*"))
     export(tmp_path / "v2", "awq", tmp_path / "out")
     assert_same_weights(tmp_path / "v2", tmp_path / "out")
@@ -166,3 +170,72 @@ def test_a_dry_run_writes_nothing(compressed: Callable[..., Path], tmp_path: Pat
     assert "compressed-tensors -> gptq" in export_table(plan)
     with pytest.raises(OutputError, match="is not empty"):
         dry_export(compressed(), "gptq", tmp_path / "out")
+
+
+def test_damaged_orders_of_columns(compressed: Callable[..., Path], tmp_path: Path) -> None:
+    """Runtimes have one order for the matrix that they merge q, k and v into."""
+    source = copied(compressed(scheme=SYM, act_order=True), tmp_path / "source")
+    tensors = load_file(source / "model.safetensors")
+    name = "model.layers.0.self_attn.k_proj.weight_g_idx"
+
+    def refused(g_idx: torch.Tensor, to: str = "gptq") -> str:
+        save_file({**tensors, name: g_idx}, source / "model.safetensors")
+        with pytest.raises((CheckpointError, RecipeError)) as caught:
+            export(source, to, tmp_path / "out")
+        assert not list(tmp_path.glob("out*"))
+        return str(caught.value)
+
+    one, g_idx = tensors[name].clone(), tensors[name]
+    one[int((one == 0).nonzero()[0])] = 1
+    damage = f"tensor {name} puts 31 columns into group 0, where 32 belong; it is damaged, so"
+    assert refused(one).startswith(damage)
+    assert refused(one, "dense").startswith(damage)
+    assert refused(g_idx + 7) == f"tensor {name} holds groups 7 to 8; there are scales for 0 to 1"
+    assert refused(g_idx.flip(0)) == (
+        "model.layers.0.self_attn.q_proj.weight_g_idx and"
+        " model.layers.0.self_attn.k_proj.weight_g_idx give columns different orders, and runtimes"
+        " merge model.layers.0.self_attn.q_proj, model.layers.0.self_attn.k_proj,"
+        " model.layers.0.self_attn.v_proj into one matrix with one order: one of them is damaged,"
+        " or only dense can hold them; export to dense"
+    )
+    assert "give columns different orders" in refused(torch.arange(64, dtype=torch.int32) // 32)
+
+
+def test_a_head_beside_a_config_that_says_tied(
+    compressed: Callable[..., Path], tmp_path: Path
+) -> None:
+    source = copied(compressed(), tmp_path / "source")
+    tensors = load_file(source / "model.safetensors")
+    embedding = tensors["model.embed_tokens.weight"]
+
+    def exported(head: torch.Tensor) -> tuple[Any, list[str]]:
+        save_file({**tensors, "lm_head.weight": head}, source / "model.safetensors")
+        report = export(source, "dense", tmp_path / "out", overwrite=True)
+        config = json.loads((tmp_path / "out" / "config.json").read_text())
+        return config["tie_word_embeddings"], list(report.notes)
+
+    same, notes = exported(embedding.clone())
+    assert (same, notes) == (True, [])
+    other, notes = exported(embedding.flip(0).contiguous())
+    assert (other, notes) == (
+        False,
+        ["config.json now says tie_word_embeddings false, as the tensors do"],
+    )
+
+
+def test_parts_that_are_missing_are_found_before_work(
+    compressed: Callable[..., Path], tmp_path: Path
+) -> None:
+    source = copied(compressed(), tmp_path / "source")
+    tensors = load_file(source / "model.safetensors")
+    name = "model.layers.1.mlp.up_proj"
+    del tensors[f"{name}.weight_scale"]
+    save_file(tensors, source / "model.safetensors")
+    for to in ("gptq", "dense"):
+        with pytest.raises(CheckpointError) as caught:
+            export(source, to, tmp_path / "out")
+        assert str(caught.value) == (
+            f"{name}: int4 sym g32 needs tensor {name}.weight_scale, which is missing; the"
+            " checkpoint is incomplete or its quantization_config is wrong"
+        )
+    assert not list(tmp_path.glob("out*"))
