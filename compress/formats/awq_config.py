@@ -1,5 +1,6 @@
 """AWQ's quantization_config, written and read: one scheme, and modules that it leaves alone."""
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,7 @@ from compress.checkpoint.detect import find_block
 from compress.errors import RecipeError
 from compress.formats.config_values import flag, names, require, whole
 from compress.formats.ct_config import ignored_modules
-from compress.formats.gptq_config import refuse_others, rules, scheme_of
+from compress.formats.gptq_config import read_rules, refuse_others, rules, scheme_of
 from compress.formats.names import module_of
 from compress.quant.scheme import QuantScheme
 
@@ -19,15 +20,19 @@ GEMM = "gemm"
 
 @dataclass(frozen=True, slots=True)
 class AwqSchemes:
-    """base: of every module that has codes. ignored: as the config lists them, whole names only;
+    """base: of every module that has codes and that no rule matches; the first rule that does
+    counts, None for modules without codes. ignored: as the config lists them, whole names only;
     loaders take some for parts of names, which the tensors tell from the others."""
 
     base: QuantScheme
+    rules: tuple[tuple[re.Pattern[str], QuantScheme | None], ...]
     ignored: tuple[str, ...]
     transposed: frozenset[str]
 
     def scheme(self, module: str) -> QuantScheme | None:
-        return None if module in self.ignored else self.base
+        if module in self.ignored:
+            return None
+        return next((scheme for found, scheme in self.rules if found.match(module)), self.base)
 
 
 def quantization_config(
@@ -82,14 +87,18 @@ def read_schemes(config: Mapping[str, Any]) -> AwqSchemes:
     place, block = find_block(config) or ("quantization_config", {})
     version = block.get("version", block.get("checkpoint_format", block.get("format", GEMM)))
     require(f"{place}.version", version.lower() if isinstance(version, str) else version, (GEMM,))
+    return AwqSchemes(
+        _scheme(place, block),
+        read_rules(place, block, _scheme),
+        names(f"{place}.modules_to_not_convert", block.get("modules_to_not_convert")),
+        frozenset(names(f"{place}.transposed", block.get("transposed"))),
+    )
+
+
+def _scheme(place: str, block: Mapping[str, Any]) -> QuantScheme:
     bits = whole(f"{place}.bits", block.get("bits", block.get("w_bit", 4)))
     require(f"{place}.bits", bits, (4,))
     # gptqmodel says `sym` instead.
     other = flag(f"{place}.sym", block.get("sym", False))
     symmetric = not flag(f"{place}.zero_point", block.get("zero_point", not other))
-    size = block.get("group_size", block.get("q_group_size"))
-    return AwqSchemes(
-        scheme_of(place, bits, symmetric, size),
-        names(f"{place}.modules_to_not_convert", block.get("modules_to_not_convert")),
-        frozenset(names(f"{place}.transposed", block.get("transposed"))),
-    )
+    return scheme_of(place, bits, symmetric, block.get("group_size", block.get("q_group_size")))

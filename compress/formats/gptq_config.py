@@ -7,9 +7,9 @@ matches counts.
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from compress.arch.spec import DecoderSpec, LinearSpec
 from compress.checkpoint.detect import find_block
@@ -41,6 +41,7 @@ _FUSED = {
 }
 
 Key = tuple[QuantScheme, bool]  # scheme, desc_act
+_Said = TypeVar("_Said")
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,26 +193,29 @@ def read_schemes(config: Mapping[str, Any]) -> GptqSchemes:
     # transformers and gptqmodel prefer different ones of the two.
     require(f"{place}.format", block.get("format") or version, (version,))
     require(f"{place}.pack_dtype", block.get("pack_dtype", "int32"), ("int32",))
-    rules = block.get("dynamic")
-    found = {} if rules is None else mapping(f"{place}.dynamic", rules)
     flag(f"{place}.lm_head", block.get("lm_head") or False)
     return GptqSchemes(
         _key_of(place, block),
-        tuple(_rule(f"{place}.dynamic", text, block, found[text]) for text in found),
+        read_rules(place, block, _key_of),
         frozenset(names(f"{place}.transposed", block.get("transposed"))),
     )
 
 
-def _rule(
-    place: str, text: object, block: Mapping[str, Any], changes: object
-) -> tuple[re.Pattern[str], Key | None]:
-    if not isinstance(text, str):
-        raise CheckpointError(f"{place}: key {shown(text)} must be a regular expression")
-    if text.startswith("-:"):
-        return pattern(place, text, "-:"), None
-    place = f"{place}[{shown(text)}]"
-    key = _key_of(place, {**block, **mapping(place, changes)})
-    return pattern(place, text, "+:"), key
+def read_rules(
+    place: str, block: Mapping[str, Any], read: Callable[[str, Mapping[str, Any]], _Said]
+) -> tuple[tuple[re.Pattern[str], _Said | None], ...]:
+    """`dynamic` of a block, in its order: what `read` makes of the block as a rule changes it, None
+    for modules that are not quantized. place: of the block; `read` gets the rule's."""
+    place, rules = f"{place}.dynamic", block.get("dynamic")
+    found: list[tuple[re.Pattern[str], _Said | None]] = []
+    for text, changes in ({} if rules is None else mapping(place, rules)).items():
+        if text.startswith("-:"):
+            found.append((pattern(place, text, "-:"), None))
+        else:
+            where = f"{place}[{shown(text)}]"
+            said = read(where, {**block, **mapping(where, changes)})
+            found.append((pattern(place, text, "+:"), said))
+    return tuple(found)
 
 
 def _key_of(place: str, block: Mapping[str, Any]) -> Key:

@@ -207,6 +207,10 @@ def test_odd_bits_name_the_version_that_reads_them(tmp_path: Path) -> None:
             {"weights": {}, "input_activations": {"symmetric": False, "dynamic": True}},
             r"input_activations.symmetric is False; this version reads True",
         ),
+        (
+            {"weights": {}, "output_activations": {"num_bits": 8}},
+            r"output_activations is {'num_bits': 8}; this version reads None",
+        ),
     ],
 )
 def test_foreign_schemes_are_refused(group: dict[str, Any], message: str) -> None:
@@ -232,3 +236,42 @@ def test_old_spellings_are_read() -> None:
     found = parse({"quantization_config": {"config_groups": {"a": group, "b": other}}})
     assert found.scheme("x") == QuantScheme(8, True, "block", 128, type="float")
     assert found.scheme("x.down") == PRESETS["NVFP4A16"]
+
+
+def test_classes_of_modules_by_their_names() -> None:
+    """vLLM's name for a packed embedding; "Linear" does not mean it."""
+    weights = {"num_bits": 4, "group_size": 32}
+    groups = {"a": {"targets": ["Linear"], "weights": weights}}
+    embedding = "model.embed_tokens"
+    found = parse({"quantization_config": {"config_groups": groups}})
+    assert found.scheme("model.layers.0.mlp.up_proj") == G4
+    assert found.scheme(embedding) is None
+    groups["b"] = {"targets": ["Embedding"], "weights": {**weights, "num_bits": 8}}
+    found = parse({"quantization_config": {"config_groups": groups}})
+    assert found.scheme(embedding) == found.scheme("transformer.wte") == G8
+    assert found.scheme("model.layers.0.mlp.up_proj") == G4
+    ignored = parse({"quantization_config": {"config_groups": groups, "ignore": [embedding]}})
+    assert ignored.scheme(embedding) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"transform_config": {"config_groups": {"u": {"type": "hadamard"}}}},
+            r"transform_config is {.*hadam.*; weights that are read without these transforms are",
+        ),
+        ({"transform_config": "hadamard"}, r"transform_config is 'hadamard'; it must be a mapping"),
+        (
+            {"sparsity_config": {"format": "sparse-24-bitmask"}},
+            r"sparsity_config.format is 'sparse-24-bitmask'; this version reads None, 'dense'",
+        ),
+    ],
+)
+def test_what_changes_weights_beside_the_groups(change: dict[str, Any], message: str) -> None:
+    group = {"targets": ["Linear"], "weights": {"num_bits": 4, "group_size": 32}}
+    block = {"config_groups": {"a": group}}
+    for empty in ({"transform_config": {}}, {"sparsity_config": {"format": "dense"}}):
+        assert parse({"quantization_config": {**block, **empty}}).scheme("a.b") == G4
+    with pytest.raises(CheckpointError, match=message):
+        parse({"quantization_config": {**block, **change}})

@@ -221,12 +221,28 @@ def test_malformed_gptq_configs_are_named(change: dict[str, Any], message: str) 
         ({"group_size": "128"}, r"group_size is '128'; it must be a whole number"),
         ({"zero_point": None}, r"zero_point is None; it must be true or false"),
         ({"modules_to_not_convert": "lm_head"}, r"must be a list of module names"),
+        ({"dynamic": {"+:a": {"bits": 8}}}, r"dynamic\['\+:a'\].bits is 8; this version reads 4"),
+        ({"dynamic": {"+:(": {}}}, r"dynamic: '\+:\(' is not a regular expression"),
     ],
 )
 def test_malformed_awq_configs_are_named(change: dict[str, Any], message: str) -> None:
     good = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True}
     with pytest.raises(CheckpointError, match=message):
         reread(awq_gemm, {**good, **change})
+
+
+def test_rules_in_awqs_config_are_followed() -> None:
+    """gptqmodel writes them for AWQ too."""
+    dynamic = {
+        r"-:.*\.experts\.": {},
+        r"+:.*\.o_proj": {"group_size": 64},
+        r"+:.*\.k_proj": {"sym": True, "zero_point": False},
+    }
+    found = reread(awq_gemm, {"quant_method": "awq", "group_size": 32, "dynamic": dynamic})
+    assert found.scheme("model.layers.0.mlp.experts.1.up") is None
+    assert found.scheme("model.layers.0.o_proj") == QuantScheme(group_size=64, symmetric=False)
+    assert found.scheme("model.layers.0.k_proj") == G4
+    assert found.scheme("model.layers.0.up_proj") == replace(G4, symmetric=False)
 
 
 def test_old_keys_of_autoawq_are_read() -> None:
