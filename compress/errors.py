@@ -27,3 +27,7 @@ class OutputError(CompressError):
 
 class DependencyError(CompressError):
     """An optional package or a compiler is missing; the message names the extra to install."""
+
+
+class RequestError(CompressError):
+    """The engine cannot serve this request, or cannot run within these limits."""

@@ -1,8 +1,16 @@
 """The tokens of one step, of many sequences, side by side."""
 
+from collections.abc import Sequence as Several
 from dataclasses import dataclass
 
+import numpy as np
+import torch
 from torch import Tensor
+
+from compress.runtime.step import Item
+
+# Matrix products on a multiple of so many rows give a row the same bits whatever their number.
+ROWS = 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,3 +36,57 @@ class FlatBatch:
     rows: Tensor
     count: int
     lengths: Tensor
+
+
+def build_batch(
+    items: Several[Item], groups: int, block_size: int, device: torch.device
+) -> FlatBatch:
+    """The batch of one or more items, in their order; padding has a row of the tables of its own.
+
+    `rows` are the wanted positions, item by item, each in ascending order.
+    """
+    count = sum(item.count for item in items)
+    padded = _padded(count)
+    ids, positions = np.zeros(padded, np.int64), np.zeros(padded, np.int64)
+    sequence = np.full(padded, len(items), np.int32)
+    rows: list[int] = []
+    at = 0
+    for index, item in enumerate(items):
+        part = slice(at, at + item.count)
+        ids[part] = np.frombuffer(item.sequence.tokens, np.int32)[item.start : item.end]
+        positions[part] = np.arange(item.start, item.end)
+        sequence[part] = index
+        rows += range(at + item.wanted - item.start, at + item.count)
+        at += item.count
+    rows += [0] * (_padded(len(rows)) - len(rows))
+    tables = [_table(items, group) for group in range(groups)]
+    block, offset = positions // block_size, positions % block_size
+    slots = [table[sequence, block] * np.int64(block_size) + offset for table in tables]
+    given = [item.sequence.given for item in items]
+
+    def tensor(values: "np.typing.NDArray[np.generic]") -> Tensor:
+        return torch.from_numpy(values).to(device)
+
+    return FlatBatch(
+        ids=tensor(ids),
+        positions=tensor(positions),
+        sequence=tensor(sequence),
+        tables=tuple(map(tensor, tables)),
+        slots=tuple(map(tensor, slots)),
+        rows=tensor(np.array(rows, np.int64)),
+        count=count,
+        lengths=tensor(np.array([*given, 0], np.int64)),
+    )
+
+
+def _padded(rows: int) -> int:
+    return -(-rows // ROWS) * ROWS
+
+
+def _table(items: Several[Item], group: int) -> "np.typing.NDArray[np.int32]":
+    """[items + 1, most blocks], the null block behind each and in the last row."""
+    tables = [item.sequence.tables[group] for item in items]
+    table = np.zeros((len(items) + 1, max(map(len, tables))), np.int32)
+    for row, blocks in zip(table, tables, strict=False):
+        row[: len(blocks)] = np.frombuffer(blocks, np.int32)
+    return table

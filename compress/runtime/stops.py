@@ -1,0 +1,80 @@
+"""The text of an output as its tokens come, and the stop strings in it."""
+
+from collections.abc import Callable
+
+Decode = Callable[[list[int]], str]
+
+# Tokens of the prompt that are decoded before the output: the first token of an output keeps the
+# space it begins with, and a character that the prompt leaves unfinished is finished.
+CONTEXT = 5
+# A character has four bytes at most. Where so many tokens settle nothing, they are no characters,
+# and waiting on would decode them all again for every new one.
+PATIENCE = 16
+UNFINISHED = "\ufffd"
+
+
+class Writer:
+    """Turns tokens into text that never changes afterwards.
+
+    Held back are tokens that end inside a character, and an end of the text that may become a stop
+    string. decode: ids -> text, special tokens left out, spaces as they are.
+    """
+
+    def __init__(self, decode: Decode, prompt: list[int], stops: tuple[str, ...]) -> None:
+        self.decode, self.stops = decode, stops
+        self.text = ""
+        self._taken = 0
+        self._held = ""
+        # Text of _tokens[:_read] has been written; _tokens goes on growing behind.
+        self._tokens = prompt[-CONTEXT:]
+        self._read = len(self._tokens)
+        self._before = self._decoded(self._tokens).rstrip(UNFINISHED)
+
+    def push(self, token: int, may_stop: bool = True) -> bool:
+        """One more token. True where its text completes a stop string, which then is cut off."""
+        self._tokens.append(token)
+        return self._release(self._settled(), may_stop)
+
+    def flush(self) -> bool:
+        """The output has ended: all that is held becomes text. True as in push()."""
+        rest = self._decoded(self._tokens)[len(self._before) :]
+        stopped = self._release(rest, True)
+        self.text, self._held = self.text + self._held, ""
+        return stopped
+
+    def take(self) -> str:
+        """The text written since the last call."""
+        start, self._taken = self._taken, len(self.text)
+        return self.text[start:]
+
+    def _settled(self) -> str:
+        """New text since the last call, without an unfinished character at its end."""
+        text = self._decoded(self._tokens)
+        waiting = len(self._tokens) - self._read
+        if (text.endswith(UNFINISHED) and waiting < PATIENCE) or len(text) <= len(self._before):
+            return ""
+        new = text[len(self._before) :]
+        self._tokens = self._tokens[self._read :]
+        self._read = len(self._tokens)
+        self._before = self._decoded(self._tokens)
+        return new
+
+    def _release(self, new: str, may_stop: bool) -> bool:
+        text, self._held = self._held + new, ""
+        found = [text.find(stop) for stop in self.stops if stop in text] if may_stop else []
+        if found:
+            self.text += text[: min(found)]
+            return True
+        held = max((_overlap(text, stop) for stop in self.stops), default=0)
+        self.text += text[: len(text) - held]
+        self._held = text[len(text) - held :]
+        return False
+
+    def _decoded(self, tokens: list[int]) -> str:
+        return self.decode(tokens) if tokens else ""
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of the text that begins the stop string without completing it."""
+    longest = min(len(stop) - 1, len(text))
+    return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)
