@@ -9,7 +9,7 @@ from compress.errors import RecipeError
 from compress.formats import FORMATS, bitsandbytes, dense
 from compress.formats.compressed_tensors import is_packed
 from compress.methods import METHODS
-from compress.pipeline.modules import ModulePlan, Skipped
+from compress.pipeline.modules import ModulePlan
 from compress.pipeline.source import shares_bytes
 from compress.quant.packing import WORD_BITS
 from compress.quant.scheme import QuantScheme
@@ -87,28 +87,6 @@ def _broken_group(m: ModulePlan) -> int:
     if inputs is not None and inputs.granularity == "group":
         steps.append(inputs.group_size)
     return next((step for step in steps if columns % step), 0)
-
-
-def check_fused(recipe: Recipe, modules: Iterable[ModulePlan], skipped: Iterable[Skipped]) -> None:
-    """RecipeError unless layers that serving runtimes merge into one matrix are stored alike."""
-    schemes: dict[tuple[int | None, str, int | None], dict[str, str]] = {}
-
-    def note(linear: LinearSpec, block: int | None, scheme: str) -> None:
-        if linear.fused is not None:
-            schemes.setdefault((block, linear.fused, linear.expert), {})[linear.name] = scheme
-
-    for m in modules:
-        # NVFP4's divisor is chosen by one stage for all that are merged.
-        stage = f" of {recipe.stages[m.stage].label}" if m.scheme.is_fp4 else ""
-        note(m.linear, m.block, m.scheme.describe() + stage + (" with g_idx" if m.g_idx else ""))
-    for s in skipped:
-        note(s.linear, s.block, "unquantized")
-    for members in schemes.values():
-        if len(set(members.values())) > 1:
-            shown = ", ".join(f"{name} {scheme}" for name, scheme in members.items())
-            raise RecipeError(
-                f"stages: {shown}; runtimes merge these into one matrix, so give them one scheme"
-            )
 
 
 def against_parallel(

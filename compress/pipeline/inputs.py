@@ -10,10 +10,12 @@ from functools import partial
 import torch
 
 from compress.checkpoint import Checkpoint
-from compress.errors import CompressError, RecipeError
-from compress.evaluation.config import DEFAULT_WINDOW_CAP
+from compress.errors import CompressError, DataError, RecipeError
+from compress.evaluation.config import DEFAULT_WINDOW_CAP, EvaluationConfig
 from compress.pipeline.plan import Plan
-from compress_calibration.config import CalibrationConfig
+from compress.recipe import Recipe
+from compress.recipe.placing import placed
+from compress_calibration.config import CalibrationConfig, SourceConfig
 from compress_calibration.dataset import build
 from compress_calibration.readers import source_files
 from compress_calibration.sources import check_source
@@ -54,21 +56,38 @@ def input_checks(
     """What `check_inputs` looks at, each by itself."""
     recipe, evaluation = plan.recipe, plan.recipe.evaluation
     calibration = recipe.calibration if plan.needs_calibration else None
-    sources = [] if calibration is None else list(calibration.sources)
     yield from _lengths(plan, calibration)
-    if evaluation is not None:
-        sources += [text.source() for text in evaluation.texts]
-    yield from (partial(check_source, source) for source in sources)
+    sources = list(_sources(calibration, evaluation))
+    for key, source in sources:
+        yield partial(_placed, recipe, key, partial(check_source, source))
     prompts = evaluation is not None and bool(evaluation.samples.prompts)
-    if prompts or any(source.kind != "self" for source in sources):
+    if prompts or any(source.kind != "self" for _, source in sources):
         yield partial(load_tokenizer, checkpoint.path)
     if calibration is not None and not drawn:
-        yield partial(_check_amount, calibration, checkpoint, plan.spec.vocab)
+        amount = partial(_check_amount, calibration, checkpoint, plan.spec.vocab)
+        yield partial(_placed, recipe, "calibration", amount)
     if evaluation is not None or calibration is not None:
         yield partial(_check_class, plan, checkpoint)
     # Evaluation text that does not fit is left out of the report, with a warning.
     if calibration is not None and not drawn and any(s.kind == "self" for s in calibration.sources):
         yield partial(_check_memory, plan, checkpoint, dtype, device)
+
+
+def _placed(recipe: Recipe, key: str, check: Check) -> None:
+    with placed(recipe, key):
+        check()
+
+
+def _sources(
+    calibration: CalibrationConfig | None, evaluation: EvaluationConfig | None
+) -> Iterator[tuple[str, SourceConfig]]:
+    """Every text that is read, with its key in the recipe."""
+    if calibration is not None:
+        for i, source in enumerate(calibration.sources):
+            yield f"calibration.sources[{i}]", source
+    if evaluation is not None:
+        for i, text in enumerate(evaluation.texts):
+            yield f"evaluation.texts[{i}]", text.source()
 
 
 def _lengths(plan: Plan, calibration: CalibrationConfig | None) -> Iterator[Check]:
@@ -79,7 +98,8 @@ def _lengths(plan: Plan, calibration: CalibrationConfig | None) -> Iterator[Chec
         yield partial(_check_length, place, calibration.length, context)
     if evaluation is None:
         return
-    yield partial(evaluation.resolve, context or DEFAULT_WINDOW_CAP)
+    resolve = partial(evaluation.resolve, context or DEFAULT_WINDOW_CAP)
+    yield partial(_placed, recipe, "evaluation", resolve)
     for i, text in enumerate(evaluation.texts):
         if text.kind == "self":
             place = recipe.at(f"evaluation.texts[{i}].length")
@@ -98,7 +118,10 @@ def _check_amount(calibration: CalibrationConfig, checkpoint: Checkpoint, vocab:
     and larger ones hold enough."""
     if any(source.kind not in ("text", "jsonl") for source in calibration.sources):
         return
-    size = sum(p.stat().st_size for s in calibration.sources for p in source_files(s))
+    try:
+        size = sum(p.stat().st_size for s in calibration.sources for p in source_files(s))
+    except DataError:  # check_source says what is missing
+        return
     asked = calibration.samples * calibration.length
     if size < min(PLENTY * asked, QUICK_BYTES):
         build(calibration, load_tokenizer(checkpoint.path), generate=None, vocab=vocab)

@@ -70,7 +70,7 @@ def check_config(
     )
 
 
-def check_experts(modules: Iterable[ModulePlan], fmt: str) -> None:
+def check_experts(recipe: Recipe, modules: Iterable[ModulePlan], fmt: str) -> None:
     """RecipeError for experts of a mixture in bitsandbytes.
 
     transformers keeps the experts of a block as one parameter, which bitsandbytes does not
@@ -78,11 +78,12 @@ def check_experts(modules: Iterable[ModulePlan], fmt: str) -> None:
     """
     if fmt != bitsandbytes.NAME:
         return
-    experts = [m.linear.name for m in modules if m.linear.expert is not None]
-    if experts:
+    expert = next((m for m in modules if m.linear.expert is not None), None)
+    if expert is not None:
         raise RecipeError(
-            f"stages: {experts[0]} and {len(experts) - 1} more are experts, which bitsandbytes does"
-            " not quantize in transformers; add '*.experts.*' to ignore, or use output.format dense"
+            f"{recipe.stages[expert.stage].at('targets')}: {expert.linear.name} is an expert, and"
+            " bitsandbytes quantizes none in transformers; add '*.experts.*' to ignore, or use"
+            " output.format dense"
         )
 
 

@@ -22,6 +22,7 @@ from compress.methods import METHODS
 from compress.pipeline import cache_scales, fit
 from compress.pipeline.budget import Budget
 from compress.pipeline.estimate import Estimate, Job, estimate
+from compress.pipeline.fused import check_fused
 from compress.pipeline.lengths import cap_defaults
 from compress.pipeline.modules import ModulePlan, Skipped, calibrated_head
 from compress.pipeline.output_format import (
@@ -34,6 +35,7 @@ from compress.pipeline.pairs import check_pairs
 from compress.quant.scheme import ActivationScheme, QuantScheme
 from compress.recipe import Recipe
 from compress.recipe.matching import assign
+from compress.recipe.placing import placed
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,10 +131,11 @@ def build_plan(recipe: Recipe, checkpoint: Checkpoint, *, dtype: torch.dtype) ->
     modules, skipped = _assign(recipe, spec, checkpoint, fmt)
     fit.check_embedding(recipe, spec, modules)
     fit.check_groups(recipe, modules)
-    fit.check_fused(recipe, modules, skipped)
+    check_fused(recipe, modules, skipped)
     check_pairs(recipe, spec, modules)
-    check_experts(modules, fmt)
-    check_config(fmt, spec, checkpoint.shapes, modules)
+    check_experts(recipe, modules, fmt)
+    with placed(recipe, "output.format"):
+        check_config(fmt, spec, checkpoint.shapes, modules)
     tensors = _output_tensors(checkpoint, modules, fmt)
     if recipe.kv_cache is not None:
         tensors = cache_scales.reserve(recipe, spec, checkpoint.main_dtype, tensors, fmt)
@@ -221,7 +224,8 @@ def _module(
             f"tensor {linear.tensor} is stored as {info.dtype}; {', '.join(PLAIN_DTYPES)} can be"
             " quantized, so convert it or add the layer to ignore"
         )
-    stored = _stored(linear, scheme, fmt, info.dtype, g_idx)
+    with placed(recipe, "output.format"):
+        stored = _stored(linear, scheme, fmt, info.dtype, g_idx)
     size = sum(nbytes(entry) for entry in stored)
     return ModulePlan(linear, block, stage, method, scheme, g_idx, info.nbytes, size)
 

@@ -10,6 +10,7 @@ whatever they are called. The embedding belongs to a stage only where a target m
 import difflib
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
@@ -23,6 +24,11 @@ ROLE_OF_WORD: Mapping[str, str] = {
     "embedding": "embedding",
 }
 NO_STAGE = "no stage targets it"
+
+
+def key_of(reason: str) -> str | None:
+    """The key of the recipe that a reason of `Assignment` names; None where no stage does."""
+    return None if reason == NO_STAGE else reason.rpartition(" in ")[2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +96,11 @@ def _inside(stage: Stage, linears: Sequence[LinearSpec]) -> list[LinearSpec]:
     within = {x.name for x in named(stage.within, linears)}
     inside = [x for x in targeted if x.name in within]
     if not inside:
+        some = f"none of the {len(targeted)} layers" if len(targeted) > 1 else "the layer"
+        verb = "is" if len(targeted) > 1 else "is not"
         raise RecipeError(
-            f"{stage.at('targets')}: none of the {len(targeted)} layers it names is among the"
-            f" targets of {stage.base} ({', '.join(map(repr, stage.within))}); add it there"
+            f"{stage.at('targets')}: {some} it names {verb} among the targets of {stage.base}"
+            f" ({', '.join(map(repr, stage.within))}); add it there"
         )
     return inside
 
@@ -101,13 +109,14 @@ def _none_left(stage: Stage, inside: Sequence[LinearSpec], claimed: Collection[s
     lost = [x for x in inside if x.name in claimed and not _first(stage.ignore, x)]
     if lost:
         by = "later overrides, which win" if stage.within else "its overrides"
-        return RecipeError(
-            f"{stage.at('targets')}: all {len(lost)} of its layers are taken by {by}; take one"
-            " of them out"
-        )
+        all_of = f"all {len(lost)} of its layers are" if len(lost) > 1 else "its only layer is"
+        return RecipeError(f"{stage.at('targets')}: {all_of} taken by {by}; take one of them out")
+    all_of = (
+        f"all {len(inside)} layers it names are" if len(inside) > 1 else "the layer it names is"
+    )
     return RecipeError(
-        f"{stage.at('targets')}: all {len(inside)} layers it names are in this stage's"
-        f" ignore ({', '.join(map(repr, stage.ignore))}); set ignore to what it should leave"
+        f"{stage.at('targets')}: {all_of} in this stage's ignore"
+        f" ({', '.join(map(repr, stage.ignore))}); set ignore to what it should leave"
     )
 
 
@@ -241,10 +250,25 @@ def _check_patterns(stage: Stage, key: str, linears: Sequence[LinearSpec]) -> No
         if key == "ignore" and pattern in ROLE_OF_WORD:
             continue
         if not any(matches(pattern, linear) for linear in linears):
-            raise RecipeError(
-                f"{stage.at(f'{key}[{i}]')}: {pattern!r} matches no layer;"
-                f" {_close(pattern, [linear.name for linear in linears])}"
-            )
+            names = [linear.name for linear in linears]
+            found = _in_part(pattern, names) or f"; {_close(pattern, names)}"
+            raise RecipeError(f"{stage.at(f'{key}[{i}]')}: {pattern!r} matches no layer{found}")
+
+
+def _in_part(pattern: str, names: Sequence[str]) -> str | None:
+    """What to say of a regular expression that matches a part of a name: it is for the whole."""
+    regex = pattern.removeprefix("re:")
+    found = [name for name in names if pattern != regex and re.search(regex, name)]
+    if not found:
+        return None
+    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    said = f": it must match the whole name, and matches only a part of {found[0]}{more}"
+    body = f"({regex})" if "|" in regex else regex
+    for longer in (f".*{body}", f"{body}.*", f".*{body}.*"):
+        with suppress(re.error):  # flags may stand at the start alone
+            if all(re.fullmatch(longer, name) for name in found):
+                return f"{said}; write 're:{longer}'"
+    return f"{said}; put .* in front, behind or both"
 
 
 def _close(pattern: str, names: Sequence[str]) -> str:

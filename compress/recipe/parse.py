@@ -6,7 +6,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from compress.errors import RecipeError
-from compress.quant.scheme import QuantScheme
+from compress.quant.scheme import PRESETS, QuantScheme
 from compress.recipe.budget import check_budget, read_budget
 from compress.recipe.byte_sizes import EXPECTED, byte_size
 from compress.recipe.data import read_calibration, read_evaluation
@@ -152,9 +152,26 @@ def _check_scheme(stage: Stage) -> None:
         if method.fold is None:
             raise RecipeError(f"{stage.at('scheme')}: is missing; {stage.method} rounds to one")
     elif (against := method.refuses(stage.scheme)) is not None:
-        raise RecipeError(
-            f"{stage.at('scheme')}: is {stage.scheme.describe()}, but {stage.method} {against}"
-        )
+        message = f"{stage.at('scheme')}: is {stage.scheme.describe()}, but {stage.method} "
+        raise RecipeError(message + (_as_a_stage(stage, stage.scheme, against) or against))
+
+
+def _as_a_stage(stage: Stage, scheme: QuantScheme, against: str) -> str | None:
+    """What to write where an override gives its layers a scheme of another method; None where that
+    is not the trouble."""
+    from compress.methods import METHODS
+
+    takers = (k for k, m in METHODS.items() if m.fold is None and m.refuses(scheme) is None)
+    taker = next(takers, None)
+    if not stage.within or taker is None:
+        return None
+    preset = next((name for name, known in PRESETS.items() if known == scheme), "as here")
+    layers = ", ".join(map(repr, stage.targets))
+    return (
+        f"{against.partition(';')[0]}, and an override keeps the method of its stage; write skip:"
+        f" true in its place and add a stage {{method: {taker}, scheme: {preset}, targets:"
+        f" [{layers}]}}"
+    )
 
 
 def _check_held_out(recipe: Recipe) -> None:

@@ -87,12 +87,43 @@ def test_merged_layers_must_be_alike(tiny, tmp_path: Path) -> None:
             tiny("llama"),
         )  # fmt: skip
     assert str(caught.value) == (
-        "stages: model.layers.0.self_attn.q_proj int4 sym g32, model.layers.0.self_attn.k_proj"
-        " int8 sym g32, model.layers.0.self_attn.v_proj int8 sym g32; runtimes merge these into"
-        " one matrix, so give them one scheme"
+        "recipe:6: stages[0].targets: model.layers.0.self_attn.q_proj would be int4 sym g32 and"
+        " model.layers.0.self_attn.k_proj int8 sym g32; runtimes merge q_proj, k_proj and v_proj"
+        " into one matrix, so name all of them here or none"
     )
-    with pytest.raises(RecipeError, match=r"up_proj unquantized; runtimes merge"):
-        make_plan(recipe({**RTN, "ignore": ["up_proj"]}), tiny("llama"))
+
+
+def test_the_key_that_sets_a_merged_layer_apart_is_named(tiny, tmp_path: Path) -> None:
+    gate, up = (f"model.layers.0.mlp.{x}_proj" for x in ("gate", "up"))
+    for change, place, words in (
+        ({"ignore": ["up_proj", "lm_head"]}, ".ignore", f"{up} would be unquantized and {gate}"),
+        (
+            {"targets": ["gate_proj"]},
+            ".targets",
+            f"{up} would be unquantized and {gate} int4 sym g32",
+        ),
+        (
+            {"overrides": [{"targets": ["down_proj"], "bits": 5}, {"targets": [gate], "bits": 8}]},
+            ".overrides[1].targets",
+            f"{gate} would be int8 sym g32 and {up} int4 sym g32",
+        ),
+        (
+            {"overrides": [{"targets": ["gate_proj"], "skip": True}]},
+            ".overrides[0].targets",
+            f"{gate} would be unquantized and {up} int4 sym g32",
+        ),
+    ):
+        file = tmp_path / "r.yaml"
+        file.write_text(json.dumps({"name": "x", "stages": [{**RTN, **change}]}, indent=1))
+        with pytest.raises(RecipeError) as caught:
+            make_plan(file, tiny("llama"))
+        key = place.removeprefix(".").partition("[")[0].partition(".")[0]
+        line = next(i for i, text in enumerate(file.read_text().splitlines(), 1) if key in text)
+        found = str(caught.value)
+        assert found.startswith(f"{file}:")
+        assert f": stages[0]{place}: {words}" in found
+        assert found.endswith(" into one matrix, so name all of them here or none")
+        assert int(found.removeprefix(f"{file}:").partition(":")[0]) >= line
 
 
 @pytest.mark.parametrize("act_order", ["none", "static", "group"])

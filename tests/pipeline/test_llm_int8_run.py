@@ -242,8 +242,8 @@ def test_merged_layers_with_two_thresholds(tiny) -> None:
     other = {"method": "llm_int8", "scheme": scheme, "targets": ["*.q_proj"]}
     rest = {**DYNAMIC, "ignore": ["lm_head", "*.q_proj"]}
     found = refusal(rest, other, source=tiny("llama"), output={"format": "dense"})
-    assert "q_proj int8 sym channel a8 dynamic outliers>=6.0000001," in found
-    assert found.endswith("runtimes merge these into one matrix, so give them one scheme")
+    assert "q_proj would be int8 sym channel a8 dynamic outliers>=6.0000001 and" in found
+    assert found.endswith("into one matrix, so name all of them here or none")
 
 
 def test_the_plan_says_that_columns_come_on_top(tiny) -> None:
@@ -260,7 +260,10 @@ def test_the_plan_says_that_columns_come_on_top(tiny) -> None:
 def test_mixtures(tiny, tmp_path: Path, family: str) -> None:
     source, data = tiny(family), text_source(tmp_path)
     found = refusal(CALIBRATED, source=source, calibration=data)
-    assert "are experts, which bitsandbytes does not quantize in transformers" in found
+    assert (
+        " is an expert, and bitsandbytes quantizes none in transformers; add '*.experts.*'" in found
+    )
+    assert "stages[0].targets: model.layers.0." in found
     assert "add '*.experts.*' to ignore, or use output.format dense" in found
 
     stage = {**fixed(2.0), "ignore": ["lm_head", "router", "*.experts.*"]}

@@ -199,10 +199,14 @@ def test_the_same_layer_twice(source: Path) -> None:
 def test_calibration_texts_are_looked_for_first(source: Path) -> None:
     data = {"sources": [{"text": "/nowhere/words.txt"}], "samples": 4, "length": 16}
     line = refused(recipe(GPTQ, calibration=data), source, DataError)
-    assert line.startswith("/nowhere/words.txt: there is no such file")
+    assert line.startswith(
+        "recipe:5: calibration.sources[0]: /nowhere/words.txt: there is no such file"
+    )
     text = {"text": "/nowhere/held-out.txt", "name": "held-out"}
     line = refused(recipe(RTN, evaluation={"texts": [text]}), source, DataError)
-    assert line.startswith("/nowhere/held-out.txt: there is no such file")
+    assert line.startswith(
+        "recipe:3: evaluation.texts[0]: /nowhere/held-out.txt: there is no such file"
+    )
 
 
 def test_rows_longer_than_the_model(source: Path, tmp_path: Path) -> None:
@@ -214,7 +218,7 @@ def test_rows_longer_than_the_model(source: Path, tmp_path: Path) -> None:
     line = refused(recipe(RTN, evaluation=texts), source, RecipeError)
     assert "evaluation.texts[0].length: is 200, the model's context is 128 tokens" in line
     line = refused(recipe(RTN, evaluation={"texts": ["self"], "window": 500}), source, RecipeError)
-    assert "window is 500" in line
+    assert "evaluation.window: is 500, but the model's context is 128" in line
 
 
 def test_a_missing_tokenizer(source: Path, tmp_path: Path) -> None:

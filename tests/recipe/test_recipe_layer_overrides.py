@@ -224,7 +224,11 @@ REFUSALS = [
     ({"targets": ["q"], "scheme": "W8A61"}, ".scheme: unknown scheme 'W8A61'; allowed: "),
     (
         {"targets": ["q"], "scheme": "FP8_DYNAMIC"},
-        ".scheme: is fp8 channel a-fp8, but rtn rounds to integers; use method fp8",
+        (
+            ".scheme: is fp8 channel a-fp8, but rtn rounds to integers, and an override keeps the"
+            " method of its stage; write skip: true in its place and add a stage {method: fp8,"
+            " scheme: FP8_DYNAMIC, targets: ['q']}"
+        ),
     ),
     (
         {"targets": ["q"], "bit": 8},

@@ -91,6 +91,28 @@ def test_zero_match_target_names_close_layers() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("pattern", "rest"),
+    [
+        ("q_proj", "self_attn.q_proj and 1 more; write 're:.*q_proj'"),
+        ("[qk]_proj|gate", "self_attn.q_proj and 5 more; write 're:.*([qk]_proj|gate)'"),
+        ("model.layers.1.*_attn", "self_attn.q_proj and 1 more; write 're:model.layers.1.*_attn.*"),
+        ("experts", "mlp.experts.0.down_proj and 1 more; write 're:.*experts.*'"),
+        ("(?i)Q_PROJ", "self_attn.q_proj and 1 more; put .* in front, behind or both"),
+        ("lm", "a part of lm_head; write 're:lm.*'"),
+    ],
+)
+def test_a_regular_expression_for_a_part_of_a_name(pattern: str, rest: str) -> None:
+    found = refusal(f", targets: ['re:{pattern}'], ignore: []")
+    front = f"r.yaml:3: stages[0].targets[0]: 're:{pattern}' matches no layer: it must match the"
+    assert found.startswith(f"{front} whole name, and matches only a part of ")
+    assert rest in found
+    assert ("model.layers.1" if "1" in pattern else "model.layers.0") in found or "lm" in pattern
+    if "write '" in found:
+        longer = found.partition("write '")[2].removesuffix("'")
+        assert any(matches(longer, x) for x in LINEARS)
+
+
 def test_zero_match_ignore_is_a_mistake_too_but_not_for_the_two_words() -> None:
     assert refusal(", ignore: [down_prj]") == (
         "r.yaml:3: stages[0].ignore[0]: 'down_prj' matches no layer; close ones: down_proj"
@@ -102,7 +124,7 @@ def test_zero_match_ignore_is_a_mistake_too_but_not_for_the_two_words() -> None:
 
 def test_a_target_that_is_ignored_altogether() -> None:
     assert refusal(", targets: [lm_head], ignore: [lm_head]") == (
-        "r.yaml:3: stages[0].targets: all 1 layers it names are in this stage's ignore"
+        "r.yaml:3: stages[0].targets: the layer it names is in this stage's ignore"
         " ('lm_head'); set ignore to what it should leave"
     )
 
