@@ -6,7 +6,7 @@ source (quantization/auto_gptq.py and auto_awq.py).
 
 from collections.abc import Iterator
 
-from compress.formats.verdicts import Result, indivisible
+from compress.formats.verdicts import Result, differing, indivisible
 from compress.formats.vllm_rules import CPU_HEADS
 from compress.quant.scheme import QuantScheme
 
@@ -37,9 +37,12 @@ def awq_on_cpu(result: Result) -> Iterator[str]:
 
 def gptq_in_transformers(result: Result) -> Iterator[str]:
     yield from _experts(result)
-    inside = {scheme for linear, scheme in result.linears if linear.role not in _OUTSIDE}
-    if len(inside) > 1:
-        yield "optimum, by which it loads GPTQ, gives all linears of the blocks one scheme"
+    inside = [(linear, scheme) for linear, scheme in result.linears if linear.role not in _OUTSIDE]
+    if len({scheme for _, scheme in inside}) > 1:
+        yield (
+            "optimum, by which it loads GPTQ, gives all linears of the blocks one scheme:"
+            f" {differing(inside)}"
+        )
     yield from _head(result, "optimum replaces linears of blocks only")
 
 

@@ -7,7 +7,14 @@ from collections.abc import Iterator
 
 from compress.arch.spec import LinearSpec
 from compress.formats.compressed_tensors import is_packed
-from compress.formats.verdicts import LoadOption, Result, everywhere, indivisible
+from compress.formats.verdicts import (
+    LoadOption,
+    Result,
+    differing,
+    everywhere,
+    indivisible,
+    packs_zero_points,
+)
 from compress.quant.scheme import QuantScheme
 
 # Attention modules are known to it by the names of their key projections.
@@ -25,11 +32,7 @@ def against(result: Result) -> Iterator[str]:
             )
         yield from _widths(linear, scheme)
     yield from _experts(result)
-    if _needs_dequantize(result) and len(result.schemes()) > 1:
-        yield (
-            "asymmetric schemes, integers with float inputs and packed embeddings load with"
-            " dequantize=True only, and that takes one scheme a model"
-        )
+    yield from _several_schemes(result)
     if result.cache is not None:
         yield from _cache(result)
 
@@ -46,7 +49,8 @@ def _widths(linear: LinearSpec, scheme: QuantScheme) -> Iterator[str]:
 def _experts(result: Result) -> Iterator[str]:
     experts = result.experts()
     if len(experts) > 1:
-        yield "its experts are one fused parameter and must all have one scheme"
+        unlike = differing((x, s) for x, s in result.linears if x.expert is not None)
+        yield f"its experts are one fused parameter and must all have one scheme: {unlike}"
     for expert in experts:
         if expert is None:
             yield "its loader fails on experts that are not quantized beside layers that are"
@@ -66,8 +70,11 @@ def _cache(result: Result) -> Iterator[str]:
             f"it finds no attention around {strange.name}: the scales of the cache would be"
             " left out"
         )
-    if _needs_dequantize(result):
-        yield "these weights load with dequantize=True only, which leaves the cache unquantized"
+    for linear, what in _dequantized(result):
+        yield (
+            f"{linear.name}: {what} load with dequantize=True only, which leaves the cache"
+            " unquantized"
+        )
 
 
 def load_option(result: Result) -> LoadOption:
@@ -105,8 +112,27 @@ def remark(result: Result) -> str:
 
 
 def _needs_dequantize(result: Result) -> bool:
-    mixed = any(is_packed(s) and s.activation is not None for s in result.schemes())
-    return mixed or result.packs_zero_points() or _packs_embedding(result)
+    return next(_dequantized(result), None) is not None
+
+
+def _dequantized(result: Result) -> Iterator[tuple[LinearSpec, str]]:
+    """Every linear that loads with dequantize=True only, and what of it does."""
+    for linear, scheme in result.quantized():
+        if is_packed(scheme) and scheme.activation is not None:
+            yield linear, "packed integers that go with float inputs"
+        elif packs_zero_points(scheme):
+            yield linear, "packed zero points"
+        elif linear.role == "embedding" and is_packed(scheme):
+            yield linear, "packed embeddings"
+
+
+def _several_schemes(result: Result) -> Iterator[str]:
+    if len(result.schemes()) > 1:
+        for linear, what in _dequantized(result):
+            yield (
+                f"{linear.name}: {what} load with dequantize=True only, and that takes one scheme a"
+                f" model: {differing(result.quantized(), linear)}"
+            )
 
 
 def _packs_embedding(result: Result) -> bool:

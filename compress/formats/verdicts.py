@@ -1,6 +1,6 @@
 """What is said about a result and a runtime, and what the rules about runtimes look at."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -56,9 +56,12 @@ class Result:
         return {scheme for linear, scheme in self.linears if linear.expert is not None}
 
     def packs_zero_points(self) -> bool:
-        return any(
-            not s.symmetric and is_packed(s) and s.granularity != "tensor" for s in self.schemes()
-        )
+        return any(map(packs_zero_points, self.schemes()))
+
+
+def packs_zero_points(scheme: QuantScheme) -> bool:
+    """Whether zero points are packed like the codes; one of a tensor is a number."""
+    return not scheme.symmetric and is_packed(scheme) and scheme.granularity != "tensor"
 
 
 def everywhere(result: Result) -> Iterator[str]:
@@ -68,6 +71,16 @@ def everywhere(result: Result) -> Iterator[str]:
             "act_order 'group' was dropped by compressed-tensors 0.19 and vLLM 0.32;"
             " use act_order 'static'"
         )
+
+
+def differing(
+    linears: Iterable[tuple[LinearSpec, QuantScheme | None]], first: LinearSpec | None = None
+) -> str:
+    """Two linears whose schemes differ, in words; the one is `first`, where that is given."""
+    (a, one), *others = sorted(linears, key=lambda pair: first is not None and pair[0] != first)
+    b, two = next((x, scheme) for x, scheme in others if scheme != one)
+    words = ["unquantized" if scheme is None else scheme.describe() for scheme in (one, two)]
+    return f"{a.name} is {words[0]}, {b.name} {words[1]}"
 
 
 def indivisible(linear: LinearSpec, size: int, what: str = "group") -> str:

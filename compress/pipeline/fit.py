@@ -8,11 +8,11 @@ from compress.checkpoint import Checkpoint
 from compress.errors import RecipeError
 from compress.formats import FORMATS, bitsandbytes, dense
 from compress.formats.compressed_tensors import is_packed
+from compress.formats.verdicts import packs_zero_points
 from compress.methods import METHODS
 from compress.pipeline.modules import ModulePlan
 from compress.pipeline.source import shares_bytes
 from compress.quant.packing import WORD_BITS
-from compress.quant.scheme import QuantScheme
 from compress.recipe import Recipe
 
 LARGEST_GROUP = 256  # of those a message proposes
@@ -131,7 +131,7 @@ def _against_columns(n: int, spec: DecoderSpec, m: ModulePlan, fmt: str) -> str 
 
 def _against_rows(n: int, spec: DecoderSpec, m: ModulePlan, fmt: str) -> str | None:
     stored = fmt != dense.NAME
-    packed = stored and _packs_zero_points(m.scheme)
+    packed = stored and packs_zero_points(m.scheme)
     step = m.scheme.group_size if stored and m.scheme.granularity == "block" else 1
     for rows, shards in _row_parts(n, spec, m.linear):
         if rows % shards:
@@ -150,11 +150,6 @@ def _against_shard(size: str, m: ModulePlan, shape: tuple[int, int], fmt: str) -
     """Why a format that holds the whole weight does not hold a shard of it."""
     found = FORMATS[fmt].against(m.scheme, shape, g_idx=m.g_idx)
     return None if found is None else f"{size} a shard: {found.partition(';')[0]}"
-
-
-def _packs_zero_points(scheme: QuantScheme) -> bool:
-    # One zero point a tensor is stored as a number.
-    return is_packed(scheme) and not scheme.symmetric and scheme.granularity != "tensor"
 
 
 def _row_parts(n: int, spec: DecoderSpec, linear: LinearSpec) -> list[tuple[int, int]]:

@@ -84,7 +84,7 @@ def _down_dense(linear: LinearSpec) -> QuantScheme | None:
         ("gpt2", "gptq", inside(QuantScheme()), {}, "vLLM on GPU", "no group of 128"),
         ("llama", "gptq", _split, {}, "vLLM on CPU", "is fused with have different schemes"),
         ("llama", "awq", _split, {}, "vLLM on GPU", "is fused with have different schemes"),
-        ("llama", "gptq", _down_dense, {}, "transformers", "gives all linears of the blocks one"),
+        ("llama", "gptq", _down_dense, {}, "transformers", "down_proj unquantized"),
         ("llama", "gptq", lambda linear: G4, {}, "transformers", "optimum replaces linears of"),
         ("llama", "awq", lambda linear: G4, {}, "transformers", "leaves output heads as they are"),
         ("gpt2", "awq", inside(G4), {}, "transformers", "is a Conv1D"),

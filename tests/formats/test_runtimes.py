@@ -141,7 +141,25 @@ def test_transformers_with_two_schemes(specs: dict[str, DecoderSpec]) -> None:
     found = verdicts(specs["llama"], lambda x: eight if x.role == "o" else G4)
     assert "not with dequantize=True" in found["transformers"][1]
     experts = verdicts(specs["qwen3_moe"], lambda x: G4 if x.role != "down" else CHANNEL8)
-    assert "experts are one fused parameter" in experts["transformers"][1]
+    assert experts["transformers"][1] == (
+        "its experts are one fused parameter and must all have one scheme:"
+        " model.layers.0.mlp.experts.0.gate_proj is int4 sym g32,"
+        " model.layers.0.mlp.experts.0.down_proj int8 sym channel"
+    )
+
+
+def test_the_layer_that_transformers_dequantizes_is_named(specs: dict[str, DecoderSpec]) -> None:
+    zeros = QuantScheme(group_size=32, symmetric=False)
+    found = verdicts(specs["llama"], lambda x: zeros if x.role == "down" else G4)
+    assert found["transformers"][0] == "no"
+    assert found["transformers"][1] == (
+        "model.layers.0.mlp.down_proj: packed zero points load with dequantize=True only, and that"
+        " takes one scheme a model: model.layers.0.mlp.down_proj is int4 asym g32,"
+        " model.layers.0.self_attn.q_proj int4 sym g32"
+    )
+    floats = QuantScheme(group_size=32, activation=AFP8)
+    found = verdicts(specs["llama"], lambda x: floats if x.role == "o" else G4)
+    assert "o_proj: packed integers that go with float inputs load" in found["transformers"][1]
 
 
 @pytest.mark.parametrize("name", ["FP8", "FP8_DYNAMIC", "NVFP4A16", "W8A8_STATIC"])
@@ -192,4 +210,7 @@ def test_quantized_caches(specs: dict[str, DecoderSpec]) -> None:
     found = verdicts(
         specs["llama"], QuantScheme(group_size=32, symmetric=False), kv_cache=FP8_CACHE
     )
-    assert "dequantize=True only, which leaves the cache unquantized" in found["transformers"][1]
+    assert found["transformers"][1] == (
+        "model.layers.0.self_attn.q_proj: packed zero points load with dequantize=True only, which"
+        " leaves the cache unquantized"
+    )
