@@ -197,10 +197,21 @@ def _require_resumable(output: Output) -> None:
 def _require_fresh(output: Output, resumable: bool) -> None:
     if output.state == "fresh":
         return
-    found = next(p for p in (output.publishing, output.replaced, output.partial) if p.exists())
+    if output.publishing.exists():
+        finish = "add --resume to do that" if resumable else f"rename it to {output.out}"
+        raise OutputError(
+            f"{output.publishing} holds the whole result of a run that was stopped before it became"
+            f" {output.out}; {finish}, or remove it to start again"
+        )
+    if output.replaced.exists():
+        finish = "add --resume, which removes it" if resumable else "remove it"
+        raise OutputError(
+            f"{output.replaced} is what {output.out} was before a run that was stopped at its very"
+            f" end, and {output.out} is its result; {finish}"
+        )
     again = ", or add --resume if this is the same run" if resumable else ""
     raise OutputError(
-        f"{found} is left from a run that was stopped; remove it to start again{again}"
+        f"{output.partial} is left from a run that was stopped; remove it to start again{again}"
     )
 
 

@@ -186,6 +186,26 @@ def test_partial_needs_resume_even_with_overwrite(tmp_path: Path) -> None:
     assert (output.state, output.partial) == ("resume", fill_into)
 
 
+def test_what_a_stopped_publication_left_is_said(tmp_path: Path) -> None:
+    out, publishing, replaced = (tmp_path / f"out{x}" for x in ("", ".publishing", ".replaced"))
+    run(out)
+    out.rename(publishing)
+    assert refusal(out) == (
+        f"{publishing} holds the whole result of a run that was stopped before it became {out};"
+        " add --resume to do that, or remove it to start again"
+    )
+    with pytest.raises(OutputError, match=f"; rename it to {out}, or remove it to start again$"):
+        prepare_output(out, resumable=False)
+    publishing.rename(out)
+    run(replaced)
+    assert refusal(out, overwrite=True) == (
+        f"{replaced} is what {out} was before a run that was stopped at its very end, and {out} is"
+        " its result; add --resume, which removes it"
+    )
+    with pytest.raises(OutputError, match=r"its result; remove it$"):
+        prepare_output(out, resumable=False, overwrite=True)
+
+
 def test_resume_with_nothing_to_resume(tmp_path: Path) -> None:
     out = tmp_path / "out"
     message = refusal(out, resume=True)
