@@ -27,7 +27,7 @@ def test_export_writes_and_says_what(
     assert "compressed-tensors -> gptq" in told.out
     assert "14 x int4 sym g32" in told.out
     assert told.out.rstrip().endswith(str(out))
-    assert "export: outside (1/3)" in told.err
+    assert "export: tensors outside the blocks (1/3)" in told.err
     assert main(["inspect", str(out)]) == 0
     assert "quantization  gptq" in capsys.readouterr().out
     assert main(["export", str(source), "--to", "awq", "-o", str(out)]) == 2

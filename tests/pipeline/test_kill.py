@@ -19,6 +19,11 @@ STAGE = {"method": "gptq", "scheme": "W4A16", "group_size": 64}
 DATA = {"sources": "self", "samples": 8, "length": 32}
 
 
+def hear_control_c() -> None:
+    """A job that a shell starts in the background ignores SIGINT, and so do its children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Job:
     """One recipe on one model, run as often as wanted in processes of their own."""
 
@@ -36,6 +41,7 @@ class Job:
             text=True,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
+            preexec_fn=hear_control_c,
         )
 
     def finish(self, out: str, *options: str) -> dict[str, str]:
