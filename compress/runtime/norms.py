@@ -30,3 +30,8 @@ class Norm:
         if self.late:
             return (wide * scale * self.weight).to(x.dtype)
         return self.weight * (wide * scale).to(x.dtype)
+
+
+def through(norm: Norm | None, x: Tensor) -> Tensor:
+    """x behind a norm that a block may not have."""
+    return x if norm is None else norm(x)

@@ -1,0 +1,72 @@
+"""One layer's attention over the cache."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from compress.arch.forward import AttentionForward
+from compress.runtime.batch import FlatBatch
+from compress.runtime.kv import KVCache
+from compress.runtime.linear import Joint, Linear
+from compress.runtime.norms import Norm, through
+from compress.runtime.rope import rotate
+from compress_kernels.attention import paged_attention
+
+Angles = tuple[Tensor, Tensor]  # cosine and sine, [T, pairs]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Attention:
+    """layer: its number. group: of the cache. rotation: which of a step's angles, None for none.
+
+    by_head: q, k and v of a head lie together in the fused output, not all of q first.
+    whole_norms: q_norm and k_norm are of all heads together.
+    """
+
+    how: AttentionForward
+    layer: int
+    group: int
+    head_dim: int
+    qkv: Joint
+    out: Linear
+    by_head: bool
+    q_norm: Norm | None
+    k_norm: Norm | None
+    whole_norms: bool
+    rotation: int | None
+
+    def __call__(
+        self, x: Tensor, batch: FlatBatch, cache: KVCache, angles: tuple[Angles, ...]
+    ) -> Tensor:
+        """x: [T, hidden] -> the same shape. Keys and values of all tokens are in the cache then."""
+        q, k, v = self._states(x)
+        if self.rotation is not None:
+            cos, sin = angles[self.rotation]
+            q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        cache.write(self.layer, k, v, batch.slots[self.group])
+        out = paged_attention(
+            q,
+            cache.keys[self.layer],
+            cache.values[self.layer],
+            batch.tables[self.group],
+            batch.sequence,
+            batch.positions,
+            scale=self.how.scale,
+            window=self.how.window,
+            softcap=self.how.softcap,
+        )
+        return self.out(out.flatten(1))
+
+    def _states(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, normed but not rotated: [T, heads of each, head_dim]."""
+        parts = self.qkv(x)
+        if self.by_head:
+            q, k, v = parts[0].view(len(x), -1, 3, self.head_dim).unbind(-2)
+            return q, k, v
+        norms = (self.q_norm, self.k_norm, None)
+        if self.whole_norms:
+            parts = tuple(through(norm, x) for norm, x in zip(norms, parts, strict=True))
+        heads = tuple(part.view(len(x), -1, self.head_dim) for part in parts)
+        if not self.whole_norms:
+            heads = tuple(through(norm, x) for norm, x in zip(norms, heads, strict=True))
+        return heads[0], heads[1], heads[2]

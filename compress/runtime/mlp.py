@@ -1,0 +1,60 @@
+"""What a block computes behind attention: an MLP, or a mixture of them."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from compress.runtime.activations import Activation
+from compress.runtime.batch import ROWS
+from compress.runtime.linear import Joint, Linear
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Mlp:
+    """inner: gate and up, or up alone where the activation gates nothing."""
+
+    inner: Joint
+    down: Linear
+    act: Activation
+
+    def __call__(self, x: Tensor, count: int) -> Tensor:
+        """x: [rows, hidden] -> the same shape. count: rows that are not padding."""
+        first, *up = self.inner(x)
+        middle = self.act(first)
+        return self.down(middle * up[0] if up else middle)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Mixture:
+    """Each token goes through the `chosen` experts that the router gives most.
+
+    normalised: their weights are scaled to add up to 1.
+    """
+
+    router: Linear
+    experts: tuple[Mlp, ...]
+    chosen: int
+    normalised: bool
+
+    def __call__(self, x: Tensor, count: int) -> Tensor:
+        """x: [rows, hidden] -> the same shape; zero in the rows from `count` on."""
+        share, index = self.router(x).float().softmax(dim=-1).topk(self.chosen, dim=-1)
+        if self.normalised:
+            share = share / share.sum(dim=-1, keepdim=True)
+        parts = x.new_zeros(self.chosen, *x.shape, dtype=torch.float32)
+        for number, expert in enumerate(self.experts):
+            rows, place = torch.where(index[:count] == number)
+            if rows.numel():
+                out = self._expert(expert, x, rows).float()
+                parts[place, rows] = out * share[rows, place, None]
+        total = parts[0]
+        for part in parts[1:]:  # one after the other: the order of a sum is part of its result
+            total = total + part
+        return total.to(x.dtype)
+
+    def _expert(self, expert: Mlp, x: Tensor, rows: Tensor) -> Tensor:
+        """The expert's output for some rows of x, computed on a multiple of 16."""
+        count = rows.numel()
+        return expert(x[pad(rows, (0, -count % ROWS))], count)[:count]

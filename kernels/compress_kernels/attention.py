@@ -1,0 +1,83 @@
+"""Attention of a flat batch over keys and values that lie in blocks."""
+
+import torch
+from torch import Tensor
+
+from compress_kernels.reference import attention as reference_attention
+
+FLOATS = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def paged_attention(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    table: Tensor,
+    sequence: Tensor,
+    positions: Tensor,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    key_scales: Tensor | None = None,
+    value_scales: Tensor | None = None,
+) -> Tensor:
+    """What each token takes from the positions that it sees: [T, heads, head_dim], in q's dtype.
+
+    q: [T, heads, head_dim], bf16, fp16 or fp32. keys, values: [blocks, kv_heads, block size,
+    head_dim], floats, or int8 with fp32 scales [blocks, kv_heads, block size]. table: int32
+    [S, most blocks], the blocks of each sequence in order. sequence: int32 [T], rows of the table.
+    positions: int64 [T]. Token t sees positions max(0, p - window + 1) to p of its sequence, as
+    they are stored; sums are in fp32. softcap: c of c * tanh(score / c).
+
+    No token's result depends on the other tokens. Raises ValueError on a wrong shape or dtype.
+    """
+    _check_states(q, keys, values)
+    _check_scales(keys, key_scales, "key_scales")
+    _check_scales(values, value_scales, "value_scales")
+    _check(table.dim() == 2 and table.dtype == torch.int32, "table", table, "int32 [S, blocks]")
+    for name, index, dtype in (
+        ("sequence", sequence, torch.int32),
+        ("positions", positions, torch.int64),
+    ):
+        good = index.shape == q.shape[:1] and index.dtype == dtype
+        _check(good, name, index, f"{dtype} [{q.shape[0]}]")
+    if window is not None and window < 1:
+        raise ValueError(f"window is {window}; it must be 1 or more")
+    return reference_attention.paged_attention(
+        q,
+        keys,
+        values,
+        table,
+        sequence,
+        positions,
+        scale=scale,
+        window=window,
+        softcap=softcap,
+        key_scales=key_scales,
+        value_scales=value_scales,
+    )
+
+
+def _check_states(q: Tensor, keys: Tensor, values: Tensor) -> None:
+    _check(q.dim() == 3 and q.dtype in FLOATS, "q", q, "floats [T, heads, head_dim]")
+    wanted = f"[blocks, kv_heads, block size, {q.shape[2]}], kv_heads a divisor of {q.shape[1]}"
+    good = keys.dim() == 4 and keys.shape[3] == q.shape[2] and q.shape[1] % keys.shape[1] == 0
+    _check(good, "keys", keys, wanted)
+    _check(values.shape == keys.shape, "values", values, f"the shape of keys, {list(keys.shape)}")
+
+
+def _check_scales(states: Tensor, scales: Tensor | None, name: str) -> None:
+    if states.dtype != torch.int8:
+        if states.dtype not in FLOATS or scales is not None:
+            raise ValueError(f"{states.dtype} goes without {name}; int8 and floats can be stored")
+        return
+    if scales is None:
+        raise ValueError(f"{name} is missing; int8 needs fp32 {list(states.shape[:3])}")
+    good = scales.shape == states.shape[:3] and scales.dtype == torch.float32
+    _check(good, name, scales, f"fp32 {list(states.shape[:3])}")
+
+
+def _check(good: bool, name: str, tensor: Tensor, wanted: str) -> None:
+    if not good:
+        raise ValueError(f"{name} is {tensor.dtype} {list(tensor.shape)}; {wanted} is needed")

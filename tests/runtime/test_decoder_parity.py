@@ -1,0 +1,227 @@
+"""The engine's decoder computes what transformers computes: logits in fp32, and greedy tokens."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import tiny_models
+from flat_runs import Runs, load
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+LONGROPE = {
+    "rope_parameters": {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "short_factor": [1.0, 1.5],
+        "long_factor": [2.0, 4.0],
+        "partial_rotary_factor": 0.25,
+    },
+    "original_max_position_embeddings": 64,
+}
+
+
+def rope(**parameters: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_theta": 10000.0, **parameters}}
+
+
+# What -> (family, options of tiny_models.make).
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    **{family: (family, {}) for family in tiny_models.TABLED},
+    **{f"{x} with biases": (x, {"bias": True}) for x in tiny_models.BIAS_FAMILIES},
+    "opt without biases": ("opt", {"bias": False}),
+    "llama tied": ("llama", {"tied": True}),
+    "gemma2 tied": ("gemma2", {"tied": True, "sliding_window": 5}),
+    "gpt2 tied, scaled by layer": (
+        "gpt2",
+        {"tied": True, "scale_attn_by_inverse_layer_idx": True, "scale_attn_weights": False},
+    ),
+    "mistral with a window": ("mistral", {"sliding_window": 7}),
+    "mixtral with a window": ("mixtral", {"sliding_window": 7}),
+    "phi3 with a window": ("phi3", {"sliding_window": 7}),
+    "qwen2 with windows behind the first": (
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1},
+    ),
+    "qwen3 with windows by type": (
+        "qwen3",
+        {
+            "use_sliding_window": True,
+            "sliding_window": 6,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+    ),
+    "qwen3_moe with a window": ("qwen3_moe", {"use_sliding_window": True, "sliding_window": 6}),
+    "qwen3_moe, dense and sparse": (
+        "qwen3_moe",
+        {"mlp_only_layers": [0], "num_hidden_layers": 3, "norm_topk_prob": False},
+    ),
+    "gemma3 with a window": ("gemma3_text", {"sliding_window": 5, "final_logit_softcapping": 2.0}),
+    "gemma3 stretched": (
+        "gemma3_text",
+        {
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            }
+        },
+    ),
+    "smollm3 with windows": (
+        "smollm3",
+        {"no_rope_layers": None, "num_hidden_layers": 4, "use_sliding_window": True}
+        | {"sliding_window": 9},
+    ),
+    "gpt_neox one after the other": ("gpt_neox", {"use_parallel_residual": False}),
+    "gpt_neox all rotated": ("gpt_neox", rope(partial_rotary_factor=1.0)),
+    "phi3 half rotated": ("phi3", rope(partial_rotary_factor=0.5)),
+    "phi3 longrope": ("phi3", LONGROPE),
+    "llama linear": ("llama", rope(rope_type="linear", factor=4.0)),
+    "llama llama3": ("llama", rope(**LLAMA3)),
+    "llama yarn": ("llama", rope(**YARN)),
+    "llama dynamic": ("llama", rope(rope_type="dynamic", factor=2.0)),
+    "olmo2 yarn": ("olmo2", rope(**YARN, attention_factor=1.3, truncate=False)),
+    "llama with every activation of its own": ("llama", {"hidden_act": "gelu_pytorch_tanh"}),
+    "opt with gelu": ("opt", {"activation_function": "gelu"}),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quiet() -> None:
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+
+
+def transformers_model(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(
+        folder, dtype=dtype, attn_implementation="eager"
+    ).eval()
+
+
+def text(count: int = 45) -> Tensor:
+    return torch.randint(1, tiny_models.VOCAB, (count,), generator=torch.Generator().manual_seed(1))
+
+
+def plain_greedy(model: Any, prompt: list[int], count: int) -> list[int]:
+    """With a cache, one token after the other."""
+    ids, cache = list(prompt), None
+    with torch.no_grad():
+        for _ in range(count):
+            new = ids if cache is None else ids[-1:]
+            out = model(torch.tensor([new]), past_key_values=cache, use_cache=True)
+            cache = out.past_key_values
+            ids.append(int(out.logits[0, -1].argmax()))
+    return ids
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_and_greedy_tokens(case: str, tmp_path: Path) -> None:
+    family, options = CASES[case]
+    folder = tiny_models.make(family, tmp_path, **{"dtype": "fp32", **options})
+    model, ids = transformers_model(folder), text()
+    with torch.no_grad():
+        want = model(ids[None]).logits[0]
+    runs = Runs(load(folder), texts=1, most=64)
+    assert (runs.whole(ids.tolist()) - want).abs().max() < 1e-5
+    prompt = ids[:12].tolist()
+    assert runs.greedy(prompt, 20) == plain_greedy(model, prompt, 20)
+
+
+@pytest.mark.parametrize("family", tiny_models.TABLED)
+def test_bf16_rounds_where_transformers_rounds(family: str, tmp_path: Path) -> None:
+    folder = tiny_models.make(family, tmp_path, dtype="bf16")
+    model, ids = transformers_model(folder, torch.bfloat16), text()
+    exact = transformers_model(folder)
+    with torch.no_grad():
+        want, truth = (x(ids[None]).logits[0].float() for x in (model, exact))
+    got = Runs(load(folder, torch.bfloat16), texts=1, most=64).whole(ids.tolist())
+    assert got.dtype == torch.float32
+    # As far from the truth as transformers is, give or take: the same places, other sums.
+    assert (got - truth).norm() < 1.2 * (want - truth).norm()
+
+
+def test_a_trained_model(demo_model: Path) -> None:
+    model, ids = transformers_model(demo_model), text(96)
+    runs = Runs(load(demo_model), texts=1, most=128, block_size=16)
+    with torch.no_grad():
+        want = model(ids[None]).logits[0]
+    assert (runs.whole(ids.tolist()) - want).abs().max() < 1e-4
+    prompt = ids[:8].tolist()
+    assert runs.greedy(prompt, 20) == plain_greedy(model, prompt, 20)
+
+
+@pytest.mark.parametrize("prompt", [30, 14], ids=["longer", "grows longer"])
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [
+        ("llama", {"rope_type": "dynamic", "factor": 3.0}),
+        (
+            "qwen2",
+            {
+                "rope_type": "longrope",
+                "short_factor": [1.0 + 0.1 * i for i in range(8)],
+                "long_factor": [2.0 + 0.5 * i for i in range(8)],
+                "original_max_position_embeddings": 16,
+                "factor": 8.0,
+            },
+        ),
+    ],
+    ids=["dynamic", "longrope"],
+)
+def test_texts_beyond_the_length_that_changes_the_frequencies(
+    family: str, kind: dict[str, Any], prompt: int, tmp_path: Path
+) -> None:
+    """transformers with a cache: a forward of the prompt, then one for each token."""
+    context = 16 if kind["rope_type"] == "dynamic" else 128
+    options = {**rope(**kind), "max_position_embeddings": context}
+    folder = tiny_models.make(family, tmp_path, dtype="fp32", **options)
+    model, ids = transformers_model(folder), text(40).tolist()
+    runs = Runs(load(folder), texts=1, most=64)
+    with torch.no_grad():
+        out = model(torch.tensor([ids[:prompt]]), use_cache=True)
+        want = [out.logits[0]]
+        for token in ids[prompt:]:
+            out = model(torch.tensor([[token]]), past_key_values=out.past_key_values)
+            want.append(out.logits[0])
+    got = [runs.whole(ids[:prompt])]
+    for at in range(prompt, len(ids)):
+        got += runs.step([(0, ids[at : at + 1], at, prompt)])
+    assert (torch.cat(got) - torch.cat(want)).abs().max() < 1e-5
+
+
+def test_phi3_computed_anew_where_it_outgrows_its_short_frequencies(tmp_path: Path) -> None:
+    """What `generate` of transformers does: all frequencies are the long ones from there on."""
+    options = LONGROPE | {"original_max_position_embeddings": 16}
+    folder = tiny_models.make("phi3", tmp_path, dtype="fp32", **options)
+    model, prompt = transformers_model(folder), text(10).tolist()
+    ids = torch.tensor([prompt])
+    want = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=20,
+        do_sample=False,
+        eos_token_id=tiny_models.VOCAB,
+    )
+    decoder = load(folder)
+    runs, found, given = Runs(decoder, texts=1, most=64), list(prompt), len(prompt)
+    logits = runs.whole(found)
+    while len(found) < 30:
+        found.append(int(logits[-1].argmax()))
+        if decoder.variant(len(found)) != decoder.variant(given):
+            given = len(found)
+            logits = runs.whole(found)
+        else:
+            (logits,) = runs.step([(0, found[-1:], len(found) - 1, given)])
+    assert given == 17
+    assert found == want[0].tolist()
