@@ -19,6 +19,7 @@ RUNS_OWN = (
     *("journal.json", "hidden.0", "hidden.1", "evaluation", "outliers"),
     *("report", "recipe.yaml", FOLDER_OF_OUTLIERS),
 )
+RUN_MAKES = "a run makes a file of this name"
 _RUNS_SUFFIXES = (".partial", ".compress-tmp")
 
 
@@ -46,7 +47,7 @@ def _entries(folder: Path, weights: Collection[str]) -> list[Path]:
 def _left_because(path: Path) -> str | None:
     """Why a file stays behind, None when it goes along."""
     if path.name in RUNS_OWN or path.name.endswith(_RUNS_SUFFIXES):
-        return "a run makes a file of this name"
+        return RUN_MAKES
     unwanted = path.name.startswith(".") or path.suffix.lower() in _OTHER_WEIGHTS
     if unwanted or path.name.endswith(".index.json") or path.is_dir():
         return ""

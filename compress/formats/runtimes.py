@@ -64,7 +64,7 @@ def _judge(name: str, result: Result) -> Verdict:
 def _dense_reason(result: Result) -> str:
     dropped = any(s.activation for s in result.schemes())
     note = "; activations are not quantized in this format" if dropped else ""
-    return f"plain weights of the source's size{note}"
+    return f"plain weights, as every loader of the model takes{note}"
 
 
 _Runtime = tuple[Callable[[Result], Iterator[str]], bool, Callable[[Result], str]]

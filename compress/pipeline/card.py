@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from compress.formats import FORMATS
-from compress.pipeline.opening import as_server, in_python, needs
+from compress.pipeline.opening import for_card
 from compress.pipeline.plan import Plan
 from compress.report.units import size
 
@@ -56,22 +56,15 @@ Made by compress-model {version} with the recipe `{plan.recipe.name}` (recipe.ya
 {rows}
 
 {size(plan.source_bytes)} became {size(plan.shards.total_bytes)}; the compressed layers take
-{plan.bits_per_weight:.2f} bits a weight, scales included. What that cost in
-quality is in `report/report.html`.
+{plan.bits_per_weight:.2f} bits a weight, scales included. {_quality(plan)}
 
 ## Where it loads
 {runtimes or "- any loader of the original"}
 
-{_how_to_open(plan)}""".encode()
+{for_card(plan.format, plan.runtimes)}""".encode()
 
 
-def _how_to_open(plan: Plan) -> str:
-    """Lines to copy; FOLDER is where the result lies."""
-    python, server = in_python(plan, "FOLDER"), as_server(plan, "FOLDER")
-    first = needs(plan)
-    lines = ["## How to open it"] if python or server else []
-    if python:
-        lines += ["", *([f"With `{first}`:"] if first else []), "```python", *python, "```"]
-    if server:
-        lines += ["", "```sh", *server, "```"]
-    return "\n".join([*lines, ""])
+def _quality(plan: Plan) -> str:
+    if plan.recipe.evaluation is None:
+        return "What that cost in\nquality was not measured; `compress-model eval` does."
+    return "What that cost in\nquality is in `report/report.html`."

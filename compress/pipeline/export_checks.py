@@ -1,192 +1,173 @@
-"""What stands against an export: layers, scales and caches that a format cannot hold."""
+"""What stands against an export, and which formats take all of a checkpoint that one refuses."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-
-import torch
+from collections.abc import Iterator, Mapping, Sequence
 
 from compress.arch.spec import LinearSpec
-from compress.checkpoint.dtypes import DTYPE_CODES, TORCH_DTYPES
-from compress.errors import CheckpointError, RecipeError
-from compress.formats import FORMATS, CodedWeights, Format
-from compress.formats.scales import Change, change, damage, refusal
+from compress.errors import RecipeError
+from compress.formats import FORMATS, Format
 from compress.formats.validate import GLOBAL_SCALES
-from compress.quant.scheme import ActivationScheme, QuantScheme
+from compress.pipeline.export_scales import ScaleChange, against_scales, scale_change
+from compress.pipeline.export_source import ExportLayer, Held
+from compress.quant.scheme import QuantScheme
+from compress.report.units import counted
 
+ROUND = "--round-scales"
 SHOWN = 8  # layers that a message names
-# NVFP4's scales are E4M3 in every format; powers of two are exact in any other dtype.
-_SMALL_FLOATS = (torch.float8_e4m3fn, torch.float8_e8m0fnu)
 
 
-@dataclass(frozen=True, slots=True)
-class ExportLayer:
-    """A quantized linear: how it is stored, and its bytes on disk in either format.
+def check(held: Held, target: Format, *, round_scales: bool) -> ScaleChange:
+    """What the target does to scales.
 
-    order: hash of its g_idx, None where every column is in the group of its place. zeros: how many
-    zero points it has. unstorable: how many of them the target has no place for.
+    RecipeError for the first thing that it has no place for, with the formats and flags that take
+    the whole checkpoint; CheckpointError for damaged scales.
     """
-
-    linear: LinearSpec
-    scheme: QuantScheme
-    order: str | None
-    zeros: int
-    unstorable: int
-    bytes_before: int
-    bytes_after: int
-
-    @property
-    def reordered(self) -> bool:
-        """Whether its columns have an order of their own (act-order "group")."""
-        return self.order is not None
-
-
-def refuse_factor(source: CodedWeights, target: Format, linear: LinearSpec) -> None:
-    """Factors of a linear's inputs that nothing has folded away: none but dense weights hold
-    them."""
-    name = f"{linear.name}.pre_quant_scale"
-    if target.method is None or name not in source.checkpoint.tensors:
-        return
-    if bool((source.checkpoint.read(name) != 1).any()):
-        raise RecipeError(
-            f"{linear.name}: its inputs are multiplied by {name}, which {target.name} has no place"
-            " for; formats that hold all layers: dense"
-        )
-
-
-def refuse_unfit(layers: Mapping[str, ExportLayer], target: Format) -> None:
-    """RecipeError for the first layer that the target cannot hold, with what can hold all."""
-    found = {x.linear.name: why for x in layers.values() if (why := _against(x, target))}
-    if not found:
-        return
-    name, reason = next(iter(found.items()))
-    more = f" (nor {len(found) - 1} more layers)" if len(found) > 1 else ""
-    others = [
-        fmt.name for fmt in FORMATS.values() if not any(_against(x, fmt) for x in layers.values())
-    ]
+    found = ScaleChange()
+    reason = next(_obstacles(held, target), None)
+    if reason is None:
+        found = scale_change(held, target)
+        reason = against_scales(found, target, round_scales=round_scales)
+    if reason is None:
+        return found
+    rounding = f"add {ROUND} to round them, or take one of the " if _rounds(found) else ""
     raise RecipeError(
-        f"{name} does not fit into {target.name}{more}: {reason}; formats that hold all layers:"
-        f" {', '.join(others)}"
+        f"{reason}; {rounding}formats that take all of this checkpoint: {_takers(held, target)}"
     )
 
 
-def refuse_zeros(layers: Mapping[str, ExportLayer], target: Format) -> None:
-    """RecipeError for zero points that the target has no place for, with the layers that have
-    some."""
-    found = [x for x in layers.values() if x.unstorable]
-    if not found:
-        return
-    shown = [f"{x.linear.name} ({x.unstorable} of {x.zeros})" for x in found]
-    more = f" and {len(shown) - SHOWN} more layers" if len(shown) > SHOWN else ""
-    raise RecipeError(
-        f"{target.name} has no place for zero points of 0 (version 1 stores -1, which loaders read"
-        f" differently), and there are some in {', '.join(shown[:SHOWN])}{more}; export to gptq_v2"
-    )
+def _takers(held: Held, refused: Format) -> str:
+    """Formats into which an export of the source goes, with the flag that one needs."""
+    found = []
+    for fmt in FORMATS.values():
+        same = fmt.name in (held.weights.format.name, refused.name)
+        if same or next(_obstacles(held, fmt), None) is not None:
+            continue
+        scales = scale_change(held, fmt)
+        if against_scales(scales, fmt, round_scales=True) is None:
+            found.append(f"{fmt.name} (with {ROUND})" if _rounds(scales) else fmt.name)
+    return ", ".join(found) or f"none but {held.weights.format.name}, which it is in"
 
 
-def refuse_unlike(source: CodedWeights, target: Format, layers: Mapping[str, ExportLayer]) -> None:
-    """RecipeError for linears that runtimes merge into one matrix (q/k/v; gate/up) and that the
-    source stores in different ways, with different global scales or orders of columns."""
-    if target.method is None:
-        return
-    for block in source.spec.blocks:
-        members: dict[str, list[LinearSpec]] = {}
-        for linear in block.linears:
-            if linear.fused is not None:
-                members.setdefault(linear.fused, []).append(linear)
-        for found in members.values():
-            _refuse_ways({x.name: _stored(source, x, layers.get(x.tensor)) for x in found})
-            _refuse_orders(source, {x.name: layers[x.tensor] for x in found if x.tensor in layers})
+def _rounds(found: ScaleChange) -> bool:
+    """Whether the flag that rounds scales is all that an export needs."""
+    return bool(found.change.changed) and not found.change.lost
 
 
-def _refuse_ways(ways: Mapping[str, str]) -> None:
-    if len(set(ways.values())) > 1:
-        shown = ", ".join(f"{name} {stored}" for name, stored in ways.items())
-        raise RecipeError(
-            f"{shown}; runtimes merge these into one matrix, so they need one scheme; export to"
-            " dense"
+def _obstacles(held: Held, target: Format) -> Iterator[str]:
+    """Reasons without a remedy, scales left aside."""
+    if target.method is not None:
+        if held.others:
+            yield (
+                f"{held.others[0]} is quantized but is no linear of the decoder, and only those are"
+                " converted"
+            )
+        yield from _unfit(held, target)
+        yield from _unconverted(held, target)
+        yield from _unlike(held)
+    if held.kv_cache is not None and target.cache is None:
+        yield (
+            f"{held.weights.checkpoint.path} has scales of a key/value cache"
+            f" ({held.kv_cache.describe()}), which {target.name} has no place for"
         )
+    yield from _together(held, target)
 
 
-def _refuse_orders(source: CodedWeights, merged: Mapping[str, ExportLayer]) -> None:
-    first, *others = merged or [""]
-    other = next((name for name in others if merged[name].order != merged[first].order), None)
-    if other is not None:
-        part = source.reader.g_idx
-        raise RecipeError(
-            f"{first}.{part} and {other}.{part} give columns different orders, and runtimes merge"
-            f" {', '.join(merged)} into one matrix with one order: one of them is damaged, or only"
-            " dense can hold them; export to dense"
-        )
+def _unfit(held: Held, target: Format) -> Iterator[str]:
+    """Layers that the target cannot hold, for whatever reason."""
+    found = {x.linear.name: why for x in held.layers.values() if (why := _against(x, target))}
+    if found:
+        name, reason = next(iter(found.items()))
+        yield f"{name} does not fit into {target.name}{_and_more(len(found) - 1)}: {reason}"
 
 
-def _stored(source: CodedWeights, linear: LinearSpec, layer: ExportLayer | None) -> str:
-    if layer is None:
-        return "unquantized"
-    words = layer.scheme.describe()
-    for part in source.reader.scales if layer.scheme.is_fp4 else ():
-        name = f"{linear.name}.{part}"
-        if part in GLOBAL_SCALES and name in source.checkpoint.tensors:
-            words += f" with a global scale of {source.checkpoint.read(name).flatten().tolist()}"
-    return words
+def _and_more(n: int) -> str:
+    return f" (nor {'does' if n == 1 else 'do'} {counted(n, 'more layer')})" if n else ""
 
 
 def _against(layer: ExportLayer, target: Format) -> str | None:
-    return target.against(layer.scheme, layer.linear.shape, g_idx=layer.reordered)
+    found = target.against(layer.scheme, layer.linear.shape, g_idx=layer.reordered)
+    return None if found is None else _without_remedy(found)
 
 
-def check_scales(
-    source: CodedWeights, target: Format, layers: Mapping[str, ExportLayer], *, round_scales: bool
-) -> Change:
-    """Read all scales: CheckpointError for damaged ones, RecipeError for those that the target
-    would change."""
-    found = Change()
-    dtype = TORCH_DTYPES[target.scale_dtype] if target.scale_dtype is not None else None
-    for layer in layers.values():
-        for part in source.reader.scales:
-            name = f"{layer.linear.name}.{part}"
-            if name not in source.checkpoint.tensors:
-                continue
-            scale = source.checkpoint.read(name)
-            _refuse_damaged(name, scale, layer.scheme if part == source.reader.scales[0] else None)
-            if dtype is not None and scale.dtype not in _SMALL_FLOATS and _is_main(part):
-                found = found.plus(change(scale, dtype))
-    if dtype is not None:
-        reason = refusal(found, dtype, round_scales=round_scales)
-        if reason is not None:
-            raise RecipeError(f"{target.name}: {reason}")
-    return found
+def _without_remedy(reason: str) -> str:
+    """Codecs end with what helps in a recipe; an export has formats and flags only."""
+    return reason.rpartition("; ")[0] or reason
 
 
-def _is_main(part: str) -> bool:
-    """Scales of weights and inputs follow the target's dtype, NVFP4's global scale is fp32."""
-    return part not in GLOBAL_SCALES
-
-
-def _refuse_damaged(name: str, scale: torch.Tensor, scheme: QuantScheme | None) -> None:
-    bad, how = damage(scale, scheme)
-    if bad:
-        raise CheckpointError(
-            f"tensor {name} has {bad} scales that are {how}; repair the checkpoint or download it"
-            " again"
+def _unconverted(held: Held, target: Format) -> Iterator[str]:
+    """What a weight has beside codes and scales, or how it lies, that the target cannot say."""
+    for layer in held.layers.values():
+        name = layer.linear.name
+        if layer.linear.transposed != held.weights.transposed(name):
+            yield f"{name} holds codes in the order [in, out], which no other format has"
+        if layer.factor:
+            yield (
+                f"{name}: its inputs are multiplied by {name}.pre_quant_scale, which"
+                f" {target.name} has no place for"
+            )
+    found = [x for x in held.layers.values() if target.name in x.homeless]
+    if found:
+        shown = [f"{x.linear.name} ({x.homeless[target.name]} of {x.zeros})" for x in found]
+        more = f" and {counted(len(shown) - SHOWN, 'more layer')}" if len(shown) > SHOWN else ""
+        yield (
+            f"{target.name} has no place for zero points of 0 (version 1 stores -1, which loaders"
+            f" read differently), and there are some in {', '.join(shown[:SHOWN])}{more}"
         )
 
 
-def cache_of(source: CodedWeights, target: Format) -> tuple[ActivationScheme | None, str]:
-    """Scheme of the key/value cache and the dtype code of its scales."""
-    if source.kv_cache is None:
-        return None, "BF16"
-    if target.cache is None:
-        holders = ", ".join(fmt.name for fmt in FORMATS.values() if fmt.cache is not None)
-        raise RecipeError(
-            f"{source.checkpoint.path} has scales of a key/value cache"
-            f" ({source.kv_cache.describe()}), which {target.name} has no place for; formats that"
-            f" hold them: {holders}"
+def _unlike(held: Held) -> Iterator[str]:
+    """Linears that runtimes merge into one matrix (q/k/v; gate/up) and that the source stores in
+    different ways, or with different global scales or orders of columns."""
+    for block in held.weights.spec.blocks:
+        members: dict[tuple[str, int | None], list[LinearSpec]] = {}
+        for linear in block.linears:
+            if linear.fused is not None:
+                members.setdefault((linear.fused, linear.expert), []).append(linear)
+        for found in members.values():
+            yield from _unlike_ways(held, found)
+            yield from _unlike_orders(held, found)
+
+
+def _unlike_ways(held: Held, merged: Sequence[LinearSpec]) -> Iterator[str]:
+    ways = {x.name: _stored(held, x, held.layers.get(x.tensor)) for x in merged}
+    if len(set(ways.values())) > 1:
+        shown = ", ".join(f"{name} {stored}" for name, stored in ways.items())
+        yield f"{shown}: runtimes merge these into one matrix, so they need one scheme"
+
+
+def _unlike_orders(held: Held, merged: Sequence[LinearSpec]) -> Iterator[str]:
+    orders = {x.name: held.layers[x.tensor].order for x in merged if x.tensor in held.layers}
+    first, *others = orders or [""]
+    other = next((name for name in others if orders[name] != orders[first]), None)
+    if other is not None:
+        part = held.weights.reader.g_idx
+        yield (
+            f"{first}.{part} and {other}.{part} give columns different orders, and runtimes merge"
+            f" {', '.join(orders)} into one matrix with one order"
         )
-    scales = [source.cache(block) for block in source.spec.blocks]
-    if any(found is None for found in scales):
-        raise CheckpointError(
-            f"{source.checkpoint.path}: quantization_config has a kv_cache_scheme, but not every"
-            " block has scales of its cache; the checkpoint is incomplete"
+
+
+def _stored(held: Held, linear: LinearSpec, layer: ExportLayer | None) -> str:
+    if layer is None:
+        return "unquantized"
+    words = layer.scheme.describe()
+    checkpoint = held.weights.checkpoint
+    for part in held.weights.reader.scales if layer.scheme.is_fp4 else ():
+        name = f"{linear.name}.{part}"
+        if part in GLOBAL_SCALES and name in checkpoint.tensors:
+            words += f" with a global scale of {checkpoint.read(name).flatten().tolist()}"
+    return words
+
+
+def _together(held: Held, target: Format) -> Iterator[str]:
+    """Layers that the target holds one by one, but not in one checkpoint."""
+    schemes: Mapping[str, QuantScheme] = {} if target.method is None else held.schemes
+    try:
+        target.config(
+            held.weights.spec,
+            held.shapes,
+            schemes,
+            with_g_idx=held.with_g_idx,
+            kv_cache=held.kv_cache,
         )
-    k = scales[0][0].scale if scales and scales[0] is not None else None
-    return source.kv_cache, "BF16" if k is None else DTYPE_CODES[k.dtype]
+    except RecipeError as error:
+        yield _without_remedy(str(error))

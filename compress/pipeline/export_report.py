@@ -8,14 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from compress.arch.spec import DecoderSpec
-from compress.checkpoint import disk, write_atomic
+from compress.checkpoint import Checkpoint, disk, write_atomic
+from compress.checkpoint.sidefiles import RUN_MAKES
 from compress.formats import Verdict, runtimes
 from compress.formats.table import small_files
 from compress.pipeline import fit
 from compress.pipeline.environment import peak_rss_bytes, versions
 from compress.pipeline.export_plan import ExportPlan
+from compress.pipeline.export_source import ExportLayer
 from compress.pipeline.modules import ModulePlan
-from compress.report.units import duration, size
+from compress.pipeline.opening import all_lines, for_card
+from compress.report.units import counted, duration, size
 
 FOLDER = "report"
 
@@ -24,9 +27,10 @@ FOLDER = "report"
 class ExportReport:
     """All of an export's report.json.
 
-    source, result: path, format, bytes of weight files. schemes: how many layers have which.
-    layers: name, scheme, bytes before and after of each. copied_tensors: carried over as they are.
-    tensor_parallel: for 2, 4 and 8 shards the reasons against it. runtimes: who takes the result.
+    source, result: path, format, bytes of weight files. written: false of a plan, whose seconds and
+    memory are those of planning. schemes: how many layers have which. layers: name, scheme, bytes
+    before and after of each. copied_tensors: carried over as they are. tensor_parallel: for 2, 4
+    and 8 shards the reasons against it. runtimes: who takes the result. open_with: lines to copy.
     """
 
     source: Mapping[str, Any]
@@ -39,6 +43,8 @@ class ExportReport:
     tensor_parallel: Mapping[str, Sequence[str]]
     runtimes: Sequence[Verdict]
     notes: Sequence[str]
+    open_with: Sequence[str]
+    written: bool
     seconds: float
     peak_rss_bytes: int
     versions: Mapping[str, str]
@@ -50,11 +56,12 @@ class ExportReport:
         return {**asdict(self), "runtimes": [v._asdict() for v in self.runtimes]}
 
 
-def build(plan: ExportPlan, out: Path | None, seconds: float) -> ExportReport:
-    """out: where the result will lie, None where there is only a plan."""
-    source, layers = plan.source.checkpoint, plan.layers.values()
-    side = [path.name for path in source.side_files()]
-    left = small_files()
+def build(plan: ExportPlan, out: Path | None, *, seconds: float | None = None) -> ExportReport:
+    """out: where the result lies or would lie, None where nobody said. seconds: that it took, None
+    where there is only a plan."""
+    source, layers = plan.source.checkpoint, plan.held.layers.values()
+    verdicts = _runtimes(plan)
+    copied, left = _side_files(source)
     return ExportReport(
         source={
             "path": str(source.path.resolve()),
@@ -68,34 +75,48 @@ def build(plan: ExportPlan, out: Path | None, seconds: float) -> ExportReport:
             "files": len(plan.shards.files),
         },
         schemes=dict(Counter(layer.scheme.describe() for layer in layers)),
-        layers=[
-            {
-                "name": x.linear.name,
-                "scheme": x.scheme.describe() + (" with g_idx" if x.reordered else ""),
-                "bytes_before": x.bytes_before,
-                "bytes_after": x.bytes_after,
-            }
-            for x in layers
-        ],
-        copied_tensors=[name for name in plan.original if name not in plan.layers],
-        copied_files=[name for name in side if name not in left],
-        skipped_files=[*source.skipped_files, *(name for name in side if name in left)],
+        layers=[_row(layer) for layer in layers],
+        copied_tensors=[name for name in plan.original if name not in plan.held.layers],
+        copied_files=copied,
+        skipped_files=left,
         tensor_parallel=_tensor_parallel(plan),
-        runtimes=_runtimes(plan),
+        runtimes=verdicts,
         notes=plan.notes,
-        seconds=seconds,
+        open_with=all_lines(plan.target.name, verdicts, "FOLDER" if out is None else str(out)),
+        written=seconds is not None,
+        seconds=seconds or 0.0,
         peak_rss_bytes=peak_rss_bytes(),
         versions=versions(),
     )
 
 
+def _row(layer: ExportLayer) -> dict[str, Any]:
+    return {
+        "name": layer.linear.name,
+        "scheme": layer.scheme.describe() + (" with g_idx" if layer.reordered else ""),
+        "bytes_before": layer.bytes_before,
+        "bytes_after": layer.bytes_after,
+    }
+
+
+def _side_files(source: Checkpoint) -> tuple[list[str], list[str]]:
+    """Names of small files that go along, and of what does not, with the reason where the name
+    does not say it."""
+    side, formats = [path.name for path in source.side_files()], small_files()
+    left = [
+        name.replace(RUN_MAKES, "about how the source was made") for name in source.skipped_files
+    ]
+    left += [f"{name} (repeats the source's format)" for name in side if name in formats]
+    return [name for name in side if name not in formats], left
+
+
 def _runtimes(plan: ExportPlan) -> list[Verdict]:
     return runtimes(
         plan.target.name,
-        plan.schemes,
+        plan.held.schemes,
         plan.source.spec,
-        g_idx=bool(plan.with_g_idx),
-        kv_cache=plan.kv_cache,
+        g_idx=bool(plan.held.with_g_idx),
+        kv_cache=plan.held.kv_cache,
     )
 
 
@@ -103,7 +124,7 @@ def _tensor_parallel(plan: ExportPlan) -> dict[str, tuple[str, ...]]:
     spec: DecoderSpec = plan.source.spec
     modules = [
         ModulePlan(x.linear, None, 0, "export", x.scheme, x.reordered, 0, x.bytes_after)
-        for x in plan.layers.values()
+        for x in plan.held.layers.values()
     ]
     name = plan.target.name
     return {str(n): fit.against_parallel(n, spec, modules, name) for n in (2, 4, 8)}
@@ -124,7 +145,7 @@ def table(report: ExportReport) -> str:
     """The export, or its plan, for a person; one fact a line."""
     before, after = report.source, report.result
     schemes = ", ".join(f"{n} x {name}" for name, n in report.schemes.items())
-    written = f"{size(after['bytes'])} in {after['files']} file(s)"
+    written = f"{size(after['bytes'])} in {counted(after['files'], 'file')}"
     lines = [
         f"{before['path']}",
         f"  format   {before['format']} -> {after['format']}",
@@ -136,10 +157,14 @@ def table(report: ExportReport) -> str:
     for n, reasons in report.tensor_parallel.items():
         lines.append(f"  tensor parallel {n}   {'; '.join(reasons) or 'divides'}")
     lines += [f"  {v.runtime:<17}   {v.verdict}: {v.reason}".rstrip(": ") for v in report.runtimes]
-    if after["path"] is not None:
+    if report.written:
         took = f"{duration(report.seconds)}, peak memory {size(report.peak_rss_bytes)}"
-        lines += [f"  took     {took}", f"{after['path']}"]
-    return "\n".join(lines)
+        lines.append(f"  took     {took}")
+    opening = report.open_with or ("no runtime above is known to take it",)
+    lines += ["", "Open it", *(f"  {line}" for line in opening)]
+    if report.written:
+        return "\n".join([*lines, "", f"{after['path']}"])
+    return "\n".join([*lines, "", "nothing was written: this is a dry run"])
 
 
 def card(report: ExportReport) -> bytes:
@@ -148,6 +173,7 @@ def card(report: ExportReport) -> bytes:
     found = "\n".join(
         f"- {v.runtime}: {v.verdict}{f' ({v.reason})' if v.reason else ''}" for v in report.runtimes
     )
+    notes = "".join(f"- {note}\n" for note in report.notes)
     name, fmt = Path(report.source["path"]).name, report.result["format"]
     return f"""---
 library_name: transformers
@@ -156,15 +182,17 @@ tags: [compress-model, {fmt}]
 # {name} in the format {fmt}
 
 Converted by compress-model {report.versions["compress-model"]} from {report.source["format"]},
-without calibration.
+without calibration: {size(report.source["bytes"])} became {size(report.result["bytes"])}.
 
 | scheme | layers |
 |---|---|
 {rows}
 
+{notes}
 ## Where it loads
-{found or "- any loader of the original"}
-""".encode("utf-8", "surrogateescape")
+{found}
+
+{for_card(fmt, report.runtimes)}""".encode("utf-8", "surrogateescape")
 
 
 def _page(report: ExportReport) -> str:

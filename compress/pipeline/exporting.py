@@ -7,6 +7,7 @@ works in OUT.partial/ and OUT appears by one rename; it takes minutes, so a stop
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from compress.formats.validate import Expected, validate
 from compress.pipeline.card import as_json
 from compress.pipeline.copying import copy
 from compress.pipeline.events import Event, Progress, silent
-from compress.pipeline.export_plan import ExportPlan, plan_export
+from compress.pipeline.export_plan import ExportPlan, format_name, plan_export
 from compress.pipeline.export_report import ExportReport, build, card, write
 from compress.pipeline.finish import content_of
 from compress.pipeline.units import OUTSIDE, shown
@@ -49,10 +50,10 @@ def make_export_plan(
     model: str | Path, to: str, *, round_scales: bool = False, shard_size: str = SHARD_SIZE
 ) -> ExportPlan:
     """What `export` would write; raises as it does for what cannot be."""
-    checkpoint = Checkpoint.open(resolve_model(model))
-    size = byte_size(shard_size)
+    to, size = format_name(to), byte_size(shard_size)
     if size is None:
         raise RecipeError(f"--shard-size is {shard_size!r}; {EXPECTED}")
+    checkpoint = Checkpoint.open(resolve_model(model))
     return plan_export(checkpoint, to, round_scales=round_scales, shard_bytes=size)
 
 
@@ -67,9 +68,11 @@ def dry_export(
 ) -> ExportReport:
     """The report of an export that is not done; refuses all that an export into `out` would."""
     plan = make_export_plan(model, to, round_scales=round_scales, shard_size=shard_size)
-    if out is not None:
-        require_space(plan, _prepare(plan, out, overwrite))
-    return build(plan, None, 0.0)
+    if out is None:
+        return build(plan, None)
+    output = _prepare(plan, out, overwrite)
+    require_space(plan, output)
+    return build(plan, output.out)
 
 
 def export(
@@ -127,7 +130,7 @@ def _work(plan: ExportPlan, output: Output, began: float, progress: Progress) ->
         progress(Event("export", shown(unit[0]), i + 1, len(units), time.perf_counter() - clock))
     _write_cache(plan, writer)
     writer.finish()
-    report = build(plan, output.out, time.perf_counter() - began)
+    report = build(plan, output.out, seconds=time.perf_counter() - began)
     _write_files(plan, report, output.partial)
     _check(plan, output.partial)
     return report
@@ -154,7 +157,7 @@ def _write(plan: ExportPlan, writer: ShardWriter, name: str) -> None:
         return
     encoded = plan.target.encode(
         name,
-        fitted(plan, quantized),
+        fitted(plan, name, quantized),
         dtype=TORCH_DTYPES[plan.original[name].dtype],
         transposed=plan.source.transposed(name.removesuffix(".weight")),
     )
@@ -162,8 +165,12 @@ def _write(plan: ExportPlan, writer: ShardWriter, name: str) -> None:
         writer.write(part, tensor)
 
 
-def fitted(plan: ExportPlan, tensor: QuantizedTensor) -> QuantizedTensor:
-    """A weight of the source with its scales in the target's dtype."""
+def fitted(plan: ExportPlan, name: str, tensor: QuantizedTensor) -> QuantizedTensor:
+    """The weight `name` of the source with its scales in the target's dtype, and without zero
+    points that the plan does without."""
+    layer = plan.held.layers.get(name)
+    if layer is not None and layer.scheme != tensor.scheme:
+        tensor = replace(tensor, scheme=layer.scheme, zero=None)
     if plan.target.scale_dtype is None:
         return tensor
     # The plan has looked at all of them; what is rounded here was allowed.
@@ -171,9 +178,9 @@ def fitted(plan: ExportPlan, tensor: QuantizedTensor) -> QuantizedTensor:
 
 
 def _write_cache(plan: ExportPlan, writer: ShardWriter) -> None:
-    if plan.kv_cache is None or plan.target.cache is None:
+    if plan.held.kv_cache is None or plan.target.cache is None:
         return
-    dtype = TORCH_DTYPES[plan.kv_dtype]
+    dtype = TORCH_DTYPES[plan.held.kv_dtype]
     for block in plan.source.spec.blocks:
         found = plan.source.cache(block)
         assert found is not None, "the plan looked for them"
@@ -214,11 +221,11 @@ def _check(plan: ExportPlan, partial: Path) -> None:
     expected = Expected(
         source=plan.original,
         spec=plan.source.spec,
-        schemes={} if plan.is_dense else plan.schemes,
+        schemes=plan.schemes,
         fmt=plan.target.name,
-        with_g_idx=plan.with_g_idx,
-        kv_cache=plan.kv_cache,
-        kv_dtype=plan.kv_dtype,
+        with_g_idx=plan.held.with_g_idx,
+        kv_cache=plan.held.kv_cache,
+        kv_dtype=plan.held.kv_dtype,
     )
     problems = validate(written, expected) or list(_differences(plan, written))
     assert not problems, f"{partial} is not what was planned: {'; '.join(problems[:5])}"
@@ -228,12 +235,13 @@ def _differences(plan: ExportPlan, written: Checkpoint) -> Iterator[str]:
     result = open_weights(written, plan.source.spec)
     if not isinstance(result, CodedWeights):
         return
-    kinds = {(x.scheme, x.linear.shape, x.reordered): name for name, x in plan.layers.items()}
+    layers = plan.held.layers.items()
+    kinds = {(x.scheme, x.linear.shape, x.reordered): name for name, x in layers}
     for name in list(kinds.values())[:SAMPLES]:
         before, after = plan.source.quantized(name), result.quantized(name)
         assert before is not None
         assert after is not None
-        if not _same(fitted(plan, before), after):
+        if not _same(fitted(plan, name, before), after):
             yield f"{name} does not read back as the source has it"
 
 

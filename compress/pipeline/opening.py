@@ -2,12 +2,11 @@
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 from compress.formats import dense
-from compress.formats.verdicts import LoadOption
-from compress.pipeline.plan import Plan
+from compress.formats.verdicts import LoadOption, Verdict
 
 # What transformers needs beside itself, by format.
 PACKAGES = {
@@ -30,17 +29,19 @@ _OPTIONS: Mapping[LoadOption, tuple[str, str]] = MappingProxyType(
     }
 )
 VLLM = ("vLLM on CPU", "vLLM on GPU")
+# What vLLM needs to be told, by format: the dtype of the scales.
+_SERVING = dict.fromkeys(("gptq", "gptq_v2", "awq"), " --dtype half")
 
 
-def needs(plan: Plan) -> str | None:
-    """The command that installs what transformers needs beside itself."""
-    package = PACKAGES.get(plan.format)
+def needs(fmt: str) -> str | None:
+    """The command that installs what transformers needs beside itself. fmt: a key of FORMATS."""
+    package = PACKAGES.get(fmt)
     return None if package is None else f"pip install {package}"
 
 
-def in_python(plan: Plan, folder: str) -> tuple[str, ...]:
+def in_python(runtimes: Iterable[Verdict], folder: str) -> tuple[str, ...]:
     """Lines for transformers, with the option it needs; none where it does not take the result."""
-    found = [v for v in plan.runtimes if v.runtime == "transformers"]
+    found = [v for v in runtimes if v.runtime == "transformers"]
     if any(v.verdict == "no" for v in found):
         return ()
     names, option = _OPTIONS[found[0].load if found else ""]
@@ -50,27 +51,43 @@ def in_python(plan: Plan, folder: str) -> tuple[str, ...]:
     )
 
 
-def as_server(plan: Plan, folder: str) -> tuple[str, ...]:
+def as_server(fmt: str, runtimes: Iterable[Verdict], folder: str) -> tuple[str, ...]:
     """The line for vLLM, where it is known to take the result."""
-    known = any(v.runtime in VLLM and v.verdict == "yes" for v in plan.runtimes)
-    return (f"vllm serve {shlex.quote(folder)}",) if known else ()
+    known = any(v.runtime in VLLM and v.verdict == "yes" for v in runtimes)
+    return (f"vllm serve {shlex.quote(folder)}{_SERVING.get(fmt, '')}",) if known else ()
 
 
-def all_lines(plan: Plan, folder: str) -> tuple[str, ...]:
-    """Everything, for the end of a run."""
-    python, server, first = in_python(plan, folder), as_server(plan, folder), needs(plan)
+def all_lines(fmt: str, runtimes: Iterable[Verdict], folder: str) -> tuple[str, ...]:
+    """Everything, for the end of a command."""
+    runtimes = tuple(runtimes)
+    python, server = in_python(runtimes, folder), as_server(fmt, runtimes, folder)
+    first = needs(fmt)
     return (*([first] if first and python else []), *python, *server)
 
 
-def why_none(plan: Plan, folder: str) -> str | None:
-    """Why `all_lines` has none, runtime by runtime."""
-    if all_lines(plan, folder):
+def why_none(fmt: str, runtimes: Iterable[Verdict]) -> str | None:
+    """Why `all_lines` has none for the result of a run, runtime by runtime."""
+    runtimes = tuple(runtimes)
+    if all_lines(fmt, runtimes, ""):
         return None
     reasons = [
         f"{v.runtime}: {v.reason}"
         if v.verdict == "no"
         else f"{v.runtime}: expected to take it, which was not tried"
-        for v in plan.runtimes
+        for v in runtimes
     ]
-    remedy = "" if plan.format == dense.NAME else "; --set output.format=dense loads anywhere"
+    remedy = "" if fmt == dense.NAME else "; --set output.format=dense loads anywhere"
     return f"no runtime is known to take it: {'; '.join(reasons)}{remedy}"
+
+
+def for_card(fmt: str, runtimes: Iterable[Verdict]) -> str:
+    """The part of a model card with lines to copy; FOLDER is where the result lies."""
+    runtimes = tuple(runtimes)
+    python, server = in_python(runtimes, "FOLDER"), as_server(fmt, runtimes, "FOLDER")
+    first = needs(fmt)
+    lines = ["## How to open it"] if python or server else []
+    if python:
+        lines += ["", *([f"With `{first}`:"] if first else []), "```python", *python, "```"]
+    if server:
+        lines += ["", "```sh", *server, "```"]
+    return "\n".join([*lines, ""])

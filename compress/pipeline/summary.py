@@ -81,8 +81,8 @@ def build_report(
         copied_tensors=(*plan.spec.copied, *unrecognised(plan.spec)),
         copied_files=tuple(path.name for path in checkpoint.side_files()),
         skipped_files=tuple(checkpoint.skipped_files),
-        open_with=all_lines(plan, str(session.output.out)),
-        open_reason=why_none(plan, str(session.output.out)),
+        open_with=all_lines(plan.format, plan.runtimes, str(session.output.out)),
+        open_reason=why_none(plan.format, plan.runtimes),
         budget=None if plan.budget is None else _budget(plan.budget, work.layers),
     )
 

@@ -7,8 +7,12 @@ import pytest
 
 import compressed_models
 import tiny_models
+from compress.cli.export import HOLDS
 from compress.cli.main import main
+from compress.formats import FORMATS
+from compress.pipeline.export_plan import format_name
 from compress.quant.scheme import QuantScheme
+from exports import CT
 
 
 @pytest.fixture(scope="module")
@@ -26,8 +30,10 @@ def test_export_writes_and_says_what(
     told = capsys.readouterr()
     assert "compressed-tensors -> gptq" in told.out
     assert "14 x int4 sym g32" in told.out
-    assert told.out.rstrip().endswith(str(out))
     assert "export: tensors outside the blocks (1/3)" in told.err
+    assert "left     report/" not in told.out
+    assert "\nOpen it\n  pip install gptqmodel optimum\n  from transformers" in told.out
+    assert told.out.endswith(f'from_pretrained("{out}")\n\n{out}\n')
     assert main(["inspect", str(out)]) == 0
     assert "quantization  gptq" in capsys.readouterr().out
     assert main(["export", str(source), "--to", "awq", "-o", str(out)]) == 2
@@ -42,9 +48,63 @@ def test_dry_run_and_json(source: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert found["result"]["path"] is None
     assert main(["export", str(source), "--to", "dense"]) == 2
     assert "give --out FOLDER, or --dry-run" in capsys.readouterr().err
-    assert main(["export", str(source), "--to", "exl3", "--dry-run"]) == 2
-    assert "--to is 'exl3'; it is one of compressed-tensors, gptq" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_the_dry_run_says_that_it_is_one(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["export", str(source), "--to", "gptq", "--dry-run"]
+    assert main(asked) == 0
+    told = capsys.readouterr().out
+    assert told.endswith("\n\nnothing was written: this is a dry run\n")
+    assert 'from_pretrained("FOLDER")' in told
+    assert main([*asked, "-o", str(tmp_path / "out")]) == 0
+    assert f'from_pretrained("{tmp_path / "out"}")' in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
+
+
+def test_help_has_every_format(capsys: pytest.CaptureFixture[str]) -> None:
+    assert list(HOLDS) == list(FORMATS)
+    assert main(["export", "--help"]) == 0
+    told = capsys.readouterr().out
+    listed = told.partition("\nFormats:\n")[2].splitlines()
+    assert [line.split()[0] for line in listed if line.startswith("  ") and line[2] != " "] == [
+        *HOLDS
+    ]
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        ("GPTQ", "gptq"),
+        ("gptq-v2", "gptq_v2"),
+        ("GPTQ_V2", "gptq_v2"),
+        ("FP8-Block", "fp8"),
+        ("fp8_block", "fp8"),
+        ("bnb", "bitsandbytes"),
+        (" Dense", "dense"),
+    ],
+)
+def test_formats_go_by_any_spelling(said: str, meant: str) -> None:
+    assert format_name(said) == meant
+
+
+@pytest.mark.parametrize(
+    ("said", "nearest"), [("gtpq", "gptq"), ("AQW", "awq"), ("compressed_tensor", CT)]
+)
+def test_a_word_that_is_no_format(
+    source: Path, capsys: pytest.CaptureFixture[str], said: str, nearest: str
+) -> None:
+    assert main(["export", str(source), "--to", said, "--dry-run"]) == 2
+    assert capsys.readouterr().err == (
+        f"error: --to is {said!r}; it is one of {', '.join(FORMATS)}; did you mean {nearest!r}?\n"
+    )
+
+
+def test_a_word_like_no_format(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", str(source), "--to", "xyz", "--dry-run"]) == 2
+    assert capsys.readouterr().err.endswith(f" one of {', '.join(FORMATS)}\n")
 
 
 @pytest.mark.parametrize("to", ["fp8-block", "bitsandbytes", "modelopt"])
@@ -59,4 +119,7 @@ def test_what_does_not_fit_is_one_line(
     assert code == 2
     assert said.count("\n") == 1
     assert "model.layers.0.self_attn.q_proj does not fit into" in said
-    assert "formats that hold all layers: compressed-tensors, gptq, gptq_v2, awq" in said
+    assert "(nor do 13 more layers): it holds " in said
+    assert said.endswith(
+        "; formats that take all of this checkpoint: gptq, gptq_v2, awq, modelopt, dense\n"
+    )

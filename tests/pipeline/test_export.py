@@ -11,7 +11,8 @@ from safetensors.torch import load_file, save_file
 from compress.checkpoint import Checkpoint
 from compress.errors import RecipeError
 from compress.formats import FP8_CACHE
-from compress.pipeline import export
+from compress.pipeline import dry_export, export
+from compress.pipeline.export_source import look
 from compress.quant.scheme import PRESETS, QuantScheme
 from conftest import tree_hashes
 from exports import ASYM, CT, SYM, assert_same_weights, copied, opened
@@ -32,6 +33,7 @@ def test_there_and_back_is_bit_exact(
     first, last = opened(source).quantized(linear), opened(tmp_path / "back").quantized(linear)
     assert first is not None
     assert last is not None
+    assert first.scheme == last.scheme == scheme
     assert torch.equal(first.codes, last.codes)
     assert torch.equal(first.scale.half(), last.scale)
 
@@ -62,6 +64,44 @@ def test_gptq_1_to_2_and_awq_to_gptq(compressed: Callable[..., Path], tmp_path: 
         export(compressed(scheme=ASYM), to, tmp_path / f"a{last}")
         export(tmp_path / f"a{last}", then, tmp_path / f"b{last}")
         assert_same_weights(tmp_path / f"a{last}", tmp_path / f"b{last}")
+
+
+def test_symmetric_weights_on_their_way_through_awq(
+    compressed: Callable[..., Path], tmp_path: Path
+) -> None:
+    """AWQ has no mark for them; zero points that are all 0 say the same."""
+    exact = "scales go from bf16 to fp16, all of them exactly"
+    there = export(compressed(scheme=SYM), "awq", tmp_path / "awq")
+    first, second = there.notes
+    assert first == exact
+    assert second == (
+        "awq has no mark for symmetric weights: 14 layers have zero points of 0 (8 in the file) and"
+        " read back as asymmetric, with the same values"
+    )
+    assert {x.scheme.symmetric for x in look(opened(tmp_path / "awq")).layers.values()} == {True}
+    back = export(tmp_path / "awq", "modelopt", tmp_path / "modelopt")  # symmetric throughout
+    assert back.schemes == {"int4 sym g32": 14}
+    assert back.notes == (
+        "scales go from fp16 to fp32, all of them exactly",
+        "all zero points are 0: 14 layers without a mark for it taken as symmetric",
+    )
+    assert_same_weights(compressed(scheme=SYM), tmp_path / "modelopt")
+    asymmetric = export(compressed(scheme=ASYM), "awq", tmp_path / "asymmetric")
+    assert asymmetric.notes == (exact,)
+    assert look(opened(tmp_path / "asymmetric")).centred == 0
+
+
+def test_what_is_said_of_scales(compressed: Callable[..., Path], tmp_path: Path) -> None:
+    source = compressed(scheme=PRESETS["FP8"])
+    assert dry_export(source, "modelopt").notes == (
+        "scales go from bf16 to fp32, all of them exactly",
+    )
+    assert dry_export(source, "dense").notes == (
+        "each weight is (code - zero) * scale, rounded once to bf16",
+        "inputs are not quantized in a dense checkpoint",
+    )
+    export(source, "modelopt", tmp_path / "to")
+    assert dry_export(tmp_path / "to", CT).notes == ()  # it takes scales as they come
 
 
 def test_nvfp4_goes_to_modelopt_with_its_reciprocals(
@@ -113,7 +153,9 @@ def test_order_of_columns_goes_to_gptq(compressed: Callable[..., Path], tmp_path
     assert_same_weights(source, tmp_path / "to")
     export(tmp_path / "to", CT, tmp_path / "back")
     assert_same_weights(source, tmp_path / "back")
-    with pytest.raises(RecipeError, match=r"q_proj does not fit into awq .*: compressed-tensors, "):
+    with pytest.raises(
+        RecipeError, match=r"q_proj does not fit into awq .*: gptq, gptq_v2, dense$"
+    ):
         export(source, "awq", tmp_path / "awq")
 
 
@@ -151,7 +193,10 @@ def test_what_lies_beside_the_weights(compressed: Callable[..., Path], tmp_path:
     # What repeats the source's format for its loaders stays behind.
     back = export(out, CT, tmp_path / "back")
     assert not (tmp_path / "back" / "quantize_config.json").exists()
-    assert "quantize_config.json" in back.skipped_files
+    assert back.skipped_files == [
+        "report/ (about how the source was made)",
+        "quantize_config.json (repeats the source's format)",
+    ]
     assert not list(tmp_path.glob("*.partial"))
 
 
@@ -187,7 +232,7 @@ def test_scales_of_the_cache_go_where_they_can(
             export(source, to, tmp_path / "none")
         assert str(caught.value).endswith(
             f"has scales of a key/value cache (a-fp8 static), which {to} has no place for; formats"
-            " that hold them: compressed-tensors, modelopt"
+            " that take all of this checkpoint: modelopt"
         )
 
 
@@ -200,5 +245,5 @@ def test_scales_of_a_cache_that_the_config_does_not_name(
     (source / "config.json").write_text(json.dumps(config))
     report = export(source, "fp8", tmp_path / "out")
     assert report.notes[-1].startswith(
-        "4 scales of a key/value cache are left out (model.layers.0.self_attn.k_scale), as"
+        "4 scales of a key/value cache left out (model.layers.0.self_attn.k_scale), as"
     )

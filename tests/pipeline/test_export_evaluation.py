@@ -32,9 +32,7 @@ WAYS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("scheme", "to"), WAYS, ids=[f"{s.describe()} to {to}" for s, to in WAYS]
-)
+@pytest.mark.parametrize(("scheme", "to"), WAYS, ids=[f"{s.describe()} to {to}" for s, to in WAYS])
 def test_weights_are_read_as_they_were(
     compressed: Callable[..., Path], tmp_path: Path, scheme: QuantScheme, to: str
 ) -> None:

@@ -26,21 +26,27 @@ def with_verdicts(plan: Plan, transformers: str, vllm: str) -> Plan:
     return replace(plan, runtimes=found)
 
 
+def lines(plan: Plan) -> tuple[str, ...]:
+    return all_lines(plan.format, plan.runtimes, "/my out")
+
+
 def test_a_line_for_each_runtime_that_takes_it(plan: Plan) -> None:
     first, server = "pip install compressed-tensors", "vllm serve '/my out'"
-    assert all_lines(with_verdicts(plan, "yes", "yes"), "/my out") == (first, *PYTHON, server)
-    assert all_lines(with_verdicts(plan, "yes", "expected"), "/my out") == (first, *PYTHON)
-    assert all_lines(with_verdicts(plan, "no", "yes"), "/my out") == (server,)
-    assert all_lines(with_verdicts(plan, "no", "no"), "/my out") == ()
-    assert why_none(with_verdicts(plan, "yes", "no"), "/my out") is None
+    assert lines(with_verdicts(plan, "yes", "yes")) == (first, *PYTHON, server)
+    assert lines(with_verdicts(plan, "yes", "expected")) == (first, *PYTHON)
+    assert lines(with_verdicts(plan, "no", "yes")) == (server,)
+    assert lines(with_verdicts(plan, "no", "no")) == ()
+    assert why_none(plan.format, with_verdicts(plan, "yes", "no").runtimes) is None
 
 
-def test_without_a_line_there_is_the_reason(plan: Plan) -> None:
+def test_without_a_line_there_is_the_reason() -> None:
     found = (Verdict("transformers", "no", "q is odd"), Verdict("vLLM on GPU", "expected", "rules"))
-    assert why_none(replace(plan, runtimes=found), "/out") == (
+    reason = (
         "no runtime is known to take it: transformers: q is odd; vLLM on GPU: expected to take it,"
-        " which was not tried; --set output.format=dense loads anywhere"
+        " which was not tried"
     )
+    assert why_none("gptq", found) == f"{reason}; --set output.format=dense loads anywhere"
+    assert why_none("dense", found) == reason
 
 
 DEQUANTIZE = "quantization_config=CompressedTensorsConfig(dequantize=True)"
@@ -58,16 +64,26 @@ FLOAT_INPUTS = {"bits": 4, "group_size": 32, "activation": {"type": "float"}}
 )
 def test_the_option_that_transformers_needs_is_in_the_line(tiny, stage, option: str) -> None:
     plan = make_plan(recipe(stage), tiny("llama"))
-    first, imports, call, *_ = all_lines(plan, "/my out")
+    first, imports, call, *_ = lines(plan)
     assert first == "pip install compressed-tensors"
     assert call == f'model = AutoModelForCausalLM.from_pretrained("/my out", {option})'
     assert ("CompressedTensorsConfig" in imports) == (option == DEQUANTIZE)
     compile(f"{imports}\n{call}", "lines", "exec")
 
 
+@pytest.mark.parametrize("fmt", ["gptq", "gptq_v2", "awq"])
+def test_vllm_is_told_the_dtype_of_the_scales(tiny, fmt: str) -> None:
+    plan = make_plan(recipe(RTN, output={"format": fmt}), tiny("llama"))
+    assert lines(with_verdicts(plan, "yes", "yes")) == (
+        "pip install gptqmodel optimum",
+        *PYTHON,
+        "vllm serve '/my out' --dtype half",
+    )
+
+
 def test_dense_results_need_nothing_else(tiny) -> None:
     plan = make_plan(recipe(RTN, output={"format": "dense"}), tiny("llama"))
-    assert all_lines(with_verdicts(plan, "yes", "no"), "/my out") == PYTHON
+    assert lines(with_verdicts(plan, "yes", "no")) == PYTHON
 
 
 def test_the_card_shows_them(plan: Plan) -> None:
@@ -75,3 +91,13 @@ def test_the_card_shows_them(plan: Plan) -> None:
     assert "With `pip install compressed-tensors`:\n```python\nfrom transformers" in card
     assert card.endswith("```sh\nvllm serve FOLDER\n```\n")
     assert "How to open" not in model_card(with_verdicts(plan, "no", "no"), "tiny", "1").decode()
+
+
+def test_the_card_speaks_of_quality_only_where_it_was_measured(tiny, plan: Plan) -> None:
+    assert plan.recipe.evaluation is None
+    card = model_card(plan, "tiny", "1").decode()
+    assert "quality was not measured; `compress-model eval` does." in card
+    assert "report.html" not in card
+    measured = recipe(RTN, evaluation={"texts": ["self"]})
+    card = model_card(make_plan(measured, tiny("llama")), "tiny", "1").decode()
+    assert "What that cost in\nquality is in `report/report.html`." in card
