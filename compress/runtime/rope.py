@@ -52,18 +52,17 @@ class Rotation:
         else:
             seen = torch.maximum(positions + 1, lengths)[:, None]
             longer = self._grown(seen) if self.long is None else self.long
-            angles = positions.float()[:, None] * torch.where(
-                seen > most, longer, self.frequencies
-            )
+            angles = positions.float()[:, None] * torch.where(seen > most, longer, self.frequencies)
         factor = self.rope.parameters.get("attention_factor", 1.0)
         return angles.cos() * factor, angles.sin() * factor
 
     def _grown(self, seen: Tensor) -> Tensor:
         """Dynamic frequencies, fp32 [T, pairs], of texts of `seen` tokens, int64 [T, 1]."""
         dim, factor = self.rope.dim, self.rope.parameters["factor"]
-        ratio = seen.clamp(min=self.rope.length).double() / self.rope.parameters[
-            "max_position_embeddings"
-        ]
+        ratio = (
+            seen.clamp(min=self.rope.length).double()
+            / self.rope.parameters["max_position_embeddings"]
+        )
         stretch = (factor * ratio - (factor - 1)).log() * (dim / (dim - 2))
         exponents = torch.arange(0, dim, 2, device=seen.device).double() / dim
         grown: Tensor = ((math.log(self.rope.theta) + stretch) * -exponents).exp()
