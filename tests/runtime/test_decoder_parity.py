@@ -1,10 +1,12 @@
 """The engine's decoder computes what transformers computes: logits in fp32, and greedy tokens."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import tiny_models
@@ -149,6 +151,23 @@ def test_bf16_rounds_where_transformers_rounds(family: str, tmp_path: Path) -> N
     assert got.dtype == torch.float32
     # As far from the truth as transformers is, give or take: the same places, other sums.
     assert (got - truth).norm() < 1.2 * (want - truth).norm()
+
+
+def test_a_decoder_beside_a_vision_tower(tmp_path: Path) -> None:
+    """As hub checkpoints of gemma3 have it."""
+    text_only = tiny_models.make("gemma3_text", tmp_path / "text", dtype="fp32", tied=True)
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    tensors = load_file(text_only / "model.safetensors")
+    renamed = {f"language_model.{name}": tensor for name, tensor in tensors.items()}
+    renamed["vision_tower.layers.0.self_attn.q_proj.weight"] = torch.zeros(4, 4)
+    save_file(renamed, whole / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((text_only / "config.json").read_text())
+    nested = {"model_type": "gemma3", "text_config": config}
+    (whole / "config.json").write_text(json.dumps(nested))
+    ids = text().tolist()
+    got, want = (Runs(load(folder), texts=1, most=64).whole(ids) for folder in (whole, text_only))
+    assert torch.equal(got, want)
 
 
 def test_a_trained_model(demo_model: Path) -> None:
