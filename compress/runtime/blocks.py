@@ -111,11 +111,13 @@ class BlockPool:
         assert self.cached[NULL] is None
 
     def _in_order(self) -> Iterator[int]:
-        block = self._next[NULL]
-        while block != NULL:
-            assert self._last[self._next[block]] == block, "the free list is broken"
+        block = NULL
+        while True:
+            before, block = block, self._next[block]
+            assert self._last[block] == before, "the free list is broken"
+            if block == NULL:
+                return
             yield block
-            block = self._next[block]
 
     def _unlink(self, block: int) -> None:
         before, after = self._last[block], self._next[block]

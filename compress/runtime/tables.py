@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from compress.errors import RequestError
 from compress.runtime.blocks import NULL, BlockPool
 from compress.runtime.prefix import extend_chain, first_seen, longest_hit
 from compress.runtime.sequence import Sequence
@@ -27,12 +28,18 @@ class BlockTables:
     """Gives blocks to sequences and takes them back.
 
     chunk: tokens of one sequence in a step, at most. reuse: whether texts find the blocks of
-    others that begin alike.
+    others that begin alike. Errors: RequestError for a cache without room.
     """
 
     def __init__(
         self, groups: tuple[CacheGroup, ...], block_size: int, chunk: int, reuse: bool = True
     ) -> None:
+        for group in groups:
+            if group.blocks < 2 or block_size < 1:
+                raise RequestError(
+                    f"a cache of {group.blocks} blocks of {block_size} positions holds no text: 2 "
+                    "blocks at least are needed, as one pads"
+                )
         self.groups, self.block_size, self.chunk, self.reuse = groups, block_size, chunk, reuse
         self.windows = tuple(group.window for group in groups)
         self.pools = [BlockPool(group.blocks, block_size) for group in groups]
