@@ -45,6 +45,15 @@ def names(place: str, value: object) -> tuple[str, ...]:
     return tuple(value)
 
 
+def names_or_patterns(place: str, value: object) -> tuple[str, ...]:
+    """A list of texts, of which those that begin with "re:" are regular expressions."""
+    entries = names(place, value)
+    for entry in entries:
+        if entry.startswith("re:"):
+            pattern(place, entry, "re:")
+    return entries
+
+
 def pattern(place: str, text: str, prefix: str = "") -> re.Pattern[str]:
     """A regular expression behind a prefix, as loaders match it against module names."""
     try:

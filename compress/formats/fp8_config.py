@@ -120,7 +120,7 @@ def _side(place: str, value: object) -> int | None:
 
 
 def _ignored(place: str, value: object) -> tuple[str, ...]:
-    names = values.names(place, value)
+    names = values.names_or_patterns(place, value)
     for name in names:
         if name.count("*") > _WILDCARDS or not name:
             raise CheckpointError(

@@ -146,7 +146,7 @@ def read_schemes(config: Mapping[str, Any]) -> SchemeMap:
         groups = ((("Linear",), _scheme(place, block)),)
     return SchemeMap(
         groups,
-        _patterns(values.names(f"{place}.{ignored}", block.get(ignored))),
+        _patterns(values.names_or_patterns(f"{place}.{ignored}", block.get(ignored))),
         names_in(config, "transposed"),
         _cache(place, block),
     )
@@ -169,6 +169,7 @@ def details(config: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
 def _named(place: str, value: object) -> tuple[tuple[tuple[str, ...], QuantScheme], ...]:
     """Modules by scheme, of a checkpoint that names every one."""
     layers = values.mapping(place, value)
+    values.names_or_patterns(place, list(layers))
     members: dict[QuantScheme, list[str]] = {}
     for name, layer in layers.items():
         scheme = _scheme(f"{place}.{name}", values.mapping(f"{place}.{name}", layer))

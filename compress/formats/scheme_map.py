@@ -19,7 +19,7 @@ from compress.formats.config_values import (
     made,
     mapping,
     names,
-    pattern,
+    names_or_patterns,
     require,
     shown,
     whole,
@@ -91,7 +91,7 @@ def parse(config: Mapping[str, Any]) -> SchemeMap:
     _refuse_sparsity(f"{place}.sparsity_config", block.get("sparsity_config"))
     return SchemeMap(
         tuple(_group(f"{place_groups}.{name}", group) for name, group in groups.items()),
-        _patterns(f"{place}.ignore", block.get("ignore")),
+        names_or_patterns(f"{place}.ignore", block.get("ignore")),
         frozenset(names(f"{place}.transposed", block.get("transposed"))),
         _kv_cache(f"{place}.kv_cache_scheme", block.get("kv_cache_scheme")),
         frozenset(i for i, group in enumerate(groups.values()) if _is_ordered(group)),
@@ -121,7 +121,7 @@ def _is_ordered(group: Mapping[str, Any]) -> bool:
 
 def _group(place: str, value: object) -> tuple[tuple[str, ...], QuantScheme]:
     group = mapping(place, value)
-    targets = _patterns(f"{place}.targets", group.get("targets"))
+    targets = names_or_patterns(f"{place}.targets", group.get("targets"))
     if not targets:
         raise CheckpointError(
             f"{place}.targets is {shown(group.get('targets'))}; it must list the modules of the"
@@ -221,14 +221,6 @@ def _strategy(group_size: object) -> str:
     if not isinstance(group_size, int):
         return "tensor"
     return "group" if group_size > 0 else "channel"
-
-
-def _patterns(place: str, value: object) -> tuple[str, ...]:
-    entries = names(place, value)
-    for entry in entries:
-        if entry.startswith("re:"):
-            pattern(place, entry, "re:")
-    return entries
 
 
 def _matches(module: str, entry: str) -> bool:

@@ -220,8 +220,19 @@ def open_weights(
     refuse_misfits(checkpoint, reader, schemes)
     if spec is None:
         spec = describe(checkpoint.config, _logical(checkpoint, reader, schemes, transposed))
+        _refuse_turned(spec, transposed)
     side = bitsandbytes_read.open_side(checkpoint) if method == bitsandbytes.NAME else None
     return CodedWeights(checkpoint, spec, fmt, reader, schemes, transposed, side)
+
+
+def _refuse_turned(spec: DecoderSpec, transposed: Callable[[str], bool]) -> None:
+    """Square weights fit either way, so that shapes do not tell."""
+    for linear in spec.all_linears():
+        if transposed(linear.name) and not linear.transposed:
+            raise CheckpointError(
+                f"config.json: quantization_config.transposed has {linear.name}, which is no Conv1D"
+                f" in a {spec.model_type} model; take it out of the list"
+            )
 
 
 def logical_shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:

@@ -214,6 +214,10 @@ def test_one_scheme_for_all(llama: Any) -> None:
         ({"weight_block_size": "128"}, r"square blocks"),
         ({"ignored_layers": "lm_head"}, r"ignored_layers is 'lm_head'; it must be a list"),
         ({"modules_to_not_convert": ["*" * 9]}, r"is no module name with 4 \* at most"),
+        (
+            {"ignored_layers": ["re:("]},
+            r"ignored_layers: 're:\(' is not a regular expression: missing \)",
+        ),
         ({"transposed": 3}, r"transposed must be a list"),
     ],
 )

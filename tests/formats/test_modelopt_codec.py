@@ -305,6 +305,11 @@ def test_algorithms_are_told_apart() -> None:
         ({"kv_cache_scheme": "NVFP4"}, r"kv_cache_scheme is 'NVFP4'; this version reads None"),
         ({"kv_cache_scheme": {"num_bits": 4}}, r"kv_cache_scheme.num_bits is 4"),
         ({"ignore": "lm_head"}, r"ignore is 'lm_head'; it must be a list"),
+        ({"ignore": ["re:("]}, r"ignore: 're:\(' is not a regular expression: missing \)"),
+        (
+            {"quant_algo": "MIXED_PRECISION", "quantized_layers": {"re:(": {"quant_algo": "FP8"}}},
+            r"quantized_layers: 're:\(' is not a regular expression: missing \)",
+        ),
         ({"quantization": 3}, r"quantization is 3; it must be a mapping"),
         ({"transposed": 3}, r"transposed must be a list"),
     ],

@@ -82,6 +82,19 @@ def edited(folder: Path, change: dict[str, object]) -> Checkpoint:
     return Checkpoint.open(folder)
 
 
+def test_a_square_weight_said_to_be_turned(tmp_path: Path) -> None:
+    """Its shape fits either way."""
+    source = tiny_models.make("llama", tmp_path / "source")
+    folder = compressed_models.write(source, tmp_path / "out", G4).folder
+    square = "model.layers.0.self_attn.q_proj"
+    with pytest.raises(CheckpointError) as caught:
+        open_weights(edited(folder, {"transposed": [square]}))
+    assert str(caught.value) == (
+        f"config.json: quantization_config.transposed has {square}, which is no Conv1D in a llama"
+        " model; take it out of the list"
+    )
+
+
 def test_refusals(tmp_path: Path) -> None:
     source = tiny_models.make("llama", tmp_path / "source")
     folder = compressed_models.write(source, tmp_path / "out", G4).folder

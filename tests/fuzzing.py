@@ -1,0 +1,185 @@
+"""Tiny checkpoints in every format, and what must hold of one whose config or headers changed."""
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load
+from torch import Tensor
+
+import compressed_models
+import tiny_models
+from compress.checkpoint import Checkpoint
+from compress.errors import CompressError
+from compress.formats import FORMATS, FP8_CACHE, CodedWeights, logical_shapes, open_weights
+from compress.pipeline import export
+from compress.pipeline.inspection import inspect_checkpoint
+from compress.pipeline.inspection_table import inspect_table
+from compress.quant.scheme import PRESETS, ActivationScheme, QuantScheme
+from plain_decoding import dequantized
+
+SYM, ASYM = QuantScheme(group_size=32), QuantScheme(group_size=32, symmetric=False)
+WEIGHTS = "model.safetensors"
+
+
+def _mixed(linear: Any) -> QuantScheme | None:
+    if linear.role == "o":
+        return None
+    return PRESETS["NVFP4A16"] if linear.role == "down" else QuantScheme(bits=8, group_size=32)
+
+
+_INPUTS = ActivationScheme(type="float", granularity="group", group_size=32)
+_BLOCK = QuantScheme(8, True, "block", 32, _INPUTS, "float")
+
+# Kind -> format, scheme (or choice of one), options of compressed_models.write.
+KINDS: Mapping[str, tuple[str, Any, dict[str, Any]]] = MappingProxyType(
+    {
+        "ct-sym": ("compressed-tensors", SYM, {}),
+        "ct-asym": ("compressed-tensors", ASYM, {}),
+        "ct-order": ("compressed-tensors", SYM, {"act_order": True}),
+        "ct-tensor": (
+            "compressed-tensors",
+            QuantScheme(bits=8, granularity="tensor", group_size=0, symmetric=False),
+            {},
+        ),
+        "ct-w8a8": ("compressed-tensors", PRESETS["W8A8_STATIC"], {"kv_cache": FP8_CACHE}),
+        "ct-fp8": ("compressed-tensors", PRESETS["FP8_DYNAMIC"], {}),
+        "ct-block": ("compressed-tensors", _BLOCK, {}),
+        "ct-mixed": ("compressed-tensors", _mixed, {}),
+        "gptq-sym": ("gptq", SYM, {"act_order": True}),
+        "gptq-asym": ("gptq", ASYM, {}),
+        "gptq_v2-asym": ("gptq_v2", ASYM, {}),
+        "awq-asym": ("awq", ASYM, {}),
+        "fp8-static": ("fp8", PRESETS["FP8"], {}),
+        "fp8-block": ("fp8", _BLOCK, {}),
+        "modelopt-int4": ("modelopt", SYM, {}),
+        "modelopt-fp8": ("modelopt", PRESETS["FP8"], {"kv_cache": FP8_CACHE}),
+        "modelopt-nvfp4": ("modelopt", PRESETS["NVFP4A16"], {}),
+        "bitsandbytes": ("bitsandbytes", PRESETS["LLM_INT8"], {}),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Sound:
+    """A valid checkpoint. weights: all of the original model, by name. schemes: by module."""
+
+    folder: Path
+    weights: dict[str, Tensor]
+    schemes: dict[str, QuantScheme]
+
+    @classmethod
+    def make(cls, kind: str, folder: Path) -> "Sound":
+        fmt, scheme, options = KINDS[kind]
+        dtype: tiny_models.Dtype = "fp16" if FORMATS[fmt].scale_dtype == "F16" else "bf16"
+        source = folder.parent / "source"
+        tiny_models.make("llama", source, tied=True, num_hidden_layers=1, dtype=dtype)
+        compressed_models.write(source, folder, scheme, fmt=fmt, **options)
+        read, schemes = read_all(folder)
+        return cls(folder, read, schemes)
+
+
+def read_all(folder: Path) -> tuple[dict[str, Tensor], dict[str, QuantScheme]]:
+    """Every weight of a checkpoint, and the schemes of its quantized modules."""
+    weights = open_weights(Checkpoint.open(folder))
+    for block in weights.spec.blocks:
+        weights.cache(block)
+        for linear in block.linears:
+            weights.activation(linear.name)
+    found = {name: weights.read(name) for name in logical_shapes(weights.checkpoint)}
+    if not isinstance(weights, CodedWeights):
+        return found, {}
+    modules = [name.removesuffix(".weight") for name in found]
+    schemes = {x: s for x in modules if (s := weights.scheme(x)) is not None}
+    return found, schemes
+
+
+def examine(folder: Path, sound: Sound, to: str) -> str:
+    """Hold a changed checkpoint to what must be true: it is refused in one line, or every weight is
+    the sound one's or, where the change says something else, what that plainly means.
+
+    to: a format to export to, which must then give the same weights. Returns "refused", "same" or
+    "other".
+    """
+    _one_line(lambda: inspect_table(inspect_checkpoint(folder)))
+    out = folder.parent / "exported"
+    shutil.rmtree(out, ignore_errors=True)
+    if _one_line(lambda: read_all(folder)) is None:
+        assert _one_line(lambda: export(folder, to, out)) is None, "what cannot be read is exported"
+        assert not list(folder.parent.glob("exported*")), "a refused export leaves something"
+        return "refused"
+    weights, schemes = read_all(folder)
+    if _one_line(lambda: export(folder, to, out)) is not None:
+        after, _ = read_all(out)
+        assert after.keys() == weights.keys()
+        for name, weight in weights.items():
+            assert torch.equal(after[name].float(), weight.float()), f"{name} changed in the export"
+    assert not list(folder.parent.glob("exported.partial")), "an export leaves something"
+    same = weights.keys() == sound.weights.keys() and all(
+        torch.equal(weights[name], known) for name, known in sound.weights.items()
+    )
+    if same:
+        return "same"
+    _require_plain_meaning(folder, weights, schemes)
+    return "other"
+
+
+def _require_plain_meaning(
+    folder: Path, weights: dict[str, Tensor], schemes: dict[str, QuantScheme]
+) -> None:
+    """Weights are what config and tensors mean, the latter as the safetensors library has them."""
+    try:
+        raw = load((folder / WEIGHTS).read_bytes())
+    except SafetensorError as error:
+        raise AssertionError(f"read though the safetensors library refuses it: {error}") from error
+    opened = open_weights(Checkpoint.open(folder))
+    for name, weight in weights.items():
+        module = name.removesuffix(".weight")
+        if module not in schemes or name == module:
+            assert _equal(weight, raw[name]), f"{name} is not what the file has"
+            continue
+        assert isinstance(opened, CodedWeights)
+        parts = {
+            key.removeprefix(f"{module}."): value
+            for key, value in raw.items()
+            if key.startswith(f"{module}.")
+        }
+        plain = dequantized(opened.format.name, schemes[module], parts).to(opened.plain_dtype)
+        assert _equal(weight, plain), f"{name} is not what its parts mean"
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    """Bit for bit, but for what NaN is made of."""
+    same = a.dtype == b.dtype and a.shape == b.shape
+    return same and torch.equal(a.nan_to_num() if a.is_floating_point() else a, _clean(b))
+
+
+def _clean(b: Tensor) -> Tensor:
+    return b.nan_to_num() if b.is_floating_point() else b
+
+
+def _one_line(work: Any) -> Any:
+    """What `work` returns; None for a refusal, which must be one line and of ours."""
+    try:
+        return work()
+    except CompressError as error:
+        said = str(error)
+    assert said, "a refusal says nothing"
+    assert "\n" not in said, f"more than one line: {said}"
+    return None
+
+
+def copy_into(sound: Sound, folder: Path) -> None:
+    """The sound checkpoint, to be changed."""
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(sound.folder, folder)
+
+
+def config_of(folder: Path) -> Any:
+    return json.loads((folder / "config.json").read_text())
