@@ -3,7 +3,9 @@
 import torch
 from torch import Tensor
 
-from compress_kernels.reference import attention as reference_attention
+from compress_kernels import tiled_attention
+from compress_kernels.cpu import attention as cpu_attention
+from compress_kernels.cpu.library import native
 
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -44,7 +46,9 @@ def paged_attention(
         _check(good, name, index, f"{dtype} [{q.shape[0]}]")
     if window is not None and window < 1:
         raise ValueError(f"window is {window}; it must be 1 or more")
-    return reference_attention.paged_attention(
+    compiled = q.device.type == "cpu" and native().library is not None
+    attend = cpu_attention.paged_attention if compiled else tiled_attention.paged_attention
+    return attend(
         q,
         keys,
         values,

@@ -1,15 +1,33 @@
 """Attention over blocks is dense attention, and each token's result its own."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from random import Random
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from compress_kernels import tiled_attention
 from compress_kernels.attention import paged_attention
+from compress_kernels.cpu import attention as compiled
+from compress_kernels.cpu.library import native
+from compress_kernels.reference import attention as reference
 
 HEADS, KV_HEADS, DIM = 6, 2, 8
+Attend = Callable[..., Tensor]
+BOTH = pytest.mark.parametrize(
+    "attend",
+    [
+        pytest.param(tiled_attention.paged_attention, id="tiled"),
+        pytest.param(
+            compiled.paged_attention,
+            id="compiled",
+            marks=pytest.mark.skipif(native().library is None, reason=native().reason),
+        ),
+    ],
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,17 +43,24 @@ class Stored:
 def stored(texts: int, length: int, block_size: int) -> Stored:
     """Random texts in blocks of a random order; what no text owns is not a number."""
     generator = torch.Generator().manual_seed(length)
-    each = -(-length // block_size)
     dense = [torch.randn(texts, length, KV_HEADS, DIM, generator=generator) for _ in "kv"]
-    table = torch.randperm(texts * each, generator=generator).view(texts, each) + 1
+    keys, values, table = placed(dense, block_size, length)
+    return Stored(keys, values, table, (dense[0], dense[1]))
+
+
+def placed(dense: list[Tensor], block_size: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """[texts, length, kv_heads, dim] each, in blocks; and the table of the texts."""
+    texts, length, kv_heads, dim = dense[0].shape
+    each = -(-length // block_size)
+    order = torch.randperm(texts * each, generator=torch.Generator().manual_seed(seed))
+    table = order.view(texts, each) + 1
     parts = []
     for states in dense:
-        blocks = torch.full((texts * each + 1, KV_HEADS, block_size, DIM), torch.nan)
-        for text in range(texts):
-            for at in range(length):
-                blocks[table[text, at // block_size], :, at % block_size] = states[text, at]
+        blocks = torch.full((texts * each + 1, kv_heads, block_size, dim), torch.nan)
+        for at in range(length):
+            blocks[table[:, at // block_size], :, at % block_size] = states[:, at]
         parts.append(blocks)
-    return Stored(parts[0], parts[1], table.to(torch.int32), (dense[0], dense[1]))
+    return parts[0], parts[1], table.to(torch.int32)
 
 
 def dense_attention(
@@ -51,14 +76,17 @@ def dense_attention(
     return torch.einsum("hl,lhd->hd", scores.softmax(-1), v)
 
 
+@BOTH
 @pytest.mark.parametrize("block_size", [1, 4, 16])
 @pytest.mark.parametrize(
     "options",
     [{}, {"window": 1}, {"window": 5}, {"window": 100}, {"softcap": 0.7}],
     ids=lambda x: str(x),
 )
-@pytest.mark.parametrize("length", [1, 15, 16, 17])
-def test_equals_dense_attention(block_size: int, options: dict[str, Any], length: int) -> None:
+@pytest.mark.parametrize("length", [1, 15, 16, 17, 65])
+def test_equals_dense_attention(
+    attend: Attend, block_size: int, options: dict[str, Any], length: int
+) -> None:
     options = {"scale": 0.4, **options}
     texts = stored(3, length, block_size)
     tokens = [(text, at) for text in range(3) for at in range(length)]
@@ -67,35 +95,109 @@ def test_equals_dense_attention(block_size: int, options: dict[str, Any], length
     q = torch.randn(len(tokens), HEADS, DIM, generator=torch.Generator().manual_seed(2))
     sequence = torch.tensor([text for text, _ in tokens], dtype=torch.int32)
     positions = torch.tensor([at for _, at in tokens])
-    got = paged_attention(q, texts.keys, texts.values, texts.table, sequence, positions, **options)
-    for i, (text, at) in enumerate(tokens):
-        want = dense_attention(q[i], texts, text, at, options)
+    got = attend(q, texts.keys, texts.values, texts.table, sequence, positions, **options)
+    for i in range(0, len(tokens), 1 + len(tokens) // 40):
+        want = dense_attention(q[i], texts, *tokens[i], options)
         torch.testing.assert_close(got[i].double(), want, atol=1e-5, rtol=1e-5)
-        alone = paged_attention(
-            q[i : i + 1],
-            texts.keys,
-            texts.values,
-            texts.table,
-            sequence[i : i + 1],
-            positions[i : i + 1],
-            **options,
-        )
-        assert torch.equal(alone[0], got[i])
 
 
-def test_int8_is_read_with_its_scales() -> None:
-    texts, (length, block_size) = stored(1, 9, 4), (9, 4)
-    assert len(texts.dense[0][0]) == length
+def random_case(random: Random) -> dict[str, Any]:
+    """Shapes as families have them; the reference is what they are compared with."""
+    heads, kv_heads = random.choice([(1, 1), (4, 4), (6, 2), (8, 1)])
+    return {
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "dim": random.choice([4, 8, 32, 64, 80, 100, 128, 256]),
+        "length": random.choice([3, 17, 64, 70, 130]),
+        "dtype": random.choice([torch.float32, torch.bfloat16, torch.float16]),
+        "options": {
+            "scale": 0.2,
+            "window": random.choice([None, None, 1, 7, 64, 1000]),
+            "softcap": random.choice([None, None, 2.0]),
+        },
+    }
+
+
+@BOTH
+@pytest.mark.parametrize("seed", range(12))
+def test_bits_depend_on_nothing_but_the_text(attend: Attend, seed: int) -> None:
+    """Each token in steps of all sizes, beside others, in blocks of other sizes and places."""
+    random, generator = Random(seed), torch.Generator().manual_seed(seed)
+    case = random_case(random)
+    texts, length = 3, case["length"]
+    shape = (texts, length, case["kv_heads"], case["dim"])
+    dense = [torch.randn(shape, generator=generator).to(case["dtype"]).float() for _ in "kv"]
+    q = torch.randn(texts, length, case["heads"], case["dim"], generator=generator)
+    q = q.to(case["dtype"])
+
+    def step(tokens: list[tuple[int, int]], block_size: int, place: int) -> Tensor:
+        keys, values, table = placed(dense, block_size, place)
+        # Rows of padding see the null block.
+        missing = [(texts, 0)] * (-len(tokens) % random.choice([1, 16]))
+        keys[0], values[0] = 0, 0
+        table = torch.cat((table, torch.zeros_like(table[:1])))
+        rows = tokens + missing
+        queries = torch.stack([q[text % texts, at] for text, at in rows])
+        sequence = torch.tensor([text for text, _ in rows], dtype=torch.int32)
+        positions = torch.tensor([at for _, at in rows])
+        states = [x.to(case["dtype"]) for x in (keys, values)]
+        call = (queries, *states, table, sequence, positions)
+        got = attend(*call, **case["options"])
+        if place == 0:
+            want = reference.paged_attention(*call, **case["options"])
+            torch.testing.assert_close(got, want, atol=1e-5, rtol=2**-7 if q.itemsize == 2 else 0)
+        return got[: len(tokens)]
+
+    everything = [(text, at) for text in range(texts) for at in range(length)]
+    whole = step(everything, 16, 0).view_as(q)
+    for place, block_size in enumerate((1, 5, 64), start=1):
+        tokens = random.sample(everything, random.choice([1, 2, 9, 33]) % len(everything) or 1)
+        got = step(tokens, block_size, place)
+        for row, (text, at) in zip(got, tokens, strict=True):
+            assert torch.equal(row, whole[text, at])
+
+
+@BOTH
+def test_threads_leave_no_trace(attend: Attend) -> None:
+    texts = stored(2, 130, 16)
+    q = torch.randn(256, HEADS, DIM)
+    sequence = torch.arange(256, dtype=torch.int32) % 2
+    call = (q, texts.keys, texts.values, texts.table, sequence, torch.arange(256) // 2)
+    found, before = [], torch.get_num_threads()
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            found.append(attend(*call, scale=1.0))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
+@BOTH
+def test_large_scores_and_infinities_stay_where_they_are(attend: Attend) -> None:
+    texts = stored(2, 20, 4)
+    keys = texts.keys.clone()
+    keys[texts.table[0, 4]] = torch.inf  # positions 16 to 19 of the first text
+    q = torch.full((3, HEADS, DIM), 100.0)
+    sequence, positions = torch.tensor([0, 0, 1], dtype=torch.int32), torch.tensor([19, 15, 19])
+    got = attend(q, keys, texts.values, texts.table, sequence, positions, scale=1.0)
+    assert not got[0].isfinite().any()
+    assert got[1:].isfinite().all()
+
+
+@BOTH
+def test_int8_is_read_with_its_scales(attend: Attend) -> None:
+    texts = stored(1, 9, 4)
     codes, scales = [], []
     for blocks in (texts.keys, texts.values):
         filled = blocks.nan_to_num()
         scale = filled.abs().amax(-1).clamp(min=1e-6) / 127
         codes.append((filled / scale[..., None]).round().to(torch.int8))
         scales.append(scale)
-    assert codes[0].shape[2] == block_size
     q = torch.randn(2, HEADS, DIM).bfloat16()
     sequence, positions = torch.zeros(2, dtype=torch.int32), torch.tensor([8, 3])
-    got = paged_attention(
+    got = attend(
         q,
         *codes,
         texts.table,
@@ -106,7 +208,7 @@ def test_int8_is_read_with_its_scales() -> None:
         value_scales=scales[1],
     )
     read = [c.float() * s[..., None] for c, s in zip(codes, scales, strict=True)]
-    want = paged_attention(q, *read, texts.table, sequence, positions, scale=0.4)
+    want = attend(q, *read, texts.table, sequence, positions, scale=0.4)
     assert got.dtype == torch.bfloat16
     assert torch.equal(got, want)
 

@@ -70,6 +70,8 @@ def native() -> Native:
     library.group_scale.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
     library.gptq_block.restype = library.group_scale.restype = None
     pointer, long = ctypes.c_void_p, ctypes.c_int64
+    library.paged_attention.argtypes = [pointer]
+    library.paged_attention.restype = None
     library.gram_bf16.argtypes = [pointer, long, long, ctypes.c_int32, pointer]
     return Native(library, str(path))
 

@@ -16,7 +16,6 @@ namespace {
 
 enum ScaleKind { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
 
-inline Vec splat(float x) { return x - Vec{}; }
 inline Vec least(Vec a, Vec b) { return a < b ? a : b; }
 inline Vec most(Vec a, Vec b) { return a > b ? a : b; }
 

@@ -11,6 +11,8 @@
 constexpr int kRows = 16;
 typedef float Vec __attribute__((vector_size(kRows * sizeof(float))));
 
+inline Vec splat(float x) { return x - Vec{}; }
+
 #define LOW 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
 #define HIGH 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
 

@@ -1,0 +1,72 @@
+"""Attention over blocks by csrc/attention.cpp; the specification is reference.attention."""
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from compress_kernels.cpu.library import address, native
+
+KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3}
+
+
+class Attention(ctypes.Structure):
+    """Mirrors `Attention` in csrc/attention.cpp."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("q", "keys", "values")),
+        *((name, ctypes.c_void_p) for name in ("key_scales", "value_scales")),
+        *((name, ctypes.c_void_p) for name in ("table", "sequence", "positions", "out")),
+        *((name, ctypes.c_int64) for name in ("rows", "heads", "kv_heads", "dim")),
+        *((name, ctypes.c_int64) for name in ("block_size", "table_stride", "window")),
+        ("scale", ctypes.c_float),
+        ("softcap", ctypes.c_float),
+        ("kind", ctypes.c_int32),
+        ("threads", ctypes.c_int32),
+    ]
+
+
+def paged_attention(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    table: Tensor,
+    sequence: Tensor,
+    positions: Tensor,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    key_scales: Tensor | None = None,
+    value_scales: Tensor | None = None,
+) -> Tensor:
+    """As attention.paged_attention, arguments checked."""
+    library = native().library
+    assert library is not None, "the op falls back to tiles"
+    wide, table = q.float().contiguous(), table.contiguous()
+    sequence, positions = sequence.contiguous(), positions.contiguous()
+    out = torch.empty_like(wide)
+    task = Attention(
+        q=wide.data_ptr(),
+        keys=keys.data_ptr(),
+        values=values.data_ptr(),
+        key_scales=address(key_scales),
+        value_scales=address(value_scales),
+        table=table.data_ptr(),
+        sequence=sequence.data_ptr(),
+        positions=positions.data_ptr(),
+        out=out.data_ptr(),
+        rows=q.shape[0],
+        heads=q.shape[1],
+        kv_heads=keys.shape[1],
+        dim=q.shape[2],
+        block_size=keys.shape[2],
+        table_stride=table.stride(0),
+        window=window or 0,
+        scale=scale,
+        softcap=softcap or 0.0,
+        kind=KINDS[keys.dtype],
+        threads=torch.get_num_threads(),
+    )
+    library.paged_attention(ctypes.byref(task))
+    return out.to(q.dtype)
