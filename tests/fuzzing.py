@@ -3,7 +3,7 @@
 import json
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -14,6 +14,7 @@ from safetensors.torch import load
 from torch import Tensor
 
 import compressed_models
+import plain_configs
 import tiny_models
 from compress.checkpoint import Checkpoint
 from compress.errors import CompressError
@@ -26,6 +27,8 @@ from plain_decoding import dequantized
 
 SYM, ASYM = QuantScheme(group_size=32), QuantScheme(group_size=32, symmetric=False)
 WEIGHTS = "model.safetensors"
+SIDE_FILES = ("hf_quant_config.json", "quantize_config.json")
+Schemes = Mapping[str, QuantScheme]  # by module
 
 
 def _mixed(linear: Any) -> QuantScheme | None:
@@ -37,7 +40,7 @@ def _mixed(linear: Any) -> QuantScheme | None:
 _INPUTS = ActivationScheme(type="float", granularity="group", group_size=32)
 _BLOCK = QuantScheme(8, True, "block", 32, _INPUTS, "float")
 
-# Kind -> format, scheme (or choice of one), options of compressed_models.write.
+# Kind -> format, scheme (or choice of one), options of compressed_models.write and the family.
 KINDS: Mapping[str, tuple[str, Any, dict[str, Any]]] = MappingProxyType(
     {
         "ct-sym": ("compressed-tensors", SYM, {}),
@@ -52,8 +55,10 @@ KINDS: Mapping[str, tuple[str, Any, dict[str, Any]]] = MappingProxyType(
         "ct-fp8": ("compressed-tensors", PRESETS["FP8_DYNAMIC"], {}),
         "ct-block": ("compressed-tensors", _BLOCK, {}),
         "ct-mixed": ("compressed-tensors", _mixed, {}),
+        "ct-turned": ("compressed-tensors", SYM, {"family": "gpt2"}),
         "gptq-sym": ("gptq", SYM, {"act_order": True}),
         "gptq-asym": ("gptq", ASYM, {}),
+        "gptq-turned": ("gptq", SYM, {"family": "gpt2"}),
         "gptq_v2-asym": ("gptq_v2", ASYM, {}),
         "awq-asym": ("awq", ASYM, {}),
         "fp8-static": ("fp8", PRESETS["FP8"], {}),
@@ -64,6 +69,9 @@ KINDS: Mapping[str, tuple[str, Any, dict[str, Any]]] = MappingProxyType(
         "bitsandbytes": ("bitsandbytes", PRESETS["LLM_INT8"], {}),
     }
 )
+_LAYERS = {"gpt2": "n_layer"}
+_CONV1D = ("c_attn", "c_proj", "c_fc")
+_EMBEDDINGS = ("model.embed_tokens.weight", "transformer.wte.weight")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +87,11 @@ class Sound:
         fmt, scheme, options = KINDS[kind]
         dtype: tiny_models.Dtype = "fp16" if FORMATS[fmt].scale_dtype == "F16" else "bf16"
         source = folder.parent / "source"
-        tiny_models.make("llama", source, tied=True, num_hidden_layers=1, dtype=dtype)
-        compressed_models.write(source, folder, scheme, fmt=fmt, **options)
+        family = options.get("family", "llama")
+        layers = {_LAYERS.get(family, "num_hidden_layers"): 1}
+        tiny_models.make(family, source, tied=True, dtype=dtype, **layers)
+        others = {key: value for key, value in options.items() if key != "family"}
+        compressed_models.write(source, folder, scheme, fmt=fmt, **others)
         read, schemes = read_all(folder)
         return cls(folder, read, schemes)
 
@@ -102,7 +113,7 @@ def read_all(folder: Path) -> tuple[dict[str, Tensor], dict[str, QuantScheme]]:
 
 def examine(folder: Path, sound: Sound, to: str) -> str:
     """Hold a changed checkpoint to what must be true: it is refused in one line, or every weight is
-    the sound one's or, where the change says something else, what that plainly means.
+    what config and tensors plainly mean now.
 
     to: a format to export to, which must then give the same weights. Returns "refused", "same" or
     "other".
@@ -124,34 +135,40 @@ def examine(folder: Path, sound: Sound, to: str) -> str:
     same = weights.keys() == sound.weights.keys() and all(
         torch.equal(weights[name], known) for name, known in sound.weights.items()
     )
-    if same:
-        return "same"
     _require_plain_meaning(folder, weights, schemes)
-    return "other"
+    return "same" if same else "other"
 
 
-def _require_plain_meaning(
-    folder: Path, weights: dict[str, Tensor], schemes: dict[str, QuantScheme]
-) -> None:
-    """Weights are what config and tensors mean, the latter as the safetensors library has them."""
+def _require_plain_meaning(folder: Path, weights: dict[str, Tensor], schemes: Schemes) -> None:
+    """Weights are what config and tensors mean, the former as plain_configs reads it, the latter as
+    the safetensors library has them."""
     try:
         raw = load((folder / WEIGHTS).read_bytes())
     except SafetensorError as error:
         raise AssertionError(f"read though the safetensors library refuses it: {error}") from error
-    opened = open_weights(Checkpoint.open(folder))
+    block = plain_configs.block_of(config_of(folder), _side_of(folder))
+    dtype = next(raw[name].dtype for name in _EMBEDDINGS if name in raw)
     for name, weight in weights.items():
         module = name.removesuffix(".weight")
-        if module not in schemes or name == module:
+        if module not in schemes:
             assert _equal(weight, raw[name]), f"{name} is not what the file has"
             continue
-        assert isinstance(opened, CodedWeights)
+        said = plain_configs.scheme_of(block, module)
+        assert said == replace(schemes[module], activation=None), f"{module} is said to be {said}"
         parts = {
             key.removeprefix(f"{module}."): value
             for key, value in raw.items()
             if key.startswith(f"{module}.")
         }
-        plain = dequantized(opened.format.name, schemes[module], parts).to(opened.plain_dtype)
+        plain = dequantized(plain_configs.format_of(block), said, parts).to(dtype)
+        plain = plain.t() if module.endswith(_CONV1D) else plain
         assert _equal(weight, plain), f"{name} is not what its parts mean"
+
+
+def _side_of(folder: Path) -> Any:
+    """What lies beside config.json and repeats it."""
+    found = [folder / name for name in SIDE_FILES if (folder / name).exists()]
+    return json.loads(found[0].read_text()) if found else None
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:

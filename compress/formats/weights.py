@@ -220,19 +220,30 @@ def open_weights(
     refuse_misfits(checkpoint, reader, schemes)
     if spec is None:
         spec = describe(checkpoint.config, _logical(checkpoint, reader, schemes, transposed))
-        _refuse_turned(spec, transposed)
+        _refuse_turned(spec, transposed, lambda x: is_quantized(x, checkpoint.tensors, reader))
     side = bitsandbytes_read.open_side(checkpoint) if method == bitsandbytes.NAME else None
     return CodedWeights(checkpoint, spec, fmt, reader, schemes, transposed, side)
 
 
-def _refuse_turned(spec: DecoderSpec, transposed: Callable[[str], bool]) -> None:
-    """Square weights fit either way, so that shapes do not tell."""
-    for linear in spec.all_linears():
-        if transposed(linear.name) and not linear.transposed:
+def _refuse_turned(
+    spec: DecoderSpec, transposed: Callable[[str], bool], is_coded: Callable[[str], bool]
+) -> None:
+    """Square weights fit either way, so that shapes do not tell. Without any list it is another
+    tool's, whose codes lie as the original's weights."""
+    place = "config.json: quantization_config.transposed"
+    linears = spec.all_linears()
+    named = [x for x in linears if transposed(x.name)]
+    for linear in named:
+        if not linear.transposed:
             raise CheckpointError(
-                f"config.json: quantization_config.transposed has {linear.name}, which is no Conv1D"
-                f" in a {spec.model_type} model; take it out of the list"
+                f"{place} has {linear.name}, which is no Conv1D in a {spec.model_type} model; take"
+                " it out of the list"
             )
+    coded = (x for x in linears if x.transposed and is_coded(x.name))
+    if named and (lost := next((x.name for x in coded if not transposed(x.name)), None)):
+        raise CheckpointError(
+            f"{place} lacks {lost}, which is a Conv1D as those that it has; add it to the list"
+        )
 
 
 def logical_shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:

@@ -9,12 +9,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fuzzing import KINDS, WEIGHTS, Sound, config_of, copy_into, examine
+from fuzzing import KINDS, SIDE_FILES, WEIGHTS, Sound, config_of, copy_into, examine
 from mutations import mutate_file, mutate_json
 
 Check = Callable[[st.DataObject], None]
 TARGETS = ("dense", "compressed-tensors", "gptq_v2")  # to export to
-SIDE_FILES = ("hf_quant_config.json", "quantize_config.json")
 
 
 @pytest.fixture(scope="module")

@@ -95,6 +95,26 @@ def test_a_square_weight_said_to_be_turned(tmp_path: Path) -> None:
     )
 
 
+def test_a_square_weight_not_said_to_be_turned(tmp_path: Path) -> None:
+    """Without any list it is another tool's, which keeps all of them in their own order."""
+    source = tiny_models.make("gpt2", tmp_path / "source")
+    square = [f"transformer.h.{i}.attn.c_proj" for i in range(2)]
+    written = compressed_models.write(
+        source, tmp_path / "out", lambda x: G4 if x.name in square else None
+    )
+    with pytest.raises(CheckpointError) as caught:
+        open_weights(edited(written.folder, {"transposed": square[:1]}))
+    assert str(caught.value) == (
+        f"config.json: quantization_config.transposed lacks {square[1]}, which is a Conv1D as those"
+        " that it has; add it to the list"
+    )
+    name = f"{square[0]}.weight"
+    turned = open_weights(edited(written.folder, {"transposed": square})).read(name)
+    assert torch.equal(
+        open_weights(edited(written.folder, {"transposed": []})).read(name), turned.t()
+    )
+
+
 def test_refusals(tmp_path: Path) -> None:
     source = tiny_models.make("llama", tmp_path / "source")
     folder = compressed_models.write(source, tmp_path / "out", G4).folder
