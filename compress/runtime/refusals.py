@@ -103,17 +103,8 @@ def check_request(
     _check_room(longest - 1, tables)
 
 
-# The sampler takes the most likely token; what would change that is refused, not ignored.
-_UNSERVED = (*_NUMBERS, "top_k", "logit_bias")
-
-
 def _check_generation(sampling: Sampling, facts: ModelFacts, limits: Limits, *, text: bool) -> None:
     check(sampling)
-    for name in _UNSERVED:
-        if getattr(sampling, name) != getattr(Sampling(), name):
-            raise RequestError(
-                f"{name} is {getattr(sampling, name)!r}: only greedy decoding is served"
-            )
     if sampling.n > limits.sequences:
         raise RequestError(
             f"n is {sampling.n}: the engine runs at most {limits.sequences} sequences"

@@ -9,17 +9,17 @@ class Sampling:
     """How the tokens of a generation are chosen, and when it ends.
 
     temperature: 0 takes the most likely token, the lowest id of equals.
-    top_k, top_p, min_p: 0, 1 and 0 leave all tokens in.
+    top_k, top_p, min_p: 0, 1 and 0 leave all tokens in; see filters.py.
     repetition_penalty: 1 is none; it sees prompt and output. The frequency and presence penalties
         see the output; 0 is none.
-    logit_bias: token id -> added to its logit.
+    logit_bias: token id -> added to its logit, before the penalties.
     seed: of the noise. It depends on nothing else but the sequence's index and the position.
     max_tokens: tokens at most. min_tokens: no end before so many, stop strings included.
     stop: the text ends before the first of these strings. stop_tokens: ids that end the output
         beside the model's own end-of-text ids, which ignore_eos makes plain tokens.
     n: outputs of one prompt, with index 0 to n - 1.
     logprobs: so many of the most likely tokens are reported with their log-probability beside the
-        chosen one; 0 reports none.
+        chosen one; 0 reports none. They are the model's own, before bias, penalties, temperature.
     """
 
     temperature: float = 0.0

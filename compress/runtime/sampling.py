@@ -6,8 +6,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from compress.runtime.filters import restrict
+from compress.runtime.noise import gumbel, key_of
+from compress.runtime.penalties import adjust
 from compress.runtime.request import TokenLogprob
 from compress.runtime.sequence import Sequence
+
+# Temperatures outside of these make no difference any more, but infinite numbers of fp32.
+_COLDEST, _HOTTEST = 2.0**-100, 2.0**100
 
 
 class Choice(NamedTuple):
@@ -20,40 +26,57 @@ class Choice(NamedTuple):
 def sample(logits: Tensor, sequences: Several[Sequence]) -> list[Choice | None]:
     """logits: fp32 [rows, vocabulary], one row for each sequence; they may be overwritten.
 
-    The most likely token, of equals the one with the lowest id; None where no logit is the highest,
-    as some are infinite or not a number.
+    At temperature 0 the most likely token, of equals the one with the lowest id; else a draw, by
+    noise of seed, index and position. No row has a say in another's choice. Log-probabilities are
+    the model's own, before bias, penalties and temperature. None where no logit is the highest, as
+    some are infinite or not a number.
     """
-    _hold_back_ends(logits, sequences)
-    best, tokens = logits.max(dim=-1)
-    usable = best.isfinite().tolist()
-    reports = _reports(logits, sequences, tokens)
-    chosen = zip(tokens.tolist(), usable, strict=True)
+    reported = [row for row, sequence in enumerate(sequences) if sequence.sampling.logprobs]
+    plain = logits[reported]
+    adjust(logits, sequences)
+    tokens = logits.argmax(dim=-1)
+    usable = logits.gather(-1, tokens[:, None]).squeeze(-1).isfinite()
+    drawn = [row for row, sequence in enumerate(sequences) if sequence.sampling.temperature]
+    if drawn:
+        tokens[drawn] = _draw(logits[drawn], [sequences[row] for row in drawn])
+    found = tokens.tolist()
+    asked = [(found[row], sequences[row].sampling.logprobs) for row in reported]
+    reports = dict(zip(reported, _reports(plain, asked), strict=True))
     return [
         Choice(token, reports.get(row)) if good else None
-        for row, (token, good) in enumerate(chosen)
+        for row, (token, good) in enumerate(zip(found, usable.tolist(), strict=True))
     ]
 
 
-def _hold_back_ends(logits: Tensor, sequences: Several[Sequence]) -> None:
-    """Outputs shorter than min_tokens do not end."""
-    for row, sequence in enumerate(sequences):
-        if sequence.generated < sequence.sampling.min_tokens and sequence.stop_ids:
-            logits[row, list(sequence.stop_ids)] = -torch.inf
+def _draw(logits: Tensor, sequences: Several[Sequence]) -> Tensor:
+    """Tokens, int64 [rows], of sequences with a temperature above 0."""
+    samplings = [sequence.sampling for sequence in sequences]
+    heats = [min(max(s.temperature, _COLDEST), _HOTTEST) for s in samplings]
+    scaled = logits - logits.amax(dim=-1, keepdim=True)
+    scaled /= torch.tensor(heats, device=logits.device)[:, None]
+    scaled = restrict(
+        scaled,
+        [s.top_k for s in samplings],
+        [s.top_p for s in samplings],
+        [s.min_p for s in samplings],
+    )
+    keys = [key_of(s.sampling.seed, s.index, len(s.tokens)) for s in sequences]
+    return (scaled + gumbel(keys, logits.shape[-1], logits.device)).argmax(dim=-1)
 
 
-def _reports(
-    logits: Tensor, sequences: Several[Sequence], tokens: Tensor
-) -> dict[int, TokenLogprob]:
-    """Row -> log-probabilities, of the sequences that ask for them."""
-    rows = [row for row, sequence in enumerate(sequences) if sequence.sampling.logprobs]
-    if not rows:
-        return {}
-    logprobs = logits[rows].log_softmax(dim=-1)
-    most = min(max(sequences[row].sampling.logprobs for row in rows), logits.shape[-1])
+def _reports(logits: Tensor, asked: list[tuple[int, int]]) -> list[TokenLogprob]:
+    """asked: for each row the chosen token and how many of the most likely are reported."""
+    if not asked:
+        return []
+    logprobs, best = logits.log_softmax(dim=-1), logits.argmax(dim=-1).tolist()
+    most = min(max(count for _, count in asked), logits.shape[-1])
     values, ids = (top.tolist() for top in logprobs.topk(most, dim=-1))
-    reports = {}
-    for at, row in enumerate(rows):
-        token, asked = int(tokens[row]), sequences[row].sampling.logprobs
-        top = tuple(zip(ids[at][:asked], values[at][:asked], strict=True))
-        reports[row] = TokenLogprob(token, float(logprobs[at, token]), token == ids[at][0], top)
-    return reports
+    return [
+        TokenLogprob(
+            token,
+            float(logprobs[row, token]),
+            token == best[row],
+            tuple(zip(ids[row][:count], values[row][:count], strict=True)),
+        )
+        for row, (token, count) in enumerate(asked)
+    ]

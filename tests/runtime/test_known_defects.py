@@ -3,6 +3,8 @@
 The prompts' blocks have 4 tokens; the numbers of the issues were of theirs.
 """
 
+from collections import Counter
+
 import pytest
 
 from compress.errors import RequestError
@@ -10,6 +12,7 @@ from compress.runtime.blocks import NULL, BlockPool, Cached
 from compress.runtime.engine import Engine
 from compress.runtime.limits import Limits
 from compress.runtime.request import Request, Result, Sampling
+from compress.runtime.sampling import sample
 from fake_decoder import FakeCache, FakeDecoder, alone, engine_with
 
 PROMPT = tuple(i % 23 for i in range(3, 40, 3))
@@ -145,8 +148,17 @@ def test_9_options_are_served_or_refused() -> None:
     assert [result.index for result in results] == [0, 1, 2]
     assert [list(r.tokens) for r in results] == [alone(ask("n", PROMPT, 3), i) for i in range(3)]
     assert {result.finish_reason for result in results} == {"length"}
-    for options in ({"frequency_penalty": 0.5}, {"temperature": 1.0}, {"stop": ("x",)}):
-        with pytest.raises(RequestError):
+    plain = engine_with(sampler=sample)
+    usual = plain.generate([ask("a", PROMPT, 30)])[0].tokens
+    favourite = Counter(usual).most_common(1)[0][0]
+    for options in ({"frequency_penalty": 2.0}, {"logit_bias": {favourite: -100}}):
+        found = plain.generate([ask("a", PROMPT, 30, **options)])[0].tokens
+        assert found.count(favourite) < usual.count(favourite)
+    assert plain.generate([ask("a", PROMPT, 30, temperature=1.0)])[0].tokens != usual
+    with pytest.raises(RequestError, match="stop strings need a tokenizer"):
+        engine.add(ask("other", PROMPT, 3, stop=("x",)))
+    for options in ({"frequency_penalty": 2.5}, {"temperature": -1.0}, {"top_p": 0}, {"n": 0}):
+        with pytest.raises(RequestError, match=next(iter(options))):
             engine.add(ask("other", PROMPT, 3, **options))
 
 
