@@ -2,6 +2,7 @@
 
 import hashlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,6 +33,14 @@ def demo_model() -> Path:
     if shared is None:
         pytest.skip(f"needs {embedded}, which is not here, nor is the shared data folder")
     return shared / "models" / "tale-6m"
+
+
+@pytest.fixture(scope="session")
+def matrix_row(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Makes a row of the matrix of formats, each once for all loaders."""
+    import matrix_cells
+
+    return matrix_cells.maker(tmp_path_factory.mktemp("matrix"))
 
 
 @pytest.fixture
