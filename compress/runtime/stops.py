@@ -7,8 +7,10 @@ Decode = Callable[[list[int]], str]
 # Tokens of the prompt that are decoded before the output: the first token of an output keeps the
 # space it begins with, and a character that the prompt leaves unfinished is finished.
 CONTEXT = 5
-# A character has four bytes at most. Where so many tokens settle nothing, they are no characters,
-# and waiting on would decode them all again for every new one.
+# A character has four bytes at most, so at most so many tokens of one precede its last.
+UNFINISHED_TOKENS = 3
+# Where so many tokens settle nothing, they are no characters or have no text, and waiting on would
+# decode them all again for every new one.
 PATIENCE = 16
 UNFINISHED = "\ufffd"
 
@@ -26,9 +28,7 @@ class Writer:
         self._taken = 0
         self._held = ""
         # Text of _tokens[:_read] has been written; _tokens goes on growing behind.
-        self._tokens = prompt[-CONTEXT:]
-        self._read = len(self._tokens)
-        self._before = self._decoded(self._tokens).rstrip(UNFINISHED)
+        self._tokens, self._read, self._before = _context(self._decoded, prompt)
 
     def push(self, token: int, may_stop: bool = True) -> bool:
         """One more token. True where its text completes a stop string, which then is cut off."""
@@ -50,8 +50,8 @@ class Writer:
     def _settled(self) -> str:
         """New text since the last call, without an unfinished character at its end."""
         text = self._decoded(self._tokens)
-        waiting = len(self._tokens) - self._read
-        if (text.endswith(UNFINISHED) and waiting < PATIENCE) or len(text) <= len(self._before):
+        patient = len(self._tokens) - self._read < PATIENCE
+        if patient and (text.endswith(UNFINISHED) or len(text) <= len(self._before)):
             return ""
         new = text[len(self._before) :]
         self._tokens = self._tokens[self._read :]
@@ -72,6 +72,20 @@ class Writer:
 
     def _decoded(self, tokens: list[int]) -> str:
         return self.decode(tokens) if tokens else ""
+
+
+def _context(decode: Decode, prompt: list[int]) -> tuple[list[int], int, str]:
+    """The prompt's last tokens, how many of them end with a whole character, and their text.
+
+    They begin with a whole character too: some decoders give nothing of a text that does not.
+    """
+    first, last = max(0, len(prompt) - CONTEXT), len(prompt)
+    for end in range(last, max(0, last - UNFINISHED_TOKENS) - 1, -1):
+        for start in range(first, max(0, first - UNFINISHED_TOKENS) - 1, -1):
+            text = decode(prompt[start:end])
+            if not text.startswith(UNFINISHED) and not text.endswith(UNFINISHED):
+                return prompt[start:], end - start, text
+    return prompt[first:], last - first, decode(prompt[first:]).rstrip(UNFINISHED)
 
 
 def _overlap(text: str, stop: str) -> int:
