@@ -6,9 +6,12 @@ Every function draws from hypothesis and changes what it is given in place.
 import copy
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from hypothesis import strategies as st
+
+from fuzzing import SIDE_FILES, WEIGHTS, config_of
 
 # Words that some format knows, so that a change may say something else that is well formed.
 WORDS = (
@@ -42,6 +45,21 @@ DTYPES = (
     *("BF16", "F16", "F32", "F64", "I8", "U8", "I16", "I32", "U32", "I64", "BOOL", "F8_E4M3"),
     *("F8_E5M2", "F8_E8M0", "F4", "", "bf16", 4, None, ["F32"]),
 )
+
+
+def change_config(data: st.DataObject, folder: Path) -> None:
+    """One to three changes of config.json, or of a file that repeats it for some loaders."""
+    found = [name for name in SIDE_FILES if (folder / name).exists()]
+    name = data.draw(st.sampled_from(["config.json", "config.json", *found]))
+    config = config_of(folder) if name == "config.json" else json.loads((folder / name).read_text())
+    for _ in range(data.draw(st.integers(1, 3))):
+        mutate_json(data, config)
+    (folder / name).write_text(json.dumps(config))
+
+
+def change_header(data: st.DataObject, folder: Path) -> None:
+    path = folder / WEIGHTS
+    path.write_bytes(mutate_file(data, path.read_bytes()))
 
 
 def places(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
