@@ -1,0 +1,75 @@
+"""A real decoder in the engine: tokens and bits are those of one request at a time.
+
+Whatever arrives when, however prompts are cut, blocks sized, prefixes found, sequences preempted,
+outputs forked; greedy and sampled. In fp32.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import tiny_models
+from compress.runtime.request import Request
+from decoder_schedules import LONGEST, play, pool_of
+from flat_runs import load
+from one_by_one import OneByOne
+
+PART = 8
+Played = tuple[OneByOne, list[Request]]
+
+
+@pytest.fixture(scope="module")
+def stories(shared_dir: Path) -> Played:
+    decoder = load(shared_dir / "models" / "stories260K")
+    return OneByOne(decoder, LONGEST), pool_of(decoder.spec.vocab)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Played]:
+    @cache
+    def made(family: str) -> Played:
+        windows = {"sliding_window": 12} if family.startswith("gemma") else {}
+        folder = tmp_path_factory.mktemp(family)
+        decoder = load(tiny_models.make(family, folder, dtype="fp32", **windows))
+        return OneByOne(decoder, LONGEST), pool_of(tiny_models.VOCAB)
+
+    return made
+
+
+def run(played: Played, seeds: range) -> None:
+    for seed in seeds:
+        try:
+            play(*played, seed)
+        except Exception as error:
+            raise AssertionError(f"schedule {seed}: {error}") from error
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_as_one_request_at_a_time(stories: Played, part: int) -> None:
+    run(stories, range(part * PART, (part + 1) * PART))
+
+
+@pytest.mark.parametrize("family", ["gemma3_text", "qwen3_moe", "gpt2"])
+def test_windows_experts_and_learned_positions(tiny: Callable[[str], Played], family: str) -> None:
+    run(tiny(family), range(4))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("part", range(50))
+def test_many_as_one_request_at_a_time(stories: Played, part: int) -> None:
+    run(stories, range(1000 + part * 20 * PART, 1000 + (part + 1) * 20 * PART))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", tiny_models.TABLED)
+def test_all_families(tiny: Callable[[str], Played], family: str) -> None:
+    run(tiny(family), range(100, 200))
+
+
+def test_schedules_reach_what_they_are_for(stories: Played) -> None:
+    """Hits and preemptions, forced and for room."""
+    engines = [play(*stories, seed) for seed in range(5000, 5006)]
+    assert sum(engine.stats.hit for engine in engines) > 100
+    assert sum(engine.scheduler.preemptions for engine in engines) > 5
