@@ -106,83 +106,87 @@ float soften(float* s, int64_t count) {
   return sum;
 }
 
-// A slice of kWide vectors of the weighted sum of values, written to `out` where a head has it.
+// Adds 16 values times their weights to kWide vectors of a head's sum.
 template <typename T, int kWide>
-void weigh(const Attention& a, const int32_t* blocks, int64_t head, int64_t first, int64_t end,
-           int64_t from, const float* weights, float sum, float* out) {
-  Vec acc[kLanes][kWide] = {};
-  for (int64_t at = first; at < end; at += kRows) {
-    const Seen<T> seen = look<T>(a.values, a.value_scales, a, blocks, head, at, end);
+void weigh(const Seen<T>& seen, const float* weights, int64_t from, int64_t dim, float* total) {
+  Vec parts[kLanes][kWide] = {};
 #pragma GCC unroll 16
-    for (int i = 0; i < kRows; ++i)
+  for (int i = 0; i < kRows; ++i)
 #pragma GCC unroll 4
-      for (int c = 0; c < kWide; ++c)
-        acc[i % kLanes][c] += load(seen, i, from + c * kRows, a.dim) * splat(weights[at - first + i]);
-  }
+    for (int c = 0; c < kWide; ++c)
+      parts[i % kLanes][c] += load(seen, i, from + c * kRows, dim) * splat(weights[i]);
   for (int c = 0; c < kWide; ++c) {
-    const Vec total = ((acc[0][c] + acc[1][c]) + (acc[2][c] + acc[3][c])) / splat(sum);
-    const int64_t left = std::min<int64_t>(kRows, a.dim - from - c * kRows);
-    std::memcpy(out + from + c * kRows, &total, left * sizeof(float));
+    Vec sum;
+    std::memcpy(&sum, total + from + c * kRows, sizeof(Vec));
+    sum += (parts[0][c] + parts[1][c]) + (parts[2][c] + parts[3][c]);
+    std::memcpy(total + from + c * kRows, &sum, sizeof(Vec));
   }
 }
 
 template <typename T>
-void weigh_all(const Attention& a, const int32_t* blocks, int64_t head, int64_t first, int64_t end,
-               const float* weights, float sum, float* out) {
+void weigh_all(const Seen<T>& seen, const float* weights, int64_t dim, float* total) {
   int64_t from = 0;
-  for (; a.dim - from > (kSlice - 1) * kRows; from += kSlice * kRows)
-    weigh<T, kSlice>(a, blocks, head, first, end, from, weights, sum, out);
-  for (; from < a.dim; from += kRows)
-    weigh<T, 1>(a, blocks, head, first, end, from, weights, sum, out);
+  for (; dim - from > (kSlice - 1) * kRows; from += kSlice * kRows)
+    weigh<T, kSlice>(seen, weights, from, dim, total);
+  for (; from < dim; from += kRows) weigh<T, 1>(seen, weights, from, dim, total);
 }
 
 int64_t first_seen(const Attention& a, int64_t row) {
   return a.window ? std::max<int64_t>(0, a.positions[row] - a.window + 1) : 0;
 }
 
-// All query heads of a token that read one head of keys and values.
+// Heads [from, to) of keys and values that a token reads, and the query heads that read them.
+// Heads of a block lie together, so they are gone through inside.
 template <typename T>
-void attend(const Attention& a, int64_t row, int64_t head, std::vector<float>& memory) {
-  const int64_t group = a.heads / a.kv_heads, first = first_seen(a, row);
-  const int64_t end = a.positions[row] + 1, wide = (a.dim + kRows - 1) / kRows * kRows;
+void attend(const Attention& a, int64_t row, int64_t from, int64_t to, std::vector<float>& memory) {
+  const int64_t group = a.heads / a.kv_heads, count = (to - from) * group;
+  const int64_t first = first_seen(a, row), end = a.positions[row] + 1;
+  const int64_t wide = (a.dim + kRows - 1) / kRows * kRows;
   const int64_t width = (end - first + kRows - 1) / kRows * kRows;
   const int32_t* blocks = a.table + a.sequence[row] * a.table_stride;
-  const int64_t offset = (row * a.heads + head * group) * a.dim;
-  memory.assign(group * (wide + width), 0.0f);
-  float* q = memory.data();
-  float* weights = q + group * wide;
-  for (int64_t g = 0; g < group; ++g)
-    std::memcpy(q + g * wide, a.q + offset + g * a.dim, a.dim * sizeof(float));
-  for (int64_t at = first; at < end; at += kRows) {
-    const Seen<T> seen = look<T>(a.keys, a.key_scales, a, blocks, head, at, end);
-    for (int64_t g = 0; g < group; ++g) {
-      Vec s = scores(seen, q + g * wide, a.dim) * splat(a.scale);
-      if (a.softcap != 0.0f)
-        for (int i = 0; i < kRows; ++i) s[i] = std::tanh(s[i] / a.softcap) * a.softcap;
-      std::memcpy(weights + g * width + at - first, &s, sizeof(Vec));
+  const int64_t offset = (row * a.heads + from * group) * a.dim;
+  memory.assign(count * (2 * wide + width + 1), 0.0f);
+  float *q = memory.data(), *total = q + count * wide, *weights = total + count * wide;
+  float* sums = weights + count * width;
+  for (int64_t h = 0; h < count; ++h)
+    std::memcpy(q + h * wide, a.q + offset + h * a.dim, a.dim * sizeof(float));
+  for (int64_t at = first; at < end; at += kRows)
+    for (int64_t h = 0; h < count; h += group) {
+      const Seen<T> seen = look<T>(a.keys, a.key_scales, a, blocks, from + h / group, at, end);
+      for (int64_t g = h; g < h + group; ++g) {
+        Vec s = scores(seen, q + g * wide, a.dim) * splat(a.scale);
+        if (a.softcap != 0.0f)
+          for (int i = 0; i < kRows; ++i) s[i] = std::tanh(s[i] / a.softcap) * a.softcap;
+        std::memcpy(weights + g * width + at - first, &s, sizeof(Vec));
+      }
     }
-  }
-  for (int64_t g = 0; g < group; ++g) {
-    const float sum = soften(weights + g * width, end - first);
-    weigh_all<T>(a, blocks, head, first, end, weights + g * width, sum, a.out + offset + g * a.dim);
-  }
+  for (int64_t h = 0; h < count; ++h) sums[h] = soften(weights + h * width, end - first);
+  for (int64_t at = first; at < end; at += kRows)
+    for (int64_t h = 0; h < count; h += group) {
+      const Seen<T> seen = look<T>(a.values, a.value_scales, a, blocks, from + h / group, at, end);
+      for (int64_t g = h; g < h + group; ++g)
+        weigh_all(seen, weights + g * width + at - first, a.dim, total + g * wide);
+    }
+  for (int64_t h = 0; h < count; ++h)
+    for (int64_t c = 0; c < a.dim; ++c)
+      a.out[offset + h * a.dim + c] = total[h * wide + c] / sums[h];
 }
 
 template <typename T>
 void attend_all(const Attention& a) {
   // Split by products, not by tokens: those at the end of a text cost most.
-  const int64_t width = a.heads / a.kv_heads * a.dim;
   std::vector<int64_t> begin(a.rows + 1, 0);
   for (int64_t row = 0; row < a.rows; ++row)
-    begin[row + 1] = begin[row] + a.kv_heads * width * (a.positions[row] + 1 - first_seen(a, row));
+    begin[row + 1] = begin[row] + a.heads * a.dim * (a.positions[row] + 1 - first_seen(a, row));
   in_parallel(a.threads, begin[a.rows], kGrain, [&](int64_t from, int64_t to) {
     std::vector<float> memory;
+    // Of each token the heads whose share of the products begins in [from, to).
     for (int64_t row = 0; row < a.rows; ++row) {
       const int64_t each = (begin[row + 1] - begin[row]) / a.kv_heads;
-      for (int64_t head = 0; head < a.kv_heads; ++head) {
-        const int64_t at = begin[row] + head * each;
-        if (from <= at && at < to) attend<T>(a, row, head, memory);
-      }
+      const auto head = [&](int64_t at) {
+        return std::clamp<int64_t>((at - begin[row] + each - 1) / each, 0, a.kv_heads);
+      };
+      if (begin[row] < to && head(from) < head(to)) attend<T>(a, row, head(from), head(to), memory);
     }
   });
 }
