@@ -1,7 +1,7 @@
 """Any method of llm-compressor as a whole process, run by that peer's own python; nothing of ours.
 
     python llmcompressor_run.py MODEL OUT --scheme W4A16 [--group-size 64 | --channel]
-        [--fold awq|smoothquant] [--strength 0.8] [--round rtn|gptq] [--rows ROWS]
+        [--fold awq|smoothquant] [--strength 0.8] [--round rtn|gptq] [--cache] [--rows ROWS]
 
 ROWS: safetensors file with `ids` [samples, length], tokenized already; left out for methods that
 see no data. OUT: folder for the result. All options that are not named here are llm-compressor's
@@ -22,6 +22,7 @@ from llmcompressor.modifiers.transform.smoothquant import SmoothQuantModifier
 from safetensors.numpy import load_file
 
 ROUNDS = {"rtn": QuantizationModifier, "gptq": GPTQModifier}
+CACHE = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True}
 
 
 def scheme(options: argparse.Namespace) -> Any:
@@ -42,7 +43,8 @@ def modifiers(options: argparse.Namespace) -> list[Any]:
     }
     before = [folds[options.fold]()] if options.fold else []
     groups = {"group_0": scheme(options)}
-    return [*before, ROUNDS[options.round](config_groups=groups, ignore=["lm_head"])]
+    cache = {"kv_cache_scheme": CACHE} if options.cache else {}
+    return [*before, ROUNDS[options.round](config_groups=groups, ignore=["lm_head"], **cache)]
 
 
 def calibration(rows: str | None) -> dict[str, Any]:
@@ -69,6 +71,7 @@ def main() -> None:
     parser.add_argument("--fold", choices=("awq", "smoothquant"))
     parser.add_argument("--strength", type=float, default=0.5, help="of smoothquant")
     parser.add_argument("--round", choices=tuple(ROUNDS), default="rtn")
+    parser.add_argument("--cache", action="store_true", help="scales of an FP8 cache too")
     options = parser.parse_args()
     # AWQ pins its cache in memory for a GPU, which fails on a machine that has none.
     torch.Tensor.pin_memory = lambda tensor, *_, **__: tensor

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 import tiny_models
 from compress.blocks.activation import quantize_inputs
 from compress.checkpoint import Checkpoint
-from compress.formats import open_weights
-from in_transformers import load, logits
+from compress.formats import FP8_CACHE, open_weights
+from in_transformers import load, load_folder, logits
 
 pytestmark = pytest.mark.peers
 
@@ -21,11 +21,14 @@ SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "peers" / "llmcomp
 SIZES = {"hidden_size": 128, "intermediate_size": 256}  # blocks of 128 divide them
 
 
-def run_peer(python: Path, source: Path, out: Path, scheme: str) -> None:
+def run_peer(
+    python: Path, source: Path, out: Path, scheme: str, *options: str, data: bool = False
+) -> None:
+    """data: it calibrates on rows."""
     rows = out.with_suffix(".rows")
     save_file({"ids": torch.randint(0, 256, (8, 32))}, rows)
-    arguments = [str(python), str(SCRIPT), str(source), str(out), "--scheme", scheme]
-    arguments += ["--rows", str(rows)] if scheme == "FP8" else []
+    arguments = [str(python), str(SCRIPT), str(source), str(out), "--scheme", scheme, *options]
+    arguments += ["--rows", str(rows)] if data or scheme == "FP8" else []
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     environment.pop("PYTHONPATH", None)
     subprocess.run(
@@ -59,3 +62,43 @@ def test_logits_are_the_same(llmcompressor_python: Path, scheme: str, tmp_path: 
     dtype = torch.bfloat16 if scheme == "NVFP4A16" else torch.float32
     found = logits(load(tmp_path / "out", dtype=dtype))
     assert torch.equal(found, logits(ours(tmp_path / "out", source, dtype)))
+
+
+@pytest.mark.parametrize(
+    ("scheme", "options", "read_as"),
+    [
+        ("W4A16", [], "int4 sym g128"),
+        ("W4A16", ["--group-size", "32", "--round", "gptq"], "int4 sym g32"),
+        ("W4A16", ["--channel"], "int4 sym channel"),
+        ("W4A16_ASYM", ["--group-size", "64"], "int4 asym g64"),
+        ("W4A16_ASYM", ["--group-size", "32", "--fold", "awq"], "int4 asym g32"),
+        ("W8A16", [], "int8 sym g128"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else " ".join(value),
+)
+def test_packed_weights_are_the_same(
+    llmcompressor_python: Path, scheme: str, options: list[str], read_as: str, tmp_path: Path
+) -> None:
+    """As compressed-tensors itself decompresses them in transformers."""
+    source = tiny_models.make("llama", tmp_path / "source", **SIZES)
+    calibrated = "gptq" in options or "awq" in options
+    run_peer(llmcompressor_python, source, tmp_path / "out", scheme, *options, data=calibrated)
+    weights: Any = open_weights(Checkpoint.open(tmp_path / "out"))
+    assert {weights.scheme(x.name).describe() for x in weights.spec.linears()} == {read_as}
+    theirs = load_folder(tmp_path / "out", dequantize=True, dtype=torch.bfloat16).state_dict()
+    for name, tensor in theirs.items():
+        assert torch.equal(_whole(weights, name, torch.bfloat16), tensor), name
+
+
+def test_a_cache(llmcompressor_python: Path, tmp_path: Path) -> None:
+    """Its scales are those of the file, and every block has both."""
+    source = tiny_models.make("llama", tmp_path / "source", **SIZES)
+    run_peer(llmcompressor_python, source, tmp_path / "out", "FP8_DYNAMIC", "--cache", data=True)
+    weights: Any = open_weights(Checkpoint.open(tmp_path / "out"))
+    assert weights.kv_cache == FP8_CACHE
+    raw = load_file(tmp_path / "out" / "model.safetensors")
+    for block in weights.spec.blocks:
+        found = weights.cache(block)
+        for part, one in zip("kv", found, strict=True):
+            stored = raw[f"model.layers.{block.index}.self_attn.{part}_scale"]
+            assert one.scale.item() == stored.item() > 0
