@@ -129,10 +129,10 @@ def _worked_at_once(linear: LinearSpec, scheme: QuantScheme) -> int:
 
 
 def _held_whole(job: Job) -> int:
-    """Weights of the largest linear, or of all that are merged and share NVFP4's divisor."""
+    """Weights of the largest linear, or of all that are merged and share a number."""
     together: dict[tuple[str, str, int | None], int] = {}
     for linear, scheme in job.linears:
-        shared = linear.fused if scheme.is_fp4 else None
+        shared = linear.fused if scheme.spans_merged else None
         key = (_block_of(linear), shared, linear.expert) if shared else (linear.name, "", None)
         together[key] = together.get(key, 0) + prod(linear.shape)
     return max(together.values())

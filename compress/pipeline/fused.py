@@ -42,8 +42,8 @@ def _members(
 ) -> Iterator[_Member]:
     for m in modules:
         label = recipe.stages[m.stage].label
-        # NVFP4's divisor is chosen by one stage for all that are merged.
-        stage = f" of {label}" if m.scheme.is_fp4 else ""
+        # A number for all that are merged is chosen by one stage.
+        stage = f" of {label}" if m.scheme.spans_merged else ""
         stored = m.scheme.describe() + stage + (" with g_idx" if m.g_idx else "")
         yield _Member(m.linear, m.block, stored, f"{label}.targets")
     for s in skipped:

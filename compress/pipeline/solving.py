@@ -65,15 +65,17 @@ def _solve(
     block: BlockPass, members: list[ModulePlan], stats: Stats, scaled: Scaled
 ) -> Iterator[Solved]:
     """Quantize the layers of one shared input and write them: together are those of one stage
-    and scheme whose weights are stored in one dtype, which is that of their scales."""
+    and scheme whose weights are stored in one dtype, which is that of their scales; and of those
+    only what runtimes merge, where the scheme has a number for all of it."""
     work = block.work
 
-    def alike(m: ModulePlan) -> tuple[int, str, str]:
-        # NVFP4's numbers have dtypes of their own, and one of them is for merged layers together.
+    def alike(m: ModulePlan) -> tuple[int, str, str, str]:
+        # NVFP4's numbers have dtypes of their own.
         stored = "" if m.scheme.is_fp4 else work.checkpoint.tensors[m.linear.tensor].dtype
-        return m.stage, m.scheme.describe(), stored
+        merged = f"{m.linear.fused or m.linear.name} {m.linear.expert}"
+        return m.stage, m.scheme.describe(), stored, merged if m.scheme.spans_merged else ""
 
-    for (stage_index, _, _), same in groupby(sorted(members, key=alike), key=alike):
+    for (stage_index, *_), same in groupby(sorted(members, key=alike), key=alike):
         stage = work.plan.recipe.stages[stage_index]
         group = list(same)
         stored = TORCH_DTYPES[work.checkpoint.tensors[group[0].linear.tensor].dtype]

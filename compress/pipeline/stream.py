@@ -56,9 +56,9 @@ def stream_unit(work: Work, unit: str, block: int | None, sources: list[str]) ->
     for name in sources:
         if name not in planned:
             copy_tensors(work, [name])
-        elif planned[name].scheme.is_fp4:
+        elif planned[name].scheme.spans_merged:
             if name not in layers:
-                layers |= round_merged(work, merged_with(planned[name], planned.values()))
+                layers |= round_merged(work, merged_with(work, planned[name], planned.values()))
         else:
             layers[name] = round_one(work, planned[name])
     finish_unit(work, unit, sources, [layers[name] for name in sources if name in layers])
@@ -83,20 +83,27 @@ def round_one(work: Work, module: ModulePlan) -> Layer:
     return layer_record(module, error=cost / norm if norm > 0 else 0.0)
 
 
-def merged_with(module: ModulePlan, planned: Iterable[ModulePlan]) -> list[ModulePlan]:
-    """A linear and those that runtimes merge into one matrix with it, of the same block."""
-    key = module.linear.fused, module.linear.expert
+def merged_with(work: Work, module: ModulePlan, planned: Iterable[ModulePlan]) -> list[ModulePlan]:
+    """A linear and those that runtimes merge into one matrix with it, of the same block, as far as
+    they are stored in one dtype: that of a scale for all. NVFP4's numbers have dtypes of their own.
+    """
     if module.linear.fused is None:
         return [module]
-    return [m for m in planned if (m.linear.fused, m.linear.expert) == key]
+
+    def key(m: ModulePlan) -> tuple[str | None, int | None, str]:
+        stored = "" if m.scheme.is_fp4 else work.checkpoint.tensors[m.linear.tensor].dtype
+        return m.linear.fused, m.linear.expert, stored
+
+    return [m for m in planned if key(m) == key(module)]
 
 
 def round_merged(work: Work, modules: list[ModulePlan]) -> dict[str, Layer]:
     """Quantize linears as wholes, together, for a scheme that has one number for all of them."""
     stage = work.plan.recipe.stages[modules[0].stage]
     weights = [read_weight(work, m) for m in modules]
+    dtype = scale_dtype(work.plan.format, weights[0].dtype)
     outcomes = METHODS[stage.method].quantize(
-        weights, modules[0].scheme, stage.config, scale_dtype=weights[0].dtype
+        weights, modules[0].scheme, stage.config, scale_dtype=dtype
     )
     layers = {}
     for m, outcome in zip(modules, outcomes, strict=True):

@@ -124,6 +124,13 @@ class QuantScheme:
     def is_fp4(self) -> bool:
         return self.type == "float" and self.bits == 4
 
+    @property
+    def spans_merged(self) -> bool:
+        """Whether a number of the scheme is for a whole weight, and so for all that a runtime
+        merges into one: NVFP4's divisor, the one scale of E4M3. (Where integers have one scale a
+        weight, runtimes write it out for each row.)"""
+        return self.type == "float" and (self.bits == 4 or self.granularity == "tensor")
+
     def columns_per_scale(self, in_features: int) -> int:
         """Input columns that share one scale in a weight of that width."""
         return self.group_size if self.granularity in ("group", "block") else in_features

@@ -12,6 +12,7 @@ from compress.methods.fp8 import RATIOS, Fp8Config
 from compress.methods.nvfp4 import OFFSETS, Nvfp4Config
 from compress.methods.outcome import Outcome, relative_error
 from compress.methods.rtn import UNSEEN, ScaleSearch
+from compress.quant.floats import nearest_e4m3
 from compress.quant.scheme import PRESETS, QuantScheme
 
 FP8_SCHEMES = [PRESETS[name] for name in ("FP8", "FP8_DYNAMIC", "FP8_BLOCK")]
@@ -98,6 +99,40 @@ def test_weights_together_share_nvfp4s_divisor_and_nothing_else() -> None:
     assert torch.equal(divisors[1], alone[0].quantized.global_scale)
     assert torch.equal(together[1].quantized.codes.float(), alone[0].quantized.codes.float())
     assert together[0].error < 1.2 * together[1].error  # E4M3 scales still resolve the small one
+
+
+@pytest.mark.parametrize("search", ["minmax", "mse", "importance"])
+def test_weights_together_share_fp8s_scale_a_tensor(search: ScaleSearch) -> None:
+    """As one matrix, which is what runtimes make of them; other scales are each layer's own."""
+    small, large = weight(0) * 0.3, weight(1, rows=40)
+    for scheme in FP8_SCHEMES:
+        options = {"scale_dtype": torch.bfloat16, "hessian": hessian()}
+        together = fp8.quantize([small, large], scheme, Fp8Config(search), **options)
+        one = scheme.granularity == "tensor"
+        given = [[torch.cat([small, large])]] if one else [[small], [large]]
+        found = [fp8.quantize(some, scheme, Fp8Config(search), **options)[0] for some in given]
+        expected = torch.cat([outcome.quantized.dequantize() for outcome in found])
+        parts = [outcome.quantized for outcome in together]
+        assert [q.codes.shape for q in parts] == [small.shape, large.shape]
+        assert torch.equal(torch.cat([q.dequantize() for q in parts]), expected)
+        assert (parts[0].scale.unique().tolist() == parts[1].scale.unique().tolist()) == one
+        for outcome, w in zip(together, (small, large), strict=True):
+            assert outcome.error == relative_error(w, outcome.quantized.dequantize(), hessian())
+
+
+def test_merging_layers_of_one_scale_rounds_nothing_again() -> None:
+    """What vLLM does to a merged matrix with a scale a tensor: rounds it to the largest scale."""
+
+    def merged(parts: list[Outcome]) -> bool:
+        largest = max(float(outcome.quantized.scale) for outcome in parts)
+        dense = [outcome.quantized.dequantize() for outcome in parts]
+        again = [nearest_e4m3(w / largest) * largest for w in dense]
+        return all(torch.equal(a, b) for a, b in zip(dense, again, strict=True))
+
+    scheme, options = FP8_SCHEMES[0], {"scale_dtype": torch.bfloat16}
+    layers = [weight(0) * 0.3, weight(1)]
+    assert merged(fp8.quantize(layers, scheme, Fp8Config(), **options))
+    assert not merged([fp8.quantize([w], scheme, Fp8Config(), **options)[0] for w in layers])
 
 
 def test_stored_dtypes_make_no_difference_to_bf16_weights() -> None:

@@ -66,9 +66,9 @@ def test_weights_with_one_number_for_all_are_whole_in_memory(demo_model: Path) -
     assert rows < whole
     base = needed("W4A16", 4) - 16 * rows - 4 * whole
     assert needed("FP8_BLOCK", 4) == base + 16 * rows + 4 * whole
-    assert needed("FP8", 4) == base + 16 * whole + 4 * whole
-    assert needed("NVFP4A16", 4) == base + 16 * whole + 4 * 3 * whole
-    assert needed("NVFP4A16", 1) == base + 16 * whole + 4 * whole
+    for shared in ("FP8", "NVFP4A16"):
+        assert needed(shared, 4) == base + 16 * whole + 4 * 3 * whole
+        assert needed(shared, 1) == base + 16 * whole + 4 * whole
 
 
 @pytest.mark.parametrize("recipe", ["int4-rtn", "int4-gptq"])

@@ -1,6 +1,9 @@
 """Float schemes through the data-free pass: what is read in pieces equals what is read whole."""
 
+from collections.abc import Mapping
+from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,15 +12,14 @@ from torch import Tensor
 from compress.arch.describe import describe
 from compress.checkpoint import Checkpoint
 from compress.errors import RecipeError
-from compress.methods import fp8, nvfp4
+from compress.methods import METHODS, fp8
 from compress.methods.fp8 import Fp8Config
-from compress.methods.nvfp4 import Nvfp4Config
-from compress.pipeline import copying, make_plan, run, stream, work
+from compress.pipeline import copying, make_plan, run, solving, stream, work
 from compress.pipeline.copying import row_ranges
 from compress.pipeline.modules import ModulePlan
-from compress.quant.scheme import PRESETS, QuantScheme
+from compress.quant.scheme import QuantScheme
 from compress.quant.tensor import QuantizedTensor
-from pipeline_runs import recipe
+from pipeline_runs import recipe, text_source
 
 WEIGHT_ONLY = {"bits": 8, "type": "float"}
 BLOCK = {**WEIGHT_ONLY, "granularity": "block", "group_size": 32}
@@ -28,13 +30,14 @@ DENSE = {"format": "dense"}
 def stored(monkeypatch: pytest.MonkeyPatch) -> dict[str, QuantizedTensor]:
     """Every quantized tensor that a run stores, by name."""
     kept: dict[str, QuantizedTensor] = {}
-    store = stream.store
+    store = work.store
 
     def keep(to: work.Work, module: ModulePlan, quantized: QuantizedTensor) -> int:
         kept[module.linear.tensor] = quantized
         return store(to, module, quantized)
 
-    monkeypatch.setattr(stream, "store", keep)
+    for module in (stream, solving):
+        monkeypatch.setattr(module, "store", keep)
     return kept
 
 
@@ -63,47 +66,70 @@ def test_fp8_in_pieces_equals_fp8_of_the_whole(
     run(recipe(stage, output=DENSE), model, tmp_path / "out")
     assert stored
     given = QuantScheme(**{"granularity": "channel", "group_size": 0, **scheme})
-    for name, got in stored.items():
-        weight = source(model, name)
-        weight = weight.t() if family == "gpt2" else weight
-        (whole,) = fp8.quantize([weight], given, Fp8Config("mse"), scale_dtype=weight.dtype)
-        assert equal(got, whole.quantized), name
-        dense = Checkpoint.open(tmp_path / "out").read(name)
-        dense = dense.t() if family == "gpt2" else dense
-        assert torch.equal(dense, whole.quantized.dequantize(dense.dtype))
+    for names in merged_sets(model, stored) if given.granularity == "tensor" else zip(stored):
+        weights = [source(model, name) for name in names]
+        weights = [weight.t() if family == "gpt2" else weight for weight in weights]
+        whole = fp8.quantize(weights, given, Fp8Config("mse"), scale_dtype=torch.bfloat16)
+        for name, outcome in zip(names, whole, strict=True):
+            assert equal(stored[name], outcome.quantized), name
+            dense = Checkpoint.open(tmp_path / "out").read(name)
+            dense = dense.t() if family == "gpt2" else dense
+            assert torch.equal(dense, outcome.quantized.dequantize(dense.dtype))
+
+
+def merged_sets(model: Path, stored: Mapping[str, QuantizedTensor]) -> list[list[str]]:
+    """Tensors that runtimes merge, together; the others each by itself."""
+    checkpoint = Checkpoint.open(model)
+    sets: dict[tuple[object, ...], list[str]] = {}
+    for block in describe(checkpoint.config, checkpoint.shapes).blocks:
+        for x in (x for x in block.linears if x.tensor in stored):
+            sets.setdefault((block.index, x.fused or x.name, x.expert), []).append(x.tensor)
+    return list(sets.values())
+
+
+FP8_TENSOR = {"method": "fp8", "scheme": {**WEIGHT_ONLY, "granularity": "tensor"}}
+SHARING: dict[str, dict[str, Any]] = {
+    "nvfp4": {"method": "nvfp4", "scheme": "NVFP4A16"},
+    "nvfp4 calibrated": {
+        "method": "nvfp4",
+        "scheme": "NVFP4A16",
+        "scale_search": "importance",
+    },
+    "fp8": FP8_TENSOR,
+    "fp8 static": {"method": "fp8", "scheme": "FP8"},
+    "awq": {**FP8_TENSOR, "method": "awq", "grid": 2},
+}
 
 
 @pytest.mark.parametrize("family", ["llama", "mixtral"])
-def test_nvfp4_shares_a_divisor_among_what_runtimes_merge(
-    family: str, tiny, stored, tmp_path: Path, monkeypatch
+@pytest.mark.parametrize("stage", SHARING.values(), ids=SHARING.keys())
+def test_what_runtimes_merge_shares_the_number_of_its_scheme(
+    family: str, stage: dict[str, Any], tiny, stored, tmp_path: Path, monkeypatch
 ) -> None:
+    """And shares it with nothing else: every expert has its own."""
     monkeypatch.setattr(copying, "ROWS_AT_ONCE", 40 * 64)
-    model = tiny(family)
-    stage = {"method": "nvfp4", "scheme": "NVFP4A16"}
-    report = run(recipe(stage, output=DENSE), model, tmp_path / "out")
-    checkpoint = Checkpoint.open(model)
-    spec = describe(checkpoint.config, checkpoint.shapes)
-    sets: dict[tuple[object, ...], list[str]] = {}
-    for block in spec.blocks:
-        for x in block.linears:
-            if x.tensor in stored:
-                key = (block.index, x.fused or x.name, x.expert)
-                sets.setdefault(key, []).append(x.tensor)
-    assert max(map(len, sets.values())) == 3
-    for names in sets.values():
-        weights = [source(model, name) for name in names]
-        together = nvfp4.quantize(
-            weights, PRESETS["NVFP4A16"], Nvfp4Config(), scale_dtype=torch.bfloat16
-        )
-        divisors = torch.cat([stored[name].global_scale for name in names])
-        assert divisors.unique().numel() == 1
-        for name, outcome in zip(names, together, strict=True):
-            assert equal(stored[name], outcome.quantized), name
-            assert torch.equal(stored[name].global_scale, outcome.quantized.global_scale)
-    layers = [layer for layer in report.stages[0].layers if layer.error is not None]
-    assert [layer.name for layer in layers] == [
-        x.name for x in spec.linears() if x.tensor in stored
-    ]
+    data_free = stage in (SHARING["nvfp4"], SHARING["fp8"])
+    data = {} if data_free else {"calibration": text_source(tmp_path)}
+    report = run(recipe(stage, output=DENSE, **data), tiny(family), tmp_path / "out")
+    sets = merged_sets(tiny(family), stored)
+    assert {len(names) for names in sets} == {1, 2, 3}
+    for names in sets:
+        parts = [stored[name] for name in names]
+        numbers = [q.scale if q.global_scale is None else q.global_scale for q in parts]
+        assert torch.cat(numbers).unique().numel() == 1, names
+        if stage is SHARING["awq"]:  # which has scaled the weights before
+            continue
+        weights = [source(tiny(family), name) for name in names]
+        if data_free:
+            method, scheme = METHODS[stage["method"]], parts[0].scheme
+            whole = method.quantize(weights, scheme, method.config(), scale_dtype=torch.bfloat16)
+            assert all(equal(x.quantized, q) for x, q in zip(whole, parts, strict=True)), names
+        largest = max(float(weight.abs().max()) for weight in weights)
+        number = float(numbers[0])
+        expected = 448 * 6 / largest if parts[0].global_scale is not None else largest / 448
+        assert number == pytest.approx(expected, rel=2**-8), names
+    layers = [layer for layer in report.layers if layer.error is not None]
+    assert len(layers) == len(stored)
     assert all(0 < layer.error < 0.02 for layer in layers)
 
 
@@ -139,8 +165,9 @@ def test_a_width_that_groups_cut_is_refused(stage: dict[str, object], size: int,
         make_plan(recipe({**stage, **ignore}, output=DENSE), model)
 
 
-def test_two_stages_cannot_choose_one_divisor(tiny) -> None:
-    stage = {"method": "nvfp4", "scheme": "NVFP4A16"}
-    q, k = {**stage, "targets": ["q_proj"]}, {**stage, "targets": ["k_proj", "v_proj"]}
-    with pytest.raises(RecipeError, match=r"nvfp4 of stages\[0\].*nvfp4 of stages\[1\]"):
-        make_plan(recipe(q, k), tiny("llama"))
+@pytest.mark.parametrize("name", ["nvfp4", "fp8"])
+def test_two_stages_cannot_choose_one_number(name: str, tiny) -> None:
+    q, k = deepcopy(SHARING[name]), deepcopy(SHARING[name])
+    q["targets"], k["targets"] = ["q_proj"], ["k_proj", "v_proj"]
+    with pytest.raises(RecipeError, match=r" of stages\[0\].* of stages\[1\]; runtimes merge"):
+        make_plan(recipe(q, k, output=DENSE), tiny("llama"))
