@@ -3,14 +3,22 @@
 Nothing heavy is imported here: `import compress` loads neither torch nor transformers.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from compress.version import VERSION as __version__
 
-__all__ = ["__version__", "run"]
+__all__ = ["Sampling", "__version__", "open_model", "run"]
 
 if TYPE_CHECKING:
-    from compress.pipeline import run
+    from compress.pipeline import open_model, run
+    from compress.runtime.request import Sampling
+
+_PLACES = {
+    "Sampling": "compress.runtime.request",
+    "open_model": "compress.pipeline",
+    "run": "compress.pipeline",
+}
 
 
 def __dir__() -> list[str]:
@@ -18,8 +26,6 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    if name == "run":
-        from compress.pipeline import run
-
-        return run
+    if name in _PLACES:
+        return getattr(import_module(_PLACES[name]), name)
     raise AttributeError(f"module 'compress' has no attribute {name!r}")

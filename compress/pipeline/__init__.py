@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from compress.pipeline.inspection import inspect_checkpoint
     from compress.pipeline.inspection_table import inspect_table
     from compress.pipeline.job import make_plan, run
+    from compress.pipeline.models import open_model
     from compress.pipeline.plan import Plan
     from compress.pipeline.table import plan_table
 
@@ -24,6 +25,7 @@ _PLACES = {
     "inspect_checkpoint": "compress.pipeline.inspection",
     "inspect_table": "compress.pipeline.inspection_table",
     "make_plan": "compress.pipeline.job",
+    "open_model": "compress.pipeline.models",
     "plan_table": "compress.pipeline.table",
     "run": "compress.pipeline.job",
 }
@@ -40,6 +42,7 @@ __all__ = [
     "inspect_checkpoint",
     "inspect_table",
     "make_plan",
+    "open_model",
     "plan_table",
     "run",
 ]

@@ -60,7 +60,7 @@ def check(sampling: Sampling) -> None:
         value = getattr(sampling, name)
         above = name in _ABOVE_ZERO
         if not _number(value) or not low <= value <= high or (above and value == low):
-            raise RequestError(f"{name} is {value!r}: {_range(low, high, above)} is needed")
+            raise RequestError(f"{name} is {value!r}: a {_range(low, high, above)} is needed")
     for name, (least, most) in _COUNTS.items():
         value = getattr(sampling, name)
         if not _whole(value) or not least <= value <= most:

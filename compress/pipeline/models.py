@@ -1,0 +1,51 @@
+"""A checkpoint opened to answer: `compress-model generate`, `chat`, and `compress.open_model`."""
+
+from pathlib import Path
+from typing import Literal
+
+from compress.checkpoint import Checkpoint, resolve_model
+from compress.formats import open_weights
+from compress.pipeline.environment import check_device, compute_dtype
+from compress.runtime.limits import Limits
+from compress.runtime.model import Model
+from compress.runtime.opening import Opening, open_engine
+from compress_calibration.tokenizer import Tokenizer, load_tokenizer
+
+
+def open_model(
+    checkpoint: str | Path,
+    *,
+    device: str = "cpu",
+    dtype: Literal["fp32", "bf16", "fp16"] = "fp32",
+    limits: Limits | None = None,
+    cache_tokens: int | None = None,
+    block_size: int = 16,
+    reuse: bool = True,
+) -> Model:
+    """A checkpoint, dense or compressed, that generates, streams and scores text.
+
+    checkpoint: a folder or a hub id. limits: of a step of the engine. cache_tokens: positions that
+    the cache holds, all texts together; by default whole contexts of as many texts as may run,
+    within 30 % of the free memory. block_size: positions in a block of the cache. reuse: texts
+    that begin alike share keys and values. Raises a CompressError for what the user can mend.
+    """
+    check_device(device)
+    arithmetic = compute_dtype("", device, dtype)
+    folder = resolve_model(checkpoint)
+    weights = open_weights(Checkpoint.open(folder))
+    tokenizer = load_tokenizer(folder)
+    how = Opening(
+        dtype=arithmetic,
+        device=device,
+        limits=limits or Limits(),
+        block_size=block_size,
+        cache_tokens=cache_tokens,
+        reuse=reuse,
+        eos=() if tokenizer.eos_id is None else (tokenizer.eos_id,),
+    )
+    engine, notices = open_engine(weights, how, lambda ids: _text(tokenizer, ids))
+    return Model(engine, tokenizer, notices)
+
+
+def _text(tokenizer: Tokenizer, ids: list[int]) -> str:
+    return tokenizer.decode(ids, skip_special=True)

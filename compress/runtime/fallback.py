@@ -1,0 +1,106 @@
+"""Decoders that are in no table of forwards: transformers' own model, a text at a time.
+
+It offers the engine what any decoder does. Blocks hold tokens here in place of keys and values, so
+chunks, shared prefixes, forks and preemption cost nothing and change nothing; transformers' caches
+of the texts that were computed last are kept beside.
+"""
+
+import inspect
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from compress.blocks.sample import whole_model
+from compress.blocks.skeleton import Skeleton
+from compress.runtime.batch import FlatBatch
+from compress.runtime.tables import CacheGroup
+
+if TYPE_CHECKING:
+    from compress.formats.weights import CodedWeights, DenseWeights
+
+
+class TokenCache:
+    """tokens: int64 [blocks, block size]. One group, as tokens have no windows."""
+
+    def __init__(self, blocks: int, block_size: int) -> None:
+        """blocks: the null block included."""
+        self.block_size = block_size
+        self.groups = (CacheGroup(None, blocks),)
+        self.tokens = torch.zeros(blocks, block_size, dtype=torch.int64)
+
+    def copy(self, source: int, target: int, group: int) -> None:
+        """Copies a block."""
+        self.tokens[target] = self.tokens[source]
+
+
+class TransformersDecoder:
+    """texts: so many texts' keys and values are kept; one that comes back later starts anew."""
+
+    def __init__(
+        self,
+        weights: "DenseWeights | CodedWeights",
+        *,
+        dtype: torch.dtype,
+        device: str,
+        texts: int,
+    ) -> None:
+        """Errors: CheckpointError where transformers does not know the model either."""
+        self.skeleton = Skeleton(
+            weights.checkpoint.config, weights.spec, dtype=dtype, device=device
+        )
+        self.model: Any = whole_model(weights, self.skeleton)
+        self.device, self.texts = torch.device(device), texts
+        self._asks_rows = "logits_to_keep" in inspect.signature(self.model.forward).parameters
+        # Tokens of a text -> transformers' cache of them, the one that was used last at the end.
+        self._caches: OrderedDict[tuple[int, ...], Any] = OrderedDict()
+
+    @torch.inference_mode()
+    def forward(self, batch: FlatBatch, cache: TokenCache) -> Tensor:
+        """fp32 logits [R, vocabulary] in place of hidden states.
+
+        A text is computed when logits of it are asked, from its beginning or from where one of the
+        kept caches ends.
+        """
+        cache.tokens.view(-1)[batch.slots[0].cpu()] = batch.ids.cpu()
+        rows = batch.rows.tolist()
+        places = list(zip(batch.sequence.tolist(), batch.positions.tolist(), strict=True))
+        asked: dict[int, list[int]] = {}
+        # Behind the rows that are asked, in order, stand zeros.
+        for row in dict.fromkeys(rows if rows[:1] == [0] else filter(None, rows)):
+            text, position = places[row]
+            asked.setdefault(text, []).append(position)
+        found = {
+            (text, position): row
+            for text, wanted in asked.items()
+            for position, row in self._logits(_text(cache, batch, text, wanted[-1]), wanted)
+        }
+        if not found:
+            return torch.zeros(0, self.skeleton.spec.vocab, device=self.device)
+        padding = next(iter(found.values()))
+        return torch.stack([found.get(places[row], padding) for row in rows])
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return hidden
+
+    def _logits(self, text: tuple[int, ...], wanted: list[int]) -> list[tuple[int, Tensor]]:
+        """Logits [vocabulary] of some positions of a text, in order, the last of them its last."""
+        first = wanted[0]
+        begun = [known for known in self._caches if known == text[: min(first, len(known))]]
+        done = max(map(len, begun), default=0)
+        past = self._caches.pop(text[:done]) if done else None
+        ids = torch.tensor([text[done:]], device=self.device)
+        options = {"logits_to_keep": len(text) - first} if self._asks_rows else {}
+        out = self.model(input_ids=ids, past_key_values=past, use_cache=True, **options)
+        self._caches[text] = out.past_key_values
+        while len(self._caches) > self.texts:
+            self._caches.popitem(last=False)
+        logits = out.logits[0].float()
+        return [(position, logits[position - len(text)]) for position in wanted]
+
+
+def _text(cache: TokenCache, batch: FlatBatch, number: int, last: int) -> tuple[int, ...]:
+    """The tokens of a text up to a position."""
+    blocks = batch.tables[0][number].cpu().long()
+    return tuple(cache.tokens[blocks].flatten()[: last + 1].tolist())

@@ -1,0 +1,94 @@
+"""An engine and a tokenizer: text in, text out."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, Protocol
+
+from compress.errors import RequestError
+from compress.runtime.engine import Engine
+from compress.runtime.request import Request, Result, Sampling, Update
+
+
+class TextTokenizer(Protocol):
+    """What is needed of a tokenizer."""
+
+    @property
+    def bos_id(self) -> int | None: ...
+
+    def encode(self, text: str) -> list[int]:
+        """Ids, no special token added."""
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = False) -> str: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Model:
+    """A checkpoint that answers. notices: what one should know of how it runs, in lines.
+
+    One thread at a time works with it.
+    """
+
+    engine: Engine[Any]
+    tokenizer: TextTokenizer
+    notices: tuple[str, ...] = ()
+    _numbers: Iterator[int] = field(default_factory=count)
+
+    @property
+    def context(self) -> int:
+        """Tokens of prompt and output together, at most."""
+        return self.engine.facts.context
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Ids of a prompt, with the beginning-of-text token in front where the tokenizer has one
+        and the text does not begin with it. RequestError for an empty text without such a token.
+        """
+        ids = self.tokenizer.encode(text)
+        bos = self.tokenizer.bos_id
+        if bos is not None and ids[:1] != [bos]:
+            ids = [bos, *ids]
+        if not ids:
+            raise RequestError(
+                "the prompt is empty and the tokenizer has no token that begins a text; write one"
+            )
+        return tuple(ids)
+
+    def generate(self, prompts: Sequence[str], sampling: Sampling | None = None) -> list[Result]:
+        """The outputs of each prompt, sampling.n of them, in order.
+
+        A prompt that cannot be served has one result, with the reason in `error`.
+        """
+        if isinstance(prompts, str):
+            raise RequestError(f"prompts is the text {prompts!r:.60}; give a list of texts")
+        asked = [self._request(self.encode(prompt), sampling) for prompt in prompts]
+        return self.engine.generate(asked)
+
+    def stream(self, prompt: str, sampling: Sampling | None = None) -> Iterator[Update]:
+        """The outputs of a prompt as they come. Closing the iterator ends them.
+
+        Errors: RequestError for what cannot be served.
+        """
+        return self.engine.stream(self._request(self.encode(prompt), sampling))
+
+    def score(self, context: str, continuations: Sequence[str]) -> list[Result]:
+        """Of each continuation how likely it is behind the context: `score` (nats), `greedy`.
+
+        A space at the end of the context counts to the continuation, as tokens begin with spaces.
+        Errors: RequestError for a continuation without a token.
+        """
+        stem = context.rstrip()
+        begin = self.encode(stem)
+        tails = []
+        for continuation in continuations:
+            tail = self.encode(context + continuation)[len(begin) :]
+            if not tail:
+                raise RequestError(
+                    f"continuation {continuation!r:.60} adds no token to the context; write more"
+                )
+            tails.append(tail)
+        name = f"score {next(self._numbers)}"
+        request = Request(name, begin, score_from=len(begin), continuations=tuple(tails))
+        return self.engine.generate([request])
+
+    def _request(self, prompt: tuple[int, ...], sampling: Sampling | None) -> Request:
+        return Request(f"text {next(self._numbers)}", prompt, sampling or Sampling())

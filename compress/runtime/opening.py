@@ -1,0 +1,179 @@
+"""An engine for a checkpoint: which decoder computes, how large its cache is, what ends a text."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from compress.arch.forward import ForwardSpec, describe_forward
+from compress.blocks.memory import available_bytes
+from compress.checkpoint.jsonfile import read_object
+from compress.errors import CheckpointError, RequestError
+from compress.runtime.decoder import Decoder
+from compress.runtime.engine import Engine
+from compress.runtime.kv import KVCache
+from compress.runtime.limits import Limits
+from compress.runtime.refusals import ModelFacts, one_variant
+from compress.runtime.selfcheck import check_bits
+from compress.runtime.stops import Decode
+
+if TYPE_CHECKING:
+    from compress.formats.weights import CodedWeights, DenseWeights
+
+    Source = DenseWeights | CodedWeights
+
+# Of the memory that is free before a model is read, for keys and values.
+CACHE_SHARE = 0.3
+# Positions where a config does not say how many the model reads.
+UNKNOWN_CONTEXT = 4096
+# Texts whose keys and values transformers keeps where it takes the decoder's place.
+KEPT_TEXTS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """How an engine is opened.
+
+    eos: ids that end a text beside those that the checkpoint names. cache_tokens: positions that
+    the cache holds for all texts together; by default those of as many whole contexts as may run,
+    within CACHE_SHARE of the free memory. reuse: texts that begin alike share keys and values.
+    """
+
+    dtype: torch.dtype = torch.float32
+    device: str = "cpu"
+    limits: Limits = field(default_factory=Limits)
+    block_size: int = 16
+    cache_tokens: int | None = None
+    reuse: bool = True
+    eos: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Parts:
+    decoder: Any
+    cache: Any
+    variant: Callable[[int], int]
+    notices: tuple[str, ...]
+
+
+def open_engine(
+    weights: "Source", how: Opening | None = None, decode: Decode | None = None
+) -> tuple[Engine[Any], tuple[str, ...]]:
+    """The engine, and what one should know of it, in lines.
+
+    decode: ids -> text, special tokens left out. Errors: RequestError where the memory does not
+    do; CheckpointError for what neither our decoder nor transformers reads.
+    """
+    how = how or Opening()
+    free = _free_bytes(how.device)
+    _check_memory(weights, how.dtype, free)
+    context = weights.spec.context or UNKNOWN_CONTEXT
+    try:
+        forward = describe_forward(weights.checkpoint.config, weights.spec)
+    except CheckpointError as error:
+        parts = _in_transformers(weights, how, context, str(error))
+    else:
+        parts = _native(weights, how, context, forward, free)
+    facts = ModelFacts(
+        context=context,
+        vocabulary=weights.spec.vocab,
+        eos=tuple(sorted({*how.eos, *_named_ends(weights)})),
+        fingerprint=str(weights.checkpoint.path),
+        variant=parts.variant,
+    )
+    engine = Engine(parts.decoder, parts.cache, facts, how.limits, decode=decode, reuse=how.reuse)
+    return engine, (*parts.notices, *_left_out(weights), *engine.notices)
+
+
+def _native(
+    weights: "Source", how: Opening, context: int, forward: ForwardSpec, free: int | None
+) -> _Parts:
+    token = 2 * len(forward.layers) * forward.kv_heads * forward.head_dim * how.dtype.itemsize
+    tokens = how.cache_tokens or context * how.limits.running
+    if how.cache_tokens is None and free is not None:
+        tokens = min(tokens, int(CACHE_SHARE * free) // token)
+    decoder = Decoder.load(weights, dtype=how.dtype, device=how.device)
+    cache = KVCache(
+        forward,
+        [_blocks(window, tokens, how) for window in forward.windows],
+        how.block_size,
+        dtype=how.dtype,
+        device=decoder.device,
+    )
+    checked = check_bits(decoder, how.limits.tokens_per_step)
+    notices = [checked.notice] if checked.notice is not None else []
+    if tokens < context:
+        notices.append(f"the cache has room for {tokens} tokens; the model reads {context}")
+    return _Parts(checked.decoder, cache, decoder.variant, tuple(notices))
+
+
+def _blocks(window: int | None, tokens: int, how: Opening) -> int:
+    """Of a group of layers, the null block included. Behind a window nothing is kept."""
+    count = -(-tokens // how.block_size)
+    if window is not None:
+        seen = window - 1 + how.limits.chunk(how.block_size)
+        count = min(count, how.limits.running * (-(-seen // how.block_size) + 1))
+    return 1 + max(1, count)
+
+
+def _in_transformers(weights: "Source", how: Opening, context: int, reason: str) -> _Parts:
+    # Late: it imports transformers.
+    from compress.runtime.fallback import TokenCache, TransformersDecoder
+
+    decoder = TransformersDecoder(weights, dtype=how.dtype, device=how.device, texts=KEPT_TEXTS)
+    tokens = how.cache_tokens or context * how.limits.running
+    cache = TokenCache(1 + -(-tokens // how.block_size), how.block_size)
+    notice = (
+        f"transformers computes here, one text at a time: {reason.split(';')[0]}. That is slow, and"
+        " the last bits can depend on how a text was cut"
+    )
+    return _Parts(decoder, cache, one_variant, (notice,))
+
+
+def _left_out(weights: "Source") -> tuple[str, ...]:
+    """What the checkpoint asks for and the engine does not do."""
+    if getattr(weights, "kv_cache", None) is None:
+        return ()
+    kept = "keys and values stay in the dtype of the model"
+    return (f"the checkpoint's scales for keys and values of 8 bits are not used here: {kept}",)
+
+
+def _named_ends(weights: "Source") -> set[int]:
+    """Ids that end a text, as generation_config.json says, or else config.json."""
+    folder, config = weights.checkpoint.path, weights.checkpoint.config
+    file = folder / "generation_config.json"
+    settings = read_object(file) if file.is_file() else {}
+    text = config
+    for key in weights.spec.text_config:
+        text = text[key]
+    for source in (settings, config, text):
+        found = source.get("eos_token_id")
+        if found is not None:
+            ids = found if isinstance(found, list) else [found]
+            return {i for i in ids if isinstance(i, int) and 0 <= i < weights.spec.vocab}
+    return set()
+
+
+def _check_memory(weights: "Source", dtype: torch.dtype, free: int | None) -> None:
+    """Dense weights in `dtype`; codes one a byte at most."""
+    coded = getattr(weights, "is_quantized", lambda name: False)
+    linears = {linear.tensor: linear for linear in weights.spec.all_linears()}
+    needed = sum(
+        prod(linear.shape) * (1 if coded(linear.name) else dtype.itemsize)
+        for linear in linears.values()
+    )
+    needed += prod(weights.spec.embedding_shape) * dtype.itemsize
+    if free is not None and needed > free:
+        smaller = "; take dtype bf16" if dtype.itemsize > 2 else ""
+        raise RequestError(
+            f"{weights.checkpoint.path} needs {needed / 2**30:.1f} GiB of memory as {dtype},"
+            f" {free / 2**30:.1f} GiB are free{smaller}"
+        )
+
+
+def _free_bytes(device: str) -> int | None:
+    if device.startswith("cuda"):
+        return int(torch.cuda.mem_get_info(device)[0])
+    return available_bytes()

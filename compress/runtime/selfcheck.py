@@ -1,0 +1,122 @@
+"""Whether this machine gives a token the same bits whatever is beside it, tried when a model opens.
+
+Matrix products on multiples of 16 rows do so in the libraries that were tried; nothing promises it
+for the next one, another processor or a GPU.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from compress.runtime.batch import ROWS, FlatBatch
+from compress.runtime.decoder import Decoder
+from compress.runtime.interfaces import DecoderLike
+from compress.runtime.kv import KVCache
+from compress.runtime.tiles import Tiled
+
+# Tokens of the text that is compared, and the seconds that the largest step may take.
+LENGTH, SECONDS = 24, 1.0
+_SMALL = 64
+
+Native = DecoderLike[KVCache]
+# Number of a text, its tokens, the position of the first.
+Chunk = tuple[int, Sequence[int], int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Checked:
+    """decoder: the one given, or in tiles. rows: the sizes of steps that were compared.
+
+    notice: in one line what was found, None where all bits were equal at once.
+    """
+
+    decoder: Native
+    rows: tuple[int, ...]
+    notice: str | None
+
+
+def check_bits(decoder: Decoder, most: int) -> Checked:
+    """Compares logits bit by bit; takes tiles of 16 rows where they differ.
+
+    most: tokens of a step, at most; as many are tried as take about a second.
+    """
+    most = min(most, decoder.spec.context or most)
+    equal, rows = _equal(decoder, decoder, most)
+    if equal:
+        return Checked(decoder, rows, None)
+    tiled = Tiled(decoder)
+    if _equal(decoder, tiled, most)[0]:
+        return Checked(
+            tiled,
+            rows,
+            f"steps of {' and '.join(map(str, rows))} rows gave a token different bits here, so"
+            " all is computed in tiles of 16 rows: slower, but repeatable",
+        )
+    return Checked(
+        decoder,
+        rows,
+        "this machine gives a token different bits beside different neighbours, in tiles of 16 rows"
+        " too: outputs can depend on what else is served",
+    )
+
+
+def _equal(decoder: Decoder, tried: Native, most: int) -> tuple[bool, tuple[int, ...]]:
+    """Whether the text gets the same bits alone, in chunks and beside others; the steps' rows."""
+    length = min(LENGTH, most)
+    ids = [(7919 * i + 13) % decoder.spec.vocab for i in range(length)]
+    runs = _Runs(decoder, tried, length + most)
+    start = perf_counter()
+    whole = runs.logits([(0, ids, 0)])[0]
+    seconds = perf_counter() - start
+    large = int(length * SECONDS / seconds) // ROWS * ROWS
+    sizes = sorted({min(size, most) for size in (_SMALL, max(_SMALL, large))})
+    middle = length // 3
+    found = [torch.cat([runs.logits([(0, ids[i : i + 1], i)])[0] for i in range(middle)])]
+    for size in sizes:
+        others = [ids[i % length] for i in range(max(1, size - length))]
+        found.append(runs.logits([(1, others, 0), (0, ids, 0)])[1])
+        runs.logits([(0, ids[:middle], 0)])
+        found.append(runs.logits([(0, ids[middle:], middle), (1, others, 0)])[0])
+    expected = [whole[:middle], *([whole, whole[middle:]] * len(sizes))]
+    equal = all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    return equal, (ROWS, *sizes)
+
+
+class _Runs:
+    """Two texts in a cache of their own, which lies in blocks of all it can hold."""
+
+    def __init__(self, decoder: Decoder, tried: Native, most: int) -> None:
+        self.tried, self.most, self.groups = tried, most, len(decoder.how.windows)
+        self.cache = KVCache(
+            decoder.how, [3] * self.groups, most, dtype=decoder.dtype, device=decoder.device
+        )
+
+    def logits(self, chunks: Sequence[Chunk]) -> list[Tensor]:
+        """[tokens, vocabulary] of each chunk, all in one step."""
+        batch = self._batch(chunks)
+        found = self.tried.logits(self.tried.forward(batch, self.cache))
+        return list(torch.split(found[: batch.count], [len(ids) for _, ids, _ in chunks]))
+
+    def _batch(self, chunks: Sequence[Chunk]) -> FlatBatch:
+        device = self.tried.device
+        ids = [token for _, tokens, _ in chunks for token in tokens]
+        texts = [text for text, tokens, _ in chunks for _ in tokens]
+        positions = [start + i for _, tokens, start in chunks for i in range(len(tokens))]
+        padding = [0] * (-len(ids) % ROWS)
+        sequence = torch.tensor(texts + [2] * len(padding), dtype=torch.int32, device=device)
+        at = torch.tensor(positions + padding, device=device)
+        blocks = torch.tensor([[1], [2], [0]], dtype=torch.int32, device=device)
+        slots = blocks[sequence.long(), 0].long() * self.most + at
+        return FlatBatch(
+            ids=torch.tensor(ids + padding, device=device),
+            positions=at,
+            sequence=sequence,
+            tables=(blocks,) * self.groups,
+            slots=(slots,) * self.groups,
+            rows=torch.arange(len(at), device=device),
+            count=len(ids),
+            lengths=torch.tensor([LENGTH, self.most, 0], device=device),
+        )

@@ -1,0 +1,173 @@
+"""An engine opened from a checkpoint, with text in and out."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import compress
+import compressed_models
+import tiny_models
+from compress.checkpoint import Checkpoint
+from compress.errors import CompressError, RequestError
+from compress.formats import open_weights
+from compress.pipeline import open_model
+from compress.quant.scheme import QuantScheme
+from compress.runtime import opening
+from compress.runtime.limits import Limits
+from compress.runtime.model import Model
+from compress.runtime.opening import Opening, open_engine
+from compress.runtime.request import Sampling
+from compress_calibration.tokenizer import load_tokenizer
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_models.make("llama", tmp_path_factory.mktemp("model"), dtype="fp32")
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> Model:
+    return open_model(folder, limits=Limits(tokens_per_step=64, sequences=4))
+
+
+def test_the_front_is_where_the_documents_say() -> None:
+    assert compress.open_model is open_model
+    assert compress.Sampling is Sampling
+    assert {"open_model", "Sampling"} <= set(dir(compress))
+
+
+def test_generate_and_stream_agree(model: Model) -> None:
+    assert model.notices == ()
+    sampling = Sampling(max_tokens=20, temperature=1.0, seed=5, n=2)
+    results = model.generate(["once upon", "the old cat"], sampling)
+    assert [(r.index, r.error) for r in results] == [(0, None), (1, None)] * 2
+    for prompt, own in (("once upon", results[:2]), ("the old cat", results[2:])):
+        texts = {0: "", 1: ""}
+        for update in model.stream(prompt, sampling):
+            texts[update.index] += update.text
+        assert [texts[0], texts[1]] == [result.text for result in own]
+    assert model.engine.idle
+
+
+def test_prompts_begin_with_the_beginning_once(model: Model) -> None:
+    assert model.tokenizer.bos_id == 0
+    ids = model.encode("once")
+    assert ids == (0, *model.tokenizer.encode("once"))
+    assert model.encode("<|endoftext|>once") == ids
+    assert model.encode("") == (0,)
+
+
+def test_stop_strings_cut_the_text(model: Model) -> None:
+    (free,) = model.generate(["once"], Sampling(max_tokens=30, ignore_eos=True))
+    assert free.text is not None
+    stop = free.text[4:7]
+    (cut,) = model.generate(["once"], Sampling(max_tokens=30, ignore_eos=True, stop=(stop,)))
+    assert (cut.text, cut.finish_reason) == (free.text[: free.text.index(stop)], "stop")
+
+
+def test_scores_are_sums_of_logprobs(model: Model) -> None:
+    results = model.score("once upon ", ["a time", "the dog"])
+    for result, tail in zip(results, ("a time", "the dog"), strict=True):
+        begin, whole = model.encode("once upon"), model.encode(f"once upon {tail}")
+        assert result.tokens == whole[len(begin) :]
+        assert result.score == sum(report.logprob for report in result.logprobs)
+    with pytest.raises(RequestError, match="continuation '' adds no token"):
+        model.score("once", [""])
+
+
+def test_refusals_name_the_value(model: Model) -> None:
+    with pytest.raises(RequestError, match="prompts is the text 'once'; give a list"):
+        model.generate("once")
+    (result,) = model.generate(["once"], Sampling(max_tokens=1000))
+    assert result.error is not None
+    assert "max_tokens 1000" in result.error
+    with pytest.raises(RequestError, match=r"top_p is 2: a number above 0 to 1 is needed"):
+        list(model.stream("once", Sampling(top_p=2)))
+
+
+def test_a_tokenizer_without_a_beginning_needs_a_prompt(model: Model) -> None:
+    class Bare:
+        bos_id = None
+        encode = model.tokenizer.encode
+        decode = model.tokenizer.decode
+
+    bare = Model(model.engine, Bare())
+    assert bare.encode("once") == model.encode("once")[1:]
+    with pytest.raises(RequestError, match="the prompt is empty"):
+        bare.encode("")
+
+
+@pytest.mark.parametrize("scheme", ["int4", "fp8"])
+def test_compressed_checkpoints_open_alike(folder: Path, tmp_path: Path, scheme: str) -> None:
+    from compress.quant.scheme import PRESETS
+
+    how = QuantScheme(bits=4, group_size=32) if scheme == "int4" else PRESETS["FP8_DYNAMIC"]
+    compressed_models.write(folder, tmp_path / "out", how)
+    tokenizer = load_tokenizer(folder)
+    engine, notices = open_engine(open_weights(Checkpoint.open(tmp_path / "out")), Opening())
+    found = Model(engine, tokenizer, notices).score("once upon", [" a time"])
+    (dense,) = open_model(folder).score("once upon", [" a time"])
+    assert found[0].score != dense.score
+    assert found[0].score == pytest.approx(dense.score, rel=0.2)
+    assert notices == ()
+
+
+def test_ends_are_those_of_all_files(folder: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    for file in folder.iterdir():
+        (other / file.name).write_bytes(file.read_bytes())
+    (other / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 9, 9999]}))
+    assert open_model(other).engine.facts.eos == (0, 7, 9)
+
+
+def test_memory_is_looked_at_before_anything_is_read(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opening, "available_bytes", lambda: 1000)
+    line = r"needs 0\.0 GiB of memory as torch\.float32, 0\.0 GiB are free; take dtype bf16"
+    with pytest.raises(RequestError, match=line):
+        open_model(folder)
+
+
+def test_the_cache_fits_the_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Room for all contexts where there is memory; less is said."""
+    assert open_model(folder, limits=Limits(sequences=3)).engine.cache.groups[0].blocks == 25
+    token = 2 * 2 * 2 * 16 * 4
+    monkeypatch.setattr(opening, "available_bytes", lambda: 2**20)
+    monkeypatch.setattr(opening, "CACHE_SHARE", 100 * token / 2**20)
+    model = open_model(folder)
+    assert model.engine.cache.groups[0].blocks == 1 + 7
+    assert model.notices == ("the cache has room for 100 tokens; the model reads 128",)
+    with pytest.raises(RequestError, match="120 positions need 8 blocks of 16: the cache has 7"):
+        list(model.stream("once", Sampling(max_tokens=121 - len(model.encode("once")))))
+
+
+def test_windows_need_less_room(tmp_path: Path) -> None:
+    folder = tiny_models.make("gemma3_text", tmp_path, dtype="fp32")
+    limits = Limits(tokens_per_step=16, sequences=2)
+    groups = {g.window: g.blocks for g in open_model(folder, limits=limits).engine.cache.groups}
+    assert groups == {32: 1 + 2 * 4, None: 1 + 2 * 8}
+
+
+def test_what_the_engine_leaves_out_is_said(folder: Path, tmp_path: Path) -> None:
+    compress.run(
+        "fp8-static-kv",
+        folder,
+        tmp_path / "out",
+        overrides=["calibration.samples=2", "calibration.length=16", "evaluation=null"],
+    )
+    model = open_model(tmp_path / "out", dtype="bf16")
+    (notice,) = model.notices
+    assert notice.startswith("the checkpoint's scales for keys and values of 8 bits are not used")
+    assert model.engine.decoder.dtype == torch.bfloat16
+
+
+def test_wrong_arguments_are_one_line(folder: Path) -> None:
+    for options, words in (({"dtype": "int8"}, "dtype is 'int8'"), ({"device": "tpu"}, "'tpu'")):
+        with pytest.raises(CompressError, match=words):
+            open_model(folder, **options)
+    with pytest.raises(CompressError, match="does not exist"):
+        open_model(folder / "no")
