@@ -19,6 +19,7 @@ from compress.evaluation.evaluate import evaluate, source_final_states
 from compress.evaluation.stream import Work
 from compress.evaluation.texts import read_windows
 from compress.formats import Weights, open_weights
+from compress.formats.weights import CodedWeights
 from compress_calibration.tokenizer import load_tokenizer
 
 
@@ -50,12 +51,16 @@ def quality(text: Any) -> dict[str, float]:
 
 
 def bits_per_weight(weights: Weights) -> float:
-    """Of the linears in the decoder blocks, scales and zeros included, biases not."""
+    """Of the linears in the decoder blocks, scales, zeros and calibrated outlier columns included,
+    biases not."""
     linears = list(weights.spec.linears())
     names = {linear.name for linear in linears}
+    side = weights.side if isinstance(weights, CodedWeights) else None
+    checkpoints = (weights.checkpoint,) if side is None else (weights.checkpoint, side)
     stored = sum(
         info.nbytes
-        for name, info in weights.checkpoint.tensors.items()
+        for checkpoint in checkpoints
+        for name, info in checkpoint.tensors.items()
         if name.rpartition(".")[0] in names and not name.endswith(".bias")
     )
     return 8 * stored / sum(n * k for n, k in (x.shape for x in linears))

@@ -103,5 +103,5 @@ def _rounded(
         yield from (quantize_fp8(weight, scheme, ratios, **options) for weight in weights)
         return
     whole = quantize_fp8(torch.cat(list(weights)), scheme, ratios, **options)
-    for codes in whole.codes.split([weight.shape[0] for weight in weights]):
+    for codes in torch.split(whole.codes, [weight.shape[0] for weight in weights]):
         yield replace(whole, codes=codes)

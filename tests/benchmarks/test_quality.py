@@ -6,13 +6,19 @@ from typing import Any
 
 import pytest
 
+import tiny_models
 from benchmarks.quality import results, table
+from benchmarks.quality.measure import bits_per_weight
 from benchmarks.quality.results import standard_error, summary
-from benchmarks.quality.rows import MODELS, ROWS, Cell, our_cell, peer_cell
+from benchmarks.quality.rows import MODELS, OURS, ROWS, Cell, our_cell, peer_cell
 from benchmarks.quality.table import Line
 from benchmarks.quality.tools import our_command, slug
+from compress.checkpoint import Checkpoint
+from compress.formats import open_weights
 from compress.methods import METHODS
+from compress.pipeline import run
 from compress.recipe.parse import parse
+from pipeline_runs import recipe, text_source
 
 CELLS = [our_cell(model, row, 5) for model in MODELS for row in ROWS if row.is_for(model)]
 QUALITY = {
@@ -47,6 +53,30 @@ def test_what_sees_no_data_is_made_once() -> None:
         assert our_cell(MODELS[0], row, 5).seeds == (5 if row.seeds else 1)
         if peer is not None and row.peer is not None:
             assert peer.seeds == (5 if row.peer.seeds else 1)
+
+
+def test_bits_count_outlier_columns(tmp_path: Path) -> None:
+    """As the run's own report does."""
+    source = tiny_models.make("llama", tmp_path / "source")
+    activation = {"outliers": "calibrated", "threshold": 2.0}
+    scheme = {"bits": 8, "granularity": "channel", "activation": activation}
+    stage = {"method": "llm_int8", "scheme": scheme}
+    report = run(recipe(stage, calibration=text_source(tmp_path)), source, tmp_path / "out")
+    assert sum(layer.outlier_columns or 0 for layer in report.layers) > 0
+    found = bits_per_weight(open_weights(Checkpoint.open(tmp_path / "out")))
+    assert found == pytest.approx(report.result.bits_per_weight)
+
+
+@pytest.mark.parametrize("bits", [3, 4])
+@pytest.mark.parametrize("model", ["tale-6m", "tale-6m-outliers"])
+def test_stored_results_are_in_the_order_of_the_papers(model: str, bits: int) -> None:
+    """Perplexity, means over the calibration seeds."""
+    cells = results.load(f"int{bits}")["models"][model]
+    found = {row: tools[OURS]["mean"]["perplexity"] for row, tools in cells.items()}
+    assert found["gptq"] <= found["rtn"]
+    assert found["awq+gptq"] <= found["awq"]
+    assert found["awq"] <= found["rtn"]
+    assert {cells[row][OURS]["seeds"] for row in ("gptq", "awq", "awq+gptq")} == {5}
 
 
 def cell_of(perplexities: list[float]) -> dict[str, Any]:
