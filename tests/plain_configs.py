@@ -67,14 +67,15 @@ def scheme_of(block: Config, module: str) -> QuantScheme | None:
 def _compressed_tensors(block: Config, module: str) -> QuantScheme | None:
     if _named(module, block.get("ignore") or []):
         return None
-    groups = [(_list(g["targets"]), g) for g in _mapping(block.get("config_groups")).values()]
+    groups = _mapping(block.get("config_groups")).values()
+    targets = {target: group for group in groups for target in _list(group["targets"])}
     for hit in (
         lambda t: t == module,
         lambda t: t.startswith("re:") and re.match(t[3:], module),
         lambda t: t == "Linear",
     ):
-        for targets, group in groups:
-            if any(hit(target) for target in targets):
+        for target, group in targets.items():
+            if hit(target):
                 return _group(_mapping(group["weights"]))
     return None
 

@@ -7,7 +7,6 @@ place in config.json.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 from compress.arch.generic import EMBEDDINGS
@@ -60,11 +59,11 @@ class SchemeMap:
     def _place(self, module: str) -> int | None:
         if any(_matches(module, entry) for entry in self.ignore):
             return None
-        targets = [(t, i) for i, (targets, _) in enumerate(self.groups) for t in targets]
-        exact = (i for t, i in targets if t == module)
-        pattern = (i for t, i in targets if t.startswith("re:") and _matches(module, t))
-        classes = (i for t, i in targets if t == _class_of(module))
-        return next(chain(exact, pattern, classes), None)
+        # A target of two groups is the last one's, as in compressed-tensors and vLLM.
+        targets = {t: i for i, (targets, _) in enumerate(self.groups) for t in targets}
+        patterns = (i for t, i in targets.items() if t.startswith("re:") and _matches(module, t))
+        last = targets.get(_class_of(module))
+        return targets[module] if module in targets else next(patterns, last)
 
 
 def _class_of(module: str) -> str:

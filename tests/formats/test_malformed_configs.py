@@ -98,6 +98,14 @@ def test_the_key_is_named(config: dict[str, Any], line: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_a_target_of_two_groups_is_the_last_ones() -> None:
+    eight = {**GROUP, "weights": {**GROUP["weights"], "num_bits": 8}}
+    config = block(config_groups={"a": GROUP, "b": eight})
+    scheme = parse({"quantization_config": config}).scheme(DOWN)
+    assert scheme is not None
+    assert scheme.bits == 8
+
+
 def test_a_config_that_is_no_mapping(written: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(written, tmp_path / "model"))
     change_config(folder, lambda config: config.update(quantization_config="w4"))

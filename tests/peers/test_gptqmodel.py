@@ -190,9 +190,12 @@ def test_in_transformers(gptqmodel_python: Path, fmt: str, choose: Any, tmp_path
             },
             "gptq_v2",
         ),
+        ({"bits": 2, "group_size": 64, "sym": False, "format": "gptq_v2"}, "gptq_v2"),
+        ({"bits": 8, "group_size": 128}, "gptq"),  # 320 columns: the last group is short
+        ({"bits": 8, "group_size": -1}, "gptq"),
         ({"bits": 4, "group_size": 32, "sym": False, "format": "gemm"}, "awq"),
     ],
-    ids=["v1", "v2 with rules", "awq"],
+    ids=["v1", "v2 with rules", "2 bits", "short group", "8 bits a channel", "awq"],
 )
 def test_what_it_writes_reads_the_same(
     gptqmodel_python: Path, settings: dict[str, Any], fmt: str, tmp_path: Path
