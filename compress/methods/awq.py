@@ -43,7 +43,7 @@ from torch import Tensor
 
 from compress.errors import RecipeError
 from compress.methods import fp8, nvfp4, rtn
-from compress.methods.folding import Choice, PairView, by_channel, expand
+from compress.methods.folding import UNDRIVEN, Choice, PairView, by_channel, expand
 from compress.methods.rtn import GroupSearch, ScaleSearch, column_importance
 from compress.quant.floats import global_scale, quantize_fp4, quantize_fp8
 from compress.quant.scheme import QuantScheme
@@ -78,6 +78,8 @@ def search(view: PairView, config: AwqConfig) -> Choice:
     """
     if not view.readers:
         return Choice(None, "none of its readers is quantized")
+    if not bool((view.absmean > 0).any()):
+        return Choice(None, UNDRIVEN)
     weights = sample_rows(view)
     clip: ScaleSearch = "importance" if config.scale_search == "output" else config.scale_search
     whole = sum(_energy(w, view.hessian) for w in weights)

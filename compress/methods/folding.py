@@ -15,6 +15,8 @@ from compress.arch.spec import BlockSpec, FoldPair, LinearSpec
 from compress.quant.scheme import QuantScheme
 from compress_calibration.hessian import Stats
 
+UNDRIVEN = "calibration drove none of its channels"
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fold:

@@ -26,7 +26,7 @@ from typing import Literal
 import torch
 
 from compress.errors import RecipeError
-from compress.methods.folding import Choice, PairView, by_channel
+from compress.methods.folding import UNDRIVEN, Choice, PairView, by_channel
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +52,8 @@ def search(view: PairView, config: SmoothQuantConfig) -> Choice:
     if not view.readers:
         return Choice(None, "none of its readers is quantized")
     x = by_channel(view.pair, view.absmax).amax(dim=0)  # x: [C]
+    if not bool((x > 0).any()):
+        return Choice(None, UNDRIVEN)
     peaks = torch.stack([r.folded().abs().amax(dim=0) for r in view.readers]).amax(dim=0)
     w = by_channel(view.pair, peaks).amax(dim=0)  # w: [C]
     scale = x.pow(config.alpha) / w.pow(1 - config.alpha)

@@ -30,6 +30,7 @@ from compress.report.schema import Layer
 from compress_calibration.hessian import Stats
 
 UNSCALED = "no token reached the expert: its input scale is 1"
+UNKNOWN = "no token reached the expert: its channels are scaled without knowing its inputs"
 Solved = tuple[ModulePlan, QuantizedTensor, Layer]
 
 
@@ -114,7 +115,7 @@ def write_solved(
         method=outcome.method,
         tokens=stats.tokens,
         damping=outcome.damping,
-        kept=_unscaled(m, stats) or outcome.kept,
+        kept=_unscaled(m, stats) or outcome.kept or _unknown(m, stats),
         dead=outcome.dead,
         outlier_columns=outcome.outlier_columns,
         beyond=beyond,
@@ -135,6 +136,12 @@ def _unscaled(m: ModulePlan, stats: Stats) -> str | None:
     activation = m.scheme.activation
     static = activation is not None and not activation.dynamic
     return UNSCALED if static and stats.tokens == 0 else None
+
+
+def _unknown(m: ModulePlan, stats: Stats) -> str | None:
+    """What the report says of an expert that was scaled and that nothing was seen of, where the
+    rounding itself needs no data."""
+    return UNKNOWN if m.folds and m.linear.expert is not None and stats.tokens == 0 else None
 
 
 def _with_input_scale(

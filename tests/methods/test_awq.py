@@ -10,7 +10,7 @@ from compress.arch.spec import FoldPair
 from compress.errors import RecipeError
 from compress.methods import awq, rtn
 from compress.methods.awq import AwqConfig
-from compress.methods.folding import PairView, Reader, expand
+from compress.methods.folding import UNDRIVEN, PairView, Reader, expand
 from compress.methods.rtn import RtnConfig, column_importance
 from compress.quant.rounding import clip_ratios, round_to_nearest
 from compress.quant.scheme import PRESETS, QuantScheme
@@ -188,7 +188,8 @@ def test_channels_that_are_never_driven_keep_scale_1() -> None:
     assert choice.scale is not None
     assert choice.scale[3] == 1
     silent = replace(view, hessian=view.hessian * 0, absmean=view.absmean * 0)
-    assert awq.search(silent, AwqConfig()).scale is None
+    nothing = awq.search(silent, AwqConfig())
+    assert (nothing.scale, nothing.note) == (None, UNDRIVEN)
 
 
 def test_a_pair_without_quantized_readers_is_left_alone() -> None:

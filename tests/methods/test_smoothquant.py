@@ -8,7 +8,7 @@ import torch
 from compress.arch.spec import FoldPair
 from compress.errors import RecipeError
 from compress.methods import smoothquant
-from compress.methods.folding import PairView, Reader, expand
+from compress.methods.folding import UNDRIVEN, PairView, Reader, expand
 from compress.methods.smoothquant import SmoothQuantConfig
 from compress.quant.scheme import PRESETS
 
@@ -75,6 +75,8 @@ def test_channels_nobody_drives_or_reads_keep_scale_1() -> None:
     assert scale is not None
     assert scale[2] == scale[5] == 1
     assert bool(torch.isfinite(scale).all())
+    silent = smoothquant.search(replace(view, absmax=quiet * 0), config)
+    assert (silent.scale, silent.note) == (None, UNDRIVEN)
 
 
 @pytest.mark.parametrize("alpha", [-0.1, 1.5, float("nan")])

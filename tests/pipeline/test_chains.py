@@ -120,15 +120,6 @@ def test_sequential_gptq_behind_awq(tiny, tmp_path: Path) -> None:
     assert change(tmp_path / "o", source) < 0.02
 
 
-def test_every_method_takes_every_expert(tiny, tmp_path: Path) -> None:
-    for i, stages in enumerate([(AWQ, GPTQ), (SMOOTH, GPTQ), ({**AWQ, "scheme": W4},)]):
-        calibration = text_source(tmp_path)
-        report = run(recipe(*stages, calibration=calibration), tiny("mixtral"), tmp_path / str(i))
-        experts = [layer for layer in report.layers if layer.expert is not None]
-        assert experts
-        assert all(layer.error is not None and layer.skipped_reason is None for layer in experts)
-
-
 def huge(source: Path, folder: Path, ending: str) -> Path:
     """A copy of a checkpoint in fp16 whose tensors of one name are near the end of the range, and
     GPT-2's c_attn so large that channels are scaled down."""
