@@ -12,8 +12,10 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
+from compress_kernels.reference.rows import gelu_tanh, silu
+from compress_kernels.rows import Gating
+
 Activation = Callable[[Tensor], Tensor]
-_ROOT = math.sqrt(2 / math.pi)
 
 
 def activation(name: str) -> Activation:
@@ -26,16 +28,8 @@ def _sigmoid(x: Tensor) -> Tensor:
     return 1 / (1 + (-x).exp_())
 
 
-def _silu(x: Tensor) -> Tensor:
-    return x / (-x).exp_().add_(1)
-
-
 def _gelu(x: Tensor) -> Tensor:
     return 0.5 * x * (x * math.sqrt(0.5)).erf_().add_(1)
-
-
-def _gelu_tanh(x: Tensor) -> Tensor:
-    return 0.5 * x * (_ROOT * (x + 0.044715 * (x * x * x))).tanh_().add_(1)
 
 
 def _quick_gelu(x: Tensor) -> Tensor:
@@ -49,15 +43,15 @@ def _relu2(x: Tensor) -> Tensor:
 
 FUNCTIONS: Mapping[str, Activation] = MappingProxyType(
     {
-        "silu": _silu,
-        "swish": _silu,
+        "silu": silu,
+        "swish": silu,
         "gelu": _gelu,
         "gelu_python": _gelu,
-        "gelu_new": _gelu_tanh,
-        "gelu_fast": _gelu_tanh,
-        "gelu_accurate": _gelu_tanh,
-        "gelu_pytorch_tanh": _gelu_tanh,
-        "gelu_python_tanh": _gelu_tanh,
+        "gelu_new": gelu_tanh,
+        "gelu_fast": gelu_tanh,
+        "gelu_accurate": gelu_tanh,
+        "gelu_pytorch_tanh": gelu_tanh,
+        "gelu_python_tanh": gelu_tanh,
         "quick_gelu": _quick_gelu,
         "relu": torch.relu,
         "relu2": _relu2,
@@ -66,3 +60,10 @@ FUNCTIONS: Mapping[str, Activation] = MappingProxyType(
         "linear": lambda x: x,
     }
 )
+
+_GATINGS: Mapping[Activation, Gating] = MappingProxyType({silu: "silu", gelu_tanh: "gelu_tanh"})
+
+
+def gating(name: str) -> Gating | None:
+    """How `compress_kernels.rows.gate` calls the function of a name; None where it lacks it."""
+    return _GATINGS.get(FUNCTIONS[name])

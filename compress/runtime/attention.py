@@ -9,8 +9,8 @@ from compress.runtime.batch import FlatBatch
 from compress.runtime.kv import KVCache
 from compress.runtime.linear import Joint, Linear
 from compress.runtime.norms import Norm, through
-from compress.runtime.rope import rotate
 from compress_kernels.attention import paged_attention
+from compress_kernels.rows import rotate
 
 Angles = tuple[Tensor, Tensor]  # cosine and sine, [T, pairs]
 
@@ -54,6 +54,8 @@ class Attention:
             scale=self.how.scale,
             window=self.how.window,
             softcap=self.how.softcap,
+            key_scales=cache.key_scales[self.layer],
+            value_scales=cache.value_scales[self.layer],
         )
         return self.out(out.flatten(1))
 

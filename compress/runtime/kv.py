@@ -7,13 +7,16 @@ from torch import Tensor
 
 from compress.arch.forward import ForwardSpec
 from compress.runtime.tables import CacheGroup
+from compress_kernels.states import store_states
 
 
 class KVCache:
     """Layers that see the same positions share a group, and so the numbers of their blocks.
 
     keys, values: for each layer [blocks, kv_heads, block size, head_dim]. Block 0 of each group is
-    the null block, into which padding is written.
+    the null block, into which padding is written. In int8, key_scales and value_scales hold one
+    fp16 scale for each token and head, [blocks, kv_heads, block size] for each layer; else None.
+    bytes_per_token: of all layers, while none has left the token behind its window.
     """
 
     def __init__(
@@ -25,7 +28,8 @@ class KVCache:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """blocks: of each group of `spec.windows`, the null block included."""
+        """blocks: of each group of `spec.windows`, the null block included. dtype: fp32, bf16, fp16
+        or int8."""
         self.block_size = block_size
         self.groups = tuple(
             CacheGroup(window, count) for window, count in zip(spec.windows, blocks, strict=True)
@@ -36,16 +40,31 @@ class KVCache:
         ]
         self.keys = tuple(torch.zeros(shape, dtype=dtype, device=device) for shape in shapes)
         self.values = tuple(torch.zeros(shape, dtype=dtype, device=device) for shape in shapes)
+        self.key_scales = tuple(_scales(keys) for keys in self.keys)
+        self.value_scales = tuple(_scales(values) for values in self.values)
+        self.bytes_per_token = len(shapes) * bytes_of_layer(spec.kv_heads, spec.head_dim, dtype)
 
     def write(self, layer: int, k: Tensor, v: Tensor, slots: Tensor) -> None:
         """k, v: [T, kv_heads, head_dim]. slots: int64 [T], block * block size + offset."""
-        blocks, offsets = slots // self.block_size, slots % self.block_size
-        self.keys[layer][blocks, :, offsets] = k.to(self.keys[layer].dtype)
-        self.values[layer][blocks, :, offsets] = v.to(self.values[layer].dtype)
+        store_states(k, self.keys[layer], slots, self.key_scales[layer])
+        store_states(v, self.values[layer], slots, self.value_scales[layer])
 
     def copy(self, source: int, target: int, group: int) -> None:
         """Copies a block, in all layers of a group."""
         for layer, its_group in enumerate(self._group_of):
             if its_group == group:
-                for states in (self.keys[layer], self.values[layer]):
-                    states[target].copy_(states[source])
+                for stored in (self.keys, self.values, self.key_scales, self.value_scales):
+                    states = stored[layer]
+                    if states is not None:
+                        states[target].copy_(states[source])
+
+
+def bytes_of_layer(kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
+    """That one token's keys and values take in a layer."""
+    return 2 * kv_heads * (head_dim * dtype.itemsize + 2 * (dtype == torch.int8))
+
+
+def _scales(states: Tensor) -> Tensor | None:
+    if states.dtype != torch.int8:
+        return None
+    return torch.zeros(states.shape[:3], dtype=torch.float16, device=states.device)

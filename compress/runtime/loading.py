@@ -10,7 +10,7 @@ from torch import Tensor
 from compress.arch.forward import ForwardSpec
 from compress.arch.spec import BlockSpec, LinearSpec
 from compress.blocks.reading import read_finite
-from compress.runtime.activations import activation
+from compress.runtime.activations import activation, gating
 from compress.runtime.attention import Attention
 from compress.runtime.layer import Layer
 from compress.runtime.linear import Joint, Linear, load_linear
@@ -102,4 +102,5 @@ class Loader:
         down = by_role["down"]
         parts = tuple(self.linear(by_role[x]) for x in ("gate", "up", "gate_up") if x in by_role)
         inner = Joint.of(parts, (down.shape[1],) * (1 + self.how.gated))
-        return Mlp(inner, self.linear(down), activation(self.how.activation))
+        name = self.how.activation
+        return Mlp(inner, self.linear(down), activation(name), gating(name))

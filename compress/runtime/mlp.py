@@ -9,19 +9,26 @@ from torch.nn.functional import pad
 from compress.runtime.activations import Activation
 from compress.runtime.batch import ROWS
 from compress.runtime.linear import Joint, Linear
+from compress_kernels.rows import Gating, gate
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Mlp:
-    """inner: gate and up, or up alone where the activation gates nothing."""
+    """inner: gate and up, or up alone where the activation gates nothing.
+
+    gating: of a gated activation, what does both at once, where there is such a thing.
+    """
 
     inner: Joint
     down: Linear
     act: Activation
+    gating: Gating | None
 
     def __call__(self, x: Tensor, count: int) -> Tensor:
         """x: [rows, hidden] -> the same shape. count: rows that are not padding."""
         first, *up = self.inner(x)
+        if up and self.gating is not None:
+            return self.down(gate(first, up[0], self.gating))
         middle = self.act(first)
         return self.down(middle * up[0] if up else middle)
 

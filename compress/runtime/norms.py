@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 from torch.nn.functional import layer_norm
+
+from compress_kernels.rows import rms_norm
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,11 +26,7 @@ class Norm:
         """x: [..., n] -> the same shape and dtype."""
         if self.centred:
             return layer_norm(x, x.shape[-1:], self.weight, self.bias, self.eps)
-        wide = x.float()
-        scale = torch.rsqrt((wide * wide).mean(-1, keepdim=True) + self.eps)
-        if self.late:
-            return (wide * scale * self.weight).to(x.dtype)
-        return self.weight * (wide * scale).to(x.dtype)
+        return rms_norm(x, self.weight, self.eps, self.late)
 
 
 def through(norm: Norm | None, x: Tensor) -> Tensor:

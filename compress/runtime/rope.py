@@ -69,18 +69,6 @@ class Rotation:
         return grown.float()
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """The first numbers of every head turned, the rest as they are. x: [T, heads, head_dim].
-
-    cos, sin: [T, pairs]; in their dtype, where it is wider, is what happens computed.
-    """
-    pairs = cos.shape[-1]
-    cos, sin = cos[:, None], sin[:, None]
-    first, second = x[..., :pairs], x[..., pairs : 2 * pairs]
-    turned = (first * cos - second * sin, second * cos + first * sin)
-    return torch.cat((*(part.to(x.dtype) for part in turned), x[..., 2 * pairs :]), dim=-1)
-
-
 _Frequencies = tuple[Tensor, Tensor | None]
 
 

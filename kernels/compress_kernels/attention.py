@@ -27,7 +27,7 @@ def paged_attention(
     """What each token takes from the positions that it sees: [T, heads, head_dim], in q's dtype.
 
     q: [T, heads, head_dim], bf16, fp16 or fp32. keys, values: [blocks, kv_heads, block size,
-    head_dim], floats, or int8 with fp32 scales [blocks, kv_heads, block size]. table: int32
+    head_dim], floats, or int8 with fp16 scales [blocks, kv_heads, block size]. table: int32
     [S, most blocks], the blocks of each sequence in order. sequence: int32 [T], rows of the table.
     positions: int64 [T]. Token t sees positions max(0, p - window + 1) to p of its sequence, as
     they are stored; sums are in fp32. softcap: c of c * tanh(score / c).
@@ -77,9 +77,9 @@ def _check_scales(states: Tensor, scales: Tensor | None, name: str) -> None:
             raise ValueError(f"{states.dtype} goes without {name}; int8 and floats can be stored")
         return
     if scales is None:
-        raise ValueError(f"{name} is missing; int8 needs fp32 {list(states.shape[:3])}")
-    good = scales.shape == states.shape[:3] and scales.dtype == torch.float32
-    _check(good, name, scales, f"fp32 {list(states.shape[:3])}")
+        raise ValueError(f"{name} is missing; int8 needs fp16 {list(states.shape[:3])}")
+    good = scales.shape == states.shape[:3] and scales.dtype == torch.float16
+    _check(good, name, scales, f"fp16 {list(states.shape[:3])}")
 
 
 def _check(good: bool, name: str, tensor: Tensor, wanted: str) -> None:

@@ -127,7 +127,7 @@ def _gather(stored: Stored, table: Tensor, at: Tensor, seen: Tensor) -> tuple[Te
             states.view(-1, dim).index_select(0, places.view(-1)).float().view(*places.shape, dim)
         )
         if scales is not None:
-            found *= scales.view(-1)[places][..., None]
+            found *= scales.view(-1)[places][..., None].float()
         return found.masked_fill_(gone, 0.0)
 
     return read(stored.keys, stored.key_scales), read(stored.values, stored.value_scales)

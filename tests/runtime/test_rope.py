@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from compress.arch.rope import RopeRule, rope_of
-from compress.runtime.rope import Rotation, rotate
+from compress.runtime.rope import Rotation
+from compress_kernels.rows import rotate
 
 CPU = torch.device("cpu")
 FACTORS = {

@@ -5,9 +5,7 @@ import ctypes
 import torch
 from torch import Tensor
 
-from compress_kernels.cpu.library import address, native
-
-KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3}
+from compress_kernels.cpu.library import STATE_KINDS, address, native
 
 
 class Attention(ctypes.Structure):
@@ -65,7 +63,7 @@ def paged_attention(
         window=window or 0,
         scale=scale,
         softcap=softcap or 0.0,
-        kind=KINDS[keys.dtype],
+        kind=STATE_KINDS[keys.dtype],
         threads=torch.get_num_threads(),
     )
     library.paged_attention(ctypes.byref(task))

@@ -10,7 +10,9 @@ from torch import Tensor
 from compress_kernels import grid
 from compress_kernels.cpu.build import BuildError, library_path
 
-SCALE_KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+# As in csrc/columns.cpp, and in csrc/stored.h.
+SCALE_KINDS = FLOAT_KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+STATE_KINDS = {**FLOAT_KINDS, torch.int8: 3}
 
 
 class Grid(ctypes.Structure):
@@ -70,8 +72,9 @@ def native() -> Native:
     library.group_scale.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
     library.gptq_block.restype = library.group_scale.restype = None
     pointer, long = ctypes.c_void_p, ctypes.c_int64
-    library.paged_attention.argtypes = [pointer]
-    library.paged_attention.restype = None
+    for name in ("paged_attention", "store_states", "rms_norm", "rotate_heads", "gate_rows"):
+        function = getattr(library, name)
+        function.argtypes, function.restype = [pointer], None
     library.gram_bf16.argtypes = [pointer, long, long, ctypes.c_int32, pointer]
     return Native(library, str(path))
 

@@ -19,8 +19,8 @@ struct Attention {
   const float* q;           // [rows, heads, dim]
   const void* keys;         // [blocks, kv_heads, block_size, dim] of `kind`
   const void* values;       // as keys
-  const float* key_scales;  // [blocks, kv_heads, block_size] for int8, else null
-  const float* value_scales;
+  const Float16* key_scales;  // [blocks, kv_heads, block_size] for int8, else null
+  const Float16* value_scales;
   const int32_t* table;      // [sequences, table_stride]
   const int32_t* sequence;   // [rows]
   const int64_t* positions;  // [rows]
@@ -46,7 +46,7 @@ struct Seen {
 };
 
 template <typename T>
-Seen<T> look(const void* states, const float* scales, const Attention& a, const int32_t* blocks,
+Seen<T> look(const void* states, const Float16* scales, const Attention& a, const int32_t* blocks,
              int64_t head, int64_t at, int64_t end) {
   Seen<T> seen{};
   seen.count = static_cast<int>(std::min<int64_t>(kRows, end - at));
@@ -54,7 +54,7 @@ Seen<T> look(const void* states, const float* scales, const Attention& a, const 
   for (int i = 0; i < seen.count; ++i) {
     const int64_t row = (blocks[index] * a.kv_heads + head) * a.block_size + offset;
     seen.rows[i] = static_cast<const T*>(states) + row * a.dim;
-    seen.scales[i] = scales ? scales[row] : 1.0f;
+    seen.scales[i] = scales ? load_stored(scales + row, 1)[0] : 1.0f;
     if (++offset == a.block_size) offset = 0, ++index;
   }
   // In place of what is not seen, what is: it is read, and then weighs nothing.

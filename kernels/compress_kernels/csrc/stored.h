@@ -51,6 +51,64 @@ inline Vec load_stored(const int8_t* from, int64_t left) {
   return __builtin_convertvector(load_raw<Bytes>(from, left), Vec);
 }
 
+inline Words words(Vec x) {
+  Words bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  return bits;
+}
+
+inline Vec floats(Words bits) {
+  Vec x;
+  std::memcpy(&x, &bits, sizeof x);
+  return x;
+}
+
+// The nearest number of a dtype, ties to even, as fp32. NaN stays NaN.
+inline Vec nearest_of(Vec x, const float*) { return x; }
+
+inline Vec nearest_of(Vec x, const BFloat16*) {
+  const Words bits = words(x);
+  const Vec near = floats((bits + 0x7fff + ((bits >> 16) & 1)) & 0xffff0000u);
+  return x == x ? near : floats(bits | 0x00400000u);
+}
+
+inline Vec nearest_of(Vec x, const Float16*) {
+  const Words bits = words(x), sign = bits & 0x80000000u, size = bits & 0x7fffffffu;
+  const Vec large = floats((size + 0xfff + ((size >> 13) & 1)) & 0xffffe000u);
+  const Vec small = (floats(size) + 0.5f) - 0.5f;  // below 2^-14: multiples of 2^-24
+  Vec near = floats(size) < splat(6.103515625e-5f) ? small : large;
+  near = near > splat(65504.0f) ? splat(__builtin_inff()) : near;
+  return x == x ? floats(words(near) | sign) : x;
+}
+
+// The first of `left` numbers, 16 at most, written; each is one of the dtype already.
+template <typename V, typename T>
+inline void store_raw(const V& x, T* to, int64_t left) {
+  if (left >= kRows) std::memcpy(to, &x, sizeof x);
+  else std::memcpy(to, &x, left * sizeof(T));
+}
+
+inline void store_exact(Vec x, float* to, int64_t left) { store_raw(x, to, left); }
+
+inline void store_exact(Vec x, BFloat16* to, int64_t left) {
+  store_raw(__builtin_convertvector(words(x) >> 16, Halves), to, left);
+}
+
+inline Halves halves_of(Vec x) {
+  const Words bits = words(x), size = bits & 0x7fffffffu;
+  const Words small = __builtin_convertvector(floats(size) * splat(16777216.0f), Words);
+  Words half = floats(size) < splat(6.103515625e-5f) ? small : (size - (112u << 23)) >> 13;
+  half = size >= 0x7f800000u ? 0x7c00u | (size >> 13 & 0x3ff) : half;
+  return __builtin_convertvector(half | (bits >> 16 & 0x8000), Halves);
+}
+
+inline void store_exact(Vec x, Float16* to, int64_t left) { store_raw(halves_of(x), to, left); }
+
+template <typename T>
+inline void store_stored(Vec x, T* to, int64_t left) {
+  store_exact(nearest_of(x, to), to, left);
+}
+
 // exp(x), to about 1 unit in the last place; 0 for x below -87, x at most 88. NaN stays NaN.
 inline Vec exponential(Vec x) {
   const Vec low = splat(-87.0f);

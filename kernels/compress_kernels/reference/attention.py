@@ -41,4 +41,4 @@ def paged_attention(
 def _stored(states: Tensor, scales: Tensor | None, blocks: Tensor, offsets: Tensor) -> Tensor:
     """Keys or values of some positions: fp32 [positions, kv_heads, head_dim]."""
     found = states[blocks, :, offsets].float()
-    return found if scales is None else found * scales[blocks, :, offsets, None]
+    return found if scales is None else found * scales[blocks, :, offsets, None].float()

@@ -1,0 +1,32 @@
+"""Keys and values into blocks by csrc/states.cpp; the specification is reference.states."""
+
+import ctypes
+
+from torch import Tensor
+
+from compress_kernels.cpu.library import FLOAT_KINDS, STATE_KINDS, address, native
+
+
+class States(ctypes.Structure):
+    """Mirrors `States` in csrc/states.cpp."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("source", "target", "scales", "slots")),
+        *((name, ctypes.c_int64) for name in ("rows", "stride", "heads", "dim", "block_size")),
+        *((name, ctypes.c_int32) for name in ("source_kind", "target_kind")),
+    ]
+
+
+def store_states(source: Tensor, target: Tensor, slots: Tensor, scales: Tensor | None) -> None:
+    """As states.store_states, arguments checked."""
+    library = native().library
+    assert library is not None, "the op falls back to the reference"
+    rows, heads, dim = source.shape
+    source = source if source.stride()[1:] == (dim, 1) else source.contiguous()
+    slots = slots.contiguous()
+    task = States(
+        source.data_ptr(), target.data_ptr(), address(scales), slots.data_ptr(),
+        rows, source.stride(0), heads, dim, target.shape[2],
+        FLOAT_KINDS[source.dtype], STATE_KINDS[target.dtype],
+    )  # fmt: skip
+    library.store_states(ctypes.byref(task))

@@ -1,0 +1,43 @@
+"""What a decoder does between its matrix products: every row by itself, rounded as torch would."""
+
+from typing import Literal
+
+from torch import Tensor
+
+from compress_kernels.cpu import rows as cpu_rows
+from compress_kernels.cpu.library import native
+from compress_kernels.reference import rows as reference_rows
+
+Gating = Literal["silu", "gelu_tanh"]
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, late: bool) -> Tensor:
+    """x: floats [..., n] -> x / sqrt(mean(x²) + eps) * weight, the same shape and dtype.
+
+    weight: [n], of x's dtype, multiplied with the rounded quotient; late: fp32, and rounded once,
+    behind the product.
+    """
+    if _compiled(x):
+        return cpu_rows.rms_norm(x, weight, eps, late)
+    return reference_rows.rms_norm(x, weight, eps, late)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """The first numbers of every head turned, the rest as they are. x: [T, heads, head_dim].
+
+    cos, sin: [T, pairs]; in their dtype, where it is wider, is what happens computed.
+    """
+    if _compiled(x):
+        return cpu_rows.rotate(x, cos, sin)
+    return reference_rows.rotate(x, cos, sin)
+
+
+def gate(gate: Tensor, up: Tensor, function: Gating) -> Tensor:
+    """function(gate) * up, all [rows, n] of one dtype; the function's result is rounded to it."""
+    if _compiled(gate):
+        return cpu_rows.gate(gate, up, function)
+    return reference_rows.gate(gate, up, function)
+
+
+def _compiled(x: Tensor) -> bool:
+    return x.device.type == "cpu" and native().library is not None
