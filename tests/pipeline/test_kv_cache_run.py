@@ -11,7 +11,7 @@ from compress.blocks.skeleton import Skeleton
 from compress.checkpoint import Checkpoint
 from compress.errors import DataError, RecipeError
 from compress.formats import open_weights
-from compress.pipeline import make_plan, run
+from compress.pipeline import calibration, make_plan, run
 from compress.pipeline.peaks import Peaks
 from pipeline_runs import RTN, recipe, text_source
 from tiny_models import TABLED
@@ -76,23 +76,41 @@ def test_keys_and_values_that_are_not_finite_are_refused(
 
 @pytest.mark.parametrize(("name", "largest"), [("fp8", 448.0), ("int8", 127.5)])
 def test_scales_are_those_of_the_cached_states(
-    tiny, tmp_path: Path, name: str, largest: float
+    tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, largest: float
 ) -> None:
+    """The largest that transformers' own cache holds of the compressed model, on the end."""
+    from transformers import AutoModelForCausalLM
+
+    seen: list[torch.Tensor] = []
+    reload = calibration.reload
+
+    def watched(folder: Path, sha256: str) -> tuple[torch.Tensor, torch.Tensor | None]:
+        ids, mask = reload(folder, sha256)
+        seen.append(ids)
+        return ids, mask
+
+    monkeypatch.setattr(calibration, "reload", watched)
+    source, out = tiny("llama", dtype="fp32"), tmp_path / "out"
     asked = recipe(RTN, kv_cache=name, calibration=text_source(tmp_path))
-    run(asked, tiny("llama"), tmp_path / "out")
-    result = open_weights(Checkpoint.open(tmp_path / "out"))
-    plain = run(recipe(RTN), tiny("llama"), tmp_path / "plain")
-    assert plain.calibration is None
-    skeleton = Skeleton(result.checkpoint.config, result.spec, dtype=torch.bfloat16)
-    for block in result.spec.blocks:
-        cache = result.cache(block)
-        assert cache is not None
-        for part in cache:
+    run(asked, source, out, dtype="fp32")
+    result = open_weights(Checkpoint.open(out))
+    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+    model.load_state_dict({x: result.read(x) for x in Checkpoint.open(source).tensors})
+    with torch.inference_mode():
+        (ids,) = seen
+        cache = model(ids, use_cache=True).past_key_values
+    for block, layer in zip(result.spec.blocks, cache.layers, strict=True):
+        how = result.cache(block)
+        assert how is not None
+        for part, states in zip(how, (layer.keys, layer.values), strict=True):
             assert part.scale.shape == (1,)
-            assert 0 < float(part.scale) * largest < 100
-        assert skeleton.stored_cache(result, block.index) is not None
-    config = json.loads((tmp_path / "out" / "config.json").read_text())
+            assert float(part.scale) * largest == pytest.approx(float(states.abs().max()), rel=1e-5)
+    config = json.loads((out / "config.json").read_text())
     assert config["quantization_config"]["kv_cache_scheme"]["num_bits"] == 8
+
+
+def test_a_data_free_recipe_without_a_cache_stays_data_free(tiny, tmp_path: Path) -> None:
+    assert run(recipe(RTN), tiny("llama"), tmp_path / "plain").calibration is None
 
 
 def test_evaluation_stores_keys_and_values_as_the_result_says(tiny, tmp_path: Path) -> None:
