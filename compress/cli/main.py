@@ -24,6 +24,8 @@ COMMANDS = {
     "inspect": ("compress.cli.inspect", "Show what a checkpoint holds."),
     "eval": ("compress.cli.eval", "Measure a checkpoint, alone or against its source."),
     "export": ("compress.cli.export", "Write a quantized checkpoint in another format."),
+    "generate": ("compress.cli.generate", "Continue a text with a checkpoint."),
+    "chat": ("compress.cli.chat", "Chat with a checkpoint in the terminal."),
     "recipes": ("compress.cli.recipes", "List the built-in recipes, or show one."),
     "doctor": ("compress.cli.doctor", "Check this machine and its packages."),
 }

@@ -55,6 +55,17 @@ def compute(command: F) -> F:
     return device(dtype(command))
 
 
+def arithmetic(command: F) -> F:
+    """--dtype of the engine."""
+    return click.option(
+        "--dtype",
+        type=click.Choice(["fp32", "bf16", "fp16"]),
+        default="fp32",
+        show_default=True,
+        help="Arithmetic of the engine.",
+    )(command)
+
+
 def print_json(data: Any) -> None:
     """One JSON document on stdout."""
     click.echo(json.dumps(data, indent=1, ensure_ascii=False, default=str))

@@ -9,6 +9,8 @@ from compress.errors import RequestError
 from compress.runtime.engine import Engine
 from compress.runtime.request import Request, Result, Sampling, Update
 
+Prompt = str | tuple[int, ...]
+
 
 class TextTokenizer(Protocol):
     """What is needed of a tokenizer."""
@@ -53,22 +55,22 @@ class Model:
             )
         return tuple(ids)
 
-    def generate(self, prompts: Sequence[str], sampling: Sampling | None = None) -> list[Result]:
+    def generate(self, prompts: Sequence[Prompt], sampling: Sampling | None = None) -> list[Result]:
         """The outputs of each prompt, sampling.n of them, in order.
 
-        A prompt that cannot be served has one result, with the reason in `error`.
+        prompts: texts, or ids, which are taken as they are. A prompt that cannot be served has one
+        result, with the reason in `error`.
         """
         if isinstance(prompts, str):
             raise RequestError(f"prompts is the text {prompts!r:.60}; give a list of texts")
-        asked = [self._request(self.encode(prompt), sampling) for prompt in prompts]
-        return self.engine.generate(asked)
+        return self.engine.generate([self._request(prompt, sampling) for prompt in prompts])
 
-    def stream(self, prompt: str, sampling: Sampling | None = None) -> Iterator[Update]:
+    def stream(self, prompt: Prompt, sampling: Sampling | None = None) -> Iterator[Update]:
         """The outputs of a prompt as they come. Closing the iterator ends them.
 
         Errors: RequestError for what cannot be served.
         """
-        return self.engine.stream(self._request(self.encode(prompt), sampling))
+        return self.engine.stream(self._request(prompt, sampling))
 
     def score(self, context: str, continuations: Sequence[str]) -> list[Result]:
         """Of each continuation how likely it is behind the context: `score` (nats), `greedy`.
@@ -90,5 +92,6 @@ class Model:
         request = Request(name, begin, score_from=len(begin), continuations=tuple(tails))
         return self.engine.generate([request])
 
-    def _request(self, prompt: tuple[int, ...], sampling: Sampling | None) -> Request:
-        return Request(f"text {next(self._numbers)}", prompt, sampling or Sampling())
+    def _request(self, prompt: Prompt, sampling: Sampling | None) -> Request:
+        ids = self.encode(prompt) if isinstance(prompt, str) else tuple(prompt)
+        return Request(f"text {next(self._numbers)}", ids, sampling or Sampling())

@@ -94,8 +94,9 @@ def check_request(
         _check_generation(request.sampling, facts, limits, text=text)
         longest = len(request.prompt) + request.sampling.max_tokens
         if longest > facts.context:
+            plural = "s" if len(request.prompt) > 1 else ""
             raise RequestError(
-                f"{len(request.prompt)} tokens of prompt and max_tokens "
+                f"{len(request.prompt)} token{plural} of prompt and max_tokens "
                 f"{request.sampling.max_tokens} are {longest}: the model reads {facts.context}"
             )
     else:

@@ -1,0 +1,127 @@
+"""`compress-model generate`."""
+
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+
+from compress.cli import options
+from compress.cli.sampling import sampling, sampling_of
+from compress.cli.writing import note, write, write_pieces
+
+if TYPE_CHECKING:
+    from compress.runtime.model import Model
+    from compress.runtime.request import Result, Sampling
+
+TOKENS = 128
+
+
+@click.command("generate")
+@click.argument("checkpoint")
+@click.argument("prompt", required=False)
+@click.option(
+    "--max-tokens", type=int, help=f"Tokens at most. Left out: {TOKENS}, or what still fits."
+)
+@sampling(temperature=0.0, top_p=1.0)
+@click.option("-n", "--outputs", type=int, default=1, help="So many outputs of the prompt.")
+@click.option("--logprobs", type=int, default=0, help="With --json: of the K most likely tokens.")
+@options.device
+@options.arithmetic
+@options.as_json
+def command(
+    checkpoint: str,
+    prompt: str | None,
+    max_tokens: int | None,
+    outputs: int,
+    logprobs: int,
+    device: str,
+    dtype: Literal["fp32", "bf16", "fp16"],
+    as_json: bool,
+    **asked: Any,
+) -> None:
+    """Continue PROMPT with CHECKPOINT, dense or compressed.
+
+    Without PROMPT, or with -, it is read from standard input, less one line end behind it. Text is
+    written as it comes. The same seed gives the same text.
+    """
+    if logprobs and not as_json:
+        raise click.UsageError("--logprobs needs --json: text has no place for them")
+    most = max(TOKENS, asked["min_tokens"]) if max_tokens is None else max_tokens
+    chosen = sampling_of(asked, most, n=outputs, logprobs=logprobs)
+    text = _read(prompt)
+    from compress import pipeline
+    from compress.runtime.limits import Limits
+
+    model = pipeline.open_model(
+        checkpoint, device=device, dtype=dtype, limits=Limits(sequences=max(outputs, 1))
+    )
+    if max_tokens is None:
+        room = model.context - len(model.encode(text))
+        chosen = replace(chosen, max_tokens=max(1, chosen.min_tokens, min(most, room)))
+    if as_json:
+        _print_json(model, text, chosen)
+        return
+    for line in model.notices:
+        note(line)
+    if outputs == 1:
+        write_pieces(_streamed(model, text, chosen))
+    else:
+        _print_all(model, text, chosen)
+
+
+def _read(prompt: str | None) -> str:
+    if prompt is not None and prompt != "-":
+        return prompt
+    if prompt is None and sys.stdin.isatty():
+        raise click.UsageError("give a PROMPT, or - and text on standard input")
+    try:
+        return sys.stdin.read().removesuffix("\n")
+    except UnicodeDecodeError as error:
+        raise click.UsageError(f"standard input is not UTF-8 text: {error}") from None
+
+
+def _streamed(model: "Model", prompt: str, chosen: "Sampling") -> Iterator[str]:
+    """The text as it comes; then how fast it came, on stderr."""
+    for update in model.stream(prompt, chosen):
+        yield update.text
+        if update.result is not None:
+            _refuse(update.result)
+            yield "" if update.result.text and update.result.text.endswith("\n") else "\n"
+            click.echo(_speed(update.result), err=True)
+
+
+def _refuse(result: "Result") -> None:
+    from compress.errors import RequestError
+
+    if result.error is not None:
+        raise RequestError(result.error)
+
+
+def _speed(result: "Result") -> str:
+    metrics, count = result.metrics, len(result.tokens)
+    first = (metrics.first_token or metrics.finished) - metrics.arrival
+    behind = metrics.finished - metrics.arrival - first
+    speed = f", then {(count - 1) / behind:.1f} a second" if count > 1 and behind > 0 else ""
+    tokens = "1 token" if count == 1 else f"{count} tokens"
+    return f"{tokens}, the first after {first:.2f} s{speed}; ended by {result.finish_reason}"
+
+
+def _print_all(model: "Model", prompt: str, chosen: "Sampling") -> None:
+    for result in model.generate([prompt], chosen):
+        _refuse(result)
+        write(f"--- {result.index + 1} of {chosen.n}\n")
+        write_pieces([result.text or "\n"])
+
+
+def _print_json(model: "Model", prompt: str, chosen: "Sampling") -> None:
+    results = model.generate([prompt], chosen)
+    for result in results:
+        _refuse(result)
+    keep = ("index", "text", "tokens", "finish_reason", "logprobs", "metrics")
+    found = [{key: asdict(result)[key] for key in keep} for result in results]
+    ids = model.encode(prompt)
+    options.print_json(
+        {"prompt": prompt, "prompt_tokens": ids, "results": found, "notices": model.notices}
+    )

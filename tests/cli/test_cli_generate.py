@@ -1,0 +1,260 @@
+"""`generate` and `chat`: text as it comes, in a terminal and in a pipe; mistakes in one line."""
+
+import builtins
+import io
+import json
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tiny_models
+from compress.cli.main import main
+from compress.runtime.model import Model
+from compress.runtime.request import Update
+
+TEMPLATE = (
+    "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("model")
+    tiny_models.make("llama", made, dtype="fp32", max_position_embeddings=96)
+    (made / "chat_template.jinja").write_text(TEMPLATE)
+    return made
+
+
+def give(monkeypatch: pytest.MonkeyPatch, text: str, terminal: bool = False) -> None:
+    stream = io.StringIO(text)
+    stream.isatty = lambda: terminal  # type: ignore[method-assign]
+    monkeypatch.setattr(sys, "stdin", stream)
+
+
+def generate(folder: Path, *arguments: str) -> int:
+    return main(["generate", str(folder), *arguments, "--ignore-eos"])
+
+
+def test_a_prompt_is_continued(folder: Path, capsys: Captured) -> None:
+    assert generate(folder, "once upon", "--max-tokens", "12") == 0
+    text, said = capsys.readouterr()
+    assert text.strip()
+    assert text.endswith("\n")
+    line = r"12 tokens, the first after [\d.]+ s, then [\d.]+ a second; ended by length\n"
+    assert re.fullmatch(line, said)
+    assert generate(folder, "once upon", "--max-tokens", "12", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    (result,) = found["results"]
+    assert result["text"].rstrip("\n") == text.rstrip("\n")
+    assert len(result["tokens"]) == 12
+    assert found["prompt"] == "once upon"
+
+
+def test_one_seed_one_text(folder: Path, capsys: Captured) -> None:
+    texts = []
+    for seed in ("1", "1", "2"):
+        options = ("--temperature", "1", "--seed", seed, "--max-tokens", "20", "--top-k", "40")
+        assert generate(folder, "once", *options) == 0
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1] != texts[2]
+
+
+@pytest.mark.parametrize("arguments", [(), ("-",)])
+def test_the_prompt_may_come_through_a_pipe(
+    folder: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+) -> None:
+    give(monkeypatch, "once upon\n")
+    assert generate(folder, *arguments, "--max-tokens", "5", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["prompt"] == "once upon"
+
+
+def test_several_outputs(folder: Path, capsys: Captured) -> None:
+    assert generate(folder, "once", "-n", "2", "--temperature", "1", "--max-tokens", "9") == 0
+    parts = re.split(r"^--- \d of 2\n", capsys.readouterr().out, flags=re.MULTILINE)
+    assert len(parts) == 3
+    assert parts[1] != parts[2]
+
+
+def test_logprobs_are_in_the_json(folder: Path, capsys: Captured) -> None:
+    assert generate(folder, "once", "--logprobs", "2", "--json", "--max-tokens", "3") == 0
+    (result,) = json.loads(capsys.readouterr().out)["results"]
+    assert [len(report["top"]) for report in result["logprobs"]] == [2, 2, 2]
+
+
+def test_what_is_left_of_the_context_is_the_default(folder: Path, capsys: Captured) -> None:
+    assert generate(folder, "once upon a time", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert len(found["results"][0]["tokens"]) + len(found["prompt_tokens"]) == 96
+
+
+def test_options_reach_the_engine(folder: Path, capsys: Captured) -> None:
+    options = ["--logit-bias", "70=100", "--presence-penalty", "2", "--max-tokens", "3", "--json"]
+    assert generate(folder, "once", *options) == 0
+    assert json.loads(capsys.readouterr().out)["results"][0]["tokens"] == [70, 70, 70]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--top-p", "2"], "top_p is 2.0: a number above 0 to 1 is needed"),
+        (["--temperature", "-1"], "temperature is -1.0: a number from 0 on is needed"),
+        (["--temperature", "nan"], "temperature is nan"),
+        (["--max-tokens", "0"], "max_tokens is 0: a whole number from 1 on is needed"),
+        (["--max-tokens", "500"], "max_tokens 500 are 501: the model reads 96"),
+        (["-n", "0"], "n is 0: a whole number from 1 on is needed"),
+        (["--logit-bias", "x=1"], "--logit-bias 'x=1': a token id and a number are needed"),
+        (["--logit-bias", "999=1"], "logit_bias has token 999: an id from 0 to 255 is needed"),
+        (["--logprobs", "2"], "--logprobs needs --json"),
+        (["--stop", ""], "stop string '': 1 to 1000 characters are needed"),
+        (["--device", "tpu"], "device is 'tpu'"),
+    ],
+)
+def test_mistakes_are_one_line(
+    folder: Path, capsys: Captured, arguments: list[str], words: str
+) -> None:
+    assert main(["generate", str(folder), "x", *arguments]) == 2
+    text, said = capsys.readouterr()
+    assert text == ""
+    (line,) = [line for line in said.splitlines() if not line.startswith("Usage:")]
+    assert line.startswith("error: ")
+    assert words in line
+
+
+def test_other_mistakes(
+    folder: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    give(monkeypatch, "", terminal=True)
+    assert main(["generate", str(folder)]) == 2
+    assert "give a PROMPT, or - and text on standard input" in capsys.readouterr().err
+    assert main(["generate", str(tmp_path / "no"), "x"]) == 2
+    assert "does not exist" in capsys.readouterr().err
+
+
+def interrupted(self: Model, *_: Any) -> Iterator[Update]:
+    yield Update("a", 0, (1,), "some text", None)
+    raise KeyboardInterrupt
+
+
+def test_ctrl_c_ends_the_line(
+    folder: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Model, "stream", interrupted)
+    assert generate(folder, "once") == 130
+    assert capsys.readouterr() == ("some text\n", "\ninterrupted\n")
+
+
+def chat(folder: Path, *arguments: str) -> int:
+    return main(["chat", str(folder), "--max-tokens", "8", "--ignore-eos", *arguments])
+
+
+def test_a_chat_in_a_pipe(folder: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each answer sees what was said; without the first message the second has another."""
+    answers = []
+    for messages in ("the dog\n\nthe cat\n", "the cat\n"):
+        give(monkeypatch, messages)
+        assert chat(folder, "--system", "a girl") == 0
+        answers.append(capsys.readouterr().out)
+    assert answers[0].endswith("\n")
+    assert not answers[0].endswith(answers[1])
+
+
+def test_a_chat_outgrows_the_context(
+    folder: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    give(monkeypatch, "the dog sat by the door\n" * 5)
+    assert chat(folder) == 0
+    assert "note: the first 2 messages no longer fit the model's context" in capsys.readouterr().err
+    give(monkeypatch, "the dog " * 60)
+    assert chat(folder) == 2
+    assert re.search(
+        r"error: the message is too long: \d+ tokens with what goes around it, and at most 88 leave"
+        r" room for an answer, as the model reads 96; write less\n",
+        capsys.readouterr().err,
+    )
+
+
+def test_a_chat_in_a_terminal(
+    folder: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C ends an answer, a mistake ends nothing, Ctrl-D ends the chat."""
+    give(monkeypatch, "", terminal=True)
+    lines = iter(["the dog", "", "the dog " * 60, "the cat"])
+
+    def typed(mark: str) -> str:
+        line = next(lines, None)
+        if line is None:
+            raise EOFError
+        return line
+
+    monkeypatch.setattr(builtins, "input", typed)
+    assert chat(folder) == 0
+    text, said = capsys.readouterr()
+    assert text.count("\n") >= 3
+    assert said.count("error: the message is too long") == 1
+    lines = iter(["the dog", "the cat"])
+    monkeypatch.setattr(Model, "stream", interrupted)
+    assert chat(folder) == 0
+    assert capsys.readouterr().out == "some text\nsome text\n\n"
+
+
+def test_no_chat_template(folder: Path, tmp_path: Path, capsys: Captured) -> None:
+    for file in folder.glob("*.json*"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    assert main(["chat", str(tmp_path)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "has no chat template, so it was hardly trained to chat; `compress-model gen" in line
+
+
+def test_nobody_reads_on(folder: Path) -> None:
+    """As with `| head -c 1`: the end is quiet."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "compress.cli", "generate", str(folder), "once"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert said == b""
+
+
+def test_a_real_terminal(folder: Path) -> None:
+    """Ctrl-C at the mark, through a terminal's own signal."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
+        command = [sys.executable, "-m", "compress.cli", "chat", str(folder), "--max-tokens", "4"]
+        os.execv(sys.executable, command)
+    seen, deadline = b"", time.monotonic() + 120
+    asked = interrupted_once = False
+    while time.monotonic() < deadline:
+        if not select.select([terminal], [], [], 1)[0]:
+            continue
+        try:
+            seen += os.read(terminal, 1000)
+        except OSError:  # Linux's way to say that the other end is closed
+            break
+        if b"> " in seen and not asked:
+            os.write(terminal, b"the dog\n")
+            asked = True
+        if seen.count(b"> ") == 2 and not interrupted_once:
+            os.write(terminal, b"\x03")
+            interrupted_once = True
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 0, seen
+    assert asked
+    assert interrupted_once
+    assert b"Traceback" not in seen
