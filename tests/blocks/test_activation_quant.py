@@ -7,8 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
 
 from compress.blocks.activation import fake_quantize, quantize_inputs
+from compress.methods import llm_int8
+from compress.methods.llm_int8 import LlmInt8Config
 from compress.quant.scheme import PRESETS, ActivationScheme
 from compress.quant.tensor import InputQuantization
 
@@ -174,6 +177,58 @@ def test_columns_are_chosen_over_all_tokens_of_a_call() -> None:
     # Outliers do not widen the step of the other columns; fp16 moves a value by 2^-11 of it.
     others = x.masked_fill(x.abs() >= 6, 0).abs().amax(-1, keepdim=True)
     assert ((got - x).abs() <= 0.5 * others / 127 + x.abs() * 2**-11 + 1e-6).all()
+
+
+class _Layer(nn.Module):
+    """A layer with calibrated columns as a runtime computes it, integers apart from 16 bit, and as
+    evaluation simulates it."""
+
+    def __init__(self, weight: Tensor, columns: Tensor) -> None:
+        super().__init__()
+        absmax = torch.zeros(weight.shape[1]).index_fill(0, columns, 9.0)
+        (outcome,) = llm_int8.quantize(
+            [weight],
+            PRESETS["LLM_INT8_CALIBRATED"],
+            LlmInt8Config(),
+            scale_dtype=weight.dtype,
+            absmax=absmax,
+        )
+        q, self.inputs = outcome.quantized, outcome.quantized.inputs()
+        assert q.outliers is not None
+        self.register_buffer("dense", q.dequantize())
+        self.register_buffer("scale", q.scale.T)
+        self.register_buffer("columns", q.outliers.columns)
+        self.register_buffer("kept", q.outliers.weight.T)
+        self.register_buffer("others", torch.ones_like(absmax).index_fill(0, columns, 0.0))
+        self.register_buffer("codes", (q.codes * self.others).T.contiguous())
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        assert self.inputs is not None
+        inside = x * self.others
+        step = inside.abs().amax(-1, keepdim=True) / 127
+        integers = (inside / step).round() @ self.codes
+        computed = integers * step * self.scale + x.index_select(-1, self.columns) @ self.kept
+        return computed, fake_quantize(x, self.inputs) @ self.dense.T
+
+
+def test_calibrated_columns_are_a_static_graph() -> None:
+    """Exported from one input it holds for others. On fake tensors, which have no values, columns
+    that are found in a call cannot be taken apart; fixed ones can."""
+    g = torch.Generator().manual_seed(0)
+    weight, columns = torch.randn(5, 12, generator=g), torch.tensor([2, 7])
+    layer = _Layer(weight, columns)
+    exported = torch.export.export(layer, (torch.randn(4, 12, generator=g),)).module()
+    for _ in range(3):
+        x = torch.randn(4, 12, generator=g)
+        x[:, [2, 7, 9]] *= 40
+        computed, simulated = exported(x)
+        torch.testing.assert_close(computed, simulated, rtol=1e-4, atol=1e-3)
+        assert torch.equal(simulated, layer(x)[1])
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        x = torch.randn(4, 12)
+        assert layer(x)[0].shape == (4, 5)
+        with pytest.raises(DynamicOutputShapeException):
+            x.index_select(1, (x.abs() >= 6).any(0).nonzero().flatten())
 
 
 @pytest.mark.interop
