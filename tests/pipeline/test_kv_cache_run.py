@@ -11,7 +11,7 @@ from compress.blocks.skeleton import Skeleton
 from compress.checkpoint import Checkpoint
 from compress.errors import DataError, RecipeError
 from compress.formats import open_weights
-from compress.pipeline import calibration, make_plan, run
+from compress.pipeline import calibration, export, make_plan, run
 from compress.pipeline.peaks import Peaks
 from pipeline_runs import RTN, recipe, text_source
 from tiny_models import TABLED
@@ -125,6 +125,39 @@ def test_evaluation_stores_keys_and_values_as_the_result_says(tiny, tmp_path: Pa
     plain = skeleton.run_block(block, 0, hidden, context)
     change = float((stored - plain).norm() / plain.norm())
     assert 0 < change < 0.05
+
+
+@pytest.mark.parametrize("name", ["fp8", "int8"])
+def test_scales_go_along_into_formats_that_have_a_place(tiny, tmp_path: Path, name: str) -> None:
+    """To the bit, there and back, as do the weights; others name the one that has."""
+    stage = {"method": "rtn", "scheme": "W8A16"}
+    run(
+        recipe(stage, kv_cache=name, calibration=text_source(tmp_path)),
+        tiny("llama"),
+        tmp_path / "out",
+    )
+    export(tmp_path / "out", "modelopt", tmp_path / "to")
+    export(tmp_path / "to", "compressed-tensors", tmp_path / "back")
+    made, *others = (open_weights(Checkpoint.open(tmp_path / x)) for x in ("out", "to", "back"))
+    for other in others:
+        for block in made.spec.blocks:
+            for a, b in zip(made.cache(block), other.cache(block), strict=True):
+                assert a.scheme == b.scheme
+                assert torch.equal(a.scale, b.scale.to(a.scale.dtype))
+            for linear in block.linears:
+                assert torch.equal(made.read(linear.tensor), other.read(linear.tensor))
+    cache = {"fp8": "a-fp8 static", "int8": "a8 static"}[name]
+    for to in ("gptq", "gptq_v2", "dense"):
+        with pytest.raises(RecipeError) as caught:
+            export(tmp_path / "out", to, tmp_path / "none")
+        assert str(caught.value).endswith(
+            f"has scales of a key/value cache ({cache}), which {to} has no place for; formats that"
+            " take all of this checkpoint: modelopt"
+        )
+    for to in ("awq", "fp8", "bitsandbytes"):
+        with pytest.raises(RecipeError, match=r"formats that take all of .* checkpoint: modelopt$"):
+            export(tmp_path / "out", to, tmp_path / "none")
+    assert not (tmp_path / "none").exists()
 
 
 def test_formats_without_a_place_refuse(tiny, tmp_path: Path) -> None:
