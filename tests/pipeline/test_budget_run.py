@@ -153,12 +153,14 @@ def test_the_plan_says_what_is_open(tiny, tmp_path: Path, cache: Path) -> None:
     before = make_plan(asked, source)
     table = plan_table(before)
     assert "chosen by measurement" in table
+    assert "(evaluation and the measurement of schemes not included)" in table
     assert "budget   4.5 bits a weight: layers take " in table
     assert before.to_json()["budget"]["predicted_loss"] is None
     assert not cache.exists()
     run(asked, source, tmp_path / "out")
     table = plan_table(make_plan(asked, source))
     assert "chosen by measurement" not in table
+    assert "(evaluation not included)" in table
     assert "budget   4.5 bits a weight: schemes chosen, predicted loss " in table
 
 
