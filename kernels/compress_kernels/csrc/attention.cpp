@@ -35,6 +35,7 @@ namespace {
 
 constexpr int kSlice = 4;  // vectors of a head that are summed at once
 constexpr int kLanes = 4;  // sums side by side: one alone waits for itself
+constexpr int64_t kAhead = 4096;  // bytes
 constexpr int64_t kGrain = 1 << 18;  // products worth a thread
 
 // What a token sees of one head: 16 positions from `at` on, those beyond `count` left out.
@@ -44,6 +45,22 @@ struct Seen {
   float scales[kRows];
   int count;
 };
+
+// What is read next is asked for ahead: blocks lie anywhere, where a processor does not look by
+// itself. `head` counts on from `at`: behind the last one come those of the next 16 positions.
+// Inlined by force: GCC before 14 leaves out calls of functions that only prefetch.
+template <typename T>
+__attribute__((always_inline)) inline void fetch(const void* states, const Attention& a, const int32_t* blocks, int64_t from, int64_t to,
+           int64_t head, int64_t at, int64_t end) {
+  const int64_t bytes = kRows * a.dim * sizeof(T), ahead = std::max<int64_t>(1, kAhead / bytes);
+  const int64_t place = head - from + ahead;
+  at += place / (to - from) * kRows;
+  if (at >= end) return;
+  const int64_t row = (blocks[at / a.block_size] * a.kv_heads + from + place % (to - from)) *
+                          a.block_size + at % a.block_size;
+  const char* first = static_cast<const char*>(states) + row * a.dim * sizeof(T);
+  for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(first + line);
+}
 
 template <typename T>
 Seen<T> look(const void* states, const Float16* scales, const Attention& a, const int32_t* blocks,
@@ -152,6 +169,7 @@ void attend(const Attention& a, int64_t row, int64_t from, int64_t to, std::vect
     std::memcpy(q + h * wide, a.q + offset + h * a.dim, a.dim * sizeof(float));
   for (int64_t at = first; at < end; at += kRows)
     for (int64_t h = 0; h < count; h += group) {
+      fetch<T>(a.keys, a, blocks, from, to, from + h / group, at, end);
       const Seen<T> seen = look<T>(a.keys, a.key_scales, a, blocks, from + h / group, at, end);
       for (int64_t g = h; g < h + group; ++g) {
         Vec s = scores(seen, q + g * wide, a.dim) * splat(a.scale);
@@ -163,6 +181,7 @@ void attend(const Attention& a, int64_t row, int64_t from, int64_t to, std::vect
   for (int64_t h = 0; h < count; ++h) sums[h] = soften(weights + h * width, end - first);
   for (int64_t at = first; at < end; at += kRows)
     for (int64_t h = 0; h < count; h += group) {
+      fetch<T>(a.values, a, blocks, from, to, from + h / group, at, end);
       const Seen<T> seen = look<T>(a.values, a.value_scales, a, blocks, from + h / group, at, end);
       for (int64_t g = h; g < h + group; ++g)
         weigh_all(seen, weights + g * width + at - first, a.dim, total + g * wide);
