@@ -29,29 +29,29 @@ def quantize_inputs(module: nn.Module, inputs_as: InputQuantization) -> None:
     module.register_forward_pre_hook(hook)
 
 
-def fake_quantize(x: Tensor, inputs_as: InputQuantization) -> Tensor:
+def fake_quantize(x: Tensor, inputs_as: InputQuantization, *, alone: bool = False) -> Tensor:
     """Inputs as the linear's product sees them. x: [..., K], same dtype.
 
     Tokens that are quantized together (a scale for the tensor, outliers of a call) are all those
-    of x.
+    of x, or with `alone` each token by itself, as if it were the only one of its call.
     """
     if x.numel() == 0:
         return x
     if inputs_as.factor is not None:  # the columns of the dequantized weight have it already
         factor = inputs_as.factor.to(x.device, x.dtype)
-        return fake_quantize(x * factor, replace(inputs_as, factor=None)) / factor
+        return fake_quantize(x * factor, replace(inputs_as, factor=None), alone=alone) / factor
     scheme = inputs_as.scheme
     if scheme.outliers == "dynamic":
-        return _dynamic_outliers(x, scheme.threshold)
+        return _dynamic_outliers(x, scheme.threshold, alone)
     if scheme.outliers == "calibrated":
         assert inputs_as.columns is not None, "calibrated outliers have columns"
         return _calibrated_outliers(x, inputs_as.columns)
     if not scheme.dynamic:
         assert inputs_as.scale is not None, "a static scheme has a scale"
         return _round(x, inputs_as.scale.to(x.device, x.dtype), scheme)
-    if scheme.granularity == "tensor":
+    if scheme.granularity == "tensor" and not alone:
         return _round(x, _scale(x.abs().amax(), scheme), scheme)
-    if scheme.granularity == "token":
+    if scheme.granularity in ("token", "tensor"):
         return _round(x, _scale(x.abs().amax(-1, keepdim=True), scheme), scheme)
     groups = _in_groups(x, scheme.group_size)
     rounded = _round(groups, _scale(groups.abs().amax(-1, keepdim=True), scheme), scheme)
@@ -82,13 +82,13 @@ def _in_groups(x: Tensor, size: int) -> Tensor:
     return padded.reshape(*x.shape[:-1], -1, size)
 
 
-def _dynamic_outliers(x: Tensor, threshold: float) -> Tensor:
+def _dynamic_outliers(x: Tensor, threshold: float, alone: bool) -> Tensor:
     """bitsandbytes' rule: a column with one outlier among all tokens stays as it is; a token's
     scale covers all its values that are no outliers, also those in such columns; all of this is
     decided in fp16."""
     seen = x.to(torch.float16)
     outliers = seen.abs() >= threshold
-    kept = outliers.flatten(0, -2).any(dim=0)  # kept: [K]
+    kept = outliers if alone else outliers.flatten(0, -2).any(dim=0)  # [..., K] or [K]
     return torch.where(kept, x, _absmax_int8(seen.float().masked_fill(outliers, 0)).to(x.dtype))
 
 

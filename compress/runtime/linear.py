@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Linear:
-    """weight: [N, K]. bias: [N] or None. inputs: how inputs are rounded, None for not at all.
+    """weight: [N, K]. bias: [N] or None. inputs: how inputs are rounded, None for not at all; each
+    token by itself, as it must not matter what else a step has.
 
     dtype: of the products. Rows come in multiples of 16, for which their bits depend on nothing
     but themselves.
@@ -33,7 +34,7 @@ class Linear:
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: [rows, K] -> [rows, N]."""
-        x = x if self.inputs is None else fake_quantize(x, self.inputs)
+        x = x if self.inputs is None else fake_quantize(x, self.inputs, alone=True)
         weight = self.weight
         if isinstance(weight, QuantizedTensor):
             weight = weight.dequantize(self.dtype)

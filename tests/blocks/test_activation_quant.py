@@ -166,6 +166,19 @@ def test_calibrated_outliers_column_by_column(rows: list[list[float]], fixed: se
     )
 
 
+@pytest.mark.parametrize(
+    "scheme",
+    [outliers("dynamic", 1.0), ActivationScheme(granularity="tensor"), INT8],
+    ids=["outliers", "tensor", "token"],
+)
+def test_alone_each_token_is_a_call(scheme: ActivationScheme) -> None:
+    x = torch.randn(3, 5, 32, generator=torch.Generator().manual_seed(3))
+    how = InputQuantization(scheme)
+    expected = [[fake_quantize(token[None], how)[0] for token in row] for row in x]
+    got = fake_quantize(x, how, alone=True)
+    assert torch.equal(got, torch.stack([torch.stack(row) for row in expected]))
+
+
 def test_columns_are_chosen_over_all_tokens_of_a_call() -> None:
     x = inputs()
     got = fake_quantize(x, InputQuantization(outliers("dynamic")))

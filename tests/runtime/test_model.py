@@ -152,6 +152,15 @@ def test_windows_need_less_room(tmp_path: Path) -> None:
     assert groups == {32: 1 + 2 * 4, None: 1 + 2 * 8}
 
 
+def test_outlier_columns_are_of_a_token_alone(folder: Path, tmp_path: Path) -> None:
+    """Or else neighbours would choose which columns are rounded."""
+    compress.run("llm-int8", folder, tmp_path / "out", overrides=["evaluation=null"])
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    config["quantization_config"]["llm_int8_threshold"] = 1.0
+    (tmp_path / "out" / "config.json").write_text(json.dumps(config))
+    assert open_model(tmp_path / "out").notices == ()
+
+
 def test_what_the_engine_leaves_out_is_said(folder: Path, tmp_path: Path) -> None:
     compress.run(
         "fp8-static-kv",
