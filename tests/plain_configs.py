@@ -160,8 +160,6 @@ def _modelopt(block: Config, module: str) -> QuantScheme | None:
     ignored = block["ignore"] if "ignore" in block else block.get("exclude_modules")
     if any(fnmatch.fnmatchcase(module, entry) for entry in ignored or []):
         return None
-    if any(x.startswith("re:") and re.match(x[3:], module) for x in ignored or []):
-        return None
     algorithm = _text(block["quant_algo"]).upper()
     if algorithm == "MIXED_PRECISION":
         layers = _mapping(block["quantized_layers"])

@@ -5,14 +5,14 @@ of every attention: `<attention>.k_scale` and `<attention>.v_scale` [1], and `kv
 the quantization_config. An ActivationScheme says it all: static, one scale for the tensor.
 """
 
-from collections.abc import Container
+from collections.abc import Collection, Container
 from typing import Any
 
 from torch import Tensor
 
 from compress.arch.spec import BlockSpec, DecoderSpec
 from compress.checkpoint.layout import Entry
-from compress.errors import RecipeError
+from compress.errors import CheckpointError, RecipeError
 from compress.quant.scheme import ActivationScheme
 
 FP8_CACHE = ActivationScheme(type="float", granularity="tensor", dynamic=False)
@@ -93,3 +93,16 @@ def scales_in(block: BlockSpec, names: Container[str]) -> tuple[str, str] | None
         (f"{attention}.k_proj.output_scale", f"{attention}.v_proj.output_scale"),
     )
     return next(((k, v) for k, v in places if k in names and v in names), None)
+
+
+def refuse_lost(block: BlockSpec, names: Collection[str]) -> None:
+    """CheckpointError for a block that lacks a scale of its cache where others are stored. Without
+    any, only the config speaks of a cache, and it is as it is."""
+    attends = any(linear.role in ("k", "qkv") for linear in block.linears)
+    if attends and any(is_cache_tensor(name) for name in names):
+        k, v = kv_names(block)
+        lost = v if k in names else k
+        raise CheckpointError(
+            f"quantization_config has scales of a key/value cache, but tensor {lost} is missing;"
+            " the checkpoint is incomplete, so download it again"
+        )

@@ -146,7 +146,7 @@ def read_schemes(config: Mapping[str, Any]) -> SchemeMap:
         groups = ((("Linear",), _scheme(place, block)),)
     return SchemeMap(
         groups,
-        _patterns(values.names_or_patterns(f"{place}.{ignored}", block.get(ignored))),
+        _patterns(values.names(f"{place}.{ignored}", block.get(ignored))),
         names_in(config, "transposed"),
         _cache(place, block),
     )
@@ -168,10 +168,10 @@ def details(config: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
 
 def _named(place: str, value: object) -> tuple[tuple[tuple[str, ...], QuantScheme], ...]:
     """Modules by scheme, of a checkpoint that names every one."""
-    layers = values.mapping(place, value)
-    values.names_or_patterns(place, list(layers))
     members: dict[QuantScheme, list[str]] = {}
-    for name, layer in layers.items():
+    for name, layer in values.mapping(place, value).items():
+        if name.startswith("re:"):
+            raise CheckpointError(f"{place} has {values.shown(name)}; it must name modules")
         scheme = _scheme(f"{place}.{name}", values.mapping(f"{place}.{name}", layer))
         members.setdefault(scheme, []).append(name)
     return tuple((tuple(names), scheme) for scheme, names in members.items())
@@ -209,7 +209,8 @@ def _cache(place: str, block: Mapping[str, Any]) -> ActivationScheme | None:
 
 
 def _patterns(ignored: tuple[str, ...]) -> tuple[str, ...]:
-    """Whole names, then one pattern for the wildcards."""
-    wild = [name for name in ignored if any(sign in name for sign in "*?[")]
+    """Whole names, then one pattern for the wildcards. ModelOpt has no word for other patterns, so
+    that "re:" is part of a name."""
+    wild = [name for name in ignored if name.startswith("re:") or any(x in name for x in "*?[")]
     plain = tuple(name for name in ignored if name not in wild)
     return (*plain, "re:" + "|".join(fnmatch.translate(name) for name in wild)) if wild else plain

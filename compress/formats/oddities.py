@@ -9,6 +9,7 @@ from compress.checkpoint.jsonfile import read_object
 from compress.checkpoint.ties import contradiction
 from compress.formats import gptq
 from compress.formats.gptq_config import GptqSchemes
+from compress.formats.kv_cache import is_cache_tensor
 from compress.formats.weights import CodedWeights
 from compress.quant.packing import WORD_BITS
 from compress.quant.scheme import QuantScheme
@@ -33,6 +34,7 @@ def oddities(weights: CodedWeights) -> list[str]:
         *_orders(weights, found),
         *_parts(weights, linears),
         *_outside(weights),
+        *_cache(weights),
     ]
 
 
@@ -180,6 +182,14 @@ def _outside(weights: CodedWeights) -> Iterator[str]:
     modules = [module for module in dict.fromkeys(marked) if module not in known]
     if modules:
         yield f"quantized, but no linear of the decoder: {_some(modules)}"
+
+
+def _cache(weights: CodedWeights) -> Iterator[str]:
+    if weights.kv_cache and not any(map(is_cache_tensor, weights.checkpoint.tensors)):
+        yield (
+            "quantization_config says that keys and values are quantized, but there are no scales:"
+            " here they stay as they are"
+        )
 
 
 def _some(names: Sequence[str]) -> str:

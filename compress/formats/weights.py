@@ -181,9 +181,12 @@ class CodedWeights:
 
     def cache(self, block: BlockSpec) -> tuple[InputQuantization, InputQuantization] | None:
         """Scheme and scale [1] of a block's keys and of its values."""
-        tensors, read = self.checkpoint.tensors, self.checkpoint.read
-        names, scheme = kv_cache.scales_in(block, tensors), self.kv_cache
-        if scheme is None or names is None:
+        tensors, read, scheme = self.checkpoint.tensors, self.checkpoint.read, self.kv_cache
+        if scheme is None:
+            return None
+        names = kv_cache.scales_in(block, tensors)
+        if names is None:
+            kv_cache.refuse_lost(block, tensors)
             return None
         k, v = (one_number(name, read(name)) for name in names)
         return InputQuantization(scheme, k), InputQuantization(scheme, v)

@@ -148,7 +148,8 @@ def _cache_dtype(weights: CodedWeights) -> str:
     if any(found is None for found in scales):
         raise CheckpointError(
             f"{weights.checkpoint.path}: quantization_config has a kv_cache_scheme, but not every"
-            " block has scales of its cache; the checkpoint is incomplete"
+            " block has scales of its cache; download it again, or take that key out of config.json"
+            " to convert the weights alone"
         )
     k = scales[0][0].scale if scales and scales[0] is not None else None
     return "BF16" if k is None else DTYPE_CODES[k.dtype]

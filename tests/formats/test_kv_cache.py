@@ -15,6 +15,7 @@ from compress.arch.spec import DecoderSpec
 from compress.checkpoint.reader import Checkpoint
 from compress.errors import CheckpointError, RecipeError
 from compress.formats import FORMATS, FP8_CACHE, INT8_CACHE, kv_encode, kv_layout, open_weights
+from compress.formats.oddities import oddities
 from compress.formats.scheme_map import parse
 from compress.formats.validate import Expected, validate
 from compress.formats.weights import CodedWeights
@@ -137,6 +138,40 @@ def test_a_scale_that_is_no_number_is_refused(written: tuple[Path, Expected]) ->
     assert validate(Checkpoint.open(folder), expected) == [
         f"tensor {name} has scales that are not finite and positive"
     ]
+
+
+@pytest.mark.parametrize(("lost", "block"), [("k", 0), ("v", 0), ("kv", 1)])
+def test_a_scale_that_is_lost_is_named(
+    lost: str, block: int, written: tuple[Path, Expected]
+) -> None:
+    folder, _ = written
+    names = [f"model.layers.{block}.self_attn.{part}_scale" for part in lost]
+    tensors = load_file(folder / "model.safetensors")
+    kept = {name: tensor for name, tensor in tensors.items() if name not in names}
+    save_file(kept, folder / "model.safetensors")
+    weights = open_weights(Checkpoint.open(folder))
+    assert weights.cache(weights.spec.blocks[1 - block]) is not None
+    with pytest.raises(CheckpointError) as caught:
+        weights.cache(weights.spec.blocks[block])
+    assert str(caught.value) == (
+        f"quantization_config has scales of a key/value cache, but tensor {names[0]} is missing;"
+        " the checkpoint is incomplete, so download it again"
+    )
+
+
+def test_a_cache_of_which_only_the_config_speaks(written: tuple[Path, Expected]) -> None:
+    folder, _ = written
+    tensors = load_file(folder / "model.safetensors")
+    kept = {name: tensor for name, tensor in tensors.items() if "self_attn.k_s" not in name}
+    kept = {name: tensor for name, tensor in kept.items() if "self_attn.v_s" not in name}
+    save_file(kept, folder / "model.safetensors")
+    weights = open_weights(Checkpoint.open(folder))
+    assert isinstance(weights, CodedWeights)
+    assert [weights.cache(block) for block in weights.spec.blocks] == [None, None]
+    assert oddities(weights)[-1] == (
+        "quantization_config says that keys and values are quantized, but there are no scales: here"
+        " they stay as they are"
+    )
 
 
 def test_validated_with_the_rest(written: tuple[Path, Expected]) -> None:

@@ -282,6 +282,16 @@ def test_small_letters_and_fp4_inputs() -> None:
         assert found == ALGORITHMS[scheme]
 
 
+def test_ignored_names_have_wildcards_and_no_other_patterns() -> None:
+    block = {"quant_method": "modelopt", "quant_algo": "FP8"}
+    for entry, ignored in {
+        **{"*.down_proj": True, "model.layers.[01].*": True, MODULE: True},
+        **{"re:.*": False, "re:.*down_proj": False, "re:(": False, "down_proj": False},
+    }.items():
+        config = {"quantization_config": {**block, "ignore": [entry, "lm_head"]}}
+        assert (modelopt.read_schemes(config).scheme(MODULE) is None) == ignored, entry
+
+
 def test_algorithms_are_told_apart() -> None:
     assert {name: algorithm(scheme) for name, scheme in ALGORITHMS.items()} == {
         name: name for name in ALGORITHMS
@@ -305,10 +315,9 @@ def test_algorithms_are_told_apart() -> None:
         ({"kv_cache_scheme": "NVFP4"}, r"kv_cache_scheme is 'NVFP4'; this version reads None"),
         ({"kv_cache_scheme": {"num_bits": 4}}, r"kv_cache_scheme.num_bits is 4"),
         ({"ignore": "lm_head"}, r"ignore is 'lm_head'; it must be a list"),
-        ({"ignore": ["re:("]}, r"ignore: 're:\(' is not a regular expression: missing \)"),
         (
             {"quant_algo": "MIXED_PRECISION", "quantized_layers": {"re:(": {"quant_algo": "FP8"}}},
-            r"quantized_layers: 're:\(' is not a regular expression: missing \)",
+            r"quantized_layers has 're:\('; it must name modules",
         ),
         ({"quantization": 3}, r"quantization is 3; it must be a mapping"),
         ({"transposed": 3}, r"transposed must be a list"),

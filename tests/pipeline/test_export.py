@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from compress.checkpoint import Checkpoint
-from compress.errors import RecipeError
+from compress.errors import CheckpointError, RecipeError
 from compress.formats import FP8_CACHE
 from compress.pipeline import dry_export, export
 from compress.pipeline.export_source import look
@@ -234,6 +234,28 @@ def test_scales_of_the_cache_go_where_they_can(
             f"has scales of a key/value cache (a-fp8 static), which {to} has no place for; formats"
             " that take all of this checkpoint: modelopt"
         )
+
+
+def test_scales_of_a_cache_that_only_the_config_names(
+    compressed: Callable[..., Path], tmp_path: Path
+) -> None:
+    source = copied(compressed(scheme=PRESETS["FP8"], kv_cache=FP8_CACHE), tmp_path / "source")
+    tensors = load_file(source / "model.safetensors")
+    kept = {k: v for k, v in tensors.items() if not k.endswith((".k_scale", ".v_scale"))}
+    save_file(kept, source / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError) as caught:
+        export(source, "modelopt", tmp_path / "out")
+    assert str(caught.value) == (
+        f"{source}: quantization_config has a kv_cache_scheme, but not every block has scales of"
+        " its cache; download it again, or take that key out of config.json to convert the weights"
+        " alone"
+    )
+    assert not (tmp_path / "out").exists()
+    config = json.loads((source / "config.json").read_text())
+    del config["quantization_config"]["kv_cache_scheme"]
+    (source / "config.json").write_text(json.dumps(config))
+    export(source, "modelopt", tmp_path / "out")
+    assert opened(tmp_path / "out").kv_cache is None
 
 
 def test_scales_of_a_cache_that_the_config_does_not_name(
