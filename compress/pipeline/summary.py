@@ -128,7 +128,8 @@ def layers_of(plan: Plan, journal: Journal) -> tuple[Layer, ...]:
 def _skipped(plan: Plan) -> Iterable[Layer]:
     for skipped in plan.skipped:
         n, k = skipped.linear.shape
-        ((_, dtype, _),) = plan.tensors[skipped.linear.tensor]
+        own = skipped.linear.tensor  # scales of a cache go with a layer's tensor, quantized or not
+        dtype = next(dtype for name, dtype, _ in plan.tensors[own] if name == own)
         size = n * k * itemsize(dtype)
         yield Layer(
             name=skipped.linear.name,

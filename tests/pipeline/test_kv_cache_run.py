@@ -113,6 +113,17 @@ def test_a_data_free_recipe_without_a_cache_stays_data_free(tiny, tmp_path: Path
     assert run(recipe(RTN), tiny("llama"), tmp_path / "plain").calibration is None
 
 
+def test_a_cache_beside_attention_that_is_not_quantized(tiny, tmp_path: Path) -> None:
+    """Scales of the cache go with tensors of attention, which here are copied."""
+    stage = {**RTN, "targets": ["down_proj"]}
+    asked = recipe(stage, kv_cache="fp8", calibration=text_source(tmp_path))
+    report = run(asked, tiny("llama"), tmp_path / "out")
+    result = open_weights(Checkpoint.open(tmp_path / "out"))
+    assert all(result.cache(block) is not None for block in result.spec.blocks)
+    dense = {layer.role: layer.scheme for layer in report.layers if layer.skipped_reason}
+    assert dense["k"] == dense["v"] == dense["q"]
+
+
 def test_evaluation_stores_keys_and_values_as_the_result_says(tiny, tmp_path: Path) -> None:
     dense = recipe(RTN, kv_cache="int8", calibration=text_source(tmp_path))
     run(dense, tiny("llama"), tmp_path / "out")
