@@ -147,8 +147,8 @@ def test_of_equals_at_an_edge_the_lowest_ids_stay() -> None:
 
 
 @pytest.mark.parametrize("top_p", [0.5, 0.9, 0.999, 0.9999999])
-def test_flat_distributions_are_sorted_further(top_p: float) -> None:
-    """top_p reaches beyond what is sorted at first; the rows beside it change nothing."""
+def test_flat_distributions_keep_many(top_p: float) -> None:
+    """top_p reaches far; the rows beside it change nothing."""
     logits = 1e-3 * rows(3, 5000)
     logits[1] = rows(1, 5000)[0] * 4
     together = restrict(logits, [0] * 3, [top_p] * 3, [0.0] * 3)
