@@ -1,7 +1,7 @@
 """A real decoder in the engine: tokens and bits are those of one request at a time.
 
 Whatever arrives when, however prompts are cut, blocks sized, prefixes found, sequences preempted,
-outputs forked; greedy and sampled. In fp32.
+outputs forked; greedy and sampled. Mostly in fp32, where nothing is rounded away.
 """
 
 from collections.abc import Callable
@@ -9,14 +9,18 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import torch
 
+import compressed_models
 import tiny_models
+from compress.quant.scheme import PRESETS, QuantScheme
 from compress.runtime.request import Request
 from decoder_schedules import LONGEST, play, pool_of
 from flat_runs import load
 from one_by_one import OneByOne
 
 PART = 8
+G4 = QuantScheme(bits=4, group_size=32)
 Played = tuple[OneByOne, list[Request]]
 
 
@@ -54,6 +58,19 @@ def test_as_one_request_at_a_time(stories: Played, part: int) -> None:
 @pytest.mark.parametrize("family", ["gemma3_text", "qwen3_moe", "gpt2"])
 def test_windows_experts_and_learned_positions(tiny: Callable[[str], Played], family: str) -> None:
     run(tiny(family), range(4))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_in_16_bits(shared_dir: Path, dtype: torch.dtype) -> None:
+    decoder = load(shared_dir / "models" / "stories260K", dtype)
+    run((OneByOne(decoder, LONGEST), pool_of(decoder.spec.vocab)), range(2))
+
+
+@pytest.mark.parametrize("scheme", [G4, PRESETS["W8A8"]], ids=["int4", "W8A8"])
+def test_compressed(tmp_path: Path, scheme: QuantScheme) -> None:
+    source = tiny_models.make("llama", tmp_path / "source", dtype="fp32")
+    compressed_models.write(source, tmp_path / "out", scheme)
+    run((OneByOne(load(tmp_path / "out"), LONGEST), pool_of(tiny_models.VOCAB)), range(2))
 
 
 @pytest.mark.long
