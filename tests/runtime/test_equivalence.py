@@ -19,7 +19,7 @@ from decoder_schedules import LONGEST, play, pool_of
 from flat_runs import load
 from one_by_one import OneByOne
 
-PART = 8
+PART = 40
 G4 = QuantScheme(bits=4, group_size=32)
 Played = tuple[OneByOne, list[Request]]
 
@@ -76,7 +76,7 @@ def test_compressed(tmp_path: Path, scheme: QuantScheme) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("part", range(50))
 def test_many_as_one_request_at_a_time(stories: Played, part: int) -> None:
-    run(stories, range(1000 + part * 20 * PART, 1000 + (part + 1) * 20 * PART))
+    run(stories, range(1000 + part * 10 * PART, 1000 + (part + 1) * 10 * PART))
 
 
 @pytest.mark.long
