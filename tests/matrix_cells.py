@@ -1,6 +1,6 @@
 """One calibrated result in every format, and what a loader makes of it beside our own reading."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -85,23 +85,30 @@ def maker(folder: Path) -> MakeRow:
         if row.name not in made:
             place = folder / str(len(made))
             place.mkdir()
-            made[row.name] = make(row, source, place)
+            data = text_source(place) if row.calibrated else None
+            made[row.name] = make(row, source, place, data)
         return made[row.name]
 
     return make_once
 
 
-def make(row: Row, source: Path, folder: Path) -> Made:
-    """Run the row's recipe once, and export what it made to all other formats."""
-    data = {"calibration": text_source(folder)} if row.calibrated else {}
+def make(
+    row: Row,
+    source: Path,
+    folder: Path,
+    data: dict[str, Any] | None,
+    formats: Iterable[str] = FORMATS,
+) -> Made:
+    """Run the row's recipe once, with `data` to calibrate on, and export what it made."""
+    calibration = {} if data is None else {"calibration": data}
     origin = folder / "origin"
     with pytest.MonkeyPatch.context() as patch:  # sensitivities are measured, not found
         patch.setattr(sensitivity_cache, "cache_folder", lambda: folder / "cache")
-        run(recipe(*row.own_stages(), **row.rest, **data), source, origin)
+        run(recipe(*row.own_stages(), **row.rest, **calibration), source, origin)
     weights = opened(origin)
     own = weights.format.name
-    formats = {name: _export(origin, name, folder) for name in FORMATS if name != own}
-    return Made(source, origin, {own: Exported(origin, "", _verdicts(weights)), **formats})
+    others = {name: _export(origin, name, folder) for name in formats if name != own}
+    return Made(source, origin, {own: Exported(origin, "", _verdicts(weights)), **others})
 
 
 def _export(origin: Path, fmt: str, folder: Path) -> Exported:
@@ -146,13 +153,28 @@ def reference(
     """
     weights = opened(made.origin)
     weights = weights if side else replace(weights, side=None)
-    model = _model(made.source, weights, rounded=rounded)
+    with reading(made.source, weights, inputs=inputs, cache=cache, rounded=rounded) as model:
+        return Reference(*outputs(model))
+
+
+@contextmanager
+def reading(
+    source: Path,
+    weights: CodedWeights,
+    *,
+    inputs: Round | None = fake_quantize,
+    cache: Round = fake_quantize,
+    rounded: bool = False,
+) -> Iterator[Any]:
+    """transformers' model of the source in fp32 with these weights, rounding as `reference` says
+    while the context is open."""
+    model = _model(source, weights, rounded=rounded)
     if inputs is not None:
         for linear in weights.spec.all_linears():
             if (how := weights.activation(linear.name)) is not None:
                 _round_inputs(model.get_submodule(linear.name), inputs, how)
     with _rounded_cache(weights, cache):
-        return Reference(*outputs(model))
+        yield model
 
 
 def _round_inputs(module: Any, inputs: Round, how: InputQuantization) -> None:
@@ -160,12 +182,14 @@ def _round_inputs(module: Any, inputs: Round, how: InputQuantization) -> None:
 
 
 def _model(source: Path, weights: CodedWeights, *, rounded: bool) -> Any:
-    """The source's model in fp32 with these weights."""
-    model, dtype = load(source), weights.plain_dtype
+    """A head of its own also where it is tied, since stages may have untied it."""
+    model, dtype = load(source, tie_word_embeddings=False), weights.plain_dtype
     state = {}
     for name in model.state_dict():
-        quantized = weights.quantized(name)
-        weight = weights.read(name) if quantized is None else quantized.dequantize()
+        tied = name == "lm_head.weight" and weights.spec.head is None
+        stored = weights.spec.embedding if tied else name
+        quantized = weights.quantized(stored)
+        weight = weights.read(stored) if quantized is None else quantized.dequantize()
         state[name] = weight.to(dtype).float() if rounded else weight.float()
     model.load_state_dict(state)
     return model

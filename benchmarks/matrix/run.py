@@ -11,18 +11,14 @@ when a cell is missing. --only: the cells of the other loaders stay as they are 
 
 import argparse
 import json
-import os
-import subprocess
 import sys
-import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
-from xml.etree import ElementTree
 
+from benchmarks import recorded
 from benchmarks.matrix import table
 from benchmarks.matrix.rows import GPTQMODEL, LOADERS, ROWS, TRANSFORMERS, VLLM
-from benchmarks.processes import REPO, setting
+from benchmarks.processes import setting
 
 TESTS: Mapping[str, str] = {
     TRANSFORMERS: "tests/interop/test_matrix.py",
@@ -31,22 +27,6 @@ TESTS: Mapping[str, str] = {
 }
 
 Cell = dict[str, Any]
-
-
-def run_tests(loaders: Iterable[str], report: Path) -> None:
-    """SystemExit where one of them fails."""
-    options = ["-q", "-m", "interop or peers", "-o", "junit_family=xunit1", f"--junitxml={report}"]
-    environment = {**os.environ, "MATRIX_REMAKE": "1"}  # the stored table is what they replace
-    command = [sys.executable, "-m", "pytest", *options, *(TESTS[name] for name in loaders)]
-    if subprocess.run(command, cwd=REPO, env=environment, check=False).returncode:
-        sys.exit("a test of the matrix failed, so nothing is stored")
-
-
-def recorded(report: Path, name: str) -> Iterator[Any]:
-    """Properties of that name, of all tests, from the report of pytest."""
-    for found in ElementTree.parse(report).iter("property"):
-        if found.get("name") == name:
-            yield json.loads(found.get("value", ""))
 
 
 def whole(cells: Iterable[Cell]) -> list[Cell]:
@@ -70,14 +50,12 @@ def whole(cells: Iterable[Cell]) -> list[Cell]:
 
 def measure(loaders: Sequence[str]) -> tuple[list[Cell], dict[str, Any]]:
     """Cells, and versions by loader; SystemExit where a part was skipped."""
-    with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder) / "report.xml"
-        run_tests(loaders, report)
-        cells = list(recorded(report, "cell"))
-        versions = dict(found for part in recorded(report, "versions") for found in part.items())
+    remake = {"MATRIX_REMAKE": "1"}  # the stored table is what they replace
+    found = recorded.measure((TESTS[name] for name in loaders), ("cell", "versions"), remake)
+    versions = dict(pair for part in found["versions"] for pair in part.items())
     if skipped := [name for name in loaders if name not in versions]:
         sys.exit(f"the tests of {', '.join(skipped)} were skipped, so nothing is stored")
-    return cells, versions
+    return found["cell"], versions
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ from benchmarks.processes import REPO, RESULTS
 
 RESULT = RESULTS / "formats_matrix.json"
 DOCUMENT = REPO / "docs" / "formats.md"
-BEGIN, END = "<!-- matrix: python -m benchmarks.matrix.run -->", "<!-- end of matrix -->"
+MARKS = "<!-- matrix: python -m benchmarks.matrix.run -->", "<!-- end of matrix -->"
 REASON_LENGTH = 170
 
 Cell = Mapping[str, Any]
@@ -110,13 +110,13 @@ def _made(result: Mapping[str, Any]) -> str:
     return f"Made by `python -m benchmarks.matrix.run`: {loaders}."
 
 
-def written(document: str, section: str) -> str:
+def written(document: str, section: str, marks: tuple[str, str] = MARKS) -> str:
     """The document with the section between its markers; ValueError where it has none."""
-    head, begin, rest = document.partition(BEGIN)
-    _, end, tail = rest.partition(END)
+    head, begin, rest = document.partition(marks[0])
+    _, end, tail = rest.partition(marks[1])
     if not (begin and end):
-        raise ValueError(f"{DOCUMENT} has no place for the matrix: {BEGIN} and {END} mark it")
-    return f"{head}{BEGIN}\n\n{section}\n\n{END}{tail}"
+        raise ValueError(f"{DOCUMENT} has no place for the table: {' and '.join(marks)} mark it")
+    return f"{head}{begin}\n\n{section}\n\n{end}{tail}"
 
 
 def main() -> None:

@@ -54,7 +54,7 @@ def test_a_missing_cell_is_named() -> None:
 
 
 def test_a_document_without_a_place_is_refused() -> None:
-    with pytest.raises(ValueError, match="has no place for the matrix"):
+    with pytest.raises(ValueError, match="has no place for the table"):
         table.written("# Formats\n", "")
 
 

@@ -12,15 +12,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from benchmarks.matrix.rows import LOADERS, ROWS, VLLM, Row
 from benchmarks.processes import package_versions
-from compress.blocks.activation import fake_quantize
-from compress.quant.scheme import ActivationScheme
-from compress.quant.tensor import InputQuantization
 from in_vllm import Vllm, differences
 from matrix_cells import NEW, PROMPTS, Made, MakeRow, facts, opened, reference
+from vllm_rounding import is_int8_a_token, rounded_cache, rounded_inputs
 
 pytestmark = pytest.mark.peers
 
@@ -62,38 +59,18 @@ def _cell(made: Made, fmt: str, vllm: Vllm) -> dict[str, Any]:
     found = vllm.score(folder, dtype, PROMPTS.tolist(), new=NEW)
     if isinstance(found, str):
         return {"outcome": "not loaded", "reason": " ".join(_last_error(found).split())}
-    ours = reference(made, inputs=_rounded_inputs, cache=_rounded_cache)
+    ours = reference(made, inputs=rounded_inputs, cache=rounded_cache)
     logprobs = ours.outputs.logits.log_softmax(-1)
     largest = max(max(differences(row, logprobs[i])) for i, row in enumerate(found))
     tokens = torch.tensor([row["tokens"] for row in found])
     bound = {False: BOUND, True: INPUTS_BOUND if single else HALF_INPUTS_BOUND}[bool(inputs)]
     said = {
         SINGLE: single,
-        ON_127: any(_is_int8_a_token(scheme) for scheme in inputs),
+        ON_127: any(is_int8_a_token(scheme) for scheme in inputs),
         TO_ZERO: weights.kv_cache is not None,
     }
     notes = [text for text, holds in said.items() if holds]
     return {**facts(ours, largest, tokens, bound), "notes": notes}
-
-
-def _is_int8_a_token(scheme: ActivationScheme) -> bool:
-    return scheme.type == "int" and scheme.dynamic and scheme.granularity == "token"
-
-
-def _rounded_inputs(x: Tensor, how: InputQuantization) -> Tensor:
-    if not _is_int8_a_token(how.scheme):
-        return fake_quantize(x, how)
-    scale = x.abs().amax(-1, keepdim=True) / 127
-    return (x / scale).round() * scale
-
-
-def _rounded_cache(x: Tensor, how: InputQuantization) -> Tensor:
-    """To E4M3, toward zero."""
-    assert how.scale is not None
-    wanted = (x / how.scale.float()).clamp(-448, 448)
-    nearest = wanted.abs().to(torch.float8_e4m3fn)
-    below = nearest.view(torch.uint8) - (nearest.float() > wanted.abs()).to(torch.uint8)
-    return below.view(torch.float8_e4m3fn).float() * wanted.sign() * how.scale.float()
 
 
 def _last_error(text: str) -> str:
