@@ -8,9 +8,13 @@ import click
 
 
 def write(text: str) -> None:
-    """At once. Ends the command quietly where nobody reads on."""
+    """At once. Ends the command quietly where nobody reads on.
+
+    Characters that the terminal's encoding does not have become question marks.
+    """
+    encoding = sys.stdout.encoding or "utf-8"
     try:
-        click.echo(text, nl=False)
+        click.echo(text.encode(encoding, "replace").decode(encoding), nl=False)
         sys.stdout.flush()
     except BrokenPipeError:
         # What is left in the buffer goes nowhere, without another complaint at the end.

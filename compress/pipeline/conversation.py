@@ -6,7 +6,7 @@ from pathlib import Path
 
 from compress.checkpoint import resolve_model
 from compress.errors import DataError, RequestError
-from compress.runtime.model import Model
+from compress.runtime.model import Model, proper_text
 from compress.runtime.request import Sampling
 from compress_calibration.tokenizer import Tokenizer, load_tokenizer
 
@@ -85,4 +85,4 @@ class Conversation:
 
     def _encoded(self, messages: Sequence[Message]) -> tuple[int, ...]:
         text = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True)
-        return tuple(self.tokenizer.encode(text))
+        return tuple(self.tokenizer.encode(proper_text(text)))

@@ -24,6 +24,16 @@ class TextTokenizer(Protocol):
     def decode(self, ids: Sequence[int], *, skip_special: bool = False) -> str: ...
 
 
+def proper_text(text: str) -> str:
+    """The text; RequestError where it has halves of characters, as from bytes that are no UTF-8."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        place = f"{text[error.start]!r} at character {error.start + 1}"
+        raise RequestError(f"the text is not UTF-8: {place}; convert it first") from None
+    return text
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Model:
     """A checkpoint that answers. notices: what one should know of how it runs, in lines.
@@ -43,9 +53,10 @@ class Model:
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Ids of a prompt, with the beginning-of-text token in front where the tokenizer has one
-        and the text does not begin with it. RequestError for an empty text without such a token.
+        and the text does not begin with it. RequestError for an empty text without such a token,
+        and for what is no text.
         """
-        ids = self.tokenizer.encode(text)
+        ids = self.tokenizer.encode(proper_text(text))
         bos = self.tokenizer.bos_id
         if bos is not None and ids[:1] != [bos]:
             ids = [bos, *ids]

@@ -156,6 +156,8 @@ def _check_stops(stops: tuple[str, ...]) -> None:
             raise RequestError(
                 f"stop string {stop!r:.80}: 1 to {LONGEST_STOP} characters are needed"
             )
+        if any("\ud800" <= character <= "\udfff" for character in stop):
+            raise RequestError(f"stop string {stop!r:.80} is not UTF-8, so no text has it")
 
 
 def _check_tokens(place: str, tokens: tuple[int, ...], vocabulary: int) -> None:

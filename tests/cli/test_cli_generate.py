@@ -18,6 +18,7 @@ import pytest
 
 import tiny_models
 from compress.cli.main import main
+from compress.cli.writing import write
 from compress.runtime.model import Model
 from compress.runtime.request import Update
 
@@ -118,6 +119,7 @@ def test_options_reach_the_engine(folder: Path, capsys: Captured) -> None:
         (["--logprobs", "2"], "--logprobs needs --json"),
         (["--stop", ""], "stop string '': 1 to 1000 characters are needed"),
         (["--device", "tpu"], "device is 'tpu'"),
+        (["--stop", "\udcff"], "stop string '\\udcff' is not UTF-8"),
     ],
 )
 def test_mistakes_are_one_line(
@@ -129,6 +131,31 @@ def test_mistakes_are_one_line(
     (line,) = [line for line in said.splitlines() if not line.startswith("Usage:")]
     assert line.startswith("error: ")
     assert words in line
+
+
+def test_text_that_is_none(folder: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As bytes that are no UTF-8 come in."""
+    line = "error: the text is not UTF-8: '\\udcff' at character 4; convert it first\n"
+    assert main(["generate", str(folder), "caf\udcff"]) == 2
+    assert capsys.readouterr().err == line
+    give(monkeypatch, "caf\udcff")
+    assert main(["generate", str(folder)]) == 2
+    assert capsys.readouterr().err == line
+    give(monkeypatch, "caf\udcff")
+    assert chat(folder) == 2
+    assert "is not UTF-8: '\\udcff'" in capsys.readouterr().err
+
+
+def test_a_terminal_without_the_characters(
+    folder: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Ascii(io.StringIO):
+        encoding = "ascii"  # type: ignore[assignment]
+
+    terminal = Ascii()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    write("naïve\n")
+    assert terminal.getvalue() == "na?ve\n"
 
 
 def test_other_mistakes(

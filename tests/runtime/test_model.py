@@ -1,6 +1,7 @@
 """An engine opened from a checkpoint, with text in and out."""
 
 import json
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,38 @@ def test_prompts_begin_with_the_beginning_once(model: Model) -> None:
     assert ids == (0, *model.tokenizer.encode("once"))
     assert model.encode("<|endoftext|>once") == ids
     assert model.encode("") == (0,)
+
+
+@pytest.mark.parametrize("call", [0, 1, 4])
+def test_ctrl_c_leaves_an_engine_that_works(
+    model: Model, monkeypatch: pytest.MonkeyPatch, call: int
+) -> None:
+    """Wherever it comes: nothing of the request stays, and the next one gets what it would get."""
+    sampling, calls = Sampling(max_tokens=8, n=2, temperature=1.0), count()
+    expected = [result.tokens for result in model.generate(["once"], sampling)]
+    forward = type(model.engine.decoder).forward
+
+    def interrupting(*arguments: object) -> object:
+        if next(calls) == call:
+            raise KeyboardInterrupt
+        return forward(*arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(model.engine.decoder), "forward", interrupting)
+        with pytest.raises(KeyboardInterrupt):
+            list(model.stream("once", sampling))
+    assert model.engine.idle
+    assert model.engine.usage == 0
+    assert [result.tokens for result in model.generate(["once"], sampling)] == expected
+
+
+def test_a_stream_that_is_closed_ends(model: Model) -> None:
+    stream = model.stream("once", Sampling(max_tokens=30))
+    next(stream)
+    assert not model.engine.idle
+    stream.close()
+    assert model.engine.idle
+    assert model.engine.usage == 0
 
 
 def test_stop_strings_cut_the_text(model: Model) -> None:
