@@ -39,11 +39,12 @@ class Shape:
 
 SHAPES = {
     "s8-mha": Shape(hidden=512, blocks=8, heads=8, ffn=1408, vocab=32000, context=2048),
+    "400m": Shape(hidden=1024, blocks=24, heads=16, ffn=3072, vocab=32000, context=2048),
     "llama-7b": Shape(hidden=4096, blocks=32, heads=32, ffn=11008, vocab=32000, context=4096),
 }
 
 
-def make(folder: Path, shape: Shape, seed: int = 0) -> None:
+def make(folder: Path, shape: Shape, seed: int = 0, *, tokenizer: bool = True) -> None:
     """Write config, weights (in shards) and tokenizer of a random checkpoint."""
     folder.mkdir(parents=True, exist_ok=True)
     layout = plan_shards(entries(shape), SHARD_BYTES)
@@ -52,7 +53,8 @@ def make(folder: Path, shape: Shape, seed: int = 0) -> None:
         writer.write(name, random_tensor(size, seed * 100_003 + position))
     writer.finish()
     (folder / "config.json").write_text(json.dumps(config(shape), indent=1))
-    write_tokenizer(folder, shape)
+    if tokenizer:
+        write_tokenizer(folder, shape)
 
 
 def entries(shape: Shape) -> Iterator[Entry]:
