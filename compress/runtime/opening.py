@@ -122,11 +122,19 @@ def _in_transformers(weights: "Source", how: Opening, context: int, reason: str)
     # Late: it imports transformers.
     from compress.runtime.fallback import TokenCache, TransformersDecoder
 
-    decoder = TransformersDecoder(weights, dtype=how.dtype, device=how.device, texts=KEPT_TEXTS)
+    reason = reason.split(";")[0]
+    try:
+        decoder = TransformersDecoder(weights, dtype=how.dtype, device=how.device, texts=KEPT_TEXTS)
+    except CheckpointError as error:
+        why = str(error).split(";")[0]
+        raise CheckpointError(
+            f"{weights.checkpoint.path} cannot be run: {reason}, and transformers does not do it"
+            f" either ({why}); a newer transformers may"
+        ) from error
     tokens = how.cache_tokens or context * how.limits.running
     cache = TokenCache(1 + -(-tokens // how.block_size), how.block_size)
     notice = (
-        f"transformers computes here, one text at a time: {reason.split(';')[0]}. That is slow, and"
+        f"transformers computes here, one text at a time: {reason}. That is slow, and"
         " the last bits can depend on how a text was cut"
     )
     return _Parts(decoder, cache, one_variant, (notice,))

@@ -1,5 +1,7 @@
 """Families in no table: transformers' forward in the engine, held to transformers itself."""
 
+import json
+import re
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,7 @@ import torch
 import compressed_models
 import tiny_models
 from compress.checkpoint import Checkpoint
+from compress.errors import CheckpointError
 from compress.formats import open_weights
 from compress.quant.scheme import QuantScheme
 from compress.runtime.engine import Engine
@@ -86,6 +89,18 @@ def test_compressed_too(folder: Path, tmp_path: Path) -> None:
     (coded,) = engine.generate([request])
     assert coded.score != dense.score
     assert coded.score == pytest.approx(dense.score, rel=0.2)
+
+
+def test_a_family_that_nobody_knows(tmp_path: Path) -> None:
+    folder = tiny_models.make("llama", tmp_path, dtype="fp32")
+    config = json.loads((folder / "config.json").read_text()) | {"model_type": "nonesuch"}
+    (folder / "config.json").write_text(json.dumps(config))
+    words = (
+        "cannot be run: model type 'nonesuch' is in no table of forwards, and transformers does not"
+        " do it either (model_type 'nonesuch' is unknown to this transformers); a newer"
+    )
+    with pytest.raises(CheckpointError, match=re.escape(words)):
+        opened(folder)
 
 
 def test_a_setting_that_no_table_knows_falls_back(tmp_path: Path) -> None:
