@@ -8,10 +8,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from compress.formats import FORMATS
 from fuzzing import KINDS, Sound, copy_into, examine
 from mutations import change_config, change_header
 
-TARGETS = ("dense", "compressed-tensors", "gptq_v2")  # to export to
+TARGETS = (*FORMATS, "dense", "compressed-tensors")  # to export to
 
 
 @pytest.fixture(scope="module")
