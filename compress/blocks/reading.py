@@ -1,6 +1,7 @@
 """Tensors of a checkpoint on their way into transformers' modules, and the checks they pass."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -56,21 +57,44 @@ def read_finite(weights: "Weights", tensor: str) -> Tensor:
     return value
 
 
-def read_rows(weights: "Weights", tensor: str, ids: Tensor) -> Tensor:
-    """Rows `ids` (sorted) of a matrix, without most of the rest where it is stored dense.
+@dataclass(slots=True, eq=False)
+class RowReader:
+    """Rows of the embedding. One that is stored as codes is decoded once for calls that follow each
+    other, until `forget`."""
 
-    CheckpointError for an id outside it, and for NaN or infinity in what was read.
-    """
-    info = weights.checkpoint.tensors.get(tensor)
-    if info is None or info.dtype not in PLAIN_DTYPES:
-        return read_finite(weights, tensor)[ids]
-    wanted = ids.tolist()
-    rows = info.shape[0]
-    if wanted and not 0 <= wanted[0] <= wanted[-1] < rows:
+    decoded: tuple["Weights", Tensor] | None = None
+
+    def read(self, weights: "Weights", tensor: str, ids: Tensor) -> Tensor:
+        """Rows `ids` (sorted) of a matrix, without most of the rest where it is stored dense.
+
+        CheckpointError for an id outside it, and for NaN or infinity in what was read.
+        """
+        info = weights.checkpoint.tensors.get(tensor)
+        if info is not None and info.dtype in PLAIN_DTYPES:
+            check_ids(ids, tensor, info.shape[0])
+            return _read_rows(weights, tensor, ids)
+        if self.decoded is None or self.decoded[0] is not weights:
+            self.decoded = None  # before the next one takes its place
+            self.decoded = (weights, read_finite(weights, tensor))
+        table = self.decoded[1]
+        check_ids(ids, tensor, table.shape[0])
+        return table[ids]
+
+    def forget(self) -> None:
+        self.decoded = None
+
+
+def check_ids(ids: Tensor, tensor: str, rows: int) -> None:
+    """CheckpointError for a token id (sorted) outside a table of that many rows."""
+    if ids.numel() and not 0 <= int(ids[0]) <= int(ids[-1]) < rows:
         raise CheckpointError(
-            f"token id {wanted[-1] if wanted[-1] >= rows else wanted[0]} is outside {tensor}, which"
+            f"token id {int(ids[-1] if ids[-1] >= rows else ids[0])} is outside {tensor}, which"
             f" has {rows} rows; the tokenizer belongs to another model"
         )
+
+
+def _read_rows(weights: "Weights", tensor: str, ids: Tensor) -> Tensor:
+    wanted = ids.tolist()
     parts = []
     for run in _runs(wanted):
         first, last = run[0], run[-1]

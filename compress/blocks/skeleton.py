@@ -21,7 +21,7 @@ from compress.blocks.experts import split_experts
 from compress.blocks.kv_states import PassingCache, call_with_cache
 from compress.blocks.linear import check_linear
 from compress.blocks.model import build_model, find_stack, set_parameter, short_reason
-from compress.blocks.reading import check_names, expert_paths, read_finite, read_rows
+from compress.blocks.reading import RowReader, check_names, expert_paths, read_finite
 from compress.blocks.recorder import FirstReached, LastReached, Recorder, Tape
 from compress.errors import CheckpointError
 
@@ -55,7 +55,7 @@ class Skeleton:
         self.stack = find_stack(model, spec)
         self.blocks = list(model.get_submodule(self.stack).children())
         self.head_path = self._head_path()
-        self._tape = Tape()
+        self._tape, self._rows = Tape(), RowReader()
         last = len(self.blocks) - 1
         recorders = [Recorder(b, i, i == last, self._tape) for i, b in enumerate(self.blocks)]
         parent, _, leaf = self.stack.rpartition(".")
@@ -94,7 +94,7 @@ class Skeleton:
         change: of the embedding's rows, as they are stored, before they are used.
         """
         used, index = torch.unique(ids, return_inverse=True)
-        rows = change(read_rows(weights, self.spec.embedding, used))
+        rows = change(self._rows.read(weights, self.spec.embedding, used))
         table = rows.to(self.device, self.dtype)
         paths = self._outside_paths()
         state = self._read_outside(weights)
@@ -115,6 +115,7 @@ class Skeleton:
         lives as long as the caller keeps it. Raises CheckpointError naming a tensor with NaN or
         infinity, and when disk and transformers' module do not match.
         """
+        self._rows.forget()  # embedding comes before the blocks
         spec = self.spec.blocks[index]
         block: nn.Module = copy.deepcopy(
             self.blocks[index], {id(self.model.config): self.model.config}

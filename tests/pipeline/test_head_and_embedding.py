@@ -10,9 +10,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from compress.arch.describe import describe
+from compress.blocks import reading
 from compress.blocks.skeleton import Skeleton
 from compress.checkpoint import Checkpoint
-from compress.errors import RecipeError
+from compress.errors import CheckpointError, RecipeError
 from compress.formats import open_weights
 from compress.methods.outcome import relative_error
 from compress.pipeline import calibrated, head, make_plan, run
@@ -138,6 +139,34 @@ def test_blocks_are_calibrated_on_the_rounded_embedding(
     table = quantized.dequantize()
     assert seen
     assert all((row == table).all(dim=1).any() for rows in seen for row in rows)
+
+
+def test_a_packed_embedding_is_decoded_once(
+    tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For all batches that are embedded before the blocks; then it is let go."""
+    run(recipe({**RTN, **BOTH}), tiny("llama"), tmp_path / "out")
+    weights = open_weights(Checkpoint.open(tmp_path / "out"))
+    skeleton = Skeleton(weights.checkpoint.config, weights.spec, dtype=torch.float32)
+    read: list[str] = []
+    whole = reading.read_finite
+
+    def counted(source: Any, tensor: str) -> Tensor:
+        read.append(tensor)
+        return whole(source, tensor)
+
+    monkeypatch.setattr(reading, "read_finite", counted)
+    ids = torch.arange(3, 35).reshape(2, 16)
+    one, other = (skeleton.embed(weights, ids + i) for i in (0, 9))
+    assert read == [EMBEDDING]
+    assert not torch.equal(one, other)
+    with pytest.raises(
+        CheckpointError, match=r"token id 256 is outside .*embed_tokens.weight, which"
+    ):
+        skeleton.embed(weights, ids + 222)
+    skeleton.load_block(weights, 0)
+    assert torch.equal(skeleton.embed(weights, ids), one)
+    assert read == [EMBEDDING, EMBEDDING]
 
 
 def test_a_run_is_killed_before_the_head_and_resumed(
