@@ -1,4 +1,4 @@
-"""Linear layers of the engine: a dense weight, or codes that are decoded when they are used."""
+"""Linear layers of the engine: a dense weight, or packed codes, decoded when they are used."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -10,7 +10,8 @@ from torch.nn.functional import linear
 from compress.arch.spec import LinearSpec
 from compress.blocks.activation import fake_quantize
 from compress.blocks.reading import read_finite
-from compress.quant.tensor import InputQuantization, QuantizedTensor
+from compress.quant.tensor import InputQuantization
+from compress.runtime.packed import PackedWeight
 
 if TYPE_CHECKING:
     from compress.formats.weights import CodedWeights, DenseWeights
@@ -27,7 +28,7 @@ class Linear:
     but themselves.
     """
 
-    weight: Tensor | QuantizedTensor
+    weight: Tensor | PackedWeight
     bias: Tensor | None
     inputs: InputQuantization | None
     dtype: torch.dtype
@@ -35,16 +36,19 @@ class Linear:
     def __call__(self, x: Tensor) -> Tensor:
         """x: [rows, K] -> [rows, N]."""
         x = x if self.inputs is None else fake_quantize(x, self.inputs, alone=True)
-        weight = self.weight
-        if isinstance(weight, QuantizedTensor):
-            weight = weight.dequantize(self.dtype)
-        return linear(x, weight, self.bias)
+        if isinstance(self.weight, Tensor):
+            return linear(x, self.weight, self.bias)
+        out = x.new_empty(len(x), self.weight.shape[0])
+        for rows in self.weight.tiles():
+            bias = None if self.bias is None else self.bias[rows]
+            out[:, rows] = linear(x, self.weight.dequantize(rows, self.dtype), bias)
+        return out
 
 
 def load_linear(
     weights: "Source", spec: LinearSpec, *, dtype: torch.dtype, device: torch.device
 ) -> Linear:
-    """A linear of a checkpoint; codes stay codes. CheckpointError for NaN or infinity."""
+    """A linear of a checkpoint; codes stay packed. CheckpointError for NaN or infinity."""
     name = f"{spec.name}.bias"
     bias = None
     if name in weights.checkpoint.tensors:
@@ -52,7 +56,7 @@ def load_linear(
     quantized = weights.quantized(spec.tensor)
     inputs = weights.activation(spec.name)
     if quantized is not None:
-        return Linear(quantized, bias, inputs, dtype)
+        return Linear(PackedWeight.of(quantized, device), bias, inputs, dtype)
     weight = read_finite(weights, spec.tensor).to(device, dtype)
     weight = weight.t().contiguous() if spec.transposed else weight
     return Linear(weight, bias, inputs, dtype)
