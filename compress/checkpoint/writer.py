@@ -19,6 +19,8 @@ from compress.checkpoint.index import INDEX
 from compress.checkpoint.layout import ShardFile, ShardLayout
 from compress.errors import OutputError
 
+_LARGE = 1 << 20  # bytes that are worth a word to the disk
+
 
 class ShardWriter:
     """Writes the tensors of a layout into a folder; make one with `create` or `reopen`."""
@@ -124,6 +126,8 @@ class ShardWriter:
             fd = disk.open_write(self.folder / file)
             try:
                 disk.write_all(fd, data, offset)
+                if len(data) >= _LARGE:
+                    disk.begin_writeback(fd, offset, len(data))
             finally:
                 os.close(fd)
 

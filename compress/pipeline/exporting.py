@@ -6,7 +6,8 @@ works in OUT.partial/ and OUT appears by one rename; it takes minutes, so a stop
 
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,9 @@ from compress.quant.tensor import QuantizedTensor
 from compress.recipe.byte_sizes import EXPECTED, byte_size
 
 SHARD_SIZE = "5GB"
+# Weights that are converted at once, so that reading, turning and writing overlap. Each of them
+# holds about ten bytes a weight meanwhile.
+WORKERS = 4
 SAMPLES = 4  # weights that are read back and compared, of different schemes and shapes
 
 
@@ -123,17 +127,31 @@ def require_space(plan: ExportPlan, output: Output) -> None:
 
 def _work(plan: ExportPlan, output: Output, began: float, progress: Progress) -> ExportReport:
     writer = ShardWriter.create(output.partial, plan.shards)
-    for i, unit in enumerate(units := list(_units(plan))):
-        clock = time.perf_counter()
-        for name in unit[1]:
-            _write(plan, writer, name)
-        progress(Event("export", shown(unit[0]), i + 1, len(units), time.perf_counter() - clock))
+    with _workers() as pool:
+        for i, unit in enumerate(units := list(_units(plan))):
+            clock = time.perf_counter()
+            list(pool.map(lambda name: _write(plan, writer, name), unit[1]))
+            seconds = time.perf_counter() - clock
+            progress(Event("export", shown(unit[0]), i + 1, len(units), seconds))
     _write_cache(plan, writer)
     writer.finish()
     report = build(plan, output.out, seconds=time.perf_counter() - began)
     _write_files(plan, report, output.partial)
     _check(plan, output.partial)
     return report
+
+
+@contextmanager
+def _workers() -> Iterator[ThreadPoolExecutor]:
+    """Threads that convert weights, with one thread each for torch: nothing here is large enough to
+    gain from more, and waiting for each other costs them more than they share."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with ThreadPoolExecutor(min(WORKERS, threads), "export") as pool:
+            yield pool
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _units(plan: ExportPlan) -> Iterator[tuple[str, list[str]]]:

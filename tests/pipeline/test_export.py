@@ -269,3 +269,19 @@ def test_scales_of_a_cache_that_the_config_does_not_name(
     assert report.notes[-1].startswith(
         "4 scales of a key/value cache left out (model.layers.0.self_attn.k_scale), as"
     )
+
+
+@pytest.mark.parametrize("to", ["gptq", "dense"])
+def test_threads_change_no_byte(compressed: Callable[..., Path], tmp_path: Path, to: str) -> None:
+    source, threads = compressed(scheme=SYM), torch.get_num_threads()
+    try:
+        for count in (1, 4):
+            torch.set_num_threads(count)
+            export(source, to, tmp_path / f"{count}")
+            assert torch.get_num_threads() == count
+    finally:
+        torch.set_num_threads(threads)
+    one, four = (tree_hashes(tmp_path / name) for name in ("1", "4"))
+    weights = {name for name in one if name.endswith(".safetensors")}
+    assert weights
+    assert {name: one[name] for name in weights} == {name: four[name] for name in weights}
