@@ -10,7 +10,8 @@ tokens_per_cpu_s tells of a machine that others use too, where tokens_per_s vari
 
 import argparse
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -32,36 +33,41 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("model", choices=["tale-6m", "400m"])
     parser.add_argument("--requests", type=int, nargs="+", default=[1, 8, 64, 256])
     parser.add_argument("--rounds", type=int, default=3, help="one more, not counted, comes first")
+    parser.add_argument("--blocks", type=int, help="of 400m, where its 24 would take too long")
     parser.add_argument("--dtype", choices=DTYPES, default="fp32")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--no-warmup", action="store_true", help="count the first round, too")
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
     with tempfile.TemporaryDirectory() as folder:
-        cases = _measure(_model(options.model, Path(folder)), options)
-    result = {
-        **timing.setting(),
-        "transformers": version("transformers"),
-        "model": options.model,
-        "dtype": options.dtype,
-        "rounds": options.rounds,
-        "cases": cases,
-    }
-    timing.write(str(RESULTS / f"runtime_speed_{options.model}_{options.dtype}.json"), result)
+        result = {
+            **timing.setting(),
+            "transformers": version("transformers"),
+            "model": options.model,
+            "blocks": options.blocks,
+            "dtype": options.dtype,
+            "rounds": options.rounds,
+            "cases": [],
+        }
+        for case in _measure(_model(options, Path(folder)), options):
+            result["cases"].append(case)
+            blocks = f"_{options.blocks}_blocks" if options.blocks else ""
+            name = f"runtime_speed_{options.model}_{options.dtype}{blocks}.json"
+            timing.write(str(RESULTS / name), result)
 
 
-def _model(name: str, folder: Path) -> Path:
-    if name == "tale-6m":
-        return REPO / "examples" / name
-    make(folder, SHAPES[name], tokenizer=False)
+def _model(options: argparse.Namespace, folder: Path) -> Path:
+    if options.model not in SHAPES:
+        return REPO / "examples" / options.model
+    shape = SHAPES[options.model]
+    make(folder, replace(shape, blocks=options.blocks or shape.blocks), tokenizer=False)
     return folder
 
 
-def _measure(model: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
+def _measure(model: Path, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     dtype = DTYPES[options.dtype]
     sides = {"engine": Ours(model, dtype), "transformers": Static(model, dtype)}
     vocabulary = sides["engine"].decoder.spec.vocab
-    cases = []
     for count in options.requests:
         jobs = make_load(count, vocabulary)
         runs: dict[str, list[Timings]] = {name: [] for name in sides}
@@ -71,7 +77,7 @@ def _measure(model: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
                 if number or options.no_warmup:
                     runs[name].append(measured)
         found = {name: _rounded(summary(of)) for name, of in runs.items()}
-        case = {
+        yield {
             "requests": count,
             "prompt_tokens": sum(len(job.prompt) for job in jobs),
             "output_tokens": sum(job.output for job in jobs),
@@ -79,9 +85,6 @@ def _measure(model: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
             "ratio": round(_ratio(found, "tokens_per_s"), 2),
             "ratio_of_cpu": round(_ratio(found, "tokens_per_cpu_s"), 2),
         }
-        print(case, flush=True)
-        cases.append(case)
-    return cases
 
 
 def _ratio(found: dict[str, dict[str, float]], name: str) -> float:
