@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
 from compress.arch.spec import LinearSpec
 from compress.blocks.activation import fake_quantize
 from compress.blocks.reading import read_finite
 from compress.quant.tensor import InputQuantization
 from compress.runtime.packed import PackedWeight
+from compress_kernels.linear import linear
 
 if TYPE_CHECKING:
     from compress.formats.weights import CodedWeights, DenseWeights
@@ -41,7 +41,7 @@ class Linear:
         out = x.new_empty(len(x), self.weight.shape[0])
         for rows in self.weight.tiles():
             bias = None if self.bias is None else self.bias[rows]
-            out[:, rows] = linear(x, self.weight.dequantize(rows, self.dtype), bias)
+            linear(x, self.weight.dequantize(rows, self.dtype), bias, out[:, rows])
         return out
 
 

@@ -72,7 +72,8 @@ def native() -> Native:
     library.group_scale.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
     library.gptq_block.restype = library.group_scale.restype = None
     pointer, long = ctypes.c_void_p, ctypes.c_int64
-    for name in ("paged_attention", "store_states", "rms_norm", "rotate_heads", "gate_rows"):
+    rows = ("rms_norm", "rotate_heads", "gate_rows", "linear_rows")
+    for name in ("paged_attention", "store_states", *rows):
         function = getattr(library, name)
         function.argtypes, function.restype = [pointer], None
     library.gram_bf16.argtypes = [pointer, long, long, ctypes.c_int32, pointer]
