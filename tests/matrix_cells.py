@@ -141,14 +141,14 @@ def reference(
     made: Made,
     *,
     inputs: Round | None = fake_quantize,
-    cache: Round = fake_quantize,
+    cache: Round | None = fake_quantize,
     rounded: bool = False,
     side: bool = True,
 ) -> Reference:
     """transformers' model of the source in fp32 with the origin's weights as we dequantize them,
     and with inputs and cache rounded as the origin says.
 
-    inputs, cache: how to round; None for inputs as they are. rounded: weights to the source's
+    inputs, cache: how to round; None for as they are. rounded: weights to the source's
     dtype. side: False is without LLM.int8()'s calibrated columns, whose file only we know.
     """
     weights = opened(made.origin)
@@ -163,7 +163,7 @@ def reading(
     weights: CodedWeights,
     *,
     inputs: Round | None = fake_quantize,
-    cache: Round = fake_quantize,
+    cache: Round | None = fake_quantize,
     rounded: bool = False,
 ) -> Iterator[Any]:
     """transformers' model of the source in fp32 with these weights, rounding as `reference` says
@@ -196,7 +196,7 @@ def _model(source: Path, weights: CodedWeights, *, rounded: bool) -> Any:
 
 
 @contextmanager
-def _rounded_cache(weights: CodedWeights, cache_as: Round) -> Iterator[None]:
+def _rounded_cache(weights: CodedWeights, cache_as: Round | None) -> Iterator[None]:
     """transformers' cache, rounding keys and values by the weights' own scales, if any."""
     from transformers.cache_utils import DynamicCache
 
@@ -204,7 +204,7 @@ def _rounded_cache(weights: CodedWeights, cache_as: Round) -> Iterator[None]:
     scales = [weights.cache(block) for block in weights.spec.blocks]
 
     def rounded(cache: Any, k: Tensor, v: Tensor, layer: int, *rest: Any, **named: Any) -> Any:
-        if (pair := scales[layer]) is not None:
+        if cache_as is not None and (pair := scales[layer]) is not None:
             k, v = cache_as(k, pair[0]), cache_as(v, pair[1])
         return update(cache, k, v, layer, *rest, **named)
 

@@ -1,6 +1,6 @@
 """What stands against an export, and which formats take all of a checkpoint that one refuses."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from compress.arch.spec import LinearSpec
 from compress.errors import RecipeError
@@ -8,7 +8,6 @@ from compress.formats import FORMATS, Format
 from compress.formats.validate import GLOBAL_SCALES
 from compress.pipeline.export_scales import ScaleChange, against_scales, scale_change
 from compress.pipeline.export_source import ExportLayer, Held
-from compress.quant.scheme import QuantScheme
 from compress.report.units import counted
 
 ROUND = "--round-scales"
@@ -35,7 +34,8 @@ def check(held: Held, target: Format, *, round_scales: bool) -> ScaleChange:
 
 
 def _takers(held: Held, refused: Format) -> str:
-    """Formats into which an export of the source goes, with the flag that one needs."""
+    """Formats into which an export of the source goes, with the flag that one needs; dense always
+    is one."""
     found = []
     for fmt in FORMATS.values():
         same = fmt.name in (held.weights.format.name, refused.name)
@@ -44,7 +44,7 @@ def _takers(held: Held, refused: Format) -> str:
         scales = scale_change(held, fmt)
         if against_scales(scales, fmt, round_scales=True) is None:
             found.append(f"{fmt.name} (with {ROUND})" if _rounds(scales) else fmt.name)
-    return ", ".join(found) or f"none but {held.weights.format.name}, which it is in"
+    return ", ".join(found)
 
 
 def _rounds(found: ScaleChange) -> bool:
@@ -63,12 +63,16 @@ def _obstacles(held: Held, target: Format) -> Iterator[str]:
         yield from _unfit(held, target)
         yield from _unconverted(held, target)
         yield from _unlike(held)
+        yield from _cache_lost(held, target)
+    yield from _together(held, target)
+
+
+def _cache_lost(held: Held, target: Format) -> Iterator[str]:
     if held.kv_cache is not None and target.cache is None:
         yield (
             f"{held.weights.checkpoint.path} has scales of a key/value cache"
             f" ({held.kv_cache.describe()}), which {target.name} has no place for"
         )
-    yield from _together(held, target)
 
 
 def _unfit(held: Held, target: Format) -> Iterator[str]:
@@ -160,12 +164,13 @@ def _stored(held: Held, linear: LinearSpec, layer: ExportLayer | None) -> str:
 
 def _together(held: Held, target: Format) -> Iterator[str]:
     """Layers that the target holds one by one, but not in one checkpoint."""
-    schemes: Mapping[str, QuantScheme] = {} if target.method is None else held.schemes
+    if target.method is None:
+        return
     try:
         target.config(
             held.weights.spec,
             held.shapes,
-            schemes,
+            held.schemes,
             with_g_idx=held.with_g_idx,
             kv_cache=held.kv_cache,
         )

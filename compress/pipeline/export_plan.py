@@ -59,6 +59,8 @@ def plan_export(
     source, target = _open(checkpoint, to)
     held = look(source)
     scales = check(held, target, round_scales=round_scales)
+    if target.method is None:
+        held = replace(held, kv_cache=None)
     original = _original(held, target)
     tensors = {name: tuple(_entries(held, target, original[name])) for name in original}
     cache = []
@@ -178,7 +180,7 @@ def _notes(held: Held, target: Format, scales: ScaleChange) -> Iterator[str]:
             " zero points of 0 (8 in the file) and read back as asymmetric, with the same values"
         )
     unsaid = [name for name in held.weights.checkpoint.tensors if is_cache_tensor(name)]
-    if unsaid and held.kv_cache is None:
+    if unsaid and held.weights.kv_cache is None:
         yield (
             f"{counted(len(unsaid), 'scale')} of a key/value cache left out ({unsaid[0]}), as the"
             " source's quantization_config has none"
@@ -190,5 +192,7 @@ def _dense_notes(held: Held) -> Iterator[str]:
     yield f"each weight is (code - zero) * scale, rounded once to {dtype}"
     if any(scheme.activation for scheme in held.schemes.values()):
         yield "inputs are not quantized in a dense checkpoint"
+    if held.weights.kv_cache is not None:
+        yield "keys and values are not quantized in a dense checkpoint: their scales are left out"
     if held.weights.side is not None:
         yield "outlier columns are in the weights with their 16-bit values"

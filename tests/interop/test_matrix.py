@@ -60,7 +60,7 @@ def _how(fmt: str, verdict: Verdict, made: Made) -> How:
     from transformers import CompressedTensorsConfig
 
     single, half = {"dtype": torch.float32}, {"dtype": torch.bfloat16}
-    as_weights: dict[str, Any] = {"rounded": True, "inputs": None}
+    as_weights: dict[str, Any] = {"rounded": True, "inputs": None, "cache": None}
     if fmt == "compressed-tensors":
         config = {"quantization_config": CompressedTensorsConfig(dequantize=True)}
         return {

@@ -227,13 +227,18 @@ def test_scales_of_the_cache_go_where_they_can(
             assert x is not None
             assert y is not None
             assert [i.scale for i in x] == [i.scale for i in y]
-    for to in ("fp8", "dense"):
-        with pytest.raises(RecipeError) as caught:
-            export(source, to, tmp_path / "none")
-        assert str(caught.value).endswith(
-            f"has scales of a key/value cache (a-fp8 static), which {to} has no place for; formats"
-            " that take all of this checkpoint: modelopt"
-        )
+    with pytest.raises(RecipeError) as caught:
+        export(source, "fp8", tmp_path / "none")
+    assert str(caught.value).endswith(
+        "has scales of a key/value cache (a-fp8 static), which fp8 has no place for; formats that"
+        " take all of this checkpoint: modelopt, dense"
+    )
+    report = export(source, "dense", tmp_path / "dense")
+    assert report.notes[-1] == (
+        "keys and values are not quantized in a dense checkpoint: their scales are left out"
+    )
+    assert not [x for x in Checkpoint.open(tmp_path / "dense").tensors if "_scale" in x]
+    assert_same_weights(source, tmp_path / "dense")
 
 
 def test_scales_of_a_cache_that_only_the_config_names(

@@ -100,14 +100,3 @@ def test_of_an_embedding(tiny: Callable[..., Path], tmp_path: Path) -> None:
         "model.embed_tokens.weight: gptq has no place for a quantized embedding; formats that take"
         " all of this checkpoint: dense"
     )
-
-
-def test_where_only_its_own_format_is_left(tiny: Callable[..., Path], tmp_path: Path) -> None:
-    """Scales of a cache beside a quantized embedding: dense has no place for the first."""
-    data = tmp_path / "words.txt"
-    data.write_text("once upon a time there was a small dog " * 20)
-    calibration = {"sources": [{"text": str(data)}], "samples": 2, "length": 16}
-    stages = recipe(*RUNS["a quantized embedding"], kv_cache="fp8", calibration=calibration)
-    run(stages, tiny("llama", tied=False), tmp_path / "out")
-    with pytest.raises(RecipeError, match=r"none but compressed-tensors, which it is in$"):
-        dry_export(tmp_path / "out", "gptq")
