@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -262,6 +263,8 @@ def test_a_real_terminal(folder: Path) -> None:
     """Ctrl-C at the mark, through a terminal's own signal."""
     pid, terminal = pty.fork()
     if pid == 0:
+        # A job that a shell starts in the background ignores it, and so do its children.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
         command = [sys.executable, "-m", "compress.cli", "chat", str(folder), "--max-tokens", "4"]
         os.execv(sys.executable, command)
@@ -280,6 +283,8 @@ def test_a_real_terminal(folder: Path) -> None:
         if seen.count(b"> ") == 2 and not interrupted_once:
             os.write(terminal, b"\x03")
             interrupted_once = True
+    else:
+        os.kill(pid, signal.SIGKILL)
     _, status = os.waitpid(pid, 0)
     assert os.waitstatus_to_exitcode(status) == 0, seen
     assert asked
