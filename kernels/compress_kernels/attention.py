@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from compress_kernels import tiled_attention
+from compress_kernels.checks import require, require_whole
 from compress_kernels.cpu import attention as cpu_attention
 from compress_kernels.cpu.library import native
 
@@ -32,18 +33,19 @@ def paged_attention(
     positions: int64 [T]. Token t sees positions max(0, p - window + 1) to p of its sequence, as
     they are stored; sums are in fp32. softcap: c of c * tanh(score / c).
 
-    No token's result depends on the other tokens. Raises ValueError on a wrong shape or dtype.
+    No token's result depends on the other tokens. Raises ValueError on a wrong shape or dtype,
+    and on keys, values or scales that are not contiguous.
     """
     _check_states(q, keys, values)
     _check_scales(keys, key_scales, "key_scales")
     _check_scales(values, value_scales, "value_scales")
-    _check(table.dim() == 2 and table.dtype == torch.int32, "table", table, "int32 [S, blocks]")
+    require(table.dim() == 2 and table.dtype == torch.int32, "table", table, "int32 [S, blocks]")
     for name, index, dtype in (
         ("sequence", sequence, torch.int32),
         ("positions", positions, torch.int64),
     ):
         good = index.shape == q.shape[:1] and index.dtype == dtype
-        _check(good, name, index, f"{dtype} [{q.shape[0]}]")
+        require(good, name, index, f"{dtype} [{q.shape[0]}]")
     if window is not None and window < 1:
         raise ValueError(f"window is {window}; it must be 1 or more")
     compiled = q.device.type == "cpu" and native().library is not None
@@ -64,11 +66,14 @@ def paged_attention(
 
 
 def _check_states(q: Tensor, keys: Tensor, values: Tensor) -> None:
-    _check(q.dim() == 3 and q.dtype in FLOATS, "q", q, "floats [T, heads, head_dim]")
+    require(q.dim() == 3 and q.dtype in FLOATS, "q", q, "floats [T, heads, head_dim]")
     wanted = f"[blocks, kv_heads, block size, {q.shape[2]}], kv_heads a divisor of {q.shape[1]}"
     good = keys.dim() == 4 and keys.shape[3] == q.shape[2] and q.shape[1] % keys.shape[1] == 0
-    _check(good, "keys", keys, wanted)
-    _check(values.shape == keys.shape, "values", values, f"the shape of keys, {list(keys.shape)}")
+    require(good, "keys", keys, wanted)
+    alike = values.shape == keys.shape and values.dtype == keys.dtype
+    require(alike, "values", values, f"the shape of keys, {list(keys.shape)}, and their dtype")
+    require_whole("keys", keys)
+    require_whole("values", values)
 
 
 def _check_scales(states: Tensor, scales: Tensor | None, name: str) -> None:
@@ -79,9 +84,5 @@ def _check_scales(states: Tensor, scales: Tensor | None, name: str) -> None:
     if scales is None:
         raise ValueError(f"{name} is missing; int8 needs fp16 {list(states.shape[:3])}")
     good = scales.shape == states.shape[:3] and scales.dtype == torch.float16
-    _check(good, name, scales, f"fp16 {list(states.shape[:3])}")
-
-
-def _check(good: bool, name: str, tensor: Tensor, wanted: str) -> None:
-    if not good:
-        raise ValueError(f"{name} is {tensor.dtype} {list(tensor.shape)}; {wanted} is needed")
+    require(good, name, scales, f"fp16 {list(states.shape[:3])}")
+    require_whole(name, scales)

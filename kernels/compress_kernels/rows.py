@@ -2,8 +2,10 @@
 
 from typing import Literal
 
+import torch
 from torch import Tensor
 
+from compress_kernels.checks import require
 from compress_kernels.cpu import rows as cpu_rows
 from compress_kernels.cpu.library import native
 from compress_kernels.reference import rows as reference_rows
@@ -15,8 +17,11 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, late: bool) -> Tensor:
     """x: floats [..., n] -> x / sqrt(mean(x²) + eps) * weight, the same shape and dtype.
 
     weight: [n], of x's dtype, multiplied with the rounded quotient; late: fp32, and rounded once,
-    behind the product.
+    behind the product. Raises ValueError on another shape or dtype.
     """
+    wanted = torch.float32 if late else x.dtype
+    good = weight.shape == x.shape[-1:] and weight.dtype == wanted
+    require(good, "weight", weight, f"{wanted} [{x.shape[-1]}]")
     if _compiled(x):
         return cpu_rows.rms_norm(x, weight, eps, late)
     return reference_rows.rms_norm(x, weight, eps, late)
@@ -26,14 +31,23 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """The first numbers of every head turned, the rest as they are. x: [T, heads, head_dim].
 
     cos, sin: [T, pairs]; in their dtype, where it is wider, is what happens computed.
+    Raises ValueError on other shapes.
     """
+    good = x.dim() == 3 and cos.dim() == 2 and len(cos) == len(x) and 2 * cos.shape[1] <= x.shape[2]
+    require(good, "cos", cos, f"[{len(x)}, up to {x.shape[-1] // 2}]")
+    require(sin.shape == cos.shape and sin.dtype == cos.dtype, "sin", sin, "what cos is")
     if _compiled(x):
         return cpu_rows.rotate(x, cos, sin)
     return reference_rows.rotate(x, cos, sin)
 
 
 def gate(gate: Tensor, up: Tensor, function: Gating) -> Tensor:
-    """function(gate) * up, all [rows, n] of one dtype; the function's result is rounded to it."""
+    """function(gate) * up, all [rows, n] of one dtype; the function's result is rounded to it.
+
+    Raises ValueError where they differ.
+    """
+    alike = gate.dim() == 2 and up.shape == gate.shape and up.dtype == gate.dtype
+    require(alike, "up", up, f"{gate.dtype} {list(gate.shape)}")
     if _compiled(gate):
         return cpu_rows.gate(gate, up, function)
     return reference_rows.gate(gate, up, function)

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from compress_kernels.checks import require, require_whole
 from compress_kernels.cpu import states as cpu_states
 from compress_kernels.cpu.library import native
 from compress_kernels.reference import states as reference_states
@@ -18,25 +19,23 @@ def store_states(
     source: [T, kv_heads, head_dim], bf16, fp16 or fp32. target: [blocks, kv_heads, block size,
     head_dim], floats, or int8 with `scales`, fp16 [blocks, kv_heads, block size]. slots: int64 [T],
     block * block size + offset. As int8 each token and head gets the scale max |x| / 127, rounded
-    to fp16, and codes round(x / scale). Raises ValueError on a wrong shape or dtype.
+    to fp16, and codes round(x / scale). Raises ValueError on a wrong shape or dtype, and on
+    a target or scales that are not contiguous.
     """
     heads, dim = target.shape[1], target.shape[3]
-    _check(source.shape[1:] == (heads, dim) and source.dtype in FLOATS, "source", source,
+    require(source.shape[1:] == (heads, dim) and source.dtype in FLOATS, "source", source,
            f"floats [T, {heads}, {dim}]")  # fmt: skip
     good = slots.shape == source.shape[:1] and slots.dtype == torch.int64
-    _check(good, "slots", slots, f"int64 [{len(source)}]")
+    require(good, "slots", slots, f"int64 [{len(source)}]")
     if target.dtype == torch.int8:
         if scales is None:
             raise ValueError(f"scales are missing; int8 needs fp16 {list(target.shape[:3])}")
         good = scales.shape == target.shape[:3] and scales.dtype == torch.float16
-        _check(good, "scales", scales, f"fp16 {list(target.shape[:3])}")
+        require(good, "scales", scales, f"fp16 {list(target.shape[:3])}")
     elif target.dtype not in FLOATS or scales is not None:
         raise ValueError(f"{target.dtype} goes without scales; int8 and floats can be stored")
+    require_whole("target", target)
+    require_whole("scales", scales)
     compiled = target.device.type == "cpu" and native().library is not None
     store = cpu_states.store_states if compiled else reference_states.store_states
     store(source, target, slots, scales)
-
-
-def _check(good: bool, name: str, tensor: Tensor, wanted: str) -> None:
-    if not good:
-        raise ValueError(f"{name} is {tensor.dtype} {list(tensor.shape)}; {wanted} is needed")

@@ -230,6 +230,8 @@ def test_wrong_arguments_are_named() -> None:
         ({"q": torch.zeros(1, HEADS)}, r"q is torch.float32 \[1, 6\]; floats"),
         ({"q": torch.zeros(1, 5, DIM)}, r"keys is .*; \[blocks, kv_heads, block size, 8\]"),
         ({"values": texts.values[:1]}, r"values is .*; the shape of keys"),
+        ({"values": texts.values.half()}, r"values is torch.float16 .*, and their dtype"),
+        ({"keys": texts.keys.mT.contiguous().mT}, r"keys has strides .*; a contiguous tensor"),
         ({"table": texts.table.long()}, r"table is torch.int64 .*; int32 \[S, blocks\]"),
         ({"sequence": torch.zeros(2, dtype=torch.int32)}, r"sequence is .*; torch.int32 \[1\]"),
         ({"positions": torch.zeros(1)}, r"positions is torch.float32 \[1\]; torch.int64"),

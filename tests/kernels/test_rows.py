@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from compress_kernels import rows as ops
 from compress_kernels.cpu import rows as compiled
 from compress_kernels.cpu.library import native
 from compress_kernels.reference import rows as reference
@@ -67,3 +68,18 @@ def test_gate(dtype: torch.dtype, width: int, function: str) -> None:
     both[3, 1] = torch.nan
     gate, up = both.chunk(2, -1)
     assert compiled.gate(gate, up, function)[3, 1].isnan()
+
+
+def test_wrong_arguments_are_named() -> None:
+    x, half = torch.zeros(2, 8), torch.zeros(8, dtype=torch.float16)
+    with pytest.raises(ValueError, match=r"weight is torch.float16 \[8\]; torch.float32 \[8\]"):
+        ops.rms_norm(x, half, 1e-6, False)
+    with pytest.raises(ValueError, match=r"weight is torch.float16 .*; torch.float32"):
+        ops.rms_norm(x.half(), half, 1e-6, True)
+    heads, turns = torch.zeros(2, 1, 8), torch.zeros(2, 5)
+    with pytest.raises(ValueError, match=r"cos is .* \[2, 5\]; \[2, up to 4\]"):
+        ops.rotate(heads, turns, turns)
+    with pytest.raises(ValueError, match=r"sin is torch\.float64"):
+        ops.rotate(heads, turns[:, :4], turns[:, :4].double())
+    with pytest.raises(ValueError, match=r"up is torch\.float16"):
+        ops.gate(x, x.half(), "silu")

@@ -89,6 +89,8 @@ def test_wrong_arguments_are_named() -> None:
         ((x, codes, slots, scales.float()), r"scales is torch.float32"),
         ((x, floats, slots, scales), "torch.float32 goes without scales"),
         ((x, floats.double(), slots), "torch.float64 goes without scales"),
+        ((x, floats.mT.contiguous().mT, slots), "target has strides .*; a contiguous tensor"),
+        ((x, codes, slots, scales.mT.contiguous().mT), "scales has strides"),
     ):
         with pytest.raises(ValueError, match=message):
             store_states(*call)  # type: ignore[arg-type]
