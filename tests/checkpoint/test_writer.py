@@ -205,6 +205,26 @@ def test_filesystem_without_fallocate(tmp_path: Path, monkeypatch: pytest.Monkey
     assert opened(tmp_path).keys() == TENSORS.keys()
 
 
+def test_the_disk_is_told_of_large_tensors_and_may_not_listen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = []
+
+    def refuse(fd: int, offset: int, length: int, advice: int) -> None:
+        told.append((offset, length, advice))
+        raise OSError("a filesystem without it")
+
+    monkeypatch.setattr(os, "posix_fadvise", refuse)
+    large, small = torch.ones(1 << 18), torch.ones(4)
+    layout = plan_shards([("large", "F32", (1 << 18,)), ("small", "F32", (4,))], 10**9)
+    shards = ShardWriter.create(tmp_path, layout)
+    shards.write("large", large)
+    shards.write("small", small)
+    shards.finish()
+    assert told == [(layout.tensors["large"].start, 1 << 20, os.POSIX_FADV_DONTNEED)]
+    assert torch.equal(opened(tmp_path)["large"], large)
+
+
 def test_reopen_refuses_other_files(tmp_path: Path) -> None:
     layout = plan_shards(entries(), 10**9)
     with pytest.raises(
