@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+from hypothesis import HealthCheck, settings
 from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
@@ -29,6 +30,17 @@ SYM, ASYM = QuantScheme(group_size=32), QuantScheme(group_size=32, symmetric=Fal
 WEIGHTS = "model.safetensors"
 SIDE_FILES = ("hf_quant_config.json", "quantize_config.json")
 Schemes = Mapping[str, QuantScheme]  # by module
+
+
+def tries(examples: int, fixed: bool) -> settings:
+    """That many examples, `fixed` or other ones in each run; each of them opens files."""
+    return settings(
+        max_examples=examples,
+        deadline=None,
+        derandomize=fixed,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
 
 
 def _mixed(linear: Any) -> QuantScheme | None:

@@ -7,14 +7,14 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from compress.checkpoint import Checkpoint
 from compress.cli.main import main
 from compress.errors import CompressError
 from compress.formats import open_weights
-from fuzzing import KINDS, Sound, copy_into
+from fuzzing import KINDS, Sound, copy_into, tries
 from mutations import change_config, change_header
 
 QUICK = ("ct-mixed", "gptq-asym", "modelopt-nvfp4", "bitsandbytes")
@@ -80,13 +80,7 @@ def run(kind: str, text: Path, folder: Path, examples: int, fixed: bool) -> None
     sound = Sound.make(kind, folder / "sound" / "model")
     found: Counter[str] = Counter()
 
-    @settings(
-        max_examples=examples,
-        deadline=None,
-        derandomize=fixed,
-        database=None,
-        suppress_health_check=list(HealthCheck),
-    )
+    @tries(examples, fixed)
     @given(data=st.data())
     def check(data: st.DataObject) -> None:
         changed = folder / "changed" / "model"

@@ -5,11 +5,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from compress.formats import FORMATS
-from fuzzing import KINDS, Sound, copy_into, examine
+from fuzzing import KINDS, Sound, copy_into, examine, tries
 from mutations import change_config, change_header
 
 TARGETS = (*FORMATS, "dense", "compressed-tensors")  # to export to
@@ -34,13 +34,7 @@ def run(kind: str, change: str, sound: Sound, folder: Path, examples: int, fixed
     """Try that many changes; most must be refused, and some must not."""
     found: Counter[str] = Counter()
 
-    @settings(
-        max_examples=examples,
-        deadline=None,
-        derandomize=fixed,
-        database=None,
-        suppress_health_check=list(HealthCheck),
-    )
+    @tries(examples, fixed)
     @given(data=st.data())
     def check(data: st.DataObject) -> None:
         copy_into(sound, folder)

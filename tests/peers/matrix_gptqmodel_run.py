@@ -56,7 +56,7 @@ def main() -> None:
         for opened in (by_itself, in_transformers):
             try:
                 run(opened(checkpoint), checkpoint, ids, int(count))
-            except Exception as problem:
+            except Exception as problem:  # a refusal of theirs, of whatever type, is a cell
                 with open(f"{checkpoint}.error", "a") as file:
                     print(f"{type(problem).__name__}: {problem}", file=file)
             else:

@@ -46,7 +46,7 @@ def run(played: Played, seeds: range) -> None:
     for seed in seeds:
         try:
             play(*played, seed)
-        except Exception as error:
+        except Exception as error:  # any failure, with the seed that gives it again
             raise AssertionError(f"schedule {seed}: {error}") from error
 
 

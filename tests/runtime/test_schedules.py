@@ -13,7 +13,7 @@ def play(seeds: range) -> None:
         try:
             results, _ = run(schedule)
             check_results(schedule, results)
-        except Exception as error:
+        except Exception as error:  # any failure, with the seed that gives it again
             raise AssertionError(f"schedule {seed}: {error}") from error
 
 

@@ -169,8 +169,11 @@ def test_stop_strings_against_the_whole_text(seed: int) -> None:
 
 
 def test_several_stop_strings_in_one_token_the_first_counts() -> None:
-    texts = {0: "one two", 1: " three four five"}
-    decode = lambda ids: "".join(texts[i] for i in ids)  # noqa: E731
+    texts = ["one two", " three four five"]
+
+    def decode(ids: list[int]) -> str:
+        return "".join(texts[i] for i in ids)
+
     assert written(decode, [], [0, 1], ("five", "four", "zero")) == (["one two", " three "], True)
 
 
