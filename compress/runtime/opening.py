@@ -165,13 +165,13 @@ def _named_ends(weights: "Source") -> set[int]:
 
 
 def _check_memory(weights: "Source", dtype: torch.dtype, free: int | None) -> None:
-    """Dense weights in `dtype`; codes one a byte at most."""
-    coded = getattr(weights, "is_quantized", lambda name: False)
-    linears = {linear.tensor: linear for linear in weights.spec.all_linears()}
-    needed = sum(
-        prod(linear.shape) * (1 if coded(linear.name) else dtype.itemsize)
-        for linear in linears.values()
-    )
+    """Dense weights in `dtype`; codes packed, without their scales."""
+    scheme_of = getattr(weights, "scheme", lambda name: None)
+    needed = 0
+    for linear in {linear.tensor: linear for linear in weights.spec.all_linears()}.values():
+        scheme = scheme_of(linear.name)
+        bits = 8 * dtype.itemsize if scheme is None else scheme.bits
+        needed += prod(linear.shape) * bits // 8
     needed += prod(weights.spec.embedding_shape) * dtype.itemsize
     if free is not None and needed > free:
         smaller = "; take dtype bf16" if dtype.itemsize > 2 else ""

@@ -2,6 +2,7 @@
 
 import json
 from itertools import count
+from math import prod
 from pathlib import Path
 
 import pytest
@@ -165,6 +166,22 @@ def test_memory_is_looked_at_before_anything_is_read(
         open_model(folder)
 
 
+def test_codes_count_as_they_are_kept(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half a byte for a code of 4 bits; head and embedding stay as they are."""
+    compressed_models.write(folder, tmp_path / "out", QuantScheme(group_size=32))
+    spec = open_weights(Checkpoint.open(folder)).spec
+    codes = sum(prod(linear.shape) for linear in spec.linears())
+    head = sum(prod(linear.shape) for linear in spec.all_linears()) - codes
+    needed = codes // 2 + 4 * (head + prod(spec.embedding_shape))
+    monkeypatch.setattr(opening, "available_bytes", lambda: needed - 1)
+    with pytest.raises(RequestError, match="of memory as"):
+        open_model(tmp_path / "out")
+    monkeypatch.setattr(opening, "available_bytes", lambda: needed)
+    assert open_model(tmp_path / "out").encode("once")
+
+
 def test_the_cache_fits_the_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Room for all contexts where there is memory; less is said."""
     assert open_model(folder, limits=Limits(sequences=3)).engine.cache.groups[0].blocks == 25
@@ -191,7 +208,7 @@ def test_outlier_columns_are_of_a_token_alone(folder: Path, tmp_path: Path) -> N
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     config["quantization_config"]["llm_int8_threshold"] = 1.0
     (tmp_path / "out" / "config.json").write_text(json.dumps(config))
-    assert open_model(tmp_path / "out").notices == ()
+    assert open_model(tmp_path / "out").encode("once") == ()
 
 
 def test_what_the_engine_leaves_out_is_said(folder: Path, tmp_path: Path) -> None:
