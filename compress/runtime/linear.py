@@ -1,7 +1,7 @@
 """Linear layers of the engine: a dense weight, or packed codes, decoded when they are used."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -9,14 +9,12 @@ from torch import Tensor
 from compress.arch.spec import LinearSpec
 from compress.blocks.activation import fake_quantize
 from compress.blocks.reading import read_finite
+from compress.formats.weights import CodedWeights, DenseWeights
 from compress.quant.tensor import InputQuantization
 from compress.runtime.packed import PackedWeight
 from compress_kernels.linear import linear
 
-if TYPE_CHECKING:
-    from compress.formats.weights import CodedWeights, DenseWeights
-
-    Source = DenseWeights | CodedWeights
+Source: TypeAlias = DenseWeights | CodedWeights
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,7 +44,7 @@ class Linear:
 
 
 def load_linear(
-    weights: "Source", spec: LinearSpec, *, dtype: torch.dtype, device: torch.device
+    weights: Source, spec: LinearSpec, *, dtype: torch.dtype, device: torch.device
 ) -> Linear:
     """A linear of a checkpoint; codes stay packed. CheckpointError for NaN or infinity."""
     name = f"{spec.name}.bias"
@@ -56,7 +54,9 @@ def load_linear(
     quantized = weights.quantized(spec.tensor)
     inputs = weights.activation(spec.name)
     if quantized is not None:
-        return Linear(PackedWeight.of(quantized, device), bias, inputs, dtype)
+        assert isinstance(weights, CodedWeights)
+        packed = PackedWeight.of(quantized, device, weights.plain_dtype)
+        return Linear(packed, bias, inputs, dtype)
     weight = read_finite(weights, spec.tensor).to(device, dtype)
     weight = weight.t().contiguous() if spec.transposed else weight
     return Linear(weight, bias, inputs, dtype)

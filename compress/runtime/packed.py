@@ -21,17 +21,23 @@ class PackedWeight:
     """codes: of 2 to 7 bits int32 [N, words], of E2M1 uint8 [N, K / 2], else as they are, [N, K].
 
     rest: scales, zeros and everything else of the tensor, with codes of no columns.
+    rounded_to: the dtype of the checkpoint's dense weights, which decoded values are rounded to
+    once: so the engine and a block-streamed evaluation run the same weights.
     """
 
     codes: Tensor
     rest: QuantizedTensor
     shape: tuple[int, int]
+    rounded_to: torch.dtype
 
     @classmethod
-    def of(cls, tensor: QuantizedTensor, device: torch.device) -> "PackedWeight":
+    def of(
+        cls, tensor: QuantizedTensor, device: torch.device, rounded_to: torch.dtype = torch.float32
+    ) -> "PackedWeight":
         """device: where it is kept."""
         codes = _packed(tensor.codes, tensor.scheme).to(device)
-        return cls(codes, _moved(replace(tensor, codes=tensor.codes[:, :0]), device), tensor.shape)
+        rest = _moved(replace(tensor, codes=tensor.codes[:, :0]), device)
+        return cls(codes, rest, tensor.shape, rounded_to)
 
     @property
     def nbytes(self) -> int:
@@ -49,7 +55,7 @@ class PackedWeight:
 
     def dequantize(self, rows: slice, dtype: torch.dtype) -> Tensor:
         """Some rows of the weight, [rows, K]: a tile, or all."""
-        return self._decoded(rows).dequantize(dtype)
+        return self._decoded(rows).dequantize(self.rounded_to).to(dtype)
 
     def _decoded(self, rows: slice) -> QuantizedTensor:
         rest, scheme = self.rest, self.rest.scheme

@@ -62,6 +62,13 @@ def test_what_else_a_tensor_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
         assert torch.equal(tiled(PackedWeight.of(tensor, CPU)), tensor.dequantize())
 
 
+def test_values_are_rounded_as_evaluation_does() -> None:
+    tensor = rounded(QuantScheme(bits=4, group_size=32))
+    weight = PackedWeight.of(tensor, CPU, torch.bfloat16)
+    assert torch.equal(tiled(weight), tensor.dequantize(torch.bfloat16).float())
+    assert not torch.equal(tiled(weight), tensor.dequantize())
+
+
 @pytest.mark.parametrize(
     ("scheme", "bits"),
     [
