@@ -55,9 +55,10 @@ class PackedWeight:
 
     def dequantize(self, rows: slice, dtype: torch.dtype) -> Tensor:
         """Some rows of the weight, [rows, K]: a tile, or all."""
-        return self._decoded(rows).dequantize(self.rounded_to).to(dtype)
+        return self.part(rows).dequantize(self.rounded_to).to(dtype)
 
-    def _decoded(self, rows: slice) -> QuantizedTensor:
+    def part(self, rows: slice) -> QuantizedTensor:
+        """Some rows, their codes not packed; squares that share a scale are whole."""
         rest, scheme = self.rest, self.rest.scheme
         cells = slice(None)
         if scheme.granularity != "tensor":
