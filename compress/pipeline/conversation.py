@@ -6,7 +6,8 @@ from pathlib import Path
 
 from compress.checkpoint import resolve_model
 from compress.errors import DataError, RequestError
-from compress.runtime.model import Model, proper_text
+from compress.runtime.model import Model
+from compress.runtime.prompt import proper_text
 from compress.runtime.request import Sampling
 from compress_calibration.tokenizer import Tokenizer, load_tokenizer
 

@@ -3,35 +3,14 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, Protocol
+from typing import Any
 
 from compress.errors import RequestError
 from compress.runtime.engine import Engine
+from compress.runtime.prompt import TextTokenizer, pair_ids, prompt_ids
 from compress.runtime.request import Request, Result, Sampling, Update
 
 Prompt = str | tuple[int, ...]
-
-
-class TextTokenizer(Protocol):
-    """What is needed of a tokenizer."""
-
-    @property
-    def bos_id(self) -> int | None: ...
-
-    def encode(self, text: str) -> list[int]:
-        """Ids, no special token added."""
-
-    def decode(self, ids: Sequence[int], *, skip_special: bool = False) -> str: ...
-
-
-def proper_text(text: str) -> str:
-    """The text; RequestError where it has halves of characters, as from bytes that are no UTF-8."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        place = f"{text[error.start]!r} at character {error.start + 1}"
-        raise RequestError(f"the text is not UTF-8: {place}; convert it first") from None
-    return text
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,15 +35,7 @@ class Model:
         and the text does not begin with it. RequestError for an empty text without such a token,
         and for what is no text.
         """
-        ids = self.tokenizer.encode(proper_text(text))
-        bos = self.tokenizer.bos_id
-        if bos is not None and ids[:1] != [bos]:
-            ids = [bos, *ids]
-        if not ids:
-            raise RequestError(
-                "the prompt is empty and the tokenizer has no token that begins a text; write one"
-            )
-        return tuple(ids)
+        return prompt_ids(self.tokenizer, text)
 
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling | None = None) -> list[Result]:
         """The outputs of each prompt, sampling.n of them, in order.
@@ -89,18 +60,11 @@ class Model:
         A space at the end of the context counts to the continuation, as tokens begin with spaces.
         Errors: RequestError for a continuation without a token.
         """
-        stem = context.rstrip()
-        begin = self.encode(stem)
-        tails = []
-        for continuation in continuations:
-            tail = self.encode(context + continuation)[len(begin) :]
-            if not tail:
-                raise RequestError(
-                    f"continuation {continuation!r:.60} adds no token to the context; write more"
-                )
-            tails.append(tail)
+        pairs = [pair_ids(self.tokenizer, context, c) for c in continuations]
+        begin = self.encode(context.rstrip())
+        tails = tuple(tail for _, tail in pairs)
         name = f"score {next(self._numbers)}"
-        request = Request(name, begin, score_from=len(begin), continuations=tuple(tails))
+        request = Request(name, begin, score_from=len(begin), continuations=tails)
         return self.engine.generate([request])
 
     def _request(self, prompt: Prompt, sampling: Sampling | None) -> Request:
