@@ -16,8 +16,8 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from benchmarks import timing
-from benchmarks.processes import REPO, RESULTS, SHARED
+from benchmarks.processes import REPO, SHARED, write_result
+from benchmarks.runtime.setting import setting
 from compress.checkpoint import Checkpoint
 from compress.formats import open_weights
 from compress.runtime.batch import FlatBatch
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     decoder = Decoder.load(open_weights(Checkpoint.open(MODEL)))
     result = {
-        **timing.setting(),
+        **setting("benchmarks.runtime.kv_quality"),
         "model": "tale-6m, fp32",
         "bytes_per_token": {
             name(dtype): _cache(decoder, dtype).bytes_per_token
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "tales": compare(decoder, tales(options.tokens)),
         "wikitext": compare(decoder, windows(options.tokens)),
     }
-    timing.write(str(RESULTS / "runtime_kv_quality.json"), result)
+    write_result("runtime_kv_quality", result)
 
 
 def tales(tokens: int) -> list[list[int]]:

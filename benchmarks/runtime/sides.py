@@ -1,7 +1,7 @@
 """What serves a load: the engine, and transformers' `generate` in static batches."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from compress.runtime.refusals import ModelFacts
 from compress.runtime.request import Request, Sampling
 
 BATCH, BLOCK = 8, 16
+Watch = Callable[[Engine[KVCache]], None]
 
 
 class Ours:
@@ -27,8 +28,13 @@ class Ours:
         self.decoder = Decoder.load(open_weights(Checkpoint.open(model)), dtype=dtype)
         self.kv = dtype if kv is None else kv
 
-    def serve(self, jobs: Sequence[Job]) -> Timings:
-        engine = self._engine(jobs)
+    def serve(self, jobs: Sequence[Job], after: Watch | None = None, block: int = BLOCK) -> Timings:
+        return self.run(self.engine(jobs, block), jobs, after)
+
+    def run(
+        self, engine: Engine[KVCache], jobs: Sequence[Job], after: Watch | None = None
+    ) -> Timings:
+        """after: looks at the engine behind each step."""
         times: dict[str, list[float]] = {str(i): [] for i in range(len(jobs))}
         start, cpu = time.monotonic(), time.process_time()
         for i, job in enumerate(jobs):
@@ -38,16 +44,20 @@ class Ours:
             updates, now = engine.step(), time.monotonic() - start
             for update in updates:
                 times[update.id] += [now] * len(update.tokens)
+            if after is not None:
+                after(engine)
         return Timings(list(times.values()), time.process_time() - cpu)
 
-    def _engine(self, jobs: Sequence[Job]) -> Engine[KVCache]:
-        """A new one, so that nothing is left of the last load."""
+    def engine(
+        self, jobs: Sequence[Job], block: int = BLOCK, *, reuse: bool = True
+    ) -> Engine[KVCache]:
+        """A new one with room for all these, so that nothing is left of the last load."""
         how, spec = self.decoder.how, self.decoder.spec
-        blocks = 1 + sum(-(-(len(job.prompt) + job.output) // BLOCK) + 1 for job in jobs)
+        blocks = 1 + sum(-(-(len(job.prompt) + job.output) // block) + 1 for job in jobs)
         device = self.decoder.device
-        cache = KVCache(how, [blocks] * len(how.windows), BLOCK, dtype=self.kv, device=device)
+        cache = KVCache(how, [blocks] * len(how.windows), block, dtype=self.kv, device=device)
         facts = ModelFacts(context=spec.context or 4096, vocabulary=spec.vocab)
-        return Engine(self.decoder, cache, facts)
+        return Engine(self.decoder, cache, facts, reuse=reuse)
 
 
 class Static:

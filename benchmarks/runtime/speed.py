@@ -1,36 +1,47 @@
-"""The engine beside transformers' `generate` in static batches of 8, taking turns.
+"""The engine beside transformers and vLLM on one load, taking turns.
 
     python -m benchmarks.runtime.speed tale-6m [--requests 1 8 64 256] [--rounds 3]
     python -m benchmarks.runtime.speed 400m --requests 1 8 64 --rounds 1
 
 Same model, prompts, dtype and threads; greedy. Prompts and outputs are log-uniform in 16 to 256
-tokens. 400m is a Llama of that size with random weights. The result goes to benchmarks/results.
-tokens_per_cpu_s tells of a machine that others use too, where tokens_per_s varies with the load.
+tokens. 400m is a Llama of that size with random weights. Sides: `engine`; `static`, transformers'
+`generate` in batches of 8; `continuous`, transformers' own continuous batching; `vllm`, real vLLM
+on CPU, compiled, and `vllm-eager` (benchmarks/peers/README.md has its environment). The result goes
+to benchmarks/results. tokens_per_cpu_s tells of a machine that others use too, where tokens_per_s
+varies with the load. ratios are the engine's throughput over that of each side.
 """
 
 import argparse
 import tempfile
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from importlib.metadata import version
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
-from benchmarks import timing
-from benchmarks.models import SHAPES, make
-from benchmarks.processes import REPO, RESULTS
-from benchmarks.runtime.load import make_load
+from benchmarks.processes import write_result
+from benchmarks.runtime.continuous import Continuous
+from benchmarks.runtime.load import LONGEST, Job, make_load
+from benchmarks.runtime.loaded import checkpoint
+from benchmarks.runtime.setting import setting
 from benchmarks.runtime.sides import Ours, Static
 from benchmarks.runtime.timings import Timings, summary
+from benchmarks.runtime.vllm_side import Vllm
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+SIDES = ("engine", "static", "continuous", "vllm", "vllm-eager")
+RATES = ("tokens_per_s", "tokens_per_cpu_s")
+
+
+class Side(Protocol):
+    def serve(self, jobs: Sequence[Job]) -> Timings: ...
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", choices=["tale-6m", "400m"])
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=SIDES[:4])
     parser.add_argument("--requests", type=int, nargs="+", default=[1, 8, 64, 256])
     parser.add_argument("--rounds", type=int, default=3, help="one more, not counted, comes first")
     parser.add_argument("--blocks", type=int, help="of 400m, where its 24 would take too long")
@@ -39,41 +50,56 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--no-warmup", action="store_true", help="count the first round, too")
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        model = checkpoint(options.model, Path(folder), options.blocks)
+        sides = _sides(model, options, Path(folder), stack)
         result = {
-            **timing.setting(),
-            "transformers": version("transformers"),
+            **setting("benchmarks.runtime.speed"),
+            "vllm": next((s.version for s in sides.values() if isinstance(s, Vllm)), None),
             "model": options.model,
             "blocks": options.blocks,
             "dtype": options.dtype,
             "rounds": options.rounds,
             "cases": [],
         }
-        for case in _measure(_model(options, Path(folder)), options):
+        for case in _measure(sides, options):
             result["cases"].append(case)
             blocks = f"_{options.blocks}_blocks" if options.blocks else ""
-            name = f"runtime_speed_{options.model}_{options.dtype}{blocks}.json"
-            timing.write(str(RESULTS / name), result)
+            name = f"runtime_speed_{options.model}_{options.dtype}{blocks}"
+            write_result(name, result)
 
 
-def _model(options: argparse.Namespace, folder: Path) -> Path:
-    if options.model not in SHAPES:
-        return REPO / "examples" / options.model
-    shape = SHAPES[options.model]
-    make(folder, replace(shape, blocks=options.blocks or shape.blocks), tokenizer=False)
-    return folder
-
-
-def _measure(model: Path, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def _sides(
+    model: Path, options: argparse.Namespace, folder: Path, stack: ExitStack
+) -> dict[str, Side]:
     dtype = DTYPES[options.dtype]
-    sides = {"engine": Ours(model, dtype), "transformers": Static(model, dtype)}
-    vocabulary = sides["engine"].decoder.spec.vocab
+
+    def vllm(mode: str) -> Vllm:
+        log = folder / f"{mode}.log"
+        side = Vllm(model, dtype, options.threads, 2 * LONGEST, mode, log)
+        stack.callback(side.close)
+        return side
+
+    make = {
+        "engine": lambda: Ours(model, dtype),
+        "static": lambda: Static(model, dtype),
+        "continuous": lambda: Continuous(model, dtype),
+        "vllm": lambda: vllm("compiled"),
+        "vllm-eager": lambda: vllm("eager"),
+    }
+    return {name: make[name]() for name in options.sides}
+
+
+def _measure(sides: Mapping[str, Side], options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    engine = sides["engine"]
+    assert isinstance(engine, Ours)
     for count in options.requests:
-        jobs = make_load(count, vocabulary)
+        jobs = make_load(count, engine.decoder.spec.vocab)
         runs: dict[str, list[Timings]] = {name: [] for name in sides}
         for number in range(options.rounds + (not options.no_warmup)):
             for name, side in sides.items():
                 measured = side.serve(jobs)
+                assert [len(times) for times in measured.tokens] == [job.output for job in jobs]
                 if number or options.no_warmup:
                     runs[name].append(measured)
         found = {name: _rounded(summary(of)) for name, of in runs.items()}
@@ -82,16 +108,15 @@ def _measure(model: Path, options: argparse.Namespace) -> Iterator[dict[str, Any
             "prompt_tokens": sum(len(job.prompt) for job in jobs),
             "output_tokens": sum(job.output for job in jobs),
             **found,
-            "ratio": round(_ratio(found, "tokens_per_s"), 2),
-            "ratio_of_cpu": round(_ratio(found, "tokens_per_cpu_s"), 2),
+            "ratios": {name: _ratios(found, name) for name in sides if name != "engine"},
         }
 
 
-def _ratio(found: dict[str, dict[str, float]], name: str) -> float:
-    return found["engine"][name] / found["transformers"][name]
+def _ratios(found: Mapping[str, Mapping[str, float]], name: str) -> dict[str, float]:
+    return {rate: round(found["engine"][rate] / found[name][rate], 2) for rate in RATES}
 
 
-def _rounded(values: dict[str, float]) -> dict[str, float]:
+def _rounded(values: Mapping[str, float]) -> dict[str, float]:
     return {name: float(f"{value:.4g}") for name, value in values.items()}
 
 
