@@ -58,7 +58,7 @@ def evaluate_checkpoint(
     """
     started, clock = datetime.now(UTC), time.perf_counter()
     check_device(device)
-    folder = None if out is None else _report_folder(Path(out))
+    folder = None if out is None else report_folder(Path(out))
     result_path = resolve_model(checkpoint)
     result = open_weights(Checkpoint.open(result_path))
     source = None if against is None else open_weights(Checkpoint.open(resolve_model(against)))
@@ -112,7 +112,7 @@ def _report(
         recipe=asked,
         seed=0,
         source=source_of(origin.checkpoint, origin.spec, origin.checkpoint.sha256()),
-        result=_result(result),
+        result=result_of(result),
         stages=(stage,),
         machine=machine(device),
         started=started.isoformat(timespec="seconds"),
@@ -145,7 +145,8 @@ def _texts(
     return tuple(config(text) for text in texts)
 
 
-def _report_folder(folder: Path) -> Path:
+def report_folder(folder: Path) -> Path:
+    """A new or empty folder, made where it is not there. OutputError where it cannot be used."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise OutputError(f"{folder} is not an empty folder; choose another one for the report")
     with disk.refusing(f"make {folder}"):
@@ -155,7 +156,8 @@ def _report_folder(folder: Path) -> Path:
     return folder
 
 
-def _result(weights: Weights) -> Result:
+def result_of(weights: Weights) -> Result:
+    """A checkpoint as a report has it."""
     checkpoint, spec = weights.checkpoint, weights.spec
     shapes = logical_shapes(checkpoint)
     # Of the quantized linears where there are any, as the report of a run counts them.
