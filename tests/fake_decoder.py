@@ -74,10 +74,11 @@ class FakeCache:
 
 @dataclass
 class FakeDecoder:
-    """fail: raised by the next forward, once."""
+    """fail: raised by the next forward, once. multiple: of rows, that it asks for."""
 
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     fail: BaseException | None = None
+    multiple: int = 16
     batches: list[FlatBatch] = field(default_factory=list)
 
     def forward(self, batch: FlatBatch, cache: FakeCache) -> Tensor:
@@ -102,7 +103,7 @@ class FakeDecoder:
         return torch.from_numpy(hidden[batch.rows.numpy()].view(np.int64))
 
     def logits(self, hidden: Tensor) -> Tensor:
-        assert len(hidden) % 16 == 0
+        assert len(hidden) % self.multiple == 0
         return torch.from_numpy(table_of_logits(hidden.numpy().view(U64)))
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from compress.checkpoint import Checkpoint
 from compress.formats import open_weights
-from compress.runtime.batch import ROWS, FlatBatch
+from compress.runtime.batch import FlatBatch
 from compress.runtime.decoder import Decoder
 from compress.runtime.kv import KVCache
 
@@ -58,7 +58,8 @@ class Runs:
         ids = [token for _, tokens, _, _ in chunks for token in tokens]
         where = [number for number, tokens, _, _ in chunks for _ in tokens]
         positions = [start + i for _, tokens, start, _ in chunks for i in range(len(tokens))]
-        missing = [0] * (-len(ids) % ROWS)
+        multiple = self.decoder.multiple
+        missing = [0] * (-len(ids) % multiple)
         sequence = torch.tensor(where + [self.texts] * len(missing), dtype=torch.int32)
         at = torch.tensor(positions + missing)
         blocks = self.tables[sequence.long(), at // self.block_size].long()
@@ -74,8 +75,9 @@ class Runs:
             sequence=sequence,
             tables=(self.tables,) * groups,
             slots=(slots,) * groups,
-            rows=torch.tensor(asked + [0] * (-len(asked) % ROWS)),
+            rows=torch.tensor(asked + [0] * (-len(asked) % multiple)),
             count=len(ids),
+            multiple=multiple,
             lengths=lengths,
         )
 

@@ -34,7 +34,7 @@ PREEMPTED_STEPS = 40
 
 @dataclass
 class Schedule:
-    """arrivals: step -> requests. preempt, abort: chances at every step."""
+    """arrivals: step -> requests. preempt, abort: chances at every step. multiple: of rows."""
 
     block_size: int
     windows: tuple[int | None, ...]
@@ -47,6 +47,7 @@ class Schedule:
     abort: float
     random: Random
     requests: list[Request]
+    multiple: int
 
 
 def draw(seed: int) -> Schedule:
@@ -72,6 +73,7 @@ def draw(seed: int) -> Schedule:
         abort=random.choice((0, 0, 0, 0.05)),
         random=random,
         requests=requests,
+        multiple=random.choice((1, 16)),
     )
 
 
@@ -125,8 +127,8 @@ def _request(random: Random, name: str, stems: list[tuple[int, ...]], limits: Li
 class Watched(FakeDecoder):
     """Looks at each batch before it is computed."""
 
-    def __init__(self, look: Callable[[FlatBatch], None]) -> None:
-        super().__init__()
+    def __init__(self, look: Callable[[FlatBatch], None], multiple: int) -> None:
+        super().__init__(multiple=multiple)
         self.look = look
 
     def forward(self, batch: FlatBatch, cache: FakeCache) -> torch.Tensor:
@@ -139,7 +141,7 @@ def engine_of(schedule: Schedule) -> Engine[FakeCache]:
     groups = tuple(map(CacheGroup, schedule.windows, schedule.blocks))
 
     engine = Engine(
-        Watched(lambda batch: check_batch(engine, batch)),
+        Watched(lambda batch: check_batch(engine, batch), schedule.multiple),
         FakeCache(groups, schedule.block_size),
         facts(schedule.eos),
         schedule.limits,
@@ -154,7 +156,10 @@ def check_batch(engine: Engine[FakeCache], batch: FlatBatch) -> None:
     limits, size = engine.limits, engine.tables.block_size
     separate = limits.policy == "separate"
     assert batch.count <= (limits.prompt_step(size) if separate else limits.tokens_per_step)
-    assert len(batch.ids) % 16 == len(batch.rows) % 16 == 0
+    multiple = engine.decoder.multiple
+    assert batch.multiple == multiple
+    assert len(batch.ids) - batch.count == -batch.count % multiple
+    assert len(batch.rows) % multiple == 0
     for pool, slots in zip(engine.tables.pools, batch.slots, strict=True):
         own, padding = slots[: batch.count].tolist(), slots[batch.count :].tolist()
         assert len(set(own)) == len(own)

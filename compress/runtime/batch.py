@@ -9,13 +9,12 @@ from torch import Tensor
 
 from compress.runtime.step import Item
 
-# Matrix products on a multiple of so many rows give a row the same bits whatever their number.
-ROWS = 16
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FlatBatch:
-    """T rows, a multiple of 16, of S sequences; the rows from `count` on are padding.
+    """T rows of S sequences; the rows from `count` on are padding.
+
+    multiple: T and R are multiples of it, as the decoder asked.
 
     ids, positions: int64 [T]; 0 in padding.
     sequence: int32 [T], the row of the tables that a token belongs to; of padding any row.
@@ -23,7 +22,7 @@ class FlatBatch:
         int32 [S, most blocks], the blocks of a sequence in order, 0 (the null block) behind them.
     slots: for each group int64 [T], block * block size + offset, where a token's keys and values
         go; in padding 0, which is in the null block.
-    rows: int64 [R], which of the T rows go to the head, filled up to a multiple of 16 with 0.
+    rows: int64 [R], which of the T rows go to the head, filled up with 0.
     lengths: int64 [S], tokens of the prompt a sequence came with. Rotary embeddings whose
         frequencies depend on the length of a text (longrope, dynamic) go by it.
     """
@@ -35,18 +34,19 @@ class FlatBatch:
     slots: tuple[Tensor, ...]
     rows: Tensor
     count: int
+    multiple: int
     lengths: Tensor
 
 
 def build_batch(
-    items: Several[Item], groups: int, block_size: int, device: torch.device
+    items: Several[Item], groups: int, block_size: int, device: torch.device, multiple: int
 ) -> FlatBatch:
     """The batch of one or more items, in their order; padding has a row of the tables of its own.
 
     `rows` are the wanted positions, item by item, each in ascending order.
     """
     count = sum(item.count for item in items)
-    padded = _padded(count)
+    padded = _padded(count, multiple)
     ids, positions = np.zeros(padded, np.int64), np.zeros(padded, np.int64)
     sequence = np.full(padded, len(items), np.int32)
     rows: list[int] = []
@@ -58,7 +58,7 @@ def build_batch(
         sequence[part] = index
         rows += range(at + item.wanted - item.start, at + item.count)
         at += item.count
-    rows += [0] * (_padded(len(rows)) - len(rows))
+    rows += [0] * (_padded(len(rows), multiple) - len(rows))
     tables = [_table(items, group) for group in range(groups)]
     block, offset = positions // block_size, positions % block_size
     slots = [table[sequence, block] * np.int64(block_size) + offset for table in tables]
@@ -75,12 +75,13 @@ def build_batch(
         slots=tuple(map(tensor, slots)),
         rows=tensor(np.array(rows, np.int64)),
         count=count,
+        multiple=multiple,
         lengths=tensor(np.array([*given, 0], np.int64)),
     )
 
 
-def _padded(rows: int) -> int:
-    return -(-rows // ROWS) * ROWS
+def _padded(rows: int, multiple: int) -> int:
+    return -(-rows // multiple) * multiple
 
 
 def _table(items: Several[Item], group: int) -> "np.typing.NDArray[np.int32]":

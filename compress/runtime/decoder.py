@@ -1,8 +1,8 @@
 """The decoder: a flat batch of tokens of many texts, through all layers at once.
 
-Every row is computed by itself: matrix products run on multiples of 16 rows, attention and norms
-row by row, elementwise functions are those that give a number one result wherever it lies. So what
-a text gets depends on nothing but the text.
+Every row is computed by itself: matrix products run on any rows where compiled code does them, and
+else on multiples of 16; attention and norms row by row; elementwise functions are those that give a
+number one result wherever it lies. So what a text gets depends on nothing but the text.
 """
 
 from dataclasses import dataclass
@@ -22,6 +22,7 @@ from compress.runtime.linear import Linear
 from compress.runtime.loading import Loader
 from compress.runtime.norms import Norm, through
 from compress.runtime.rope import Rotation
+from compress_kernels.linear import row_multiple
 
 if TYPE_CHECKING:
     from compress.runtime.linear import Source
@@ -31,14 +32,16 @@ if TYPE_CHECKING:
 class Decoder:
     """Weights that stay, in `dtype` on `device`, and how they compute.
 
-    embedding: [vocab, hidden]. positions: [context + offset, hidden] or None. rotations: the
-    distinct ones, in the layers' order. head: shares the embedding's weight where it is tied.
+    multiple: of rows, that a batch has. embedding: [vocab, hidden]. positions: [context + offset,
+    hidden] or None. rotations: the distinct ones, in the layers' order. head: shares the
+    embedding's weight where it is tied.
     """
 
     spec: DecoderSpec
     how: ForwardSpec
     dtype: torch.dtype
     device: torch.device
+    multiple: int
     embedding: Tensor
     positions: Tensor | None
     rotations: tuple[Rotation, ...]
@@ -59,19 +62,25 @@ class Decoder:
         CheckpointError for a family or setting that is in no table of forwards, and for a tensor
         with NaN or infinity.
         """
-        spec, config = weights.spec, weights.checkpoint.config
-        how = describe_forward(config, spec)
-        loader = Loader(weights, how, dtype, torch.device(device))
+        how = describe_forward(weights.checkpoint.config, weights.spec)
+        return cls.of(Loader(weights, how, dtype, torch.device(device)))
+
+    @classmethod
+    def of(cls, loader: Loader) -> "Decoder":
+        """Of what a loader makes."""
+        spec, how = loader.weights.spec, loader.how
         ropes = _distinct(how)
         numbers = [None if x.rope is None else ropes.index(x.rope) for x in how.layers]
         embedding = loader.tensor(spec.embedding)
         head = spec.head_linear()
         final = spec.final_norm
+        tied = Linear(embedding, None, None, loader.dtype)
         return cls(
             spec=spec,
             how=how,
-            dtype=dtype,
+            dtype=loader.dtype,
             device=loader.device,
+            multiple=row_multiple(loader.dtype, loader.device),
             embedding=embedding,
             positions=None if how.positions is None else loader.tensor(how.positions.tensor),
             rotations=tuple(Rotation.of(rope, loader.device) for rope in ropes),
@@ -80,7 +89,7 @@ class Decoder:
                 for block, number in zip(spec.blocks, numbers, strict=True)
             ),
             final_norm=None if final is None else loader.norm(final.removesuffix(".weight")),
-            head=Linear(embedding, None, None, dtype) if head is None else loader.linear(head),
+            head=tied if head is None else loader.linear(head),
         )
 
     @torch.inference_mode()
@@ -97,7 +106,7 @@ class Decoder:
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
-        """[rows, hidden], a multiple of 16 rows -> fp32 [rows, vocabulary]."""
+        """[rows, hidden] -> fp32 [rows, vocabulary]."""
         logits = self.head(hidden).float()
         cap = self.how.final_softcap
         return logits if cap is None else torch.tanh(logits / cap) * cap

@@ -187,11 +187,12 @@ class Engine(Generic[Cache]):
         for copy in step.copies:
             self.cache.copy(*copy)
         groups, size = len(self.tables.groups), self.tables.block_size
-        batch = build_batch(step.items, groups, size, self.decoder.device)
-        hidden = self.decoder.forward(batch, self.cache)
+        decoder = self.decoder
+        batch = build_batch(step.items, groups, size, decoder.device, decoder.multiple)
+        hidden = decoder.forward(batch, self.cache)
         rows = self._advance(step.items)
         vocabulary = self.facts.vocabulary
-        return list(choices(self.decoder.logits, vocabulary, hidden, rows, self.sampler))
+        return list(choices(decoder.logits, vocabulary, hidden, rows, self.sampler))
 
     def _advance(self, items: tuple[Item, ...]) -> list[Row]:
         """Counts the tokens as computed; whose choice each row is. Whoever waited for a prompt

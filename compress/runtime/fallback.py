@@ -38,6 +38,9 @@ class TokenCache:
 class TransformersDecoder:
     """texts: so many texts' keys and values are kept; one that comes back later starts anew."""
 
+    # Rows do not meet here.
+    multiple = 1
+
     def __init__(
         self,
         weights: "DenseWeights | CodedWeights",
@@ -61,31 +64,25 @@ class TransformersDecoder:
         """fp32 logits [R, vocabulary] in place of hidden states.
 
         A text is computed when logits of it are asked, from its beginning or from where one of the
-        kept caches ends.
+        kept caches ends. Rows come item by item, so in the order of their texts.
         """
         cache.tokens.view(-1)[batch.slots[0].cpu()] = batch.ids.cpu()
-        rows = batch.rows.tolist()
-        places = list(zip(batch.sequence.tolist(), batch.positions.tolist(), strict=True))
         asked: dict[int, list[int]] = {}
-        # Behind the rows that are asked, in order, stand zeros.
-        for row in dict.fromkeys(rows if rows[:1] == [0] else filter(None, rows)):
-            text, position = places[row]
-            asked.setdefault(text, []).append(position)
-        found = {
-            (text, position): row
+        for row in batch.rows.tolist():
+            asked.setdefault(int(batch.sequence[row]), []).append(int(batch.positions[row]))
+        found = [
+            self._logits(_text(cache, batch, text, wanted[-1]), wanted)
             for text, wanted in asked.items()
-            for position, row in self._logits(_text(cache, batch, text, wanted[-1]), wanted)
-        }
+        ]
         if not found:
             return torch.zeros(0, self.skeleton.spec.vocab, device=self.device)
-        padding = next(iter(found.values()))
-        return torch.stack([found.get(places[row], padding) for row in rows])
+        return torch.cat(found)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return hidden
 
-    def _logits(self, text: tuple[int, ...], wanted: list[int]) -> list[tuple[int, Tensor]]:
-        """Logits [vocabulary] of some positions of a text, in order, the last of them its last."""
+    def _logits(self, text: tuple[int, ...], wanted: list[int]) -> Tensor:
+        """Logits [positions, vocabulary] of some of a text, in order, the last of them its last."""
         first = wanted[0]
         begun = [known for known in self._caches if known == text[: min(first, len(known))]]
         done = max(map(len, begun), default=0)
@@ -96,8 +93,7 @@ class TransformersDecoder:
         self._caches[text] = out.past_key_values
         while len(self._caches) > self.texts:
             self._caches.popitem(last=False)
-        logits = out.logits[0].float()
-        return [(position, logits[position - len(text)]) for position in wanted]
+        return out.logits[0, [position - len(text) for position in wanted]].float()  # type: ignore[no-any-return]
 
 
 def _text(cache: TokenCache, batch: FlatBatch, number: int, last: int) -> tuple[int, ...]:

@@ -7,10 +7,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from compress.runtime.batch import ROWS
 from compress.runtime.request import TokenLogprob
 from compress.runtime.sampling import Choice
 from compress.runtime.sequence import Sequence
+from compress_kernels.linear import ROWS
 
 # Of fp32 logits at once. Scores ask for a row a token: 512 rows of 128k logits would be 256 MB.
 LOGITS_BYTES = 64 * 2**20
@@ -35,9 +35,9 @@ def choices(
 ) -> Iterator[tuple[Row, Choice | None]]:
     """The choice for each row: a new token, or the score of the token that the text has next.
 
-    hidden: [R, width], R a multiple of 16. logits_of: rows of it -> fp32 [rows, vocabulary]; it is
-    asked for multiples of 16 rows. rows: in ascending order of `at`. None where the logits are
-    infinite or not a number.
+    hidden: [R, width]. logits_of: rows of it -> fp32 [rows, vocabulary]; it is asked for multiples
+    of 16 rows, and for those that are left. rows: in ascending order of `at`. None where the logits
+    are infinite or not a number.
     """
     size = max(1, LOGITS_BYTES // (4 * vocabulary * ROWS)) * ROWS
     begin = 0
@@ -64,7 +64,6 @@ def _of_chunk(
 
 
 def _scores(logits: Tensor, rows: Several[Row]) -> list[Choice | None]:
-    # Over all rows of the chunk: their number, a multiple of 16, leaves the bits of a row alone.
     logprobs, best = logits.log_softmax(dim=-1), logits.argmax(dim=-1)
     indices = torch.tensor([row.at for row in rows], device=logits.device)
     targets = [row.sequence.tokens[row.position + 1] for row in rows]

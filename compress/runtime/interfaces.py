@@ -32,8 +32,12 @@ class DecoderLike(Protocol[Taken]):
     @property
     def device(self) -> torch.device: ...
 
+    @property
+    def multiple(self) -> int:
+        """Batches have multiples of so many rows: the bits of a row do not change with them."""
+
     def forward(self, batch: FlatBatch, cache: Taken) -> Tensor:
         """Writes keys and values of all tokens; returns the last hidden states [R, width]."""
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[rows, width], a multiple of 16 rows -> fp32 [rows, vocabulary]."""
+        """[rows, width], a multiple of so many rows, too -> fp32 [rows, vocabulary]."""

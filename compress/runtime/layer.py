@@ -30,7 +30,7 @@ class Layer:
         seen = self.attention(through(self.attention_in, x), batch, cache, angles)
         seen = through(self.attention_out, seen)
         if self.parallel:
-            return self.mlp(through(self.mlp_in, x), batch.count) + seen + x
+            return self.mlp(through(self.mlp_in, x), batch) + seen + x
         x = x + seen
-        made = self.mlp(through(self.mlp_in, x), batch.count)
+        made = self.mlp(through(self.mlp_in, x), batch)
         return x + through(self.mlp_out, made)

@@ -22,8 +22,8 @@ class Linear:
     """weight: [N, K]. bias: [N] or None. inputs: how inputs are rounded, None for not at all; each
     token by itself, as it must not matter what else a step has.
 
-    dtype: of the products. Rows come in multiples of 16, for which their bits depend on nothing
-    but themselves.
+    dtype: of the products. Rows come in the multiples that compress_kernels.linear.row_multiple
+    names, for which their bits depend on nothing but themselves.
     """
 
     weight: Tensor | PackedWeight

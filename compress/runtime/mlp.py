@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from compress.runtime.activations import Activation
-from compress.runtime.batch import ROWS
+from compress.runtime.batch import FlatBatch
 from compress.runtime.linear import Joint, Linear
 from compress_kernels.rows import Gating, gate
 
@@ -24,8 +24,8 @@ class Mlp:
     act: Activation
     gating: Gating | None
 
-    def __call__(self, x: Tensor, count: int) -> Tensor:
-        """x: [rows, hidden] -> the same shape. count: rows that are not padding."""
+    def __call__(self, x: Tensor, batch: FlatBatch) -> Tensor:
+        """x: [rows, hidden] -> the same shape."""
         first, *up = self.inner(x)
         if up and self.gating is not None:
             return self.down(gate(first, up[0], self.gating))
@@ -45,23 +45,23 @@ class Mixture:
     chosen: int
     normalised: bool
 
-    def __call__(self, x: Tensor, count: int) -> Tensor:
-        """x: [rows, hidden] -> the same shape; zero in the rows from `count` on."""
+    def __call__(self, x: Tensor, batch: FlatBatch) -> Tensor:
+        """x: [rows, hidden] -> the same shape; zero in rows that are padding."""
         share, index = self.router(x).float().softmax(dim=-1).topk(self.chosen, dim=-1)
         if self.normalised:
             share = share / share.sum(dim=-1, keepdim=True)
         parts = x.new_zeros(self.chosen, *x.shape, dtype=torch.float32)
         for number, expert in enumerate(self.experts):
-            rows, place = torch.where(index[:count] == number)
+            rows, place = torch.where(index[: batch.count] == number)
             if rows.numel():
-                out = self._expert(expert, x, rows).float()
+                out = self._expert(expert, x, rows, batch).float()
                 parts[place, rows] = out * share[rows, place, None]
         total = parts[0]
         for part in parts[1:]:  # one after the other: the order of a sum is part of its result
             total = total + part
         return total.to(x.dtype)
 
-    def _expert(self, expert: Mlp, x: Tensor, rows: Tensor) -> Tensor:
-        """The expert's output for some rows of x, computed on a multiple of 16."""
+    def _expert(self, expert: Mlp, x: Tensor, rows: Tensor, batch: FlatBatch) -> Tensor:
+        """The expert's output for some rows of x, filled up as the batch is."""
         count = rows.numel()
-        return expert(x[pad(rows, (0, -count % ROWS))], count)[:count]
+        return expert(x[pad(rows, (0, -count % batch.multiple))], batch)[:count]

@@ -1,21 +1,22 @@
 """Whether this machine gives a token the same bits whatever is beside it, tried when a model opens.
 
-Matrix products on multiples of 16 rows do so in the libraries that were tried; nothing promises it
-for the next one, another processor or a GPU.
+Matrix products on any rows (compiled code) or multiples of 16 (torch's) do so in the libraries that
+were tried; nothing promises it for the next one, another processor or a GPU.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from time import perf_counter
 
 import torch
 from torch import Tensor
 
-from compress.runtime.batch import ROWS, FlatBatch
+from compress.runtime.batch import FlatBatch
 from compress.runtime.decoder import Decoder
 from compress.runtime.interfaces import DecoderLike
 from compress.runtime.kv import KVCache
 from compress.runtime.tiles import Tiled
+from compress_kernels.linear import ROWS
 
 # Tokens of the text that is compared, and the seconds that the largest step may take.
 LENGTH, SECONDS = 24, 1.0
@@ -28,7 +29,7 @@ Chunk = tuple[int, Sequence[int], int]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Checked:
-    """decoder: the one given, or in tiles. rows: the sizes of steps that were compared.
+    """decoder: the one given, or with other rows a step. rows: the steps that were compared.
 
     notice: in one line what was found, None where all bits were equal at once.
     """
@@ -39,7 +40,8 @@ class Checked:
 
 
 def check_bits(decoder: Decoder, most: int) -> Checked:
-    """Compares logits bit by bit; takes tiles of 16 rows where they differ.
+    """Compares logits bit by bit; where they differ fills steps up to multiples of 16 rows, and
+    where they still do takes tiles of 16.
 
     most: tokens of a step, at most; as many are tried as take about a second.
     """
@@ -47,20 +49,23 @@ def check_bits(decoder: Decoder, most: int) -> Checked:
     equal, rows = _equal(decoder, decoder, most)
     if equal:
         return Checked(decoder, rows, None)
-    tiled = Tiled(decoder)
-    if _equal(decoder, tiled, most)[0]:
-        return Checked(
-            tiled,
-            rows,
-            f"steps of {' and '.join(map(str, rows))} rows gave a token different bits here, so"
-            " all is computed in tiles of 16 rows: slower, but repeatable",
-        )
+    seen = f"steps of {' and '.join(map(str, rows))} rows gave a token different bits here, so"
+    for tried, remedy in _remedies(decoder):
+        if _equal(decoder, tried, most)[0]:
+            return Checked(tried, rows, f"{seen} {remedy}: slower, but repeatable")
     return Checked(
         decoder,
         rows,
         "this machine gives a token different bits beside different neighbours, in tiles of 16 rows"
         " too: outputs can depend on what else is served",
     )
+
+
+def _remedies(decoder: Decoder) -> Iterator[tuple[Native, str]]:
+    """Other ways to compute, and what they are, the cheapest first."""
+    if decoder.multiple < ROWS:
+        yield replace(decoder, multiple=ROWS), "steps are filled up to multiples of 16 rows"
+    yield Tiled(decoder), "all is computed in tiles of 16 rows"
 
 
 def _equal(decoder: Decoder, tried: Native, most: int) -> tuple[bool, tuple[int, ...]]:
@@ -82,7 +87,7 @@ def _equal(decoder: Decoder, tried: Native, most: int) -> tuple[bool, tuple[int,
         found.append(runs.logits([(0, ids[middle:], middle), (1, others, 0)])[0])
     expected = [whole[:middle], *([whole, whole[middle:]] * len(sizes))]
     equal = all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
-    return equal, (ROWS, *sizes)
+    return equal, (tried.multiple, *sizes)
 
 
 class _Runs:
@@ -105,7 +110,7 @@ class _Runs:
         ids = [token for _, tokens, _ in chunks for token in tokens]
         texts = [text for text, tokens, _ in chunks for _ in tokens]
         positions = [start + i for _, tokens, start in chunks for i in range(len(tokens))]
-        padding = [0] * (-len(ids) % ROWS)
+        padding = [0] * (-len(ids) % self.tried.multiple)
         sequence = torch.tensor(texts + [2] * len(padding), dtype=torch.int32, device=device)
         at = torch.tensor(positions + padding, device=device)
         blocks = torch.tensor([[1], [2], [0]], dtype=torch.int32, device=device)
@@ -118,5 +123,6 @@ class _Runs:
             slots=(slots,) * self.groups,
             rows=torch.arange(len(at), device=device),
             count=len(ids),
+            multiple=self.tried.multiple,
             lengths=torch.tensor([LENGTH, self.most, 0], device=device),
         )

@@ -7,8 +7,9 @@ from typing import Generic
 import torch
 from torch import Tensor
 
-from compress.runtime.batch import ROWS, FlatBatch
+from compress.runtime.batch import FlatBatch
 from compress.runtime.interfaces import DecoderLike, Taken
+from compress_kernels.linear import ROWS
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,6 +25,10 @@ class Tiled(Generic[Taken]):
     @property
     def device(self) -> torch.device:
         return self.decoder.device
+
+    @property
+    def multiple(self) -> int:
+        return ROWS
 
     def forward(self, batch: FlatBatch, cache: Taken) -> Tensor:
         parts = [self.decoder.forward(tile, cache) for tile in _tiles(batch)]
@@ -46,4 +51,5 @@ def _tiles(batch: FlatBatch) -> Iterator[FlatBatch]:
             slots=tuple(slots[part] for slots in batch.slots),
             rows=everything,
             count=min(ROWS, batch.count - start),
+            multiple=ROWS,
         )

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from compress_kernels import tiled_attention
-from compress_kernels.checks import require, require_whole
+from compress_kernels.checks import require_whole, wrong
 from compress_kernels.cpu import attention as cpu_attention
 from compress_kernels.cpu.library import native
 
@@ -39,13 +39,14 @@ def paged_attention(
     _check_states(q, keys, values)
     _check_scales(keys, key_scales, "key_scales")
     _check_scales(values, value_scales, "value_scales")
-    require(table.dim() == 2 and table.dtype == torch.int32, "table", table, "int32 [S, blocks]")
+    if table.dim() != 2 or table.dtype != torch.int32:
+        raise wrong("table", table, "int32 [S, blocks]")
     for name, index, dtype in (
         ("sequence", sequence, torch.int32),
         ("positions", positions, torch.int64),
     ):
-        good = index.shape == q.shape[:1] and index.dtype == dtype
-        require(good, name, index, f"{dtype} [{q.shape[0]}]")
+        if index.shape != q.shape[:1] or index.dtype != dtype:
+            raise wrong(name, index, f"{dtype} [{q.shape[0]}]")
     if window is not None and window < 1:
         raise ValueError(f"window is {window}; it must be 1 or more")
     compiled = q.device.type == "cpu" and native().library is not None
@@ -66,12 +67,14 @@ def paged_attention(
 
 
 def _check_states(q: Tensor, keys: Tensor, values: Tensor) -> None:
-    require(q.dim() == 3 and q.dtype in FLOATS, "q", q, "floats [T, heads, head_dim]")
-    wanted = f"[blocks, kv_heads, block size, {q.shape[2]}], kv_heads a divisor of {q.shape[1]}"
-    good = keys.dim() == 4 and keys.shape[3] == q.shape[2] and q.shape[1] % keys.shape[1] == 0
-    require(good, "keys", keys, wanted)
-    alike = values.shape == keys.shape and values.dtype == keys.dtype
-    require(alike, "values", values, f"the shape of keys, {list(keys.shape)}, and their dtype")
+    if q.dim() != 3 or q.dtype not in FLOATS:
+        raise wrong("q", q, "floats [T, heads, head_dim]")
+    heads, dim = q.shape[1:]
+    if keys.dim() != 4 or keys.shape[3] != dim or heads % keys.shape[1]:
+        form = f"[blocks, kv_heads, block size, {dim}], kv_heads a divisor of {heads}"
+        raise wrong("keys", keys, form)
+    if values.shape != keys.shape or values.dtype != keys.dtype:
+        raise wrong("values", values, f"the shape of keys, {list(keys.shape)}, and their dtype")
     require_whole("keys", keys)
     require_whole("values", values)
 
@@ -83,6 +86,6 @@ def _check_scales(states: Tensor, scales: Tensor | None, name: str) -> None:
         return
     if scales is None:
         raise ValueError(f"{name} is missing; int8 needs fp16 {list(states.shape[:3])}")
-    good = scales.shape == states.shape[:3] and scales.dtype == torch.float16
-    require(good, name, scales, f"fp16 {list(states.shape[:3])}")
+    if scales.shape != states.shape[:3] or scales.dtype != torch.float16:
+        raise wrong(name, scales, f"fp16 {list(states.shape[:3])}")
     require_whole(name, scales)

@@ -1,12 +1,14 @@
-"""What an op is given must fit: compiled code reads memory by shape, dtype and strides alone."""
+"""What an op is given must fit: compiled code reads memory by shape, dtype and strides alone.
+
+The messages are made where something is wrong only: a step of one token calls a hundred ops.
+"""
 
 from torch import Tensor
 
 
-def require(good: bool, name: str, tensor: Tensor, wanted: str) -> None:
-    """ValueError with what the tensor is and what would be right, unless `good`."""
-    if not good:
-        raise ValueError(f"{name} is {tensor.dtype} {list(tensor.shape)}; {wanted} is needed")
+def wrong(name: str, tensor: Tensor, wanted: str) -> ValueError:
+    """To be raised: what the tensor is, and what would be right."""
+    return ValueError(f"{name} is {tensor.dtype} {list(tensor.shape)}; {wanted} is needed")
 
 
 def require_whole(name: str, tensor: Tensor | None) -> None:

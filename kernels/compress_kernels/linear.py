@@ -4,9 +4,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear as torch_linear
 
-from compress_kernels.checks import require
+from compress_kernels.checks import wrong
 from compress_kernels.cpu import linear as cpu_linear
 from compress_kernels.cpu.library import native
+
+# In multiples of so many rows torch's products give each the same bits, if at all.
+ROWS = 16
+
+
+def row_multiple(dtype: torch.dtype, device: torch.device) -> int:
+    """In multiples of so many rows `linear` is to be called for the bits of each to be its own."""
+    return 1 if _compiled(dtype, device) else ROWS
 
 
 def linear(
@@ -18,20 +26,27 @@ def linear(
     row's bits depend on nothing else; torch's products give that on multiples of 16 rows at best.
     Raises ValueError on a wrong shape or dtype.
     """
-    shape = (len(x), len(weight))
-    require(x.dim() == 2 and x.shape[1] == weight.shape[1], "x", x, f"[rows, {weight.shape[1]}]")
-    require(x.dtype == weight.dtype, "x", x, f"{weight.dtype}")
-    if bias is not None:
-        good = bias.shape == shape[1:] and bias.dtype == x.dtype
-        require(good, "bias", bias, f"{x.dtype} [{shape[1]}]")
-    compiled = x.device.type == "cpu" and x.dtype == torch.float32 and native().library is not None
+    outputs, columns = weight.shape
+    if x.dim() != 2 or x.shape[1] != columns:
+        raise wrong("x", x, f"[rows, {columns}]")
+    if x.dtype != weight.dtype:
+        raise wrong("x", x, f"{weight.dtype}")
+    if bias is not None and (bias.shape != (outputs,) or bias.dtype != x.dtype):
+        raise wrong("bias", bias, f"{x.dtype} [{outputs}]")
+    compiled = _compiled(x.dtype, x.device)
     if out is None and not compiled:
         return torch_linear(x, weight, bias)
-    out = x.new_empty(shape) if out is None else out
-    good = out.shape == shape and out.dtype == x.dtype and out.stride(1) == 1
-    require(good, "out", out, f"{x.dtype} {list(shape)}, its columns side by side")
+    shape = (x.shape[0], outputs)
+    if out is None:
+        out = x.new_empty(shape)
+    elif out.shape != shape or out.dtype != x.dtype or out.stride(1) != 1:
+        raise wrong("out", out, f"{x.dtype} {list(shape)}, its columns side by side")
     if compiled:
         cpu_linear.linear(x, weight, bias, out)
     else:
         out.copy_(torch_linear(x, weight, bias))
     return out
+
+
+def _compiled(dtype: torch.dtype, device: torch.device) -> bool:
+    return dtype == torch.float32 and device.type == "cpu" and native().library is not None

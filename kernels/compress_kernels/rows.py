@@ -5,7 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from compress_kernels.checks import require
+from compress_kernels.checks import wrong
 from compress_kernels.cpu import rows as cpu_rows
 from compress_kernels.cpu.library import native
 from compress_kernels.reference import rows as reference_rows
@@ -20,8 +20,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, late: bool) -> Tensor:
     behind the product. Raises ValueError on another shape or dtype.
     """
     wanted = torch.float32 if late else x.dtype
-    good = weight.shape == x.shape[-1:] and weight.dtype == wanted
-    require(good, "weight", weight, f"{wanted} [{x.shape[-1]}]")
+    if weight.shape != x.shape[-1:] or weight.dtype != wanted:
+        raise wrong("weight", weight, f"{wanted} [{x.shape[-1]}]")
     if _compiled(x):
         return cpu_rows.rms_norm(x, weight, eps, late)
     return reference_rows.rms_norm(x, weight, eps, late)
@@ -33,9 +33,11 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     cos, sin: [T, pairs]; in their dtype, where it is wider, is what happens computed.
     Raises ValueError on other shapes.
     """
-    good = x.dim() == 3 and cos.dim() == 2 and len(cos) == len(x) and 2 * cos.shape[1] <= x.shape[2]
-    require(good, "cos", cos, f"[{len(x)}, up to {x.shape[-1] // 2}]")
-    require(sin.shape == cos.shape and sin.dtype == cos.dtype, "sin", sin, "what cos is")
+    rows, dim = x.shape[0], x.shape[-1]
+    if x.dim() != 3 or cos.dim() != 2 or cos.shape[0] != rows or 2 * cos.shape[1] > dim:
+        raise wrong("cos", cos, f"[{rows}, up to {dim // 2}]")
+    if sin.shape != cos.shape or sin.dtype != cos.dtype:
+        raise wrong("sin", sin, "what cos is")
     if _compiled(x):
         return cpu_rows.rotate(x, cos, sin)
     return reference_rows.rotate(x, cos, sin)
@@ -46,8 +48,8 @@ def gate(gate: Tensor, up: Tensor, function: Gating) -> Tensor:
 
     Raises ValueError where they differ.
     """
-    alike = gate.dim() == 2 and up.shape == gate.shape and up.dtype == gate.dtype
-    require(alike, "up", up, f"{gate.dtype} {list(gate.shape)}")
+    if gate.dim() != 2 or up.shape != gate.shape or up.dtype != gate.dtype:
+        raise wrong("up", up, f"{gate.dtype} {list(gate.shape)}")
     if _compiled(gate):
         return cpu_rows.gate(gate, up, function)
     return reference_rows.gate(gate, up, function)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from compress_kernels.checks import require, require_whole
+from compress_kernels.checks import require_whole, wrong
 from compress_kernels.cpu import states as cpu_states
 from compress_kernels.cpu.library import native
 from compress_kernels.reference import states as reference_states
@@ -23,15 +23,15 @@ def store_states(
     a target or scales that are not contiguous.
     """
     heads, dim = target.shape[1], target.shape[3]
-    require(source.shape[1:] == (heads, dim) and source.dtype in FLOATS, "source", source,
-           f"floats [T, {heads}, {dim}]")  # fmt: skip
-    good = slots.shape == source.shape[:1] and slots.dtype == torch.int64
-    require(good, "slots", slots, f"int64 [{len(source)}]")
+    if source.shape[1:] != (heads, dim) or source.dtype not in FLOATS:
+        raise wrong("source", source, f"floats [T, {heads}, {dim}]")
+    if slots.shape != source.shape[:1] or slots.dtype != torch.int64:
+        raise wrong("slots", slots, f"int64 [{source.shape[0]}]")
     if target.dtype == torch.int8:
         if scales is None:
             raise ValueError(f"scales are missing; int8 needs fp16 {list(target.shape[:3])}")
-        good = scales.shape == target.shape[:3] and scales.dtype == torch.float16
-        require(good, "scales", scales, f"fp16 {list(target.shape[:3])}")
+        if scales.shape != target.shape[:3] or scales.dtype != torch.float16:
+            raise wrong("scales", scales, f"fp16 {list(target.shape[:3])}")
     elif target.dtype not in FLOATS or scales is not None:
         raise ValueError(f"{target.dtype} goes without scales; int8 and floats can be stored")
     require_whole("target", target)

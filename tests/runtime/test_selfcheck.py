@@ -1,6 +1,6 @@
 """The check of bits when a model opens, with decoders whose rows look at each other."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from itertools import count
 
 import pytest
@@ -29,6 +29,13 @@ class RowsMatter(Decoder):
         return super().forward(batch, cache) * (1 + 1e-6 * len(batch.ids))
 
 
+class OddRowsMatter(Decoder):
+    """As with a library that has other code for the rows behind the last 16."""
+
+    def forward(self, batch: FlatBatch, cache: KVCache) -> Tensor:
+        return super().forward(batch, cache) * (1 + 1e-6 * (len(batch.ids) % 16))
+
+
 class HeadMatters(Decoder):
     def logits(self, hidden: Tensor) -> Tensor:
         return super().logits(hidden) * (1 + 1e-6 * len(hidden))
@@ -55,7 +62,19 @@ def test_a_good_decoder_stays_as_it_is(decoder: Decoder) -> None:
     checked = check_bits(decoder, 512)
     assert checked.decoder is decoder
     assert checked.notice is None
-    assert checked.rows[:2] == (16, 64)
+    assert checked.rows[:2] == (decoder.multiple, 64)
+
+
+def test_rows_that_matter_but_for_16_are_filled_up(decoder: Decoder) -> None:
+    odd = replace(turned(decoder, OddRowsMatter), multiple=1)
+    checked = check_bits(odd, 512)
+    assert isinstance(checked.decoder, OddRowsMatter)
+    assert checked.decoder.multiple == 16
+    assert checked.notice == (
+        f"steps of {' and '.join(map(str, checked.rows))} rows gave a token different bits here, so"
+        " steps are filled up to multiples of 16 rows: slower, but repeatable"
+    )
+    assert check_bits(replace(odd, multiple=16), 512).notice is None
 
 
 @pytest.mark.parametrize("kind", [RowsMatter, HeadMatters])
@@ -96,7 +115,7 @@ def engine_of(decoder: Decoder, each: DecoderLike[KVCache]) -> Engine[KVCache]:
 
 def test_rows_that_matter_do_not_in_tiles(decoder: Decoder) -> None:
     wobbly = Tiled(turned(decoder, RowsMatter))
-    ids, runs = list(range(5, 45)), Runs(decoder, texts=2, most=64)
+    ids, runs = list(range(5, 45)), Runs(replace(decoder, multiple=16), texts=2, most=64)
 
     def logits(*chunks: tuple[int, list[int], int, int]) -> list[Tensor]:
         batch = runs.batch(chunks)

@@ -28,6 +28,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
     bias = None if bias is None else bias.contiguous()
     task = Linear(
         x.data_ptr(), weight.data_ptr(), address(bias), out.data_ptr(),
-        len(x), *reversed(weight.shape), x.stride(0), out.stride(0), torch.get_num_threads(),
+        x.shape[0], weight.shape[1], weight.shape[0], x.stride(0), out.stride(0),
+        torch.get_num_threads(),
     )  # fmt: skip
     library.linear_rows(ctypes.byref(task))

@@ -48,7 +48,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, late: bool) -> Tensor:
     out, weight = x.new_empty(x.shape), weight.contiguous()
     task = RmsNorm(
         flat.data_ptr(), weight.data_ptr(), out.data_ptr(),
-        len(flat), width, flat.stride(0), eps, late, kind,
+        flat.shape[0], width, flat.stride(0), eps, late, kind,
     )  # fmt: skip
     _library().rms_norm(ctypes.byref(task))
     return out
