@@ -18,7 +18,9 @@ from compress.methods import METHODS
 from compress.recipe import builtin_names
 
 REPO = Path(__file__).resolve().parents[1]
-ROOTS = (REPO / "compress", REPO / "calibration", REPO / "kernels", REPO / "benchmarks")
+ROOTS = tuple(
+    REPO / name for name in ("compress", "calibration", "exporters", "kernels", "benchmarks")
+)
 FILE_LINES, FEW_FILES, FILE_LIMIT = 300, 5, 400
 FUNCTION_LINES, FUNCTION_LIMIT, MEDIAN = 40, 60, 12
 DOCUMENTS = [REPO / "README.md", REPO / "CONTRIBUTING.md", *sorted((REPO / "docs").glob("*.md"))]
@@ -63,7 +65,7 @@ def test_source_roots_are_no_packages(folder: str) -> None:
 
 def outcome_of(script: str) -> object:
     """What a script prints as JSON, in a process that sees the source roots and the clone."""
-    path = ":".join(map(str, [REPO, REPO / "calibration", REPO / "kernels"]))
+    path = ":".join(str(REPO / name) for name in (".", "calibration", "exporters", "kernels"))
     done = subprocess.run(
         [sys.executable, "-c", script],
         capture_output=True,
@@ -142,7 +144,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 @pytest.mark.parametrize("page", DOCUMENTS, ids=lambda p: p.name)
 def test_files_that_are_named_exist(page: Path) -> None:
     """Paths in code spans that begin with a folder of the repository."""
-    tops = "compress|calibration|kernels|recipes|tests|benchmarks|docs|examples"
+    tops = "compress|calibration|exporters|kernels|recipes|tests|benchmarks|docs|examples"
     for path in re.findall(rf"`((?:{tops})/[\w./-]*)`", page.read_text()):
         assert (REPO / path).exists(), path
 

@@ -24,7 +24,7 @@ ARGUMENTS = [["--help"], ["--version"], ["recipes"], *([name, "--help"] for name
 
 @pytest.mark.parametrize("arguments", ARGUMENTS, ids=" ".join)
 def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
-    path = ":".join(map(str, [REPO, REPO / "calibration", REPO / "kernels"]))
+    path = ":".join(str(REPO / name) for name in (".", "calibration", "exporters", "kernels"))
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, *arguments],
         capture_output=True,
@@ -37,7 +37,7 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
 
 
 def test_module_runs() -> None:
-    path = ":".join(map(str, [REPO, REPO / "calibration", REPO / "kernels"]))
+    path = ":".join(str(REPO / name) for name in (".", "calibration", "exporters", "kernels"))
     done = subprocess.run(
         [sys.executable, "-m", "compress.cli", "--version"],
         capture_output=True,

@@ -18,7 +18,7 @@ REPO = Path(__file__).resolve().parents[2]
 PYPROJECT = tomllib.loads((REPO / "pyproject.toml").read_text())
 SETUPTOOLS = PYPROJECT["tool"]["setuptools"]
 ROOTS = {name: REPO / folder for name, folder in SETUPTOOLS["package-dir"].items()}
-SOURCES = ("compress", "calibration", "kernels", "recipes", "docs")
+SOURCES = ("compress", "calibration", "exporters", "kernels", "recipes", "docs")
 FILES = ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md")
 
 
@@ -141,7 +141,8 @@ def compress_model(installed: Path, cwd: Path, *arguments: str) -> str:
 def test_installed_package_is_the_one_that_runs(installed: Path, tmp_path: Path) -> None:
     script = (
         "import compress, compress_calibration, compress_kernels, compress_recipes as r;"
-        "print(*(m.__file__ for m in (compress, compress_calibration, compress_kernels, r)))"
+        "import compress_exporters as e;"
+        "print(*(m.__file__ for m in (compress, compress_calibration, e, compress_kernels, r)))"
     )
     done = subprocess.run(
         [str(installed / "python"), "-c", script],

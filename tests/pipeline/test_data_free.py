@@ -24,7 +24,7 @@ print(json.dumps({
 
 def test_data_free_runs_load_no_transformers_and_build_no_module(tiny, tmp_path: Path) -> None:
     path = recipe_file(tmp_path, RTN)
-    roots = [str(REPO / root) for root in ("", "calibration", "kernels")]
+    roots = [str(REPO / root) for root in ("", "calibration", "exporters", "kernels")]
     done = subprocess.run(
         [sys.executable, "-c", CODE, str(path), str(tiny("mixtral")), str(tmp_path / "out")],
         capture_output=True,

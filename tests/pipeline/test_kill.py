@@ -32,7 +32,7 @@ class Job:
         self.recipe = recipe_file(folder, STAGE, calibration=DATA)
 
     def start(self, out: str, *options: str) -> subprocess.Popen[str]:
-        roots = [str(REPO / root) for root in ("", "calibration", "kernels")]
+        roots = [str(REPO / root) for root in ("", "calibration", "exporters", "kernels")]
         command = [sys.executable, "-m", "compress.cli", "run", str(self.recipe)]
         command += ["--model", str(self.model), "--out", str(self.folder / out), *options]
         return subprocess.Popen(

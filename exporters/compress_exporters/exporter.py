@@ -1,0 +1,82 @@
+"""What every exporter is: a row of functions, and the data that goes in and comes out."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal
+
+from compress.errors import DependencyError
+from compress.formats.weights import CodedWeights, DenseWeights
+
+Source = DenseWeights | CodedWeights
+# (what was just written, how many of them are, of how many).
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a user may choose; a field that a target does not read has no effect on it.
+
+    dtype: of dense weights and of what is computed in between. max_context: positions that tables
+    of positions are made for; None for what the model reads.
+    """
+
+    dtype: Literal["fp32", "fp16"] = "fp32"
+    max_context: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """files: names below the folder. notes: what was converted, widened or left out, a line each.
+
+    fused: operator of the target that does several steps at once -> how many. unfused: what stayed
+    in single steps -> why.
+    """
+
+    files: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    fused: Mapping[str, int] = field(default_factory=dict)
+    unfused: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """How far the artifact was checked: its runtime opens it, its logits are those of the weights
+    in our decoder, and it chooses the same tokens too.
+
+    max_logit_error: largest difference of a logit, None where none were computed. detail: what was
+    compared, a line each.
+    """
+
+    level: Literal["loads", "logits", "tokens"]
+    max_logit_error: float | None = None
+    detail: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Exporter:
+    """A row of EXPORTERS.
+
+    summary: one line for `--help`.
+    check: what the target makes of the source, in notes, before anything is written; RecipeError
+        or CheckpointError, in one line that names the nearest target, for what it cannot say.
+    write: fills an empty folder.
+    verify: of a written folder against the source; CheckpointError for an artifact that is wrong.
+    """
+
+    name: str
+    summary: str
+    check: Callable[[Source, Options], tuple[str, ...]]
+    write: Callable[[Source, Path, Options, Progress], Written]
+    verify: Callable[[Source, Path, Options], Proof]
+
+
+def require(target: str, extra: str, *modules: str) -> None:
+    """DependencyError, with the extra to install, unless the modules can be imported."""
+    missing = [name for name in modules if find_spec(name) is None]
+    if missing:
+        raise DependencyError(
+            f"{target} needs {', '.join(missing)}; install it with"
+            f' `pip install "compress-model[{extra}]"`'
+        )
