@@ -1,0 +1,184 @@
+"""What the engine's operations take on this machine, each measured by itself, in seconds.
+
+No step of a model is timed here, so that a prediction is one: products run on weights that caches
+cannot hold, attention on keys and values of its own, what stands between products in a decoder
+whose products cost nothing, and the planning of steps with a decoder that computes nothing.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import cycle
+
+import torch
+from torch import Tensor
+
+from compress.arch.forward import ForwardSpec, describe_forward
+from compress.evaluation.hollow import hollow_decoder, step_seconds, steps_of_rows
+from compress.evaluation.products import workload_of
+from compress.evaluation.roofline import Curve, Machine, Rates, line
+from compress.evaluation.timer import Timer, measure_machine
+from compress.evaluation.workload import Product, Workload
+from compress.runtime.kv import KVCache, bytes_of_layer
+from compress.runtime.linear import Linear, Source, load_linear
+from compress.runtime.packed import PackedWeight
+from compress_kernels.attention import paged_attention
+from compress_kernels.linear import row_multiple
+
+# Rows of products that are measured, as far as the engine has them; of what stands between them;
+# sequences of the planning.
+PRODUCT_ROWS = (1, 4, 8, 16, 32, 64, 128, 256)
+BETWEEN_ROWS = (1, 16, 256)
+SEQUENCES = (1, 64)
+# Weights of one product: of a larger one so many rows are measured, as the rest takes as long.
+MOST_WEIGHTS = 1 << 23
+# Weights that are gone through in turn, or as many as the model has: more than caches hold.
+COLD_BYTES = 128 << 20
+# Operations between two looks at the clock.
+WORK = {"cpu": 1e9, "cuda": 1e12}
+# Of the attention that is measured: positions of a text, bytes of all texts.
+POSITIONS, STATE_BYTES, BLOCK = 256, 64 << 20, 16
+# Rows that stay whole when a weight is cut: as many as may share a scale.
+_WHOLE_ROWS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Calibrated:
+    """A checkpoint and this machine, as far as predictions need them."""
+
+    work: Workload
+    machine: Machine
+    rates: Rates
+
+
+def calibrate(
+    weights: Source,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    kv_dtype: torch.dtype | None = None,
+    timer: Timer | None = None,
+    machine: Machine | None = None,
+) -> Calibrated:
+    """Takes seconds; the weights are not loaded.
+
+    dtype, device: of the engine, with as many threads as torch has now. kv_dtype: of keys and
+    values, as `dtype` where left out. machine: measured already. Errors: CheckpointError for a
+    decoder that is in no table of forwards.
+    """
+    place = torch.device(device)
+    timer = timer or Timer(place)
+    work = workload_of(weights, dtype=dtype, kv_dtype=kv_dtype)
+    machine = machine or measure_machine(dtype, timer)
+    return Calibrated(work, machine, measure_rates(weights, work, dtype, kv_dtype or dtype, timer))
+
+
+def measure_rates(
+    weights: Source, work: Workload, dtype: torch.dtype, kv_dtype: torch.dtype, timer: Timer
+) -> Rates:
+    """work: as `workload_of` gave it for the same weights and dtypes.
+
+    Reads norms and one linear of each kind of quantized weights.
+    """
+    device = timer.device
+    how = describe_forward(weights.checkpoint.config, weights.spec)
+    multiple = row_multiple(dtype, device)
+    curves, tiled = [], False
+    with torch.inference_mode():
+        for product in work.products:
+            linears = list(_copies(weights, work, product, dtype, device))
+            curve, same = _product(linears, product, multiple, timer)
+            curves.append(curve)
+            tiled |= not same
+        single, several = (_attention(how, texts, dtype, kv_dtype, timer) for texts in (None, 1))
+    decoder = hollow_decoder(weights, how, dtype, device, max(BETWEEN_ROWS))
+    counts = [n for n in BETWEEN_ROWS if n % multiple == 0]
+    between = [(float(n), steps_of_rows(decoder, n, timer)) for n in counts]
+    vocabulary = weights.spec.vocab
+    host = [(float(n), step_seconds(vocabulary, n, device, timer)) for n in SEQUENCES]
+    return Rates(tuple(curves), single, several, line(between), line(host), multiple, tiled)
+
+
+def _copies(
+    weights: Source, work: Workload, product: Product, dtype: torch.dtype, device: torch.device
+) -> Iterator[Linear]:
+    """The product's weight, or the first rows of it, so often that caches do not hold them all."""
+    n, k = product.shape
+    rows = min(n, max(1, MOST_WEIGHTS // k // _WHOLE_ROWS) * _WHOLE_ROWS)
+    total = min(COLD_BYTES, work.weight_bytes)
+    count = max(1, -(-total * n // (product.nbytes * rows)))
+    if product.sample is None:
+        weight = torch.full((count, rows, k), 0.01, dtype=dtype, device=device)
+        yield from (Linear(part, None, None, dtype) for part in weight)
+        return
+    linear = load_linear(weights, product.sample, dtype=dtype, device=torch.device("cpu"))
+    assert isinstance(linear.weight, PackedWeight), "dense products have no sample"
+    kept = linear.weight.part(slice(0, rows))
+    packed = PackedWeight.of(kept, device, linear.weight.rounded_to)
+    for _ in range(count):
+        own = replace(packed, codes=packed.codes.clone())
+        yield Linear(own, None, linear.inputs, dtype)
+
+
+def _product(
+    linears: list[Linear], product: Product, multiple: int, timer: Timer
+) -> tuple[Curve, bool]:
+    """Seconds of the whole product by rows, and whether rows had the same bits in all numbers."""
+    (n, k), first = product.shape, linears[0]
+    x = torch.rand(max(PRODUCT_ROWS), k, dtype=torch.float32).to(timer.device, first.dtype)
+    alone = first(x[:multiple])
+    measured = alone.shape[1]
+    points, same, turn = [], True, cycle(linears)
+    for rows in PRODUCT_ROWS:
+        if rows % multiple:
+            continue
+        same &= torch.equal(first(x[:rows])[:multiple], alone)
+        most = WORK[timer.device.type] / (2 * rows * k * measured)
+        calls = min(len(linears), max(1, int(most)))
+        seconds = timer.seconds(partial(_go, turn, x[:rows], calls))
+        points.append((float(rows), seconds / calls * n / measured))
+    return line(points), same
+
+
+def _go(turn: Iterator[Linear], x: Tensor, count: int) -> None:
+    for _ in range(count):
+        next(turn)(x)
+
+
+def _attention(
+    how: ForwardSpec,
+    texts: int | None,
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype,
+    timer: Timer,
+) -> float:
+    """Seconds of one token and one position in one layer.
+
+    texts: None for the last token of each of as many texts as caches do not hold; 1 for all tokens
+    of one text.
+    """
+    device = timer.device
+    length = min(POSITIONS, how.layers[0].window or POSITIONS)
+    blocks = -(-length // BLOCK)
+    text_bytes = blocks * BLOCK * bytes_of_layer(how.kv_heads, how.head_dim, kv_dtype)
+    count = texts or max(1, min(64, STATE_BYTES // text_bytes))
+    one = replace(how, layers=how.layers[:1])
+    cache = KVCache(one, [1 + count * blocks], BLOCK, dtype=kv_dtype, device=device)
+    at = torch.arange(count if texts is None else length, device=device)
+    table = torch.arange(1, 1 + count * blocks, dtype=torch.int32, device=device)
+    q = torch.rand(len(at), how.heads, how.head_dim, dtype=torch.float32).to(device, dtype)
+    call = partial(
+        paged_attention,
+        q,
+        cache.keys[0],
+        cache.values[0],
+        table.view(count, blocks),
+        (at if texts is None else torch.zeros_like(at)).to(torch.int32),
+        torch.full_like(at, length - 1) if texts is None else at,
+        scale=how.layers[0].scale,
+        softcap=how.layers[0].softcap,
+        key_scales=cache.key_scales[0],
+        value_scales=cache.value_scales[0],
+    )
+    pairs = count * length if texts is None else length * (length + 1) // 2
+    return timer.seconds(call) / pairs
