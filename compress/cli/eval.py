@@ -18,9 +18,15 @@ PAGE = "report.html"
     "--text",
     "texts",
     multiple=True,
-    required=True,
     metavar="FILE",
     help="Text to measure on, or 'self'. May be repeated.",
+)
+@click.option(
+    "--task",
+    "tasks",
+    multiple=True,
+    metavar="FILE",
+    help="Questions with answers (.jsonl), or a mapping '{path: FILE, ...}'. May be repeated.",
 )
 @click.option("--window", type=click.IntRange(min=2), help="Tokens the model sees at once.")
 @click.option("--stride", type=click.IntRange(min=1), help="Tokens each further window scores.")
@@ -30,6 +36,7 @@ PAGE = "report.html"
     type=click.IntRange(min=1),
     help="Score about the first N tokens of each text; a long one takes minutes.",
 )
+@click.option("--max-items", type=click.IntRange(min=1), help="Ask the first N items of each task.")
 @click.option("--out", metavar="FOLDER", help="Write report.json and report.html there.")
 @options.device
 @click.option(
@@ -37,23 +44,27 @@ PAGE = "report.html"
     type=click.Choice(["fp32", "bf16"]),
     default="fp32",
     show_default=True,
-    help="Arithmetic of the blocks; the head is always fp32.",
+    help="Arithmetic of the models; the head is always fp32 on texts.",
 )
 @options.as_json
 def command(
     checkpoint: str,
     against: str | None,
     texts: tuple[str, ...],
+    tasks: tuple[str, ...],
     window: int | None,
     stride: int | None,
     max_documents: int | None,
     max_tokens: int | None,
+    max_items: int | None,
     out: str | None,
     device: str,
     dtype: Literal["fp32", "bf16"],
     as_json: bool,
 ) -> None:
-    """Measure CHECKPOINT on texts: perplexity, and how far it is from its source."""
+    """Measure CHECKPOINT on texts and tasks, and how far it is from its source."""
+    if not texts and not tasks:
+        raise click.UsageError("give --text or --task, or both")
     from compress import pipeline
 
     with watched() as progress:
@@ -61,10 +72,12 @@ def command(
             checkpoint,
             against=against,
             texts=texts,
+            tasks=tasks,
             window=window,
             stride=stride,
             max_documents=max_documents,
             max_tokens=max_tokens,
+            max_items=max_items,
             out=out,
             device=device,
             dtype=dtype,

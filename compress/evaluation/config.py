@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from compress.errors import RecipeError
+from compress.evaluation.tasks.config import TaskConfig
 from compress_calibration.config import DEFAULT_SEPARATOR, SourceConfig, SourceKind
 
 # Longer windows cost quadratic attention and change perplexity little; a recipe may ask for more.
@@ -91,9 +92,11 @@ class EvaluationConfig:
     window: tokens the model sees at once, BOS included; None is the model's context, at most 2,048.
     stride: tokens scored by each window after the first; every one of them has at least
         window - stride tokens of context. None is half the window.
-    bos: put the tokenizer's BOS, where it has one, in front of every document and stream.
+    bos: put the tokenizer's BOS, where it has one, in front of every document and stream, and of
+        every prompt of a task.
     kl: also KL(source || result) and top-1 agreement (needs the source).
     dtype: arithmetic of the blocks; the head and its softmax are always fp32.
+    tasks: questions with right answers, put to the models through the engine.
     batch_tokens: tokens that go through a block at once.
     spill_bytes: hidden states kept in memory; what is more goes to a file in the work folder.
     """
@@ -107,6 +110,7 @@ class EvaluationConfig:
     batch_tokens: int = 4096
     spill_bytes: int = 256 * 1024 * 1024
     samples: SampleConfig = SampleConfig()
+    tasks: tuple[TaskConfig, ...] = ()
 
     def __post_init__(self) -> None:
         if self.window is not None and self.window < 2:
@@ -120,10 +124,13 @@ class EvaluationConfig:
                 raise RecipeError(
                     f"evaluation: {key} is {getattr(self, key)}; it must be 1 or more"
                 )
-        names = [text.name for text in self.texts]
-        for name in names:
-            if names.count(name) > 1:
-                raise RecipeError(f"evaluation: two texts are named {name!r}; names must differ")
+        for kind, parts in (("texts", self.texts), ("tasks", self.tasks)):
+            names = [part.name for part in parts]
+            for name in names:
+                if names.count(name) > 1:
+                    raise RecipeError(
+                        f"evaluation: two {kind} are named {name!r}; names must differ"
+                    )
         if self.window is not None and self.stride is not None:
             check_stride(self.window, self.stride)
 

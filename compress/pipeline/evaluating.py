@@ -27,8 +27,9 @@ from compress.pipeline.environment import (
     versions,
 )
 from compress.pipeline.events import Progress, silent
-from compress.pipeline.quality import LEFT_OUT, Measured, measure
+from compress.pipeline.quality import Measured, measure
 from compress.pipeline.summary import kv_bytes_per_token, source_of
+from compress.recipe.tasks import read_task_options
 from compress.report.codec import write_json
 from compress.report.html import write_html
 from compress.report.schema import RecipeInfo, Report, Result, Stage
@@ -38,32 +39,40 @@ def evaluate_checkpoint(
     checkpoint: str | Path,
     *,
     against: str | Path | None = None,
-    texts: Sequence[str],
+    texts: Sequence[str] = (),
+    tasks: Sequence[str] = (),
     window: int | None = None,
     stride: int | None = None,
     max_documents: int | None = None,
     max_tokens: int | None = None,
+    max_items: int | None = None,
     prompts: Sequence[str] = (),
     out: str | Path | None = None,
     device: str = "cpu",
     dtype: Literal["fp32", "bf16"] = "fp32",
     progress: Progress | None = None,
 ) -> Report:
-    """Measure a checkpoint on texts (files, or "self" for text of the source model's own).
+    """Measure a checkpoint on texts (files, or "self" for text of the source model's own) and tasks
+    (files, or mappings as in a recipe, '{path: gsm8k.jsonl, max_tokens: 128}').
 
     against: its source, for perplexity before, KL and agreement. max_documents, max_tokens: of
-    each text, as in a recipe; of text of the model's own a document is a row. out: a new or empty
-    folder for report.json and report.html. dtype: arithmetic of the blocks, "fp32" or "bf16".
-    Raises a CompressError for what the user can mend.
+    each text, as in a recipe; of text of the model's own a document is a row. max_items: of each
+    task that does not say how many. out: a new or empty folder for report.json and report.html.
+    dtype: arithmetic of the models, "fp32" or "bf16". Raises a CompressError for what the user can
+    mend.
     """
     started, clock = datetime.now(UTC), time.perf_counter()
     check_device(device)
+    if not texts and not tasks:
+        raise DataError("there is nothing to measure on: give a text or a task")
+    asked = read_task_options(tasks, max_items)
     folder = None if out is None else report_folder(Path(out))
     result_path = resolve_model(checkpoint)
     result = open_weights(Checkpoint.open(result_path))
     source = None if against is None else open_weights(Checkpoint.open(resolve_model(against)))
     config = EvaluationConfig(
         texts=_texts(texts, max_documents, max_tokens, result.spec.context),
+        tasks=asked,
         window=window,
         stride=stride,
         dtype=dtype,
@@ -72,8 +81,9 @@ def evaluate_checkpoint(
     measured = _measured(result_path, source, config, progress or silent, device)
     seconds = time.perf_counter() - clock
     stage = Stage("evaluate", seconds, peak_rss_bytes(), peak_gpu_bytes(device))
-    asked = RecipeInfo("", yaml.safe_dump({"texts": list(texts)}))
-    report = _report(asked, source or result, result, stage, measured, started, device)
+    given = {"texts": list(texts), **({"tasks": list(tasks)} if tasks else {})}
+    info = RecipeInfo("", yaml.safe_dump(given))
+    report = _report(info, source or result, result, stage, measured, started, device)
     if folder is not None:
         write_json(report, folder / "report.json", write_atomic)
         write_html(report, folder / "report.html", write_atomic)
@@ -83,17 +93,20 @@ def evaluate_checkpoint(
 def _measured(
     result: Path, source: Weights | None, config: EvaluationConfig, progress: Progress, device: str
 ) -> Measured:
-    """All texts or none: DataError where a run would leave one out."""
+    """All texts and tasks or none: DataError where a run would leave one out."""
     scratch = Path(tempfile.mkdtemp(prefix="compress-model-"))
     try:
-        work_folder = scratch / "evaluation"
-        found = measure(result, source, config, progress, work_folder=work_folder, device=device)
+        return measure(
+            result,
+            source,
+            config,
+            progress,
+            work_folder=scratch / "evaluation",
+            device=device,
+            all_or_none=True,
+        )
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    if found.left_out:
-        # Nothing is left out here: it stops.
-        raise DataError("; ".join(line.replace(LEFT_OUT, "", 1) for line in found.left_out))
-    return found
 
 
 def _report(

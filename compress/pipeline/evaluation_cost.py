@@ -10,13 +10,16 @@ from torch.nn.functional import scaled_dot_product_attention
 from compress.arch.spec import DecoderSpec
 from compress.evaluation.config import EvaluationConfig
 from compress.pipeline import estimate
+from compress.pipeline.tasks import SEQUENCES
 from compress.report.units import counted, duration
 
 if TYPE_CHECKING:
+    from compress.evaluation.tasks.asked import Task
     from compress.evaluation.windows import TokenWindows
 
 LONG_SECONDS = 30
 FEWER = "max_tokens of a text (eval: --max-tokens) takes fewer"
+FEWER_ITEMS = "max_items of a task (eval: --max-items) takes fewer"
 # Passes over logits: largest, shift, exponentials, sum and logarithm of each model in fp32; then
 # two exponentials, a difference, a comparison, a product, a sum in fp64 and two searches.
 _ALONE, _COMPARED = 6, 14
@@ -42,6 +45,43 @@ def announcement(
     if seconds < LONG_SECONDS:
         return line
     return f"{line}, about {duration(seconds)} on this processor; {FEWER}"
+
+
+def task_announcement(
+    tasks: Sequence["Task"],
+    spec: DecoderSpec,
+    config: EvaluationConfig,
+    models: int,
+    device: str = "cpu",
+) -> str:
+    """The same for tasks."""
+    items, tokens = sum(len(task.items) for task in tasks), sum(task.tokens for task in tasks)
+    what = f"{counted(items, 'item')} of {counted(len(tasks), 'task')}"
+    line = f"{what}, {counted(tokens, 'token')} at most"
+    if device != "cpu":
+        return line
+    seconds = task_seconds(tasks, spec, config, models)
+    if seconds < LONG_SECONDS:
+        return line
+    return f"{line}, about {duration(seconds)} on this processor; {FEWER_ITEMS}"
+
+
+def task_seconds(
+    tasks: Sequence["Task"], spec: DecoderSpec, config: EvaluationConfig, models: int
+) -> float:
+    """As `evaluation_seconds`, for what no item shares with another and outputs of full length."""
+    dtype = torch.float32 if config.dtype == "fp32" else torch.bfloat16
+    rates = estimate.measure_rates(dtype)
+    seconds = 0.0
+    for task in tasks:
+        length = max(len(begin) + len(tail) for begin, tail in task.pairs)
+        most = 0 if task.sampling is None else task.sampling.max_tokens
+        rows = sum(len(tail) for _, tail in task.pairs) + most * len(task.items)
+        steps = -(-len(task.items) // SEQUENCES) * most
+        seconds += _block_seconds(task.tokens, length + most, spec, rates, dtype)
+        seconds += rows * 2 * spec.vocab * spec.hidden / rates.product
+        seconds += steps * len(spec.blocks) * estimate.DISPATCH_SECONDS
+    return models * seconds
 
 
 def evaluation_seconds(

@@ -1,7 +1,7 @@
 """What a run will need beside the weights, looked for before work starts: hours later is too late.
 
-Texts that are there, a tokenizer that loads, lengths that fit the model, a transformers class that
-runs its blocks, and memory to sample calibration text from the model.
+Texts and tasks that are there, a tokenizer that loads, lengths that fit the model, a transformers
+class that runs its blocks, and memory to sample calibration text from the model.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -12,6 +12,7 @@ import torch
 from compress.checkpoint import Checkpoint
 from compress.errors import CompressError, DataError, RecipeError
 from compress.evaluation.config import DEFAULT_WINDOW_CAP, EvaluationConfig
+from compress.evaluation.tasks.config import TaskConfig
 from compress.pipeline.plan import Plan
 from compress.recipe import Recipe
 from compress.recipe.placing import placed
@@ -60,7 +61,8 @@ def input_checks(
     sources = list(_sources(calibration, evaluation))
     for key, source in sources:
         yield partial(_placed, recipe, key, partial(check_source, source))
-    prompts = evaluation is not None and bool(evaluation.samples.prompts)
+    yield from _tasks(plan)
+    prompts = evaluation is not None and bool(evaluation.samples.prompts or evaluation.tasks)
     if prompts or any(source.kind != "self" for _, source in sources):
         yield partial(load_tokenizer, checkpoint.path)
     if calibration is not None and not drawn:
@@ -104,6 +106,21 @@ def _lengths(plan: Plan, calibration: CalibrationConfig | None) -> Iterator[Chec
         if text.kind == "self":
             place = recipe.at(f"evaluation.texts[{i}].length")
             yield partial(_check_length, place, text.length, context)
+
+
+def _tasks(plan: Plan) -> Iterator[Check]:
+    """Their files, read whole, and settings that the model cannot follow."""
+    recipe, evaluation = plan.recipe, plan.recipe.evaluation
+    for i, task in enumerate(() if evaluation is None else evaluation.tasks):
+        check = partial(_check_task, task, plan.spec.context or DEFAULT_WINDOW_CAP)
+        yield partial(_placed, recipe, f"evaluation.tasks[{i}]", check)
+
+
+def _check_task(task: TaskConfig, context: int) -> None:
+    # Late: only runs with tasks load the engine.
+    from compress.evaluation.tasks.asked import check_task
+
+    check_task(task, context)
 
 
 def _check_length(place: str, length: int, context: int) -> None:

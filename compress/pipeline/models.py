@@ -1,10 +1,13 @@
 """A checkpoint opened to answer: `compress-model generate`, `chat`, and `compress.open_model`."""
 
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from compress.checkpoint import Checkpoint, resolve_model
-from compress.formats import open_weights
+from compress.formats import CodedWeights, open_weights
+from compress.formats.weights import DenseWeights
 from compress.pipeline.environment import check_device, compute_dtype
 from compress.runtime.limits import Limits
 from compress.runtime.model import Model
@@ -41,11 +44,13 @@ def open_model(
         block_size=block_size,
         cache_tokens=cache_tokens,
         reuse=reuse,
-        eos=() if tokenizer.eos_id is None else (tokenizer.eos_id,),
     )
-    engine, notices = open_engine(weights, how, lambda ids: _text(tokenizer, ids))
+    return model_of(weights, tokenizer, how)
+
+
+def model_of(weights: DenseWeights | CodedWeights, tokenizer: Tokenizer, how: Opening) -> Model:
+    """The same of weights that are open already; the tokenizer's end of text ends a text too."""
+    ends = how.eos if tokenizer.eos_id is None else (*how.eos, tokenizer.eos_id)
+    decode = partial(tokenizer.decode, skip_special=True)
+    engine, notices = open_engine(weights, replace(how, eos=ends), decode)
     return Model(engine, tokenizer, notices)
-
-
-def _text(tokenizer: Tokenizer, ids: list[int]) -> str:
-    return tokenizer.decode(ids, skip_special=True)

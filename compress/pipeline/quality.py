@@ -2,6 +2,7 @@
 
 import shutil
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,21 +15,22 @@ from compress.errors import DataError, DependencyError
 from compress.evaluation.config import DEFAULT_WINDOW_CAP, EvaluationConfig
 from compress.formats import Weights, open_weights
 from compress.pipeline.events import Event, Progress, by_tenths, note, silent
+from compress.pipeline.tasks import LEFT_OUT, measure_tasks, read_tasks
 from compress.pipeline.vocabulary import refuse_other_tokenizer
 from compress.report.schema import Quality, Sample, TextQuality
 from compress_calibration.tokenizer import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
+    from compress.evaluation.tasks.asked import Task
     from compress.evaluation.windows import TokenWindows
 
-LEFT_OUT = " was left out"
 NOT_ASKED = "the recipe asks for no evaluation"
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
     """Quality as the report takes it; `samples_reason` says why there are no samples, `left_out`
-    why texts are missing."""
+    why texts and tasks are missing."""
 
     quality: Quality | None
     samples: tuple[Sample, ...]
@@ -44,62 +46,96 @@ def measure(
     *,
     work_folder: Path,
     device: str = "cpu",
+    all_or_none: bool = False,
 ) -> Measured:
     """Evaluate the checkpoint in `result_folder`, against its source where there is one.
 
-    work_folder: made for temporary files and removed again. A text that cannot be had (no memory
-    to sample it, a file that is gone) is left out: the result is worth more than the measurement.
+    work_folder: made for temporary files and removed again. A text or task that cannot be had (no
+    memory to sample it, a file that is gone) is left out: the result is worth more than the
+    measurement. all_or_none: it raises DataError instead.
     """
     if config is None:
         return Measured(None, (), NOT_ASKED)
     # Late: a data-free run without evaluation never loads transformers.
-    from compress.evaluation.evaluate import evaluate
     from compress.evaluation.samples import sample_pairs
-    from compress.evaluation.stream import Work
 
     result = open_weights(Checkpoint.open(result_folder))
+    models = [result] if source is None else [source, result]
     tokenizer = _tokenizer(result_folder, config)
-    if source is not None and tokenizer is not None:
-        refuse_other_tokenizer(tokenizer, source.checkpoint.path, config.texts)
     began = time.perf_counter()
+    tasks, lacking = read_tasks(config, tokenizer, models)
+    if source is not None and tokenizer is not None:
+        asked = {task.config.name: task.texts for task in tasks}
+        refuse_other_tokenizer(tokenizer, source.checkpoint.path, config.texts, asked)
     windows, left_out = _windows(source or result, config, tokenizer, device, progress)
-    _announce(progress, windows, result, config, 1 if source is None else 2, device, began)
-    work_folder.mkdir(exist_ok=True)
-
-    def on_block(stage: str, done: int, total: int) -> None:
-        progress(Event(stage, f"block {done - 1}", done, total, 0.0))
-
-    try:
-        work = Work(work_folder, device, on_block)
-        found = evaluate(result, source, windows, config, work) if windows else ()
-        samples, reason = sample_pairs(result, source, tokenizer, config.samples, device)
-    finally:
-        shutil.rmtree(work_folder, ignore_errors=True)
-    texts = tuple(TextQuality(**asdict(text)) for text in found)
+    left_out = _lacking((*left_out, *lacking), all_or_none)
+    _announce(progress, windows, tasks, models, config, device, began)
+    done = measure_tasks(tasks, result, source, tokenizer, config, progress, device)
+    left_out += _lacking(done.left_out, all_or_none)
+    texts = _texts(result, source, windows, config, progress, work_folder, device)
+    samples, reason = sample_pairs(result, source, tokenizer, config.samples, device)
     return Measured(
-        Quality(texts) if texts else None,
+        Quality(texts, dict(done.tasks)) if texts or done.tasks else None,
         tuple(Sample(s.prompt, s.source or "", s.result) for s in samples),
         reason,
         left_out,
     )
 
 
+def _lacking(lines: tuple[str, ...], all_or_none: bool) -> tuple[str, ...]:
+    """What is left out; DataError where nothing may be."""
+    if lines and all_or_none:
+        raise DataError("; ".join(line.replace(LEFT_OUT, "", 1) for line in lines))
+    return lines
+
+
+def _texts(
+    result: Weights,
+    source: Weights | None,
+    windows: list["TokenWindows"],
+    config: EvaluationConfig,
+    progress: Progress,
+    work_folder: Path,
+    device: str,
+) -> tuple[TextQuality, ...]:
+    """Of texts, block-streamed."""
+    if not windows:
+        return ()
+    from compress.evaluation.evaluate import evaluate
+    from compress.evaluation.stream import Work
+
+    def on_block(stage: str, done: int, total: int) -> None:
+        progress(Event(stage, f"block {done - 1}", done, total, 0.0))
+
+    work_folder.mkdir(exist_ok=True)
+    try:
+        found = evaluate(result, source, windows, config, Work(work_folder, device, on_block))
+    finally:
+        shutil.rmtree(work_folder, ignore_errors=True)
+    return tuple(TextQuality(**asdict(text)) for text in found)
+
+
 def _announce(
     progress: Progress,
     windows: list["TokenWindows"],
-    result: Weights,
+    tasks: Sequence["Task"],
+    models: Sequence[Weights],
     config: EvaluationConfig,
-    models: int,
     device: str,
     began: float,
 ) -> None:
     """How much there is to evaluate; reading and writing it is a step of its own."""
-    if not windows:
+    if not windows and not tasks:
         return
-    from compress.pipeline.evaluation_cost import announcement
+    from compress.pipeline.evaluation_cost import announcement, task_announcement
 
-    progress(Event("evaluate", "texts read", 1, 1, time.perf_counter() - began))
-    progress(note("evaluate", announcement(windows, result.spec, config, models, device)))
+    count, spec = len(models), models[-1].spec
+    read = "texts read" if windows else "tasks read"
+    progress(Event("evaluate", read, 1, 1, time.perf_counter() - began))
+    if tasks:
+        progress(note("evaluate", task_announcement(tasks, spec, config, count, device)))
+    if windows:
+        progress(note("evaluate", announcement(windows, spec, config, count, device)))
 
 
 def _tokenizer(folder: Path, config: EvaluationConfig) -> Tokenizer | None:
@@ -107,7 +143,8 @@ def _tokenizer(folder: Path, config: EvaluationConfig) -> Tokenizer | None:
     try:
         return load_tokenizer(folder)
     except (DataError, DependencyError):
-        if config.samples.prompts or any(text.kind != "self" for text in config.texts):
+        texts = any(text.kind != "self" for text in config.texts)
+        if config.samples.prompts or config.tasks or texts:
             raise
         return None
 

@@ -1,9 +1,11 @@
 """The plan for a person: what happens to which layers, sizes, estimates, and who loads it."""
 
 from collections import Counter
+from itertools import islice
 
 from compress.errors import DataError
 from compress.evaluation.config import TextConfig
+from compress.evaluation.tasks.config import TaskConfig
 from compress.pipeline.modules import ModulePlan
 from compress.pipeline.plan import Plan
 from compress.report.columns import aligned
@@ -43,11 +45,24 @@ def plan_table(plan: Plan, *, modules: bool = False) -> str:
 
 
 def _evaluated(plan: Plan) -> list[str]:
-    """What will be measured on: tokens where the recipe says how many, else the size of files."""
+    """What will be measured on: tokens where the recipe says how many, else the size of files; of
+    tasks the items."""
     config = plan.recipe.evaluation
-    if config is None or not config.texts:
+    if config is None or not (config.texts or config.tasks):
         return []
-    return ["measures " + ", ".join(f"{text.name} ({_amount(text)})" for text in config.texts)]
+    parts = [f"{text.name} ({_amount(text)})" for text in config.texts]
+    parts += [f"{task.name} ({_items(task)})" for task in config.tasks]
+    return [f"measures {', '.join(parts)}"]
+
+
+def _items(task: TaskConfig) -> str:
+    """How many there are, or will be asked."""
+    try:
+        with open(task.path, "rb") as file:
+            lines = (line for line in file if line.strip())
+            return counted(sum(1 for _ in islice(lines, task.max_items)), "item")
+    except OSError:
+        return "not found"
 
 
 def _amount(text: TextConfig) -> str:

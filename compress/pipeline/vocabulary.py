@@ -1,6 +1,6 @@
 """Whether two checkpoints read a text as the same tokens; only then can they be compared."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -12,11 +12,16 @@ from compress_calibration.tokenizer import Tokenizer, load_tokenizer
 FILE = "tokenizer.json"
 
 
-def refuse_other_tokenizer(tokenizer: Tokenizer, source: Path, texts: Sequence[TextConfig]) -> None:
+def refuse_other_tokenizer(
+    tokenizer: Tokenizer,
+    source: Path,
+    texts: Sequence[TextConfig],
+    tasks: Mapping[str, Iterable[str]] | None = None,
+) -> None:
     """CheckpointError when the source's tokenizer gives a text other ids than `tokenizer` does.
 
-    Equal files are not read further; a source without tokenizer.json has nothing to compare.
-    Raises DataError for text that cannot be read.
+    tasks: all that each one asks, by its name. Equal files are not read further; a source without
+    tokenizer.json has nothing to compare. Raises DataError for text that cannot be read.
     """
     if not (source / FILE).is_file() or _same_files(tokenizer.folder, source):
         return
@@ -26,12 +31,20 @@ def refuse_other_tokenizer(tokenizer: Tokenizer, source: Path, texts: Sequence[T
             continue
         seen = 0
         for document in islice(documents(text.source(), tokenizer), text.max_documents):
-            ours, theirs = tokenizer.encode(document), other.encode(document)
-            if ours != theirs:
-                raise CheckpointError(_difference(tokenizer, other, text.name, ours, theirs))
-            seen += len(ours)
+            seen += _same_ids(tokenizer, other, f"text {text.name!r}", document)
             if text.max_tokens is not None and seen > text.max_tokens:
                 break
+    for name, asked in (tasks or {}).items():
+        for document in asked:
+            _same_ids(tokenizer, other, f"task {name!r}", document)
+
+
+def _same_ids(tokenizer: Tokenizer, other: Tokenizer, what: str, document: str) -> int:
+    """How many; CheckpointError where they differ."""
+    ours, theirs = tokenizer.encode(document), other.encode(document)
+    if ours != theirs:
+        raise CheckpointError(_difference(tokenizer, other, what, ours, theirs))
+    return len(ours)
 
 
 def _same_files(folder: Path, source: Path) -> bool:
@@ -40,12 +53,12 @@ def _same_files(folder: Path, source: Path) -> bool:
 
 
 def _difference(
-    tokenizer: Tokenizer, other: Tokenizer, name: str, ours: list[int], theirs: list[int]
+    tokenizer: Tokenizer, other: Tokenizer, what: str, ours: list[int], theirs: list[int]
 ) -> str:
     pairs = zip(ours, theirs, strict=False)
     at = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(ours), len(theirs)))
     return (
-        f"the tokenizers of {tokenizer.folder} and {other.folder} differ: token {at} of text"
-        f" {name!r} is {ours[at : at + 1]} in the one and {theirs[at : at + 1]} in the other; give"
+        f"the tokenizers of {tokenizer.folder} and {other.folder} differ: token {at} of"
+        f" {what} is {ours[at : at + 1]} in the one and {theirs[at : at + 1]} in the other; give"
         " the checkpoint that the result was made from"
     )

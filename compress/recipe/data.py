@@ -20,6 +20,7 @@ from compress.recipe.reader import (
     missing,
     read_fields,
 )
+from compress.recipe.tasks import task_list
 from compress.recipe.tree import Node, Scalar, is_mapping, problem
 from compress_calibration.config import CalibrationConfig, SourceConfig
 
@@ -52,6 +53,8 @@ def read_evaluation(node: Node | None, seed: int) -> EvaluationConfig | None:
         stems = [_stem(keys) for keys in map(mapping, texts.content) if "name" not in keys]
         completed = tuple(_complete_text(text, seed, stems) for text in texts.content)
         keys["texts"] = replace(texts, content=completed)
+    if "tasks" in keys:
+        keys["tasks"] = task_list(keys["tasks"])
     return make(EvaluationConfig, read_fields(EvaluationConfig, node, keys), node)
 
 

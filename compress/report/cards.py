@@ -2,7 +2,7 @@
 
 import re
 
-from compress.report import units
+from compress.report import tasks, units
 from compress.report.markup import Html, Node, el
 from compress.report.schema import Report, TextQuality
 from compress.report.summary import (
@@ -98,7 +98,8 @@ def _bits(report: Report) -> Html:
 def _quality(report: Report) -> list[Html]:
     text = headline(report)
     if text is None:
-        return [_card("Perplexity", units.MISSING, "not evaluated in this run")]
+        asked = [_task(row) for row in tasks.rows(report)]
+        return asked[:3] or [_card("Perplexity", units.MISSING, "not evaluated in this run")]
     change = perplexity(text)
     under = f"on {spoken_name(text)}"
     if change.relative is not None:
@@ -112,6 +113,10 @@ def _quality(report: Report) -> list[Html]:
             _card("Top-1 agreement", units.percent(text.top1_agreement), "same token ranked first")
         )
     return shown
+
+
+def _task(row: tasks.TaskRow) -> Html:
+    return _card(row.task, row.after, row.remark, row.before)
 
 
 def _time(report: Report) -> Html:

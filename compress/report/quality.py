@@ -3,10 +3,10 @@
 import json
 from typing import Any
 
-from compress.report import units
+from compress.report import tasks, units
 from compress.report.markup import Html, Node, el, join
-from compress.report.parts import Cell, Column, facts_of, number, scalar, section, table
-from compress.report.schema import Report, Sample, TextQuality
+from compress.report.parts import Cell, Column, number, scalar, section, table
+from compress.report.schema import Report, Sample, TaskQuality, TextQuality
 from compress.report.summary import common_prefix, perplexity
 
 _COLUMNS = [
@@ -17,6 +17,17 @@ _COLUMNS = [
     Column("change", True),
     Column("KL, nats a token", True, "mean KL(source || result)"),
     Column("Top-1 agreement", True, "both models rank the same token first"),
+]
+
+_TASK_COLUMNS = [
+    Column("Task"),
+    Column("Number"),
+    Column("Items", True),
+    Column("Before", True),
+    Column("after", True),
+    Column("±", True, "standard error over the items; of shares in percentage points"),
+    Column("change", True, "of shares in percentage points"),
+    Column("±", True, "standard error of the change, item by item"),
 ]
 
 
@@ -31,7 +42,11 @@ def quality(report: Report) -> Html:
         rows = [_row(text) for text in found.texts]
         body += [table("Quality by text", _COLUMNS, rows), _settings(found.texts)]
     if found.tasks:
-        body += [el("h3", "Tasks"), facts_of(found.tasks)]
+        body += [
+            el("h3", "Tasks"),
+            table("Quality by task", _TASK_COLUMNS, _task_rows(report)),
+            _task_settings(found.tasks),
+        ]
     return section("quality", "Quality", *body)
 
 
@@ -47,6 +62,42 @@ def _row(text: TextQuality) -> list[Cell]:
         number(text.kl),
         number(top1, None if top1 is None else units.percent(top1)),
     ]
+
+
+def _task_rows(report: Report) -> list[list[Cell]]:
+    rows = []
+    for row in tasks.rows(report):
+        shown = (row.before, row.after, row.error, row.change, row.change_error)
+        cells = [Cell(units.MISSING if text is None else text) for text in shown]
+        items = number(row.items, units.whole(row.items))
+        rows.append([Cell(row.task), Cell(row.number), items, *cells])
+    return rows
+
+
+def _task_settings(found: dict[str, TaskQuality]) -> Html:
+    """How each was asked, how many contexts were cut, and how often both models did the same."""
+    return join(
+        [
+            el("p", f"{name}: {'; '.join(_asked(task))}.", class_="note")
+            for name, task in sorted(found.items())
+        ]
+    )
+
+
+def _asked(task: TaskQuality) -> list[str]:
+    parts = [task.kind.replace("_", " ")]
+    if task.same_answers is not None:
+        parts.append(f"both models answer alike {units.percent(task.same_answers)} of the time")
+    if task.truncated:
+        parts.append(f"{units.counted(task.truncated, 'context')} cut at the beginning")
+    return parts + [
+        f"{key.replace('_', ' ')} {_quoted(key, v)}" for key, v in task.settings.items()
+    ]
+
+
+def _quoted(key: str, value: Any) -> str:
+    """Texts as JSON, so that line ends and blanks in a prompt show."""
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else _flat(key, value)
 
 
 def _perplexity(value: float | None) -> str | None:

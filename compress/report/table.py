@@ -3,7 +3,7 @@
 import unicodedata
 from pathlib import Path
 
-from compress.report import units
+from compress.report import tasks, units
 from compress.report.schema import Report, Sample, TextQuality
 from compress.report.summary import bits_before, has_before, model_name, perplexity, schemes
 
@@ -69,8 +69,9 @@ def _sizes(report: Report) -> list[Row]:
 def _quality(report: Report) -> list[Row]:
     """A line for each number of the first text; with more texts, one for each of each."""
     texts = () if report.quality is None else report.quality.texts
+    asked = _tasks(report)
     if not texts:
-        return [("Perplexity", "", units.MISSING, "not evaluated")]
+        return asked or [("Perplexity", "", units.MISSING, "not evaluated")]
     several = len(texts) > 1
     compared = has_before(report)
     rows = [("Perplexity", *_perplexity(text, compared)) for text in texts]
@@ -82,7 +83,17 @@ def _quality(report: Report) -> list[Row]:
         if text.top1_agreement is not None:
             remark = f"on {_clean(text.name)}" if several else "same token ranked first"
             rows.append(("Top-1 agreement", "", units.percent(text.top1_agreement), remark))
-    return _named_once(rows)
+    return [*_named_once(rows), *asked]
+
+
+def _tasks(report: Report) -> list[Row]:
+    """A line for each number of each task; changes and errors of shares in percentage points."""
+    return _named_once(
+        [
+            (_cut(_clean(row.task), _LABEL - 1), row.before or "", row.after, row.remark)
+            for row in tasks.rows(report)
+        ]
+    )
 
 
 def _budget(report: Report) -> list[Row]:

@@ -161,7 +161,7 @@ def test_inspect_fails_where_the_decoder_is_not_described(
 
 def test_eval(pipeline: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     line = "eval o --against m --text a.txt --text self --window 64 --stride 32 --max-documents 3"
-    line += " --max-tokens 9"
+    line += " --max-tokens 9 --task t.jsonl --max-items 7"
     more = ["--json", "--out", "r", "--device", "cuda:1", "--dtype", "bf16"]
     assert main([*line.split(), *more]) == 0
     ((args, kwargs),) = pipeline.calls
@@ -170,10 +170,12 @@ def test_eval(pipeline: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     assert kwargs == {
         "against": "m",
         "texts": ("a.txt", "self"),
+        "tasks": ("t.jsonl",),
         "window": 64,
         "stride": 32,
         "max_documents": 3,
         "max_tokens": 9,
+        "max_items": 7,
         "out": "r",
         "device": "cuda:1",
         "dtype": "bf16",
@@ -201,7 +203,11 @@ def test_recipes(capsys: pytest.CaptureFixture[str]) -> None:
         ("run", "error: Missing argument 'RECIPE'."),
         ("run x --out o", "error: Missing option '--model'."),
         ("run x --model m --out o --dtype int8", "error: Invalid value for '--dtype': 'int8' is"),
-        ("eval m", "error: Missing option '--text'."),
+        ("eval m", "error: give --text or --task, or both"),
+        (
+            "eval m --task t --max-items 0",
+            "error: Invalid value for '--max-items': 0 is not in the",
+        ),
         ("run x --model m --out o --device gpu", "error: device is 'gpu'; it is 'cpu', 'cuda' or"),
         ("eval m --text a --device cuda:x", "error: device is 'cuda:x'; it is 'cpu', 'cuda' or"),
         ("eval m --text a --dtype fp16", "error: Invalid value for '--dtype': 'fp16' is not one"),

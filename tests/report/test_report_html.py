@@ -27,9 +27,12 @@ from compress.report.schema import (
     Report,
     Sample,
     Stage,
+    TaskNumber,
+    TaskQuality,
     TextQuality,
 )
 
+TASK = TaskQuality("multiple_choice", 9, 1, {"acc": TaskNumber(0.5)}, 0.9, {"prompt": "{query}"})
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"' & ]]>"
 
 
@@ -118,7 +121,7 @@ def test_hostile_strings_add_no_markup(report: Report) -> None:
         report,
         exports=(Export("onnx", "/x", 10, "logits", 0.1),),
         speed={"tokens": {"deep": [{"x": "y"}]}},
-        quality=replace(report.quality or Quality(), tasks={"arc": {"accuracy": 0.5}}),
+        quality=replace(report.quality or Quality(), tasks={"arc": TASK}),
     )
     clean, attacked = Page(render_html(full)), Page(render_html(hostile(full)))
     allowed = {"title", "aria-label", "content"}

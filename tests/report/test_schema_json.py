@@ -12,7 +12,17 @@ from hypothesis import strategies as st
 
 from compress.errors import OutputError
 from compress.report.codec import from_json, read_json, to_json, write_json
-from compress.report.schema import Layer, Planned, Quality, Report, Sample, Stage, TextQuality
+from compress.report.schema import (
+    Layer,
+    Planned,
+    Quality,
+    Report,
+    Sample,
+    Stage,
+    TaskNumber,
+    TaskQuality,
+    TextQuality,
+)
 
 NUMBERS = st.floats(allow_nan=False)
 WORDS = st.text(st.characters(), max_size=12)
@@ -45,10 +55,29 @@ TEXTS = st.builds(
     settings=OBJECTS,
 )
 
+TASKS = st.builds(
+    TaskQuality,
+    numbers=st.dictionaries(
+        WORDS,
+        st.builds(
+            TaskNumber,
+            result=NUMBERS,
+            result_error=st.none() | NUMBERS,
+            source=st.none() | NUMBERS,
+            source_error=st.none() | NUMBERS,
+            difference_error=st.none() | NUMBERS,
+        ),
+        max_size=3,
+    ),
+    same_answers=st.none() | NUMBERS,
+    settings=OBJECTS,
+)
+ALL_TASKS = st.dictionaries(WORDS, TASKS, max_size=3)
+
 
 @given(
     stages=tuples(STAGES),
-    quality=st.none() | st.builds(Quality, texts=tuples(TEXTS), tasks=OBJECTS),
+    quality=st.none() | st.builds(Quality, texts=tuples(TEXTS), tasks=ALL_TASKS),
     samples=tuples(st.builds(Sample)),
     calibration=st.none() | OBJECTS,
     warnings=tuples(st.text(st.characters(categories=("Cs", "L", "P")), max_size=5)),

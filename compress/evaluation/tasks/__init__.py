@@ -1,0 +1,1 @@
+"""Tasks with right answers: of several choices, a last word, or to be generated."""

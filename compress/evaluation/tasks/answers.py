@@ -1,0 +1,45 @@
+"""What an output answers, and whether that is right."""
+
+import re
+from collections.abc import Sequence
+from decimal import Decimal
+
+# 1,000 is one number, 5,6 are two; in 3-5 there is no minus.
+_NUMBER = re.compile(r"(?:(?<!\d)-)?\$?(?:\d+(?:,\d{3}(?!\d))*(?:\.\d+)?|\.\d+)")
+
+Answer = str | Decimal | None
+
+
+def answer_of(output: str, extract: str, numbers: bool) -> Answer:
+    """What an output answers; None where it has no answer.
+
+    extract: a regular expression whose last match is taken, its first group where it has one; empty
+    takes the output. numbers: of that the last number, else the text without white space at its
+    ends.
+    """
+    text: str | None = output
+    if extract:
+        found = list(re.finditer(extract, output))
+        text = found[-1][found[-1].re.groups and 1] if found else None
+    if text is None:
+        return None
+    return _last_number(text) if numbers else text.strip()
+
+
+def is_right(answer: Answer, right: Sequence[str]) -> bool:
+    """Whether an answer is one of the right texts; of a number, whether it has the value of one."""
+    if answer is None:
+        return False
+    if isinstance(answer, Decimal):
+        return answer in [_last_number(text) for text in right]
+    return answer in [text.strip() for text in right]
+
+
+def is_number(text: str) -> bool:
+    """Whether a text is one number and nothing else."""
+    return _NUMBER.fullmatch(text.strip()) is not None
+
+
+def _last_number(text: str) -> Decimal | None:
+    found = _NUMBER.findall(text)
+    return Decimal(found[-1].replace(",", "").replace("$", "")) if found else None
