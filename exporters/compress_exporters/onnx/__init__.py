@@ -1,0 +1,1 @@
+"""ONNX graphs, built from ForwardSpec node by node: nothing is traced."""

@@ -1,0 +1,23 @@
+"""The plain graph: operators of ONNX itself, opset 23."""
+
+from types import MappingProxyType
+
+from compress_exporters.onnx.attention import attend, attention
+from compress_exporters.onnx.build import Lowering
+from compress_exporters.onnx.ends import embedding, head
+from compress_exporters.onnx.linear import linear
+from compress_exporters.onnx.mlp import mlp
+from compress_exporters.onnx.norms import add_norm, norm
+
+CANONICAL = Lowering(
+    opsets=MappingProxyType({"": 23}),
+    positions=True,
+    embedding=embedding,
+    norm=norm,
+    add_norm=add_norm,
+    attention=attention,
+    attend=attend,
+    mlp=mlp,
+    linear=linear,
+    head=head,
+)

@@ -1,0 +1,49 @@
+"""Weights as they are, or decoded, in the graph's dtype."""
+
+from collections.abc import Callable, Sequence
+
+import onnx_ir as ir
+import torch
+from torch import Tensor
+
+from compress.blocks.reading import read_finite
+from compress.errors import CheckpointError
+from compress_exporters.onnx.build import Build
+
+TORCH = {ir.DataType.FLOAT: torch.float32, ir.DataType.FLOAT16: torch.float16}
+
+
+def stored(
+    build: Build,
+    tensor: str,
+    turn: Callable[[Tensor], Tensor] = lambda x: x,
+    shape: Sequence[int] | None = None,
+) -> ir.Value:
+    """The initializer of a tensor of the checkpoint, under its name.
+
+    turn: what is done with it, in its own dtype, before it is rounded. shape: behind that; None for
+    what the checkpoint says.
+    """
+    dtype = build.graph.dtype
+    shape = build.weights.checkpoint.tensors[tensor].shape if shape is None else shape
+
+    def read() -> ir.TensorProtocol:
+        return as_ir(rounded(turn(read_finite(build.weights, tensor)), dtype, tensor))
+
+    return build.graph.weight(tensor, dtype, shape, read)
+
+
+def rounded(value: Tensor, dtype: ir.DataType, tensor: str) -> Tensor:
+    """In the graph's dtype; CheckpointError where fp16 has no such number."""
+    result = value.to(TORCH[dtype])
+    if dtype == ir.DataType.FLOAT16 and not bool(result.isfinite().all()):
+        most = value.abs().amax().item()
+        raise CheckpointError(
+            f"tensor {tensor!r} has a number of size {most:.6g}, and fp16 ends at 65504; export"
+            " with dtype fp32"
+        )
+    return result
+
+
+def as_ir(value: Tensor) -> ir.TensorProtocol:
+    return ir.Tensor(value.contiguous().numpy())

@@ -1,0 +1,55 @@
+"""Both ends of a decoder: embedding and head."""
+
+import numpy as np
+import onnx_ir as ir
+
+from compress_exporters.onnx.build import Build
+from compress_exporters.onnx.dense import stored
+
+
+def embedding(build: Build) -> ir.Value:
+    """[B, S, hidden], scaled, learned positions added."""
+    graph, how, spec = build.graph, build.how, build.spec
+    at = spec.embedding.removesuffix(".weight")
+    hidden = graph.op(at, "Gather", embedding_weight(build), build.input("input_ids"), axis=0)
+    if how.embedding_scale != 1:
+        hidden = graph.op(at, "Mul", hidden, graph.number(how.embedding_scale))
+    if how.positions is not None:
+        hidden = graph.op(at, "Add", hidden, _positions(build))
+    return hidden
+
+
+def embedding_weight(build: Build) -> ir.Value:
+    return stored(build, build.spec.embedding, shape=build.spec.embedding_shape)
+
+
+def _positions(build: Build) -> ir.Value:
+    graph, learned = build.graph, build.how.positions
+    assert learned is not None
+    at, rows = learned.tensor.removesuffix(".weight"), build.input("position_ids")
+    if learned.offset:
+        rows = graph.op(at, "Add", rows, graph.constant(np.array(learned.offset, np.int64)))
+    return graph.op(at, "Gather", stored(build, learned.tensor), rows, axis=0)
+
+
+def head(build: Build, x: ir.Value) -> ir.Value:
+    """Logits, fp32 [B, S, rows of the head]."""
+    graph, own = build.graph, build.spec.head_linear()
+    if own is None:
+        turned = graph.op("head", "Transpose", embedding_weight(build), perm=[1, 0])
+        logits = graph.op("head", "MatMul", x, turned)
+    else:
+        logits = build.lowering.linear(build, own, x)
+    return capped(build, logits)
+
+
+def capped(build: Build, logits: ir.Value) -> ir.Value:
+    """In fp32, behind the soft cap where there is one."""
+    graph, cap = build.graph, build.how.final_softcap
+    if graph.dtype != ir.DataType.FLOAT:
+        logits = graph.op("head", "Cast", logits, to=int(ir.DataType.FLOAT))
+    if cap is None:
+        return logits
+    number = graph.constant(np.array(cap, np.float32))
+    small = graph.op("head", "Tanh", graph.op("head", "Div", logits, number))
+    return graph.op("head", "Mul", small, number)
