@@ -26,6 +26,8 @@ COMMANDS = {
     "export": ("compress.cli.export", "Write a quantized checkpoint in another format."),
     "generate": ("compress.cli.generate", "Continue a text with a checkpoint."),
     "chat": ("compress.cli.chat", "Chat with a checkpoint in the terminal."),
+    "roofline": ("compress.cli.roofline", "Predict how fast a checkpoint runs here."),
+    "bench": ("compress.cli.bench", "Measure how fast it runs, beside the prediction."),
     "recipes": ("compress.cli.recipes", "List the built-in recipes, or show one."),
     "doctor": ("compress.cli.doctor", "Check this machine and its packages."),
 }

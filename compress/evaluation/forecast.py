@@ -48,7 +48,7 @@ def forecast(found: Calibrated, asked: Asked, context: int) -> dict[str, Any]:
     bound = compute_bound_batch(work, machine)
     most = limits.tokens_per_step
     return {
-        "stored": _stored(found),
+        "stored_bytes": _stored(found),
         "weight_bytes": work.weight_bytes,
         "kv_bytes_per_token": work.kv_bytes_per_token,
         "cache_tokens": tokens,

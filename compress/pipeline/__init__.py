@@ -1,9 +1,11 @@
-"""The product's verbs: plan, run, export, inspect, evaluate. Each is loaded when first used."""
+"""The product's verbs: plan, run, export, inspect, evaluate, roofline, bench. Each is loaded when
+first used."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from compress.pipeline.bench import measure_speed
     from compress.pipeline.evaluating import evaluate_checkpoint
     from compress.pipeline.events import Event
     from compress.pipeline.export_report import table as export_table
@@ -13,6 +15,8 @@ if TYPE_CHECKING:
     from compress.pipeline.job import make_plan, run
     from compress.pipeline.models import open_model
     from compress.pipeline.plan import Plan
+    from compress.pipeline.roofline import predict_speed
+    from compress.pipeline.speed_lines import speed_table
     from compress.pipeline.table import plan_table
 
 _PLACES = {
@@ -25,9 +29,12 @@ _PLACES = {
     "inspect_checkpoint": "compress.pipeline.inspection",
     "inspect_table": "compress.pipeline.inspection_table",
     "make_plan": "compress.pipeline.job",
+    "measure_speed": "compress.pipeline.bench",
     "open_model": "compress.pipeline.models",
     "plan_table": "compress.pipeline.table",
+    "predict_speed": "compress.pipeline.roofline",
     "run": "compress.pipeline.job",
+    "speed_table": "compress.pipeline.speed_lines",
 }
 
 _CALLED = {"export_table": "table"}  # where its module has another name for it
@@ -42,9 +49,12 @@ __all__ = [
     "inspect_checkpoint",
     "inspect_table",
     "make_plan",
+    "measure_speed",
     "open_model",
     "plan_table",
+    "predict_speed",
     "run",
+    "speed_table",
 ]
 
 

@@ -82,11 +82,39 @@ def _value(key: str, value: Any) -> Node:
     if isinstance(value, list | tuple):
         if not value:
             return units.MISSING
+        if _alike(value):
+            return _table_of(key, value)
         if any(isinstance(item, dict | list | tuple) for item in value):
             return el("ol", join([el("li", _value(key, item)) for item in value]))
         return ", ".join(scalar(key, item) for item in value)
     shown = scalar(key, value)
     return el("code", shown) if _is_code(key, value) else shown
+
+
+def _alike(items: list[Any] | tuple[Any, ...]) -> bool:
+    """Whether items are flat objects of the same keys: rows of a table."""
+    if len(items) < 2 or not all(isinstance(item, dict) and item for item in items):
+        return False
+    flat = [_flat(item) for item in items]
+    scalars = all(not isinstance(x, dict | list | tuple) for row in flat for x in row.values())
+    return scalars and all(list(row) == list(flat[0]) for row in flat)
+
+
+def _flat(item: dict[str, Any]) -> dict[str, Any]:
+    """Objects inside become columns of their own: "first token ms, measured"."""
+    found: dict[str, Any] = {}
+    for key, value in item.items():
+        if isinstance(value, dict):
+            found |= {f"{key}, {inner}": x for inner, x in value.items()}
+        else:
+            found[key] = value
+    return found
+
+
+def _table_of(key: str, items: list[Any] | tuple[Any, ...]) -> Html:
+    rows = [_flat(item) for item in items]
+    columns = [Column(_words(name), numeric=True) for name in rows[0]]
+    return table(_words(key), columns, [[Cell(scalar(k, x)) for k, x in r.items()] for r in rows])
 
 
 def _is_code(key: str, value: Any) -> bool:

@@ -137,6 +137,19 @@ def test_hostile_strings_add_no_markup(report: Report) -> None:
     assert HOSTILE.split("]]")[0].strip() in unescape(attacked.text)
 
 
+def test_objects_of_the_same_keys_are_a_table(report: Report) -> None:
+    alike = [{"batch": n, "ms": {"measured": 2.5 * n, "expected": None}} for n in (1, 8)]
+    mixed = [{"a": 1}, {"b": 2}]
+    shown = render_html(replace(report, speed={"steps": alike, "others": mixed}))
+    section = shown[shown.index('id="speed"') :].partition("</section>")[0]
+    assert section.count("<table") == 1
+    titles = re.findall(r"<th[^>]*col[^>]*>([^<]*)</th>", section)
+    assert titles == ["batch", "ms, measured", "ms, expected"]
+    cells = re.findall(r"<t[hd][^>]*>([^<]*)</t[hd]>", section.partition("<tbody>")[2])
+    assert cells == ["1", "2.5", "–", "8", "20", "–"]
+    assert section.count("<li>") == 2
+
+
 @given(st.text(), st.text())
 def test_elements_escape_children_and_attributes(child: str, value: str) -> None:
     shown = el("p", child, title=value).text

@@ -1,0 +1,46 @@
+"""Options that `roofline` and `bench` share."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from compress.cli import options
+
+if TYPE_CHECKING:
+    from compress.pipeline.speed_setting import Place
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def texts(command: F) -> F:
+    """--batch, --prompt, --output, --threads, --device, --dtype, --out, --json."""
+    for decorate in reversed(
+        (
+            click.option(
+                "--batch",
+                "batches",
+                type=click.IntRange(min=1),
+                multiple=True,
+                help="Texts at once. May be repeated; 1, 8 and 64 when left out.",
+            ),
+            click.option("--prompt", type=click.IntRange(min=1), help="Tokens of a prompt (128)."),
+            click.option("--output", type=click.IntRange(min=1), help="Tokens of an output (64)."),
+            click.option("--threads", type=click.IntRange(min=1), help="Threads of the processor."),
+            click.option(
+                "--out", metavar="FOLDER", help="Write report.json and report.html there."
+            ),
+            options.device,
+            options.arithmetic,
+            options.as_json,
+        )
+    ):
+        command = decorate(command)
+    return command
+
+
+def place_of(asked: dict[str, Any]) -> "Place":
+    """Takes device, dtype and threads out of a command's values."""
+    from compress.pipeline.speed_setting import Place
+
+    return Place(asked.pop("device"), asked.pop("dtype"), asked.pop("threads"))

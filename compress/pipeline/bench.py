@@ -1,0 +1,142 @@
+"""`compress-model bench`: how fast the engine runs a checkpoint, beside what was expected."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from compress.errors import CheckpointError, RequestError
+from compress.evaluation.forecast import BLOCK, Asked, predicted_speed
+from compress.evaluation.load import Speed, even_load, play, speed_of
+from compress.evaluation.rates import Calibrated
+from compress.evaluation.timer import free_bytes
+from compress.pipeline.events import Progress, note, silent
+from compress.pipeline.speed_setting import (
+    BATCHES,
+    Place,
+    asked_of,
+    begin,
+    begin_facts,
+    open_checkpoint,
+    path_of,
+    predicted,
+    threads,
+    write_report,
+)
+from compress.report.units import duration
+from compress.runtime.kv import bytes_of_layer
+from compress.runtime.linear import Source
+from compress.runtime.opening import Opening, open_engine
+
+# A batch that nobody asked for is left out when it is expected to take longer.
+PATIENCE_SECONDS = 60.0
+
+
+def measure_speed(
+    checkpoint: str | Path,
+    *,
+    place: Place | None = None,
+    batches: Sequence[int] | None = None,
+    prompt: int | None = None,
+    output: int | None = None,
+    out: str | Path | None = None,
+    progress: Progress = silent,
+) -> dict[str, Any]:
+    """How fast the engine runs a checkpoint, beside what was expected; as `predict_speed`.
+
+    batches: 1, 8 and 64 where left out, without those that are expected to take over a minute. A
+    decoder that transformers computes is measured only.
+    """
+    place = place or Place()
+    started, folder = begin(place, out)
+    weights = open_checkpoint(checkpoint)
+    with threads(place):
+        asked = asked_of(weights, batches or BATCHES, prompt, output)
+        facts, here = begin_facts(place, asked, progress)
+        found: Calibrated | None = None
+        try:
+            facts["checkpoint"], found = predicted(weights, asked, place, here, progress)
+        except CheckpointError as error:
+            facts["checkpoint"] = {"path": path_of(weights), "not_predicted": str(error)}
+        chosen, left = _patient(found, asked, explicit=batches is not None)
+        facts["left_out"] = left
+        facts["measured"] = list(_measured(weights, found, asked, chosen, place, facts, progress))
+    if folder is not None:
+        write_report(folder, "bench", facts, weights, weights, place, started)
+    return facts
+
+
+def _patient(
+    found: Calibrated | None, asked: Asked, *, explicit: bool
+) -> tuple[list[int], dict[str, float]]:
+    """Batches to measure, and those left out with the seconds that they are expected to take."""
+    if explicit or found is None:
+        return list(asked.batches), {}
+    seconds = {batch: predicted_speed(found, asked, batch).seconds for batch in asked.batches}
+    left = {str(b): round(s, 1) for b, s in seconds.items() if s > PATIENCE_SECONDS}
+    # One is measured in any case.
+    left.pop(str(asked.batches[0]), None)
+    return [batch for batch in asked.batches if str(batch) not in left], left
+
+
+def _measured(
+    weights: Source,
+    found: Calibrated | None,
+    asked: Asked,
+    batches: Sequence[int],
+    place: Place,
+    facts: dict[str, Any],
+    progress: Progress,
+) -> Iterator[dict[str, Any]]:
+    """Of each batch what came, and what was expected; notices of the engine go to `facts`."""
+    room = max(batches) * (-(-(asked.prompt + asked.output) // BLOCK) + 1) * BLOCK
+    _check_room(weights, room, place)
+    how = Opening(place.arithmetic, place.device, cache_tokens=room, reuse=False)
+    engine, notices = open_engine(weights, how)
+    facts["checkpoint"]["notices"] = list(notices)
+    vocabulary = weights.spec.vocab
+    play(engine, even_load(1, asked.prompt, min(4, asked.output), vocabulary))
+    for batch in batches:
+        predicted = None if found is None else predicted_speed(found, asked, batch)
+        about = "" if predicted is None else f", about {duration(predicted.seconds)}"
+        texts = "text" if batch == 1 else "texts"
+        progress(note("measure", f"{batch} {texts} of {asked.prompt} + {asked.output}{about}"))
+        got = speed_of(play(engine, even_load(batch, asked.prompt, asked.output, vocabulary)))
+        yield {"batch": batch, **_beside(got, predicted)}
+
+
+def _check_room(weights: Source, tokens: int, place: Place) -> None:
+    spec, dtype = weights.spec, place.arithmetic
+    needed = tokens * len(spec.blocks) * bytes_of_layer(spec.kv_heads, spec.head_dim, dtype)
+    free = free_bytes(torch.device(place.device))
+    if free is not None and needed > free:
+        raise RequestError(
+            f"keys and values of {tokens} tokens take {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB"
+            " are free; take a smaller --batch"
+        )
+
+
+_FIGURES = {
+    "tokens_per_second": ("tokens_per_second", 1),
+    "first_token_p50_ms": ("first_p50", 1000),
+    "first_token_p99_ms": ("first_p99", 1000),
+    "between_tokens_p50_ms": ("between_p50", 1000),
+    "between_tokens_p99_ms": ("between_p99", 1000),
+}
+
+
+def _beside(got: Speed, predicted: Speed | None) -> dict[str, Any]:
+    """Figure -> measured, expected."""
+    return {
+        name: {
+            "measured": _figure(got, key, unit),
+            "expected": None if predicted is None else _figure(predicted, key, unit),
+        }
+        for name, (key, unit) in _FIGURES.items()
+    }
+
+
+def _figure(speed: Speed, key: str, unit: int) -> float | None:
+    value: float | None = getattr(speed, key)
+    return None if value is None else float(f"{unit * value:.4g}")

@@ -1,0 +1,128 @@
+"""Facts of `roofline` and `bench` as tables for a terminal."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from compress.report.units import MISSING, counted, size, times, trimmed
+
+_PARTS = {
+    "products": "products",
+    "head": "output head",
+    "attention": "attention",
+    "between": "between products",
+    "host": "planning",
+}
+
+
+def speed_table(facts: dict[str, Any]) -> str:
+    """What is expected of a checkpoint, and of its source where that is given; what was measured
+    where it was."""
+    lines = [_machine(facts["machine"])]
+    if "measured" in facts:
+        lines += ["", *_measured(facts)]
+    lines += ["", *_model(facts["checkpoint"])]
+    if "source" in facts:
+        lines += ["", *_model(facts["source"]), "", *_compared(facts)]
+    return "\n".join(lines)
+
+
+def _machine(here: dict[str, Any]) -> str:
+    rates = [_number(here[f"giga{unit}_per_second"]) for unit in ("bytes", "flops")]
+    threads = counted(here["threads"], "thread")
+    speed = f"{rates[0]} GB/s, {rates[1]} GFLOP/s"
+    return f"{here['processor']}, {threads}, {here['dtype']}: {speed}"
+
+
+def _model(model: dict[str, Any]) -> Iterator[str]:
+    yield model["path"]
+    if "not_predicted" in model:
+        yield f"  nothing is predicted: {model['not_predicted']}"
+        return
+    for name, text in _summary(model):
+        yield f"  {name:<15} {text}"
+    yield ""
+    yield f"  a token for each text of {model['steps'][0]['length']}, expected and at best:"
+    yield from _aligned([_STEP_TITLES, *map(_step, model["steps"])])
+
+
+def _summary(model: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    stored = ", ".join(f"{size(count)} {name}" for name, count in model["stored_bytes"].items())
+    yield "weights", f"{size(model['weight_bytes'])} in memory; products: {stored}"
+    texts, tokens = counted(model["cache_texts"], "text"), counted(model["cache_tokens"], "token")
+    yield "cache", f"{size(model['kv_bytes_per_token'])} a token; room for {tokens}, {texts}"
+    first, bound = model["first_token"], model["compute_bound_batch"]
+    times = f"{_number(first['expected_ms'])} ms, {_number(first['at_best_ms'])} at best"
+    yield "first token", f"{times}, behind a prompt of {first['prompt']}"
+    yield "compute bound", "never" if bound is None else f"from batch {_number(bound)} on, at best"
+    yield "best batch", str(model["best_batch"])
+
+
+_STEP_TITLES = (
+    "batch", "ms", "at best", "tokens/s", "at best", "ops/byte", "memory", "most of it",
+)  # fmt: skip
+
+
+def _step(step: dict[str, Any]) -> tuple[str, ...]:
+    most = max(step["parts_ms"], key=step["parts_ms"].__getitem__)
+    share = step["parts_ms"][most] / step["expected_ms"]
+    return (
+        str(step["batch"]),
+        _number(step["expected_ms"]),
+        _number(step["at_best_ms"]),
+        _number(step["tokens_per_second"]),
+        _number(step["at_best_tokens_per_second"]),
+        _number(step["operations_per_byte"]),
+        size(step["memory_bytes"]),
+        f"{_PARTS[most]} {share:.0%}",
+    )
+
+
+def _compared(facts: dict[str, Any]) -> Iterator[str]:
+    """How much faster than its source; below 1 it is slower."""
+    yield "  tokens/s of the checkpoint over those of its source, expected and at best:"
+    rows = []
+    for own, other in zip(facts["checkpoint"]["steps"], facts["source"]["steps"], strict=True):
+        keys = ("tokens_per_second", "at_best_tokens_per_second")
+        rows.append((str(own["batch"]), *(times(own[key] / other[key]) for key in keys)))
+    yield from _aligned([("batch", "expected", "at best"), *rows])
+
+
+_MEASURED = {
+    "tokens_per_second": "tokens/s",
+    "first_token_p50_ms": "first p50",
+    "first_token_p99_ms": "first p99",
+    "between_tokens_p50_ms": "next p50",
+    "between_tokens_p99_ms": "next p99",
+}
+
+
+def _measured(facts: dict[str, Any]) -> Iterator[str]:
+    texts = facts["texts"]
+    sizes = f"{texts['prompt']} + {texts['output']}"
+    yield f"  measured on texts of {sizes} tokens that come at once, in ms (expected):"
+    rows = []
+    for found in facts["measured"]:
+        row = [str(found["batch"])]
+        for name in _MEASURED:
+            row += [_number(found[name]["measured"]), f"({_number(found[name]['expected'])})"]
+        rows.append(tuple(row))
+    titles = [title for name in _MEASURED.values() for title in (name, "")]
+    yield from _aligned([("batch", *titles), *rows])
+    for batch, seconds in facts["left_out"].items():
+        remedy = f"--batch {batch} asks for it"
+        yield f"  batch {batch} is left out, as it would take about {seconds:.0f} s; {remedy}"
+    for line in facts["checkpoint"].get("notices", ()):
+        yield f"  note: {line}"
+
+
+def _number(value: float | None) -> str:
+    return MISSING if value is None else trimmed(value)
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Columns that end at one place, the last one as it is."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return [
+        ("    " + "  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True))).rstrip()
+        for row in rows
+    ]

@@ -1,0 +1,159 @@
+"""What `compress-model roofline` and `bench` share: where it runs, on which texts, the report."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import yaml
+
+from compress.checkpoint import Checkpoint, resolve_model, write_atomic
+from compress.errors import RequestError
+from compress.evaluation.forecast import Asked, forecast
+from compress.evaluation.rates import Calibrated, calibrate
+from compress.evaluation.roofline import Machine
+from compress.evaluation.timer import Timer, measure_machine
+from compress.formats import open_weights
+from compress.pipeline.environment import (
+    check_device,
+    compute_dtype,
+    cpu_name,
+    machine,
+    peak_gpu_bytes,
+    peak_rss_bytes,
+    versions,
+)
+from compress.pipeline.evaluating import report_folder, result_of
+from compress.pipeline.events import Progress, note
+from compress.pipeline.summary import source_of
+from compress.report.codec import write_json
+from compress.report.html import write_html
+from compress.report.schema import RecipeInfo, Report, Stage
+from compress.runtime.linear import Source
+from compress.runtime.opening import UNKNOWN_CONTEXT
+
+BATCHES, PROMPT, OUTPUT = (1, 8, 64), 128, 64
+Dtype = Literal["fp32", "bf16", "fp16"]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the engine computes. threads: None for torch's own number."""
+
+    device: str = "cpu"
+    dtype: Dtype = "fp32"
+    threads: int | None = None
+
+    @property
+    def arithmetic(self) -> torch.dtype:
+        return compute_dtype("", self.device, self.dtype)
+
+
+def begin(place: Place, out: str | Path | None) -> tuple[datetime, Path | None]:
+    """Now, and the folder of the report. OutputError for a device or a folder that will not do."""
+    check_device(place.device)
+    return datetime.now(UTC), None if out is None else report_folder(Path(out))
+
+
+def open_checkpoint(checkpoint: str | Path) -> Source:
+    """checkpoint: a folder or a hub id."""
+    return open_weights(Checkpoint.open(resolve_model(checkpoint)))
+
+
+@contextmanager
+def threads(place: Place) -> Iterator[None]:
+    """With its number of threads; torch's own comes back."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(place.threads or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def asked_of(
+    weights: Source, batches: Sequence[int], prompt: int | None, output: int | None
+) -> Asked:
+    """RequestError for numbers below 1, and for texts that are longer than the model reads."""
+    context = weights.spec.context or UNKNOWN_CONTEXT
+    for name, values in (("batch", batches), ("prompt", [prompt]), ("output", [output])):
+        for value in values:
+            if value is not None and value < 1:
+                raise RequestError(f"{name} is {value}: a whole number from 1 on is needed")
+    given = prompt or min(PROMPT, max(1, context - (output or context // 2)))
+    made = output or min(OUTPUT, max(1, context - given))
+    if given + made > context:
+        raise RequestError(
+            f"prompt {given} and output {made} are {given + made} tokens: the model reads {context}"
+        )
+    return Asked(tuple(dict.fromkeys(batches)), given, made)
+
+
+def begin_facts(place: Place, asked: Asked, progress: Progress) -> tuple[dict[str, Any], Machine]:
+    """The machine and the texts of a report on speed, and the machine for predictions."""
+    progress(note("calibrate", "bandwidth and operations of this machine"))
+    device = torch.device(place.device)
+    found = measure_machine(place.arithmetic, Timer(device))
+    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
+    facts = {
+        "processor": gpu or cpu_name(),
+        "device": place.device,
+        "dtype": place.dtype,
+        "threads": torch.get_num_threads(),
+        "gigabytes_per_second": float(f"{found.bandwidth / 1e9:.4g}"),
+        "gigaflops_per_second": float(f"{found.flops / 1e9:.4g}"),
+        "free_bytes": found.free_bytes,
+    }
+    texts = {"prompt": asked.prompt, "output": asked.output}
+    return {"machine": facts, "texts": texts}, found
+
+
+def predicted(
+    weights: Source, asked: Asked, place: Place, here: Machine, progress: Progress
+) -> tuple[dict[str, Any], Calibrated]:
+    """A checkpoint in a report on speed. CheckpointError for a decoder in no table of forwards."""
+    progress(note("calibrate", f"the engine's operations on {weights.checkpoint.path}"))
+    found = calibrate(weights, dtype=place.arithmetic, device=place.device, machine=here)
+    context = weights.spec.context or UNKNOWN_CONTEXT
+    return {"path": path_of(weights), **forecast(found, asked, context)}, found
+
+
+def path_of(weights: Source) -> str:
+    """The checkpoint's folder, in full."""
+    return str(weights.checkpoint.path.resolve())
+
+
+def write_report(
+    folder: Path,
+    command: str,
+    facts: dict[str, Any],
+    result: Source,
+    source: Source,
+    place: Place,
+    started: datetime,
+) -> None:
+    """report.json and report.html, with the facts as their speed. source: the result itself where
+    nothing else is known."""
+    now = datetime.now(UTC)
+    seconds = (now - started).total_seconds()
+    stage = Stage(command, seconds, peak_rss_bytes(), peak_gpu_bytes(place.device))
+    report = Report(
+        tool="compress-model",
+        versions=versions(),
+        recipe=RecipeInfo("", yaml.safe_dump(asdict(place))),
+        seed=0,
+        source=source_of(source.checkpoint, source.spec, source.checkpoint.sha256()),
+        result=result_of(result),
+        stages=(stage,),
+        machine=machine(place.device),
+        started=started.isoformat(timespec="seconds"),
+        finished=now.isoformat(timespec="seconds"),
+        command=command,
+        samples_reason="speed was looked at, not text",
+        speed=facts,
+    )
+    write_json(report, folder / "report.json", write_atomic)
+    write_html(report, folder / "report.html", write_atomic)
