@@ -38,6 +38,12 @@ def bitsandbytes() -> ModuleType:
     return _loader("bitsandbytes")
 
 
+@pytest.fixture(scope="session")
+def lm_eval() -> ModuleType:
+    _loader("accelerate")
+    return _loader("lm_eval")
+
+
 @pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:
     from transformers.utils import logging
