@@ -51,15 +51,16 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
         self.arguments, self.dtype = arguments, dtype_of(arguments.dtype, folder)
         self.tokenizer = _tokenizer(folder, arguments)
         self.settings, left_out = _settings(folder)
+        device, moved = _device(arguments.device)
         self.model = open_model(
             folder,
-            device=arguments.device,
+            device=device,
             dtype=self.dtype,
             cache_tokens=arguments.cache_tokens,
         )
-        self._device = torch.device(arguments.device)
+        self._device = torch.device(device)
         self._max_length = _max_length(arguments, self.model.context)
-        self.notices = (*notices, *left_out, *self.model.notices)
+        self.notices = (*notices, *moved, *left_out, *self.model.notices)
         for line in self.notices:
             _log.warning(line)
 
@@ -248,6 +249,16 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
                 **extra,
             )
         )
+
+
+def _device(asked: str) -> tuple[str, tuple[str, ...]]:
+    """The device, and a line where it is another than asked. The harness's command asks for cuda:0
+    where nobody names one."""
+    if asked == "cuda:0" and not torch.cuda.is_available():
+        return "cpu", (
+            "torch sees no CUDA device, which is the harness's default: the CPU computes",
+        )
+    return asked, ()
 
 
 def _tokenizer(folder: Path, arguments: HarnessArguments) -> Any:

@@ -10,12 +10,13 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 import compressed_models
 import harness_tasks
 import tiny_models
-from compress.errors import RequestError
+from compress.errors import CompressError
 from compress.quant.scheme import QuantScheme
 
 pytestmark = [pytest.mark.interop, pytest.mark.usefixtures("lm_eval", "compressed_tensors")]
@@ -25,6 +26,10 @@ CLOSE = 1e-4  # nats; of sums, each summed in another order
 # The harness 0.4.13 reads a one-token continuation from the logits of another request where both
 # make the same text, and then takes a wrong position: -10.8 for -0.0007 in one of the cases below.
 HF = "dtype=float32,logits_cache=False"
+
+
+# Nobody named a device, and the harness's command then names a CUDA device.
+CPU = "torch sees no CUDA device, which is the harness's default: the CPU computes"
 
 
 @pytest.fixture(scope="module")
@@ -88,9 +93,8 @@ def evaluate(tasks: Path, kind: str, arguments: str, **more: Any) -> dict[str, A
         model_args=arguments,
         tasks=list(harness_tasks.NAMES),
         task_manager=TaskManager(include_path=str(tasks), include_defaults=False),
-        device="cpu",
         bootstrap_iters=0,
-        **{"batch_size": 1, **more},
+        **{"batch_size": 1, "device": "cpu", **more},
     )
     return found
 
@@ -231,7 +235,7 @@ def test_thinking_is_cut_off(tasks: Path, demo_model: Path) -> None:
 
 
 def refused(tasks: Path, arguments: str, **more: Any) -> str:
-    with pytest.raises(RequestError) as caught:
+    with pytest.raises(CompressError) as caught:
         evaluate(tasks, "compress_model", arguments, **more)
     assert "\n" not in str(caught.value)
     return str(caught.value)
@@ -244,6 +248,7 @@ def test_refusals(tasks: Path, beginning: Path, tmp_path: Path) -> None:
     assert "num_beams=3 is not one" in refused(tasks, model, gen_kwargs="num_beams=3")
     thinking = f"{model},enable_thinking=True,think_end_token=</think>"
     assert "enable_thinking=True is for tasks that generate" in refused(tasks, thinking)
+    assert "device is 'mps'; it is 'cpu', 'cuda' or" in refused(tasks, model, device="mps")
 
 
 def test_no_token_to_begin_with(tasks: Path, tmp_path: Path) -> None:
@@ -275,7 +280,7 @@ def test_the_command(
     done = command(
         *("--model", "compress_model", "--model_args", f"pretrained={demo_model},dtype=fp32"),
         *("--tasks", ",".join(harness_tasks.NAMES), "--include_path", tasks),
-        *("--device", "cpu", "--output_path", tmp_path / "out.json"),
+        *("--output_path", tmp_path / "out.json"),
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "|local_last_word|" in done.stdout.replace(" ", "")
@@ -285,7 +290,9 @@ def test_the_command(
         measured = numbers(demo_in_hf["results"][name])
         assert numbers(ours["results"][name]) == pytest.approx(measured, rel=CLOSE)
     assert ours["config"]["model_dtype"] == "fp32"
-    assert ours["config"]["model_notices"] == []
+    notices = ours["config"]["model_notices"]
+    assert notices == [] if torch.cuda.is_available() else [CPU]
+    assert done.stderr.count(CPU) == len(notices)
 
 
 def test_the_harness_keeps_its_own_models(lm_eval: ModuleType) -> None:
