@@ -98,11 +98,7 @@ Vec scores(const Seen<T>& seen, const float* q, int64_t dim) {
 #pragma GCC unroll 16
     for (int i = 0; i < kRows; ++i) parts[i] += load(seen, i, c, dim) * part;
   }
-  transpose(parts);
-  Vec sums[4];
-  for (int i = 0; i < 4; ++i)
-    sums[i] = (parts[i] + parts[i + 4]) + (parts[i + 8] + parts[i + 12]);
-  return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+  return totals(parts);
 }
 
 // Weights of `count` scores, up to their sum, which is returned; 0 behind them up to whole vectors.

@@ -28,6 +28,27 @@ inline void transpose(Vec* m) {
   }
 }
 
+#define FIRST_HALF 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23
+#define LAST_HALF 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31
+#define FIRST_QUARTER 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27
+#define LAST_QUARTER 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31
+#define EVEN 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30
+#define ODD 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31
+
+// The lanes of two vectors, some of them added to the others: half as many of each are left.
+#define FOLD(a, b, some, others) \
+  (__builtin_shufflevector(a, b, some) + __builtin_shufflevector(a, b, others))
+
+// What the lanes of each of 16 vectors sum up to.
+inline Vec totals(const Vec* m) {
+  Vec halves[8], quarters[4], pairs[2];
+  for (int i = 0; i < 8; ++i) halves[i] = FOLD(m[2 * i], m[2 * i + 1], FIRST_HALF, LAST_HALF);
+  for (int i = 0; i < 4; ++i)
+    quarters[i] = FOLD(halves[2 * i], halves[2 * i + 1], FIRST_QUARTER, LAST_QUARTER);
+  for (int i = 0; i < 2; ++i) pairs[i] = FOLD(quarters[2 * i], quarters[2 * i + 1], EVEN, ODD);
+  return FOLD(pairs[0], pairs[1], EVEN, ODD);
+}
+
 // tile[c][r] = source[r][c]; rows beyond the matrix are 0.
 inline void load_tile(const float* source, int64_t stride, int rows, int64_t width, Vec* tile) {
   for (int64_t c = 0; c < width; c += kRows) {
