@@ -5,7 +5,7 @@
 
 Both engines serve the same prompts one at a time, taking turns: `shared` tokens, the same in all,
 and 16 of their own. One keeps prefixes and has seen the shared tokens; the other does not keep any.
-The result goes to benchmarks/results.
+`predicted` is what the roofline says (docs/speed.md). The result goes to benchmarks/results.
 """
 
 import argparse
@@ -23,7 +23,13 @@ from benchmarks.runtime.load import Job
 from benchmarks.runtime.loaded import checkpoint
 from benchmarks.runtime.setting import setting
 from benchmarks.runtime.sides import BLOCK, Ours
+from compress.checkpoint import Checkpoint
+from compress.evaluation.rates import calibrate
+from compress.evaluation.roofline import expected, first_token
+from compress.evaluation.workload import prompt_load
+from compress.formats import open_weights
 from compress.runtime.engine import Engine
+from compress.runtime.limits import Limits
 
 OWN = 16
 
@@ -39,7 +45,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.set_num_threads(options.threads)
     shared = options.shared or {"tale-6m": 400, "400m": 1024}[options.model]
     with tempfile.TemporaryDirectory() as folder:
-        side = Ours(checkpoint(options.model, Path(folder), options.blocks), torch.float32)
+        model = checkpoint(options.model, Path(folder), options.blocks)
+        side = Ours(model, torch.float32)
+        predicted = _predicted(model, shared)
     result = {
         **setting("benchmarks.runtime.prefix"),
         "model": options.model,
@@ -47,10 +55,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "shared_tokens": shared,
         "own_tokens": OWN,
         "rounds": options.rounds,
+        "predicted": predicted,
         **_measure(side, shared, options.rounds),
     }
     blocks = f"_{options.blocks}_blocks" if options.blocks else ""
     write_result(f"runtime_prefix_{options.model}{blocks}", result)
+
+
+def _predicted(model: Path, shared: int) -> dict[str, float]:
+    """Cached: only a prompt's own tokens are computed, in the bytes and products of a step."""
+    weights = open_weights(Checkpoint.open(model))
+    found = calibrate(weights, dtype=torch.float32, kv_dtype=None, device="cpu")
+    cold = first_token(found.work, found.rates, shared + OWN, Limits().tokens_per_step)
+    step = prompt_load(found.work, shared, shared + OWN, wanted=1)
+    cached = expected(found.work, found.rates, step).total
+    return {
+        "ttft_cold_s": round(cold, 5),
+        "ttft_cached_s": round(cached, 5),
+        "ratio": round(cold / cached, 2),
+    }
 
 
 def _measure(side: Ours, shared: int, rounds: int) -> dict[str, Any]:

@@ -8,7 +8,8 @@ tokens. 400m is a Llama of that size with random weights. Sides: `engine`; `stat
 `generate` in batches of 8; `continuous`, transformers' own continuous batching; `vllm`, real vLLM
 on CPU, compiled, and `vllm-eager` (benchmarks/peers/README.md has its environment). The result goes
 to benchmarks/results. tokens_per_cpu_s tells of a machine that others use too, where tokens_per_s
-varies with the load. ratios are the engine's throughput over that of each side.
+varies with the load. ratios are the engine's throughput over that of each side. `predicted` is what
+the roofline says of the engine, calibrated just before (docs/speed.md), with measured / predicted.
 """
 
 import argparse
@@ -28,6 +29,10 @@ from benchmarks.runtime.setting import setting
 from benchmarks.runtime.sides import Ours, Static
 from benchmarks.runtime.timings import Timings, summary
 from benchmarks.runtime.vllm_side import Vllm
+from compress.checkpoint import Checkpoint
+from compress.evaluation.load import predict
+from compress.evaluation.rates import calibrate
+from compress.formats import open_weights
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 SIDES = ("engine", "static", "continuous", "vllm", "vllm-eager")
@@ -62,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "rounds": options.rounds,
             "cases": [],
         }
-        for case in _measure(sides, options):
+        for case in _measure(model, sides, options):
             result["cases"].append(case)
             blocks = f"_{options.blocks}_blocks" if options.blocks else ""
             name = f"runtime_speed_{options.model}_{options.dtype}{blocks}"
@@ -90,11 +95,14 @@ def _sides(
     return {name: make[name]() for name in options.sides}
 
 
-def _measure(sides: Mapping[str, Side], options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def _measure(
+    model: Path, sides: Mapping[str, Side], options: argparse.Namespace
+) -> Iterator[dict[str, Any]]:
     engine = sides["engine"]
     assert isinstance(engine, Ours)
     for count in options.requests:
         jobs = make_load(count, engine.decoder.spec.vocab)
+        expected = _predicted(model, options, jobs)
         runs: dict[str, list[Timings]] = {name: [] for name in sides}
         for number in range(options.rounds + (not options.no_warmup)):
             for name, side in sides.items():
@@ -103,13 +111,25 @@ def _measure(sides: Mapping[str, Side], options: argparse.Namespace) -> Iterator
                 if number or options.no_warmup:
                     runs[name].append(measured)
         found = {name: _rounded(summary(of)) for name, of in runs.items()}
+        predicted = {k: v for k, v in _rounded(expected).items() if k != "tokens_per_cpu_s"}
         yield {
             "requests": count,
             "prompt_tokens": sum(len(job.prompt) for job in jobs),
             "output_tokens": sum(job.output for job in jobs),
             **found,
+            "predicted": predicted,
+            "measured_over_predicted": {
+                k: round(found["engine"][k] / value, 2) for k, value in predicted.items()
+            },
             "ratios": {name: _ratios(found, name) for name in sides if name != "engine"},
         }
+
+
+def _predicted(model: Path, options: argparse.Namespace, jobs: Sequence[Job]) -> dict[str, float]:
+    weights = open_weights(Checkpoint.open(model))
+    found = calibrate(weights, dtype=DTYPES[options.dtype], kv_dtype=None, device="cpu")
+    times = predict(found.work, found.rates, jobs)
+    return summary([Timings(times, cpu_s=max(map(max, times)))])
 
 
 def _ratios(found: Mapping[str, Mapping[str, float]], name: str) -> dict[str, float]:
