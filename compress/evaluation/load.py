@@ -10,7 +10,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from compress.evaluation.hollow import Places
 from compress.evaluation.roofline import Rates, expected
 from compress.evaluation.workload import StepLoad, Workload
 from compress.runtime.batch import FlatBatch
@@ -86,7 +85,7 @@ def predict(
     """
     clock = _Clock(work, rates)
     blocks = 1 + sum(-(-(len(job.prompt) + job.output) // BLOCK) + 1 for job in jobs)
-    places = Places(BLOCK, (CacheGroup(None, blocks),))
+    places = _Places(BLOCK, (CacheGroup(None, blocks),))
     vocabulary = 1 + max(token for job in jobs for token in job.prompt)
     longest = max(len(job.prompt) + job.output for job in jobs)
     facts = ModelFacts(longest, vocabulary)
@@ -123,6 +122,17 @@ def even_load(batch: int, prompt: int, output: int, vocabulary: int = 2) -> list
     ]
 
 
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """A cache that holds nothing: blocks are counted only."""
+
+    block_size: int
+    groups: tuple[CacheGroup, ...]
+
+    def copy(self, source: int, target: int, group: int) -> None:
+        """Nothing is there to be copied."""
+
+
 @dataclass(slots=True, eq=False)
 class _Clock:
     """A decoder that computes nothing but how long it would take."""
@@ -139,7 +149,7 @@ class _Clock:
     def multiple(self) -> int:
         return 1
 
-    def forward(self, batch: FlatBatch, cache: Places) -> Tensor:
+    def forward(self, batch: FlatBatch, cache: _Places) -> Tensor:
         self.seconds += expected(self.work, self.rates, step_load(self.work, batch)).total
         return torch.zeros(len(batch.rows), 1)
 

@@ -2,7 +2,7 @@
 
 No step of a model is timed here, so that a prediction is one: products run on weights that caches
 cannot hold, attention on keys and values of its own, what stands between products in a decoder
-whose products cost nothing, and the planning of steps with a decoder that computes nothing.
+whose products compute nothing, and the planning of steps around that decoder.
 """
 
 from collections.abc import Iterator
@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from compress.arch.forward import ForwardSpec, describe_forward
-from compress.evaluation.hollow import hollow_decoder, step_seconds, steps_of_rows
+from compress.evaluation.hollow import Hollow
 from compress.evaluation.products import workload_of
 from compress.evaluation.roofline import Curve, Machine, Rates, line
 from compress.evaluation.timer import Timer, measure_machine
 from compress.evaluation.workload import Product, Workload
 from compress.runtime.kv import KVCache, bytes_of_layer
 from compress.runtime.linear import Linear, Source, load_linear
-from compress.runtime.packed import PackedWeight
+from compress.runtime.packed import DECODED, PackedWeight
 from compress_kernels.attention import paged_attention
 from compress_kernels.linear import row_multiple
 
@@ -29,13 +29,14 @@ from compress_kernels.linear import row_multiple
 # sequences of the planning.
 PRODUCT_ROWS = (1, 4, 8, 16, 32, 64, 128, 256)
 BETWEEN_ROWS = (1, 16, 256)
-SEQUENCES = (1, 64)
-# Weights of one product: of a larger one so many rows are measured, as the rest takes as long.
-MOST_WEIGHTS = 1 << 23
+SEQUENCES = (1, 32)
+# Weights of one product: of a larger one so many rows are measured, as the rest takes as long. Of
+# packed ones two of the tiles in which they are decoded.
+MOST_WEIGHTS, MOST_PACKED = 1 << 23, 2 * DECODED
 # Weights that are gone through in turn, or as many as the model has: more than caches hold.
 COLD_BYTES = 128 << 20
-# Operations between two looks at the clock.
-WORK = {"cpu": 1e9, "cuda": 1e12}
+# Seconds between two looks at the clock, or those of one call.
+BURST = 0.01
 # Of the attention that is measured: positions of a text, bytes of all texts.
 POSITIONS, STATE_BYTES, BLOCK = 256, 64 << 20, 16
 # Rows that stay whole when a weight is cut: as many as may share a scale.
@@ -91,11 +92,9 @@ def measure_rates(
             curves.append(curve)
             tiled |= not same
         single, several = (_attention(how, texts, dtype, kv_dtype, timer) for texts in (None, 1))
-    decoder = hollow_decoder(weights, how, dtype, device, max(BETWEEN_ROWS))
-    counts = [n for n in BETWEEN_ROWS if n % multiple == 0]
-    between = [(float(n), steps_of_rows(decoder, n, timer)) for n in counts]
-    vocabulary = weights.spec.vocab
-    host = [(float(n), step_seconds(vocabulary, n, device, timer)) for n in SEQUENCES]
+    hollow = Hollow.of(weights, how, dtype, max(BETWEEN_ROWS), timer)
+    between = [(float(n), hollow.between(n)) for n in BETWEEN_ROWS if n % multiple == 0]
+    host = [(float(n), hollow.host(n)) for n in SEQUENCES]
     return Rates(tuple(curves), single, several, line(between), line(host), multiple, tiled)
 
 
@@ -104,7 +103,8 @@ def _copies(
 ) -> Iterator[Linear]:
     """The product's weight, or the first rows of it, so often that caches do not hold them all."""
     n, k = product.shape
-    rows = min(n, max(1, MOST_WEIGHTS // k // _WHOLE_ROWS) * _WHOLE_ROWS)
+    most = MOST_WEIGHTS if product.sample is None else MOST_PACKED
+    rows = min(n, max(1, most // k // _WHOLE_ROWS) * _WHOLE_ROWS)
     total = min(COLD_BYTES, work.weight_bytes)
     count = max(1, -(-total * n // (product.nbytes * rows)))
     if product.sample is None:
@@ -133,8 +133,8 @@ def _product(
         if rows % multiple:
             continue
         same &= torch.equal(first(x[:rows])[:multiple], alone)
-        most = WORK[timer.device.type] / (2 * rows * k * measured)
-        calls = min(len(linears), max(1, int(most)))
+        once = timer.every(partial(_go, turn, x[:rows], 1))[-1]
+        calls = min(len(linears), max(1, int(BURST / once) if once else 1))
         seconds = timer.seconds(partial(_go, turn, x[:rows], calls))
         points.append((float(rows), seconds / calls * n / measured))
     return line(points), same

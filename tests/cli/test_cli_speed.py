@@ -7,6 +7,7 @@ import pytest
 
 import tiny_models
 from compress.cli.main import main
+from compress.evaluation import hollow as hollow_module
 from compress.evaluation import rates as rates_module
 from compress.evaluation import timer as timer_module
 
@@ -17,8 +18,9 @@ Captured = pytest.CaptureFixture[str]
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timer_module, "READ_BYTES", {"cpu": 1 << 20})
     monkeypatch.setattr(timer_module, "SIDES", {"cpu": 64})
+    monkeypatch.setattr(hollow_module, "ALL_PIECES", 1 << 20)
+    monkeypatch.setattr(rates_module, "BURST", 0.0)
     monkeypatch.setattr(timer_module, "RUNS", 1)
-    monkeypatch.setattr(rates_module, "WORK", {"cpu": 1e6})
 
 
 @pytest.fixture(scope="module")

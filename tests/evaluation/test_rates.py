@@ -10,6 +10,7 @@ import compressed_models
 import tiny_models
 from compress.checkpoint import Checkpoint
 from compress.errors import CheckpointError
+from compress.evaluation import hollow as hollow_module
 from compress.evaluation import rates as rates_module
 from compress.evaluation import timer as timer_module
 from compress.evaluation.products import workload_of
@@ -31,7 +32,8 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is measured does not matter here."""
     monkeypatch.setattr(timer_module, "READ_BYTES", {"cpu": 1 << 20})
     monkeypatch.setattr(timer_module, "SIDES", {"cpu": 64})
-    monkeypatch.setattr(rates_module, "WORK", {"cpu": 1e6})
+    monkeypatch.setattr(hollow_module, "ALL_PIECES", 1 << 20)
+    monkeypatch.setattr(rates_module, "BURST", 0.0)
 
 
 def linears_of(decoder: Decoder) -> list[tuple[str, Linear]]:

@@ -12,6 +12,7 @@ import compressed_models
 import tiny_models
 from compress import pipeline
 from compress.errors import CheckpointError, OutputError, RequestError
+from compress.evaluation import hollow as hollow_module
 from compress.evaluation import rates as rates_module
 from compress.evaluation import timer as timer_module
 from compress.evaluation.timer import free_bytes
@@ -27,8 +28,9 @@ Facts = dict[str, Any]
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timer_module, "READ_BYTES", {"cpu": 1 << 20})
     monkeypatch.setattr(timer_module, "SIDES", {"cpu": 64})
+    monkeypatch.setattr(hollow_module, "ALL_PIECES", 1 << 20)
+    monkeypatch.setattr(rates_module, "BURST", 0.0)
     monkeypatch.setattr(timer_module, "RUNS", 1)
-    monkeypatch.setattr(rates_module, "WORK", {"cpu": 1e6})
 
 
 @pytest.fixture(scope="module")
