@@ -31,7 +31,13 @@ from compress.evaluation.harness import (
     window,
 )
 from compress.evaluation.serving import score_pairs
-from compress.pipeline.harness_arguments import HarnessArguments, dtype_of, read_arguments
+from compress.pipeline.harness_arguments import (
+    HarnessArguments,
+    device_of,
+    dtype_of,
+    max_length_of,
+    read_arguments,
+)
 from compress.pipeline.models import open_model
 from compress.runtime.request import Sampling
 
@@ -51,7 +57,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
         self.arguments, self.dtype = arguments, dtype_of(arguments.dtype, folder)
         self.tokenizer = _tokenizer(folder, arguments)
         self.settings, left_out = _settings(folder)
-        device, moved = _device(arguments.device)
+        device, moved = device_of(arguments.device)
         self.model = open_model(
             folder,
             device=device,
@@ -59,7 +65,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
             cache_tokens=arguments.cache_tokens,
         )
         self._device = torch.device(device)
-        self._max_length = _max_length(arguments, self.model.context)
+        self._max_length = max_length_of(arguments, self.model.context)
         self.notices = (*notices, *moved, *left_out, *self.model.notices)
         for line in self.notices:
             _log.warning(line)
@@ -97,13 +103,10 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
         """Ids as the checkpoint's tokenizer gives them, with the special tokens that it adds itself
         (or add_bos_token); none where the text begins with the prefix token already.
         """
+        if add_special_tokens is not None:
+            return list(self.tokenizer.encode(string, add_special_tokens=add_special_tokens))
         prefix = self._prefix()
-        if add_special_tokens is None:
-            add_special_tokens = self.arguments.add_bos_token
-            if prefix is not None and string.startswith(self.tokenizer.decode(prefix)):
-                add_special_tokens = False
-        special = {} if add_special_tokens is None else {"add_special_tokens": add_special_tokens}
-        return list(self.tokenizer.encode(string, **special))
+        return self._encode(string, None if prefix is None else self.tokenizer.decode(prefix))
 
     def apply_chat_template(
         self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
@@ -212,10 +215,19 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
                 f"max_gen_toks is {most} and max_length {self.max_length}: no token is left for the"
                 " prompt; set max_gen_toks lower, in the task's generation_kwargs or --gen_kwargs"
             )
-        ids = self.tok_encode(context) or [self.prefix_token_id]
+        # `hf` looks for the prefix token when it scores, and for BOS when it generates.
+        ids = self._encode(context, self.tokenizer.bos_token) or [self.prefix_token_id]
         seed = torch.initial_seed() % 2**64  # what --seed sets
         sampling = sampling_of({**self.settings, **own}, until, most, seed)
         return tuple(ids[most - self.max_length :]), sampling, until
+
+    def _encode(self, text: str, beginning: str | None) -> list[int]:
+        """Ids; no special token is added to a text that begins so."""
+        asked = self.arguments.add_bos_token
+        add = False if beginning is not None and text.startswith(beginning) else asked
+        return list(
+            self.tokenizer.encode(text, **({} if add is None else {"add_special_tokens": add}))
+        )
 
     def _text(self, ids: Sequence[int], until: list[str]) -> str:
         end = self.arguments.think_end_token
@@ -251,16 +263,6 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
         )
 
 
-def _device(asked: str) -> tuple[str, tuple[str, ...]]:
-    """The device, and a line where it is another than asked. The harness's command asks for cuda:0
-    where nobody names one."""
-    if asked == "cuda:0" and not torch.cuda.is_available():
-        return "cpu", (
-            "torch sees no CUDA device, which is the harness's default: the CPU computes",
-        )
-    return asked, ()
-
-
 def _tokenizer(folder: Path, arguments: HarnessArguments) -> Any:
     """transformers' own, as the `hf` model has it: the special tokens it adds are part of a score.
 
@@ -288,12 +290,3 @@ def _settings(folder: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
     others = [name for name in OTHER_SETTINGS if found.get(name)]
     line = f"{file} asks for {', '.join(others)}, which the engine does not have: left out"
     return {name: found[name] for name in FIELDS if name in found}, (line,) if others else ()
-
-
-def _max_length(arguments: HarnessArguments, context: int) -> int:
-    asked = arguments.max_length
-    if asked is not None and asked > context:
-        raise RequestError(
-            f"max_length is {asked}: {arguments.pretrained} reads {context} tokens; leave it out"
-        )
-    return context if asked is None else asked

@@ -114,6 +114,28 @@ def dtype_of(asked: str, folder: Path) -> Dtype:
     return "fp32"
 
 
+def device_of(asked: str) -> tuple[str, tuple[str, ...]]:
+    """The device, and a line where it is another than asked. The harness's command asks for cuda:0
+    where nobody names one."""
+    import torch
+
+    if asked == "cuda:0" and not torch.cuda.is_available():
+        return "cpu", (
+            "torch sees no CUDA device, which is the harness's default: the CPU computes",
+        )
+    return asked, ()
+
+
+def max_length_of(arguments: HarnessArguments, context: int) -> int:
+    """Tokens that are read at most, of `context` that the model reads."""
+    asked = arguments.max_length
+    if asked is not None and asked > context:
+        raise RequestError(
+            f"max_length is {asked}: {arguments.pretrained} reads {context} tokens; leave it out"
+        )
+    return context if asked is None else asked
+
+
 def _checked(name: str, value: Any) -> Any:
     kind = _KINDS[name]
     # The harness reads digits as a number and other values as text.
