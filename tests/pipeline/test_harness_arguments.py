@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 
 from compress.errors import RequestError
-from compress.pipeline.harness_arguments import HarnessArguments, dtype_of, read_arguments
+from compress.pipeline.harness_arguments import (
+    HarnessArguments,
+    device_of,
+    dtype_of,
+    max_length_of,
+    read_arguments,
+)
 
 
 def test_arguments_are_named_as_those_of_the_hf_model() -> None:
@@ -78,3 +84,22 @@ def test_wrong_arguments_are_refused(given: dict[str, Any], said: str) -> None:
 def test_the_dtype(config: dict[str, Any], asked: str, found: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert dtype_of(asked, tmp_path) == found
+
+
+@pytest.mark.parametrize(
+    ("asked", "cuda", "found"),
+    [("cuda:0", True, "cuda:0"), ("cuda:0", False, "cpu"), ("cuda:1", False, "cuda:1")],
+)
+def test_the_device(asked: str, cuda: bool, found: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only what the harness asks for by itself is changed; what a user names is left to refuse."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: cuda)
+    device, lines = device_of(asked)
+    assert device == found
+    assert len(lines) == (device != asked)
+
+
+def test_the_length() -> None:
+    assert max_length_of(HarnessArguments("small"), 512) == 512
+    assert max_length_of(HarnessArguments("small", max_length=512), 512) == 512
+    with pytest.raises(RequestError, match="max_length is 513: small reads 512 tokens; leave it"):
+        max_length_of(HarnessArguments("small", max_length=513), 512)
