@@ -3,12 +3,13 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 from compress.checkpoint import disk
 from compress.checkpoint.sidefiles import FOLDER_OF_OUTLIERS
 
 REPORT = "report"
-_MARKS = ("config.json", f"{REPORT}/report.json")
+_PAGE = f"{REPORT}/report.json"
 _ONE_OF = ("recipe.yaml", f"{REPORT}/report.md")  # of a run, of an export
 _FILES = frozenset(
     {
@@ -26,13 +27,16 @@ _SHOWN = 3
 
 def is_result(folder: Path) -> bool:
     """Whether a folder is a result of a run or an export, whole and with nothing added to it."""
-    marked = all((folder / name).is_file() for name in _MARKS)
-    return marked and any((folder / name).is_file() for name in _ONE_OF) and not foreign(folder)
+    made = _made(folder)
+    marked = (folder / _PAGE).is_file() and (bool(made) or (folder / "config.json").is_file())
+    whole = all((folder / name).is_file() for name in made)
+    any_of = any((folder / name).is_file() for name in _ONE_OF)
+    return marked and whole and any_of and not foreign(folder)
 
 
 def foreign(folder: Path) -> list[str]:
     """What lies in a folder and in no result, sorted; folders end in a slash."""
-    known = _FILES | _copied(folder)
+    known = _FILES | _copied(folder) | _made(folder)
     found: list[str] = []
     for path in sorted(folder.iterdir()):
         if path.name in _INSIDE and path.is_dir() and not path.is_symlink():
@@ -64,10 +68,22 @@ def remove_result(folder: Path) -> None:
 def _copied(folder: Path) -> frozenset[str]:
     """Files that a result has from its source, by its own report."""
     try:
-        report = json.loads((folder / REPORT / "report.json").read_bytes())
-        return frozenset(map(str, report["copied_files"]))
+        return frozenset(map(str, _report(folder)["copied_files"]))
     except (OSError, ValueError, TypeError, LookupError):
         return frozenset()
+
+
+def _made(folder: Path) -> frozenset[str]:
+    """Files of an artifact for another runtime, by its own report; none for other results."""
+    try:
+        files = _report(folder)["result"]["files"]
+        return frozenset(map(str, files)) if isinstance(files, list) else frozenset()
+    except (OSError, ValueError, TypeError, LookupError):
+        return frozenset()
+
+
+def _report(folder: Path) -> Any:
+    return json.loads((folder / _PAGE).read_bytes())
 
 
 def _shown(path: Path) -> str:

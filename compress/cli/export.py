@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Literal
 
 import click
 
@@ -21,30 +22,118 @@ HOLDS: Mapping[str, str] = MappingProxyType(
         "dense": "16- or 32-bit weights of anything, for any loader of the model",
     }
 )
+# The same of EXPORTERS.
+TARGETS: Mapping[str, str] = MappingProxyType(
+    {"onnx": "a plain graph of opset 23, for ONNX Runtime, OpenVINO and whatever reads ONNX"}
+)
 
 
 class FormatsInHelp(click.Command):
-    """A command whose help ends with the formats."""
+    """A command whose help ends with the formats and the targets."""
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Formats"):
-            formatter.write_dl(list(HOLDS.items()))
+        for title, rows in (("Formats", HOLDS), ("Other runtimes", TARGETS)):
+            with formatter.section(title):
+                formatter.write_dl(list(rows.items()))
 
 
 @click.command("export", cls=FormatsInHelp)
 @click.argument("checkpoint")
-@click.option(
-    "--to", required=True, metavar="FORMAT", help="The format to write, one of those below."
-)
+@click.option("--to", required=True, metavar="NAME", help="What to write, one of those below.")
 @click.option("-o", "--out", metavar="FOLDER", help="Where the result goes.")
-@click.option("--round-scales", is_flag=True, help="Round scales that FORMAT cannot hold exactly.")
+@click.option("--round-scales", is_flag=True, help="Round scales that a format lacks (formats).")
 @click.option(
-    "--shard-size", default="5GB", show_default=True, metavar="SIZE", help="Most bytes of one file."
+    "--shard-size", metavar="SIZE", help="Most bytes of one file, 5GB by default (formats)."
 )
+@click.option(
+    "--dtype",
+    type=click.Choice(["fp32", "fp16"]),
+    help="Of dense weights and arithmetic, fp32 by default (other runtimes).",
+)
+@click.option(
+    "--max-context",
+    type=int,
+    metavar="N",
+    help="Positions to prepare for, the model's by default (other runtimes).",
+)
+@click.option("--no-verify", is_flag=True, help="Do not compare with the weights (other runtimes).")
 @click.option("--overwrite", is_flag=True, help="Replace an earlier result in FOLDER.")
 @click.option("--dry-run", is_flag=True, help="Show what would be written, and write nothing.")
 @options.as_json
 def command(
+    checkpoint: str,
+    to: str,
+    out: str | None,
+    round_scales: bool,
+    shard_size: str | None,
+    dtype: Literal["fp32", "fp16"] | None,
+    max_context: int | None,
+    no_verify: bool,
+    overwrite: bool,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Write CHECKPOINT (a folder or a hub id) in another format, or for another runtime.
+
+    Nothing is calibrated anew: codes and scales stay what they are. Formats of checkpoints take a
+    quantized one; for other runtimes it may be dense as well, and what is written is compared with
+    the weights before it appears.
+    """
+    from compress import pipeline
+
+    if out is None and not dry_run:
+        raise click.UsageError("give --out FOLDER, or --dry-run")
+    if pipeline.is_target(to):
+        _refuse(to, {"--round-scales": round_scales, "--shard-size": shard_size}, "formats")
+        _artifact(checkpoint, to, out, (dtype, max_context), no_verify, overwrite, dry_run, as_json)
+        return
+    given = {"--dtype": dtype, "--max-context": max_context, "--no-verify": no_verify}
+    _refuse(to, given, "other runtimes")
+    _format(checkpoint, to, out, round_scales, shard_size or "5GB", overwrite, dry_run, as_json)
+
+
+def _refuse(to: str, given: Mapping[str, object], those: str) -> None:
+    """A usage error for an option that is for the other kind of result."""
+    name = next((name for name, value in given.items() if value not in (None, False)), None)
+    if name is not None:
+        raise click.UsageError(f"{name} is for {those}, and --to is {to}; leave it out")
+
+
+def _artifact(
+    checkpoint: str,
+    to: str,
+    out: str | None,
+    chosen: tuple[Literal["fp32", "fp16"] | None, int | None],
+    no_verify: bool,
+    overwrite: bool,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    from compress import pipeline
+    from compress_exporters.exporter import Options
+
+    how = Options(dtype=chosen[0] or "fp32", max_context=chosen[1])
+    if dry_run:
+        report = pipeline.dry_artifact(checkpoint, to, out, options=how, overwrite=overwrite)
+    else:
+        assert out is not None
+        with watched() as progress:
+            report = pipeline.export_artifact(
+                checkpoint,
+                to,
+                out,
+                options=how,
+                verify=not no_verify,
+                overwrite=overwrite,
+                progress=progress,
+            )
+    if as_json:
+        options.print_json(report.to_json())
+    else:
+        click.echo(pipeline.artifact_table(report))
+
+
+def _format(
     checkpoint: str,
     to: str,
     out: str | None,
@@ -54,14 +143,8 @@ def command(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Write CHECKPOINT (quantized, a folder or a hub id) in another format.
-
-    Nothing is calibrated anew: codes and scales stay what they are.
-    """
     from compress import pipeline
 
-    if out is None and not dry_run:
-        raise click.UsageError("give --out FOLDER, or --dry-run")
     if dry_run:
         report = pipeline.dry_export(
             checkpoint,

@@ -23,7 +23,10 @@ COMMANDS = {
     "plan": ("compress.cli.plan", "Show what a recipe would do, without doing it."),
     "inspect": ("compress.cli.inspect", "Show what a checkpoint holds."),
     "eval": ("compress.cli.eval", "Measure a checkpoint, alone or against its source."),
-    "export": ("compress.cli.export", "Write a quantized checkpoint in another format."),
+    "export": (
+        "compress.cli.export",
+        "Write a checkpoint for another loader or runtime.",
+    ),
     "generate": ("compress.cli.generate", "Continue a text with a checkpoint."),
     "chat": ("compress.cli.chat", "Chat with a checkpoint in the terminal."),
     "roofline": ("compress.cli.roofline", "Predict how fast a checkpoint runs here."),

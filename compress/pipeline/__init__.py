@@ -5,6 +5,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from compress.pipeline.artifact import dry_artifact, export_artifact, is_target
+    from compress.pipeline.artifact_report import table as artifact_table
     from compress.pipeline.bench import measure_speed
     from compress.pipeline.evaluating import evaluate_checkpoint
     from compress.pipeline.events import Event
@@ -22,12 +24,16 @@ if TYPE_CHECKING:
 _PLACES = {
     "Event": "compress.pipeline.events",
     "Plan": "compress.pipeline.plan",
+    "artifact_table": "compress.pipeline.artifact_report",
+    "dry_artifact": "compress.pipeline.artifact",
     "dry_export": "compress.pipeline.exporting",
     "evaluate_checkpoint": "compress.pipeline.evaluating",
     "export": "compress.pipeline.exporting",
+    "export_artifact": "compress.pipeline.artifact",
     "export_table": "compress.pipeline.export_report",
     "inspect_checkpoint": "compress.pipeline.inspection",
     "inspect_table": "compress.pipeline.inspection_table",
+    "is_target": "compress.pipeline.artifact",
     "make_plan": "compress.pipeline.job",
     "measure_speed": "compress.pipeline.bench",
     "open_model": "compress.pipeline.models",
@@ -37,17 +43,22 @@ _PLACES = {
     "speed_table": "compress.pipeline.speed_lines",
 }
 
-_CALLED = {"export_table": "table"}  # where its module has another name for it
+# Where its module has another name for it.
+_CALLED = {"artifact_table": "table", "export_table": "table"}
 
 __all__ = [
     "Event",
     "Plan",
+    "artifact_table",
+    "dry_artifact",
     "dry_export",
     "evaluate_checkpoint",
     "export",
+    "export_artifact",
     "export_table",
     "inspect_checkpoint",
     "inspect_table",
+    "is_target",
     "make_plan",
     "measure_speed",
     "open_model",

@@ -18,6 +18,7 @@ from compress.pipeline.export_scales import DTYPE_WORDS, ScaleChange
 from compress.pipeline.export_source import ExportLayer, Held, look
 from compress.quant.scheme import QuantScheme
 from compress.report.units import counted
+from compress_exporters.table import EXPORTERS
 
 # What else a format is called; capitals, "-" and "_" make no difference.
 _ALIASES: Mapping[str, str] = MappingProxyType({"fp8-block": "fp8", "bnb": "bitsandbytes"})
@@ -86,14 +87,16 @@ def plan_export(
 
 
 def format_name(to: str) -> str:
-    """The key of FORMATS that is meant; RecipeError, with the nearest, where there is none."""
+    """The key of FORMATS that is meant; RecipeError, with the nearest format or artifact, where
+    there is none."""
     plain = to.strip().lower().replace("_", "-")
     names = {**{name.replace("_", "-"): name for name in FORMATS}, **_ALIASES}
     if plain in names:
         return names[plain]
-    close = difflib.get_close_matches(plain, names, n=1)
-    hint = f"; did you mean {names[close[0]]!r}?" if close else ""
-    raise RecipeError(f"--to is {to!r}; it is one of {', '.join(FORMATS)}{hint}")
+    known = names | {name: name for name in EXPORTERS}
+    close = difflib.get_close_matches(plain, known, n=1)
+    hint = f"; did you mean {known[close[0]]!r}?" if close else ""
+    raise RecipeError(f"--to is {to!r}; it is one of {', '.join((*FORMATS, *EXPORTERS))}{hint}")
 
 
 def _open(checkpoint: Checkpoint, to: str) -> tuple[CodedWeights, Format]:

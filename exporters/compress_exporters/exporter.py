@@ -19,11 +19,13 @@ class Options:
     """What a user may choose; a field that a target does not read has no effect on it.
 
     dtype: of dense weights and of what is computed in between. max_context: positions that tables
-    of positions are made for; None for what the model reads.
+    of positions are made for; None for what the model reads. round_scales: let scales change that
+    the target cannot hold exactly.
     """
 
     dtype: Literal["fp32", "fp16"] = "fp32"
     max_context: int | None = None
+    round_scales: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +44,15 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """How far the artifact was checked: its runtime opens it, its logits are those of the weights
-    in our decoder, and it chooses the same tokens too.
+    """How far the artifact was checked.
 
+    level: "form": it is well-formed, which needs no runtime. "loads": its runtime opens it.
+    "logits": they are those of the weights in our decoder. "tokens": so are the tokens it chooses.
     max_logit_error: largest difference of a logit, None where none were computed. detail: what was
-    compared, a line each.
+    compared, or why no more was, a line each.
     """
 
-    level: Literal["loads", "logits", "tokens"]
+    level: Literal["form", "loads", "logits", "tokens"]
     max_logit_error: float | None = None
     detail: tuple[str, ...] = ()
 
@@ -61,6 +64,7 @@ class Exporter:
     summary: one line for `--help`.
     check: what the target makes of the source, in notes, before anything is written; RecipeError
         or CheckpointError, in one line that names the nearest target, for what it cannot say.
+    size: bytes that will be written, or a few more.
     write: fills an empty folder.
     verify: of a written folder against the source; CheckpointError for an artifact that is wrong.
     """
@@ -68,6 +72,7 @@ class Exporter:
     name: str
     summary: str
     check: Callable[[Source, Options], tuple[str, ...]]
+    size: Callable[[Source, Options], int]
     write: Callable[[Source, Path, Options, Progress], Written]
     verify: Callable[[Source, Path, Options], Proof]
 

@@ -4,5 +4,6 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from compress_exporters.exporter import Exporter
+from compress_exporters.onnx.target import ONNX
 
-EXPORTERS: Mapping[str, Exporter] = MappingProxyType({})
+EXPORTERS: Mapping[str, Exporter] = MappingProxyType({"onnx": ONNX})

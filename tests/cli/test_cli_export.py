@@ -7,11 +7,12 @@ import pytest
 
 import compressed_models
 import tiny_models
-from compress.cli.export import HOLDS
+from compress.cli.export import HOLDS, TARGETS
 from compress.cli.main import main
 from compress.formats import FORMATS
 from compress.pipeline.export_plan import format_name
 from compress.quant.scheme import QuantScheme
+from compress_exporters.table import EXPORTERS
 from exports import CT
 
 
@@ -68,10 +69,17 @@ def test_help_has_every_format(capsys: pytest.CaptureFixture[str]) -> None:
     assert list(HOLDS) == list(FORMATS)
     assert main(["export", "--help"]) == 0
     told = capsys.readouterr().out
-    listed = told.partition("\nFormats:\n")[2].splitlines()
+    listed = told.partition("\nFormats:\n")[2].partition("\nOther runtimes:\n")[0].splitlines()
     assert [line.split()[0] for line in listed if line.startswith("  ") and line[2] != " "] == [
         *HOLDS
     ]
+
+
+def test_help_has_every_target(capsys: pytest.CaptureFixture[str]) -> None:
+    assert dict(TARGETS) == {name: row.summary for name, row in EXPORTERS.items()}
+    assert main(["export", "--help"]) == 0
+    listed = capsys.readouterr().out.partition("\nOther runtimes:\n")[2].splitlines()
+    assert [line.split()[0] for line in listed if line[2:3] not in ("", " ")] == [*TARGETS]
 
 
 @pytest.mark.parametrize(
@@ -98,13 +106,14 @@ def test_a_word_that_is_no_format(
 ) -> None:
     assert main(["export", str(source), "--to", said, "--dry-run"]) == 2
     assert capsys.readouterr().err == (
-        f"error: --to is {said!r}; it is one of {', '.join(FORMATS)}; did you mean {nearest!r}?\n"
+        f"error: --to is {said!r}; it is one of {', '.join((*FORMATS, *EXPORTERS))};"
+        f" did you mean {nearest!r}?\n"
     )
 
 
 def test_a_word_like_no_format(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["export", str(source), "--to", "xyz", "--dry-run"]) == 2
-    assert capsys.readouterr().err.endswith(f" one of {', '.join(FORMATS)}\n")
+    assert capsys.readouterr().err.endswith(f" one of {', '.join((*FORMATS, *EXPORTERS))}\n")
 
 
 @pytest.mark.parametrize("to", ["fp8-block", "bitsandbytes", "modelopt"])

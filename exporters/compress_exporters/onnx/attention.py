@@ -81,5 +81,4 @@ def attend(build: Build, block: BlockSpec, q: ir.Value, k: ir.Value, v: ir.Value
     )
     for name, value in zip(("key", "value"), present, strict=True):
         build.states[PRESENT.format(index, name)] = value
-    build.fused["Attention"] = build.fused.get("Attention", 0) + 1
     return out

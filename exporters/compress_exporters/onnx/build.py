@@ -1,5 +1,6 @@
 """What the parts of a graph are built with, and the table of functions that a target is."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -19,7 +20,7 @@ class Build:
     """A decoder's graph in the making.
 
     states: name of a layer's output of keys or values -> the value, filled by `attend`.
-    notes: of what was converted. fused, unfused: as Written has them.
+    notes: of what was converted. unfused: what stayed in single steps -> why.
     """
 
     graph: Graph
@@ -29,7 +30,6 @@ class Build:
     lowering: "Lowering"
     states: dict[str, ir.Value] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    fused: dict[str, int] = field(default_factory=dict)
     unfused: dict[str, str] = field(default_factory=dict)
     _once: dict[str, object] = field(default_factory=dict)
 
@@ -50,6 +50,11 @@ class Build:
     def has(self, tensor: str) -> bool:
         """Whether the checkpoint has a tensor."""
         return tensor in self.weights.checkpoint.tensors
+
+    def fused(self, *kinds: str) -> dict[str, int]:
+        """How many nodes there are of each kind; those that there are."""
+        found = Counter(node.op_type for node in self.graph.nodes)
+        return {kind: found[kind] for kind in kinds if found[kind]}
 
     def note(self, line: str) -> None:
         """Each line once."""

@@ -6,8 +6,8 @@ import onnx_ir as ir
 import torch
 from torch import Tensor
 
-from compress.blocks.reading import read_finite
 from compress.errors import CheckpointError
+from compress_exporters.decoded import decoded
 from compress_exporters.onnx.build import Build
 
 TORCH = {ir.DataType.FLOAT: torch.float32, ir.DataType.FLOAT16: torch.float16}
@@ -28,7 +28,7 @@ def stored(
     shape = build.weights.checkpoint.tensors[tensor].shape if shape is None else shape
 
     def read() -> ir.TensorProtocol:
-        return as_ir(rounded(turn(read_finite(build.weights, tensor)), dtype, tensor))
+        return as_ir(rounded(turn(decoded(build.weights, tensor)), dtype, tensor))
 
     return build.graph.weight(tensor, dtype, shape, read)
 

@@ -1,0 +1,55 @@
+"""The target `onnx`: what it says, writes and proves. The graph's packages are loaded when used."""
+
+from pathlib import Path
+
+from compress_exporters.exporter import Exporter, Options, Progress, Proof, Source, Written, require
+
+NAME, EXTRA = "onnx", "onnx"
+# Operators that do several steps at once.
+FUSED = ("Attention", "RotaryEmbedding", "RMSNormalization", "LayerNormalization", "Gelu")
+
+
+def check(source: Source, options: Options) -> tuple[str, ...]:
+    require(NAME, EXTRA, "onnx", "onnx_ir", "onnxruntime")
+    from compress_exporters.onnx.canonical import CANONICAL
+    from compress_exporters.onnx.decoder import build_decoder
+
+    return tuple(build_decoder(source, options, CANONICAL).notes)
+
+
+def size(source: Source, options: Options) -> int:
+    from compress_exporters.onnx import saving
+    from compress_exporters.onnx.canonical import CANONICAL
+    from compress_exporters.onnx.decoder import build_decoder
+
+    return saving.size(build_decoder(source, options, CANONICAL))
+
+
+def write(source: Source, folder: Path, options: Options, progress: Progress) -> Written:
+    from compress_exporters.onnx.canonical import CANONICAL
+    from compress_exporters.onnx.decoder import build_decoder
+    from compress_exporters.onnx.saving import save
+    from compress_exporters.sidefiles import copy_side_files
+
+    build = build_decoder(source, options, CANONICAL)
+    files = save(build, folder, progress)
+    beside = copy_side_files(source, folder)
+    return Written((*files, *beside), tuple(build.notes), build.fused(*FUSED), build.unfused)
+
+
+def verify(source: Source, folder: Path, options: Options) -> Proof:
+    from compress_exporters.onnx.checks import Asked, prove, require_form
+    from compress_exporters.onnx.saving import MODEL
+
+    require_form(folder / MODEL)
+    return prove(source, folder / MODEL, Asked.of(options))
+
+
+ONNX = Exporter(
+    name=NAME,
+    summary="a plain graph of opset 23, for ONNX Runtime, OpenVINO and whatever reads ONNX",
+    check=check,
+    size=size,
+    write=write,
+    verify=verify,
+)

@@ -1,0 +1,88 @@
+"""What an artifact is held to: our own decoder, in fp32, on the weights as they are decoded."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from compress.blocks.memory import available_bytes
+from compress.runtime.batch import FlatBatch
+from compress.runtime.decoder import Decoder
+from compress.runtime.kv import KVCache
+from compress_exporters.decoded import Decoded
+from compress_exporters.exporter import Source
+
+BLOCK = 16  # positions of a block of the cache
+# Tokens of the text that is compared, where the model reads as many.
+LENGTH = 48
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reference:
+    """Our decoder with what it needs."""
+
+    decoder: Decoder
+
+    @classmethod
+    def load(cls, source: Source, *, inputs: bool = False) -> "Reference":
+        """inputs: rounded where the source says so."""
+        return cls(Decoder.load(Decoded.of(source, inputs=inputs)))
+
+    def logits(self, ids: Sequence[int], prompt: int | None = None) -> Tensor:
+        """fp32 [tokens, rows of the head] of one text, from its first token on.
+
+        prompt: tokens that the text came with, all of them by default: rotations may depend on it.
+        """
+        how, multiple = self.decoder.how, self.decoder.multiple
+        blocks = -(-len(ids) // BLOCK)
+        cache = KVCache(
+            how,
+            [blocks + 1] * len(how.windows),
+            BLOCK,
+            dtype=self.decoder.dtype,
+            device=self.decoder.device,
+        )
+        batch = _batch(ids, multiple, len(how.windows), blocks, prompt or len(ids))
+        return self.decoder.logits(self.decoder.forward(batch, cache))[: len(ids)]
+
+
+def _batch(ids: Sequence[int], multiple: int, groups: int, blocks: int, prompt: int) -> FlatBatch:
+    """One text whose blocks of the cache lie in order behind the null block."""
+    count, missing = len(ids), -len(ids) % multiple
+    positions = torch.tensor([*range(count), *[0] * missing])
+    # Padding belongs to a text of its own, whose blocks are all the null block.
+    tables = torch.tensor([[*range(1, blocks + 1)], [0] * blocks], dtype=torch.int32)
+    sequence = torch.tensor([0] * count + [1] * missing, dtype=torch.int32)
+    slots = tables[sequence.long(), positions // BLOCK].long() * BLOCK + positions % BLOCK
+    return FlatBatch(
+        ids=torch.tensor([*ids, *[0] * missing]),
+        positions=positions,
+        sequence=sequence,
+        tables=(tables,) * groups,
+        slots=(slots,) * groups,
+        rows=torch.tensor([*range(count), *[0] * missing]),
+        count=count,
+        multiple=multiple,
+        lengths=torch.tensor([prompt, 0]),
+    )
+
+
+def text(source: Source, length: int = LENGTH) -> list[int]:
+    """Ids at random, always the same, of a text that the model reads whole."""
+    most = min(length, source.spec.context or length)
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(0, source.spec.vocab, (most,), generator=generator).tolist()
+
+
+def parameters(source: Source) -> int:
+    """Numbers that a decoder of the source has in memory."""
+    spec = source.spec
+    linears = [x.shape for x in spec.all_linears()]
+    return sum(n * k for n, k in linears)
+
+
+def fits(needed: int) -> bool:
+    """Whether so many bytes are free, or nobody knows."""
+    free = available_bytes()
+    return free is None or needed < free

@@ -1,0 +1,29 @@
+"""The small files that go along with an artifact: config.json, tokenizer, whatever there is."""
+
+import json
+from pathlib import Path
+
+from compress.checkpoint import write_atomic
+from compress.errors import CheckpointError
+from compress_exporters.exporter import Source
+
+QUANTIZATION = ("quantization_config", "compression_config")
+
+
+def copy_side_files(source: Source, folder: Path) -> tuple[str, ...]:
+    """Their names. config.json says nothing of how the source was quantized."""
+    names = []
+    for path in source.checkpoint.side_files():
+        write_atomic(folder / path.name, _content(path))
+        names.append(path.name)
+    config = {k: v for k, v in source.checkpoint.config.items() if k not in QUANTIZATION}
+    text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
+    write_atomic(folder / "config.json", text.encode())
+    return (*names, "config.json")
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error

@@ -1,0 +1,125 @@
+"""The target onnx: what its proof finds, and what it says."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+import tiny_models
+from compress.checkpoint import Checkpoint
+from compress.errors import CheckpointError, DependencyError
+from compress.formats import open_weights
+from compress_exporters import reference
+from compress_exporters.exporter import Options, Source
+from compress_exporters.onnx.saving import DATA, MODEL
+from compress_exporters.table import EXPORTERS
+
+ONNX = EXPORTERS["onnx"]
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Source:
+    return open_weights(
+        Checkpoint.open(tiny_models.make("llama", tmp_path / "model", dtype="fp32"))
+    )
+
+
+@pytest.fixture
+def folder(source: Source, tmp_path: Path) -> Path:
+    out = tmp_path / "out"
+    out.mkdir()
+    ONNX.write(source, out, Options(), lambda *_: None)
+    return out
+
+
+def test_what_is_written_is_told(source: Source, tmp_path: Path) -> None:
+    out, told = tmp_path / "out", []
+    out.mkdir()
+    written = ONNX.write(source, out, Options(), lambda *step: told.append(step))
+    assert set(written.files) == {path.name for path in out.iterdir()}
+    assert {"model.onnx", "model.onnx.data", "config.json", "tokenizer.json"} <= set(written.files)
+    assert written.fused == {"Attention": 2, "RotaryEmbedding": 4, "RMSNormalization": 5}
+    assert [done for _, done, _ in told] == [*range(1, told[0][2] + 1)]
+    size = ONNX.size(source, Options())
+    assert (out / DATA).stat().st_size <= size < (out / DATA).stat().st_size + 10_000
+
+
+def test_two_exports_are_equal(source: Source, folder: Path, tmp_path: Path) -> None:
+    again = tmp_path / "again"
+    again.mkdir()
+    ONNX.write(source, again, Options(), lambda *_: None)
+    for name in (MODEL, DATA):
+        assert (again / name).read_bytes() == (folder / name).read_bytes()
+
+
+def test_proof_of_a_good_graph(source: Source, folder: Path) -> None:
+    proof = ONNX.verify(source, folder, Options())
+    assert proof.level == "tokens"
+    assert proof.max_logit_error is not None
+    assert 0 < proof.max_logit_error < 1e-5
+    assert proof.detail[-1] == "16 greedy tokens are the same"
+    assert sum("padded" in line for line in proof.detail) == 2
+
+
+def spoil_weight(folder: Path) -> None:
+    data = np.fromfile(folder / DATA, np.float32)
+    data[data.size // 2] += 1.0
+    data.tofile(folder / DATA)
+
+
+def drop_rotation(folder: Path) -> None:
+    rename(folder, lambda node: node.op_type == "RotaryEmbedding", "Identity", 1)
+
+
+def see_all(folder: Path) -> None:
+    """Of a mask, the part that says what is before what."""
+    rename(folder, lambda node: node.op_type == "LessOrEqual", "GreaterOrEqual", 2)
+
+
+def rename(folder: Path, which: Callable[[onnx.NodeProto], bool], kind: str, inputs: int) -> None:
+    model = onnx.load(folder / MODEL, load_external_data=False)
+    for node in model.graph.node:
+        if which(node):
+            node.op_type = kind
+            del node.attribute[:]
+            del node.input[inputs:]
+    onnx.save(model, folder / MODEL)
+
+
+@pytest.mark.parametrize("fault", [spoil_weight, drop_rotation, see_all])
+def test_a_graph_that_computes_something_else_is_found(
+    source: Source, folder: Path, fault: Callable[[Path], None]
+) -> None:
+    fault(folder)
+    with pytest.raises(
+        CheckpointError, match=r"logits are not those of the weights: 48 tokens in one step, they"
+    ):
+        ONNX.verify(source, folder, Options())
+
+
+def test_a_graph_that_is_none_is_found(source: Source, folder: Path) -> None:
+    rename(folder, lambda node: node.op_type == "RMSNormalization", "NoSuchOperator", 2)
+    with pytest.raises(CheckpointError, match=r"model.onnx is no well-formed graph: .*NoSuchOper"):
+        ONNX.verify(source, folder, Options())
+
+
+@pytest.mark.parametrize(("free", "level"), [([0], "form"), ([10**9, 0], "loads")])
+def test_little_memory_proves_less(
+    source: Source, folder: Path, monkeypatch: pytest.MonkeyPatch, free: list[int], level: str
+) -> None:
+    """free: before the graph is opened, and before the decoder is read."""
+    found = iter(free)
+    monkeypatch.setattr(reference, "available_bytes", lambda: next(found))
+    proof = ONNX.verify(source, folder, Options())
+    assert (proof.level, proof.max_logit_error) == (level, None)
+    assert "too little memory is free" in proof.detail[0]
+
+
+def test_missing_packages_are_named(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "compress_exporters.exporter.find_spec", lambda name: None if "ir" in name else name
+    )
+    with pytest.raises(DependencyError, match=r"^onnx needs onnx_ir; .*compress-model\[onnx\]"):
+        ONNX.check(source, Options())
