@@ -39,8 +39,8 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory, demo_model: Path) -> Path:
-    """All in fp32: the engine rounds decoded weights to the dtype of the dense ones, and transformers
-    to that of the arithmetic."""
+    """All in fp32: the engine rounds decoded weights to the dtype of the dense ones, and
+    transformers to that of the arithmetic."""
     source = tmp_path_factory.mktemp("fp32")
     shutil.copytree(demo_model, source, dirs_exist_ok=True)
     tensors = {k: v.float() for k, v in load_file(demo_model / "model.safetensors").items()}
