@@ -5,11 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from compress.errors import CompressError, DataError, RecipeError
 from compress.evaluation.tasks.asked import check_task, read_task
-from compress.evaluation.tasks.config import TaskConfig
-from compress.evaluation.tasks.items import read_items
+from compress.evaluation.tasks.config import KINDS, TaskConfig
+from compress.evaluation.tasks.items import FIELDS, read_items
 
 CHOICES = {"query": "q", "choices": ["a", "b"], "gold": 1}
 PARTIAL = {"context_options": ["a", "b"], "continuation": "c", "gold": 0}
@@ -166,6 +168,29 @@ def test_outputs_that_the_model_cannot_hold(file: Path) -> None:
     config = TaskConfig("t", str(file), stop=("",))
     with pytest.raises(RecipeError, match=r"evaluation task 't': stop string '': 1 to \d+ char"):
         check_task(config, 65)
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=4,
+)
+KIND = st.sampled_from(["auto", *KINDS])
+NAMES = st.sampled_from([name for fields in FIELDS.values() for name in fields])
+
+
+@given(rows=st.lists(st.dictionaries(NAMES, VALUES) | VALUES, max_size=3), kind=KIND)
+def test_whatever_a_file_holds_is_read_or_refused(
+    rows: list[Any], kind: Any, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    file = write(tmp_path_factory.getbasetemp() / "any.jsonl", *rows)
+    message = ""
+    try:
+        found = len(read_items(TaskConfig("any", str(file), kind=kind))[1])
+    except CompressError as error:
+        message, found = str(error), len(rows)
+    assert found == len(rows)
+    assert len(message.splitlines()) <= 1
 
 
 class Letters:

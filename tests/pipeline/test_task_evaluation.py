@@ -1,7 +1,9 @@
 """Tasks in recipes and in `eval`: read before work, asked of both models, in the report."""
 
+import gc
 import json
 import shutil
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,14 @@ import pytest
 
 from compress.errors import CheckpointError, DataError, RecipeError
 from compress.evaluation.tasks.config import TaskConfig
-from compress.pipeline import evaluate_checkpoint, make_plan, open_model, plan_table, run
+from compress.pipeline import (
+    evaluate_checkpoint,
+    make_plan,
+    models,
+    open_model,
+    plan_table,
+    run,
+)
 from compress.pipeline.estimate import Rates
 from compress.pipeline.events import Event
 from compress.recipe import dump, parse
@@ -201,6 +210,37 @@ def test_what_does_not_fit_is_left_out_of_a_run(tiny, tmp_path: Path, choices: P
     assert len(report.quality.texts) == 1
     with pytest.raises(DataError, match=r"^evaluation task 'choices': .* of memory as"):
         evaluate_checkpoint(tmp_path / "out", tasks=[str(choices)])
+
+
+def test_what_one_should_know_of_the_engine_is_said(tiny, ends: Path) -> None:
+    events: list[Event] = []
+    report = evaluate_checkpoint(tiny("granite"), tasks=[str(ends)], progress=events.append)
+    assert report.quality is not None
+    (notice,) = report.quality.tasks["ends"].settings["notices"]
+    assert notice.startswith("transformers computes here, one text at a time: ")
+    assert notice in [event.message for event in events]
+
+
+def test_one_model_is_in_memory_at_a_time(
+    tiny, monkeypatch: pytest.MonkeyPatch, ends: Path
+) -> None:
+    """The source's is gone when the result's is opened."""
+    alive: list[weakref.ref[object]] = []
+    whole = models.model_of
+
+    def watched(*arguments: Any) -> Any:
+        assert [reference() for reference in alive] == [None] * len(alive)
+        model = whole(*arguments)
+        alive.append(weakref.ref(model.engine.decoder.embedding))
+        return model
+
+    monkeypatch.setattr(models, "model_of", watched)
+    gc.disable()
+    try:
+        evaluate_checkpoint(tiny("llama"), against=tiny("llama"), tasks=[str(ends)])
+    finally:
+        gc.enable()
+    assert len(alive) == 2
 
 
 def test_another_tokenizer_is_refused(tiny, tmp_path: Path, choices: Path) -> None:

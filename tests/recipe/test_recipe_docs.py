@@ -1,10 +1,12 @@
 """docs/recipes.md names what there is: methods, presets, built-in recipes, keys."""
 
+import dataclasses
 import re
 from pathlib import Path
 
 import pytest
 
+from compress.evaluation.tasks.config import KINDS, TaskConfig
 from compress.methods import METHODS
 from compress.quant.scheme import PRESETS
 from compress.recipe import builtin_names, load, parse
@@ -44,6 +46,20 @@ def test_the_example_is_a_recipe() -> None:
     assert recipe.evaluation is not None
     assert len(recipe.calibration.sources) == 6
     assert recipe.evaluation.samples.prompts == ("Once upon a time",)
+
+
+def test_the_keys_of_a_task_are_in_the_documents() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "evaluation.md").read_text()
+    section = page.split("## Tasks\n")[1].split("\n## ")[0]
+    table = section.split("| key | default | meaning |")[1].split("\n\n")[0]
+    keys = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
+    assert sorted(keys) == sorted(field.name for field in dataclasses.fields(TaskConfig))
+    kinds = re.findall(r"^\| `(\w+)` \| `\w+`", section.split("| key |")[0], re.MULTILINE)
+    assert tuple(kinds) == KINDS
+    example = "name: x\nstages: [{method: rtn, scheme: W4A16}]\n"
+    evaluation = parse(example + section.split("```yaml\n")[1].split("```")[0]).evaluation
+    assert evaluation is not None
+    assert [task.name for task in evaluation.tasks] == ["copa", "arc_easy", "gsm8k"]
 
 
 def test_the_overrides_of_the_page_are_a_stage_s() -> None:
