@@ -71,7 +71,10 @@ def calibrate(
     timer = timer or Timer(place)
     work = workload_of(weights, dtype=dtype, kv_dtype=kv_dtype)
     machine = machine or measure_machine(dtype, timer)
-    return Calibrated(work, machine, measure_rates(weights, work, dtype, kv_dtype or dtype, timer))
+    rates = measure_rates(weights, work, dtype, kv_dtype or dtype, timer)
+    if place.type == "cuda":
+        torch.cuda.empty_cache()  # an engine that opens next looks at what is free
+    return Calibrated(work, machine, rates)
 
 
 def measure_rates(

@@ -53,10 +53,9 @@ def measure_machine(dtype: torch.dtype, timer: Timer) -> Machine:
     Bandwidth: of reading, summing and copying a buffer that no cache holds. Operations: of torch's
     own product of large matrices in `dtype`, and of the engine's.
     """
-    device = timer.device
+    free = free_bytes(timer.device)
     with torch.inference_mode():
-        bandwidth, flops = _bandwidth(timer), _flops(dtype, timer)
-    return Machine(bandwidth, flops, free_bytes(device))
+        return Machine(_bandwidth(timer), _flops(dtype, timer), free)
 
 
 def free_bytes(device: torch.device) -> int | None:

@@ -41,7 +41,8 @@ def _model(model: dict[str, Any]) -> Iterator[str]:
     for name, text in _summary(model):
         yield f"  {name:<15} {text}"
     yield ""
-    yield f"  a token for each text of {model['steps'][0]['length']}, expected and at best:"
+    length = model["steps"][0]["length"]
+    yield f"  from token to token, each text {length} long, expected and at best:"
     yield from _aligned([_STEP_TITLES, *map(_step, model["steps"])])
 
 

@@ -139,9 +139,17 @@ def _kv(report: Report) -> Html | None:
     return _card("KV cache", units.size(report.result.kv_bytes_per_token), under)
 
 
+_KINDS = {
+    "run": "Compression report",
+    "eval": "Evaluation report",
+    "roofline": "Speed report, predicted",
+    "bench": "Speed report",
+}
+
+
 def title(report: Report) -> Html:
     """The page's heading: the model, and below it what was done to it."""
-    kind = {"run": "Compression report", "eval": "Evaluation report"}.get(report.command, "Report")
+    kind = _KINDS.get(report.command, "Report")
     about = [report.recipe.name, report.source.architecture, report.result.format]
     return el(
         "div",

@@ -59,7 +59,9 @@ def test_a_checkpoint_and_its_source_are_predicted(source: Path, tmp_path: Path)
     assert report["speed"] == facts
     assert report["command"] == "roofline"
     assert report["source"]["path"] == str(source)
-    assert "gigabytes per second" in (out / "report.html").read_text()
+    page = (out / "report.html").read_text()
+    assert "gigabytes per second" in page
+    assert "Speed report, predicted" in page
     table = pipeline.speed_table(facts)
     assert "tokens/s of the checkpoint over those of its source" in table
 
