@@ -26,7 +26,7 @@ def _mask(build: Build, window: int | None) -> ir.Value:
     keys, queries, real, padding = build.once("places", lambda: _places(build))
     seen = graph.op(AT, "And", graph.op(AT, "LessOrEqual", keys, queries), real)
     if window is not None:
-        first = graph.op(AT, "Sub", queries, graph.constant(np.array(window, np.int64)))
+        first = graph.op(AT, "Sub", queries, graph.constant(np.array(window, np.float32)))
         seen = graph.op(AT, "And", seen, graph.op(AT, "Greater", keys, first))
     return graph.op(AT, "Or", seen, padding)
 
@@ -35,7 +35,9 @@ def _places(build: Build) -> tuple[ir.Value, ir.Value, ir.Value, ir.Value]:
     """Places of keys [B, 1, 1, total] and of queries [B, 1, S, 1]; which keys are real, and which
     queries are padding, in the same shapes."""
     graph, given = build.graph, build.input("attention_mask")
-    places = graph.op(AT, "CumSum", given, graph.constant(np.array(1, np.int64)))
+    # In fp32, exact up to 2^24 tokens: TensorRT adds up no integers.
+    ones = graph.op(AT, "Cast", given, to=int(ir.DataType.FLOAT))
+    places = graph.op(AT, "CumSum", ones, graph.constant(np.array(1, np.int64)))
     real = graph.op(AT, "Cast", given, to=int(ir.DataType.BOOL))
     start = graph.op(AT, "Neg", graph.op(AT, "Shape", build.input("input_ids"), start=1, end=2))
     ends = graph.ints(np.iinfo(np.int64).max)
