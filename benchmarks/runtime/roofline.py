@@ -14,7 +14,8 @@ import argparse
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,18 @@ ALONE = (128, 512)
 ROUNDS = 3
 
 
+@dataclass(frozen=True, slots=True)
+class Case:
+    """`batch` texts of one size that come at once."""
+
+    batch: int
+    prompt: int
+    output: int
+
+    def jobs(self) -> list[Job]:
+        return even_load(self.batch, self.prompt, self.output, vocabulary=4096)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", nargs="?", default="400m", choices=["tale-6m", "400m"])
@@ -49,22 +62,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--clock", choices=CLOCKS, default="wall")
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
-    clock = CLOCKS[options.clock]
+    asked = [_at_once(batch) for batch in options.batches]
+    asked += [Case(1, prompt, 1) for prompt in ALONE if options.model == "400m"]
     with tempfile.TemporaryDirectory() as folder:
         model = checkpoint(options.model, Path(folder), options.blocks)
-        weights = open_weights(Checkpoint.open(model))
-        found = calibrate(weights, timer=Timer(torch.device("cpu"), clock))
-        loads = {batch: _load(batch, weights.spec.vocab) for batch in options.batches}
-        loads |= {-size: even_load(1, size, 1, weights.spec.vocab) for size in ALONE}
-        expected = {
-            key: _figures(predict(found.work, found.rates, jobs, reuse=False))
-            for key, jobs in loads.items()
-        }
-        ours = Ours(model, torch.float32)
-        play(ours.engine(loads[-ALONE[0]], reuse=False), loads[-ALONE[0]])
-        measured = {key: _median(ours, jobs, clock) for key, jobs in loads.items()}
-    rows = {key: _beside(expected[key], measured[key]) for key in loads}
-    best = {key: _at_best(found, key) for key in loads}
+        found, cases = compare(model, asked, CLOCKS[options.clock])
     result = {
         **timing.setting(),
         "model": options.model,
@@ -75,24 +77,39 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "gigaflops_per_s": _short(found.machine.flops / 1e9),
         "weight_bytes": found.work.weight_bytes,
         "compute_bound_batch": _short(compute_bound_batch(found.work, found.machine)),
-        "at_once": [{"batch": k, "step_at_best_s": best[k], **rows[k]} for k in loads if k > 0],
-        "alone": [{"prompt": -k, "at_best_s": best[k], **rows[k]} for k in loads if k < 0],
-        "most_apart": max(
-            max(x["ratio"], 1 / x["ratio"]) for r in rows.values() for x in r.values()
-        ),
+        "cases": cases,
+        "furthest_ratio": max((x for case in cases for x in _ratios(case)), key=_apart),
     }
     name = "runtime_roofline.json" if options.model == "400m" else "runtime_roofline_tale-6m.json"
     timing.write(None if options.blocks else str(RESULTS / name), result)
 
 
-def _load(batch: int, vocabulary: int) -> list[Job]:
+def compare(
+    model: Path, asked: Sequence[Case], clock: Callable[[], float]
+) -> tuple[Calibrated, list[dict[str, Any]]]:
+    """Predictions of all cases, then measurements of all."""
+    found = calibrate(open_weights(Checkpoint.open(model)), timer=Timer(torch.device("cpu"), clock))
+    expected = [
+        figures(predict(found.work, found.rates, case.jobs(), reuse=False)) for case in asked
+    ]
+    ours = Ours(model, torch.float32)
+    warm = Case(1, PROMPT, 2).jobs()
+    play(ours.engine(warm, reuse=False), warm, clock)
+    cases = []
+    for case, predicted in zip(asked, expected, strict=True):
+        measured = _median(ours, case.jobs(), clock)
+        cases.append({**asdict(case), **_at_best(found, case), **_beside(predicted, measured)})
+    return found, cases
+
+
+def _at_once(batch: int) -> Case:
     """Outputs last for STEPS steps behind the last prompt."""
     reading = -(-batch * PROMPT // Limits().tokens_per_step)
-    return even_load(batch, PROMPT, reading + STEPS + 1, vocabulary)
+    return Case(batch, PROMPT, reading + STEPS + 1)
 
 
-def _figures(times: Sequence[Sequence[float]]) -> dict[str, float]:
-    """Seconds. step: while all texts are written. times: of each text, of each of its tokens."""
+def figures(times: Sequence[Sequence[float]]) -> dict[str, float]:
+    """Seconds. step: the median of those in which all texts get a token."""
     found = {"first_token_p50_s": speed_of(times).first_p50}
     if len(times[0]) > 1:
         begin, end = max(own[0] for own in times), min(own[-1] for own in times)
@@ -102,8 +119,8 @@ def _figures(times: Sequence[Sequence[float]]) -> dict[str, float]:
     return found
 
 
-def _median(ours: Ours, jobs: Sequence[Job], clock: Any) -> dict[str, float]:
-    runs = [_figures(play(ours.engine(jobs, reuse=False), jobs, clock)) for _ in range(ROUNDS)]
+def _median(ours: Ours, jobs: Sequence[Job], clock: Callable[[], float]) -> dict[str, float]:
+    runs = [figures(play(ours.engine(jobs, reuse=False), jobs, clock)) for _ in range(ROUNDS)]
     return {name: statistics.median(run[name] for run in runs) for name in runs[0]}
 
 
@@ -118,12 +135,24 @@ def _beside(expected: dict[str, float], measured: dict[str, float]) -> dict[str,
     }
 
 
-def _at_best(found: Calibrated, key: int) -> float:
-    """Of a step of `key` texts, or of a prompt of -key tokens."""
+def _at_best(found: Calibrated, case: Case) -> dict[str, float]:
+    """Of a step in which all texts get a token, and of a prompt that comes alone."""
     work, machine = found.work, found.machine
-    if key < 0:
-        return _short(first_token_ceiling(work, machine, -key, Limits().tokens_per_step))
-    return _short(ceiling(work, machine, decode_load(work, key, PROMPT + STEPS // 2)))
+    step = ceiling(work, machine, decode_load(work, case.batch, case.prompt + case.output // 2))
+    best = {"step_at_best_s": _short(step)} if case.output > 1 else {}
+    if case.batch == 1:
+        most = Limits().tokens_per_step
+        first = first_token_ceiling(work, machine, case.prompt, most)
+        best["first_token_at_best_s"] = _short(first)
+    return best
+
+
+def _ratios(case: dict[str, Any]) -> list[float]:
+    return [value["ratio"] for value in case.values() if isinstance(value, dict)]
+
+
+def _apart(ratio: float) -> float:
+    return max(ratio, 1 / ratio)
 
 
 def _short(value: float) -> float:

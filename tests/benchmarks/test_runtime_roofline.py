@@ -1,0 +1,47 @@
+"""The benchmark of predictions: its figures, and both sides of them on a tiny model."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+import tiny_models
+from benchmarks.runtime import roofline
+from benchmarks.runtime.roofline import Case, compare, figures
+from compress.evaluation import hollow as hollow_module
+from compress.evaluation import rates as rates_module
+from compress.evaluation import timer as timer_module
+
+
+def test_a_step_is_one_in_which_every_text_gets_a_token() -> None:
+    times = [[1.0, 2.0, 4.0, 7.0, 11.0, 30.0], [4.0, 7.0, 11.0, 20.0]]
+    found = figures(times)
+    assert found == {"first_token_p50_s": 1.0, "step_s": 3.5, "whole_s": 30.0}
+    assert figures([[2.0]]) == {"first_token_p50_s": 2.0}
+
+
+def test_outputs_last_behind_the_last_prompt() -> None:
+    assert roofline._at_once(1) == Case(1, 64, 18)
+    assert roofline._at_once(64) == Case(64, 64, 25)
+
+
+def test_every_figure_is_predicted_and_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timer_module, "READ_BYTES", {"cpu": 1 << 20})
+    monkeypatch.setattr(timer_module, "SIDES", {"cpu": 64})
+    monkeypatch.setattr(timer_module, "RUNS", 1)
+    monkeypatch.setattr(hollow_module, "ALL_PIECES", 1 << 20)
+    monkeypatch.setattr(rates_module, "BURST", 0.0)
+    monkeypatch.setattr(roofline, "ROUNDS", 1)
+    model = tiny_models.make("llama", tmp_path, dtype="fp32", vocab_size=4096)
+    asked = [Case(2, 16, 4), Case(1, 40, 1)]
+    _, (together, alone) = compare(model, asked, time.perf_counter)
+    assert {"batch", "first_token_p50_s", "step_s", "whole_s", "step_at_best_s"} <= set(together)
+    assert set(alone) == {"batch", "prompt", "output", "first_token_p50_s", "first_token_at_best_s"}
+    for case in (together, alone):
+        for value in case.values():
+            if isinstance(value, dict):
+                assert value["ratio"] == pytest.approx(
+                    value["expected"] / value["measured"], rel=1e-2
+                )
