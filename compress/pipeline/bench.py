@@ -27,7 +27,7 @@ from compress.pipeline.speed_setting import (
 from compress.report.units import duration
 from compress.runtime.kv import bytes_of_layer
 from compress.runtime.linear import Source
-from compress.runtime.opening import Opening, open_engine
+from compress.runtime.opening import CACHE_SHARE, UNKNOWN_CONTEXT, Opening, open_engine
 
 # A batch that nobody asked for is left out when it is expected to take longer.
 PATIENCE_SECONDS = 60.0
@@ -90,8 +90,7 @@ def _measured(
     progress: Progress,
 ) -> Iterator[dict[str, Any]]:
     """Of each batch what came, and what was expected; notices of the engine go to `facts`."""
-    room = max(batches) * (-(-(asked.prompt + asked.output) // BLOCK) + 1) * BLOCK
-    _check_room(weights, room, place)
+    room = _room(weights, asked, batches, place)
     how = Opening(place.arithmetic, place.device, cache_tokens=room, reuse=False)
     engine, notices = open_engine(weights, how)
     facts["checkpoint"]["notices"] = list(notices)
@@ -106,15 +105,22 @@ def _measured(
         yield {"batch": batch, **_beside(got, predicted)}
 
 
-def _check_room(weights: Source, tokens: int, place: Place) -> None:
-    spec, dtype = weights.spec, place.arithmetic
-    needed = tokens * len(spec.blocks) * bytes_of_layer(spec.kv_heads, spec.head_dim, dtype)
+def _room(weights: Source, asked: Asked, batches: Sequence[int], place: Place) -> int:
+    """Positions of the cache: for the largest batch, and for a whole context where that costs
+    little. RequestError where the memory does not do."""
+    spec = weights.spec
+    needed = max(batches) * (-(-(asked.prompt + asked.output) // BLOCK) + 1) * BLOCK
     free = free_bytes(torch.device(place.device))
-    if free is not None and needed > free:
+    token = len(spec.blocks) * bytes_of_layer(spec.kv_heads, spec.head_dim, place.arithmetic)
+    if free is None:
+        return needed
+    if needed * token > free:
         raise RequestError(
-            f"keys and values of {tokens} tokens take {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB"
-            " are free; take a smaller --batch"
+            f"keys and values of {needed} tokens take {needed * token / 1e9:.1f} GB,"
+            f" {free / 1e9:.1f} GB are free; take a smaller --batch"
         )
+    context = spec.context or UNKNOWN_CONTEXT
+    return max(needed, context) if context * token < CACHE_SHARE * free else needed
 
 
 _FIGURES = {

@@ -83,6 +83,7 @@ def test_a_measurement_stands_beside_its_prediction(source: Path) -> None:
         figures = [value for name, value in found.items() if name != "batch"]
         assert all(x["measured"] > 0 and x["expected"] > 0 for x in figures)
     assert facts["left_out"] == {}
+    assert facts["checkpoint"]["notices"] == []
     assert "3 texts of 20 + 5, about" in said[-1].message
     table = pipeline.speed_table(facts)
     assert "measured on texts of 20 + 5 tokens" in table
