@@ -14,12 +14,14 @@ import torch
 import compressed_models
 import tiny_models
 from compress.quant.scheme import PRESETS, QuantScheme
+from compress.runtime.blocks import BlockPool
+from compress.runtime.kv import KVCache
 from compress.runtime.request import Request
 from decoder_schedules import LONGEST, play, pool_of
 from flat_runs import load
 from one_by_one import OneByOne
 
-PART = 40
+PART = 250
 G4 = QuantScheme(bits=4, group_size=32)
 Played = tuple[OneByOne, list[Request]]
 
@@ -50,8 +52,8 @@ def run(played: Played, seeds: range) -> None:
             raise AssertionError(f"schedule {seed}: {error}") from error
 
 
-@pytest.mark.parametrize("part", range(4))
-def test_as_one_request_at_a_time(stories: Played, part: int) -> None:
+@pytest.mark.parametrize("part", range(8))
+def test_two_thousand_lives_as_one_request_at_a_time(stories: Played, part: int) -> None:
     run(stories, range(part * PART, (part + 1) * PART))
 
 
@@ -74,9 +76,10 @@ def test_compressed(tmp_path: Path, scheme: QuantScheme) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("part", range(50))
-def test_many_as_one_request_at_a_time(stories: Played, part: int) -> None:
-    run(stories, range(1000 + part * 10 * PART, 1000 + (part + 1) * 10 * PART))
+@pytest.mark.parametrize("part", range(72))
+def test_twenty_thousand_lives(stories: Played, part: int) -> None:
+    """The others of 20,000."""
+    run(stories, range((part + 8) * PART, (part + 9) * PART))
 
 
 @pytest.mark.long
@@ -85,8 +88,25 @@ def test_all_families(tiny: Callable[[str], Played], family: str) -> None:
     run(tiny(family), range(100, 200))
 
 
-def test_schedules_reach_what_they_are_for(stories: Played) -> None:
-    """Hits and preemptions, forced and for room."""
-    engines = [play(*stories, seed) for seed in range(5000, 5006)]
-    assert sum(engine.stats.hit for engine in engines) > 100
-    assert sum(engine.scheduler.preemptions for engine in engines) > 5
+def test_lives_reach_what_they_are_for(stories: Played, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prefixes found and evicted, blocks shared and copied, preemption, all policies."""
+    copies: list[int] = []
+    evicted: list[bool] = []
+    copy, forget = KVCache.copy, BlockPool._forget
+
+    def copied(cache: KVCache, source: int, target: int, group: int) -> None:
+        copies.append(target)
+        copy(cache, source, target, group)
+
+    def forgotten(pool: BlockPool, block: int) -> None:
+        evicted.append(pool.cached[block] is not None)
+        forget(pool, block)
+
+    monkeypatch.setattr(KVCache, "copy", copied)
+    monkeypatch.setattr(BlockPool, "_forget", forgotten)
+    engines = [play(*stories, seed) for seed in range(40)]
+    assert sum(engine.stats.hit for engine in engines) > 400
+    assert sum(engine.scheduler.preemptions for engine in engines) > 20
+    assert len(copies) > 20
+    assert sum(evicted) > 100
+    assert {engine.limits.policy for engine in engines} == {"mixed", "separate", "static"}

@@ -25,7 +25,15 @@ inline V load_raw(const T* from, int64_t left) {
   return found;
 }
 
-inline Vec load_stored(const float* from, int64_t left) { return load_raw<Vec>(from, left); }
+// Small heads end in half a vector: it is filled up in a register, a copy of any length in memory.
+typedef float Half __attribute__((vector_size(sizeof(Vec) / 2)));
+
+inline Vec load_stored(const float* from, int64_t left) {
+  if (left != kRows / 2) return load_raw<Vec>(from, left);
+  Half half;
+  std::memcpy(&half, from, sizeof half);
+  return __builtin_shufflevector(half, Half{}, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+}
 
 inline Vec load_stored(const BFloat16* from, int64_t left) {
   const Words wide = __builtin_convertvector(load_raw<Halves>(from, left), Words) << 16;
