@@ -20,12 +20,14 @@ class Options:
 
     dtype: of dense weights and of what is computed in between. max_context: positions that tables
     of positions are made for; None for what the model reads. round_scales: let scales change that
-    the target cannot hold exactly.
+    the target cannot hold exactly. accuracy_level: of products with 4 and 8 bits, where a target's
+    operators have it: 4 rounds inputs to int8, which is fast, and 0 leaves them as they are.
     """
 
     dtype: Literal["fp32", "fp16"] = "fp32"
     max_context: int | None = None
     round_scales: bool = False
+    accuracy_level: Literal[0, 4] = 4
 
 
 @dataclass(frozen=True, slots=True)

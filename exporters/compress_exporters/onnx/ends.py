@@ -9,9 +9,15 @@ from compress_exporters.onnx.dense import stored
 
 def embedding(build: Build) -> ir.Value:
     """[B, S, hidden], scaled, learned positions added."""
-    graph, how, spec = build.graph, build.how, build.spec
-    at = spec.embedding.removesuffix(".weight")
-    hidden = graph.op(at, "Gather", embedding_weight(build), build.input("input_ids"), axis=0)
+    at = build.spec.embedding.removesuffix(".weight")
+    rows = build.graph.op(at, "Gather", embedding_weight(build), build.input("input_ids"), axis=0)
+    return placed(build, rows)
+
+
+def placed(build: Build, hidden: ir.Value) -> ir.Value:
+    """Rows of the embedding [B, S, hidden], scaled, learned positions added."""
+    graph, how = build.graph, build.how
+    at = build.spec.embedding.removesuffix(".weight")
     if how.embedding_scale != 1:
         hidden = graph.op(at, "Mul", hidden, graph.number(how.embedding_scale))
     if how.positions is not None:
