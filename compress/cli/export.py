@@ -24,8 +24,12 @@ HOLDS: Mapping[str, str] = MappingProxyType(
 )
 # The same of EXPORTERS.
 TARGETS: Mapping[str, str] = MappingProxyType(
-    {"onnx": "a plain graph of opset 23, for ONNX Runtime, OpenVINO and whatever reads ONNX"}
+    {
+        "onnx": "a plain graph of opset 23, for ONNX Runtime, OpenVINO and whatever reads ONNX",
+        "gguf": "one file for llama.cpp, with codes as they are where its blocks hold them",
+    }
 )
+ROUNDING = ("gguf",)  # of them, those that store scales
 
 
 class FormatsInHelp(click.Command):
@@ -41,7 +45,7 @@ class FormatsInHelp(click.Command):
 @click.argument("checkpoint")
 @click.option("--to", required=True, metavar="NAME", help="What to write, one of those below.")
 @click.option("-o", "--out", metavar="FOLDER", help="Where the result goes.")
-@click.option("--round-scales", is_flag=True, help="Round scales that a format lacks (formats).")
+@click.option("--round-scales", is_flag=True, help="Round scales that NAME cannot hold.")
 @click.option(
     "--shard-size", metavar="SIZE", help="Most bytes of one file, 5GB by default (formats)."
 )
@@ -84,8 +88,10 @@ def command(
     if out is None and not dry_run:
         raise click.UsageError("give --out FOLDER, or --dry-run")
     if pipeline.is_target(to):
-        _refuse(to, {"--round-scales": round_scales, "--shard-size": shard_size}, "formats")
-        _artifact(checkpoint, to, out, (dtype, max_context), no_verify, overwrite, dry_run, as_json)
+        lost = round_scales and to.strip().lower() not in ROUNDING
+        _refuse(to, {"--round-scales": lost, "--shard-size": shard_size}, "formats")
+        chosen = (dtype, max_context, round_scales)
+        _artifact(checkpoint, to, out, chosen, no_verify, overwrite, dry_run, as_json)
         return
     given = {"--dtype": dtype, "--max-context": max_context, "--no-verify": no_verify}
     _refuse(to, given, "other runtimes")
@@ -103,7 +109,7 @@ def _artifact(
     checkpoint: str,
     to: str,
     out: str | None,
-    chosen: tuple[Literal["fp32", "fp16"] | None, int | None],
+    chosen: tuple[Literal["fp32", "fp16"] | None, int | None, bool],
     no_verify: bool,
     overwrite: bool,
     dry_run: bool,
@@ -112,7 +118,8 @@ def _artifact(
     from compress import pipeline
     from compress_exporters.exporter import Options
 
-    how = Options(dtype=chosen[0] or "fp32", max_context=chosen[1])
+    dtype, max_context, round_scales = chosen
+    how = Options(dtype=dtype or "fp32", max_context=max_context, round_scales=round_scales)
     if dry_run:
         report = pipeline.dry_artifact(checkpoint, to, out, options=how, overwrite=overwrite)
     else:

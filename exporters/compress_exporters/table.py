@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from compress_exporters.exporter import Exporter
+from compress_exporters.gguf.target import GGUF
 from compress_exporters.onnx.target import ONNX
 
-EXPORTERS: Mapping[str, Exporter] = MappingProxyType({"onnx": ONNX})
+EXPORTERS: Mapping[str, Exporter] = MappingProxyType({"onnx": ONNX, "gguf": GGUF})

@@ -1,0 +1,1 @@
+"""GGUF: one file for llama.cpp and what reads its format."""

@@ -1,0 +1,164 @@
+"""A written file in other projects' programs: transformers' reader, and llama.cpp where it is."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import redirect_stderr
+from dataclasses import dataclass
+from importlib.util import find_spec
+from io import StringIO
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from compress.arch.sizes import text_config
+from compress.errors import CheckpointError
+from compress_exporters.gguf.plan import Plan
+from compress_exporters.reference import Reference
+
+TOKENS = 8  # that are generated and compared
+# Largest difference of a logit beside the largest logit: where no number is rounded; where numbers
+# or scales are, to fp16; and where llama.cpp rounds inputs, or takes GELU from a table.
+EXACT, ROUNDED, COARSE = 1e-4, 2e-2, 1e-1
+_SECONDS = 600  # that llama.cpp may take
+RUN = Path(__file__).with_name("llamacpp_run.py")
+PROMPTS = (6, 24)  # tokens of the prompts that llama.cpp gets
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """error: largest difference of a logit. tokens: greedy ones are the same. line: both, said."""
+
+    error: float
+    tokens: bool
+    line: str
+
+
+def in_transformers(plan: Plan, path: Path, reference: Reference, ids: Sequence[int]) -> Seen:
+    """Logits and greedy tokens of the file's weights in transformers, with config.json's settings,
+    as its reader knows few of the file's. CheckpointError where they differ."""
+    model = _model(plan, path)
+    want = reference.logits(ids)
+    with torch.no_grad():
+        error = float((model(torch.tensor([ids])).logits[0] - want).abs().max())
+    limit = (EXACT if plan.exact else ROUNDED) * max(1.0, float(want.abs().max()))
+    if not error <= limit:
+        raise _differ("transformers", error, limit)
+    prompt = list(ids[: max(1, len(ids) // 4)])
+    same = _as_good(reference, prompt, _greedy(model, prompt), error)
+    return Seen(error, same, f"transformers: logits within {error:.2g}, {_told(same)}")
+
+
+def _model(plan: Plan, path: Path) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    with redirect_stderr(StringIO()):  # its bars cannot be switched off
+        return AutoModelForCausalLM.from_pretrained(
+            path.parent,
+            gguf_file=path.name,
+            config=_config(plan),
+            dtype=torch.float32,
+            attn_implementation="eager",
+            local_files_only=True,
+        ).eval()
+
+
+def _config(plan: Plan) -> Any:
+    from transformers import AutoConfig
+
+    assert plan.arch.read_as is not None
+    _, text = text_config(plan.source.checkpoint.config)
+    kept = {k: v for k, v in text.items() if k not in ("model_type", "quantization_config")}
+    kept["tie_word_embeddings"] = not any(x.name == "output.weight" for x in plan.pieces)
+    return AutoConfig.for_model(plan.arch.read_as, **kept)
+
+
+def _greedy(model: Any, prompt: list[int]) -> list[int]:
+    ids = list(prompt)
+    with torch.no_grad():
+        for _ in range(TOKENS):
+            ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
+    return ids[len(prompt) :]
+
+
+def _as_good(
+    reference: Reference, prompt: Sequence[int], chosen: Sequence[int], error: float
+) -> bool:
+    """Whether our decoder chooses these tokens too, one after the other; a choice between two
+    logits that are nearer to each other than the error is none."""
+    ids = list(prompt)
+    for token in chosen:
+        logits = reference.logits(ids, len(prompt))[-1]
+        if float(logits.max() - logits[token]) > 2 * error:
+            return False
+        ids.append(token)
+    return True
+
+
+def _told(same: bool) -> str:
+    return f"greedy tokens are {'the same' if same else 'not all the same'}"
+
+
+def has_llamacpp() -> bool:
+    return find_spec("xllamacpp") is not None
+
+
+def in_llamacpp(
+    plan: Plan, path: Path, reference: Reference, ids: Sequence[int], python: str = sys.executable
+) -> Seen:
+    """Log-probabilities and greedy tokens in llama.cpp, in a process of its own, which a fault in
+    it would end. CheckpointError where it does not open the file, or they differ."""
+    prompts = [list(ids[:n]) for n in PROMPTS if n <= len(ids)] or [list(ids)]
+    found = ask_llamacpp(path, prompts, plan.source.spec.embedding_shape[0], python=python)
+    wanted = [reference.logits(prompt)[-1].log_softmax(-1) for prompt in prompts]
+    rows = zip(found["logprobs"], wanted, strict=True)
+    error = max(float((torch.tensor(row) - want).abs().max()) for row, want in rows)
+    largest = max(1.0, *(float(want.abs().max()) for want in wanted))
+    limit = largest * (EXACT if _fp32(plan) else COARSE)
+    if not error <= limit:
+        raise _differ("llama.cpp", error, limit)
+    chosen = zip(prompts, found["greedy"], strict=True)
+    same = all(_as_good(reference, prompt, tokens, error) for prompt, tokens in chosen)
+    return Seen(error, same, f"llama.cpp: log-probabilities within {error:.2g}, {_told(same)}")
+
+
+def ask_llamacpp(
+    path: Path,
+    prompts: Sequence[Sequence[int]],
+    vocab: int,
+    *,
+    texts: Sequence[str] = (),
+    python: str = sys.executable,
+) -> dict[str, Any]:
+    """What llamacpp_run.py answers. CheckpointError where llama.cpp does not open the file."""
+    job = {"model": str(path), "vocab": vocab, "context": 128, "greedy": TOKENS}
+    with TemporaryDirectory() as folder:
+        asked, answer = Path(folder) / "job.json", Path(folder) / "result.json"
+        asked.write_text(json.dumps(job | {"prompts": prompts, "texts": list(texts)}))
+        done = subprocess.run(
+            [python, str(RUN), str(asked), str(answer)],
+            capture_output=True,
+            text=True,
+            timeout=_SECONDS,
+            check=False,
+        )
+        if done.returncode or not answer.is_file():
+            last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+            raise CheckpointError(f"llama.cpp does not open the file: {last[:200]}")
+        found: dict[str, Any] = json.loads(answer.read_text())
+        return found
+
+
+def _fp32(plan: Plan) -> bool:
+    """Whether llama.cpp computes in fp32 throughout: its GELU is a table in fp16."""
+    return set(plan.kinds) == {"F32"} and plan.how.activation == "silu"
+
+
+def _differ(program: str, error: float, limit: float) -> CheckpointError:
+    return CheckpointError(
+        f"the file's logits in {program} are not those of the weights: they differ by {error:.3g},"
+        f" and {limit:.3g} is allowed; please report this with the model"
+    )

@@ -1,0 +1,197 @@
+"""The decoder in GGUF's words: sizes and settings, and refusals of what it has no word for."""
+
+from collections.abc import Iterator
+
+from compress.arch.forward import ForwardSpec
+from compress.arch.spec import DecoderSpec
+from compress.errors import CheckpointError
+from compress_exporters.exporter import Source
+from compress_exporters.gguf.arches import ARCHES, Arch
+from compress_exporters.gguf.fields import Field, Fields
+
+
+def arch_of(spec: DecoderSpec) -> Arch:
+    """CheckpointError for a family that is in no row."""
+    found = ARCHES.get(spec.family)
+    if found is None:
+        raise CheckpointError(
+            f"model type {spec.model_type!r} has no architecture in GGUF that is known here; known"
+            f" are {', '.join(ARCHES)}; take onnx"
+        )
+    return found
+
+
+def check_model(source: Source, how: ForwardSpec, arch: Arch) -> tuple[str, ...]:
+    """Notes; CheckpointError, in one line, for what the architecture does not compute."""
+    spec = source.spec
+    _check_activation(how, arch)
+    _check_scale(spec, how, arch)
+    _check_softcaps(how, arch)
+    _check_biases(source, arch)
+    _check_experts(spec, how, arch)
+    _check_sizes(spec, how, arch)
+    notes = []
+    if how.activation in arch.approximate:
+        notes.append(f"llama.cpp computes {how.activation} by its tanh approximation")
+    context = context_length(spec, how, arch)
+    if _cut(how, arch):
+        notes.append(
+            f"GGUF's {arch.name} has no window; the file is for {context} positions, for which"
+            " none is needed"
+        )
+    return tuple(notes)
+
+
+def settings(
+    spec: DecoderSpec, how: ForwardSpec, arch: Arch, most: int | None = None
+) -> Iterator[Field]:
+    """Keys below the architecture's name. most: positions, where the user wants fewer."""
+    context = context_length(spec, how, arch)
+    yield "context_length", context if how.positions or not most else min(most, context)
+    yield "embedding_length", spec.hidden
+    yield "block_count", len(spec.blocks)
+    yield "feed_forward_length", spec.intermediate
+    yield "vocab_size", spec.embedding_shape[0]
+    yield "attention.head_count", how.heads
+    yield "attention.head_count_kv", how.kv_heads
+    yield "attention.key_length", how.head_dim
+    yield "attention.value_length", how.head_dim
+    eps = "layer_norm_rms_epsilon" if how.norm == "rms" else "layer_norm_epsilon"
+    yield f"attention.{eps}", how.eps
+    if arch.experts:
+        yield "expert_count", spec.experts
+        yield "expert_used_count", how.experts_per_token
+        yield "expert_feed_forward_length", _expert_width(spec)
+    if how.norm == "layer" and how.positions is None:
+        yield "use_parallel_residual", how.parallel
+    yield from _windows(how, arch)
+    yield from _caps(how, arch)
+
+
+def context_length(spec: DecoderSpec, how: ForwardSpec, arch: Arch) -> int:
+    """Positions that the file is for: those of the model, or those of the narrowest window where
+    the architecture has none."""
+    if not spec.context:
+        raise CheckpointError(
+            "config.json does not say how many positions the model reads; GGUF needs"
+            " max_position_embeddings"
+        )
+    windows = [x.window for x in how.layers if x.window is not None]
+    return min(spec.context, *windows) if _cut(how, arch) else spec.context
+
+
+def _cut(how: ForwardSpec, arch: Arch) -> bool:
+    return arch.period is None and any(x.window is not None for x in how.layers)
+
+
+def _windows(how: ForwardSpec, arch: Arch) -> Fields:
+    if arch.window_key:
+        return (("attention.sliding_window", 0),)
+    width = next((x.window for x in how.layers if x.window is not None), None)
+    if arch.period is None or width is None:
+        return ()
+    fields: Fields = (("attention.sliding_window", width),)
+    period = _period(how, arch)
+    if period == arch.period:
+        return fields
+    return (*fields, ("attention.sliding_window_pattern", period))
+
+
+def _period(how: ForwardSpec, arch: Arch) -> int:
+    """The p for which every layer but each p-th has the window. CheckpointError where none fits."""
+    windows = [x.window for x in how.layers]
+    usual = 1 if arch.period is None else arch.period
+    periods: list[int] = [usual, *range(1, len(windows) + 2)]
+    for period in periods:
+        if _repeats(windows, period):
+            return period
+    raise CheckpointError(
+        f"windows of the layers are {windows}; GGUF's {arch.name} has one in every layer but each"
+        " n-th, take onnx"
+    )
+
+
+def _repeats(windows: list[int | None], period: int) -> bool:
+    """Whether every layer but each period-th has the one window that there is."""
+    width = next(x for x in windows if x is not None)
+    return windows == [width if (i + 1) % period else None for i in range(len(windows))]
+
+
+def _caps(how: ForwardSpec, arch: Arch) -> Fields:
+    scores = how.layers[0].softcap
+    if not arch.softcaps or scores is None or how.final_softcap is None:
+        return ()
+    return (("attn_logit_softcapping", scores), ("final_logit_softcapping", how.final_softcap))
+
+
+def _check_activation(how: ForwardSpec, arch: Arch) -> None:
+    if how.activation not in arch.activations:
+        raise CheckpointError(
+            f"the activation is {how.activation!r}; GGUF's {arch.name} computes"
+            f" {', '.join(arch.activations)}, take onnx"
+        )
+
+
+def _check_scale(spec: DecoderSpec, how: ForwardSpec, arch: Arch) -> None:
+    by_width = len(spec.blocks) == arch.by_width_at
+    want = (spec.hidden // how.heads if by_width else how.head_dim) ** -0.5
+    for i, layer in enumerate(how.layers):
+        if abs(layer.scale - want) > 1e-6 * want:
+            raise CheckpointError(
+                f"scores of layer {i} are multiplied by {layer.scale:.6g}; GGUF's {arch.name}"
+                f" computes with {want:.6g} here, take onnx"
+            )
+
+
+def _check_softcaps(how: ForwardSpec, arch: Arch) -> None:
+    scores = how.layers[0].softcap
+    if arch.softcaps and None in (scores, how.final_softcap):
+        raise CheckpointError(
+            f"scores or logits are not capped; GGUF's {arch.name} always caps both, take onnx"
+        )
+    if not arch.softcaps and (scores, how.final_softcap) != (None, None):
+        raise CheckpointError(
+            f"logits are capped at {how.final_softcap}; GGUF's {arch.name} caps none, take onnx"
+        )
+
+
+def _check_biases(source: Source, arch: Arch) -> None:
+    tensors = source.checkpoint.tensors
+    for linear in source.spec.linears():
+        has = f"{linear.name}.bias" in tensors
+        if has and linear.role not in arch.biases:
+            raise CheckpointError(
+                f"{linear.name} has a bias; GGUF's {arch.name} has none there, take onnx"
+            )
+        if not has and arch.bias_needed and linear.role in arch.biases:
+            raise CheckpointError(
+                f"{linear.name} has no bias; GGUF's {arch.name} needs one there, take onnx"
+            )
+
+
+def _check_experts(spec: DecoderSpec, how: ForwardSpec, arch: Arch) -> None:
+    if not arch.experts:
+        return
+    if not how.norm_topk:
+        raise CheckpointError(
+            f"norm_topk_prob is false; in GGUF's {arch.name} the chosen experts' weights add up to"
+            " 1, take onnx"
+        )
+    for block in spec.blocks:
+        if all(x.expert is None for x in block.linears):
+            raise CheckpointError(
+                f"{block.prefix} has no experts; GGUF's {arch.name} has them in every layer, take"
+                " onnx"
+            )
+
+
+def _expert_width(spec: DecoderSpec) -> int:
+    return next(x.shape[0] for x in spec.linears() if x.expert is not None and x.role == "up")
+
+
+def _check_sizes(spec: DecoderSpec, how: ForwardSpec, arch: Arch) -> None:
+    if arch.wide and how.heads * how.head_dim != spec.hidden:
+        raise CheckpointError(
+            f"{how.heads} heads of {how.head_dim} numbers are not the {spec.hidden} of the"
+            f" residual; in GGUF's {arch.name} they are, take onnx"
+        )

@@ -1,0 +1,178 @@
+"""What a GGUF file of a checkpoint holds: every tensor with its kind, before a byte is written."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from compress.arch.forward import ForwardSpec, describe_forward
+from compress.errors import CheckpointError, RecipeError
+from compress.formats.scales import Change, change, refusal
+from compress.quant.tensor import QuantizedTensor
+from compress_exporters.decoded import decoded
+from compress_exporters.exporter import Options, Source
+from compress_exporters.gguf.arches import Arch
+from compress_exporters.gguf.blocks import KINDS, kind_of, lows, misfit
+from compress_exporters.gguf.fields import Fields
+from compress_exporters.gguf.layout import Piece, pieces
+from compress_exporters.gguf.model import arch_of, check_model, settings
+from compress_exporters.gguf.rotations import rotations
+from compress_exporters.gguf.tokenizer import model_name, vocabulary
+
+DENSE = {"fp32": "F32", "fp16": "F16"}
+_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """kinds: of each piece, a key of KINDS. fields: all keys of the file.
+
+    rounded: what fp16 does to scales, over all weights that are stored as codes.
+    """
+
+    source: Source
+    how: ForwardSpec
+    arch: Arch
+    pieces: tuple[Piece, ...]
+    kinds: tuple[str, ...]
+    fields: Fields
+    notes: tuple[str, ...]
+    rounded: Change
+
+    @property
+    def exact(self) -> bool:
+        """Whether the file means the very numbers of the checkpoint."""
+        return not self.rounded.changed and "F16" not in self.kinds
+
+
+@dataclass(slots=True)
+class _Found:
+    """What looking at the weights gathers. dense: reason -> weights that no block holds."""
+
+    rounded: Change = field(default_factory=Change)
+    dense: dict[str, list[str]] = field(default_factory=dict)
+    inputs: int = 0
+
+
+def make_plan(source: Source, options: Options) -> Plan:
+    """Reads every quantized weight once. RecipeError or CheckpointError for what does not fit."""
+    spec, arch = source.spec, arch_of(source.spec)
+    how = describe_forward(source.checkpoint.config, spec)
+    notes = list(check_model(source, how, arch))
+    turned = rotations(how, arch)
+    words = vocabulary(source)
+    laid = pieces(source, how, arch, turned.factors)
+    _check_head(source, arch)
+    found = _Found()
+    kinds = [_kind(source, piece, DENSE[options.dtype], found) for piece in laid]
+    reason = refusal(found.rounded, torch.float16, round_scales=options.round_scales)
+    if reason is not None:
+        raise RecipeError(f"GGUF's blocks have scales and offsets in fp16: {reason}")
+    name = model_name(source.checkpoint.path.resolve().name, words)
+    fields = _general(name, arch, laid, kinds)
+    sizes = tuple(settings(spec, how, arch, options.max_context))
+    fields += tuple((f"{arch.name}.{key}", value) for key, value in sizes + turned.fields)
+    notes += [*turned.notes, *words.notes, *_told(found, DENSE[options.dtype]), *_left(source)]
+    return Plan(
+        source,
+        how,
+        arch,
+        tuple(laid),
+        tuple(kinds),
+        fields + words.fields,
+        tuple(notes),
+        found.rounded,
+    )
+
+
+def coded(source: Source, piece: Piece) -> Iterator[QuantizedTensor]:
+    """The quantized weights of a piece, one after the other; none for what is stored dense."""
+    for name in piece.sources:
+        quantized = source.quantized(name)
+        if quantized is not None:
+            yield quantized
+
+
+def dense(source: Source, piece: Piece, name: str) -> Tensor:
+    """One source of a piece, fp32, as the file has it: turned, in order, with what is added."""
+    values = decoded(source, name).float()
+    values = values.t() if piece.transposed else values
+    rows = piece.rows()
+    values = values if rows is None else values[rows]
+    return (values + piece.added if piece.added else values).contiguous()
+
+
+def _kind(source: Source, piece: Piece, plain: str, found: _Found) -> str:
+    if not piece.matrix:
+        return "F32"
+    kinds: set[str] = set()
+    seen = Change()
+    for quantized in coded(source, piece):
+        reason = misfit(quantized)
+        if reason is not None:
+            found.dense.setdefault(reason, []).append(piece.name)
+            return plain
+        found.inputs += quantized.scheme.activation is not None
+        kinds.add(kind_of(quantized))
+        seen = seen.plus(change(quantized.scale, torch.float16))
+        if kind_of(quantized) == "Q4_1":
+            seen = seen.plus(change(lows(quantized), torch.float16))
+    names = [name for name in piece.sources if source.quantized(name) is not None]
+    if len(kinds) > 1 or (kinds and len(names) < len(piece.sources)):
+        found.dense.setdefault("experts are stored in different ways", []).append(piece.name)
+        return plain
+    found.rounded = found.rounded.plus(seen)
+    return next(iter(kinds), plain)
+
+
+def _general(name: str, arch: Arch, laid: list[Piece], kinds: list[str]) -> Fields:
+    sizes: dict[str, int] = {}
+    for piece, kind in zip(laid, kinds, strict=True):
+        if piece.matrix:
+            sizes[kind] = sizes.get(kind, 0) + piece.numel
+    most = KINDS[max(sizes, key=sizes.__getitem__)]
+    fields: Fields = (
+        ("general.architecture", arch.name),
+        ("general.type", "model"),
+        ("general.name", name),
+        ("general.file_type", most.file_type),
+    )
+    return (*fields, ("general.quantization_version", 2)) if most.block > 1 else fields
+
+
+def _check_head(source: Source, arch: Arch) -> None:
+    spec = source.spec
+    if arch.head != "tied" or spec.head is None:
+        return
+    if not torch.equal(source.read(spec.head), source.read(spec.embedding)):
+        raise CheckpointError(
+            f"{spec.head} is not the embedding; GGUF's {arch.name} has no output head of its own,"
+            " take onnx"
+        )
+
+
+def _told(found: _Found, plain: str) -> Iterator[str]:
+    for reason, names in found.dense.items():
+        shown = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
+        yield f"{len(names)} quantized weights become {plain}, as {reason}: {shown}"
+    if found.rounded.changed:
+        yield (
+            f"{found.rounded.changed} of {found.rounded.total} scales and offsets are rounded to"
+            f" fp16, the largest change is {found.rounded.largest:.2g} of the value"
+        )
+    if found.inputs:
+        yield (
+            f"{found.inputs} linears have quantized inputs in the checkpoint; llama.cpp rounds"
+            " inputs its own way"
+        )
+
+
+def _left(source: Source) -> Iterator[str]:
+    spec = source.spec
+    lost = [*spec.copied, *(name for block in spec.blocks for name in block.unrecognised)]
+    if lost:
+        shown = ", ".join(lost[:_SHOWN]) + (", ..." if len(lost) > _SHOWN else "")
+        yield f"{len(lost)} tensors are left out, as they belong to no part of the decoder: {shown}"
+    if getattr(source, "kv_cache", None) is not None:
+        yield "the scales of the key/value cache are left out"

@@ -1,0 +1,76 @@
+"""The target `gguf`: what it says, writes and proves. The package gguf is loaded when used."""
+
+from pathlib import Path
+
+from compress_exporters.exporter import Exporter, Options, Progress, Proof, Source, Written, require
+from compress_exporters.gguf.blocks import KINDS
+from compress_exporters.gguf.loaded import Seen, has_llamacpp, in_llamacpp, in_transformers
+from compress_exporters.gguf.plan import Plan, make_plan
+from compress_exporters.gguf.readback import read_back
+from compress_exporters.gguf.write import ALIGNMENT, FILE, write_file
+from compress_exporters.reference import Reference, fits, parameters, text
+
+NAME, EXTRA = "gguf", "gguf"
+
+
+def check(source: Source, options: Options) -> tuple[str, ...]:
+    require(NAME, EXTRA, "gguf")
+    return make_plan(source, options).notes
+
+
+def size(source: Source, options: Options) -> int:
+    plan = make_plan(source, options)
+    kinds = zip(plan.pieces, plan.kinds, strict=True)
+    data = sum(KINDS[kind].nbytes(piece.numel) + ALIGNMENT for piece, kind in kinds)
+    words = sum(len(str(value)) for _, value in plan.fields)
+    return data + 4 * words + 256 * len(plan.pieces)
+
+
+def write(source: Source, folder: Path, options: Options, progress: Progress) -> Written:
+    plan = make_plan(source, options)
+    rounded = write_file(plan, folder / FILE, progress)
+    return Written((FILE,), (*plan.notes, *rounded))
+
+
+def verify(source: Source, folder: Path, options: Options) -> Proof:
+    """Every number read back; then logits in transformers and in llama.cpp, each where it is there
+    and reads the architecture."""
+    plan, path = make_plan(source, options), folder / FILE
+    detail = read_back(plan, path)
+    if not fits(3 * 4 * parameters(source)):
+        return Proof("form", None, (*detail, "too little memory is free to compare logits"))
+    reference, ids = Reference.load(source), _text(source, plan)
+    seen = []
+    if plan.arch.read_as is None:
+        detail += (f"transformers reads no GGUF files of {source.spec.model_type}",)
+    else:
+        seen.append(in_transformers(plan, path, reference, ids))
+    if has_llamacpp():
+        seen.append(in_llamacpp(plan, path, reference, ids))
+    else:
+        detail += ("llama.cpp was not asked; it is where xllamacpp is installed",)
+    return _proof(detail + tuple(x.line for x in seen), seen)
+
+
+def _text(source: Source, plan: Plan) -> list[int]:
+    """Tokens that the file's context holds."""
+    context = next(value for key, value in plan.fields if key.endswith(".context_length"))
+    assert isinstance(context, int)
+    return text(source)[:context]
+
+
+def _proof(detail: tuple[str, ...], seen: list[Seen]) -> Proof:
+    if not seen:
+        return Proof("form", None, detail)
+    tokens = all(x.tokens for x in seen)
+    return Proof("tokens" if tokens else "logits", max(x.error for x in seen), detail)
+
+
+GGUF = Exporter(
+    name=NAME,
+    summary="one file for llama.cpp, with codes as they are where its blocks hold them",
+    check=check,
+    size=size,
+    write=write,
+    verify=verify,
+)
