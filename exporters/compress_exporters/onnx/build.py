@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from compress.arch.forward import ForwardSpec
 from compress.arch.spec import BlockSpec, DecoderSpec, LinearSpec
+from compress.quant.tensor import QuantizedTensor
 from compress_exporters.exporter import Options, Source
 from compress_exporters.onnx.graph import Graph
 
@@ -20,7 +21,9 @@ class Build:
     """A decoder's graph in the making.
 
     states: name of a layer's output of keys or values -> the value, filled by `attend`.
-    notes: of what was converted. unfused: what stayed in single steps -> why.
+    session: entries that ONNX Runtime's session needs to run the graph as it is meant.
+    rounds: whether linears round their inputs. notes: of what was converted.
+    unfused: what stayed in single steps -> why.
     """
 
     graph: Graph
@@ -31,6 +34,9 @@ class Build:
     states: dict[str, ir.Value] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     unfused: dict[str, str] = field(default_factory=dict)
+    session: dict[str, str] = field(default_factory=dict)
+    rounds: bool = False
+    _last: tuple[str, QuantizedTensor] | None = None
     _once: dict[str, object] = field(default_factory=dict)
 
     @property
@@ -50,6 +56,15 @@ class Build:
     def has(self, tensor: str) -> bool:
         """Whether the checkpoint has a tensor."""
         return tensor in self.weights.checkpoint.tensors
+
+    def quantized(self, tensor: str) -> QuantizedTensor:
+        """A quantized weight; the last one is kept, as its parts are written one by one."""
+        if self._last is None or self._last[0] != tensor:
+            self._last = None
+            found = self.weights.quantized(tensor)
+            assert found is not None, "the weight is quantized"
+            self._last = tensor, found
+        return self._last[1]
 
     def fused(self, *kinds: str) -> dict[str, int]:
         """How many nodes there are of each kind; those that there are."""

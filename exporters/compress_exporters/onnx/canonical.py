@@ -5,7 +5,7 @@ from types import MappingProxyType
 from compress_exporters.onnx.attention import attend, attention
 from compress_exporters.onnx.build import Lowering
 from compress_exporters.onnx.ends import embedding, head
-from compress_exporters.onnx.linear import linear
+from compress_exporters.onnx.linear import LINEARS, linear_by
 from compress_exporters.onnx.mlp import mlp
 from compress_exporters.onnx.norms import add_norm, norm
 
@@ -18,6 +18,6 @@ CANONICAL = Lowering(
     attention=attention,
     attend=attend,
     mlp=mlp,
-    linear=linear,
+    linear=linear_by(LINEARS),
     head=head,
 )

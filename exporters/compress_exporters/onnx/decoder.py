@@ -6,6 +6,7 @@ import onnx_ir as ir
 
 from compress.arch.forward import describe_forward
 from compress.arch.spec import BlockSpec
+from compress.formats.weights import CodedWeights
 from compress_exporters.exporter import Options, Source
 from compress_exporters.onnx.attention import PAST, PRESENT
 from compress_exporters.onnx.build import Build, Lowering
@@ -34,6 +35,7 @@ def build_decoder(source: Source, options: Options, lowering: Lowering) -> Build
     how = describe_forward(source.checkpoint.config, source.spec)
     graph = Graph(DTYPES[options.dtype], dict(lowering.opsets))
     build = Build(graph, source, how, options, lowering)
+    _say_what_is_left(build)
     _inputs(build)
     stream = Stream(lowering.embedding(build))
     for block in source.spec.blocks:
@@ -43,6 +45,17 @@ def build_decoder(source: Source, options: Options, lowering: Lowering) -> Build
     stream, hidden = _read(build, "final", path, stream)
     _outputs(build, lowering.head(build, hidden))
     return build
+
+
+def _say_what_is_left(build: Build) -> None:
+    source = build.weights
+    if not isinstance(source, CodedWeights):
+        return
+    if source.kv_cache is not None:
+        how = source.kv_cache.describe()
+        build.note(f"keys and values are kept as they are, the source's scales ({how}) left out")
+    if source.is_quantized(source.spec.embedding_linear().name):
+        build.note("the token embedding is written decoded")
 
 
 def _inputs(build: Build) -> None:

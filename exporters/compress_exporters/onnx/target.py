@@ -1,12 +1,19 @@
 """The target `onnx`: what it says, writes and proves. The graph's packages are loaded when used."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from compress_exporters.exporter import Exporter, Options, Progress, Proof, Source, Written, require
 
+if TYPE_CHECKING:
+    from compress_exporters.onnx.build import Build
+
 NAME, EXTRA = "onnx", "onnx"
 # Operators that do several steps at once.
-FUSED = ("Attention", "RotaryEmbedding", "RMSNormalization", "LayerNormalization", "Gelu")
+FUSED = (
+    *("Attention", "RotaryEmbedding", "RMSNormalization", "LayerNormalization", "Gelu"),
+    *("DequantizeLinear", "QuantizeLinear", "MatMulInteger"),
+)
 
 
 def check(source: Source, options: Options) -> tuple[str, ...]:
@@ -14,7 +21,13 @@ def check(source: Source, options: Options) -> tuple[str, ...]:
     from compress_exporters.onnx.canonical import CANONICAL
     from compress_exporters.onnx.decoder import build_decoder
 
-    return tuple(build_decoder(source, options, CANONICAL).notes)
+    return notes_of(build_decoder(source, options, CANONICAL))
+
+
+def notes_of(build: "Build") -> tuple[str, ...]:
+    """What was converted, and what a session needs."""
+    needs = (f"the session needs the config entry {k}={v}" for k, v in build.session.items())
+    return (*build.notes, *needs)
 
 
 def size(source: Source, options: Options) -> int:
@@ -34,15 +47,17 @@ def write(source: Source, folder: Path, options: Options, progress: Progress) ->
     build = build_decoder(source, options, CANONICAL)
     files = save(build, folder, progress)
     beside = copy_side_files(source, folder)
-    return Written((*files, *beside), tuple(build.notes), build.fused(*FUSED), build.unfused)
+    return Written((*files, *beside), notes_of(build), build.fused(*FUSED), build.unfused)
 
 
 def verify(source: Source, folder: Path, options: Options) -> Proof:
+    from compress_exporters.onnx.canonical import CANONICAL
     from compress_exporters.onnx.checks import Asked, prove, require_form
+    from compress_exporters.onnx.decoder import build_decoder
     from compress_exporters.onnx.saving import MODEL
 
     require_form(folder / MODEL)
-    return prove(source, folder / MODEL, Asked.of(options))
+    return prove(source, folder / MODEL, Asked.of(build_decoder(source, options, CANONICAL)))
 
 
 ONNX = Exporter(
