@@ -54,8 +54,6 @@ def _say_what_is_left(build: Build) -> None:
     if source.kv_cache is not None:
         how = source.kv_cache.describe()
         build.note(f"keys and values are kept as they are, the source's scales ({how}) left out")
-    if source.is_quantized(source.spec.embedding_linear().name):
-        build.note("the token embedding is written decoded")
 
 
 def _inputs(build: Build) -> None:

@@ -3,13 +3,16 @@
 import numpy as np
 import onnx_ir as ir
 
+from compress.formats.weights import CodedWeights
 from compress_exporters.onnx.build import Build
 from compress_exporters.onnx.dense import stored
 
 
 def embedding(build: Build) -> ir.Value:
     """[B, S, hidden], scaled, learned positions added."""
-    at = build.spec.embedding.removesuffix(".weight")
+    at, source = build.spec.embedding.removesuffix(".weight"), build.weights
+    if isinstance(source, CodedWeights) and source.is_quantized(at):
+        build.note("the token embedding is written decoded")
     rows = build.graph.op(at, "Gather", embedding_weight(build), build.input("input_ids"), axis=0)
     return placed(build, rows)
 
