@@ -91,7 +91,7 @@ def _measured(
 ) -> Iterator[dict[str, Any]]:
     """Of each batch what came, and what was expected; notices of the engine go to `facts`."""
     room = _room(weights, asked, batches, place)
-    how = Opening(place.arithmetic, place.device, cache_tokens=room, reuse=False)
+    how = Opening(dtype=place.arithmetic, device=place.device, cache_tokens=room, reuse=False)
     engine, notices = open_engine(weights, how)
     facts["checkpoint"]["notices"] = list(notices)
     vocabulary = weights.spec.vocab

@@ -97,7 +97,8 @@ def _open(weights: Weights, tokenizer: Tokenizer, config: EvaluationConfig, devi
 
     assert isinstance(weights, DenseWeights | CodedWeights)
     limits = Limits(sequences=SEQUENCES)
-    return model_of(weights, tokenizer, Opening(DTYPES[config.dtype], device, limits))
+    how = Opening(dtype=DTYPES[config.dtype], device=device, limits=limits)
+    return model_of(weights, tokenizer, how)
 
 
 def _outcomes(
