@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from compress_exporters.gguf.pretokenizers import NAMES, cuts_of
+from compress_exporters.gguf.pretokenizers import BY_ASCII, NAMES, cuts_of
 from compress_exporters.gguf.tokens import Words, refusal
 
 _SPACE = chr(ord(" ") + 256)  # how byte-level tokens write a space
@@ -21,7 +21,7 @@ def bytelevel(stored: Mapping[str, Any], file: Path) -> Words:
             f"llama.cpp has no name for how its pre_tokenizer cuts texts ({_shown(cuts)})",
             f"the cuts of {', '.join(dict.fromkeys(NAMES.values()))}",
         )
-    return Words("gpt2", name, merges=_merges(model), notes=_notes(stored, file))
+    return Words("gpt2", name, merges=_merges(model), notes=_notes(stored, name, file))
 
 
 def _shown(cuts: tuple[str, ...] | None) -> str:
@@ -34,10 +34,15 @@ def _merges(model: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(" ".join(part.replace(" ", _SPACE) for part in pair) for pair in pairs)
 
 
-def _notes(stored: Mapping[str, Any], file: Path) -> tuple[str, ...]:
+def _notes(stored: Mapping[str, Any], name: str, file: Path) -> tuple[str, ...]:
+    notes = []
+    if name in BY_ASCII:
+        notes.append(
+            f"llama.cpp cuts as {name} but for words with capital letters that are not ASCII"
+        )
     normalizer = stored.get("normalizer")
-    if normalizer is None:
-        return ()
-    if normalizer.get("type") != "NFC":
+    if normalizer is not None and normalizer.get("type") != "NFC":
         raise refusal(file, f"it changes texts first ({normalizer.get('type')})", "NFC at most")
-    return ("the tokenizer brings texts into Unicode's form NFC first; llama.cpp does not",)
+    if normalizer is not None:
+        notes.append("the tokenizer brings texts into Unicode's form NFC first; llama.cpp does not")
+    return tuple(notes)

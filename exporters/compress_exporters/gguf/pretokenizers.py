@@ -35,6 +35,8 @@ NAMES: Mapping[tuple[tuple[str, ...], bool], str] = MappingProxyType(
         ((TEKKEN,), True): "tekken",
     }
 )
+# Names whose code in llama.cpp tells capital letters by ASCII alone.
+BY_ASCII = ("gpt-4o", "tekken")
 
 
 def cuts_of(pre_tokenizer: Mapping[str, Any] | None) -> tuple[str, ...] | None:
