@@ -33,6 +33,11 @@ def accelerate() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
+def openvino() -> ModuleType:
+    return _loader("openvino")
+
+
+@pytest.fixture(scope="session")
 def bitsandbytes() -> ModuleType:
     _loader("accelerate")
     return _loader("bitsandbytes")
