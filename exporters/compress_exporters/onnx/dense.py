@@ -28,7 +28,9 @@ def stored(
     shape = build.weights.checkpoint.tensors[tensor].shape if shape is None else shape
 
     def read() -> ir.TensorProtocol:
-        return as_ir(rounded(turn(decoded(build.weights, tensor)), dtype, tensor))
+        # Turned while it is narrow: of the wide form there is one copy then, not two.
+        narrow = turn(decoded(build.weights, tensor)).contiguous()
+        return as_ir(rounded(narrow, dtype, tensor))
 
     return build.graph.weight(tensor, dtype, shape, read)
 
@@ -36,8 +38,8 @@ def stored(
 def rounded(value: Tensor, dtype: ir.DataType, tensor: str) -> Tensor:
     """In the graph's dtype; CheckpointError where fp16 has no such number."""
     result = value.to(TORCH[dtype])
-    if dtype == ir.DataType.FLOAT16 and not bool(result.isfinite().all()):
-        most = value.abs().amax().item()
+    if dtype == ir.DataType.FLOAT16 and not all(x.isfinite() for x in result.aminmax()):
+        most = max(abs(x.item()) for x in value.aminmax())
         raise CheckpointError(
             f"tensor {tensor!r} has a number of size {most:.6g}, and fp16 ends at 65504; export"
             " with dtype fp32"
