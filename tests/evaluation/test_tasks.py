@@ -102,6 +102,7 @@ def test_multiple_choice(asked: Callable[..., Task], model: Model, plain: Any) -
         expected["acc_norm"].append(float(normed.index(max(normed)) == row["gold"]))
     assert {key: list(values) for key, values in outcome.values.items()} == expected
     assert (task.kind, task.truncated) == ("multiple_choice", 1)
+    assert task.items[3].sizes == (7, 8)  # characters; of bytes the second has nine
 
 
 def test_last_words(asked: Callable[..., Task], model: Model, plain: Any) -> None:
