@@ -16,6 +16,7 @@ import torch
 
 from compress.arch.sizes import text_config
 from compress.errors import CheckpointError
+from compress_exporters.gguf.blocks import KINDS
 from compress_exporters.gguf.plan import Plan
 from compress_exporters.reference import Reference
 
@@ -122,7 +123,10 @@ def in_llamacpp(
         raise _differ("llama.cpp", error, limit)
     chosen = zip(prompts, found["greedy"], strict=True)
     same = all(_as_good(reference, prompt, tokens, error) for prompt, tokens in chosen)
-    return Seen(error, same, f"llama.cpp: log-probabilities within {error:.2g}, {_told(same)}")
+    rounds = any(KINDS[kind].block > 1 for kind in plan.kinds)
+    how = " (it rounds inputs of blocks to 8 bits)" if rounds else ""
+    line = f"llama.cpp: log-probabilities within {error:.2g}{how}, {_told(same)}"
+    return Seen(error, same, line)
 
 
 def ask_llamacpp(
