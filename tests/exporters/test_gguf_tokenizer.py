@@ -253,6 +253,20 @@ def test_more_tokens_than_rows(folder: Path) -> None:
     ).removeprefix(f"{folder / 'tokenizer.json'}: ")
 
 
+def test_two_tokens_of_a_name(pieces: Path) -> None:
+    """Added tokens are written with spaces where the vocabulary has marks."""
+    model = stored(pieces)["model"]
+    count = len(model["vocab"])
+    model["vocab"] |= {"a b": count, "a▁b": count + 1}
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
+    added = {"id": count + 1, "content": "a▁b"} | flags
+    tokens = [*stored(pieces)["added_tokens"], added]
+    change(pieces, "tokenizer.json", model=model, added_tokens=tokens)
+    assert refused(pieces) == (
+        "two tokens are called 'a b'; GGUF's tokenizers have one token of a name" + REMEDY
+    )
+
+
 def split(pattern: str) -> dict[str, Any]:
     first = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated"}
     return {"type": "Sequence", "pretokenizers": [first, BYTES | {"use_regex": False}]}

@@ -53,6 +53,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     **{x: (x, {}) for x in ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe")},
     **{x: (x, {}) for x in ("phi3", "olmo2", "gpt2", "gpt_neox")},
     "llama tied": ("llama", {"tied": True}),
+    "llama, MLP as wide as the vocabulary": ("llama", {"intermediate_size": tiny_models.VOCAB}),
     "llama with biases": ("llama", {"bias": True}),
     "llama llama3": ("llama", rope(**LLAMA3)),
     "llama yarn": ("llama", rope(**YARN)),

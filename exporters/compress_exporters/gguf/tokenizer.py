@@ -5,6 +5,7 @@ that the reader must know, and sentencepiece's BPE ("llama"), which joins by the
 """
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,7 +108,7 @@ def _table(
         )
     taken = set(texts.values())
     if len(taken) < len(texts):
-        double = next(x for x in taken if list(texts.values()).count(x) > 1)
+        double, _ = Counter(texts.values()).most_common(1)[0]
         raise refusal(file, f"two tokens are called {double!r}", "one token of a name")
     for i in range(rows):
         if i not in texts:
