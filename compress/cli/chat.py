@@ -28,12 +28,14 @@ MARK = "> "
 @sampling(temperature=0.7, top_p=0.95)
 @options.device
 @options.arithmetic
+@options.kv_dtype
 def command(
     checkpoint: str,
     system: str | None,
     max_tokens: int,
     device: str,
     dtype: Literal["fp32", "bf16", "fp16"],
+    kv_dtype: Literal["fp32", "bf16", "fp16", "int8"] | None,
     **asked: Any,
 ) -> None:
     """Chat with CHECKPOINT by the chat template of its tokenizer.
@@ -47,7 +49,10 @@ def command(
     from compress.runtime.limits import Limits
 
     tokenizer = chat_tokenizer(checkpoint)
-    model = pipeline.open_model(checkpoint, device=device, dtype=dtype, limits=Limits(sequences=1))
+    one = Limits(sequences=1)
+    model = pipeline.open_model(
+        checkpoint, device=device, dtype=dtype, kv_dtype=kv_dtype, limits=one
+    )
     for line in model.notices:
         note(line)
     conversation = Conversation.begin(model, tokenizer, system)

@@ -29,6 +29,7 @@ TOKENS = 128
 @click.option("--logprobs", type=int, default=0, help="With --json: of the K most likely tokens.")
 @options.device
 @options.arithmetic
+@options.kv_dtype
 @options.as_json
 def command(
     checkpoint: str,
@@ -38,6 +39,7 @@ def command(
     logprobs: int,
     device: str,
     dtype: Literal["fp32", "bf16", "fp16"],
+    kv_dtype: Literal["fp32", "bf16", "fp16", "int8"] | None,
     as_json: bool,
     **asked: Any,
 ) -> None:
@@ -55,7 +57,11 @@ def command(
     from compress.runtime.limits import Limits
 
     model = pipeline.open_model(
-        checkpoint, device=device, dtype=dtype, limits=Limits(sequences=max(outputs, 1))
+        checkpoint,
+        device=device,
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        limits=Limits(sequences=max(outputs, 1)),
     )
     if max_tokens is None:
         room = model.context - len(model.encode(text))

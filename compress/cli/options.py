@@ -66,6 +66,15 @@ def arithmetic(command: F) -> F:
     )(command)
 
 
+def kv_dtype(command: F) -> F:
+    """--kv-dtype of the engine."""
+    return click.option(
+        "--kv-dtype",
+        type=click.Choice(["fp32", "bf16", "fp16", "int8"]),
+        help="How keys and values are stored; as --dtype when left out.",
+    )(command)
+
+
 def print_json(data: Any) -> None:
     """One JSON document on stdout."""
     click.echo(json.dumps(data, indent=1, ensure_ascii=False, default=str))

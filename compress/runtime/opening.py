@@ -13,7 +13,7 @@ from compress.checkpoint.jsonfile import read_object
 from compress.errors import CheckpointError, RequestError
 from compress.runtime.decoder import Decoder
 from compress.runtime.engine import Engine
-from compress.runtime.kv import KVCache
+from compress.runtime.kv import KVCache, bytes_of_layer
 from compress.runtime.limits import Limits
 from compress.runtime.refusals import ModelFacts, one_variant
 from compress.runtime.selfcheck import check_bits
@@ -39,6 +39,7 @@ class Opening:
     eos: ids that end a text beside those that the checkpoint names. cache_tokens: positions that
     the cache holds for all texts together; by default those of as many whole contexts as may run,
     within CACHE_SHARE of the free memory. reuse: texts that begin alike share keys and values.
+    kv_dtype: in which these are stored, int8 with a scale for each token and head; None: in dtype.
     """
 
     dtype: torch.dtype = torch.float32
@@ -48,6 +49,12 @@ class Opening:
     cache_tokens: int | None = None
     reuse: bool = True
     eos: tuple[int, ...] = ()
+    kv_dtype: torch.dtype | None = None
+
+    @property
+    def stored(self) -> torch.dtype:
+        """Of keys and values."""
+        return self.kv_dtype or self.dtype
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,13 +75,14 @@ def open_engine(
     """
     how = how or Opening()
     free = _free_bytes(how.device)
-    _check_memory(weights, how.dtype, free)
     context = weights.spec.context or UNKNOWN_CONTEXT
     try:
         forward = describe_forward(weights.checkpoint.config, weights.spec)
     except CheckpointError as error:
+        _check_memory(weights, how.dtype, free, packed=False)
         parts = _in_transformers(weights, how, context, str(error))
     else:
+        _check_memory(weights, how.dtype, free, packed=True)
         parts = _native(weights, how, context, forward, free)
     facts = ModelFacts(
         context=context,
@@ -90,19 +98,19 @@ def open_engine(
 def _native(
     weights: "Source", how: Opening, context: int, forward: ForwardSpec, free: int | None
 ) -> _Parts:
-    token = 2 * len(forward.layers) * forward.kv_heads * forward.head_dim * how.dtype.itemsize
+    layer = bytes_of_layer(forward.kv_heads, forward.head_dim, how.stored)
     tokens = how.cache_tokens or context * how.limits.running
     if how.cache_tokens is None and free is not None:
-        tokens = min(tokens, int(CACHE_SHARE * free) // token)
+        tokens = min(tokens, int(CACHE_SHARE * free) // (layer * len(forward.layers)))
     decoder = Decoder.load(weights, dtype=how.dtype, device=how.device)
     cache = KVCache(
         forward,
         [_blocks(window, tokens, how) for window in forward.windows],
         how.block_size,
-        dtype=how.dtype,
+        dtype=how.stored,
         device=decoder.device,
     )
-    checked = check_bits(decoder, how.limits.tokens_per_step)
+    checked = check_bits(decoder, how.limits.tokens_per_step, how.stored)
     notices = [checked.notice] if checked.notice is not None else []
     if tokens < context:
         notices.append(f"the cache has room for {tokens} tokens; the model reads {context}")
@@ -137,7 +145,8 @@ def _in_transformers(weights: "Source", how: Opening, context: int, reason: str)
         f"transformers computes here, one text at a time: {reason}. That is slow, and"
         " the last bits can depend on how a text was cut"
     )
-    return _Parts(decoder, cache, one_variant, (notice,))
+    kept = f"kv_dtype has no effect: keys and values are transformers' own, in {how.dtype}"
+    return _Parts(decoder, cache, one_variant, (notice, *((kept,) if how.kv_dtype else ())))
 
 
 def _left_out(weights: "Source") -> tuple[str, ...]:
@@ -164,12 +173,12 @@ def _named_ends(weights: "Source") -> set[int]:
     return set()
 
 
-def _check_memory(weights: "Source", dtype: torch.dtype, free: int | None) -> None:
-    """Dense weights in `dtype`; codes packed, without their scales."""
-    scheme_of = getattr(weights, "scheme", lambda name: None)
+def _check_memory(weights: "Source", dtype: torch.dtype, free: int | None, *, packed: bool) -> None:
+    """Weights in `dtype`; codes without their scales where they stay packed."""
+    scheme_of = getattr(weights, "scheme", None) if packed else None
     needed = 0
     for linear in {linear.tensor: linear for linear in weights.spec.all_linears()}.values():
-        scheme = scheme_of(linear.name)
+        scheme = scheme_of and scheme_of(linear.name)
         bits = 8 * dtype.itemsize if scheme is None else scheme.bits
         needed += prod(linear.shape) * bits // 8
     needed += prod(weights.spec.embedding_shape) * dtype.itemsize

@@ -39,19 +39,20 @@ class Checked:
     notice: str | None
 
 
-def check_bits(decoder: Decoder, most: int) -> Checked:
+def check_bits(decoder: Decoder, most: int, stored: torch.dtype | None = None) -> Checked:
     """Compares logits bit by bit; where they differ fills steps up to multiples of 16 rows, and
     where they still do takes tiles of 16.
 
-    most: tokens of a step, at most; as many are tried as take about a second.
+    most: tokens of a step, at most; as many are tried as take about a second. stored: dtype of keys
+    and values, the decoder's where it is None.
     """
-    most = min(most, decoder.spec.context or most)
-    equal, rows = _equal(decoder, decoder, most)
+    most, stored = min(most, decoder.spec.context or most), stored or decoder.dtype
+    equal, rows = _equal(decoder, decoder, most, stored)
     if equal:
         return Checked(decoder, rows, None)
     seen = f"steps of {' and '.join(map(str, rows))} rows gave a token different bits here, so"
     for tried, remedy in _remedies(decoder):
-        if _equal(decoder, tried, most)[0]:
+        if _equal(decoder, tried, most, stored)[0]:
             return Checked(tried, rows, f"{seen} {remedy}: slower, but repeatable")
     return Checked(
         decoder,
@@ -68,11 +69,13 @@ def _remedies(decoder: Decoder) -> Iterator[tuple[Native, str]]:
     yield Tiled(decoder), "all is computed in tiles of 16 rows"
 
 
-def _equal(decoder: Decoder, tried: Native, most: int) -> tuple[bool, tuple[int, ...]]:
+def _equal(
+    decoder: Decoder, tried: Native, most: int, stored: torch.dtype
+) -> tuple[bool, tuple[int, ...]]:
     """Whether the text gets the same bits alone, in chunks and beside others; the steps' rows."""
     length = min(LENGTH, most)
     ids = [(7919 * i + 13) % decoder.spec.vocab for i in range(length)]
-    runs = _Runs(decoder, tried, length + most)
+    runs = _Runs(decoder, tried, length + most, stored)
     start = perf_counter()
     whole = runs.logits([(0, ids, 0)])[0]
     seconds = perf_counter() - start
@@ -93,10 +96,10 @@ def _equal(decoder: Decoder, tried: Native, most: int) -> tuple[bool, tuple[int,
 class _Runs:
     """Two texts in a cache of their own, which lies in blocks of all it can hold."""
 
-    def __init__(self, decoder: Decoder, tried: Native, most: int) -> None:
+    def __init__(self, decoder: Decoder, tried: Native, most: int, stored: torch.dtype) -> None:
         self.tried, self.most, self.groups = tried, most, len(decoder.how.windows)
         self.cache = KVCache(
-            decoder.how, [3] * self.groups, most, dtype=decoder.dtype, device=decoder.device
+            decoder.how, [3] * self.groups, most, dtype=stored, device=decoder.device
         )
 
     def logits(self, chunks: Sequence[Chunk]) -> list[Tensor]:

@@ -106,9 +106,20 @@ def test_options_reach_the_engine(folder: Path, capsys: Captured) -> None:
     assert json.loads(capsys.readouterr().out)["results"][0]["tokens"] == [70, 70, 70]
 
 
+def test_keys_and_values_in_8_bits(folder: Path, capsys: Captured) -> None:
+    found = []
+    for stored in ([], ["--kv-dtype", "fp32"], ["--kv-dtype", "int8"]):
+        assert generate(folder, "once", "--logprobs", "1", "--json", *stored) == 0
+        (result,) = json.loads(capsys.readouterr().out)["results"]
+        found.append([chosen["logprob"] for chosen in result["logprobs"]])
+    assert found[0] == found[1] != found[2]
+    assert found[0][0] == pytest.approx(found[2][0], abs=0.01)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (["--kv-dtype", "int4"], "'int4' is not one of 'fp32', 'bf16', 'fp16', 'int8'"),
         (["--top-p", "2"], "top_p is 2.0: a number above 0 to 1 is needed"),
         (["--temperature", "-1"], "temperature is -1.0: a number from 0 on is needed"),
         (["--temperature", "nan"], "temperature is nan"),

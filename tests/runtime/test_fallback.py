@@ -2,6 +2,7 @@
 
 import json
 import re
+from math import prod
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,10 @@ import torch
 import compressed_models
 import tiny_models
 from compress.checkpoint import Checkpoint
-from compress.errors import CheckpointError
+from compress.errors import CheckpointError, RequestError
 from compress.formats import open_weights
 from compress.quant.scheme import QuantScheme
+from compress.runtime import opening
 from compress.runtime.engine import Engine
 from compress.runtime.limits import Limits
 from compress.runtime.opening import Opening, open_engine
@@ -89,6 +91,28 @@ def test_compressed_too(folder: Path, tmp_path: Path) -> None:
     (coded,) = engine.generate([request])
     assert coded.score != dense.score
     assert coded.score == pytest.approx(dense.score, rel=0.2)
+
+
+def test_codes_are_dense_there_and_count_as_such(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compressed_models.write(folder, tmp_path / "out", G4)
+    spec = open_weights(Checkpoint.open(folder)).spec
+    weights = {linear.tensor: prod(linear.shape) for linear in spec.all_linears()}
+    needed = 4 * (sum(weights.values()) + prod(spec.embedding_shape))
+    monkeypatch.setattr(opening, "available_bytes", lambda: needed - 1)
+    with pytest.raises(RequestError, match=r"of memory as torch\.float32"):
+        opened(tmp_path / "out")
+    monkeypatch.setattr(opening, "available_bytes", lambda: needed)
+    opened(tmp_path / "out")
+
+
+def test_how_keys_and_values_are_stored_is_transformers_own(folder: Path) -> None:
+    how = Opening(kv_dtype=torch.int8)
+    _, notices = open_engine(open_weights(Checkpoint.open(folder)), how)
+    assert notices[1] == (
+        "kv_dtype has no effect: keys and values are transformers' own, in torch.float32"
+    )
 
 
 def test_a_family_that_nobody_knows(tmp_path: Path) -> None:

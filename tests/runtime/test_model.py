@@ -4,6 +4,7 @@ import json
 from itertools import count
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,12 +16,18 @@ from compress.checkpoint import Checkpoint
 from compress.errors import CompressError, RequestError
 from compress.formats import open_weights
 from compress.pipeline import open_model
+from compress.pipeline.models import KV_DTYPES
 from compress.quant.scheme import QuantScheme
 from compress.runtime import opening
+from compress.runtime.batch import FlatBatch
+from compress.runtime.decoder import Decoder
+from compress.runtime.engine import Engine
+from compress.runtime.kv import KVCache
 from compress.runtime.limits import Limits
 from compress.runtime.model import Model
 from compress.runtime.opening import Opening, open_engine
-from compress.runtime.request import Sampling
+from compress.runtime.refusals import ModelFacts
+from compress.runtime.request import Request, Sampling
 from compress_calibration.tokenizer import load_tokenizer
 
 
@@ -195,6 +202,60 @@ def test_the_cache_fits_the_memory(folder: Path, monkeypatch: pytest.MonkeyPatch
         list(model.stream("once", Sampling(max_tokens=121 - len(model.encode("once")))))
 
 
+def by_hand(folder: Path, stored: torch.dtype) -> Engine[KVCache]:
+    decoder = Decoder.load(open_weights(Checkpoint.open(folder)))
+    cache = KVCache(decoder.how, [30], 16, dtype=stored, device=decoder.device)
+    return Engine(decoder, cache, ModelFacts(128, decoder.spec.vocab, (0,)))
+
+
+@pytest.mark.parametrize(("name", "stored"), KV_DTYPES.items(), ids=KV_DTYPES)
+def test_keys_and_values_are_stored_as_asked(folder: Path, name: Any, stored: torch.dtype) -> None:
+    """Tokens and scores are those of an engine with such a cache, and fp32's are others."""
+    model = open_model(folder, kv_dtype=name)
+    assert model.notices == ()
+    assert {keys.dtype for keys in model.engine.cache.keys} == {stored}
+    requests = [
+        Request("a", tuple(range(3, 40)), Sampling(max_tokens=12, temperature=1.0, seed=3)),
+        Request("b", tuple(range(60, 3, -1)), score_from=1),
+    ]
+    found, want = model.engine.generate(requests), by_hand(folder, stored).generate(requests)
+    assert [(r.tokens, r.score) for r in found] == [(r.tokens, r.score) for r in want]
+    (exact,) = by_hand(folder, torch.float32).generate(requests[1:])
+    assert (found[1].score == exact.score) == (stored == torch.float32)
+    assert found[1].score == pytest.approx(exact.score, rel=1e-3)
+
+
+def test_smaller_keys_and_values_leave_room_for_more(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A head of 16 takes 18 bytes in int8 where fp32 takes 64."""
+    monkeypatch.setattr(opening, "available_bytes", lambda: 2**20)
+    monkeypatch.setattr(opening, "CACHE_SHARE", 2 * 2 * 2 * 16 * 4 * 32 / 2**20)
+    blocks = [
+        open_model(folder, kv_dtype=name, limits=Limits(sequences=1)).engine.cache.groups[0].blocks
+        for name in (None, "bf16", "int8")
+    ]
+    assert blocks == [1 + 2, 1 + 4, 1 + 8]
+    assert open_model(folder, kv_dtype="int8", limits=Limits(sequences=1)).notices == (
+        "the cache has room for 113 tokens; the model reads 128",
+    )
+
+
+def test_bits_are_tried_with_keys_and_values_as_they_are_stored(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[torch.dtype] = []
+    forward = Decoder.forward
+
+    def noted(decoder: Decoder, batch: FlatBatch, cache: KVCache) -> torch.Tensor:
+        seen.append(cache.keys[0].dtype)
+        return forward(decoder, batch, cache)
+
+    monkeypatch.setattr(Decoder, "forward", noted)
+    open_model(folder, kv_dtype="int8")
+    assert set(seen) == {torch.int8}
+
+
 def test_windows_need_less_room(tmp_path: Path) -> None:
     folder = tiny_models.make("gemma3_text", tmp_path, dtype="fp32")
     limits = Limits(tokens_per_step=16, sequences=2)
@@ -225,7 +286,11 @@ def test_what_the_engine_leaves_out_is_said(folder: Path, tmp_path: Path) -> Non
 
 
 def test_wrong_arguments_are_one_line(folder: Path) -> None:
-    for options, words in (({"dtype": "int8"}, "dtype is 'int8'"), ({"device": "tpu"}, "'tpu'")):
+    for options, words in (
+        ({"dtype": "int8"}, "dtype is 'int8'"),
+        ({"kv_dtype": "fp8"}, "kv_dtype is 'fp8'; it is one of fp32, bf16, fp16, int8"),
+        ({"device": "tpu"}, "'tpu'"),
+    ):
         with pytest.raises(CompressError, match=words):
             open_model(folder, **options)
     with pytest.raises(CompressError, match="does not exist"):
