@@ -35,6 +35,23 @@ def test_settings_of_a_llama(tmp_path: Path) -> None:
     assert "general.quantization_version" not in found
 
 
+def test_a_model_in_the_cache_has_its_own_name(tmp_path: Path) -> None:
+    folder = tmp_path / "models--me--some-model" / "snapshots" / "0123456789abcdef"
+    assert keys(folder, "llama")["general.name"] == "some-model"
+
+
+def test_what_belongs_to_no_decoder_is_told(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    tiny(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors |= {"vision.tower.weight": torch.ones(2), "mtp.weight": torch.ones(2)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    (note,) = planned(source(tmp_path)).notes
+    assert note.startswith("left out, as no part of the decoder, are 2 of the tensors: ")
+    assert "mtp.weight" in note
+
+
 def test_settings_of_mixtures(tmp_path: Path) -> None:
     for family, width in (("mixtral", 96), ("qwen3_moe", 32)):
         found = keys(tmp_path / family, family)

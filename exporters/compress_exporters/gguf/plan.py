@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -69,7 +70,7 @@ def make_plan(source: Source, options: Options) -> Plan:
     reason = refusal(found.rounded, torch.float16, round_scales=options.round_scales)
     if reason is not None:
         raise RecipeError(f"GGUF's blocks have scales and offsets in fp16: {reason}")
-    name = model_name(source.checkpoint.path.resolve().name, words)
+    name = model_name(_called(source.checkpoint.path.absolute()), words)
     fields = _general(name, arch, laid, kinds)
     sizes = tuple(settings(spec, how, arch, options.max_context))
     fields += tuple((f"{arch.name}.{key}", value) for key, value in sizes + turned.fields)
@@ -141,6 +142,14 @@ def _general(name: str, arch: Arch, laid: list[Piece], kinds: list[str]) -> Fiel
     return (*fields, ("general.quantization_version", 2)) if most.block > 1 else fields
 
 
+def _called(folder: Path) -> str:
+    """The folder's name, or in the Hugging Face cache (models--who--what/snapshots/hash) the
+    model's."""
+    repository = folder.parent.parent.name
+    inside = folder.parent.name == "snapshots" and repository.startswith("models--")
+    return repository.rpartition("--")[2] if inside else folder.name
+
+
 def _check_head(source: Source, arch: Arch) -> None:
     spec = source.spec
     if arch.head != "tied" or spec.head is None:
@@ -173,6 +182,6 @@ def _left(source: Source) -> Iterator[str]:
     lost = [*spec.copied, *(name for block in spec.blocks for name in block.unrecognised)]
     if lost:
         shown = ", ".join(lost[:_SHOWN]) + (", ..." if len(lost) > _SHOWN else "")
-        yield f"{len(lost)} tensors are left out, as they belong to no part of the decoder: {shown}"
+        yield f"left out, as no part of the decoder, are {len(lost)} of the tensors: {shown}"
     if getattr(source, "kv_cache", None) is not None:
         yield "the scales of the key/value cache are left out"
