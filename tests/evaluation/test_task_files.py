@@ -1,6 +1,7 @@
 """Task files: their kinds by their fields, and a mistake is one line with its place."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +105,7 @@ def test_answers_are_texts_or_numbers(file: Path) -> None:
     rows = [{"context": "a", "answer": answer} for answer in ("x", 4, 0.5, ["x", 4])]
     _, items = read_items(TaskConfig("task", str(write(file, *rows))))
     assert [item.answers for item in items] == [("x",), ("4",), ("0.5",), ("x", "4")]
-    for answer in ([], None, {"a": 1}, [None]):
+    for answer in ([], None, {"a": 1}, [None], True, [True]):
         message = refusal(write(file, {"context": "a", "answer": answer}))
         assert message.startswith(f"/task.jsonl:1: answer is {answer!r}; it is a text, a number")
 
@@ -168,6 +169,17 @@ def test_outputs_that_the_model_cannot_hold(file: Path) -> None:
     config = TaskConfig("t", str(file), stop=("",))
     with pytest.raises(RecipeError, match=r"evaluation task 't': stop string '': 1 to \d+ char"):
         check_task(config, 65)
+
+
+def test_a_number_is_wanted_and_none_is_there(file: Path) -> None:
+    """Whatever a model wrote would be wrong."""
+    config = TaskConfig("t", str(write(file, SUMS, {**SUMS, "answer": ["5", "five"]})))
+    check_task(config, 65)
+    said = f"{file}:2: answer is 'five', which has no number; take the line out or give the task"
+    for ask in (check_task, lambda config, context: read_task(config, Letters(), context)):
+        with pytest.raises(DataError) as caught:
+            ask(replace(config, answer="number"), 65)
+        assert str(caught.value) == f"{said} answer: text"
 
 
 VALUES = st.recursive(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from compress.errors import DataError, RecipeError, RequestError
-from compress.evaluation.tasks.answers import is_number
+from compress.evaluation.tasks.answers import answer_of, is_number
 from compress.evaluation.tasks.config import (
     DEFAULT_STOP,
     DEFAULT_TOKENS,
@@ -65,6 +65,7 @@ def read_task(
     """
     kind, items = read_items(config)
     sampling = _sampling(config, context) if kind == "generation" else None
+    numbers = _numbers(config, items)
     pairs: list[tuple[Ids, Ids]] = []
     truncated = 0
     for item in items:
@@ -79,17 +80,18 @@ def read_task(
         items=items,
         pairs=tuple(pairs),
         sampling=sampling,
-        numbers=_numbers(config, items),
+        numbers=numbers,
         truncated=truncated,
-        settings=_settings(config, kind, sampling, _numbers(config, items), bos),
+        settings=_settings(config, kind, sampling, numbers, bos),
     )
 
 
 def check_task(config: TaskConfig, context: int) -> None:
     """What `read_task` refuses of a file and of settings, without a tokenizer."""
-    kind, _ = read_items(config)
+    kind, items = read_items(config)
     if kind == "generation":
         _sampling(config, context)
+        _numbers(config, items)
 
 
 @contextmanager
@@ -139,9 +141,17 @@ def _sampling(config: TaskConfig, context: int) -> Sampling:
 
 
 def _numbers(config: TaskConfig, items: tuple[Item, ...]) -> bool:
-    if config.answer != "auto":
-        return config.answer == "number"
-    return all(is_number(answer) for item in items for answer in item.answers)
+    """DataError where numbers are wanted and a right answer has none: no output could have it."""
+    if config.answer == "auto":
+        return all(is_number(answer) for item in items for answer in item.answers)
+    for item in items if config.answer == "number" else ():
+        for text in item.answers:
+            if answer_of(text, "", True) is None:
+                raise DataError(
+                    f"{item.where}: answer is {text!r:.60}, which has no number; take the line out"
+                    " or give the task answer: text"
+                )
+    return config.answer == "number"
 
 
 def _settings(

@@ -133,9 +133,13 @@ def _generation(where: str, row: Row, config: TaskConfig) -> Item:
     context = _filled(where, row, config, "generation", _text(where, row, "context"))
     answer = row["answer"]
     answers = answer if isinstance(answer, list) else [answer]
-    if not answers or not all(isinstance(a, str | int | float) for a in answers):
+    if not answers or not all(map(_is_answer, answers)):
         raise DataError(f"{where}: answer is {answer!r:.60}; it is a text, a number, or a list")
     return Item(where, ((context, ""),), (), answers=tuple(map(str, answers)))
+
+
+def _is_answer(value: Any) -> bool:
+    return isinstance(value, str | int | float) and not isinstance(value, bool)
 
 
 _READERS: Mapping[Kind, Callable[[str, Row, TaskConfig], Item]] = MappingProxyType(
