@@ -21,10 +21,9 @@ def command(checkpoint: str, as_json: bool, **asked: Any) -> None:
     from compress import pipeline
 
     place, batches = speed_options.place_of(asked), asked.pop("batches")
-    chosen = {"batches": batches} if batches else {}
     with watched() as progress:
         facts = pipeline.predict_speed(
-            checkpoint, place=place, progress=progress, **chosen, **asked
+            checkpoint, place=place, batches=batches or None, progress=progress, **asked
         )
     if as_json:
         options.print_json(facts)

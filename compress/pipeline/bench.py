@@ -59,7 +59,7 @@ def measure_speed(
             facts["checkpoint"], found = predicted(weights, asked, place, here, progress)
         except CheckpointError as error:
             facts["checkpoint"] = {"path": path_of(weights), "not_predicted": str(error)}
-        chosen, left = _patient(found, asked, explicit=batches is not None)
+        chosen, left = _patient(found, asked, explicit=bool(batches))
         facts["left_out"] = left
         facts["measured"] = list(_measured(weights, found, asked, chosen, place, facts, progress))
     if folder is not None:

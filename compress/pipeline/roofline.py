@@ -23,7 +23,7 @@ def predict_speed(
     *,
     against: str | Path | None = None,
     place: Place | None = None,
-    batches: Sequence[int] = BATCHES,
+    batches: Sequence[int] | None = None,
     prompt: int | None = None,
     output: int | None = None,
     out: str | Path | None = None,
@@ -31,16 +31,16 @@ def predict_speed(
 ) -> dict[str, Any]:
     """What a checkpoint is expected to do on this machine; its weights are not loaded.
 
-    against: its source, predicted too. batches: texts at once. prompt, output: tokens of a text,
-    by default 128 and 64 or what the model reads. out: a new or empty folder for report.json and
-    report.html. Raises a CompressError for what the user can mend.
+    against: its source, predicted too. batches: texts at once, 1, 8 and 64 where left out. prompt,
+    output: tokens of a text, by default 128 and 64 or what the model reads. out: a new or empty
+    folder for report.json and report.html. Raises a CompressError for what the user can mend.
     """
     place = place or Place()
     started, folder = begin(place, out)
     result = open_checkpoint(checkpoint)
     source = None if against is None else open_checkpoint(against)
     with threads(place):
-        asked = asked_of(result, batches, prompt, output)
+        asked = asked_of(result, batches or BATCHES, prompt, output)
         facts, here = begin_facts(place, asked, progress)
         facts["checkpoint"] = predicted(result, asked, place, here, progress)[0]
         if source is not None:

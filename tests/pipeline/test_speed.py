@@ -66,6 +66,11 @@ def test_a_checkpoint_and_its_source_are_predicted(source: Path, tmp_path: Path)
     assert "tokens/s of the checkpoint over those of its source" in table
 
 
+def test_no_batches_are_those_that_nobody_asked_for(source: Path) -> None:
+    steps = pipeline.predict_speed(source, batches=(), prompt=8, output=2)["checkpoint"]["steps"]
+    assert [step["batch"] for step in steps] == [1, 8, 64]
+
+
 def test_threads_come_back(source: Path) -> None:
     before = torch.get_num_threads()
     facts = pipeline.predict_speed(source, place=Place(threads=before + 1), batches=(1,))
