@@ -39,7 +39,7 @@ class Recording:
     """A decoder whose logits are kept: of a text that is scored whole, those of every position."""
 
     def __init__(self, decoder: Decoder) -> None:
-        self.decoder, self.device = decoder, decoder.device
+        self.decoder, self.device, self.multiple = decoder, decoder.device, decoder.multiple
         self.kept: list[Tensor] = []
         self._count = 0
 
