@@ -2,6 +2,7 @@
 
 from math import isfinite
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,14 +16,18 @@ from compress.evaluation import rates as rates_module
 from compress.evaluation import timer as timer_module
 from compress.evaluation.products import workload_of
 from compress.evaluation.rates import calibrate
-from compress.evaluation.roofline import Machine
+from compress.evaluation.roofline import Machine, Rates
 from compress.evaluation.timer import Timer, measure_machine
 from compress.evaluation.workload import Workload
 from compress.formats import open_weights
 from compress.quant.scheme import PRESETS, QuantScheme
+from compress.runtime import engine as engine_module
 from compress.runtime.decoder import Decoder
 from compress.runtime.linear import Joint, Linear
 from compress.runtime.mlp import Mixture, Mlp
+from compress.runtime.norms import Norm
+from compress.runtime.scheduler import Scheduler
+from compress.runtime.step import Step
 
 G4 = QuantScheme(bits=4, group_size=32)
 
@@ -159,6 +164,81 @@ def test_a_part_of_a_large_weight_stands_for_it(
     found = calibrate(weights, timer=timer, machine=Machine(1.0, 1.0))
     for product, curve in zip(found.work.products, found.rates.products, strict=True):
         assert [y for _, y in curve.points] == [product.weights * x for x, _ in curve.points]
+
+
+class Counted:
+    """A clock of work: what stands in for an operation tells how much it did."""
+
+    def __init__(self) -> None:
+        self.done = 0
+
+    def add(self, count: int) -> None:
+        self.done += count
+
+    @property
+    def timer(self) -> Timer:
+        return Timer(torch.device("cpu"), clock=lambda: float(self.done), runs=1)
+
+
+def rates_of(folder: Path, counted: Counted) -> Rates:
+    weights = open_weights(Checkpoint.open(folder))
+    return calibrate(weights, timer=counted.timer, machine=Machine(1.0, 1.0)).rates
+
+
+@pytest.mark.parametrize("window", [None, 12])
+def test_attention_is_of_one_token_and_one_position(
+    window: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted = Counted()
+
+    def attend(q: torch.Tensor, *others: Any, **options: Any) -> torch.Tensor:
+        counted.add(int((others[-1] + 1).sum()))
+        return q
+
+    monkeypatch.setattr(rates_module, "paged_attention", attend)
+    family, options = ("llama", {}) if window is None else ("mistral", {"sliding_window": window})
+    rates = rates_of(tiny_models.make(family, tmp_path, dtype="fp32", **options), counted)
+    assert (rates.single, rates.several) == (1.0, 1.0)
+
+
+def test_what_stands_between_products_is_all_but_products(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of norms count, in every layer; what is read in place of weights does not."""
+    counted = Counted()
+    norm, total = Norm.__call__, torch.Tensor.sum
+
+    def normed(self: Norm, x: torch.Tensor) -> torch.Tensor:
+        counted.add(len(x))
+        return norm(self, x)
+
+    def summed(self: torch.Tensor, *others: Any, **options: Any) -> torch.Tensor:
+        counted.add(10**6)
+        return total(self, *others, **options)
+
+    monkeypatch.setattr(Norm, "__call__", normed)
+    monkeypatch.setattr(torch.Tensor, "sum", summed)
+    rates = rates_of(tiny_models.make("llama", tmp_path, dtype="fp32"), counted)
+    norms = 2 * 2 + 1
+    assert [y / x for x, y in rates.between.points] == [norms] * len(rates.between.points)
+
+
+def test_planning_is_all_but_the_decoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = Counted()
+    forward, schedule = Decoder.forward, engine_module.schedule
+
+    def computed(self: Decoder, *arguments: Any) -> torch.Tensor:
+        counted.add(10**6)
+        return forward(self, *arguments)
+
+    def planned(scheduler: Scheduler) -> Step:
+        counted.add(7)
+        return schedule(scheduler)
+
+    monkeypatch.setattr(Decoder, "forward", computed)
+    monkeypatch.setattr(engine_module, "schedule", planned)
+    rates = rates_of(tiny_models.make("llama", tmp_path, dtype="fp32"), counted)
+    assert {y for _, y in rates.host.points} == {7.0}
 
 
 def test_the_machine_has_numbers() -> None:
