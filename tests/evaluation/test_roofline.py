@@ -6,6 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from compress.evaluation.forecast import Asked, cache_tokens, forecast
+from compress.evaluation.rates import Calibrated
 from compress.evaluation.roofline import (
     Curve,
     Machine,
@@ -31,6 +33,7 @@ from compress.evaluation.workload import (
     prompt_loads,
     touched,
 )
+from compress.runtime.limits import Limits
 
 # Two layers, one with a window of 10; 4 heads of 8, 2 of them for keys and values, in fp32.
 DENSE = Workload(
@@ -88,6 +91,15 @@ def test_a_step_without_logits_does_not_read_the_head() -> None:
 def test_pairs_are_those_of_each_token(start: int, count: int) -> None:
     each = [DENSE.seen(position + 1) for position in range(start, start + count)]
     assert DENSE.pairs(start, start + count) == sum(each)
+
+
+@given(st.integers(0, 60), st.integers(1, 60))
+def test_a_chunk_reads_the_positions_that_any_of_its_tokens_sees(start: int, count: int) -> None:
+    seen = [
+        {at for p in range(start, start + count) for at in range(max(0, p - window + 1), p + 1)}
+        for window in (1000, 10)
+    ]
+    assert prompt_load(DENSE, start, start + count).states == sum(map(len, seen))
 
 
 @given(st.integers(1, 200), st.integers(1, 64))
@@ -203,6 +215,33 @@ def test_the_best_batch_is_the_smallest_with_nearly_the_most() -> None:
     half = replace(every, between=Curve(((0.0, 4.0), (1.0, 5.0))))
     # 5 b + 4 seconds for b texts: 95 % of 0.199 a second come from b = 16 on.
     assert best_batch(DENSE, half, 10, 100) == 16
+
+
+def test_the_cache_is_a_share_of_what_is_free() -> None:
+    limits = Limits()
+    assert limits.running == 256
+    roomy, tight = (
+        Calibrated(DENSE, replace(MACHINE, free_bytes=free), RATES) for free in (None, 1_000_000)
+    )
+    assert cache_tokens(roomy, 64, limits) == 64 * 256
+    assert cache_tokens(tight, 64, limits) == 300_000 // 256
+    assert cache_tokens(tight, 2, limits) == 2 * 256  # no more than whole contexts
+
+
+def test_steps_are_those_in_the_middle_of_an_output() -> None:
+    asked = Asked((2, 4), prompt=40, output=20)
+    facts = forecast(Calibrated(DENSE, MACHINE, RATES), asked, 64)
+    for step, batch in zip(facts["steps"], asked.batches, strict=True):
+        load = decode_load(DENSE, batch, 50)
+        assert (step["batch"], step["length"]) == (batch, 50)
+        seconds, best = expected(DENSE, RATES, load).total, ceiling(DENSE, MACHINE, load)
+        assert step["expected_ms"] == pytest.approx(1000 * seconds, rel=1e-3)
+        assert step["at_best_ms"] == pytest.approx(1000 * best, rel=1e-3)
+        assert step["tokens_per_second"] == pytest.approx(batch / seconds, rel=1e-3)
+        assert step["memory_bytes"] == DENSE.weight_bytes + batch * DENSE.kv_bytes(50)
+    assert facts["stored_bytes"] == {"dense": 100_000}
+    assert facts["cache_texts"] == 64 * 256 * 256 // DENSE.kv_bytes(64)  # in blocks of 16
+    assert facts["compute_bound_batch"] == 20
 
 
 def test_curves_are_lines_between_and_beyond_points() -> None:
