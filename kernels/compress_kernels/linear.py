@@ -33,7 +33,8 @@ def linear(
         raise wrong("x", x, f"{weight.dtype}")
     if bias is not None and (bias.shape != (outputs,) or bias.dtype != x.dtype):
         raise wrong("bias", bias, f"{x.dtype} [{outputs}]")
-    compiled = _compiled(x.dtype, x.device)
+    # Compiled code divides by the number of columns.
+    compiled = columns > 0 and _compiled(x.dtype, x.device)
     if out is None and not compiled:
         return torch_linear(x, weight, bias)
     shape = (x.shape[0], outputs)

@@ -40,6 +40,13 @@ def test_a_row_has_the_same_bits_beside_any_others(n: int, k: int) -> None:
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize(("rows", "n", "k"), [(3, 5, 0), (0, 5, 4), (3, 0, 4)], ids=str)
+def test_nothing_to_multiply(rows: int, n: int, k: int) -> None:
+    b = torch.ones(n)
+    found = linear(torch.ones(rows, k), torch.ones(n, k), b)
+    assert torch.equal(found, k + b.expand(rows, n))
+
+
 def test_wrong_arguments_are_named() -> None:
     x, w, b = torch.zeros(2, 3), torch.zeros(4, 3), torch.zeros(4)
     for call, message in (
