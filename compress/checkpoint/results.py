@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +38,13 @@ def is_result(folder: Path) -> bool:
 def foreign(folder: Path) -> list[str]:
     """What lies in a folder and in no result, sorted; folders end in a slash."""
     known = _FILES | _copied(folder) | _made(folder)
+    inside: dict[str, Callable[[str], object]] = {k: v.fullmatch for k, v in _INSIDE.items()}
+    inside |= {name: files.__contains__ for name, files in _artifacts(folder).items()}
     found: list[str] = []
     for path in sorted(folder.iterdir()):
-        if path.name in _INSIDE and path.is_dir() and not path.is_symlink():
-            inside = _INSIDE[path.name]
-            others = [
-                p for p in sorted(path.iterdir()) if p.is_dir() or not inside.fullmatch(p.name)
-            ]
+        if path.name in inside and path.is_dir() and not path.is_symlink():
+            holds = inside[path.name]
+            others = [p for p in sorted(path.iterdir()) if p.is_dir() or not holds(p.name)]
             found += [f"{path.name}/{_shown(p)}" for p in others]
         elif path.is_dir() or not (path.name in known or _WEIGHTS.fullmatch(path.name)):
             found.append(_shown(path))
@@ -80,6 +81,15 @@ def _made(folder: Path) -> frozenset[str]:
         return frozenset(map(str, files)) if isinstance(files, list) else frozenset()
     except (OSError, ValueError, TypeError, LookupError):
         return frozenset()
+
+
+def _artifacts(folder: Path) -> dict[str, frozenset[str]]:
+    """Folders of artifacts inside of a run's result, and their files, by its own report."""
+    try:
+        rows = _report(folder)["exports"]
+        return {str(row["path"]): frozenset(map(str, row["files"])) for row in rows}
+    except (OSError, ValueError, TypeError, LookupError):
+        return {}
 
 
 def _report(folder: Path) -> Any:

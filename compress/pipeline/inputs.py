@@ -13,6 +13,7 @@ from compress.checkpoint import Checkpoint
 from compress.errors import CompressError, DataError, RecipeError
 from compress.evaluation.config import DEFAULT_WINDOW_CAP, EvaluationConfig
 from compress.evaluation.tasks.config import TaskConfig
+from compress.pipeline.artifacts import check_artifact
 from compress.pipeline.plan import Plan
 from compress.recipe import Recipe
 from compress.recipe.placing import placed
@@ -70,6 +71,7 @@ def input_checks(
         yield partial(_placed, recipe, "calibration", amount)
     if evaluation is not None or calibration is not None:
         yield partial(_check_class, plan, checkpoint)
+    yield from _artifacts(plan, checkpoint)
     # Evaluation text that does not fit is left out of the report, with a warning.
     if calibration is not None and not drawn and any(s.kind == "self" for s in calibration.sources):
         yield partial(_check_memory, plan, checkpoint, dtype, device)
@@ -106,6 +108,14 @@ def _lengths(plan: Plan, calibration: CalibrationConfig | None) -> Iterator[Chec
         if text.kind == "self":
             place = recipe.at(f"evaluation.texts[{i}].length")
             yield partial(_check_length, place, text.length, context)
+
+
+def _artifacts(plan: Plan, checkpoint: Checkpoint) -> Iterator[Check]:
+    """Targets that do not take the source as it is."""
+    recipe = plan.recipe
+    for i, config in enumerate(recipe.export):
+        check = partial(check_artifact, config, checkpoint, plan.spec)
+        yield partial(_placed, recipe, f"export[{i}]", check)
 
 
 def _tasks(plan: Plan) -> Iterator[Check]:

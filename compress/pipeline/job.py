@@ -26,6 +26,7 @@ from compress.checkpoint import (
 from compress.formats import Weights, open_weights
 from compress.pipeline import journal as journals
 from compress.pipeline import outliers, sensitivity_cache, stream
+from compress.pipeline.artifacts import make_artifacts
 from compress.pipeline.budget import Sensitivities, Unit, budget_units, settle
 from compress.pipeline.environment import (
     check_device,
@@ -269,7 +270,10 @@ def _work(session: Session, started: datetime, *, resumed: bool) -> Report:
         seconds = time.perf_counter() - clock
         gpu = peak_gpu_bytes(session.device)
         stages.append(Stage("evaluate", seconds, peak_rss_bytes(), gpu))
+    artifacts = make_artifacts(plan.recipe, partial, session.progress)
+    stages += [] if artifacts.stage is None else [artifacts.stage]
     report = build_report(session, stages, work.journal, measured, started)
+    report = replace(report, exports=artifacts.rows, warnings=(*report.warnings, *artifacts.notes))
     write_report(report, partial)
     return report
 

@@ -22,6 +22,8 @@ def dump(recipe: Recipe) -> str:
         value = getattr(recipe, part)
         if value is not None:
             data[part] = _plain(value)
+    if recipe.export:
+        data["export"] = _plain(recipe.export)
     return yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=100)
 
 

@@ -10,6 +10,7 @@ from compress.quant.scheme import PRESETS, QuantScheme
 from compress.recipe.budget import check_budget, read_budget
 from compress.recipe.byte_sizes import EXPECTED, byte_size
 from compress.recipe.data import read_calibration, read_evaluation
+from compress.recipe.exports import check_exports, read_exports
 from compress.recipe.overrides import apply_overrides
 from compress.recipe.patterns import read_patterns
 from compress.recipe.reader import (
@@ -44,6 +45,7 @@ RECIPE_KEYS = (
     "evaluation",
     "output",
     "kv_cache",
+    "export",
 )
 BUDGET_KEYS = ("candidates", "target", "sensitivity")
 STAGE_KEYS = ("method", *SCHEME_KEYS, *BUDGET_KEYS, "targets", "ignore", "overrides")
@@ -89,6 +91,7 @@ def _read_recipe(root: Node, text: str, overrides: tuple[str, ...]) -> Recipe:
         evaluation=read_evaluation(_section(keys, "evaluation"), seed),
         output=_read_output(_section(keys, "output")),
         kv_cache=read(KvCache | None, keys["kv_cache"]) if "kv_cache" in keys else None,
+        export=read_exports(_section(keys, "export")),
         text=text,
         overrides=overrides,
         places=places,
@@ -122,6 +125,8 @@ def check(recipe: Recipe) -> None:
             f"{recipe.at('calibration')}: no stage looks at calibration data; take it out"
         )
     _check_held_out(recipe)
+    if recipe.export:
+        check_exports(recipe)
 
 
 def _needing_data(recipe: Recipe) -> list[str]:

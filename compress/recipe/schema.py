@@ -152,12 +152,31 @@ class OutputConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class ExportConfig:
+    """An artifact of the result for another runtime, in a folder of the target's name.
+
+    to: a key of compress_exporters' EXPORTERS. dtype, max_context: as `compress-model export` has
+    them. verify: whether it is compared with the weights.
+    """
+
+    to: str
+    dtype: Literal["fp32", "fp16"] = "fp32"
+    max_context: int | None = None
+    verify: bool = True
+
+    def __post_init__(self) -> None:
+        if self.max_context is not None and self.max_context < 1:
+            raise RecipeError(f"max_context is {self.max_context}; it is 1 position or more")
+
+
+@dataclass(frozen=True, slots=True)
 class Recipe:
     """What to do, in order.
 
     calibration: None for a recipe whose stages see no data.
     evaluation: None when nothing is to be measured.
     kv_cache: calibrated scales with which runtimes store keys and values in 8 bits; None for none.
+    export: artifacts that are made of the result.
     text: the YAML as it was written, before `overrides` ("key=value"); empty for one built in
         Python. Both, and `places`, are history: they play no part in equality.
     """
@@ -170,6 +189,7 @@ class Recipe:
     evaluation: EvaluationConfig | None = None
     output: OutputConfig = OutputConfig()
     kv_cache: KvCache | None = None
+    export: tuple[ExportConfig, ...] = ()
     text: str = field(default="", compare=False, repr=False)
     overrides: tuple[str, ...] = field(default=(), compare=False)
     places: Places = field(default_factory=Places, compare=False, repr=False)

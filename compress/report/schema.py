@@ -182,13 +182,15 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """An artifact for another runtime. proof: "loads", "logits", "tokens" or "quality"."""
+    """An artifact for another runtime. path: of its folder, from the result's. proof: "none",
+    "form", "loads", "logits" or "tokens". files: their names in the folder."""
 
     target: str
     path: str
     bytes: int
     proof: str
     max_logit_error: float | None = None
+    files: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from compress.errors import RecipeError
 from compress.methods import METHODS
 from compress.quant.scheme import PRESETS as SCHEMES
 from compress.recipe import parse
+from compress_exporters.table import EXPORTERS
 
 STAGE = "stages:\n  - method: rtn\n    scheme: W4A16\n"
 RTN = "name: x\n" + STAGE
@@ -58,8 +59,28 @@ SHAPE = [
         RTN + "stage: []\n",
         (
             "r.yaml:5: stage: unknown key 'stage'; allowed: name, description, seed, stages,"
-            " calibration, evaluation, output, kv_cache; did you mean 'stages'?"
+            " calibration, evaluation, output, kv_cache, export; did you mean 'stages'?"
         ),
+    ),
+    (
+        RTN + "export: onxx\n",
+        f"r.yaml:5: export[0].to: is 'onxx'; allowed: {', '.join(EXPORTERS)}; did you mean 'onnx'?",
+    ),
+    (
+        RTN + "export: [onnx, {to: onnx, dtype: fp16}]\n",
+        "r.yaml:5: export[1].to: is 'onnx' again; each target has one folder",
+    ),
+    (
+        RTN + "export: {to: onnx, max_context: 0}\n",
+        "r.yaml:5: export.max_context: max_context is 0; it is 1 position or more",
+    ),
+    (
+        RTN + "export: {dtype: fp16}\n",
+        "r.yaml:5: export: required key 'to' is missing; it takes text",
+    ),
+    (
+        RTN + "export: [{to: onnx, dtype: bf16}]\n",
+        "r.yaml:5: export[0].dtype: is 'bf16'; allowed: fp32, fp16; did you mean 'fp16'?",
     ),
     (RTN + "seed: -1\n", "r.yaml:5: seed: is -1; a seed is 0 to 9223372036854775807"),
     (RTN + "seed: one\n", "r.yaml:5: seed: is 'one'; it takes a whole number"),
