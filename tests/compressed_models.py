@@ -118,14 +118,15 @@ def write(
     choose: QuantScheme | Choose,
     *,
     head: QuantScheme | None = None,
+    embedding: QuantScheme | None = None,
     fmt: str = "compressed-tensors",
     act_order: bool = False,
     kv_cache: ActivationScheme | None = None,
     kv_scale: float = 0.02,
 ) -> Compressed:
-    """Quantize the linears that `choose` gives a scheme (router and embedding never), write all.
+    """Quantize the linears that `choose` gives a scheme (the router never), write all.
 
-    head: scheme of the output head, which `choose` is not asked about. kv_cache: with scales of
+    head, embedding: their schemes; `choose` is not asked about them. kv_cache: with scales of
     that cache, all `kv_scale`.
     """
     config = json.loads((source / "config.json").read_text())
@@ -135,11 +136,11 @@ def write(
     output, quantized = dict(tensors), {}
     codec = FORMATS[fmt]
     for linear in spec.all_linears():
-        if linear.role == "head":
-            scheme = head
+        if linear.role in ("head", "embedding"):
+            scheme = head if linear.role == "head" else embedding
         else:
             scheme = choose if isinstance(choose, QuantScheme) else choose(linear)
-        if scheme is None or linear.role in ("router", "embedding"):
+        if scheme is None or linear.role == "router":
             continue
         weight = output.pop(linear.tensor)
         weight = weight.t().contiguous() if linear.transposed else weight

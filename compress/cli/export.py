@@ -26,6 +26,7 @@ HOLDS: Mapping[str, str] = MappingProxyType(
 TARGETS: Mapping[str, str] = MappingProxyType(
     {
         "onnx": "a plain graph of opset 23, for ONNX Runtime, OpenVINO and whatever reads ONNX",
+        "tensorrt": "a graph that TensorRT's parser takes, and the command that builds an engine",
         "gguf": "one file for llama.cpp, with codes as they are where its blocks hold them",
     }
 )

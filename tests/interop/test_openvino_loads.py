@@ -41,7 +41,14 @@ CASES: dict[str, tuple[str, dict[str, Any], QuantScheme | None]] = {
     "int4 asymmetric": ("qwen2", {}, replace(G32, symmetric=False)),
     "int8": ("phi3", {}, PRESETS["W8A16"]),
     "NVFP4": ("llama", {}, PRESETS["NVFP4A16"]),
+    "int8 with inputs as they are": ("phi3", {}, PRESETS["W8A8"]),
 }
+# What TensorRT's graphs can say of them, and one that the plain graph says otherwise.
+TENSORRT = ("llama", "mistral with a window", "gemma2", "gpt2", "qwen3_moe", "phi3 longrope")
+GRAPHS = (
+    *(("onnx", case) for case in list(CASES)[:-1]),
+    *(("tensorrt", case) for case in (*TENSORRT, "int8 with inputs as they are")),
+)
 # No rounding but that of the graph: by itself OpenVINO rounds inputs, keys and values to 8 bits.
 AS_IT_IS = {
     "INFERENCE_PRECISION_HINT": "f32",
@@ -62,9 +69,9 @@ def run(compiled: Any, runner: Runner, ids: Array, mask: Array, past: Any) -> tu
     return logits, {k.replace("present", "past_key_values"): v for k, v in values.items()}
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("target", "case"), GRAPHS, ids=str)
 def test_logits_in_chunks_and_beside_padding(
-    case: str, openvino: ModuleType, tmp_path: Path
+    target: str, case: str, openvino: ModuleType, tmp_path: Path
 ) -> None:
     family, options, scheme = CASES[case]
     folder = tiny_models.make(family, tmp_path / "model", dtype="fp32", **options)
@@ -73,7 +80,7 @@ def test_logits_in_chunks_and_beside_padding(
     out = tmp_path / "out"
     out.mkdir()
     source = open_weights(Checkpoint.open(folder))
-    EXPORTERS["onnx"].write(source, out, Options(), lambda *_: None)
+    EXPORTERS[target].write(source, out, Options(), lambda *_: None)
     compiled = openvino.Core().compile_model(out / MODEL, "CPU", AS_IT_IS)
     runner = Runner.open(out / MODEL, EXACT)
     ids = np.random.default_rng(0).integers(1, tiny_models.VOCAB, (2, 24))

@@ -1,0 +1,155 @@
+"""GroupQueryAttention: keys and values of the past, rotation, windows and soft caps in one.
+
+It reads padding on the right only: keys count from the first token of a text on.
+"""
+
+import numpy as np
+import onnx_ir as ir
+import torch
+from torch import Tensor
+
+from compress.arch.forward import ForwardSpec
+from compress.arch.rope import Rope
+from compress.arch.spec import BlockSpec, LinearSpec
+from compress.errors import RecipeError
+from compress_exporters.exporter import Options
+from compress_exporters.genai.product import CONTRIB, Stack, can_stack, product
+from compress_exporters.onnx.attention import PAST, PRESENT, place, states
+from compress_exporters.onnx.build import Build
+from compress_exporters.onnx.dense import TORCH, as_ir
+from compress_exporters.onnx.rotary import angles, context, rotate, rotations, tables
+
+HEAD_STEP = 8  # GroupQueryAttention's heads are a multiple of it,
+ROTARY_STEP = 16  # and what it rotates a multiple of this
+
+
+def require_heads(how: ForwardSpec) -> None:
+    """RecipeError for heads that the operator does not take."""
+    if how.head_dim % HEAD_STEP:
+        raise RecipeError(
+            f"heads have {how.head_dim} numbers, and onnx-genai's attention takes multiples of"
+            f" {HEAD_STEP}; export to onnx"
+        )
+
+
+def unrotated(how: ForwardSpec, rope: Rope, options: Options) -> str | None:
+    """Why GroupQueryAttention cannot rotate, None where it does."""
+    if rope.kind == "dynamic":
+        return "frequencies depend on the length of the text"
+    if how.head_dim % ROTARY_STEP or rope.dim % ROTARY_STEP:
+        return f"{rope.dim} of {how.head_dim} numbers of a head, not a multiple of {ROTARY_STEP}"
+    if how.rotate_late and options.dtype != "fp32":
+        return "in fp32, and the rest is fp16"
+    return None
+
+
+def needs_positions(how: ForwardSpec, options: Options, length: int) -> bool:
+    """Whether anything but GroupQueryAttention asks where a token stands. length: of the tables."""
+    ropes = [layer.rope for layer in how.layers if layer.rope is not None]
+    return how.positions is not None or any(
+        unrotated(how, rope, options) or (rope.length is not None and length > rope.length)
+        for rope in ropes
+    )
+
+
+def attention(build: Build, block: BlockSpec, x: ir.Value) -> ir.Value:
+    """x: [B, S, hidden], behind the norm -> what attention adds to the residual."""
+    (last,) = (linear for linear in block.linears if linear.role == "o")
+    packed = _packed(build, block)
+    if packed is None:
+        out = attend(build, block, *states(build, block, x))
+    else:
+        out = _group_query(build, block, product(build, packed, x), None, None)
+    return build.lowering.linear(build, last, out)
+
+
+def _packed(build: Build, block: BlockSpec) -> Stack | None:
+    """Queries, keys and values as one product, where attention can take it as it comes."""
+    how, rope = build.how, build.how.layers[block.index].rope
+    roles = {linear.role: linear for linear in block.linears}
+    if how.norms.q is not None:
+        build.unfused["packed q/k/v"] = "queries and keys have norms of their own"
+        return None
+    if rope is not None and (reason := unrotated(how, rope, build.options)):
+        build.unfused["rotation in attention, packed q/k/v"] = reason
+        return None
+    if "qkv" in roles:
+        rows = None if how.qkv == "parts" else _by_part(how)
+        return Stack(roles["qkv"].name, (roles["qkv"],), rows)
+    linears: list[LinearSpec] = [roles[name] for name in ("q", "k", "v")]
+    if not can_stack(build, linears):
+        build.unfused["packed q/k/v"] = "their weights are stored in different ways"
+        return None
+    return Stack(f"{place(block)}.qkv", linears)
+
+
+def _by_part(how: ForwardSpec) -> Tensor:
+    """Rows of q, k, v of each head -> all of q, then k, then v."""
+    rows = torch.arange(3 * how.heads * how.head_dim)
+    return rows.reshape(how.heads, 3, how.head_dim).transpose(0, 1).reshape(-1)
+
+
+def attend(build: Build, block: BlockSpec, q: ir.Value, k: ir.Value, v: ir.Value) -> ir.Value:
+    """[B, S, heads * head_dim] of normed queries, keys and values."""
+    how, at = build.how, place(block)
+    rope = how.layers[block.index].rope
+    if rope is not None and (reason := unrotated(how, rope, build.options)):
+        build.unfused["rotation in attention, packed q/k/v"] = reason
+        q = rotate(build, at, q, rope, how.heads)
+        k = rotate(build, at, k, rope, how.kv_heads)
+    return _group_query(build, block, q, k, v)
+
+
+def _group_query(
+    build: Build, block: BlockSpec, q: ir.Value, k: ir.Value | None, v: ir.Value | None
+) -> ir.Value:
+    """q: with k and v behind it where they are None."""
+    graph, how, index = build.graph, build.how, block.index
+    layer = how.layers[index]
+    fused = layer.rope is not None and unrotated(how, layer.rope, build.options) is None
+    caches = _caches(build, layer.rope) if layer.rope is not None and fused else []
+    past = [build.input(PAST.format(index, name)) for name in ("key", "value")]
+    out, *present = graph.ops(
+        place(block),
+        "GroupQueryAttention",
+        3,
+        *(q, k, v, *past, *build.once("lengths", lambda: _lengths(build)), *caches),
+        domain=CONTRIB,
+        num_heads=how.heads,
+        kv_num_heads=how.kv_heads,
+        scale=float(layer.scale),
+        do_rotary=int(fused),
+        rotary_interleaved=0,
+        local_window_size=-1 if layer.window is None else layer.window,
+        softcap=float(layer.softcap or 0.0),
+    )
+    for name, value in zip(("key", "value"), present, strict=True):
+        build.states[PRESENT.format(index, name)] = value
+    return out
+
+
+def _lengths(build: Build) -> tuple[ir.Value, ir.Value]:
+    """Place of the last real token of each text, int32 [B]; length of the longest, int32."""
+    graph, given, at = build.graph, build.input("attention_mask"), "mask"
+    real = graph.op(at, "ReduceSum", given, graph.ints(1), keepdims=0)
+    last = graph.op(at, "Sub", real, graph.constant(np.array(1, np.int64)))
+    total = graph.op(at, "Gather", graph.op(at, "Shape", given), graph.constant(np.array(1)))
+    cast = [graph.op(at, "Cast", x, to=int(ir.DataType.INT32)) for x in (last, total)]
+    return cast[0], cast[1]
+
+
+def _caches(build: Build, rope: Rope) -> list[ir.Value]:
+    """Cosine and sine, [rows, pairs], and where tokens stand in them if that is not their place."""
+    if build.lowering.positions:
+        found = angles(build, rope)
+        return [found.cos, found.sin, *([] if found.rows is None else [found.rows])]
+    graph, positions = build.graph, context(build)
+    at, shape = f"rotary.{rotations(build).index(rope)}", (positions, rope.dim // 2)
+
+    def table(which: int, name: str) -> ir.Value:
+        def read() -> ir.TensorProtocol:
+            return as_ir(tables(rope, positions)[which].to(TORCH[graph.dtype]))
+
+        return graph.weight(f"{at}.{name}", graph.dtype, shape, read)
+
+    return [table(0, "cos"), table(1, "sin")]

@@ -1,0 +1,62 @@
+"""What decoders are in onnxruntime-genai's words."""
+
+from dataclasses import replace
+from types import MappingProxyType
+
+from compress.arch.forward import describe_forward
+from compress.errors import RecipeError
+from compress_exporters.exporter import Options, Source
+from compress_exporters.genai.attention import attend, attention, needs_positions, require_heads
+from compress_exporters.genai.config import LENGTH, context_length
+from compress_exporters.genai.ends import embedding, head
+from compress_exporters.genai.mlp import mlp
+from compress_exporters.genai.norms import add_norm, norm
+from compress_exporters.genai.product import CONTRIB, linear
+from compress_exporters.onnx.build import Build, Lowering
+from compress_exporters.onnx.decoder import build_decoder
+
+GENAI = Lowering(
+    opsets=MappingProxyType({"": 23, CONTRIB: 1}),
+    positions=True,
+    embedding=embedding,
+    norm=norm,
+    add_norm=add_norm,
+    attention=attention,
+    attend=attend,
+    mlp=mlp,
+    linear=linear,
+    head=head,
+)
+
+
+def build(source: Source, options: Options) -> Build:
+    """The graph. RecipeError and CheckpointError for what it cannot say."""
+    _refuse_latent(source)
+    how = describe_forward(source.checkpoint.config, source.spec)
+    require_heads(how)
+    length = options.max_context or source.spec.context
+    lowering = replace(GENAI, positions=needs_positions(how, options, length))
+    return build_decoder(source, options, lowering)
+
+
+def _refuse_latent(source: Source) -> None:
+    text = source.checkpoint.config
+    for key in source.spec.text_config:
+        text = text[key]
+    if text.get("kv_lora_rank"):
+        raise RecipeError(
+            f"kv_lora_rank is {text['kv_lora_rank']}: latent attention (MLA) has no operator in"
+            " onnx-genai; keep a checkpoint format, such as --to compressed-tensors"
+        )
+
+
+def notes(graph: Build) -> tuple[str, ...]:
+    """What was converted, and what a user of the folder has to know."""
+    lines = list(graph.notes)
+    lines.append("texts of a batch are padded on the right; on the left results are silently wrong")
+    if context_length(graph) > LENGTH:
+        lines.append(
+            f"max_length is {LENGTH} in genai_config.json, for which keys and values take memory at"
+            f" once; a text can have up to {context_length(graph)} tokens"
+        )
+    return tuple(lines)

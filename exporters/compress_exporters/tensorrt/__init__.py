@@ -1,0 +1,1 @@
+"""Graphs that TensorRT's ONNX parser takes, and the proof of it without a GPU."""

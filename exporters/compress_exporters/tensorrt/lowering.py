@@ -1,0 +1,10 @@
+"""The canonical graph as TensorRT's parser takes it."""
+
+from dataclasses import replace
+
+from compress_exporters.onnx.canonical import CANONICAL
+from compress_exporters.onnx.linear import linear_by
+from compress_exporters.tensorrt.attention import attend
+from compress_exporters.tensorrt.linears import LINEARS
+
+TENSORRT = replace(CANONICAL, attend=attend, linear=linear_by(LINEARS))

@@ -1,0 +1,92 @@
+"""The target `tensorrt`: what it says, writes and proves. The graph's packages are loaded when
+used."""
+
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from compress.errors import CheckpointError
+from compress_exporters.exporter import Exporter, Options, Progress, Proof, Source, Written, require
+
+if TYPE_CHECKING:
+    from compress_exporters.onnx.build import Build
+
+NAME, EXTRA = "tensorrt", "onnx"
+# Operators that do several steps at once.
+FUSED = (
+    *("Attention", "RotaryEmbedding", "RMSNormalization", "LayerNormalization", "Gelu"),
+    *("DequantizeLinear", "QuantizeLinear"),
+)
+NO_ENGINE = "no engine was built; TENSORRT.md says how"
+
+
+def check(source: Source, options: Options) -> tuple[str, ...]:
+    require(NAME, EXTRA, "onnx", "onnx_ir", "onnxruntime")
+    return tuple(_build(source, options).notes)
+
+
+def size(source: Source, options: Options) -> int:
+    from compress_exporters.onnx import saving
+
+    return saving.size(_build(source, options))
+
+
+def write(source: Source, folder: Path, options: Options, progress: Progress) -> Written:
+    from compress_exporters.onnx.saving import MODEL, save
+    from compress_exporters.sidefiles import copy_side_files
+    from compress_exporters.tensorrt.build_notes import write_notes
+    from compress_exporters.tensorrt.lint import require_clean
+
+    build = _build(source, options)
+    files = save(build, folder, progress)
+    require_clean(folder / MODEL)
+    files = (*files, *write_notes(build, folder))
+    beside = copy_side_files(source, folder)
+    notes = (*build.notes, NO_ENGINE)
+    return Written((*files, *beside), notes, build.fused(*FUSED), build.unfused)
+
+
+def verify(source: Source, folder: Path, options: Options) -> Proof:
+    from compress_exporters.onnx.checks import Asked, prove, require_form
+    from compress_exporters.onnx.saving import MODEL
+    from compress_exporters.tensorrt.folding import folded, has_fp4
+    from compress_exporters.tensorrt.lint import RULES, require_clean
+
+    model = folder / MODEL
+    require_form(model)
+    require_clean(model)
+    # How ONNX Runtime would round inputs of its own accord says nothing of TensorRT.
+    asked = replace(Asked.of(_build(source, options)), usual=False)
+    clean = f"TensorRT's parser takes it, as far as {len(RULES)} rules of the lint tell"
+    if not has_fp4(model):
+        proof = prove(source, model, asked)
+        return replace(proof, detail=(clean, *proof.detail))
+    with TemporaryDirectory(dir=folder.parent, prefix=f"{folder.name}.decoded-") as place:
+        proof = prove(source, folded(model, Path(place)), asked)
+    how = "weights of 4-bit floats were decoded by ONNX's reference, as ONNX Runtime has none"
+    return replace(proof, detail=(clean, how, *proof.detail))
+
+
+def _build(source: Source, options: Options) -> "Build":
+    """CheckpointError for a decoder that TensorRT has no types for."""
+    from compress_exporters.onnx.decoder import build_decoder
+    from compress_exporters.tensorrt.lowering import TENSORRT
+
+    build = build_decoder(source, options, TENSORRT)
+    if any(layer.rope is not None and layer.rope.kind == "dynamic" for layer in build.how.layers):
+        raise CheckpointError(
+            f"{source.checkpoint.path}: rope_type 'dynamic' computes its frequencies in 64 bits,"
+            " which TensorRT has not; export --to onnx, or give the config a fixed rope_type"
+        )
+    return build
+
+
+TENSORRT_READY = Exporter(
+    name=NAME,
+    summary="a graph that TensorRT's parser takes, and the command that builds an engine",
+    check=check,
+    size=size,
+    write=write,
+    verify=verify,
+)
