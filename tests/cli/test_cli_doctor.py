@@ -51,9 +51,20 @@ def test_what_results_need_is_said(
     ) in capsys.readouterr().out
 
 
-def test_both_onnxruntimes(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    install(site, "onnxruntime")
-    install(site, "onnxruntime-gpu")
+def only(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    """These of the distributions that exclude each other are installed, whatever is here."""
+    real = doctor._version
+    monkeypatch.setattr(
+        doctor,
+        "_version",
+        lambda name: "1.0" if name in names else None if name in doctor.EXCLUSIVE else real(name),
+    )
+
+
+def test_both_onnxruntimes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    only(monkeypatch, "onnxruntime", "onnxruntime-gpu")
     assert main(["doctor"]) == 1
     assert (
         "problem: ONNX Runtime: both are installed and overwrite each other; run `pip uninstall"
@@ -61,8 +72,8 @@ def test_both_onnxruntimes(site: Path, capsys: pytest.CaptureFixture[str]) -> No
     ) in capsys.readouterr().out
 
 
-def test_one_onnxruntime_is_fine(site: Path) -> None:
-    install(site, "onnxruntime-gpu")
+def test_one_onnxruntime_is_fine(monkeypatch: pytest.MonkeyPatch) -> None:
+    only(monkeypatch, "onnxruntime-gpu")
     assert doctor.onnxruntimes() == doctor.Check("ONNX Runtime", "onnxruntime-gpu")
 
 

@@ -255,6 +255,19 @@ def test_a_file_that_only_gguf_reads(tmp_path: Path, monkeypatch: pytest.MonkeyP
     )
 
 
+def test_transformers_needs_accelerate(
+    plain: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(target, "has_llamacpp", lambda: False)
+    monkeypatch.setattr(target, "has_accelerate", lambda: False)
+    GGUF.write(plain, tmp_path, Options(), lambda *_: None)
+    proof = GGUF.verify(plain, tmp_path, Options())
+    assert proof.level == "form"
+    assert "transformers was not asked; it reads GGUF files where accelerate is installed" in (
+        proof.detail
+    )
+
+
 def test_a_process_that_fails_is_one_line(tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho first >&2; echo no such model >&2; exit 1\n")

@@ -103,6 +103,11 @@ def _told(same: bool) -> str:
     return f"greedy tokens are {'the same' if same else 'not all the same'}"
 
 
+def has_accelerate() -> bool:
+    """Whether transformers can read GGUF files."""
+    return find_spec("accelerate") is not None
+
+
 def has_llamacpp() -> bool:
     return find_spec("xllamacpp") is not None
 

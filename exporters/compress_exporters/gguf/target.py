@@ -4,7 +4,13 @@ from pathlib import Path
 
 from compress_exporters.exporter import Exporter, Options, Progress, Proof, Source, Written, require
 from compress_exporters.gguf.blocks import KINDS
-from compress_exporters.gguf.loaded import Seen, has_llamacpp, in_llamacpp, in_transformers
+from compress_exporters.gguf.loaded import (
+    Seen,
+    has_accelerate,
+    has_llamacpp,
+    in_llamacpp,
+    in_transformers,
+)
 from compress_exporters.gguf.plan import Plan, make_plan
 from compress_exporters.gguf.readback import read_back
 from compress_exporters.gguf.write import ALIGNMENT, FILE, write_file
@@ -43,6 +49,8 @@ def verify(source: Source, folder: Path, options: Options) -> Proof:
     seen = []
     if plan.arch.read_as is None:
         detail += (f"transformers reads no GGUF files of {source.spec.model_type}",)
+    elif not has_accelerate():
+        detail += ("transformers was not asked; it reads GGUF files where accelerate is installed",)
     else:
         seen.append(in_transformers(plan, path, reference, ids))
     if has_llamacpp():
