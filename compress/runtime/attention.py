@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from compress.arch.forward import AttentionForward
+from compress.blocks.activation import fake_quantize
+from compress.quant.tensor import InputQuantization
 from compress.runtime.batch import FlatBatch
 from compress.runtime.kv import KVCache
 from compress.runtime.linear import Joint, Linear
@@ -20,7 +22,8 @@ class Attention:
     """layer: its number. group: of the cache. rotation: which of a step's angles, None for none.
 
     by_head: q, k and v of a head lie together in the fused output, not all of q first.
-    whole_norms: q_norm and k_norm are of all heads together.
+    whole_norms: q_norm and k_norm are of all heads together. rounding: of keys and of values before
+    they are stored, by scales that the checkpoint has.
     """
 
     how: AttentionForward
@@ -34,6 +37,7 @@ class Attention:
     k_norm: Norm | None
     whole_norms: bool
     rotation: int | None
+    rounding: tuple[InputQuantization, InputQuantization] | None
 
     def __call__(
         self, x: Tensor, batch: FlatBatch, cache: KVCache, angles: tuple[Angles, ...]
@@ -43,6 +47,8 @@ class Attention:
         if self.rotation is not None:
             cos, sin = angles[self.rotation]
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        if self.rounding is not None:
+            k, v = fake_quantize(k, self.rounding[0]), fake_quantize(v, self.rounding[1])
         cache.write(self.layer, k, v, batch.slots[self.group])
         out = paged_attention(
             q,

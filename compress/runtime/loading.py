@@ -82,6 +82,7 @@ class Loader:
             k_norm=self._norm(block, how.norms.k),
             whole_norms=how.qk_norm == "full",
             rotation=rotation,
+            rounding=self.weights.cache(block),
         )
 
     def _mlp(self, block: BlockSpec, by_role: Mapping[str, LinearSpec]) -> Mlp | Mixture:

@@ -92,7 +92,7 @@ def open_engine(
         variant=parts.variant,
     )
     engine = Engine(parts.decoder, parts.cache, facts, how.limits, decode=decode, reuse=how.reuse)
-    return engine, (*parts.notices, *_left_out(weights), *engine.notices)
+    return engine, (*parts.notices, *engine.notices)
 
 
 def _native(
@@ -112,6 +112,12 @@ def _native(
     )
     checked = check_bits(decoder, how.limits.tokens_per_step, how.stored)
     notices = [checked.notice] if checked.notice is not None else []
+    if getattr(weights, "kv_cache", None) is not None:
+        # Codes of 8 bits with such scales are nothing that attention reads.
+        notices.append(
+            "keys and values are rounded to 8 bits by the checkpoint's scales, and take the memory"
+            f" of {how.stored}"
+        )
     if tokens < context:
         notices.append(f"the cache has room for {tokens} tokens; the model reads {context}")
     return _Parts(checked.decoder, cache, decoder.variant, tuple(notices))
@@ -145,16 +151,9 @@ def _in_transformers(weights: "Source", how: Opening, context: int, reason: str)
         f"transformers computes here, one text at a time: {reason}. That is slow, and"
         " the last bits can depend on how a text was cut"
     )
-    kept = f"kv_dtype has no effect: keys and values are transformers' own, in {how.dtype}"
-    return _Parts(decoder, cache, one_variant, (notice, *((kept,) if how.kv_dtype else ())))
-
-
-def _left_out(weights: "Source") -> tuple[str, ...]:
-    """What the checkpoint asks for and the engine does not do."""
-    if getattr(weights, "kv_cache", None) is None:
-        return ()
-    kept = "keys and values stay in the dtype of the model"
-    return (f"the checkpoint's scales for keys and values of 8 bits are not used here: {kept}",)
+    kept = f"keys and values are transformers' own, in {how.dtype}, whatever was asked"
+    asked = how.kv_dtype or getattr(weights, "kv_cache", None)
+    return _Parts(decoder, cache, one_variant, (notice, *((kept,) if asked else ())))
 
 
 def _named_ends(weights: "Source") -> set[int]:

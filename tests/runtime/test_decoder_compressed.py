@@ -12,7 +12,8 @@ from compress.arch.spec import LinearSpec
 from compress.blocks.skeleton import Skeleton
 from compress.checkpoint import Checkpoint
 from compress.formats import open_weights
-from compress.quant.scheme import PRESETS, QuantScheme
+from compress.formats.kv_cache import FP8_CACHE, INT8_CACHE
+from compress.quant.scheme import PRESETS, ActivationScheme, QuantScheme
 from flat_runs import Runs, load
 
 G4 = QuantScheme(bits=4, group_size=32)
@@ -33,7 +34,8 @@ def streamed(folder: Path, ids: Tensor) -> Tensor:
     context, hidden = skeleton.context(ids[None]), skeleton.embed(weights, ids[None])
     for index in range(len(weights.spec.blocks)):
         block = skeleton.load_block(weights, index)
-        hidden = skeleton.run_block(block, index, hidden, context)
+        stored = skeleton.stored_cache(weights, index)
+        hidden = skeleton.run_block(block, index, hidden, context, stored)
     return skeleton.logits(weights, skeleton.final_hidden(weights, hidden)[0])
 
 
@@ -53,6 +55,21 @@ def test_families_and_schemes(name: str, family: str, tmp_path: Path) -> None:
     source = tiny_models.make(family, tmp_path / "source", dtype="fp32")
     compressed_models.write(source, tmp_path / "out", SCHEMES[name])
     check(tmp_path / "out", rounded=SCHEMES[name].activation is not None)
+
+
+@pytest.mark.parametrize("cache", [FP8_CACHE, INT8_CACHE], ids=["fp8", "int8"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2"])
+def test_keys_and_values_are_rounded_by_scales(
+    family: str, cache: ActivationScheme, tmp_path: Path
+) -> None:
+    """As evaluation rounds them, which it would not be without the scales."""
+    source = tiny_models.make(family, tmp_path / "source", dtype="fp32")
+    compressed_models.write(source, tmp_path / "out", lambda linear: None, kv_cache=cache)
+    check(tmp_path / "out", rounded=True)
+    ids = list(range(3, 23))
+    found, plain = (Runs(load(x), texts=1, most=32).whole(ids) for x in (tmp_path / "out", source))
+    wanted = streamed(tmp_path / "out", torch.tensor(ids))
+    assert (found - wanted).norm() < 0.05 * (found - plain).norm()
 
 
 def test_some_layers_and_a_head(tmp_path: Path) -> None:

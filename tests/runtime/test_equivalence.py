@@ -13,6 +13,7 @@ import torch
 
 import compressed_models
 import tiny_models
+from compress.formats.kv_cache import FP8_CACHE
 from compress.quant.scheme import PRESETS, QuantScheme
 from compress.runtime.blocks import BlockPool
 from compress.runtime.kv import KVCache
@@ -72,6 +73,12 @@ def test_in_16_bits(shared_dir: Path, dtype: torch.dtype) -> None:
 def test_compressed(tmp_path: Path, scheme: QuantScheme) -> None:
     source = tiny_models.make("llama", tmp_path / "source", dtype="fp32")
     compressed_models.write(source, tmp_path / "out", scheme)
+    run((OneByOne(load(tmp_path / "out"), LONGEST), pool_of(tiny_models.VOCAB)), range(2))
+
+
+def test_keys_and_values_of_8_bits(tmp_path: Path) -> None:
+    source = tiny_models.make("llama", tmp_path / "source", dtype="fp32")
+    compressed_models.write(source, tmp_path / "out", G4, kv_cache=FP8_CACHE)
     run((OneByOne(load(tmp_path / "out"), LONGEST), pool_of(tiny_models.VOCAB)), range(2))
 
 

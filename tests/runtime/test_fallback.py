@@ -111,7 +111,7 @@ def test_how_keys_and_values_are_stored_is_transformers_own(folder: Path) -> Non
     how = Opening(kv_dtype=torch.int8)
     _, notices = open_engine(open_weights(Checkpoint.open(folder)), how)
     assert notices[1] == (
-        "kv_dtype has no effect: keys and values are transformers' own, in torch.float32"
+        "keys and values are transformers' own, in torch.float32, whatever was asked"
     )
 
 

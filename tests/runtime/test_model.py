@@ -272,7 +272,7 @@ def test_outlier_columns_are_of_a_token_alone(folder: Path, tmp_path: Path) -> N
     assert open_model(tmp_path / "out").notices == ()
 
 
-def test_what_the_engine_leaves_out_is_said(folder: Path, tmp_path: Path) -> None:
+def test_what_8_bits_of_the_checkpoint_take_is_said(folder: Path, tmp_path: Path) -> None:
     compress.run(
         "fp8-static-kv",
         folder,
@@ -281,7 +281,10 @@ def test_what_the_engine_leaves_out_is_said(folder: Path, tmp_path: Path) -> Non
     )
     model = open_model(tmp_path / "out", dtype="bf16")
     (notice,) = model.notices
-    assert notice.startswith("the checkpoint's scales for keys and values of 8 bits are not used")
+    assert notice == (
+        "keys and values are rounded to 8 bits by the checkpoint's scales, and take the memory of"
+        " torch.bfloat16"
+    )
     assert model.engine.decoder.dtype == torch.bfloat16
 
 
