@@ -26,11 +26,13 @@ HOLDS: Mapping[str, str] = MappingProxyType(
 TARGETS: Mapping[str, str] = MappingProxyType(
     {
         "onnx": "a plain graph of opset 23, for ONNX Runtime, OpenVINO and whatever reads ONNX",
+        "onnx-genai": "a graph of ONNX Runtime's own operators, as onnxruntime-genai runs it",
         "tensorrt": "a graph that TensorRT's parser takes, and the command that builds an engine",
         "gguf": "one file for llama.cpp, with codes as they are where its blocks hold them",
     }
 )
 ROUNDING = ("gguf",)  # of them, those that store scales
+LEVELS = ("onnx-genai",)  # and those whose products round inputs, or do not
 
 
 class FormatsInHelp(click.Command):
@@ -61,6 +63,11 @@ class FormatsInHelp(click.Command):
     metavar="N",
     help="Positions to prepare for, the model's by default (other runtimes).",
 )
+@click.option(
+    "--accuracy-level",
+    type=click.Choice(["0", "4"]),
+    help="4 rounds inputs of products to int8, 0 does not; 4 by default (onnx-genai).",
+)
 @click.option("--no-verify", is_flag=True, help="Do not compare with the weights (other runtimes).")
 @click.option("--overwrite", is_flag=True, help="Replace an earlier result in FOLDER.")
 @click.option("--dry-run", is_flag=True, help="Show what would be written, and write nothing.")
@@ -73,6 +80,7 @@ def command(
     shard_size: str | None,
     dtype: Literal["fp32", "fp16"] | None,
     max_context: int | None,
+    accuracy_level: Literal["0", "4"] | None,
     no_verify: bool,
     overwrite: bool,
     dry_run: bool,
@@ -91,11 +99,13 @@ def command(
     if pipeline.is_target(to):
         lost = round_scales and to.strip().lower() not in ROUNDING
         _refuse(to, {"--round-scales": lost, "--shard-size": shard_size}, "formats")
-        chosen = (dtype, max_context, round_scales)
+        level = None if to.strip().lower() in LEVELS else accuracy_level
+        _refuse(to, {"--accuracy-level": level}, ", ".join(LEVELS))
+        chosen = (dtype, max_context, round_scales, accuracy_level or "4")
         _artifact(checkpoint, to, out, chosen, no_verify, overwrite, dry_run, as_json)
         return
-    given = {"--dtype": dtype, "--max-context": max_context, "--no-verify": no_verify}
-    _refuse(to, given, "other runtimes")
+    given = {"--dtype": dtype, "--max-context": max_context, "--accuracy-level": accuracy_level}
+    _refuse(to, given | {"--no-verify": no_verify}, "other runtimes")
     _format(checkpoint, to, out, round_scales, shard_size or "5GB", overwrite, dry_run, as_json)
 
 
@@ -110,7 +120,7 @@ def _artifact(
     checkpoint: str,
     to: str,
     out: str | None,
-    chosen: tuple[Literal["fp32", "fp16"] | None, int | None, bool],
+    chosen: tuple[Literal["fp32", "fp16"] | None, int | None, bool, Literal["0", "4"]],
     no_verify: bool,
     overwrite: bool,
     dry_run: bool,
@@ -119,8 +129,8 @@ def _artifact(
     from compress import pipeline
     from compress_exporters.exporter import Options
 
-    dtype, max_context, round_scales = chosen
-    how = Options(dtype=dtype or "fp32", max_context=max_context, round_scales=round_scales)
+    dtype, max_context, round_scales, level = chosen
+    how = Options(dtype or "fp32", max_context, round_scales, 0 if level == "0" else 4)
     if dry_run:
         report = pipeline.dry_artifact(checkpoint, to, out, options=how, overwrite=overwrite)
     else:
