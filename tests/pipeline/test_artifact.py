@@ -73,6 +73,8 @@ def test_options_of_the_other_kind_are_refused(
     for to, option, those in (
         ("onnx", ["--shard-size", "1GB"], "formats"),
         ("onnx", ["--round-scales"], "formats"),
+        ("onnx", ["--accuracy-level", "0"], "onnx-genai"),
+        ("gptq", ["--accuracy-level", "0"], "other runtimes"),
         ("gptq", ["--dtype", "fp16"], "other runtimes"),
         ("gptq", ["--max-context", "9"], "other runtimes"),
         ("gptq", ["--no-verify"], "other runtimes"),
