@@ -1,0 +1,111 @@
+"""Folders of the target onnx-genai in onnxruntime-genai itself: tokens, tokenizers, sampling."""
+
+import os
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import compressed_models
+import tiny_models
+from compress.errors import CheckpointError
+from compress.quant.scheme import QuantScheme
+from compress_exporters.exporter import Options
+from compress_exporters.genai.config import NAME
+from compress_exporters.genai.running import generated
+from forward_cases import CASES, LONGROPE, plain_greedy, rope, text, transformers_model
+from genai_graphs import GENAI, source, written
+
+pytestmark = pytest.mark.interop
+
+G32 = QuantScheme(group_size=32)
+LAST = "onnxruntime-genai: 16 greedy tokens are the same"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _genai() -> None:
+    if find_spec("onnxruntime_genai") is None:
+        message = "needs onnxruntime-genai (pip install compress-model[interop])"
+        if os.environ.get("CI") == "true":
+            pytest.fail(message)
+        pytest.skip(message)
+
+
+def endless(model: Path) -> Path:
+    """The same model, whose texts no token ends."""
+    for file in ("config.json", "generation_config.json"):
+        if (model / file).is_file():
+            said = (model / file).read_text()
+            (model / file).write_text(said.replace('"eos_token_id": 0', '"eos_token_id": 255'))
+    return model
+
+
+@pytest.mark.parametrize("case", [*tiny_models.TABLED, "llama dynamic", "gemma3 with a window"])
+def test_tokens_are_those_of_transformers(case: str, tmp_path: Path) -> None:
+    family, options = CASES[case]
+    model = tiny_models.make(family, tmp_path / "model", **{"dtype": "fp32", **options})
+    endless(model)
+    written(model, tmp_path / "out")
+    prompt = text(12).tolist()
+    assert (
+        generated(tmp_path / "out", prompt, 20)
+        == plain_greedy(transformers_model(model), prompt, 20)[12:]
+    )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        LONGROPE | {"original_max_position_embeddings": 16},
+        rope(rope_type="dynamic", factor=3.0) | {"max_position_embeddings": 128},
+    ],
+    ids=["longrope", "dynamic"],
+)
+def test_texts_that_grow_beyond_a_length_that_counts(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    family = "phi3" if "original_max_position_embeddings" in options else "llama"
+    model = endless(tiny_models.make(family, tmp_path / "model", dtype="fp32", **options))
+    written(model, tmp_path / "out")
+    prompt = text(14).tolist()
+    assert (
+        generated(tmp_path / "out", prompt, 12)
+        == plain_greedy(transformers_model(model), prompt, 12)[14:]
+    )
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+@pytest.mark.parametrize(
+    "scheme",
+    [G32, replace(G32, symmetric=False), replace(G32, bits=8), replace(G32, bits=3)],
+    ids=["int4", "int4 asymmetric", "int8", "int3"],
+)
+def test_the_proof_reaches_its_tokens(scheme: QuantScheme, dtype: Any, tmp_path: Path) -> None:
+    folder = endless(tiny_models.make("llama", tmp_path / "source"))
+    made = compressed_models.write(folder, tmp_path / "model", scheme, head=scheme, embedding=G32)
+    options = Options(dtype)
+    written(made.folder, tmp_path / "out", options)
+    proof = GENAI.verify(source(made.folder), tmp_path / "out", options)
+    assert proof.level == "tokens"
+    assert proof.detail[-1] == LAST
+
+
+def test_its_tokenizer_reads_what_is_copied(demo_model: Path, tmp_path: Path) -> None:
+    import onnxruntime_genai as genai
+    from transformers import AutoTokenizer
+
+    written(demo_model, tmp_path / "out")
+    said = "Once upon a time, there was a dog. He didn't like the rain!"
+    tokenizer = genai.Tokenizer(genai.Model(str(tmp_path / "out")))
+    ids = [int(x) for x in tokenizer.encode(said)]
+    assert ids == AutoTokenizer.from_pretrained(demo_model)(said)["input_ids"]
+    assert tokenizer.decode(ids) == said
+
+
+def test_a_folder_that_it_does_not_run_is_refused(tmp_path: Path) -> None:
+    written(tiny_models.make("llama", tmp_path / "model"), tmp_path / "out")
+    (tmp_path / "out" / NAME).unlink()
+    with pytest.raises(CheckpointError, match=r"^onnxruntime-genai does not run .*/out: "):
+        generated(tmp_path / "out", [1, 2], 3)
