@@ -1,6 +1,8 @@
 """Keys and values of all sequences, in blocks that the block tables share out."""
 
 from collections.abc import Sequence
+from math import prod
+from mmap import mmap
 
 import torch
 from torch import Tensor
@@ -16,6 +18,7 @@ class KVCache:
     keys, values: for each layer [blocks, kv_heads, block size, head_dim]. Block 0 of each group is
     the null block, into which padding is written. In int8, key_scales and value_scales hold one
     fp16 scale for each token and head, [blocks, kv_heads, block size] for each layer; else None.
+    Memory is taken as blocks are written.
     bytes_per_token: of all layers, while none has left the token behind its window.
     """
 
@@ -38,8 +41,8 @@ class KVCache:
         shapes = [
             (blocks[group], spec.kv_heads, block_size, spec.head_dim) for group in self._group_of
         ]
-        self.keys = tuple(torch.zeros(shape, dtype=dtype, device=device) for shape in shapes)
-        self.values = tuple(torch.zeros(shape, dtype=dtype, device=device) for shape in shapes)
+        self.keys = tuple(_zeros(shape, dtype, device) for shape in shapes)
+        self.values = tuple(_zeros(shape, dtype, device) for shape in shapes)
         self.key_scales = tuple(_scales(keys) for keys in self.keys)
         self.value_scales = tuple(_scales(values) for values in self.values)
         self.bytes_per_token = len(shapes) * bytes_of_layer(spec.kv_heads, spec.head_dim, dtype)
@@ -67,4 +70,13 @@ def bytes_of_layer(kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
 def _scales(states: Tensor) -> Tensor | None:
     if states.dtype != torch.int8:
         return None
-    return torch.zeros(states.shape[:3], dtype=torch.float16, device=states.device)
+    return _zeros(states.shape[:3], torch.float16, states.device)
+
+
+def _zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """On a CPU pages that the system fills when they are first written: torch's zeros would write
+    all of a cache, of which most texts use little, before the first token."""
+    if device.type != "cpu":
+        return torch.zeros(*shape, dtype=dtype, device=device)
+    pages = mmap(-1, prod(shape) * dtype.itemsize)
+    return torch.frombuffer(pages, dtype=dtype).view(*shape)

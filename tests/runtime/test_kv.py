@@ -1,5 +1,6 @@
 """Stored keys and values: what they take, what int8 costs, and that bits stay a text's own."""
 
+from mmap import PAGESIZE
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,13 @@ from compress.runtime.kv import KVCache, bytes_of_layer
 from flat_runs import Runs, load
 
 EIGHT = torch.int8
+STATM = Path("/proc/self/statm")
 STORED = (torch.bfloat16, torch.float16, torch.int8)
+
+
+def resident() -> int:
+    """Bytes of memory that this process has in use."""
+    return int(STATM.read_text().split()[1]) * PAGESIZE
 
 
 def ids(count: int) -> list[int]:
@@ -37,6 +44,21 @@ def test_bytes_are_those_of_the_tensors(dtype: torch.dtype, tmp_path: Path) -> N
     total = sum(x.nbytes for x in stored if x is not None)
     positions = sum(group.blocks for group in cache.groups) * cache.block_size
     assert cache.bytes_per_token * positions == total
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, EIGHT], ids=str)
+def test_memory_is_taken_as_blocks_are_written(dtype: torch.dtype, tmp_path: Path) -> None:
+    if not STATM.exists():
+        pytest.skip(f"{STATM} says how much memory is in use, and it is not here")
+    how = load(tiny_models.make("llama", tmp_path)).how
+    before = resident()
+    blocks = 1 + (256 << 20) // (16 * bytes_of_layer(how.kv_heads, how.head_dim, dtype) * 2)
+    cache = KVCache(how, [blocks], 16, dtype=dtype, device=torch.device("cpu"))
+    assert sum(keys.nbytes for keys in (*cache.keys, *cache.values)) > 200 << 20
+    assert not cache.keys[0][:: blocks // 7].any()
+    assert resident() - before < 32 << 20
+    cache.values[1].fill_(1)
+    assert resident() - before > 32 << 20
 
 
 def test_int8_halves_sixteen_bit() -> None:
