@@ -81,4 +81,9 @@ def _make(config: ExportConfig, partial: Path, progress: Progress) -> tuple[Expo
 
 
 def _options(config: ExportConfig) -> Options:
-    return Options(dtype=config.dtype, max_context=config.max_context)
+    return Options(
+        dtype=config.dtype,
+        max_context=config.max_context,
+        round_scales=config.round_scales,
+        accuracy_level=config.accuracy_level,
+    )

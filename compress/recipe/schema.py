@@ -155,13 +155,15 @@ class OutputConfig:
 class ExportConfig:
     """An artifact of the result for another runtime, in a folder of the target's name.
 
-    to: a key of compress_exporters' EXPORTERS. dtype, max_context: as `compress-model export` has
-    them. verify: whether it is compared with the weights.
+    to: a key of compress_exporters' EXPORTERS. verify: whether it is compared with the weights. The
+    others are compress_exporters' Options, as `compress-model export` has them.
     """
 
     to: str
     dtype: Literal["fp32", "fp16"] = "fp32"
     max_context: int | None = None
+    round_scales: bool = False
+    accuracy_level: Literal[0, 4] = 4
     verify: bool = True
 
     def __post_init__(self) -> None:

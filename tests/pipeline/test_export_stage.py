@@ -1,6 +1,6 @@
 """Recipes that ask for artifacts: made of the result, inside of its folder."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from compress.errors import CheckpointError, DependencyError, OutputError
 from compress.pipeline import artifacts, make_plan, run
 from compress.recipe import ExportConfig, dump, parse
 from compress.report.codec import read_json
+from compress_exporters.exporter import Options
 from compress_exporters.table import EXPORTERS
 from pipeline_runs import RTN, recipe
 
@@ -103,6 +104,14 @@ def test_what_the_source_tells_is_refused_before_work(
     with pytest.raises(DependencyError, match=r"onnx needs onnx, onnx_ir, onnxruntime; install"):
         run(asked, model, tmp_path / "out")
     assert not (tmp_path / "out.partial").exists()
+
+
+def test_options_are_those_of_the_exporters() -> None:
+    ours = {item.name: item.default for item in fields(ExportConfig)}
+    theirs = {item.name: item.default for item in fields(Options)}
+    assert {k: v for k, v in ours.items() if k not in ("to", "verify")} == theirs
+    config = ExportConfig("onnx", "fp16", 7, True, 0)
+    assert artifacts._options(config) == Options("fp16", 7, True, 0)
 
 
 def test_the_recipe_is_written_out_whole(model: Path) -> None:
