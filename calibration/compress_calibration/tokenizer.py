@@ -122,8 +122,11 @@ def _through_transformers(folder: Path) -> Tokenizer:
     try:
         slow = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # a dozen types, by the tokenizer class and the missing package
+        # A line that ends in a colon names files on the next ones.
+        said = _one_line(error).rstrip()
+        reason = "" if said.endswith(":") else f" ({said})"
         raise DataError(
-            f"{folder} has no tokenizer that transformers can load ({_one_line(error)});"
+            f"{folder} has no tokenizer that transformers can load{reason};"
             " copy tokenizer.json and tokenizer_config.json beside the weights"
         ) from error
 

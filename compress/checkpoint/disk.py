@@ -84,15 +84,18 @@ def rmdir(path: Path) -> None:
 
 
 @contextmanager
-def refusing(doing: str) -> Iterator[None]:
-    """Turn an OSError into one OutputError line: `cannot DOING: reason; remedy`."""
+def refusing(
+    doing: str, remedy: str = "look after the disk, then run again with --resume"
+) -> Iterator[None]:
+    """Turn an OSError into one OutputError line: `cannot DOING: reason; remedy`.
+
+    remedy: for errors that have none of their own.
+    """
     try:
         yield
     except OSError as error:
-        remedy = _REMEDIES.get(
-            error.errno or 0, "look after the disk, then run again with --resume"
-        )
-        raise OutputError(f"cannot {doing}: {error.strerror or error}; {remedy}") from error
+        mend = _REMEDIES.get(error.errno or 0, remedy)
+        raise OutputError(f"cannot {doing}: {error.strerror or error}; {mend}") from error
 
 
 def write_all(fd: int, data: memoryview, offset: int, chunk: int = 64 << 20) -> None:

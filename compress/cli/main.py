@@ -5,6 +5,7 @@ mistake in the input or the usage; 130 interrupted.
 """
 
 import difflib
+import errno
 import sys
 import traceback
 from collections.abc import Sequence
@@ -88,15 +89,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, click.Abort):
         click.echo("interrupted", err=True)
         return 130
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            return _fault()
+        return _refuse(f"cannot write: {error.strerror}; make room, then run it again")
     except Exception:
-        traceback.print_exc()
-        click.echo(
-            "error: this is a fault of compress-model; please report it with the lines above and"
-            " the output of `compress-model doctor`",
-            err=True,
-        )
-        return 1
+        return _fault()
     return result if isinstance(result, int) else 0
+
+
+def _fault() -> int:
+    traceback.print_exc()
+    click.echo(
+        "error: this is a fault of compress-model; please report it with the lines above and"
+        " the output of `compress-model doctor`",
+        err=True,
+    )
+    return 1
 
 
 def entry() -> NoReturn:

@@ -162,7 +162,7 @@ def report_folder(folder: Path) -> Path:
     """A new or empty folder, made where it is not there. OutputError where it cannot be used."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise OutputError(f"{folder} is not an empty folder; choose another one for the report")
-    with disk.refusing(f"make {folder}"):
+    with disk.refusing(f"make {folder}", "choose another folder for the report"):
         folder.mkdir(parents=True, exist_ok=True)
     if not os.access(folder, os.W_OK | os.X_OK):
         raise OutputError(f"{folder} cannot be written to; choose another folder for the report")

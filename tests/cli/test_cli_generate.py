@@ -48,6 +48,19 @@ def generate(folder: Path, *arguments: str) -> int:
     return main(["generate", str(folder), *arguments, "--ignore-eos"])
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+@pytest.mark.parametrize("more", [(), ("--json",)], ids=["text", "json"])
+def test_a_full_disk_is_one_line(
+    folder: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...]
+) -> None:
+    full = io.TextIOWrapper(io.FileIO("/dev/full", "w"), write_through=True)
+    monkeypatch.setattr(sys, "stdout", full)
+    assert generate(folder, "once upon", "--max-tokens", "2", *more) == 2
+    monkeypatch.undo()
+    said = "error: cannot write: No space left on device; make room, then run it again\n"
+    assert capsys.readouterr().err == said
+
+
 def test_a_prompt_is_continued(folder: Path, capsys: Captured) -> None:
     assert generate(folder, "once upon", "--max-tokens", "12") == 0
     text, said = capsys.readouterr()
