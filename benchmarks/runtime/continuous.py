@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.runtime.load import Job
 from benchmarks.runtime.timings import Timings
+from compress.evaluation.load import Job
 
 # Seconds without a finished request after which its thread is taken for dead.
 PATIENCE = 600

@@ -2,17 +2,10 @@
 
 import math
 import random
-from dataclasses import dataclass
+
+from compress.evaluation.load import Job
 
 SHORTEST, LONGEST = 16, 256
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """prompt: ids, random. output: tokens that are generated, whatever they are."""
-
-    prompt: tuple[int, ...]
-    output: int
 
 
 def make_load(count: int, vocabulary: int, seed: int = 0) -> list[Job]:

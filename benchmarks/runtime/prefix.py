@@ -19,11 +19,11 @@ from typing import Any
 import torch
 
 from benchmarks.processes import write_result
-from benchmarks.runtime.load import Job
 from benchmarks.runtime.loaded import checkpoint
 from benchmarks.runtime.setting import setting
 from benchmarks.runtime.sides import BLOCK, Ours
 from compress.checkpoint import Checkpoint
+from compress.evaluation.load import Job
 from compress.evaluation.rates import calibrate
 from compress.evaluation.roofline import expected, first_token
 from compress.evaluation.workload import prompt_load

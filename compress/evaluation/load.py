@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,16 +31,6 @@ class Job:
     output: int
 
 
-class JobLike(Protocol):
-    """As `Job`."""
-
-    @property
-    def prompt(self) -> tuple[int, ...]: ...
-
-    @property
-    def output(self) -> int: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Speed:
     """Of a load, in seconds and tokens a second. between: from one token of a text to the next;
@@ -56,7 +46,7 @@ class Speed:
 
 
 def play(
-    engine: Engine[Any], jobs: Sequence[JobLike], clock: Callable[[], float] = monotonic
+    engine: Engine[Any], jobs: Sequence[Job], clock: Callable[[], float] = monotonic
 ) -> list[list[float]]:
     """Serves the jobs; of each the seconds from the start to each of its tokens."""
     times: dict[str, list[float]] = {str(i): [] for i in range(len(jobs))}
@@ -74,7 +64,7 @@ def play(
 def predict(
     work: Workload,
     rates: Rates,
-    jobs: Sequence[JobLike],
+    jobs: Sequence[Job],
     limits: Limits | None = None,
     *,
     reuse: bool = True,
