@@ -51,12 +51,18 @@ class Limits:
         return min(self.long_prefill, whole) if self.long_prefill else whole
 
 
+def check_whole(name: str, value: object, least: int) -> None:
+    """RequestError for what is no whole number, and for one below `least`."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise RequestError(f"{name} is {value!r}: a whole number from {least} on is needed")
+
+
 def check_limits(limits: Limits) -> tuple[str, ...]:
     """Notices about settings that have no effect. Errors: RequestError for values out of range."""
+    if not isinstance(limits, Limits):
+        raise RequestError(f"limits is {limits!r:.60}: compress.runtime.limits.Limits is needed")
     for name, least in _AT_LEAST.items():
-        value = getattr(limits, name)
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise RequestError(f"{name} is {value!r}: a whole number from {least} on is needed")
+        check_whole(name, getattr(limits, name), least)
     if limits.policy not in POLICY_NAMES:
         raise RequestError(f"policy is {limits.policy!r}: it must be one of {POLICY_NAMES}")
     ratio = limits.waiting_served_ratio

@@ -41,7 +41,7 @@ class Model:
         """The outputs of each prompt, sampling.n of them, in order.
 
         prompts: texts, or ids, which are taken as they are. A prompt that cannot be served has one
-        result, with the reason in `error`.
+        result, with the reason in `error`. Errors: RequestError for what is no prompt at all.
         """
         if isinstance(prompts, str):
             raise RequestError(f"prompts is the text {prompts!r:.60}; give a list of texts")
@@ -58,8 +58,13 @@ class Model:
         """Of each continuation how likely it is behind the context: `score` (nats), `greedy`.
 
         A space at the end of the context counts to the continuation, as tokens begin with spaces.
-        Errors: RequestError for a continuation without a token.
+        Errors: RequestError for a continuation without a token, and for what is no text.
         """
+        if isinstance(continuations, str) or not continuations:
+            raise RequestError(f"continuations is {continuations!r:.60}; give a list of texts")
+        for text in (context, *continuations):
+            if not isinstance(text, str):
+                raise RequestError(f"{text!r:.60} is to be scored; it must be a text")
         pairs = [pair_ids(self.tokenizer, context, c) for c in continuations]
         begin = self.encode(context.rstrip())
         tails = tuple(tail for _, tail in pairs)
@@ -68,5 +73,14 @@ class Model:
         return self.engine.generate([request])
 
     def _request(self, prompt: Prompt, sampling: Sampling | None) -> Request:
-        ids = self.encode(prompt) if isinstance(prompt, str) else tuple(prompt)
+        if sampling is not None and not isinstance(sampling, Sampling):
+            raise RequestError(f"sampling is {sampling!r:.60}; give a compress.Sampling")
+        ids = self.encode(prompt) if isinstance(prompt, str) else _ids(prompt)
         return Request(f"text {next(self._numbers)}", ids, sampling or Sampling())
+
+
+def _ids(prompt: object) -> tuple[int, ...]:
+    """RequestError for what is neither text nor ids."""
+    if not isinstance(prompt, Sequence) or isinstance(prompt, bytes):
+        raise RequestError(f"a prompt is {prompt!r:.60}; give a text, or a tuple of token ids")
+    return tuple(prompt)

@@ -14,7 +14,7 @@ from compress.errors import CheckpointError, RequestError
 from compress.runtime.decoder import Decoder
 from compress.runtime.engine import Engine
 from compress.runtime.kv import KVCache, bytes_of_layer
-from compress.runtime.limits import Limits
+from compress.runtime.limits import Limits, check_limits, check_whole
 from compress.runtime.refusals import ModelFacts, one_variant
 from compress.runtime.selfcheck import check_bits
 from compress.runtime.stops import Decode
@@ -71,9 +71,11 @@ def open_engine(
     """The engine, and what one should know of it, in lines.
 
     decode: ids -> text, special tokens left out. Errors: RequestError where the memory does not
-    do; CheckpointError for what neither our decoder nor transformers reads.
+    do, and for values out of range; CheckpointError for what neither our decoder nor transformers
+    reads.
     """
     how = how or Opening()
+    _check_opening(how)
     free = _free_bytes(how.device)
     context = weights.spec.context or UNKNOWN_CONTEXT
     try:
@@ -95,6 +97,14 @@ def open_engine(
     return engine, (*parts.notices, *engine.notices)
 
 
+def _check_opening(how: Opening) -> None:
+    """Before anything is read."""
+    check_limits(how.limits)
+    check_whole("block_size", how.block_size, 1)
+    if how.cache_tokens is not None:
+        check_whole("cache_tokens", how.cache_tokens, 1)
+
+
 def _native(
     weights: "Source", how: Opening, context: int, forward: ForwardSpec, free: int | None
 ) -> _Parts:
@@ -102,10 +112,17 @@ def _native(
     tokens = how.cache_tokens or context * how.limits.running
     if how.cache_tokens is None and free is not None:
         tokens = min(tokens, int(CACHE_SHARE * free) // (layer * len(forward.layers)))
+    blocks = [_blocks(window, tokens, how) for window in forward.windows]
+    positions = how.block_size * sum(blocks[forward.group(i)] for i in range(len(forward.layers)))
+    if free is not None and how.cache_tokens is not None and positions * layer > free:
+        raise RequestError(
+            f"keys and values of {tokens} tokens take {positions * layer / 2**30:.1f} GiB of"
+            f" memory, {free / 2**30:.1f} GiB are free; take fewer cache_tokens"
+        )
     decoder = Decoder.load(weights, dtype=how.dtype, device=how.device)
     cache = KVCache(
         forward,
-        [_blocks(window, tokens, how) for window in forward.windows],
+        blocks,
         how.block_size,
         dtype=how.stored,
         device=decoder.device,

@@ -1,6 +1,7 @@
 """An engine opened from a checkpoint, with text in and out."""
 
 import json
+from collections.abc import Callable
 from itertools import count
 from math import prod
 from pathlib import Path
@@ -66,6 +67,26 @@ def test_prompts_begin_with_the_beginning_once(model: Model) -> None:
     assert ids == (0, *model.tokenizer.encode("once"))
     assert model.encode("<|endoftext|>once") == ids
     assert model.encode("") == (0,)
+
+
+NO_PROMPTS: dict[str, Callable[[Model], object]] = {
+    "a prompt is 5; give a text, or a tuple of token ids": lambda m: m.generate([5]),  # type: ignore[list-item]
+    "a prompt is b'old'; give a text, or a tuple of token ids": lambda m: m.generate([b"old"]),
+    "sampling is {'n': 2}; give a compress.Sampling": lambda m: m.generate(["a"], {"n": 2}),  # type: ignore[arg-type]
+    "continuations is 'cat'; give a list of texts": lambda m: m.score("the", "cat"),
+    "continuations is []; give a list of texts": lambda m: m.score("the", []),
+    "7 is to be scored; it must be a text": lambda m: m.score("the", ["cat", 7]),  # type: ignore[list-item]
+    "None is to be scored; it must be a text": lambda m: m.score(None, ["cat"]),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("says", NO_PROMPTS)
+def test_what_is_no_prompt(model: Model, says: str) -> None:
+    """Bytes would be taken for ids, and the letters of a continuation for continuations."""
+    with pytest.raises(RequestError) as caught:
+        NO_PROMPTS[says](model)
+    assert str(caught.value) == says
+    assert model.engine.idle
 
 
 @pytest.mark.parametrize("call", [0, 1, 4])
@@ -200,6 +221,39 @@ def test_the_cache_fits_the_memory(folder: Path, monkeypatch: pytest.MonkeyPatch
     assert model.notices == ("the cache has room for 100 tokens; the model reads 128",)
     with pytest.raises(RequestError, match="120 positions need 8 blocks of 16: the cache has 7"):
         list(model.stream("once", Sampling(max_tokens=121 - len(model.encode("once")))))
+
+
+REFUSED_OPENINGS: dict[str, tuple[dict[str, Any], str]] = {
+    "no cache": ({"cache_tokens": 0}, "cache_tokens is 0: a whole number from 1 on is needed"),
+    "half": ({"cache_tokens": 1.5}, "cache_tokens is 1.5: a whole number from 1 on is needed"),
+    "blocks": ({"block_size": 0}, "block_size is 0: a whole number from 1 on is needed"),
+    "limits": ({"limits": 5}, "limits is 5: compress.runtime.limits.Limits is needed"),
+    "step": (
+        {"limits": Limits(sequences=0)},
+        "sequences is 0: a whole number from 1 on is needed",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED_OPENINGS)
+def test_what_no_engine_opens_with(folder: Path, case: str) -> None:
+    given, says = REFUSED_OPENINGS[case]
+    with pytest.raises(RequestError) as caught:
+        open_model(folder, **given)
+    assert str(caught.value) == says
+
+
+def test_a_cache_that_no_memory_holds(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two layers of two heads of 16 in fp32: 512 bytes a token, and a null block of 16 tokens."""
+    monkeypatch.setattr(opening, "available_bytes", lambda: 2**30)
+    with pytest.raises(RequestError) as caught:
+        open_model(folder, cache_tokens=2**21 - 15)
+    assert str(caught.value) == (
+        "keys and values of 2097137 tokens take 1.0 GiB of memory, 1.0 GiB are free;"
+        " take fewer cache_tokens"
+    )
+    blocks = open_model(folder, cache_tokens=2**21 - 16).engine.cache.groups[0].blocks
+    assert blocks == 2**17
 
 
 def by_hand(folder: Path, stored: torch.dtype) -> Engine[KVCache]:
