@@ -25,7 +25,7 @@ SEEDS: dict[str, Seed] = {
         "operator", "dense", "TensorRT has no MatMulInteger", to("MatMul", "MatMulInteger")
     ),
     "an unlisted operator": Seed(
-        "operator", "dense", "Hardmax is not in the table", to("Sigmoid", "Hardmax")
+        "operator", "dense", "Hardmax is none of the operators", to("Sigmoid", "Hardmax")
     ),
     "a soft cap": Seed("restriction", "dense", "softcap", attribute("Attention", "softcap", 30.0)),
     "is_causal": Seed("restriction", "dense", "is_causal", attribute("Attention", "is_causal", 1)),

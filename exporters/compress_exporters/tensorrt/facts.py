@@ -65,10 +65,16 @@ class Facts:
 
     def known(self, name: str) -> bool:
         """Whether a value is known when the engine is built: an initializer, or made of such."""
-        if name in self.constants:
-            return True
-        node = self.made.get(name)
-        return node is not None and all(self.known(x) for x in node.input if x)
+        waiting, seen = [name], set[str]()
+        while waiting:
+            value = waiting.pop()
+            if value in self.constants or value in seen:
+                continue
+            if value not in self.made:
+                return False
+            seen.add(value)
+            waiting.extend(x for x in self.made[value].input if x)
+        return True
 
     def values(self, name: str) -> np.ndarray[Any, Any]:
         """Numbers of a constant. OSError and ValueError where its file does not hold them."""

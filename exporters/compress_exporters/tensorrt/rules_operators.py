@@ -45,8 +45,8 @@ def operators(facts: Facts) -> Iterator[Finding]:
         elif kind in UNSUPPORTED:
             yield Finding(node.name, f"TensorRT has no {kind}", UNSUPPORTED[kind])
         elif kind not in OPERATORS:
-            what = f"{kind} is not in the table of TensorRT {VERSION}"
-            yield Finding(node.name, what, "say it in operators of the table")
+            what = f"{kind} is none of the operators that decoders have in TensorRT {VERSION}"
+            yield Finding(node.name, what, "say it in those of the table")
 
 
 def restrictions(facts: Facts) -> Iterator[Finding]:
@@ -73,7 +73,7 @@ def _attributes(node: NodeProto, row: Operator) -> Iterator[Finding]:
     for name, only in row.fixed.items():
         value = attribute(node, name)
         if value is not None and (only is None or value != only):
-            what = f"{node.op_type} has {name} = {value}, which TensorRT does not take"
+            what = f"{node.op_type} has {name} = {value}"
             remedy = "leave it out" if only is None else f"leave it out or make it {only}"
             yield Finding(node.name, what, remedy)
 
