@@ -78,8 +78,11 @@ def _answer(conversation: "Conversation", line: str, chosen: "Sampling") -> None
     before = conversation.forgotten
     with closing(conversation.answer(line, chosen)) as pieces:
         write_pieces(pieces)
-    if conversation.forgotten > before:
-        note(f"the first {conversation.forgotten} messages no longer fit the model's context")
+    if conversation.forgotten and not before:
+        note(
+            "the conversation no longer fits the model's context; from here on its oldest messages"
+            " are left out"
+        )
 
 
 def _typed() -> Iterator[str]:

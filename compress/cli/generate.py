@@ -1,7 +1,7 @@
 """`compress-model generate`."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -64,7 +64,7 @@ def command(
         limits=Limits(sequences=max(outputs, 1)),
     )
     if max_tokens is None:
-        room = model.context - len(model.encode(text))
+        room = _room(model, text)
         chosen = replace(chosen, max_tokens=max(1, chosen.min_tokens, min(most, room)))
     if as_json:
         _print_json(model, text, chosen)
@@ -75,6 +75,19 @@ def command(
         write_pieces(_streamed(model, text, chosen))
     else:
         _print_all(model, text, chosen)
+
+
+def _room(model: "Model", prompt: str) -> int:
+    """Tokens that still fit behind the prompt; RequestError where none does."""
+    from compress.errors import RequestError
+
+    tokens = len(model.encode(prompt))
+    if tokens < model.context:
+        return model.context - tokens
+    raise RequestError(
+        f"the prompt has {tokens} tokens, which leaves no room for an output: the model reads"
+        f" {model.context}; write less"
+    )
 
 
 def _read(prompt: str | None) -> str:
@@ -95,7 +108,7 @@ def _streamed(model: "Model", prompt: str, chosen: "Sampling") -> Iterator[str]:
         if update.result is not None:
             _refuse(update.result)
             yield "" if update.result.text and update.result.text.endswith("\n") else "\n"
-            click.echo(_speed(update.result), err=True)
+            click.echo(_speed([update.result]), err=True)
 
 
 def _refuse(result: "Result") -> None:
@@ -105,20 +118,29 @@ def _refuse(result: "Result") -> None:
         raise RequestError(result.error)
 
 
-def _speed(result: "Result") -> str:
-    metrics, count = result.metrics, len(result.tokens)
-    first = (metrics.first_token or metrics.finished) - metrics.arrival
-    behind = metrics.finished - metrics.arrival - first
-    speed = f", then {(count - 1) / behind:.1f} a second" if count > 1 and behind > 0 else ""
+def _speed(results: Sequence["Result"]) -> str:
+    """Of the outputs of one prompt, which are computed together."""
+    count, outputs = sum(len(result.tokens) for result in results), len(results)
+    metrics = [result.metrics for result in results]
+    begin, end = metrics[0].arrival, max(m.finished for m in metrics)
+    first = min(m.first_token or m.finished for m in metrics)
+    more = count - outputs
+    speed = f", then {more / (end - first):.1f} a second" if more > 0 and end > first else ""
     tokens = "1 token" if count == 1 else f"{count} tokens"
-    return f"{tokens}, the first after {first:.2f} s{speed}; ended by {result.finish_reason}"
+    tokens += f" in {outputs} outputs" if outputs > 1 else ""
+    reasons = " and ".join(sorted({str(result.finish_reason) for result in results}))
+    return f"{tokens}, the first after {first - begin:.2f} s{speed}; ended by {reasons}"
 
 
 def _print_all(model: "Model", prompt: str, chosen: "Sampling") -> None:
-    for result in model.generate([prompt], chosen):
+    results = model.generate([prompt], chosen)
+    for result in results:
         _refuse(result)
         write(f"--- {result.index + 1} of {chosen.n}\n")
         write_pieces([result.text or "\n"])
+    click.echo(_speed(results), err=True)
+    if chosen.temperature == 0:
+        note("with temperature 0 all outputs are the same; --temperature 1 makes them differ")
 
 
 def _print_json(model: "Model", prompt: str, chosen: "Sampling") -> None:

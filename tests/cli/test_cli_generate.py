@@ -96,9 +96,32 @@ def test_the_prompt_may_come_through_a_pipe(
 
 def test_several_outputs(folder: Path, capsys: Captured) -> None:
     assert generate(folder, "once", "-n", "2", "--temperature", "1", "--max-tokens", "9") == 0
-    parts = re.split(r"^--- \d of 2\n", capsys.readouterr().out, flags=re.MULTILINE)
+    text, said = capsys.readouterr()
+    parts = re.split(r"^--- \d of 2\n", text, flags=re.MULTILINE)
     assert len(parts) == 3
     assert parts[1] != parts[2]
+    line = (
+        r"18 tokens in 2 outputs, the first after [\d.]+ s, then [\d.]+ a second; ended by length"
+    )
+    assert re.fullmatch(line + r"\n", said)
+
+
+def test_outputs_that_are_all_the_same(folder: Path, capsys: Captured) -> None:
+    assert generate(folder, "once", "-n", "2", "--max-tokens", "4") == 0
+    text, said = capsys.readouterr()
+    first, second = re.split(r"^--- \d of 2\n", text, flags=re.MULTILINE)[1:]
+    assert first == second
+    remedy = "with temperature 0 all outputs are the same; --temperature 1 makes them differ"
+    assert said.endswith(f"\nnote: {remedy}\n")
+
+
+def test_a_prompt_that_leaves_no_room(folder: Path, capsys: Captured) -> None:
+    assert generate(folder, "a " * 200) == 2
+    line = (
+        r"error: the prompt has \d+ tokens, which leaves no room for an output: the model reads 96;"
+        r" write less\n"
+    )
+    assert re.fullmatch(line, capsys.readouterr().err)
 
 
 def test_logprobs_are_in_the_json(folder: Path, capsys: Captured) -> None:
@@ -226,7 +249,10 @@ def test_a_chat_outgrows_the_context(
 ) -> None:
     give(monkeypatch, "the dog sat by the door\n" * 5)
     assert chat(folder) == 0
-    assert "note: the first 2 messages no longer fit the model's context" in capsys.readouterr().err
+    assert capsys.readouterr().err == (
+        "note: the conversation no longer fits the model's context; from here on its oldest"
+        " messages are left out\n"
+    )
     give(monkeypatch, "the dog " * 60)
     assert chat(folder) == 2
     assert re.search(
