@@ -1,7 +1,9 @@
 """The small files that go along with an artifact: config.json, tokenizer, whatever there is."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from compress.checkpoint import write_atomic
 from compress.errors import CheckpointError
@@ -16,10 +18,16 @@ def copy_side_files(source: Source, folder: Path) -> tuple[str, ...]:
     for path in source.checkpoint.side_files():
         write_atomic(folder / path.name, _content(path))
         names.append(path.name)
-    config = {k: v for k, v in source.checkpoint.config.items() if k not in QUANTIZATION}
+    config = _plain(source.checkpoint.config)
+    for key in source.spec.text_config:
+        config[key] = _plain(config[key])
     text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
     write_atomic(folder / "config.json", text.encode())
     return (*names, "config.json")
+
+
+def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in config.items() if key not in QUANTIZATION}
 
 
 def _content(path: Path) -> bytes:

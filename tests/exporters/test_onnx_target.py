@@ -1,20 +1,25 @@
 """The target onnx: what its proof finds, and what it says."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 
+import compressed_models
 import tiny_models
 from compress.checkpoint import Checkpoint
 from compress.errors import CheckpointError, DependencyError
 from compress.formats import open_weights
+from compress.quant.scheme import QuantScheme
 from compress_exporters import reference
 from compress_exporters.exporter import Options, Source
 from compress_exporters.onnx.saving import DATA, MODEL
 from compress_exporters.table import EXPORTERS
+from forward_cases import LONGROPE
 
 ONNX = EXPORTERS["onnx"]
 
@@ -61,6 +66,39 @@ def test_proof_of_a_good_graph(source: Source, folder: Path) -> None:
     assert 0 < proof.max_logit_error < 1e-5
     assert proof.detail[-1] == "16 greedy tokens are the same"
     assert sum("padded" in line for line in proof.detail) == 2
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "more", "tokens"),
+    [
+        ("llama", Options(max_context=9), {}, 8),
+        ("llama", Options(max_context=1), {}, 1),
+        ("gpt2", Options(), {"n_positions": 5}, 5),
+        ("phi3", Options(), LONGROPE | {"original_max_position_embeddings": 16}, 13),
+    ],
+    ids=["9 positions", "one position", "learned", "longrope"],
+)
+def test_proofs_stay_within_the_positions(
+    family: str, options: Options, more: dict[str, Any], tokens: int, tmp_path: Path
+) -> None:
+    model = tiny_models.make(family, tmp_path / "model", dtype="fp32", **more)
+    source, out = open_weights(Checkpoint.open(model)), tmp_path / "out"
+    out.mkdir()
+    ONNX.write(source, out, options, lambda *_: None)
+    proof = ONNX.verify(source, out, options)
+    assert proof.detail[-1] == f"{tokens} greedy tokens are the same"
+
+
+def test_config_json_says_nothing_of_codes(tmp_path: Path) -> None:
+    original = tiny_models.make("llama", tmp_path / "model", dtype="fp32")
+    folder = compressed_models.write(
+        original, tmp_path / "coded", QuantScheme(group_size=32)
+    ).folder
+    out = tmp_path / "out"
+    out.mkdir()
+    ONNX.write(open_weights(Checkpoint.open(folder)), out, Options(), lambda *_: None)
+    before, after = (json.loads((x / "config.json").read_text()) for x in (original, out))
+    assert after == before
 
 
 def spoil_weight(folder: Path) -> None:

@@ -11,7 +11,7 @@ from compress.errors import CheckpointError
 from compress_exporters.exporter import Proof, Source
 from compress_exporters.onnx.build import Build
 from compress_exporters.onnx.running import Array, Runner
-from compress_exporters.reference import Reference, fits, parameters, text
+from compress_exporters.reference import LENGTH, Reference, fits, parameters, text
 
 # Largest difference of a logit, for logits of size 1 and less; for larger ones in proportion.
 LIMITS: Mapping[str, float] = {"fp32": 1e-4, "fp16": 2e-2}
@@ -21,7 +21,6 @@ ROUNDED: Mapping[str, float] = {"fp32": 0.02, "fp16": 0.1}
 USUAL = 0.1  # the same where ONNX Runtime rounds inputs of its own accord
 TOKENS = 16  # that are generated and compared
 PARTS = (7, 1, 1)  # tokens of the first chunks; the rest follows in one
-SAME = f"{TOKENS} greedy tokens are the same"
 # Weights are decoded and multiplied as they are: no operator rounds inputs of its own accord.
 EXACT: Mapping[str, str] = {"session.disable_quant_qdq": "1"}
 
@@ -33,7 +32,7 @@ class Asked:
     limit: largest difference of a logit, as LIMITS. rounded: as ROUNDED. left: whether the target
     reads padding on the left. rounds: whether the graph rounds inputs as the source says. config:
     of the session. usual: whether the graph is to run without any config too, where ONNX Runtime
-    may round inputs.
+    may round inputs. length: tokens that the graph reads at once.
     """
 
     limit: float
@@ -42,13 +41,14 @@ class Asked:
     rounds: bool = False
     config: Mapping[str, str] = field(default_factory=lambda: EXACT)
     usual: bool = False
+    length: int = LENGTH
 
     @classmethod
     def of(cls, build: Build) -> "Asked":
         coded = bool(build.fused("DequantizeLinear"))
         usual = coded and not build.session
-        dtype = build.options.dtype
-        return cls(LIMITS[dtype], ROUNDED[dtype], rounds=build.rounds, usual=usual)
+        dtype, length = build.options.dtype, _length(build)
+        return cls(LIMITS[dtype], ROUNDED[dtype], rounds=build.rounds, usual=usual, length=length)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +64,13 @@ class Error:
         size = float(np.linalg.norm(want))
         relative = float(np.linalg.norm(difference)) / size if size else 0.0
         return cls(float(np.abs(difference).max()), relative)
+
+
+def _length(build: Build) -> int:
+    """Tables of positions end, and beyond some lengths rotations depend on what is in one call."""
+    ropes = (layer.rope for layer in build.how.layers)
+    ends = [rope.length for rope in ropes if rope is not None and rope.length is not None]
+    return min([LENGTH, build.options.max_context or LENGTH, *ends])
 
 
 def require_form(model: Path) -> None:
@@ -88,12 +95,12 @@ def prove(source: Source, model: Path, asked: Asked) -> Proof:
     proof = compared(source, runner, asked)
     if not asked.usual:
         return proof
-    return replace(proof, detail=(*proof.detail, _usual(source, model)))
+    return replace(proof, detail=(*proof.detail, _usual(source, model, asked.length)))
 
 
 def compared(source: Source, runner: Runner, asked: Asked) -> Proof:
     """Logits of a text in one step, in chunks and beside a padded one, then greedy tokens."""
-    ids = text(source)
+    ids = text(source, asked.length)
     reference = Reference.load(source, inputs=asked.rounds)
     want = reference.logits(ids).numpy()
     errors = {
@@ -108,8 +115,11 @@ def compared(source: Source, runner: Runner, asked: Asked) -> Proof:
     detail = tuple(f"{name}: logits within {_shown(x, asked)}" for name, x in errors.items())
     # Rounded inputs differ by more than what decides a token, so there nothing counts as equal.
     slack = 0.0 if asked.rounds else 2 * worst
-    apart = _tokens(runner, reference, ids[: max(1, len(ids) // 4)], slack)
-    return Proof("tokens" if apart is None else "logits", worst, (*detail, apart or SAME))
+    prompt = ids[: max(1, len(ids) // 4)]
+    count = min(TOKENS, len(ids) + 1 - len(prompt))
+    apart = _tokens(runner, reference, prompt, count, slack)
+    told = apart or f"{count} greedy tokens are the same"
+    return Proof("tokens" if apart is None else "logits", worst, (*detail, told))
 
 
 def _shown(error: Error, asked: Asked) -> str:
@@ -129,9 +139,9 @@ def _require(name: str, error: Error, want: Array, asked: Asked) -> None:
     )
 
 
-def _usual(source: Source, model: Path) -> str:
+def _usual(source: Source, model: Path, length: int) -> str:
     """How near ONNX Runtime is without any config."""
-    ids = text(source)
+    ids = text(source, length)
     want = Reference.load(source).logits(ids).numpy()
     error = Error.of(Runner.open(model).whole(np.array([ids]))[0], want)
     if not error.relative <= USUAL:
@@ -166,11 +176,11 @@ def _padded(runner: Runner, ids: Sequence[int], side: str, want: Array) -> Error
 
 
 def _tokens(
-    runner: Runner, reference: Reference, prompt: Sequence[int], slack: float
+    runner: Runner, reference: Reference, prompt: Sequence[int], count: int, slack: float
 ) -> str | None:
-    """None where both choose the same tokens; else where they part. A choice between two logits
-    that are nearer than the slack is none."""
-    found, so_far = runner.greedy(np.array([prompt]), TOKENS), list(prompt)
+    """None where both choose the same `count` tokens; else where they part. A choice between two
+    logits that are nearer than the slack is none."""
+    found, so_far = runner.greedy(np.array([prompt]), count), list(prompt)
     for number, token in enumerate(found):
         logits = reference.logits(so_far, len(prompt))[-1]
         if float(logits.max() - logits[token]) > slack:
