@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from compress_exporters.onnx.saving import DATA
@@ -226,6 +225,18 @@ def blocks(count: Callable[[int], int]) -> Callable[[ModelProto, Path], None]:
     return put
 
 
+def hidden(model: ModelProto) -> str:
+    """What the last norm reads."""
+    return str(node(model, "RMSNormalization", "model.norm").input[0])
+
+
+def given_shape(model: ModelProto, _: Path) -> None:
+    shape = helper.make_tensor_value_info("shape", TensorProto.INT64, ["rank"])
+    model.graph.input.append(shape)
+    new = helper.make_node("Reshape", [hidden(model), "shape"], ["seeded"], "seeded")
+    model.graph.node.append(new)
+
+
 def nameless(model: ModelProto, _: Path) -> None:
     model.graph.input[0].type.tensor_type.shape.dim[1].Clear()
 
@@ -248,7 +259,7 @@ def before_the_past(model: ModelProto, _: Path) -> None:
 
 
 def misfit(model: ModelProto, _: Path) -> None:
-    node(model, "MatMul", "down_proj").input[0] = "final/Add"
+    node(model, "MatMul", "down_proj").input[0] = hidden(model)
 
 
 def entry(key: str, value: str) -> Callable[[ModelProto, Path], None]:
@@ -289,7 +300,3 @@ def a_function(model: ModelProto, _: Path) -> None:
     opset = [helper.make_opsetid("", 23)]
     made = helper.make_function("own", "Double", ["x"], ["y"], [inner], opset)
     model.functions.append(made)
-
-
-def save(model: ModelProto, path: Path) -> None:
-    onnx.save(model, path)

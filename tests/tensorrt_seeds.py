@@ -49,6 +49,12 @@ SEEDS: dict[str, Seed] = {
     "computed axes": Seed(
         "constant-input", "dense", "computed when the engine runs", fault.computed("Unsqueeze", 1)
     ),
+    "a shape that is negated": Seed(
+        "shape-arithmetic", "dense", "is computed by Neg", between("Slice", 1, "Neg")
+    ),
+    "a shape that is given in": Seed(
+        "shape-arithmetic", "dense", "depends on what goes", fault.given_shape
+    ),
     "a sum of integers": Seed("input-type", "dense", "is INT64, not FLOAT", fault.drop_cast),
     "a scale of another type": Seed(
         "strong-typing",
@@ -137,6 +143,7 @@ SEEDS: dict[str, Seed] = {
         attribute("QuantizeLinear", "output_dtype", _INT4),
     ),
     "shapes that do not fit": Seed("shape", "dense", "ShapeInferenceError", fault.misfit),
+    "a rank that nobody knows": Seed("shape", "dense", "does not know seeded", fault.given_shape),
     "a nameless dimension": Seed("shape", "dense", "it has shape", fault.nameless),
     "heads without a number": Seed("past", "dense", "it has shape", fault.free_heads),
     "a state that is lost": Seed("past", "dense", "no output present.1.value", fault.lost_state),

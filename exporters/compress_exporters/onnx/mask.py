@@ -39,7 +39,9 @@ def _places(build: Build) -> tuple[ir.Value, ir.Value, ir.Value, ir.Value]:
     ones = graph.op(AT, "Cast", given, to=int(ir.DataType.FLOAT))
     places = graph.op(AT, "CumSum", ones, graph.constant(np.array(1, np.int64)))
     real = graph.op(AT, "Cast", given, to=int(ir.DataType.BOOL))
-    start = graph.op(AT, "Neg", graph.op(AT, "Shape", build.input("input_ids"), start=1, end=2))
+    length = graph.op(AT, "Shape", build.input("input_ids"), start=1, end=2)
+    # Not Neg, which is none of the layers that TensorRT computes shapes with.
+    start = graph.op(AT, "Sub", graph.ints(0), length)
     ends = graph.ints(np.iinfo(np.int64).max)
     last = [graph.op(AT, "Slice", x, start, ends, graph.ints(1)) for x in (places, given)]
     padding = graph.op(AT, "Equal", last[1], graph.constant(np.array(0, np.int64)))

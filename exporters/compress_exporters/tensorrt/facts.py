@@ -65,16 +65,22 @@ class Facts:
 
     def known(self, name: str) -> bool:
         """Whether a value is known when the engine is built: an initializer, or made of such."""
-        waiting, seen = [name], set[str]()
+        return None not in self.makers(name)
+
+    def makers(self, name: str, until: str = "") -> list[NodeProto | None]:
+        """All nodes that a value comes from, but of constants; None for inputs of the graph. What
+        is behind a node of the kind `until` does not count."""
+        waiting, seen, found = [name], {""}, list[NodeProto | None]()
         while waiting:
             value = waiting.pop()
             if value in self.constants or value in seen:
                 continue
-            if value not in self.made:
-                return False
             seen.add(value)
-            waiting.extend(x for x in self.made[value].input if x)
-        return True
+            maker = self.made.get(value)
+            found.append(maker)
+            if maker is not None and maker.op_type != until:
+                waiting.extend(maker.input)
+        return found
 
     def values(self, name: str) -> np.ndarray[Any, Any]:
         """Numbers of a constant. OSError and ValueError where its file does not hold them."""

@@ -18,6 +18,7 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         "operator": nodes.operators,
         "restriction": nodes.restrictions,
         "constant-input": nodes.constants,
+        "shape-arithmetic": nodes.shape_arithmetic,
         "input-type": nodes.types,
         "strong-typing": nodes.strong_typing,
         "type": nodes.dtypes,

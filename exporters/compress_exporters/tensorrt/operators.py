@@ -31,7 +31,8 @@ class Operator:
 
     types: of the inputs that are not in `other`; in one node they are all of one type, as strong
         typing converts nothing.
-    other: input -> its types. constant: inputs that are known when the engine is built.
+    other: input -> its types. constant: inputs that are known when the engine is built. sizes:
+        inputs that say shapes, or places in one.
     absent: inputs that must not be there. ranks: input -> its dimensions.
     outputs: how many may be used. fixed: attribute -> the one value it may have; None for none.
     """
@@ -39,6 +40,7 @@ class Operator:
     types: Types
     other: Mapping[int, Types] = field(default_factory=dict)
     constant: tuple[int, ...] = ()
+    sizes: tuple[int, ...] = ()
     absent: tuple[int, ...] = ()
     ranks: Mapping[int, int] = field(default_factory=dict)
     outputs: int = 1
@@ -71,7 +73,7 @@ OPERATORS: Mapping[str, Operator] = MappingProxyType(
         "Cast": Operator((*ANY, "UINT8")),
         "Concat": Operator(ANY),
         "Constant": Operator(ANY),
-        "ConstantOfShape": Operator(SIZES),
+        "ConstantOfShape": Operator(SIZES, sizes=(0,)),
         "Cos": _FLOAT,
         "CumSum": Operator(FLOATS, other=_INDEX, constant=(1,)),
         "DequantizeLinear": Operator(
@@ -81,7 +83,7 @@ OPERATORS: Mapping[str, Operator] = MappingProxyType(
         "Equal": _NUMBER,
         "Erf": _FLOAT,
         "Exp": _FLOAT,
-        "Expand": Operator(ANY, other=_SHAPE),
+        "Expand": Operator(ANY, other=_SHAPE, sizes=(1,)),
         "Gather": Operator(ANY, other=_INDEX),
         "GatherElements": Operator(ANY, other=_INDEX),
         "Gelu": _FLOAT,
@@ -109,16 +111,18 @@ OPERATORS: Mapping[str, Operator] = MappingProxyType(
         "ReduceMean": _AXES,
         "ReduceSum": _AXES,
         "Relu": _NUMBER,
-        "Reshape": Operator(ANY, other=_SHAPE),
+        "Reshape": Operator(ANY, other=_SHAPE, sizes=(1,)),
         "RotaryEmbedding": Operator(FLOATS, other=MappingProxyType({3: SIZES})),
         "ScatterElements": Operator(NUMBERS, other=_INDEX),
         "ScatterND": Operator(NUMBERS, other=_INDEX, fixed=MappingProxyType({"reduction": "none"})),
         "Shape": Operator(ANY),
         "Sigmoid": _FLOAT,
         "Sin": _FLOAT,
-        "Slice": Operator(ANY, other=MappingProxyType(dict.fromkeys(range(1, 5), INTS))),
+        "Slice": Operator(
+            ANY, other=MappingProxyType(dict.fromkeys(range(1, 5), INTS)), sizes=(1, 2, 3, 4)
+        ),
         "Softmax": _FLOAT,
-        "Split": Operator(ANY, other=_SHAPE, outputs=1 << 16),
+        "Split": Operator(ANY, other=_SHAPE, sizes=(1,), outputs=1 << 16),
         "Sqrt": _FLOAT,
         "Squeeze": _UNSQUEEZE,
         "Sub": _NUMBER,
@@ -130,7 +134,7 @@ OPERATORS: Mapping[str, Operator] = MappingProxyType(
             ranks=MappingProxyType({0: 4, 1: 4}),
             fixed=MappingProxyType({"axis": -2, "mode": "linear"}),
         ),
-        "Tile": Operator(ANY, other=_SHAPE),
+        "Tile": Operator(ANY, other=_SHAPE, sizes=(1,)),
         "TopK": Operator(
             NUMBERS,
             other=_SHAPE,
@@ -146,6 +150,14 @@ OPERATORS: Mapping[str, Operator] = MappingProxyType(
     }
 )
 TOPK_BELOW = 3840  # "K input must be less than 3840"
+
+# What shapes may be computed with: "IConcatenationLayer, IElementWiseLayer, IGatherLayer,
+# IIdentityLayer, and IReduceLayer" and IShapeLayer (TensorRT 10.16, Dynamic Shapes: Advanced
+# Topics), and the slices and shuffles that the parser itself adds.
+SHAPE_OPERATORS = (
+    *("Add", "Sub", "Mul", "Div", "Min", "Max", "Cast", "Concat", "Gather", "Identity", "Shape"),
+    *("ReduceMax", "ReduceMean", "ReduceSum", "Reshape", "Slice", "Squeeze", "Unsqueeze"),
+)
 
 # What the table says "N" of, and what does the same there.
 UNSUPPORTED: Mapping[str, str] = MappingProxyType(

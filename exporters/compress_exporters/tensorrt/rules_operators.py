@@ -13,6 +13,7 @@ from compress_exporters.tensorrt.operators import (
     OPERATORS,
     OPSETS,
     QUANTIZED,
+    SHAPE_OPERATORS,
     TOPK_BELOW,
     UNSUPPORTED,
     VERSION,
@@ -94,6 +95,20 @@ def constants(facts: Facts) -> Iterator[Finding]:
                 if not facts.known(name):
                     what = f"input {number} ({name}) is computed when the engine runs"
                     yield Finding(node.name, what, "make it an initializer")
+
+
+def shape_arithmetic(facts: Facts) -> Iterator[Finding]:
+    """Shapes are made of shapes, by layers that can compute them."""
+    for node, row in _rows(facts):
+        for number in row.sizes:
+            name = node.input[number] if len(node.input) > number else ""
+            for maker in facts.makers(name, until="Shape"):
+                if maker is None:
+                    what = f"input {number} ({name}) depends on what goes into the graph"
+                    yield Finding(node.name, what, "compute shapes of shapes")
+                elif maker.op_type not in SHAPE_OPERATORS:
+                    what = f"input {number} ({name}) is computed by {maker.op_type}"
+                    yield Finding(node.name, what, f"use one of {', '.join(SHAPE_OPERATORS)}")
 
 
 def types(facts: Facts) -> Iterator[Finding]:
