@@ -53,6 +53,8 @@ def measure_speed(
     weights = open_checkpoint(checkpoint)
     with threads(place):
         asked = asked_of(weights, batches or BATCHES, prompt, output)
+        if batches:  # a batch that cannot be is refused before anything is measured
+            _room(weights, asked, asked.batches, place)
         facts, here = begin_facts(place, asked, progress)
         found: Calibrated | None = None
         try:
@@ -91,7 +93,13 @@ def _measured(
 ) -> Iterator[dict[str, Any]]:
     """Of each batch what came, and what was expected; notices of the engine go to `facts`."""
     room = _room(weights, asked, batches, place)
-    how = Opening(dtype=place.arithmetic, device=place.device, cache_tokens=room, reuse=False)
+    how = Opening(
+        dtype=place.arithmetic,
+        kv_dtype=place.stored,
+        device=place.device,
+        cache_tokens=room,
+        reuse=False,
+    )
     engine, notices = open_engine(weights, how)
     facts["checkpoint"]["notices"] = list(notices)
     vocabulary = weights.spec.vocab
@@ -111,7 +119,7 @@ def _room(weights: Source, asked: Asked, batches: Sequence[int], place: Place) -
     spec = weights.spec
     needed = max(batches) * (-(-(asked.prompt + asked.output) // BLOCK) + 1) * BLOCK
     free = free_bytes(torch.device(place.device))
-    token = len(spec.blocks) * bytes_of_layer(spec.kv_heads, spec.head_dim, place.arithmetic)
+    token = len(spec.blocks) * bytes_of_layer(spec.kv_heads, spec.head_dim, place.stored)
     if free is None:
         return needed
     if needed * token > free:

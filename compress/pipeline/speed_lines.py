@@ -20,9 +20,10 @@ def speed_table(facts: dict[str, Any]) -> str:
     lines = [_machine(facts["machine"])]
     if "measured" in facts:
         lines += ["", *_measured(facts)]
-    lines += ["", *_model(facts["checkpoint"])]
+    free = facts["machine"]["free_bytes"]
+    lines += ["", *_model(facts["checkpoint"], free)]
     if "source" in facts:
-        lines += ["", *_model(facts["source"]), "", *_compared(facts)]
+        lines += ["", *_model(facts["source"], free), "", *_compared(facts)]
     return "\n".join(lines)
 
 
@@ -30,10 +31,11 @@ def _machine(here: dict[str, Any]) -> str:
     rates = [_number(here[f"giga{unit}_per_second"]) for unit in ("bytes", "flops")]
     threads = counted(here["threads"], "thread")
     speed = f"{rates[0]} GB/s, {rates[1]} GFLOP/s"
-    return f"{here['processor']}, {threads}, {here['dtype']}: {speed}"
+    kept = f", keys and values in {here['kv_dtype']}" if here["kv_dtype"] != here["dtype"] else ""
+    return f"{here['processor']}, {threads}, {here['dtype']}{kept}: {speed}"
 
 
-def _model(model: dict[str, Any]) -> Iterator[str]:
+def _model(model: dict[str, Any], free: int | None) -> Iterator[str]:
     yield model["path"]
     if "not_predicted" in model:
         yield f"  nothing is predicted: {model['not_predicted']}"
@@ -44,6 +46,10 @@ def _model(model: dict[str, Any]) -> Iterator[str]:
     length = model["steps"][0]["length"]
     yield f"  from token to token, each text {length} long, expected and at best:"
     yield from _aligned([_STEP_TITLES, *map(_step, model["steps"])])
+    for step in model["steps"]:
+        if free is not None and step["memory_bytes"] > free:
+            needed = f"{size(step['memory_bytes'])} of memory, {size(free)} are free"
+            yield f"  batch {step['batch']} cannot run here: it needs {needed}"
 
 
 def _summary(model: dict[str, Any]) -> Iterator[tuple[str, str]]:

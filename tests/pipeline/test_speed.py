@@ -1,6 +1,7 @@
 """Predicted and measured speed of a checkpoint: what is in the facts, and what is refused."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,36 @@ def test_no_batches_are_those_that_nobody_asked_for(source: Path) -> None:
     assert [step["batch"] for step in steps] == [1, 8, 64]
 
 
+def test_keys_and_values_in_8_bits(source: Path) -> None:
+    place = Place(kv_dtype="int8")
+    facts = pipeline.measure_speed(source, place=place, batches=(1,), prompt=8, output=3)
+    assert facts["checkpoint"]["kv_bytes_per_token"] == 2 * 2 * 2 * (16 + 2)
+    assert facts["machine"]["kv_dtype"] == "int8"
+    assert ", fp32, keys and values in int8: " in pipeline.speed_table(facts)
+    assert facts["measured"][0]["tokens_per_second"]["measured"] > 0
+
+
+def test_the_engine_stores_what_was_asked(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[torch.dtype] = []
+    whole = bench.open_engine
+
+    def watched(weights: Any, how: Any) -> Any:
+        engine, notices = whole(weights, how)
+        opened.append(engine.cache.keys[0].dtype)
+        return engine, notices
+
+    monkeypatch.setattr(bench, "open_engine", watched)
+    for kv in ("int8", None):
+        pipeline.measure_speed(
+            source,
+            place=Place(kv_dtype=kv),
+            batches=(1,),
+            prompt=4,
+            output=2,  # type: ignore[arg-type]
+        )
+    assert opened == [torch.int8, torch.float32]
+
+
 def test_threads_come_back(source: Path) -> None:
     before = torch.get_num_threads()
     facts = pipeline.predict_speed(source, place=Place(threads=before + 1), batches=(1,))
@@ -136,6 +167,8 @@ def test_refusals(verb: Callable[..., Facts], source: Path, tmp_path: Path) -> N
         verb(source, place=Place(device="gpu"))
     with pytest.raises(OutputError, match="dtype is 'int8'"):
         verb(source, place=Place(dtype="int8"))  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match="kv_dtype is 'int4'; it is one of fp32, bf16, fp16, i"):
+        verb(source, place=Place(kv_dtype="int4"))  # type: ignore[arg-type]
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").write_text("")
     with pytest.raises(OutputError, match="is not an empty folder"):
@@ -145,9 +178,18 @@ def test_refusals(verb: Callable[..., Facts], source: Path, tmp_path: Path) -> N
 def test_a_batch_beyond_the_memory_is_refused(
     source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Before anything is measured; a prediction of it says so."""
+    facts = pipeline.predict_speed(source, batches=(1, 8), prompt=64, output=64)
+    facts["machine"]["free_bytes"] = facts["checkpoint"]["steps"][0]["memory_bytes"]
+    lines = pipeline.speed_table(facts).splitlines()
+    said = r"  batch 8 cannot run here: it needs [\d.]+ [kM]B of memory, [\d.]+ kB are free"
+    assert re.fullmatch(said, lines[-1])
+    assert sum("cannot run here" in line for line in lines) == 1
     monkeypatch.setattr(bench, "free_bytes", lambda device: 1_000_000)
+    events: list[Event] = []
     with pytest.raises(RequestError, match=r"tokens take .* GB, 0.0 GB are free; take a smaller"):
-        pipeline.measure_speed(source, batches=(64,), prompt=64, output=64)
+        pipeline.measure_speed(source, batches=(64,), prompt=64, output=64, progress=events.append)
+    assert events == []
 
 
 def test_lengths_that_are_left_out_fit_the_context(source: Path) -> None:
