@@ -19,6 +19,7 @@ from compress_exporters.onnx.running import Array, Runner
 from compress_exporters.onnx.saving import MODEL
 from compress_exporters.table import EXPORTERS
 from forward_cases import LONGROPE, rope
+from tensorrt_graphs import G64, WIDE, positive
 
 pytestmark = pytest.mark.interop
 
@@ -41,14 +42,18 @@ CASES: dict[str, tuple[str, dict[str, Any], QuantScheme | None]] = {
     "int4 asymmetric": ("qwen2", {}, replace(G32, symmetric=False)),
     "int8": ("phi3", {}, PRESETS["W8A16"]),
     "NVFP4": ("llama", {}, PRESETS["NVFP4A16"]),
+}
+# For TensorRT: some of them, and codes in blocks and rows as it has them.
+FOR_TENSORRT = {
+    **{x: CASES[x] for x in ("llama", "mistral with a window", "gemma2", "gpt2", "qwen3_moe")},
+    "phi3 longrope": CASES["phi3 longrope"],
+    "int4": ("llama", dict(WIDE), G64),
     "int8 with inputs as they are": ("phi3", {}, PRESETS["W8A8"]),
 }
-# What TensorRT's graphs can say of them, and one that the plain graph says otherwise.
-TENSORRT = ("llama", "mistral with a window", "gemma2", "gpt2", "qwen3_moe", "phi3 longrope")
-GRAPHS = (
-    *(("onnx", case) for case in list(CASES)[:-1]),
-    *(("tensorrt", case) for case in (*TENSORRT, "int8 with inputs as they are")),
-)
+GRAPHS = {
+    **{f"onnx {name}": ("onnx", case) for name, case in CASES.items()},
+    **{f"tensorrt {name}": ("tensorrt", case) for name, case in FOR_TENSORRT.items()},
+}
 # No rounding but that of the graph: by itself OpenVINO rounds inputs, keys and values to 8 bits.
 AS_IT_IS = {
     "INFERENCE_PRECISION_HINT": "f32",
@@ -69,14 +74,16 @@ def run(compiled: Any, runner: Runner, ids: Array, mask: Array, past: Any) -> tu
     return logits, {k.replace("present", "past_key_values"): v for k, v in values.items()}
 
 
-@pytest.mark.parametrize(("target", "case"), GRAPHS, ids=str)
+@pytest.mark.parametrize("graph", GRAPHS)
 def test_logits_in_chunks_and_beside_padding(
-    target: str, case: str, openvino: ModuleType, tmp_path: Path
+    graph: str, openvino: ModuleType, tmp_path: Path
 ) -> None:
-    family, options, scheme = CASES[case]
+    target, (family, options, scheme) = GRAPHS[graph]
     folder = tiny_models.make(family, tmp_path / "model", dtype="fp32", **options)
     if scheme is not None:
-        folder = compressed_models.write(folder, tmp_path / "coded", scheme).folder
+        write = positive if target == "tensorrt" else compressed_models.write
+        write(folder, tmp_path / "coded", scheme)
+        folder = tmp_path / "coded"
     out = tmp_path / "out"
     out.mkdir()
     source = open_weights(Checkpoint.open(folder))
