@@ -160,6 +160,17 @@ def test_settings_that_the_kind_has_no_use_for(file: Path) -> None:
     )
 
 
+def test_prompts_that_ask_every_item_the_same(file: Path) -> None:
+    """A brace that was forgotten; another field than that of the options."""
+    says = "evaluation task 'task': prompt is {}, the same for all that is asked; write {} in it"
+    assert refusal(write(file, CHOICES), prompt="{query") == says.format("'{query'", "{query}")
+    assert refusal(write(file, PARTIAL), prompt="{continuation}") == says.format(
+        "'{continuation}'", "{context}"
+    )
+    write(file, CHOICES)
+    assert read_items(TaskConfig("task", str(file), prompt="{gold}"))[0] == "multiple_choice"
+
+
 def test_outputs_that_the_model_cannot_hold(file: Path) -> None:
     write(file, SUMS)
     config = TaskConfig("t", str(file), max_tokens=64)

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from compress.errors import DataError
+from compress.errors import DataError, RecipeError
 from compress.evaluation.tasks.config import KINDS, PROMPTS, Kind, TaskConfig
 
 Row = Mapping[str, Any]
@@ -47,16 +47,29 @@ def read_items(config: TaskConfig) -> tuple[Kind, tuple[Item, ...]]:
     """The kind of a task and its items, at least one.
 
     Raises DataError, with file and line, for what cannot be read, RecipeError for keys of the
-    config that the kind does not use.
+    config that the kind does not use, and for a prompt that asks every item the same.
     """
     rows = list(islice(_rows(Path(config.path).expanduser()), config.max_items))
     if not rows:
         raise DataError(f"{config.path} holds no item; a line is a JSON object")
     kind = _kind_of(*rows[0]) if config.kind == "auto" else config.kind
     config.check_kind(kind)
+    _check_prompt(config, kind)
     for where, row in rows:
         _require(where, row, kind)
     return kind, tuple(_READERS[kind](where, row, config) for where, row in rows)
+
+
+def _check_prompt(config: TaskConfig, kind: Kind) -> None:
+    """RecipeError where items, or the options of `partial`, would all have one prompt."""
+    own = _FIELD.findall(PROMPTS[kind])[0]
+    if config.prompt is None or own in (named := _FIELD.findall(config.prompt)):
+        return
+    if not named or kind == "partial":
+        raise RecipeError(
+            f"{config.label}: prompt is {config.prompt!r:.60}, the same for all that is asked;"
+            f" write {{{own}}} in it"
+        )
 
 
 def _rows(path: Path) -> Iterator[tuple[str, Row]]:
