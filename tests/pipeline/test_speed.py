@@ -94,10 +94,10 @@ def test_the_engine_stores_what_was_asked(source: Path, monkeypatch: pytest.Monk
     for kv in ("int8", None):
         pipeline.measure_speed(
             source,
-            place=Place(kv_dtype=kv),
+            place=Place(kv_dtype=kv),  # type: ignore[arg-type]
             batches=(1,),
             prompt=4,
-            output=2,  # type: ignore[arg-type]
+            output=2,
         )
     assert opened == [torch.int8, torch.float32]
 
