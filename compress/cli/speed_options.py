@@ -14,7 +14,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def texts(command: F) -> F:
-    """--batch, --prompt, --output, --threads, --device, --dtype, --out, --json."""
+    """--batch, --prompt, --output, --threads, --device, --dtype, --kv-dtype, --out, --json."""
     for decorate in reversed(
         (
             click.option(
@@ -32,6 +32,7 @@ def texts(command: F) -> F:
             ),
             options.device,
             options.arithmetic,
+            options.kv_dtype,
             options.as_json,
         )
     ):
@@ -40,7 +41,8 @@ def texts(command: F) -> F:
 
 
 def place_of(asked: dict[str, Any]) -> "Place":
-    """Takes device, dtype and threads out of a command's values."""
+    """Takes device, dtypes and threads out of a command's values."""
     from compress.pipeline.speed_setting import Place
 
-    return Place(asked.pop("device"), asked.pop("dtype"), asked.pop("threads"))
+    names = ("device", "dtype", "threads", "kv_dtype")
+    return Place(**{name: asked.pop(name) for name in names})

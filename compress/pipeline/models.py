@@ -51,7 +51,7 @@ def open_model(
     tokenizer = load_tokenizer(folder)
     how = Opening(
         dtype=arithmetic,
-        kv_dtype=_stored(kv_dtype),
+        kv_dtype=stored_dtype(kv_dtype),
         device=device,
         limits=limits or Limits(),
         block_size=block_size,
@@ -61,7 +61,8 @@ def open_model(
     return model_of(weights, tokenizer, how)
 
 
-def _stored(name: str | None) -> torch.dtype | None:
+def stored_dtype(name: str | None) -> torch.dtype | None:
+    """Of keys and values, by its name. RequestError for another name."""
     if name is not None and name not in KV_DTYPES:
         raise RequestError(f"kv_dtype is {name!r}; it is one of {', '.join(KV_DTYPES)}")
     return None if name is None else KV_DTYPES[name]

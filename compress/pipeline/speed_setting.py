@@ -28,6 +28,7 @@ from compress.pipeline.environment import (
 )
 from compress.pipeline.evaluating import report_folder, result_of
 from compress.pipeline.events import Progress, note
+from compress.pipeline.models import stored_dtype
 from compress.pipeline.summary import source_of
 from compress.report.codec import write_json
 from compress.report.html import write_html
@@ -37,19 +38,27 @@ from compress.runtime.opening import UNKNOWN_CONTEXT
 
 BATCHES, PROMPT, OUTPUT = (1, 8, 64), 128, 64
 Dtype = Literal["fp32", "bf16", "fp16"]
+KvDtype = Literal["fp32", "bf16", "fp16", "int8"]
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the engine computes. threads: None for torch's own number."""
+    """Where the engine computes. threads: None for torch's own number. kv_dtype: in which keys and
+    values are stored, None for `dtype`."""
 
     device: str = "cpu"
     dtype: Dtype = "fp32"
     threads: int | None = None
+    kv_dtype: KvDtype | None = None
 
     @property
     def arithmetic(self) -> torch.dtype:
         return compute_dtype("", self.device, self.dtype)
+
+    @property
+    def stored(self) -> torch.dtype:
+        """Of keys and values. RequestError for a name that is none."""
+        return stored_dtype(self.kv_dtype) or self.arithmetic
 
 
 def begin(place: Place, out: str | Path | None) -> tuple[datetime, Path | None]:
@@ -102,6 +111,7 @@ def begin_facts(place: Place, asked: Asked, progress: Progress) -> tuple[dict[st
         "processor": gpu or cpu_name(),
         "device": place.device,
         "dtype": place.dtype,
+        "kv_dtype": place.kv_dtype or place.dtype,
         "threads": torch.get_num_threads(),
         "gigabytes_per_second": float(f"{found.bandwidth / 1e9:.4g}"),
         "gigaflops_per_second": float(f"{found.flops / 1e9:.4g}"),
@@ -116,7 +126,13 @@ def predicted(
 ) -> tuple[dict[str, Any], Calibrated]:
     """A checkpoint in a report on speed. CheckpointError for a decoder in no table of forwards."""
     progress(note("calibrate", f"the engine's operations on {weights.checkpoint.path}"))
-    found = calibrate(weights, dtype=place.arithmetic, device=place.device, machine=here)
+    found = calibrate(
+        weights,
+        dtype=place.arithmetic,
+        device=place.device,
+        kv_dtype=place.stored,
+        machine=here,
+    )
     context = weights.spec.context or UNKNOWN_CONTEXT
     return {"path": path_of(weights), **forecast(found, asked, context)}, found
 
