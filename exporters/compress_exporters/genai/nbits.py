@@ -77,21 +77,26 @@ def blocks(weight: QuantizedTensor, how: Layout, order: Tensor | None = None) ->
     k = weight.shape[1]
     scheme, count, middle = weight.scheme, how.count(k), 1 << (how.bits - 1)
     first = torch.arange(count) * how.size // scheme.columns_per_scale(k)
-    codes = weight.codes.to(torch.int16)
+    codes = weight.codes
     if weight.outliers is not None:
-        columns = weight.outliers.columns
+        columns, codes = weight.outliers.columns, codes.clone()
         codes[:, columns] = _zeros(weight, weight.column_groups()[columns])
-    codes = (codes if order is None else codes[:, order]) + middle
+    codes = _unsigned(codes if order is None else codes[:, order], middle)
     codes = torch.nn.functional.pad(codes, (0, count * how.size - k), value=middle)
-    zeros = pack(_zeros(weight, first) + middle, how.bits) if how.zeros else None
+    zeros = pack(_unsigned(_zeros(weight, first), middle), how.bits) if how.zeros else None
     return Blocks(pack(codes, how.bits), _rows(weight.scale.float(), weight)[:, first], zeros)
 
 
+def _unsigned(codes: Tensor, middle: int) -> Tensor:
+    """int8 -> uint8, the middle added; bytes wrap around to what is meant."""
+    return codes.contiguous().view(torch.uint8) + middle
+
+
 def _zeros(weight: QuantizedTensor, groups: Tensor) -> Tensor:
-    """Zero points of some groups, int16 [N, groups]."""
+    """Zero points of some groups, int8 [N, groups]."""
     if weight.zero is None:
-        return torch.zeros(weight.shape[0], groups.numel(), dtype=torch.int16)
-    return _rows(weight.zero.to(torch.int16), weight)[:, groups]
+        return torch.zeros(weight.shape[0], groups.numel(), dtype=torch.int8)
+    return _rows(weight.zero, weight)[:, groups]
 
 
 def _rows(values: Tensor, weight: QuantizedTensor) -> Tensor:
@@ -102,9 +107,9 @@ def _rows(values: Tensor, weight: QuantizedTensor) -> Tensor:
 
 
 def pack(codes: Tensor, bits: int) -> Tensor:
-    """Codes [N, K] of 0 to 2^bits - 1 -> uint8 [N, ceil(K * bits / 8)], the first one lowest."""
+    """Codes uint8 [N, K] below 2^bits -> uint8 [N, ceil(K * bits / 8)], the first one lowest."""
     each = 8 // bits
-    codes = torch.nn.functional.pad(codes, (0, -codes.shape[1] % each)).to(torch.uint8)
+    codes = torch.nn.functional.pad(codes, (0, -codes.shape[1] % each))
     parts = codes.reshape(codes.shape[0], -1, each)
     out = parts[..., 0].clone()
     for place in range(1, each):
