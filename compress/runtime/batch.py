@@ -45,20 +45,19 @@ def build_batch(
 
     `rows` are the wanted positions, item by item, each in ascending order.
     """
-    count = sum(item.count for item in items)
-    padded = _padded(count, multiple)
-    ids, positions = np.zeros(padded, np.int64), np.zeros(padded, np.int64)
-    sequence = np.full(padded, len(items), np.int32)
+    ids: list[int] = []
+    places: list[int] = []
+    owners: list[int] = []
     rows: list[int] = []
-    at = 0
     for index, item in enumerate(items):
-        part = slice(at, at + item.count)
-        ids[part] = np.frombuffer(item.sequence.tokens, np.int32)[item.start : item.end]
-        positions[part] = np.arange(item.start, item.end)
-        sequence[part] = index
-        rows += range(at + item.wanted - item.start, at + item.count)
-        at += item.count
-    rows += [0] * (_padded(len(rows), multiple) - len(rows))
+        rows += range(len(ids) + item.wanted - item.start, len(ids) + item.count)
+        ids += item.sequence.tokens[item.start : item.end]
+        places += range(item.start, item.end)
+        owners += [index] * item.count
+    count, padding = len(ids), -len(ids) % multiple
+    rows += [0] * (-len(rows) % multiple)
+    positions = np.array(places + [0] * padding, np.int64)
+    sequence = np.array(owners + [len(items)] * padding, np.int32)
     tables = [_table(items, group) for group in range(groups)]
     block, offset = positions // block_size, positions % block_size
     slots = [table[sequence, block] * np.int64(block_size) + offset for table in tables]
@@ -68,7 +67,7 @@ def build_batch(
         return torch.from_numpy(values).to(device)
 
     return FlatBatch(
-        ids=tensor(ids),
+        ids=tensor(np.array(ids + [0] * padding, np.int64)),
         positions=tensor(positions),
         sequence=tensor(sequence),
         tables=tuple(map(tensor, tables)),
@@ -78,10 +77,6 @@ def build_batch(
         multiple=multiple,
         lengths=tensor(np.array([*given, 0], np.int64)),
     )
-
-
-def _padded(rows: int, multiple: int) -> int:
-    return -(-rows // multiple) * multiple
 
 
 def _table(items: Several[Item], group: int) -> "np.typing.NDArray[np.int32]":

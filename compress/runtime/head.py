@@ -46,26 +46,27 @@ def choices(
         while end < len(rows) and rows[end].at < start + size:
             end += 1
         if end > begin:
-            part = [row._replace(at=row.at - start) for row in rows[begin:end]]
-            yield from _of_chunk(logits_of(hidden[start : start + size]), part, sampler)
+            logits = logits_of(hidden[start : start + size])
+            yield from _of_chunk(logits, rows[begin:end], start, sampler)
         begin = end
 
 
 def _of_chunk(
-    logits: Tensor, rows: Several[Row], sampler: Sampler
+    logits: Tensor, rows: Several[Row], start: int, sampler: Sampler
 ) -> Iterator[tuple[Row, Choice | None]]:
+    """start: the row of the decoder's output that the logits begin with."""
     scored = [row for row in rows if row.sequence.scoring]
     if scored:
-        yield from zip(scored, _scores(logits, scored), strict=True)
+        yield from zip(scored, _scores(logits, scored, start), strict=True)
     sampled = [row for row in rows if not row.sequence.scoring]
     if sampled:
-        own = logits[[row.at for row in sampled]]
+        own = logits[[row.at - start for row in sampled]]
         yield from zip(sampled, sampler(own, [row.sequence for row in sampled]), strict=True)
 
 
-def _scores(logits: Tensor, rows: Several[Row]) -> list[Choice | None]:
+def _scores(logits: Tensor, rows: Several[Row], start: int) -> list[Choice | None]:
     logprobs, best = logits.log_softmax(dim=-1), logits.argmax(dim=-1)
-    indices = torch.tensor([row.at for row in rows], device=logits.device)
+    indices = torch.tensor([row.at - start for row in rows], device=logits.device)
     targets = [row.sequence.tokens[row.position + 1] for row in rows]
     values = logprobs[indices, torch.tensor(targets, device=logits.device)].tolist()
     greedy = best[indices].tolist()

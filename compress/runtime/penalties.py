@@ -74,5 +74,6 @@ def _counts(logits: Tensor, texts: Several[NDArray[np.int64]]) -> Tensor:
 
 def _hold_back_ends(logits: Tensor, sequences: Several[Sequence]) -> None:
     for row, sequence in enumerate(sequences):
-        if sequence.generated < sequence.sampling.min_tokens and sequence.stop_ids:
+        least = sequence.sampling.min_tokens
+        if least and sequence.generated < least and sequence.stop_ids:
             logits[row, list(sequence.stop_ids)] = -torch.inf
