@@ -105,7 +105,8 @@ def _in_order(build: Build, at: str, x: ir.Value, order: Tensor) -> ir.Value:
 
 @dataclass(slots=True, eq=False)
 class _Reading:
-    """Blocks of a stack, read once for its tensors: what is still to be written is kept."""
+    """Blocks of a stack, read once for its tensors, as codes are written first: scales and zero
+    points are kept until they are, codes never."""
 
     make: Callable[[], Blocks]
     left: dict[str, Tensor] = field(default_factory=dict)
@@ -113,8 +114,10 @@ class _Reading:
     def take(self, name: str) -> Tensor:
         if name not in self.left:
             made = self.make()
-            found = {"codes": made.codes, "scales": made.scales, "zeros": made.zeros}
-            self.left = {key: value for key, value in found.items() if value is not None}
+            small = {"scales": made.scales, "zeros": made.zeros}
+            self.left = {key: value for key, value in small.items() if value is not None}
+            if name == "codes":
+                return made.codes
         return self.left.pop(name)
 
 
