@@ -8,6 +8,7 @@ from compress.arch.forward import AttentionForward
 from compress.blocks.activation import fake_quantize
 from compress.quant.tensor import InputQuantization
 from compress.runtime.batch import FlatBatch
+from compress.runtime.hadamard import spread
 from compress.runtime.kv import KVCache
 from compress.runtime.linear import Joint, Linear
 from compress.runtime.norms import Norm, through
@@ -49,6 +50,8 @@ class Attention:
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         if self.rounding is not None:
             k, v = fake_quantize(k, self.rounding[0]), fake_quantize(v, self.rounding[1])
+        if cache.key_scales[self.layer] is not None:
+            q, k = spread(q), spread(k)
         cache.write(self.layer, k, v, batch.slots[self.group])
         out = paged_attention(
             q,
