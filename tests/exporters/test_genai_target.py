@@ -18,6 +18,7 @@ from compress_exporters.exporter import Options, Proof
 from compress_exporters.genai import proof as proving
 from compress_exporters.genai.config import LENGTH, NAME
 from compress_exporters.onnx.saving import DATA, MODEL
+from forward_cases import LONGROPE
 from genai_graphs import GENAI, source, written
 
 G32 = QuantScheme(group_size=32)
@@ -76,7 +77,7 @@ def test_proof_of_a_good_folder(model: Path, folder: Path) -> None:
     before = {path: path.read_bytes() for path in folder.iterdir()}
     found = verify(model, folder)
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
-    assert found.level == "tokens"
+    assert found.level == "logits"  # of the graph as it is, whose inputs are rounded
     exact = [line for line in found.detail if line.startswith("accuracy level 0, ")]
     assert len(exact) == 4
     assert found.max_logit_error is not None
@@ -90,8 +91,30 @@ def test_inputs_as_they_are_give_the_logits_themselves(model: Path, tmp_path: Pa
     options = Options(accuracy_level=0)
     written(model, tmp_path / "out", options)
     found = verify(model, tmp_path / "out", options)
+    assert found.level == "tokens"
     assert found.max_logit_error is not None
     assert found.max_logit_error < 1e-5
+
+
+@pytest.mark.usefixtures("no_genai")
+@pytest.mark.parametrize(
+    ("family", "options", "more", "tokens"),
+    [
+        ("llama", Options(max_context=9), {}, 9),
+        ("llama", Options(max_context=1), {}, 1),
+        ("gpt2", Options(), {"n_positions": 5}, 5),
+        ("phi3", Options(), LONGROPE | {"original_max_position_embeddings": 16}, 16),
+    ],
+    ids=["9 positions", "one position", "learned", "longrope"],
+)
+def test_proofs_of_folders_stay_within_the_positions(
+    family: str, options: Options, more: dict[str, Any], tokens: int, tmp_path: Path
+) -> None:
+    folder = tiny_models.make(family, tmp_path / "model", dtype="fp32", **more)
+    written(folder, tmp_path / "out", options)
+    found = verify(folder, tmp_path / "out", options)
+    assert found.level == "tokens"
+    assert found.detail[0].startswith(f"{tokens} tokens in one step: ")
 
 
 def spoil_code(folder: Path) -> None:

@@ -92,6 +92,20 @@ def test_the_proof_reaches_its_tokens(scheme: QuantScheme, dtype: Any, tmp_path:
     assert proof.detail[-1] == LAST
 
 
+@pytest.mark.parametrize(
+    ("positions", "last"),
+    [
+        (9, "onnxruntime-genai: 7 greedy tokens are the same"),
+        (1, "the folder is for texts of one token, to which onnxruntime-genai adds none"),
+    ],
+)
+def test_it_generates_within_the_positions(positions: int, last: str, tmp_path: Path) -> None:
+    folder = endless(tiny_models.make("llama", tmp_path / "model", dtype="fp32"))
+    options = Options(max_context=positions)
+    written(folder, tmp_path / "out", options)
+    assert GENAI.verify(source(folder), tmp_path / "out", options).detail[-1] == last
+
+
 def test_its_tokenizer_reads_what_is_copied(demo_model: Path, tmp_path: Path) -> None:
     import onnxruntime_genai as genai
     from transformers import AutoTokenizer

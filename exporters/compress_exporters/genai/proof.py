@@ -13,7 +13,7 @@ from compress.errors import CheckpointError
 from compress_exporters.exporter import Proof, Source
 from compress_exporters.genai.running import generated, kernels
 from compress_exporters.onnx.build import Build
-from compress_exporters.onnx.checks import LIMITS, TOKENS, Asked, Error, prove
+from compress_exporters.onnx.checks import LIMITS, TOKENS, Asked, Error, length_of, prove
 from compress_exporters.onnx.running import Runner
 from compress_exporters.onnx.saving import MODEL
 from compress_exporters.reference import Reference, text
@@ -41,8 +41,8 @@ class _Seen:
     ids: Sequence[int]
 
     @classmethod
-    def of(cls, source: Source) -> "_Seen":
-        return cls(Reference.load(source), text(source))
+    def of(cls, source: Source, length: int) -> "_Seen":
+        return cls(Reference.load(source), text(source, length))
 
     def parts(self, prompt: Sequence[int], found: Sequence[int], error: float) -> int | None:
         """Which of the tokens our decoder would not choose; None if there is none. A choice
@@ -59,7 +59,7 @@ class _Seen:
 def prove_folder(source: Source, folder: Path, build: Build) -> Proof:
     """CheckpointError for anything that is wrong."""
     coded = bool(build.fused("MatMulNBits"))
-    asked = Asked(LIMITS[build.options.dtype], left=False)
+    asked = Asked(LIMITS[build.options.dtype], left=False, length=length_of(build))
     if not (coded and build.options.accuracy_level):
         proof = prove(source, folder / MODEL, asked)
     else:
@@ -67,7 +67,7 @@ def prove_folder(source: Source, folder: Path, build: Build) -> Proof:
             proof = prove(source, exact, asked)
     if proof.max_logit_error is None:
         return proof
-    seen = _Seen.of(source)
+    seen = _Seen.of(source, asked.length)
     if coded and build.options.accuracy_level:
         proof = _rounded(proof, seen, folder)
     ran = _kernels(build, kernels(folder / MODEL, seen.ids))
@@ -103,7 +103,8 @@ def _rounded(proof: Proof, seen: _Seen, folder: Path) -> Proof:
     line = (
         f"accuracy level 4: logits within {error.largest:.2g}, {error.relative:.2%} of their size"
     )
-    return replace(proof, max_logit_error=error.largest, detail=(*exact, line))
+    # The tokens so far are those of the exact graph.
+    return replace(proof, level="logits", max_logit_error=error.largest, detail=(*exact, line))
 
 
 def _kernels(build: Build, ran: dict[str, int]) -> str:
@@ -126,7 +127,11 @@ def _generated(proof: Proof, seen: _Seen, folder: Path) -> Proof:
         return replace(proof, detail=(*proof.detail, line))
     assert proof.max_logit_error is not None
     prompt = seen.ids[: max(1, len(seen.ids) // 4)]
-    found = generated(folder, prompt, TOKENS)
+    count = min(TOKENS, len(seen.ids) - len(prompt))
+    if not count:
+        line = "the folder is for texts of one token, to which onnxruntime-genai adds none"
+        return replace(proof, detail=(*proof.detail, line))
+    found = generated(folder, prompt, count)
     apart = seen.parts(prompt, found, proof.max_logit_error)
     if apart is not None:
         raise CheckpointError(

@@ -47,7 +47,7 @@ class Asked:
     def of(cls, build: Build) -> "Asked":
         coded = bool(build.fused("DequantizeLinear"))
         usual = coded and not build.session
-        dtype, length = build.options.dtype, _length(build)
+        dtype, length = build.options.dtype, length_of(build)
         return cls(LIMITS[dtype], ROUNDED[dtype], rounds=build.rounds, usual=usual, length=length)
 
 
@@ -66,8 +66,8 @@ class Error:
         return cls(float(np.abs(difference).max()), relative)
 
 
-def _length(build: Build) -> int:
-    """Tables of positions end, and beyond some lengths rotations depend on what is in one call."""
+def length_of(build: Build) -> int:
+    """Tokens that a proof looks at: tables of positions end, and beyond some lengths rotations depend on what is in one call."""
     ropes = (layer.rope for layer in build.how.layers)
     ends = [rope.length for rope in ropes if rope is not None and rope.length is not None]
     return min([LENGTH, build.options.max_context or LENGTH, *ends])
