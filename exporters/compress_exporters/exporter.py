@@ -79,6 +79,10 @@ class Exporter:
     verify: Callable[[Source, Path, Options], Proof]
 
 
+# What to do where a disk refuses: an export is not resumed.
+AGAIN = "look after the disk, then export again"
+
+
 def require(target: str, extra: str, *modules: str) -> None:
     """DependencyError, with the extra to install, unless the modules can be imported."""
     missing = [name for name in modules if find_spec(name) is None]

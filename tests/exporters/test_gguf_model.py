@@ -188,7 +188,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "caps": (
         "gemma3_text",
         {"final_logit_softcapping": 2.0},
-        "logits are capped at 2.0; GGUF's gemma3 caps none, take onnx",
+        "scores or logits are capped, at 2; GGUF's gemma3 caps none, take onnx",
     ),
     "head": (
         "gemma2",

@@ -11,7 +11,7 @@ from gguf import GGUFReader, dequantize
 import compressed_models
 import tiny_models
 from compress.cli.main import main
-from compress.errors import CheckpointError, DependencyError, RecipeError
+from compress.errors import CheckpointError, DependencyError, OutputError, RecipeError
 from compress.quant.scheme import PRESETS, QuantScheme
 from compress_exporters import exporter
 from compress_exporters.decoded import decoded
@@ -275,6 +275,26 @@ def test_a_process_that_fails_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError) as problem:
         loaded.ask_llamacpp(tmp_path / "x", [[1]], 4, python=str(python))
     assert str(problem.value) == "llama.cpp does not open the file: no such model"
+
+
+def test_a_process_that_does_not_answer_is_one_line(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nexec sleep 60\n")
+    python.chmod(0o755)
+    with pytest.raises(CheckpointError) as problem:
+        loaded.ask_llamacpp(tmp_path / "x", [[1]], 4, python=str(python), seconds=0.2)
+    assert str(problem.value) == (
+        "llama.cpp did not answer within 0.2 seconds; --no-verify leaves it out"
+    )
+
+
+def test_a_disk_that_refuses_is_one_line(plain: Any, tmp_path: Path) -> None:
+    with pytest.raises(OutputError) as problem:
+        GGUF.write(plain, tmp_path / "gone", Options(), lambda *_: None)
+    assert str(problem.value) == (
+        f"cannot write {tmp_path / 'gone' / FILE}: No such file or directory; look after the disk,"
+        " then export again"
+    )
 
 
 def test_from_the_command_line(

@@ -141,19 +141,26 @@ def ask_llamacpp(
     *,
     texts: Sequence[str] = (),
     python: str = sys.executable,
+    seconds: float = _SECONDS,
 ) -> dict[str, Any]:
-    """What llamacpp_run.py answers. CheckpointError where llama.cpp does not open the file."""
+    """What llamacpp_run.py answers. CheckpointError where llama.cpp does not open the file, or has
+    no answer after some seconds."""
     job = {"model": str(path), "vocab": vocab, "context": 128, "greedy": TOKENS}
     with TemporaryDirectory() as folder:
         asked, answer = Path(folder) / "job.json", Path(folder) / "result.json"
         asked.write_text(json.dumps(job | {"prompts": prompts, "texts": list(texts)}))
-        done = subprocess.run(
-            [python, str(RUN), str(asked), str(answer)],
-            capture_output=True,
-            text=True,
-            timeout=_SECONDS,
-            check=False,
-        )
+        try:
+            done = subprocess.run(
+                [python, str(RUN), str(asked), str(answer)],
+                capture_output=True,
+                text=True,
+                timeout=seconds,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise CheckpointError(
+                f"llama.cpp did not answer within {seconds:g} seconds; --no-verify leaves it out"
+            ) from error
         if done.returncode or not answer.is_file():
             last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
             raise CheckpointError(f"llama.cpp does not open the file: {last[:200]}")

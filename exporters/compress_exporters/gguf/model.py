@@ -151,7 +151,8 @@ def _check_softcaps(how: ForwardSpec, arch: Arch) -> None:
         )
     if not arch.softcaps and (scores, how.final_softcap) != (None, None):
         raise CheckpointError(
-            f"logits are capped at {how.final_softcap}; GGUF's {arch.name} caps none, take onnx"
+            f"scores or logits are capped, at {scores or how.final_softcap:g}; GGUF's {arch.name}"
+            " caps none, take onnx"
         )
 
 

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 
-from compress_exporters.exporter import Progress
+from compress.checkpoint import disk
+from compress_exporters.exporter import AGAIN, Progress
 from compress_exporters.gguf.blocks import KINDS
 from compress_exporters.gguf.data import Rounding, parts
 from compress_exporters.gguf.fields import Value
@@ -20,9 +21,15 @@ ALIGNMENT = 32  # of the bytes of every tensor, GGUF's default
 
 
 def write_file(plan: Plan, path: Path, progress: Progress) -> tuple[str, ...]:
-    """Notes on what was rounded on the way."""
-    _write_head(plan, path)
+    """Notes on what was rounded on the way. OutputError where the disk refuses."""
     rounding = Rounding()
+    with disk.refusing(f"write {path}", AGAIN):
+        _write_head(plan, path)
+        _write_pieces(plan, path, progress, rounding)
+    return tuple(_rounded(rounding))
+
+
+def _write_pieces(plan: Plan, path: Path, progress: Progress, rounding: Rounding) -> None:
     with path.open("ab") as stream:
         _pad(stream)
         for i, (piece, kind) in enumerate(zip(plan.pieces, plan.kinds, strict=True)):
@@ -33,7 +40,6 @@ def write_file(plan: Plan, path: Path, progress: Progress) -> tuple[str, ...]:
             assert written == KINDS[kind].nbytes(piece.numel), piece.name
             _pad(stream)
             progress(piece.name, i + 1, len(plan.pieces))
-    return tuple(_rounded(rounding))
 
 
 def _rounded(rounding: Rounding) -> Iterator[str]:

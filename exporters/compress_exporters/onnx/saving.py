@@ -10,7 +10,7 @@ import onnx_ir as ir
 from compress.checkpoint import disk
 from compress.errors import CompressError
 from compress.version import VERSION
-from compress_exporters.exporter import Progress
+from compress_exporters.exporter import AGAIN, Progress
 from compress_exporters.onnx.build import Build
 
 MODEL, DATA = "model.onnx", "model.onnx.data"
@@ -25,7 +25,7 @@ def save(build: Build, folder: Path, progress: Progress) -> tuple[str, ...]:
         progress(str(tensor.name), info.index + 1, info.total)
 
     model = build.graph.model(build.spec.model_type, VERSION)
-    with disk.refusing(f"write {folder / MODEL}"), _unwrapped():
+    with disk.refusing(f"write {folder / MODEL}", AGAIN), _unwrapped():
         ir.save(
             model, folder / MODEL, external_data=DATA, size_threshold_bytes=INLINE, callback=tell
         )
