@@ -97,9 +97,11 @@ def command(
     if out is None and not dry_run:
         raise click.UsageError("give --out FOLDER, or --dry-run")
     if pipeline.is_target(to):
-        lost = round_scales and to.strip().lower() not in ROUNDING
-        _refuse(to, {"--round-scales": lost, "--shard-size": shard_size}, "formats")
-        level = None if to.strip().lower() in LEVELS else accuracy_level
+        target = pipeline.target_name(to)
+        lost = round_scales and target not in ROUNDING
+        _refuse(to, {"--shard-size": shard_size}, "formats")
+        _refuse(to, {"--round-scales": lost}, f"formats and {', '.join(ROUNDING)}")
+        level = None if target in LEVELS else accuracy_level
         _refuse(to, {"--accuracy-level": level}, ", ".join(LEVELS))
         chosen = (dtype, max_context, round_scales, accuracy_level or "4")
         _artifact(checkpoint, to, out, chosen, no_verify, overwrite, dry_run, as_json)

@@ -5,7 +5,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from compress.pipeline.artifact import dry_artifact, export_artifact, is_target
+    from compress.pipeline.artifact import dry_artifact, export_artifact, is_target, target_name
     from compress.pipeline.artifact_report import table as artifact_table
     from compress.pipeline.bench import measure_speed
     from compress.pipeline.evaluating import evaluate_checkpoint
@@ -41,6 +41,7 @@ _PLACES = {
     "predict_speed": "compress.pipeline.roofline",
     "run": "compress.pipeline.job",
     "speed_table": "compress.pipeline.speed_lines",
+    "target_name": "compress.pipeline.artifact",
 }
 
 # Where its module has another name for it.
@@ -66,6 +67,7 @@ __all__ = [
     "predict_speed",
     "run",
     "speed_table",
+    "target_name",
 ]
 
 

@@ -72,7 +72,7 @@ def test_options_of_the_other_kind_are_refused(
 ) -> None:
     for to, option, those in (
         ("onnx", ["--shard-size", "1GB"], "formats"),
-        ("onnx", ["--round-scales"], "formats"),
+        ("onnx", ["--round-scales"], "formats and gguf"),
         ("onnx", ["--accuracy-level", "0"], "onnx-genai"),
         ("gptq", ["--accuracy-level", "0"], "other runtimes"),
         ("gptq", ["--dtype", "fp16"], "other runtimes"),
@@ -81,6 +81,14 @@ def test_options_of_the_other_kind_are_refused(
     ):
         assert main(["export", str(model), "--to", to, "--dry-run", *option]) == 2
         assert f"{option[0]} is for {those}, and --to is {to}" in capsys.readouterr().err
+
+
+def test_options_of_a_target_that_is_spelled_in_another_way(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["export", str(model), "--to", "ONNX_GenAI", "--dry-run", "--json"]
+    assert main([*asked, "--accuracy-level", "0"]) == 0
+    assert json.loads(capsys.readouterr().out)["result"]["target"] == "onnx-genai"
 
 
 def test_a_failed_proof_leaves_nothing(
