@@ -6,6 +6,8 @@ Queries turned alike give the same scores. On tale-6m it takes the KL of an int8
 to 6e-4. Sums and differences alone, so a vector's bits depend on nothing beside it.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -21,4 +23,4 @@ def spread(x: Tensor) -> Tensor:
         a, b = pairs.unbind(-2)
         parts = torch.stack((a + b, a - b), -2).view(-1, size)
         step *= 2
-    return (parts * size**-0.5).view(x.shape).to(x.dtype)
+    return (parts / math.sqrt(size)).view(x.shape).to(x.dtype)
