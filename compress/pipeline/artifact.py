@@ -34,8 +34,8 @@ STAGE = "export"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ArtifactPlan:
-    """What an export would write. bytes: of it, or a few more. notes: what the target makes of the
-    source."""
+    """What an export would write. bytes: of its weights, or a few more. notes: what the target
+    makes of the source."""
 
     source: Source
     exporter: Exporter

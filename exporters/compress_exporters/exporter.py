@@ -66,7 +66,7 @@ class Exporter:
     summary: one line for `--help`.
     check: what the target makes of the source, in notes, before anything is written; RecipeError
         or CheckpointError, in one line that names the nearest target, for what it cannot say.
-    size: bytes that will be written, or a few more.
+    size: bytes of the weights that will be written, or a few more.
     write: fills an empty folder.
     verify: of a written folder against the source; CheckpointError for an artifact that is wrong.
     """

@@ -46,6 +46,20 @@ class Reference:
         batch = _batch(ids, multiple, len(how.windows), blocks, prompt or len(ids))
         return self.decoder.logits(self.decoder.forward(batch, cache))[: len(ids)]
 
+    def apart(
+        self, prompt: Sequence[int], chosen: Sequence[int], slack: float
+    ) -> tuple[int, int] | None:
+        """Number of the first of the tokens behind a prompt that our decoder would not choose, and
+        the one that it would; None if there is none. A choice between two logits that are no
+        farther apart than the slack is none."""
+        so_far = list(prompt)
+        for number, token in enumerate(chosen):
+            logits = self.logits(so_far, len(prompt))[-1]
+            if float(logits.max() - logits[token]) > slack:
+                return number, int(logits.argmax())
+            so_far.append(token)
+        return None
+
 
 def _batch(ids: Sequence[int], multiple: int, groups: int, blocks: int, prompt: int) -> FlatBatch:
     """One text whose blocks of the cache lie in order behind the null block."""

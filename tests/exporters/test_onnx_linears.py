@@ -21,6 +21,7 @@ from compress.quant.scheme import PRESETS, ActivationScheme, QuantScheme
 from compress_exporters.exporter import Options
 from compress_exporters.onnx.build import Build
 from compress_exporters.onnx.checks import EXACT, Error, require_form
+from compress_exporters.onnx.codes import coded
 from compress_exporters.onnx.integers import as_integers
 from compress_exporters.onnx.running import Runner
 from compress_exporters.onnx.saving import MODEL, save
@@ -99,6 +100,17 @@ def test_weights_are_the_numbers_of_their_codes(
     stored = build.graph.initializers["model.layers.1.mlp.down_proj.weight"]
     assert (stored.dtype, tuple(stored.shape or ())) == (dtype, (96, 64))
     assert [bool(build.graph.opsets), build.rounds] == [True, False]
+
+
+def test_a_graph_in_the_making_has_no_numbers_of_weights(
+    models: Callable[[str], Path], tmp_path: Path
+) -> None:
+    scheme, _ = WEIGHTS["int4 asymmetric"]
+    folder = compressed_models.write(models("llama"), tmp_path / "model", scheme).folder
+    build = built(folder)
+    linears = [coded(build, linear) for linear in build.spec.linears()]
+    assert len(linears) == 14
+    assert all(x.beside.zero is not None and x.beside.zero.is_meta for x in linears)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "phi3", "gpt_neox", "opt", "qwen3_moe", "gemma2"])

@@ -44,17 +44,6 @@ class _Seen:
     def of(cls, source: Source, length: int) -> "_Seen":
         return cls(Reference.load(source), text(source, length))
 
-    def parts(self, prompt: Sequence[int], found: Sequence[int], error: float) -> int | None:
-        """Which of the tokens our decoder would not choose; None if there is none. A choice
-        between two logits that are nearer than the error is none."""
-        so_far = list(prompt)
-        for number, token in enumerate(found):
-            logits = self.reference.logits(so_far, len(prompt))[-1]
-            if float(logits.max() - logits[token]) > 2 * error:
-                return number
-            so_far.append(token)
-        return None
-
 
 def prove_folder(source: Source, folder: Path, build: Build) -> Proof:
     """CheckpointError for anything that is wrong."""
@@ -132,10 +121,10 @@ def _generated(proof: Proof, seen: _Seen, folder: Path) -> Proof:
         line = "the folder is for texts of one token, to which onnxruntime-genai adds none"
         return replace(proof, detail=(*proof.detail, line))
     found = generated(folder, prompt, count)
-    apart = seen.parts(prompt, found, proof.max_logit_error)
+    apart = seen.reference.apart(prompt, found, 2 * proof.max_logit_error)
     if apart is not None:
         raise CheckpointError(
-            f"onnxruntime-genai chooses other tokens than the weights from token {apart} on;"
+            f"onnxruntime-genai chooses other tokens than the weights from token {apart[0]} on;"
             " please report this with the model"
         )
     line = f"onnxruntime-genai: {len(found)} greedy tokens are the same"

@@ -49,7 +49,7 @@ def in_transformers(plan: Plan, path: Path, reference: Reference, ids: Sequence[
     if not error <= limit:
         raise _differ("transformers", error, limit)
     prompt = list(ids[: max(1, len(ids) // 4)])
-    same = _as_good(reference, prompt, _greedy(model, prompt), error)
+    same = reference.apart(prompt, _greedy(model, prompt), 2 * error) is None
     return Seen(error, same, f"transformers: logits within {error:.2g}, {_told(same)}")
 
 
@@ -85,20 +85,6 @@ def _greedy(model: Any, prompt: list[int]) -> list[int]:
     return ids[len(prompt) :]
 
 
-def _as_good(
-    reference: Reference, prompt: Sequence[int], chosen: Sequence[int], error: float
-) -> bool:
-    """Whether our decoder chooses these tokens too, one after the other; a choice between two
-    logits that are nearer to each other than the error is none."""
-    ids = list(prompt)
-    for token in chosen:
-        logits = reference.logits(ids, len(prompt))[-1]
-        if float(logits.max() - logits[token]) > 2 * error:
-            return False
-        ids.append(token)
-    return True
-
-
 def _told(same: bool) -> str:
     return f"greedy tokens are {'the same' if same else 'not all the same'}"
 
@@ -127,7 +113,7 @@ def in_llamacpp(
     if not error <= limit:
         raise _differ("llama.cpp", error, limit)
     chosen = zip(prompts, found["greedy"], strict=True)
-    same = all(_as_good(reference, prompt, tokens, error) for prompt, tokens in chosen)
+    same = all(reference.apart(prompt, x, 2 * error) is None for prompt, x in chosen)
     rounds = any(KINDS[kind].block > 1 for kind in plan.kinds)
     how = " (it rounds inputs of blocks to 8 bits)" if rounds else ""
     line = f"llama.cpp: log-probabilities within {error:.2g}{how}, {_told(same)}"

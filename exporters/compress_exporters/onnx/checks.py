@@ -118,9 +118,12 @@ def compared(source: Source, runner: Runner, asked: Asked) -> Proof:
     slack = 0.0 if asked.rounds else 2 * worst
     prompt = ids[: max(1, len(ids) // 4)]
     count = min(TOKENS, len(ids) + 1 - len(prompt))
-    apart = _tokens(runner, reference, prompt, count, slack)
-    told = apart or f"{count} greedy tokens are the same"
-    return Proof("tokens" if apart is None else "logits", worst, (*detail, told))
+    apart = reference.apart(prompt, runner.greedy(np.array([prompt]), count), slack)
+    if apart is None:
+        return Proof("tokens", worst, (*detail, f"{count} greedy tokens are the same"))
+    number, wanted = apart
+    told = f"greedy tokens are the same up to token {number}, {wanted} there"
+    return Proof("logits", worst, (*detail, told))
 
 
 def _shown(error: Error, asked: Asked) -> str:
@@ -174,17 +177,3 @@ def _padded(runner: Runner, ids: Sequence[int], side: str, want: Array) -> Error
     logits, _ = runner.step(batch, mask)
     both = np.concatenate([logits[0], logits[1][place]])
     return Error.of(both, np.concatenate([want, want[:short]]))
-
-
-def _tokens(
-    runner: Runner, reference: Reference, prompt: Sequence[int], count: int, slack: float
-) -> str | None:
-    """None where both choose the same `count` tokens; else where they part. A choice between two
-    logits that are nearer than the slack is none."""
-    found, so_far = runner.greedy(np.array([prompt]), count), list(prompt)
-    for number, token in enumerate(found):
-        logits = reference.logits(so_far, len(prompt))[-1]
-        if float(logits.max() - logits[token]) > slack:
-            return f"greedy tokens are the same up to token {number}, {int(logits.argmax())} there"
-        so_far.append(token)
-    return None

@@ -2,7 +2,7 @@
 QuantizedTensor.dequantize(), in whatever blocks."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 import torch
@@ -23,7 +23,8 @@ from compress_exporters.onnx.integers import SIGNED, UNSIGNED, as_integers, widt
 class Coded:
     """A quantized linear, of which no code is read yet.
 
-    order: int64 [K], the columns by group, where that is not how they lie.
+    beside: its zero points are on the device meta. order: int64 [K], the columns by group, where
+    that is not how they lie.
     """
 
     spec: LinearSpec
@@ -36,7 +37,9 @@ class Coded:
         scheme, beside = source.scheme(spec.name), source.beside(spec.name)
         assert scheme is not None, "the linear is quantized"
         order = None if beside.g_idx is None else beside.g_idx.long().argsort(stable=True)
-        return cls(spec, scheme, beside, order)
+        # Numbers of all weights' zero points would add up; only whether there are some is asked.
+        zero = None if beside.zero is None else beside.zero.to("meta")
+        return cls(spec, scheme, replace(beside, zero=zero), order)
 
     @property
     def grouped(self) -> bool:
