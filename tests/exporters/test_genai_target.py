@@ -228,6 +228,13 @@ def test_generation_settings_of_the_source_are_kept(tmp_path: Path) -> None:
     assert line.endswith("up to 10000 tokens")
 
 
+def test_settings_that_cannot_be_read_are_refused_at_once(tmp_path: Path) -> None:
+    folder = tiny_models.make("llama", tmp_path / "model")
+    (folder / "generation_config.json").write_text("[1")
+    with pytest.raises(CheckpointError, match=r"generation_config.json:1:\d+ is not valid JSON"):
+        GENAI.check(source(folder), Options())
+
+
 def test_contexts_of_learned_positions_and_as_asked(tmp_path: Path) -> None:
     for family, rows in (("gpt2", 128), ("opt", 128)):
         folder = tiny_models.make(family, tmp_path / family)

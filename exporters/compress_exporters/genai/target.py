@@ -9,11 +9,11 @@ NAME, EXTRA = "onnx-genai", "onnx"
 
 def check(source: Source, options: Options) -> tuple[str, ...]:
     require(NAME, EXTRA, "onnx", "onnx_ir", "onnxruntime")
-    from compress_exporters.genai.config import context_length
+    from compress_exporters.genai.config import genai_config
     from compress_exporters.genai.lowering import build, notes
 
     graph = build(source, options)
-    context_length(graph)
+    genai_config(graph)  # settings that cannot be read are refused before anything is written
     return notes(graph)
 
 
