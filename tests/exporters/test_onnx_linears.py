@@ -230,6 +230,7 @@ def outliers(models: Callable[[str], Path], tmp_path: Path) -> Path:
 def test_fixed_columns_stay_apart(outliers: Path, tmp_path: Path) -> None:
     build, error = error_of(outliers, tmp_path / "out")
     assert build.rounds
+    assert build.notes == []
     assert error.relative < 0.02
     assert operators(build)["MatMulInteger"] == 14
     assert tuple(build.graph.initializers["model.layers.1.mlp.down_proj.weight"].shape or ()) == (
@@ -243,6 +244,23 @@ def test_fixed_columns_stay_apart(outliers: Path, tmp_path: Path) -> None:
         Reference.load(x, inputs=True).logits(ids) for x in (source, replace(source, side=None))
     )
     assert (with_columns - without).norm() > 0.1 * without.norm()
+
+
+def test_a_linear_whose_columns_are_all_fixed_is_dense(outliers: Path, tmp_path: Path) -> None:
+    path = outliers / "compress_model" / "outliers.safetensors"
+    side, name = load_file(path), "model.layers.1.self_attn.o_proj."
+    side[name + "columns"] = torch.arange(64)
+    side[name + "weight"] = side[name + "weight"][:, :1].repeat(1, 64)
+    save_file(side, path)
+    build, error = error_of(outliers, tmp_path / "out")
+    assert error.relative < 0.02
+    assert operators(build)["MatMulInteger"] == 13
+
+
+def test_a_graph_that_does_not_run_is_named(models: Callable[[str], Path], tmp_path: Path) -> None:
+    save(built(models("llama")), tmp_path, lambda *_: None)
+    with pytest.raises(CheckpointError, match=r"ONNX Runtime does not run the graph: .* out of"):
+        Runner.open(tmp_path / MODEL).whole(np.array([[1 << 20]]))
 
 
 def test_columns_found_at_run_time_are_noted(outliers: Path, tmp_path: Path) -> None:

@@ -82,11 +82,8 @@ def outliers(build: Build, spec: LinearSpec, x: ir.Value) -> ir.Value:
     others = torch.ones(spec.shape[1], dtype=torch.bool)
     others[kept.columns] = False
     rest = others.nonzero().flatten()
-    whole = _integer_product(
-        build, found, by_absmax(build, picked(build, x, rest)), _int8(build, found, rest)
-    )
     if not len(kept.columns):
-        return whole
+        return _beside(build, found, x, rest)
 
     def read() -> ir.TensorProtocol:
         again = source.outliers(spec.tensor)
@@ -96,7 +93,16 @@ def outliers(build: Build, spec: LinearSpec, x: ir.Value) -> ir.Value:
     shape = (len(kept.columns), spec.shape[0])
     weight = build.graph.weight(f"{spec.name}.outliers", build.graph.dtype, shape, read)
     apart = build.graph.op(spec.name, "MatMul", picked(build, x, kept.columns), weight)
-    return build.graph.op(spec.name, "Add", whole, apart)
+    if not len(rest):  # ONNX Runtime multiplies no integers of width 0
+        return apart
+    return build.graph.op(spec.name, "Add", _beside(build, found, x, rest), apart)
+
+
+def _beside(build: Build, found: Coded, x: ir.Value, rest: torch.Tensor) -> ir.Value:
+    """The product of the columns that calibration left in codes."""
+    return _integer_product(
+        build, found, by_absmax(build, picked(build, x, rest)), _int8(build, found, rest)
+    )
 
 
 def _int8(build: Build, found: Coded, columns: torch.Tensor | None) -> ir.Value:

@@ -27,7 +27,15 @@ def prepared(build: Build, linear: Coded, x: ir.Value) -> ir.Value:
         x = scaled(build, x, factor)
     inputs = build.weights.activation(linear.spec.name)
     x = x if inputs is None else _rounded(build, inputs, x)
-    return x if order is None else picked(build, x, order)
+    return ordered(build, x, order)
+
+
+def ordered(build: Build, x: ir.Value, order: Tensor | None) -> ir.Value:
+    """x [..., K] with its columns in the order of a weight's groups; None as they are."""
+    if order is None:
+        return x
+    build.note("columns with an order of their own (act-order) are put in it before the product")
+    return picked(build, x, order)
 
 
 def scaled(build: Build, x: ir.Value, factor: Tensor) -> ir.Value:
@@ -41,7 +49,6 @@ def scaled(build: Build, x: ir.Value, factor: Tensor) -> ir.Value:
 def picked(build: Build, x: ir.Value, columns: Tensor) -> ir.Value:
     """Some columns of x [..., K], in an order of their own."""
     values = columns.numpy()
-    build.note("columns with an order of their own (act-order) are put in it before the product")
     return _shared(
         build,
         x,

@@ -38,17 +38,25 @@ class Runner:
     def step(self, ids: Array, mask: Array, past: Past | None = None) -> tuple[Array, Past]:
         """Logits fp32 [B, S, vocab] of tokens behind a past, and the past with them.
 
-        ids: int64 [B, S]. mask: int64 [B, past + S], 1 where a token is real.
+        ids: int64 [B, S]. mask: int64 [B, past + S], 1 where a token is real. CheckpointError where
+        an operator of the graph fails.
         """
         positions = np.maximum(mask.cumsum(axis=1) - 1, 0)[:, -ids.shape[1] :]
         given = {"input_ids": ids, "attention_mask": mask, "position_ids": positions}
         given |= self.empty(len(ids)) if past is None else past
         known = {value.name for value in self.session.get_inputs()}
         names = [value.name for value in self.session.get_outputs()]
-        found = self.session.run(names, {k: v for k, v in given.items() if k in known})
+        found = self._run(names, {k: v for k, v in given.items() if k in known})
         values = dict(zip(names, found, strict=True))
         logits = values.pop("logits")
         return logits, {k.replace("present", "past_key_values"): v for k, v in values.items()}
+
+    def _run(self, names: list[str], given: Past) -> list[Array]:
+        try:
+            return list(self.session.run(names, given))
+        except Exception as error:  # as in open
+            reason = " ".join(str(error).split())
+            raise CheckpointError(f"ONNX Runtime does not run the graph: {reason}") from error
 
     def empty(self, texts: int) -> dict[str, Array]:
         """The past of nothing."""

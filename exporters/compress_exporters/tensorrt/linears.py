@@ -18,7 +18,7 @@ from compress_exporters.onnx.codes import Coded, coded, scale_in
 from compress_exporters.onnx.dense import as_ir, rounded
 from compress_exporters.onnx.integers import as_integers
 from compress_exporters.onnx.linear import Product, dense
-from compress_exporters.onnx.rounding import picked, scaled, static
+from compress_exporters.onnx.rounding import ordered, picked, scaled, static
 from compress_exporters.tensorrt.blocks import Holding, holding
 
 
@@ -65,7 +65,7 @@ def _inputs(build: Build, linear: Coded, x: ir.Value) -> ir.Value:
             f"inputs that the source rounds at run time ({inputs.scheme.describe()}) stay as they"
             " are: TensorRT rounds with calibrated scales only"
         )
-    return x if linear.order is None else picked(build, x, linear.order)
+    return ordered(build, x, linear.order)
 
 
 def _weight(build: Build, linear: Coded) -> ir.Value:
