@@ -192,6 +192,15 @@ def test_no_profile_goes_beyond_the_context(context: int) -> None:
     assert profiles(context)["decode"].most.past == context - 1
 
 
+def test_profiles_end_where_learned_positions_do(tmp_path: Path) -> None:
+    model = tiny_models.make("gpt2", tmp_path / "model", n_positions=40)
+    for asked, most in ((None, 40), (4096, 40), (24, 24)):
+        out = tmp_path / str(asked)
+        exported(model, out, Options(max_context=asked))
+        shapes = json.loads((out / JSON).read_text())["profiles"]["decode"]["max"]
+        assert shapes["attention_mask"][1] == most
+
+
 def test_profiles_are_as_long_as_asked(source: Source, tmp_path: Path) -> None:
     out = exported(source.checkpoint.path, tmp_path / "out", Options(max_context=40))
     shapes = json.loads((out / JSON).read_text())["profiles"]["decode"]["max"]

@@ -39,7 +39,7 @@ def write_config(build: Build, folder: Path) -> str:
 
 
 def genai_config(build: Build) -> dict[str, Any]:
-    settings, length = _settings(build.weights), context_length(build)
+    settings, length = _settings(build.weights), context(build)
     search = {key: _given(settings, key, value) for key, value in SEARCH.items()}
     return {
         "model": {
@@ -56,15 +56,6 @@ def genai_config(build: Build) -> dict[str, Any]:
             "past_present_share_buffer": True,
         },
     }
-
-
-def context_length(build: Build) -> int:
-    """Tokens that a text can have."""
-    learned = build.how.positions
-    if learned is None:
-        return context(build)
-    rows = build.weights.checkpoint.tensors[learned.tensor].shape[0] - learned.offset
-    return min(rows, build.options.max_context or rows)
 
 
 def _decoder(build: Build) -> dict[str, Any]:

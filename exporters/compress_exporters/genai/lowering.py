@@ -7,13 +7,14 @@ from compress.arch.forward import describe_forward
 from compress.errors import RecipeError
 from compress_exporters.exporter import Options, Source
 from compress_exporters.genai.attention import attend, attention, needs_positions, require_heads
-from compress_exporters.genai.config import LENGTH, context_length
+from compress_exporters.genai.config import LENGTH
 from compress_exporters.genai.ends import embedding, head
 from compress_exporters.genai.mlp import mlp
 from compress_exporters.genai.norms import add_norm, norm
 from compress_exporters.genai.product import CONTRIB, linear
 from compress_exporters.onnx.build import Build, Lowering
 from compress_exporters.onnx.decoder import build_decoder
+from compress_exporters.onnx.rotary import context
 
 GENAI = Lowering(
     opsets=MappingProxyType({"": 23, CONTRIB: 1}),
@@ -54,9 +55,9 @@ def notes(graph: Build) -> tuple[str, ...]:
     """What was converted, and what a user of the folder has to know."""
     lines = list(graph.notes)
     lines.append("texts of a batch are padded on the right; on the left results are silently wrong")
-    if context_length(graph) > LENGTH:
+    if context(graph) > LENGTH:
         lines.append(
             f"max_length is {LENGTH} in genai_config.json, for which keys and values take memory at"
-            f" once; a text can have up to {context_length(graph)} tokens"
+            f" once; a text can have up to {context(graph)} tokens"
         )
     return tuple(lines)

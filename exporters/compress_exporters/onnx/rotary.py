@@ -59,7 +59,11 @@ def rotate(build: Build, at: str, x: ir.Value, rope: Rope, heads: int) -> ir.Val
 
 
 def context(build: Build) -> int:
-    """Positions that tables have."""
+    """Positions that tables have: learned ones as many as there are rows."""
+    learned = build.how.positions
+    if learned is not None:
+        rows = build.weights.checkpoint.tensors[learned.tensor].shape[0] - learned.offset
+        return min(rows, build.options.max_context or rows)
     known = build.options.max_context or build.spec.context
     if not known:
         raise CheckpointError(
