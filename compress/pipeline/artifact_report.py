@@ -71,7 +71,7 @@ def build(
     path = None if out is None else str(out)
     level = UNPROVED if proof is None else proof.level
     error = None if proof is None else proof.max_logit_error
-    files = [] if written is None else list(written.files)
+    files = () if written is None else tuple(written.files)
     checkpoint = source.checkpoint
     form = source.format.name if isinstance(source, CodedWeights) else "dense"
     return ArtifactReport(
@@ -80,9 +80,9 @@ def build(
             "format": form,
             "bytes": checkpoint.file_bytes,
         },
-        result={"path": path, "target": target, "bytes": size, "files": files},
+        result={"path": path, "target": target, "bytes": size, "files": list(files)},
         schemes=_schemes(source),
-        exports=[] if written is None else [Export(target, str(path), size, level, error)],
+        exports=[] if written is None else [Export(target, str(path), size, level, error, files)],
         detail=() if proof is None else proof.detail,
         notes=tuple(notes),
         fused={} if written is None else written.fused,

@@ -37,7 +37,8 @@ def test_a_folder_with_its_report(model: Path, tmp_path: Path) -> None:
     assert (row.target, row.path, row.proof) == ("onnx", str(out), "tokens")
     assert row.max_logit_error is not None
     assert row.max_logit_error < 1e-5
-    assert row.bytes == sum((out / name).stat().st_size for name in report.result["files"])
+    assert list(row.files) == report.result["files"]
+    assert row.bytes == sum((out / name).stat().st_size for name in row.files)
     assert set(report.seconds) == {"write", "verify"}
     assert stages["export"] > 2
     assert "# model for onnx" in (out / "README.md").read_text()
