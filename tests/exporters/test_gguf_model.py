@@ -130,6 +130,14 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
             f" {', '.join(ARCHES)}; take onnx"
         ),
     ),
+    "family that no graph has either": (
+        "starcoder2",
+        {},
+        (
+            "model type 'starcoder2' has no architecture in GGUF that is known here; known are"
+            f" {', '.join(ARCHES)}"
+        ),
+    ),
     "activation": (
         "llama",
         {"hidden_act": "gelu"},

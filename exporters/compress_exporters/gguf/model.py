@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from compress.arch.forward import ForwardSpec
+from compress.arch.forwards import FORWARDS
 from compress.arch.spec import DecoderSpec
 from compress.errors import CheckpointError
 from compress_exporters.exporter import Source
@@ -14,9 +15,10 @@ def arch_of(spec: DecoderSpec) -> Arch:
     """CheckpointError for a family that is in no row."""
     found = ARCHES.get(spec.family)
     if found is None:
+        remedy = "; take onnx" if spec.family in FORWARDS else ""
         raise CheckpointError(
             f"model type {spec.model_type!r} has no architecture in GGUF that is known here; known"
-            f" are {', '.join(ARCHES)}; take onnx"
+            f" are {', '.join(ARCHES)}{remedy}"
         )
     return found
 
