@@ -2,7 +2,7 @@
 
     python -m benchmarks.export.generate ours=FOLDER builder=FOLDER PROMPT TOKENS ROUNDS THREADS
 
-Prints JSON. ratios are those of the first folder over the last.
+Prints JSON. ratios are those of each folder over the last.
 """
 
 import json
@@ -42,6 +42,13 @@ def served(model: Any, prompt: list[int], tokens: int) -> dict[str, float]:
     )
 
 
+def _ratios(ours: list[dict[str, float]], theirs: list[dict[str, float]]) -> dict[str, float]:
+    pairs = list(zip(ours, theirs, strict=True))
+    return {
+        rate: round(statistics.median(a[rate] / b[rate] for a, b in pairs), 3) for rate in RATES
+    }
+
+
 def main(arguments: list[str]) -> None:
     folders = dict(pair.split("=", 1) for pair in arguments[:-4])
     prompt, tokens, rounds, threads = map(int, arguments[-4:])
@@ -51,23 +58,18 @@ def main(arguments: list[str]) -> None:
     ids = np.random.default_rng(0).integers(1, vocab, prompt).tolist()
     runs: dict[str, list[dict[str, float]]] = {name: [] for name in models}
     for number in range(rounds + 1):
-        # Each goes first in half of the rounds.
+        # The first goes last in half of the rounds.
         names = list(models)[:: 1 if number % 2 else -1]
         for name in names:
             found = served(models[name], ids, tokens)
             if number:
                 runs[name].append(found)
-    one, *_, other = runs.values()
     result: dict[str, Any] = {
         name: {rate: round(statistics.median(x[rate] for x in found), 1) for rate in RATES}
         for name, found in runs.items()
     }
-    result["ratios"] = {
-        rate: round(
-            statistics.median(a[rate] / b[rate] for a, b in zip(one, other, strict=True)), 3
-        )
-        for rate in RATES
-    }
+    *ours, last = runs
+    result["ratios"] = {name: _ratios(runs[name], runs[last]) for name in ours}
     print(json.dumps(result))
 
 
