@@ -1,31 +1,17 @@
 """From a checkpoint, dense or quantized, to an artifact of another runtime, proved before it is
-there.
-
-Like a run, an export works in OUT.partial/ and OUT appears by one rename; it takes minutes, so a
-stopped one starts anew.
-"""
+there."""
 
 import time
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from compress.checkpoint import (
-    Checkpoint,
-    Output,
-    create_partial,
-    disk,
-    free_bytes,
-    locked,
-    prepare_output,
-    publish,
-    resolve_model,
-)
+from compress.checkpoint import Checkpoint, Output, resolve_model
 from compress.checkpoint.ties import settled
-from compress.errors import OutputError, RecipeError
+from compress.errors import RecipeError
 from compress.formats import open_weights
 from compress.pipeline.artifact_report import ArtifactReport, build, write
 from compress.pipeline.events import Progress, by_tenths, note, silent
+from compress.pipeline.publishing import prepare, published
 from compress_exporters.exporter import Exporter, Options, Source
 from compress_exporters.table import EXPORTERS
 
@@ -75,7 +61,7 @@ def dry_artifact(
     """The report of an export that is not done; refuses all that an export into `out` would."""
     plan = plan_artifact(model, to, options or Options())
     if out is not None:
-        _require_space(plan, _prepare(plan, out, overwrite))
+        prepare(out, plan.source.checkpoint.path, plan.bytes, overwrite=overwrite)
     where = None if out is None else Path(out).absolute()
     return build(plan.source, plan.exporter.name, where, notes=plan.notes, size=plan.bytes)
 
@@ -95,32 +81,8 @@ def export_artifact(
     verify: prove it before it appears. Raises a CompressError for whatever the user can mend.
     """
     plan = plan_artifact(model, to, options or Options())
-    output = _prepare(plan, out, overwrite)
-    _require_space(plan, output)
-    create_partial(output)
-    with locked(output.partial):
-        try:
-            report = _work(plan, output, verify, progress or silent)
-        except (Exception, KeyboardInterrupt):
-            with suppress(OSError):
-                disk.remove_tree(output.partial)
-            raise
-        publish(output)
-    return report
-
-
-def _prepare(plan: ArtifactPlan, out: str | Path, overwrite: bool) -> Output:
-    source = plan.source.checkpoint.path
-    return prepare_output(out, source=source, overwrite=overwrite, resumable=False)
-
-
-def _require_space(plan: ArtifactPlan, output: Output) -> None:
-    needed, free = plan.bytes, free_bytes(output.partial.parent)
-    if needed > free:
-        raise OutputError(
-            f"not enough disk space in {output.partial.parent}: {needed} bytes are needed, {free}"
-            " are free; make room or choose another disk"
-        )
+    output = prepare(out, plan.source.checkpoint.path, plan.bytes, overwrite=overwrite)
+    return published(output, lambda: _work(plan, output, verify, progress or silent))
 
 
 def _work(plan: ArtifactPlan, output: Output, verify: bool, progress: Progress) -> ArtifactReport:

@@ -1,13 +1,12 @@
 """From one quantized format to another, tensor by tensor, without calibration.
 
-Codes and scales stay what they are; only how they lie in the files changes. Like a run, an export
-works in OUT.partial/ and OUT appears by one rename; it takes minutes, so a stopped one starts anew.
+Codes and scales stay what they are; only how they lie in the files changes.
 """
 
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,17 +17,11 @@ from compress.checkpoint import (
     Checkpoint,
     Output,
     ShardWriter,
-    create_partial,
-    disk,
-    free_bytes,
-    locked,
-    prepare_output,
-    publish,
     resolve_model,
     write_atomic,
 )
 from compress.checkpoint.dtypes import TORCH_DTYPES
-from compress.errors import OutputError, RecipeError
+from compress.errors import RecipeError
 from compress.formats import CodedWeights, open_weights
 from compress.formats.scales import fit_scales
 from compress.formats.table import small_files
@@ -39,6 +32,7 @@ from compress.pipeline.events import Event, Progress, silent
 from compress.pipeline.export_plan import ExportPlan, format_name, plan_export
 from compress.pipeline.export_report import ExportReport, build, card, write
 from compress.pipeline.finish import content_of
+from compress.pipeline.publishing import prepare, published
 from compress.pipeline.units import OUTSIDE, shown
 from compress.quant.tensor import QuantizedTensor
 from compress.recipe.byte_sizes import EXPECTED, byte_size
@@ -75,7 +69,6 @@ def dry_export(
     if out is None:
         return build(plan, None)
     output = _prepare(plan, out, overwrite)
-    require_space(plan, output)
     return build(plan, output.out)
 
 
@@ -97,32 +90,12 @@ def export(
     began = time.perf_counter()
     plan = make_export_plan(model, to, round_scales=round_scales, shard_size=shard_size)
     output = _prepare(plan, out, overwrite)
-    require_space(plan, output)
-    create_partial(output)
-    with locked(output.partial):
-        try:
-            report = _work(plan, output, began, progress or silent)
-        except (Exception, KeyboardInterrupt):
-            with suppress(OSError):
-                disk.remove_tree(output.partial)
-            raise
-        publish(output)
-    return report
+    return published(output, lambda: _work(plan, output, began, progress or silent))
 
 
 def _prepare(plan: ExportPlan, out: str | Path, overwrite: bool) -> Output:
-    source = plan.source.checkpoint.path
-    return prepare_output(out, source=source, overwrite=overwrite, resumable=False)
-
-
-def require_space(plan: ExportPlan, output: Output) -> None:
-    """OutputError unless the disk has room for the result."""
-    needed, free = plan.shards.total_bytes, free_bytes(output.partial.parent)
-    if needed > free:
-        raise OutputError(
-            f"not enough disk space in {output.partial.parent}: {needed} bytes are needed, {free}"
-            " are free; make room or choose another disk"
-        )
+    source, needed = plan.source.checkpoint.path, plan.shards.total_bytes
+    return prepare(out, source, needed, overwrite=overwrite)
 
 
 def _work(plan: ExportPlan, output: Output, began: float, progress: Progress) -> ExportReport:

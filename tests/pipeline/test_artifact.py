@@ -9,7 +9,7 @@ import pytest
 import tiny_models
 from compress.cli.main import main
 from compress.errors import CheckpointError, OutputError, RecipeError
-from compress.pipeline import artifact, dry_artifact, export_artifact
+from compress.pipeline import dry_artifact, export_artifact, publishing
 from compress_exporters.exporter import Options
 
 
@@ -129,7 +129,7 @@ def test_an_artifact_is_replaced_where_that_is_asked(model: Path, tmp_path: Path
 def test_too_little_disk_is_said_before_writing(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(artifact, "free_bytes", lambda folder: 1000)
+    monkeypatch.setattr(publishing, "free_bytes", lambda folder: 1000)
     for attempt in (dry_artifact, export_artifact):
         with pytest.raises(OutputError, match=r"bytes are needed, 1000 are free; make room"):
             attempt(model, "onnx", tmp_path / "out")

@@ -1,0 +1,50 @@
+"""An export's folder: work is done in OUT.partial, and OUT appears by one rename, or not at all.
+
+It takes minutes, so a stopped one starts anew, where a run resumes from its journal.
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+from compress.checkpoint import (
+    Output,
+    create_partial,
+    disk,
+    free_bytes,
+    locked,
+    prepare_output,
+    publish,
+)
+from compress.errors import OutputError
+
+T = TypeVar("T")
+
+
+def prepare(out: str | Path, source: Path, needed: int, *, overwrite: bool) -> Output:
+    """The folder, looked at and not yet made. OutputError where it is in the way of what is there,
+    and unless the disk has room for `needed` bytes."""
+    output = prepare_output(out, source=source, overwrite=overwrite, resumable=False)
+    free = free_bytes(output.partial.parent)
+    if needed > free:
+        raise OutputError(
+            f"not enough disk space in {output.partial.parent}: {needed} bytes are needed, {free}"
+            " are free; make room or choose another disk"
+        )
+    return output
+
+
+def published(output: Output, work: Callable[[], T]) -> T:
+    """What `work` returns, once its files have taken OUT's place; nothing is left of one that
+    fails."""
+    create_partial(output)
+    with locked(output.partial):
+        try:
+            result = work()
+        except (Exception, KeyboardInterrupt):
+            with suppress(OSError):
+                disk.remove_tree(output.partial)
+            raise
+        publish(output)
+    return result
