@@ -11,6 +11,7 @@ machine that others use too.
 """
 
 import argparse
+import json
 import statistics
 import tempfile
 import time
@@ -22,9 +23,9 @@ from typing import Any
 
 import torch
 
-from benchmarks import timing
-from benchmarks.processes import RESULTS
+from benchmarks.processes import write_result
 from benchmarks.runtime.loaded import checkpoint
+from benchmarks.runtime.setting import setting
 from benchmarks.runtime.sides import Ours
 from compress.checkpoint import Checkpoint
 from compress.evaluation.load import Job, even_load, play, predict, speed_of
@@ -68,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         model = checkpoint(options.model, Path(folder), options.blocks)
         found, cases = compare(model, asked, CLOCKS[options.clock])
     result = {
-        **timing.setting(),
+        **setting("benchmarks.runtime.roofline"),
         "model": options.model,
         "blocks": options.blocks,
         "dtype": "fp32",
@@ -80,8 +81,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "cases": cases,
         "furthest_ratio": max((x for case in cases for x in _ratios(case)), key=_apart),
     }
-    name = "runtime_roofline.json" if options.model == "400m" else "runtime_roofline_tale-6m.json"
-    timing.write(None if options.blocks else str(RESULTS / name), result)
+    if options.blocks:
+        print(json.dumps(result, indent=1))
+    else:
+        write_result("runtime_roofline" + ("" if options.model == "400m" else "_tale-6m"), result)
 
 
 def compare(
