@@ -18,6 +18,19 @@ BLOCK = 16  # positions of a block of the cache
 LENGTH = 48
 
 
+@dataclass(frozen=True, slots=True)
+class Apart:
+    """The first of some tokens that our decoder would not choose.
+
+    number: of those before. chosen: it. wanted: our decoder's, whose logit is larger by `by`.
+    """
+
+    number: int
+    chosen: int
+    wanted: int
+    by: float
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Reference:
     """Our decoder with what it needs."""
@@ -46,17 +59,15 @@ class Reference:
         batch = _batch(ids, multiple, len(how.windows), blocks, prompt or len(ids))
         return self.decoder.logits(self.decoder.forward(batch, cache))[: len(ids)]
 
-    def apart(
-        self, prompt: Sequence[int], chosen: Sequence[int], slack: float
-    ) -> tuple[int, int] | None:
-        """Number of the first of the tokens behind a prompt that our decoder would not choose, and
-        the one that it would; None if there is none. A choice between two logits that are no
-        farther apart than the slack is none."""
+    def apart(self, prompt: Sequence[int], chosen: Sequence[int], slack: float) -> Apart | None:
+        """The first of the tokens behind a prompt that our decoder would not choose; None if there
+        is none. A choice between two logits that are no farther apart than the slack is none."""
         so_far = list(prompt)
         for number, token in enumerate(chosen):
             logits = self.logits(so_far, len(prompt))[-1]
-            if float(logits.max() - logits[token]) > slack:
-                return number, int(logits.argmax())
+            by = float(logits.max() - logits[token])
+            if by > slack:
+                return Apart(number, token, int(logits.argmax()), by)
             so_far.append(token)
         return None
 

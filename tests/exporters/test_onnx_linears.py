@@ -20,9 +20,10 @@ from compress.formats.weights import CodedWeights
 from compress.quant.scheme import PRESETS, ActivationScheme, QuantScheme
 from compress_exporters.exporter import Options
 from compress_exporters.onnx.build import Build
-from compress_exporters.onnx.checks import EXACT, Error, require_form
+from compress_exporters.onnx.checks import EXACT, require_form
 from compress_exporters.onnx.codes import coded
 from compress_exporters.onnx.integers import as_integers
+from compress_exporters.onnx.measuring import Error
 from compress_exporters.onnx.running import Runner
 from compress_exporters.onnx.saving import MODEL, save
 from compress_exporters.reference import Reference, text

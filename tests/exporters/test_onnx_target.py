@@ -14,9 +14,10 @@ import tiny_models
 from compress.checkpoint import Checkpoint
 from compress.errors import CheckpointError, DependencyError
 from compress.formats import open_weights
-from compress.quant.scheme import QuantScheme
+from compress.quant.scheme import PRESETS, QuantScheme
 from compress_exporters import reference
 from compress_exporters.exporter import Options, Source
+from compress_exporters.onnx import checks
 from compress_exporters.onnx.saving import DATA, MODEL
 from compress_exporters.table import EXPORTERS
 from forward_cases import LONGROPE
@@ -64,7 +65,7 @@ def test_proof_of_a_good_graph(source: Source, folder: Path) -> None:
     assert proof.level == "tokens"
     assert proof.max_logit_error is not None
     assert 0 < proof.max_logit_error < 1e-5
-    assert proof.detail[-1] == "16 greedy tokens are the same"
+    assert "16 greedy tokens are the same" in proof.detail
     assert sum("padded" in line for line in proof.detail) == 2
 
 
@@ -86,7 +87,45 @@ def test_proofs_stay_within_the_positions(
     out.mkdir()
     ONNX.write(source, out, options, lambda *_: None)
     proof = ONNX.verify(source, out, options)
-    assert proof.detail[-1] == f"{tokens} greedy tokens are the same"
+    assert f"{tokens} greedy tokens are the same" in proof.detail
+
+
+def test_tokens_that_differ_are_named() -> None:
+    assert checks._greedy(None, 9) == ("tokens", "9 greedy tokens are the same")
+    level, line = checks._greedy(reference.Apart(3, 17, 42, 0.0123), 9)
+    assert level == "logits"
+    assert line.startswith("3 greedy tokens are the same, then it chooses 17, and the weights 42, ")
+    assert line.endswith("whose logit is 0.012 above")
+
+
+def test_the_first_token_that_our_decoder_would_not_choose(source: Source) -> None:
+    decoder, prompt = reference.Reference.load(source), [5, 9]
+    logits = decoder.logits(prompt)[-1]
+    best, second = (int(x) for x in logits.topk(2).indices)
+    by = float(logits[best] - logits[second])
+    assert decoder.apart(prompt, [best], 0.0) is None
+    assert decoder.apart(prompt, [second], 1.01 * by) is None
+    assert decoder.apart(prompt, [second], 0.99 * by) == reference.Apart(0, second, best, by)
+    third = int(decoder.logits([*prompt, best])[-1].argmin())
+    found = decoder.apart(prompt, [best, third], 0.0)
+    assert found is not None
+    assert (found.number, found.chosen) == (1, third)
+
+
+def test_default_sessions_are_held_to_rounded_inputs(demo_model: Path, tmp_path: Path) -> None:
+    """With scales that fit no inputs, logits are far from those of inputs as they are."""
+    scheme = PRESETS["W8A8_STATIC"]
+    folder = compressed_models.write(demo_model, tmp_path / "model", scheme).folder
+    coded, out = open_weights(Checkpoint.open(folder)), tmp_path / "out"
+    out.mkdir()
+    ONNX.write(coded, out, Options(), lambda *_: None)
+    proof = ONNX.verify(coded, out, Options())
+    (line,) = [line for line in proof.detail if line.startswith("by default")]
+    assert line.startswith("by default: logits within ")
+    ids = reference.text(coded)
+    as_they_are = reference.Reference.load(coded).logits(ids)
+    rounded = reference.Reference.load(coded, inputs=True).logits(ids)
+    assert (as_they_are - rounded).norm() > 0.1 * rounded.norm()
 
 
 def test_config_json_says_nothing_of_codes(tmp_path: Path) -> None:

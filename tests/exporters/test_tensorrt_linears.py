@@ -17,7 +17,8 @@ from compress.formats import open_weights
 from compress.quant.scheme import PRESETS, QuantScheme
 from compress_exporters.exporter import Options
 from compress_exporters.onnx.build import Build
-from compress_exporters.onnx.checks import EXACT, Error
+from compress_exporters.onnx.checks import EXACT
+from compress_exporters.onnx.measuring import Error
 from compress_exporters.onnx.running import Runner
 from compress_exporters.onnx.saving import MODEL, save
 from compress_exporters.reference import Reference, text

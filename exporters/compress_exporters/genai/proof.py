@@ -13,7 +13,8 @@ from compress.errors import CheckpointError
 from compress_exporters.exporter import Proof, Source
 from compress_exporters.genai.running import generated, kernels
 from compress_exporters.onnx.build import Build
-from compress_exporters.onnx.checks import LIMITS, TOKENS, Asked, Error, length_of, prove
+from compress_exporters.onnx.checks import LIMITS, TOKENS, Asked, length_of, prove
+from compress_exporters.onnx.measuring import Error
 from compress_exporters.onnx.running import Runner
 from compress_exporters.onnx.saving import MODEL
 from compress_exporters.reference import Reference, text
@@ -124,7 +125,7 @@ def _generated(proof: Proof, seen: _Seen, folder: Path) -> Proof:
     apart = seen.reference.apart(prompt, found, 2 * proof.max_logit_error)
     if apart is not None:
         raise CheckpointError(
-            f"onnxruntime-genai chooses other tokens than the weights from token {apart[0]} on;"
+            f"onnxruntime-genai chooses other tokens than the weights from token {apart.number} on;"
             " please report this with the model"
         )
     line = f"onnxruntime-genai: {len(found)} greedy tokens are the same"

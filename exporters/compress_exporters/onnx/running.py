@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import onnxruntime as ort
@@ -13,6 +13,29 @@ from compress.errors import CheckpointError
 Array = np.ndarray[Any, Any]
 Past = Mapping[str, Array]  # by the names of the inputs
 SILENT = 4  # of ONNX Runtime's levels: fatal errors only; others are raised
+
+
+class Steps(Protocol):
+    """A graph that is open in some runtime."""
+
+    def step(self, ids: Array, mask: Array, past: Past | None = None) -> tuple[Array, Past]:
+        """Logits fp32 [B, S, vocab] of tokens behind a past, and the past with them.
+
+        ids: int64 [B, S]. mask: int64 [B, past + S], 1 where a token is real. CheckpointError where
+        an operator of the graph fails.
+        """
+
+
+def given(ids: Array, mask: Array) -> dict[str, Array]:
+    """Inputs of a step, by name, without the past."""
+    positions = np.maximum(mask.cumsum(axis=1) - 1, 0)[:, -ids.shape[1] :]
+    return {"input_ids": ids, "attention_mask": mask, "position_ids": positions}
+
+
+def found(outputs: Mapping[str, Array]) -> tuple[Array, Past]:
+    """Logits, and the outputs as inputs of the next step."""
+    past = {k.replace("present", "past_key_values"): v for k, v in outputs.items()}
+    return past.pop("logits"), past
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,24 +59,16 @@ class Runner:
             raise CheckpointError(f"ONNX Runtime does not open {path}: {reason}") from error
 
     def step(self, ids: Array, mask: Array, past: Past | None = None) -> tuple[Array, Past]:
-        """Logits fp32 [B, S, vocab] of tokens behind a past, and the past with them.
-
-        ids: int64 [B, S]. mask: int64 [B, past + S], 1 where a token is real. CheckpointError where
-        an operator of the graph fails.
-        """
-        positions = np.maximum(mask.cumsum(axis=1) - 1, 0)[:, -ids.shape[1] :]
-        given = {"input_ids": ids, "attention_mask": mask, "position_ids": positions}
-        given |= self.empty(len(ids)) if past is None else past
+        """As Steps has it."""
+        inputs = given(ids, mask) | dict(self.empty(len(ids)) if past is None else past)
         known = {value.name for value in self.session.get_inputs()}
         names = [value.name for value in self.session.get_outputs()]
-        found = self._run(names, {k: v for k, v in given.items() if k in known})
-        values = dict(zip(names, found, strict=True))
-        logits = values.pop("logits")
-        return logits, {k.replace("present", "past_key_values"): v for k, v in values.items()}
+        outputs = self._run(names, {k: v for k, v in inputs.items() if k in known})
+        return found(dict(zip(names, outputs, strict=True)))
 
-    def _run(self, names: list[str], given: Past) -> list[Array]:
+    def _run(self, names: list[str], inputs: Past) -> list[Array]:
         try:
-            return list(self.session.run(names, given))
+            return list(self.session.run(names, inputs))
         except Exception as error:  # as in open
             reason = " ".join(str(error).split())
             raise CheckpointError(f"ONNX Runtime does not run the graph: {reason}") from error
