@@ -154,6 +154,26 @@ def three_dimensions(model: ModelProto, _: Path) -> None:
     found.input[3] = "seeded"
 
 
+def attention(dtype: int, size: int) -> Callable[[ModelProto, Path], None]:
+    """Queries, keys and values of another type; heads of the first two cut to another size."""
+
+    def put(model: ModelProto, _: Path) -> None:
+        found = node(model, "Attention")
+        for name, numbers in (("from", [0]), ("to", [size]), ("axis", [3])):
+            array = numpy_helper.from_array(np.array(numbers), f"seeded_{name}")
+            model.graph.initializer.append(array)
+        for number in range(3):
+            names = [f"seeded_{number}_{part}" for part in ("cut", "cast")]
+            ends = ["seeded_from", "seeded_to", "seeded_axis"] if number < 2 else []
+            kind, cut = "Slice" if ends else "Identity", [found.input[number], *ends]
+            insert(model, found, helper.make_node(kind, cut, names[:1], names[0]))
+            cast = helper.make_node("Cast", names[:1], names[1:], names[1], to=dtype)
+            insert(model, found, cast)
+            found.input[number] = names[1]
+
+    return put
+
+
 def other_scale(model: ModelProto, _: Path) -> None:
     found = next(x for x in model.graph.node if x.op_type == "DequantizeLinear" and not x.attribute)
     array = numpy_helper.to_array(constant(model, found.input[1]))

@@ -9,6 +9,7 @@ from tensorrt_faults import Seed, attribute, between, to, values
 
 _DOUBLE = int(TensorProto.DOUBLE)
 _HALF = int(TensorProto.FLOAT16)
+_FLOAT = int(TensorProto.FLOAT)
 _INT4 = int(TensorProto.INT4)
 
 SEEDS: dict[str, Seed] = {
@@ -59,15 +60,19 @@ SEEDS: dict[str, Seed] = {
     "a scale of another type": Seed(
         "strong-typing",
         "dense",
-        "is FLOAT16",
-        between("RMSNormalization", 1, "Cast", to=_HALF),
+        "is FLOAT",
+        between("RMSNormalization", 1, "Cast", to=_FLOAT),
     ),
     "a mask of another type": Seed(
         "strong-typing",
         "dense",
-        "the mask is FLOAT16",
-        between("Attention", 3, "Cast", to=_HALF),
+        "the mask is FLOAT",
+        between("Attention", 3, "Cast", to=_FLOAT),
     ),
+    "attention in 32 bits": Seed(
+        "attention-kernel", "dense", "Attention is of FLOAT,", fault.attention(_FLOAT, 16)
+    ),
+    "heads of 12": Seed("attention-kernel", "dense", "heads have 12", fault.attention(_HALF, 12)),
     "a double": Seed(
         "type", "dense", "Cast makes DOUBLE", between("MatMul", 0, "Cast", to=_DOUBLE)
     ),

@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
@@ -27,7 +28,13 @@ SCHEMES = {
     "w8a8": PRESETS["W8A8_STATIC"],
     "nvfp4": PRESETS["NVFP4A16"],
 }
-FAMILIES = {"dense": "llama", "experts": "mixtral", "capped": "gemma2"}
+# Attention is one operator in 16 bits only.
+FAMILIES = {
+    "dense": ("llama", Options(dtype="fp16")),
+    "spelled": ("llama", Options()),
+    "experts": ("mixtral", Options()),
+    "capped": ("gemma2", Options()),
+}
 
 
 def written(model: Path, out: Path, options: Options | None = None) -> Path:
@@ -44,14 +51,16 @@ def graph(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     def get(name: str) -> Path:
         if (place / name).is_dir():
             return place / name
+        options = None
         if name in FAMILIES:
-            model = tiny_models.make(FAMILIES[name], place / f"{name}.model", dtype="fp32")
+            family, options = FAMILIES[name]
+            model = tiny_models.make(family, place / f"{name}.model", dtype="fp32")
         else:
             wide = place / "wide"
             if not wide.is_dir():
                 tiny_models.make("llama", wide, dtype="fp32", **WIDE)
             model = positive(wide, place / f"{name}.model", SCHEMES[name])
-        return written(model, place / name)
+        return written(model, place / name, options)
 
     return get
 
@@ -81,10 +90,25 @@ def test_every_rule_has_a_fault_and_is_documented() -> None:
 
 
 @pytest.mark.parametrize("case", [x for x in CASES if "dynamic" not in x])
-def test_graphs_of_all_families_are_clean(case: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+def test_graphs_of_all_families_are_clean(case: str, dtype: Any, tmp_path: Path) -> None:
     family, options = CASES[case]
     model = tiny_models.make(family, tmp_path / "model", dtype="fp32", **options)
-    assert lint(written(model, tmp_path / "out", Options(dtype="fp16")) / MODEL) == ()
+    assert lint(written(model, tmp_path / "out", Options(dtype=dtype)) / MODEL) == ()
+
+
+@pytest.mark.parametrize("size", [6, 8, 12, 16, 20, 256, 264])
+def test_attention_is_one_operator_where_a_kernel_does_it(size: int, tmp_path: Path) -> None:
+    model = tiny_models.make("llama", tmp_path / "model", dtype="fp32", head_dim=size)
+    graph = built(model, Options(dtype="fp16"), TENSORRT)
+    kernel = size in (16, 256)
+    assert graph.fused("Attention") == ({"Attention": 2} if kernel else {})
+    why = "TensorRT's is for heads of 16 to 256, in steps of 8, so it is spelled out"
+    assert graph.unfused == ({} if kernel else {"Attention": why})
+    out = tmp_path / "out"
+    out.mkdir()
+    save(graph, out, lambda *_: None)
+    assert lint(out / MODEL) == ()
 
 
 def test_the_plain_graph_is_not_for_tensorrt(tmp_path: Path) -> None:

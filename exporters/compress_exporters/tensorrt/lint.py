@@ -21,6 +21,7 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         "shape-arithmetic": nodes.shape_arithmetic,
         "input-type": nodes.types,
         "strong-typing": nodes.strong_typing,
+        "attention-kernel": nodes.kernels,
         "type": nodes.dtypes,
         "finite": nodes.finite,
         "quantized-constant": quantization.quantized_constants,

@@ -149,6 +149,10 @@ OPERATORS: Mapping[str, Operator] = MappingProxyType(
         "Xor": _LOGIC,
     }
 )
+# What a single kernel does attention for, so that a builder takes it; found with TensorRT for RTX
+# 1.7, which refuses to build all others.
+FUSED_TYPES = ("FLOAT16", "BFLOAT16")
+FUSED_HEADS = range(16, 257, 8)  # head_dim
 TOPK_BELOW = 3840  # "K input must be less than 3840"
 
 # What shapes may be computed with: "IConcatenationLayer, IElementWiseLayer, IGatherLayer,

@@ -10,6 +10,8 @@ from compress_exporters.tensorrt.findings import Finding
 from compress_exporters.tensorrt.operators import (
     DOMAINS,
     FLOATS,
+    FUSED_HEADS,
+    FUSED_TYPES,
     OPERATORS,
     OPSETS,
     QUANTIZED,
@@ -143,6 +145,21 @@ def _mask(facts: Facts, node: NodeProto) -> Iterator[Finding]:
     if query and mask and mask.dtype not in ("BOOL", query.dtype):
         what = f"the mask is {mask.dtype} and queries are {query.dtype}"
         yield Finding(node.name, what, "make the mask BOOL")
+
+
+def kernels(facts: Facts) -> Iterator[Finding]:
+    """Attention is of types and heads that one kernel does: a builder takes no steps for it."""
+    for node in facts.nodes:
+        query = facts.type(node.input[0]) if node.op_type == "Attention" else None
+        if query is None:
+            continue
+        if query.dtype not in FUSED_TYPES:
+            what = f"Attention is of {query.dtype}, and kernels are of {' or '.join(FUSED_TYPES)}"
+            yield Finding(node.name, what, "spell it out, or export with --dtype fp16")
+        if query.shape is not None and query.shape[-1] not in FUSED_HEADS:
+            least, most, step = FUSED_HEADS[0], FUSED_HEADS[-1], FUSED_HEADS.step
+            what = f"heads have {query.shape[-1]}, and kernels {least} to {most} in steps of {step}"
+            yield Finding(node.name, what, "spell it out")
 
 
 def dtypes(facts: Facts) -> Iterator[Finding]:
