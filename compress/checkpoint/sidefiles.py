@@ -13,6 +13,7 @@ _OTHER_WEIGHTS = (
     *(".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx"),
     *(".onnx_data", ".ot", ".tflite", ".npy", ".npz", ".pkl", ".pickle", ".joblib"),
 )
+_BESIDE_A_GRAPH = ".onnx."  # as in model.onnx.data: weights and report of a graph
 FOLDER_OF_OUTLIERS = "compress_model"  # of a result: columns that stay in 16 bit
 # What a run itself makes in the folder of its result.
 RUNS_OWN = (
@@ -49,6 +50,7 @@ def _left_because(path: Path) -> str | None:
     if path.name in RUNS_OWN or path.name.endswith(_RUNS_SUFFIXES):
         return RUN_MAKES
     unwanted = path.name.startswith(".") or path.suffix.lower() in _OTHER_WEIGHTS
+    unwanted = unwanted or _BESIDE_A_GRAPH in path.name.lower()
     if unwanted or path.name.endswith(".index.json") or path.is_dir():
         return ""
     if path.is_symlink() and not path.exists():

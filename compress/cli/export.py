@@ -32,7 +32,8 @@ TARGETS: Mapping[str, str] = MappingProxyType(
     }
 )
 ROUNDING = ("gguf",)  # of them, those that store scales
-LEVELS = ("onnx-genai",)  # and those whose products round inputs, or do not
+LEVELS = ("onnx-genai",)  # those whose products round inputs, or do not
+IN_PLACE = ("onnx",)  # and those that can point to the checkpoint's own weights
 
 
 class FormatsInHelp(click.Command):
@@ -68,8 +69,13 @@ class FormatsInHelp(click.Command):
     type=click.Choice(["0", "4"]),
     help="4 rounds inputs of products to int8, 0 does not; 4 by default (onnx-genai).",
 )
+@click.option(
+    "--in-place",
+    is_flag=True,
+    help="Add to CHECKPOINT's folder and point to its dense weights (onnx).",
+)
 @click.option("--no-verify", is_flag=True, help="Do not compare with the weights (other runtimes).")
-@click.option("--overwrite", is_flag=True, help="Replace an earlier result in FOLDER.")
+@click.option("--overwrite", is_flag=True, help="Replace an earlier result.")
 @click.option("--dry-run", is_flag=True, help="Show what would be written, and write nothing.")
 @options.as_json
 def command(
@@ -81,6 +87,7 @@ def command(
     dtype: Literal["fp32", "fp16"] | None,
     max_context: int | None,
     accuracy_level: Literal["0", "4"] | None,
+    in_place: bool,
     no_verify: bool,
     overwrite: bool,
     dry_run: bool,
@@ -94,8 +101,7 @@ def command(
     """
     from compress import pipeline
 
-    if out is None and not dry_run:
-        raise click.UsageError("give --out FOLDER, or --dry-run")
+    _require_place(to, out, in_place, dry_run)
     if pipeline.is_target(to):
         target = pipeline.target_name(to)
         lost = round_scales and target not in ROUNDING
@@ -103,12 +109,23 @@ def command(
         _refuse(to, {"--round-scales": lost}, f"formats and {', '.join(ROUNDING)}")
         level = None if target in LEVELS else accuracy_level
         _refuse(to, {"--accuracy-level": level}, ", ".join(LEVELS))
-        chosen = (dtype, max_context, round_scales, accuracy_level or "4")
+        chosen = (dtype, max_context, round_scales, accuracy_level or "4", in_place)
         _artifact(checkpoint, to, out, chosen, no_verify, overwrite, dry_run, as_json)
         return
     given = {"--dtype": dtype, "--max-context": max_context, "--accuracy-level": accuracy_level}
     _refuse(to, given | {"--no-verify": no_verify}, "other runtimes")
     _format(checkpoint, to, out, round_scales, shard_size or "5GB", overwrite, dry_run, as_json)
+
+
+def _require_place(to: str, out: str | None, in_place: bool, dry_run: bool) -> None:
+    """A usage error unless it is known where the result goes."""
+    from compress import pipeline
+
+    if not in_place and out is None and not dry_run:
+        raise click.UsageError("give --out FOLDER, or --dry-run")
+    _refuse(to, {"--in-place": in_place and pipeline.target_name(to) not in IN_PLACE}, IN_PLACE[0])
+    if in_place and out is not None:
+        raise click.UsageError("--in-place goes into CHECKPOINT's own folder; leave --out out")
 
 
 def _refuse(to: str, given: Mapping[str, object], those: str) -> None:
@@ -122,7 +139,7 @@ def _artifact(
     checkpoint: str,
     to: str,
     out: str | None,
-    chosen: tuple[Literal["fp32", "fp16"] | None, int | None, bool, Literal["0", "4"]],
+    chosen: tuple[Literal["fp32", "fp16"] | None, int | None, bool, Literal["0", "4"], bool],
     no_verify: bool,
     overwrite: bool,
     dry_run: bool,
@@ -131,12 +148,12 @@ def _artifact(
     from compress import pipeline
     from compress_exporters.exporter import Options
 
-    dtype, max_context, round_scales, level = chosen
-    how = Options(dtype or "fp32", max_context, round_scales, 0 if level == "0" else 4)
+    dtype, max_context, round_scales, level, in_place = chosen
+    number: Literal[0, 4] = 0 if level == "0" else 4
+    how = Options(dtype or "fp32", max_context, round_scales, number, in_place)
     if dry_run:
         report = pipeline.dry_artifact(checkpoint, to, out, options=how, overwrite=overwrite)
     else:
-        assert out is not None
         with watched() as progress:
             report = pipeline.export_artifact(
                 checkpoint,

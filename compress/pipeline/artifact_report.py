@@ -30,10 +30,11 @@ LEVELS: Mapping[str, str] = {
 class ArtifactReport:
     """All of such an export's report.json.
 
-    source: path, format, bytes of weight files. result: path, target, bytes, files. schemes: how
-    many quantized layers of the source have which. exports: one row, as in the report of a run.
-    detail: what was compared. fused, unfused: operators that do several steps at once, and what
-    stayed in single steps, why. written: false of a plan. seconds: of writing and of verifying.
+    source: path, format, bytes of weight files. result: path, target, bytes, bytes of the source
+    that it points to, files. schemes: how many quantized layers of the source have which. exports:
+    one row, as in the report of a run. detail: what was compared. fused, unfused: operators that do
+    several steps at once, and what stayed in single steps, why. written: false of a plan. seconds:
+    of writing and of verifying.
     """
 
     source: Mapping[str, Any]
@@ -63,11 +64,13 @@ def build(
     *,
     notes: Sequence[str],
     size: int,
+    linked: int = 0,
     written: Written | None = None,
     proof: Proof | None = None,
     seconds: Mapping[str, float] | None = None,
 ) -> ArtifactReport:
-    """written, proof: None of what was not done. size: bytes of the artifact."""
+    """written, proof: None of what was not done. size: bytes of the artifact. linked: of the
+    source, to which it points."""
     path = None if out is None else str(out)
     level = UNPROVED if proof is None else proof.level
     error = None if proof is None else proof.max_logit_error
@@ -80,7 +83,13 @@ def build(
             "format": form,
             "bytes": checkpoint.file_bytes,
         },
-        result={"path": path, "target": target, "bytes": size, "files": list(files)},
+        result={
+            "path": path,
+            "target": target,
+            "bytes": size,
+            "linked_bytes": linked,
+            "files": list(files),
+        },
         schemes=_schemes(source),
         exports=[] if written is None else [Export(target, str(path), size, level, error, files)],
         detail=() if proof is None else proof.detail,
@@ -101,19 +110,23 @@ def _schemes(source: Source) -> dict[str, int]:
     return dict(Counter(scheme.describe() for scheme in found if scheme is not None))
 
 
+def as_json(report: ArtifactReport) -> bytes:
+    text = json.dumps(report.to_json(), indent=1, ensure_ascii=False) + "\n"
+    return text.encode("utf-8", "surrogateescape")
+
+
 def write(report: ArtifactReport, folder: Path) -> None:
     """report/report.json, the same in words, and the card."""
     target = folder / FOLDER
     with disk.refusing(f"make {target}"):
         disk.mkdir(target)
-    text = json.dumps(report.to_json(), indent=1, ensure_ascii=False) + "\n"
     page = f"# Export\n\n```\n{table(report)}\n```\n"
     for path, content in (
-        (target / "report.json", text),
-        (target / "report.md", page),
-        (folder / "README.md", _card(report)),
+        (target / "report.json", as_json(report)),
+        (target / "report.md", page.encode("utf-8", "surrogateescape")),
+        (folder / "README.md", _card(report).encode("utf-8", "surrogateescape")),
     ):
-        write_atomic(path, content.encode("utf-8", "surrogateescape"))
+        write_atomic(path, content)
 
 
 def table(report: ArtifactReport) -> str:
@@ -123,7 +136,7 @@ def table(report: ArtifactReport) -> str:
     lines = [
         f"{before['path']}",
         f"  target   {before['format']} -> {after['target']}",
-        f"  size     {shown_size(before['bytes'])} -> {shown_size(after['bytes'])}",
+        f"  size     {shown_size(before['bytes'])} -> {shown_size(after['bytes'])}{_linked(after)}",
         *([f"  layers   {schemes}"] if schemes else []),
         *(f"  note     {line}" for line in report.notes),
         *(f"  fused    {n} x {name}" for name, n in report.fused.items()),
@@ -137,6 +150,11 @@ def table(report: ArtifactReport) -> str:
     lines.append(f"  took     {took}, peak memory {shown_size(report.peak_rss_bytes)}")
     files = counted(len(after["files"]), "file")
     return "\n".join([*lines, "", f"{after['path']} ({files}, and the report)"])
+
+
+def _linked(result: Mapping[str, Any]) -> str:
+    linked = result["linked_bytes"]
+    return f"; {shown_size(linked)} of the source stay where they are" if linked else ""
 
 
 def _proof(report: ArtifactReport) -> str:

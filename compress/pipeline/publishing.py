@@ -26,13 +26,17 @@ def prepare(out: str | Path, source: Path, needed: int, *, overwrite: bool) -> O
     """The folder, looked at and not yet made. OutputError where it is in the way of what is there,
     and unless the disk has room for `needed` bytes."""
     output = prepare_output(out, source=source, overwrite=overwrite, resumable=False)
-    free = free_bytes(output.partial.parent)
+    require_room(output.partial.parent, needed)
+    return output
+
+
+def require_room(folder: Path, needed: int) -> None:
+    free = free_bytes(folder)
     if needed > free:
         raise OutputError(
-            f"not enough disk space in {output.partial.parent}: {needed} bytes are needed, {free}"
-            " are free; make room or choose another disk"
+            f"not enough disk space in {folder}: {needed} bytes are needed, {free} are free; make"
+            " room or choose another disk"
         )
-    return output
 
 
 def published(output: Output, work: Callable[[], T]) -> T:

@@ -22,12 +22,15 @@ class Options:
     of positions are made for; None for what the model reads. round_scales: let scales change that
     the target cannot hold exactly. accuracy_level: of products with 4 and 8 bits, where a target's
     operators have it: 4 rounds inputs to int8, which is fast, and 0 leaves them as they are.
+    in_place: the artifact goes beside the checkpoint's weights and points to those that it can take
+    as they lie; for targets that say how (Exporter.in_place).
     """
 
     dtype: Literal["fp32", "fp16"] = "fp32"
     max_context: int | None = None
     round_scales: bool = False
     accuracy_level: Literal[0, 4] = 4
+    in_place: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,24 @@ class Proof:
 
 
 @dataclass(frozen=True, slots=True)
+class InPlace:
+    """How a target is added to the checkpoint's own folder, where Options.in_place asks for it.
+
+    graph: the file without which the others mean nothing. unproved: its name in the checkpoint's
+    folder until `verify`, which is given that folder, has taken it. others: names of all else that
+    `write` may make, which takes none that the graph that is there reads. reads: names of what a
+    graph of ours reads; None for another tool's. linked: bytes of the checkpoint that stay where
+    they are.
+    """
+
+    graph: str
+    unproved: str
+    others: tuple[str, ...]
+    reads: Callable[[Path], frozenset[str] | None]
+    linked: Callable[[Source, Options], int]
+
+
+@dataclass(frozen=True, slots=True)
 class Exporter:
     """A row of EXPORTERS.
 
@@ -69,6 +90,7 @@ class Exporter:
     size: bytes of the weights that will be written, or a few more.
     write: fills an empty folder.
     verify: of a written folder against the source; CheckpointError for an artifact that is wrong.
+    in_place: None for a target that has no such way.
     """
 
     name: str
@@ -77,6 +99,7 @@ class Exporter:
     size: Callable[[Source, Options], int]
     write: Callable[[Source, Path, Options, Progress], Written]
     verify: Callable[[Source, Path, Options], Proof]
+    in_place: InPlace | None = None
 
 
 # What to do where a disk refuses: an export is not resumed.

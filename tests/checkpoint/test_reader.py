@@ -149,6 +149,7 @@ def test_side_files_and_what_is_skipped(tmp_path: Path) -> None:
         "pytorch_model.bin",
         "pytorch_model.bin.index.json",
         *("a.npy", "b.pkl", "c.PICKLE", "d.joblib", "e.pt"),
+        *("model.onnx", "model.onnx.data", "model.onnx.data.2", "model.onnx.json"),
     ]
     for name in (*kept, *left, "README.md"):
         (tmp_path / name).write_text("x")

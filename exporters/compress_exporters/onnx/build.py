@@ -23,7 +23,8 @@ class Build:
     states: name of a layer's output of keys or values -> the value, filled by `attend`.
     session: entries that ONNX Runtime's session needs to run the graph as it is meant.
     rounds: whether linears round their inputs. notes: of what was converted.
-    unfused: what stayed in single steps -> why.
+    unfused: what stayed in single steps -> why. copied: in place, why weights of the checkpoint are
+    written anew -> which.
     """
 
     graph: Graph
@@ -35,6 +36,7 @@ class Build:
     notes: list[str] = field(default_factory=list)
     unfused: dict[str, str] = field(default_factory=dict)
     session: dict[str, str] = field(default_factory=dict)
+    copied: dict[str, set[str]] = field(default_factory=dict)
     rounds: bool = False
     _last: tuple[str, QuantizedTensor] | None = None
     _once: dict[str, object] = field(default_factory=dict)

@@ -9,11 +9,21 @@ from torch import Tensor
 from compress.errors import CheckpointError
 from compress_exporters.decoded import decoded
 from compress_exporters.onnx.build import Build
+from compress_exporters.onnx.linked import linked
 
 TORCH = {ir.DataType.FLOAT: torch.float32, ir.DataType.FLOAT16: torch.float16}
 
 
-def stored(
+def stored(build: Build, tensor: str, shape: Sequence[int] | None = None) -> ir.Value:
+    """A tensor of the checkpoint, where it lies if that is asked for and can be.
+
+    shape: None for what the checkpoint says.
+    """
+    there = linked(build, tensor)
+    return written(build, tensor, shape=shape) if there is None else there
+
+
+def written(
     build: Build,
     tensor: str,
     turn: Callable[[Tensor], Tensor] = lambda x: x,

@@ -10,6 +10,9 @@ import onnx_ir as ir
 
 # The oldest that ONNX Runtime, OpenVINO and TensorRT all read beside opset 23.
 IR_VERSION = 10
+PRODUCER = "compress-model"
+# Smaller initializers stay in the graph's file, where shape inference sees them.
+INLINE = 1024
 Dim = int | str
 
 
@@ -93,6 +96,12 @@ class Graph:
             return known
         return self._keep(name, ir.LazyTensor(read, dtype, ir.Shape(shape), name=name))
 
+    def linked(self, tensor: ir.ExternalTensor) -> ir.Value:
+        """An initializer that lies in a file that is there already; one for each name."""
+        assert tensor.name is not None
+        known = self.initializers.get(tensor.name)
+        return self._keep(tensor.name, tensor) if known is None else known
+
     def model(self, name: str, version: str) -> ir.Model:
         graph = ir.Graph(
             self.inputs,
@@ -105,7 +114,7 @@ class Graph:
         return ir.Model(
             graph,
             ir_version=IR_VERSION,
-            producer_name="compress-model",
+            producer_name=PRODUCER,
             producer_version=version,
         )
 

@@ -13,8 +13,9 @@ from compress.arch.spec import LinearSpec
 from compress.formats.weights import CodedWeights
 from compress_exporters.onnx.build import Build
 from compress_exporters.onnx.codes import Coded, coded, dequantized, scales
-from compress_exporters.onnx.dense import as_ir, rounded, stored
+from compress_exporters.onnx.dense import as_ir, rounded, stored, written
 from compress_exporters.onnx.integers import as_integers
+from compress_exporters.onnx.linked import linked
 from compress_exporters.onnx.rounding import by_absmax, by_token, picked, prepared
 
 # (build, linear, x [B, S, K]) -> [B, S, N], the bias left out.
@@ -56,8 +57,11 @@ def dense_weight(build: Build, spec: LinearSpec) -> ir.Value:
     """The weight [K, N], decoded where it is quantized."""
     n, k = spec.shape
     if spec.transposed:
-        return stored(build, spec.tensor, shape=(k, n))
-    return stored(build, spec.tensor, lambda x: x.t(), (k, n))
+        return stored(build, spec.tensor, (k, n))
+    there = linked(build, spec.tensor)
+    if there is not None:
+        return build.graph.op(spec.name, "Transpose", there, perm=[1, 0])
+    return written(build, spec.tensor, lambda x: x.t(), (k, n))
 
 
 def codes(build: Build, spec: LinearSpec, x: ir.Value) -> ir.Value:

@@ -3,7 +3,8 @@
 import onnx_ir as ir
 
 from compress_exporters.onnx.build import Build
-from compress_exporters.onnx.dense import stored
+from compress_exporters.onnx.dense import stored, written
+from compress_exporters.onnx.linked import copied
 
 
 def norm(build: Build, path: str, x: ir.Value) -> ir.Value:
@@ -20,7 +21,10 @@ def norm(build: Build, path: str, x: ir.Value) -> ir.Value:
 def norm_weight(build: Build, path: str) -> ir.Value:
     """A norm's weight with all that is added to it."""
     offset = build.how.norm_offset
-    return stored(build, f"{path}.weight", lambda x: x.float() + offset if offset else x)
+    if not offset:
+        return stored(build, f"{path}.weight")
+    copied(build, f"{path}.weight", "what the norm adds to them is in them")
+    return written(build, f"{path}.weight", lambda x: x.float() + offset)
 
 
 def add_norm(build: Build, path: str, x: ir.Value, y: ir.Value) -> tuple[ir.Value, ir.Value]:

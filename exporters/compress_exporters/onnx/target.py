@@ -3,7 +3,17 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from compress_exporters.exporter import Exporter, Options, Progress, Proof, Source, Written, require
+from compress_exporters.exporter import (
+    Exporter,
+    InPlace,
+    Options,
+    Progress,
+    Proof,
+    Source,
+    Written,
+    require,
+)
+from compress_exporters.onnx.names import DATA, MODEL, SECOND, UNPROVED
 
 if TYPE_CHECKING:
     from compress_exporters.onnx.build import Build
@@ -27,7 +37,9 @@ def check(source: Source, options: Options) -> tuple[str, ...]:
 def notes_of(build: "Build") -> tuple[str, ...]:
     """What was converted, and what a session needs."""
     needs = (f"the session needs the config entry {k}={v}" for k, v in build.session.items())
-    return (*build.notes, *needs)
+    from compress_exporters.onnx.linked import notes
+
+    return (*build.notes, *notes(build), *needs)
 
 
 def size(source: Source, options: Options) -> int:
@@ -46,7 +58,7 @@ def write(source: Source, folder: Path, options: Options, progress: Progress) ->
 
     build = build_decoder(source, options, CANONICAL)
     files = save(build, folder, progress)
-    beside = copy_side_files(source, folder)
+    beside = () if options.in_place else copy_side_files(source, folder)
     return Written((*files, *beside), notes_of(build), build.fused(*FUSED), build.unfused)
 
 
@@ -54,10 +66,24 @@ def verify(source: Source, folder: Path, options: Options) -> Proof:
     from compress_exporters.onnx.canonical import CANONICAL
     from compress_exporters.onnx.checks import Asked, prove, require_form
     from compress_exporters.onnx.decoder import build_decoder
-    from compress_exporters.onnx.saving import MODEL
 
-    require_form(folder / MODEL)
-    return prove(source, folder / MODEL, Asked.of(build_decoder(source, options, CANONICAL)))
+    model = folder / (UNPROVED if options.in_place else MODEL)
+    require_form(model)
+    return prove(source, model, Asked.of(build_decoder(source, options, CANONICAL)))
+
+
+def reads(model: Path) -> frozenset[str] | None:
+    from compress_exporters.onnx.linked import read_by
+
+    return read_by(model)
+
+
+def stays(source: Source, options: Options) -> int:
+    from compress_exporters.onnx import linked
+    from compress_exporters.onnx.canonical import CANONICAL
+    from compress_exporters.onnx.decoder import build_decoder
+
+    return linked.size(build_decoder(source, options, CANONICAL))
 
 
 ONNX = Exporter(
@@ -67,4 +93,5 @@ ONNX = Exporter(
     size=size,
     write=write,
     verify=verify,
+    in_place=InPlace(MODEL, UNPROVED, (DATA, SECOND), reads, stays),
 )
