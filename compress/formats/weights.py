@@ -60,6 +60,9 @@ class DenseWeights:
     def quantized(self, tensor: str) -> None:
         return None
 
+    def outlined(self, tensor: str) -> None:
+        return None
+
     def activation(self, linear: str) -> None:
         return None
 
@@ -98,15 +101,32 @@ class CodedWeights:
 
     def quantized(self, tensor: str) -> QuantizedTensor | None:
         """Codes and scales [N, K] of a weight, None when it is stored dense."""
+        return self._quantized(tensor, self.checkpoint.read, values=True)
+
+    def outlined(self, tensor: str) -> QuantizedTensor | None:
+        """As `quantized`, with codes and outliers' weights on the device meta: they are not
+        read."""
+        reader, checkpoint = self.reader, self.checkpoint
+        codes = set(reader.large) - set(reader.scales)
+
+        def read(name: str) -> Tensor:
+            unread = name.rpartition(".")[2] in codes
+            return without_values(checkpoint, name) if unread else checkpoint.read(name)
+
+        return self._quantized(tensor, read, values=False)
+
+    def _quantized(
+        self, tensor: str, read: Callable[[str], Tensor], *, values: bool
+    ) -> QuantizedTensor | None:
         module = tensor.removesuffix(".weight")
         if not tensor.endswith(".weight") or not self.is_quantized(module):
             return None
         scheme = self.scheme(module)
         if scheme is None:
             raise CheckpointError(no_scheme(module))
-        tensors, read = self.checkpoint.tensors, self.checkpoint.read
-        quantized = self.reader.decode(tensor, scheme, tensors.__contains__, read)
-        outliers = self.outliers(tensor)
+        has = self.checkpoint.tensors.__contains__
+        quantized = self.reader.decode(tensor, scheme, has, read)
+        outliers = self._outliers(tensor, values=values)
         return quantized if outliers is None else replace(quantized, outliers=outliers)
 
     def beside(self, linear: str) -> Beside:

@@ -86,7 +86,7 @@ class QuantizedTensor:
         if self.g_idx is not None:
             return self.g_idx.long()
         k = self.codes.shape[1]
-        return torch.arange(k, device=self.codes.device) // self.scheme.columns_per_scale(k)
+        return torch.arange(k, device=self.scale.device) // self.scheme.columns_per_scale(k)
 
     def steps(self) -> Tensor:
         """What one code is worth: fp32 [N, K] or [1, K], global scale included."""

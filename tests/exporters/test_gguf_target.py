@@ -1,5 +1,6 @@
 """The target gguf: what is written reads back, what is rounded is told, what is wrong is found."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import compressed_models
 import tiny_models
 from compress.cli.main import main
 from compress.errors import CheckpointError, DependencyError, OutputError, RecipeError
+from compress.formats import CodedWeights
 from compress.quant.scheme import PRESETS, QuantScheme
 from compress_exporters import exporter
 from compress_exporters.decoded import decoded
@@ -23,6 +25,7 @@ from compress_exporters.gguf.target import GGUF
 from compress_exporters.gguf.write import FILE
 from exports import ASYM, SYM
 from gguf_files import coded, planned, source, tiny, written
+from tensorrt_graphs import with_outliers
 
 HOW: dict[str, dict[str, Any]] = {"smollm3": {"no_rope_layers": [1, 1]}, "gemma2": {"tied": True}}
 
@@ -163,6 +166,36 @@ def test_quantized_inputs_are_told(tmp_path: Path) -> None:
     assert plan.notes == (
         "14 linears have quantized inputs in the checkpoint; llama.cpp rounds inputs its own way",
     )
+
+
+@pytest.mark.parametrize("case", ["floats", "columns in 16 bits"])
+def test_quantized_inputs_of_what_becomes_dense_are_told(case: str, tmp_path: Path) -> None:
+    if case == "floats":
+        checkpoint = coded(tmp_path, PRESETS["FP8_DYNAMIC"])
+    else:
+        original = tiny_models.make("llama", tmp_path / "original")
+        checkpoint = source(with_outliers(original, tmp_path / "coded"))
+    first, last = planned(checkpoint).notes
+    assert first.startswith("14 quantized weights become F32, as ")
+    assert last == (
+        "14 linears that become F32 have quantized inputs in the checkpoint; in the file theirs are"
+        " not quantized"
+    )
+
+
+def test_codes_are_read_where_they_count_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plan is made four times an export."""
+    whole = CodedWeights.quantized
+    seen: list[str] = []
+    monkeypatch.setattr(
+        CodedWeights, "quantized", lambda self, name: seen.append(name) or whole(self, name)
+    )
+    planned(coded(tmp_path / "4", ASYM), round_scales=True)
+    assert not seen
+    planned(coded(tmp_path / "8", replace(ASYM, bits=8)), round_scales=True)
+    assert len(seen) == 14
 
 
 def test_numbers_too_large_for_fp16(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
 import json
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from compress.quant.scheme import PRESETS, ActivationScheme, QuantScheme
 
 G4 = QuantScheme(group_size=32)
 W8A8 = QuantScheme(bits=8, granularity="channel", group_size=0, activation=ActivationScheme())
+WIDE = {"hidden_size": 128, "intermediate_size": 256}
 FAMILIES = ("llama", "gpt2", "phi3", "mixtral")
 
 
@@ -72,6 +74,60 @@ def test_codes_and_groups_come_back(tmp_path: Path) -> None:
         assert torch.equal(back.g_idx, tensor.g_idx)
         assert torch.equal(back.codes, tensor.codes)
     assert weights.quantized("model.norm.weight") is None
+
+
+ASYM = QuantScheme(group_size=32, symmetric=False)
+STORED = [
+    ("compressed-tensors", ASYM, True),
+    ("compressed-tensors", QuantScheme(bits=3, granularity="tensor", group_size=0), False),
+    ("compressed-tensors", W8A8, False),
+    ("compressed-tensors", PRESETS["NVFP4A16"], False),
+    ("gptq", G4, True),
+    ("gptq_v2", replace(ASYM, bits=3), True),
+    ("awq", ASYM, False),
+    ("fp8", PRESETS["FP8_BLOCK"], False),
+    ("modelopt", G4, False),
+    ("modelopt", PRESETS["NVFP4A16"], False),
+    ("bitsandbytes", PRESETS["LLM_INT8"], False),
+]
+
+
+@pytest.mark.parametrize(
+    ("fmt", "scheme", "act_order"), STORED, ids=lambda x: getattr(x, "describe", lambda: str(x))()
+)
+def test_an_outline_has_all_but_codes(
+    fmt: str, scheme: QuantScheme, act_order: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tiny_models.make("llama", tmp_path / "source", dtype="fp16", **WIDE)
+    written = compressed_models.write(
+        source, tmp_path / "out", scheme, fmt=fmt, act_order=act_order
+    )
+    weights = open_weights(Checkpoint.open(written.folder))
+    assert isinstance(weights, CodedWeights)
+    read, seen = Checkpoint.read, set()
+    monkeypatch.setattr(Checkpoint, "read", lambda self, name: seen.add(name) or read(self, name))
+    for name in written.quantized:
+        outline = weights.outlined(name)
+        codes = {
+            f"{name.removesuffix('weight')}{x}" for x in ("weight", "weight_packed", "qweight")
+        }
+        assert not seen & codes
+        whole = weights.quantized(name)
+        assert seen & codes
+        assert whole is not None
+        assert outline is not None
+        assert outline.codes.is_meta
+        assert (outline.codes.shape, outline.codes.dtype) == (whole.codes.shape, whole.codes.dtype)
+        assert outline.scheme == whole.scheme
+        seen.clear()
+        for field in fields(whole):
+            a, b = getattr(whole, field.name), getattr(outline, field.name)
+            if field.name != "codes" and isinstance(a, torch.Tensor):
+                assert torch.equal(a, b), field.name
+            elif field.name not in ("codes", "scheme"):
+                assert a is b is None, field.name
+        assert torch.equal(outline.column_groups(), whole.column_groups())
+    assert weights.outlined("model.norm.weight") is None
 
 
 def edited(folder: Path, change: dict[str, object]) -> Checkpoint:

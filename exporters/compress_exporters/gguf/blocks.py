@@ -44,6 +44,11 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
 )
 
 
+def needs_codes(tensor: QuantizedTensor) -> bool:
+    """Whether `misfit` looks at codes; of other weights it takes them without values."""
+    return tensor.scheme.bits == 8 and _zeros(tensor)
+
+
 def misfit(tensor: QuantizedTensor) -> str | None:
     """Why no kind of block holds a weight without rounding its codes, None when one does."""
     scheme = tensor.scheme
@@ -60,7 +65,7 @@ def misfit(tensor: QuantizedTensor) -> str | None:
         return f"rows of {k} numbers are no whole blocks of {BLOCK}"
     if scheme.granularity in ("group", "block") and scheme.group_size % BLOCK:
         return f"groups of {scheme.group_size} are no whole blocks of {BLOCK}"
-    if scheme.bits == 8 and _zeros(tensor) and int(_centred(tensor).abs().max()) > 127:
+    if needs_codes(tensor) and int(_centred(tensor).abs().max()) > 127:
         return "codes less their zero points need more than 8 bits"
     return None
 
@@ -91,18 +96,15 @@ def _zeros(tensor: QuantizedTensor) -> bool:
     return tensor.zero is not None and bool(tensor.zero.any())
 
 
-def steps(tensor: QuantizedTensor) -> Tensor:
-    """What a code is worth in each block, fp32 [N, K / 32]."""
-    groups = tensor.column_groups()[::BLOCK]
-    return tensor.scale.float()[_cells(tensor)][:, groups]
-
-
-def lows(tensor: QuantizedTensor) -> Tensor:
-    """What the least code of Q4_1 stands for in each block, fp32 [N, K / 32]."""
+def offsets(tensor: QuantizedTensor) -> Tensor:
+    """What the least code of Q4_1 stands for, fp32, shaped as the scale."""
     assert tensor.zero is not None
-    groups = tensor.column_groups()[::BLOCK]
-    zero = tensor.zero.float()[_cells(tensor)][:, groups]
-    return -(zero + 8) * steps(tensor)
+    return -(tensor.zero.float() + 8) * tensor.scale.float()
+
+
+def _by_block(values: Tensor, tensor: QuantizedTensor) -> Tensor:
+    """Numbers of groups, shaped as the scale -> of blocks, [N, K / 32]."""
+    return values[_cells(tensor)][:, tensor.column_groups()[::BLOCK]]
 
 
 def encode(tensor: QuantizedTensor, kind: str, rows: Tensor | None) -> NDArray[np.uint8]:
@@ -113,18 +115,23 @@ def encode(tensor: QuantizedTensor, kind: str, rows: Tensor | None) -> NDArray[n
 _Rows = Tensor | slice
 
 
+def _steps(tensor: QuantizedTensor) -> Tensor:
+    """What a code is worth in each block, fp32 [N, K / 32]."""
+    return _by_block(tensor.scale.float(), tensor)
+
+
 def _q4_0(tensor: QuantizedTensor, rows: _Rows) -> NDArray[np.uint8]:
-    return _joined(halves(steps(tensor)[rows]), _nibbles(tensor.codes[rows]))
+    return _joined(halves(_steps(tensor)[rows]), _nibbles(tensor.codes[rows]))
 
 
 def _q4_1(tensor: QuantizedTensor, rows: _Rows) -> NDArray[np.uint8]:
-    scale, low = (halves(x[rows]) for x in (steps(tensor), lows(tensor)))
-    return _joined(scale, low, _nibbles(tensor.codes[rows]))
+    scale, low = _steps(tensor), _by_block(offsets(tensor), tensor)
+    return _joined(halves(scale[rows]), halves(low[rows]), _nibbles(tensor.codes[rows]))
 
 
 def _q8_0(tensor: QuantizedTensor, rows: _Rows) -> NDArray[np.uint8]:
     codes = _centred(tensor)[rows].to(torch.int8).numpy().view(np.uint8)
-    return _joined(halves(steps(tensor)[rows]), codes.reshape(len(codes), -1, BLOCK))
+    return _joined(halves(_steps(tensor)[rows]), codes.reshape(len(codes), -1, BLOCK))
 
 
 def halves(values: Tensor) -> NDArray[np.uint8]:

@@ -14,7 +14,7 @@ from compress.quant.tensor import QuantizedTensor
 from compress_exporters.decoded import decoded
 from compress_exporters.exporter import Options, Source
 from compress_exporters.gguf.arches import Arch
-from compress_exporters.gguf.blocks import KINDS, kind_of, lows, misfit
+from compress_exporters.gguf.blocks import KINDS, kind_of, misfit, needs_codes, offsets
 from compress_exporters.gguf.fields import Fields
 from compress_exporters.gguf.layout import Piece, pieces
 from compress_exporters.gguf.model import arch_of, check_model, settings
@@ -49,15 +49,33 @@ class Plan:
 
 @dataclass(slots=True)
 class _Found:
-    """What looking at the weights gathers. dense: reason -> weights that no block holds."""
+    """What looking at the weights gathers. dense: reason -> weights that no block holds.
+
+    inputs: linears in blocks whose inputs the checkpoint rounds; lost: those that become dense.
+    """
 
     rounded: Change = field(default_factory=Change)
     dense: dict[str, list[str]] = field(default_factory=dict)
     inputs: int = 0
+    lost: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """At one weight. kind: of its blocks, None where it is dense in the checkpoint, or no block
+    holds it, for that reason. inputs: whether the checkpoint rounds them."""
+
+    kind: str | None = None
+    reason: str | None = None
+    inputs: bool = False
+    rounded: Change = field(default_factory=Change)
 
 
 def make_plan(source: Source, options: Options) -> Plan:
-    """Reads every quantized weight once. RecipeError or CheckpointError for what does not fit."""
+    """Reads scales and zero points, and codes of 8 bits with zero points; no other codes.
+
+    RecipeError or CheckpointError for what does not fit.
+    """
     spec, arch = source.spec, arch_of(source.spec)
     how = describe_forward(source.checkpoint.config, spec)
     notes = list(check_model(source, how, arch))
@@ -107,24 +125,35 @@ def dense(source: Source, piece: Piece, name: str) -> Tensor:
 def _kind(source: Source, piece: Piece, plain: str, found: _Found) -> str:
     if not piece.matrix:
         return "F32"
-    kinds: set[str] = set()
-    seen = Change()
-    for quantized in coded(source, piece):
-        reason = misfit(quantized)
-        if reason is not None:
-            found.dense.setdefault(reason, []).append(piece.name)
-            return plain
-        found.inputs += quantized.scheme.activation is not None
-        kinds.add(kind_of(quantized))
-        seen = seen.plus(change(quantized.scale, torch.float16))
-        if kind_of(quantized) == "Q4_1":
-            seen = seen.plus(change(lows(quantized), torch.float16))
-    names = [name for name in piece.sources if source.quantized(name) is not None]
-    if len(kinds) > 1 or (kinds and len(names) < len(piece.sources)):
-        found.dense.setdefault("experts are stored in different ways", []).append(piece.name)
+    looks = [_look(source, name) for name in piece.sources]
+    kinds, inputs = {x.kind for x in looks}, sum(x.inputs for x in looks)
+    reason = next((x.reason for x in looks if x.reason is not None), None)
+    if reason is None and len(kinds) > 1:
+        reason = "experts are stored in different ways"
+    if reason is not None:
+        found.dense.setdefault(reason, []).append(piece.name)
+        found.lost += inputs
         return plain
-    found.rounded = found.rounded.plus(seen)
-    return next(iter(kinds), plain)
+    found.inputs += inputs
+    for look in looks:
+        found.rounded = found.rounded.plus(look.rounded)
+    return kinds.pop() or plain
+
+
+def _look(source: Source, name: str) -> _Look:
+    weight = source.outlined(name)
+    if weight is None:
+        return _Look()
+    if needs_codes(weight):
+        weight = source.quantized(name)
+        assert weight is not None
+    reason, inputs = misfit(weight), weight.scheme.activation is not None
+    if reason is not None:
+        return _Look(None, reason, inputs)
+    kind, seen = kind_of(weight), change(weight.scale, torch.float16)
+    if kind == "Q4_1":
+        seen = seen.plus(change(offsets(weight), torch.float16))
+    return _Look(kind, None, inputs, seen)
 
 
 def _general(name: str, arch: Arch, laid: list[Piece], kinds: list[str]) -> Fields:
@@ -174,6 +203,11 @@ def _told(found: _Found, plain: str) -> Iterator[str]:
         yield (
             f"{found.inputs} linears have quantized inputs in the checkpoint; llama.cpp rounds"
             " inputs its own way"
+        )
+    if found.lost:
+        yield (
+            f"{found.lost} linears that become {plain} have quantized inputs in the checkpoint;"
+            " in the file theirs are not quantized"
         )
 
 
