@@ -49,3 +49,9 @@ def gptqmodel_python() -> Path:
 def modelopt_python() -> Path:
     """Interpreter that has nvidia-modelopt, found as vLLM's is."""
     return _interpreter("modelopt", "MODELOPT_PYTHON", "nvidia-modelopt")
+
+
+@pytest.fixture(scope="session")
+def llama_cpp_python() -> Path:
+    """Interpreter that has llama-cpp-python, found as vLLM's is."""
+    return _interpreter("llama-cpp-python", "LLAMA_CPP_PYTHON", "llama-cpp-python")
