@@ -12,6 +12,7 @@ import compressed_models
 import tiny_models
 from compress.checkpoint import Checkpoint
 from compress.formats import open_weights
+from compress.pipeline import export_artifact
 from compress.quant.scheme import PRESETS, QuantScheme
 from compress_exporters.exporter import Options
 from compress_exporters.table import EXPORTERS
@@ -86,3 +87,13 @@ def test_the_proof_agrees(graph: str, openvino: ModuleType, tmp_path: Path) -> N
     assert "in one step, in chunks and beside padding: logits within" in told
     largest = float(re.search(r"within ([^,\s]+)", told)[1])  # type: ignore[index]
     assert (largest < 1e-4) == (graph not in ROUNDED)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+def test_weights_beside_the_graph(dtype: Any, openvino: ModuleType, tmp_path: Path) -> None:
+    """It reads them where they lie, whatever numbers they are."""
+    folder = tiny_models.make("llama", tmp_path / "model", dtype=dtype)
+    report = export_artifact(folder, "onnx", options=Options(in_place=True))
+    assert report.result["linked_bytes"] > 0
+    assert "in one step, in chunks and beside padding: logits within" in report.detail[-1]
+    assert report.detail[-1].startswith(f"OpenVINO {openvino.__version__.partition('-')[0]}")
