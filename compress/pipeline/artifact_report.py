@@ -10,20 +10,13 @@ from typing import Any
 from compress.checkpoint import disk, write_atomic
 from compress.formats import CodedWeights
 from compress.pipeline.environment import peak_rss_bytes, versions
+from compress.report.proofs import UNPROVED, proved
 from compress.report.schema import Export
-from compress.report.units import counted, duration, significant
+from compress.report.units import counted, duration
 from compress.report.units import size as shown_size
 from compress_exporters.exporter import Proof, Source, Written
 
 FOLDER = "report"
-UNPROVED = "none"
-LEVELS: Mapping[str, str] = {
-    UNPROVED: "not verified",
-    "form": "well-formed",
-    "loads": "its runtime opens it",
-    "logits": "logits are those of the weights",
-    "tokens": "logits and greedy tokens are those of the weights",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +65,7 @@ def build(
     """written, proof: None of what was not done. size: bytes of the artifact. linked: of the
     source, to which it points."""
     path = None if out is None else str(out)
-    level = UNPROVED if proof is None else proof.level
-    error = None if proof is None else proof.max_logit_error
+    rows = [] if written is None else [row(target, str(path), size, written, proof, notes)]
     files = () if written is None else tuple(written.files)
     checkpoint = source.checkpoint
     form = source.format.name if isinstance(source, CodedWeights) else "dense"
@@ -91,7 +83,7 @@ def build(
             "files": list(files),
         },
         schemes=_schemes(source),
-        exports=[] if written is None else [Export(target, str(path), size, level, error, files)],
+        exports=rows,
         detail=() if proof is None else proof.detail,
         notes=tuple(notes),
         fused={} if written is None else written.fused,
@@ -100,6 +92,30 @@ def build(
         seconds=seconds or {},
         peak_rss_bytes=peak_rss_bytes(),
         versions=versions(),
+    )
+
+
+def row(
+    target: str,
+    path: str,
+    size: int,
+    written: Written,
+    proof: Proof | None,
+    notes: Sequence[str] = (),
+) -> Export:
+    """What a report says of an artifact. size: bytes of its files. proof: None where none was made.
+    notes: those of the check that came before; what was written adds its own."""
+    return Export(
+        target,
+        path,
+        size,
+        UNPROVED if proof is None else proof.level,
+        None if proof is None else proof.max_logit_error,
+        tuple(written.files),
+        tuple(dict.fromkeys((*notes, *written.notes))),
+        dict(written.fused),
+        dict(written.unfused),
+        () if proof is None else proof.detail,
     )
 
 
@@ -144,7 +160,10 @@ def table(report: ArtifactReport) -> str:
     ]
     if not report.written:
         return "\n".join([*lines, "", "nothing was written: this is a dry run"])
-    lines += [f"  proved   {_proof(report)}", *(f"           {line}" for line in report.detail)]
+    lines += [
+        f"  proved   {proved(report.exports[0])}",
+        *(f"           {line}" for line in report.detail),
+    ]
     seconds = report.seconds
     took = ", ".join(f"{duration(x)} to {name}" for name, x in seconds.items())
     lines.append(f"  took     {took}, peak memory {shown_size(report.peak_rss_bytes)}")
@@ -157,13 +176,6 @@ def _linked(result: Mapping[str, Any]) -> str:
     return f"; {shown_size(linked)} of the source stay where they are" if linked else ""
 
 
-def _proof(report: ArtifactReport) -> str:
-    (export,) = report.exports
-    error = export.max_logit_error
-    within = "" if error is None else f" (largest difference of a logit {significant(error)})"
-    return f"{LEVELS[export.proof]}{within}"
-
-
 def _card(report: ArtifactReport) -> str:
     """README.md of the result. Holds nothing that differs between two equal exports."""
     name, target = Path(report.source["path"]).name, report.result["target"]
@@ -173,8 +185,13 @@ tags: [compress-model, {target}]
 ---
 # {name} for {target}
 
-Made by compress-model {report.versions["compress-model"]} from {report.source["format"]}:
+Made by compress-model {report.versions["compress-model"]} from {_kind(report.source["format"])}:
 {shown_size(report.source["bytes"])} became {shown_size(report.result["bytes"])}.
-Proof: {_proof(report)}.
+Proof: {proved(report.exports[0])}.
 
 {notes}"""
+
+
+def _kind(form: str) -> str:
+    dense = "a checkpoint with unquantized weights"
+    return dense if form == "dense" else f"a quantized checkpoint (format {form})"

@@ -1,7 +1,6 @@
 """The artifacts that a recipe asks for: made of the result, each in a folder of it."""
 
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from compress.checkpoint import Checkpoint, disk, free_bytes
 from compress.errors import CompressError, OutputError
 from compress.formats import open_weights
 from compress.formats.weights import DenseWeights
-from compress.pipeline.artifact_report import UNPROVED
+from compress.pipeline.artifact_report import row
 from compress.pipeline.environment import peak_rss_bytes
 from compress.pipeline.events import Progress, by_tenths
 from compress.recipe.schema import ExportConfig, Recipe
@@ -24,11 +23,11 @@ STAGE = "export"
 
 @dataclass(frozen=True, slots=True)
 class Artifacts:
-    """rows: of what was made. notes: of it, and of what could not be made, a line each. stage: time
-    and memory, None where nothing was asked for."""
+    """rows: of what was made. left_out: what could not be made, a line each. stage: time and
+    memory, None where nothing was asked for."""
 
     rows: tuple[Export, ...] = ()
-    notes: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
     stage: Stage | None = None
 
 
@@ -41,29 +40,26 @@ def check_artifact(config: ExportConfig, checkpoint: Checkpoint, spec: DecoderSp
 def make_artifacts(recipe: Recipe, partial: Path, progress: Progress) -> Artifacts:
     """Every artifact of the result in `partial`, in the folder of its target's name.
 
-    One that cannot be made is left out and noted: the result is worth more.
+    One that cannot be made is left out and named: the result is worth more.
     """
     if not recipe.export:
         return Artifacts()
-    began, rows, notes = time.perf_counter(), list[Export](), list[str]()
+    began, rows, left_out = time.perf_counter(), list[Export](), list[str]()
     for config in recipe.export:
         try:
-            row, found = _make(config, partial, progress)
+            rows.append(_make(config, partial, progress))
         except CompressError as error:
             with suppress(OSError):
                 disk.remove_tree(partial / config.to)
-            notes.append(f"export to {config.to} left out: {error}")
-        else:
-            rows.append(row)
-            notes += [f"export to {config.to}: {line}" for line in found]
+            left_out.append(f"export to {config.to} left out: {error}")
     stage = Stage(STAGE, time.perf_counter() - began, peak_rss_bytes(), None)
-    return Artifacts(tuple(rows), tuple(notes), stage)
+    return Artifacts(tuple(rows), tuple(left_out), stage)
 
 
-def _make(config: ExportConfig, partial: Path, progress: Progress) -> tuple[Export, Sequence[str]]:
+def _make(config: ExportConfig, partial: Path, progress: Progress) -> Export:
     exporter, options, folder = EXPORTERS[config.to], _options(config), partial / config.to
     source = open_weights(Checkpoint.open(partial))
-    exporter.check(source, options)
+    notes = exporter.check(source, options)
     needed, free = exporter.size(source, options), free_bytes(partial)
     if needed > free:
         raise OutputError(f"{needed} bytes are needed in {partial}, and {free} are free")
@@ -74,10 +70,8 @@ def _make(config: ExportConfig, partial: Path, progress: Progress) -> tuple[Expo
     count = by_tenths(progress, STAGE, f"tenth of {config.to}")
     written = exporter.write(source, folder, options, lambda name, done, total: count(done, total))
     proof = exporter.verify(source, folder, options) if config.verify else None
-    level = UNPROVED if proof is None else proof.level
-    error = None if proof is None else proof.max_logit_error
     size = sum((folder / name).stat().st_size for name in written.files)
-    return Export(config.to, config.to, size, level, error, written.files), written.notes
+    return row(config.to, config.to, size, written, proof, notes)
 
 
 def _options(config: ExportConfig) -> Options:

@@ -273,7 +273,9 @@ def _work(session: Session, started: datetime, *, resumed: bool) -> Report:
     artifacts = make_artifacts(plan.recipe, partial, session.progress)
     stages += [] if artifacts.stage is None else [artifacts.stage]
     report = build_report(session, stages, work.journal, measured, started)
-    report = replace(report, exports=artifacts.rows, warnings=(*report.warnings, *artifacts.notes))
+    report = replace(
+        report, exports=artifacts.rows, warnings=(*report.warnings, *artifacts.left_out)
+    )
     write_report(report, partial)
     return report
 

@@ -182,8 +182,13 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """An artifact for another runtime. path: of its folder, from the result's. proof: "none",
-    "form", "loads", "logits" or "tokens". files: their names in the folder."""
+    """An artifact for another runtime.
+
+    path: of its folder, from the result's. proof: "none", "form", "loads", "logits" or "tokens".
+    files: their names in the folder. notes: what was converted, widened or left out. fused:
+    operator of the target that does several steps at once -> how many there are. unfused: what
+    stayed in single steps -> why. detail: what was compared for the proof, or why no more was.
+    """
 
     target: str
     path: str
@@ -191,6 +196,10 @@ class Export:
     proof: str
     max_logit_error: float | None = None
     files: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    fused: dict[str, int] = field(default_factory=dict)
+    unfused: dict[str, str] = field(default_factory=dict)
+    detail: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,8 @@ from datetime import UTC, datetime
 from compress.report import units
 from compress.report.markup import Html, Node, el, join
 from compress.report.parts import Cell, Column, facts, facts_of, number, section, table
-from compress.report.schema import Planned, Report
+from compress.report.proofs import LEVELS
+from compress.report.schema import Export, Planned, Report
 
 
 def warnings(report: Report) -> Html | None:
@@ -66,13 +67,24 @@ def exports(report: Report) -> Html | None:
         [
             Cell(export.target),
             number(export.bytes, units.size(export.bytes)),
-            Cell(export.proof),
+            Cell(LEVELS.get(export.proof, export.proof)),
             number(export.max_logit_error),
             Cell(el("code", export.path)),
         ]
         for export in report.exports
     ]
-    return section("exports", "Exports", table("Exports", columns, rows))
+    about = join([part for export in report.exports for part in _about(export)])
+    return section("exports", "Exports", table("Exports", columns, rows), about)
+
+
+def _about(export: Export) -> list[Html]:
+    """What the graph is made of, and what was compared."""
+    fused = ", ".join(f"{count} × {name}" for name, count in export.fused.items())
+    told: list[tuple[str, Node]] = [("note", line) for line in export.notes]
+    told += [("fused", fused)] if fused else []
+    told += [("unfused", f"{name}: {why}") for name, why in export.unfused.items()]
+    told += [("compared", line) for line in export.detail]
+    return [el("h3", export.target), facts(told)] if told else []
 
 
 def speed(report: Report) -> Html | None:

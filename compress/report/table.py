@@ -4,7 +4,8 @@ import unicodedata
 from pathlib import Path
 
 from compress.report import tasks, units
-from compress.report.schema import Report, Sample, TextQuality
+from compress.report.proofs import proved
+from compress.report.schema import Export, Report, Sample, TextQuality
 from compress.report.summary import bits_before, has_before, model_name, perplexity, schemes
 
 COLUMNS = 80
@@ -31,13 +32,25 @@ def render_table(report: Report, page: str | Path | None = None) -> str:
     lines = [*head, "", _line(titles), "-" * COLUMNS]
     lines += [_line(row) for row in _rows(report)]
     for warning in report.warnings:
-        lines += ["", *_labelled("Warning", _wrap(_clean(warning), COLUMNS - _INDENT))]
+        lines += ["", *_said("Warning", warning)]
+    for export in report.exports:
+        lines += ["", *_export(export)]
     if report.samples:
         lines += ["", *_sample(report.samples[0])]
     lines += _open(report)
     if page is not None:
         lines += ["", "Report", f"  {_clean(str(page))}"]
     return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+def _export(export: Export) -> list[str]:
+    """An artifact for another runtime: its size, how far it was proved, what was converted."""
+    made = f"{export.target}, {units.size(export.bytes)}: {proved(export)}"
+    return [*_said("Export", made), *(x for note in export.notes for x in _said("  note", note))]
+
+
+def _said(name: str, text: str) -> list[str]:
+    return _labelled(name, _wrap(_clean(text), COLUMNS - _INDENT))
 
 
 def _rows(report: Report) -> list[Row]:

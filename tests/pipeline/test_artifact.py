@@ -39,9 +39,18 @@ def test_a_folder_with_its_report(model: Path, tmp_path: Path) -> None:
     assert row.max_logit_error < 1e-5
     assert list(row.files) == report.result["files"]
     assert row.bytes == sum((out / name).stat().st_size for name in row.files)
+    assert (row.notes, row.fused, row.unfused, row.detail) == (
+        report.notes,
+        report.fused,
+        report.unfused,
+        report.detail,
+    )
+    assert row.fused["Attention"] == 2
     assert set(report.seconds) == {"write", "verify"}
     assert stages["export"] > 2
-    assert "# model for onnx" in (out / "README.md").read_text()
+    card = (out / "README.md").read_text()
+    assert "# model for onnx" in card
+    assert "from a checkpoint with unquantized weights:\n" in card
     assert "proved   logits and greedy tokens" in (out / "report" / "report.md").read_text()
 
 

@@ -32,6 +32,8 @@ def test_an_artifact_of_the_result(model: Path, tmp_path: Path) -> None:
     assert set(row.files) == {path.name for path in (out / "onnx").iterdir()}
     assert row.bytes == sum(path.stat().st_size for path in (out / "onnx").iterdir())
     assert [stage.name for stage in report.stages] == ["quantize", "export"]
+    assert (row.fused["Attention"], row.unfused) == (2, {})
+    assert "16 greedy tokens are the same" in row.detail
     assert read_json(out / "report" / "report.json") == report
     assert "Exports" in (out / "report" / "report.html").read_text()
     again = run(asked, model, out, overwrite=True)
@@ -47,8 +49,9 @@ def test_options_and_notes(model: Path, tmp_path: Path) -> None:
     report = run(recipe({**RTN, "scheme": "W3A16"}, export=[options]), model, out)
     (row,) = report.exports
     assert row.proof == "none"
-    note = "export to onnx: codes of 3 bits are in 4-bit integers, unchanged"
-    assert note in report.warnings
+    assert row.notes == ("codes of 3 bits are in 4-bit integers, unchanged",)
+    assert row.detail == ()
+    assert not any("export" in line for line in report.warnings)
 
 
 def test_what_cannot_be_made_is_left_out_and_said(

@@ -116,10 +116,45 @@ def test_the_page_says_what_the_report_says(report: Report) -> None:
     assert report.recipe.text in "".join(page.words)
 
 
+EXPORT = Export(
+    "onnx",
+    "onnx",
+    12_300_000,
+    "tokens",
+    0.0123,
+    ("model.onnx",),
+    ("the embedding is decoded",),
+    {"Attention": 6, "DequantizeLinear": 42},
+    {"groups of 40": "ONNX Runtime decodes them at every step"},
+    ("the same in chunks: logits within 2e-05", "16 greedy tokens are the same"),
+)
+
+
+def test_exports_say_what_they_are_made_of(report: Report) -> None:
+    def section(*exports: Export) -> str:
+        shown = render_html(replace(report, exports=exports))
+        return shown[shown.index('id="exports"') :].partition("</section>")[0]
+
+    found = section(EXPORT, replace(EXPORT, target="gguf"))
+    for words in (
+        "logits and greedy tokens are those of the weights",
+        "0.0123",
+        "the embedding is decoded",
+        "6 × Attention, 42 × DequantizeLinear",
+        "groups of 40: ONNX Runtime decodes them at every step",
+        "16 greedy tokens are the same",
+        "<h3>gguf</h3>",
+    ):
+        assert words in found, words
+    bare = section(Export("onnx", "onnx", 10, "none"))
+    assert "not verified" in bare
+    assert "<h3>" not in bare
+
+
 def test_hostile_strings_add_no_markup(report: Report) -> None:
     full = replace(
         report,
-        exports=(Export("onnx", "/x", 10, "logits", 0.1),),
+        exports=(EXPORT,),
         speed={"tokens": {"deep": [{"x": "y"}]}},
         quality=replace(report.quality or Quality(), tasks={"arc": TASK}),
     )

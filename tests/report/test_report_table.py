@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compress.report.schema import RecipeInfo, Report, Sample, Stage
+from compress.report.schema import Export, RecipeInfo, Report, Sample, Stage
 from compress.report.table import render_table
 from compress.report.units import duration, size
 
@@ -90,6 +90,17 @@ def test_why_nothing_opens_it_is_said(report: Report) -> None:
     assert "Open it" not in render_table(replace(report, open_with=()))
 
 
+def test_exports_and_their_notes_are_no_warnings(report: Report) -> None:
+    made = Export("onnx", "onnx", 12_300_000, "tokens", 0.0123, notes=("the embedding is decoded",))
+    shown = render_table(replace(report, warnings=(), exports=(made,)))
+    said = " ".join(shown.split())
+    assert (
+        "Export onnx, 12.3 MB: logits and greedy tokens are those of the weights (largest"
+        " difference of a logit 0.0123) note the embedding is decoded"
+    ) in said
+    assert "Warning" not in shown
+
+
 def test_a_run_without_evaluation(report: Report) -> None:
     bare = replace(report, quality=None, samples=(), stages=(), warnings=())
     text = render_table(bare)
@@ -109,6 +120,7 @@ def test_any_text_fits_the_terminal(
         samples=(Sample(prompt, source, result),),
         recipe=replace(report.recipe, name=name),
         warnings=(source,),
+        exports=(Export(name, "x", 1, "none", notes=(source,)),),
     )
     lines = render_table(changed).split("\n")
     assert max(cells(line) for line in lines) <= 80
