@@ -114,6 +114,14 @@ def test_long_texts_have_other_factors(tmp_path: Path) -> None:
         in_llamacpp(plan, path, reference, ids)
 
 
+def test_tokens_are_compared_as_far_as_a_window_reaches(tmp_path: Path) -> None:
+    """The file knows no windows, so behind its last position tokens may be others."""
+    checkpoint = tiny(tmp_path / "model", "mistral", sliding_window=7)
+    written(checkpoint, tmp_path)
+    proof = GGUF.verify(checkpoint, tmp_path, Options())
+    assert proof.level == "tokens", proof.detail
+
+
 SCHEMES = {
     "int4": (SYM, "llama"),
     "int4 with zero points": (ASYM, "llama"),

@@ -49,7 +49,8 @@ def in_transformers(plan: Plan, path: Path, reference: Reference, ids: Sequence[
     if not error <= limit:
         raise _differ("transformers", error, limit)
     prompt = list(ids[: max(1, len(ids) // 4)])
-    same = reference.apart(prompt, _greedy(model, prompt), 2 * error) is None
+    chosen = _greedy(model, prompt, _room(ids, prompt))
+    same = reference.apart(prompt, chosen, 2 * error) is None
     return Seen(error, same, f"transformers: logits within {error:.2g}, {_told(same)}")
 
 
@@ -77,10 +78,16 @@ def _config(plan: Plan) -> Any:
     return AutoConfig.for_model(plan.arch.read_as, **kept)
 
 
-def _greedy(model: Any, prompt: list[int]) -> list[int]:
+def _room(ids: Sequence[int], prompt: Sequence[int]) -> int:
+    """Tokens behind a prompt that are generated and compared: `ids` are as many as the file has
+    positions for, and beyond a window it says nothing of what lies outside."""
+    return min(TOKENS, len(ids) - len(prompt))
+
+
+def _greedy(model: Any, prompt: list[int], count: int) -> list[int]:
     ids = list(prompt)
     with torch.no_grad():
-        for _ in range(TOKENS):
+        for _ in range(count):
             ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
     return ids[len(prompt) :]
 
@@ -112,7 +119,10 @@ def in_llamacpp(
     limit = largest * (EXACT if _fp32(plan) else COARSE)
     if not error <= limit:
         raise _differ("llama.cpp", error, limit)
-    chosen = zip(prompts, found["greedy"], strict=True)
+    chosen = (
+        (prompt, x[: _room(ids, prompt)])
+        for prompt, x in zip(prompts, found["greedy"], strict=True)
+    )
     same = all(reference.apart(prompt, x, 2 * error) is None for prompt, x in chosen)
     rounds = any(KINDS[kind].block > 1 for kind in plan.kinds)
     how = " (it rounds inputs of blocks to 8 bits)" if rounds else ""
