@@ -16,7 +16,7 @@ TOKENS ?= 8192
 OWN    := {self: true, samples: 64, length: 256}
 TEXTS   = evaluation.texts=[$(OWN), {text: "$(abspath $(TEXT))", max_tokens: $(TOKENS)}]
 
-.PHONY: help demo test test-long test-interop test-gpu test-peers formats-matrix lint types contracts format clean
+.PHONY: help demo test test-long test-interop test-gpu test-peers formats-matrix export-matrix lint types contracts format clean
 
 help:
 	@echo "make demo          compress the embedded model and show what it cost (TEXT=file: there too, TOKENS=8192 of it)"
@@ -24,6 +24,7 @@ help:
 	@echo "make test-interop  open our output with other projects' light loaders"
 	@echo "make test-peers    heavy peers (vLLM); see benchmarks/peers/README.md"
 	@echo "make formats-matrix  make the table method by format of docs/formats.md anew"
+	@echo "make export-matrix  make the tables of what is exported where, of docs/export.md, anew"
 	@echo "make test-gpu      on a machine with CUDA"
 	@echo "make test-long     the long randomised sets"
 	@echo "make lint types contracts"
@@ -70,6 +71,9 @@ test-peers: $(VENV)/.dev
 
 formats-matrix: $(VENV)/.interop
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.matrix.run
+
+export-matrix: $(VENV)/.interop
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.export.matrix
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
