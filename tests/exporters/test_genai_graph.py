@@ -17,7 +17,7 @@ from genai_graphs import GENAI, built, opened, source, written
 STEP = "4 of 16 numbers of a head, not a multiple of 16"
 HALF = "8 of 16 numbers of a head, not a multiple of 16"
 ROTATION = "rotation in attention, packed q/k/v"
-PACKED = {"packed q/k/v": "queries and keys have norms of their own"}
+PACKED = {"packed q/k/v": "queries and keys have norms, which attention computes on GPUs only"}
 MIXED = {"mixture of experts": "a plain graph: every expert computes every token"}
 # What -> what stays in single steps.
 UNFUSED: dict[str, dict[str, str]] = {
