@@ -197,13 +197,16 @@ def test_outlier_columns_are_a_dense_product_beside(tmp_path: Path) -> None:
     made = compressed_models.write(folder, tmp_path / "model", scheme, fmt="bitsandbytes")
     columns, side = torch.tensor([3, 17, 40]), dict[str, torch.Tensor]()
     for tensor in made.quantized:
-        side[tensor.removesuffix("weight") + "columns"] = columns.clone()
-        side[tensor] = 5 * made.source[tensor][:, columns].contiguous()
+        fixed = columns[:0] if "layers.1.mlp.down" in tensor else columns
+        side[tensor.removesuffix("weight") + "columns"] = fixed.clone()
+        side[tensor] = 5 * made.source[tensor][:, fixed].contiguous()
     (made.folder / "compress_model").mkdir()
     save_file(side, made.folder / "compress_model" / "outliers.safetensors")
     assert error(made.folder, tmp_path / "out") < 1e-5
-    notes = built(made.folder).notes
-    assert "outlier columns are a dense product beside the codes" in notes
+    build = built(made.folder)
+    assert "outlier columns are a dense product beside the codes" in build.notes
+    kept = [name for name in build.graph.initializers if ".down_proj.outliers" in name]
+    assert kept == ["model.layers.0.mlp.down_proj.outliers.weight"]  # the other has none
 
 
 @pytest.mark.parametrize("preset", ["W8A8", "W8A8_STATIC"])
@@ -242,6 +245,8 @@ def test_scales_that_fp16_lacks_are_refused(llama: Path, tmp_path: Path) -> None
     save_file(tensors, made.folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(CheckpointError, match=r"up_proj has a scale of 1e\+06, which fp16 cannot"):
         written(made.folder, tmp_path / "out", Options("fp16"))
+    with pytest.raises(CheckpointError, match=r"up_proj.weight_scale has a scale of 1e\+06, which"):
+        GENAI.check(source(made.folder), Options("fp16"))  # before anything is written, too
 
 
 def test_files_are_as_small_as_codes_and_scales(llama: Path, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from compress.quant.scheme import QuantScheme
 from compress_exporters.exporter import Options, Proof
 from compress_exporters.genai import proof as proving
 from compress_exporters.genai.config import LENGTH, NAME
+from compress_exporters.genai.lowering import TOKENIZER
 from compress_exporters.onnx.saving import DATA, MODEL
 from forward_cases import LONGROPE
 from genai_graphs import GENAI, source, written
@@ -226,6 +227,19 @@ def test_generation_settings_of_the_source_are_kept(tmp_path: Path) -> None:
     assert told["model"]["context_length"] == 10_000
     (line,) = (x for x in made.notes if x.startswith("max_length"))
     assert line.endswith("up to 10000 tokens")
+
+
+@pytest.mark.parametrize("lacks", [(), ("tokenizer_config.json",), TOKENIZER], ids=len)
+def test_a_source_without_a_tokenizer_is_told(lacks: tuple[str, ...], tmp_path: Path) -> None:
+    folder = tiny_models.make("llama", tmp_path / "model")
+    for name in TOKENIZER:
+        (folder / name).touch()
+    for name in lacks:
+        (folder / name).unlink()
+    told = [x for x in GENAI.check(source(folder), Options()) if "tokenizer" in x]
+    assert len(told) == bool(lacks)
+    for line in told:
+        assert line.startswith(f"the source has no {' and no '.join(lacks)}, and onnxruntime-genai")
 
 
 def test_settings_that_cannot_be_read_are_refused_at_once(tmp_path: Path) -> None:

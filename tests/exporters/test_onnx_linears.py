@@ -208,10 +208,40 @@ def test_a_scale_that_fp16_lacks_is_refused(models: Callable[[str], Path], tmp_p
     tensors = load_file(folder / "model.safetensors")
     tensors["model.layers.0.mlp.up_proj.weight_scale"][3, 1] = 1e-9
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(
-        CheckpointError, match=r"up_proj.weight_scale has a scale of 9.97e-10, which"
-    ):
+    reason = r"up_proj.weight_scale has a scale of 9.97e-10, which"
+    with pytest.raises(CheckpointError, match=reason):
         error_of(folder, tmp_path / "out", Options(dtype="fp16"))
+    with pytest.raises(CheckpointError, match=reason):  # before anything is written, too
+        EXPORTERS["onnx"].check(source_of(folder), Options(dtype="fp16"))
+    EXPORTERS["onnx"].check(source_of(folder), Options())
+
+
+@pytest.mark.parametrize("scale", [1e-9, 1e6])
+def test_a_scale_of_inputs_that_fp16_lacks_is_refused(
+    scale: float, models: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = compressed_models.write(models("llama"), tmp_path / "model", PRESETS["FP8"]).folder
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.1.mlp.down_proj.input_scale"].fill_(scale)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    reason = r"^input model.layers.1.*/Mul.* has a scale of .*, which fp16 cannot hold; export wit"
+    with pytest.raises(CheckpointError, match=reason):
+        EXPORTERS["onnx"].check(source_of(folder), Options(dtype="fp16"))
+    EXPORTERS["onnx"].check(source_of(folder), Options())
+
+
+def test_a_check_reads_no_codes(
+    models: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = compressed_models.write(models("llama"), tmp_path / "model", G32).folder
+    source, read = source_of(folder), list[str]()
+    real = Checkpoint.read
+    monkeypatch.setattr(
+        Checkpoint, "read", lambda self, name: (read.append(name), real(self, name))[1]
+    )
+    EXPORTERS["onnx"].check(source, Options(dtype="fp16"))
+    assert sum(name.endswith(".weight_scale") for name in read) >= 14
+    assert not any(name.endswith((".weight_packed", "proj.weight")) for name in read)
 
 
 @pytest.fixture
@@ -256,6 +286,21 @@ def test_a_linear_whose_columns_are_all_fixed_is_dense(outliers: Path, tmp_path:
     build, error = error_of(outliers, tmp_path / "out")
     assert error.relative < 0.02
     assert operators(build)["MatMulInteger"] == 13
+
+
+def test_a_linear_without_fixed_columns_reads_inputs_as_they_lie(
+    outliers: Path, tmp_path: Path
+) -> None:
+    before = operators(built(outliers))["Gather"]
+    path = outliers / "compress_model" / "outliers.safetensors"
+    side, name = load_file(path), "model.layers.1.self_attn.o_proj."
+    side[name + "columns"] = side[name + "columns"][:0].clone()
+    side[name + "weight"] = side[name + "weight"][:, :0].clone()
+    save_file(side, path)
+    build, error = error_of(outliers, tmp_path / "out")
+    assert error.relative < 0.02
+    assert operators(build)["MatMulInteger"] == 14
+    assert operators(build)["Gather"] == before - 2  # one for the fixed ones, one for the others
 
 
 def test_a_graph_that_does_not_run_is_named(models: Callable[[str], Path], tmp_path: Path) -> None:

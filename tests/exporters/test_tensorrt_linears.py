@@ -22,6 +22,7 @@ from compress_exporters.onnx.measuring import Error
 from compress_exporters.onnx.running import Runner
 from compress_exporters.onnx.saving import MODEL, save
 from compress_exporters.reference import Reference, text
+from compress_exporters.table import EXPORTERS
 from compress_exporters.tensorrt.folding import folded
 from compress_exporters.tensorrt.lint import lint
 from compress_exporters.tensorrt.lowering import TENSORRT
@@ -118,8 +119,38 @@ def test_scales_below_zero_are_turned_in_eight_bits(wide: Path, tmp_path: Path) 
 
 def test_scales_below_zero_of_eight_bits_are_refused(wide: Path, tmp_path: Path) -> None:
     model = compressed_models.write(wide, tmp_path / "model", PRESETS["W8A16"]).folder
-    with pytest.raises(CheckpointError, match=r"q_proj.weight has scales below 0, and TensorRT"):
+    reason = r"q_proj.weight has scales below 0, and TensorRT"
+    with pytest.raises(CheckpointError, match=reason):
         written(model, tmp_path / "out")
+    with pytest.raises(CheckpointError, match=reason):  # before anything is written, too
+        EXPORTERS["tensorrt"].check(open_weights(Checkpoint.open(model)), Options())
+
+
+def test_eight_bits_without_the_least_code_are_turned(wide: Path, tmp_path: Path) -> None:
+    model = compressed_models.write(wide, tmp_path / "model", PRESETS["W8A16"]).folder
+    tensors = load_file(model / "model.safetensors")
+    for name, values in tensors.items():
+        if name.endswith(".weight_packed"):
+            values.view(torch.uint8).clamp_(min=1)  # bytes count from -128
+    save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
+    EXPORTERS["tensorrt"].check(open_weights(Checkpoint.open(model)), Options())
+    written(model, tmp_path / "out")
+    assert error_of(model, tmp_path / "out" / MODEL, inputs=False).largest < 1e-5
+
+
+def test_scales_that_fp16_lacks_are_refused(wide: Path, tmp_path: Path) -> None:
+    for scheme, refused in ((G64, True), (PRESETS["NVFP4A16"], False)):
+        model = positive(wide, tmp_path / scheme.describe(), scheme)
+        tensors = load_file(model / "model.safetensors")
+        part = "weight_global_scale" if scheme.is_fp4 else "weight_scale"
+        tensors[f"{UP}.{part}"].fill_(1e9 if scheme.is_fp4 else 1e-9)
+        save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
+        asked = open_weights(Checkpoint.open(model)), Options(dtype="fp16")
+        if not refused:  # its scales stay in fp32
+            EXPORTERS["tensorrt"].check(*asked)
+            continue
+        with pytest.raises(CheckpointError, match=r"up_proj.weight_scale has a scale of .* which"):
+            EXPORTERS["tensorrt"].check(*asked)
 
 
 @pytest.mark.parametrize("scheme", [PRESETS["NVFP4A16"], G64], ids=["NVFP4", "int4"])

@@ -57,7 +57,9 @@ def _coded(build: Build, spec: LinearSpec) -> Coded | None:
     order = None if beside.g_idx is None else beside.g_idx.long().argsort(stable=True)
     if order is not None:
         build.note("columns in act-order lie group after group, and inputs are put in that order")
-    columns = None if outliers is None else outliers.columns
+    columns = None if outliers is None or not len(outliers.columns) else outliers.columns
+    if columns is not None:
+        build.note("outlier columns are a dense product beside the codes")
     return Coded(how, order, beside.input_factor, columns)
 
 
@@ -67,8 +69,6 @@ def _tell(build: Build, scheme: QuantScheme, how: Layout) -> None:
     act = scheme.activation
     if act is None:
         return
-    if act.outliers == "calibrated":
-        build.note("outlier columns are a dense product beside the codes")
     level = build.options.accuracy_level
     build.note(
         f"inputs are not rounded as the checkpoint says ({act.describe()}):"

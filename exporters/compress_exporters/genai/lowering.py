@@ -16,6 +16,8 @@ from compress_exporters.onnx.build import Build, Lowering
 from compress_exporters.onnx.decoder import build_decoder
 from compress_exporters.onnx.rotary import context
 
+# Files that onnxruntime-genai's tokenizer is made of.
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 GENAI = Lowering(
     opsets=MappingProxyType({"": 23, CONTRIB: 1}),
     positions=True,
@@ -59,5 +61,12 @@ def notes(graph: Build) -> tuple[str, ...]:
         lines.append(
             f"max_length is {LENGTH} in genai_config.json, for which keys and values take memory at"
             f" once; a text can have up to {context(graph)} tokens"
+        )
+    beside = {path.name for path in graph.weights.checkpoint.side_files()}
+    missing = [name for name in TOKENIZER if name not in beside]
+    if missing:
+        lines.append(
+            f"the source has no {' and no '.join(missing)}, and onnxruntime-genai makes no"
+            " tokenizer without: it takes and gives numbers of tokens only"
         )
     return tuple(lines)

@@ -1,7 +1,7 @@
 """Quantized weights [K, N] as codes and scales behind DequantizeLinear: the numbers of
 QuantizedTensor.dequantize(), in whatever blocks."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 import onnx_ir as ir
@@ -173,6 +173,18 @@ def _laid_out(q: QuantizedTensor, values: Tensor) -> Tensor:
     if q.scheme.granularity == "block":
         values = values.repeat_interleave(q.scheme.rows_per_scale(n), dim=0)[:n]
     return values.t() if q.scheme.groups(k) > 1 else values.reshape(n)
+
+
+def require_scales(build: Build, linears: Iterable[LinearSpec]) -> None:
+    """CheckpointError for a scale that fp16 cannot hold, before anything is written; no codes are
+    read."""
+    source, dtype = build.weights, build.graph.dtype
+    if dtype == ir.DataType.FLOAT or not isinstance(source, CodedWeights):
+        return
+    for linear in linears:
+        weight = source.outlined(linear.tensor)
+        if weight is not None:
+            scale_in(_step(weight), dtype, f"{linear.name}.weight_scale")
 
 
 def scale_in(scale: Tensor, dtype: ir.DataType, name: str) -> Tensor:

@@ -83,11 +83,11 @@ def outliers(build: Build, spec: LinearSpec, x: ir.Value) -> ir.Value:
     assert isinstance(source, CodedWeights)
     kept = source.outliers(spec.tensor)
     assert kept is not None, "calibration fixed columns"
+    if not len(kept.columns):
+        return _beside(build, found, x, None)
     others = torch.ones(spec.shape[1], dtype=torch.bool)
     others[kept.columns] = False
     rest = others.nonzero().flatten()
-    if not len(kept.columns):
-        return _beside(build, found, x, rest)
 
     def read() -> ir.TensorProtocol:
         again = source.outliers(spec.tensor)
@@ -102,11 +102,10 @@ def outliers(build: Build, spec: LinearSpec, x: ir.Value) -> ir.Value:
     return build.graph.op(spec.name, "Add", _beside(build, found, x, rest), apart)
 
 
-def _beside(build: Build, found: Coded, x: ir.Value, rest: torch.Tensor) -> ir.Value:
-    """The product of the columns that calibration left in codes."""
-    return _integer_product(
-        build, found, by_absmax(build, picked(build, x, rest)), _int8(build, found, rest)
-    )
+def _beside(build: Build, found: Coded, x: ir.Value, rest: torch.Tensor | None) -> ir.Value:
+    """The product of the columns that calibration left in codes; None where it left all."""
+    some = x if rest is None else picked(build, x, rest)
+    return _integer_product(build, found, by_absmax(build, some), _int8(build, found, rest))
 
 
 def _int8(build: Build, found: Coded, columns: torch.Tensor | None) -> ir.Value:

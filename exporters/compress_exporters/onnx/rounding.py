@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+import torch
 from torch import Tensor
 
 from compress.quant.scheme import ActivationScheme
 from compress.quant.tensor import InputQuantization
 from compress_exporters.onnx.build import Build
-from compress_exporters.onnx.codes import Coded
+from compress_exporters.onnx.codes import Coded, scale_in
 from compress_exporters.onnx.dense import as_ir, rounded
 
 AT = "inputs"
@@ -86,11 +87,13 @@ def _rounded(build: Build, inputs: InputQuantization, x: ir.Value) -> ir.Value:
 
 
 def static(build: Build, x: ir.Value, scale: float, scheme: ActivationScheme) -> ir.Value:
-    """QuantizeLinear and DequantizeLinear with the one scale that calibration found."""
+    """QuantizeLinear and DequantizeLinear with the one scale that calibration found.
+    CheckpointError for one that fp16 cannot hold."""
     graph, build.rounds = build.graph, True
     dtype = ir.DataType.INT8 if scheme.type == "int" else ir.DataType.FLOAT8E4M3FN
     if scheme.type == "float":
         build.session[QDQ_OFF] = "1"
+    scale_in(torch.tensor(scale), graph.dtype, f"input {x.name}")
     step = graph.number(scale)
 
     def make() -> ir.Value:

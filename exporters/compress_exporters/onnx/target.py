@@ -29,9 +29,13 @@ FUSED = (
 def check(source: Source, options: Options) -> tuple[str, ...]:
     require(NAME, EXTRA, "onnx", "onnx_ir", "onnxruntime")
     from compress_exporters.onnx.canonical import CANONICAL
+    from compress_exporters.onnx.codes import require_scales
     from compress_exporters.onnx.decoder import build_decoder
 
-    return notes_of(build_decoder(source, options, CANONICAL))
+    build = build_decoder(source, options, CANONICAL)
+    # The embedding is decoded.
+    require_scales(build, (x for x in source.spec.all_linears() if x.role != "embedding"))
+    return notes_of(build)
 
 
 def notes_of(build: "Build") -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from compress.formats.weights import CodedWeights
 from compress.quant.scheme import QuantScheme
 from compress.quant.tensor import OutlierColumns, QuantizedTensor
 from compress_exporters.onnx.build import Build
-from compress_exporters.onnx.codes import Coded, coded, scale_in
+from compress_exporters.onnx.codes import Coded, coded, require_scales, scale_in
 from compress_exporters.onnx.dense import as_ir, rounded
 from compress_exporters.onnx.integers import as_integers
 from compress_exporters.onnx.linear import Product, dense
@@ -51,6 +51,22 @@ def outliers(build: Build, spec: LinearSpec, x: ir.Value) -> ir.Value:
 LINEARS: Mapping[str, Product] = MappingProxyType(
     {"dense": dense, "codes": codes, "integers": codes, "outliers": outliers}
 )
+
+
+def require_numbers(build: Build) -> None:
+    """CheckpointError for scales and codes that cannot be said, before anything is written. Codes
+    are read of weights with scales below 0 only."""
+    source = build.weights
+    if not isinstance(source, CodedWeights):
+        return
+    for linear in source.spec.all_linears():
+        weight = None if linear.role == "embedding" else source.outlined(linear.tensor)
+        if weight is None:
+            continue
+        if not weight.scheme.is_fp4:  # whose scales stay what they are
+            require_scales(build, (linear,))
+        if bool((weight.scale.float() < 0).any()):
+            _turned(build.quantized(linear.tensor), linear.tensor)
 
 
 def _inputs(build: Build, linear: Coded, x: ir.Value) -> ir.Value:

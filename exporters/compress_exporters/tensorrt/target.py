@@ -23,7 +23,11 @@ NO_ENGINE = "no engine was built; TENSORRT.md says how"
 
 def check(source: Source, options: Options) -> tuple[str, ...]:
     require(NAME, EXTRA, "onnx", "onnx_ir", "onnxruntime")
-    return tuple(_build(source, options).notes)
+    from compress_exporters.tensorrt.linears import require_numbers
+
+    build = _build(source, options)
+    require_numbers(build)
+    return tuple(build.notes)
 
 
 def size(source: Source, options: Options) -> int:
