@@ -8,6 +8,7 @@ from typing import Literal
 
 from compress.errors import DependencyError
 from compress.formats.weights import CodedWeights, DenseWeights
+from compress_exporters.packages import too_old
 
 Source = DenseWeights | CodedWeights
 # (what was just written, how many of them are, of how many).
@@ -107,10 +108,15 @@ AGAIN = "look after the disk, then export again"
 
 
 def require(target: str, extra: str, *modules: str) -> None:
-    """DependencyError, with the extra to install, unless the modules can be imported."""
+    """DependencyError, with the extra to install, unless the modules are there and new enough."""
     missing = [name for name in modules if find_spec(name) is None]
     if missing:
         raise DependencyError(
             f"{target} needs {', '.join(missing)}; install it with"
             f' `pip install "compress-model[{extra}]"`'
         )
+    for name in modules:
+        if (old := too_old(name)) is not None:
+            raise DependencyError(
+                f'{target} needs {old}; run `pip install -U "compress-model[{extra}]"`'
+            )

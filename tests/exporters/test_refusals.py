@@ -1,0 +1,220 @@
+"""What the targets refuse, and what they must not: one line each, the same with --dry-run."""
+
+import tomllib
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import compressed_models
+import tiny_models
+from compress.arch.activations import ACTIVATIONS as KNOWN
+from compress.cli.main import main
+from compress.quant.scheme import QuantScheme
+from compress_exporters import packages
+from compress_exporters.onnx.activations import ACTIVATIONS
+from compress_exporters.table import EXPORTERS
+from exports import SYM
+from forward_cases import rope
+from tensorrt_graphs import G64, positive
+
+GRAPHS = ("onnx", "onnx-genai", "tensorrt")
+REPO = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Any:
+    """The one line of an export that is refused, with and without --dry-run; nothing is left."""
+
+    def line(folder: Path, target: str) -> str:
+        out = tmp_path / "refused"
+        asked = ["export", str(folder), "--to", target, "-o", str(out)]
+        found = set()
+        capsys.readouterr()  # of who made the model
+        for options in (["--dry-run"], []):
+            assert main([*asked, *options]) == 2
+            told = capsys.readouterr()
+            assert told.out == ""
+            found.add(told.err)
+        assert not out.exists()
+        assert not list(tmp_path.glob("refused*"))
+        (text,) = found
+        assert text.startswith("error: ")
+        assert text.count("\n") == 1
+        return text.removeprefix("error: ").rstrip()
+
+    return line
+
+
+# Latent attention (MLA), of transformers' own classes.
+LATENT = {
+    "kv_lora_rank": 32,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 16,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
+}
+RANKS = {"deepseek_v2": None, "deepseek_v3": 48}
+
+
+@pytest.fixture(scope="module")
+def latent(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    base = tmp_path_factory.mktemp("latent")
+    sizes = {"vocab_size": tiny_models.VOCAB, "hidden_size": 64, "intermediate_size": 96}
+    sizes |= {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4}
+    for family, rank in RANKS.items():
+        config = AutoConfig.for_model(family, **sizes, **LATENT, q_lora_rank=rank)
+        torch.manual_seed(0)
+        AutoModelForCausalLM.from_config(config).save_pretrained(base / family)
+    return {family: base / family for family in RANKS}
+
+
+TABLE = "model type {!r} is in no table of forwards; it runs in transformers only, known are llama,"
+LATENT_LINES = {
+    "onnx": TABLE,
+    "onnx-genai": (
+        "kv_lora_rank is 32: latent attention (MLA) has no operator in onnx-genai; keep a"
+        " checkpoint format, such as --to compressed-tensors"
+    ),
+    "tensorrt": TABLE,
+    "gguf": "model type {!r} has no architecture in GGUF that is known here; known are llama,",
+}
+
+
+@pytest.mark.parametrize("target", EXPORTERS)
+@pytest.mark.parametrize("family", RANKS)
+def test_latent_attention(family: str, target: str, latent: dict[str, Path], refused: Any) -> None:
+    assert refused(latent[family], target).startswith(LATENT_LINES[target].format(family))
+
+
+def test_every_activation_that_we_compute_is_in_a_graph() -> None:
+    assert set(ACTIVATIONS) == set(KNOWN)
+
+
+DYNAMIC = rope(rope_type="dynamic", factor=2.0)
+OPERATORS = {
+    "tensorrt": (DYNAMIC, "rope_type 'dynamic' computes its frequencies in 64 bits"),
+    "gguf": ({"hidden_act": "gelu"}, "the activation is 'gelu'; GGUF's llama computes"),
+    "onnx-genai": ({"head_dim": 12}, "heads have 12 numbers, and onnx-genai's attention"),
+    "onnx": ({"hidden_act": "laplace"}, "config.json: hidden_act is 'laplace'"),
+}
+
+
+@pytest.mark.parametrize("target", EXPORTERS)
+def test_what_a_target_cannot_compute(target: str, refused: Any, tmp_path: Path) -> None:
+    options, words = OPERATORS[target]
+    folder = tiny_models.make("llama", tmp_path / "model", **options)
+    assert words in refused(folder, target)
+
+
+GROUPS = {
+    "onnx-genai": (
+        "model.layers.0.self_attn.q_proj has groups of 24 columns, and onnx-genai has blocks of 16,"
+        " 32, 64, 128; take a multiple of 16, or export to onnx"
+    ),
+    "tensorrt": (
+        "model.layers.0.self_attn.q_proj.weight (int4 sym g24) has 64 columns, which are no whole"
+        " groups of 24; quantize with"
+    ),
+}
+
+
+@pytest.mark.parametrize("target", EXPORTERS)
+def test_groups_that_do_not_divide_a_row(
+    target: str, refused: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Refused where there are blocks only; onnx has a short last group, gguf dense weights."""
+    source = tiny_models.make("llama", tmp_path / "source", dtype="fp16")
+    scheme = QuantScheme(group_size=24)
+    folder = compressed_models.write(source, tmp_path / "model", scheme).folder
+    if target in GROUPS:
+        assert refused(folder, target).startswith(GROUPS[target])
+        return
+    assert main(["export", str(folder), "--to", target, "-o", str(tmp_path / "out")]) == 0
+    assert "proved" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("target", EXPORTERS)
+def test_a_vocabulary_as_large_as_the_middle_of_an_mlp_and_the_hidden_size(
+    target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Shapes tell nothing apart, dense or quantized, head and embedding too."""
+    same = {"hidden_size": 128, "intermediate_size": 128, "vocab_size": 128}
+    source = tiny_models.make("llama", tmp_path / "source", dtype="fp16", **same)
+    scheme = G64 if target == "tensorrt" else SYM
+    positive(source, tmp_path / "coded", scheme, head=scheme)
+    for folder in (source, tmp_path / "coded"):
+        out = tmp_path / "out"
+        asked = ["export", str(folder), "--to", target, "-o", str(out), "--overwrite"]
+        assert main([*asked, *(["--accuracy-level", "0"] if target == "onnx-genai" else [])]) == 0
+        told = capsys.readouterr().out
+        assert "  proved   logits" in told, told
+
+
+@pytest.mark.parametrize(
+    ("target", "module"),
+    [
+        *((x, y) for x in GRAPHS for y in packages.PACKAGES if y != "gguf"),
+        ("gguf", "gguf"),
+    ],
+)
+def test_packages_that_are_too_old(
+    target: str, module: str, refused: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = packages.PACKAGES[module]
+    installed = packages.version
+
+    def version(name: str) -> str:
+        return "0.9.1" if name in package.distributions else installed(name)
+
+    monkeypatch.setattr(packages, "version", version)
+    extra = "gguf" if target == "gguf" else "onnx"
+    folder = tiny_models.make("llama", tmp_path / "model")
+    assert refused(folder, target) == (
+        f"{target} needs {package.distributions[0]} {package.least} or newer, which knows"
+        f" {package.knows}, and 0.9.1 is installed; run `pip install -U"
+        f' "compress-model[{extra}]"`'
+    )
+
+
+@pytest.mark.parametrize(
+    ("versions", "old"),
+    [
+        ({"onnxruntime": "1.22.4"}, True),
+        ({"onnxruntime": "1.23.0"}, False),
+        ({"onnxruntime": "1.31.1.dev20261101"}, False),
+        ({"onnxruntime": "2.0"}, False),
+        ({"onnxruntime-gpu": "1.9"}, True),
+        ({"onnxruntime": "1.9", "onnxruntime-gpu": "1.30"}, False),
+        ({}, False),  # of a distribution that nobody knows
+    ],
+)
+def test_which_versions_are_too_old(
+    versions: dict[str, str], old: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def version(name: str) -> str:
+        if name not in versions:
+            raise PackageNotFoundError(name)
+        return versions[name]
+
+    monkeypatch.setattr(packages, "version", version)
+    assert (packages.too_old("onnxruntime") is not None) == old
+
+
+def test_the_oldest_versions_are_those_of_the_extras() -> None:
+    project = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    asked = {x for extra in ("onnx", "onnx-gpu", "gguf") for x in extras[extra]}
+    for package in packages.PACKAGES.values():
+        for name in package.distributions:
+            assert f"{name}>={package.least}" in asked
