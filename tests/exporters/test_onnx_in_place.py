@@ -89,7 +89,18 @@ def test_numbers_of_16_bits_are_made_wide_in_the_graph(tmp_path: Path) -> None:
     types = {x.data_type for x in initializers(model).values() if place(x) == FILE}
     assert types == {onnx.TensorProto.BFLOAT16}
     nodes = onnx.load(model / MODEL, load_external_data=False).graph.node
-    assert sum(node.op_type == "Cast" and "proj" in node.name for node in nodes) == 14
+    casts = [node for node in nodes if node.op_type == "Cast" and "proj" in node.name]
+    assert len(casts) == 14
+    assert all("Transpose" in node.input[0] for node in casts)
+
+
+def test_a_table_is_looked_up_as_it_is(tmp_path: Path) -> None:
+    """So that ONNX Runtime makes no copy of it."""
+    model = tiny_models.make("llama", tmp_path / "model", dtype="bf16")
+    export(model)
+    nodes = onnx.load(model / MODEL, load_external_data=False).graph.node
+    (found,) = (node for node in nodes if "model.embed_tokens.weight" in node.input)
+    assert found.op_type == "Gather"
 
 
 @pytest.mark.parametrize(("dtype", "code"), [("bf16", "BF16"), ("fp32", "F32")])

@@ -9,7 +9,7 @@ from torch import Tensor
 from compress.errors import CheckpointError
 from compress_exporters.decoded import decoded
 from compress_exporters.onnx.build import Build
-from compress_exporters.onnx.linked import linked
+from compress_exporters.onnx.linked import linked, wide
 
 TORCH = {ir.DataType.FLOAT: torch.float32, ir.DataType.FLOAT16: torch.float16}
 
@@ -20,7 +20,18 @@ def stored(build: Build, tensor: str, shape: Sequence[int] | None = None) -> ir.
     shape: None for what the checkpoint says.
     """
     there = linked(build, tensor)
-    return written(build, tensor, shape=shape) if there is None else there
+    if there is None:
+        return written(build, tensor, shape=shape)
+    return wide(build, tensor.removesuffix(".weight"), there, tensor)
+
+
+def turned(build: Build, at: str, tensor: str) -> ir.Value | None:
+    """The transpose of a matrix that stays where it is; None for one that does not."""
+    there = linked(build, tensor)
+    if there is None:
+        return None
+    # Turned while it is narrow, which takes less memory when ONNX Runtime does it.
+    return wide(build, at, build.graph.op(at, "Transpose", there, perm=[1, 0]), tensor)
 
 
 def written(

@@ -5,7 +5,8 @@ import onnx_ir as ir
 
 from compress.formats.weights import CodedWeights
 from compress_exporters.onnx.build import Build
-from compress_exporters.onnx.dense import stored
+from compress_exporters.onnx.dense import stored, turned
+from compress_exporters.onnx.linked import linked, wide
 
 
 def embedding(build: Build) -> ir.Value:
@@ -13,8 +14,16 @@ def embedding(build: Build) -> ir.Value:
     at, source = build.spec.embedding.removesuffix(".weight"), build.weights
     if isinstance(source, CodedWeights) and source.is_quantized(at):
         build.note("the token embedding is written decoded")
-    rows = build.graph.op(at, "Gather", embedding_weight(build), build.input("input_ids"), axis=0)
-    return placed(build, rows)
+    return placed(build, _rows(build, at))
+
+
+def _rows(build: Build, at: str) -> ir.Value:
+    graph, ids, tensor = build.graph, build.input("input_ids"), build.spec.embedding
+    there = linked(build, tensor)
+    if there is None:
+        return graph.op(at, "Gather", embedding_weight(build), ids, axis=0)
+    # Only what was looked up is made wide, so that the table stays where it is for good.
+    return wide(build, at, graph.op(at, "Gather", there, ids, axis=0), tensor)
 
 
 def placed(build: Build, hidden: ir.Value) -> ir.Value:
@@ -45,8 +54,10 @@ def head(build: Build, x: ir.Value) -> ir.Value:
     """Logits, fp32 [B, S, rows of the head]."""
     graph, own = build.graph, build.spec.head_linear()
     if own is None:
-        turned = graph.op("head", "Transpose", embedding_weight(build), perm=[1, 0])
-        logits = graph.op("head", "MatMul", x, turned)
+        weight = turned(build, "head", build.spec.embedding)
+        if weight is None:
+            weight = graph.op("head", "Transpose", embedding_weight(build), perm=[1, 0])
+        logits = graph.op("head", "MatMul", x, weight)
     else:
         logits = build.lowering.linear(build, own, x)
     return capped(build, logits)

@@ -13,9 +13,8 @@ from compress.arch.spec import LinearSpec
 from compress.formats.weights import CodedWeights
 from compress_exporters.onnx.build import Build
 from compress_exporters.onnx.codes import Coded, coded, dequantized, scales
-from compress_exporters.onnx.dense import as_ir, rounded, stored, written
+from compress_exporters.onnx.dense import as_ir, rounded, stored, turned, written
 from compress_exporters.onnx.integers import as_integers
-from compress_exporters.onnx.linked import linked
 from compress_exporters.onnx.rounding import by_absmax, by_token, picked, prepared
 
 # (build, linear, x [B, S, K]) -> [B, S, N], the bias left out.
@@ -58,10 +57,8 @@ def dense_weight(build: Build, spec: LinearSpec) -> ir.Value:
     n, k = spec.shape
     if spec.transposed:
         return stored(build, spec.tensor, (k, n))
-    there = linked(build, spec.tensor)
-    if there is not None:
-        return build.graph.op(spec.name, "Transpose", there, perm=[1, 0])
-    return written(build, spec.tensor, lambda x: x.t(), (k, n))
+    there = turned(build, spec.name, spec.tensor)
+    return written(build, spec.tensor, lambda x: x.t(), (k, n)) if there is None else there
 
 
 def codes(build: Build, spec: LinearSpec, x: ir.Value) -> ir.Value:

@@ -20,8 +20,8 @@ CODES: Mapping[str, ir.DataType] = MappingProxyType(
 
 
 def linked(build: Build, tensor: str) -> ir.Value | None:
-    """A weight where it lies, cast in the graph where that is of a wider type; None for one that
-    has to be written, and where nobody asked."""
+    """A weight where it lies, in its own type; None for one that has to be written, and where
+    nobody asked."""
     info = build.weights.checkpoint.tensors.get(tensor)
     if not build.options.in_place or info is None or _is_coded(build, tensor):
         return None
@@ -35,7 +35,7 @@ def linked(build: Build, tensor: str) -> ir.Value | None:
     if info.start % dtype.itemsize:
         copied(build, tensor, "they begin at no multiple of a number's size")
         return None
-    value = graph.linked(
+    return graph.linked(
         ir.ExternalTensor(
             info.file,
             info.start,
@@ -46,10 +46,16 @@ def linked(build: Build, tensor: str) -> ir.Value | None:
             base_dir=build.weights.checkpoint.path,
         )
     )
-    if dtype == graph.dtype:
+
+
+def wide(build: Build, at: str, value: ir.Value, tensor: str) -> ir.Value:
+    """What was made of a weight in its own type, in the graph's. at: as for Graph.op."""
+    info, graph = build.weights.checkpoint.tensors[tensor], build.graph
+    if CODES[info.dtype] == graph.dtype:
         return value
-    at, wide = tensor.removesuffix(".weight"), int(graph.dtype)
-    return build.once(f"cast {tensor}", lambda: graph.op(at, "Cast", value, to=wide))
+    return build.once(
+        f"wide {value.name}", lambda: graph.op(at, "Cast", value, to=int(graph.dtype))
+    )
 
 
 def _is_coded(build: Build, tensor: str) -> bool:
