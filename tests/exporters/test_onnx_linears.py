@@ -21,7 +21,7 @@ from compress.quant.scheme import PRESETS, ActivationScheme, QuantScheme
 from compress_exporters.exporter import Options
 from compress_exporters.onnx.build import Build
 from compress_exporters.onnx.checks import EXACT, require_form
-from compress_exporters.onnx.codes import coded
+from compress_exporters.onnx.codes import block_of, coded
 from compress_exporters.onnx.integers import as_integers
 from compress_exporters.onnx.measuring import Error
 from compress_exporters.onnx.running import Runner
@@ -37,6 +37,8 @@ WEIGHTS: dict[str, tuple[QuantScheme, ir.DataType]] = {
     "int4": (G32, ir.DataType.INT4),
     "int4 asymmetric": (replace(G32, symmetric=False), ir.DataType.UINT4),
     "int4, groups that do not divide": (QuantScheme(group_size=40), ir.DataType.INT4),
+    "int4, groups of several blocks": (QuantScheme(group_size=48), ir.DataType.INT4),
+    "int8, odd groups": (QuantScheme(bits=8, group_size=25, symmetric=False), ir.DataType.UINT8),
     "int2": (replace(G32, bits=2, symmetric=False), ir.DataType.UINT4),
     "int3": (replace(G32, bits=3), ir.DataType.INT4),
     "int5 asymmetric": (replace(G32, bits=5, symmetric=False), ir.DataType.UINT8),
@@ -101,6 +103,23 @@ def test_weights_are_the_numbers_of_their_codes(
     stored = build.graph.initializers["model.layers.1.mlp.down_proj.weight"]
     assert (stored.dtype, tuple(stored.shape or ())) == (dtype, (96, 64))
     assert [bool(build.graph.opsets), build.rounds] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("group", "block"),
+    [(16, 16), (24, 8), (25, 25), (32, 32), (40, 8), (48, 16), (96, 32), (128, 128), (512, 256)],
+)
+def test_groups_are_blocks_of_powers_of_two(group: int, block: int) -> None:
+    assert block_of(group) == block
+
+
+@pytest.mark.parametrize(("group", "reason"), [(40, {"groups of 40"}), (48, set()), (96, set())])
+def test_blocks_that_are_decoded_are_told(
+    group: int, reason: set[str], models: Callable[[str], Path], tmp_path: Path
+) -> None:
+    scheme = QuantScheme(group_size=group)
+    folder = compressed_models.write(models("llama"), tmp_path / "model", scheme).folder
+    assert set(built(folder).unfused) == reason
 
 
 def test_a_graph_in_the_making_has_no_numbers_of_weights(

@@ -38,6 +38,8 @@ CASES: dict[str, tuple[str, dict[str, Any], QuantScheme | None]] = {
     ),
     "int4": ("llama", {}, G32),
     "int4 asymmetric": ("qwen2", {}, replace(G32, symmetric=False)),
+    "int4 in groups of 48": ("llama", {"hidden_size": 96}, QuantScheme(group_size=48)),
+    "int8 in groups of 24": ("llama", {}, QuantScheme(bits=8, group_size=24)),
     "int8": ("phi3", {}, PRESETS["W8A16"]),
     "NVFP4": ("llama", {}, PRESETS["NVFP4A16"]),
     "FP8 with inputs as they are": ("llama", {}, PRESETS["FP8_DYNAMIC"]),

@@ -46,6 +46,11 @@ class Coded:
         """Whether a row has several scales."""
         return self.scheme.groups(self.spec.shape[1]) > 1
 
+    @property
+    def block(self) -> int:
+        """Columns that share a scale in the graph, where rows have several."""
+        return block_of(self.scheme.columns_per_scale(self.spec.shape[1]))
+
 
 def coded(build: Build, spec: LinearSpec) -> Coded:
     """What lies beside the codes of a quantized linear, read once."""
@@ -56,6 +61,17 @@ def coded(build: Build, spec: LinearSpec) -> Coded:
 
 # Blocks that ONNX Runtime multiplies with as they are; others it decodes at every step.
 MULTIPLIED = (16, 32, 64, 128, 256)
+
+
+def block_of(group: int) -> int:
+    """Columns of a block: the largest power of two that a group is a multiple of, up to 256.
+
+    So ONNX Runtime multiplies with groups of 48, too; and OpenVINO 2026.4 computes other blocks
+    wrong where tokens are few: of 4 bits most above 32 that are no multiple of it, of 8 bits those
+    that are no multiple of 4. An odd group stays one block.
+    """
+    part = min(group & -group, MULTIPLIED[-1])
+    return part if part > 1 else group
 
 
 def dequantized(build: Build, linear: Coded, columns: Tensor | None = None) -> ir.Value:
@@ -80,30 +96,30 @@ def dequantized(build: Build, linear: Coded, columns: Tensor | None = None) -> i
                 "weight_zero_point",
                 dtype,
                 shape,
-                lambda q: as_integers(_laid_out(q, _zero(q)), dtype),
+                lambda q: as_integers(_laid_out(linear, q, _zero(q)), dtype),
             )
         )
     if scheme.type == "float" and not scheme.is_fp4:
         build.unfused["weights of 8-bit floats"] = "ONNX Runtime decodes them at every step"
     if linear.grouped:
-        size = scheme.columns_per_scale(linear.spec.shape[1])
-        if size not in MULTIPLIED:
-            build.unfused[f"groups of {size}"] = "ONNX Runtime decodes them at every step"
-        return build.graph.op(at, "DequantizeLinear", *inputs, axis=0, block_size=size)
+        if linear.block not in MULTIPLIED:
+            group = scheme.columns_per_scale(linear.spec.shape[1])
+            build.unfused[f"groups of {group}"] = "ONNX Runtime decodes them at every step"
+        return build.graph.op(at, "DequantizeLinear", *inputs, axis=0, block_size=linear.block)
     if scheme.granularity == "tensor":
         return build.graph.op(at, "DequantizeLinear", *inputs)
     return build.graph.op(at, "DequantizeLinear", *inputs, axis=1)
 
 
 def scales(build: Build, linear: Coded) -> ir.Value:
-    """What a code is worth, in the graph's dtype: [groups, N], [N] of whole rows, or a scalar."""
+    """What a code is worth, in the graph's dtype: [blocks, N], [N] of whole rows, or a scalar."""
     (n, k), scheme, dtype = linear.spec.shape, linear.scheme, build.graph.dtype
-    shape: tuple[int, ...] = (scheme.groups(k), n) if linear.grouped else (n,)
+    shape: tuple[int, ...] = (-(-k // linear.block), n) if linear.grouped else (n,)
     shape = () if scheme.granularity == "tensor" else shape
 
     def read(q: QuantizedTensor) -> ir.TensorProtocol:
         name = f"{linear.spec.name}.weight_scale"
-        return as_ir(scale_in(_laid_out(q, _step(q)), dtype, name))
+        return as_ir(scale_in(_laid_out(linear, q, _step(q)), dtype, name))
 
     return _initializer(build, linear, "weight_scale", dtype, shape, read)
 
@@ -165,14 +181,17 @@ def _zero(q: QuantizedTensor) -> Tensor:
     return q.zero
 
 
-def _laid_out(q: QuantizedTensor, values: Tensor) -> Tensor:
+def _laid_out(linear: Coded, q: QuantizedTensor, values: Tensor) -> Tensor:
     """Scales or zero points as DequantizeLinear reads them."""
     n, k = q.shape
     if q.scheme.granularity == "tensor":
         return values.reshape(())
     if q.scheme.granularity == "block":
         values = values.repeat_interleave(q.scheme.rows_per_scale(n), dim=0)[:n]
-    return values.t() if q.scheme.groups(k) > 1 else values.reshape(n)
+    if not linear.grouped:
+        return values.reshape(n)
+    first = torch.arange(0, k, linear.block) // q.scheme.columns_per_scale(k)
+    return values.t()[first]
 
 
 def require_scales(build: Build, linears: Iterable[LinearSpec]) -> None:
