@@ -106,11 +106,14 @@ def test_weights_are_the_numbers_of_their_codes(
 
 
 @pytest.mark.parametrize(
-    ("group", "block"),
-    [(16, 16), (24, 8), (25, 25), (32, 32), (40, 8), (48, 16), (96, 32), (128, 128), (512, 256)],
+    ("group", "columns", "block"),
+    [
+        *((16, 64, 16), (24, 48, 8), (25, 100, 25), (32, 96, 32), (40, 80, 8), (48, 96, 16)),
+        *((96, 192, 32), (512, 1024, 256), (64, 96, 32), (40, 64, 8), (40, 99, 40)),
+    ],
 )
-def test_groups_are_blocks_of_powers_of_two(group: int, block: int) -> None:
-    assert block_of(group) == block
+def test_groups_are_blocks_of_powers_of_two(group: int, columns: int, block: int) -> None:
+    assert block_of(group, columns) == block
 
 
 @pytest.mark.parametrize(("group", "reason"), [(40, {"groups of 40"}), (48, set()), (96, set())])

@@ -46,7 +46,8 @@ CASES: dict[str, tuple[str, dict[str, Any], QuantScheme | None]] = {
     "W8A8": ("llama", {}, PRESETS["W8A8"]),
     "W8A8 static": ("llama", {}, PRESETS["W8A8_STATIC"]),
     "FP8": ("llama", {}, PRESETS["FP8"]),
-    "groups that do not divide": ("llama", {}, QuantScheme(group_size=40)),
+    "int4 in groups that do not divide": ("llama", {}, QuantScheme(group_size=40)),
+    "odd groups that do not divide": ("llama", {}, QuantScheme(group_size=25)),
 }
 # For TensorRT: some of them, and codes in blocks and rows as it has them.
 FOR_TENSORRT = {
@@ -64,7 +65,7 @@ GRAPHS = {
 ROUNDED = ("onnx W8A8",)
 OTHERWISE = {
     "onnx FP8": "as it rounds inputs with fixed E4M3 scales in its own way",
-    "onnx groups that do not divide": "does not open the graph: ",
+    "onnx odd groups that do not divide": "does not open the graph: ",
 }
 
 

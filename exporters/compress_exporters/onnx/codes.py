@@ -1,6 +1,7 @@
 """Quantized weights [K, N] as codes and scales behind DequantizeLinear: the numbers of
 QuantizedTensor.dequantize(), in whatever blocks."""
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
@@ -49,7 +50,8 @@ class Coded:
     @property
     def block(self) -> int:
         """Columns that share a scale in the graph, where rows have several."""
-        return block_of(self.scheme.columns_per_scale(self.spec.shape[1]))
+        columns = self.spec.shape[1]
+        return block_of(self.scheme.columns_per_scale(columns), columns)
 
 
 def coded(build: Build, spec: LinearSpec) -> Coded:
@@ -63,14 +65,15 @@ def coded(build: Build, spec: LinearSpec) -> Coded:
 MULTIPLIED = (16, 32, 64, 128, 256)
 
 
-def block_of(group: int) -> int:
-    """Columns of a block: the largest power of two that a group is a multiple of, up to 256.
+def block_of(group: int, columns: int) -> int:
+    """Columns of a block: the largest power of two, up to 256, that divides a group and the row.
 
-    So ONNX Runtime multiplies with groups of 48, too; and OpenVINO 2026.4 computes other blocks
-    wrong where tokens are few: of 4 bits most above 32 that are no multiple of it, of 8 bits those
-    that are no multiple of 4. An odd group stays one block.
+    So ONNX Runtime multiplies with groups of 48, too. OpenVINO 2026.4 opens no blocks that do not
+    divide the row, and where tokens are few computes others wrong: of 4 bits most above 32 that are
+    no multiple of it, of 8 bits those that are no multiple of 4. An odd group stays one block.
     """
-    part = min(group & -group, MULTIPLIED[-1])
+    both = math.gcd(group, columns)
+    part = min(both & -both, MULTIPLIED[-1])
     return part if part > 1 else group
 
 
