@@ -68,8 +68,8 @@ def _packed(build: Build, block: BlockSpec) -> Stack | None:
     how, rope = build.how, build.how.layers[block.index].rope
     roles = {linear.role: linear for linear in block.linears}
     if how.norms.q is not None:
-        reason = "queries and keys have norms, which attention computes on GPUs only"
-        build.unfused["packed q/k/v"] = reason
+        norms = "queries and keys have norms, which attention computes on GPUs only"
+        build.unfused["packed q/k/v"] = norms
         return None
     if rope is not None and (reason := unrotated(how, rope, build.options)):
         build.unfused["rotation in attention, packed q/k/v"] = reason
