@@ -208,12 +208,29 @@ def test_other_ways_are_refused(folder: Path, case: str) -> None:
     assert refused(folder) == words + REMEDY
 
 
-def test_other_models_are_refused(folder: Path) -> None:
-    model = {"type": "WordLevel", "vocab": {"<|endoftext|>": 0}, "unk_token": "<|endoftext|>"}
-    change(folder, "tokenizer.json", model=model, pre_tokenizer={"type": "Whitespace"})
+MODELS: dict[str, dict[str, Any]] = {
+    "WordLevel": {"vocab": {"<|endoftext|>": 0}, "unk_token": "<|endoftext|>"},
+    "Unigram": {"vocab": [["<|endoftext|>", 0.0], ["a", -1.0]], "unk_id": 0},
+    "WordPiece": {
+        "vocab": {"<|endoftext|>": 0},
+        "unk_token": "<|endoftext|>",
+        "continuing_subword_prefix": "##",
+        "max_input_chars_per_word": 100,
+    },
+}
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_other_models_are_refused(folder: Path, kind: str) -> None:
+    change(
+        folder,
+        "tokenizer.json",
+        model={"type": kind} | MODELS[kind],
+        pre_tokenizer={"type": "Whitespace"},
+    )
     assert refused(folder) == (
-        "its model is 'WordLevel'; GGUF's tokenizers have BPE, byte-level or as sentencepiece has"
-        f" it{REMEDY}"
+        f"its model is '{kind}'; GGUF's tokenizers have BPE for decoders, byte-level or as"
+        f" sentencepiece has it{REMEDY}"
     )
 
 
@@ -234,10 +251,17 @@ def test_a_template_around_texts(folder: Path) -> None:
 
 def test_without_tokenizer_json(folder: Path) -> None:
     (folder / "tokenizer.json").unlink()
-    assert refused(folder) == (
-        f"{folder} has no tokenizer.json, and a GGUF file carries its tokenizer; save it with"
-        " transformers' AutoTokenizer first"
-    )
+    text = f"{folder} has no tokenizer.json, and a GGUF file carries its tokenizer; "
+    assert refused(folder) == text + "copy it from the model that this one was made of"
+    for name, needs in (
+        ("vocab.json", ""),
+        ("tokenizer.model", ", where sentencepiece is installed"),
+    ):
+        (folder / name).write_text("{}")
+        assert refused(folder) == text + (
+            f"transformers makes one of {name}{needs}: AutoTokenizer.from_pretrained('{folder}')"
+            f".save_pretrained('{folder}')"
+        )
 
 
 def test_more_tokens_than_rows(folder: Path) -> None:

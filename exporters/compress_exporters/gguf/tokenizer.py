@@ -20,6 +20,8 @@ from compress_exporters.gguf.fields import Field, Fields
 from compress_exporters.gguf.sentencepiece import sentencepiece
 from compress_exporters.gguf.tokens import CONTROL, UNUSED, USER_DEFINED, Words, refusal
 
+# Files of slow tokenizers, of which transformers makes fast ones.
+_OLDER = ("tokenizer.model", "vocab.json", "spiece.model")
 # llama.cpp takes a model for Phi-3 by its name, and then expects these tokens.
 _PHI_NAMES, _PHI_TOKENS = ("phi-3", "phi3"), {"</s>", "<unk>", "<s>", "<|endoftext|>"}
 
@@ -45,8 +47,8 @@ def vocabulary(source: Source) -> Vocabulary:
     file = folder / "tokenizer.json"
     if not file.is_file():
         raise CheckpointError(
-            f"{folder} has no tokenizer.json, and a GGUF file carries its tokenizer; save it with"
-            " transformers' AutoTokenizer first"
+            f"{folder} has no tokenizer.json, and a GGUF file carries its tokenizer;"
+            f" {_remedy(folder)}"
         )
     stored, tokenizer = read_object(file), load_tokenizer(folder)
     words = _words(stored, file)
@@ -70,6 +72,19 @@ def vocabulary(source: Source) -> Vocabulary:
     return Vocabulary(frozenset(texts), fields, (*words.notes, *_stripping(stored)))
 
 
+def _remedy(folder: Path) -> str:
+    """How a folder comes to a tokenizer.json."""
+    older = next((name for name in _OLDER if (folder / name).is_file()), None)
+    if older is None:
+        return "copy it from the model that this one was made of"
+    place = repr(str(folder))
+    needs = ", where sentencepiece is installed" if older.endswith(".model") else ""
+    return (
+        f"transformers makes one of {older}{needs}:"
+        f" AutoTokenizer.from_pretrained({place}).save_pretrained({place})"
+    )
+
+
 def _stripping(stored: Mapping[str, Any]) -> Iterator[str]:
     added = stored.get("added_tokens") or ()
     count = sum(bool(x.get("lstrip") or x.get("rstrip")) for x in added)
@@ -81,7 +96,11 @@ def _words(stored: Mapping[str, Any], file: Path) -> Words:
     model = stored.get("model") or {}
     kind = model.get("type")
     if kind != "BPE":
-        raise refusal(file, f"its model is {kind!r}", "BPE, byte-level or as sentencepiece has it")
+        raise refusal(
+            file,
+            f"its model is {kind!r}",
+            "BPE for decoders, byte-level or as sentencepiece has it",
+        )
     if model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
         raise refusal(file, "its tokens mark the inside or end of words", "none of such marks")
     if model.get("byte_fallback") or stored.get("pre_tokenizer") is None:
