@@ -69,7 +69,7 @@ def test_what_is_written_is_told(source: Source, tmp_path: Path) -> None:
     assert written.fused == {"RotaryEmbedding": 4, "RMSNormalization": 5}
     why = "TensorRT's is for types of 16 bits (--dtype fp16), so it is spelled out"
     assert written.unfused == {"Attention": why}
-    assert written.notes == ("no engine was built; TENSORRT.md says how",)
+    assert written.notes == ("no engine is in the folder; TENSORRT.md says how one is built",)
     assert TENSORRT.check(source, Options()) == ()
     assert (out / DATA).stat().st_size <= TENSORRT.size(source, Options())
 

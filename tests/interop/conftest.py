@@ -38,6 +38,11 @@ def openvino() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
+def tensorrt_rtx() -> ModuleType:
+    return _loader("tensorrt_rtx")
+
+
+@pytest.fixture(scope="session")
 def bitsandbytes() -> ModuleType:
     _loader("accelerate")
     return _loader("bitsandbytes")

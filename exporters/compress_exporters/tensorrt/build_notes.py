@@ -15,8 +15,8 @@ from compress_exporters.tensorrt.operators import VERSION
 from compress_exporters.tensorrt.profiles import Profile, Shapes, profiles
 
 JSON, NOTES = "build.json", "TENSORRT.md"
-# Compute capability from which a type is multiplied as it is.
-GPUS: Mapping[str, str] = {"FLOAT8E4M3FN": "8.9", "FLOAT4E2M1": "10.0"}
+# Compute capability from which a type is known; those below a builder refuses.
+GPUS: Mapping[str, str] = {"INT4": "8.0", "FLOAT8E4M3FN": "8.9", "FLOAT4E2M1": "10.0"}
 
 
 def write_notes(build: Build, folder: Path) -> tuple[str, ...]:
@@ -91,7 +91,8 @@ def _text(facts: dict[str, Any]) -> str:
     first = (
         f"`{MODEL}` (weights in `{DATA}`, which stays beside it) is for TensorRT {VERSION} or"
         f" newer{gpu}. The lint of compress-model found nothing against the operators of that"
-        " version. No engine was built: this is done on the machine that runs it."
+        " version. An engine is built on the machine that runs it; TensorRT for RTX 1.7 or newer"
+        " builds its own anywhere."
     )
     lines = (f"## {name}\n\n```sh\n{_shell(x)}\n```" for name, x in facts["trtexec"].items())
     parts = ("# Building an engine", first, *lines, TWO, "## Inputs and outputs", _table(facts))

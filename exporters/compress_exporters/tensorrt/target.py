@@ -18,7 +18,7 @@ FUSED = (
     *("Attention", "RotaryEmbedding", "RMSNormalization", "LayerNormalization", "Gelu"),
     *("DequantizeLinear", "QuantizeLinear"),
 )
-NO_ENGINE = "no engine was built; TENSORRT.md says how"
+NO_ENGINE = "no engine is in the folder; TENSORRT.md says how one is built"
 
 
 def check(source: Source, options: Options) -> tuple[str, ...]:
@@ -54,6 +54,7 @@ def write(source: Source, folder: Path, options: Options, progress: Progress) ->
 def verify(source: Source, folder: Path, options: Options) -> Proof:
     from compress_exporters.onnx.checks import Asked, prove, require_form
     from compress_exporters.onnx.saving import MODEL
+    from compress_exporters.tensorrt import engine_proof
     from compress_exporters.tensorrt.folding import folded, has_fp4
     from compress_exporters.tensorrt.lint import RULES, require_clean
 
@@ -62,14 +63,17 @@ def verify(source: Source, folder: Path, options: Options) -> Proof:
     require_clean(model)
     # How ONNX Runtime would round inputs of its own accord says nothing of TensorRT.
     asked = replace(Asked.of(_build(source, options)), usual=False)
-    clean = f"TensorRT's parser takes it, as far as {len(RULES)} rules of the lint tell"
+    told = [f"TensorRT's parser takes it, as far as {len(RULES)} rules of the lint tell"]
     if not has_fp4(model):
         proof = prove(source, model, asked)
-        return replace(proof, detail=(clean, *proof.detail))
-    with TemporaryDirectory(dir=folder.parent, prefix=f"{folder.name}.decoded-") as place:
-        proof = prove(source, folded(model, Path(place)), asked)
-    how = "weights of 4-bit floats were decoded by ONNX's reference, as ONNX Runtime has none"
-    return replace(proof, detail=(clean, how, *proof.detail))
+    else:
+        with TemporaryDirectory(dir=folder.parent, prefix=f"{folder.name}.decoded-") as place:
+            proof = prove(source, folded(model, Path(place)), asked)
+        told.append(
+            "weights of 4-bit floats were decoded by ONNX's reference, as ONNX Runtime has none"
+        )
+    told += engine_proof.proved(source, folder, asked)
+    return replace(proof, detail=(*told, *proof.detail))
 
 
 def _build(source: Source, options: Options) -> "Build":
