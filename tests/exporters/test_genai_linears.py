@@ -120,6 +120,18 @@ def test_rows_of_each_head_are_put_in_order_where_they_are_written(tmp_path: Pat
     assert not nodes(tmp_path / "out", "Split")
 
 
+@pytest.mark.parametrize("act_order", [False, True], ids=["as it lies", "act-order"])
+def test_a_fused_gate_and_up_are_two_products(act_order: bool, tmp_path: Path) -> None:
+    folder = tiny_models.make("phi3", tmp_path / "source", dtype="fp32")
+    scheme = replace(G32, symmetric=False)
+    made = compressed_models.write(folder, tmp_path / "model", scheme, act_order=act_order)
+    assert error(made.folder, tmp_path / "out") < 1e-5
+    assert not nodes(tmp_path / "out", "Split")
+    assert len(nodes(tmp_path / "out", "MatMulNBits")) == 2 * 5
+    # Of the norms' outputs and of o's input; the order of down's is in the rows before it.
+    assert len(nodes(tmp_path / "out", "Gather")) == 2 + 2 * 3 * act_order
+
+
 @pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric", "asymmetric"])
 def test_act_order_is_folded(symmetric: bool, llama: Path, tmp_path: Path) -> None:
     """Never g_idx: with zero points ONNX Runtime multiplies wrong numbers and says nothing."""

@@ -28,6 +28,7 @@ FAMILIES: dict[str, tuple[dict[str, object], dict[str, int]]] = {
     "llama": (TIED, {}),
     "qwen2": (SIZES, {}),
     "gemma2": ({**TIED, "head_dim": 32}, {}),
+    "phi3": ({**SIZES, "original_max_position_embeddings": 128}, {}),
     # It joins q, k and v to one product, and splits what comes out in front of the norms.
     "qwen3": ({**TIED, "head_dim": 32}, {"MatMulNBits": 2, "Split": -1}),
 }

@@ -23,8 +23,8 @@ CONTRIB = "com.microsoft"
 class Stack:
     """Weights one below the other, which are one matrix.
 
-    name: of its tensors. rows: int64, which of all rows comes first, second and so on; None as they
-    lie. ordered: the inputs are in act-order already.
+    name: of its tensors. rows: int64, which of all rows comes first, second and so on, and which
+    do not; None as they lie. ordered: the inputs are in act-order already.
     """
 
     name: str
@@ -34,7 +34,8 @@ class Stack:
 
     @property
     def shape(self) -> tuple[int, int]:
-        return sum(linear.shape[0] for linear in self.linears), self.linears[0].shape[1]
+        rows = sum(linear.shape[0] for linear in self.linears)
+        return rows if self.rows is None else len(self.rows), self.linears[0].shape[1]
 
     def turned(self, value: Tensor) -> Tensor:
         """Rows of all weights, in order."""
