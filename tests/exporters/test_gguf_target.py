@@ -1,5 +1,6 @@
 """The target gguf: what is written reads back, what is rounded is told, what is wrong is found."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -121,15 +122,34 @@ def test_offsets_are_rounded_when_allowed(tmp_path: Path) -> None:
     checkpoint = coded(tmp_path, ASYM)
     with pytest.raises(RecipeError) as problem:
         planned(checkpoint)
-    text = str(problem.value)
-    assert text.startswith("GGUF's blocks have scales and offsets in fp16: ")
-    assert "of 3840 scales are not exact in float16" in text
-    assert "add --round-scales to round them" in text
+    said = r"\d+ of 3840 scales and offsets are not exact in fp16, in which GGUF's blocks have them"
+    assert re.fullmatch(
+        rf"{said} \(the largest changes by 0\.000\d+ of its value\); let them be rounded with"
+        r" --round-scales \(round_scales: true in a recipe's export\)",
+        str(problem.value),
+    )
     plan, path = written(checkpoint, tmp_path / "out", round_scales=True)
     assert plan.kinds.count("Q4_1") == 14
     (told,) = plan.notes
     assert told.startswith(f"{plan.rounded.changed} of 3840 scales and offsets are rounded to fp16")
     assert read_back(plan, path)[0].endswith("up to the rounding to fp16")
+
+
+@pytest.mark.parametrize("factor", [1e-12, 1e8])
+def test_scales_that_fp16_loses(factor: float, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    folder = coded(tmp_path, SYM, dtype="fp32").checkpoint.path
+    tensors = load_file(folder / "model.safetensors")
+    name = "model.layers.0.mlp.up_proj.weight_scale"
+    tensors[name][0] = factor
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(RecipeError) as problem:
+        planned(source(folder), round_scales=True)
+    assert str(problem.value) == (
+        "2 of 1920 scales and offsets are too large or too small for fp16, in which GGUF's blocks"
+        " have them; take onnx, which keeps them"
+    )
 
 
 DENSE = {
@@ -337,7 +357,7 @@ def test_from_the_command_line(
     folder = coded(tmp_path, ASYM).checkpoint.path
     asked = ["export", str(folder), "--to", "gguf"]
     assert main([*asked, "--dry-run"]) == 2
-    assert "add --round-scales to round them" in capsys.readouterr().err
+    assert "let them be rounded with --round-scales" in capsys.readouterr().err
     out = tmp_path / "out"
     assert main([*asked, "--round-scales", "-o", str(out)]) == 0
     told = capsys.readouterr()

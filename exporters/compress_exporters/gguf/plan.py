@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from compress.arch.forward import ForwardSpec, describe_forward
-from compress.errors import CheckpointError, RecipeError
-from compress.formats.scales import Change, change, refusal
+from compress.errors import CheckpointError
+from compress.formats.scales import Change, change
 from compress.quant.tensor import QuantizedTensor
 from compress_exporters.decoded import decoded
 from compress_exporters.exporter import Options, Source
@@ -19,6 +19,7 @@ from compress_exporters.gguf.fields import Fields
 from compress_exporters.gguf.layout import Piece, pieces
 from compress_exporters.gguf.model import arch_of, check_model, settings
 from compress_exporters.gguf.rotations import rotations
+from compress_exporters.gguf.rounding import require_fp16
 from compress_exporters.gguf.tokenizer import model_name, vocabulary
 
 DENSE = {"fp32": "F32", "fp16": "F16"}
@@ -85,9 +86,7 @@ def make_plan(source: Source, options: Options) -> Plan:
     _check_head(source, arch)
     found = _Found()
     kinds = [_kind(source, piece, DENSE[options.dtype], found) for piece in laid]
-    reason = refusal(found.rounded, torch.float16, round_scales=options.round_scales)
-    if reason is not None:
-        raise RecipeError(f"GGUF's blocks have scales and offsets in fp16: {reason}")
+    require_fp16(found.rounded, round_scales=options.round_scales)
     name = model_name(_called(source.checkpoint.path.absolute()), words)
     fields = _general(name, arch, laid, kinds)
     sizes = tuple(settings(spec, how, arch, options.max_context))
