@@ -40,6 +40,11 @@ def test_a_model_in_the_cache_has_its_own_name(tmp_path: Path) -> None:
     assert keys(folder, "llama")["general.name"] == "some-model"
 
 
+def test_a_result_that_is_still_worked_on_has_its_later_name(tmp_path: Path) -> None:
+    """The artifacts of a recipe are made of OUT.partial."""
+    assert keys(tmp_path / "my-int4.partial", "llama")["general.name"] == "my-int4"
+
+
 def test_what_belongs_to_no_decoder_is_told(tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 

@@ -171,11 +171,11 @@ def _general(name: str, arch: Arch, laid: list[Piece], kinds: list[str]) -> Fiel
 
 
 def _called(folder: Path) -> str:
-    """The folder's name, or in the Hugging Face cache (models--who--what/snapshots/hash) the
-    model's."""
+    """The folder's name, as it will be where a run still works in it; in the Hugging Face cache
+    (models--who--what/snapshots/hash) the model's."""
     repository = folder.parent.parent.name
     inside = folder.parent.name == "snapshots" and repository.startswith("models--")
-    return repository.rpartition("--")[2] if inside else folder.name
+    return repository.rpartition("--")[2] if inside else folder.name.removesuffix(".partial")
 
 
 def _check_head(source: Source, arch: Arch) -> None:
