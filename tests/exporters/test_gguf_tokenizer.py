@@ -88,6 +88,24 @@ def test_a_turn_may_end_in_another_way_than_a_text(folder: Path) -> None:
     assert [found[f"{x}_token_id"] for x in ("eos", "eot", "eom")] == [0, 7, 9]
 
 
+def test_ends_that_only_config_json_names(folder: Path) -> None:
+    (folder / "generation_config.json").unlink()
+    change(folder, "config.json", eos_token_id=[7, 0, 99999])
+    found = said(folder)
+    assert [found.get(f"{x}_token_id") for x in ("eos", "eot", "eom")] == [0, 7, None]
+
+
+def test_more_ends_than_there_are_keys_are_told(folder: Path) -> None:
+    change(folder, "generation_config.json", eos_token_id=[7, 0, 9, 8, 10])
+    assert [said(folder)[f"{x}_token_id"] for x in ("eos", "eot", "eom")] == [0, 7, 9]
+    tokens = said(folder)["tokens"]
+    (note,) = vocabulary(source(folder)).notes
+    assert note == (
+        "GGUF has keys for 3 tokens that end a text; llama.cpp may go on behind"
+        f" {tokens[8]!r}, {tokens[10]!r}"
+    )
+
+
 def test_the_chat_template_goes_along(folder: Path) -> None:
     assert "chat_template" not in str(said(folder).keys())
     (folder / "chat_template.jinja").write_text("{{ messages }}")

@@ -20,6 +20,7 @@ from compress_exporters.gguf.fields import Field, Fields
 from compress_exporters.gguf.sentencepiece import sentencepiece
 from compress_exporters.gguf.tokens import CONTROL, UNUSED, USER_DEFINED, Words, refusal
 
+_END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 # Files of slow tokenizers, of which transformers makes fast ones.
 _OLDER = ("tokenizer.model", "vocab.json", "spiece.model")
 # llama.cpp takes a model for Phi-3 by its name, and then expects these tokens.
@@ -69,7 +70,18 @@ def vocabulary(source: Source) -> Vocabulary:
     )
     if tokenizer.chat is not None:
         fields += (("tokenizer.chat_template", tokenizer.chat.text),)
-    return Vocabulary(frozenset(texts), fields, (*words.notes, *_stripping(stored)))
+    ends = _ends(source, tokenizer)[len(_END_KEYS) :]
+    notes = (*words.notes, *_stripping(stored), *_beyond(ends, texts))
+    return Vocabulary(frozenset(texts), fields, notes)
+
+
+def _beyond(ends: Sequence[int], texts: Sequence[str]) -> Iterator[str]:
+    """Of more ends of a text than there are keys."""
+    if ends:
+        yield (
+            f"GGUF has keys for {len(_END_KEYS)} tokens that end a text; llama.cpp may go on behind"
+            f" {', '.join(repr(texts[i]) for i in ends)}"
+        )
 
 
 def _remedy(folder: Path) -> str:
@@ -143,12 +155,11 @@ def _unused(i: int, taken: set[str]) -> str:
 
 
 def _special(source: Source, tokenizer: Tokenizer, folder: Path) -> Iterator[Field]:
-    """Ids of tokens with a meaning. A model may end texts in several ways: GGUF has a key for the
-    end of a text and one for that of a turn."""
+    """Ids of tokens with a meaning. A model may end texts in several ways: GGUF has keys for the
+    ends of a text, of a turn and of a message, at each of which llama.cpp stops."""
     rows = source.spec.embedding_shape[0]
-    ends = list(dict.fromkeys(_ends(source, tokenizer, folder)))
-    keys = ("eos_token_id", "eot_token_id", "eom_token_id")
-    ids = {"bos_token_id": tokenizer.bos_id, **dict(zip(keys, ends, strict=False))}
+    ids: dict[str, int | None] = {"bos_token_id": tokenizer.bos_id}
+    ids |= zip(_END_KEYS, _ends(source, tokenizer), strict=False)
     settings = _json(folder / "tokenizer_config.json")
     names = {token["content"]: token["id"] for token in _added_tokens(folder)}
     for kind in ("unk", "pad"):
@@ -164,13 +175,19 @@ def _added_tokens(folder: Path) -> Sequence[Mapping[str, Any]]:
     return read_object(folder / "tokenizer.json").get("added_tokens") or ()
 
 
-def _ends(source: Source, tokenizer: Tokenizer, folder: Path) -> Iterator[int]:
-    if tokenizer.eos_id is not None:
-        yield tokenizer.eos_id
-    found = _json(folder / "generation_config.json").get("eos_token_id")
-    for i in found if isinstance(found, list) else [found]:
-        if isinstance(i, int):
-            yield i
+def _ends(source: Source, tokenizer: Tokenizer) -> list[int]:
+    """Ids of tokens that end a text or a turn, each once: the tokenizer's own, then what
+    generation_config.json says, or else config.json."""
+    config = source.checkpoint.config
+    text = config
+    for key in source.spec.text_config:
+        text = text[key]
+    settings = _json(source.checkpoint.path / "generation_config.json")
+    said = (x.get("eos_token_id") for x in (settings, config, text))
+    found: Any = next((x for x in said if x is not None), [])
+    ids = [tokenizer.eos_id, *(found if isinstance(found, list) else [found])]
+    rows = source.spec.embedding_shape[0]
+    return list(dict.fromkeys(i for i in ids if isinstance(i, int) and 0 <= i < rows))
 
 
 def _json(path: Path) -> Mapping[str, Any]:
