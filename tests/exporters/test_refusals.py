@@ -17,6 +17,7 @@ from compress_exporters.onnx.activations import ACTIVATIONS
 from compress_exporters.table import EXPORTERS
 from exports import SYM
 from forward_cases import rope
+from gguf_files import change
 from tensorrt_graphs import G64, positive
 
 GRAPHS = ("onnx", "onnx-genai", "tensorrt")
@@ -95,6 +96,37 @@ LATENT_LINES = {
 @pytest.mark.parametrize("family", RANKS)
 def test_latent_attention(family: str, target: str, latent: dict[str, Path], refused: Any) -> None:
     assert refused(latent[family], target).startswith(LATENT_LINES[target].format(family))
+
+
+TOKENIZERS: dict[str, tuple[Any, str]] = {
+    "none": (None, "has no tokenizer.json, and a GGUF file carries its tokenizer; copy it from"),
+    "broken": ("{", "tokenizer.json:1:2 is not valid JSON"),
+    "Unigram": (
+        {"model": {"type": "Unigram", "vocab": [["a", 0.0]], "unk_id": 0}},
+        "its model is 'Unigram'; GGUF's tokenizers have BPE for decoders",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", TOKENIZERS)
+def test_tokenizers_that_gguf_cannot_express(case: str, refused: Any, tmp_path: Path) -> None:
+    stored, words = TOKENIZERS[case]
+    folder = tiny_models.make("llama", tmp_path / "model")
+    file = folder / "tokenizer.json"
+    if isinstance(stored, dict):
+        change(folder, file.name, **stored)
+    elif stored is None:
+        file.unlink()
+    else:
+        file.write_text(stored)
+    assert words in refused(folder, "gguf")
+
+
+@pytest.mark.parametrize("target", EXPORTERS)
+def test_unknown_architectures(target: str, refused: Any, tmp_path: Path) -> None:
+    folder = tiny_models.make("starcoder2", tmp_path / "model")
+    said = {"gguf": "model type 'starcoder2' has no architecture in GGUF that is known here; known"}
+    assert refused(folder, target).startswith(said.get(target, TABLE.format("starcoder2")))
 
 
 def test_every_activation_that_we_compute_is_in_a_graph() -> None:
