@@ -37,7 +37,7 @@ PAGE = "report.html"
     help="Score about the first N tokens of each text; a long one takes minutes.",
 )
 @click.option("--max-items", type=click.IntRange(min=1), help="Ask the first N items of each task.")
-@click.option("--out", metavar="FOLDER", help="Write report.json and report.html there.")
+@click.option("-o", "--out", metavar="FOLDER", help="Write report.json and report.html there.")
 @options.device
 @click.option(
     "--dtype",

@@ -18,7 +18,7 @@ INTERRUPTED = 130  # as a shell counts SIGINT
 @click.command("run")
 @click.argument("recipe")
 @options.model
-@click.option("--out", required=True, metavar="FOLDER", help="Where the result goes.")
+@click.option("-o", "--out", required=True, metavar="FOLDER", help="Where the result goes.")
 @options.settings
 @options.compute
 @click.option("--resume", is_flag=True, help="Go on with a run that was stopped.")

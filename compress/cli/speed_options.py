@@ -28,7 +28,7 @@ def texts(command: F) -> F:
             click.option("--output", type=click.IntRange(min=1), help="Tokens of an output (64)."),
             click.option("--threads", type=click.IntRange(min=1), help="Threads of the processor."),
             click.option(
-                "--out", metavar="FOLDER", help="Write report.json and report.html there."
+                "-o", "--out", metavar="FOLDER", help="Write report.json and report.html there."
             ),
             options.device,
             options.arithmetic,

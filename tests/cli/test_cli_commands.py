@@ -63,8 +63,18 @@ def pipeline(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return fake
 
 
+def test_places_of_results_have_one_short_form(capsys: pytest.CaptureFixture[str]) -> None:
+    having = []
+    for name in COMMANDS:
+        assert main([name, "--help"]) == 0
+        told = capsys.readouterr().out
+        assert ("--out " in told) == ("-o, --out FOLDER" in told), name
+        having += [name] if "--out " in told else []
+    assert having == ["run", "eval", "export", "roofline", "bench"]
+
+
 def test_run_passes_everything_on(pipeline: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
-    line = "run int4-rtn --model m --out o --set seed=1 --set output.format=dense --dtype bf16"
+    line = "run int4-rtn --model m -o o --set seed=1 --set output.format=dense --dtype bf16"
     assert main([*line.split(), "--resume", "--overwrite", "--device", "cuda"]) == 0
     ((args, kwargs),) = pipeline.calls
     assert args == ("int4-rtn", "m", "o")
