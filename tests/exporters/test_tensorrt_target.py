@@ -22,7 +22,7 @@ from compress_exporters.table import EXPORTERS
 from compress_exporters.tensorrt.build_notes import JSON, NOTES
 from compress_exporters.tensorrt.profiles import profiles
 from forward_cases import CASES, rope, text, transformers_model
-from tensorrt_graphs import WIDE, positive
+from tensorrt_graphs import G64, WIDE, positive
 
 TENSORRT = EXPORTERS["tensorrt"]
 
@@ -112,6 +112,13 @@ def test_proof_of_quantized_graphs(preset: str, dtype: Any, tmp_path: Path) -> N
     needed = {"W8A8_STATIC": None, "FP8": "8.9", "NVFP4A16": "10.0"}[preset]
     assert json.loads((out / JSON).read_text())["compute_capability"] == needed
     assert (f"capability {needed} or more" in (out / NOTES).read_text()) == (needed is not None)
+
+
+def test_codes_of_4_bits_need_a_device_that_has_them(tmp_path: Path) -> None:
+    dense = tiny_models.make("llama", tmp_path / "dense", dtype="fp32", **WIDE)
+    out = exported(positive(dense, tmp_path / "model", G64), tmp_path / "out")
+    assert json.loads((out / JSON).read_text())["compute_capability"] == "8.0"
+    assert "a GPU of compute capability 8.0 or more" in (out / NOTES).read_text()
 
 
 def spoil_weight(folder: Path) -> None:
