@@ -250,12 +250,16 @@ def test_two_exports_are_equal(plain: Any, tmp_path: Path) -> None:
     assert first.read_bytes() == second.read_bytes()
 
 
-def spoil_number(path: Path) -> str:
+def spoil_number(path: Path, value: float = 3.0) -> str:
     end = GGUFReader(path).tensors[0].data_offset
     with path.open("r+b") as stream:
         stream.seek(int(end))
-        stream.write(np.float32(3).tobytes())
+        stream.write(np.float32(value).tobytes())
     return "1 numbers of token_embd.weight are not the checkpoint's"
+
+
+def spoil_with_nan(path: Path) -> str:
+    return spoil_number(path, np.nan)
 
 
 def spoil_key(path: Path) -> str:
@@ -266,7 +270,7 @@ def spoil_key(path: Path) -> str:
     return "llama.block_count is '3'"
 
 
-@pytest.mark.parametrize("spoil", [spoil_number, spoil_key])
+@pytest.mark.parametrize("spoil", [spoil_number, spoil_with_nan, spoil_key])
 def test_a_spoiled_file_is_found(spoil: Any, plain: Any, tmp_path: Path) -> None:
     plan, path = written(plain, tmp_path)
     read_back(plan, path)

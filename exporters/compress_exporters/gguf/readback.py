@@ -67,29 +67,31 @@ def _compare(plan: Plan, piece: Piece, kind: str, tensor: Any) -> None:
         want = want.reshape(-1, piece.shape[-1])
         got = _decoded(data[start : start + len(want)], tensor.tensor_type)
         start += len(want)
-        away = (got - want).abs() > slack
+        # NaN is neither equal nor near.
+        away = got != want if slack is None else ~((got - want).abs() <= slack)
         if bool(away.any()):
             raise _wrong(f"{int(away.sum())} numbers of {piece.name} are not the checkpoint's")
 
 
-def _wanted(plan: Plan, piece: Piece, kind: str) -> Iterator[tuple[Tensor, Tensor | float]]:
-    """fp32 numbers in the order of the file, and how far from them the file's may be."""
+def _wanted(plan: Plan, piece: Piece, kind: str) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """fp32 numbers in the order of the file, and how far from them the file's may be; None for not
+    at all."""
     if KINDS[kind].block > 1:
         for quantized in coded(plan.source, piece):
             yield _exact(plan, piece, quantized)
         return
     for values in numbers(plan.source, piece):
-        yield values, values.abs() * HALF + TINY if kind == "F16" else 0.0
+        yield values, values.abs() * HALF + TINY if kind == "F16" else None
 
 
-def _exact(plan: Plan, piece: Piece, quantized: QuantizedTensor) -> tuple[Tensor, Tensor | float]:
+def _exact(plan: Plan, piece: Piece, quantized: QuantizedTensor) -> tuple[Tensor, Tensor | None]:
     rows = piece.rows()
-    values = quantized.dequantize(torch.float32)
-    slack = quantized.steps().abs() * 2.0**quantized.scheme.bits * SLACK
-    slack = slack.expand_as(values)
-    if rows is not None:
-        values, slack = values[rows], slack[rows]
-    return values, slack if plan.rounded.changed else 0.0
+    values, slack = quantized.dequantize(torch.float32), None
+    if plan.rounded.changed:
+        slack = quantized.steps().abs() * 2.0**quantized.scheme.bits * SLACK
+        slack = slack.expand_as(values)
+        slack = slack if rows is None else slack[rows]
+    return values if rows is None else values[rows], slack
 
 
 def _decoded(data: Any, kind: Any) -> Tensor:
