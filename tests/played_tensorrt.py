@@ -30,6 +30,8 @@ class Played:
     starts: bool = True
     parses: bool = True
     builds: bool = True
+    loads: bool = True
+    fits: bool = True
     off: float = 0.0
     profiles: list[Any] = field(default_factory=list)
     used: list[int] = field(default_factory=list)
@@ -110,7 +112,7 @@ def _engine(played: Played, path: str) -> Any:
         get_tensor_dtype=lambda name: SimpleNamespace(name=NAMES[by_name[name].type]),
         get_tensor_shape=dims.__getitem__,
         get_tensor_mode=lambda name: "in" if name in [x.name for x in values[:inputs]] else "out",
-        create_execution_context=lambda: Context(played, session),
+        create_execution_context=lambda: Context(played, session) if played.fits else None,
     )
 
 
@@ -167,7 +169,9 @@ def module(played: Played) -> Any:
         OnnxParser=Parser,
         Builder=builder,
         Runtime=lambda log: SimpleNamespace(
-            deserialize_cuda_engine=lambda plan: _engine(played, plan.path)
+            deserialize_cuda_engine=lambda plan: (
+                _engine(played, plan.path) if played.loads else None
+            )
         ),
     )
 

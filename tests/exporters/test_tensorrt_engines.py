@@ -132,6 +132,14 @@ WITHOUT: dict[str, tuple[dict[str, Played], str]] = {
         {"tensorrt": NO_DEVICE, "tensorrt_rtx": Played("1.7.1.116", device=None)},
         "the engine was not run: torch finds no CUDA device",
     ),
+    "an engine that does not load": (
+        {"tensorrt": Played(loads=False)},
+        "the engine was not run: TensorRT 10.15.1.29 does not load it: it gives no reason",
+    ),
+    "too little room on the device": (
+        {"tensorrt": Played(fits=False)},
+        "the engine was not run: TensorRT 10.15.1.29 does not start it: it gives no reason",
+    ),
 }
 
 

@@ -95,9 +95,12 @@ class Tools:
         return Engine(plan, tuple(profiles))
 
     def refused(self, what: str) -> CheckpointError:
-        """With the last reason that TensorRT gave."""
-        why = self.said[-1] if self.said else "it gives no reason"
-        return CheckpointError(f"{self.name} {what}: {why}; {REPORT}")
+        return CheckpointError(f"{self.name} {what}: {self.why}; {REPORT}")
+
+    @property
+    def why(self) -> str:
+        """The last reason that TensorRT gave."""
+        return self.said[-1] if self.said else "it gives no reason"
 
 
 def _opened(module: str) -> Tools:

@@ -49,7 +49,11 @@ def proved(source: Source, folder: Path, asked: Asked) -> tuple[str, ...]:
         return (built, f"the engine was not run: {weak or 'torch finds no CUDA device'}")
     longest = facts["profiles"]["prefill"]["max"]["input_ids"][1]
     asked = replace(asked, length=min(asked.length, longest))
-    return (built, _ran(source, EngineSteps.load(tools, engine), asked))
+    try:
+        steps = EngineSteps.load(tools, engine)
+    except DependencyError as reason:
+        return (built, f"the engine was not run: {reason}")
+    return (built, _ran(source, steps, asked))
 
 
 def _device() -> Capability | None:

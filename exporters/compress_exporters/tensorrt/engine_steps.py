@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from compress.errors import DependencyError
 from compress_exporters.onnx.running import Array, Past, found, given
 from compress_exporters.tensorrt.engine import Engine, Tools
 
@@ -42,17 +43,17 @@ class EngineSteps:
 
     @classmethod
     def load(cls, tools: Tools, engine: Engine) -> "EngineSteps":
-        """CheckpointError where the device does not take the engine."""
+        """DependencyError where the device has no room for the engine, or does not load it."""
         runtime = tools.trt.Runtime(tools.log)
         loaded = runtime.deserialize_cuda_engine(engine.plan)
         if loaded is None:
-            raise tools.refused("does not load the engine")
+            raise DependencyError(f"{tools.name} does not load it: {tools.why}")
         stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         contexts = {}
         for number, name in enumerate(engine.profiles):
             context = loaded.create_execution_context()
             if context is None:
-                raise tools.refused("has no room to run the engine")
+                raise DependencyError(f"{tools.name} does not start it: {tools.why}")
             if not context.set_optimization_profile_async(number, stream.cuda_stream):
                 raise tools.refused(f"does not take the profile {name}")
             contexts[name] = context
