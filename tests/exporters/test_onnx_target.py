@@ -176,6 +176,21 @@ def test_a_graph_that_computes_something_else_is_found(
         ONNX.verify(source, folder, Options())
 
 
+def test_inputs_that_are_rounded_otherwise_are_found(source: Source, tmp_path: Path) -> None:
+    scheme = PRESETS["W8A8_STATIC"]
+    written = compressed_models.write(source.checkpoint.path, tmp_path / "coded", scheme)
+    coded, out = open_weights(Checkpoint.open(written.folder)), tmp_path / "out"
+    out.mkdir()
+    ONNX.write(coded, out, Options(), lambda *_: None)
+    model = onnx.load(out / MODEL, load_external_data=False)
+    (step,) = {x.input[1] for x in model.graph.node if x.op_type == "QuantizeLinear"}
+    (scale,) = (x for x in model.graph.initializer if x.name == step)
+    scale.CopyFrom(onnx.numpy_helper.from_array(1.5 * onnx.numpy_helper.to_array(scale), step))
+    onnx.save(model, out / MODEL)
+    with pytest.raises(CheckpointError, match=r"one step, they differ by .*2% of their norm is al"):
+        ONNX.verify(coded, out, Options())
+
+
 def test_a_graph_that_is_none_is_found(source: Source, folder: Path) -> None:
     rename(folder, lambda node: node.op_type == "RMSNormalization", "NoSuchOperator", 2)
     with pytest.raises(CheckpointError, match=r"model.onnx is no well-formed graph: .*NoSuchOper"):
