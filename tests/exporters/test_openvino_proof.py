@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -140,3 +141,15 @@ def test_a_graph_that_it_does_not_open_is_told(
     monkeypatch.setattr(openvino, "version", lambda package: "7.1.2-22-abc")
     line = proved(dense, tmp_path / "out")
     assert line == "OpenVINO 7.1.2 does not open the graph: no such op"
+
+
+def test_a_package_that_does_not_load_is_told(
+    dense: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nameless(package: str) -> str:
+        raise PackageNotFoundError(package)
+
+    monkeypatch.setitem(sys.modules, "openvino", None)  # its import fails
+    monkeypatch.setattr(openvino, "is_installed", lambda: True)
+    monkeypatch.setattr(openvino, "version", nameless)
+    assert proved(dense, tmp_path / "out").startswith("OpenVINO does not load: ")

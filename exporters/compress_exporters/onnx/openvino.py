@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -32,9 +32,11 @@ class Compiled:
 
     @classmethod
     def open(cls, path: Path) -> "Compiled":
-        """CheckpointError where OpenVINO does not take the graph."""
-        import openvino
-
+        """CheckpointError where OpenVINO does not take the graph, or does not work."""
+        try:
+            import openvino
+        except ImportError as error:
+            raise CheckpointError(f"{name()} does not load: {_line(error)}") from error
         try:
             return cls(openvino.Core().compile_model(path, "CPU", dict(AS_IT_IS)))
         except RuntimeError as error:
@@ -81,5 +83,8 @@ def is_installed() -> bool:
 
 
 def name() -> str:
-    """With its version."""
-    return f"OpenVINO {version(PACKAGE).partition('-')[0]}"
+    """With its version, where it tells one."""
+    try:
+        return f"OpenVINO {version(PACKAGE).partition('-')[0]}"
+    except PackageNotFoundError:
+        return "OpenVINO"
