@@ -4,7 +4,7 @@
 
 makes and exports each row in a process of its own (matrix_row.py), stores what came of it as
 benchmarks/results/export_matrix.json and writes the tables of docs/export.md. Needs the extras dev
-and interop; a quarter of an hour on one core. Nothing is stored where an export crashed or was
+and interop; half an hour on one core. Nothing is stored where an export crashed or was
 wrong. --only: rows whose names have one of the texts; the others stay as they are stored.
 """
 

@@ -91,7 +91,6 @@ def _exported(source: Path, target: str, options: Options, out: Path) -> Cell:
         "error": row.max_logit_error,
         "detail": list(report.detail),
         "notes": list(report.notes),
-        "unfused": dict(report.unfused),
     }
 
 

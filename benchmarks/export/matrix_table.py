@@ -23,6 +23,10 @@ TITLES: Mapping[str, str] = {
     FAMILIES: "Families, random models of two layers:",
 }
 
+REFUSED = "refused"
+# Notes of what is not as in the checkpoint.
+CHANGED = re.compile("weights become F|stay as they are|not rounded as|may be below 0|left out")
+
 Cell = Mapping[str, Any]
 Notes = dict[str, int]  # text -> its number below the tables
 
@@ -50,41 +54,45 @@ def _table(cells: Mapping[Any, Cell], block: str, notes: Notes) -> Iterator[str]
     for row in ROWS:
         if row.block == block:
             found = ([cells[block, row.name, t, v] for v in variants] for t in TARGETS)
-            yield f"| {row.name} | " + " | ".join(_texts(some, notes) for some in found) + " |"
+            yield f"| {row.name} | " + " | ".join(texts(some, notes) for some in found) + " |"
 
 
-def _texts(cells: list[Cell], notes: Notes) -> str:
-    """One for all variants of a target where none is taken, and for the same reason."""
-    texts = [text(cell, notes) for cell in cells]
-    return texts[0] if len(set(texts)) == 1 and "refused" in texts[0] else ", ".join(texts)
+def texts(cells: list[Cell], notes: Notes) -> str:
+    """Cells of one target, and the numbers of their notes; what holds for all of them once."""
+    bodies = [_body(cell) for cell in cells]
+    marks = ["".join(f" [{_note(notes, x)}]" for x in _reasons(cell)) for cell in cells]
+    if len(set(marks)) > 1:
+        return ", ".join(body + mark for body, mark in zip(bodies, marks, strict=True))
+    return (REFUSED if set(bodies) == {REFUSED} else ", ".join(bodies)) + marks[0]
 
 
-def text(cell: Cell, notes: Notes) -> str:
-    """A cell, with the numbers of its notes."""
-    if cell["outcome"] == "refused":
-        return f"refused [{_note(notes, cell['reason'])}]"
-    parts = [number(share(cell))]
+def _body(cell: Cell) -> str:
+    if cell["outcome"] == REFUSED:
+        return REFUSED
+    level = "" if cell["level"] == "tokens" else f"{cell['level']} "
+    return level + number(share(cell))
+
+
+def _reasons(cell: Cell) -> Iterator[str]:
+    """Why it was refused, or reached less, or needed an option, and what is not as in the
+    checkpoint; without what differs from cell to cell."""
+    if cell["outcome"] == REFUSED:
+        yield re.sub(r"^model\.\S+ (\([^)]*\) )?(is .*?, and )?", "", cell["reason"])
+        return
     if cell["level"] != "tokens":
-        parts = [cell["level"], *parts, f"[{_note(notes, _less(cell))}]"]
+        yield re.sub(r":? ?(logits|log-probabilities)? within [^ ,]+", "", cell["detail"][-1])
     if "option" in cell:
-        parts.append(f"[{_note(notes, _lifted(cell))}]")
-    return " ".join(parts)
+        why = re.sub(r" by [\d.]+%", "", cell["without"])
+        why = re.sub(r"\d+ of \d+ scales", "scales", why)
+        yield f"with `{cell['option']}`; without it: {why}"
+    for note in filter(CHANGED.search, cell["notes"]):
+        text = re.sub(r"^\d+ | \(a[^)]*\)|: blk\..*", "", note)
+        yield re.sub(r"become F\d+", "become dense", text)
 
 
 def share(cell: Cell) -> float:
     """The largest difference of a logit by the largest logit, or by 1 where that is less."""
     return float(cell["error"]) / max(1.0, float(cell["largest_logit"]))
-
-
-def _less(cell: Cell) -> str:
-    """Why the level is not the highest."""
-    return re.sub(r":? ?(logits|log-probabilities)? within [^ ,]+", "", cell["detail"][-1])
-
-
-def _lifted(cell: Cell) -> str:
-    """The option of a cell, and why; without what differs from cell to cell."""
-    why = re.sub(r" by [\d.]+%", "", cell["without"])
-    return f"with `{cell['option']}`; without it: {why}"
 
 
 def _note(notes: Notes, text: str) -> int:
