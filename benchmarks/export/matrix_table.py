@@ -80,7 +80,7 @@ def _reasons(cell: Cell) -> Iterator[str]:
         yield re.sub(r"^model\.\S+ (\([^)]*\) )?(is .*?, and )?", "", cell["reason"])
         return
     if cell["level"] != "tokens":
-        yield re.sub(r":? ?(logits|log-probabilities)? within [^ ,]+", "", cell["detail"][-1])
+        yield re.sub(r":? ?(logits|log-probabilities)? within [^ ,]+", "", _other_tokens(cell))
     if "option" in cell:
         why = re.sub(r" by [\d.]+%", "", cell["without"])
         why = re.sub(r"\d+ of \d+ scales", "scales", why)
@@ -88,6 +88,12 @@ def _reasons(cell: Cell) -> Iterator[str]:
     for note in filter(CHANGED.search, cell["notes"]):
         text = re.sub(r"^\d+ | \(a[^)]*\)|: blk\..*", "", note)
         yield re.sub(r"become F\d+", "become dense", text)
+
+
+def _other_tokens(cell: Cell) -> str:
+    """The line of the proof that says so."""
+    lines = (line for line in cell["detail"] if "greedy tokens" in line)
+    return next(line for line in lines if not line.endswith("greedy tokens are the same"))
 
 
 def share(cell: Cell) -> float:
