@@ -4,7 +4,7 @@ Work goes on in GRAPH.partial, a folder in the checkpoint's. The graph can only 
 weights, so for its proof it lies there under a name that nobody takes for a graph's, with its other
 files. By one rename it is then there, or in the place of an earlier one of ours, whose files are
 its own until then. What a kill leaves is taken away by the next export; nothing else in the folder
-is ever touched.
+is ever touched, also not what others put into GRAPH.partial.
 """
 
 import os
@@ -49,9 +49,22 @@ class Place:
 
     def unread(self) -> list[Path]:
         """What is there of our names and belongs to no graph: left by a kill, or not ours."""
-        read = self.read() or frozenset()
-        names = (self.how.unproved, *(x for x in self.how.others if x not in read))
+        read = self.read()
+        # Of another tool's graph nobody knows what it reads.
+        others = () if read is None else (x for x in self.how.others if x not in read)
+        names = (self.how.unproved, *others)
         return [self.folder / name for name in names if os.path.lexists(self.folder / name)]
+
+    def strange(self) -> list[Path]:
+        """What is there instead of our work, or in it, and was not made by it."""
+        if not os.path.lexists(self.work):
+            return []
+        if self.work.is_symlink() or not self.work.is_dir():
+            return [self.work]
+        with disk.refusing(f"look into {self.work}", AGAIN):
+            there = sorted(self.work.iterdir())
+        # Packages that write have folders of their own there, .NAME.something.
+        return [x for x in there if not x.name.removeprefix(".").startswith(self.how.graph)]
 
 
 def prepare(how: InPlace, checkpoint: Checkpoint, needed: int, *, overwrite: bool) -> Place:
@@ -78,6 +91,7 @@ def added(place: Place, work: Callable[[], tuple[T, bytes]]) -> T:
             _clear(place)
             result, report = work()
             write_atomic(place.work / place.report.name, report)
+            _require_free(place)  # and what came meanwhile, as a proof takes minutes
             earlier = place.read() or frozenset()
             with disk.refusing(f"write {place.graph}", AGAIN):
                 disk.rename(place.folder / place.how.unproved, place.graph)
@@ -137,6 +151,12 @@ def _require_plain(folder: Path, files: Iterable[str]) -> None:
 
 def _require_free(place: Place) -> None:
     """OutputError for what is there under our names and may not go."""
+    if strange := place.strange():
+        names = ", ".join(str(path.relative_to(place.folder)) for path in strange)
+        raise OutputError(
+            f"{place.folder} has {names}, where the export would do its work; move it away, or"
+            f" {ELSEWHERE}"
+        )
     there = os.path.lexists(place.graph)
     if there and place.read() is None:
         raise OutputError(
@@ -146,9 +166,9 @@ def _require_free(place: Place) -> None:
     if there and not place.overwrite:
         raise OutputError(f"{place.graph} is there; add --overwrite to replace it, or remove it")
     alone = [] if there or not os.path.lexists(place.report) else [place.report]
-    strange = alone if place.work.is_dir() else [*place.unread(), *alone]
-    if strange:
-        names = ", ".join(path.name for path in strange)
+    left = alone if place.work.is_dir() else [*place.unread(), *alone]
+    if left:
+        names = ", ".join(path.name for path in left)
         raise OutputError(
             f"{place.folder} has {names} without the graph to it, and the export would write files"
             f" of that name; move them away, or {ELSEWHERE}"

@@ -270,6 +270,59 @@ def test_files_in_the_way_stay(model: Path, names: list[str]) -> None:
     assert said.endswith("; move them away, or export with -o FOLDER instead")
 
 
+def file_there(place: Path) -> None:
+    place.write_text("theirs")
+
+
+def link_there(place: Path) -> None:
+    (place.parent / "theirs").mkdir()
+    (place.parent / "theirs" / "note").write_text("theirs")
+    place.symlink_to("theirs")
+
+
+def folder_there(place: Path) -> None:
+    place.mkdir()
+    (place / "note").write_text("theirs")
+
+
+@pytest.mark.parametrize(
+    ("put", "name"),
+    [(file_there, WORK), (link_there, WORK), (folder_there, f"{WORK}/note")],
+    ids=["file", "link", "folder"],
+)
+def test_what_is_in_the_way_of_the_work_stays(
+    model: Path, put: Callable[[Path], None], name: str
+) -> None:
+    put(model / WORK)
+    before = contents(model)
+    for attempt in (dry_artifact, export_artifact):
+        with pytest.raises(OutputError) as error:
+            attempt(model, "onnx", options=HERE)
+        assert str(error.value) == (
+            f"{model} has {name}, where the export would do its work; move it away, or export with"
+            " -o FOLDER instead"
+        )
+    assert contents(model) == before
+
+
+def test_a_graph_of_another_tool_that_comes_meanwhile_stays(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = contents(model)
+
+    def meanwhile(_: Path) -> None:
+        (model / GRAPH[0]).write_bytes(b"theirs")
+
+    monkeypatch.setattr("compress_exporters.onnx.checks.require_form", meanwhile)
+    with pytest.raises(OutputError, match=r"model.onnx is not of compress-model, and only its"):
+        add(model, verify=True, overwrite=True)
+    after = contents(model)
+    assert after[GRAPH[0]] == b"theirs"
+    # Beside it, weights of this name may be its own.
+    assert {name: after[name] for name in before} == before
+    assert set(after) - set(before) == {GRAPH[0], GRAPH[1]}
+
+
 def test_weights_of_a_hub_cache_are_refused(model: Path, tmp_path: Path) -> None:
     (model / FILE).rename(tmp_path / "blob")
     (model / FILE).symlink_to(tmp_path / "blob")
