@@ -178,7 +178,7 @@ def module(played: Played) -> Any:
 
 def install(monkeypatch: pytest.MonkeyPatch, packages: dict[str, Played]) -> None:
     """Only these packages are there, by their names, and devices are those of the last."""
-    monkeypatch.setattr(engine, "find_spec", lambda name: packages.get(name))
+    monkeypatch.setattr(engine, "installed", lambda name: name in packages)
     monkeypatch.setattr(engine, "import_module", lambda name: module(packages[name]))
     played = next(reversed(packages.values()), Played(device=None))
     cuda = engine_proof.torch.cuda

@@ -2,13 +2,12 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
 from compress.errors import DependencyError
 from compress.formats.weights import CodedWeights, DenseWeights
-from compress_exporters.packages import too_old
+from compress_exporters.packages import installed, too_old
 
 Source = DenseWeights | CodedWeights
 # (what was just written, how many of them are, of how many).
@@ -109,7 +108,7 @@ AGAIN = "look after the disk, then export again"
 
 def require(target: str, extra: str, *modules: str) -> None:
     """DependencyError, with the extra to install, unless the modules are there and new enough."""
-    missing = [name for name in modules if find_spec(name) is None]
+    missing = [name for name in modules if not installed(name)]
     if missing:
         raise DependencyError(
             f"{target} needs {', '.join(missing)}; install it with"

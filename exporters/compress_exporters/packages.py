@@ -1,9 +1,11 @@
-"""How old the packages that targets use may be. pip sees to it only where it installs the extra."""
+"""Which packages that targets use are there, and how old they may be. pip sees to it only where it
+installs the extra."""
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from types import MappingProxyType
 
 
@@ -26,6 +28,13 @@ PACKAGES: Mapping[str, Package] = MappingProxyType(
         "gguf": Package(("gguf",), "0.17", "all types of blocks"),
     }
 )
+
+
+def installed(module: str) -> bool:
+    """Whether it can be imported. A folder of that name where Python looks, as of an export to
+    `tensorrt` or `gguf`, is found as well, and is no module."""
+    spec = find_spec(module)
+    return spec is not None and spec.origin is not None
 
 
 def too_old(module: str) -> str | None:

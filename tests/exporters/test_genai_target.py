@@ -41,10 +41,7 @@ def folder(model: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def no_genai(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = proving.find_spec
-    monkeypatch.setattr(
-        proving, "find_spec", lambda name: None if name == "onnxruntime_genai" else found(name)
-    )
+    monkeypatch.setattr(proving, "installed", lambda name: False)
 
 
 def verify(model: Path, out: Path, options: Options | None = None) -> Proof:
@@ -179,7 +176,7 @@ def test_operators_that_onnx_runtime_takes_apart_are_refused(
 def test_tokens_that_onnxruntime_genai_chooses_otherwise_are_refused(
     model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(proving, "find_spec", lambda name: "there")
+    monkeypatch.setattr(proving, "installed", lambda name: True)
     monkeypatch.setattr(proving, "generated", lambda folder, prompt, count: [1, 2, 3, 4])
     with pytest.raises(CheckpointError, match=r"^onnxruntime-genai chooses other tokens than the"):
         verify(model, folder)
@@ -188,7 +185,7 @@ def test_tokens_that_onnxruntime_genai_chooses_otherwise_are_refused(
 def test_a_missing_package_is_named(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from compress_exporters import exporter
 
-    monkeypatch.setattr(exporter, "find_spec", lambda name: None if name == "onnx_ir" else name)
+    monkeypatch.setattr(exporter, "installed", lambda name: name != "onnx_ir")
     with pytest.raises(DependencyError, match=r"^onnx-genai needs onnx_ir; install it with"):
         GENAI.check(source(model), Options())
 

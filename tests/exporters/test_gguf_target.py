@@ -281,7 +281,7 @@ def test_a_spoiled_file_is_found(spoil: Any, plain: Any, tmp_path: Path) -> None
 
 
 def test_without_the_package(plain: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exporter, "find_spec", lambda name: None)
+    monkeypatch.setattr(exporter, "installed", lambda name: False)
     with pytest.raises(DependencyError) as problem:
         GGUF.check(plain, Options())
     assert str(problem.value) == (

@@ -210,8 +210,6 @@ def test_little_memory_proves_less(
 
 
 def test_missing_packages_are_named(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "compress_exporters.exporter.find_spec", lambda name: None if "ir" in name else name
-    )
+    monkeypatch.setattr("compress_exporters.exporter.installed", lambda name: "ir" not in name)
     with pytest.raises(DependencyError, match=r"^onnx needs onnx_ir; .*compress-model\[onnx\]"):
         ONNX.check(source, Options())

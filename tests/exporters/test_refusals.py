@@ -243,6 +243,17 @@ def test_which_versions_are_too_old(
     assert (packages.too_old("onnxruntime") is not None) == old
 
 
+def test_a_folder_of_a_modules_name_is_no_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As an export to that target may be, in the directory that Python is started in."""
+    (tmp_path / "not_a_module").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert not packages.installed("not_a_module")
+    assert not packages.installed("nowhere_at_all")
+    assert packages.installed("json")
+
+
 def test_the_oldest_versions_are_those_of_the_extras() -> None:
     project = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]

@@ -157,9 +157,7 @@ def test_rotations_in_64_bits_are_refused(tmp_path: Path) -> None:
 
 
 def test_missing_packages_are_named(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "compress_exporters.exporter.find_spec", lambda name: None if "ir" in name else name
-    )
+    monkeypatch.setattr("compress_exporters.exporter.installed", lambda name: "ir" not in name)
     with pytest.raises(DependencyError, match=r"^tensorrt needs onnx_ir; .*compress-model\[onnx\]"):
         TENSORRT.check(source, Options())
 

@@ -103,7 +103,7 @@ def test_what_the_source_tells_is_refused_before_work(
         run(asked, unlisted, tmp_path / "out")
     (problem,) = make_plan(asked, unlisted).problems
     assert "is in no table of forwards" in problem
-    monkeypatch.setattr("compress_exporters.exporter.find_spec", lambda name: None)
+    monkeypatch.setattr("compress_exporters.exporter.installed", lambda name: False)
     with pytest.raises(DependencyError, match=r"onnx needs onnx, onnx_ir, onnxruntime; install"):
         run(asked, model, tmp_path / "out")
     assert not (tmp_path / "out.partial").exists()

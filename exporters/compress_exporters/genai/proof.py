@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +16,7 @@ from compress_exporters.onnx.checks import LIMITS, TOKENS, Asked, length_of, pro
 from compress_exporters.onnx.measuring import Error
 from compress_exporters.onnx.running import Runner
 from compress_exporters.onnx.saving import MODEL
+from compress_exporters.packages import installed
 from compress_exporters.reference import Reference, text
 
 # Norm of the difference by that of the logits, where products round their inputs to int8.
@@ -112,7 +112,7 @@ def _kernels(build: Build, ran: dict[str, int]) -> str:
 
 
 def _generated(proof: Proof, seen: _Seen, folder: Path) -> Proof:
-    if find_spec("onnxruntime_genai") is None:
+    if not installed("onnxruntime_genai"):
         line = "onnxruntime-genai is not installed, so it generated nothing"
         return replace(proof, detail=(*proof.detail, line))
     assert proof.max_logit_error is not None

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Sequence
 from contextlib import redirect_stderr
 from dataclasses import dataclass
-from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,6 +17,7 @@ from compress.arch.sizes import text_config
 from compress.errors import CheckpointError
 from compress_exporters.gguf.blocks import KINDS
 from compress_exporters.gguf.plan import Plan
+from compress_exporters.packages import installed
 from compress_exporters.reference import Reference
 
 TOKENS = 8  # that are generated and compared
@@ -98,11 +98,11 @@ def _told(same: bool) -> str:
 
 def has_accelerate() -> bool:
     """Whether transformers can read GGUF files."""
-    return find_spec("accelerate") is not None
+    return installed("accelerate")
 
 
 def has_llamacpp() -> bool:
-    return find_spec("xllamacpp") is not None
+    return installed("xllamacpp")
 
 
 def in_llamacpp(

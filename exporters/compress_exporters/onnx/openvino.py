@@ -4,7 +4,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 
 from compress.errors import CheckpointError
 from compress_exporters.onnx.running import Array, Past, found, given
+from compress_exporters.packages import installed
 
 PACKAGE = "openvino"
 # No rounding but that of the graph: by itself OpenVINO rounds inputs, keys and values to 8 bits.
@@ -79,7 +79,7 @@ def _line(error: Exception) -> str:
 
 
 def is_installed() -> bool:
-    return find_spec(PACKAGE) is not None
+    return installed(PACKAGE)
 
 
 def name() -> str:

@@ -7,12 +7,12 @@ used.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from compress.errors import CheckpointError, DependencyError
+from compress_exporters.packages import installed
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Tools:
         """DependencyError that says of each package that is installed why it builds nothing."""
         reasons = []
         for module in PACKAGES:
-            if find_spec(module) is not None:
+            if installed(module):
                 try:
                     return _opened(module)
                 except DependencyError as reason:
