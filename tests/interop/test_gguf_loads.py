@@ -101,6 +101,17 @@ def test_both_compute_what_the_checkpoint_computes(case: str, tmp_path: Path) ->
         assert seen.tokens
 
 
+@pytest.mark.parametrize("context", [1, 2, 6, 24])
+def test_files_for_few_positions(context: int, tmp_path: Path) -> None:
+    """llama.cpp reads no prompt that fills them."""
+    checkpoint, options = tiny(tmp_path / "model", "llama"), Options(max_context=context)
+    GGUF.write(checkpoint, tmp_path, options, lambda *_: None)
+    proof = GGUF.verify(checkpoint, tmp_path, options)
+    assert proof.level == "tokens"
+    said = "llama.cpp: log-probabilities" if context > 1 else "llama.cpp was not asked; it reads no"
+    assert any(line.startswith(said) for line in proof.detail)
+
+
 def test_long_texts_have_other_factors(tmp_path: Path) -> None:
     """Opened for more positions than the model read once, llama.cpp computes what our decoder does
     in a text that long."""

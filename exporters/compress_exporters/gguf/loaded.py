@@ -79,9 +79,10 @@ def _config(plan: Plan) -> Any:
 
 
 def _room(ids: Sequence[int], prompt: Sequence[int]) -> int:
-    """Tokens behind a prompt that are generated and compared: `ids` are as many as the file has
-    positions for, and beyond a window it says nothing of what lies outside."""
-    return min(TOKENS, len(ids) - len(prompt))
+    """Tokens behind a prompt that are generated and compared, 1 at least: `ids` are as many as the
+    file has positions for, of which the last token takes none, and beyond a window it says nothing
+    of what lies outside."""
+    return min(TOKENS, len(ids) + 1 - len(prompt))
 
 
 def _greedy(model: Any, prompt: list[int], count: int) -> list[int]:
@@ -109,8 +110,10 @@ def in_llamacpp(
     plan: Plan, path: Path, reference: Reference, ids: Sequence[int], python: str = sys.executable
 ) -> Seen:
     """Log-probabilities and greedy tokens in llama.cpp, in a process of its own, which a fault in
-    it would end. CheckpointError where it does not open the file, or they differ."""
-    prompts = [list(ids[:n]) for n in PROMPTS if n <= len(ids)] or [list(ids)]
+    it would end. ids: 2 at least. CheckpointError where it does not open the file, or they
+    differ."""
+    # It reads no prompt that fills the file's positions.
+    prompts = [list(ids[:n]) for n in PROMPTS if n < len(ids)] or [list(ids[:-1])]
     found = ask_llamacpp(path, prompts, plan.source.spec.embedding_shape[0], python=python)
     wanted = [reference.logits(prompt)[-1].log_softmax(-1) for prompt in prompts]
     rows = zip(found["logprobs"], wanted, strict=True)

@@ -53,10 +53,12 @@ def verify(source: Source, folder: Path, options: Options) -> Proof:
         detail += ("transformers was not asked; it reads GGUF files where accelerate is installed",)
     else:
         seen.append(in_transformers(plan, path, reference, ids))
-    if has_llamacpp():
-        seen.append(in_llamacpp(plan, path, reference, ids))
-    else:
+    if not has_llamacpp():
         detail += ("llama.cpp was not asked; it is where xllamacpp is installed",)
+    elif len(ids) < 2:
+        detail += ("llama.cpp was not asked; it reads no prompt of a file for one position",)
+    else:
+        seen.append(in_llamacpp(plan, path, reference, ids))
     return _proof(detail + tuple(x.line for x in seen), seen)
 
 
