@@ -23,13 +23,15 @@ DTYPES = {"FLOAT": np.float32, "HALF": np.float16, "INT64": np.int64}
 
 @dataclass(slots=True)
 class Played:
-    """What it is to say. device: its compute capability. off: a part that logits are wrong by."""
+    """What it is to say. device: its compute capability. why: it builds nothing. off: a part that
+    logits are wrong by."""
 
     version: str = "10.15.1.29"
     device: tuple[int, int] | None = (9, 0)
     starts: bool = True
     parses: bool = True
     builds: bool = True
+    why: str = "no kernel\nfor this"
     loads: bool = True
     fits: bool = True
     off: float = 0.0
@@ -144,7 +146,7 @@ def module(played: Played) -> Any:
         def build(network: Any, config: Any) -> Any:
             log.log(Logger.Severity.WARNING, "nobody reads this")
             if not played.builds:
-                log.log(Logger.Severity.ERROR, "no kernel\nfor this")
+                log.log(Logger.Severity.ERROR, played.why)
                 return None
             return SimpleNamespace(nbytes=1_500_000, path=network.path)
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import played_tensorrt
 import tiny_models
@@ -116,6 +117,7 @@ def test_a_refusal_is_an_error_in_its_own_words(
 NO_DEVICE = Played(device=None, starts=False)
 STARTED = "TensorRT 10.15.1.29 builds nothing here: CUDA initialization failure with error: 35"
 OLD = "is older than {}, which reads these graphs"
+ROOMLESS = "TensorRT 10.15.1.29 has too little memory on the device"
 # Packages that are there, and what is said.
 WITHOUT: dict[str, tuple[dict[str, Played], str]] = {
     "none": ({}, f"no engine was built: {NONE}"),
@@ -132,6 +134,10 @@ WITHOUT: dict[str, tuple[dict[str, Played], str]] = {
         {"tensorrt": NO_DEVICE, "tensorrt_rtx": Played("1.7.1.116", device=None)},
         "the engine was not run: torch finds no CUDA device",
     ),
+    "too little room to build": (
+        {"tensorrt": Played(builds=False, why="Error Code 2: OutOfMemory (no more)")},
+        f"no engine was built: {ROOMLESS}: Error Code 2: OutOfMemory (no more)",
+    ),
     "an engine that does not load": (
         {"tensorrt": Played(loads=False)},
         "the engine was not run: TensorRT 10.15.1.29 does not load it: it gives no reason",
@@ -141,6 +147,19 @@ WITHOUT: dict[str, tuple[dict[str, Played], str]] = {
         "the engine was not run: TensorRT 10.15.1.29 does not start it: it gives no reason",
     ),
 }
+
+
+def test_too_little_room_for_a_step_is_told(
+    dense: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2.00 GiB")
+
+    played_tensorrt.install(monkeypatch, {"tensorrt": Played()})
+    monkeypatch.setattr("compress_exporters.tensorrt.engine_steps._room", full)
+    assert told(dense, tmp_path / "out")[-1] == (
+        "the engine was not run: CUDA out of memory. Tried to allocate 2.00 GiB"
+    )
 
 
 @pytest.mark.parametrize("case", WITHOUT)

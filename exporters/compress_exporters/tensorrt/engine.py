@@ -4,6 +4,7 @@ TensorRT for RTX builds without a GPU; TensorRT needs one. Neither package is lo
 used.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -36,6 +37,8 @@ MOST = 400  # characters of a reason
 REPORT = "please report this with the model"
 # What TensorRT for RTX adds to every reason on a machine without a GPU.
 _NOISE = "catchCudaError"
+# What TensorRT says where its device has too little memory to try a graph's kernels.
+_NO_ROOM = re.compile("out ?of ?memory|insufficient workspace", re.IGNORECASE)
 
 # Shapes by name of the input, of the steps "min", "opt" and "max".
 Profile = Mapping[str, Mapping[str, list[int]]]
@@ -81,7 +84,7 @@ class Tools:
 
     def engine(self, model: Path, profiles: Mapping[str, Profile]) -> Engine:
         """One for all profiles. CheckpointError, with TensorRT's own word, for a graph that it does
-        not parse or build."""
+        not parse or build; DependencyError where its device has too little memory to build it."""
         network, _weights = _parsed(self, model)
         config = self.builder.create_builder_config()
         # With it, products in fp32 keep 10 bits of their inputs.
@@ -89,7 +92,10 @@ class Tools:
         for name, profile in profiles.items():
             if config.add_optimization_profile(_profile(self, profile)) < 0:
                 raise self.refused(f"does not take the profile {name} of {model}")
+        before = len(self.said)
         plan = self.builder.build_serialized_network(network, config)
+        if plan is None and any(map(_NO_ROOM.search, self.said[before:])):
+            raise DependencyError(f"{self.name} has too little memory on the device: {self.why}")
         if plan is None:
             raise self.refused(f"builds no engine of {model}")
         return Engine(plan, tuple(profiles))

@@ -14,7 +14,7 @@ from compress_exporters.onnx.measuring import Seen
 from compress_exporters.onnx.saving import MODEL
 from compress_exporters.reference import Reference, fits, text
 from compress_exporters.tensorrt.build_notes import JSON
-from compress_exporters.tensorrt.engine import Tools
+from compress_exporters.tensorrt.engine import Tools, line
 from compress_exporters.tensorrt.engine_steps import EngineSteps
 
 Capability = tuple[int, int]
@@ -40,7 +40,10 @@ def proved(source: Source, folder: Path, asked: Asked) -> tuple[str, ...]:
     weights = sum(path.stat().st_size for path in folder.glob(f"{MODEL}*"))
     if not fits(ROOM * weights + BASE):
         return (f"too little memory is free to build an engine with {tools.name}",)
-    engine = tools.engine(folder / MODEL, facts["profiles"])
+    try:
+        engine = tools.engine(folder / MODEL, facts["profiles"])
+    except DependencyError as reason:
+        return (f"no engine was built: {reason}",)
     built = (
         f"{tools.name} parses the graph and builds an engine of it ({engine.size / 1e6:.1f} MB) for"
         f" the profiles {' and '.join(engine.profiles)}"
@@ -50,10 +53,9 @@ def proved(source: Source, folder: Path, asked: Asked) -> tuple[str, ...]:
     longest = facts["profiles"]["prefill"]["max"]["input_ids"][1]
     asked = replace(asked, length=min(asked.length, longest))
     try:
-        steps = EngineSteps.load(tools, engine)
-    except DependencyError as reason:
-        return (built, f"the engine was not run: {reason}")
-    return (built, _ran(source, steps, asked))
+        return (built, _ran(source, EngineSteps.load(tools, engine), asked))
+    except (DependencyError, torch.OutOfMemoryError) as reason:
+        return (built, f"the engine was not run: {line(str(reason))}")
 
 
 def _device() -> Capability | None:
