@@ -7,15 +7,18 @@ from typing import Any
 
 from compress.checkpoint import write_atomic
 from compress.errors import CheckpointError
+from compress.formats.table import small_files
 from compress_exporters.exporter import Source
 
 QUANTIZATION = ("quantization_config", "compression_config")
 
 
 def copy_side_files(source: Source, folder: Path) -> tuple[str, ...]:
-    """Their names. config.json says nothing of how the source was quantized."""
-    names = []
+    """Their names. Nothing says how the source was quantized, neither config.json nor a file."""
+    names, formats = [], small_files()
     for path in source.checkpoint.side_files():
+        if path.name in formats:
+            continue
         write_atomic(folder / path.name, _content(path))
         names.append(path.name)
     config = _plain(source.checkpoint.config)

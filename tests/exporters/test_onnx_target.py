@@ -1,6 +1,7 @@
 """The target onnx: what its proof finds, and what it says."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -128,14 +129,17 @@ def test_default_sessions_are_held_to_rounded_inputs(demo_model: Path, tmp_path:
     assert (as_they_are - rounded).norm() > 0.1 * rounded.norm()
 
 
-def test_config_json_says_nothing_of_codes(tmp_path: Path) -> None:
+def test_no_file_says_how_the_source_was_quantized(tmp_path: Path) -> None:
     original = tiny_models.make("llama", tmp_path / "model", dtype="fp32")
     folder = compressed_models.write(
         original, tmp_path / "coded", QuantScheme(group_size=32)
     ).folder
+    for name in ("quantize_config.json", "hf_quant_config.json"):
+        (folder / name).write_text("{}")
     out = tmp_path / "out"
     out.mkdir()
-    ONNX.write(open_weights(Checkpoint.open(folder)), out, Options(), lambda *_: None)
+    written = ONNX.write(open_weights(Checkpoint.open(folder)), out, Options(), lambda *_: None)
+    assert not [name for name in (*written.files, *os.listdir(out)) if "quant" in name]
     before, after = (json.loads((x / "config.json").read_text()) for x in (original, out))
     assert after == before
 

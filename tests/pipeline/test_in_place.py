@@ -87,7 +87,7 @@ def test_a_graph_beside_the_weights(
     assert 0 < result["linked_bytes"] < len(before[FILE])
     assert row["proof"] == "tokens"
     assert " kB of the source stay where they are\n" in told
-    assert f" weights (156 kB) stay where they are, in {FILE}\n" in told
+    assert f" weights (156 kB) in {FILE}\n" in told
     assert "proved   logits and greedy tokens are those of the weights" in told
     assert told.endswith(f"{model} (2 files, and the report)\n")
 

@@ -87,7 +87,7 @@ def notes(build: Build) -> Iterator[str]:
     files = dict.fromkeys(str(tensor.location) for tensor in pointed(build))
     if files:
         count = units.counted(sum(1 for _ in pointed(build)), "weight")
-        yield f"{count} ({units.size(size(build))}) stay where they are, in {', '.join(files)}"
+        yield f"the graph points to {count} ({units.size(size(build))}) in {', '.join(files)}"
     for why, which in build.copied.items():
         yield f"{units.counted(len(which), 'dense weight')} written anew: {why}"
 
