@@ -9,7 +9,7 @@ from pathlib import Path
 
 from compress.checkpoint import Checkpoint, resolve_model
 from compress.checkpoint.ties import settled
-from compress.errors import RecipeError
+from compress.errors import OutputError, RecipeError
 from compress.formats import open_weights
 from compress.pipeline import in_place
 from compress.pipeline.artifact_report import ArtifactReport, as_json, build, write
@@ -119,7 +119,8 @@ def export_artifact(
     work = partial(_work, plan, verify=verify, progress=progress or silent)
     if plan.beside is not None:
         return _added(_place(plan, plan.beside, overwrite=overwrite), work)
-    assert out is not None, "an artifact has a place"
+    if out is None:
+        raise OutputError("the artifact has no folder; give `out`, or Options(in_place=True)")
     output = prepare(out, plan.source.checkpoint.path, plan.bytes, overwrite=overwrite)
 
     def whole() -> ArtifactReport:

@@ -161,3 +161,8 @@ def test_a_disk_that_fills_up_leaves_nothing(
 def test_a_context_of_nothing_is_refused(model: Path, positions: int) -> None:
     with pytest.raises(RecipeError, match=f"^--max-context is {positions}; it is 1 position or mo"):
         dry_artifact(model, "onnx", options=Options(max_context=positions))
+
+
+def test_no_folder_is_refused(model: Path) -> None:
+    with pytest.raises(OutputError, match=r"^the artifact has no folder; give `out`, or Options"):
+        export_artifact(model, "onnx")
