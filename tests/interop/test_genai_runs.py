@@ -1,5 +1,6 @@
 """Folders of the target onnx-genai in onnxruntime-genai itself: tokens, tokenizers, sampling."""
 
+import json
 import os
 from dataclasses import replace
 from importlib.util import find_spec
@@ -13,6 +14,7 @@ import tiny_models
 from compress.errors import CheckpointError
 from compress.quant.scheme import QuantScheme
 from compress_exporters.exporter import Options
+from compress_exporters.genai import texts
 from compress_exporters.genai.config import NAME
 from compress_exporters.genai.running import generated
 from forward_cases import CASES, LONGROPE, plain_greedy, rope, text, transformers_model
@@ -116,6 +118,53 @@ def test_its_tokenizer_reads_what_is_copied(demo_model: Path, tmp_path: Path) ->
     ids = [int(x) for x in tokenizer.encode(said)]
     assert ids == AutoTokenizer.from_pretrained(demo_model)(said)["input_ids"]
     assert tokenizer.decode(ids) == said
+
+
+def change(folder: Path, **keys: Any) -> None:
+    file = folder / "tokenizer.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | keys))
+
+
+BEGINNING = {"id": "<|endoftext|>", "type_id": 0}
+TEMPLATE = {
+    "type": "TemplateProcessing",
+    "single": [{"SpecialToken": BEGINNING}, {"Sequence": {"id": "A", "type_id": 0}}],
+    "pair": [{"Sequence": {"id": x, "type_id": 0}} for x in "AB"],
+    "special_tokens": {
+        BEGINNING["id"]: {"id": BEGINNING["id"], "ids": [0], "tokens": [BEGINNING["id"]]}
+    },
+}
+SPACES = {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}
+
+
+@pytest.mark.parametrize(
+    ("keys", "line"),
+    [
+        ({}, "onnxruntime-genai cuts a text into the tokens that tokenizer.json says"),
+        (
+            {"post_processor": TEMPLATE},
+            "onnxruntime-genai cuts a text otherwise than tokenizer.json says, from token 51 on",
+        ),
+        (
+            {"normalizer": SPACES},
+            "onnxruntime-genai cuts a text otherwise than tokenizer.json says, from token ",
+        ),
+        ({"model": None}, "onnxruntime-genai makes no tokenizer of the folder, give it tokens: "),
+    ],
+    ids=["as it is", "a beginning that is an end too", "a normalizer it has not", "broken"],
+)
+def test_texts_are_cut_as_the_proof_says(
+    keys: dict[str, Any], line: str, demo_model: Path, tmp_path: Path
+) -> None:
+    written(demo_model, tmp_path / "out")
+    change(tmp_path / "out", **keys)
+    said = texts.told(tmp_path / "out")
+    assert said is not None
+    assert said.startswith(line)
+
+
+def test_a_folder_without_a_tokenizer_cuts_no_texts(tmp_path: Path) -> None:
+    assert texts.told(tmp_path) is None
 
 
 def test_a_folder_that_it_does_not_run_is_refused(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import onnx
 
 from compress.errors import CheckpointError
 from compress_exporters.exporter import Proof, Source
+from compress_exporters.genai import texts
 from compress_exporters.genai.running import generated, kernels
 from compress_exporters.onnx.build import Build
 from compress_exporters.onnx.checks import LIMITS, TOKENS, Asked, length_of, prove
@@ -128,5 +129,7 @@ def _generated(proof: Proof, seen: _Seen, folder: Path) -> Proof:
             f"onnxruntime-genai chooses other tokens than the weights from token {apart.number} on;"
             " please report this with the model"
         )
+    said = texts.told(folder)
+    cut = () if said is None else (said,)
     line = f"onnxruntime-genai: {len(found)} greedy tokens are the same"
-    return replace(proof, level="tokens", detail=(*proof.detail, line))
+    return replace(proof, level="tokens", detail=(*proof.detail, *cut, line))
