@@ -1,7 +1,9 @@
 """The target tensorrt: what it writes and says, its build command, and what its proof finds."""
 
+import errno
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +14,14 @@ import torch
 
 import tiny_models
 from compress.checkpoint import Checkpoint
-from compress.errors import CheckpointError, DependencyError
+from compress.errors import CheckpointError, DependencyError, OutputError
 from compress.formats import open_weights
 from compress.quant.scheme import PRESETS
 from compress_exporters.exporter import Options, Source
 from compress_exporters.onnx.running import Runner
 from compress_exporters.onnx.saving import DATA, MODEL
 from compress_exporters.table import EXPORTERS
+from compress_exporters.tensorrt import folding
 from compress_exporters.tensorrt.build_notes import JSON, NOTES
 from compress_exporters.tensorrt.profiles import profiles
 from forward_cases import CASES, rope, text, transformers_model
@@ -112,6 +115,31 @@ def test_proof_of_quantized_graphs(preset: str, dtype: Any, tmp_path: Path) -> N
     needed = {"W8A8_STATIC": None, "FP8": "8.9", "NVFP4A16": "10.0"}[preset]
     assert json.loads((out / JSON).read_text())["compute_capability"] == needed
     assert (f"capability {needed} or more" in (out / NOTES).read_text()) == (needed is not None)
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_decoding_for_the_proof_stays_in_the_folder(
+    full: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So a stopped export leaves nothing beside it."""
+    real, places = folding.folded, list[Path]()
+
+    def folded(model: Path, folder: Path) -> Path:
+        places.append(folder.parent)
+        if full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(model, folder)
+
+    dense = tiny_models.make("llama", tmp_path / "dense", dtype="fp32", **WIDE)
+    model = positive(dense, tmp_path / "model", PRESETS["NVFP4A16"])
+    out = exported(model, tmp_path / "out")
+    monkeypatch.setattr(folding, "folded", folded)
+    before = sorted(out.iterdir())
+    says = r"cannot decode .*model.onnx for its proof: No space left on device; make room"
+    with pytest.raises(OutputError, match=says) if full else nullcontext():
+        TENSORRT.verify(opened(model), out, Options())
+    assert places == [out]
+    assert sorted(out.iterdir()) == before
 
 
 def test_codes_of_4_bits_need_a_device_that_has_them(tmp_path: Path) -> None:

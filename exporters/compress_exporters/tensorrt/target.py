@@ -6,8 +6,18 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
+from compress.checkpoint import disk
 from compress.errors import CheckpointError
-from compress_exporters.exporter import Exporter, Options, Progress, Proof, Source, Written, require
+from compress_exporters.exporter import (
+    AGAIN,
+    Exporter,
+    Options,
+    Progress,
+    Proof,
+    Source,
+    Written,
+    require,
+)
 
 if TYPE_CHECKING:
     from compress_exporters.onnx.build import Build
@@ -67,8 +77,11 @@ def verify(source: Source, folder: Path, options: Options) -> Proof:
     if not has_fp4(model):
         proof = prove(source, model, asked)
     else:
-        with TemporaryDirectory(dir=folder.parent, prefix=f"{folder.name}.decoded-") as place:
-            proof = prove(source, folded(model, Path(place)), asked)
+        # Inside, where whoever clears a stopped export's folder takes it away as well.
+        with TemporaryDirectory(dir=folder, prefix=".decoded-") as place:
+            with disk.refusing(f"decode {model} for its proof", AGAIN):
+                decoded = folded(model, Path(place))
+            proof = prove(source, decoded, asked)
         told.append(
             "weights of 4-bit floats were decoded by ONNX's reference, as ONNX Runtime has none"
         )
