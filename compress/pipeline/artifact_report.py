@@ -17,6 +17,11 @@ from compress.report.units import size as shown_size
 from compress_exporters.exporter import Proof, Source, Written
 
 FOLDER = "report"
+# What writes artifacts, and what they are proved in.
+PACKAGES = (
+    *("onnx", "onnx-ir", "onnxruntime", "onnxruntime-genai", "openvino"),
+    *("tensorrt", "tensorrt-rtx", "gguf", "xllamacpp"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +96,7 @@ def build(
         written=written is not None,
         seconds=seconds or {},
         peak_rss_bytes=peak_rss_bytes(),
-        versions=versions(),
+        versions=versions(PACKAGES),
     )
 
 

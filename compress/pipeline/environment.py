@@ -18,10 +18,11 @@ PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "data
 
 
 @cache
-def versions() -> dict[str, str]:
-    """Versions of what can change a result, ours first; absent packages are left out."""
+def versions(more: tuple[str, ...] = ()) -> dict[str, str]:
+    """Versions of what can change a result, ours first; absent packages are left out. more: names
+    of packages to look for besides."""
     found = {"compress-model": compress.__version__, "python": platform.python_version()}
-    for package in PACKAGES:
+    for package in (*PACKAGES, *more):
         try:
             found[package] = version(package)
         except PackageNotFoundError:

@@ -9,6 +9,7 @@ from compress.arch.spec import DecoderSpec
 from compress.checkpoint import Checkpoint, disk, write_atomic
 from compress.checkpoint.dtype_codes import itemsize
 from compress.pipeline import outliers
+from compress.pipeline.artifact_report import PACKAGES
 from compress.pipeline.budget import Budget as Chosen
 from compress.pipeline.environment import machine, slow_kernels, versions
 from compress.pipeline.journal import CALIBRATION, Journal, layer_of
@@ -53,7 +54,7 @@ def build_report(
     work = stages[0]
     return Report(
         tool="compress-model",
-        versions=versions(),
+        versions=versions(PACKAGES if plan.recipe.export else ()),
         recipe=RecipeInfo(plan.recipe.name, plan.recipe.text, plan.recipe.overrides),
         seed=plan.recipe.seed,
         source=source_of(checkpoint, plan.spec, session.sha256),

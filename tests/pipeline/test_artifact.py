@@ -46,6 +46,7 @@ def test_a_folder_with_its_report(model: Path, tmp_path: Path) -> None:
         report.detail,
     )
     assert row.fused["Attention"] == 2
+    assert {"compress-model", "torch", "onnx", "onnxruntime"} <= set(report.versions)
     assert set(report.seconds) == {"write", "verify"}
     assert stages["export"] > 2
     card = (out / "README.md").read_text()
