@@ -7,6 +7,7 @@ from typing import Literal
 import click
 
 from compress.cli import options
+from compress.cli.process import give_back
 from compress.cli.progress import watched
 
 # What each of FORMATS holds, said without the codecs, which import torch.
@@ -102,6 +103,7 @@ def command(
     from compress import pipeline
 
     _require_place(to, out, in_place, dry_run)
+    give_back()
     if pipeline.is_target(to):
         target = pipeline.target_name(to)
         lost = round_scales and target not in ROUNDING
