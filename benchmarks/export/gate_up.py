@@ -2,10 +2,10 @@
 
     python -m benchmarks.export.gate_up
 
-onnx-genai writes gate and up as one product, and q, k and v where queries and keys have norms of
-their own. Here a graph is rewritten that has several: rows of codes and scales go to products of
-their own. Of the demo model, of the first blocks of the 400M shape, and of as many of a Qwen3 of
-its widths, with random weights; all in 4 bits with groups of 32. Folders take turns in
+onnx-genai writes gate and up as two products, and q, k and v as three where queries and keys have
+norms of their own. Here the graph is rewritten: codes and scales lie one behind the other, as
+MatMulNBits takes them. Of the demo model, of the first blocks of the 400M shape, and of as many of
+a Qwen3 of its widths, with random weights; all in 4 bits with groups of 32. Folders take turns in
 onnxruntime-genai, as in generate.py; ratios are those of one product over several. Needs the extras
 onnx and interop; the result goes to benchmarks/results.
 """
@@ -14,7 +14,8 @@ import argparse
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -22,64 +23,62 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from benchmarks.export.genai_speed import PACKAGES, asked, ours, source
+from benchmarks.export.genai_speed import PACKAGES, ours, source, taking_turns
 from benchmarks.models import SHAPES
 from benchmarks.processes import package_versions, setting, wait_until_quiet, write_result
 
 MODEL, DATA = "model.onnx", "model.onnx.data"
 KIND = "MatMulNBits"
 INLINE = 1024  # bytes; smaller weights stay in the graph
-GATE_UP, Q_K_V = 2, 3  # parts of a product
-PARTS: Mapping[str, tuple[int, ...]] = MappingProxyType(
+GATE_UP, Q_K_V = 2, 3  # products that read the same
+STACKS: Mapping[str, tuple[int, ...]] = MappingProxyType(
     {"tale-6m": (GATE_UP,), "400m": (GATE_UP,), "qwen3": (GATE_UP, Q_K_V)}
 )
 NAMES: Mapping[int, str] = MappingProxyType({GATE_UP: "gate_up", Q_K_V: "qkv"})
 
 
-def separated(folder: Path, out: Path, number: int) -> int:
-    """A copy of an exported folder without products that are split into `number` parts; how many
-    there were."""
+def merged(folder: Path, out: Path, number: int) -> int:
+    """A copy of an exported folder with one product for each `number` that read the same; how many
+    there are."""
     shutil.copytree(folder, out, ignore=shutil.ignore_patterns(MODEL, DATA))
     model = ir.load(folder / MODEL)
-    splits = [node for node in model.graph if node.op_type == "Split"]
-    found = [node for node in splits if len(node.outputs) == number and _product(node)]
-    for split in found:
-        _separate(model.graph, split)
+    readers: dict[ir.Value | None, list[ir.Node]] = defaultdict(list)
+    for node in model.graph:
+        if node.op_type == KIND:
+            readers[node.inputs[0]].append(node)
+    stacks = [nodes for nodes in readers.values() if len(nodes) == number]
+    for nodes in stacks:
+        _merge(model.graph, nodes)
     ir.save(model, out / MODEL, external_data=DATA, size_threshold_bytes=INLINE)
-    return len(found)
+    return len(stacks)
 
 
-def _product(split: ir.Node) -> ir.Node | None:
-    """What a split takes apart, None where that is no product with codes."""
-    assert split.inputs[0] is not None
-    made = split.inputs[0].producer()
-    return made if made is not None and made.op_type == KIND else None
+def _merge(graph: ir.Graph, nodes: Sequence[ir.Node]) -> None:
+    first, sizes = nodes[0], [node.attributes["N"].as_int() for node in nodes]
+    inputs = [first.inputs[0]]
+    for values in zip(*(node.inputs[1:] for node in nodes), strict=True):
+        given = [value for value in values if value is not None]
+        inputs.append(_joined(graph, given) if given else None)
+    attributes = {**first.attributes, "N": ir.AttrInt64("N", sum(sizes))}
+    name = f"{first.name}, stacked"
+    product = ir.Node(first.domain, KIND, inputs, list(attributes.values()), name=name)
+    parts = _constant(graph, f"{name}: sizes", np.array(sizes, np.int64))
+    split = ir.node("Split", [product.outputs[0], parts], {"axis": -1}, num_outputs=len(nodes))
+    graph.insert_before(first, (product, split))
+    for node, part in zip(nodes, split.outputs, strict=True):
+        node.outputs[0].replace_all_uses_with(part)
+    graph.remove(nodes, safe=True)
 
 
-def _separate(graph: ir.Graph, split: ir.Node) -> None:
-    product, sizes = _product(split), split.inputs[1]
-    assert product is not None
-    assert sizes is not None
-    assert sizes.const_value is not None
-    first, weights = 0, [x for x in product.inputs[1:] if x is not None]
-    for part, size in zip(split.outputs, sizes.const_value.numpy().tolist(), strict=True):
-        rows, name = slice(first, first + size), f"{product.name}: rows from {first} on"
-        inputs = [product.inputs[0]]
-        inputs += [None if x is None else _rows(graph, x, rows) for x in product.inputs[1:]]
-        attributes = {**product.attributes, "N": ir.AttrInt64("N", size)}
-        own = ir.Node(product.domain, KIND, inputs, list(attributes.values()), name=name)
-        graph.insert_before(split, own)
-        part.replace_all_uses_with(own.outputs[0])
-        first += size
-    graph.remove((split, product), safe=True)
+def _joined(graph: ir.Graph, weights: Sequence[ir.Value]) -> ir.Value:
+    """Rows of several weights; their own are removed."""
+    arrays = []
     for weight in weights:
-        graph.initializers.pop(str(weight.name))
-
-
-def _rows(graph: ir.Graph, weight: ir.Value, rows: slice) -> ir.Value:
-    assert weight.const_value is not None
-    array = weight.const_value.numpy()[rows]
-    return _constant(graph, f"{weight.name}: rows from {rows.start} on", array)
+        assert weight.const_value is not None
+        assert weight.name is not None
+        arrays.append(weight.const_value.numpy())
+        graph.initializers.pop(weight.name)
+    return _constant(graph, f"{weights[0].name}, stacked", np.concatenate(arrays))
 
 
 def _constant(graph: ir.Graph, name: str, array: np.ndarray[Any, Any]) -> ir.Value:
@@ -114,27 +113,29 @@ def qwen3(folder: Path, blocks: int) -> Path:
 def measure(name: str, options: argparse.Namespace, work: Path) -> dict[str, Any]:
     blocks = None if name == "tale-6m" else options.blocks
     given = qwen3(work / name, blocks) if name == "qwen3" else source(name, work, blocks)
-    one, _ = ours(given, "rtn", work, options.quiet)
+    folders, counts = {}, {}
+    several, _ = ours(given, "rtn", work, options.quiet)
+    for number in STACKS[name]:
+        what = NAMES[number]
+        folders[what] = work / what
+        counts[what] = merged(several, folders[what], number)
+    pairs = [f"{what}={folder}" for what, folder in folders.items()]
     size = (options.prompt, options.tokens, options.rounds, options.threads)
-    result: dict[str, Any] = {"blocks": blocks}
-    for number in PARTS[name]:
-        several = work / f"{NAMES[number]}, several"
-        count = separated(one, several, number)
-        wait_until_quiet(options.quiet)
-        speed = asked("generate", f"one={one}", f"several={several}", *map(str, size))
-        result[NAMES[number]] = {"products": count, **speed}
-    return result
+    wait_until_quiet(options.quiet)
+    speed = taking_turns([*pairs, f"several={several}"], size, options.processes)
+    return {"blocks": blocks, "products_stacked": counts, **speed}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--models", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--models", nargs="+", choices=STACKS, default=list(STACKS))
     parser.add_argument("--blocks", type=int, default=4, help="of all but tale-6m")
     parser.add_argument("--prompt", type=int, default=256, help="tokens")
     parser.add_argument("--tokens", type=int, default=128, help="generated")
-    parser.add_argument("--rounds", type=int, default=15, help="one more, not counted, comes first")
+    parser.add_argument("--rounds", type=int, default=5, help="one more, not counted, comes first")
+    parser.add_argument("--processes", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--quiet", type=float, default=0.1, help="start when others use less")
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()))
@@ -146,6 +147,7 @@ def main() -> None:
         "prompt": options.prompt,
         "tokens": options.tokens,
         "rounds": options.rounds,
+        "processes": options.processes,
     }
     for name in options.models:
         work = Path(tempfile.mkdtemp(prefix="compress-model-", dir=options.work))

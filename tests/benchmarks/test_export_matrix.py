@@ -17,7 +17,10 @@ from compress_exporters.table import EXPORTERS
 STORED = table.stored()
 CELLS = STORED["cells"]
 # What a refusal ends with: an option, another target, what to quantize to, or what is known.
-REMEDY = re.compile(r"export |--to |--\w|take |takes |quantize|known are|give the config|needs ")
+REMEDY = re.compile(
+    r"export |--(to|dtype|max-context|accuracy-level|round-scales) |take |takes |quantize|known are"
+    r"|give the config|needs "
+)
 # llama.cpp takes GELU from a table in fp16, and is the only reader of two families.
 TABLED_GELU = ("gpt_neox", "olmo2")
 

@@ -16,18 +16,15 @@ from genai_graphs import GENAI, built, opened, source, written
 
 STEP = "4 of 16 numbers of a head, not a multiple of 16"
 HALF = "8 of 16 numbers of a head, not a multiple of 16"
-ROTATION = "rotation in attention"
-NORMS = {
-    "norms of queries and keys": "attention computes them on GPUs only: q, k and v are split behind"
-    " their product"
-}
+ROTATION = "rotation in attention, packed q/k/v"
+PACKED = {"packed q/k/v": "queries and keys have norms, which attention computes on GPUs only"}
 MIXED = {"mixture of experts": "a plain graph: every expert computes every token"}
 # What -> what stays in single steps.
 UNFUSED: dict[str, dict[str, str]] = {
     **{name: {} for name in ("llama", "mistral", "qwen2", "phi3", "gpt2", "gemma2", "opt")},
-    **dict.fromkeys(("qwen3", "gemma3_text", "olmo2"), NORMS),
+    **dict.fromkeys(("qwen3", "gemma3_text", "olmo2"), PACKED),
     "mixtral": MIXED,
-    "qwen3_moe": {**NORMS, **MIXED},
+    "qwen3_moe": {**PACKED, **MIXED},
     "gpt_neox": {ROTATION: STEP},
     "gpt_neox all rotated": {},
     "phi3 half rotated": {ROTATION: HALF},
@@ -35,7 +32,7 @@ UNFUSED: dict[str, dict[str, str]] = {
     "llama tied": {},
     "gpt2 tied, scaled by layer": {},
     "mistral with a window": {},
-    "gemma3 with a window": NORMS,
+    "gemma3 with a window": PACKED,
     "llama llama3": {},
     "llama dynamic": {ROTATION: "frequencies depend on the length of the text"},
     "smollm3 with windows": {},
@@ -121,15 +118,15 @@ def test_positions_are_an_input_where_something_asks_for_them(tmp_path: Path) ->
         assert ("position_ids" in names) is asks
 
 
-def test_additions_are_in_the_norms_and_what_reads_alike_is_one_product(tmp_path: Path) -> None:
+def test_additions_are_in_the_norms_and_q_k_v_is_one_product(tmp_path: Path) -> None:
     folder = tiny_models.make("llama", tmp_path / "model", dtype="fp32")
     assert written(folder, tmp_path / "out").fused == {
         "GroupQueryAttention": 2,
         "SkipSimplifiedLayerNormalization": 4,
         "SimplifiedLayerNormalization": 1,
     }
-    kinds = built(folder).fused("MatMul", "Add", "Split")
-    assert kinds == {"MatMul": 2 * 4 + 1, "Split": 2}
+    kinds = built(folder).fused("MatMul", "Add")
+    assert kinds == {"MatMul": 2 * 5 + 1}
 
 
 def test_fp16_is_as_near_as_fp16_allows(tmp_path: Path) -> None:

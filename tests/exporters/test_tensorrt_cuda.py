@@ -39,4 +39,6 @@ def test_the_engine_agrees(case: str, dtype: Any, tmp_path: Path) -> None:
     TENSORRT.write(source, out, options, lambda *_: None)
     built, ran = TENSORRT.verify(source, out, options).detail[1:3]
     assert "parses the graph and builds an engine of it" in built
+    if ran.startswith("the engine was not run: "):  # by a package that is not for this device
+        pytest.skip(ran)
     assert f" on {torch.cuda.get_device_name()}, in one step, in chunks and beside padding" in ran

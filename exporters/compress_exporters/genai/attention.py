@@ -14,7 +14,7 @@ from compress.arch.spec import BlockSpec, LinearSpec
 from compress.errors import RecipeError
 from compress_exporters.exporter import Options
 from compress_exporters.genai.product import CONTRIB, Stack, can_stack, product
-from compress_exporters.onnx.attention import PAST, PRESENT, normed, parts, place, states
+from compress_exporters.onnx.attention import PAST, PRESENT, place, states
 from compress_exporters.onnx.build import Build
 from compress_exporters.onnx.dense import TORCH, as_ir
 from compress_exporters.onnx.rotary import angles, context, rotate, rotations, tables
@@ -55,30 +55,25 @@ def needs_positions(how: ForwardSpec, options: Options, length: int) -> bool:
 def attention(build: Build, block: BlockSpec, x: ir.Value) -> ir.Value:
     """x: [B, S, hidden], behind the norm -> what attention adds to the residual."""
     (last,) = (linear for linear in block.linears if linear.role == "o")
-    stack, direct = _stack(build, block), _is_direct(build, block)
-    if stack is None:
+    packed = _packed(build, block)
+    if packed is None:
         out = attend(build, block, *states(build, block, x))
-    elif direct:
-        out = _group_query(build, block, product(build, stack, x), None, None)
     else:
-        split = parts(build, block, product(build, stack, x))
-        out = attend(build, block, *normed(build, block, split))
+        out = _group_query(build, block, product(build, packed, x), None, None)
     return build.lowering.linear(build, last, out)
 
 
-def _is_direct(build: Build, block: BlockSpec) -> bool:
-    """Whether attention takes queries, keys and values as they come from their product."""
+def _packed(build: Build, block: BlockSpec) -> Stack | None:
+    """Queries, keys and values as one product, where attention can take it as it comes."""
     how, rope = build.how, build.how.layers[block.index].rope
+    roles = {linear.role: linear for linear in block.linears}
     if how.norms.q is not None:
-        norms = "attention computes them on GPUs only: q, k and v are split behind their product"
-        build.unfused["norms of queries and keys"] = norms
-        return False
-    return rope is None or unrotated(how, rope, build.options) is None
-
-
-def _stack(build: Build, block: BlockSpec) -> Stack | None:
-    """Queries, then keys, then values, as one product; None where they cannot be."""
-    how, roles = build.how, {linear.role: linear for linear in block.linears}
+        norms = "queries and keys have norms, which attention computes on GPUs only"
+        build.unfused["packed q/k/v"] = norms
+        return None
+    if rope is not None and (reason := unrotated(how, rope, build.options)):
+        build.unfused["rotation in attention, packed q/k/v"] = reason
+        return None
     if "qkv" in roles:
         rows = None if how.qkv == "parts" else _by_part(how)
         return Stack(roles["qkv"].name, (roles["qkv"],), rows)
@@ -100,7 +95,7 @@ def attend(build: Build, block: BlockSpec, q: ir.Value, k: ir.Value, v: ir.Value
     how, at = build.how, place(block)
     rope = how.layers[block.index].rope
     if rope is not None and (reason := unrotated(how, rope, build.options)):
-        build.unfused["rotation in attention"] = reason
+        build.unfused["rotation in attention, packed q/k/v"] = reason
         q = rotate(build, at, q, rope, how.heads)
         k = rotate(build, at, k, rope, how.kv_heads)
     return _group_query(build, block, q, k, v)

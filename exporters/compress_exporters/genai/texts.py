@@ -32,7 +32,7 @@ def _theirs(folder: Path) -> list[int]:
     import onnxruntime_genai as genai
 
     tokenizer = genai.Tokenizer(genai.Model(str(folder)))
-    # Without it puts no beginning of text in front, whatever the files say.
+    # By default it puts no token in front of a text, whatever the files say.
     tokenizer.update_options(add_special_tokens="true")
     return [int(token) for token in tokenizer.encode(SAID)]
 

@@ -26,27 +26,13 @@ def place(block: BlockSpec) -> str:
 
 def states(build: Build, block: BlockSpec, x: ir.Value) -> States:
     """Queries, keys and values, normed but not rotated: [B, S, heads of each * head_dim]."""
-    roles = {linear.role: linear for linear in block.linears}
+    how, roles = build.how, {linear.role: linear for linear in block.linears}
     if "qkv" in roles:
         q, k, v = _parted(build, block, build.lowering.linear(build, roles["qkv"], x))
     else:
         q, k, v = (build.lowering.linear(build, roles[name], x) for name in ("q", "k", "v"))
-    return normed(build, block, (q, k, v))
-
-
-def normed(build: Build, block: BlockSpec, states: States) -> States:
-    """Queries and keys behind their norms, where they have such."""
-    how, (q, k, v) = build.how, states
     q = _normed(build, block, how.norms.q, q, how.heads)
     k = _normed(build, block, how.norms.k, k, how.kv_heads)
-    return q, k, v
-
-
-def parts(build: Build, block: BlockSpec, fused: ir.Value) -> States:
-    """All queries, then keys, then values of one product."""
-    graph, how, at = build.graph, build.how, place(block)
-    sizes = [n * how.head_dim for n in (how.heads, how.kv_heads, how.kv_heads)]
-    q, k, v = graph.ops(at, "Split", 3, fused, graph.ints(*sizes), axis=-1)
     return q, k, v
 
 
@@ -54,11 +40,13 @@ def _parted(build: Build, block: BlockSpec, fused: ir.Value) -> States:
     """A fused q/k/v in its parts."""
     graph, how, at = build.graph, build.how, place(block)
     if how.qkv == "parts":
-        return parts(build, block, fused)
+        sizes = [n * how.head_dim for n in (how.heads, how.kv_heads, how.kv_heads)]
+        q, k, v = graph.ops(at, "Split", 3, fused, graph.ints(*sizes), axis=-1)
+        return q, k, v
     by_head = graph.op(at, "Reshape", fused, graph.ints(0, 0, how.heads, 3 * how.head_dim))
-    split = graph.ops(at, "Split", 3, by_head, axis=-1, num_outputs=3)
+    parts = graph.ops(at, "Split", 3, by_head, axis=-1, num_outputs=3)
     flat = graph.ints(0, 0, how.heads * how.head_dim)
-    q, k, v = (graph.op(at, "Reshape", part, flat) for part in split)
+    q, k, v = (graph.op(at, "Reshape", part, flat) for part in parts)
     return q, k, v
 
 

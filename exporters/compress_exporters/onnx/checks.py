@@ -1,5 +1,6 @@
 """Whether a graph computes what the checkpoint computes: logits, chunks, padding, tokens."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -177,6 +178,8 @@ def _elsewhere(seen: Seen, model: Path, asked: Asked, needed: int) -> str:
         return str(refused)
     worst = max(errors.values(), key=lambda error: error.relative)
     if asked.floats:
+        if not all(math.isfinite(error.relative) for error in errors.values()):
+            return f"{name} computes no numbers with fixed E4M3 scales of inputs"
         why = "as it rounds inputs with fixed E4M3 scales in its own way"
         return f"{name}: {asked.shown(worst)}, {why}"
     # The largest input of a token lies between two codes, and falls to either.
