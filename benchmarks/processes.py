@@ -118,6 +118,11 @@ def package_versions(python: str, packages: Sequence[str]) -> dict[str, str]:
     return dict(json.loads(done.stdout))
 
 
+def stored_result(name: str) -> dict[str, Any]:
+    """benchmarks/results/NAME.json."""
+    return dict(json.loads((RESULTS / f"{name}.json").read_text()))
+
+
 def write_result(name: str, result: Mapping[str, Any]) -> None:
     """Print a result and store it as benchmarks/results/NAME.json."""
     text = json.dumps(result, indent=1)

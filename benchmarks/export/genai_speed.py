@@ -9,12 +9,12 @@ all folders open in onnxruntime-genai and lets them take turns; the first round 
 a ratio is the median of the rounds' own ratios. How a process's memory lies makes up to a tenth of
 its speed, so that is done in several: told is the median of their ratios, the least and the most.
 prefill is a prompt's tokens by the seconds to the first token, decode is the tokens after it.
-Cost: whole processes; ours is the
-quantization (rounding, no calibration) and the export, the builder's does both. 400m is a Llama of
-that size with random weights. Quality, of tale-6m only: KL divergence of the source's logits on
-TinyStories' test set, of the builder's rounding, of ours, of GPTQ, and of AWQ with GPTQ, both
-calibrated on the model's own text; head and embedding are rounded in all of them, so all but g128,
-which is smaller, are of one size. The result goes to benchmarks/results.
+Cost: whole processes; ours is the quantization (rounding, no calibration) and the export, the
+builder's does both. 400m is a Llama of that size with random weights. Quality, of tale-6m only: KL
+divergence of the source's logits on TinyStories' test set, of the builder's rounding, of ours, of
+GPTQ, and of AWQ with GPTQ, both calibrated on the model's own text; head and embedding are rounded
+in all of them, so all but g128, which is smaller, are of one size. The result goes to
+benchmarks/results.
 """
 
 import argparse
@@ -96,13 +96,18 @@ def ours(model: Path, method: str, work: Path, quiet: float) -> tuple[Path, dict
     return out, {"quantize": cost(rounding), "export": cost(export), "bytes": size(out)}
 
 
+def building(model: Path, out: Path, cache: Path) -> list[str]:
+    """The builder's command line, for 4 bits on the CPU."""
+    command = [sys.executable, "-m", "onnxruntime_genai.models.builder", "-m", str(model)]
+    return [*command, "-o", str(out), "-p", "int4", "-e", "cpu", "-c", str(cache)]
+
+
 def builders(model: Path, work: Path, quiet: float) -> tuple[Path, dict[str, Any]]:
     """The builder's folder, and what it cost."""
     out = work / "builder"
-    command = [sys.executable, "-m", "onnxruntime_genai.models.builder", "-m", str(model)]
-    more = ["-o", str(out), "-p", "int4", "-e", "cpu", "-c", str(work / "cache")]
     wait_until_quiet(quiet)
-    return out, {"build": cost(run([*command, *more], work / "builder.log")), "bytes": size(out)}
+    built = run(building(model, out, work / "cache"), work / "builder.log")
+    return out, {"build": cost(built), "bytes": size(out)}
 
 
 def cost(of: Cost) -> dict[str, float]:

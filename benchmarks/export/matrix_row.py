@@ -72,7 +72,7 @@ def cell(source: Path, target: str, dtype: Any, out: Path) -> Cell:
             return found
         again = _exported(source, target, replace(Options(dtype), **LIFTS[option]), out)
         return again | {"option": option, "without": found["reason"]}
-    except Exception as error:
+    except Exception as error:  # the table tells a fault of ours as well
         traceback.print_exc()
         return {"outcome": "crashed", "reason": repr(error)}
 

@@ -17,6 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from benchmarks.export.genai_speed import building
 from benchmarks.memory import make
 from benchmarks.processes import Cost, package_versions, run, setting, write_result
 
@@ -45,9 +46,7 @@ def export(source: Path, target: str, work: Path) -> dict[str, Any]:
 def built(dense: Path, work: Path) -> dict[str, Any]:
     """The same by onnxruntime-genai's builder, in 4 bits."""
     out = work / "built"
-    command = [sys.executable, "-m", "onnxruntime_genai.models.builder", "-m", str(dense)]
-    more = ["-o", str(out), "-p", "int4", "-e", "cpu", "-c", str(work / "cache")]
-    cost = run([*command, *more], work / "builder.log")
+    cost = run(building(dense, out, work / "cache"), work / "builder.log")
     return {"source_bytes": weights(dense), "result_bytes": taken(out), **described(cost)}
 
 

@@ -3,13 +3,13 @@
 python -m benchmarks.export.table
 """
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.matrix.table import written
-from benchmarks.processes import RESULTS
+from benchmarks.export.generate import RATES
+from benchmarks.matrix.table import row, written
+from benchmarks.processes import stored_result
 
 DOCUMENT = Path(__file__).with_name("README.md")
 MARKS = "<!-- results: python -m benchmarks.export.table -->", "<!-- end of results -->"
@@ -22,7 +22,6 @@ SIDES = {
     "awq-gptq": "ours, AWQ and GPTQ, blocks of 32",
     "g128": "ours, GPTQ, blocks of 128",
 }
-RATES = ("prefill_tokens_per_s", "decode_tokens_per_s")
 Result = Mapping[str, Any]
 
 
@@ -33,29 +32,24 @@ def document(text: str) -> str:
 
 def _lines() -> Iterator[str]:
     for model in MODELS:
-        yield from _speed(_stored(f"export_genai_{model}"))
-    yield from _quality(_stored("export_genai_tale-6m"))
-    yield from _cost([_stored(f"export_genai_{model}") for model in MODELS])
-    yield from _memory(_stored("export_memory"))
-    yield from _beside(_stored("export_memory_builder"))
-
-
-def _stored(name: str) -> Result:
-    found: Result = json.loads((RESULTS / f"{name}.json").read_text())
-    return found
+        yield from _speed(stored_result(f"export_genai_{model}"))
+    yield from _quality(stored_result("export_genai_tale-6m"))
+    yield from _cost([stored_result(f"export_genai_{model}") for model in MODELS])
+    yield from _memory(stored_result("export_memory"))
+    yield from _beside(stored_result("export_memory_builder"))
 
 
 def _speed(result: Result) -> Iterator[str]:
     prompt, tokens = result["prompt"], result["tokens"]
     yield f"### {result['model']}: tokens a second ({result['threads']} threads, {result['date']})"
     yield ""
-    yield _row("", f"prompt of {prompt}", f"{tokens} tokens after it", "bytes")
-    yield _row(*["---"] * 4)
+    yield row("", f"prompt of {prompt}", f"{tokens} tokens after it", "bytes")
+    yield row(*["---"] * 4)
     speed, sizes = result["speed"], result["bytes_over_the_builders"]
     for name in (x for x in SIDES if x in speed):
         label = SIDES[name] if result["model"] == "tale-6m" else _rounded(SIDES[name])
         cells = (_rate(speed, name, rate) for rate in RATES)
-        yield _row(label, *cells, f"{sizes[name]:.4g}×")
+        yield row(label, *cells, f"{sizes[name]:.4g}×")
     yield ""
 
 
@@ -77,18 +71,18 @@ def _quality(result: Result) -> Iterator[str]:
     quality, sizes = result["quality"], result["bytes_over_the_builders"]
     yield f"### What 4 bits cost ({result['model']}, {quality['tokens']} tokens of tales)"
     yield ""
-    yield _row("", "KL divergence, nats a token", "bytes")
-    yield _row(*["---"] * 3)
+    yield row("", "KL divergence, nats a token", "bytes")
+    yield row(*["---"] * 3)
     for name, label in SIDES.items():
-        yield _row(label, f"{quality['kl_nats_a_token'][name]:.4f}", f"{sizes[name]:.4g}×")
+        yield row(label, f"{quality['kl_nats_a_token'][name]:.4f}", f"{sizes[name]:.4g}×")
     yield ""
 
 
 def _cost(results: list[Result]) -> Iterator[str]:
     yield "### Making the 4-bit folder, from the dense source"
     yield ""
-    yield _row("model", "what", "wall", "processor", "peak memory")
-    yield _row(*["---"] * 5)
+    yield row("model", "what", "wall", "processor", "peak memory")
+    yield row(*["---"] * 5)
     labels = {"quantize": "ours: rounding", "export": "ours: export", "build": "the builder"}
     for result in results:
         for name in ("ours", "builder"):
@@ -96,7 +90,7 @@ def _cost(results: list[Result]) -> Iterator[str]:
             for step in (x for x in labels if x in steps):
                 cost = steps[step]
                 wall, cpu = f"{cost['wall_s']:.1f} s", f"{cost['cpu_s']:.1f} s"
-                yield _row(result["model"], labels[step], wall, cpu, f"{cost['peak_rss_mb']} MB")
+                yield row(result["model"], labels[step], wall, cpu, f"{cost['peak_rss_mb']} MB")
     yield ""
 
 
@@ -105,19 +99,19 @@ def _memory(result: Result) -> Iterator[str]:
     found = result[blocks]
     yield f"### A checkpoint of the 7B shape, {blocks} ({result['date']})"
     yield ""
-    yield _row("target", "source", "read", "written", "peak memory", "wall")
-    yield _row(*["---"] * 6)
+    yield row("target", "source", "read", "written", "peak memory", "wall")
+    yield row(*["---"] * 6)
     for source in ("dense", "int4"):
         for target, cost in found[source].items():
-            yield _row(target, source, *_bytes(cost), _peak(cost), f"{cost['wall_s']:.0f} s")
+            yield row(target, source, *_bytes(cost), _peak(cost), f"{cost['wall_s']:.0f} s")
     yield ""
 
 
 def _beside(result: Result) -> Iterator[str]:
     yield f"### The same widths beside the builder, in 4 bits ({result['date']})"
     yield ""
-    yield _row("blocks", "what", "peak memory", "wall")
-    yield _row(*["---"] * 4)
+    yield row("blocks", "what", "peak memory", "wall")
+    yield row(*["---"] * 4)
     for blocks in (name for name in result if name.endswith(" blocks")):
         found = result[blocks]
         steps = {
@@ -126,7 +120,7 @@ def _beside(result: Result) -> Iterator[str]:
             "the builder": found["builder"],
         }
         for label, cost in steps.items():
-            yield _row(blocks.split()[0], label, _peak(cost), f"{cost['wall_s']:.1f} s")
+            yield row(blocks.split()[0], label, _peak(cost), f"{cost['wall_s']:.1f} s")
     yield ""
 
 
@@ -136,10 +130,6 @@ def _bytes(cost: Result) -> tuple[str, str]:
 
 def _peak(cost: Result) -> str:
     return f"{cost['peak_rss_bytes'] / 1e9:.2f} GB"
-
-
-def _row(*cells: object) -> str:
-    return f"| {' | '.join(map(str, cells))} |"
 
 
 if __name__ == "__main__":

@@ -110,6 +110,11 @@ def _made(result: Mapping[str, Any]) -> str:
     return f"Made by `python -m benchmarks.matrix.run`: {loaders}."
 
 
+def row(*cells: object) -> str:
+    """A line of a table."""
+    return f"| {' | '.join(map(str, cells))} |"
+
+
 def written(document: str, section: str, marks: tuple[str, str] = MARKS) -> str:
     """The document with the section between its markers; ValueError where it has none."""
     head, begin, rest = document.partition(marks[0])

@@ -3,13 +3,12 @@
 python -m benchmarks.runtime.table
 """
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.matrix.table import written
-from benchmarks.processes import RESULTS
+from benchmarks.matrix.table import row, written
+from benchmarks.processes import stored_result
 
 DOCUMENT = Path(__file__).with_name("README.md")
 MARKS = "<!-- results: python -m benchmarks.runtime.table -->", "<!-- end of results -->"
@@ -29,33 +28,28 @@ def document(text: str) -> str:
 
 def _lines() -> Iterator[str]:
     for model in ("tale-6m", "400m"):
-        yield from _speed(_stored(f"runtime_speed_{model}_fp32"))
-    yield from _prefix([_stored(f"runtime_prefix_{model}") for model in ("tale-6m", "400m")])
-    yield from _waste(_stored("runtime_kv_waste"))
-    yield from _cache(_stored("runtime_kv_quality"))
-    yield from _roofline(_stored("runtime_roofline"))
-
-
-def _stored(name: str) -> Result:
-    found: Result = json.loads((RESULTS / f"{name}.json").read_text())
-    return found
+        yield from _speed(stored_result(f"runtime_speed_{model}_fp32"))
+    yield from _prefix([stored_result(f"runtime_prefix_{model}") for model in ("tale-6m", "400m")])
+    yield from _waste(stored_result("runtime_kv_waste"))
+    yield from _cache(stored_result("runtime_kv_quality"))
+    yield from _roofline(stored_result("runtime_roofline"))
 
 
 def _speed(result: Result) -> Iterator[str]:
     yield f"### {result['model']}, {result['dtype']}: useful tokens a second ({_made(result)})"
     yield ""
     sides = [name for name in SIDES if name in result["cases"][0]]
-    yield _row(
+    yield row(
         "requests", *(SIDES[name] for name in sides), "predicted", "TTFT p50, p99", "gap p50, p99"
     )
-    yield _row(*["---"] * (len(sides) + 4))
+    yield row(*["---"] * (len(sides) + 4))
     for case in result["cases"]:
         own = case["engine"]
         cells = (_of(case, name) for name in sides)
         predicted = f"{case['predicted']['tokens_per_s']:.4g}"
         first = f"{own['ttft_p50_s']:.3g}, {own['ttft_p99_s']:.3g} s"
         gap = f"{1000 * own['inter_token_p50_s']:.3g}, {1000 * own['inter_token_p99_s']:.3g} ms"
-        yield _row(case["requests"], *cells, predicted, first, gap)
+        yield row(case["requests"], *cells, predicted, first, gap)
     yield ""
 
 
@@ -67,23 +61,23 @@ def _of(case: Result, name: str) -> str:
 def _prefix(results: list[Result]) -> Iterator[str]:
     yield "### The first token behind a shared beginning"
     yield ""
-    yield _row("model", "shared tokens", "not cached", "cached", "ratio", "predicted ratio")
-    yield _row(*["---"] * 6)
+    yield row("model", "shared tokens", "not cached", "cached", "ratio", "predicted ratio")
+    yield row(*["---"] * 6)
     for result in results:
         times = (f"{1000 * result[f'ttft_{name}_s']:.4g} ms" for name in ("cold", "cached"))
         ratios = (f"{part['ratio']:.1f}×" for part in (result, result["predicted"]))
-        yield _row(result["model"], result["shared_tokens"], *times, *ratios)
+        yield row(result["model"], result["shared_tokens"], *times, *ratios)
     yield ""
 
 
 def _waste(result: Result) -> Iterator[str]:
     yield f"### Room in the cache that is held and not filled ({result['requests']} requests)"
     yield ""
-    yield _row("block", "mean length", "waste", "bound")
-    yield _row(*["---"] * 4)
+    yield row("block", "mean length", "waste", "bound")
+    yield row(*["---"] * 4)
     for case in result["blocks"]:
         shares = (f"{100 * case[name]:.2f} %" for name in ("waste", "bound"))
-        yield _row(case["block"], case["mean_length"], *shares)
+        yield row(case["block"], case["mean_length"], *shares)
     yield ""
 
 
@@ -91,37 +85,33 @@ def _cache(result: Result) -> Iterator[str]:
     yield "### Keys and values in fewer bits (tale-6m, against fp32)"
     yield ""
     texts = ("tales", "wikitext")
-    yield _row("dtype", "bytes a token", *(f"KL, top-1 on {text}" for text in texts))
-    yield _row(*["---"] * 4)
+    yield row("dtype", "bytes a token", *(f"KL, top-1 on {text}" for text in texts))
+    yield row(*["---"] * 4)
     for name, size in result["bytes_per_token"].items():
         if name in result[texts[0]]:
             found = (result[text][name] for text in texts)
             cells = (f"{x['kl_mean']:.2g}, {100 * x['top1_agreement']:.2f} %" for x in found)
-            yield _row(name, size, *cells)
+            yield row(name, size, *cells)
     yield ""
 
 
 def _roofline(result: Result) -> Iterator[str]:
     yield f"### The roofline's prediction on {result['model']} ({_made(result)})"
     yield ""
-    yield _row("texts", "prompt", "what", "expected", "measured", "ratio")
-    yield _row(*["---"] * 6)
+    yield row("texts", "prompt", "what", "expected", "measured", "ratio")
+    yield row(*["---"] * 6)
     for case in result["cases"]:
         for what in ("step_s", "first_token_p50_s", "whole_s"):
             if what in case:
                 times = (f"{case[what][name]:.3g} s" for name in ("expected", "measured"))
                 name = what.removesuffix("_s").replace("_", " ")
                 ratio = f"{case[what]['ratio']:.2f}"
-                yield _row(case["batch"], case["prompt"], name, *times, ratio)
+                yield row(case["batch"], case["prompt"], name, *times, ratio)
     yield ""
 
 
 def _made(result: Result) -> str:
     return f"{result['threads']} thread, {result['date']}"
-
-
-def _row(*cells: object) -> str:
-    return f"| {' | '.join(map(str, cells))} |"
 
 
 if __name__ == "__main__":

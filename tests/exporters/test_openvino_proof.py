@@ -47,7 +47,10 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Play:
     def install(off: float) -> None:
         monkeypatch.setattr(openvino, "is_installed", lambda: True)
         monkeypatch.setattr(openvino, "name", lambda: "OpenVINO 7")
-        opened = lambda path: Played(Runner.open(path, EXACT), off)  # noqa: E731
+
+        def opened(path: Path) -> Played:
+            return Played(Runner.open(path, EXACT), off)
+
         monkeypatch.setattr(openvino.Compiled, "open", opened)
 
     return install

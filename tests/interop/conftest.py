@@ -38,6 +38,11 @@ def openvino() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
+def onnxruntime_genai() -> ModuleType:
+    return _loader("onnxruntime_genai")
+
+
+@pytest.fixture(scope="session")
 def tensorrt_rtx() -> ModuleType:
     return _loader("tensorrt_rtx")
 

@@ -1,10 +1,7 @@
 """Our 4-bit graphs beside those of onnxruntime-genai's own builder, as ONNX Runtime runs them."""
 
-import os
 import subprocess
-import sys
 from collections import Counter
-from importlib.util import find_spec
 from pathlib import Path
 
 import onnx
@@ -13,12 +10,13 @@ import pytest
 
 import compressed_models
 import tiny_models
+from benchmarks.export.genai_speed import building
 from compress.quant.scheme import QuantScheme
 from compress_exporters.exporter import Options
 from compress_exporters.onnx.saving import MODEL
 from genai_graphs import written
 
-pytestmark = pytest.mark.interop
+pytestmark = [pytest.mark.interop, pytest.mark.usefixtures("onnxruntime_genai")]
 
 G32 = QuantScheme(group_size=32)
 SIZES = {"hidden_size": 128, "intermediate_size": 256, "num_key_value_heads": 2}
@@ -34,20 +32,9 @@ FAMILIES: dict[str, tuple[dict[str, object], dict[str, int]]] = {
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _genai() -> None:
-    if find_spec("onnxruntime_genai") is None:
-        message = "needs onnxruntime-genai (pip install compress-model[interop])"
-        if os.environ.get("CI") == "true":
-            pytest.fail(message)
-        pytest.skip(message)
-
-
 def builders(model: Path, out: Path, cache: Path) -> Path:
     """The builder's folder, as its command makes it for the CPU."""
-    command = [sys.executable, "-m", "onnxruntime_genai.models.builder", "-m", str(model)]
-    command += ["-o", str(out), "-p", "int4", "-e", "cpu", "-c", str(cache)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(building(model, out, cache), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     return out
 

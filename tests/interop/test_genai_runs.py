@@ -1,9 +1,7 @@
 """Folders of the target onnx-genai in onnxruntime-genai itself: tokens, tokenizers, sampling."""
 
 import json
-import os
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +18,10 @@ from compress_exporters.genai.running import generated
 from forward_cases import CASES, LONGROPE, plain_greedy, rope, text, transformers_model
 from genai_graphs import GENAI, source, written
 
-pytestmark = pytest.mark.interop
+pytestmark = [pytest.mark.interop, pytest.mark.usefixtures("onnxruntime_genai")]
 
 G32 = QuantScheme(group_size=32)
 LAST = "onnxruntime-genai: 16 greedy tokens are the same"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _genai() -> None:
-    if find_spec("onnxruntime_genai") is None:
-        message = "needs onnxruntime-genai (pip install compress-model[interop])"
-        if os.environ.get("CI") == "true":
-            pytest.fail(message)
-        pytest.skip(message)
 
 
 def endless(model: Path) -> Path:

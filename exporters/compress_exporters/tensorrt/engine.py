@@ -131,7 +131,7 @@ def _log(trt: Any, said: list[str]) -> Any:
     """Keeps errors, and drops all else."""
     errors = (trt.ILogger.Severity.ERROR, trt.ILogger.Severity.INTERNAL_ERROR)
 
-    class Log(trt.ILogger):  # type: ignore[misc]
+    class Log(trt.ILogger):  # type: ignore[misc]  # the package has no types
         def __init__(self) -> None:
             trt.ILogger.__init__(self)
 

@@ -48,7 +48,7 @@ class EngineSteps:
         loaded = runtime.deserialize_cuda_engine(engine.plan)
         if loaded is None:
             raise DependencyError(f"{tools.name} does not load it: {tools.why}")
-        stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch has none here
         contexts = {}
         for number, name in enumerate(engine.profiles):
             context = loaded.create_execution_context()
