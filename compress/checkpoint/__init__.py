@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from compress.checkpoint.atomic import (
     Output,
+    claimed,
     create_partial,
     free_bytes,
-    locked,
     prepare_output,
     publish,
     write_atomic,
@@ -19,6 +19,7 @@ from compress.checkpoint.atomic import (
 from compress.checkpoint.header import TensorInfo
 from compress.checkpoint.hub import resolve_model
 from compress.checkpoint.layout import ShardFile, ShardLayout, plan_shards, single_file
+from compress.checkpoint.lock import locked, require_idle
 from compress.checkpoint.reader import Checkpoint
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ __all__ = [
     "ShardLayout",
     "ShardWriter",
     "TensorInfo",
+    "claimed",
     "create_partial",
     "find_nonfinite",
     "free_bytes",
@@ -48,6 +50,7 @@ __all__ = [
     "plan_shards",
     "prepare_output",
     "publish",
+    "require_idle",
     "resolve_model",
     "scan",
     "single_file",

@@ -11,15 +11,15 @@ The states a kill can leave, for an output folder OUT (each is one rename away f
 absent, the old folder, or the whole new one.
 """
 
-import fcntl
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from compress.checkpoint import disk
+from compress.checkpoint.lock import locked, require_idle
 from compress.checkpoint.results import contents, foreign, is_result, remove_result
 from compress.errors import OutputError
 
@@ -47,6 +47,11 @@ class Output:
     def replaced(self) -> Path:
         return _beside(self.out, "replaced")
 
+    @property
+    def complete(self) -> Path:
+        """The folder of a result that only waits for its publication (state "publish")."""
+        return self.publishing if self.publishing.is_dir() else self.out
+
 
 def prepare_output(
     out: str | Path,
@@ -61,12 +66,13 @@ def prepare_output(
     source: folder of the model that is read, which the output must not touch. overwrite: replace
     what is in `out`, if it is a result of an earlier run. resumable: the command can go on with
     what is left from an earlier one. Raises OutputError that says what is in the way and what to
-    do.
+    do; where a process works there, that it does, whatever lies there.
     """
     out = Path(out).resolve()
     _require_place(out)
     if source is not None:
         _require_apart(out, source.resolve())
+    require_idle(*_in_order(out))
     output = Output(out, _beside(out, "partial"), overwrite, _state(out))
     if resume:
         _require_resumable(output)
@@ -129,27 +135,42 @@ def free_bytes(path: Path) -> int:
 
 
 @contextmanager
-def locked(partial: Path) -> Iterator[None]:
-    """Hold the working folder for this process; OutputError when another one has it.
+def claimed(output: Output) -> Iterator[None]:
+    """Hold the folder that a run works in, or only publishes; made where it is not there.
 
-    The lock goes with the process, however it ends.
+    OutputError when another process has it, and when one came since `prepare_output` looked.
     """
-    with disk.refusing(f"open {partial}"):
-        fd = os.open(partial, os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    made = output.state == "fresh" and not output.partial.exists()
+    if output.state == "fresh":
+        create_partial(output)
+    with locked(output.complete if output.state == "publish" else output.partial):
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise OutputError(
-                f"another process works in {partial}; wait for it to end, or choose another folder"
-            ) from error
+            _require_as_found(output)
+        except OutputError:
+            if made:
+                with suppress(OSError):
+                    disk.rmdir(output.partial)
+            raise
         yield
-    finally:
-        os.close(fd)
 
 
 def _beside(out: Path, suffix: str) -> Path:
     return out.with_name(f"{out.name}.{suffix}")
+
+
+def _in_order(out: Path) -> tuple[Path, ...]:
+    """The names that the folder of a run takes, one after the other."""
+    return _beside(out, "partial"), _beside(out, "publishing"), out
+
+
+def _require_as_found(output: Output) -> None:
+    """OutputError when another process changed what a run found when it looked."""
+    if _state(output.out) != output.state:
+        raise OutputError(
+            f"another process came to {output.out} and ended since this one began; run this again"
+        )
+    if output.state != "publish":
+        _require_replaceable(output)
 
 
 def _state(out: Path) -> Literal["fresh", "resume", "publish"]:
@@ -262,6 +283,7 @@ def _remove_working(folder: Path, working: Iterable[str]) -> None:
 def _move_aside(output: Output) -> None:
     if not _holds_something(output.out):
         return  # rename replaces an empty folder
+    require_idle(output.out)
     _require_replaceable(output, ", then run again with --resume")
     if output.replaced.exists():
         _require_ours(output.replaced)

@@ -10,6 +10,7 @@ import click
 from compress.cli import options
 from compress.cli.plan import show_plan
 from compress.cli.progress import watched
+from compress.errors import OutputError
 
 PAGE = Path("report", "report.html")
 INTERRUPTED = 130  # as a shell counts SIGINT
@@ -75,10 +76,16 @@ def command(
 
 def _how_to_resume(given: Mapping[str, Any]) -> str:
     """What to type after Ctrl-C; `given` are the parameters of the stopped command."""
+    from compress.checkpoint import require_idle
+
     out = given["out"].rstrip("/\\")
     partial, publishing, replaced = (
         Path(f"{out}.{state}") for state in ("partial", "publishing", "replaced")
     )
+    try:
+        require_idle(partial, publishing, Path(out))
+    except OutputError as error:
+        return f"stopped before anything was written; {error}"
     if publishing.is_dir():
         state = f"stopped while publishing; the whole result lies in {publishing}"
     elif partial.is_dir():

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from compress.checkpoint import Checkpoint, disk, locked, write_atomic
+from compress.checkpoint import Checkpoint, disk, locked, require_idle, write_atomic
 from compress.errors import CompressError, OutputError
 from compress.pipeline.publishing import require_room
 from compress_exporters.exporter import AGAIN, InPlace
@@ -69,8 +69,10 @@ class Place:
 
 def prepare(how: InPlace, checkpoint: Checkpoint, needed: int, *, overwrite: bool) -> Place:
     """The place, looked at and not changed. OutputError for weights that no reader of graphs takes
-    from there, for what is in the way, and unless the disk has room for `needed` bytes."""
+    from there, for what is in the way, for a process that works there, and unless the disk has room
+    for `needed` bytes."""
     place = Place(checkpoint.path.resolve(), how, overwrite)
+    require_idle(place.work)
     _require_plain(place.folder, checkpoint.files)
     if not os.access(place.folder, os.W_OK | os.X_OK):
         raise OutputError(f"{place.folder} cannot be written to; {ELSEWHERE}")

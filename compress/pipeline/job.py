@@ -17,8 +17,7 @@ from compress.arch.describe import describe
 from compress.checkpoint import (
     Checkpoint,
     ShardWriter,
-    create_partial,
-    locked,
+    claimed,
     prepare_output,
     publish,
     resolve_model,
@@ -42,7 +41,6 @@ from compress.pipeline.inputs import check_inputs, input_checks, problems
 from compress.pipeline.lengths import cap_defaults
 from compress.pipeline.output import (
     CALIBRATION_FILE,
-    complete_result,
     is_drawn,
     leaving_no_beginning,
     require_space,
@@ -102,15 +100,14 @@ def run(
     )
     output = session.output
     if output.state == "publish":
-        complete = complete_result(output)
-        refuse_other_result(complete, session.plan.recipe, session.sha256, session.side_files)
-        publish(output, WORKING)
+        with claimed(output):
+            recipe, complete = session.plan.recipe, output.complete
+            refuse_other_result(complete, recipe, session.sha256, session.side_files)
+            publish(output, WORKING)
         return _published_report(output.out)
     require_space(session.plan, output.partial, session.dtype)
     made = not output.partial.exists()
-    if output.state == "fresh":
-        create_partial(output)
-    with locked(output.partial):
+    with claimed(output):
         with leaving_no_beginning(output.partial, made=made):
             report = _work(session, started, resumed=output.state == "resume")
         publish(output, WORKING)

@@ -78,15 +78,8 @@ def _taken(folder: Path) -> int:
     return sum(p.stat().st_blocks * 512 for p in folder.rglob("*")) if folder.is_dir() else 0
 
 
-def complete_result(output: Output) -> Path:
-    """The folder of a result that only waits for its publication (state "publish")."""
-    return output.publishing if output.publishing.is_dir() else output.out
-
-
 def _require_same_result(plan: Plan, checkpoint: Checkpoint, output: Output) -> None:
-    refuse_other_result(
-        complete_result(output), plan.recipe, checkpoint.sha256(), checkpoint.side_hashes()
-    )
+    refuse_other_result(output.complete, plan.recipe, checkpoint.sha256(), checkpoint.side_hashes())
 
 
 def _require_same_run(

@@ -10,10 +10,9 @@ from typing import TypeVar
 
 from compress.checkpoint import (
     Output,
-    create_partial,
+    claimed,
     disk,
     free_bytes,
-    locked,
     prepare_output,
     publish,
 )
@@ -42,8 +41,7 @@ def require_room(folder: Path, needed: int) -> None:
 def published(output: Output, work: Callable[[], T]) -> T:
     """What `work` returns, once its files have taken OUT's place; nothing is left of one that
     fails."""
-    create_partial(output)
-    with locked(output.partial):
+    with claimed(output):
         try:
             result = work()
         except (Exception, KeyboardInterrupt):

@@ -1,15 +1,21 @@
 """The output folder is at any moment absent, the old one, or the whole new one."""
 
+import errno
+import fcntl
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from compress.checkpoint import (
     atomic,
+    claimed,
     create_partial,
     free_bytes,
+    lock,
     locked,
     prepare_output,
     publish,
@@ -18,6 +24,7 @@ from compress.checkpoint import (
 from compress.errors import OutputError
 from conftest import tree_hashes
 from faults import Killed, counting, fault_at
+from holding import alive, held_elsewhere
 
 FILES = {
     "config.json": b"{}",
@@ -315,11 +322,110 @@ def test_write_atomic_shows_old_or_new(tmp_path: Path) -> None:
 
 def test_one_process_at_a_time(tmp_path: Path) -> None:
     with locked(tmp_path):
-        lock = locked(tmp_path)
-        with pytest.raises(OutputError, match=f"another process works in {tmp_path}; wait"):
-            lock.__enter__()
+        second = locked(tmp_path)
+        with pytest.raises(OutputError, match=f"another run of this process works in {tmp_path}"):
+            second.__enter__()
+    with held_elsewhere(tmp_path) as pid, pytest.raises(OutputError) as caught, locked(tmp_path):
+        pass
+    assert str(caught.value) == alive(tmp_path, pid)
     with locked(tmp_path):
         pass
+
+
+@pytest.mark.parametrize("name", ["out.partial", "out.publishing", "out"])
+@pytest.mark.parametrize("how", [{}, {"overwrite": True}, {"resume": True}, {"resumable": False}])
+def test_a_folder_that_a_process_works_in_is_alive(
+    tmp_path: Path, name: str, how: dict[str, bool]
+) -> None:
+    """Whatever lies there: the advice to remove it would end in a run destroyed."""
+    folder = tmp_path / name
+    old_result(folder)
+    with held_elsewhere(folder) as pid:
+        assert refusal(tmp_path / "out", **how) == alive(folder, pid)
+    assert "another process" not in refusal(tmp_path / "out")
+
+
+def test_a_process_without_a_folder_for_its_pid(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the system tells no pid (another container's, macOS), the rest is said."""
+    (tmp_path / "out.partial").mkdir()
+    monkeypatch.setattr(lock.Path, "read_text", raising(PermissionError("/proc/locks")))
+    with held_elsewhere(tmp_path / "out.partial"):
+        assert refusal(tmp_path / "out").startswith("another process works in ")
+
+
+def test_a_disk_without_locks_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock.fcntl, "flock", raising(OSError(errno.ENOLCK, "No locks available")))
+    output = prepare_output(tmp_path / "out")
+    with pytest.raises(OutputError) as caught, claimed(output):
+        pass
+    assert str(caught.value) == (
+        f"cannot lock {output.partial}: No locks available; choose a folder on a disk that has"
+        " locks (flock)"
+    )
+
+
+def raising(error: Exception) -> Callable[..., Any]:
+    def raises(*arguments: object, **options: object) -> Any:
+        raise error
+
+    return raises
+
+
+def test_a_look_of_another_command_stops_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To ask the lock is to have it for a moment; whoever wants it then tries again."""
+    fd = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(fd, fcntl.LOCK_SH)
+    monkeypatch.setattr(lock.time, "sleep", lambda seconds: os.close(fd))
+    with locked(tmp_path):
+        pass
+
+
+def test_a_run_that_ended_while_this_one_opened_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock is free then, but of a folder that has another name, or none."""
+    folder = tmp_path / "out.partial"
+    flock = fcntl.flock
+
+    def renamed(fd: int, how: int) -> None:
+        folder.rename(tmp_path / "out")
+        flock(fd, how)
+
+    folder.mkdir()
+    monkeypatch.setattr(lock.fcntl, "flock", renamed)
+    with pytest.raises(OutputError, match=r"ended just now; run this again$"), locked(folder):
+        pass
+
+
+@pytest.mark.parametrize("left", ["out.partial/journal.json", "out/config.json"])
+def test_what_came_since_the_look_stays(tmp_path: Path, left: str) -> None:
+    """A run looks, hashes its source for minutes, and then takes the folder."""
+    output = prepare_output(tmp_path / "out")
+    (tmp_path / left).parent.mkdir()
+    (tmp_path / left).write_bytes(b"of another")
+    with pytest.raises(OutputError) as caught, claimed(output):
+        pass
+    assert "remove" not in str(caught.value)
+    assert contents(tmp_path) == {left: b"of another"}
+    assert [p.name for p in tmp_path.iterdir()] == [left.partition("/")[0]]
+
+
+def test_a_result_whose_run_is_at_its_very_end_is_not_moved(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    output = prepare_output(out, overwrite=True)
+    create_partial(output)
+    fill(output.partial)
+    old_result(out)
+    with held_elsewhere(out) as pid, pytest.raises(OutputError) as caught:
+        publish(output, ["journal.jsonl", "spill"])
+    assert str(caught.value) == alive(out, pid)
+    assert contents(out) == OLD
+    publish(output, ["journal.jsonl", "spill"])
+    assert contents(out) == FILES
 
 
 def test_free_bytes(tmp_path: Path) -> None:

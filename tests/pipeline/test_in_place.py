@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import tiny_models
-from compress.checkpoint import Checkpoint, disk, locked
+from compress.checkpoint import Checkpoint, disk
 from compress.cli.main import main
 from compress.errors import CheckpointError, CompressError, OutputError, RecipeError
 from compress.formats import open_weights
@@ -20,6 +20,7 @@ from compress_exporters.exporter import Options
 from compress_exporters.onnx.running import Runner
 from compress_exporters.reference import Reference
 from faults import Killed, counting, fault_at
+from holding import alive, held_elsewhere
 
 HERE = Options(in_place=True)
 SHORT = Options(in_place=True, max_context=64)  # another graph, with other tables beside it
@@ -223,8 +224,12 @@ def test_a_kill_within_the_writing(model: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_two_at_a_time_are_refused(model: Path) -> None:
     (model / WORK).mkdir()
-    with locked(model / WORK), pytest.raises(OutputError, match="another process works in"):
-        add(model)
+    (model / "model.onnx.json").write_text("{}")  # as any moment of the other may have left
+    with held_elsewhere(model / WORK) as pid:
+        for attempt in (dry_artifact, export_artifact):
+            with pytest.raises(OutputError) as caught:
+                attempt(model, "onnx", options=HERE)
+            assert str(caught.value) == alive(model / WORK, pid)
     assert (model / WORK).is_dir()
 
 

@@ -11,12 +11,13 @@ import torch
 
 import faults
 from compress.blocks import sample
-from compress.checkpoint import Checkpoint, locked
+from compress.checkpoint import Checkpoint
 from compress.cli.main import main
 from compress.errors import CompressError, DataError
 from compress.pipeline import environment, evaluate_checkpoint, make_plan, plan_table, run
 from compress.pipeline.inputs import check_inputs
 from compress.recipe import Recipe
+from holding import alive, held_elsewhere
 from pipeline_runs import GPTQ, RTN, SELF, WORDS, recipe, recipe_file, text_source
 
 
@@ -105,9 +106,10 @@ def test_a_dry_run_looks_at_what_was_begun(tiny, tmp_path: Path) -> None:
     assert dry(recipe(RTN), tiny("llama"), out, resume=True) == ()
     (line,) = dry(recipe({**RTN, "group_size": 16}), tiny("llama"), out, resume=True)
     assert "recipe.stages[0].scheme.group_size was 32, is 16" in line
-    with locked(part):
-        (line,) = dry(recipe(RTN), tiny("llama"), out, resume=True)
-    assert line.startswith(f"another process works in {part}")
+    hows: tuple[dict[str, bool], ...] = ({}, {"resume": True}, {"overwrite": True})
+    with held_elsewhere(part) as pid:
+        for how in hows:
+            assert dry(recipe(RTN), tiny("llama"), out, **how) == (alive(part, pid),)
     (part / "model.safetensors").unlink()
     (line,) = dry(recipe(RTN), tiny("llama"), out, resume=True)
     assert "model.safetensors is missing" in line
