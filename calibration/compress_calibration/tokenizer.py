@@ -5,6 +5,7 @@ transformers is asked where that file is missing (sentencepiece only) or where
 tokenizer_config.json changes it: a special token it does not know, or knows under another id.
 """
 
+import io
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,11 +13,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compress.errors import DataError, DependencyError
+from compress.checkpoint.small_files import SmallFiles
+from compress.errors import CompressError, DataError, DependencyError
 from compress_calibration.chat import ChatTemplate
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
+
+TEMPLATE = "chat_template.jinja"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,35 +63,37 @@ class Tokenizer:
         return self.chat.render(messages, add_generation_prompt=add_generation_prompt)
 
 
-def load_tokenizer(path: str | Path) -> Tokenizer:
-    """Tokenizer of a Hugging Face checkpoint folder.
+def load_tokenizer(where: str | Path | SmallFiles) -> Tokenizer:
+    """Tokenizer of a Hugging Face checkpoint: a folder, or its small files (`Checkpoint.small`),
+    whose content may be known already.
 
     Raises DataError when there is none, or its files cannot be read; DependencyError when it is a
     sentencepiece model and that package is missing.
     """
-    folder = Path(path)
+    files = where if isinstance(where, SmallFiles) else SmallFiles(Path(where))
     try:
-        return _load(folder)
+        return _load(files)
     # The files come with the checkpoint; a value of the wrong kind in one of them shows wherever
     # it is first used.
     except (ValueError, TypeError, KeyError, AttributeError, IndexError, OverflowError) as error:
         raise DataError(
-            f"{folder} has tokenizer files with a value that is of the wrong kind"
+            f"{files.folder} has tokenizer files with a value that is of the wrong kind"
             f" ({_one_line(error)}); fetch tokenizer.json, tokenizer_config.json and"
             " generation_config.json again"
         ) from error
 
 
-def _load(folder: Path) -> Tokenizer:
-    settings = _json(folder / "tokenizer_config.json")
-    if (folder / "tokenizer.json").is_file():
-        backend = _backend(folder)
+def _load(files: SmallFiles) -> Tokenizer:
+    settings = _json(files, "tokenizer_config.json")
+    stored = files.find("tokenizer.json")
+    if stored is not None:
+        backend = _backend(files.folder, stored)
         if _agrees(settings, backend):
-            return _light(folder, settings, backend)
-    return _through_transformers(folder)
+            return _light(files, settings, backend)
+    return _through_transformers(files)
 
 
-def _light(folder: Path, settings: Mapping[str, Any], backend: "Backend") -> Tokenizer:
+def _light(files: SmallFiles, settings: Mapping[str, Any], backend: "Backend") -> Tokenizer:
     def encode_many(texts: list[str]) -> list[list[int]]:
         encodings = backend.encode_batch_fast(texts, add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
@@ -95,40 +101,24 @@ def _light(folder: Path, settings: Mapping[str, Any], backend: "Backend") -> Tok
     def decode_one(ids: list[int], skip_special: bool) -> str:
         return backend.decode(ids, skip_special_tokens=skip_special)
 
-    bos_id, eos_id = (_special_id(folder, settings, backend, kind) for kind in ("bos", "eos"))
+    bos_id, eos_id = (_special_id(files, settings, backend, kind) for kind in ("bos", "eos"))
     tokens = {name: text for name, text in _special_tokens(settings).items() if text is not None}
     for name, special_id in (("bos_token", bos_id), ("eos_token", eos_id)):
         if special_id is not None:
             tokens[name] = str(backend.id_to_token(special_id))
     return Tokenizer(
-        folder=folder,
+        folder=files.folder,
         vocab_size=backend.get_vocab_size(with_added_tokens=True),
         bos_id=bos_id,
         eos_id=eos_id,
-        chat=_chat_template(folder, settings, tokens),
+        chat=_chat_template(files, settings, tokens),
         encode_many=encode_many,
         decode_one=decode_one,
     )
 
 
-def _through_transformers(folder: Path) -> Tokenizer:
-    from transformers import AutoTokenizer
-
-    # transformers' own words name tiktoken here, which does not read this file.
-    if (folder / "tokenizer.model").is_file() and find_spec("sentencepiece") is None:
-        raise DependencyError(
-            f"{folder / 'tokenizer.model'} needs sentencepiece: pip install sentencepiece protobuf"
-        )
-    try:
-        slow = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # a dozen types, by the tokenizer class and the missing package
-        # A line that ends in a colon names files on the next ones.
-        said = _one_line(error).rstrip()
-        reason = "" if said.endswith(":") else f" ({said})"
-        raise DataError(
-            f"{folder} has no tokenizer that transformers can load{reason};"
-            " copy tokenizer.json and tokenizer_config.json beside the weights"
-        ) from error
+def _through_transformers(files: SmallFiles) -> Tokenizer:
+    slow = _from_transformers(files)
 
     def encode_many(texts: list[str]) -> list[list[int]]:
         ids: list[list[int]] = slow(texts, add_special_tokens=False)["input_ids"]
@@ -138,24 +128,50 @@ def _through_transformers(folder: Path) -> Tokenizer:
         text: str = slow.decode(ids, skip_special_tokens=skip_special)
         return text
 
-    settings = _json(folder / "tokenizer_config.json")
+    settings = _json(files, "tokenizer_config.json")
     tokens = {name: str(text) for name, text in slow.special_tokens_map.items()}
     return Tokenizer(
-        folder=folder,
+        folder=files.folder,
         vocab_size=len(slow),
         bos_id=slow.bos_token_id,
         eos_id=slow.eos_token_id,
-        chat=_chat_template(folder, settings, tokens),
+        chat=_chat_template(files, settings, tokens),
         encode_many=encode_many,
         decode_one=decode_one,
     )
 
 
-def _backend(folder: Path) -> "Backend":
+def _from_transformers(files: SmallFiles) -> Any:
+    from transformers import AutoTokenizer
+
+    folder = files.folder
+    # transformers' own words name tiktoken here, which does not read this file.
+    if (folder / "tokenizer.model").is_file() and find_spec("sentencepiece") is None:
+        raise DependencyError(
+            f"{folder / 'tokenizer.model'} needs sentencepiece: pip install sentencepiece protobuf"
+        )
+    try:
+        with files.in_folder() as held:
+            return AutoTokenizer.from_pretrained(
+                held, local_files_only=True, trust_remote_code=False
+            )
+    except CompressError:
+        raise
+    except Exception as error:  # a dozen types, by the tokenizer class and the missing package
+        # A line that ends in a colon names files on the next ones.
+        said = _one_line(error).rstrip()
+        reason = "" if said.endswith(":") else f" ({said})"
+        raise DataError(
+            f"{folder} has no tokenizer that transformers can load{reason};"
+            " copy tokenizer.json and tokenizer_config.json beside the weights"
+        ) from error
+
+
+def _backend(folder: Path, stored: bytes) -> "Backend":
     from tokenizers import Tokenizer as Backend
 
     try:
-        backend = Backend.from_file(str(folder / "tokenizer.json"))
+        backend = Backend.from_str(stored.decode("utf-8"))
     except Exception as error:  # tokenizers raises the bare Exception for every fault in the file
         raise DataError(
             f"{folder / 'tokenizer.json'} is not a tokenizer file: {_one_line(error)}"
@@ -176,7 +192,7 @@ def _agrees(settings: Mapping[str, Any], backend: "Backend") -> bool:
 
 
 def _special_id(
-    folder: Path, settings: Mapping[str, Any], backend: "Backend", kind: str
+    files: SmallFiles, settings: Mapping[str, Any], backend: "Backend", kind: str
 ) -> int | None:
     """The tokenizer's word on its BOS or EOS (null included) goes before the model config's."""
     named = _special_tokens(settings)
@@ -184,7 +200,7 @@ def _special_id(
         text = named[f"{kind}_token"]
         return None if text is None else backend.token_to_id(text)
     for file in ("generation_config.json", "config.json"):
-        config = _json(folder / file)
+        config = _json(files, file)
         found = config.get(
             f"{kind}_token_id", (config.get("text_config") or {}).get(f"{kind}_token_id")
         )
@@ -217,15 +233,18 @@ def _one_line(error: Exception) -> str:
 
 
 def _chat_template(
-    folder: Path, settings: Mapping[str, Any], tokens: Mapping[str, str]
+    files: SmallFiles, settings: Mapping[str, Any], tokens: Mapping[str, str]
 ) -> ChatTemplate | None:
     """The template file goes before the one in tokenizer_config.json, as in transformers."""
-    file = folder / "chat_template.jinja"
-    if file.is_file():
+    stored = files.find(TEMPLATE)
+    if stored is not None:
         try:
-            return ChatTemplate(file.read_text(encoding="utf-8"), tokens)
-        except (OSError, ValueError) as error:
-            raise DataError(f"{file} cannot be read as UTF-8 text: {error}") from error
+            # As a text file is read, whose lines may end otherwise.
+            text = io.TextIOWrapper(io.BytesIO(stored), encoding="utf-8").read()
+            return ChatTemplate(text, tokens)
+        except ValueError as error:
+            path = files.folder / TEMPLATE
+            raise DataError(f"{path} cannot be read as UTF-8 text: {error}") from error
     found = settings.get("chat_template")
     if isinstance(found, list):
         found = {entry["name"]: entry["template"] for entry in found}.get("default")
@@ -234,13 +253,14 @@ def _chat_template(
     return None if found is None else ChatTemplate(found, tokens)
 
 
-def _json(path: Path) -> dict[str, Any]:
+def _json(files: SmallFiles, name: str) -> dict[str, Any]:
     """A JSON object from a file, empty where there is no file."""
-    if not path.is_file():
+    path, content = files.folder / name, files.find(name)
+    if content is None:
         return {}
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        value = json.loads(content.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise DataError(f"{path} holds a {type(value).__name__}; it must be a JSON object")

@@ -18,7 +18,7 @@ from compress.checkpoint.dtype_codes import ITEMSIZES, itemsize
 from compress.errors import CheckpointError
 
 MAX_HEADER = 100_000_000  # the limit of the safetensors library
-_LENGTH = 8
+LENGTH = 8  # bytes that say how long the header is
 _MAX_DIMS = 64
 _AGAIN = "download or copy it again"
 
@@ -50,7 +50,7 @@ def read_header(path: Path, file: str) -> dict[str, TensorInfo]:
     try:
         with path.open("rb") as stream:
             size = os.fstat(stream.fileno()).st_size
-            length = _header_length(path, stream.read(_LENGTH), size)
+            length = _header_length(path, stream.read(LENGTH), size)
             raw = stream.read(length)
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
@@ -61,7 +61,7 @@ def read_header(path: Path, file: str) -> dict[str, TensorInfo]:
 
 def parse_header(raw: bytes, path: Path, file: str, size: int) -> dict[str, TensorInfo]:
     """Tensors of a header `raw` (without its length) of a file of `size` bytes."""
-    data = _LENGTH + len(raw)
+    data = LENGTH + len(raw)
     entries = _parse_json(raw, path)
     _check_metadata(entries.pop("__metadata__", {}), path)
     infos = [_parse_entry(name, entry, path, file, data) for name, entry in entries.items()]
@@ -71,7 +71,7 @@ def parse_header(raw: bytes, path: Path, file: str, size: int) -> dict[str, Tens
 
 
 def _header_length(path: Path, raw: bytes, size: int) -> int:
-    if len(raw) < _LENGTH:
+    if len(raw) < LENGTH:
         raise CheckpointError(
             f"{path} is truncated: {size} bytes is too short for a safetensors file; {_AGAIN}"
         )
@@ -85,10 +85,10 @@ def _header_length(path: Path, raw: bytes, size: int) -> int:
             f"{path} is no safetensors file: its first 8 bytes give a header of {length} bytes"
             f" (2 to {MAX_HEADER} are possible)"
         )
-    if _LENGTH + length > size:
+    if LENGTH + length > size:
         raise CheckpointError(
             f"{path} is truncated: expected a header of {length} bytes, found"
-            f" {size - _LENGTH}; {_AGAIN}"
+            f" {size - LENGTH}; {_AGAIN}"
         )
     return length
 
@@ -191,4 +191,4 @@ def build_header(tensors: Mapping[str, tuple[str, tuple[int, ...], int, int]]) -
         entries[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end]}
     raw = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
     raw += b" " * (-len(raw) % 8)
-    return len(raw).to_bytes(_LENGTH, "little") + raw
+    return len(raw).to_bytes(LENGTH, "little") + raw

@@ -4,15 +4,19 @@ import json
 from pathlib import Path
 from typing import Any
 
+from compress.checkpoint.reading import content_of
 from compress.errors import CheckpointError
 
 
 def read_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file; CheckpointError with line and column when it is not one."""
+    return parse_object(content_of(path), path)
+
+
+def parse_object(content: bytes, path: Path) -> dict[str, Any]:
+    """The JSON object that a file holds; `path` is for messages."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
+        value = json.loads(content.decode("utf-8"))
     except json.JSONDecodeError as error:
         raise CheckpointError(
             f"{path}:{error.lineno}:{error.colno} is not valid JSON: {error.msg}"

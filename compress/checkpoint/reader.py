@@ -5,19 +5,21 @@ resident memory, and a file that shrinks under a mapping kills the process.
 """
 
 import hashlib
-import os
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from compress.checkpoint.header import TensorInfo, read_header
 from compress.checkpoint.index import INDEX, weight_files
-from compress.checkpoint.jsonfile import read_object
+from compress.checkpoint.jsonfile import parse_object
 from compress.checkpoint.quant_file import with_quant_file
+from compress.checkpoint.reading import content_of, pieces, read_into, reading
+from compress.checkpoint.seal import CONFIG, Seal, make_seal
 from compress.checkpoint.sidefiles import carried, skipped
+from compress.checkpoint.small_files import SmallFiles, hash_of, heading
 from compress.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -30,13 +32,16 @@ class Checkpoint:
 
     path: the folder. config: config.json, with what some tools say in a file beside it of how the
     model is quantized. tensors: name -> TensorInfo, in the order in which they lie on disk. files:
-    names of the weight files, in order.
+    names of the weight files, in order. config_hash: of config.json as it was parsed. seal: what
+    the files held when they were hashed; every read is held to it.
     """
 
     path: Path
     config: dict[str, Any]
     tensors: Mapping[str, TensorInfo]
     files: tuple[str, ...]
+    config_hash: str = ""
+    seal: Seal | None = None
 
     @classmethod
     def open(cls, path: str | Path) -> "Checkpoint":
@@ -46,13 +51,27 @@ class Checkpoint:
         """
         folder = Path(path)
         _require_folder(folder)
-        config = read_object(_require_config(folder))
-        files, weight_map = weight_files(folder)
+        raw = content_of(_require_config(folder))
+        config = parse_object(raw, folder / CONFIG)
+        with reading(folder):
+            files, weight_map = weight_files(folder)
         tensors = _read_headers(folder, files)
         if weight_map is not None:
             _check_index(folder, weight_map, tensors)
         config = with_quant_file(folder, config, tensors)
-        return cls(folder, config, MappingProxyType(tensors), tuple(files))
+        held = MappingProxyType(tensors)
+        return cls(folder, config, held, tuple(files), hash_of(CONFIG, raw))
+
+    def sealed(self) -> "Checkpoint":
+        """The same, hashed: all files are read once, and what is read from now on is what was
+        hashed, or a CheckpointError. That is raised here, too, for what changed since `open`."""
+        return replace(self, seal=make_seal(self.path, self.files, self.tensors, self.config_hash))
+
+    def require_unchanged(self) -> None:
+        """CheckpointError when a file of a sealed checkpoint is gone or no longer what was hashed;
+        weights are read again where their files were written."""
+        assert self.seal is not None, "nothing was hashed"
+        self.seal.require_unchanged(self.path, self.tensors.values())
 
     def read(self, name: str, *, check_finite: bool = False) -> "Tensor":
         """A whole tensor, in fresh CPU memory and the dtype it is stored in.
@@ -98,7 +117,10 @@ class Checkpoint:
         tensor = torch.empty(shape, dtype=TORCH_DTYPES[info.dtype])
         if tensor.numel():
             target = tensor.reshape(-1).view(torch.uint8).numpy().data
-            read_into(self.path / info.file, target, info.start + offset)
+            if self.seal is None:
+                read_into(self.path / info.file, target, info.start + offset)
+            else:
+                self.seal.read_into(self.path, info, target, offset)
         return tensor
 
     @property
@@ -113,7 +135,10 @@ class Checkpoint:
     @property
     def file_bytes(self) -> int:
         """Size of the weight files, headers included: what reports and plans call a size."""
-        return sum((self.path / name).stat().st_size for name in self.files)
+        if self.seal is not None:
+            return sum(stamp.size for stamp in self.seal.stamps.values())
+        with reading(self.path):
+            return sum((self.path / name).stat().st_size for name in self.files)
 
     @property
     def params(self) -> int:
@@ -130,15 +155,26 @@ class Checkpoint:
         return max(sizes, key=sizes.__getitem__)
 
     def sha256(self) -> str:
-        """Hash of config.json and all weight files with their names and sizes; reads them all."""
+        """Hash of config.json and all weight files with their names and sizes; reads them all,
+        unless it is sealed."""
+        if self.seal is not None:
+            return self.seal.sha256
         digest = hashlib.sha256()
-        for file in ("config.json", *self.files):
+        for file in (CONFIG, *self.files):
             _hash_file(self.path / file, file, digest)
         return digest.hexdigest()
 
+    @property
+    def small(self) -> SmallFiles:
+        """The files beside the weights, by content."""
+        return SmallFiles(self.path, None if self.seal is None else self.seal.small)
+
     def side_files(self) -> list[Path]:
         """Files that go with the weights unchanged: tokenizer, chat template, licence and so on."""
-        return carried(self.path, self.files)
+        if self.seal is not None:
+            return [self.path / name for name in self.seal.side]
+        with reading(self.path):
+            return carried(self.path, self.files)
 
     @property
     def skipped_files(self) -> list[str]:
@@ -146,17 +182,15 @@ class Checkpoint:
 
         Where it is not plain from the name, the reason follows: "NAME (REASON)".
         """
-        left = skipped(self.path, self.files)
+        with reading(self.path):
+            left = skipped(self.path, self.files) if self.seal is None else self.seal.skipped
         return [f"{name} ({reason})" if reason else name for name, reason in left.items()]
 
     def side_hashes(self) -> dict[str, str]:
         """sha256 of every side file, by name."""
-        found = {}
-        for path in self.side_files():
-            digest = hashlib.sha256()
-            _hash_file(path, path.name, digest)
-            found[path.name] = digest.hexdigest()
-        return found
+        if self.seal is not None:
+            return {name: self.seal.small[name] for name in self.seal.side}
+        return {path.name: hash_of(path.name, content_of(path)) for path in self.side_files()}
 
 
 def _require_folder(folder: Path) -> None:
@@ -167,7 +201,7 @@ def _require_folder(folder: Path) -> None:
 
 
 def _require_config(folder: Path) -> Path:
-    path = folder / "config.json"
+    path = folder / CONFIG
     if not path.is_file():
         raise CheckpointError(f"{folder} has no config.json; give the folder of a checkpoint")
     return path
@@ -203,29 +237,8 @@ def _check_index(
             raise CheckpointError(f"{folder / info.file} has tensor {name!r}, unknown to {INDEX}")
 
 
-def read_into(path: Path, target: memoryview, offset: int) -> None:
-    """Fill `target` (bytes) from byte `offset` of a file; a call may return less than asked."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            done = 0
-            while done < len(target):
-                got = os.preadv(fd, [target[done:]], offset + done)
-                if got == 0:
-                    raise CheckpointError(f"{path} became shorter after it was opened")
-                done += got
-        finally:
-            os.close(fd)
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
-
-
 def _hash_file(path: Path, name: str, digest: "hashlib._Hash") -> None:
-    buffer = memoryview(bytearray(4 << 20))
-    try:
-        with path.open("rb", buffering=0) as stream:
-            digest.update(f"{name}\0{os.fstat(stream.fileno()).st_size}\0".encode())
-            while got := stream.readinto(buffer):
-                digest.update(buffer[:got])
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
+    with reading(path), path.open("rb", buffering=0) as stream:
+        digest.update(heading(name, path.stat().st_size))
+        for piece in pieces(stream.fileno()):
+            digest.update(piece)

@@ -14,6 +14,13 @@ _OTHER_WEIGHTS = (
     *(".onnx_data", ".ot", ".tflite", ".npy", ".npz", ".pkl", ".pickle", ".joblib"),
 )
 _BESIDE_A_GRAPH = ".onnx."  # as in model.onnx.data: weights and report of a graph
+# What is read of a model beside config.json and weights, by us and by transformers' tokenizers.
+# Known by name, as a link that leads outside the folder is read too, and not carried over.
+_PARSED = (
+    *("generation_config.json", "chat_template.jinja", "tokenizer.json", "tokenizer_config.json"),
+    *("special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "vocab.txt"),
+    *("tokenizer.model", "spiece.model", "sentencepiece.bpe.model"),
+)
 FOLDER_OF_OUTLIERS = "compress_model"  # of a result: columns that stay in 16 bit
 # What a run itself makes in the folder of its result.
 RUNS_OWN = (
@@ -27,6 +34,11 @@ _RUNS_SUFFIXES = (".partial", ".compress-tmp")
 def carried(folder: Path, weights: Collection[str]) -> list[Path]:
     """Files to copy unchanged, sorted by name."""
     return [p for p in _entries(folder, weights) if _left_because(p) is None]
+
+
+def parsed(folder: Path) -> list[str]:
+    """Names of what is there of the files that are read and not only copied."""
+    return [name for name in _PARSED if (folder / name).is_file()]
 
 
 def skipped(folder: Path, weights: Collection[str]) -> dict[str, str]:

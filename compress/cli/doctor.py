@@ -17,7 +17,7 @@ from compress.cli import options
 from compress.report.units import size
 
 OLDEST_PYTHON = (3, 11)
-REQUIRED = ("torch", "transformers", "tokenizers", "safetensors", "numpy")
+REQUIRED = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "xxhash")
 OPTIONAL = ("triton", "datasets", "onnxruntime", "onnxruntime-gpu", "compressed-tensors")
 HINTS = {
     "compressed-tensors": "; transformers needs it to open results: pip install compressed-tensors"

@@ -32,7 +32,7 @@ def prepare(
     Text of the model's own is sampled from the source model.
     """
     only_self = all(source.kind == "self" for source in config.sources)
-    tokenizer = None if only_self else load_tokenizer(weights.checkpoint.path)
+    tokenizer = None if only_self else load_tokenizer(weights.checkpoint.small)
 
     def sample(count: int, length: int) -> Tensor:
         progress(note("calibrate", f"the model writes {count} rows of {length} tokens"))

@@ -61,15 +61,19 @@ def evaluate_checkpoint(
     dtype: arithmetic of the models, "fp32" or "bf16". Raises a CompressError for what the user can
     mend.
     """
-    started, clock = datetime.now(UTC), time.perf_counter()
+    started = datetime.now(UTC)
     check_device(device)
     if not texts and not tasks:
         raise DataError("there is nothing to measure on: give a text or a task")
     asked = read_task_options(tasks, max_items)
     folder = None if out is None else report_folder(Path(out))
     result_path = resolve_model(checkpoint)
-    result = open_weights(Checkpoint.open(result_path))
-    source = None if against is None else open_weights(Checkpoint.open(resolve_model(against)))
+    opened = Checkpoint.open(result_path)
+    # The report has the sha256 of what the result is measured against, or else of itself.
+    result = open_weights(opened if against is not None else opened.sealed())
+    source = None
+    if against is not None:
+        source = open_weights(Checkpoint.open(resolve_model(against)).sealed())
     config = EvaluationConfig(
         texts=_texts(texts, max_documents, max_tokens, result.spec.context),
         tasks=asked,
@@ -78,7 +82,9 @@ def evaluate_checkpoint(
         dtype=dtype,
         samples=SampleConfig(prompts=tuple(prompts)),
     )
+    clock = time.perf_counter()
     measured = _measured(result_path, source, config, progress or silent, device)
+    (source or result).checkpoint.require_unchanged()
     seconds = time.perf_counter() - clock
     stage = Stage("evaluate", seconds, peak_rss_bytes(), peak_gpu_bytes(device))
     given = {"texts": list(texts), **({"tasks": list(tasks)} if tasks else {})}

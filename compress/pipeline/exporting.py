@@ -31,7 +31,6 @@ from compress.pipeline.copying import copy
 from compress.pipeline.events import Event, Progress, silent
 from compress.pipeline.export_plan import ExportPlan, format_name, plan_export
 from compress.pipeline.export_report import ExportReport, build, card, write
-from compress.pipeline.finish import content_of
 from compress.pipeline.publishing import prepare, published
 from compress.pipeline.units import OUTSIDE, shown
 from compress.quant.tensor import QuantizedTensor
@@ -186,7 +185,7 @@ def _write_files(plan: ExportPlan, report: ExportReport, partial: Path) -> None:
     source, config = plan.source.checkpoint, _without_quantization(plan.source.checkpoint.config)
     for path in source.side_files():
         if path.name not in small_files():
-            write_atomic(partial / path.name, content_of(path))
+            write_atomic(partial / path.name, source.small.read(path.name))
     if plan.config is not None:
         config["quantization_config"] = plan.config
         for name, follows in plan.target.files.items():

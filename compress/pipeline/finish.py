@@ -5,7 +5,7 @@ from pathlib import Path
 
 import compress
 from compress.checkpoint import Checkpoint, write_atomic
-from compress.errors import CheckpointError, OutputError
+from compress.errors import OutputError
 from compress.formats.validate import Expected, validate
 from compress.pipeline import outliers, stream
 from compress.pipeline.card import config_files, model_card
@@ -24,7 +24,7 @@ def finish_files(work: Work, partial: Path, earlier: Collection[str]) -> None:
     work.writer.finish(entry[0] for name in before for entry in work.plan.tensors[name])
     outliers.join(work.plan, partial)
     for path in work.checkpoint.side_files():
-        write_atomic(partial / path.name, content_of(path))
+        write_atomic(partial / path.name, work.checkpoint.small.read(path.name))
     files = config_files(work.plan, work.checkpoint.config, work.checkpoint.shapes)
     for name, content in files.items():
         write_atomic(partial / name, content)
@@ -32,14 +32,6 @@ def finish_files(work: Work, partial: Path, earlier: Collection[str]) -> None:
     card = model_card(work.plan, work.checkpoint.path.resolve().name, compress.__version__)
     write_atomic(partial / "README.md", card)
     _check(work, partial, resumed=bool(before))
-
-
-def content_of(path: Path) -> bytes:
-    """A side file of the source; CheckpointError when it cannot be read."""
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
 
 
 def _check(work: Work, partial: Path, *, resumed: bool) -> None:

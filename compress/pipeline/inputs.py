@@ -65,7 +65,7 @@ def input_checks(
     yield from _tasks(plan)
     prompts = evaluation is not None and bool(evaluation.samples.prompts or evaluation.tasks)
     if prompts or any(source.kind != "self" for _, source in sources):
-        yield partial(load_tokenizer, checkpoint.path)
+        yield partial(load_tokenizer, checkpoint.small)
     if calibration is not None and not drawn:
         amount = partial(_check_amount, calibration, checkpoint, plan.spec.vocab)
         yield partial(_placed, recipe, "calibration", amount)
@@ -151,7 +151,7 @@ def _check_amount(calibration: CalibrationConfig, checkpoint: Checkpoint, vocab:
         return
     asked = calibration.samples * calibration.length
     if size < min(PLENTY * asked, QUICK_BYTES):
-        build(calibration, load_tokenizer(checkpoint.path), generate=None, vocab=vocab)
+        build(calibration, load_tokenizer(checkpoint.small), generate=None, vocab=vocab)
 
 
 def _check_class(plan: Plan, checkpoint: Checkpoint) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from compress.arch.describe import describe
+from compress.arch.spec import DecoderSpec
 from compress.checkpoint import (
     Checkpoint,
     ShardWriter,
@@ -22,6 +23,7 @@ from compress.checkpoint import (
     publish,
     resolve_model,
 )
+from compress.checkpoint.ties import settled
 from compress.formats import Weights, open_weights
 from compress.pipeline import journal as journals
 from compress.pipeline import outliers, sensitivity_cache, stream
@@ -168,14 +170,14 @@ def prepare(
     output = prepare_output(out, source=source, overwrite=overwrite, resume=resume)
     plan, compute = _plan(checked, checkpoint, device, dtype)
     check_inputs(plan, checkpoint, compute, device, drawn=is_drawn(output))
-    weights = open_weights(checkpoint, plan.spec)
     listener = progress or silent
+    checkpoint = _hashed(checkpoint, plan.spec, listener)
+    weights = open_weights(checkpoint, plan.spec)
     measuring = None
+    if plan.budget is not None:  # what it chose by is now known to be of these weights
+        plan, compute = _plan(checked, checkpoint, device, dtype)
     if plan.budget is not None and plan.budget.is_open:
         plan, measuring = _measured_plan(checked, weights, device, compute, listener)
-    began = time.perf_counter()
-    sha256, side_files = checkpoint.sha256(), checkpoint.side_hashes()
-    listener(Event("check", "source hashed", 1, 1, time.perf_counter() - began))
     return Session(
         plan,
         checkpoint,
@@ -183,11 +185,20 @@ def prepare(
         output,
         compute,
         device,
-        sha256,
-        side_files,
+        checkpoint.sha256(),
+        checkpoint.side_hashes(),
         listener,
         measuring,
     )
+
+
+def _hashed(checkpoint: Checkpoint, spec: DecoderSpec, progress: Progress) -> Checkpoint:
+    """The source as it is from now on, for the whole run: what is read is what was hashed."""
+    began = time.perf_counter()
+    # Whether head and embedding are alike was told by what they were before.
+    checkpoint = settled(checkpoint.sealed(), spec)
+    progress(Event("check", "source hashed", 1, 1, time.perf_counter() - began))
+    return checkpoint
 
 
 def _plan(
@@ -269,6 +280,7 @@ def _work(session: Session, started: datetime, *, resumed: bool) -> Report:
         stages.append(Stage("evaluate", seconds, peak_rss_bytes(), gpu))
     artifacts = make_artifacts(plan.recipe, partial, session.progress)
     stages += [] if artifacts.stage is None else [artifacts.stage]
+    session.checkpoint.require_unchanged()  # the report says what it is
     report = build_report(session, stages, work.journal, measured, started)
     report = replace(
         report, exports=artifacts.rows, warnings=(*report.warnings, *artifacts.left_out)

@@ -66,7 +66,7 @@ def measure(
     tasks, lacking = read_tasks(config, tokenizer, models)
     if source is not None and tokenizer is not None:
         asked = {task.config.name: task.texts for task in tasks}
-        refuse_other_tokenizer(tokenizer, source.checkpoint.path, config.texts, asked)
+        refuse_other_tokenizer(tokenizer, source.checkpoint.small, config.texts, asked)
     windows, left_out = _windows(source or result, config, tokenizer, device, progress)
     left_out = _lacking((*left_out, *lacking), all_or_none)
     _announce(progress, windows, tasks, models, config, device, began)

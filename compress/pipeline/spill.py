@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from compress.checkpoint import disk
-from compress.checkpoint.reader import read_into
+from compress.checkpoint.reading import read_into
 from compress.errors import CheckpointError, OutputError
 
 

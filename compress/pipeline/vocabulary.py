@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
-from pathlib import Path
 
+from compress.checkpoint.small_files import SmallFiles
 from compress.errors import CheckpointError
 from compress.evaluation.config import TextConfig
 from compress_calibration.sources import documents
@@ -14,7 +14,7 @@ FILE = "tokenizer.json"
 
 def refuse_other_tokenizer(
     tokenizer: Tokenizer,
-    source: Path,
+    source: SmallFiles,
     texts: Sequence[TextConfig],
     tasks: Mapping[str, Iterable[str]] | None = None,
 ) -> None:
@@ -23,7 +23,8 @@ def refuse_other_tokenizer(
     tasks: all that each one asks, by its name. Equal files are not read further; a source without
     tokenizer.json has nothing to compare. Raises DataError for text that cannot be read.
     """
-    if not (source / FILE).is_file() or _same_files(tokenizer.folder, source):
+    theirs = source.find(FILE)
+    if theirs is None or theirs == SmallFiles(tokenizer.folder).find(FILE):
         return
     other = load_tokenizer(source)
     for text in texts:
@@ -45,11 +46,6 @@ def _same_ids(tokenizer: Tokenizer, other: Tokenizer, what: str, document: str) 
     if ours != theirs:
         raise CheckpointError(_difference(tokenizer, other, what, ours, theirs))
     return len(ours)
-
-
-def _same_files(folder: Path, source: Path) -> bool:
-    ours = folder / FILE
-    return ours.is_file() and ours.read_bytes() == (source / FILE).read_bytes()
 
 
 def _difference(

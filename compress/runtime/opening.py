@@ -9,7 +9,6 @@ import torch
 
 from compress.arch.forward import ForwardSpec, describe_forward
 from compress.blocks.memory import available_bytes
-from compress.checkpoint.jsonfile import read_object
 from compress.errors import CheckpointError, RequestError
 from compress.runtime.decoder import Decoder
 from compress.runtime.engine import Engine
@@ -175,9 +174,8 @@ def _in_transformers(weights: "Source", how: Opening, context: int, reason: str)
 
 def _named_ends(weights: "Source") -> set[int]:
     """Ids that end a text, as generation_config.json says, or else config.json."""
-    folder, config = weights.checkpoint.path, weights.checkpoint.config
-    file = folder / "generation_config.json"
-    settings = read_object(file) if file.is_file() else {}
+    config = weights.checkpoint.config
+    settings = weights.checkpoint.small.find_object("generation_config.json")
     text = config
     for key in weights.spec.text_config:
         text = text[key]

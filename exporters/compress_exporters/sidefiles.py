@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from compress.checkpoint import write_atomic
-from compress.errors import CheckpointError
 from compress.formats.table import small_files
 from compress_exporters.exporter import Source
 
@@ -19,7 +18,7 @@ def copy_side_files(source: Source, folder: Path) -> tuple[str, ...]:
     for path in source.checkpoint.side_files():
         if path.name in formats:
             continue
-        write_atomic(folder / path.name, _content(path))
+        write_atomic(folder / path.name, source.checkpoint.small.read(path.name))
         names.append(path.name)
     config = _plain(source.checkpoint.config)
     for key in source.spec.text_config:
@@ -31,10 +30,3 @@ def copy_side_files(source: Source, folder: Path) -> tuple[str, ...]:
 
 def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in config.items() if key not in QUANTIZATION}
-
-
-def _content(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error

@@ -9,7 +9,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 import tiny_models
-from compress.checkpoint import Checkpoint, reader
+from compress.checkpoint import Checkpoint, reading
 from compress.checkpoint.dtypes import TORCH_DTYPES
 from compress.errors import CheckpointError
 from raw_checkpoints import INDEX, entry, folder_of, raw_file, sharded, write_index
@@ -96,7 +96,7 @@ def test_short_reads_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     def three_bytes(fd: int, buffers: list[memoryview], offset: int) -> int:
         return real(fd, [buffers[0][:3]], offset)
 
-    monkeypatch.setattr(reader.os, "preadv", three_bytes)
+    monkeypatch.setattr(reading.os, "preadv", three_bytes)
     assert torch.equal(checkpoint.read("t"), A)
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from compress.checkpoint import write_atomic
-from compress.checkpoint.jsonfile import read_object
 from compress_exporters.exporter import Source
 from compress_exporters.onnx.attention import PAST, PRESENT
 from compress_exporters.onnx.build import Build
@@ -105,5 +104,4 @@ def _given(settings: Mapping[str, Any], key: str, value: Any) -> Any:
 
 
 def _settings(source: Source) -> dict[str, Any]:
-    file = source.checkpoint.path / "generation_config.json"
-    return read_object(file) if file.is_file() else {}
+    return source.checkpoint.small.find_object("generation_config.json")
