@@ -5,7 +5,7 @@ Texts are short, as a step costs most whatever it holds: a life is some 25 steps
 """
 
 from collections.abc import Sequence as Several
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 import torch
@@ -19,7 +19,7 @@ from compress.runtime.request import Request, Result, Sampling
 from compress.runtime.sampling import Choice, sample
 from compress.runtime.sequence import Sequence
 from compress.runtime.tables import BlockTables, CacheGroup
-from one_by_one import OneByOne
+from one_by_one import UNTIMED, OneByOne
 from schedules import check_books
 
 LONGEST = 36
@@ -64,10 +64,14 @@ def _request(random: Random, name: str, stems: list[tuple[int, ...]], vocabulary
 
 
 def _sampling(random: Random) -> Sampling:
-    """Half of them greedy."""
-    count = {"max_tokens": random.choice((1, 3, 6)), "n": random.choice((1, 1, 2, 3))}
+    """Half of them greedy, half of them with log-probabilities."""
+    both = {
+        "max_tokens": random.choice((1, 3, 6)),
+        "n": random.choice((1, 1, 2, 3)),
+        "logprobs": random.choice((0, 0, 0, 1, 4, 20)),
+    }
     if random.random() < 0.5:
-        return Sampling(**count)
+        return Sampling(**both)
     return Sampling(
         temperature=random.choice((0.7, 1.0, 1.5)),
         top_k=random.choice((0, 0, 20)),
@@ -77,7 +81,7 @@ def _sampling(random: Random) -> Sampling:
         frequency_penalty=random.choice((0.0, 0.5)),
         presence_penalty=random.choice((0.0, 0.5)),
         seed=random.randrange(1000),
-        **count,
+        **both,
     )
 
 
@@ -140,14 +144,13 @@ def _serve(
 
 def _check(oracle: OneByOne, request: Request, results: list[Result], sampler: Seen) -> None:
     for result in results:
+        untimed = replace(result, metrics=UNTIMED)
         if request.sampling is None:
-            tail = request.continuations[result.index] if request.continuations else ()
-            assert request.score_from is not None
-            expected = oracle.scores(request.prompt + tail, request.score_from)
-            assert [report.logprob for report in result.logprobs] == expected
+            expected = oracle.score(request, result.index)
+            assert untimed == expected, f"{untimed} is not {expected}"
             continue
         output = oracle.generation(request, result.index)
-        assert list(result.tokens) == output.tokens
+        assert untimed == output.result, f"{untimed} is not {output.result}"
         for number, row in enumerate(output.logits):
             found = sampler.logits[request.id, result.index, number]
             assert torch.equal(found, row), f"logits of token {number} differ"

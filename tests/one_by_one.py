@@ -11,16 +11,18 @@ import torch
 from torch import Tensor
 
 from compress.runtime.decoder import Decoder
-from compress.runtime.request import Request
+from compress.runtime.request import Metrics, Request, Result, TokenLogprob
 from compress.runtime.sampling import sample
 from compress.runtime.sequence import Sequence, Times
 from flat_runs import Runs
 
+UNTIMED = Metrics(0.0, None, None, 0.0, 0)
+
 
 class Output(NamedTuple):
-    """tokens: of the output. logits: fp32 [tokens, vocabulary], what each was chosen from."""
+    """logits: fp32 [tokens, vocabulary], what each token of the result was chosen from."""
 
-    tokens: list[int]
+    result: Result
     logits: Tensor
 
 
@@ -54,18 +56,35 @@ class OneByOne:
             times=Times(0.0),
             groups=1,
         )
-        seen, row = [], runs.whole(request.prompt)[-1:]
+        seen, reports, row = [], [], runs.whole(request.prompt)[-1:]
         for _ in range(request.sampling.max_tokens):
             seen.append(row)
             (choice,) = sample(row.clone(), [one])
             assert choice is not None
             at = len(one.tokens)
             one.tokens.append(choice.token)
+            reports += [] if choice.report is None else [choice.report]
             (row,) = runs.step([(0, [choice.token], at, start)])
-        return Output(list(one.tokens[start:]), torch.cat(seen))
+        tokens, logprobs = tuple(one.tokens[start:]), tuple(reports)
+        result = Result(request.id, index, tokens, "length", UNTIMED, logprobs=logprobs)
+        return Output(result, torch.cat(seen))
 
-    def scores(self, text: tuple[int, ...], begin: int) -> list[float]:
-        """Log-probability of each token from `begin` on."""
+    def score(self, request: Request, index: int) -> Result:
+        """Of the prompt, or of its continuation `index`."""
+        assert request.score_from is not None
+        text = request.prompt + (request.continuations[index] if request.continuations else ())
         runs = Runs(self.decoder, texts=1, most=self.most, block_size=self.most)
-        rows = runs.whole(text)[begin - 1 : -1].log_softmax(dim=-1)
-        return rows[torch.arange(len(rows)), torch.tensor(text[begin:])].tolist()
+        tail = text[request.score_from :]
+        rows = runs.whole(text)[request.score_from - 1 : -1]
+        values = rows.log_softmax(dim=-1)[torch.arange(len(tail)), torch.tensor(tail)].tolist()
+        greedy = [token == best for token, best in zip(tail, rows.argmax(-1).tolist(), strict=True)]
+        return Result(
+            id=request.id,
+            index=index,
+            tokens=tail,
+            finish_reason="stop",
+            metrics=UNTIMED,
+            logprobs=tuple(map(TokenLogprob, tail, values, greedy)),
+            score=sum(values),
+            greedy=all(greedy),
+        )

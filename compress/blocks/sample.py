@@ -36,7 +36,6 @@ def generate(
     length: int,
     seed: int,
     temperature: float = 1.0,
-    top_k: int | None = None,
     prompt_ids: Tensor | None = None,
     batch: int | None = None,
     progress: Callable[[int, int], None] | None = None,
@@ -57,7 +56,7 @@ def generate(
     slices = list(_slices(count, batch))
     step = _counter(progress, len(slices) * (length - prompts.shape[1]))
     parts = [
-        _generate_batch(model, prompts[rows], rows, length, seed, temperature, top_k, step)
+        _generate_batch(model, prompts[rows], rows, length, seed, temperature, step)
         for rows in slices
     ]
     return torch.cat(parts).cpu()
@@ -90,18 +89,14 @@ def uniforms(seed: int, sequences: np.ndarray[Any, Any], position: int) -> np.nd
     return unit
 
 
-def draw(logits: Tensor, noise: Tensor, temperature: float, top_k: int | None) -> Tensor:
+def draw(logits: Tensor, noise: Tensor, temperature: float) -> Tensor:
     """One token a row by inversion of the cumulative distribution.
 
     logits: [n, vocab]; noise: float64 [n] in [0, 1) -> int64 [n]. temperature 0 takes the largest.
     """
     if temperature == 0:
         return logits.argmax(-1)
-    scaled = logits.float() / temperature
-    if top_k is not None and top_k < scaled.shape[-1]:
-        least = scaled.topk(top_k, dim=-1).values[:, -1:]
-        scaled = scaled.masked_fill(scaled < least, float("-inf"))
-    cumulative = scaled.softmax(-1).double().cumsum(-1)  # [n, vocab]
+    cumulative = (logits.float() / temperature).softmax(-1).double().cumsum(-1)  # [n, vocab]
     target = noise[:, None].to(cumulative.device) * cumulative[:, -1:]
     token = torch.searchsorted(cumulative, target, right=True).squeeze(-1)
     return token.clamp_(max=logits.shape[-1] - 1)
@@ -114,7 +109,6 @@ def _generate_batch(
     length: int,
     seed: int,
     temperature: float,
-    top_k: int | None,
     on_step: Callable[[], None],
 ) -> Tensor:
     from compress.blocks.cache import reserved_cache
@@ -127,7 +121,7 @@ def _generate_batch(
         for position in range(ids.shape[1], length):
             out: Any = model(input_ids=step, past_key_values=cache, use_cache=True)
             noise = torch.from_numpy(uniforms(seed, indices, position))
-            step = draw(out.logits[:, -1], noise, temperature, top_k)[:, None]
+            step = draw(out.logits[:, -1], noise, temperature)[:, None]
             tokens.append(step)
             on_step()
     return torch.cat(tokens, 1)

@@ -14,8 +14,3 @@ def kl(source: Tensor, result: Tensor) -> Tensor:
     terms = source.exp()
     terms *= torch.where(terms > 0, source - result, 0.0)
     return terms.sum(dim=-1, dtype=torch.float64)
-
-
-def top1_agreement(source: Tensor, result: Tensor) -> Tensor:
-    """Whether both rank the same token first: bool [rows]; ties go to the lower id."""
-    return source.argmax(dim=-1) == result.argmax(dim=-1)

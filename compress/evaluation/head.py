@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from compress.evaluation.divergence import kl, top1_agreement
+from compress.evaluation.divergence import kl
 from compress.evaluation.perplexity import log_softmax, nll
 
 MAX_ROWS = 1024
@@ -85,14 +85,22 @@ def _chunk(
     """fp64 [4, rows]: result's nll, source's nll, KL, agreement (0 where not wanted)."""
     stop = start + len(targets)
     values = torch.zeros(4, len(targets), dtype=torch.float64)
-    log_q = log_softmax(result.head(result.rows(start, stop)))
+    log_q, chosen = _predicted(result, start, stop)
     device_targets = targets.to(log_q.device)
     values[0] = nll(log_q, device_targets)
     if source is None:
         return values
-    log_p = log_softmax(source.head(source.rows(start, stop)))
+    log_p, before = _predicted(source, start, stop)
     values[1] = nll(log_p, device_targets)
     if divergence:
         values[2] = kl(log_p, log_q)
-        values[3] = top1_agreement(log_p, log_q)
+        values[3] = before == chosen
     return values
+
+
+def _predicted(model: Model, start: int, stop: int) -> tuple[Tensor, Tensor]:
+    """Log-probabilities [rows, vocab], and the token of the highest logit, of equals the lowest id:
+    int64 [rows]. Log-probabilities are rounded once more, which makes unequal logits near 0 equal:
+    the first of them need not be the greedy token."""
+    logits = model.head(model.rows(start, stop))
+    return log_softmax(logits), logits.argmax(dim=-1)

@@ -47,7 +47,10 @@ class Mixture:
 
     def __call__(self, x: Tensor, batch: FlatBatch) -> Tensor:
         """x: [rows, hidden] -> the same shape; zero in rows that are padding."""
-        share, index = self.router(x).float().softmax(dim=-1).topk(self.chosen, dim=-1)
+        shares = self.router(x).float().softmax(dim=-1)
+        # Of equal experts the lowest number, as ONNX's TopK has it; torch's leaves that open.
+        order = shares.sort(dim=-1, descending=True, stable=True)
+        share, index = order.values[:, : self.chosen], order.indices[:, : self.chosen]
         if self.normalised:
             share = share / share.sum(dim=-1, keepdim=True)
         parts = x.new_zeros(self.chosen, *x.shape, dtype=torch.float32)

@@ -64,6 +64,8 @@ class TokenLogprob:
     """A chosen or scored token, its log-probability (nats), and the most likely (id, logprob).
 
     greedy: no token was more likely (of equals the lowest id counts).
+    top: by logit, the highest first, of equal logits the lowest id; so a greedy token is the first.
+        Scores have none.
     """
 
     token: int

@@ -9,6 +9,7 @@ from torch import Tensor
 from compress.runtime.filters import restrict
 from compress.runtime.noise import gumbel, key_of
 from compress.runtime.penalties import adjust
+from compress.runtime.ranking import leading
 from compress.runtime.request import TokenLogprob
 from compress.runtime.sequence import Sequence
 
@@ -65,18 +66,18 @@ def _draw(logits: Tensor, sequences: Several[Sequence]) -> Tensor:
 
 
 def _reports(logits: Tensor, asked: list[tuple[int, int]]) -> list[TokenLogprob]:
-    """asked: for each row the chosen token and how many of the most likely are reported."""
+    """asked: for each row the chosen token and how many of the most likely are reported.
+
+    The most likely are those of the highest logits. log_softmax rounds, so that unequal logits can
+    have equal log-probabilities: by these the first of them need not be the greedy token.
+    """
     if not asked:
         return []
-    logprobs, best = logits.log_softmax(dim=-1), logits.argmax(dim=-1).tolist()
-    most = min(max(count for _, count in asked), logits.shape[-1])
-    values, ids = (top.tolist() for top in logprobs.topk(most, dim=-1))
+    logprobs = logits.log_softmax(dim=-1)
+    ids = leading(logits, min(max(count for _, count in asked), logits.shape[-1]))
+    pairs = zip(ids.tolist(), logprobs.gather(-1, ids).tolist(), strict=True)
+    tops = [tuple(zip(*pair, strict=True)) for pair in pairs]
     return [
-        TokenLogprob(
-            token,
-            float(logprobs[row, token]),
-            token == best[row],
-            tuple(zip(ids[row][:count], values[row][:count], strict=True)),
-        )
-        for row, (token, count) in enumerate(asked)
+        TokenLogprob(token, float(logprobs[row, token]), token == top[0][0], top[:count])
+        for row, ((token, count), top) in enumerate(zip(asked, tops, strict=True))
     ]

@@ -54,6 +54,19 @@ def test_sums_equal_brute_force_over_all_tokens_at_once() -> None:
     assert got.tokens.tolist() == [int((text == 0).sum()), int((text == 1).sum())]
 
 
+def test_agreement_goes_by_logits_where_their_log_probabilities_are_equal() -> None:
+    """Logits near 0 that differ have one log-probability in fp32: rounding is no tie."""
+    logits = 1e-9 * torch.eye(VOCAB)[[5, 9]]
+    assert bool((log_softmax(logits) == log_softmax(logits)[0, 0]).all())
+    sides = [
+        Model(lambda start, stop: logits[start:stop], lambda x, n=n: x.roll(n, -1))
+        for n in (0, 1, 0)
+    ]
+    targets, text = torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)
+    agreed = [score(sides[0], other, targets, text, 1, rows=2).agreement for other in sides[1:]]
+    assert [float(x) for x in agreed if x is not None] == [0.0, 2.0]
+
+
 def test_divergence_of_a_model_from_itself_is_exactly_zero() -> None:
     got = totals(side(3), side(3))
     assert got.kl is not None

@@ -1,6 +1,7 @@
 """What a token gets is the same bits whatever else is in its step, and however its text is cut."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -11,6 +12,7 @@ from torch import Tensor
 
 import tiny_models
 from compress.runtime.decoder import Decoder
+from compress.runtime.mlp import Mixture
 from flat_runs import Runs, load
 
 WINDOWED: dict[str, dict[str, Any]] = {
@@ -117,3 +119,17 @@ def test_only_the_rows_that_are_asked_go_to_the_head(folders: dict[str, Path]) -
     hidden = decoder.forward(batch, runs.cache)
     assert hidden.shape == (max(2, decoder.multiple), 64)
     assert torch.equal(decoder.logits(hidden)[:2], whole[[19, 3]])
+
+
+def test_of_equal_experts_the_first_are_chosen(tmp_path: Path) -> None:
+    """A router that makes no difference leaves the first two of 24, as if there were no others."""
+    folder = tiny_models.make("qwen3_moe", tmp_path, dtype="fp32", num_experts=24)
+    decoder = load(folder)
+    runs, mixture = Runs(decoder, texts=1, most=16), decoder.layers[0].mlp
+    assert isinstance(mixture, Mixture)
+    weight = torch.zeros(24, decoder.spec.hidden)
+    many = replace(mixture, router=replace(mixture.router, weight=weight))
+    few = replace(many, router=replace(many.router, weight=weight[:2]), experts=many.experts[:2])
+    batch = runs.batch([(0, text(16), 0, 16)])
+    x = torch.randn(len(batch.ids), decoder.spec.hidden, generator=torch.Generator().manual_seed(1))
+    assert torch.equal(many(x, batch), few(x, batch))

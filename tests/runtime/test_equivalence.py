@@ -1,10 +1,12 @@
-"""A real decoder in the engine: tokens and bits are those of one request at a time.
+"""A real decoder in the engine: results are those of one request at a time, bits and all.
 
 Whatever arrives when, however prompts are cut, blocks sized, prefixes found, sequences preempted,
-outputs forked; greedy and sampled. Mostly in fp32, where nothing is rounded away.
+outputs forked; greedy and sampled, with log-probabilities and without. Mostly in fp32, where
+nothing is rounded away, and in 16 bit, where logits are often equal.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -61,6 +63,24 @@ def test_two_thousand_lives_as_one_request_at_a_time(stories: Played, part: int)
 @pytest.mark.parametrize("family", ["gemma3_text", "qwen3_moe", "gpt2"])
 def test_windows_experts_and_learned_positions(tiny: Callable[[str], Played], family: str) -> None:
     run(tiny(family), range(4))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_equal_logits(tmp_path: Path, dtype: torch.dtype) -> None:
+    """Each token has the logit of three others: the first of them is chosen, and reported first,
+    however many the neighbours ask for."""
+    decoder = load(tiny_models.make("llama", tmp_path, dtype="fp32"), dtype)
+    assert isinstance(decoder.head.weight, torch.Tensor)
+    alike = decoder.head.weight[torch.arange(tiny_models.VOCAB) // 4 * 4]
+    decoder = replace(decoder, head=replace(decoder.head, weight=alike))
+    oracle, pool = OneByOne(decoder, LONGEST), pool_of(tiny_models.VOCAB)
+    run((oracle, pool), range(4))
+    outputs = [oracle.generation(request, 0) for request in pool if request.sampling]
+    reports = [report for output in outputs for report in output.result.logprobs]
+    assert len(reports) > 20
+    for report in reports:
+        assert report.greedy == (report.token == report.top[0][0])
+        assert all(token % 4 == at % 4 for at, (token, _) in enumerate(report.top))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -10,6 +10,7 @@ from torch import Tensor
 from compress.runtime.filters import restrict
 from compress.runtime.noise import gumbel, key_of
 from compress.runtime.penalties import adjust
+from compress.runtime.ranking import leading
 from compress.runtime.request import Request, Sampling
 from compress.runtime.sampling import sample
 from compress.runtime.sequence import Sequence, Times
@@ -221,6 +222,57 @@ def test_logprobs_are_of_the_model_alone() -> None:
     assert first.report.greedy == (int(ids[0]) == 4)
     assert second is not None
     assert second.report is None
+
+
+TIED = {
+    "apart": lambda x: x,
+    "bf16": lambda x: x.bfloat16().float(),
+    "few": torch.round,
+    "all": torch.zeros_like,
+    # Unequal, but log_softmax rounds them to equal log-probabilities.
+    "merged": lambda x: 1e-9 * x,
+    "impossible": lambda x: x.masked_fill(x < 4, -torch.inf),
+    "zeros": lambda x: torch.where(x > 0, 0.0, -0.0),
+}
+
+
+@pytest.mark.parametrize("kind", TIED)
+@pytest.mark.parametrize("vocabulary", [1, 7, 300])
+def test_the_leading_are_those_of_a_plain_sort(kind: str, vocabulary: int) -> None:
+    """By number, highest first, then by id; as many as are asked say nothing of the order."""
+    values = TIED[kind](rows(12, vocabulary))
+    order = [sorted(range(vocabulary), key=lambda t, r=row: (-r[t], t)) for row in values.tolist()]
+    for count in {0, 1, 2, 5, vocabulary - 1, vocabulary}:
+        if count <= vocabulary:
+            assert leading(values, count).tolist() == [own[:count] for own in order]
+
+
+@pytest.mark.parametrize("kind", TIED)
+def test_what_is_reported_of_equals_depends_on_the_row_alone(kind: str) -> None:
+    """The first of `top` is the greedy token, whatever the rows beside it ask for."""
+    logits, counts = TIED[kind](rows(40, 300)), [1 + i % 20 for i in range(40)]
+    sequences = [sequence(Sampling(logprobs=count)) for count in counts]
+    together = sample(logits.clone(), sequences)
+    for row, each, count, choice in zip(logits, sequences, counts, together, strict=True):
+        assert sample(row[None].clone(), [each]) == [choice]
+        assert choice is not None
+        assert choice.report is not None
+        assert choice.report.greedy
+        assert choice.report.top[0] == (choice.token, choice.report.logprob)
+        own = row.tolist()
+        plain = sorted(range(300), key=lambda t, r=own: (-r[t], t))[:count]
+        assert [token for token, _ in choice.report.top] == plain
+
+
+@pytest.mark.parametrize("kind", TIED)
+@pytest.mark.parametrize("temperature", [0.1, 1.0, 50.0])
+def test_one_token_of_equals_is_the_greedy_one(kind: str, temperature: float) -> None:
+    """Filters that leave one token in leave the one of temperature 0."""
+    logits = TIED[kind](rows(20, 300))
+    (greedy,) = {tuple(c.token for c in sample(logits.clone(), [sequence(Sampling())] * 20) if c)}
+    for options in ({"top_k": 1}, {"top_p": 1e-9}):
+        drawn = [sequence(Sampling(temperature=temperature, seed=3, **options))] * 20  # type: ignore[arg-type]
+        assert tuple(c.token for c in sample(logits.clone(), drawn) if c) == greedy
 
 
 def test_ends_wait_for_min_tokens() -> None:
