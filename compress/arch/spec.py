@@ -150,6 +150,15 @@ class DecoderSpec:
         shape = self.embedding_shape
         return LinearSpec(name, self.embedding, shape, "embedding", "embedding", name)
 
+    def kv_bytes_per_token(self, width: int, quantized: int = 0) -> int:
+        """What a cache takes for keys and values of one token, in all blocks together.
+
+        width: bytes of a number. quantized: so many blocks store numbers in one byte, by fixed
+        scales, which take nothing a token.
+        """
+        numbers = 2 * self.kv_heads * self.head_dim
+        return numbers * (width * (len(self.blocks) - quantized) + quantized)
+
     def all_linears(self) -> tuple[LinearSpec, ...]:
         """Everything that can be quantized: the linears of the blocks, the head, the embedding."""
         head = self.head_linear()

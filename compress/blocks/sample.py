@@ -64,7 +64,7 @@ def generate(
 
 def rows_at_once(spec: DecoderSpec, dtype: torch.dtype, length: int) -> int:
     """Sequences of `length` tokens whose keys and values fit the budget, at most MOST_ROWS."""
-    token = 2 * len(spec.blocks) * spec.kv_heads * spec.head_dim * dtype.itemsize
+    token = spec.kv_bytes_per_token(dtype.itemsize)
     return max(1, min(MOST_ROWS, CACHE_BYTES // (token * length)))
 
 

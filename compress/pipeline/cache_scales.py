@@ -4,9 +4,13 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from compress.arch.spec import DecoderSpec
+from compress.checkpoint import Checkpoint
+from compress.checkpoint.dtype_codes import itemsize
 from compress.checkpoint.layout import Entry
 from compress.errors import RecipeError
-from compress.formats import FP8_CACHE, INT8_CACHE, kv_layout
+from compress.formats import FP8_CACHE, INT8_CACHE, CodedWeights, kv_layout
+from compress.formats.kv_cache import scales_in
+from compress.formats.weights import Weights
 from compress.quant.scheme import ActivationScheme
 from compress.recipe import Recipe
 
@@ -17,6 +21,28 @@ FORMAT = "compressed-tensors"
 def scheme(recipe: Recipe) -> ActivationScheme | None:
     """How the recipe has runtimes store keys and values, None for as they are."""
     return None if recipe.kv_cache is None else SCHEMES[recipe.kv_cache]
+
+
+def bytes_per_token(weights: Weights) -> int:
+    """What a runtime's cache takes for keys and values of one token.
+
+    In the dtype of what the checkpoint does not quantize; in one byte a number where it has scales.
+    """
+    spec, checkpoint = weights.spec, weights.checkpoint
+    if not isinstance(weights, CodedWeights):
+        return spec.kv_bytes_per_token(itemsize(checkpoint.tensors[spec.embedding].dtype))
+    scaled = (
+        [] if weights.kv_cache is None else [scales_in(b, checkpoint.tensors) for b in spec.blocks]
+    )
+    quantized = sum(names is not None for names in scaled)
+    return spec.kv_bytes_per_token(weights.plain_dtype.itemsize, quantized)
+
+
+def planned_bytes(recipe: Recipe, spec: DecoderSpec, checkpoint: Checkpoint) -> tuple[int, int]:
+    """As `bytes_per_token`, of a dense source and of what the recipe makes of it."""
+    width = itemsize(checkpoint.tensors[spec.embedding].dtype)
+    quantized = 0 if recipe.kv_cache is None else len(spec.blocks)
+    return spec.kv_bytes_per_token(width), spec.kv_bytes_per_token(width, quantized)
 
 
 def reserve(

@@ -19,6 +19,7 @@ from compress.errors import DataError, OutputError
 from compress.evaluation.config import EvaluationConfig, SampleConfig, TextConfig
 from compress.formats import CodedWeights, Weights, logical_shapes, open_weights
 from compress.formats.bitsandbytes_read import open_side
+from compress.pipeline.cache_scales import bytes_per_token
 from compress.pipeline.environment import (
     check_device,
     machine,
@@ -28,7 +29,7 @@ from compress.pipeline.environment import (
 )
 from compress.pipeline.events import Progress, silent
 from compress.pipeline.quality import Measured, measure
-from compress.pipeline.summary import kv_bytes_per_token, source_of
+from compress.pipeline.summary import source_of
 from compress.recipe.tasks import read_task_options
 from compress.report.codec import write_json
 from compress.report.html import write_html
@@ -130,7 +131,9 @@ def _report(
         versions=versions(),
         recipe=asked,
         seed=0,
-        source=source_of(origin.checkpoint, origin.spec, origin.checkpoint.sha256()),
+        source=source_of(
+            origin.checkpoint, origin.spec, origin.checkpoint.sha256(), bytes_per_token(origin)
+        ),
         result=result_of(result),
         stages=(stage,),
         machine=machine(device),
@@ -197,6 +200,6 @@ def result_of(weights: Weights) -> Result:
         params=sum(prod(shape) for shape in shapes.values()),
         bytes=checkpoint.file_bytes + (0 if side is None else side.file_bytes),
         bits_per_weight=8 * stored / sum(n * k for n, k in (x.shape for x in linears)),
-        kv_bytes_per_token=kv_bytes_per_token(spec, checkpoint),
+        kv_bytes_per_token=bytes_per_token(weights),
         format=detect(checkpoint.config, checkpoint.tensors) or "dense",
     )

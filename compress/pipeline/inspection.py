@@ -12,6 +12,7 @@ from compress.arch.describe import describe
 from compress.arch.spec import DecoderSpec
 from compress.checkpoint import Checkpoint, resolve_model
 from compress.checkpoint.detect import detect
+from compress.checkpoint.dtype_codes import itemsize
 from compress.checkpoint.ties import contradiction
 from compress.errors import CheckpointError
 
@@ -69,6 +70,9 @@ def _described(checkpoint: Checkpoint) -> dict[str, Any]:
     odd = contradiction(checkpoint.config, spec)
     return {
         "decoder": _decoder(spec),
+        "kv_bytes_per_token": spec.kv_bytes_per_token(
+            itemsize(checkpoint.tensors[spec.embedding].dtype)
+        ),
         "layers": _layers(spec, [checkpoint], {}),
         "oddities": [] if odd is None else [odd],
     }
@@ -78,12 +82,15 @@ def _decoded(checkpoint: Checkpoint, parts: Iterable[Checkpoint]) -> dict[str, A
     """What is told of a quantized one."""
     from compress.formats import CodedWeights, open_weights
     from compress.formats.oddities import oddities
+    from compress.pipeline.cache_scales import bytes_per_token
 
     weights = open_weights(checkpoint)
     assert isinstance(weights, CodedWeights), "a format was detected"
     layers = _layers(weights.spec, parts, dict(_stored(weights)))
     facts = {
         "decoder": _decoder(weights.spec),
+        "kv_cache": None if weights.kv_cache is None else weights.kv_cache.describe(),
+        "kv_bytes_per_token": bytes_per_token(weights),
         "layers": layers,
         "schemes": dict(Counter(layer["stored"] for layer in layers)),
         "oddities": oddities(weights),

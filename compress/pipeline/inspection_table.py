@@ -22,6 +22,9 @@ def inspect_table(facts: dict[str, Any], *, modules: bool = False) -> str:
         f"  dtypes        {_counts(facts['dtypes'])}",
         *_decoder_lines(facts["decoder"]),
     ]
+    if "kv_bytes_per_token" in facts:
+        stored = f", stored as {facts['kv_cache']}" if facts.get("kv_cache") else ""
+        lines.append(f"  KV cache      {size(facts['kv_bytes_per_token'])} a token{stored}")
     if "schemes" in facts:
         lines.append(f"  stored as     {_counts(facts['schemes'])}")
     if "outlier_columns" in facts and not modules:

@@ -44,6 +44,7 @@ class Plan:
 
     tensors: for every tensor of the source, the entries (name, dtype code, shape) it becomes.
     tensor_parallel: for 2, 4 and 8 shards the reasons against it; empty means it divides.
+    kv_bytes_per_token: of keys and values in a runtime's cache, for the source and for the result.
     budget: for a recipe with a target, what was chosen by it, or that nothing is yet.
     problems: what would stop a run that was started now, as `make_plan` found it.
     """
@@ -60,6 +61,7 @@ class Plan:
     tensor_parallel: Mapping[int, tuple[str, ...]]
     runtimes: tuple[Verdict, ...]
     warnings: tuple[str, ...]
+    kv_bytes_per_token: tuple[int, int]
     problems: tuple[str, ...] = ()
     budget: Budget | None = None
 
@@ -89,6 +91,8 @@ class Plan:
             "result_bytes": self.shards.total_bytes,
             "shards": {file.name: file.size for file in self.shards.files},
             "bits_per_weight": self.bits_per_weight,
+            "source_kv_bytes_per_token": self.kv_bytes_per_token[0],
+            "result_kv_bytes_per_token": self.kv_bytes_per_token[1],
             "budget": None if self.budget is None else self.budget.to_json(),
             "estimate": asdict(self.estimate),
             "modules": [_module_json(m) for m in self.modules],
@@ -153,6 +157,7 @@ def build_plan(recipe: Recipe, checkpoint: Checkpoint, *, dtype: torch.dtype) ->
         tensor_parallel={n: fit.against_parallel(n, spec, modules, fmt) for n in (2, 4, 8)},
         runtimes=_runtimes(fmt, spec, modules, cache_scales.scheme(recipe)),
         warnings=(*fit.warnings(checkpoint, spec), *shortened, *remarks(modules, fmt)),
+        kv_bytes_per_token=cache_scales.planned_bytes(recipe, spec, checkpoint),
     )
 
 

@@ -17,6 +17,7 @@ from compress.evaluation.rates import Calibrated, calibrate
 from compress.evaluation.roofline import Machine
 from compress.evaluation.timer import Timer, measure_machine
 from compress.formats import open_weights
+from compress.pipeline.cache_scales import bytes_per_token
 from compress.pipeline.environment import (
     check_device,
     compute_dtype,
@@ -161,7 +162,9 @@ def write_report(
         versions=versions(),
         recipe=RecipeInfo("", yaml.safe_dump(asdict(place))),
         seed=0,
-        source=source_of(source.checkpoint, source.spec, source.checkpoint.sha256()),
+        source=source_of(
+            source.checkpoint, source.spec, source.checkpoint.sha256(), bytes_per_token(source)
+        ),
         result=result_of(result),
         stages=(stage,),
         machine=machine(place.device),

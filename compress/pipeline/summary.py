@@ -57,7 +57,7 @@ def build_report(
         versions=versions(PACKAGES if plan.recipe.export else ()),
         recipe=RecipeInfo(plan.recipe.name, plan.recipe.text, plan.recipe.overrides),
         seed=plan.recipe.seed,
-        source=source_of(checkpoint, plan.spec, session.sha256),
+        source=source_of(checkpoint, plan.spec, session.sha256, plan.kv_bytes_per_token[0]),
         result=result_of(session, work.layers),
         stages=tuple(stages),
         machine=machine(session.device),
@@ -146,8 +146,8 @@ def _skipped(plan: Plan) -> Iterable[Layer]:
         )
 
 
-def source_of(checkpoint: Checkpoint, spec: DecoderSpec, sha256: str) -> Source:
-    """What went in."""
+def source_of(checkpoint: Checkpoint, spec: DecoderSpec, sha256: str, kv_bytes: int) -> Source:
+    """What went in. kv_bytes: of its keys and values a token."""
     head = "tied" if spec.tied else "untied"
     return Source(
         path=str(checkpoint.path.resolve()),
@@ -155,6 +155,7 @@ def source_of(checkpoint: Checkpoint, spec: DecoderSpec, sha256: str) -> Source:
         params=checkpoint.params,
         bytes=checkpoint.file_bytes,
         dtype=checkpoint.main_dtype,
+        kv_bytes_per_token=kv_bytes,
         architecture=(
             f"{spec.model_type}, {counted(len(spec.blocks), 'block')}, hidden {spec.hidden},"
             f" {counted(spec.heads, 'head')} ({spec.kv_heads} KV), vocabulary {spec.vocab},"
@@ -173,16 +174,10 @@ def result_of(session: Session, layers: Sequence[Layer]) -> Result:
         params=sum(info.numel for info in session.checkpoint.tensors.values()),
         bytes=_stored_bytes(session),
         bits_per_weight=8 * stored / weights,
-        kv_bytes_per_token=kv_bytes_per_token(plan.spec, session.checkpoint),
+        kv_bytes_per_token=plan.kv_bytes_per_token[1],
         format=plan.format,
         sizes=tuple(_sizes(session)),
     )
-
-
-def kv_bytes_per_token(spec: DecoderSpec, checkpoint: Checkpoint) -> int:
-    """Keys and values of one token over all blocks, in the embedding's dtype."""
-    width = itemsize(checkpoint.tensors[spec.embedding].dtype)
-    return 2 * len(spec.blocks) * spec.kv_heads * spec.head_dim * width
 
 
 def unrecognised(spec: DecoderSpec) -> tuple[str, ...]:

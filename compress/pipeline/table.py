@@ -26,6 +26,7 @@ def plan_table(plan: Plan, *, modules: bool = False) -> str:
         f"model    {spec.model_type}, {counted(len(spec.blocks), 'block')}, hidden {spec.hidden}",
         f"size     {size(plan.source_bytes)} -> {size(exact)} ({exact} bytes in {files})",
         f"weights  {plan.bits_per_weight:.2f} bits each in the compressed layers",
+        *_cache(plan),
         *_budget(plan),
         f"work     about {seconds}, peak memory about {memory} ({_left_out(plan)} not included)",
         *_evaluated(plan),
@@ -42,6 +43,12 @@ def plan_table(plan: Plan, *, modules: bool = False) -> str:
     lines += [f"copied: {name}" for name in plan.spec.copied]
     lines += [f"problem: {problem}" for problem in plan.problems]
     return "\n".join(lines)
+
+
+def _cache(plan: Plan) -> list[str]:
+    """Where the recipe quantizes keys and values."""
+    before, after = map(size, plan.kv_bytes_per_token)
+    return [f"cache    {before} -> {after} a token"] if plan.kv_cache is not None else []
 
 
 def _evaluated(plan: Plan) -> list[str]:

@@ -133,10 +133,12 @@ def _memory(report: Report) -> Html:
 
 
 def _kv(report: Report) -> Html | None:
-    if report.result.kv_bytes_per_token is None:
+    before, after = report.source.kv_bytes_per_token, report.result.kv_bytes_per_token
+    if after is None:
         return None
-    under = "per token of context, when served"
-    return _card("KV cache", units.size(report.result.kv_bytes_per_token), under)
+    changed = has_before(report) and before not in (None, after)
+    shown = units.size(before) if changed and before is not None else None
+    return _card("KV cache", units.size(after), "per token of context, when served", shown)
 
 
 _KINDS = {

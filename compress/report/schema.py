@@ -21,7 +21,10 @@ class RecipeInfo:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The checkpoint that went in. architecture: for people, "llama, 6 blocks, hidden 256"."""
+    """The checkpoint that went in.
+
+    architecture: for people, "llama, 6 blocks, hidden 256". kv_bytes_per_token: as of the result.
+    """
 
     path: str
     sha256: str
@@ -29,6 +32,7 @@ class Source:
     bytes: int
     dtype: str = ""
     architecture: str = ""
+    kv_bytes_per_token: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +51,8 @@ class Result:
     """The checkpoint that came out.
 
     bits_per_weight: of the compressed linears, scales and zeros included, norms and embeddings not.
-    kv_bytes_per_token: what a runtime's KV cache takes for one token, in its default dtype.
+    kv_bytes_per_token: what a runtime's KV cache takes for one token, in the dtype of the
+        embedding or, where the checkpoint has scales for a cache of 8 bits, one byte a number.
     format: storage format, "compressed-tensors pack-quantized".
     """
 

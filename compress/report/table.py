@@ -56,6 +56,7 @@ def _said(name: str, text: str) -> list[str]:
 def _rows(report: Report) -> list[Row]:
     rows = [
         *_sizes(report),
+        *_kv_cache(report),
         *_quality(report),
         *_budget(report),
         *_time(report),
@@ -77,6 +78,14 @@ def _sizes(report: Report) -> list[Row]:
         ("Size", units.size(before), units.size(after), units.smaller(before, after)),
         ("Bits per weight", units.MISSING if bits is None else units.trimmed(bits), stored, remark),
     ]
+
+
+def _kv_cache(report: Report) -> list[Row]:
+    """Only where the result's differs."""
+    before, after = report.source.kv_bytes_per_token, report.result.kv_bytes_per_token
+    if not has_before(report) or before is None or after is None or before == after:
+        return []
+    return [("KV cache", units.size(before), units.size(after), "per token of context")]
 
 
 def _quality(report: Report) -> list[Row]:

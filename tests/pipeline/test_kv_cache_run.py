@@ -1,6 +1,7 @@
 """A run with `kv_cache`: scales of what attention stores, and a report that counts their cost."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,20 @@ from compress.blocks.skeleton import Skeleton
 from compress.checkpoint import Checkpoint
 from compress.errors import DataError, RecipeError
 from compress.formats import open_weights
-from compress.pipeline import calibration, export, make_plan, run
+from compress.formats.kv_cache import FP8_CACHE, kv_to_config
+from compress.pipeline import (
+    calibration,
+    export,
+    inspect_checkpoint,
+    inspect_table,
+    make_plan,
+    plan_table,
+    run,
+)
+from compress.pipeline.evaluating import result_of
 from compress.pipeline.peaks import Peaks
+from compress.report.html import render_html
+from compress.report.table import render_table
 from pipeline_runs import RTN, recipe, text_source
 from tiny_models import TABLED
 
@@ -122,6 +135,40 @@ def test_a_cache_beside_attention_that_is_not_quantized(tiny, tmp_path: Path) ->
     assert all(result.cache(block) is not None for block in result.spec.blocks)
     dense = {layer.role: layer.scheme for layer in report.layers if layer.skipped_reason}
     assert dense["k"] == dense["v"] == dense["q"]
+
+
+@pytest.mark.parametrize("name", ["fp8", "int8"])
+def test_what_a_token_takes_is_told_before_and_after(tiny, tmp_path: Path, name: str) -> None:
+    """2 blocks of 2 heads of 16: 128 numbers a token, of 2 bytes each and then of 1."""
+    source, out = tiny("llama"), tmp_path / "out"
+    asked = recipe(RTN, kv_cache=name, calibration=text_source(tmp_path))
+    plan = make_plan(asked, source)
+    assert plan.kv_bytes_per_token == (256, 128)
+    assert "cache    256 B -> 128 B a token" in plan_table(plan)
+    report = run(asked, source, out)
+    assert (report.source.kv_bytes_per_token, report.result.kv_bytes_per_token) == (256, 128)
+    assert re.search(r"KV cache +256 B +128 B +per token of context", render_table(report))
+    page = render_html(report)
+    assert "256 B" in page.partition("KV cache")[2].partition("128 B")[0]
+    export(out, "modelopt", tmp_path / "modelopt")
+    for folder in (out, tmp_path / "modelopt"):
+        assert result_of(open_weights(Checkpoint.open(folder))).kv_bytes_per_token == 128
+        shown = inspect_table(inspect_checkpoint(folder))
+        assert re.search(r"  KV cache      128 B a token, stored as a\S*8 static\n", shown)
+
+
+def test_a_cache_that_only_the_config_speaks_of_takes_what_it_took(tiny, tmp_path: Path) -> None:
+    """Evaluation and engine leave such keys and values as they are."""
+    out = tmp_path / "out"
+    run(recipe(RTN), tiny("llama"), out)
+    config = json.loads((out / "config.json").read_text())
+    config["quantization_config"]["kv_cache_scheme"] = kv_to_config(FP8_CACHE)
+    (out / "config.json").write_text(json.dumps(config))
+    assert inspect_checkpoint(out)["kv_bytes_per_token"] == 256
+    assert inspect_checkpoint(tiny("llama"))["kv_bytes_per_token"] == 256
+    plan = make_plan(recipe(RTN), tiny("llama"))
+    assert plan.kv_bytes_per_token == (256, 256)
+    assert "cache " not in plan_table(plan)
 
 
 def test_evaluation_stores_keys_and_values_as_the_result_says(tiny, tmp_path: Path) -> None:
