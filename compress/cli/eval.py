@@ -34,7 +34,7 @@ PAGE = "report.html"
 @click.option(
     "--max-tokens",
     type=click.IntRange(min=1),
-    help="Score about the first N tokens of each text; a long one takes minutes.",
+    help="Score the first N tokens of each text; a long one takes minutes.",
 )
 @click.option("--max-items", type=click.IntRange(min=1), help="Ask the first N items of each task.")
 @click.option("-o", "--out", metavar="FOLDER", help="Write report.json and report.html there.")

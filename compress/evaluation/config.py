@@ -23,8 +23,7 @@ class TextConfig:
     mode: "documents" starts every document afresh; "stream" joins them and cuts what comes out.
     cut: score only the first window of each document.
     max_documents: use the first that many; None is all.
-    max_tokens: leave out every window after the one that reaches so many scored tokens; None is
-        no limit.
+    max_tokens: score the first that many tokens; None is all.
 
     Raises RecipeError for values out of range and for keys that the kind does not use.
     """

@@ -49,8 +49,8 @@ def read_windows(
 
 
 def _needed(sequences: Iterator[list[int]], text: TextConfig, window: int) -> Iterator[list[int]]:
-    """As many of the sequences as hold the windows up to `max_tokens`; all without a limit. What
-    lies behind is neither read nor tokenized."""
+    """As many of the sequences as hold `max_tokens` that are scored; all without a limit. What lies
+    behind is neither read nor tokenized."""
     scored = 0
     for ids in sequences:
         yield ids
@@ -69,18 +69,18 @@ def _sequences(
     """Token ids of every document (or of the one stream), BOS in front where there is one."""
     pieces = _pieces(text, window, tokenizer, generate)
     if text.mode == "stream":
-        pieces = iter([_stream(pieces, text, window)])
+        pieces = iter([_stream(pieces, text)])
     for ids in pieces:
         # Text the model wrote may start with the BOS it was started with.
         yield ids if bos is None or ids[:1] == [bos] else [bos, *ids]
 
 
-def _stream(pieces: Iterator[list[int]], text: TextConfig, window: int) -> list[int]:
-    """The documents joined, up to the end of the window that reaches `max_tokens`."""
+def _stream(pieces: Iterator[list[int]], text: TextConfig) -> list[int]:
+    """The documents joined, as many as hold `max_tokens` behind the first token."""
     ids: list[int] = []
     for piece in pieces:
         ids += piece
-        if text.max_tokens is not None and len(ids) > text.max_tokens + window:
+        if text.max_tokens is not None and len(ids) > text.max_tokens:
             break
     return ids
 
@@ -106,10 +106,9 @@ def own_rows(text: TextConfig, window: int) -> int:
     rows = min(text.samples, text.max_documents or text.samples)
     if text.max_tokens is None:
         return rows
-    # The first token of a row is not scored; a stream's last window reaches further than the limit.
+    # The first token of a row, or of a stream, is not scored.
     scored = (min(text.length, window) if text.cut else text.length) - 1
-    wanted = text.max_tokens + (window if text.mode == "stream" else 0)
-    return min(rows, -(-wanted // scored))
+    return min(rows, -(-text.max_tokens // scored))
 
 
 def _bos_name(tokenizer: Tokenizer | None, wanted: bool) -> str:

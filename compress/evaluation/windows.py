@@ -67,19 +67,22 @@ def cut_windows(
 ) -> TokenWindows:
     """Windows over token sequences that already start with BOS where they should.
 
-    cut: only the first window of each sequence. max_tokens: no window after the one that reaches
-    so many scored tokens.
+    cut: only the first window of each sequence. max_tokens: the first so many scored tokens; the
+    last window ends with them, and its tokens have the context that they have without a limit.
     """
     rows: list[Sequence[int]] = []
     first: list[int] = []
     scored = 0
     for sequence in sequences:
         for span in spans(len(sequence), window, stride):
-            if max_tokens is not None and scored >= max_tokens:
+            stop = span.stop
+            if max_tokens is not None:
+                stop = min(stop, span.first + max_tokens - scored)
+            if stop == span.first:
                 return _stack(name, rows, first, settings or {})
-            rows.append(sequence[span.start : span.stop])
+            rows.append(sequence[span.start : stop])
             first.append(span.first - span.start)
-            scored += span.stop - span.first
+            scored += stop - span.first
             if cut:
                 break
     return _stack(name, rows, first, settings or {})

@@ -17,7 +17,7 @@ from compress.pipeline.environment import peak_rss_bytes, versions
 from compress.pipeline.export_plan import ExportPlan
 from compress.pipeline.export_source import ExportLayer
 from compress.pipeline.modules import ModulePlan
-from compress.pipeline.opening import all_lines, for_card
+from compress.pipeline.opening import all_lines, for_card, why_none
 from compress.report.units import counted, duration, size
 
 FOLDER = "report"
@@ -30,7 +30,8 @@ class ExportReport:
     source, result: path, format, bytes of weight files. written: false of a plan, whose seconds and
     memory are those of planning. schemes: how many layers have which. layers: name, scheme, bytes
     before and after of each. copied_tensors: carried over as they are. tensor_parallel: for 2, 4
-    and 8 shards the reasons against it. runtimes: who takes the result. open_with: lines to copy.
+    and 8 shards the reasons against it. runtimes: who takes the result. open_with: lines to copy;
+    open_reason: why there are none, None where there are.
     """
 
     source: Mapping[str, Any]
@@ -44,6 +45,7 @@ class ExportReport:
     runtimes: Sequence[Verdict]
     notes: Sequence[str]
     open_with: Sequence[str]
+    open_reason: str | None
     written: bool
     seconds: float
     peak_rss_bytes: int
@@ -83,6 +85,7 @@ def build(plan: ExportPlan, out: Path | None, *, seconds: float | None = None) -
         runtimes=verdicts,
         notes=plan.notes,
         open_with=all_lines(plan.target.name, verdicts, "FOLDER" if out is None else str(out)),
+        open_reason=why_none(plan.target.name, verdicts, "--to dense"),
         written=seconds is not None,
         seconds=seconds or 0.0,
         peak_rss_bytes=peak_rss_bytes(),
@@ -160,7 +163,7 @@ def table(report: ExportReport) -> str:
     if report.written:
         took = f"{duration(report.seconds)}, peak memory {size(report.peak_rss_bytes)}"
         lines.append(f"  took     {took}")
-    opening = report.open_with or ("no runtime above is known to take it",)
+    opening = report.open_with or (report.open_reason,)
     lines += ["", "Open it", *(f"  {line}" for line in opening)]
     if report.written:
         return "\n".join([*lines, "", f"{after['path']}"])

@@ -65,19 +65,23 @@ def all_lines(fmt: str, runtimes: Iterable[Verdict], folder: str) -> tuple[str, 
     return (*([first] if first and python else []), *python, *server)
 
 
-def why_none(fmt: str, runtimes: Iterable[Verdict]) -> str | None:
-    """Why `all_lines` has none for the result of a run, runtime by runtime."""
+def why_none(fmt: str, runtimes: Iterable[Verdict], dense_by: str) -> str | None:
+    """Why `all_lines` has none, runtime by runtime; None where it has some.
+
+    A runtime that is expected to take the result is none that refuses it: its line is left out as
+    nobody tried it, and that is what is said. dense_by: the option that makes a dense result.
+    """
     runtimes = tuple(runtimes)
     if all_lines(fmt, runtimes, ""):
         return None
-    reasons = [
-        f"{v.runtime}: {v.reason}"
-        if v.verdict == "no"
-        else f"{v.runtime}: expected to take it, which was not tried"
-        for v in runtimes
-    ]
-    remedy = "" if fmt == dense.NAME else "; --set output.format=dense loads anywhere"
-    return f"no runtime is known to take it: {'; '.join(reasons)}{remedy}"
+    hoped = [v.runtime for v in runtimes if v.verdict != "no"]
+    refused = "; ".join(f"{v.runtime}: {v.reason}" for v in runtimes if v.verdict == "no")
+    remedy = "" if fmt == dense.NAME else f"; {dense_by} loads anywhere"
+    if not hoped:
+        return f"no runtime is known to take it: {refused}{remedy}"
+    verb = "is" if len(hoped) == 1 else "are"
+    said = f"{' and '.join(hoped)} {verb} expected to take it, which was not tried"
+    return f"{said}; others do not, {refused}{remedy}"
 
 
 def for_card(fmt: str, runtimes: Iterable[Verdict]) -> str:

@@ -83,7 +83,7 @@ def build_report(
         copied_files=tuple(path.name for path in checkpoint.side_files()),
         skipped_files=tuple(checkpoint.skipped_files),
         open_with=all_lines(plan.format, plan.runtimes, str(session.output.out)),
-        open_reason=why_none(plan.format, plan.runtimes),
+        open_reason=why_none(plan.format, plan.runtimes, "--set output.format=dense"),
         budget=None if plan.budget is None else _budget(plan.budget, work.layers),
     )
 

@@ -77,7 +77,7 @@ def _amount(text: TextConfig) -> str:
     if text.kind == "self" and (text.max_tokens is None or text.max_tokens >= written):
         return f"{whole(written)} tokens"
     if text.max_tokens is not None:
-        return f"about {whole(text.max_tokens)} tokens at most"
+        return f"{whole(text.max_tokens)} tokens at most"
     if text.kind not in ("text", "jsonl", "parquet"):
         return text.kind
     try:

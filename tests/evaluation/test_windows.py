@@ -53,9 +53,25 @@ def test_cut_scores_the_first_window_of_each_document_only() -> None:
     assert windows.scored == 7 + 3
 
 
-def test_max_tokens_keeps_the_window_that_reaches_it() -> None:
-    windows = cut_windows("t", [range(1, 30)], 8, 4, max_tokens=9)
-    assert windows.scored == 7 + 4
+@given(
+    st.lists(st.lists(st.integers(1, 99), max_size=30), max_size=6),
+    st.integers(1, 99),
+    st.booleans(),
+)
+def test_max_tokens_are_scored_and_no_more(
+    sequences: list[list[int]], limit: int, cut: bool
+) -> None:
+    """The first of all, each with the context that it has without a limit."""
+
+    def scored(most: int | None) -> list[list[int]]:
+        found = cut_windows("t", sequences, 8, 3, cut=cut, max_tokens=most)
+        return [
+            row[: at + 1].tolist()
+            for row, length, first in zip(found.ids, found.lengths, found.first, strict=True)
+            for at in range(first, length)
+        ]
+
+    assert scored(limit) == scored(None)[:limit]
 
 
 def fake_text(name: str, lengths: list[int], first: list[int]) -> TokenWindows:

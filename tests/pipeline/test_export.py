@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from compress.checkpoint import Checkpoint
 from compress.errors import CheckpointError, RecipeError
 from compress.formats import FP8_CACHE
-from compress.pipeline import dry_export, export
+from compress.pipeline import dry_export, export, export_table
 from compress.pipeline.export_source import look
 from compress.quant.scheme import PRESETS, QuantScheme
 from conftest import tree_hashes
@@ -102,6 +103,29 @@ def test_what_is_said_of_scales(compressed: Callable[..., Path], tmp_path: Path)
     )
     export(source, "modelopt", tmp_path / "to")
     assert dry_export(tmp_path / "to", CT).notes == ()  # it takes scales as they come
+
+
+@pytest.mark.parametrize(
+    ("scheme", "said"),
+    [
+        ("NVFP4A16", "vLLM on GPU is expected to take it, which was not tried; others do not, "),
+        ("W4A16", "no runtime is known to take it: vLLM on GPU: "),
+    ],
+)
+def test_an_export_that_nobody_opened_is_not_called_hopeless(
+    compressed: Callable[..., Path], tmp_path: Path, scheme: str, said: str
+) -> None:
+    """Verdicts and the last lines say the same; nothing is refused that is expected above."""
+    source = compressed(scheme=replace(PRESETS[scheme], group_size=16))
+    report = export(source, "modelopt", tmp_path / "to")
+    assert report.open_with == ()
+    assert report.open_reason is not None
+    assert report.open_reason.startswith(said)
+    assert report.open_reason.endswith("; --to dense loads anywhere")
+    for verdict in report.runtimes:
+        assert (f"{verdict.runtime}: " in report.open_reason) == (verdict.verdict == "no")
+    assert f"Open it\n  {said}" in export_table(report)
+    assert dry_export(source, "dense").open_reason is None
 
 
 def test_nvfp4_goes_to_modelopt_with_its_reciprocals(

@@ -36,17 +36,22 @@ def test_a_line_for_each_runtime_that_takes_it(plan: Plan) -> None:
     assert lines(with_verdicts(plan, "yes", "expected")) == (first, *PYTHON)
     assert lines(with_verdicts(plan, "no", "yes")) == (server,)
     assert lines(with_verdicts(plan, "no", "no")) == ()
-    assert why_none(plan.format, with_verdicts(plan, "yes", "no").runtimes) is None
+    assert why_none(plan.format, with_verdicts(plan, "yes", "no").runtimes, "") is None
 
 
 def test_without_a_line_there_is_the_reason() -> None:
     found = (Verdict("transformers", "no", "q is odd"), Verdict("vLLM on GPU", "expected", "rules"))
     reason = (
-        "no runtime is known to take it: transformers: q is odd; vLLM on GPU: expected to take it,"
-        " which was not tried"
+        "vLLM on GPU is expected to take it, which was not tried; others do not, transformers:"
+        " q is odd"
     )
-    assert why_none("gptq", found) == f"{reason}; --set output.format=dense loads anywhere"
-    assert why_none("dense", found) == reason
+    assert why_none("gptq", found, "--to dense") == f"{reason}; --to dense loads anywhere"
+    assert why_none("dense", found, "") == reason
+    both = (*found, Verdict("vLLM on CPU", "expected", ""))
+    assert why_none("dense", both, "") == reason.replace("GPU is", "GPU and vLLM on CPU are")
+    assert why_none("dense", found[:1], "") == (
+        "no runtime is known to take it: transformers: q is odd"
+    )
 
 
 DEQUANTIZE = "quantization_config=CompressedTensorsConfig(dequantize=True)"
