@@ -15,10 +15,12 @@ from compress.evaluation.config import EvaluationConfig, TextConfig
 from compress.recipe.reader import (
     check_keys,
     field_names,
+    given,
     make,
     mapping,
     missing,
     read_fields,
+    sections,
 )
 from compress.recipe.tasks import task_list
 from compress.recipe.tree import Node, Scalar, is_mapping, problem
@@ -45,7 +47,7 @@ def read_evaluation(node: Node | None, seed: int) -> EvaluationConfig | None:
     """The evaluation section; self-generated text is drawn with another seed than calibration."""
     if node is None:
         return None
-    keys = dict(mapping(node))
+    keys = given(node, sections(EvaluationConfig))
     check_keys(node, keys, field_names(EvaluationConfig))
     if "texts" in keys:
         texts = _long_list(keys["texts"], TEXT_KINDS, field_names(TextConfig))

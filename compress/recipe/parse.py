@@ -16,6 +16,7 @@ from compress.recipe.patterns import read_patterns
 from compress.recipe.reader import (
     check_keys,
     field_names,
+    given,
     make,
     mapping,
     missing,
@@ -48,6 +49,9 @@ RECIPE_KEYS = (
     "export",
 )
 BUDGET_KEYS = ("candidates", "target", "sensitivity")
+# What null takes out, as if the key was not there.
+SECTIONS = ("calibration", "evaluation", "output", "kv_cache", "export")
+STAGE_SECTIONS = ("scheme", "candidates", "target", "targets", "ignore", "overrides")
 STAGE_KEYS = ("method", *SCHEME_KEYS, *BUDGET_KEYS, "targets", "ignore", "overrides")
 MAX_SEED = (1 << 63) - 1
 
@@ -76,7 +80,7 @@ def parse(
 
 
 def _read_recipe(root: Node, text: str, overrides: tuple[str, ...]) -> Recipe:
-    keys = mapping(root)
+    keys = given(root, SECTIONS)
     check_keys(root, keys, RECIPE_KEYS)
     places = Places(MappingProxyType({node.path: node.place for node in walk(root)}))
     name = _read_name(root, keys)
@@ -87,11 +91,11 @@ def _read_recipe(root: Node, text: str, overrides: tuple[str, ...]) -> Recipe:
         stages=stages,
         description=read(str, keys["description"]) if "description" in keys else "",
         seed=seed,
-        calibration=read_calibration(_section(keys, "calibration"), seed),
-        evaluation=read_evaluation(_section(keys, "evaluation"), seed),
-        output=_read_output(_section(keys, "output")),
-        kv_cache=read(KvCache | None, keys["kv_cache"]) if "kv_cache" in keys else None,
-        export=read_exports(_section(keys, "export")),
+        calibration=read_calibration(keys.get("calibration"), seed),
+        evaluation=read_evaluation(keys.get("evaluation"), seed),
+        output=_read_output(keys.get("output")),
+        kv_cache=read(KvCache, keys["kv_cache"]) if "kv_cache" in keys else None,
+        export=read_exports(keys.get("export")),
         text=text,
         overrides=overrides,
         places=places,
@@ -193,12 +197,6 @@ def _check_held_out(recipe: Recipe) -> None:
             )
 
 
-def _section(keys: Mapping[str, Node], key: str) -> Node | None:
-    """An optional part; `key: null` is the same as leaving it out."""
-    node = keys.get(key)
-    return None if node is None or node.is_null else node
-
-
 def _read_name(root: Node, keys: Mapping[str, Node]) -> str:
     if "name" not in keys:
         raise missing(root, "name", "a word for the report, for example int4-gptq")
@@ -231,7 +229,7 @@ def _read_stage(node: Node, places: Places) -> Iterator[Stage]:
     """The stage, and those that its overrides are."""
     from compress.methods import METHODS
 
-    keys = mapping(node)
+    keys = given(node, STAGE_SECTIONS)
     if "method" not in keys:
         check_keys(node, keys, STAGE_KEYS)
         raise missing(node, "method", "one of " + ", ".join(METHODS))
@@ -254,7 +252,7 @@ def _read_stage(node: Node, places: Places) -> Iterator[Stage]:
         path=node.path,
         places=places,
     )
-    return split(stage, _section(keys, "overrides"))
+    return split(stage, keys.get("overrides"))
 
 
 def _scheme(node: Node, keys: Mapping[str, Node], may_lack: bool) -> QuantScheme | None:

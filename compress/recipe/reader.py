@@ -49,11 +49,12 @@ def read_dataclass(cls: type[T], node: Node) -> T:
 
 
 def read_fields(cls: type, node: Node, keys: Mapping[str, Node]) -> dict[str, Any]:
-    """Values of the fields that `keys` gives; the others must have defaults."""
-    hints = _hints(cls)
+    """Values of the fields that `keys` gives; the others must have defaults. Null takes a section
+    out."""
+    hints, optional = _hints(cls), sections(cls)
     values = {}
     for item in _init_fields(cls):
-        if item.name in keys:
+        if item.name in keys and not (item.name in optional and keys[item.name].is_null):
             values[item.name] = read(hints[item.name], keys[item.name])
         elif _required(item):
             raise missing(node, item.name, _describe(hints[item.name]))
@@ -75,6 +76,21 @@ def mapping(node: Node) -> Mapping[str, Node]:
     if not is_mapping(node.content):
         raise problem(node, f"is {node.shown()}; it takes a mapping (key: value)")
     return node.content
+
+
+def given(node: Node, optional: Collection[str]) -> dict[str, Node]:
+    """The keys of a node without the null ones of `optional`: null is leaving a section out."""
+    return {k: x for k, x in mapping(node).items() if not (k in optional and x.is_null)}
+
+
+def sections(cls: type) -> tuple[str, ...]:
+    """Fields that a mapping or a list fills, and that may be left out."""
+    hints = _hints(cls)
+    return tuple(
+        item.name
+        for item in _init_fields(cls)
+        if not _required(item) and _holds_several(hints[item.name])
+    )
 
 
 def check_keys(node: Node, keys: Mapping[str, Node], allowed: Collection[str]) -> None:
@@ -119,6 +135,13 @@ def _init_fields(cls: Any) -> tuple[Field[Any], ...]:
 
 def _required(item: Field[Any]) -> bool:
     return item.default is MISSING and item.default_factory is MISSING
+
+
+def _holds_several(hint: Any) -> bool:
+    if get_origin(hint) in (Union, types.UnionType):
+        kinds = [kind for kind in get_args(hint) if kind is not types.NoneType]
+        return all(map(_holds_several, kinds))
+    return get_origin(hint) is tuple or is_dataclass(hint)
 
 
 def _spoken_of(node: Node, message: str) -> Node:

@@ -13,11 +13,13 @@ from compress.recipe.patterns import read_patterns
 from compress.recipe.reader import (
     check_keys,
     field_names,
+    given,
     make,
     mapping,
     missing,
     read,
     read_fields,
+    sections,
 )
 from compress.recipe.schema import DEFAULT_IGNORE, Claim, Stage
 from compress.recipe.scheme import CHANGES, change_scheme
@@ -64,7 +66,7 @@ def _items(node: Node | None) -> Sequence[Node]:
 
 def _claim(node: Node, stage: Stage) -> Claim:
     """Which layers an override takes; its keys are checked too."""
-    keys = mapping(node)
+    keys = _given(node, stage)
     check_keys(node, keys, (*KEYS, *field_names(type(stage.config))))
     if "targets" not in keys:
         raise missing(node, "targets", "a list of patterns of the layers it is for")
@@ -83,16 +85,21 @@ def _claim(node: Node, stage: Stage) -> Claim:
     return Claim(targets, ignore, skip, node.path)
 
 
+def _given(node: Node, stage: Stage) -> dict[str, Node]:
+    """The keys of an override; null takes a section out, so that it is the stage's."""
+    return given(node, ("scheme", *sections(type(stage.config))))
+
+
 def _config(node: Node, base: Any) -> Any:
     """The options of the stage with those of the override in their place."""
     names = field_names(type(base))
     values = {name: getattr(base, name) for name in names}
-    given = {name: value for name, value in mapping(node).items() if name in names}
-    return make(type(base), values | read_fields(type(base), node, given), node)
+    own = {name: value for name, value in mapping(node).items() if name in names}
+    return make(type(base), values | read_fields(type(base), node, own), node)
 
 
 def _scheme(node: Node, stage: Stage) -> QuantScheme | None:
-    scheme = change_scheme(node, mapping(node), stage.scheme)
+    scheme = change_scheme(node, _given(node, stage), stage.scheme)
     if scheme is None and stage.target is not None:
         raise problem(
             node,
