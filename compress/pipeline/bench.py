@@ -12,6 +12,7 @@ from compress.evaluation.load import Speed, even_load, play, speed_of
 from compress.evaluation.rates import Calibrated
 from compress.evaluation.timer import free_bytes
 from compress.pipeline.events import Progress, note, silent
+from compress.pipeline.report_folder import report_folder
 from compress.pipeline.speed_setting import (
     BATCHES,
     Place,
@@ -49,9 +50,9 @@ def measure_speed(
     decoder that transformers computes is measured only.
     """
     place = place or Place()
-    started, folder = begin(place, out)
-    weights = open_checkpoint(checkpoint)
-    with threads(place):
+    started = begin(place)
+    with report_folder(out) as folder, threads(place):
+        weights = open_checkpoint(checkpoint)
         asked = asked_of(weights, batches or BATCHES, prompt, output)
         if batches:  # a batch that cannot be is refused before anything is measured
             _room(weights, asked, asked.batches, place)
@@ -64,9 +65,9 @@ def measure_speed(
         chosen, left = _patient(found, asked, explicit=bool(batches))
         facts["left_out"] = left
         facts["measured"] = list(_measured(weights, found, asked, chosen, place, facts, progress))
-    if folder is not None:
-        write_report(folder, "bench", facts, weights, weights, place, started)
-    return facts
+        if folder is not None:
+            write_report(folder, "bench", facts, weights, weights, place, started)
+        return facts
 
 
 def _patient(

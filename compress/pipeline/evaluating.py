@@ -1,6 +1,5 @@
 """`compress-model eval`: the quality of any checkpoint we can read, alone or against its source."""
 
-import os
 import shutil
 import tempfile
 import time
@@ -13,9 +12,9 @@ from typing import Literal
 
 import yaml
 
-from compress.checkpoint import Checkpoint, disk, resolve_model, write_atomic
+from compress.checkpoint import Checkpoint, resolve_model, write_atomic
 from compress.checkpoint.detect import detect
-from compress.errors import DataError, OutputError
+from compress.errors import DataError
 from compress.evaluation.config import EvaluationConfig, SampleConfig, TextConfig
 from compress.formats import CodedWeights, Weights, logical_shapes, open_weights
 from compress.formats.bitsandbytes_read import open_side
@@ -29,6 +28,7 @@ from compress.pipeline.environment import (
 )
 from compress.pipeline.events import Progress, silent
 from compress.pipeline.quality import Measured, measure
+from compress.pipeline.report_folder import report_folder
 from compress.pipeline.summary import source_of
 from compress.recipe.tasks import read_task_options
 from compress.report.codec import write_json
@@ -67,34 +67,34 @@ def evaluate_checkpoint(
     if not texts and not tasks:
         raise DataError("there is nothing to measure on: give a text or a task")
     asked = read_task_options(tasks, max_items)
-    folder = None if out is None else report_folder(Path(out))
-    result_path = resolve_model(checkpoint)
-    opened = Checkpoint.open(result_path)
-    # The report has the sha256 of what the result is measured against, or else of itself.
-    result = open_weights(opened if against is not None else opened.sealed())
-    source = None
-    if against is not None:
-        source = open_weights(Checkpoint.open(resolve_model(against)).sealed())
-    config = EvaluationConfig(
-        texts=_texts(texts, max_documents, max_tokens, result.spec.context),
-        tasks=asked,
-        window=window,
-        stride=stride,
-        dtype=dtype,
-        samples=SampleConfig(prompts=tuple(prompts)),
-    )
-    clock = time.perf_counter()
-    measured = _measured(result_path, source, config, progress or silent, device)
-    (source or result).checkpoint.require_unchanged()
-    seconds = time.perf_counter() - clock
-    stage = Stage("evaluate", seconds, peak_rss_bytes(), peak_gpu_bytes(device))
-    given = {"texts": list(texts), **({"tasks": list(tasks)} if tasks else {})}
-    info = RecipeInfo("", yaml.safe_dump(given))
-    report = _report(info, source or result, result, stage, measured, started, device)
-    if folder is not None:
-        write_json(report, folder / "report.json", write_atomic)
-        write_html(report, folder / "report.html", write_atomic)
-    return report
+    with report_folder(out) as folder:
+        result_path = resolve_model(checkpoint)
+        opened = Checkpoint.open(result_path)
+        # The report has the sha256 of what the result is measured against, or else of itself.
+        result = open_weights(opened if against is not None else opened.sealed())
+        source = None
+        if against is not None:
+            source = open_weights(Checkpoint.open(resolve_model(against)).sealed())
+        config = EvaluationConfig(
+            texts=_texts(texts, max_documents, max_tokens, result.spec.context),
+            tasks=asked,
+            window=window,
+            stride=stride,
+            dtype=dtype,
+            samples=SampleConfig(prompts=tuple(prompts)),
+        )
+        clock = time.perf_counter()
+        measured = _measured(result_path, source, config, progress or silent, device)
+        (source or result).checkpoint.require_unchanged()
+        seconds = time.perf_counter() - clock
+        stage = Stage("evaluate", seconds, peak_rss_bytes(), peak_gpu_bytes(device))
+        given = {"texts": list(texts), **({"tasks": list(tasks)} if tasks else {})}
+        info = RecipeInfo("", yaml.safe_dump(given))
+        report = _report(info, source or result, result, stage, measured, started, device)
+        if folder is not None:
+            write_json(report, folder / "report.json", write_atomic)
+            write_html(report, folder / "report.html", write_atomic)
+        return report
 
 
 def _measured(
@@ -165,17 +165,6 @@ def _texts(
         return TextConfig(name, path=text, max_documents=max_documents, max_tokens=max_tokens)
 
     return tuple(config(text) for text in texts)
-
-
-def report_folder(folder: Path) -> Path:
-    """A new or empty folder, made where it is not there. OutputError where it cannot be used."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise OutputError(f"{folder} is not an empty folder; choose another one for the report")
-    with disk.refusing(f"make {folder}", "choose another folder for the report"):
-        folder.mkdir(parents=True, exist_ok=True)
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise OutputError(f"{folder} cannot be written to; choose another folder for the report")
-    return folder
 
 
 def result_of(weights: Weights) -> Result:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from compress.pipeline.events import Progress, silent
+from compress.pipeline.report_folder import report_folder
 from compress.pipeline.speed_setting import (
     BATCHES,
     Place,
@@ -36,15 +37,15 @@ def predict_speed(
     folder for report.json and report.html. Raises a CompressError for what the user can mend.
     """
     place = place or Place()
-    started, folder = begin(place, out)
-    result = open_checkpoint(checkpoint)
-    source = None if against is None else open_checkpoint(against)
-    with threads(place):
+    started = begin(place)
+    with report_folder(out) as folder, threads(place):
+        result = open_checkpoint(checkpoint)
+        source = None if against is None else open_checkpoint(against)
         asked = asked_of(result, batches or BATCHES, prompt, output)
         facts, here = begin_facts(place, asked, progress)
         facts["checkpoint"] = predicted(result, asked, place, here, progress)[0]
         if source is not None:
             facts["source"] = predicted(source, asked, place, here, progress)[0]
-    if folder is not None:
-        write_report(folder, "roofline", facts, result, source or result, place, started)
-    return facts
+        if folder is not None:
+            write_report(folder, "roofline", facts, result, source or result, place, started)
+        return facts

@@ -27,7 +27,7 @@ from compress.pipeline.environment import (
     peak_rss_bytes,
     versions,
 )
-from compress.pipeline.evaluating import report_folder, result_of
+from compress.pipeline.evaluating import result_of
 from compress.pipeline.events import Progress, note
 from compress.pipeline.models import stored_dtype
 from compress.pipeline.summary import source_of
@@ -62,10 +62,10 @@ class Place:
         return stored_dtype(self.kv_dtype) or self.arithmetic
 
 
-def begin(place: Place, out: str | Path | None) -> tuple[datetime, Path | None]:
-    """Now, and the folder of the report. OutputError for a device or a folder that will not do."""
+def begin(place: Place) -> datetime:
+    """Now. OutputError for a device that will not do."""
     check_device(place.device)
-    return datetime.now(UTC), None if out is None else report_folder(Path(out))
+    return datetime.now(UTC)
 
 
 def open_checkpoint(checkpoint: str | Path) -> Source:
