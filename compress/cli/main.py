@@ -16,6 +16,7 @@ import click
 
 from compress import __version__
 from compress.cli.process import leave, settle
+from compress.cli.streams import settle_streams
 from compress.errors import CompressError
 
 # name -> (module, one line for the overview); a module is imported when its command is named.
@@ -89,6 +90,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, click.Abort):
         click.echo("interrupted", err=True)
         return 130
+    except BrokenPipeError:  # nobody reads on
+        return 1
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             return _fault()
@@ -110,6 +113,7 @@ def _fault() -> int:
 
 def entry() -> NoReturn:
     """The console script: a command line of this process, and its end."""
+    settle_streams()
     leave(main())
 
 

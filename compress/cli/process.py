@@ -7,6 +7,8 @@ import sys
 from collections.abc import Mapping
 from typing import NoReturn
 
+from compress.errors import OutputError
+
 # mallopt: blocks from this size on are mapped, and go back to the system when freed (the most that
 # glibc allows); how much freed memory below may stay at the heap's end.
 _MMAP_THRESHOLD, _MMAP_BYTES = -3, 32 << 20
@@ -62,6 +64,6 @@ def leave(code: int) -> NoReturn:
     try:
         sys.stdout.flush()
         sys.stderr.flush()
-    except OSError:  # nobody reads on: a closed pipe
+    except (OSError, OutputError):  # nobody reads on: a closed pipe, a full disk
         code = code or 1
     os._exit(code)

@@ -11,7 +11,7 @@ _STREAMS = {
     "zero": "/dev/zero",
     "full": "/dev/full",
     "closed": "&-",
-    "folder": ".",
+    "wrong": "/dev/null",
 }
 
 
@@ -24,7 +24,8 @@ class Case:
     names: words of which a refusal must say one; () where it may be about anything.
     environ: None takes a variable away. limits: name of a resource -> its soft limit; "AS" is what
         the process may take beside what it has.
-    stdin, stdout, stderr: keys of _STREAMS, "file", "pipe" (nobody reads), "text:...".
+    stdin, stdout, stderr: keys of _STREAMS, "file", "pipe" (nobody reads), "text:..."; "wrong" is
+        one that goes the other way.
     full_at: from this change of the disk on there is no room. interrupt: Ctrl-C after so many
         seconds of processor time.
     user: "root" runs as who runs the tests, "plain" without root's rights, "other" as a user of its
@@ -79,10 +80,10 @@ class Case:
         line = shlex.join([*words, "compress-model", *self.argv])
         if self.stdin.startswith("text:"):
             line = f"printf %s {shlex.quote(self.stdin[5:])} | {line}"
-        elif self.stdin != "null":
-            line += f" <{_STREAMS.get(self.stdin, self.stdin)}"
-        for mark, name in ((">", self.stdout), ("2>", self.stderr)):
-            line += "" if name == "file" else f" {mark}{_STREAMS.get(name, name)}"
+        for number, name in enumerate((self.stdin, self.stdout, self.stderr)):
+            if name not in ("file", "null") and not name.startswith("text:"):
+                reads = (number == 0) != (name == "wrong")
+                line += f" {number}{'<' if reads else '>'}{_STREAMS.get(name, name)}"
         beside = [f"# disk full at change {self.full_at}"] if self.full_at is not None else []
         beside += [f"# Ctrl-C after {self.interrupt} s"] if self.interrupt is not None else []
         beside += [f"# as user {self.user!r}"] if self.user != "root" else []

@@ -72,7 +72,7 @@ def allowed(case: Case) -> set[int]:
     codes = {0, 2}
     if case.command in _CHECKS or "--dry-run" in case.argv:
         codes.add(1)
-    if case.stdout in ("closed", "full", "pipe", "folder"):
+    if case.stdout in ("closed", "full", "pipe", "wrong"):
         codes.add(1)  # nobody reads what it found
     return codes | ({INTERRUPTED} if case.interrupt is not None else set())
 

@@ -89,8 +89,8 @@ def limit(rng: Random, case: Case, fresh: bool) -> None:
 def streams(rng: Random, case: Case, fresh: bool) -> None:
     """Standard input and output that are closed, full, endless or nobody's."""
     name = rng.choice(["stdin", "stdout", "stdout", "stderr"])
-    kinds = ["closed", "folder", "text:\udcff\udcfe", "text:", "text:a\nb\n\nc", "text:\0"]
-    kinds = kinds if name == "stdin" else ["closed", "full", "pipe", "full", "folder"]
+    kinds = ["closed", "wrong", "text:\udcff\udcfe", "text:", "text:a\nb\n\nc", "text:\0"]
+    kinds = kinds if name == "stdin" else ["closed", "full", "pipe", "full", "wrong"]
     setattr(case, name, rng.choice(kinds))
     if rng.random() < 0.2:
         case.stderr = "closed"

@@ -2,8 +2,8 @@
 
 Starting Python with torch and transformers takes 2 to 4 s of processor time, a fork of one that
 has them 0.05 s. `python -m attacks.zygote [heavy]` reads a job (`Case.job`) a line and writes what
-came of it. Each fork takes on the case's folder, environment, streams, rights and limits, runs
-`compress.cli.main.main` and ends by `compress.cli.process.leave`, as the console script does.
+came of it. Each fork takes on the case's folder, environment, streams, rights and limits, and is
+then the console script.
 """
 
 import contextlib
@@ -158,11 +158,11 @@ def _become(job: dict[str, Any], writers: dict[str, int]) -> NoReturn:
         watch(str(Path(job["folder"]).parent))
         _plant(job)
         _limit(job["limits"], inherited=memory())
-        from compress.cli.main import main as command
-        from compress.cli.process import leave
+        from compress.cli.main import entry
 
         code = 98
-        leave(command(job["argv"]))
+        sys.argv = ["compress-model", *job["argv"]]
+        entry()
     finally:
         if code == 97:
             import traceback
@@ -182,7 +182,10 @@ def _environment(changes: dict[str, str | None]) -> None:
 def _streams(job: dict[str, Any], writers: dict[str, int]) -> None:
     """Streams 0, 1, 2 and sys's objects for them, as Python makes them at its start."""
     names = ("stdin", "stdout", "stderr")
-    opened = [writers[name] if job[name] == "file" else open_stream(job[name]) for name in names]
+    opened = [
+        writers[name] if job[name] == "file" else open_stream(job[name], reads=name == "stdin")
+        for name in names
+    ]
     for number, found in enumerate(opened):
         if found is None:
             os.close(number)
@@ -200,7 +203,7 @@ def _text(number: int) -> io.TextIOWrapper:
     return open(number, mode, encoding="utf-8", errors=errors, closefd=False)
 
 
-def open_stream(kind: str) -> int | None:
+def open_stream(kind: str, reads: bool) -> int | None:
     """A file descriptor above 2; None for a closed stream."""
     if kind == "closed":
         return None
@@ -213,10 +216,11 @@ def open_stream(kind: str) -> int | None:
         os.write(writer, kind[5:].encode("utf-8", "surrogateescape"))
         os.close(writer)
         return reader
-    return os.open("." if kind == "folder" else f"/dev/{kind}", _MODES.get(kind, os.O_RDWR))
+    if kind == "wrong":
+        return os.open("/dev/null", os.O_WRONLY if reads else os.O_RDONLY)
+    return os.open(f"/dev/{kind}", os.O_RDWR)
 
 
-_MODES = {"folder": os.O_RDONLY}
 _CHANGES = ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.symlink", "os.link")
 _HARMLESS = ("/dev/", "/proc/", "/sys/")
 
