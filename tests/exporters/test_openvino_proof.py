@@ -156,3 +156,27 @@ def test_a_package_that_does_not_load_is_told(
     monkeypatch.setattr(openvino, "is_installed", lambda: True)
     monkeypatch.setattr(openvino, "version", nameless)
     assert proved(dense, tmp_path / "out").startswith("OpenVINO does not load: ")
+
+
+TELEMETRY = "openvino_telemetry"
+TELLING = """
+try:
+    import openvino_telemetry
+    told = True
+except ImportError:
+    told = False
+"""
+
+
+def test_an_import_is_told_to_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """OpenVINO tells Google Analytics of every import, unless that package is not there."""
+    for name, text in ((openvino.PACKAGE, TELLING), (TELEMETRY, "")):
+        (tmp_path / f"{name}.py").write_text(text)
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(AttributeError):  # the played one has no Core
+        openvino.Compiled.open(tmp_path / "graph.onnx")
+    assert sys.modules.pop(openvino.PACKAGE).told is False
+    assert TELEMETRY not in sys.modules
+    __import__(openvino.PACKAGE)
+    assert sys.modules.pop(openvino.PACKAGE).told is True

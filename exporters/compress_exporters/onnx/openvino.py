@@ -1,7 +1,9 @@
 """A decoder's graph in OpenVINO, on the CPU, where the package is installed."""
 
 import re
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -14,6 +16,7 @@ from compress_exporters.onnx.running import Array, Past, found, given
 from compress_exporters.packages import installed
 
 PACKAGE = "openvino"
+TELEMETRY = "openvino_telemetry"
 # No rounding but that of the graph: by itself OpenVINO rounds inputs, keys and values to 8 bits.
 AS_IT_IS: Mapping[str, str] = {
     "INFERENCE_PRECISION_HINT": "f32",
@@ -34,7 +37,8 @@ class Compiled:
     def open(cls, path: Path) -> "Compiled":
         """CheckpointError where OpenVINO does not take the graph, or does not work."""
         try:
-            import openvino
+            with untold():
+                import openvino
         except ImportError as error:
             raise CheckpointError(f"{name()} does not load: {_line(error)}") from error
         try:
@@ -76,6 +80,23 @@ def _heads(value: Any) -> tuple[int, int, int]:
 def _line(error: Exception) -> str:
     """What it says, without places in OpenVINO's source."""
     return _PLACES.sub("", " ".join(str(error).split()))[:MOST]
+
+
+@contextmanager
+def untold() -> Iterator[None]:
+    """Import OpenVINO without its package openvino_telemetry, which it does without as well.
+
+    With it an import is told to Google Analytics, under an id that is made in the home folder,
+    unless the user has declined.
+    """
+    asked = TELEMETRY not in sys.modules
+    if asked:
+        sys.modules[TELEMETRY] = None  # type: ignore[assignment]  # an import of it fails
+    try:
+        yield
+    finally:
+        if asked:
+            del sys.modules[TELEMETRY]
 
 
 def is_installed() -> bool:
