@@ -100,7 +100,7 @@ class Outcome:
 
     status: as subprocess has it: minus a signal's number, or the exit code. cpu: seconds of
     processor time. rss: bytes at the peak. hung: it slept and did nothing, and was killed.
-    strays: paths outside the folder that it opened for writing, or changed.
+    strays: paths outside the folder that it opened for writing, made, moved or removed.
     """
 
     status: int

@@ -30,6 +30,7 @@ SHARES: Mapping[str, int] = MappingProxyType(
 
 
 def none(rng: Random, case: Case) -> None:
+    """Nothing: the command must do what it was asked."""
     case.sound = True
 
 
@@ -38,7 +39,7 @@ def number(rng: Random, case: Case) -> None:
     found = [name for name, option in options(case.command).items() if takes_number(option)]
     name, value = rng.choice(found), rng.choice(values.NUMBERS)
     case.argv += [name, value]
-    case.names = [name.strip("-"), value]
+    case.names = [*(said.strip("-") for said in options(case.command)[name].opts), value]
 
 
 def word(rng: Random, case: Case) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from random import Random
 from types import MappingProxyType
@@ -10,13 +11,14 @@ import click
 
 from attacks import recipes, stock
 from attacks.case import Case
-from compress.cli.export import HOLDS, TARGETS
+from compress.cli.export import TARGETS
 from compress.cli.main import cli
 
 RECIPE, MODEL, SOURCE, OUT = "recipe.yaml", "model", "source", "out"
 Options = dict[str, click.Option]
 
 
+@cache
 def options(command: str) -> Options:
     """Long name -> option, of all that a command has."""
     found = cli.get_command(click.Context(cli), command)
@@ -60,7 +62,11 @@ def _recipe(rng: Random, case: Case, source: Path, light: bool) -> None:
 
 def _compressing(rng: Random, case: Case, source: Path, light: bool) -> None:
     _recipe(rng, case, source, light)
-    _lay(case, source, rng.choice(["llama", "llama", "sharded", *stock.DENSE]))
+    names = ["llama", "llama", "sharded", *stock.DENSE]
+    text = (case.folder / RECIPE).read_text()
+    # Not for experts, and a name that only the family of llama has.
+    names = names[:3] if "LLM_INT8" in text or "down_proj" in text else names
+    _lay(case, source, rng.choice(names))
     case.argv = [case.command, RECIPE, "--model", MODEL]
 
 
@@ -100,9 +106,10 @@ def evaluate(rng: Random, case: Case, source: Path) -> None:
 
 
 def export(rng: Random, case: Case, source: Path) -> None:
-    to = rng.choice([*HOLDS, *TARGETS])
-    names = list(stock.QUANTIZED) if to in HOLDS else ["llama", "gpt2", "ct", "gptq"]
-    _lay(case, source, rng.choice(names))
+    dense = {name: tuple(TARGETS) for name in ("llama", "gpt2")}
+    name = rng.choice([*dense, *dense, *stock.QUANTIZED])
+    to = rng.choice(dense[name] if name in dense else ("dense", *stock.QUANTIZED[name][1]))
+    _lay(case, source, name)
     case.argv = ["export", MODEL, "--to", to]
     if to == "onnx" and rng.random() < 0.5:
         case.argv.append("--in-place")

@@ -132,8 +132,9 @@ def _below(path: str, folder: str) -> bool:
 
 def _files(case: Case, outcome: Outcome, before: Files, after: Files) -> Iterator[str]:
     """Nothing lost or changed; nothing new but the result of a success."""
-    if outcome.strays:
-        yield f"touched outside of its folder: {', '.join(outcome.strays[:3])}"
+    strays = [path for path in outcome.strays if os.path.lexists(path)]
+    if strays:
+        yield f"left or changed outside of its folder: {', '.join(strays[:3])}"
     ends = outcome.status in (0, INTERRUPTED) or case.stdout != "file"
     outs = outputs(case) if ends else []
     in_place = "--in-place" in case.argv and outcome.status == 0

@@ -34,8 +34,7 @@ RECIPES: tuple[dict[str, Any], ...] = (
         "stages": [
             {
                 "method": "rtn",
-                "candidates": ["W4A16", {"bits": 8, "group_size": 32}],
-                "group_size": 32,
+                "candidates": [{"bits": 4, "group_size": 32}, {"bits": 8, "group_size": 32}],
                 "target": {"bits_per_weight": 6.5},
             }
         ],

@@ -16,17 +16,18 @@ TEMPLATE = (
     "{% if add_generation_prompt %}assistant: {% endif %}"
 )
 DENSE = ("llama", "moe", "gpt2")  # to compress
-# Name -> kind of fuzzing.KINDS, to export; all have one block.
-QUANTIZED: Mapping[str, str] = MappingProxyType(
+GRAPHS = ("onnx", "onnx-genai")
+# Name -> kind of fuzzing.KINDS, and what it can be exported to beside dense; all have one block.
+QUANTIZED: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
     {
-        "ct": "ct-sym",
-        "mixed": "ct-mixed",
-        "w8a8": "ct-w8a8",
-        "gptq": "gptq-asym",
-        "awq": "awq-asym",
-        "fp8": "fp8-block",
-        "nvfp4": "modelopt-nvfp4",
-        "int8": "bitsandbytes",
+        "ct": ("ct-sym", ("gptq", "gptq_v2", "awq", "modelopt", *GRAPHS, "gguf")),
+        "mixed": ("ct-mixed", ()),
+        "w8a8": ("ct-w8a8", ("modelopt",)),
+        "gptq": ("gptq-asym", ("compressed-tensors", "gptq_v2", "awq", *GRAPHS)),
+        "awq": ("awq-asym", ("compressed-tensors", "gptq", "gptq_v2")),
+        "fp8": ("fp8-block", ("compressed-tensors",)),
+        "nvfp4": ("modelopt-nvfp4", ("compressed-tensors",)),
+        "int8": ("bitsandbytes", ()),
     }
 )
 TASKS: Mapping[str, object] = MappingProxyType(
@@ -49,7 +50,7 @@ def make(folder: Path) -> Path:
     tiny_models.make("mixtral", folder / "moe", **layers)
     tiny_models.make("gpt2", folder / "gpt2", n_layer=1)
     tiny_models.make("llama", folder / "sharded", max_shard_size="60KB", **layers)
-    for name, kind in QUANTIZED.items():
+    for name, (kind, _) in QUANTIZED.items():
         Sound.make(kind, folder / "made" / name)
         shutil.move(folder / "made" / name, folder / name)
         shutil.rmtree(folder / "made")

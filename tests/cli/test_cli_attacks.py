@@ -86,7 +86,7 @@ PLANTED = {
     "Path('model/config.json').write_text('x')": "here/model/config.json was",
     "Path('model/config.json').unlink(); raise DataError('x')": "and is gone",
     "Path('stray').touch()": "left here/stray",
-    "os.mkdir('../../stray')": "touched outside of its folder",
+    "os.mkdir('../../stray')": "left or changed outside of its folder",
     "os.mkdir('out.partial'); raise DataError('x')": "left here/out.partial",
 }
 
