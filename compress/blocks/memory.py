@@ -5,6 +5,10 @@ from pathlib import Path
 
 PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
+# Estimates of memory are not exact: what is more than its room by this much is refused, what is
+# between is tried, with a warning. docs/report.md has how far
+# measured peaks were from planned ones.
+TOLERANCE = 1.1
 # Of cgroup version 2, then 1: limit, usage, and the part of the usage that is given back on demand.
 _FILES = (
     ("memory.max", "memory.current", "inactive_file"),
@@ -18,6 +22,24 @@ def available_bytes() -> int | None:
     found = [] if machine is None else [machine * 1024]
     found += [max(0, limit - used) for limit, used in _limits()]
     return min(found, default=None)
+
+
+def room_bytes() -> int | None:
+    """Bytes that this process may have in all: those it has and those it can take besides. None
+    where the system does not say."""
+    free = available_bytes()
+    return None if free is None else free + resident_bytes()
+
+
+def resident_bytes() -> int:
+    """Bytes of this process in memory now; 0 where the system does not say."""
+    return _fields(PROC / "self" / "status").get("VmRSS:", 0) * 1024
+
+
+def too_much(peak: int, held: int, room: int) -> bool:
+    """Whether a process that holds so many bytes and may have `room` can by no means reach `peak`:
+    what it takes besides is more than TOLERANCE times what it may take."""
+    return peak - held > TOLERANCE * (room - held)
 
 
 def limit_bytes() -> int | None:

@@ -14,16 +14,16 @@ import torch
 from torch import Tensor, nn
 
 from compress.arch.spec import DecoderSpec
-from compress.blocks.memory import available_bytes
+from compress.blocks.memory import resident_bytes, room_bytes, too_much
 from compress.blocks.model import build_model, set_parameter
 from compress.blocks.skeleton import Skeleton
 from compress.checkpoint import Checkpoint
 from compress.errors import DataError
+from compress.report.units import two_sizes
 
 if TYPE_CHECKING:
     from compress.formats.weights import Weights
 
-_HEADROOM = 1.15  # activations and allocator, as a factor on the weights
 # A step is dispatch more than arithmetic: on tale-6m it took 16 ms for 32 rows, 32 ms for 128.
 MOST_ROWS, CACHE_BYTES = 128, 512 << 20
 
@@ -49,8 +49,10 @@ def generate(
     the free memory, or when the model cannot be that long.
     """
     _check_length(skeleton, length)
-    check_memory(weights.checkpoint, skeleton.spec, skeleton.dtype, skeleton.device)
     batch = batch or rows_at_once(skeleton.spec, skeleton.dtype, length)
+    rows = min(batch, count)
+    needed = sampling_bytes(weights.checkpoint, skeleton.spec, skeleton.dtype, rows, length)
+    check_memory(needed, skeleton.device)
     model = whole_model(weights, skeleton)
     prompts = _prompts(skeleton, prompt_ids, count, seed)
     slices = list(_slices(count, batch))
@@ -157,19 +159,28 @@ def _check_length(skeleton: Skeleton, length: int) -> None:
         )
 
 
-def check_memory(
-    checkpoint: Checkpoint, spec: DecoderSpec, dtype: torch.dtype, device: str
-) -> None:
-    """DataError unless the whole model in that dtype fits the device's free memory."""
+def sampling_bytes(
+    checkpoint: Checkpoint, spec: DecoderSpec, dtype: torch.dtype, rows: int, length: int
+) -> int:
+    """Memory to sample so many sequences at once: the whole model, the widest of its tensors as it
+    is read, keys and values, and what is made of a step's logits."""
     names = [tensor for block in spec.blocks for tensor, _ in block.modules]
     names += [tensor for tensor, _ in spec.outside]
-    elements = sum(_elements(checkpoint, spec, name) for name in names)
-    needed = int(_HEADROOM * dtype.itemsize * elements) + CACHE_BYTES
-    free = _free_memory(device)
-    if needed > free:
+    elements = [_elements(checkpoint, spec, name) for name in names]
+    token = 2 * len(spec.blocks) * spec.kv_heads * spec.head_dim * dtype.itemsize
+    # Logits, the same in fp32, their softmax, and that and its sums in fp64.
+    drawn = (dtype.itemsize + 4 + 4 + 8 + 8) * rows * spec.vocab
+    return dtype.itemsize * (sum(elements) + max(elements)) + rows * length * token + drawn
+
+
+def check_memory(needed: int, device: str) -> None:
+    """DataError unless so many bytes more fit the device's memory, as far as estimates can say."""
+    held, room = _held_and_room(device)
+    if too_much(held + needed, held, room):
+        whole, there = two_sizes(held + needed, room)
         raise DataError(
-            f"sampling from the model needs {needed / 2**30:.1f} GiB of memory,"
-            f" {free / 2**30:.1f} GiB are free; use a text file instead of 'self'"
+            f"sampling from the model needs {whole} of memory, {there} are free; use a text file"
+            " instead of 'self'"
         )
 
 
@@ -183,16 +194,16 @@ def _elements(checkpoint: Checkpoint, spec: DecoderSpec, tensor: str) -> int:
     return rows * columns
 
 
-def _free_memory(device: str) -> int:
-    """Bytes that can be taken without swapping."""
+def _held_and_room(device: str) -> tuple[int, int]:
+    """Bytes that this process has, and that it may have in all; of a GPU those that are free."""
     if device.startswith("cuda"):
-        return int(torch.cuda.mem_get_info(device)[0])
-    free = available_bytes()
-    if free is None:
+        return 0, int(torch.cuda.mem_get_info(device)[0])
+    room = room_bytes()
+    if room is None:
         raise DataError(
             "this system does not say how much memory is free; use a text file instead of 'self'"
         )
-    return free
+    return resident_bytes(), room
 
 
 def _mix(value: Any) -> Any:

@@ -5,9 +5,18 @@ from typing import TYPE_CHECKING
 import click
 
 from compress.cli import options
+from compress.recipe.byte_sizes import EXPECTED, byte_size
 
 if TYPE_CHECKING:
     from compress.pipeline import Plan
+
+
+def byte_size_option(_: click.Context, __: click.Parameter, value: str | None) -> int | None:
+    """A size such as 64GB in bytes."""
+    found = None if value is None else byte_size(value)
+    if value is not None and found is None:
+        raise click.BadParameter(f"{value!r}: {EXPECTED}")
+    return found
 
 
 @click.command("plan")
@@ -15,6 +24,12 @@ if TYPE_CHECKING:
 @options.model
 @options.settings
 @options.compute
+@click.option(
+    "--memory",
+    metavar="SIZE",
+    callback=byte_size_option,
+    help="Plan for a machine with so much memory (64GB, 32GiB); times stay those of this one.",
+)
 @click.option("--modules", is_flag=True, help="A line for every layer, with its bytes.")
 @options.as_json
 def command(
@@ -23,6 +38,7 @@ def command(
     overrides: tuple[str, ...],
     device: str,
     dtype: str | None,
+    memory: int | None,
     modules: bool,
     as_json: bool,
 ) -> int:
@@ -32,7 +48,9 @@ def command(
     """
     from compress import pipeline
 
-    plan = pipeline.make_plan(recipe, model, overrides=overrides, device=device, dtype=dtype)
+    plan = pipeline.make_plan(
+        recipe, model, overrides=overrides, device=device, dtype=dtype, memory=memory
+    )
     return show_plan(plan, as_json=as_json, modules=modules)
 
 

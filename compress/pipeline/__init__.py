@@ -14,9 +14,10 @@ if TYPE_CHECKING:
     from compress.pipeline.exporting import dry_export, export
     from compress.pipeline.inspection import inspect_checkpoint
     from compress.pipeline.inspection_table import inspect_table
-    from compress.pipeline.job import make_plan, run
+    from compress.pipeline.job import run
     from compress.pipeline.models import open_model
     from compress.pipeline.plan import Plan
+    from compress.pipeline.planning import make_plan
     from compress.pipeline.roofline import predict_speed
     from compress.pipeline.speed_lines import speed_table
     from compress.pipeline.table import plan_table
@@ -34,7 +35,7 @@ _PLACES = {
     "inspect_checkpoint": "compress.pipeline.inspection",
     "inspect_table": "compress.pipeline.inspection_table",
     "is_target": "compress.pipeline.artifact",
-    "make_plan": "compress.pipeline.job",
+    "make_plan": "compress.pipeline.planning",
     "measure_speed": "compress.pipeline.bench",
     "open_model": "compress.pipeline.models",
     "plan_table": "compress.pipeline.table",

@@ -13,8 +13,10 @@ from compress.formats.weights import DenseWeights
 from compress.pipeline.artifact_report import row
 from compress.pipeline.environment import peak_rss_bytes
 from compress.pipeline.events import Progress, by_tenths
+from compress.pipeline.other_work import read_processor, share_since
 from compress.recipe.schema import ExportConfig, Recipe
 from compress.report.schema import Export, Stage
+from compress.report.units import two_sizes
 from compress_exporters.exporter import Options
 from compress_exporters.table import EXPORTERS
 
@@ -44,6 +46,7 @@ def make_artifacts(recipe: Recipe, partial: Path, progress: Progress) -> Artifac
     """
     if not recipe.export:
         return Artifacts()
+    processor = read_processor()
     began, rows, left_out = time.perf_counter(), list[Export](), list[str]()
     for config in recipe.export:
         try:
@@ -52,7 +55,8 @@ def make_artifacts(recipe: Recipe, partial: Path, progress: Progress) -> Artifac
             with suppress(OSError):
                 disk.remove_tree(partial / config.to)
             left_out.append(f"export to {config.to} left out: {error}")
-    stage = Stage(STAGE, time.perf_counter() - began, peak_rss_bytes(), None)
+    others = share_since(processor)
+    stage = Stage(STAGE, time.perf_counter() - began, peak_rss_bytes(), None, others=others)
     return Artifacts(tuple(rows), tuple(left_out), stage)
 
 
@@ -62,7 +66,8 @@ def _make(config: ExportConfig, partial: Path, progress: Progress) -> Export:
     notes = exporter.check(source, options)
     needed, free = exporter.size(source, options), free_bytes(partial)
     if needed > free:
-        raise OutputError(f"{needed} bytes are needed in {partial}, and {free} are free")
+        needs, there = two_sizes(needed, free)
+        raise OutputError(f"{needs} are needed in {partial}, and {there} are free")
     if folder.exists():  # of a run that was stopped
         disk.remove_tree(folder)
     with disk.refusing(f"make {folder}"):

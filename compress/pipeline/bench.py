@@ -12,10 +12,12 @@ from compress.evaluation.load import Speed, even_load, play, speed_of
 from compress.evaluation.rates import Calibrated
 from compress.evaluation.timer import free_bytes
 from compress.pipeline.events import Progress, note, silent
+from compress.pipeline.other_work import read_processor
 from compress.pipeline.report_folder import report_folder
 from compress.pipeline.speed_setting import (
     BATCHES,
     Place,
+    add_disturbance,
     asked_of,
     begin,
     begin_facts,
@@ -52,7 +54,7 @@ def measure_speed(
     place = place or Place()
     started = begin(place)
     with report_folder(out) as folder, threads(place):
-        weights = open_checkpoint(checkpoint)
+        weights, processor = open_checkpoint(checkpoint), read_processor()
         asked = asked_of(weights, batches or BATCHES, prompt, output)
         if batches:  # a batch that cannot be is refused before anything is measured
             _room(weights, asked, asked.batches, place)
@@ -65,6 +67,7 @@ def measure_speed(
         chosen, left = _patient(found, asked, explicit=bool(batches))
         facts["left_out"] = left
         facts["measured"] = list(_measured(weights, found, asked, chosen, place, facts, progress))
+        add_disturbance(facts, processor)
         if folder is not None:
             write_report(folder, "bench", facts, weights, weights, place, started)
         return facts

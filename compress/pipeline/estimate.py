@@ -1,109 +1,113 @@
-"""How long quantizing will take and how much memory it will need, before it starts.
+"""How long quantizing will take and how much memory a run will need, before it starts.
 
-Time is counted work over rates that are measured here and now, in a fraction of a second, as if
-nothing else were running. Memory is what is alive at the worst moment. Both leave evaluation out;
-the report later sets them beside what was measured.
+Time is counted work over rates that are measured here and now, in a fraction of a second of
+processor time, as if nothing else were running. It leaves evaluation out; memory is that of every
+part of the run. The report later sets both beside what was measured.
 """
 
-import time
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention, silu
+from torch.nn.functional import scaled_dot_product_attention
 
-from compress.arch.spec import DecoderSpec, LinearSpec
-from compress.checkpoint import Checkpoint
-from compress.pipeline.sizes import ROWS_AT_ONCE, rows_at_once
-from compress.quant.rounding import clip_ratios
-from compress.quant.scheme import QuantScheme
-from compress_calibration.config import CalibrationConfig
-from compress_kernels import gram_, group_scale
+from compress.blocks.memory import resident_bytes
+from compress.pipeline import probes
+from compress.pipeline.memory_needs import (
+    LIVE_HIDDEN,
+    LIVE_WIDE,
+    Job,
+    MemoryNeed,
+    block_of,
+    memory_needs,
+    own_share,
+    sample_rows,
+)
+from compress.pipeline.probes import MetLoad, Rates
+from compress.pipeline.sizes import ROWS_AT_ONCE
+from compress.report.disturbance import DISTURBING
 
-MB = 1_000_000
-# Resident after the imports, measured with torch 2.13 and transformers 5.23 on Linux x86-64.
-TORCH_BYTES, TRANSFORMERS_BYTES = 265 * MB, 200 * MB
 # Building the skeleton, seconds of one core; the imports fall into the checks before the work.
 SKELETON_SECONDS = 0.3
-# What a forward keeps alive: hidden-sized tensors (residual, norms in fp32, q, k, v, rotated
-# copies) and feed-forward ones (gate, its activation, up, their product) a token.
-LIVE_HIDDEN, LIVE_WIDE = 12, 4
 # One decoding step of one block beside its arithmetic: dispatch of its two dozen small operations.
 DISPATCH_SECONDS = 1.2e-3
+# Heads whose attention is probed: others take as long.
+PROBED_HEADS = 4
+# Times the estimate that a run takes: 0.8 to 1.5 by processor time in the runs of docs/report.md.
+LEAST_OF, MOST_OF = 0.6, 1.7
+# Beside other work a call on several threads waits for the one that is held up most: two threads on
+# two cores took 1.6 to 2.0 times as long as each of them alone beside the same work.
+WAITING = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """seconds of the quantizing stage; peak_rss_bytes of the process in it."""
+    """seconds of the quantizing stage on this machine with nothing else to do. needs: memory of
+    every part of the run. load: what else the machine did; None where it does not say."""
 
     seconds: float
-    peak_rss_bytes: int
+    needs: tuple[MemoryNeed, ...]
+    load: MetLoad | None = None
 
+    @property
+    def peak_rss_bytes(self) -> int:
+        """Of the process, over all parts of the run."""
+        return max(need.bytes for need in self.needs)
 
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """What this machine does a second: operations of matrix products in the compute dtype and in
-    fp32, Gram operations, weights through the scale search, bytes through element-wise passes."""
+    @property
+    def quiet_range(self) -> tuple[float, float]:
+        """Seconds between which the stage is expected with nothing else to do."""
+        return LEAST_OF * self.seconds, MOST_OF * self.seconds
 
-    product: float
-    product_fp32: float
-    gram: float
-    search: float
-    elementwise: float
+    @property
+    def loaded_range(self) -> tuple[float, float] | None:
+        """The same beside what else the machine does; None where that is too little to matter."""
+        if self.load is None or self.load.others < DISTURBING * self.load.cores:
+            return None
+        low, high = self.quiet_range
+        return low * self.load.slowdown, WAITING * high * self.load.slowdown
 
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """What is to be done. `linears`: those to quantize; `dtype`: of the calibrated passes; `head`:
-    the output head, where it is solved by what it reads."""
-
-    checkpoint: Checkpoint
-    spec: DecoderSpec
-    linears: Sequence[tuple[LinearSpec, QuantScheme]]
-    calibration: CalibrationConfig | None
-    dtype: torch.dtype
-    head: LinearSpec | None = None
+    def to_json(self) -> dict[str, Any]:
+        """Plain data; "loaded" is null on a quiet machine."""
+        (low, high), loaded, load = self.quiet_range, self.loaded_range, self.load
+        return {
+            "seconds": self.seconds,
+            "seconds_low": low,
+            "seconds_high": high,
+            "loaded": None
+            if loaded is None or load is None
+            else {
+                "seconds_low": loaded[0],
+                "seconds_high": loaded[1],
+                "busy_cores": load.others,
+                "cores": load.cores,
+            },
+            "peak_rss_bytes": self.peak_rss_bytes,
+            "parts": {need.part: need.bytes for need in self.needs},
+        }
 
 
 def estimate(job: Job) -> Estimate:
-    """Time and memory of the quantizing stage on this machine."""
-    rates = measure_rates(job.dtype)
-    if job.calibration is None:
-        return Estimate(_stream_seconds(job, rates), _stream_bytes(job))
-    return Estimate(_calibrated_seconds(job, rates), _calibrated_bytes(job))
+    """Time of the quantizing stage and memory of the run on this machine."""
+    rates = probes.measure_rates(job.dtype)
+    seconds = _stream_seconds if job.calibration is None else _calibrated_seconds
+    return Estimate(seconds(job, rates), memory_needs(job, resident_bytes()), rates.load)
 
 
-def measure_rates(dtype: torch.dtype) -> Rates:
-    """Quick probes, 20 ms each; their buffers are small beside any model."""
-    x, w = torch.randn(1024, 512, dtype=dtype), torch.randn(512, 1024, dtype=dtype)
-    a, b = torch.randn(1024, 512), torch.randn(512, 1024)
-    rows, out = torch.randn(2048, 128), torch.zeros(512, 512)
-    ratios = clip_ratios("mse", QuantScheme())
-    product = 2 * 1024 * 512 * 1024
-    return Rates(
-        product=product / least_seconds(lambda: x @ w),
-        product_fp32=product / least_seconds(lambda: a @ b),
-        gram=1024 * 512 * 512 / least_seconds(lambda: gram_(x, out)),
-        search=rows.numel()
-        / least_seconds(lambda: group_scale(rows, ratios, None, 4, True, torch.bfloat16)),
-        elementwise=2 * x.nbytes / least_seconds(lambda: silu(x)),
-    )
+def attention_seconds(shape: tuple[int, int, int, int], keys: int, dtype: torch.dtype) -> float:
+    """Attention of queries [batch, heads, length, head_dim] to so many keys, all seen by all but
+    those of a whole text (keys = length), which see what is before them."""
+    batch, heads, length, width = shape
+    probed = min(heads, PROBED_HEADS)
 
+    def make() -> probes.Call:
+        q = torch.ones(batch, probed, length, width, dtype=dtype)
+        k = torch.ones(batch, probed, keys, width, dtype=dtype)
+        causal = keys == length > 1
+        return lambda: scaled_dot_product_attention(q, k, k, is_causal=causal)
 
-def least_seconds(work: Callable[[], object], budget: float = 0.02) -> float:
-    """Shortest time of a call over about `budget` seconds, after one to warm up.
-
-    The shortest, for other processes only ever add to it: by medians one plan came to 15 s and to
-    40 s, by what else ran in that fraction of a second.
-    """
-    work()
-    times: list[float] = []
-    while sum(times) < budget or len(times) < 5:
-        began = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - began)
-    return min(times)
+    return probes.probe(make).seconds * heads / probed
 
 
 def _stream_seconds(job: Job, rates: Rates) -> float:
@@ -114,30 +118,6 @@ def _stream_seconds(job: Job, rates: Rates) -> float:
     return 0.2 + weights / rates.search + passes + files
 
 
-def _stream_bytes(job: Job) -> int:
-    largest = max(_worked_at_once(linear, scheme) for linear, scheme in job.linears)
-    stored = torch.empty((), dtype=job.dtype).element_size()
-    # fp32 rows, their quotient, the dequantized values and the difference; source and codes whole.
-    return TORCH_BYTES + largest * 4 * 4 + _held_whole(job) * (stored + 2)
-
-
-def _worked_at_once(linear: LinearSpec, scheme: QuantScheme) -> int:
-    """Weights in a run of rows; all of them where one number of the scheme is for all."""
-    weights = prod(linear.shape)
-    whole = scheme.is_fp4 or scheme.granularity == "tensor"
-    return weights if whole else min(weights, ROWS_AT_ONCE)
-
-
-def _held_whole(job: Job) -> int:
-    """Weights of the largest linear, or of all that are merged and share a number."""
-    together: dict[tuple[str, str, int | None], int] = {}
-    for linear, scheme in job.linears:
-        shared = linear.fused if scheme.spans_merged else None
-        key = (_block_of(linear), shared, linear.expert) if shared else (linear.name, "", None)
-        together[key] = together.get(key, 0) + prod(linear.shape)
-    return max(together.values())
-
-
 def _calibrated_seconds(job: Job, rates: Rates) -> float:
     assert job.calibration is not None
     tokens = job.calibration.samples * job.calibration.length
@@ -145,7 +125,7 @@ def _calibrated_seconds(job: Job, rates: Rates) -> float:
     inside = [x for x, _ in job.linears if x.role not in ("head", "embedding")]
     weights = sum(prod(linear.shape) for linear in inside)
     forwards = 2 * tokens * weights * (2 - 1 / blocks)
-    inputs = {(_block_of(linear), linear.shared_input): linear.shape[1] for linear in inside}
+    inputs = {(block_of(linear), linear.shared_input): linear.shape[1] for linear in inside}
     gram = tokens * sum(k * k for k in inputs.values())
     factor = sum(k**3 for k in inputs.values()) * 2 / 3
     loops = sum(2 * n * k * k for n, k in (x.shape for x in inside)) * 5
@@ -179,20 +159,19 @@ def _attention_seconds(job: Job, tokens: int) -> float:
     """Attention of one block over all tokens, from one row of that length."""
     assert job.calibration is not None
     spec, length = job.spec, min(job.calibration.length, 2048)
-    q = torch.randn(1, spec.heads, length, spec.head_dim, dtype=job.dtype)
-    row = least_seconds(lambda: scaled_dot_product_attention(q, q, q, is_causal=True))
+    row = attention_seconds((1, spec.heads, length, spec.head_dim), length, job.dtype)
     return row * tokens / length
 
 
 def _sampling_seconds(job: Job, rates: Rates) -> float:
     """Text of the model's own, where the recipe calibrates on it."""
-    share = _own_share(job)
+    assert job.calibration is not None
+    share = own_share(job.calibration)
     if share == 0:
         return 0.0
-    assert job.calibration is not None
     spec, length = job.spec, job.calibration.length
     count = round(job.calibration.samples * share)
-    rows = _sample_rows(job, count)
+    rows = sample_rows(spec, job.dtype, count, length)
     weights = sum(prod(x.shape) for x in spec.linears()) + spec.vocab * spec.hidden
     products = 2 * rows * weights / rates.product
     cached = rows * len(spec.blocks) * _decoding_seconds(job)
@@ -209,77 +188,5 @@ def _decoding_seconds(job: Job) -> float:
     element-wise passes, and was half of the time that tale-6m took to write 128 x 256 tokens.
     """
     assert job.calibration is not None
-    spec, rows, length = job.spec, 16, max(1, min(job.calibration.length, 2048) // 2)
-    q = torch.randn(rows, spec.heads, 1, spec.head_dim, dtype=job.dtype)
-    k = torch.randn(rows, spec.heads, length, spec.head_dim, dtype=job.dtype)
-    return least_seconds(lambda: scaled_dot_product_attention(q, k, k)) / rows
-
-
-def _sample_rows(job: Job, count: int) -> int:
-    """Sequences that are sampled at once."""
-    # Late: a data-free run loads nothing that runs blocks.
-    from compress.blocks.sample import rows_at_once as sample_rows
-
-    assert job.calibration is not None
-    return min(count, sample_rows(job.spec, job.dtype, job.calibration.length))
-
-
-def _own_share(job: Job) -> float:
-    """Share of the calibration tokens that the model writes itself."""
-    assert job.calibration is not None
-    sources = job.calibration.sources
-    return sum(s.weight for s in sources if s.kind == "self") / sum(s.weight for s in sources)
-
-
-def _cache_bytes(job: Job) -> int:
-    """Keys and values of one token over all blocks."""
-    spec = job.spec
-    return 2 * len(spec.blocks) * spec.kv_heads * spec.head_dim * job.dtype.itemsize
-
-
-def _calibrated_bytes(job: Job) -> int:
-    """The worst of a batch in a block and of the largest solve, on top of what is always there."""
-    assert job.calibration is not None
-    config, spec = job.calibration, job.spec
-    shape = (config.samples, config.length, spec.hidden)
-    batch = rows_at_once(shape, job.dtype, config.spill_bytes) * config.length
-    width = job.dtype.itemsize
-    live = batch * width * (LIVE_WIDE * spec.intermediate + LIVE_HIDDEN * spec.hidden)
-    of_block = [x for x, _ in job.linears if _block_of(x) == _block_of(job.linears[0][0])]
-    weights = sum(prod(x.shape) for x in of_block) * width
-    inputs = {x.shared_input: x.shape[1] for x in of_block}
-    hessians = sum(4 * k * k for k in inputs.values())
-    solves = [
-        4 * k * k * 3 + 7 * 4 * sum(prod(x.shape) for x in of_block if x.shared_input == key)
-        for key, k in inputs.items()
-    ]
-    always = TORCH_BYTES + TRANSFORMERS_BYTES
-    worst = max(weights + hessians + max(live, *solves), _outside_bytes(job), _sampling_bytes(job))
-    return always + worst
-
-
-def _outside_bytes(job: Job) -> int:
-    """Of a head or an embedding: codes and source whole, some runs of rows in fp32."""
-    sizes = [prod(x.shape) for x, _ in job.linears if x.role in ("head", "embedding")]
-    if not sizes:
-        return 0
-    solving = 0 if job.head is None else 3 * 4 * job.head.shape[1] ** 2
-    return max(sizes) * (job.dtype.itemsize + 2) + min(max(sizes), ROWS_AT_ONCE) * 4 * 7 + solving
-
-
-def _sampling_bytes(job: Job) -> int:
-    """The whole model, its cache and the logits of a step, where it writes its own text."""
-    if _own_share(job) == 0:
-        return 0
-    assert job.calibration is not None
-    spec, length = job.spec, job.calibration.length
-    rows = _sample_rows(job, job.calibration.samples)
-    weights = sum(prod(x.shape) for x in spec.linears()) + spec.vocab * spec.hidden
-    cache = rows * length * _cache_bytes(job)
-    return weights * job.dtype.itemsize + cache + 3 * 8 * rows * spec.vocab
-
-
-def _block_of(linear: LinearSpec) -> str:
-    """A key that is equal for linears of one block: the name up to its number."""
-    head, _, _ = linear.name.partition(f".{linear.module.partition('.')[0]}.")
-    return head
+    spec, rows, length = job.spec, 16, max(2, min(job.calibration.length, 2048) // 2)
+    return attention_seconds((rows, spec.heads, 1, spec.head_dim), length, job.dtype) / rows

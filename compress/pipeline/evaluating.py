@@ -27,6 +27,7 @@ from compress.pipeline.environment import (
     versions,
 )
 from compress.pipeline.events import Progress, silent
+from compress.pipeline.other_work import read_processor, share_since
 from compress.pipeline.quality import Measured, measure
 from compress.pipeline.report_folder import report_folder
 from compress.pipeline.summary import source_of
@@ -83,11 +84,12 @@ def evaluate_checkpoint(
             dtype=dtype,
             samples=SampleConfig(prompts=tuple(prompts)),
         )
-        clock = time.perf_counter()
+        clock, processor = time.perf_counter(), read_processor()
         measured = _measured(result_path, source, config, progress or silent, device)
         (source or result).checkpoint.require_unchanged()
         seconds = time.perf_counter() - clock
-        stage = Stage("evaluate", seconds, peak_rss_bytes(), peak_gpu_bytes(device))
+        others, gpu = share_since(processor), peak_gpu_bytes(device)
+        stage = Stage("evaluate", seconds, peak_rss_bytes(), gpu, others=others)
         given = {"texts": list(texts), **({"tasks": list(tasks)} if tasks else {})}
         info = RecipeInfo("", yaml.safe_dump(given))
         report = _report(info, source or result, result, stage, measured, started, device)

@@ -5,11 +5,12 @@ from math import prod
 from typing import TYPE_CHECKING
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 
 from compress.arch.spec import DecoderSpec
 from compress.evaluation.config import EvaluationConfig
-from compress.pipeline import estimate
+from compress.pipeline import probes
+from compress.pipeline.estimate import DISPATCH_SECONDS, attention_seconds
+from compress.pipeline.memory_needs import LIVE_HIDDEN, LIVE_WIDE
 from compress.pipeline.tasks import SEQUENCES
 from compress.report.units import counted, duration
 
@@ -71,7 +72,7 @@ def task_seconds(
 ) -> float:
     """As `evaluation_seconds`, for what no item shares with another and outputs of full length."""
     dtype = torch.float32 if config.dtype == "fp32" else torch.bfloat16
-    rates = estimate.measure_rates(dtype)
+    rates = probes.measure_rates(dtype)
     seconds = 0.0
     for task in tasks:
         length = max(len(begin) + len(tail) for begin, tail in task.pairs)
@@ -80,7 +81,7 @@ def task_seconds(
         steps = -(-len(task.items) // SEQUENCES) * most
         seconds += _block_seconds(task.tokens, length + most, spec, rates, dtype)
         seconds += rows * 2 * spec.vocab * spec.hidden / rates.product
-        seconds += steps * len(spec.blocks) * estimate.DISPATCH_SECONDS
+        seconds += steps * len(spec.blocks) * DISPATCH_SECONDS
     return models * seconds
 
 
@@ -89,7 +90,7 @@ def evaluation_seconds(
 ) -> float:
     """Counted work over rates that are measured here and now, without reading weights."""
     dtype = torch.float32 if config.dtype == "fp32" else torch.bfloat16
-    rates = estimate.measure_rates(dtype)
+    rates = probes.measure_rates(dtype)
     seen = sum(int(text.lengths.sum()) for text in windows)
     scored = sum(text.scored for text in windows)
     length = max((text.ids.shape[1] for text in windows), default=1)
@@ -101,14 +102,13 @@ def evaluation_seconds(
 
 
 def _block_seconds(
-    tokens: int, length: int, spec: DecoderSpec, rates: estimate.Rates, dtype: torch.dtype
+    tokens: int, length: int, spec: DecoderSpec, rates: probes.Rates, dtype: torch.dtype
 ) -> float:
     """One model's blocks over so many tokens in windows of `length`."""
     blocks = len(spec.blocks)
     weights = _weights_of_a_token(spec)
-    wide = estimate.LIVE_WIDE * spec.intermediate + estimate.LIVE_HIDDEN * spec.hidden
-    q = torch.randn(1, spec.heads, length, spec.head_dim, dtype=dtype)
-    row = estimate.least_seconds(lambda: scaled_dot_product_attention(q, q, q, is_causal=True))
+    wide = LIVE_WIDE * spec.intermediate + LIVE_HIDDEN * spec.hidden
+    row = attention_seconds((1, spec.heads, length, spec.head_dim), length, dtype)
     return (
         2 * tokens * weights / rates.product
         + blocks * row * tokens / length

@@ -1,22 +1,28 @@
 """What a run will need beside the weights, looked for before work starts: hours later is too late.
 
 Texts and tasks that are there, a tokenizer that loads, lengths that fit the model, a transformers
-class that runs its blocks, and memory to sample calibration text from the model.
+class that runs its blocks, and memory for every part of the run.
 """
 
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import torch
 
-from compress.checkpoint import Checkpoint
-from compress.errors import CompressError, DataError, RecipeError
+from compress.checkpoint import Checkpoint, free_bytes
+from compress.errors import CompressError, DataError, OutputError, RecipeError
 from compress.evaluation.config import DEFAULT_WINDOW_CAP, EvaluationConfig
 from compress.evaluation.tasks.config import TaskConfig
 from compress.pipeline.artifacts import check_artifact
+from compress.pipeline.memory_needs import sample_rows
 from compress.pipeline.plan import Plan
+from compress.pipeline.room import check_room
 from compress.recipe import Recipe
 from compress.recipe.placing import placed
+from compress.report.units import two_sizes
 from compress_calibration.config import CalibrationConfig, SourceConfig
 from compress_calibration.dataset import build
 from compress_calibration.readers import source_files
@@ -72,9 +78,13 @@ def input_checks(
     if evaluation is not None or calibration is not None:
         yield partial(_check_class, plan, checkpoint)
     yield from _artifacts(plan, checkpoint)
-    # Evaluation text that does not fit is left out of the report, with a warning.
-    if calibration is not None and not drawn and any(s.kind == "self" for s in calibration.sources):
-        yield partial(_check_memory, plan, checkpoint, dtype, device)
+    if plan.job.measured is not None:
+        yield partial(_check_scratch, plan, plan.job.measured)
+    # What only the report needs and does not fit is left out of it, with a warning.
+    yield partial(check_room, plan.job, replace(plan.room, drawn=drawn))
+    own = calibration is not None and any(s.kind == "self" for s in calibration.sources)
+    if calibration is not None and own and not drawn and plan.room.bytes is None:
+        yield partial(_check_sampling, plan, checkpoint, calibration, dtype, device)
 
 
 def _placed(recipe: Recipe, key: str, check: Check) -> None:
@@ -161,7 +171,29 @@ def _check_class(plan: Plan, checkpoint: Checkpoint) -> None:
     Skeleton(checkpoint.config, plan.spec, dtype=torch.bfloat16)
 
 
-def _check_memory(plan: Plan, checkpoint: Checkpoint, dtype: torch.dtype, device: str) -> None:
-    from compress.blocks.sample import check_memory
+def _check_scratch(plan: Plan, measured: CalibrationConfig) -> None:
+    """The folder for temporary files has room for the hidden states of the measurement, twice."""
+    folder = Path(tempfile.gettempdir())
+    needed = 2 * measured.samples * measured.length * plan.spec.hidden * torch.float32.itemsize
+    free = free_bytes(folder)
+    if needed > free:
+        needs, there = two_sizes(needed, free)
+        raise OutputError(
+            f"not enough disk space in {folder}: measuring the schemes needs {needs},"
+            f" {there} are free; make room, or name another folder in TMPDIR"
+        )
 
-    check_memory(checkpoint, plan.spec, dtype, device)
+
+def _check_sampling(
+    plan: Plan,
+    checkpoint: Checkpoint,
+    calibration: CalibrationConfig,
+    dtype: torch.dtype,
+    device: str,
+) -> None:
+    """Where the memory of blocks is not this process's own: a GPU's, or one that nobody knows."""
+    from compress.blocks.sample import check_memory, sampling_bytes
+
+    rows = sample_rows(plan.spec, dtype, calibration.samples, calibration.length)
+    needed = sampling_bytes(checkpoint, plan.spec, dtype, rows, calibration.length)
+    check_memory(needed, device)

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import torch
 
-from compress.arch.describe import describe
 from compress.arch.spec import DecoderSpec
 from compress.checkpoint import (
     Checkpoint,
@@ -28,10 +27,9 @@ from compress.formats import Weights, open_weights
 from compress.pipeline import journal as journals
 from compress.pipeline import outliers, sensitivity_cache, stream
 from compress.pipeline.artifacts import make_artifacts
-from compress.pipeline.budget import Sensitivities, Unit, budget_units, settle
+from compress.pipeline.budget import budget_units
 from compress.pipeline.environment import (
     check_device,
-    compute_dtype,
     fingerprint,
     peak_gpu_bytes,
     peak_rss_bytes,
@@ -39,17 +37,19 @@ from compress.pipeline.environment import (
 from compress.pipeline.events import Event, Progress, note, silent
 from compress.pipeline.finish import finish_files
 from compress.pipeline.identity import marks, refuse_other_result
-from compress.pipeline.inputs import check_inputs, input_checks, problems
-from compress.pipeline.lengths import cap_defaults
+from compress.pipeline.inputs import check_inputs
+from compress.pipeline.other_work import read_processor, share_since
 from compress.pipeline.output import (
     CALIBRATION_FILE,
     is_drawn,
     leaving_no_beginning,
     require_space,
-    run_checks,
+    space_warnings,
 )
-from compress.pipeline.plan import Plan, build_plan
+from compress.pipeline.plan import Plan
+from compress.pipeline.planning import in_room, measured_on, plan_of, settled_plan
 from compress.pipeline.quality import measure
+from compress.pipeline.room import find_room
 from compress.pipeline.session import Session
 from compress.pipeline.source import open_source
 from compress.pipeline.summary import FOLDER, build_report, layers_of, write_report
@@ -57,9 +57,7 @@ from compress.pipeline.work import Work
 from compress.recipe import Recipe, load
 from compress.report.codec import read_json
 from compress.report.schema import Report, Stage
-from compress_calibration.config import CalibrationConfig
 
-MEASURED_TOKENS = 16_384  # of the calibration data that sensitivities are measured on
 # The run's own files inside OUT.partial, gone when it is published.
 WORKING = (
     *("journal.json", CALIBRATION_FILE, "hidden.0", "hidden.1", "evaluation"),
@@ -116,40 +114,6 @@ def run(
     return report
 
 
-def make_plan(
-    recipe: Recipe | str | Path,
-    model: str | Path,
-    *,
-    overrides: Sequence[str] = (),
-    device: str = "cpu",
-    dtype: str | None = None,
-    out: str | Path | None = None,
-    resume: bool = False,
-    overwrite: bool = False,
-) -> Plan:
-    """What `run` would do, decided without any work. Raises as `run` does where there can be no
-    plan; what would stop the run beside that is in the plan's `problems`.
-
-    out, resume, overwrite: also look at the folder that the run would write, and at its disk.
-    """
-    check_device(device)
-    source = resolve_model(model)
-    checked = load(recipe, overrides)
-    checkpoint = open_source(checked, source)
-    plan, compute = _plan(checked, checkpoint, device, dtype)
-    if out is None:
-        checks = input_checks(plan, checkpoint, compute, device, drawn=False)
-    else:
-        checks = run_checks(
-            plan,
-            checkpoint,
-            compute,
-            device,
-            lambda: prepare_output(out, source=source, overwrite=overwrite, resume=resume),
-        )
-    return replace(plan, problems=problems(checks))
-
-
 def prepare(
     recipe: Recipe | str | Path,
     model: str | Path,
@@ -168,16 +132,23 @@ def prepare(
     source = resolve_model(model)
     checkpoint = open_source(checked, source)
     output = prepare_output(out, source=source, overwrite=overwrite, resume=resume)
-    plan, compute = _plan(checked, checkpoint, device, dtype)
-    check_inputs(plan, checkpoint, compute, device, drawn=is_drawn(output))
+    plan, compute = plan_of(checked, checkpoint, device, dtype)
+    room = replace(find_room(device), drawn=is_drawn(output))
+    plan = in_room(plan, room)
+    check_inputs(plan, checkpoint, compute, device, drawn=room.drawn)
     listener = progress or silent
     checkpoint = _hashed(checkpoint, plan.spec, listener)
     weights = open_weights(checkpoint, plan.spec)
     measuring = None
     if plan.budget is not None:  # what it chose by is now known to be of these weights
-        plan, compute = _plan(checked, checkpoint, device, dtype)
+        plan, compute = plan_of(checked, checkpoint, device, dtype)
+        plan = in_room(plan, room)
     if plan.budget is not None and plan.budget.is_open:
         plan, measuring = _measured_plan(checked, weights, device, compute, listener)
+        plan = in_room(plan, room)
+    if output.state != "publish":
+        tight = space_warnings(plan, output.partial, compute)
+        plan = replace(plan, warnings=(*plan.warnings, *tight))
     return Session(
         plan,
         checkpoint,
@@ -201,32 +172,6 @@ def _hashed(checkpoint: Checkpoint, spec: DecoderSpec, progress: Progress) -> Ch
     return checkpoint
 
 
-def _plan(
-    recipe: Recipe, checkpoint: Checkpoint, device: str, dtype: str | None
-) -> tuple[Plan, torch.dtype]:
-    compute = compute_dtype(checkpoint.main_dtype, device, dtype)
-    units = budget_units(recipe, checkpoint)
-    if not units:
-        return build_plan(recipe, checkpoint, dtype=compute), compute
-    config = _calibration(recipe, checkpoint)
-    found = sensitivity_cache.find(units, config, checkpoint, device)
-    return _settled_plan(recipe, units, found, checkpoint, compute), compute
-
-
-def _settled_plan(
-    recipe: Recipe,
-    units: Sequence[Unit],
-    found: Sensitivities | None,
-    checkpoint: Checkpoint,
-    compute: torch.dtype,
-) -> Plan:
-    """The plan with the schemes that the targets choose; with the smallest, where nothing is
-    measured yet."""
-    settled, budget = settle(recipe, units, found)
-    plan = build_plan(settled, checkpoint, dtype=compute)
-    return replace(plan, budget=budget, warnings=(*plan.warnings, *budget.remarks))
-
-
 def _measured_plan(
     recipe: Recipe, weights: Weights, device: str, compute: torch.dtype, progress: Progress
 ) -> tuple[Plan, Stage]:
@@ -236,24 +181,16 @@ def _measured_plan(
     from compress.pipeline.sensitivity import measure
 
     checkpoint = weights.checkpoint
-    units, config = budget_units(recipe, checkpoint), _calibration(recipe, checkpoint)
-    began = time.perf_counter()
+    units, config = budget_units(recipe, checkpoint), measured_on(recipe, checkpoint)
+    began, processor = time.perf_counter(), read_processor()
     progress(note("measure", "what every layer loses under each candidate"))
     with tempfile.TemporaryDirectory(prefix="compress-model-") as folder:
         found = measure(units, config, weights, device, Path(folder), progress)
     sensitivity_cache.keep(found, units, config, checkpoint, device)
     spent = time.perf_counter() - began
-    stage = Stage("measure", spent, peak_rss_bytes(), peak_gpu_bytes(device))
-    return _settled_plan(recipe, units, found, checkpoint, compute), stage
-
-
-def _calibration(recipe: Recipe, checkpoint: Checkpoint) -> CalibrationConfig:
-    """What sensitivities are measured on: the recipe's calibration data, as many rows as are needed
-    for errors that are only averaged and never inverted."""
-    spec = describe(checkpoint.config, checkpoint.shapes)
-    config = cap_defaults(recipe, spec.context)[0].calibration
-    assert config is not None, "the recipe parser asks for calibration where a stage has a target"
-    return replace(config, samples=min(config.samples, max(1, MEASURED_TOKENS // config.length)))
+    others = share_since(processor)
+    stage = Stage("measure", spent, peak_rss_bytes(), peak_gpu_bytes(device), others=others)
+    return settled_plan(recipe, units, found, checkpoint, compute), stage
 
 
 def _work(session: Session, started: datetime, *, resumed: bool) -> Report:
@@ -265,7 +202,7 @@ def _work(session: Session, started: datetime, *, resumed: bool) -> Report:
     stages = [Stage("quantize", **asdict(work.journal.spent_so_far()), layers=layers)]
     if session.measuring is not None:
         stages.append(session.measuring)
-    clock = time.perf_counter()
+    clock, processor = time.perf_counter(), read_processor()
     measured = measure(
         partial,
         session.weights,
@@ -277,7 +214,8 @@ def _work(session: Session, started: datetime, *, resumed: bool) -> Report:
     if plan.recipe.evaluation is not None:
         seconds = time.perf_counter() - clock
         gpu = peak_gpu_bytes(session.device)
-        stages.append(Stage("evaluate", seconds, peak_rss_bytes(), gpu))
+        others = share_since(processor)
+        stages.append(Stage("evaluate", seconds, peak_rss_bytes(), gpu, others=others))
     artifacts = make_artifacts(plan.recipe, partial, session.progress)
     stages += [] if artifacts.stage is None else [artifacts.stage]
     session.checkpoint.require_unchanged()  # the report says what it is

@@ -16,7 +16,9 @@ from compress.checkpoint.atomic import write_atomic
 from compress.errors import OutputError
 from compress.pipeline.environment import peak_gpu_bytes, peak_rss_bytes
 from compress.pipeline.identity import refuse_other
+from compress.pipeline.other_work import ProcessorReading, read_processor, share_since
 from compress.pipeline.units import OUTSIDE
+from compress.report.disturbance import averaged
 from compress.report.schema import Layer
 
 NAME = "journal.json"
@@ -26,11 +28,15 @@ CALIBRATION = "calibration"  # the unit whose data is the summary of the calibra
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """Time and highest memory (bytes; GPU: None on the CPU) of all processes of a run."""
+    """Time and highest memory (bytes; GPU: None on the CPU) of all processes of a run.
+
+    others: share of the processors that other programs took in that time, as far as it is known.
+    """
 
     seconds: float = 0.0
     peak_rss_bytes: int = 0
     peak_gpu_bytes: int | None = None
+    others: float | None = None
 
 
 @dataclass(slots=True)
@@ -38,7 +44,7 @@ class Journal:
     """Finished units in order, each with plain data; saved whole after every unit.
 
     spent: on the recorded units. resumed: whether an earlier process recorded some of them.
-    clock: when this process began or last recorded a unit.
+    clock, processor: when this process began or last recorded a unit, and what was read then.
     """
 
     path: Path
@@ -48,6 +54,7 @@ class Journal:
     spent: Spent = Spent()
     resumed: bool = False
     clock: float = field(default_factory=time.perf_counter)
+    processor: ProcessorReading | None = field(default_factory=read_processor)
 
     @property
     def has_work(self) -> bool:
@@ -58,6 +65,7 @@ class Journal:
         """Mark a unit as done. Everything it wrote must be flushed before."""
         self.units[unit] = data
         self.spent, self.clock = self.spent_so_far(), time.perf_counter()
+        self.processor = read_processor()
         held = {
             "fingerprint": self.fingerprint,
             "units": self.units,
@@ -68,10 +76,12 @@ class Journal:
     def spent_so_far(self) -> Spent:
         """On the recorded units, and by this process since the last of them."""
         before, gpu = self.spent, peak_gpu_bytes(self.device)
+        seconds, others = time.perf_counter() - self.clock, share_since(self.processor)
         return Spent(
-            before.seconds + time.perf_counter() - self.clock,
+            before.seconds + seconds,
             max(before.peak_rss_bytes, peak_rss_bytes()),
             None if gpu is None else max(before.peak_gpu_bytes or 0, gpu),
+            averaged([(before.others, before.seconds), (others, seconds)]),
         )
 
 

@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import torch
 
+from compress.blocks.memory import TOLERANCE
 from compress.checkpoint import Checkpoint, Output, ShardWriter, disk, free_bytes, locked
 from compress.errors import OutputError
 from compress.formats import bitsandbytes
@@ -15,7 +17,9 @@ from compress.pipeline import outliers
 from compress.pipeline.environment import fingerprint
 from compress.pipeline.identity import marks, refuse_other_result
 from compress.pipeline.inputs import Check, input_checks
+from compress.pipeline.memory_needs import evaluated_tokens
 from compress.pipeline.plan import Plan
+from compress.report.units import size, two_sizes
 
 CALIBRATION_FILE = "calibration.safetensors"
 
@@ -51,26 +55,92 @@ def is_drawn(output: Output) -> bool:
     return output.state == "resume" and (output.partial / CALIBRATION_FILE).is_file()
 
 
+@dataclass(frozen=True, slots=True)
+class DiskSpace:
+    """Bytes of a disk: result, and what lies beside it on the way: passing, the hidden states of
+    the calibration set, twice; evaluating, those of evaluation, about. free: that there are."""
+
+    folder: Path
+    result: int
+    passing: int
+    evaluating: int
+    free: int
+
+    @property
+    def needed(self) -> int:
+        return self.result + self.passing + self.evaluating
+
+    @property
+    def is_refused(self) -> bool:
+        """Result and passing are known to the byte; evaluation is an estimate."""
+        return self.result + self.passing > self.free or self.needed > TOLERANCE * self.free
+
+    def __str__(self) -> str:
+        needed, free = two_sizes(self.needed, self.free)
+        passing = size(self.passing + self.evaluating)
+        return (
+            f"disk space in {self.folder}: {needed} are needed ({passing} of them only while it"
+            f" runs), {free} are free"
+        )
+
+
 def require_space(plan: Plan, folder: Path, dtype: torch.dtype) -> None:
-    """OutputError unless the disk has room for the result and for what lies beside it on the way:
-    the hidden states of the calibration set, twice. folder: OUT.partial.
+    """OutputError unless the disk has room. folder: OUT.partial."""
+    space = disk_space(plan, folder, dtype)
+    if space.is_refused:
+        raise OutputError(f"not enough {space}; {_less(plan, space)}")
+
+
+def space_warnings(plan: Plan, folder: Path, dtype: torch.dtype) -> tuple[str, ...]:
+    """A line where the disk may not do for evaluation. folder: OUT.partial."""
+    space = disk_space(plan, folder, dtype)
+    if space.is_refused or space.needed <= space.free:
+        return ()
+    return (f"little {space}: it is tried, as the estimate is not exact; {_less(plan, space)}",)
+
+
+def disk_space(plan: Plan, folder: Path, dtype: torch.dtype) -> DiskSpace:
+    """What a run into OUT.partial still has to write, and what there is.
 
     How many outlier columns calibration will find is not known; those of an interrupted run, which
     are to be joined into one file of the result, are counted.
     """
-    passing, config = 0, plan.recipe.calibration
-    if plan.needs_calibration and config is not None:
-        tokens = config.samples * config.length
-        passing = 2 * tokens * plan.spec.hidden * dtype.itemsize
     pieces, joined = (_taken(folder / x) for x in (outliers.WORKING, bitsandbytes.FOLDER))
     taken = _taken(folder) - pieces - joined
-    needed = plan.shards.total_bytes + passing - taken + max(pieces - joined, 0)
-    free = free_bytes(folder.parent)
-    if needed > free:
-        raise OutputError(
-            f"not enough disk space in {folder.parent}: {needed} bytes are needed ({passing} of"
-            f" them only while it runs), {free} are free; make room or choose another disk"
-        )
+    result = plan.shards.total_bytes - taken + max(pieces - joined, 0)
+    passing, evaluating = _passing_bytes(plan, dtype), evaluation_bytes(plan)
+    return DiskSpace(folder.parent, result, passing, evaluating, free_bytes(folder.parent))
+
+
+def _less(plan: Plan, space: DiskSpace) -> str:
+    """What would fit."""
+    config, ways = plan.recipe.calibration, []
+    if config is not None and space.passing:
+        row = space.passing // config.samples
+        rows = (space.free - space.result - space.evaluating) // row
+        ways += [f"--set calibration.samples={rows} would fit"] if 0 < rows < config.samples else []
+    if space.evaluating and space.result + space.passing <= space.free:
+        ways.append("--set evaluation=null would fit")
+    return ", or ".join([*ways, "make room or choose another disk"])
+
+
+def _passing_bytes(plan: Plan, dtype: torch.dtype) -> int:
+    """Hidden states of the calibration set in the two files that take turns."""
+    config = plan.recipe.calibration
+    if not plan.needs_calibration or config is None:
+        return 0
+    return 2 * config.samples * config.length * plan.spec.hidden * dtype.itemsize
+
+
+def evaluation_bytes(plan: Plan) -> int:
+    """Hidden states of evaluation that go to disk, about: those of a model, and the final ones of
+    both, each as far as they exceed what is kept in memory."""
+    config = plan.recipe.evaluation
+    if config is None:
+        return 0
+    width = 4 if config.dtype == "fp32" else 2
+    stored = evaluated_tokens(config) * plan.spec.hidden * width
+    return 3 * stored if stored > config.spill_bytes else 0
 
 
 def _taken(folder: Path) -> int:

@@ -6,7 +6,7 @@ memory are estimates that the report later sets beside what was measured.
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,9 +21,10 @@ from compress.formats import FORMATS, Verdict, runtimes
 from compress.methods import METHODS
 from compress.pipeline import cache_scales, fit
 from compress.pipeline.budget import Budget
-from compress.pipeline.estimate import Estimate, Job, estimate
+from compress.pipeline.estimate import Estimate, estimate
 from compress.pipeline.fused import check_fused
 from compress.pipeline.lengths import cap_defaults
+from compress.pipeline.memory_needs import Job
 from compress.pipeline.modules import ModulePlan, Skipped, calibrated_head
 from compress.pipeline.output_format import (
     check_config,
@@ -32,6 +33,7 @@ from compress.pipeline.output_format import (
     remarks,
 )
 from compress.pipeline.pairs import check_pairs
+from compress.pipeline.room import UNKNOWN, Room
 from compress.quant.scheme import ActivationScheme, QuantScheme
 from compress.recipe import Recipe
 from compress.recipe.matching import assign
@@ -46,6 +48,7 @@ class Plan:
     tensor_parallel: for 2, 4 and 8 shards the reasons against it; empty means it divides.
     kv_bytes_per_token: of keys and values in a runtime's cache, for the source and for the result.
     budget: for a recipe with a target, what was chosen by it, or that nothing is yet.
+    job: what the estimate is of. room: memory that the run may have.
     problems: what would stop a run that was started now, as `make_plan` found it.
     """
 
@@ -58,12 +61,14 @@ class Plan:
     shards: ShardLayout
     source_bytes: int
     estimate: Estimate
+    job: Job
     tensor_parallel: Mapping[int, tuple[str, ...]]
     runtimes: tuple[Verdict, ...]
     warnings: tuple[str, ...]
     kv_bytes_per_token: tuple[int, int]
     problems: tuple[str, ...] = ()
     budget: Budget | None = None
+    room: Room = UNKNOWN
 
     @property
     def kv_cache(self) -> ActivationScheme | None:
@@ -94,7 +99,8 @@ class Plan:
             "source_kv_bytes_per_token": self.kv_bytes_per_token[0],
             "result_kv_bytes_per_token": self.kv_bytes_per_token[1],
             "budget": None if self.budget is None else self.budget.to_json(),
-            "estimate": asdict(self.estimate),
+            "estimate": self.estimate.to_json(),
+            "memory": {"free_bytes": self.room.bytes, "assumed": self.room.assumed},
             "modules": [_module_json(m) for m in self.modules],
             "skipped": [{"name": s.linear.name, "reason": s.reason} for s in self.skipped],
             "copied_tensors": list(self.spec.copied),
@@ -144,6 +150,7 @@ def build_plan(recipe: Recipe, checkpoint: Checkpoint, *, dtype: torch.dtype) ->
     if recipe.kv_cache is not None:
         tensors = cache_scales.reserve(recipe, spec, checkpoint.main_dtype, tensors, fmt)
     shards = plan_shards([t for group in tensors.values() for t in group], recipe.output.shard_size)
+    job = _job(recipe, checkpoint, spec, modules, dtype)
     return Plan(
         recipe=recipe,
         spec=spec,
@@ -153,7 +160,8 @@ def build_plan(recipe: Recipe, checkpoint: Checkpoint, *, dtype: torch.dtype) ->
         tensors=tensors,
         shards=shards,
         source_bytes=checkpoint.file_bytes,
-        estimate=estimate(_job(recipe, checkpoint, spec, modules, dtype)),
+        estimate=estimate(job),
+        job=job,
         tensor_parallel={n: fit.against_parallel(n, spec, modules, fmt) for n in (2, 4, 8)},
         runtimes=_runtimes(fmt, spec, modules, cache_scales.scheme(recipe)),
         warnings=(*fit.warnings(checkpoint, spec), *shortened, *remarks(modules, fmt)),
@@ -177,6 +185,8 @@ def _job(
         recipe.calibration if _calibrated(recipe) else None,
         dtype,
         None if head is None else head.linear,
+        recipe.evaluation,
+        exports=bool(recipe.export),
     )
 
 

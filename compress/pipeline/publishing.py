@@ -17,6 +17,7 @@ from compress.checkpoint import (
     publish,
 )
 from compress.errors import OutputError
+from compress.report.units import two_sizes
 
 T = TypeVar("T")
 
@@ -32,9 +33,10 @@ def prepare(out: str | Path, source: Path, needed: int, *, overwrite: bool) -> O
 def require_room(folder: Path, needed: int) -> None:
     free = free_bytes(folder)
     if needed > free:
+        needs, there = two_sizes(needed, free)
         raise OutputError(
-            f"not enough disk space in {folder}: {needed} bytes are needed, {free} are free; make"
-            " room or choose another disk"
+            f"not enough disk space in {folder}: {needs} are needed, {there} are free; make room"
+            " or choose another disk"
         )
 
 

@@ -5,10 +5,12 @@ from pathlib import Path
 from typing import Any
 
 from compress.pipeline.events import Progress, silent
+from compress.pipeline.other_work import read_processor
 from compress.pipeline.report_folder import report_folder
 from compress.pipeline.speed_setting import (
     BATCHES,
     Place,
+    add_disturbance,
     asked_of,
     begin,
     begin_facts,
@@ -41,11 +43,13 @@ def predict_speed(
     with report_folder(out) as folder, threads(place):
         result = open_checkpoint(checkpoint)
         source = None if against is None else open_checkpoint(against)
+        processor = read_processor()
         asked = asked_of(result, batches or BATCHES, prompt, output)
         facts, here = begin_facts(place, asked, progress)
         facts["checkpoint"] = predicted(result, asked, place, here, progress)[0]
         if source is not None:
             facts["source"] = predicted(source, asked, place, here, progress)[0]
+        add_disturbance(facts, processor)
         if folder is not None:
             write_report(folder, "roofline", facts, result, source or result, place, started)
         return facts

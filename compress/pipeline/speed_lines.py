@@ -18,6 +18,8 @@ def speed_table(facts: dict[str, Any]) -> str:
     """What is expected of a checkpoint, and of its source where that is given; what was measured
     where it was."""
     lines = [_machine(facts["machine"])]
+    if "disturbed" in facts:
+        lines.append(f"note: {facts['disturbed']}")
     if "measured" in facts:
         lines += ["", *_measured(facts)]
     free = facts["machine"]["free_bytes"]

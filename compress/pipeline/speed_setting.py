@@ -30,8 +30,10 @@ from compress.pipeline.environment import (
 from compress.pipeline.evaluating import result_of
 from compress.pipeline.events import Progress, note
 from compress.pipeline.models import stored_dtype
+from compress.pipeline.other_work import ProcessorReading, share_since
 from compress.pipeline.summary import source_of
 from compress.report.codec import write_json
+from compress.report.disturbance import disturbance
 from compress.report.html import write_html
 from compress.report.schema import RecipeInfo, Report, Stage
 from compress.runtime.linear import Source
@@ -138,6 +140,16 @@ def predicted(
     return {"path": path_of(weights), **forecast(found, asked, context)}, found
 
 
+def add_disturbance(facts: dict[str, Any], before: ProcessorReading | None) -> None:
+    """What other programs took since `before`: a share of the processors, None where the system
+    does not say, and a line where that disturbed what was measured."""
+    share = share_since(before)
+    facts["others"] = None if share is None else round(share, 3)
+    disturbed = disturbance(share)
+    if disturbed is not None:
+        facts["disturbed"] = disturbed
+
+
 def path_of(weights: Source) -> str:
     """The checkpoint's folder, in full."""
     return str(weights.checkpoint.path.resolve())
@@ -156,7 +168,8 @@ def write_report(
     nothing else is known."""
     now = datetime.now(UTC)
     seconds = (now - started).total_seconds()
-    stage = Stage(command, seconds, peak_rss_bytes(), peak_gpu_bytes(place.device))
+    peaks = peak_rss_bytes(), peak_gpu_bytes(place.device)
+    stage = Stage(command, seconds, *peaks, others=facts["others"])
     report = Report(
         tool="compress-model",
         versions=versions(),

@@ -70,7 +70,9 @@ def build_report(
         plan_vs_actual=PlanVsActual(
             bytes=Planned(plan.shards.total_bytes, _stored_bytes(session)),
             seconds=Planned(plan.estimate.seconds, work.seconds),
-            peak_rss=Planned(plan.estimate.peak_rss_bytes, work.peak_rss_bytes),
+            peak_rss=Planned(
+                plan.estimate.peak_rss_bytes, max(stage.peak_rss_bytes for stage in stages)
+            ),
         ),
         warnings=(
             *plan.warnings,

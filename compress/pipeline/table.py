@@ -9,7 +9,7 @@ from compress.evaluation.tasks.config import TaskConfig
 from compress.pipeline.modules import ModulePlan
 from compress.pipeline.plan import Plan
 from compress.report.columns import aligned
-from compress.report.units import counted, duration, size, whole
+from compress.report.units import counted, size, span, trimmed, whole
 from compress_calibration.readers import source_files
 
 
@@ -20,7 +20,6 @@ def plan_table(plan: Plan, *, modules: bool = False) -> str:
     """
     spec = plan.spec
     exact, files = plan.shards.total_bytes, counted(len(plan.shards.files), "file")
-    seconds, memory = duration(plan.estimate.seconds), size(plan.estimate.peak_rss_bytes)
     lines = [
         f"recipe   {plan.recipe.name}: {plan.recipe.description or 'no description'}",
         f"model    {spec.model_type}, {counted(len(spec.blocks), 'block')}, hidden {spec.hidden}",
@@ -28,7 +27,8 @@ def plan_table(plan: Plan, *, modules: bool = False) -> str:
         f"weights  {plan.bits_per_weight:.2f} bits each in the compressed layers",
         *_cache(plan),
         *_budget(plan),
-        f"work     about {seconds}, peak memory about {memory} ({_left_out(plan)} not included)",
+        f"time     {_time(plan)}",
+        f"memory   {_memory(plan)}",
         *_evaluated(plan),
         "",
         *(_module_rows(plan) if modules else _rows(plan)),
@@ -100,8 +100,30 @@ def _budget(plan: Plan) -> list[str]:
     return [f"{words}layers take {span}, as the run's measurement chooses; shown is the least"]
 
 
+def _time(plan: Plan) -> str:
+    """A range, and beside other work that was met the range that this makes of it."""
+    estimate = plan.estimate
+    quiet = f"{span(*estimate.quiet_range)} on a quiet machine"
+    loaded, load = estimate.loaded_range, estimate.load
+    if loaded is not None and load is not None:
+        busy = f"{trimmed(load.others, 2)} of {counted(load.cores, 'core')}"
+        quiet += f"; {busy} were busy with other work, so {span(*loaded)}"
+    here = ", of this machine" if plan.room.assumed else ""
+    return f"{quiet} ({_left_out(plan)} not included{here})"
+
+
+def _memory(plan: Plan) -> str:
+    """The peak, which part of the run has it, and what there is."""
+    worst = max(plan.estimate.needs, key=lambda need: need.bytes)
+    peak = f"peak about {size(worst.bytes)} ({worst.part})"
+    if plan.room.bytes is None:
+        return peak
+    there = "given" if plan.room.assumed else "free"
+    return f"{peak}, {size(plan.room.bytes)} {there}"
+
+
 def _left_out(plan: Plan) -> str:
-    """What the time and memory of the work leave out."""
+    """What the time of the work leaves out."""
     measuring = plan.budget is not None and plan.budget.is_open
     return "evaluation and the measurement of schemes" if measuring else "evaluation"
 

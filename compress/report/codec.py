@@ -10,7 +10,7 @@ import os
 import re
 import types
 from collections.abc import Callable
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
@@ -132,10 +132,17 @@ def _decode_record(kind: type, value: Any, where: str, path: str) -> Any:
         if key not in hints:
             known = ", ".join(hints)
             raise OutputError(f"{where}: unknown key {_join(path, key)!r}; allowed here: {known}")
+    # A key with a default is one that an earlier version did not have.
+    needed = {item.name for item in fields(kind) if _is_needed(item)}
     for key in hints:
-        if key not in value:
+        if key in needed and key not in value:
             raise OutputError(f"{where}: key {_join(path, key)!r} is missing; write it anew")
-    return kind(**{k: _decode(hint, value[k], where, _join(path, k)) for k, hint in hints.items()})
+    found = {key: hint for key, hint in hints.items() if key in value}
+    return kind(**{k: _decode(hint, value[k], where, _join(path, k)) for k, hint in found.items()})
+
+
+def _is_needed(item: Field[Any]) -> bool:
+    return item.default is MISSING and item.default_factory is MISSING
 
 
 def _decode_scalar(kind: Any, value: Any, where: str, path: str) -> Any:

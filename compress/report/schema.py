@@ -106,13 +106,18 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A step of the run, in the order of the recipe; evaluation is a stage too."""
+    """A step of the run, in the order of the recipe; evaluation is a stage too.
+
+    others: share of the machine's processor time that other programs took meanwhile, in [0, 1];
+        None where the system does not say.
+    """
 
     name: str
     seconds: float
     peak_rss_bytes: int
     peak_gpu_bytes: int | None = None
     layers: tuple[Layer, ...] = ()
+    others: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

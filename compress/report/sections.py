@@ -3,6 +3,7 @@
 from datetime import UTC, datetime
 
 from compress.report import units
+from compress.report.disturbance import disturbance, taken
 from compress.report.markup import Html, Node, el, join
 from compress.report.parts import Cell, Column, facts, facts_of, number, section, table
 from compress.report.proofs import LEVELS
@@ -31,7 +32,12 @@ def plan(report: Report) -> Html | None:
         _planned("Time", found.seconds, units.duration),
         _planned("Peak memory", found.peak_rss, units.size),
     ]
-    note = "The plan was made before any work, from the checkpoint's headers and the recipe."
+    note = (
+        "The plan was made before any work, from the checkpoint's headers and the recipe. Time is"
+        " that of quantizing on a quiet machine, peak memory that of the whole run."
+    )
+    disturbed = disturbance(report.stages[0].others) if report.stages else None
+    note += "" if disturbed is None else f" While it quantized, {disturbed}."
     if report.budget is not None:
         rows.append(
             _planned(f"Loss ({report.budget.sensitivity})", report.budget.loss, _significant)
@@ -124,6 +130,7 @@ def stages(report: Report) -> Html | None:
     if not report.stages:
         return None
     gpu = report.peak_gpu_bytes is not None
+    met = any(stage.others is not None for stage in report.stages)
     columns = [Column("Stage"), Column("Time", True), Column("Peak memory", True)]
     rows = []
     for stage in report.stages:
@@ -135,10 +142,20 @@ def stages(report: Report) -> Html | None:
         if gpu:
             peak = stage.peak_gpu_bytes
             row.append(number(peak, None if peak is None else units.size(peak)))
+        if met:
+            row.append(number(stage.others, None if stage.others is None else _share(stage.others)))
         rows.append(row)
     if gpu:
         columns.append(Column("Peak GPU memory", True))
-    return section("stages", "Stages", table("Stages", columns, rows))
+    if met:
+        columns.append(Column("Processor taken by others", True))
+    disturbed = disturbance(taken(report.stages))
+    note = None if disturbed is None else f"{disturbed[0].upper()}{disturbed[1:]}."
+    return section("stages", "Stages", table("Stages", columns, rows), note=note)
+
+
+def _share(share: float) -> str:
+    return f"{100 * share:.0f} %"
 
 
 def environment(report: Report) -> Html:

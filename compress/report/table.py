@@ -4,6 +4,7 @@ import unicodedata
 from pathlib import Path
 
 from compress.report import tasks, units
+from compress.report.disturbance import disturbance, taken
 from compress.report.proofs import proved
 from compress.report.schema import Export, Report, Sample, TextQuality
 from compress.report.summary import bits_before, has_before, model_name, perplexity, schemes
@@ -31,6 +32,9 @@ def render_table(report: Report, page: str | Path | None = None) -> str:
     titles = ("", "before", "after", "") if has_before(report) else ("", "", "measured", "")
     lines = [*head, "", _line(titles), "-" * COLUMNS]
     lines += [_line(row) for row in _rows(report)]
+    disturbed = disturbance(taken(report.stages))
+    if disturbed is not None:
+        lines += ["", *_said("Note", disturbed)]
     for warning in report.warnings:
         lines += ["", *_said("Warning", warning)]
     for export in report.exports:

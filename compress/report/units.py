@@ -4,6 +4,7 @@ import math
 
 MISSING = "–"  # an en dash, which screen readers pass over
 _BYTE_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
+_SPANS = (("h", 3600.0), ("min", 60.0))
 _COUNT_UNITS = ("", " k", " M", " B", " T")
 
 
@@ -23,6 +24,15 @@ def significant(value: float, digits: int = 3) -> str:
 def size(count: float) -> str:
     """Bytes: "3.94 MB"."""
     return _scaled(count, _BYTE_UNITS, " ")
+
+
+def two_sizes(first: int, second: int) -> tuple[str, str]:
+    """Two numbers of bytes that are held against each other: in full where they would read alike
+    and are not."""
+    shown = size(first), size(second)
+    if first != second and shown[0] == shown[1]:
+        return f"{whole(first)} bytes", f"{whole(second)} bytes"
+    return shown
 
 
 def count(number: float) -> str:
@@ -73,6 +83,19 @@ def duration(seconds: float) -> str:
         return f"{minutes} min {rest:02d} s"
     hours, minutes = divmod(round(seconds / 60), 60)
     return f"{hours} h {minutes:02d} min"
+
+
+def span(low: float, high: float) -> str:
+    """Between two numbers of seconds: "2.1 to 3.4 h". No more than two digits each, so that nobody
+    reads precision into an estimate."""
+    unit, seconds = next(((name, each) for name, each in _SPANS if high >= 1.5 * each), ("s", 1.0))
+    first, last = (_two_digits(value / seconds) for value in (low, high))
+    return f"{first} {unit}" if first == last else f"{first} to {last} {unit}"
+
+
+def _two_digits(value: float) -> str:
+    rounded = float(f"{value:.1e}")
+    return f"{rounded:,.0f}" if rounded >= 10 else trimmed(rounded, 2)
 
 
 def percent(share: float) -> str:

@@ -117,7 +117,7 @@ def test_dry_run_and_plan_are_the_same(
     assert capsys.readouterr().out == shown == "a table of the plan\n"
     first, _, second, _ = pipeline.calls
     asked = {"overrides": ("seed=1",), "device": "cpu", "dtype": None}
-    assert first == (("int4-rtn", "m"), asked)
+    assert first == (("int4-rtn", "m"), {**asked, "memory": None})
     written = {"out": "o", "resume": False, "overwrite": False}
     assert second == (("int4-rtn", "m"), {**asked, **written})
     assert main(["plan", "int4-rtn", "--model", "m", "--json"]) == 0

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from compress.blocks import sample
+from compress.blocks import memory
 from compress.checkpoint.reader import Checkpoint
 from compress.evaluation.config import SampleConfig
 from compress.evaluation.samples import NO_PROMPTS, SamplePair, sample_pairs
@@ -69,7 +69,7 @@ def test_a_model_that_does_not_fit_gives_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = make("llama", tmp_path / "a")
-    monkeypatch.setattr(sample, "_free_memory", lambda device: 1000)
+    monkeypatch.setattr(memory, "available_bytes", lambda: 1000)
     pairs, reason = sample_pairs(weights(path), None, load_tokenizer(path), SampleConfig(("the",)))
     assert pairs == ()
     assert reason is not None

@@ -9,7 +9,7 @@ import pytest
 import compressed_models
 import tiny_models
 from compress.checkpoint import disk
-from compress.pipeline import estimate
+from compress.pipeline import probes
 from compress.quant.scheme import QuantScheme
 from exports import SYM
 
@@ -53,7 +53,8 @@ def compressed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """No probes of the machine's speed, and no waiting for the disk (but children do both)."""
-    rates = estimate.Rates(1e10, 1e10, 1e10, 1e8, 1e9)
-    monkeypatch.setattr(estimate, "measure_rates", lambda dtype: rates)
-    monkeypatch.setattr(estimate, "least_seconds", lambda work: 1e-4)
+    rates = probes.Rates(1e10, 1e10, 1e10, 1e8, 1e9)
+    call = probes.ProbedCall(1e-4, 1e-4, 1e-4)
+    monkeypatch.setattr(probes, "measure_rates", lambda dtype: rates)
+    monkeypatch.setattr(probes, "probe", lambda make: call)
     monkeypatch.setattr(disk, "fsync", lambda fd: None)

@@ -141,7 +141,7 @@ def test_too_little_disk_is_said_before_writing(
 ) -> None:
     monkeypatch.setattr(publishing, "free_bytes", lambda folder: 1000)
     for attempt in (dry_artifact, export_artifact):
-        with pytest.raises(OutputError, match=r"bytes are needed, 1000 are free; make room"):
+        with pytest.raises(OutputError, match=r" are needed, 1.00 kB are free; make room"):
             attempt(model, "onnx", tmp_path / "out")
     assert not list(tmp_path.iterdir())
 

@@ -10,8 +10,9 @@ import torch
 
 from compress.arch.spec import LinearSpec
 from compress.checkpoint import Checkpoint
-from compress.pipeline.estimate import Job, estimate
-from compress.pipeline.job import make_plan
+from compress.pipeline.estimate import estimate
+from compress.pipeline.memory_needs import Job
+from compress.pipeline.planning import make_plan
 from compress.pipeline.sizes import ROWS_AT_ONCE
 from compress.quant.scheme import PRESETS
 from compress.report.codec import read_json

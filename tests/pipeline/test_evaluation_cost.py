@@ -8,9 +8,9 @@ import pytest
 from compress.errors import DataError
 from compress.evaluation.config import EvaluationConfig
 from compress.evaluation.windows import cut_windows
-from compress.pipeline import estimate, evaluate_checkpoint, evaluation_cost, make_plan
-from compress.pipeline.estimate import Rates
+from compress.pipeline import evaluate_checkpoint, evaluation_cost, make_plan, probes
 from compress.pipeline.events import Event
+from compress.pipeline.probes import Rates
 from pipeline_runs import RTN, WORDS, recipe
 
 SLOW = Rates(product=1e9, product_fp32=1e9, gram=1e9, search=1e9, elementwise=1e9)
@@ -18,7 +18,7 @@ SLOW = Rates(product=1e9, product_fp32=1e9, gram=1e9, search=1e9, elementwise=1e
 
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(estimate, "measure_rates", lambda dtype: SLOW)
+    monkeypatch.setattr(probes, "measure_rates", lambda dtype: SLOW)
 
 
 @pytest.mark.usefixtures("slow")

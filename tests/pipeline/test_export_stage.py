@@ -71,7 +71,7 @@ def test_too_little_disk_is_said(
 ) -> None:
     monkeypatch.setattr(artifacts, "free_bytes", lambda folder: 1000)
     report = run(recipe(RTN, export=["onnx"]), model, tmp_path / "out")
-    assert any("and 1000 are free" in line for line in report.warnings)
+    assert any("and 1.00 kB are free" in line for line in report.warnings)
 
 
 def test_a_run_that_was_stopped_makes_it_anew(

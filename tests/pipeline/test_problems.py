@@ -7,23 +7,23 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 import faults
-from compress.blocks import sample
-from compress.checkpoint import Checkpoint
+from compress.blocks import memory, sample
 from compress.cli.main import main
 from compress.errors import CompressError, DataError
 from compress.pipeline import environment, evaluate_checkpoint, make_plan, plan_table, run
-from compress.pipeline.inputs import check_inputs
+from compress.pipeline.memory_needs import QUANTIZING, WRITING
+from compress.pipeline.room import Room, fitting_needs
 from compress.recipe import Recipe
+from compress.report.units import size
 from holding import alive, held_elsewhere
 from pipeline_runs import GPTQ, RTN, SELF, WORDS, recipe, recipe_file, text_source
 
 
 @pytest.fixture
 def no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sample, "_free_memory", lambda device: 1000)
+    monkeypatch.setattr(memory, "available_bytes", lambda: 1000)
 
 
 def test_everything_that_stops_the_run_is_in_the_plan(tiny, tmp_path: Path, no_memory) -> None:
@@ -36,13 +36,13 @@ def test_everything_that_stops_the_run_is_in_the_plan(tiny, tmp_path: Path, no_m
         evaluation={"texts": [{"text": str(tmp_path / "gone.txt")}]},
     )
     plan = make_plan(asked, source)
-    length, gone, tokenizer, memory = plan.problems
+    length, gone, tokenizer, short = plan.problems
     assert "calibration.length: is 512, the model's context is 128 tokens" in length
     assert "gone.txt" in gone
     assert "tokenizer" in tokenizer
-    assert "sampling from the model needs" in memory
+    assert "of memory," in short
     assert plan.to_json()["problems"] == list(plan.problems)
-    assert f"problem: {memory}" in plan_table(plan).splitlines()
+    assert f"problem: {short}" in plan_table(plan).splitlines()
     with pytest.raises(CompressError) as first:
         run(asked, source, tmp_path / "out")
     assert str(first.value) == length
@@ -175,15 +175,29 @@ def test_the_exit_code_of_a_dry_run(tiny, tmp_path: Path, capsys) -> None:
 def test_calibration_that_does_not_fit_is_refused_before_work(
     tiny, tmp_path: Path, no_memory
 ) -> None:
-    with pytest.raises(DataError, match="sampling from the model needs"):
+    with pytest.raises(DataError, match=r" needs .* of memory, .* are free; "):
         run(recipe(GPTQ, calibration=SELF), tiny("llama"), tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
     plan = make_plan(recipe(GPTQ, calibration=SELF), tiny("llama"))
-    resumed = (plan, Checkpoint.open(tiny("llama")), torch.bfloat16, "cpu")
-    check_inputs(*resumed, drawn=True)
+    (line,) = plan.problems
+    room = plan.room.bytes
+    assert room is not None
+    assert f"needs {size(plan.estimate.peak_rss_bytes)} of memory, {size(room)} are free" in line
 
 
-def test_evaluation_that_does_not_fit_is_left_out(tiny, tmp_path: Path, no_memory) -> None:
+def test_what_is_written_already_needs_no_memory(tiny) -> None:
+    """A resumed run reads the calibration text that the first one had the model write."""
+    job = make_plan(recipe(GPTQ, calibration=SELF), tiny("llama")).job
+    parts = [need.part for need in fitting_needs(job, Room(1 << 50))]
+    assert parts == [WRITING, QUANTIZING]
+    drawn = [need.part for need in fitting_needs(job, Room(1 << 50, drawn=True))]
+    assert drawn == [QUANTIZING]
+
+
+def test_evaluation_that_does_not_fit_is_left_out(
+    tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sample, "_held_and_room", lambda device: (0, 1000))
     words = tmp_path / "words.txt"
     words.write_text(WORDS)
     own = {"kind": "self", "name": "own", "samples": 2, "length": 16}

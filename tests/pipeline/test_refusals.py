@@ -13,7 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from compress.errors import CheckpointError, CompressError, DataError, OutputError, RecipeError
-from compress.pipeline import make_plan, run
+from compress.pipeline import make_plan, output, run
+from compress.report.units import size
 from pipeline_runs import GPTQ, RTN, SELF, recipe, recipe_file, text_source
 
 WEIGHTS = "model.safetensors"
@@ -126,10 +127,36 @@ def test_no_space(source: Path, monkeypatch: pytest.MonkeyPatch, asked: str) -> 
     needed = plan.shards.total_bytes + passing
     full = SimpleNamespace(f_bavail=needed - 1, f_frsize=1)
     monkeypatch.setattr(os, "statvfs", lambda path: full)
+    less = "--set calibration.samples=3 would fit, or " if asked == "gptq" else ""
     assert refused(recipe(stage, **rest), source, OutputError, dtype="fp32") == (
-        f"not enough disk space in {source.parent}: {needed} bytes are needed ({passing} of them"
-        f" only while it runs), {needed - 1} are free; make room or choose another disk"
+        f"not enough disk space in {source.parent}: {needed:,} bytes are needed ({size(passing)} of"
+        f" them only while it runs), {needed - 1:,} bytes are free; {less}make room or choose"
+        " another disk"
     )
+
+
+def test_evaluation_takes_disk_too(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Known bytes are refused one too many, estimated ones from a tenth more than is free on."""
+    own = {"kind": "self", "samples": 64, "length": 128}
+    asked = recipe(RTN, evaluation={"texts": [own], "spill_bytes": 1 << 20})
+    plan = make_plan(asked, source)
+    known, states = plan.shards.total_bytes, 3 * 64 * 128 * 64 * 4
+    assert output.evaluation_bytes(plan) == states
+
+    def lines(free: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        monkeypatch.setattr(output, "free_bytes", lambda path: free)
+        found = make_plan(asked, source, out=tmp_path / "out")
+        return found.problems, tuple(x for x in found.warnings if "disk space" in x)
+
+    assert lines(known + states) == ((), ())
+    problems, (warning,) = lines(int((known + states) / 1.05))
+    assert problems == ()
+    assert warning.startswith(f"little disk space in {tmp_path}: {size(known + states)} are needed")
+    (problem,), warnings = lines(int((known + states) / 1.11))
+    assert "--set evaluation=null would fit, or make room" in problem
+    assert warnings == ()
 
 
 def test_an_output_that_is_not_empty(source: Path) -> None:

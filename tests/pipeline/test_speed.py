@@ -17,7 +17,7 @@ from compress.evaluation import hollow as hollow_module
 from compress.evaluation import rates as rates_module
 from compress.evaluation import timer as timer_module
 from compress.evaluation.timer import free_bytes
-from compress.pipeline import bench
+from compress.pipeline import bench, speed_setting
 from compress.pipeline.events import Event
 from compress.pipeline.speed_setting import Place
 from compress.quant.scheme import QuantScheme
@@ -204,3 +204,21 @@ def test_the_cache_is_what_the_engine_takes(source: Path) -> None:
     free = free_bytes(torch.device("cpu"))
     assert free is None or free > 128 * 256 * facts["checkpoint"]["kv_bytes_per_token"] / 0.3
     assert facts["checkpoint"]["cache_tokens"] == 128 * 256
+
+
+@pytest.mark.parametrize("share", [None, 0.02, 0.4])
+def test_other_work_that_disturbed_is_said(
+    source: Path, tmp_path: Path, share: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(speed_setting, "share_since", lambda before: share)
+    line = "other work took 40 % of the cores meanwhile; a quiet machine is faster"
+    out = tmp_path / "out"
+    predicted = pipeline.predict_speed(source, batches=(1,), prompt=4, output=2, out=out)
+    measured = pipeline.measure_speed(source, batches=(1,), prompt=4, output=2)
+    for facts in (predicted, measured):
+        assert facts["others"] == share
+        assert facts.get("disturbed") == (line if share == 0.4 else None)
+        assert (line in pipeline.speed_table(facts)) == (share == 0.4)
+    assert (line in (out / "report.html").read_text()) == (share == 0.4)
+    report = json.loads((out / "report.json").read_text())
+    assert report["stages"][0]["others"] == share

@@ -20,8 +20,8 @@ from compress.pipeline import (
     plan_table,
     run,
 )
-from compress.pipeline.estimate import Rates
 from compress.pipeline.events import Event
+from compress.pipeline.probes import Rates
 from compress.recipe import dump, parse
 from compress.report.codec import read_json
 from compress.runtime import opening
@@ -255,9 +255,9 @@ def test_another_tokenizer_is_refused(tiny, tmp_path: Path, choices: Path) -> No
 
 
 def test_long_tasks_say_how_long(tiny, monkeypatch: pytest.MonkeyPatch, choices: Path) -> None:
-    from compress.pipeline import estimate, evaluation_cost
+    from compress.pipeline import evaluation_cost, probes
 
-    monkeypatch.setattr(estimate, "measure_rates", lambda dtype: Rates(1e5, 1e5, 1e5, 1e5, 1e9))
+    monkeypatch.setattr(probes, "measure_rates", lambda dtype: Rates(1e5, 1e5, 1e5, 1e5, 1e9))
     events: list[Event] = []
     evaluate_checkpoint(tiny("llama"), tasks=[str(choices)], progress=events.append)
     line = next(e.message for e in events if not e.total)

@@ -337,3 +337,16 @@ def test_kernels_and_dead_columns_are_shown(report: Report) -> None:
     assert "kernels, cpu" in text
     assert "torch, slower: no C++ compiler" in text
     assert "3 input columns never driven by calibration" in text
+
+
+def test_work_that_disturbed_the_run_is_said(report: Report) -> None:
+    """Beside the plan that of quantizing, beside the stages that of the run."""
+    assert "other work" not in render_html(report)
+    first, *rest = report.stages
+    stages = (replace(first, others=0.5), *(replace(stage, others=0.0) for stage in rest))
+    page = render_html(replace(report, stages=stages))
+    assert "While it quantized, other work took 50 % of the cores meanwhile;" in page
+    assert "Other work took 11 % of the cores meanwhile; a quiet machine is faster." in page
+    assert "Processor taken by others" in page
+    quiet = render_html(replace(report, stages=(replace(first, others=0.0), *rest)))
+    assert "other work" not in quiet.lower()

@@ -132,3 +132,12 @@ def test_escape_sequences_do_not_reach_the_terminal(report: Report) -> None:
     text = render_table(nasty)
     assert "\x1b" not in text
     assert "a b c" in text
+
+
+def test_work_that_disturbed_the_run_is_said(report: Report) -> None:
+    line = "other work took 30 % of the cores meanwhile; a quiet machine is faster"
+    assert "other work" not in render_table(report)
+    busy = tuple(replace(stage, others=0.3) for stage in report.stages)
+    assert line in " ".join(render_table(replace(report, stages=busy)).split())
+    quiet = tuple(replace(stage, others=0.02) for stage in report.stages)
+    assert "other work" not in render_table(replace(report, stages=quiet))

@@ -19,6 +19,17 @@ def test_a_size_reads_back_within_half_a_percent(count: int) -> None:
     assert value < 1000
 
 
+@given(st.integers(0, 10**13), st.integers(1, 10**13))
+def test_two_sizes_that_differ_read_differently(first: int, second: int) -> None:
+    one, other = units.two_sizes(first, second)
+    assert (one == other) == (first == second)
+
+
+def test_two_sizes() -> None:
+    assert units.two_sizes(5_120_000, 5_119_999) == ("5,120,000 bytes", "5,119,999 bytes")
+    assert units.two_sizes(5_120_000, 4_000_000) == ("5.12 MB", "4.00 MB")
+
+
 @given(st.floats(1e-5, 9e8))
 def test_significant_digits_read_back(value: float) -> None:
     shown = units.significant(value)
@@ -29,6 +40,33 @@ def test_significant_digits_read_back(value: float) -> None:
 @given(st.floats(allow_nan=True, allow_infinity=True), st.integers(2, 5))
 def test_any_float_has_a_short_text(value: float, digits: int) -> None:
     assert 0 < len(units.significant(value, digits)) <= 14
+
+
+def seconds_of(number: str, unit: str) -> float:
+    return float(number.replace(",", "")) * {"s": 1, "min": 60, "h": 3600}[unit]
+
+
+@given(st.floats(0.1, 1e7), st.floats(1.0, 20.0))
+def test_a_span_has_two_digits_of_one_unit(low: float, times: float) -> None:
+    *first, unit = units.span(low, low * times).split()
+    assert float(first[0].replace(",", "")) == pytest.approx(low / seconds_of("1", unit), rel=0.051)
+    assert seconds_of(first[-1], unit) == pytest.approx(low * times, rel=0.051)
+    for number in first[::2]:
+        assert len(number.replace(".", "").replace(",", "").strip("0")) <= 2
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "shown"),
+    [
+        (31.2, 57.9, "31 to 58 s"),
+        (5220, 12240, "1.4 to 3.4 h"),
+        (300, 1640, "5 to 27 min"),
+        (1.004e6, 1.96e6, "280 to 540 h"),
+        (2.0, 2.01, "2 s"),
+    ],
+)
+def test_spans(low: float, high: float, shown: str) -> None:
+    assert units.span(low, high) == shown
 
 
 @given(st.floats(0.005, 1e7))

@@ -217,3 +217,15 @@ def test_derived_values(report: Report) -> None:
     assert report.peak_rss_bytes == 702_300_000
     assert report.peak_gpu_bytes is None
     assert len(report.layers) == 43
+
+
+def test_reports_of_earlier_versions_are_read(report: Report) -> None:
+    """A key with a default may be missing: it came later."""
+    data = json.loads(to_json(report))
+    for stage in data["stages"]:
+        del stage["others"]
+    del data["budget"]
+    assert from_json(json.dumps(data)) == report
+    del data["stages"][0]["seconds"]
+    with pytest.raises(OutputError, match=r"key 'stages\[0\].seconds' is missing"):
+        from_json(json.dumps(data))
