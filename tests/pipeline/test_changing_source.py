@@ -105,6 +105,17 @@ def test_weights_that_flip_in_a_data_free_run(
     )
 
 
+@pytest.mark.parametrize("unit", ["source hashed", "texts read"])
+def test_the_read_itself_is_refused(
+    source: Path, tmp_path: Path, unit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not only a last look, which a file that was put back in time would pass."""
+    monkeypatch.setattr(Checkpoint, "require_unchanged", lambda checkpoint: None)
+    asked = recipe(RTN, evaluation=evaluated(tmp_path))
+    listen = at(unit, flipped(LATE), source)
+    assert ended(asked, source, tmp_path / "out", progress=listen) == SAYS.format(LATE, source)
+
+
 @pytest.mark.parametrize("unit", ["all tokens drawn", "embedded tokens", "block 0"])
 @pytest.mark.parametrize("name", [LATE, EMBEDDING])
 def test_weights_that_flip_in_a_calibrated_run(
