@@ -25,7 +25,7 @@ TITLES: Mapping[str, str] = {
 
 REFUSED = "refused"
 # Notes of what is not as in the checkpoint.
-CHANGED = re.compile("weights become F|stay as they are|not rounded as|may be below 0|left out")
+CHANGED = re.compile("weights become F|stay as they are|not rounded as|below 0|left out")
 
 Cell = Mapping[str, Any]
 Notes = dict[str, int]  # text -> its number below the tables

@@ -43,10 +43,10 @@ from torch import Tensor
 
 from compress.errors import RecipeError
 from compress.methods import fp8, nvfp4, rtn
-from compress.methods.folding import UNDRIVEN, Choice, PairView, by_channel, expand
-from compress.methods.rtn import GroupSearch, ScaleSearch, column_importance
+from compress.methods.folding import UNDRIVEN, Choice, PairView, Reader, by_channel, expand
+from compress.methods.rtn import GroupSearch, RtnConfig, ScaleSearch, column_importance
 from compress.quant.floats import global_scale, quantize_fp4, quantize_fp8
-from compress.quant.scheme import QuantScheme
+from compress.quant.scheme import Signs
 
 ROWS = 2048  # of all readers of a pair together
 
@@ -60,11 +60,14 @@ class AwqConfig:
     scale_search: how ranges are clipped, as in `rtn`, where no other stage rounds the layers;
         candidates are rounded so too, but for "output", which takes ten times as long and picks
         no better scales than "importance".
+    signs: as in `rtn`, where no other stage rounds the layers; candidates are rounded as the layers
+        will be.
     """
 
     grid: int = 20
     duo_scaling: bool = True
     scale_search: GroupSearch = "output"
+    signs: Signs = "auto"
 
     def __post_init__(self) -> None:
         if self.grid < 2:
@@ -137,7 +140,7 @@ def loss(
     total = 0.0
     for reader, weight in zip(view.readers, weights, strict=True):
         scaled = weight if columns is None else weight * columns
-        rounded = _rounded(scaled, reader.scheme, hessian, scale_search, reader.weight.dtype)
+        rounded = _rounded(scaled, reader, hessian, scale_search)
         total += _energy(rounded - scaled, hessian)
     return total
 
@@ -148,12 +151,12 @@ def sample_rows(view: PairView) -> list[Tensor]:
     return [reader.folded(step) for reader in view.readers]
 
 
-def _rounded(
-    weight: Tensor, scheme: QuantScheme, hessian: Tensor, search: ScaleSearch, dtype: torch.dtype
-) -> Tensor:
-    """Plainly rounded weight, fp32 [N, K], under a scheme of any kind."""
+def _rounded(weight: Tensor, reader: Reader, hessian: Tensor, search: ScaleSearch) -> Tensor:
+    """Plainly rounded weight, fp32 [N, K], as the reader will be, under a scheme of any kind."""
+    scheme, dtype = reader.scheme, reader.weight.dtype
     if scheme.type == "int":
-        return rtn.rounded(weight, scheme, search, hessian, dtype).dequantize()
+        config = RtnConfig(search, reader.signs)
+        return rtn.rounded(weight, scheme, config, hessian, dtype).dequantize()
     importance = column_importance(hessian) if search == "importance" else None
     if scheme.is_fp4:
         offsets = nvfp4.OFFSETS[:1] if search == "minmax" else nvfp4.OFFSETS

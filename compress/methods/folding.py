@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from compress.arch.spec import BlockSpec, FoldPair, LinearSpec
-from compress.quant.scheme import QuantScheme
+from compress.quant.scheme import QuantScheme, Signs
 from compress_calibration.hessian import Stats
 
 UNDRIVEN = "calibration drove none of its channels"
@@ -48,12 +48,14 @@ class Reader:
     weight: the source's, [N, K], in the dtype stored, which is also that of its scales.
     rows, columns: earlier folds, as in `Folds`; None for none. They are applied where asked for,
     so that a wide mixture is never in memory as fp32.
+    signs: of the scales that it will get.
     """
 
     weight: Tensor
     scheme: QuantScheme
     rows: Tensor | None = None
     columns: Tensor | None = None
+    signs: Signs = "auto"
 
     def folded(self, step: int = 1) -> Tensor:
         """Every `step`-th row with all earlier folds applied: fp32 [N / step rounded up, K]."""
@@ -147,12 +149,13 @@ class Folds:
         weights: Mapping[str, Tensor],
         schemes: Mapping[str, QuantScheme],
         stats: Stats,
+        signs: Mapping[str, Signs],
     ) -> PairView:
         """What a search sees of a pair.
 
         weights: the source's weight [N, K] of the readers, by name, in the dtype stored.
         schemes: of the readers that will be quantized, by name. stats: of what the readers read,
-        without any fold, magnitudes included.
+        without any fold, magnitudes included. signs: of the scales of the readers, by name.
         """
         seen = self.stats(self.linears[pair.readers[0]].tensor, stats)
         assert seen.absmax is not None, pair.writer
@@ -161,7 +164,7 @@ class Folds:
         for name in (name for name in pair.readers if name in schemes):
             tensor = self.linears[name].tensor
             rows, columns = self.rows.get(tensor), self.columns.get(tensor)
-            readers.append(Reader(weights[name], schemes[name], rows, columns))
+            readers.append(Reader(weights[name], schemes[name], rows, columns, signs[name]))
         return PairView(pair, tuple(readers), seen.hessian, seen.absmax, seen.absmean)
 
 

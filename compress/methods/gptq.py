@@ -38,7 +38,7 @@ from compress.methods import rtn
 from compress.methods.outcome import Judge, Outcome, judge
 from compress.methods.rtn import RtnConfig, ScaleSearch
 from compress.quant.rounding import choose_scales, clip_ratios
-from compress.quant.scheme import QuantScheme
+from compress.quant.scheme import QuantScheme, Signs
 from compress.quant.tensor import QuantizedTensor
 from compress_kernels import gptq_columns, hessian_factor
 
@@ -57,7 +57,7 @@ class GptqConfig:
     damping: added to the Hessian's diagonal, as a share of its mean.
     block_size: columns between two lazy updates.
     act_order: order in which columns are rounded (see the module).
-    scale_search: as in `rtn`.
+    scale_search, signs: as in `rtn`.
     true_sequential: observe each group of layers behind the already quantized ones of its block.
     experts: "all" shows every token to every expert; "routed" only those its router sends.
     min_tokens: tokens per input column under which an expert keeps plain rounding.
@@ -67,6 +67,7 @@ class GptqConfig:
     block_size: int = 128
     act_order: ActOrder = "static"
     scale_search: ScaleSearch = "importance"
+    signs: Signs = "auto"
     true_sequential: bool = False
     experts: Literal["all", "routed"] = "all"
     min_tokens: float = 2.0
@@ -171,7 +172,8 @@ def _plain(
     reason: str,
 ) -> Outcome:
     """Round to nearest with the same grid, as the fallback; groups are named if the file wants."""
-    rounding = RtnConfig("minmax" if config.scale_search == "minmax" else "importance")
+    search: ScaleSearch = "minmax" if config.scale_search == "minmax" else "importance"
+    rounding = RtnConfig(search, config.signs)
     outcome = rtn.nearest(layer, scheme, rounding, scale_dtype)
     q = outcome.quantized
     if config.act_order == "group":
@@ -203,7 +205,7 @@ def _compensate(
     rows = torch.cat([w.float() for w in weights])  # rows: [sum N_i, K]
     k = rows.shape[1]
     step = scheme.columns_per_scale(k)
-    ratios = clip_ratios(config.scale_search, scheme)
+    ratios = clip_ratios(config.scale_search, scheme, config.signs)
     importance = _importance(factor, config)
     fixed = _fixed_scales(weights, factor, importance, scheme, config, ratios, scale_dtype)
     scale, zero, groups = fixed if fixed is not None else (None, None, None)

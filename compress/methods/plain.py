@@ -12,7 +12,7 @@ from compress.methods.llm_int8 import LlmInt8Config
 from compress.methods.nvfp4 import Nvfp4Config
 from compress.methods.outcome import Outcome
 from compress.methods.rtn import GroupSearch, RtnConfig, ScaleSearch
-from compress.quant.scheme import QuantScheme
+from compress.quant.scheme import QuantScheme, Signs
 
 
 def refuses(scheme: QuantScheme) -> str | None:
@@ -38,10 +38,11 @@ def quantize(
 ) -> list[Outcome]:
     """Nearest codes for layers [N_i, K] that share an input, under a scheme of any kind.
 
-    config: of the scaling stage; its `scale_search`, or "importance" where it has none. Floats
-    have no search "output" and take "importance" for it.
+    config: of the scaling stage; its `scale_search`, or "importance" where it has none, and its
+    `signs`. Floats have no search "output" and take "importance" for it.
     """
     search: GroupSearch = getattr(config, "scale_search", "importance")
+    signs: Signs = getattr(config, "signs", "auto")
     floats: ScaleSearch = "importance" if search == "output" else search
     seen: dict[str, Any] = {
         "scale_dtype": scale_dtype,
@@ -55,4 +56,4 @@ def quantize(
         return fp8.quantize(weights, scheme, Fp8Config(floats), **seen)
     if scheme.activation is not None and scheme.activation.outliers != "none":
         return llm_int8.quantize(weights, scheme, LlmInt8Config(), **seen)
-    return rtn.quantize(weights, scheme, RtnConfig(search), **seen)
+    return rtn.quantize(weights, scheme, RtnConfig(search, signs), **seen)

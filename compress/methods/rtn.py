@@ -18,7 +18,7 @@ from torch import Tensor
 from compress.methods.outcome import Judge, Outcome, judge
 from compress.quant.output_scales import scales_by_output
 from compress.quant.rounding import clip_ratios, encode, round_to_nearest
-from compress.quant.scheme import QuantScheme
+from compress.quant.scheme import QuantScheme, Signs
 from compress.quant.tensor import QuantizedTensor
 
 ScaleSearch = Literal["minmax", "mse", "importance"]
@@ -33,9 +33,11 @@ class RtnConfig:
     scale_search: "minmax" covers every weight, "mse" clips where that costs less, "importance"
         weighs each column's error by its activations, "output" takes the errors of a group by
         what they do to the output together. The last two need calibration data.
+    signs: of the scales that the search tries, where the scheme may have negative ones.
     """
 
     scale_search: GroupSearch = "mse"
+    signs: Signs = "auto"
 
 
 def needs_calibration(config: RtnConfig) -> bool:
@@ -80,19 +82,20 @@ def nearest(
     layer: Judge, scheme: QuantScheme, config: RtnConfig, scale_dtype: torch.dtype
 ) -> Outcome:
     """One layer rounded to nearest, and what that costs it."""
-    q = rounded(layer.weight, scheme, config.scale_search, layer.hessian, scale_dtype)
+    q = rounded(layer.weight, scheme, config, layer.hessian, scale_dtype)
     return Outcome(q, layer.error(q.dequantize()), "rtn")
 
 
 def rounded(
     weight: Tensor,
     scheme: QuantScheme,
-    search: GroupSearch,
+    config: RtnConfig,
     hessian: Tensor | None,
     scale_dtype: torch.dtype,
 ) -> QuantizedTensor:
     """Nearest codes of weight [N, K]; without a Hessian [K, K] all columns count alike."""
-    ratios = clip_ratios("importance" if search == "output" else search, scheme)
+    search = config.scale_search
+    ratios = clip_ratios("importance" if search == "output" else search, scheme, config.signs)
     if search == "output" and hessian is not None:
         return encode(
             weight, scheme, *scales_by_output(weight, scheme, ratios, scale_dtype, hessian)

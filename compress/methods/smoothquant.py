@@ -27,6 +27,7 @@ import torch
 
 from compress.errors import RecipeError
 from compress.methods.folding import UNDRIVEN, Choice, PairView, by_channel
+from compress.quant.scheme import Signs
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +36,12 @@ class SmoothQuantConfig:
 
     alpha: how much of the difficulty goes to the weights: 0 none, 1 all of it.
     pairs: "norms" folds into norms only, "all" also between two linears.
+    signs: as in `rtn`, where no other stage rounds the layers.
     """
 
     alpha: float = 0.5
     pairs: Literal["norms", "all"] = "norms"
+    signs: Signs = "auto"
 
     def __post_init__(self) -> None:
         if not 0 <= self.alpha <= 1:

@@ -19,7 +19,7 @@ from compress.methods import METHODS
 from compress.methods.budget import Option, bytes_for, choose
 from compress.methods.budget import Unit as Choosable
 from compress.pipeline.output_format import choose_format
-from compress.quant.scheme import QuantScheme
+from compress.quant.scheme import QuantScheme, Signs
 from compress.recipe import Recipe, Stage
 from compress.recipe.matching import select
 from compress.recipe.schema import Claim
@@ -30,7 +30,7 @@ UNITS_OF_LOSS = {"kl": "nats a token", "output_error": "of the energy of blocks'
 @dataclass(frozen=True, slots=True)
 class Unit:
     """Layers of a block that are stored alike. stage: of the recipe as given. schemes: those of its
-    candidates that fit the layers; sizes: bytes of all layers under each."""
+    candidates that fit the layers; sizes: bytes of all layers under each. signs: of the stage."""
 
     name: str
     stage: int
@@ -39,6 +39,7 @@ class Unit:
     schemes: tuple[QuantScheme, ...]
     sizes: tuple[int, ...]
     sensitivity: str
+    signs: Signs
 
     @property
     def weights(self) -> int:
@@ -189,8 +190,16 @@ def _unit(
         )
         for scheme in fitting
     ]
-    name, block = linears[0].name, blocks[linears[0].name]
-    return Unit(name, stage.index, block, linears, tuple(fitting), tuple(sizes), stage.sensitivity)
+    return Unit(
+        name=linears[0].name,
+        stage=stage.index,
+        block=blocks[linears[0].name],
+        linears=linears,
+        schemes=tuple(fitting),
+        sizes=tuple(sizes),
+        sensitivity=stage.sensitivity,
+        signs=stage.signs,
+    )
 
 
 def _fits(scheme: QuantScheme, linear: LinearSpec) -> bool:

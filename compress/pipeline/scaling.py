@@ -153,7 +153,8 @@ def _fold(block: BlockPass, gathering: Gathering, stage: int, scaled: Scaled) ->
 
 def _search(block: BlockPass, gathering: Gathering, stage: int, folds: Folds) -> Choice:
     work, readers = block.work, gathering.readers
-    method = METHODS[work.plan.recipe.stages[stage].method]
+    stages = work.plan.recipe.stages
+    method = METHODS[stages[stage].method]
     assert method.fold is not None, "matching.assign lists scaling stages only"
     assert gathering.stats is not None, gathering.pair.writer
     view = folds.view(
@@ -161,8 +162,9 @@ def _search(block: BlockPass, gathering: Gathering, stage: int, folds: Folds) ->
         {name: read_weight(work, m).to(work.device) for name, m in readers.items()},
         {name: m.scheme for name, m in readers.items()},
         gathering.stats,
+        {name: stages[m.stage].signs for name, m in readers.items()},
     )
-    return method.fold(view, work.plan.recipe.stages[stage].config)
+    return method.fold(view, stages[stage].config)
 
 
 def _apply(block: BlockPass, pair: FoldPair, choice: Choice, scaled: Scaled) -> None:

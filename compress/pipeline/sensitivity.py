@@ -33,6 +33,7 @@ from compress.evaluation.head import chunk_rows
 from compress.evaluation.perplexity import log_softmax
 from compress.formats import Weights
 from compress.methods import plain
+from compress.methods.rtn import RtnConfig
 from compress.pipeline import calibration
 from compress.pipeline.budget import Sensitivities, Unit
 from compress.pipeline.events import Event, Progress
@@ -195,7 +196,7 @@ def _round(
             (outcome,) = plain.quantize(
                 [weight],
                 scheme,
-                None,
+                RtnConfig("importance", unit.signs),
                 scale_dtype=TORCH_DTYPES[probe.weights.checkpoint.tensors[x.tensor].dtype],
                 hessian=seen.hessian,
                 expert_tokens=None if x.expert is None else seen.tokens,

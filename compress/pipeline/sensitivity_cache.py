@@ -85,7 +85,8 @@ def _front(
 
 def _unit(unit: Unit) -> list[Any]:
     schemes = [asdict(scheme) for scheme in unit.schemes]
-    return [unit.block, [x.name for x in unit.linears], schemes, unit.sensitivity]
+    names = [x.name for x in unit.linears]
+    return [unit.block, names, schemes, unit.sensitivity, unit.signs]
 
 
 def _data(config: CalibrationConfig) -> Iterator[tuple[str, str]]:

@@ -1,10 +1,11 @@
-"""How a recipe names artifacts for other runtimes: a target, or a mapping with `to`."""
+"""How a recipe names artifacts for other runtimes, and what they ask of its stages."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from compress.errors import RecipeError
+from compress.quant.scheme import Signs
 from compress.recipe.reader import closest, read_dataclass
-from compress.recipe.schema import ExportConfig, Recipe
+from compress.recipe.schema import ExportConfig, Recipe, Stage
 from compress.recipe.tree import Node, Scalar
 
 
@@ -38,3 +39,26 @@ def check_exports(recipe: Recipe) -> None:
         if export.to in seen:
             raise RecipeError(f"{at}: is {export.to!r} again; each target has one folder")
         seen.add(export.to)
+
+
+def with_signs(recipe: Recipe) -> Recipe:
+    """The recipe with the signs of scales settled: "auto" is "positive" where an export's target
+    asks for that, else "both"."""
+    signs: Signs = "positive" if _wants_positive(recipe) else "both"
+    stages = tuple(_settled(stage, signs) for stage in recipe.stages)
+    return recipe if stages == recipe.stages else replace(recipe, stages=stages)
+
+
+def _wants_positive(recipe: Recipe) -> bool:
+    if not recipe.export:
+        return False
+    from compress_exporters.table import EXPORTERS
+
+    return any(EXPORTERS[export.to].positive_scales for export in recipe.export)
+
+
+def _settled(stage: Stage, signs: Signs) -> Stage:
+    has = any(item.name == "signs" for item in fields(stage.config))
+    if not has or stage.signs != "auto":
+        return stage
+    return replace(stage, config=replace(stage.config, signs=signs))

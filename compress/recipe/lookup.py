@@ -8,6 +8,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from compress.errors import RecipeError
+from compress.recipe.exports import with_signs
 from compress.recipe.parse import check, parse
 from compress.recipe.reader import closest, nearest
 from compress.recipe.schema import Recipe
@@ -46,7 +47,7 @@ def load(recipe: Recipe | str | Path, overrides: Iterable[str] = ()) -> Recipe:
                 " dataclasses.replace"
             )
         check(recipe)
-        return recipe
+        return with_signs(recipe)
     if isinstance(recipe, Path) or _is_path(recipe):
         path = Path(recipe)
         return parse(_read(path), label=str(recipe), folder=path.parent, overrides=overrides)

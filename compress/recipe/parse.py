@@ -10,7 +10,7 @@ from compress.quant.scheme import PRESETS, QuantScheme
 from compress.recipe.budget import check_budget, read_budget
 from compress.recipe.byte_sizes import EXPECTED, byte_size
 from compress.recipe.data import read_calibration, read_evaluation
-from compress.recipe.exports import check_exports, read_exports
+from compress.recipe.exports import check_exports, read_exports, with_signs
 from compress.recipe.overrides import apply_overrides
 from compress.recipe.patterns import read_patterns
 from compress.recipe.reader import (
@@ -101,7 +101,7 @@ def _read_recipe(root: Node, text: str, overrides: tuple[str, ...]) -> Recipe:
         places=places,
     )
     check(recipe)
-    return recipe
+    return with_signs(recipe)
 
 
 def check(recipe: Recipe) -> None:

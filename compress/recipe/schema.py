@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from compress.errors import RecipeError
 from compress.evaluation.config import EvaluationConfig
-from compress.quant.scheme import QuantScheme
+from compress.quant.scheme import QuantScheme, Signs
 from compress_calibration.config import CalibrationConfig
 
 OutputFormat = Literal[
@@ -130,6 +130,12 @@ class Stage:
     def label(self) -> str:
         """ "stages[0]" or "stages[0].overrides[1]", for a message."""
         return self.path or f"stages[{self.index}]"
+
+    @property
+    def signs(self) -> Signs:
+        """Of the scales that its method may choose; "auto" for a method that has no such choice."""
+        signs: Signs = getattr(self.config, "signs", "auto")
+        return signs
 
     @property
     def base(self) -> str:

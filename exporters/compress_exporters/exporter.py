@@ -91,6 +91,7 @@ class Exporter:
     write: fills an empty folder.
     verify: of a written folder against the source; CheckpointError for an artifact that is wrong.
     in_place: None for a target that has no such way.
+    positive_scales: whether integers keep their width only where no scale is below 0.
     """
 
     name: str
@@ -100,6 +101,7 @@ class Exporter:
     write: Callable[[Source, Path, Options, Progress], Written]
     verify: Callable[[Source, Path, Options], Proof]
     in_place: InPlace | None = None
+    positive_scales: bool = False
 
 
 # What to do where a disk refuses: an export is not resumed.

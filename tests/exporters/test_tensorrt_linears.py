@@ -24,6 +24,7 @@ from compress_exporters.onnx.saving import MODEL, save
 from compress_exporters.reference import Reference, text
 from compress_exporters.table import EXPORTERS
 from compress_exporters.tensorrt.folding import folded
+from compress_exporters.tensorrt.linears import notes
 from compress_exporters.tensorrt.lint import lint
 from compress_exporters.tensorrt.lowering import TENSORRT
 from onnx_graphs import built
@@ -102,9 +103,8 @@ def test_rows_that_no_block_fills_have_eight_bits(tmp_path: Path) -> None:
     build = written(model, tmp_path / "out")
     down = build.graph.initializers["model.layers.0.mlp.down_proj.weight"]
     assert (down.dtype, build.graph.initializers[f"{UP}.weight"].dtype) == (INT8, INT4)
-    assert "codes of 4 bits are in 8-bit integers, as no blocks of 64 fill their rows" in (
-        build.notes
-    )
+    why = "as no blocks of 64 fill their rows"
+    assert f"2 layers have codes of 4 bits in 8-bit integers, {why}" in notes(build)
     assert error_of(model, tmp_path / "out" / MODEL, inputs=False).largest < 1e-5
 
 
@@ -112,8 +112,13 @@ def test_scales_below_zero_are_turned_in_eight_bits(wide: Path, tmp_path: Path) 
     model = compressed_models.write(wide, tmp_path / "model", G64).folder
     build = written(model, tmp_path / "out")
     assert build.graph.initializers[f"{UP}.weight"].dtype == INT8
-    (note,) = build.notes
-    assert note.endswith("quantize with scale_search: minmax to keep 4")
+    (note,) = notes(build)
+    assert note == (
+        "14 layers have codes of 4 bits in 8-bit integers, as they have scales below 0 and TensorRT"
+        " none; quantize with signs: positive, or with tensorrt in the recipe's export, to keep 4"
+    )
+    told = EXPORTERS["tensorrt"].check(open_weights(Checkpoint.open(model)), Options())
+    assert told == (note,)
     assert error_of(model, tmp_path / "out" / MODEL, inputs=False).largest < 1e-5
 
 

@@ -55,7 +55,7 @@ def cost(view: PairView, scale: Tensor | None, search: str = "importance") -> fl
         weight = reader.folded()
         hessian = view.hessian / s[:, None] / s
         importance = column_importance(hessian) if search == "importance" else None
-        ratios = clip_ratios(search, reader.scheme)
+        ratios = clip_ratios(search, reader.scheme, reader.signs)
         q = round_to_nearest(
             weight * s, reader.scheme, ratios, scale_dtype=torch.float32, importance=importance
         )
@@ -81,6 +81,16 @@ def test_never_worse_than_plain_rounding(scheme: QuantScheme, search: str) -> No
         if choice.scale is not None:
             assert choice.scale.shape == (32,)
             assert bool((torch.isfinite(choice.scale) & (choice.scale > 0)).all())
+
+
+def test_candidates_are_rounded_with_the_signs_of_their_reader() -> None:
+    view = view_of(GROUP8)
+    readers = tuple(replace(reader, signs="positive") for reader in view.readers)
+    positive = replace(view, readers=readers)
+    choice, other = (awq.search(x, AwqConfig()) for x in (positive, view))
+    assert choice.plain == pytest.approx(cost(positive, None) / energy(view), rel=1e-4)
+    assert other.plain == pytest.approx(cost(view, None) / energy(view), rel=1e-4)
+    assert other.plain < 0.95 * choice.plain
 
 
 @pytest.mark.parametrize("duo", [True, False])

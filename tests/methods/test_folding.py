@@ -201,11 +201,12 @@ def test_statistics_and_weights_are_seen_behind_all_folds() -> None:
     torch.testing.assert_close(seen.absmean, scaled.abs().mean(0))
     bias = torch.ones(16, dtype=torch.bfloat16)
     assert folds.vector("norm.bias", bias).dtype == torch.bfloat16
-    view = folds.view(pair, {"v": torch.ones(8, 16).bfloat16()}, {"v": QuantScheme()}, stats)
-    (reader,) = view.readers
+    weights, schemes = {"v": torch.ones(8, 16).bfloat16()}, {"v": QuantScheme()}
+    (reader,) = folds.view(pair, weights, schemes, stats, {"v": "positive"}).readers
+    assert reader.signs == "positive"
     torch.testing.assert_close(reader.folded(), (first * second).expand(8, 16))
     assert reader.folded(step=3).shape == (3, 16)
-    assert folds.view(pair, {}, {}, stats).readers == ()
+    assert folds.view(pair, {}, {}, stats, {}).readers == ()
 
 
 def test_config_says_which_pairs_a_real_checkpoint_has(demo_model: Path) -> None:

@@ -261,6 +261,23 @@ def test_an_expert_no_token_reached_is_rounded_and_judged_evenly(act_order: str)
     assert (outcome.quantized.g_idx is not None) == (act_order == "group")
 
 
+@pytest.mark.parametrize("tokens", [0, 100])
+@pytest.mark.parametrize("act_order", ["none", "static", "group"])
+def test_scales_have_the_signs_that_are_asked_for(act_order: str, tokens: int) -> None:
+    """Those of an expert that is rounded plainly too."""
+    for signs in ("both", "positive"):
+        (outcome,) = gptq.quantize(
+            [weight_of(16, 16, 14)],
+            GROUP8,
+            GptqConfig(signs=signs, act_order=act_order),
+            scale_dtype=torch.float32,
+            hessian=hessian_of(16, 50, 14),
+            expert_tokens=tokens,
+        )
+        assert (outcome.method == "rtn") == (tokens == 0)
+        assert bool((outcome.quantized.scale > 0).all()) == (signs == "positive")
+
+
 def test_inputs_are_left_alone() -> None:
     weight, hessian = weight_of(4, 16, 12), hessian_of(16, 50, 12)
     before = weight.clone(), hessian.clone()

@@ -96,10 +96,13 @@ def test_the_choice_is_that_of_brute_force(tiny, tmp_path: Path, cache: Path) ->
     assert settle(asked, units, found)[1].predicted == pytest.approx(best, rel=1e-12)
 
 
-def test_measured_losses_are_those_of_what_was_written(tiny, tmp_path: Path, cache: Path) -> None:
+@pytest.mark.parametrize("signs", ["both", "positive"])
+def test_measured_losses_are_those_of_what_was_written(
+    tiny, tmp_path: Path, cache: Path, signs: str
+) -> None:
     """rtn with the same search, one block: nothing before it is quantized, so nothing differs."""
     source = tiny("llama", num_hidden_layers=1, dtype="fp32")
-    asked = asking(tmp_path, scale_search="importance", sensitivity="kl")
+    asked = asking(tmp_path, scale_search="importance", sensitivity="kl", signs=signs)
     report = run(asked, source, tmp_path / "out")
     assert report.budget is not None
     assert report.budget.loss.measured == pytest.approx(report.budget.loss.planned, rel=1e-3)
@@ -123,6 +126,8 @@ def test_measured_once_for_all_targets(
     monkeypatch.setattr(job, "_measured_plan", None)
     run(asking(tmp_path, bits=6.0), source, tmp_path / "second")
     assert make_plan(asking(tmp_path, bits=5.0, method="gptq"), source).budget is not None
+    with pytest.raises(TypeError, match="not callable"):
+        run(asking(tmp_path, signs="positive"), source, tmp_path / "positive")
     (tmp_path / "words.txt").write_text("other words than these were never seen here . " * 20)
     with pytest.raises(TypeError, match="not callable"):
         run(asking(tmp_path), source, tmp_path / "third")

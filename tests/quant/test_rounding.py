@@ -141,16 +141,43 @@ def test_ranges_go_from_the_full_one_to_a_clipped_one() -> None:
     assert clip_ratios("minmax", QuantScheme(4)).tolist() == [1.0]
     for bits, symmetric in product(range(2, 9), (True, False)):
         scheme = QuantScheme(bits, symmetric)
-        ratios = clip_ratios("mse", scheme)
+        ratios = clip_ratios("mse", scheme, "both")
         assert len(ratios) == CANDIDATES
+        assert torch.equal(clip_ratios("mse", scheme), ratios)
         if may_be_negative(scheme):
             ratios, turned = ratios.chunk(2)
             assert torch.equal(turned, -ratios)
+        assert torch.equal(clip_ratios("mse", scheme, "positive"), ratios)
         assert (ratios.diff() < 0).all()
         assert (ratios > 0).all()
         # The widest range reaches amax with its last positive code.
         amax_in_steps = (2**bits - 1) / 2 / float(ratios[0])
         assert amax_in_steps == pytest.approx(2 ** (bits - 1) - 1)
+
+
+@settings(quick, max_examples=40)
+@given(weights(), schemes(), st.booleans(), scale_dtypes)
+def test_positive_scales_are_the_best_of_those_above_zero(w, scheme, weigh, dtype) -> None:
+    """By brute force over the candidates, and never better than the best of both signs."""
+    importance = torch.linspace(0.1, 2.0, w.shape[1]) if weigh else None
+    mass = torch.ones(w.shape[1]) if importance is None else importance
+
+    def costs(ratios: Tensor) -> tuple[Tensor, Tensor]:
+        """Of every scale, fp64 [N, G], and the scales."""
+        scale, zero = choose_scales(w, scheme, ratios, dtype, importance)
+        q = encode(w, scheme, scale, zero)
+        lost = (q.dequantize().double() - w).square() * mass
+        if scheme.granularity == "tensor":
+            return lost.sum().reshape(1, 1), scale
+        return lost.unflatten(1, (scale.shape[1], -1)).sum(2), scale
+
+    ratios = clip_ratios("mse", scheme, "positive")
+    found, scale = costs(ratios)
+    assert (scale > 0).all()
+    best = torch.stack([costs(ratio.reshape(1))[0] for ratio in ratios]).amin(0)
+    torch.testing.assert_close(found, best, rtol=1e-4, atol=1e-12)
+    both, _ = costs(clip_ratios("mse", scheme, "both"))
+    assert (found >= both * (1 - 1e-4) - 1e-12).all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

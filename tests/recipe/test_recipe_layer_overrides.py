@@ -234,7 +234,7 @@ REFUSALS = [
         {"targets": ["q"], "bit": 8},
         (
             ".bit: unknown key 'bit'; allowed: targets, skip, scheme, bits, symmetric, granularity,"
-            " group_size, scale_search; did you mean 'bits'?"
+            " group_size, scale_search, signs; did you mean 'bits'?"
         ),
     ),
     ({"targets": ["q"], "method": "gptq"}, ".method: unknown key 'method'; allowed: targets,"),

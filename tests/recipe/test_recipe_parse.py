@@ -24,7 +24,7 @@ def test_defaults_are_complete() -> None:
     recipe = parse(RTN + "W4A16\n")
     stage = recipe.stages[0]
     assert (stage.targets, stage.ignore) == (("*",), ("lm_head", "router"))
-    assert stage.config == METHODS["rtn"].config()
+    assert stage.config == METHODS["rtn"].config(signs="both")
     assert (recipe.seed, recipe.calibration, recipe.evaluation) == (0, None, None)
     assert (recipe.output.format, recipe.output.shard_size) == ("auto", 5 * 10**9)
     assert recipe.text == RTN + "W4A16\n"

@@ -15,7 +15,7 @@ RTN = "name: x\n" + STAGE
 PRESETS = ", ".join(SCHEMES)
 STAGE_KEYS = (
     "method, scheme, granularity, group_size, candidates, target, sensitivity, targets, ignore,"
-    " overrides, scale_search"
+    " overrides, scale_search, signs"
 )
 KINDS = "text, jsonl, parquet, dataset, hub, self"
 

@@ -24,7 +24,7 @@ class Build:
     session: entries that ONNX Runtime's session needs to run the graph as it is meant.
     rounds: whether linears round their inputs. notes: of what was converted.
     unfused: what stayed in single steps -> why. copied: in place, why weights of the checkpoint are
-    written anew -> which.
+    written anew -> which. widened: "codes of 4 bits in 8-bit integers", and why -> which layers.
     """
 
     graph: Graph
@@ -37,6 +37,7 @@ class Build:
     unfused: dict[str, str] = field(default_factory=dict)
     session: dict[str, str] = field(default_factory=dict)
     copied: dict[str, set[str]] = field(default_factory=dict)
+    widened: dict[str, set[str]] = field(default_factory=dict)
     rounds: bool = False
     _last: tuple[str, QuantizedTensor] | None = None
     _once: dict[str, object] = field(default_factory=dict)

@@ -123,9 +123,8 @@ def _note(build: Build, linear: Coded, held: Holding, negative: bool) -> None:
     scheme = linear.scheme
     width = {"INT4": 4, "INT8": 8}.get(held.dtype, scheme.bits)
     if width > scheme.bits:
-        build.note(
-            f"codes of {scheme.bits} bits are in {width}-bit integers{_why(scheme, negative)}"
-        )
+        what = f"codes of {scheme.bits} bits in {width}-bit integers{_why(scheme, negative)}"
+        build.widened.setdefault(what, set()).add(linear.spec.name)
     if held.block and held.block != scheme.group_size:
         what = f"groups of {scheme.group_size}" if scheme.group_size else "rows with one scale"
         build.note(f"{what} are blocks of {held.block} with equal scales")
@@ -139,9 +138,18 @@ def _why(scheme: QuantScheme, negative: bool) -> str:
     if not negative:
         return ", as no blocks of 64 fill their rows"
     return (
-        ", as their scales may be below 0 and TensorRT's are not; quantize with scale_search:"
-        " minmax to keep 4"
+        ", as they have scales below 0 and TensorRT none; quantize with signs: positive, or with"
+        " tensorrt in the recipe's export, to keep 4"
     )
+
+
+def notes(build: Build) -> tuple[str, ...]:
+    """All that was converted, and how many layers' codes lie in wider integers."""
+    widened = (
+        f"{len(layers)} layer{'s have' if len(layers) > 1 else ' has'} {what}"
+        for what, layers in build.widened.items()
+    )
+    return (*build.notes, *widened)
 
 
 def _codes(build: Build, linear: Coded, held: Holding) -> ir.Value:

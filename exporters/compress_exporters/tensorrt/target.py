@@ -33,11 +33,11 @@ NO_ENGINE = "no engine is in the folder; TENSORRT.md says how one is built"
 
 def check(source: Source, options: Options) -> tuple[str, ...]:
     require(NAME, EXTRA, "onnx", "onnx_ir", "onnxruntime")
-    from compress_exporters.tensorrt.linears import require_numbers
+    from compress_exporters.tensorrt.linears import notes, require_numbers
 
     build = _build(source, options)
     require_numbers(build)
-    return tuple(build.notes)
+    return notes(build)
 
 
 def size(source: Source, options: Options) -> int:
@@ -50,6 +50,7 @@ def write(source: Source, folder: Path, options: Options, progress: Progress) ->
     from compress_exporters.onnx.saving import MODEL, save
     from compress_exporters.sidefiles import copy_side_files
     from compress_exporters.tensorrt.build_notes import write_notes
+    from compress_exporters.tensorrt.linears import notes
     from compress_exporters.tensorrt.lint import require_clean
 
     build = _build(source, options)
@@ -57,8 +58,8 @@ def write(source: Source, folder: Path, options: Options, progress: Progress) ->
     require_clean(folder / MODEL)
     files = (*files, *write_notes(build, folder))
     beside = copy_side_files(source, folder)
-    notes = (*build.notes, NO_ENGINE)
-    return Written((*files, *beside), notes, build.fused(*FUSED), build.unfused)
+    told = (*notes(build), NO_ENGINE)
+    return Written((*files, *beside), told, build.fused(*FUSED), build.unfused)
 
 
 def verify(source: Source, folder: Path, options: Options) -> Proof:
@@ -110,4 +111,5 @@ TENSORRT_READY = Exporter(
     size=size,
     write=write,
     verify=verify,
+    positive_scales=True,
 )
