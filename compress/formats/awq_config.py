@@ -1,6 +1,5 @@
 """AWQ's quantization_config, written and read: one scheme, and modules that it leaves alone."""
 
-import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 from compress.arch.spec import DecoderSpec
 from compress.checkpoint.detect import find_block
 from compress.errors import RecipeError
+from compress.expressions import Expression
 from compress.formats.config_values import flag, names, require, whole
 from compress.formats.ct_config import ignored_modules
 from compress.formats.gptq_config import read_rules, refuse_others, rules, scheme_of
@@ -25,7 +25,7 @@ class AwqSchemes:
     loaders take some for parts of names, which the tensors tell from the others."""
 
     base: QuantScheme
-    rules: tuple[tuple[re.Pattern[str], QuantScheme | None], ...]
+    rules: tuple[tuple[Expression, QuantScheme | None], ...]
     ignored: tuple[str, ...]
     transposed: frozenset[str]
 

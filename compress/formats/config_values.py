@@ -3,11 +3,11 @@
 place: where in config.json the value stands, for the CheckpointError that names it.
 """
 
-import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from compress.errors import CheckpointError, RecipeError
+from compress.expressions import Expression, expression
 
 _Noun = TypeVar("_Noun")
 
@@ -54,14 +54,14 @@ def names_or_patterns(place: str, value: object) -> tuple[str, ...]:
     return entries
 
 
-def pattern(place: str, text: str, prefix: str = "") -> re.Pattern[str]:
-    """A regular expression behind a prefix, as loaders match it against module names."""
-    try:
-        return re.compile(text.removeprefix(prefix))
-    except (re.error, OverflowError, RecursionError) as error:
-        raise CheckpointError(
-            f"{place}: {shown(text)} is not a regular expression: {error}"
-        ) from None
+def pattern(place: str, text: str, prefix: str = "") -> Expression:
+    """A regular expression behind a prefix, as loaders match it against module names.
+
+    CheckpointError for one that is none, and while it is matched for one that takes too long.
+    """
+    return expression(
+        text.removeprefix(prefix), lambda why: CheckpointError(f"{place}: {shown(text)} {why}")
+    )
 
 
 def made(place: str, make: Callable[[], _Noun]) -> _Noun:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from compress.arch.spec import DecoderSpec, LinearSpec
 from compress.checkpoint.detect import find_block
 from compress.errors import CheckpointError, RecipeError
+from compress.expressions import Expression
 from compress.formats.config_values import (
     flag,
     made,
@@ -49,7 +50,7 @@ class GptqSchemes:
     """rules: in the config's order; None for modules that are not quantized."""
 
     base: Key
-    rules: tuple[tuple[re.Pattern[str], Key | None], ...]
+    rules: tuple[tuple[Expression, Key | None], ...]
     transposed: frozenset[str]
 
     def scheme(self, module: str) -> QuantScheme | None:
@@ -203,11 +204,11 @@ def read_schemes(config: Mapping[str, Any]) -> GptqSchemes:
 
 def read_rules(
     place: str, block: Mapping[str, Any], read: Callable[[str, Mapping[str, Any]], _Said]
-) -> tuple[tuple[re.Pattern[str], _Said | None], ...]:
+) -> tuple[tuple[Expression, _Said | None], ...]:
     """`dynamic` of a block, in its order: what `read` makes of the block as a rule changes it, None
     for modules that are not quantized. place: of the block; `read` gets the rule's."""
     place, rules = f"{place}.dynamic", block.get("dynamic")
-    found: list[tuple[re.Pattern[str], _Said | None]] = []
+    found: list[tuple[Expression, _Said | None]] = []
     for text, changes in ({} if rules is None else mapping(place, rules)).items():
         if text.startswith("-:"):
             found.append((pattern(place, text, "-:"), None))

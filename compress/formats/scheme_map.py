@@ -6,12 +6,13 @@ place in config.json.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from compress.arch.generic import EMBEDDINGS
 from compress.checkpoint.detect import find_block
 from compress.errors import CheckpointError
+from compress.expressions import Expression
 from compress.formats.compressed_tensors import FLOAT, INTEGER, NVFP4, PACKED
 from compress.formats.config_values import (
     flag,
@@ -19,6 +20,7 @@ from compress.formats.config_values import (
     mapping,
     names,
     names_or_patterns,
+    pattern,
     require,
     shown,
     whole,
@@ -46,6 +48,7 @@ class SchemeMap:
     transposed: frozenset[str]
     kv_cache: ActivationScheme | None = None
     ordered: frozenset[int] = frozenset()
+    _expressions: dict[str, Expression] = field(default_factory=dict, compare=False, repr=False)
 
     def scheme(self, module: str) -> QuantScheme | None:
         """Scheme of a module: a target that names it, then a pattern, then its class."""
@@ -57,13 +60,25 @@ class SchemeMap:
         return self._place(module) in self.ordered
 
     def _place(self, module: str) -> int | None:
-        if any(_matches(module, entry) for entry in self.ignore):
+        if any(self._matches(module, entry) for entry in self.ignore):
             return None
         # A target of two groups is the last one's, as in compressed-tensors and vLLM.
         targets = {t: i for i, (targets, _) in enumerate(self.groups) for t in targets}
-        patterns = (i for t, i in targets.items() if t.startswith("re:") and _matches(module, t))
+        patterns = (i for t, i in targets.items() if _is_pattern(t) and self._matches(module, t))
         last = targets.get(_class_of(module))
         return targets[module] if module in targets else next(patterns, last)
+
+    def _matches(self, module: str, entry: str) -> bool:
+        """CheckpointError for a pattern that takes too long on all modules together."""
+        if not _is_pattern(entry):
+            return entry == module
+        if entry not in self._expressions:
+            self._expressions[entry] = pattern("config.json: quantization_config", entry, "re:")
+        return self._expressions[entry].match(module)
+
+
+def _is_pattern(entry: str) -> bool:
+    return entry.startswith("re:")
 
 
 def _class_of(module: str) -> str:
@@ -220,9 +235,3 @@ def _strategy(group_size: object) -> str:
     if not isinstance(group_size, int):
         return "tensor"
     return "group" if group_size > 0 else "channel"
-
-
-def _matches(module: str, entry: str) -> bool:
-    if entry.startswith("re:"):
-        return re.match(entry.removeprefix("re:"), module) is not None
-    return entry == module

@@ -11,7 +11,7 @@ from compress.checkpoint.detect import detect
 from compress.checkpoint.ties import settled, tied_config
 from compress.errors import CheckpointError
 from compress.recipe import Recipe
-from compress.recipe.matching import matches
+from compress.recipe.matching import of_stage
 
 LM_HEAD = "lm_head.weight"
 
@@ -66,8 +66,8 @@ def _names_head(recipe: Recipe, spec: DecoderSpec) -> bool:
     name = head_name(spec)
     head = LinearSpec(name.removesuffix(".weight"), name, spec.embedding_shape, "head", "", "")
     return any(
-        matches(pattern, head) and not any(matches(pattern, x) for x in spec.linears())
+        means(head) and not any(map(means, spec.linears()))
         for stage in recipe.stages
-        if not any(matches(pattern, head) for pattern in stage.ignore)
-        for pattern in stage.targets
+        if not any(means(head) for _, means in of_stage(stage, "ignore"))
+        for _, means in of_stage(stage, "targets")
     )

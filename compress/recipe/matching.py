@@ -8,21 +8,16 @@ whatever they are called. The embedding belongs to a stage only where a target m
 """
 
 import difflib
-import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
+from typing import Literal
 
 from compress.arch.spec import LinearSpec
 from compress.errors import RecipeError
+from compress.expressions import expression
+from compress.recipe.patterns import ROLE_OF_WORD, Means, meanings
 from compress.recipe.schema import Claim, Stage
 
-ROLE_OF_WORD: Mapping[str, str] = {
-    "lm_head": "head",
-    "router": "router",
-    "embedding": "embedding",
-}
 NO_STAGE = "no stage targets it"
 
 
@@ -44,13 +39,9 @@ class Assignment:
     reason_of: Mapping[str, str]
 
 
-def matches(pattern: str, linear: LinearSpec) -> bool:
-    """Whether a pattern means this layer."""
-    if pattern.startswith("re:"):
-        return re.fullmatch(pattern[3:], linear.name) is not None
-    if ROLE_OF_WORD.get(pattern) == linear.role:
-        return True
-    return fnmatchcase(linear.name, pattern) or fnmatchcase(linear.name, f"*.{pattern}")
+def of_stage(stage: Stage, key: Literal["targets", "ignore"]) -> list[tuple[str, Means]]:
+    """The patterns of a stage under a key, each with what it means."""
+    return meanings(getattr(stage, key), f"{stage.label}.{key}", stage.places)
 
 
 def select(stage: Stage, linears: Iterable[LinearSpec]) -> tuple[list[str], dict[str, str]]:
@@ -62,12 +53,13 @@ def select(stage: Stage, linears: Iterable[LinearSpec]) -> tuple[list[str], dict
     linears = list(linears)
     _check_patterns(stage, "targets", linears)
     _check_patterns(stage, "ignore", linears)
-    claimed = {x.name for claim in stage.claims for x in _taken_by(claim, linears)}
+    claimed = {x.name for claim in stage.claims for x in _taken_by(claim, stage, linears)}
     inside, taken, ignored = _inside(stage, linears), [], {}
+    ignore = of_stage(stage, "ignore")
     for linear in inside:
         if linear.name in claimed:
             continue
-        by = _first(stage.ignore, linear)
+        by = _first(ignore, linear)
         if by is None:
             taken.append(linear.name)
         else:
@@ -77,23 +69,26 @@ def select(stage: Stage, linears: Iterable[LinearSpec]) -> tuple[list[str], dict
     return taken, ignored
 
 
-def named(patterns: Iterable[str], linears: Iterable[LinearSpec]) -> list[LinearSpec]:
-    """The layers that a list of targets names."""
-    plain = [p for p in patterns if _multiplies(p, linears)]
-    lookups = [p for p in patterns if p not in plain]
-    return [
-        x
-        for x in linears
-        if any(matches(p, x) for p in (lookups if x.role == "embedding" else plain))
-    ]
+def _named(
+    patterns: Sequence[tuple[str, Means]], linears: Sequence[LinearSpec]
+) -> list[LinearSpec]:
+    """The layers that a list of targets names.
+
+    Not the embedding where a pattern means a layer that multiplies as well.
+    """
+    means = [found for _, found in patterns]
+    plain = [m for m in means if any(x.role != "embedding" and m(x) for x in linears)]
+    lookups = [m for m in means if m not in plain]
+    return [x for x in linears if any(m(x) for m in (lookups if x.role == "embedding" else plain))]
 
 
 def _inside(stage: Stage, linears: Sequence[LinearSpec]) -> list[LinearSpec]:
     """The layers that a stage names; RecipeError for an override that names none of its stage."""
-    targeted = named(stage.targets, linears)
+    targeted = _named(of_stage(stage, "targets"), linears)
     if not stage.within:
         return targeted
-    within = {x.name for x in named(stage.within, linears)}
+    outer = meanings(stage.within, f"{stage.base}.targets", stage.places)
+    within = {x.name for x in _named(outer, linears)}
     inside = [x for x in targeted if x.name in within]
     if not inside:
         some = f"none of the {len(targeted)} layers" if len(targeted) > 1 else "the layer"
@@ -106,7 +101,8 @@ def _inside(stage: Stage, linears: Sequence[LinearSpec]) -> list[LinearSpec]:
 
 
 def _none_left(stage: Stage, inside: Sequence[LinearSpec], claimed: Collection[str]) -> RecipeError:
-    lost = [x for x in inside if x.name in claimed and not _first(stage.ignore, x)]
+    ignore = of_stage(stage, "ignore")
+    lost = [x for x in inside if x.name in claimed and not _first(ignore, x)]
     if lost:
         by = "later overrides, which win" if stage.within else "its overrides"
         all_of = f"all {len(lost)} of its layers are" if len(lost) > 1 else "its only layer is"
@@ -120,13 +116,15 @@ def _none_left(stage: Stage, inside: Sequence[LinearSpec], claimed: Collection[s
     )
 
 
-def _taken_by(claim: Claim, linears: Sequence[LinearSpec]) -> list[LinearSpec]:
-    return [x for x in named(claim.targets, linears) if not _first(claim.ignore, x)]
+def _taken_by(claim: Claim, stage: Stage, linears: Sequence[LinearSpec]) -> list[LinearSpec]:
+    targets = meanings(claim.targets, f"{claim.path}.targets", stage.places)
+    ignore = meanings(claim.ignore, f"{claim.path}.ignore", stage.places)
+    return [x for x in _named(targets, linears) if not _first(ignore, x)]
 
 
-def _first(patterns: Iterable[str], linear: LinearSpec) -> str | None:
+def _first(patterns: Iterable[tuple[str, Means]], linear: LinearSpec) -> str | None:
     """The first of the patterns that means the layer."""
-    return next((p for p in patterns if matches(p, linear)), None)
+    return next((pattern for pattern, means in patterns if means(linear)), None)
 
 
 def _skips(stage: Stage, linears: Sequence[LinearSpec]) -> dict[str, str]:
@@ -143,15 +141,11 @@ def _skips(stage: Stage, linears: Sequence[LinearSpec]) -> dict[str, str]:
                 path=claim.path,
             )
             taken = set(select(skipping, linears)[0])
+            targets = of_stage(skipping, "targets")
             for linear in (x for x in linears if x.name in taken):
-                by = _first(claim.targets, linear)
+                by = _first(targets, linear)
                 reasons[linear.name] = f"skipped by {by!r} in {claim.path}.targets"
     return reasons
-
-
-def _multiplies(pattern: str, linears: Iterable[LinearSpec]) -> bool:
-    """Whether a pattern means a layer that multiplies, and so not the embedding in particular."""
-    return any(x.role != "embedding" and matches(pattern, x) for x in linears)
 
 
 def assign(stages: Sequence[Stage], linears: Iterable[LinearSpec]) -> Assignment:
@@ -245,11 +239,13 @@ def _settle_scheme(
             )
 
 
-def _check_patterns(stage: Stage, key: str, linears: Sequence[LinearSpec]) -> None:
-    for i, pattern in enumerate(getattr(stage, key)):
+def _check_patterns(
+    stage: Stage, key: Literal["targets", "ignore"], linears: Sequence[LinearSpec]
+) -> None:
+    for i, (pattern, means) in enumerate(of_stage(stage, key)):
         if key == "ignore" and pattern in ROLE_OF_WORD:
             continue
-        if not any(matches(pattern, linear) for linear in linears):
+        if not any(map(means, linears)):
             names = [linear.name for linear in linears]
             found = _in_part(pattern, names) or f"; {_close(pattern, names)}"
             raise RecipeError(f"{stage.at(f'{key}[{i}]')}: {pattern!r} matches no layer{found}")
@@ -258,17 +254,27 @@ def _check_patterns(stage: Stage, key: str, linears: Sequence[LinearSpec]) -> No
 def _in_part(pattern: str, names: Sequence[str]) -> str | None:
     """What to say of a regular expression that matches a part of a name: it is for the whole."""
     regex = pattern.removeprefix("re:")
-    found = [name for name in names if pattern != regex and re.search(regex, name)]
+    found = [] if pattern == regex else _matched(regex, "search", names)
     if not found:
         return None
     more = f" and {len(found) - 1} more" if len(found) > 1 else ""
     said = f": it must match the whole name, and matches only a part of {found[0]}{more}"
     body = f"({regex})" if "|" in regex else regex
     for longer in (f".*{body}", f"{body}.*", f".*{body}.*"):
-        with suppress(re.error):  # flags may stand at the start alone
-            if all(re.fullmatch(longer, name) for name in found):
-                return f"{said}; write 're:{longer}'"
+        if _matched(longer, "fullmatch", found) == found:
+            return f"{said}; write 're:{longer}'"
     return f"{said}; put .* in front, behind or both"
+
+
+def _matched(regex: str, how: Literal["search", "fullmatch"], names: Sequence[str]) -> list[str]:
+    """The names that match; none where that takes too long to tell, or it is no expression: flags
+    may stand at the start alone."""
+    try:
+        found = expression(regex, ValueError)
+        look = found.search if how == "search" else found.fullmatch
+        return [name for name in names if look(name)]
+    except ValueError:
+        return []
 
 
 def _close(pattern: str, names: Sequence[str]) -> str:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from compress.evaluation.tasks.answers import answer_of, is_number, is_right
 from compress.evaluation.tasks.numbers import Outcome, agreement, difference, number
+from compress.expressions import expression
 
 OUTPUTS = [
     ("so 16 - 3 = 13. She makes $18.", "18"),
@@ -26,26 +27,26 @@ OUTPUTS = [
 
 @pytest.mark.parametrize(("output", "value"), OUTPUTS, ids=range(len(OUTPUTS)))
 def test_the_last_number(output: str, value: str | None) -> None:
-    assert answer_of(output, "", True) == (None if value is None else Decimal(value))
+    assert answer_of(output, None, True) == (None if value is None else Decimal(value))
 
 
 @given(st.decimals(allow_nan=False, allow_infinity=False, places=3), st.integers(0, 10**12))
 def test_numbers_are_found_as_they_are_written(value: Decimal, count: int) -> None:
-    assert answer_of(f"The answer is {value:f}.", "", True) == value
-    assert answer_of(f"so {count:,} of them", "", True) == count
+    assert answer_of(f"The answer is {value:f}.", None, True) == value
+    assert answer_of(f"so {count:,} of them", None, True) == count
     assert is_number(f"{count:,}")
     assert is_right(Decimal(count), [f"${count:,}.00"])
 
 
 def test_extraction_takes_the_last_match() -> None:
     text = "The answer is 4. No: the answer is  nine . Bye 7"
-    assert answer_of(text, r"answer is ([^.]*)", False) == "nine"
-    assert answer_of(text, r"answer is ([^.]*)", True) is None
-    assert answer_of(text, r"\d+", False) == "7"
-    assert answer_of(text, r"answer was", False) is None
-    assert answer_of(text, r"Bye (\w+)|(never)", False) == "7"
-    assert answer_of("never", r"Bye (\w+)|never", False) is None
-    assert answer_of("  a b \n", "", False) == "a b"
+    assert answer_of(text, expression(r"answer is ([^.]*)", ValueError), False) == "nine"
+    assert answer_of(text, expression(r"answer is ([^.]*)", ValueError), True) is None
+    assert answer_of(text, expression(r"\d+", ValueError), False) == "7"
+    assert answer_of(text, expression(r"answer was", ValueError), False) is None
+    assert answer_of(text, expression(r"Bye (\w+)|(never)", ValueError), False) == "7"
+    assert answer_of("never", expression(r"Bye (\w+)|never", ValueError), False) is None
+    assert answer_of("  a b \n", None, False) == "a b"
 
 
 def test_what_is_right() -> None:

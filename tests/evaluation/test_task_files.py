@@ -140,7 +140,10 @@ SETTINGS = [
     ({"max_items": 0}, "max_items is 0; it must be 1 or more"),
     ({"max_tokens": 0}, "max_tokens is 0; it must be 1 or more"),
     ({"answer": "word"}, "answer is 'word'; it is auto, number or text"),
-    ({"extract": "("}, "extract is '(', no regular expression: missing ), unterminated"),
+    (
+        {"extract": "("},
+        "extract is '(', which is not a regular expression: missing ), unte",
+    ),
     ({"kind": "partial", "stop": ("x",)}, "stop has no meaning for a task of kind partial; take"),
     ({"kind": "generation", "delimiter": ""}, "delimiter has no meaning for a task of kind gener"),
 ]

@@ -363,7 +363,7 @@ def test_the_last_override_that_names_a_layer_has_it(
     overrides: list[tuple[list[str], int | None]], targets: tuple[str, ...]
 ) -> None:
     """Against a plain reading: the stages are asked layer by layer."""
-    from compress.recipe.matching import matches
+    from compress.recipe.patterns import meaning
 
     written = [
         {"targets": t, "skip": True} if bits is None else {"targets": t, "bits": bits}
@@ -377,10 +377,10 @@ def test_the_last_override_that_names_a_layer_has_it(
         return
     for x in LINEARS:
         bits: int | None = None
-        if any(matches(p, x) for p in targets):
+        if any(meaning(p, "")(x) for p in targets):
             bits = None if x.role in ("router", "head") else 4
             for patterns, own in overrides:
-                named = any(matches(p, x) for p in patterns)
+                named = any(meaning(p, "")(x) for p in patterns)
                 if named and (x.role != "router" and (x.role != "head" or "lm_head" in patterns)):
                     bits = own
         if bits is None:

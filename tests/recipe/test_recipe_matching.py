@@ -5,7 +5,8 @@ import pytest
 from compress.arch.spec import LinearSpec
 from compress.errors import RecipeError
 from compress.recipe import parse
-from compress.recipe.matching import NO_STAGE, assign, matches, select
+from compress.recipe.matching import NO_STAGE, assign, select
+from compress.recipe.patterns import meaning
 from compress.recipe.schema import Stage
 
 
@@ -53,11 +54,11 @@ def refusal(*texts: str) -> str:
     ],
 )
 def test_patterns(pattern: str, count: int) -> None:
-    assert sum(matches(pattern, x) for x in LINEARS) == count
+    assert sum(meaning(pattern, "")(x) for x in LINEARS) == count
 
 
 def test_the_head_is_known_by_its_role_too() -> None:
-    assert matches("lm_head", linear("embed_out", "head"))
+    assert meaning("lm_head", "")(linear("embed_out", "head"))
 
 
 def test_default_takes_all_linears_but_head_and_routers() -> None:
@@ -110,7 +111,7 @@ def test_a_regular_expression_for_a_part_of_a_name(pattern: str, rest: str) -> N
     assert ("model.layers.1" if "1" in pattern else "model.layers.0") in found or "lm" in pattern
     if "write '" in found:
         longer = found.partition("write '")[2].removesuffix("'")
-        assert any(matches(longer, x) for x in LINEARS)
+        assert any(meaning(longer, "")(x) for x in LINEARS)
 
 
 def test_zero_match_ignore_is_a_mistake_too_but_not_for_the_two_words() -> None:

@@ -4,23 +4,22 @@ import re
 from collections.abc import Sequence
 from decimal import Decimal
 
+from compress.expressions import Expression
+
 # 1,000 is one number, 5,6 are two; in 3-5 there is no minus.
 _NUMBER = re.compile(r"(?:(?<!\d)-)?\$?(?:\d+(?:,\d{3}(?!\d))*(?:\.\d+)?|\.\d+)")
 
 Answer = str | Decimal | None
 
 
-def answer_of(output: str, extract: str, numbers: bool) -> Answer:
+def answer_of(output: str, extract: Expression | None, numbers: bool) -> Answer:
     """What an output answers; None where it has no answer.
 
-    extract: a regular expression whose last match is taken, its first group where it has one; empty
-    takes the output. numbers: of that the last number, else the text without white space at its
+    extract: its last match is taken, the first group where it has one; None takes the output.
+    numbers: of that the last number, else the text without white space at its
     ends.
     """
-    text: str | None = output
-    if extract:
-        found = list(re.finditer(extract, output))
-        text = found[-1][found[-1].re.groups and 1] if found else None
+    text = output if extract is None else extract.last(output)
     if text is None:
         return None
     return _last_number(text) if numbers else text.strip()

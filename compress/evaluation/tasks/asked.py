@@ -64,7 +64,10 @@ def read_task(
     with file and line, for a file that cannot be used; RecipeError for settings that do not fit.
     """
     kind, items = read_items(config)
-    sampling = _sampling(config, context) if kind == "generation" else None
+    sampling = None
+    if kind == "generation":
+        sampling = _sampling(config, context)
+        _try_extraction(config, items)
     numbers = _numbers(config, items)
     pairs: list[tuple[Ids, Ids]] = []
     truncated = 0
@@ -91,6 +94,7 @@ def check_task(config: TaskConfig, context: int) -> None:
     kind, items = read_items(config)
     if kind == "generation":
         _sampling(config, context)
+        _try_extraction(config, items)
         _numbers(config, items)
 
 
@@ -140,13 +144,22 @@ def _sampling(config: TaskConfig, context: int) -> Sampling:
     return sampling
 
 
+def _try_extraction(config: TaskConfig, items: tuple[Item, ...]) -> None:
+    """RecipeError where `extract` takes too long on texts such as outputs will be; found here, it
+    costs nobody the outputs."""
+    extract = config.extraction()
+    if extract is not None:
+        for item in items:
+            extract.last(item.pairs[0][0])
+
+
 def _numbers(config: TaskConfig, items: tuple[Item, ...]) -> bool:
     """DataError where numbers are wanted and a right answer has none: no output could have it."""
     if config.answer == "auto":
         return all(is_number(answer) for item in items for answer in item.answers)
     for item in items if config.answer == "number" else ():
         for text in item.answers:
-            if answer_of(text, "", True) is None:
+            if answer_of(text, None, True) is None:
                 raise DataError(
                     f"{item.where}: answer is {text!r:.60}, which has no number; take the line out"
                     " or give the task answer: text"

@@ -1,12 +1,12 @@
 """What a task is and how it is asked. Plain data: the recipe is parsed into it."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Literal
 
 from compress.errors import RecipeError
+from compress.expressions import Expression, expression
 
 Kind = Literal["multiple_choice", "partial", "continuation", "generation"]
 KINDS: tuple[Kind, ...] = ("multiple_choice", "partial", "continuation", "generation")
@@ -73,12 +73,7 @@ class TaskConfig:
             raise RecipeError(
                 f"{self.label}: answer is {self.answer!r}; it is auto, number or text"
             )
-        try:
-            re.compile(self.extract)
-        except re.error as error:
-            raise RecipeError(
-                f"{self.label}: extract is {self.extract!r}, no regular expression: {error}"
-            ) from None
+        self.extraction()
         if self.kind != "auto":
             self.check_kind(self.kind)
 
@@ -86,6 +81,13 @@ class TaskConfig:
     def label(self) -> str:
         """The front of a message."""
         return f"evaluation task {self.name!r}"
+
+    def extraction(self) -> Expression | None:
+        """`extract`, with time for all outputs of a model; None where it is empty."""
+        return expression(self.extract, self._no_expression) if self.extract else None
+
+    def _no_expression(self, why: str) -> RecipeError:
+        return RecipeError(f"{self.label}: extract is {self.extract!r:.200}, which {why}")
 
     def check_kind(self, kind: str) -> None:
         """RecipeError for keys that a task of this kind has no use for."""

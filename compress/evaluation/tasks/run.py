@@ -66,10 +66,11 @@ def _chosen(task: Task, scores: Sequence[float]) -> Outcome:
 
 def _generated(task: Task, sampling: Sampling, model: Model, count: Counter) -> Outcome:
     answers: list[Answer] = [None] * len(task.items)
+    extract = task.config.extraction()
 
     def ended(result: Result) -> None:
         assert result.text is not None
-        answers[int(result.id)] = answer_of(result.text, task.config.extract, task.numbers)
+        answers[int(result.id)] = answer_of(result.text, extract, task.numbers)
         count()
 
     requests = [Request(str(i), prompt, sampling) for i, (prompt, _) in enumerate(task.pairs)]
