@@ -20,9 +20,11 @@ from typing import Literal
 
 from compress.checkpoint import disk
 from compress.checkpoint.lock import locked, require_idle
+from compress.checkpoint.regular import usable
 from compress.checkpoint.results import contents, foreign, is_result, remove_result
 from compress.errors import OutputError
 
+_LONGEST = "publishing"  # of the words behind OUT's name while a run goes on
 _TEMPORARY = ".compress-tmp"
 
 
@@ -68,8 +70,9 @@ def prepare_output(
     what is left from an earlier one. Raises OutputError that says what is in the way and what to
     do; where a process works there, that it does, whatever lies there.
     """
-    out = Path(out).resolve()
+    out = usable(out, "out", OutputError).resolve()
     _require_place(out)
+    usable(_beside(out, _LONGEST), "out", OutputError)
     if source is not None:
         _require_apart(out, source.resolve())
     require_idle(*_in_order(out))
@@ -87,6 +90,7 @@ def prepare_output(
 def create_partial(output: Output) -> None:
     """Make the folder that the run works in (state "fresh")."""
     with disk.refusing(f"make {output.partial}"):
+        disk.require_handles(output.partial.parent)
         if not output.partial.is_dir():
             disk.mkdir(output.partial)
         disk.fsync_path(output.partial.parent)

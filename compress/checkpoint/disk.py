@@ -22,9 +22,44 @@ _REMEDIES: Mapping[int, str] = MappingProxyType(
         errno.EPERM: "choose a folder that you may write to",
         errno.EROFS: "choose a folder that you may write to",
         errno.EBUSY: "it is in use or a mount point; choose a folder inside it",
+        errno.EMFILE: "allow more open files (`ulimit -n 1024`), then run it again",
+        errno.ENFILE: "close other programs, then run it again",
+        errno.ENOMEM: "free memory, then run it again",
         errno.EXDEV: "it is on another filesystem than the folder above it; choose one inside it",
     }
 )
+
+
+# What work and its end take at once: the lock, the spare one, a file read and a file written.
+_HANDLES = 4
+_spare: list[int] = []
+
+
+def require_handles(folder: Path) -> None:
+    """OSError unless files can be opened, before a folder is made that could not be removed."""
+    taken: list[int] = []
+    try:
+        taken += (os.open(folder, os.O_RDONLY | os.O_CLOEXEC) for _ in range(_HANDLES))
+    finally:
+        for fd in taken:
+            os.close(fd)
+
+
+@contextmanager
+def spare_handle() -> Iterator[None]:
+    """Hold one handle for cleaning up: to list a folder takes one, and work may end because there
+    are none."""
+    _spare.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+    try:
+        yield
+    finally:
+        use_spare_handle()
+
+
+def use_spare_handle() -> None:
+    """Give up what `spare_handle` holds: cleaning up begins."""
+    while _spare:
+        os.close(_spare.pop())
 
 
 def open_write(path: Path) -> int:
@@ -119,6 +154,7 @@ def fsync_path(path: Path) -> None:
 
 def remove_tree(path: Path) -> None:
     """Remove a file, a link (not what it points to) or a folder with all it holds."""
+    use_spare_handle()
     if path.is_dir() and not path.is_symlink():
         for entry in sorted(path.iterdir()):
             remove_tree(entry)

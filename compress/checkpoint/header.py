@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from compress.checkpoint.dtype_codes import ITEMSIZES, itemsize
+from compress.checkpoint.reading import reading
+from compress.checkpoint.regular import open_regular
 from compress.errors import CheckpointError
 
 MAX_HEADER = 100_000_000  # the limit of the safetensors library
@@ -47,13 +49,10 @@ def read_header(path: Path, file: str) -> dict[str, TensorInfo]:
 
     file: the name to put into TensorInfo. Raises CheckpointError for anything that is not true.
     """
-    try:
-        with path.open("rb") as stream:
-            size = os.fstat(stream.fileno()).st_size
-            length = _header_length(path, stream.read(LENGTH), size)
-            raw = stream.read(length)
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
+    with reading(path), open_regular(path) as stream:
+        size = os.fstat(stream.fileno()).st_size
+        length = _header_length(path, stream.read(LENGTH), size)
+        raw = stream.read(length)
     if len(raw) < length:
         raise CheckpointError(f"{path} became shorter while it was read; {_AGAIN}")
     return parse_header(raw, path, file, size)

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 from compress.checkpoint.index import pickle_message
+from compress.checkpoint.regular import usable
 from compress.checkpoint.sidefiles import FOLDER_OF_OUTLIERS
 from compress.errors import CheckpointError
 
@@ -25,7 +26,7 @@ def resolve_model(path_or_id: str | Path) -> Path:
     A folder that exists wins. Raises CheckpointError when neither exists, within seconds when the
     hub cannot be reached.
     """
-    folder = Path(path_or_id)
+    folder = usable(path_or_id, "model", CheckpointError)
     if folder.exists():
         return folder
     if not _ID.fullmatch(str(path_or_id)):

@@ -1,5 +1,6 @@
 """Which files of a folder hold the weights, and which tensor each of them must hold."""
 
+import os
 import re
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
@@ -90,8 +91,9 @@ def _check_inside(folder: Path, file: str) -> None:
     plain = plain and bool(posix.parts) and ".." not in posix.parts
     plain = plain and file.endswith(".safetensors")
     if plain:
-        parent = (folder / file).parent.resolve()
-        plain = parent.is_relative_to(folder.resolve())
+        # Not Path.resolve: it raises for links in a circle.
+        parent = Path(os.path.realpath((folder / file).parent))
+        plain = parent.is_relative_to(os.path.realpath(folder))
     if not plain:
         raise CheckpointError(
             f"{folder / INDEX} names {file!r}, which is not a .safetensors file inside the folder"
@@ -99,7 +101,8 @@ def _check_inside(folder: Path, file: str) -> None:
 
 
 def _require_file(folder: Path, file: str, source: Path) -> None:
-    if not (folder / file).is_file():
+    # Not Path.is_file: it raises for names that are too long.
+    if not os.path.isfile(folder / file):
         raise CheckpointError(
             f"{folder / file} is missing though {source.name} names it; download it again"
             if source.name == INDEX

@@ -17,6 +17,8 @@ def parse_object(content: bytes, path: Path) -> dict[str, Any]:
     """The JSON object that a file holds; `path` is for messages."""
     try:
         value = json.loads(content.decode("utf-8"))
+        if b"\\ud" in content.lower():  # an escape that may be half a character
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
     except json.JSONDecodeError as error:
         raise CheckpointError(
             f"{path}:{error.lineno}:{error.colno} is not valid JSON: {error.msg}"

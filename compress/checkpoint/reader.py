@@ -17,6 +17,7 @@ from compress.checkpoint.index import INDEX, weight_files
 from compress.checkpoint.jsonfile import parse_object
 from compress.checkpoint.quant_file import with_quant_file
 from compress.checkpoint.reading import content_of, pieces, read_into, reading
+from compress.checkpoint.regular import open_regular, usable
 from compress.checkpoint.seal import CONFIG, Seal, make_seal
 from compress.checkpoint.sidefiles import carried, skipped
 from compress.checkpoint.small_files import SmallFiles, hash_of, heading
@@ -49,7 +50,7 @@ class Checkpoint:
 
         Raises CheckpointError, in one line, for anything that would make a later read fail.
         """
-        folder = Path(path)
+        folder = usable(path, "model", CheckpointError)
         _require_folder(folder)
         raw = content_of(_require_config(folder))
         config = parse_object(raw, folder / CONFIG)
@@ -194,14 +195,17 @@ class Checkpoint:
 
 
 def _require_folder(folder: Path) -> None:
-    if folder.is_file():
-        raise CheckpointError(f"{folder} is a file; give the folder with config.json and weights")
+    if folder.exists() and not folder.is_dir():
+        what = "a file" if folder.is_file() else "no folder"
+        raise CheckpointError(f"{folder} is {what}; give the folder with config.json and weights")
     if not folder.is_dir():
         raise CheckpointError(f"{folder} does not exist; give the folder of a checkpoint")
 
 
 def _require_config(folder: Path) -> Path:
     path = folder / CONFIG
+    if os.path.lexists(path) and not path.is_file():
+        raise CheckpointError(f"{path} is not a file; give the folder of a checkpoint")
     if not path.is_file():
         raise CheckpointError(f"{folder} has no config.json; give the folder of a checkpoint")
     return path
@@ -238,7 +242,7 @@ def _check_index(
 
 
 def _hash_file(path: Path, name: str, digest: "hashlib._Hash") -> None:
-    with reading(path), path.open("rb", buffering=0) as stream:
-        digest.update(heading(name, path.stat().st_size))
+    with reading(path), open_regular(path) as stream:
+        digest.update(heading(name, os.fstat(stream.fileno()).st_size))
         for piece in pieces(stream.fileno()):
             digest.update(piece)

@@ -8,24 +8,29 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from compress.checkpoint.regular import SCARCE, read_regular
 from compress.errors import CheckpointError
 
+MOST_BYTES = 256 << 20  # of a small file: the largest known is a tokenizer.json of 33 MB
 _PIECE = 4 << 20
 
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turn an OSError into one CheckpointError line: `cannot read PATH: reason`."""
+    """Turn an OSError into one CheckpointError line: `cannot read PATH: reason`; but for what the
+    system lacks at the moment, which says nothing about the file."""
     try:
         yield
     except OSError as error:
+        if error.errno in SCARCE:
+            raise
         raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
 
 
 def content_of(path: Path) -> bytes:
     """A small file; CheckpointError when it cannot be read."""
     with reading(path):
-        return path.read_bytes()
+        return read_regular(path, MOST_BYTES)
 
 
 def read_into(path: Path, target: memoryview, offset: int) -> None:

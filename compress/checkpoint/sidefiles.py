@@ -48,7 +48,17 @@ def skipped(folder: Path, weights: Collection[str]) -> dict[str, str]:
     folders.
     """
     reasons = [(p, _left_because(p)) for p in _entries(folder, weights)]
-    return {p.name + "/" if p.is_dir() else p.name: why for p, why in reasons if why is not None}
+    return {_shown(p): why for p, why in reasons if why is not None}
+
+
+def _shown(path: Path) -> str:
+    name = path.name if _is_text(path.name) else ascii(path.name)[1:-1]
+    return f"{name}/" if path.is_dir() else name
+
+
+def _is_text(name: str) -> bool:
+    """Whether a name is UTF-8: what the system cannot decode is a lone surrogate in Python."""
+    return not any("\ud800" <= character <= "\udfff" for character in name)
 
 
 def _entries(folder: Path, weights: Collection[str]) -> list[Path]:
@@ -65,6 +75,8 @@ def _left_because(path: Path) -> str | None:
     unwanted = unwanted or _BESIDE_A_GRAPH in path.name.lower()
     if unwanted or path.name.endswith(".index.json") or path.is_dir():
         return ""
+    if not _is_text(path.name):
+        return "its name is not UTF-8"
     if path.is_symlink() and not path.exists():
         return "a link that leads nowhere"
     if path.is_symlink() and not _belongs(path):

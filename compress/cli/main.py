@@ -1,11 +1,11 @@
 """Entry point: finds the command, and turns every user mistake into one line.
 
 Exit codes: 0 done; 1 a check found a problem (doctor, inspect, plan) or a fault of ours; 2 a
-mistake in the input or the usage; 130 interrupted.
+mistake in the input or the usage, or something that the machine lacks (memory, open files, a
+package); 130 interrupted.
 """
 
 import difflib
-import errno
 import sys
 import traceback
 from collections.abc import Sequence
@@ -15,6 +15,7 @@ from typing import NoReturn
 import click
 
 from compress import __version__
+from compress.cli.complaints import of_environment, of_user, shortened
 from compress.cli.process import leave, settle
 from compress.cli.streams import settle_streams
 from compress.errors import CompressError
@@ -86,18 +87,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             click.echo(error.ctx.get_usage(), err=True)
         return _refuse(error.format_message())
     except CompressError as error:
-        return _refuse(str(error))
+        return _refuse(of_user(error))
     except (KeyboardInterrupt, click.Abort):
         click.echo("interrupted", err=True)
         return 130
     except BrokenPipeError:  # nobody reads on
         return 1
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            return _fault()
-        return _refuse(f"cannot write: {error.strerror}; make room, then run it again")
-    except Exception:
-        return _fault()
+    except Exception as error:
+        line = of_environment(error)
+        return _fault() if line is None else _refuse(line)
     return result if isinstance(result, int) else 0
 
 
@@ -118,5 +116,5 @@ def entry() -> NoReturn:
 
 
 def _refuse(message: str) -> int:
-    click.echo("error: " + " ".join(message.split("\n")), err=True)
+    click.echo(f"error: {shortened(message)}", err=True)
     return 2

@@ -85,9 +85,10 @@ def added(place: Place, work: Callable[[], tuple[T, bytes]]) -> T:
     """What `work` returns with the bytes of its report, once the artifact is there: it fills
     place.work, calls `settle`, and proves what is there then. Nothing is left of one that fails."""
     with disk.refusing(f"make {place.work}", AGAIN):
+        disk.require_handles(place.folder)
         if not place.work.is_dir():
             disk.mkdir(place.work)
-    with locked(place.work):
+    with disk.spare_handle(), locked(place.work):
         try:
             _require_free(place)  # again: another process may have ended since `prepare`
             _clear(place)
@@ -98,6 +99,7 @@ def added(place: Place, work: Callable[[], tuple[T, bytes]]) -> T:
             with disk.refusing(f"write {place.graph}", AGAIN):
                 disk.rename(place.folder / place.how.unproved, place.graph)
         except (Exception, KeyboardInterrupt):
+            disk.use_spare_handle()
             with suppress(OSError, CompressError):
                 _clear(place)
                 disk.rmdir(place.work)

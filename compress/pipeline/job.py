@@ -18,6 +18,7 @@ from compress.checkpoint import (
     Checkpoint,
     ShardWriter,
     claimed,
+    disk,
     prepare_output,
     publish,
     resolve_model,
@@ -107,7 +108,7 @@ def run(
         return _published_report(output.out)
     require_space(session.plan, output.partial, session.dtype)
     made = not output.partial.exists()
-    with claimed(output):
+    with disk.spare_handle(), claimed(output):
         with leaving_no_beginning(output.partial, made=made):
             report = _work(session, started, resumed=output.state == "resume")
         publish(output, WORKING)

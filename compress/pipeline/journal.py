@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from compress.checkpoint.atomic import write_atomic
+from compress.checkpoint.regular import SCARCE
 from compress.errors import OutputError
 from compress.pipeline.environment import peak_gpu_bytes, peak_rss_bytes
 from compress.pipeline.identity import refuse_other
@@ -119,6 +120,8 @@ def found(folder: Path, fingerprint: dict[str, str], device: str) -> Journal | N
     except FileNotFoundError:
         return None
     except OSError as error:
+        if error.errno in SCARCE:  # nothing is wrong with the journal
+            raise
         raise OutputError(
             f"cannot read {path}: {error.strerror or error}; remove {folder} and start again"
         ) from error

@@ -171,6 +171,7 @@ def leaving_no_beginning(folder: Path, *, made: bool) -> Iterator[None]:
     try:
         yield
     except (Exception, KeyboardInterrupt):
+        disk.use_spare_handle()
         if made and journals.is_empty(folder):
             with suppress(OSError):
                 disk.remove_tree(folder)

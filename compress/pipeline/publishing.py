@@ -43,7 +43,7 @@ def require_room(folder: Path, needed: int) -> None:
 def published(output: Output, work: Callable[[], T]) -> T:
     """What `work` returns, once its files have taken OUT's place; nothing is left of one that
     fails."""
-    with claimed(output):
+    with disk.spare_handle(), claimed(output):
         try:
             result = work()
         except (Exception, KeyboardInterrupt):
