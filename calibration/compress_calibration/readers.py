@@ -6,12 +6,15 @@ even where a source is too large to shuffle as a whole.
 """
 
 import glob
+import io
 import json
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
 
+from compress.checkpoint.regular import open_regular, read_lines, require_regular, usable
 from compress.errors import DataError, DependencyError
 from compress_calibration.config import SourceConfig
 from compress_calibration.rows import pick_field, row_text
@@ -47,17 +50,28 @@ def source_files(source: SourceConfig) -> list[Path]:
 
 
 def _matches(pattern: str, folders: bool) -> list[Path]:
-    path = Path(pattern).expanduser()
+    path = usable(os.path.expanduser(pattern), "path", DataError)
     if path.exists():
         if path.is_dir() != folders:
             raise DataError(_wrong_kind(pattern, folders))
-        return [path]
+        return [_regular(path, folders)]
     names = glob.glob(str(path), recursive=True)
-    matches = [Path(name) for name in sorted(names) if Path(name).is_dir() == folders]
+    found = [Path(name) for name in sorted(names) if os.path.isdir(name) == folders]
+    matches = [_regular(path, folders) for path in found]
     if not matches:
         what = "folder" if folders else "file"
         raise DataError(f"{pattern}: there is no such {what} (looked from {Path.cwd()})")
     return matches
+
+
+def _regular(path: Path, folders: bool) -> Path:
+    """The path, of a file that can be read to an end; found here, before a run begins."""
+    try:
+        if not folders:
+            require_regular(path)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from error
+    return path
 
 
 def _wrong_kind(pattern: str, folders: bool) -> str:
@@ -79,7 +93,7 @@ def read_text(source: SourceConfig, piece: int | None, rng: Random | None) -> It
 def _file_documents(path: Path, separator: str, piece: int | None) -> Iterator[str]:
     buffer = ""
     try:
-        with path.open(encoding="utf-8-sig") as file:
+        with io.TextIOWrapper(open_regular(path), encoding="utf-8-sig") as file:
             # Reading as much again as is left over keeps one huge document linear in time.
             while chunk := file.read(max(CHUNK_CHARS, len(buffer))):
                 *whole, buffer = (buffer + chunk).split(separator)
@@ -129,11 +143,10 @@ def read_jsonl(source: SourceConfig, tokenizer: Tokenizer, rng: Random | None) -
 
 def _lines(path: Path, field: str, tokenizer: Tokenizer) -> Iterator[str]:
     try:
-        with path.open("rb") as file:
-            for number, line in enumerate(file, start=1):
-                if line.strip():
-                    where = f"{path}:{number}"
-                    yield row_text(_json_object(line, where), field, where, tokenizer)
+        for number, line in enumerate(read_lines(path), start=1):
+            if line.strip():
+                where = f"{path}:{number}"
+                yield row_text(_json_object(line, where), field, where, tokenizer)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
 
@@ -164,7 +177,7 @@ def _parquet_rows(
     except ImportError as error:
         raise _needs_data_extra("parquet") from error
     try:
-        with ParquetFile(path) as file:
+        with open_regular(path) as opened, ParquetFile(opened) as file:
             name = pick_field(file.schema_arrow.names, field, str(path))
             sizes = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
             for group in permuted(len(sizes), rng):

@@ -5,6 +5,7 @@ resident memory, and a file that shrinks under a mapping kills the process.
 """
 
 import hashlib
+import os
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

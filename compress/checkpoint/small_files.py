@@ -4,6 +4,7 @@ Once their hashes are known, what is read is what was hashed, or nothing.
 """
 
 import hashlib
+import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -42,7 +43,7 @@ class SmallFiles:
     def find(self, name: str) -> bytes | None:
         """The same; None where there is no such file, and was none."""
         known = self.hashes is not None and name in self.hashes
-        return self.read(name) if known or (self.folder / name).is_file() else None
+        return self.read(name) if known or os.path.exists(self.folder / name) else None
 
     def find_object(self, name: str) -> dict[str, Any]:
         """The JSON object in a file, empty where there is none. CheckpointError for other JSON."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from compress.cli import options
+from compress.cli.generate import LONGEST
 from compress.cli.sampling import sampling, sampling_of
 from compress.cli.writing import note, write, write_pieces
 from compress.errors import DataError, RequestError
@@ -102,6 +103,10 @@ def _typed() -> Iterator[str]:
 
 def _lines() -> Iterator[str]:
     try:
-        yield from (line for line in map(str.strip, sys.stdin) if line)
+        while line := sys.stdin.readline(LONGEST + 1):
+            if len(line) > LONGEST:
+                raise click.UsageError(f"a line of input has more than {LONGEST} characters")
+            if line.strip():
+                yield line.strip()
     except UnicodeDecodeError as error:
         raise click.UsageError(f"standard input is not UTF-8 text: {error}") from None

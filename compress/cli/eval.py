@@ -28,15 +28,15 @@ PAGE = "report.html"
     metavar="FILE",
     help="Questions with answers (.jsonl), or a mapping '{path: FILE, ...}'. May be repeated.",
 )
-@click.option("--window", type=click.IntRange(min=2), help="Tokens the model sees at once.")
-@click.option("--stride", type=click.IntRange(min=1), help="Tokens each further window scores.")
-@click.option("--max-documents", type=click.IntRange(min=1), help="Use N documents of each text.")
+@click.option("--window", type=options.count(2), help="Tokens the model sees at once.")
+@click.option("--stride", type=options.count(), help="Tokens each further window scores.")
+@click.option("--max-documents", type=options.count(), help="Use N documents of each text.")
 @click.option(
     "--max-tokens",
-    type=click.IntRange(min=1),
+    type=options.count(),
     help="Score the first N tokens of each text; a long one takes minutes.",
 )
-@click.option("--max-items", type=click.IntRange(min=1), help="Ask the first N items of each task.")
+@click.option("--max-items", type=options.count(), help="Ask the first N items of each task.")
 @click.option("-o", "--out", metavar="FOLDER", help="Write report.json and report.html there.")
 @options.device
 @click.option(

@@ -61,7 +61,7 @@ class FormatsInHelp(click.Command):
 )
 @click.option(
     "--max-context",
-    type=int,
+    type=options.count(),
     metavar="N",
     help="Positions to prepare for, the model's by default (other runtimes).",
 )

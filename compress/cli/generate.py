@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from compress.runtime.request import Result, Sampling
 
 TOKENS = 128
+LONGEST = 1 << 24  # characters of a prompt: four million tokens, and /dev/zero has no end
 
 
 @click.command("generate")
@@ -96,9 +97,14 @@ def _read(prompt: str | None) -> str:
     if prompt is None and sys.stdin.isatty():
         raise click.UsageError("give a PROMPT, or - and text on standard input")
     try:
-        return sys.stdin.read().removesuffix("\n")
+        text = sys.stdin.read(LONGEST + 1)
     except UnicodeDecodeError as error:
         raise click.UsageError(f"standard input is not UTF-8 text: {error}") from None
+    if len(text) > LONGEST:
+        raise click.UsageError(
+            f"standard input has more than {LONGEST} characters; no model reads so many"
+        )
+    return text.removesuffix("\n")
 
 
 def _streamed(model: "Model", prompt: str, chosen: "Sampling") -> Iterator[str]:

@@ -10,7 +10,15 @@ import click
 if TYPE_CHECKING:
     from compress.report.schema import Report
 
+MOST = 2**31 - 1  # of tokens, texts, items
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+def count(least: int = 1) -> click.IntRange:
+    """A number of things."""
+    kind = click.IntRange(min=least, max=MOST)
+    kind.name = "integer"  # click's own word, "integer range", is no English for 1e3
+    return kind
 
 
 def as_json(command: F) -> F:

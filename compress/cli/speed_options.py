@@ -20,13 +20,13 @@ def texts(command: F) -> F:
             click.option(
                 "--batch",
                 "batches",
-                type=click.IntRange(min=1),
+                type=options.count(),
                 multiple=True,
                 help="Texts at once. May be repeated; 1, 8 and 64 when left out.",
             ),
-            click.option("--prompt", type=click.IntRange(min=1), help="Tokens of a prompt (128)."),
-            click.option("--output", type=click.IntRange(min=1), help="Tokens of an output (64)."),
-            click.option("--threads", type=click.IntRange(min=1), help="Threads of the processor."),
+            click.option("--prompt", type=options.count(), help="Tokens of a prompt (128)."),
+            click.option("--output", type=options.count(), help="Tokens of an output (64)."),
+            click.option("--threads", type=options.count(), help="Threads of the processor."),
             click.option(
                 "-o", "--out", metavar="FOLDER", help="Write report.json and report.html there."
             ),

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from compress.checkpoint import Checkpoint, resolve_model
+from compress.checkpoint.regular import usable
 from compress.checkpoint.ties import settled
 from compress.errors import OutputError, RecipeError
 from compress.formats import open_weights
@@ -85,7 +86,7 @@ def dry_artifact(
 ) -> ArtifactReport:
     """The report of an export that is not done; refuses all that an export into `out` would."""
     plan = plan_artifact(model, to, options or Options(), out)
-    where = None if out is None else Path(out).absolute()
+    where = None if out is None else usable(out, "out", OutputError).absolute()
     if plan.beside is not None:
         where = _place(plan, plan.beside, overwrite=overwrite).folder
     elif out is not None:

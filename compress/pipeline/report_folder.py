@@ -6,6 +6,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from compress.checkpoint import disk
+from compress.checkpoint.regular import usable
 from compress.errors import OutputError
 
 _FILES = "report.*"
@@ -21,7 +22,7 @@ def report_folder(out: str | Path | None) -> Iterator[Path | None]:
     if out is None:
         yield None
         return
-    folder = Path(out)
+    folder = usable(out, "out", OutputError)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise OutputError(f"{folder} is not an empty folder; choose another one for the report")
     made = [path for path in (folder, *folder.parents) if not path.exists()]

@@ -1,5 +1,6 @@
 """What `compress-model roofline` and `bench` share: where it runs, on which texts, the report."""
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -36,10 +37,13 @@ from compress.report.codec import write_json
 from compress.report.disturbance import disturbance
 from compress.report.html import write_html
 from compress.report.schema import RecipeInfo, Report, Stage
+from compress.runtime.limits import check_whole
 from compress.runtime.linear import Source
 from compress.runtime.opening import UNKNOWN_CONTEXT
 
 BATCHES, PROMPT, OUTPUT = (1, 8, 64), 128, 64
+# Threads that any machine may be asked for: 100,000 of them end the process (SIGSEGV in OpenMP).
+FEW_CORES = 64
 Dtype = Literal["fp32", "bf16", "fp16"]
 KvDtype = Literal["fp32", "bf16", "fp16", "int8"]
 
@@ -47,12 +51,25 @@ KvDtype = Literal["fp32", "bf16", "fp16", "int8"]
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where the engine computes. threads: None for torch's own number. kv_dtype: in which keys and
-    values are stored, None for `dtype`."""
+    values are stored, None for `dtype`.
+
+    RequestError for threads that are none, or more than could be of use.
+    """
 
     device: str = "cpu"
     dtype: Dtype = "fp32"
     threads: int | None = None
     kv_dtype: KvDtype | None = None
+
+    def __post_init__(self) -> None:
+        most = max(FEW_CORES, os.cpu_count() or 1)
+        if self.threads is not None:
+            check_whole("threads", self.threads, 1)
+        if self.threads is not None and self.threads > most:
+            raise RequestError(
+                f"threads is {self.threads}: this machine has {os.cpu_count()} cores; give"
+                f" {most} or fewer"
+            )
 
     @property
     def arithmetic(self) -> torch.dtype:
@@ -93,8 +110,8 @@ def asked_of(
     context = weights.spec.context or UNKNOWN_CONTEXT
     for name, values in (("batch", batches), ("prompt", [prompt]), ("output", [output])):
         for value in values:
-            if value is not None and value < 1:
-                raise RequestError(f"{name} is {value}: a whole number from 1 on is needed")
+            if value is not None:
+                check_whole(name, value, 1)
     given = prompt or min(PROMPT, max(1, context - (output or context // 2)))
     made = output or min(OUTPUT, max(1, context - given))
     if given + made > context:

@@ -2,7 +2,9 @@
 
 from collections import Counter
 from itertools import islice
+from pathlib import Path
 
+from compress.checkpoint.regular import read_lines
 from compress.errors import DataError
 from compress.evaluation.config import TextConfig
 from compress.evaluation.tasks.config import TaskConfig
@@ -65,10 +67,9 @@ def _evaluated(plan: Plan) -> list[str]:
 def _items(task: TaskConfig) -> str:
     """How many there are, or will be asked."""
     try:
-        with open(task.path, "rb") as file:
-            lines = (line for line in file if line.strip())
-            return counted(sum(1 for _ in islice(lines, task.max_items)), "item")
-    except OSError:
+        lines = (line for line in read_lines(Path(task.path)) if line.strip())
+        return counted(sum(1 for _ in islice(lines, task.max_items)), "item")
+    except (OSError, ValueError):
         return "not found"
 
 

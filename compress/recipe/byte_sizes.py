@@ -1,7 +1,6 @@
 """Sizes as people write them: 5GB, 500MB, 2GiB."""
 
 import re
-from math import inf
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kMGT]i?B|B)?", re.IGNORECASE)
 _UNITS = {"": 1, "b": 1} | {
@@ -9,6 +8,7 @@ _UNITS = {"": 1, "b": 1} | {
     for power, prefix in enumerate("kmgt", start=1)
     for suffix, base in (("b", 1000), ("ib", 1024))
 }
+_MOST = 2**63 - 1024  # the largest float below 2^63, the bound of every file system
 EXPECTED = "it takes a size such as 5GB, 500MB or 2GiB"
 
 
@@ -16,4 +16,4 @@ def byte_size(text: str) -> int | None:
     """Bytes, 1 or more; None for what is no size."""
     match = _SIZE.fullmatch(text.strip())
     size = float(match[1]) * _UNITS[(match[2] or "").lower()] if match else 0
-    return int(size) if 1 <= size < inf else None
+    return int(size) if 1 <= size <= _MOST else None

@@ -1,21 +1,24 @@
 """From what a user types to a Recipe: a file, or the name of a built-in one."""
 
 import importlib.util
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
+from compress.checkpoint.regular import read_regular, usable
 from compress.errors import RecipeError
 from compress.recipe.exports import with_signs
 from compress.recipe.parse import check, parse
 from compress.recipe.reader import closest, nearest
 from compress.recipe.schema import Recipe
-from compress.recipe.tree import Origin, Scalar, is_mapping, read_tree
+from compress.recipe.tree import MAX_CHARACTERS, Origin, Scalar, is_mapping, read_tree
 
 PACKAGE = "compress_recipes"
 _SUFFIXES = (".yaml", ".yml")
+MOST_BYTES = 4 * MAX_CHARACTERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +51,8 @@ def load(recipe: Recipe | str | Path, overrides: Iterable[str] = ()) -> Recipe:
             )
         check(recipe)
         return with_signs(recipe)
-    if isinstance(recipe, Path) or _is_path(recipe):
-        path = Path(recipe)
+    if isinstance(recipe, Path) or not recipe.strip() or _is_path(recipe):
+        path = usable(recipe, "recipe", RecipeError)
         return parse(_read(path), label=str(recipe), folder=path.parent, overrides=overrides)
     found = builtin(recipe)
     return parse(found.text, label=f"{PACKAGE}/{found.name}.yaml", overrides=overrides)
@@ -74,16 +77,17 @@ def builtin(name: str) -> Builtin:
 
 
 def _is_path(text: str) -> bool:
-    return text.endswith(_SUFFIXES) or "/" in text or "\\" in text or Path(text).is_file()
+    # Not Path.is_file: it raises for what is too long to be one.
+    return text.endswith(_SUFFIXES) or "/" in text or "\\" in text or os.path.isfile(text)
 
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_regular(path, MOST_BYTES).decode("utf-8")
     except FileNotFoundError:
         raise RecipeError(f"{path}: no such recipe file{_hint(path)}") from None
     except OSError as error:
-        raise RecipeError(f"{path}: cannot read the recipe: {error.strerror}") from None
+        raise RecipeError(f"{path}: cannot read the recipe: {error.strerror or error}") from None
     except UnicodeDecodeError:
         raise RecipeError(f"{path}: cannot read the recipe: it is not UTF-8 text") from None
 

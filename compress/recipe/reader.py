@@ -18,6 +18,7 @@ from compress.errors import RecipeError
 from compress.recipe.tree import Node, Scalar, is_mapping, problem
 
 T = TypeVar("T")
+MOST = 2**63 - 1  # what torch, headers and the system count with
 _INT = re.compile(r"[-+]?[0-9](_?[0-9])*")
 # Numbers that YAML writers put in quotes when they mean text; odd spellings (1e5, 08) stay text.
 _PLAINLY_NUMBER = re.compile(r"[-+]?(0|[1-9][0-9]*)(\.[0-9]+)?")
@@ -183,6 +184,8 @@ def _read_scalar(kind: Any, node: Node) -> Any:
     if kind is str:
         return _text(scalar, node)
     value = _number(kind, scalar.text) if scalar.plain else None
+    if isinstance(value, int) and abs(value) > MOST:
+        raise problem(node, f"is {node.shown()}; {MOST} is the most")
     if value is None:
         raise problem(node, f"is {node.shown()}; it takes {_NAMES[kind]}")
     return value

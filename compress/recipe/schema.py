@@ -1,6 +1,5 @@
 """Recipe and Stage: what to do to a checkpoint, in order; complete after parsing."""
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -27,6 +26,7 @@ Sensitivity = Literal["output_error", "kl"]
 DEFAULT_TARGETS = ("*",)
 # These two words mean a role, whatever the layer is called, and may match nothing.
 DEFAULT_IGNORE = ("lm_head", "router")
+MOST_BYTES = 2**63 - 1
 DEFAULT_SHARD_SIZE = 5_000_000_000
 
 
@@ -68,8 +68,9 @@ class Target:
             raise RecipeError(f"gives {given} of bits_per_weight and bytes; it takes one of them")
         for key in ("bits_per_weight", "bytes"):
             value = getattr(self, key)
-            if value is not None and not (math.isfinite(value) and value > 0):
-                raise RecipeError(f"{key} is {value}; it is a number above 0")
+            if value is not None and not 0 < value <= MOST_BYTES:
+                most = f", {MOST_BYTES} at most" if value > MOST_BYTES else ""
+                raise RecipeError(f"{key} is {value}; it is a number above 0{most}")
 
     def describe(self) -> str:
         """ "4.25 bits a weight" or "4000000000 bytes"."""

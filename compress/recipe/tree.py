@@ -24,7 +24,7 @@ from yaml.events import (
 
 from compress.errors import RecipeError
 
-MAX_BYTES = 1 << 20
+MAX_CHARACTERS = 1 << 20
 MAX_DEPTH = 16
 _NULL = frozenset({"", "~", "null", "Null", "NULL"})
 
@@ -110,9 +110,9 @@ def walk(node: Node) -> Iterator[Node]:
 
 def read_tree(text: str, origin: Origin, path: str = "") -> Node:
     """Tree of a YAML text; RecipeError with the line for anything that is not plain YAML."""
-    if len(text) > MAX_BYTES:
+    if len(text) > MAX_CHARACTERS:
         raise RecipeError(
-            f"{origin.label}: {len(text)} characters long; a recipe has at most {MAX_BYTES}"
+            f"{origin.label}: {len(text)} characters long; a recipe has at most {MAX_CHARACTERS}"
         )
     try:
         return _document(yaml.parse(text, Loader=yaml.SafeLoader), origin, path)
@@ -165,7 +165,7 @@ def _value(
         raise problem(here, f"nested more than {MAX_DEPTH} deep")
     _refuse_references(here, event)
     if isinstance(event, ScalarEvent):
-        return Node(origin, here.line, path, Scalar(event.value, event.style is None))
+        return Node(origin, here.line, path, Scalar(_text(here, event.value), event.style is None))
     if isinstance(event, SequenceStartEvent):
         items: list[Node] = []
         while not isinstance(item := next(events), SequenceEndEvent):
@@ -173,6 +173,17 @@ def _value(
         return Node(origin, here.line, path, tuple(items))
     assert isinstance(event, MappingStartEvent)
     return Node(origin, here.line, path, _mapping(events, here, depth))
+
+
+def _text(here: Node, text: str) -> str:
+    """RecipeError for halves of characters, which YAML can write and no file can hold."""
+    half = next((c for c in text if "\ud800" <= c <= "\udfff"), None)
+    if half is not None:
+        raise problem(
+            here,
+            f"\\u{ord(half):04x} is half a character; write \\U0001F600 or the character itself",
+        )
+    return text
 
 
 def _refuse_references(here: Node, event: Event) -> None:
@@ -194,7 +205,7 @@ def _mapping(events: Iterator[Event], here: Node, depth: int) -> dict[str, Node]
         _refuse_references(spot, event)
         if not isinstance(event, ScalarEvent):
             raise problem(spot, "a key is a list or a mapping; keys are words")
-        key = event.value
+        key = _text(spot, event.value)
         if key in found:
             where = Node(here.origin, line, here.child(key), Scalar(""))
             raise problem(where, f"duplicate key {key!r}; first given on line {found[key].line}")

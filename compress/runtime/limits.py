@@ -7,6 +7,7 @@ from compress.errors import RequestError
 
 POLICY_NAMES = ("mixed", "separate", "static")
 DEFAULT_RATIO = 0.3
+MOST = 2**31 - 1  # of anything that is counted; below what torch and the system count with
 _AT_LEAST = {
     "tokens_per_step": 1,
     "sequences": 1,
@@ -52,9 +53,11 @@ class Limits:
 
 
 def check_whole(name: str, value: object, least: int) -> None:
-    """RequestError for what is no whole number, and for one below `least`."""
+    """RequestError for what is no whole number, and for one below `least` or above MOST."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise RequestError(f"{name} is {value!r}: a whole number from {least} on is needed")
+    if value > MOST:
+        raise RequestError(f"{name} is {value!r}: {MOST} is the most")
 
 
 def check_limits(limits: Limits) -> tuple[str, ...]:

@@ -10,6 +10,9 @@ from compress.runtime.request import Request, Sampling
 from compress.runtime.tables import BlockTables
 
 MOST_LOGPROBS = 20
+# Each output has keys and values of its own and one more row in every step; engines and services
+# known to us take 128 at most.
+MOST_OUTPUTS = 1024
 MOST_STOPS, LONGEST_STOP = 64, 1000
 
 
@@ -49,7 +52,7 @@ _COUNTS: Mapping[str, tuple[int, float]] = {
     "seed": (0, 2**64 - 1),
     "max_tokens": (1, math.inf),
     "min_tokens": (0, math.inf),
-    "n": (1, math.inf),
+    "n": (1, MOST_OUTPUTS),
     "logprobs": (0, MOST_LOGPROBS),
 }
 

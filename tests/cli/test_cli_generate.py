@@ -161,7 +161,7 @@ def test_keys_and_values_in_8_bits(folder: Path, capsys: Captured) -> None:
         (["--temperature", "nan"], "temperature is nan"),
         (["--max-tokens", "0"], "max_tokens is 0: a whole number from 1 on is needed"),
         (["--max-tokens", "500"], "max_tokens 500 are 501: the model reads 96"),
-        (["-n", "0"], "n is 0: a whole number from 1 on is needed"),
+        (["-n", "0"], "n is 0: a whole number from 1 to 1024 is needed"),
         (["--logit-bias", "x=1"], "--logit-bias 'x=1': a token id and a number are needed"),
         (["--logit-bias", "999=1"], "logit_bias has token 999: an id from 0 to 255 is needed"),
         (["--logprobs", "2"], "--logprobs needs --json"),

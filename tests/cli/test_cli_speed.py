@@ -63,7 +63,10 @@ def test_bench(folder: Path, capsys: Captured, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        (["--batch", "0"], "error: Invalid value for '--batch': 0 is not in the range x>=1."),
+        (
+            ["--batch", "0"],
+            "error: Invalid value for '--batch': 0 is not in the range 1<=x<=2147483647.",
+        ),
         (["--device", "gpu"], "error: device is 'gpu'; it is 'cpu', 'cuda' or 'cuda:N'"),
         (["--prompt", "500"], "error: prompt 500 and output 1 are 501 tokens: the model reads 128"),
     ],

@@ -69,7 +69,7 @@ def test_missing_and_unreadable_files(tmp_path: Path) -> None:
         " 'int4-rtn'"
     )
     assert refusal(str(tmp_path / "latin.yaml")).endswith("it is not UTF-8 text")
-    assert refusal(str(tmp_path / "folder.yaml")).endswith("Is a directory")
+    assert refusal(str(tmp_path / "folder.yaml")).endswith("it is a folder")
 
 
 def test_a_recipe_object_is_checked_and_takes_no_overrides() -> None:

@@ -1,6 +1,7 @@
 """Items of a task file: what is asked, and what would be right. One JSON object a line."""
 
 import json
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from compress.checkpoint.regular import read_lines, usable
 from compress.errors import DataError, RecipeError
 from compress.evaluation.tasks.config import KINDS, PROMPTS, Kind, TaskConfig
 
@@ -49,7 +51,7 @@ def read_items(config: TaskConfig) -> tuple[Kind, tuple[Item, ...]]:
     Raises DataError, with file and line, for what cannot be read, RecipeError for keys of the
     config that the kind does not use, and for a prompt that asks every item the same.
     """
-    rows = list(islice(_rows(Path(config.path).expanduser()), config.max_items))
+    rows = list(islice(_rows(_path(config)), config.max_items))
     if not rows:
         raise DataError(f"{config.path} holds no item; a line is a JSON object")
     kind = _kind_of(*rows[0]) if config.kind == "auto" else config.kind
@@ -72,13 +74,16 @@ def _check_prompt(config: TaskConfig, kind: Kind) -> None:
         )
 
 
+def _path(config: TaskConfig) -> Path:
+    return usable(os.path.expanduser(config.path), f"{config.label}: path", DataError)
+
+
 def _rows(path: Path) -> Iterator[tuple[str, Row]]:
     """(place, object) of each line that is not empty."""
     try:
-        with path.open("rb") as file:
-            for number, line in enumerate(file, start=1):
-                if line.strip():
-                    yield f"{path}:{number}", _object(line, f"{path}:{number}")
+        for number, line in enumerate(read_lines(path), start=1):
+            if line.strip():
+                yield f"{path}:{number}", _object(line, f"{path}:{number}")
     except FileNotFoundError:
         raise DataError(f"{path}: there is no such file (looked from {Path.cwd()})") from None
     except OSError as error:
