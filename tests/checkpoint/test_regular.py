@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from compress.checkpoint import disk, jsonfile, prepare_output, regular
+from compress.checkpoint import disk, jsonfile, prepare_output, reading, regular
 from compress.checkpoint.reader import Checkpoint
 from compress.checkpoint.regular import open_regular, read_lines, read_regular, usable
 from compress.errors import CheckpointError, OutputError
@@ -114,7 +114,7 @@ def test_a_lack_of_handles_is_no_fault_of_the_file(
     def none_left(path: object) -> None:
         raise OSError(errno.EMFILE, "Too many open files", str(path))
 
-    monkeypatch.setattr(jsonfile, "read_regular", lambda path, most: none_left(path))
+    monkeypatch.setattr(reading, "read_regular", lambda path, most: none_left(path))
     with pytest.raises(OSError, match="Too many open files"):
         jsonfile.read_object(tmp_path / "config.json")
 
