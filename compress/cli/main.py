@@ -91,8 +91,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, click.Abort):
         click.echo("interrupted", err=True)
         return 130
-    except BrokenPipeError:  # nobody reads on
-        return 1
+    except SystemExit as ended:  # how click ends where nobody reads on
+        return ended.code if isinstance(ended.code, int) else 1
     except Exception as error:
         line = of_environment(error)
         return _fault() if line is None else _refuse(line)

@@ -7,10 +7,23 @@ import os
 import sys
 from typing import TextIO
 
-from compress.errors import OutputError
+from compress.errors import DataError, OutputError
 
 _ESCAPED = "compress-escaped"
 Bytes = bytes | bytearray | memoryview
+
+
+class InputFile(io.FileIO):
+    """Standard input. What cannot be read is said in one line."""
+
+    def readinto(self, buffer: bytearray | memoryview, /) -> int | None:  # type: ignore[override]
+        try:
+            return super().readinto(buffer)
+        except OSError as error:
+            raise DataError(
+                f"cannot read standard input: {error.strerror}; direct a text to it, then run it"
+                " again"
+            ) from None
 
 
 class ResultFile(io.FileIO):
@@ -50,8 +63,11 @@ def settle_streams() -> None:
         if _is_closed(number):
             # The lowest free number is taken, which is this one.
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
-    if sys.stdin is None:
-        sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)), "utf-8")
+    sys.stdin = io.TextIOWrapper(
+        io.BufferedReader(InputFile(0, closefd=False)),
+        encoding="utf-8" if sys.stdin is None else sys.stdin.encoding,
+        errors="strict" if sys.stdin is None else sys.stdin.errors,
+    )
     sys.stdout = _text(ResultFile(1, "w", closefd=False), sys.stdout, _ESCAPED)
     sys.stderr = _text(NotesFile(2, "w", closefd=False), sys.stderr, "backslashreplace")
 

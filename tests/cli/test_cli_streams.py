@@ -1,6 +1,7 @@
 """Streams that are closed, full, or read by nobody: the command says so, or goes on without."""
 
 import base64
+import io
 import json
 import os
 import shlex
@@ -9,6 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from compress.cli.main import main
+from compress.cli.streams import ResultFile
 
 REPO = Path(__file__).resolve().parents[2]
 COMMAND = f"{shlex.quote(sys.executable)} -c 'from compress.cli.main import entry; entry()'"
@@ -61,6 +65,13 @@ def test_an_output_that_cannot_be_written_is_one_line() -> None:
     assert done.stderr.startswith("error: cannot write to standard output: Bad file descriptor;")
 
 
+def test_an_input_that_cannot_be_read_is_one_line() -> None:
+    """A text is read before its model is opened."""
+    done = shell("command generate nowhere - 0>/dev/null")
+    said = "error: cannot read standard input: Bad file descriptor; direct a text to it, then run"
+    assert (done.returncode, done.stderr) == (2, f"{said} it again\n")
+
+
 @needs_full
 @pytest.mark.parametrize("lost", ["2>/dev/full", "2</dev/null"])
 def test_notes_that_nobody_can_read_are_lost(lost: str) -> None:
@@ -73,6 +84,15 @@ def test_notes_that_nobody_can_read_are_lost(lost: str) -> None:
 def test_a_reader_that_left_is_no_fault(what: str) -> None:
     done = shell(f"command {what} | true; echo ${{PIPESTATUS[0]}}")
     assert (done.stdout, done.stderr) in (("1\n", ""), ("0\n", ""))  # written before it left
+
+
+def test_nobody_reads_on_ends_with_a_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    file = ResultFile(writer, "w")
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BufferedWriter(file), "utf-8"))
+    assert main(["recipes"]) == 1
+    file.close()
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "latin-1", "ascii"])
