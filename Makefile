@@ -20,7 +20,7 @@ TEXTS   = evaluation.texts=[$(OWN), {text: "$(abspath $(TEXT))", max_tokens: $(T
 
 help:
 	@echo "make demo          compress the embedded model and show what it cost (TEXT=file: there too, TOKENS=8192 of it)"
-	@echo "make test          the whole quick suite (2 cores, under 10 minutes)"
+	@echo "make test          the whole quick suite (2 cores, under 6 minutes)"
 	@echo "make test-interop  open our output with other projects' light loaders"
 	@echo "make test-peers    heavy peers (vLLM, llama.cpp from its source); see benchmarks/peers/README.md"
 	@echo "make formats-matrix  make the table method by format of docs/formats.md anew"
