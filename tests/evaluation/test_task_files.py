@@ -87,7 +87,7 @@ def test_lines_that_are_no_json(file: Path) -> None:
 def test_files_that_are_no_task(file: Path, tmp_path: Path) -> None:
     assert refusal(file).startswith("/task.jsonl: there is no such file (looked from ")
     assert refusal(write(file)) == "/task.jsonl holds no item; a line is a JSON object"
-    assert "cannot be read: Is a directory" in refusal(tmp_path)
+    assert "cannot be read: it is a folder" in refusal(tmp_path)
     assert refusal(write(file, {"text": "once"})) == (
         "/task.jsonl:1 has the fields text; a task has query, choices, gold; context_options,"
         " continuation, gold; context, continuation; context, answer"
