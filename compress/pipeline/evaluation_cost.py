@@ -22,8 +22,9 @@ LONG_SECONDS = 30
 FEWER = "max_tokens of a text (eval: --max-tokens) takes fewer"
 FEWER_ITEMS = "max_items of a task (eval: --max-items) takes fewer"
 # Passes over logits: largest, shift, exponentials, sum and logarithm of each model in fp32; then
-# two exponentials, a difference, a comparison, a product, a sum in fp64 and two searches.
-_ALONE, _COMPARED = 6, 14
+# two exponentials and their sums, a difference, a comparison, a product, a sum in fp64 and two
+# searches.
+_ALONE, _COMPARED = 6, 16
 
 
 def announcement(
