@@ -8,6 +8,7 @@ import pytest
 
 import compressed_models
 import tiny_models
+from compress.blocks import memory
 from compress.checkpoint import disk
 from compress.pipeline import probes
 from compress.quant.scheme import QuantScheme
@@ -48,6 +49,18 @@ def compressed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
         return made[key]
 
     return write
+
+
+@pytest.fixture
+def small_process(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if this process held 100 MB: sizes near what all tests so far have left in it round to
+    more digits."""
+    folder = tmp_path_factory.mktemp("proc")
+    (folder / "self").mkdir()
+    (folder / "self" / "status").write_text("VmRSS:   100000 kB\n")
+    monkeypatch.setattr(memory, "PROC", folder)
 
 
 @pytest.fixture(autouse=True)

@@ -22,7 +22,7 @@ from pipeline_runs import GPTQ, RTN, SELF, WORDS, recipe, recipe_file, text_sour
 
 
 @pytest.fixture
-def no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_memory(monkeypatch: pytest.MonkeyPatch, small_process) -> None:
     monkeypatch.setattr(memory, "available_bytes", lambda: 1000)
 
 

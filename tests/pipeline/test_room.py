@@ -145,7 +145,7 @@ def test_what_evaluation_imports_counts_for_a_run_without_data(tiny) -> None:
 
 
 def test_plan_and_refusal_have_one_number(
-    tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_process
 ) -> None:
     monkeypatch.setattr(memory, "available_bytes", lambda: 1000)
     asked = recipe(GPTQ, calibration=text_source(tmp_path))
