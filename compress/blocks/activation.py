@@ -7,7 +7,7 @@ magnitude lands on 127, and columns with an outlier stay as they are.
 """
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,21 @@ from compress.quant.floats import E4M3_MAX
 from compress.quant.scheme import ActivationScheme
 from compress.quant.tensor import InputQuantization
 
+if TYPE_CHECKING:
+    from compress.formats.weights import Weights
+
 LLM_INT8_MAX = 127.0  # code of the largest magnitude
+
+
+def rounds_calls(weights: "Weights") -> bool:
+    """Whether what a token is rounded to depends on the other tokens of a call, in some linear."""
+    found = (weights.activation(linear.name) for linear in weights.spec.all_linears())
+    return any(inputs is not None and _rounds_together(inputs.scheme) for inputs in found)
+
+
+def _rounds_together(scheme: ActivationScheme) -> bool:
+    whole = scheme.dynamic and scheme.granularity == "tensor" and scheme.outliers == "none"
+    return whole or scheme.outliers == "dynamic"
 
 
 def quantize_inputs(module: nn.Module, inputs_as: InputQuantization) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from compress.arch.spec import DecoderSpec
+from compress.blocks.activation import rounds_calls
 from compress.blocks.memory import resident_bytes, room_bytes, too_much
 from compress.blocks.model import build_model, set_parameter
 from compress.blocks.skeleton import Skeleton
@@ -49,6 +50,8 @@ def generate(
     the free memory, or when the model cannot be that long.
     """
     _check_length(skeleton, length)
+    if rounds_calls(weights):
+        batch = 1  # what a sequence says must not depend on the others
     batch = batch or rows_at_once(skeleton.spec, skeleton.dtype, length)
     rows = min(batch, count)
     needed = sampling_bytes(weights.checkpoint, skeleton.spec, skeleton.dtype, rows, length)

@@ -194,7 +194,8 @@ class Skeleton:
         head = self.spec.head_linear()
         inputs = None if head is None else weights.activation(head.name)
         if inputs is not None:
-            rows = fake_quantize(rows, inputs)
+            # Rows of many texts, and how many is our business: each as if it was a call.
+            rows = fake_quantize(rows, inputs, alone=True)
         rows = rows.unsqueeze(1)  # [n, 1, hidden]
         ids = torch.zeros(rows.shape[:2], dtype=torch.int64, device=self.device)
         with self._filled(self._head[1]), self._base_returning(rows), torch.no_grad():

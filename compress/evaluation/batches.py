@@ -29,16 +29,22 @@ class Batch:
     text: Tensor
 
 
-def make_batches(texts: Sequence[TokenWindows], batch_tokens: int) -> list[Batch]:
-    """Batches of at most `batch_tokens` padded tokens (one window at least), longest first."""
+def make_batches(
+    texts: Sequence[TokenWindows], batch_tokens: int, *, alone: bool = False
+) -> list[Batch]:
+    """Batches of at most `batch_tokens` padded tokens (one window at least), longest first.
+
+    alone: each window by itself and without padding. The order of the scored tokens is the same.
+    """
+    step = 1 if alone else LENGTH_STEP
     windows = [(t, w) for t, text in enumerate(texts) for w in range(len(text.lengths))]
     windows.sort(key=lambda tw: -int(texts[tw[0]].lengths[tw[1]]))
     longest = max((text.ids.shape[1] for text in texts), default=0)
     batches: list[Batch] = []
     while windows:
         t, w = windows[0]
-        length = min(-(-int(texts[t].lengths[w]) // LENGTH_STEP) * LENGTH_STEP, longest)
-        count = max(1, batch_tokens // length)
+        length = min(-(-int(texts[t].lengths[w]) // step) * step, longest)
+        count = 1 if alone else max(1, batch_tokens // length)
         batches.append(_batch(texts, windows[:count], length))
         windows = windows[count:]
     return batches

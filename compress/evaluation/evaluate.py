@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from compress.blocks.activation import rounds_calls
 from compress.errors import CheckpointError, DataError
 from compress.evaluation.batches import Batch, make_batches
 from compress.evaluation.config import EvaluationConfig
@@ -58,9 +59,9 @@ def evaluate(
     own: list[TensorStore] = []
     try:
         if source is not None and source_states is None:
-            source_states = final_states(source, batches, config, work, "source")
+            source_states = source_final_states(source, texts, config, work)
             own.append(source_states)
-        own.append(final_states(result, batches, config, work, "result"))
+        own.append(_final_states(result, texts, config, work, "result"))
         sides = [_side(result, own[-1], work)]
         if source is not None and source_states is not None:
             sides.append(_side(source, source_states, work))
@@ -76,7 +77,24 @@ def source_final_states(
 ) -> TensorStore:
     """The source's share of `evaluate`, to be used for several results; the caller closes it."""
     _check(source, None, texts)
-    return final_states(source, make_batches(texts, config.batch_tokens), config, work, "source")
+    return _final_states(source, texts, config, work, "source")
+
+
+def _final_states(
+    weights: Weights,
+    texts: Sequence[TokenWindows],
+    config: EvaluationConfig,
+    work: Work,
+    label: str,
+) -> TensorStore:
+    """Of all scored tokens, in the order of the batches.
+
+    Where a token is rounded by what else is in its call, a call is a window: how many windows go
+    through a block at once is our business, and no number may depend on it.
+    """
+    alone = rounds_calls(weights)
+    batches = make_batches(texts, config.batch_tokens, alone=alone)
+    return final_states(weights, batches, config, work, label)
 
 
 def _side(weights: Weights, states: TensorStore, work: Work) -> Model:

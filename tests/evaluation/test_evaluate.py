@@ -3,6 +3,7 @@
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import compressed_models
+from compress.blocks.sample import generate
+from compress.blocks.skeleton import Skeleton
 from compress.checkpoint.reader import Checkpoint
 from compress.errors import CheckpointError, DataError
 from compress.evaluation.config import EvaluationConfig, TextConfig
@@ -18,7 +21,7 @@ from compress.evaluation.stream import Work
 from compress.evaluation.texts import read_windows
 from compress.evaluation.windows import TokenWindows, cut_windows
 from compress.formats.weights import Weights, open_weights
-from compress.quant.scheme import QuantScheme
+from compress.quant.scheme import ActivationScheme, QuantScheme
 from compress_calibration.tokenizer import load_tokenizer
 from tiny_models import make
 
@@ -97,6 +100,52 @@ def test_compressed_checkpoints_count_as_their_dequantized_weights(tmp_path: Pat
     assert found.kl is not None
     assert found.kl > 1e-3
     assert_equal(found, whole_quality(source, dense, windows))
+
+
+OUTLIERS = ActivationScheme(outliers="dynamic", threshold=2.0)
+WHOLE = ActivationScheme(granularity="tensor", dynamic=True)
+
+
+@pytest.mark.parametrize(
+    ("fmt", "inputs"),
+    [("bitsandbytes", OUTLIERS), ("compressed-tensors", WHOLE)],
+    ids=["outlier columns of a call", "one scale for a call"],
+)
+def test_tokens_that_are_rounded_together_are_those_of_a_window(
+    tmp_path: Path, fmt: str, inputs: ActivationScheme
+) -> None:
+    """However many windows go through a block at once, and whatever fills them up."""
+    source = make("llama", tmp_path / "a")
+    scheme = QuantScheme(bits=8, granularity="channel", group_size=0, activation=inputs)
+    result = weights(compressed_models.write(source, tmp_path / "b", scheme, fmt=fmt).folder)
+    windows = random_windows(256)
+
+    def losses(text: TokenWindows, batch_tokens: int) -> float:
+        config = EvaluationConfig(batch_tokens=batch_tokens)
+        (found,) = evaluate(result, None, [text], config, Work(tmp_path))
+        return found.tokens * math.log(found.ppl_result)
+
+    together = [losses(windows, size) for size in (1, 100, 4096)]
+    each = [
+        TokenWindows("one", windows.ids[i : i + 1], windows.lengths[i : i + 1], first[None])
+        for i, first in enumerate(windows.first)
+    ]
+    assert together == pytest.approx([sum(losses(text, 4096) for text in each)] * 3, rel=1e-9)
+
+
+@pytest.mark.parametrize("inputs", [OUTLIERS, WHOLE], ids=["outliers", "one scale"])
+def test_samples_do_not_depend_on_each_other(tmp_path: Path, inputs: ActivationScheme) -> None:
+    source = make("llama", tmp_path / "a")
+    scheme = QuantScheme(bits=8, granularity="channel", group_size=0, activation=inputs)
+    fmt = "bitsandbytes" if inputs is OUTLIERS else "compressed-tensors"
+    result = weights(compressed_models.write(source, tmp_path / "b", scheme, fmt=fmt).folder)
+    skeleton = Skeleton(result.checkpoint.config, result.spec, dtype=torch.float32)
+    prompts = torch.randint(256, (6, 8), generator=torch.Generator().manual_seed(2))
+    for temperature in (0.0, 1.0):
+        options: dict[str, Any] = {"length": 40, "seed": 0, "temperature": temperature}
+        together = generate(result, skeleton, count=6, prompt_ids=prompts, **options)
+        alone = generate(result, skeleton, count=1, prompt_ids=prompts[:1], **options)
+        assert torch.equal(together[:1], alone)
 
 
 def test_spilled_and_shared_states_change_nothing(tmp_path: Path) -> None:
