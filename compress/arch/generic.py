@@ -98,7 +98,8 @@ def _find_embedding(tensors: Shapes, root: str, vocab: int) -> str:
         path = join(root, name) + ".weight"
         if path in tensors and len(tensors[path]) == 2:
             return path
-    rows = [n for n, s in tensors.items() if len(s) == 2 and s[0] == vocab and n not in HEADS]
+    beside = [n for n in tensors if not _STACK.match(n) and n not in HEADS]
+    rows = [n for n in beside if len(tensors[n]) == 2 and tensors[n][0] == vocab]
     if vocab and rows:
         return rows[0]
     raise CheckpointError(
@@ -110,7 +111,11 @@ def _find_embedding(tensors: Shapes, root: str, vocab: int) -> str:
 def _outside(tensors: Shapes, root: str, vocab: int) -> Outside:
     """What lies beside the blocks and in no other numbered list: embeddings, final norm, head."""
     head = find_head(tensors, root, HEADS)
-    heads = {head, f"{(head or '').removesuffix('.weight')}.bias"}
+    # A tied head may have a bias of its own.
+    heads = {
+        head,
+        find_head(tensors, root, [f"{name.removesuffix('weight')}bias" for name in HEADS]),
+    }
     below = root + "." if root else ""
     beside = [
         name
@@ -144,7 +149,8 @@ def _block(stack: str, index: int, present: Sequence[str], tensors: Shapes) -> B
             known.append(name)
     unrecognised = tuple(name for name in names if name not in set(known))
     check_recognised(prefix, unrecognised, tensors, sum(prod(tensors[name]) for name in names))
-    modules = tuple((name, _parameter(name.removeprefix(prefix + "."))) for name in known)
+    # Also what no method knows: a block runs with all of its tensors or not at all.
+    modules = tuple((name, _parameter(name.removeprefix(prefix + "."))) for name in names)
     return BlockSpec(index, prefix, tuple(linears), modules, unrecognised)
 
 

@@ -108,6 +108,8 @@ class DecoderSpec:
         forward needs beside the blocks: embeddings, final norm, head.
     copied: tensors that belong to no part of the decoder (vision towers, multi-token
         prediction, anything unknown); they are carried over untouched and listed.
+    unnamed: for a decoder in no table the linear modules of transformers' class, by path, that go
+        by the name of no tensor (a tied head); None where the class was not opened.
     """
 
     family: str
@@ -131,6 +133,7 @@ class DecoderSpec:
     outside: tuple[tuple[str, str], ...]
     blocks: tuple[BlockSpec, ...]
     copied: tuple[str, ...]
+    unnamed: tuple[str, ...] | None = None
 
     def linears(self) -> Iterator[LinearSpec]:
         """All linears of all blocks, in order (head and embedding are not among them)."""

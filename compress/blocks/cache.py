@@ -3,6 +3,7 @@
 Imports transformers, so it is itself imported late.
 """
 
+import inspect
 from typing import Any
 
 from torch import Tensor
@@ -34,6 +35,16 @@ class _Reserved(DynamicLayer):  # type: ignore[misc]  # transformers is checked 
         values[..., start:stop, :] = value_states
         self.keys, self.values = keys[..., :stop, :], values[..., :stop, :]
         return self.keys, self.values
+
+
+def cache_argument(model: Any) -> str | None:
+    """What a causal LM of transformers calls the cache, in its forward and in what that returns.
+
+    None where its forward takes no cache. A model is never given one under another name: mamba's
+    swallows it, and reads every token as if it were the first.
+    """
+    known = inspect.signature(model.forward).parameters
+    return next((name for name in ("past_key_values", "cache_params") if name in known), None)
 
 
 def reserved_cache(config: Any, length: int) -> DynamicCache:

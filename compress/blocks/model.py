@@ -10,7 +10,12 @@ from torch import Tensor, nn
 from compress.arch.spec import DecoderSpec
 from compress.errors import CheckpointError
 
-_UNRUNNABLE = "only methods without calibration can be used on it"
+
+def remedy(spec: DecoderSpec) -> str:
+    """What is left to do with a decoder that transformers cannot run."""
+    if spec.family == "generic":
+        return "it is in no architecture table, so nothing could be said about a result of it"
+    return "only methods without calibration can be used on it"
 
 
 def build_model(
@@ -19,8 +24,8 @@ def build_model(
     """The causal LM on the meta device, in eval mode; only computed buffers (rotary tables) exist.
 
     Attention is torch's scaled_dot_product_attention where the family has it. Code that comes with
-    a checkpoint is never run. Raises CheckpointError for a model_type transformers does not know
-    and for values in config.json that it cannot make a model of.
+    a checkpoint is never run. Raises CheckpointError for a model_type transformers does not know,
+    for one that is no decoder, and for values in config.json that it cannot make a model of.
     """
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
@@ -30,16 +35,19 @@ def build_model(
         text = text[key]
     if spec.model_type not in CONFIG_MAPPING:
         raise CheckpointError(
-            f"model_type {spec.model_type!r} is unknown to this transformers; {_UNRUNNABLE}"
+            f"model_type {spec.model_type!r} is unknown to this transformers; {remedy(spec)}"
         )
     known = {key: value for key, value in text.items() if key != "quantization_config"}
     with _refusing(spec):
-        config: Any = CONFIG_MAPPING[spec.model_type].from_dict(known)
+        kind: Any = CONFIG_MAPPING[spec.model_type]
+        # Infinity is {"__float__": "Infinity"} in files of transformers (mamba2's time_step_limit).
+        config: Any = kind.from_dict(kind._decode_special_floats(known))
     if hasattr(config, "output_router_logits"):
         config.output_router_logits = False
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+    if (why := _why_no_decoder(config)) is not None:
         raise CheckpointError(
-            f"transformers has no causal language model of type {spec.model_type!r}; {_UNRUNNABLE}"
+            f"config.json describes no decoder: {why}; only decoder language models are compressed,"
+            " so take the config of these weights"
         )
     model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     attention = "sdpa" if getattr(model_class, "_supports_sdpa", False) else "eager"
@@ -47,13 +55,34 @@ def build_model(
         model: nn.Module = model_class._from_config(
             config, dtype=dtype, attn_implementation=attention
         )
-    config.pad_token_id = None  # read for a warning about masks only; masks come from the caller
+    # Read for a warning about masks only; masks come from the caller. Set past checks of its type.
+    vars(config)["pad_token_id"] = None
     with _refusing(spec):
-        _compute_buffers(model, device)
+        _compute_buffers(model, spec, device)
     for module in model.modules():
         if isinstance(module, nn.Embedding):
             module.padding_idx = None  # means nothing in a forward, but would bound a row subset
     return model.eval().requires_grad_(False)
+
+
+def _why_no_decoder(config: Any) -> str | None:
+    """What makes transformers' class of a config something else than a decoder."""
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_CAUSAL_LM_MAPPING,
+        MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+    )
+
+    kind = config.model_type
+    if config.is_encoder_decoder:
+        return f"a {kind!r} model has an encoder, too (is_encoder_decoder is true)"
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return f"transformers has no causal language model of type {kind!r}"
+    # Of classes that can be both, such as BERT's; gpt_neox has the key and is a decoder always.
+    masked = kind in MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    key = next((k for k in ("is_decoder", "causal") if getattr(config, k, None) is False), None)
+    if masked and key is not None:
+        return f"tokens of a {kind!r} model read later ones where {key} is false"
+    return None
 
 
 @contextmanager
@@ -91,7 +120,7 @@ def find_stack(model: nn.Module, spec: DecoderSpec) -> str:
     if not found:
         raise CheckpointError(
             f"transformers' {type(model).__name__} has no list of {len(spec.blocks)} blocks called"
-            f" {leaf!r} as the checkpoint has; {_UNRUNNABLE}"
+            f" {leaf!r} as the checkpoint has; {remedy(spec)}"
         )
     shortest: str = min(found, key=len)
     return shortest
@@ -103,7 +132,7 @@ def set_parameter(model: nn.Module, path: str, value: Tensor) -> None:
     setattr(model.get_submodule(parent), leaf, nn.Parameter(value, requires_grad=False))
 
 
-def _compute_buffers(model: Any, device: str) -> None:
+def _compute_buffers(model: Any, spec: DecoderSpec, device: str) -> None:
     """Give real values to buffers that no checkpoint holds, the way from_pretrained does."""
     for path, module in model.named_modules():
         lost = [
@@ -120,7 +149,7 @@ def _compute_buffers(model: Any, device: str) -> None:
             value = module._buffers[name]
             if value.numel() and bool((value != value).any() | (value == _unset(value)).all()):
                 raise CheckpointError(
-                    f"transformers does not say how to compute buffer {path}.{name}; {_UNRUNNABLE}"
+                    f"transformers does not say how to compute buffer {path}.{name}; {remedy(spec)}"
                 )
 
 

@@ -35,8 +35,8 @@ def check_names(spec: BlockSpec, wanted: Mapping[str, Tensor]) -> None:
         if path not in wanted:
             raise CheckpointError(
                 f"tensor {tensor} has no place in transformers' module (no parameter {path} in"
-                " the block); config.json may switch it off, or only methods without calibration"
-                " can be used on this model"
+                " the block); config.json may switch it off, or only a recipe without calibration"
+                " and evaluation can be used on this model"
             )
     missing = sorted(set(wanted) - {path for _, path in spec.modules})
     if missing:

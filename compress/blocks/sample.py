@@ -69,7 +69,9 @@ def generate(
 
 def rows_at_once(spec: DecoderSpec, dtype: torch.dtype, length: int) -> int:
     """Sequences of `length` tokens whose keys and values fit the budget, at most MOST_ROWS."""
-    token = spec.kv_bytes_per_token(dtype.itemsize)
+    # Where the config names no attention heads, the hidden size stands for what a block keeps.
+    width = dtype.itemsize
+    token = spec.kv_bytes_per_token(width) or len(spec.blocks) * spec.hidden * width
     return max(1, min(MOST_ROWS, CACHE_BYTES // (token * length)))
 
 
@@ -116,15 +118,18 @@ def _generate_batch(
     temperature: float,
     on_step: Callable[[], None],
 ) -> Tensor:
-    from compress.blocks.cache import reserved_cache
+    from compress.blocks.cache import cache_argument, reserved_cache
 
     ids = prompt[:, :length].to(next(model.parameters()).device)  # [batch, prompt]
     indices = np.arange(rows.start, rows.stop)
-    cache = reserved_cache(model.config, length)
+    named = cache_argument(model)
+    cache = {} if named is None else {named: reserved_cache(model.config, length)}
     tokens, step = [ids], ids
     with torch.no_grad():
         for position in range(ids.shape[1], length):
-            out: Any = model(input_ids=step, past_key_values=cache, use_cache=True)
+            # Without a cache the text so far is read again for every token.
+            read = step if cache else torch.cat(tokens, 1)
+            out: Any = model(input_ids=read, use_cache=bool(cache), **cache)
             noise = torch.from_numpy(uniforms(seed, indices, position))
             step = draw(out.logits[:, -1], noise, temperature)[:, None]
             tokens.append(step)

@@ -20,7 +20,7 @@ from compress.blocks.activation import fake_quantize, quantize_inputs
 from compress.blocks.experts import split_experts
 from compress.blocks.kv_states import PassingCache, call_with_cache
 from compress.blocks.linear import check_linear
-from compress.blocks.model import build_model, find_stack, set_parameter, short_reason
+from compress.blocks.model import build_model, find_stack, remedy, set_parameter, short_reason
 from compress.blocks.reading import RowReader, check_names, expert_paths, read_finite
 from compress.blocks.recorder import FirstReached, LastReached, Recorder, Tape
 from compress.errors import CheckpointError
@@ -211,6 +211,18 @@ class Skeleton:
             tied = read_finite(weights, self.spec.embedding).to(self.device, self.dtype)
         return state | {paths[self.spec.embedding]: tied}
 
+    def check_outside(self) -> None:
+        """CheckpointError for a parameter beside the blocks that no tensor of the spec fills."""
+        filled = {*self._outside_paths().values(), f"{self.head_path}.weight"}
+        filled |= {path for _, path in self.spec.outside}
+        for path, _ in self.model.named_parameters(remove_duplicate=False):
+            if path not in filled and not path.startswith(self.stack + "."):
+                raise CheckpointError(
+                    f"transformers' {type(self.model).__name__} has a parameter {path} beside its"
+                    " blocks, for which no tensor of the decoder is known; use a recipe without"
+                    " calibration and evaluation"
+                )
+
     def release(self) -> None:
         """Forget the head and the contexts kept for further calls."""
         self._head = None
@@ -242,7 +254,7 @@ class Skeleton:
                 reason = short_reason(error)
         raise CheckpointError(
             f"transformers' {type(self.model).__name__} cannot be run block by block ({reason});"
-            " only methods without calibration can be used on it"
+            f" {remedy(self.spec)}"
         )
 
     def _head_path(self) -> str:
@@ -251,8 +263,7 @@ class Skeleton:
             if module is head:
                 return str(name)
         raise CheckpointError(
-            f"transformers' {type(self.model).__name__} has no output head; only methods without"
-            " calibration can be used on it"
+            f"transformers' {type(self.model).__name__} has no output head; {remedy(self.spec)}"
         )
 
     def _outside_paths(self) -> dict[str, str]:
@@ -273,7 +284,7 @@ class Skeleton:
                 continue
         raise CheckpointError(
             f"tensor {tensor} has no place in transformers' {type(self.model).__name__} (no"
-            f" parameter {path}); only methods without calibration can be used on it"
+            f" parameter {path}); {remedy(self.spec)}"
         )
 
     def _read_outside(self, weights: "Weights") -> dict[str, Tensor]:

@@ -73,7 +73,8 @@ def ignored_modules(
 
     Embeddings are left out, which no target means, unless one of them is quantized. A tied head has
     no tensor, yet its runtimes build a Linear for it, "lm_head" in all of them; a head that has
-    another name on disk (gpt_neox's embed_out) is "lm_head" in transformers.
+    another name on disk (gpt_neox's embed_out) is "lm_head" in transformers. A decoder in no table
+    may have more of them, under the paths of its class.
     """
     embeddings = {name for name, _ in spec.outside if name != spec.head} | {spec.embedding}
     embeddings = set() if spec.embedding in quantized else embeddings
@@ -86,9 +87,9 @@ def ignored_modules(
         and name not in embeddings
     ]
     dense = spec.head is None or spec.head not in quantized
-    return (
-        [*names, HEAD] if dense and HEAD not in (name.split(".")[-1] for name in names) else names
-    )
+    if dense and HEAD not in (name.split(".")[-1] for name in names):
+        names.append(HEAD)
+    return list(dict.fromkeys([*names, *(spec.unnamed or ())]))
 
 
 def _everything(found: Sequence[LinearSpec]) -> list[str]:

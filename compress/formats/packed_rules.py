@@ -78,7 +78,7 @@ def _gptq_in_vllm(result: Result) -> Iterator[str]:
 
 
 def _on_cpu(result: Result) -> Iterator[str]:
-    if result.spec.head_dim not in CPU_HEADS:
+    if result.spec.heads and result.spec.head_dim not in CPU_HEADS:
         yield f"no attention kernel for head_dim {result.spec.head_dim} on CPU"
     for linear, scheme in result.quantized():
         if linear.expert is not None:

@@ -2,11 +2,12 @@
 
 Found by trying tiny models of every family in transformers 5.23 with compressed-tensors 0.20 and
 in vLLM 0.32 on CPU (tests/interop and tests/peers repeat it); what concerns vLLM's GPU kernels was
-read in its source and is called "expected" for that. Loaders change: a "no" is a statement about
-these versions.
+read in its source and is called "expected" for that. Decoders in no table were not tried: of them
+transformers is "expected" where their class was opened, anything else "unknown". Loaders change:
+a "no" is a statement about these versions.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 
 from compress.arch.spec import DecoderSpec
@@ -19,7 +20,13 @@ from compress.formats import (
     vllm_rules,
 )
 from compress.formats.compressed_tensors import is_packed
-from compress.formats.verdicts import TRIED, TRIED_IN_TRANSFORMERS, Result, Verdict
+from compress.formats.verdicts import (
+    TRIED,
+    TRIED_IN_TRANSFORMERS,
+    Result,
+    Verdict,
+    of_unlisted,
+)
 from compress.quant.scheme import ActivationScheme, QuantScheme
 
 
@@ -36,14 +43,27 @@ def runtimes(
     fmt: a key of FORMATS. schemes: of every quantized tensor, by name. g_idx: act-order "group".
     kv_cache: of the key/value cache whose scales are stored.
     """
+    if fmt == dense.NAME or not (schemes or kv_cache):
+        reason = _dense_reason(schemes.values())
+        return [Verdict(name, "yes", reason) for name in _RUNTIMES]
+    found = _of_format(fmt, schemes, spec, g_idx=g_idx, kv_cache=kv_cache)
+    return [of_unlisted(verdict, spec) for verdict in found]
+
+
+def _of_format(
+    fmt: str,
+    schemes: Mapping[str, QuantScheme],
+    spec: DecoderSpec,
+    *,
+    g_idx: bool,
+    kv_cache: ActivationScheme | None,
+) -> list[Verdict]:
     if fmt == bitsandbytes.NAME and schemes:
         return [Verdict(*found) for found in bitsandbytes_runtimes.verdicts(spec, schemes)]
     linears = tuple((linear, schemes.get(linear.tensor)) for linear in spec.all_linears())
     result = Result(linears, spec, g_idx, kv_cache)
     if fmt in other_runtimes.FORMATS and schemes:
         return [Verdict(*found) for found in other_runtimes.verdicts(fmt, result)]
-    if fmt == dense.NAME or not (schemes or kv_cache):
-        return [Verdict(name, "yes", _dense_reason(result)) for name in _RUNTIMES]
     return [_judge(name, result) for name in _RUNTIMES]
 
 
@@ -61,8 +81,8 @@ def _judge(name: str, result: Result) -> Verdict:
     return Verdict(name, "yes" if known else "expected", remark(result), load)
 
 
-def _dense_reason(result: Result) -> str:
-    dropped = any(s.activation for s in result.schemes())
+def _dense_reason(schemes: Iterable[QuantScheme]) -> str:
+    dropped = any(scheme.activation for scheme in schemes)
     note = "; activations are not quantized in this format" if dropped else ""
     return f"plain weights, as every loader of the model takes{note}"
 

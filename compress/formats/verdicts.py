@@ -13,7 +13,8 @@ from compress.quant.scheme import ActivationScheme, QuantScheme
 LoadOption = Literal["", "dequantize", "bfloat16"]
 
 
-# Families of which tiny models were tried in every loader; of others a yes is only expected.
+# Families of which tiny models were tried in every loader; of others in the tables a yes is only
+# expected, and of decoders in no table nothing is known but what their class showed.
 TRIED = frozenset(
     ("llama", "mistral", "qwen2", "qwen3", "phi3", "gpt2", "mixtral", "qwen3_moe"),
 )
@@ -22,15 +23,32 @@ TRIED_IN_TRANSFORMERS = TRIED | {"gemma2", "gemma3_text", "gpt_neox", "opt", "ol
 
 
 class Verdict(NamedTuple):
-    """yes: tried. expected: by the runtime's source. no: refused or computed wrongly.
+    """yes: tried. expected: by the runtime's source, or by trying the class of a decoder in no
+    table without its weights. no: refused or computed wrongly. unknown: neither tried nor read.
 
     load: the option that it needs to load the result; "" for none.
     """
 
     runtime: str
-    verdict: Literal["yes", "expected", "no"]
+    verdict: Literal["yes", "expected", "no", "unknown"]
     reason: str
     load: LoadOption = ""
+
+
+def of_unlisted(found: Verdict, spec: DecoderSpec) -> Verdict:
+    """What of a verdict holds for a decoder that is in no table; others keep theirs."""
+    if spec.family != "generic" or found.verdict == "no":
+        return found
+    if found.runtime == "transformers" and spec.unnamed is not None:
+        shown = (
+            f"not loaded with {spec.model_type} yet: its class was opened without weights, and a"
+            " block of each kind was run"
+        )
+        reason = f"{found.reason}; {shown}" if found.reason else shown
+        return found._replace(verdict="expected", reason=reason)
+    return found._replace(
+        verdict="unknown", reason=f"not tried with {spec.model_type}, which is in no table"
+    )
 
 
 @dataclass(frozen=True, slots=True)

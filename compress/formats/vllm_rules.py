@@ -49,7 +49,7 @@ def on_gpu(result: Result) -> Iterator[str]:
 def on_cpu(result: Result) -> Iterator[str]:
     """What stands in the way on a CPU, most important first."""
     yield from _anywhere(result)
-    if result.spec.head_dim not in CPU_HEADS:
+    if result.spec.heads and result.spec.head_dim not in CPU_HEADS:
         yield f"no attention kernel for head_dim {result.spec.head_dim} on CPU"
     if result.cache is not None and result.spec.head_dim % 32:
         yield f"its fp8 cache takes head_dim in multiples of 32 on CPU, not {result.spec.head_dim}"

@@ -97,8 +97,10 @@ def estimate(job: Job) -> Estimate:
 
 def attention_seconds(shape: tuple[int, int, int, int], keys: int, dtype: torch.dtype) -> float:
     """Attention of queries [batch, heads, length, head_dim] to so many keys, all seen by all but
-    those of a whole text (keys = length), which see what is before them."""
+    those of a whole text (keys = length), which see what is before them. 0 without heads."""
     batch, heads, length, width = shape
+    if not heads:
+        return 0.0
     probed = min(heads, PROBED_HEADS)
 
     def make() -> probes.Call:

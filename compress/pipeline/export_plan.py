@@ -16,6 +16,7 @@ from compress.formats.kv_cache import is_cache_tensor
 from compress.pipeline.export_checks import check
 from compress.pipeline.export_scales import DTYPE_WORDS, ScaleChange
 from compress.pipeline.export_source import ExportLayer, Held, look
+from compress.pipeline.unlisted import opened
 from compress.quant.scheme import QuantScheme
 from compress.report.units import counted
 from compress_exporters.table import EXPORTERS
@@ -59,6 +60,10 @@ def plan_export(
     head and embedding where config.json calls them one and both are stored."""
     source, target = _open(checkpoint, to)
     held = look(source)
+    if target.method is not None:
+        packed = [layer.linear for layer in held.layers.values()]
+        source = replace(source, spec=opened(checkpoint.config, source.spec, packed, target.name))
+        held = replace(held, weights=source)
     scales = check(held, target, round_scales=round_scales)
     if target.method is None:
         held = replace(held, kv_cache=None)

@@ -40,9 +40,10 @@ def needs(fmt: str) -> str | None:
 
 
 def in_python(runtimes: Iterable[Verdict], folder: str) -> tuple[str, ...]:
-    """Lines for transformers, with the option it needs; none where it does not take the result."""
+    """Lines for transformers, with the option it needs; none where it is not said to take the
+    result."""
     found = [v for v in runtimes if v.runtime == "transformers"]
-    if any(v.verdict == "no" for v in found):
+    if any(v.verdict in ("no", "unknown") for v in found):
         return ()
     names, option = _OPTIONS[found[0].load if found else ""]
     return (
@@ -74,8 +75,9 @@ def why_none(fmt: str, runtimes: Iterable[Verdict], dense_by: str) -> str | None
     runtimes = tuple(runtimes)
     if all_lines(fmt, runtimes, ""):
         return None
-    hoped = [v.runtime for v in runtimes if v.verdict != "no"]
-    refused = "; ".join(f"{v.runtime}: {v.reason}" for v in runtimes if v.verdict == "no")
+    others = [v for v in runtimes if v.verdict in ("no", "unknown")]
+    hoped = [v.runtime for v in runtimes if v not in others]
+    refused = "; ".join(f"{v.runtime}: {v.reason}" for v in others)
     remedy = "" if fmt == dense.NAME else f"; {dense_by} loads anywhere"
     if not hoped:
         return f"no runtime is known to take it: {refused}{remedy}"

@@ -34,6 +34,7 @@ from compress.pipeline.output_format import (
 )
 from compress.pipeline.pairs import check_pairs
 from compress.pipeline.room import UNKNOWN, Room
+from compress.pipeline.unlisted import opened
 from compress.quant.scheme import ActivationScheme, QuantScheme
 from compress.recipe import Recipe
 from compress.recipe.matching import assign
@@ -144,6 +145,9 @@ def build_plan(recipe: Recipe, checkpoint: Checkpoint, *, dtype: torch.dtype) ->
     check_fused(recipe, modules, skipped)
     check_pairs(recipe, spec, modules)
     check_experts(recipe, modules, fmt)
+    streamed = _calibrated(recipe) or recipe.evaluation is not None
+    linears = [m.linear for m in modules]
+    spec = opened(checkpoint.config, spec, linears, fmt, streamed=streamed)
     with placed(recipe, "output.format"):
         check_config(fmt, spec, checkpoint.shapes, modules)
     tensors = _output_tensors(checkpoint, modules, fmt)

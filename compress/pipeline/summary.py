@@ -151,17 +151,17 @@ def _skipped(plan: Plan) -> Iterable[Layer]:
 def source_of(checkpoint: Checkpoint, spec: DecoderSpec, sha256: str, kv_bytes: int) -> Source:
     """What went in. kv_bytes: of its keys and values a token."""
     head = "tied" if spec.tied else "untied"
+    heads = f" {counted(spec.heads, 'head')} ({spec.kv_heads} KV)," if spec.heads else ""
     return Source(
         path=str(checkpoint.path.resolve()),
         sha256=sha256,
         params=checkpoint.params,
         bytes=checkpoint.file_bytes,
         dtype=checkpoint.main_dtype,
-        kv_bytes_per_token=kv_bytes,
+        kv_bytes_per_token=kv_bytes or None,
         architecture=(
             f"{spec.model_type}, {counted(len(spec.blocks), 'block')}, hidden {spec.hidden},"
-            f" {counted(spec.heads, 'head')} ({spec.kv_heads} KV), vocabulary {spec.vocab},"
-            f" {head} head"
+            f"{heads} vocabulary {spec.vocab}, {head} head"
         ),
     )
 
@@ -176,7 +176,7 @@ def result_of(session: Session, layers: Sequence[Layer]) -> Result:
         params=sum(info.numel for info in session.checkpoint.tensors.values()),
         bytes=_stored_bytes(session),
         bits_per_weight=8 * stored / weights,
-        kv_bytes_per_token=plan.kv_bytes_per_token[1],
+        kv_bytes_per_token=plan.kv_bytes_per_token[1] or None,
         format=plan.format,
         sizes=tuple(_sizes(session)),
     )

@@ -55,6 +55,13 @@ class TransformersDecoder:
         )
         self.model: Any = whole_model(weights, self.skeleton)
         self.device, self.texts = torch.device(device), texts
+        # Late: this module is imported without transformers, which the cache's is not.
+        from compress.blocks.cache import cache_argument
+
+        self._cache_name = cache_argument(self.model)
+        # mamba's states, and those of its hybrids, are gone on from by a single token only: of
+        # several at once transformers computes none with what came before.
+        self._takes_one = bool(getattr(self.model, "_is_stateful", False))
         self._asks_rows = "logits_to_keep" in inspect.signature(self.model.forward).parameters
         # Tokens of a text -> transformers' cache of them, the one that was used last at the end.
         self._caches: OrderedDict[tuple[int, ...], Any] = OrderedDict()
@@ -86,11 +93,18 @@ class TransformersDecoder:
         first = wanted[0]
         begun = [known for known in self._caches if known == text[: min(first, len(known))]]
         done = max(map(len, begun), default=0)
+        if self._takes_one and done < len(text) - 1:
+            done = 0
         past = self._caches.pop(text[:done]) if done else None
         ids = torch.tensor([text[done:]], device=self.device)
-        options = {"logits_to_keep": len(text) - first} if self._asks_rows else {}
-        out = self.model(input_ids=ids, past_key_values=past, use_cache=True, **options)
-        self._caches[text] = out.past_key_values
+        options: dict[str, Any] = {}
+        if self._asks_rows:
+            options["logits_to_keep"] = len(text) - first
+        if self._cache_name is not None:
+            options |= {self._cache_name: past, "use_cache": True}
+        out = self.model(input_ids=ids, **options)
+        if self._cache_name is not None:
+            self._caches[text] = getattr(out, self._cache_name)
         while len(self._caches) > self.texts:
             self._caches.popitem(last=False)
         return out.logits[0, [position - len(text) for position in wanted]].float()  # type: ignore[no-any-return]

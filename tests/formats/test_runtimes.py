@@ -47,7 +47,17 @@ def test_the_usual_case(specs: dict[str, DecoderSpec]) -> None:
 def test_an_unknown_family_is_never_a_plain_yes(specs: dict[str, DecoderSpec]) -> None:
     for fmt in ("compressed-tensors", "gptq", "fp8"):
         found = verdicts(specs["granite"], G4 if fmt != "fp8" else PRESETS["FP8_BLOCK"], fmt=fmt)
-        assert {v for v, _ in found.values()} <= {"expected", "no"}
+        assert {v for v, _ in found.values()} <= {"unknown", "no"}
+
+
+def test_of_an_opened_class_transformers_is_expected(specs: dict[str, DecoderSpec]) -> None:
+    opened = replace(specs["granite"], unnamed=())
+    for fmt in ("compressed-tensors", "gptq"):
+        verdict, reason = verdicts(opened, G4, fmt=fmt)["transformers"]
+        assert verdict == "expected"
+        assert "not loaded with granite yet" in reason
+        assert verdicts(opened, G4, fmt=fmt)["vLLM on GPU"][0] == "unknown"
+    assert verdicts(replace(specs["llama"], unnamed=()), G4) == verdicts(specs["llama"], G4)
 
 
 def test_a_yes_is_known_where_the_family_was_tried(specs: dict[str, DecoderSpec]) -> None:

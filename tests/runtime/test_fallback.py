@@ -10,6 +10,7 @@ import torch
 
 import compressed_models
 import tiny_models
+import unlisted_models
 from compress.checkpoint import Checkpoint
 from compress.errors import CheckpointError, RequestError
 from compress.formats import open_weights
@@ -23,8 +24,13 @@ from compress.runtime.request import Request, Sampling
 G4 = QuantScheme(bits=4, group_size=32)
 
 
-@pytest.fixture(scope="module", params=tiny_models.UNLISTED)
+STATEFUL = ("jamba", "mamba2")  # their states stand for all tokens before
+
+
+@pytest.fixture(scope="module", params=(*tiny_models.UNLISTED, *STATEFUL))
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if request.param in STATEFUL:
+        return unlisted_models.make(request.param, tmp_path_factory.mktemp("model"))
     return tiny_models.make(request.param, tmp_path_factory.mktemp("model"), dtype="fp32")
 
 
