@@ -51,9 +51,9 @@ _LACKS = (
 def shortened(message: str) -> str:
     """One printable line: long words and long lines lose their middle."""
     line = " ".join(message.split("\n"))
+    line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
     line = _WORD.sub(lambda found: _cut(found[0], WORD), line)
-    line = _cut(line, LINE)
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
+    return _cut(line, LINE)
 
 
 def _cut(text: str, most: int) -> str:

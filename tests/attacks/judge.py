@@ -87,7 +87,8 @@ def _words(case: Case, outcome: Outcome) -> Iterator[str]:
     """What it says on its streams."""
     if case.stderr == "file" and outcome.status == 2:
         yield from _refusal(case, outcome)
-    if case.stdout == "file" and "--json" in case.argv and outcome.out.strip():
+    bytewise = case.environ.get("PYTHONIOENCODING") != "utf-16"  # which was read as UTF-8
+    if bytewise and case.stdout == "file" and "--json" in case.argv and outcome.out.strip():
         try:
             json.loads(outcome.out, parse_constant=_no_constant)
         except ValueError as error:

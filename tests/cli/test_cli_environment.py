@@ -189,3 +189,4 @@ def test_messages_are_cut_in_their_middle() -> None:
 def test_messages_have_one_line_that_can_be_printed() -> None:
     assert shortened("a\nb\x1b[31m\ud800 ä") == "a b\\x1b[31m\\ud800 ä"
     assert shortened("plain") == "plain"
+    assert len(shortened("\x1b " * 1000)) <= LINE  # as it is printed
