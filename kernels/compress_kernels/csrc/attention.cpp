@@ -38,7 +38,7 @@ constexpr int kLanes = 4;  // sums side by side: one alone waits for itself
 constexpr int64_t kAhead = 4096;  // bytes
 constexpr int64_t kGrain = 1 << 18;  // products worth a thread
 
-// What a token sees of one head: 16 positions from `at` on, those beyond `count` left out.
+// What a token sees of one head: kRows positions from `at` on, those beyond `count` left out.
 template <typename T>
 struct Seen {
   const T* rows[kRows];
@@ -47,7 +47,7 @@ struct Seen {
 };
 
 // What is read next is asked for ahead: blocks lie anywhere, where a processor does not look by
-// itself. `head` counts on from `at`: behind the last one come those of the next 16 positions.
+// itself. `head` counts on from `at`: behind the last one come those of the next kRows positions.
 // Inlined by force: GCC before 14 leaves out calls of functions that only prefetch.
 template <typename T>
 __attribute__((always_inline)) inline void fetch(const void* states, const Attention& a, const int32_t* blocks, int64_t from, int64_t to,
@@ -88,7 +88,7 @@ inline Vec load(const Seen<T>& seen, int i, int64_t from, int64_t dim) {
   return sizeof(T) == 1 ? found * splat(seen.scales[i]) : found;
 }
 
-// Products of a query with 16 keys. q: padded with zeros to whole vectors.
+// Products of a query with kRows keys. q: padded with zeros to whole vectors.
 template <typename T>
 Vec scores(const Seen<T>& seen, const float* q, int64_t dim) {
   Vec parts[kRows] = {};
@@ -119,7 +119,7 @@ float soften(float* s, int64_t count) {
   return sum;
 }
 
-// Adds 16 values times their weights to kWide vectors of a head's sum.
+// Adds kRows values times their weights to kWide vectors of a head's sum.
 template <typename T, int kWide>
 void weigh(const Seen<T>& seen, const float* weights, int64_t from, int64_t dim, float* total) {
   Vec parts[kLanes][kWide] = {};

@@ -1,7 +1,8 @@
-// GPTQ column loop of one block, and the scale search, on tiles of 16 rows; see lazy.py for the form.
+// GPTQ column loop of one block, and the scale search, on tiles of kRows rows; see lazy.py for the
+// form.
 //
-// Rows never interact, so a tile holds 16 of them transposed, [column][16 rows]: every step of the
-// loop is one vector operation, and no result depends on the number of threads.
+// Rows never interact, so a tile holds kRows of them transposed, [column][kRows rows]: every step of
+// the loop is one vector operation, and no result depends on the number of threads.
 
 #include <cmath>
 #include <cstdint>
@@ -157,7 +158,8 @@ Scale search(const Vec* tile, int64_t width, const float* importance, const Grid
 // their losses are added: no result depends on the number of threads.
 constexpr int64_t kChunk = 1 << 14;
 
-// body(chunk, values, vectors) for all chunks of a row, 16 columns a vector, zeros behind the last.
+// body(chunk, values, vectors) for all chunks of a row, kRows columns a vector, zeros behind the
+// last.
 template <typename Body>
 void for_chunks(const Block& b, const float* row, const Body& body) {
   in_parallel(b.threads, (b.width + kChunk - 1) / kChunk, 4, [&](int64_t first, int64_t last) {
@@ -172,7 +174,7 @@ void for_chunks(const Block& b, const float* row, const Body& body) {
   });
 }
 
-// Losses of one chunk under every candidate; weighing: importance, 16 columns a vector, or null.
+// Losses of one chunk under every candidate; weighing: importance, kRows columns a vector, or null.
 void chunk_losses(const Vec* values, int64_t vectors, const Vec* weighing,
                   const std::vector<Scale>& candidates, const Grid& grid, double* losses) {
   for (const Scale& s : candidates) {
@@ -259,7 +261,7 @@ int64_t group_width(const Block& b, int64_t start) {
   return stop - start;
 }
 
-// 16 rows of a block: weights, what rounded columns pull at them, codes.
+// kRows rows of a block: weights, what rounded columns pull at them, codes.
 struct Tile {
   std::vector<Vec> weight, pull, code, updated, step;
   explicit Tile(int64_t width)

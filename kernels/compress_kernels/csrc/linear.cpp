@@ -1,6 +1,6 @@
 // Rows times a weight that lies as checkpoints have it, [outputs, columns], in fp32.
 //
-// Small tiles of rows and outputs, summed along the columns in 16 lanes: nothing is packed, so a
+// Small tiles of rows and outputs, summed along the columns in kRows lanes: nothing is packed, so a
 // weight is read once for a few rows, which is what a step of few tokens costs. A row's sums are in
 // one order, whatever rows are beside it.
 
@@ -22,7 +22,7 @@ struct Linear {
 
 namespace {
 
-constexpr int kSums = 16;            // of a tile: rows times outputs
+constexpr int kSums = kRows;         // of a tile: rows times outputs
 constexpr int kHigh = 4;             // rows of a tile, where there are as many
 constexpr int64_t kKept = 48 << 10;  // numbers of rows that stay in the second-level cache
 constexpr int64_t kAhead = 16 << 10;  // bytes of a weight
@@ -75,14 +75,14 @@ void tile(const Linear& l, int64_t row, int64_t output) {
           total[i * kWidth + j] + (l.bias ? l.bias[output + j] : 0.0f);
 }
 
-// A few rows, and 16 outputs.
+// A few rows, and kSums outputs.
 template <int kHeight>
 void flat(const Linear& l, int64_t row, int64_t output) {
   for (int64_t j = output; j < std::min(output + kSums, l.outputs); j += kSums / kHeight)
     tile<kHeight, true>(l, row, j);
 }
 
-// Rows [from, to), and 16 outputs.
+// Rows [from, to), and kSums outputs.
 void group(const Linear& l, int64_t from, int64_t to, int64_t output) {
   const int64_t high = from + (to - from) / kHigh * kHigh;
   for (int64_t j = output; j < std::min(output + kSums, l.outputs); j += kSums / kHigh)

@@ -16,7 +16,7 @@ typedef uint32_t Words __attribute__((vector_size(kRows * 4)));
 typedef uint16_t Halves __attribute__((vector_size(kRows * 2)));
 typedef int8_t Bytes __attribute__((vector_size(kRows)));
 
-// The first of `left` numbers, 16 at most; zeros behind them.
+// The first of `left` numbers, kRows at most; zeros behind them.
 template <typename V, typename T>
 inline V load_raw(const T* from, int64_t left) {
   V found{};
@@ -32,7 +32,7 @@ inline Vec load_stored(const float* from, int64_t left) {
   if (left != kRows / 2) return load_raw<Vec>(from, left);
   Half half;
   std::memcpy(&half, from, sizeof half);
-  return __builtin_shufflevector(half, Half{}, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  return __builtin_shufflevector(half, Half{}, WHOLE);
 }
 
 inline Vec load_stored(const BFloat16* from, int64_t left) {
@@ -89,7 +89,7 @@ inline Vec nearest_of(Vec x, const Float16*) {
   return x == x ? floats(words(near) | sign) : x;
 }
 
-// The first of `left` numbers, 16 at most, written; each is one of the dtype already.
+// The first of `left` numbers, kRows at most, written; each is one of the dtype already.
 template <typename V, typename T>
 inline void store_raw(const V& x, T* to, int64_t left) {
   if (left >= kRows) std::memcpy(to, &x, sizeof x);
