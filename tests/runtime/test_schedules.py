@@ -17,16 +17,17 @@ def play(seeds: range) -> None:
             raise AssertionError(f"schedule {seed}: {error}") from error
 
 
-@pytest.mark.parametrize("part", range(8))
-def test_two_thousand_schedules(part: int) -> None:
+@pytest.mark.parametrize("part", range(2))
+def test_five_hundred_schedules(part: int) -> None:
+    """2,000 with a real decoder are in test_equivalence.py."""
     play(range(part * PART, (part + 1) * PART))
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("part", range(72))
+@pytest.mark.parametrize("part", range(78))
 def test_twenty_thousand_schedules(part: int) -> None:
     """The others of 20,000."""
-    play(range((part + 8) * PART, (part + 9) * PART))
+    play(range((part + 2) * PART, (part + 3) * PART))
 
 
 def test_schedules_reach_what_they_are_for() -> None:
