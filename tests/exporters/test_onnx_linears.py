@@ -200,16 +200,23 @@ def test_inputs_with_a_fixed_scale(
 def test_static_fp8_tells_what_the_session_needs(
     models: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """ONNX Runtime does not open it otherwise: should that change, the note can go."""
+    """ONNX Runtime does not open it otherwise on most processors, since it fuses a product that
+    knows no fp8; where it does, it computes the same within what a rounding may turn."""
     folder = compressed_models.write(models("llama"), tmp_path / "model", PRESETS["FP8"]).folder
     source, out = source_of(folder), tmp_path / "out"
     out.mkdir()
     written = EXPORTERS["onnx"].write(source, out, Options(), lambda *_: None)
     (note,) = [note for note in written.notes if "session" in note]
     assert note.endswith("session.disable_quant_qdq=1")
-    with pytest.raises(CheckpointError, match="ONNX Runtime does not open"):
-        Runner.open(out / MODEL)
     assert EXPORTERS["onnx"].verify(source, out, Options()).max_logit_error is not None
+    try:
+        runner = Runner.open(out / MODEL)
+    except CheckpointError as error:
+        assert "ONNX Runtime does not open" in str(error)
+        return
+    ids = np.array([[1, 2, 3, 4]])
+    exact = Runner.open(out / MODEL, EXACT).whole(ids)
+    assert np.abs(runner.whole(ids) - exact).max() < 0.02 * np.abs(exact).max()
 
 
 def test_what_a_graph_does_not_say_is_noted(models: Callable[[str], Path], tmp_path: Path) -> None:
