@@ -8,10 +8,12 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+import forked
 from conftest import REPO, tree_hashes
 from pipeline_runs import recipe_file
 
@@ -31,12 +33,15 @@ class Job:
         self.model, self.folder = model, folder
         self.recipe = recipe_file(folder, STAGE, calibration=DATA)
 
+    def words(self, out: str, *options: str) -> list[str]:
+        words = ["run", str(self.recipe), "--model", str(self.model)]
+        return [*words, "--out", str(self.folder / out), *options]
+
     def start(self, out: str, *options: str) -> subprocess.Popen[str]:
+        """With what it says, in a Python of its own."""
         roots = [str(REPO / root) for root in ("", "calibration", "exporters", "kernels")]
-        command = [sys.executable, "-m", "compress.cli", "run", str(self.recipe)]
-        command += ["--model", str(self.model), "--out", str(self.folder / out), *options]
         return subprocess.Popen(
-            command,
+            [sys.executable, "-m", "compress.cli", *self.words(out, *options)],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(roots), "OMP_NUM_THREADS": "1"},
             text=True,
             stdout=subprocess.PIPE,
@@ -46,16 +51,16 @@ class Job:
 
     def finish(self, out: str, *options: str) -> dict[str, str]:
         """Run to the end: hashes of everything but the report."""
-        child = self.start(out, *options)
-        _, said = child.communicate(timeout=300)
-        assert child.returncode == 0, said
+        child = forked.start(self.words(out, *options))
+        child.join(timeout=300)
+        assert child.exitcode == 0
         found = tree_hashes(self.folder / out)
         return {k: v for k, v in found.items() if not k.startswith("report/")}
 
-    def wait_for_unit(self, out: str, count: int, child: subprocess.Popen[str]) -> bool:
+    def wait_for_unit(self, out: str, count: int, alive: Callable[[], bool]) -> bool:
         """Wait until so many units are recorded; False when the process ended before."""
         journal = self.folder / f"{out}.partial" / "journal.json"
-        while child.poll() is None:
+        while alive():
             try:
                 if len(json.loads(journal.read_text())["units"]) >= count:
                     return True
@@ -67,12 +72,12 @@ class Job:
     def kill(self, out: str, chance: random.Random) -> bool:
         """Start or resume a run and kill it somewhere; False when it was faster."""
         resumed = (self.folder / f"{out}.partial" / "journal.json").exists()
-        child = self.start(out, *(["--resume"] if resumed else []))
-        if self.wait_for_unit(out, chance.randrange(1, 11), child):
+        child = forked.start(self.words(out, *(["--resume"] if resumed else [])))
+        if self.wait_for_unit(out, chance.randrange(1, 11), child.is_alive):
             time.sleep(chance.uniform(0, 0.1))
         child.kill()
-        child.communicate()
-        return child.returncode == -signal.SIGKILL
+        child.join()
+        return child.exitcode == -signal.SIGKILL
 
 
 def killed_again_and_again(job: Job, kills: int, seed: int) -> None:
@@ -107,7 +112,7 @@ def test_twenty_real_kills(demo_model: Path, tmp_path: Path) -> None:
 def test_control_c_says_how_to_resume(demo_model: Path, tmp_path: Path) -> None:
     job = Job(demo_model, tmp_path)
     child = job.start("out")
-    assert job.wait_for_unit("out", 2, child)
+    assert job.wait_for_unit("out", 2, lambda: child.poll() is None)
     child.send_signal(signal.SIGINT)
     _, said = child.communicate(timeout=60)
     assert child.returncode == 130, said
