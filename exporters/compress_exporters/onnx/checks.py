@@ -182,6 +182,9 @@ def _elsewhere(seen: Seen, model: Path, asked: Asked, needed: int) -> str:
             return f"{name} computes no numbers with fixed E4M3 scales of inputs"
         why = "as it rounds inputs with fixed E4M3 scales in its own way"
         return f"{name}: {asked.shown(worst)}, {why}"
+    if asked.rounds and openvino.saturates() and OTHERWISE < worst.relative < 1:
+        why = "as its 8-bit products are cut at 16 bits on a processor without VNNI, like this one"
+        return f"{name}: {asked.shown(worst)}, {why}"
     # The largest input of a token lies between two codes, and falls to either.
     for what, error in errors.items():
         replace(asked, rounded=OTHERWISE).require(f"in {name}, {what}", error, seen)

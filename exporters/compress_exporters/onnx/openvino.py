@@ -1,5 +1,6 @@
 """A decoder's graph in OpenVINO, on the CPU, where the package is installed."""
 
+import platform
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -97,6 +98,16 @@ def untold() -> Iterator[None]:
     finally:
         if asked:
             del sys.modules[TELEMETRY]
+
+
+def saturates() -> bool:
+    """Whether its products of 8-bit integers end at 16 bits, as they do on x86 without VNNI: of two
+    products added there the sum is cut at 32767. Codes of 7 bits stay below."""
+    try:
+        flags = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return False
+    return platform.machine() == "x86_64" and "vnni" not in flags
 
 
 def is_installed() -> bool:
