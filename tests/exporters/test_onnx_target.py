@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -217,3 +219,12 @@ def test_missing_packages_are_named(source: Source, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("compress_exporters.exporter.installed", lambda name: "ir" not in name)
     with pytest.raises(DependencyError, match=r"^onnx needs onnx_ir; .*compress-model\[onnx\]"):
         ONNX.check(source, Options())
+
+
+def test_onnx_runtime_reports_to_nobody(tmp_path: Path) -> None:
+    """Where it does, it begins with files in the user's cache and in TMPDIR, at its import."""
+    given = {k: v for k, v in os.environ.items() if not k.startswith(("ORT_", "XDG_"))}
+    places = {"HOME": str(tmp_path), "TMPDIR": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
+    line = "import compress_exporters.onnx.running"
+    subprocess.run([sys.executable, "-c", line], env={**given, **places}, check=True)
+    assert list(tmp_path.rglob("*")) == []
