@@ -8,7 +8,7 @@ do; and each runs on one thread, since a thread that waits for others spins, whi
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -26,6 +26,7 @@ Call = Callable[[], object]
 # Makes the buffers of a call and returns the call.
 Make = Callable[[], Call]
 Clock = Callable[[], float]
+Timed = tuple[list[float], float]  # processor seconds of each call, seconds that passed
 
 # Processor seconds of a probe on each core, and calls at least.
 BUDGET, LEAST_CALLS = 0.02, 5
@@ -117,16 +118,18 @@ def probe(
     copies = min(threads, MOST_COPIES)
     barrier = Barrier(copies)
 
-    def one(_: int) -> tuple[list[float], float]:
-        call = make()
-        call()
-        barrier.wait()
+    def one(_: int) -> Timed:
+        try:
+            call = make()
+            call()
+        finally:
+            barrier.wait()  # also where memory ran out: the others wait for all copies
         return _timed(call, clock, wall)
 
     torch.set_num_threads(1)
     try:
         with ThreadPoolExecutor(copies, "probe") as pool:
-            found = list(pool.map(one, range(copies)))
+            found = list(_started(pool, one, barrier))
     finally:
         torch.set_num_threads(threads)
     times = [seconds for own, _ in found for seconds in own]
@@ -135,7 +138,18 @@ def probe(
     return ProbedCall(middle / threads, sum(passed for _, passed in found), sum(times))
 
 
-def _timed(call: Call, clock: Clock, wall: Clock) -> tuple[list[float], float]:
+def _started(
+    pool: ThreadPoolExecutor, one: Callable[[int], Timed], barrier: Barrier
+) -> Iterator[Timed]:
+    """What each copy returns. Where the system refuses a thread, the others do not wait for it."""
+    try:
+        return pool.map(one, range(barrier.parties))
+    except RuntimeError:
+        barrier.abort()
+        raise
+
+
+def _timed(call: Call, clock: Clock, wall: Clock) -> Timed:
     """Seconds of each call, and those that passed."""
     times: list[float] = []
     began = wall()

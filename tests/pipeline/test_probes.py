@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Iterator
+from threading import Barrier, Thread
 
 import pytest
 import torch
@@ -21,6 +22,29 @@ PROBE = probes_module.probe
 def one_thread() -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+class Watched(Barrier):
+    """Of two copies, which wait a second at most, so that no test hangs."""
+
+    freed = 0
+
+    def __init__(self, parties: int) -> None:
+        super().__init__(parties, timeout=1)
+
+    def abort(self) -> None:
+        Watched.freed += 1
+        super().abort()
+
+
+@pytest.fixture
+def two_copies(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    before = torch.get_num_threads()
+    monkeypatch.setattr(probes_module, "Barrier", Watched)
+    monkeypatch.setattr(Watched, "freed", 0)
+    torch.set_num_threads(2)
     yield
     torch.set_num_threads(before)
 
@@ -120,3 +144,31 @@ def test_heads_beyond_those_that_are_probed_count(monkeypatch: pytest.MonkeyPatc
     seconds = estimate_module.attention_seconds((1, 32, 16, 8), 16, torch.float32)
     assert shapes == [(1, 4, 16, 8)]
     assert seconds == 8.0
+
+
+@pytest.mark.usefixtures("two_copies")
+def test_a_copy_that_fails_ends_the_probe() -> None:
+    numbers = itertools.count()
+
+    def make() -> Callable[[], object]:
+        if next(numbers):
+            raise MemoryError
+        return lambda: None
+
+    with pytest.raises(MemoryError):
+        PROBE(make)
+
+
+@pytest.mark.usefixtures("two_copies")
+def test_a_thread_that_does_not_start_ends_the_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    start, numbers = Thread.start, itertools.count()
+
+    def refused(thread: Thread) -> None:
+        if next(numbers):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(Thread, "start", refused)
+    with pytest.raises(RuntimeError, match="can't start"):
+        PROBE(lambda: lambda: None)
+    assert Watched.freed == 1
