@@ -70,8 +70,9 @@ def prepare_output(
     what is left from an earlier one. Raises OutputError that says what is in the way and what to
     do; where a process works there, that it does, whatever lies there.
     """
-    out = usable(out, "out", OutputError).resolve()
-    _require_place(out)
+    said = usable(out, "out", OutputError)
+    out = said.resolve()
+    _require_place(out, f"{said} leads to {out}, which" if said.is_symlink() else str(out))
     usable(_beside(out, _LONGEST), "out", OutputError)
     if source is not None:
         _require_apart(out, source.resolve())
@@ -185,12 +186,12 @@ def _state(out: Path) -> Literal["fresh", "resume", "publish"]:
     return "publish" if _beside(out, "replaced").exists() else "fresh"
 
 
-def _require_place(out: Path) -> None:
+def _require_place(out: Path, name: str) -> None:
     parent = out.parent
     if out == parent or out.is_mount():
-        raise OutputError(f"{out} is a mount point; choose a folder inside it")
+        raise OutputError(f"{name} is a mount point; choose a folder inside it")
     if out.exists() and not out.is_dir():
-        raise OutputError(f"{out} is a file; choose a folder")
+        raise OutputError(f"{name} is a file; choose a folder")
     if not parent.is_dir():
         raise OutputError(f"{parent} does not exist; make it first, or choose another folder")
     if not os.access(parent, os.W_OK | os.X_OK):

@@ -3,7 +3,9 @@
 import errno
 import os
 import re
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType, TracebackType
 
 from compress.errors import CompressError
@@ -101,7 +103,8 @@ def _lack(error: BaseException) -> int | None:
 def _importing(error: BaseException) -> str | None:
     """The foreign package whose import raised the error."""
     missing = error.name if isinstance(error, ImportError) else None
-    package = (_module_at_top(error.__traceback__) or missing or "").partition(".")[0]
+    found = _module_at_top(error.__traceback__) or missing or _unparsed(error) or ""
+    package = found.partition(".")[0]
     return None if package in ("", *_OURS) else package
 
 
@@ -115,6 +118,17 @@ def _module_at_top(traceback: TracebackType | None) -> str | None:
             return name
         traceback = traceback.tb_next
     return None
+
+
+def _unparsed(error: BaseException) -> str | None:
+    """The module in a file that is no Python: none of its lines ran, so no traceback names it."""
+    if not isinstance(error, SyntaxError) or error.filename is None:
+        return None
+    file = Path(error.filename)
+    folders = [Path(folder) for folder in sys.path if file.is_relative_to(folder)]
+    if not folders:
+        return None
+    return file.relative_to(max(folders, key=lambda folder: len(folder.parts))).parts[0]
 
 
 def _said(error: BaseException) -> str:

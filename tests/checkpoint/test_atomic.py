@@ -247,6 +247,9 @@ def test_places_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monke
     assert f"{tmp_path / 'no'} does not exist; make it first" in refusal(tmp_path / "no" / "out")
     assert "/proc is a mount point; choose a folder inside it" in refusal(Path("/proc"))
     assert "/ is a mount point" in refusal(Path("/"))
+    (tmp_path / "link").symlink_to("file")
+    assert "link leads to " in refusal(tmp_path / "link")
+    assert "file, which is a file; choose a folder" in refusal(tmp_path / "link")
     monkeypatch.setattr(atomic.os, "access", lambda path, mode: False)
     assert f"{tmp_path} cannot be written to; choose another" in refusal(tmp_path / "out")
 

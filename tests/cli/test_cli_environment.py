@@ -118,6 +118,7 @@ def imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> Base
         ("raise OSError('libcudart.so.12: cannot open')", "libcudart.so.12: cannot open"),
         ("import nothing_of_that_name", "No module named 'nothing_of_that_name'"),
         ("raise ValueError('numpy has changed size')", "numpy has changed size"),
+        ("this is no Python", "invalid syntax (__init__.py, line 1)"),
     ],
 )
 def test_broken_packages(
