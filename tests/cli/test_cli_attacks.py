@@ -144,11 +144,6 @@ def test_the_judge_goes_on_with_a_run_that_left_work(light: Nursery) -> None:
     assert "--resume ends with 2" in complaints(light, plant, "run")
 
 
-@pytest.mark.parametrize("seed", KEPT["quick"])
-def test_seeds_that_once_failed(seed: int, light: Nursery, made: Path) -> None:
-    check([seed], light, made)
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("first", range(0, BLOCK * BLOCKS, BLOCK))
 def test_many(first: int, heavy: Nursery, made: Path) -> None:
@@ -156,8 +151,8 @@ def test_many(first: int, heavy: Nursery, made: Path) -> None:
 
 
 @pytest.mark.long
-def test_all_seeds_that_once_failed(heavy: Nursery, made: Path) -> None:
-    check(KEPT["long"], heavy, made)
+def test_seeds_that_once_failed(heavy: Nursery, made: Path) -> None:
+    check(KEPT, heavy, made)
 
 
 def check(seeds: list[int], free: Nursery, made: Path) -> None:
