@@ -21,6 +21,8 @@ from compress_calibration.rows import pick_field, row_text
 from compress_calibration.tokenizer import Tokenizer
 
 CHUNK_CHARS = 1 << 20
+# Of one document that is read as a whole: as many as read_lines takes for a line.
+MOST_CHARS = 1 << 28
 BATCH_ROWS = 1024
 
 
@@ -101,6 +103,8 @@ def _file_documents(path: Path, separator: str, piece: int | None) -> Iterator[s
                     yield from _stripped(document, piece)
                 *pieces, buffer = cut(buffer, piece)
                 yield from (text.strip() for text in pieces if text.strip())
+                if len(buffer) > MOST_CHARS:
+                    raise DataError(_too_long(path, separator))
     except UnicodeDecodeError as error:
         byte = error.object[error.start]
         raise DataError(
@@ -109,6 +113,13 @@ def _file_documents(path: Path, separator: str, piece: int | None) -> Iterator[s
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
     yield from _stripped(buffer, piece)
+
+
+def _too_long(path: Path, separator: str) -> str:
+    return (
+        f"{path} holds a document of more than {MOST_CHARS:,} characters;"
+        f" part it by {separator!r}, or take a shorter file"
+    )
 
 
 def _stripped(document: str, piece: int | None) -> Iterator[str]:

@@ -28,7 +28,8 @@ def documents(source: SourceConfig, tokenizer: Tokenizer) -> Iterator[str]:
 
     `tokenizer` renders chats; plain text never asks it. Blank documents are left out, they hold
     no tokens. A text file without the separator is one document, read as a whole. Raises
-    DataError naming file and line; DependencyError where a reader needs an extra.
+    DataError naming file and line, also where a document has more than readers.MOST_CHARS;
+    DependencyError where a reader needs an extra.
     """
     return _not_blank(_read(source, tokenizer, None, None))
 

@@ -310,3 +310,17 @@ def test_files_come_in_a_drawn_order(tmp_path, monkeypatch, tokenizer):
     drawn = list(drawn_documents(source, tokenizer, Random(3), 100))
     assert sorted(drawn) == read(tokenizer, "text", path=str(tmp_path / "*.txt"))
     assert [text[-2:] for text in drawn[:3]] != ["00", "01", "02"]
+
+
+def test_a_document_too_long_to_be_read_whole(tmp_path, monkeypatch, tokenizer):
+    """Such a file may never end in memory; parted, or drawn in pieces, it is read."""
+    monkeypatch.setattr(readers, "CHUNK_CHARS", 16)
+    monkeypatch.setattr(readers, "MOST_CHARS", 64)
+    path = tmp_path / "long.txt"
+    source = SourceConfig(kind="text", path=str(path))
+    path.write_text("word " * 100)
+    with pytest.raises(DataError, match=r"long\.txt holds a document of more than 64 characters"):
+        list(documents(source, tokenizer))
+    assert "".join(drawn_documents(source, tokenizer, Random(0), 20)).count("word") == 100
+    path.write_text("<|endoftext|>".join(["word " * 5] * 20))
+    assert len(list(documents(source, tokenizer))) == 20
