@@ -18,7 +18,7 @@ from typing import Any
 
 from compress.checkpoint import seal
 from compress.checkpoint.chunks import FileDigests
-from compress.pipeline import run
+from compress.verbs import run
 
 
 def clocked(work: Callable[..., Any], spent: list[float]) -> Callable[..., Any]:

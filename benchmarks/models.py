@@ -17,8 +17,8 @@ from pathlib import Path
 import torch
 
 from benchmarks.processes import SHARED
-from compress.checkpoint.layout import Entry, plan_shards
-from compress.checkpoint.writer import ShardWriter
+from compress.checkpoint.shards.layout import Entry, plan_shards
+from compress.checkpoint.shards.writer import ShardWriter
 
 TEXTS = ("calibration/*.utf8", "novels/*.txt", "tinystories/tinystories_train.txt")
 END = "<|endoftext|>"

@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 from compress.version import VERSION as __version__
 
-__all__ = ["Sampling", "__version__", "open_model", "run"]
+__all__ = ["Request", "Sampling", "__version__", "open_model", "run"]
 
 if TYPE_CHECKING:
-    from compress.pipeline import open_model, run
-    from compress.runtime.request import Sampling
+    from compress.runtime.sequences.request import Request, Sampling
+    from compress.verbs import open_model, run
 
 _PLACES = {
-    "Sampling": "compress.runtime.request",
-    "open_model": "compress.pipeline",
-    "run": "compress.pipeline",
+    "Request": "compress.runtime.sequences.request",
+    "Sampling": "compress.runtime.sequences.request",
+    "open_model": "compress.verbs",
+    "run": "compress.verbs",
 }
 
 

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from helpers.fixtures import _quick, compressed, small_process, tiny  # noqa: F401
+
 REPO = Path(__file__).resolve().parents[1]
 
 
@@ -38,7 +40,7 @@ def demo_model() -> Path:
 @pytest.fixture(scope="session")
 def matrix_row(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Makes a row of the matrix of formats, each once for all loaders."""
-    import matrix_cells
+    from helpers import matrix_cells
 
     return matrix_cells.maker(tmp_path_factory.mktemp("matrix"))
 

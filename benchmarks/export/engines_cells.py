@@ -17,7 +17,7 @@ import torch
 
 from benchmarks.export.matrix_row import made
 from benchmarks.export.matrix_rows import ROWS, VARIANTS
-from compress import pipeline
+from compress import verbs
 from compress.errors import CompressError
 from compress_exporters.exporter import Options
 from compress_exporters.onnx.saving import MODEL
@@ -30,7 +30,7 @@ Cell = dict[str, Any]
 def cell(tools: Tools, source: Path, dtype: Any, out: Path) -> Cell:
     """outcome: "refused" by the export, "built", or "not built". cpu_s: of parsing and building."""
     try:
-        pipeline.export_artifact(
+        verbs.export_artifact(
             source, "tensorrt", out, options=Options(dtype), verify=False, overwrite=True
         )
     except CompressError as refusal:

@@ -17,16 +17,16 @@ from typing import Any
 
 import yaml
 
-import tiny_models
 from benchmarks.export.matrix_rows import ROWS, TARGETS, VARIANTS, Row
 from benchmarks.processes import REPO
-from compress import pipeline
+from compress import verbs
 from compress.checkpoint import Checkpoint
 from compress.errors import CompressError
 from compress.formats import open_weights
-from compress.recipe.parse import parse
+from compress.recipe.reading.parse import parse
 from compress_exporters.exporter import Options
 from compress_exporters.reference import Reference, text
+from helpers import tiny_models
 
 Cell = dict[str, Any]
 # Options that a refusal may name.
@@ -48,9 +48,7 @@ def made(row: Row, folder: Path) -> dict[str, Path]:
         found[name] = source
         if recipe is not None:
             found[name] = folder / name
-            pipeline.run(
-                parse(yaml.safe_dump(json.loads(json.dumps(recipe)))), source, folder / name
-            )
+            verbs.run(parse(yaml.safe_dump(json.loads(json.dumps(recipe)))), source, folder / name)
     return found
 
 
@@ -79,7 +77,7 @@ def cell(source: Path, target: str, dtype: Any, out: Path) -> Cell:
 
 def _exported(source: Path, target: str, options: Options, out: Path) -> Cell:
     try:
-        report = pipeline.export_artifact(source, target, out, options=options, overwrite=True)
+        report = verbs.export_artifact(source, target, out, options=options, overwrite=True)
     except CompressError as refusal:
         proof = _is_of_the_proof(source, target, options, out)
         reason = str(refusal).replace(f"{source}/", "").replace(f"{source}: ", "")
@@ -97,7 +95,7 @@ def _exported(source: Path, target: str, options: Options, out: Path) -> Cell:
 def _is_of_the_proof(source: Path, target: str, options: Options, out: Path) -> bool:
     """Whether a refused export is written where nothing is compared."""
     try:
-        pipeline.export_artifact(source, target, out, options=options, verify=False, overwrite=True)
+        verbs.export_artifact(source, target, out, options=options, verify=False, overwrite=True)
     except CompressError:
         return False
     return True

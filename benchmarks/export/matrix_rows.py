@@ -30,8 +30,8 @@ CALIBRATION = {"sources": "self", "samples": 16, "length": 128}
 @dataclass(frozen=True, slots=True)
 class Row:
     """block: RESULTS or FAMILIES. recipes: what is exported -> a recipe that makes it, None for the
-    model itself. family: of a random model that tests/tiny_models.py makes with `options`, None for
-    the demo model."""
+    model itself. family: of a random model that tests/helpers/tiny_models.py makes with `options`,
+    None for the demo model."""
 
     block: str
     name: str

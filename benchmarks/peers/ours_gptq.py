@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from benchmarks.peers.clock import Spent, clocked
-from compress import pipeline
+from compress import verbs
 from compress.cli.main import main as command_line
 from compress.cli.process import leave
 
@@ -24,7 +24,7 @@ def set_clocks(spent: dict[str, Spent]) -> None:
     """Put clocks around the gptq method and around its two steps that make a solve."""
     from compress.methods import METHODS
 
-    solving: Any = import_module("compress.pipeline.solving")
+    solving: Any = import_module("compress.passes.quantize.solve")
     gptq = METHODS["gptq"]
     module: Any = sys.modules[gptq.quantize.__module__]
     for step in ("factorise", "_compensate"):
@@ -42,11 +42,11 @@ def main() -> NoReturn:
     def run(*args: Any, **kwargs: Any) -> Any:
         # Only now: the command line sets the process up before torch is imported.
         set_clocks(spent)
-        from compress.pipeline import job
+        from compress.runs import run as main_run
 
-        return job.run(*args, **kwargs)
+        return main_run.run(*args, **kwargs)
 
-    pipeline.run = run
+    verbs.run = run
     code = command_line(line)
     assert code or all(part["calls"] for part in spent.values()), f"a clock was not run: {spent}"
     Path(clock).write_text(json.dumps(spent))

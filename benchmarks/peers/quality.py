@@ -29,7 +29,7 @@ Quality = dict[str, float]
 
 def measure(checkpoint: Path, source: Path) -> Quality:
     """Perplexity, KL(source || result) in nats a token, and agreement of the first choice."""
-    from compress.pipeline import evaluate_checkpoint
+    from compress.verbs import evaluate_checkpoint
 
     report = evaluate_checkpoint(
         checkpoint, against=source, texts=[str(TEXT)], max_documents=DOCUMENTS

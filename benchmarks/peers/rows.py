@@ -11,9 +11,9 @@ from pathlib import Path
 from safetensors.torch import save_file
 
 from compress.checkpoint import Checkpoint
+from compress.text.tokenizer import load_tokenizer
 from compress_calibration.config import CalibrationConfig, SourceConfig
 from compress_calibration.dataset import build
-from compress_calibration.tokenizer import load_tokenizer
 
 
 def main() -> None:

@@ -14,16 +14,16 @@ from typing import Any
 
 from benchmarks.quality.rows import DOCUMENTS, TEXT
 from compress.checkpoint import Checkpoint
-from compress.evaluation.config import EvaluationConfig, TextConfig
-from compress.evaluation.evaluate import evaluate, source_final_states
-from compress.evaluation.stream import Work
+from compress.evaluation.stream import Workspace
+from compress.evaluation.text_quality import evaluate, source_final_states
 from compress.evaluation.texts import read_windows
 from compress.formats import Weights, open_weights
 from compress.formats.weights import CodedWeights
-from compress_calibration.tokenizer import load_tokenizer
+from compress.recipe.evaluation_config import EvaluationConfig, TextConfig
+from compress.text.tokenizer import load_tokenizer
 
 
-def measure(source: Path, results: Sequence[Path], work: Work) -> Iterator[dict[str, float]]:
+def measure(source: Path, results: Sequence[Path], work: Workspace) -> Iterator[dict[str, float]]:
     """For each result: perplexity of it and of the source, KL(source || result) in nats a token,
     agreement of the first choice, bits a weight."""
     config = EvaluationConfig(
@@ -73,7 +73,7 @@ def main() -> None:
     parser.add_argument("results", type=Path, nargs="+")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        found = list(measure(options.source, options.results, Work(Path(folder))))
+        found = list(measure(options.source, options.results, Workspace(Path(folder))))
     options.out.write_text(json.dumps(found))
 
 

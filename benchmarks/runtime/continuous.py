@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from benchmarks.runtime.timings import Timings
-from compress.evaluation.load import Job
+from compress.speed.load import LoadRequest
 
 # Seconds without a finished request after which its thread is taken for dead.
 PATIENCE = 600
@@ -25,7 +25,7 @@ class Continuous:
         )
         self.model.generation_config.do_sample = False
 
-    def serve(self, jobs: Sequence[Job]) -> Timings:
+    def serve(self, jobs: Sequence[LoadRequest]) -> Timings:
         from transformers import ContinuousBatchingConfig
 
         tokens = sum(len(job.prompt) + job.output for job in jobs)

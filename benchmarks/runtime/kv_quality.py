@@ -20,12 +20,12 @@ from benchmarks.processes import REPO, SHARED, write_result
 from benchmarks.runtime.setting import setting
 from compress.checkpoint import Checkpoint
 from compress.formats import open_weights
-from compress.runtime.batch import FlatBatch
-from compress.runtime.decoder import Decoder
-from compress.runtime.engine import Engine
-from compress.runtime.kv import KVCache
-from compress.runtime.refusals import ModelFacts
-from compress.runtime.request import Request
+from compress.runtime.decoder.decoder import Decoder
+from compress.runtime.decoder.kv import KVCache
+from compress.runtime.engine.batch import FlatBatch
+from compress.runtime.engine.engine import Engine
+from compress.runtime.engine.refusals import ModelFacts
+from compress.runtime.sequences.request import Request
 
 MODEL = REPO / "examples" / "tale-6m"
 TALES = SHARED / "text" / "tinystories" / "tinystories_valid.txt"

@@ -18,7 +18,7 @@ from benchmarks.processes import REPO, write_result
 from benchmarks.runtime.load import make_load
 from benchmarks.runtime.setting import setting
 from benchmarks.runtime.sides import BLOCK, Ours
-from compress.runtime.engine import Engine
+from compress.runtime.engine.engine import Engine
 
 BLOCKS = (8, BLOCK, 32)
 

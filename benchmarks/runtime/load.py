@@ -3,12 +3,12 @@
 import math
 import random
 
-from compress.evaluation.load import Job
+from compress.speed.load import LoadRequest
 
 SHORTEST, LONGEST = 16, 256
 
 
-def make_load(count: int, vocabulary: int, seed: int = 0) -> list[Job]:
+def make_load(count: int, vocabulary: int, seed: int = 0) -> list[LoadRequest]:
     """Lengths of prompts and outputs are log-uniform in 16 to 256 tokens, each by itself."""
     generator = random.Random(seed)
 
@@ -17,6 +17,6 @@ def make_load(count: int, vocabulary: int, seed: int = 0) -> list[Job]:
 
     sizes = [(length(), length()) for _ in range(count)]
     return [
-        Job(tuple(generator.randrange(1, vocabulary) for _ in range(prompt)), output)
+        LoadRequest(tuple(generator.randrange(1, vocabulary) for _ in range(prompt)), output)
         for prompt, output in sizes
     ]

@@ -23,13 +23,13 @@ from benchmarks.runtime.loaded import checkpoint
 from benchmarks.runtime.setting import setting
 from benchmarks.runtime.sides import BLOCK, Ours
 from compress.checkpoint import Checkpoint
-from compress.evaluation.load import Job
-from compress.evaluation.rates import calibrate
-from compress.evaluation.roofline import expected, first_token
-from compress.evaluation.workload import prompt_load
 from compress.formats import open_weights
-from compress.runtime.engine import Engine
-from compress.runtime.limits import Limits
+from compress.runtime.engine.engine import Engine
+from compress.runtime.sequences.limits import Limits
+from compress.speed.load import LoadRequest
+from compress.speed.rates import calibrate
+from compress.speed.roofline import expected, first_token
+from compress.speed.workload import prompt_load
 
 OWN = 16
 
@@ -96,17 +96,17 @@ def _measure(side: Ours, shared: int, rounds: int) -> dict[str, Any]:
     }
 
 
-def _jobs(count: int, shared: int, vocabulary: int) -> list[Job]:
+def _jobs(count: int, shared: int, vocabulary: int) -> list[LoadRequest]:
     generator = random.Random(0)
 
     def ids(length: int) -> tuple[int, ...]:
         return tuple(generator.randrange(1, vocabulary) for _ in range(length))
 
     stem = ids(shared)
-    return [Job(stem + ids(OWN), 1) for _ in range(count)]
+    return [LoadRequest(stem + ids(OWN), 1) for _ in range(count)]
 
 
-def _first_token(side: Ours, engine: Engine[Any], job: Job) -> float:
+def _first_token(side: Ours, engine: Engine[Any], job: LoadRequest) -> float:
     ((seconds,),) = side.run(engine, [job]).tokens
     return seconds
 

@@ -28,13 +28,13 @@ from benchmarks.runtime.loaded import checkpoint
 from benchmarks.runtime.setting import setting
 from benchmarks.runtime.sides import Ours
 from compress.checkpoint import Checkpoint
-from compress.evaluation.load import Job, even_load, play, predict, speed_of
-from compress.evaluation.rates import Calibrated, calibrate
-from compress.evaluation.roofline import ceiling, compute_bound_batch, first_token_ceiling
-from compress.evaluation.timer import Timer
-from compress.evaluation.workload import decode_load
 from compress.formats import open_weights
-from compress.runtime.limits import Limits
+from compress.runtime.sequences.limits import Limits
+from compress.speed.load import LoadRequest, even_load, play, predict, speed_of
+from compress.speed.rates import Calibrated, calibrate
+from compress.speed.roofline import ceiling, compute_bound_batch, first_token_ceiling
+from compress.speed.timer import Timer
+from compress.speed.workload import decode_load
 
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 PROMPT, STEPS = 64, 16
@@ -50,7 +50,7 @@ class Case:
     prompt: int
     output: int
 
-    def jobs(self) -> list[Job]:
+    def jobs(self) -> list[LoadRequest]:
         return even_load(self.batch, self.prompt, self.output, vocabulary=4096)
 
 
@@ -122,7 +122,9 @@ def figures(times: Sequence[Sequence[float]]) -> dict[str, float]:
     return found
 
 
-def _median(ours: Ours, jobs: Sequence[Job], clock: Callable[[], float]) -> dict[str, float]:
+def _median(
+    ours: Ours, jobs: Sequence[LoadRequest], clock: Callable[[], float]
+) -> dict[str, float]:
     runs = [figures(play(ours.engine(jobs, reuse=False), jobs, clock)) for _ in range(ROUNDS)]
     return {name: statistics.median(run[name] for run in runs) for name in runs[0]}
 

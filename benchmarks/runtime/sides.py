@@ -9,13 +9,13 @@ import torch
 
 from benchmarks.runtime.timings import Timings
 from compress.checkpoint import Checkpoint
-from compress.evaluation.load import Job
 from compress.formats import open_weights
-from compress.runtime.decoder import Decoder
-from compress.runtime.engine import Engine
-from compress.runtime.kv import KVCache
-from compress.runtime.refusals import ModelFacts
-from compress.runtime.request import Request, Sampling
+from compress.runtime.decoder.decoder import Decoder
+from compress.runtime.decoder.kv import KVCache
+from compress.runtime.engine.engine import Engine
+from compress.runtime.engine.refusals import ModelFacts
+from compress.runtime.sequences.request import Request, Sampling
+from compress.speed.load import LoadRequest
 
 BATCH, BLOCK = 8, 16
 Watch = Callable[[Engine[KVCache]], None]
@@ -28,11 +28,13 @@ class Ours:
         self.decoder = Decoder.load(open_weights(Checkpoint.open(model)), dtype=dtype)
         self.kv = dtype if kv is None else kv
 
-    def serve(self, jobs: Sequence[Job], after: Watch | None = None, block: int = BLOCK) -> Timings:
+    def serve(
+        self, jobs: Sequence[LoadRequest], after: Watch | None = None, block: int = BLOCK
+    ) -> Timings:
         return self.run(self.engine(jobs, block), jobs, after)
 
     def run(
-        self, engine: Engine[KVCache], jobs: Sequence[Job], after: Watch | None = None
+        self, engine: Engine[KVCache], jobs: Sequence[LoadRequest], after: Watch | None = None
     ) -> Timings:
         """after: looks at the engine behind each step."""
         times: dict[str, list[float]] = {str(i): [] for i in range(len(jobs))}
@@ -49,7 +51,7 @@ class Ours:
         return Timings(list(times.values()), time.process_time() - cpu)
 
     def engine(
-        self, jobs: Sequence[Job], block: int = BLOCK, *, reuse: bool = True
+        self, jobs: Sequence[LoadRequest], block: int = BLOCK, *, reuse: bool = True
     ) -> Engine[KVCache]:
         """A new one with room for all these, so that nothing is left of the last load."""
         how, spec = self.decoder.how, self.decoder.spec
@@ -71,7 +73,7 @@ class Static:
         self.model.generation_config.eos_token_id = None
         self.model.generation_config.pad_token_id = 0
 
-    def serve(self, jobs: Sequence[Job]) -> Timings:
+    def serve(self, jobs: Sequence[LoadRequest]) -> Timings:
         tokens: list[list[float]] = []
         start, cpu = time.monotonic(), time.process_time()
         for first in range(0, len(jobs), BATCH):
@@ -80,7 +82,7 @@ class Static:
             tokens += [steps[: job.output] for job in batch]
         return Timings(tokens, time.process_time() - cpu)
 
-    def _batch(self, jobs: Sequence[Job], start: float) -> list[float]:
+    def _batch(self, jobs: Sequence[LoadRequest], start: float) -> list[float]:
         """When each token of the batch was there."""
         width = max(len(job.prompt) for job in jobs)
         ids = torch.zeros(len(jobs), width, dtype=torch.int64)

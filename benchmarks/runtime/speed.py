@@ -30,9 +30,9 @@ from benchmarks.runtime.sides import Ours, Static
 from benchmarks.runtime.timings import Timings, summary
 from benchmarks.runtime.vllm_side import Vllm
 from compress.checkpoint import Checkpoint
-from compress.evaluation.load import Job, predict
-from compress.evaluation.rates import calibrate
 from compress.formats import open_weights
+from compress.speed.load import LoadRequest, predict
+from compress.speed.rates import calibrate
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 SIDES = ("engine", "static", "continuous", "vllm", "vllm-eager")
@@ -40,7 +40,7 @@ RATES = ("tokens_per_s", "tokens_per_cpu_s")
 
 
 class Side(Protocol):
-    def serve(self, jobs: Sequence[Job]) -> Timings: ...
+    def serve(self, jobs: Sequence[LoadRequest]) -> Timings: ...
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -125,7 +125,9 @@ def _measure(
         }
 
 
-def _predicted(model: Path, options: argparse.Namespace, jobs: Sequence[Job]) -> dict[str, float]:
+def _predicted(
+    model: Path, options: argparse.Namespace, jobs: Sequence[LoadRequest]
+) -> dict[str, float]:
     weights = open_weights(Checkpoint.open(model))
     found = calibrate(weights, dtype=DTYPES[options.dtype], kv_dtype=None, device="cpu")
     times = predict(found.work, found.rates, jobs)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from compress.evaluation.load import percentile
+from compress.speed.load import percentile
 
 
 @dataclass(frozen=True, slots=True)

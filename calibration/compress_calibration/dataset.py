@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from compress.errors import DataError
+from compress.text.tokenizer import Tokenizer
 from compress_calibration.config import CalibrationConfig, SourceConfig
-from compress_calibration.packing import Row, pack_rows, pad_rows, with_ends
+from compress_calibration.packing import PackedRow, pack_rows, pad_rows, with_ends
 from compress_calibration.sources import drawn_documents
-from compress_calibration.tokenizer import Tokenizer
 
 Generate = Callable[[int, int], Tensor]
 
@@ -102,7 +102,9 @@ def shares(sources: Sequence[SourceConfig]) -> list[float]:
     return [source.weight / total for source in sources]
 
 
-def _mix(config: CalibrationConfig, streams: Sequence[Iterator[Row]]) -> list[tuple[int, Row]]:
+def _mix(
+    config: CalibrationConfig, streams: Sequence[Iterator[PackedRow]]
+) -> list[tuple[int, PackedRow]]:
     """Rows of all sources, interleaved so that their tokens keep to the shares at any time.
 
     The next row comes from the source that is furthest behind: least (tokens + length/2) / share,
@@ -110,7 +112,7 @@ def _mix(config: CalibrationConfig, streams: Sequence[Iterator[Row]]) -> list[tu
     """
     share = shares(config.sources)
     tokens = [0] * len(streams)
-    taken: list[tuple[int, Row]] = []
+    taken: list[tuple[int, PackedRow]] = []
     for _ in range(config.samples):
         index = min(range(len(streams)), key=lambda i: (tokens[i] + config.length / 2) / share[i])
         row = next(streams[index], None)
@@ -144,7 +146,7 @@ def _too_little(config: CalibrationConfig, index: int, found: int) -> str:
 
 def _rows(
     config: CalibrationConfig, index: int, tokenizer: Tokenizer | None, generate: Generate | None
-) -> Iterator[Row]:
+) -> Iterator[PackedRow]:
     source = config.sources[index]
     if source.kind == "self":
         return _generated(config, index, generate)
@@ -182,7 +184,9 @@ def _batches(documents: Iterable[str]) -> Iterator[list[str]]:
         yield texts
 
 
-def _generated(config: CalibrationConfig, index: int, generate: Generate | None) -> Iterator[Row]:
+def _generated(
+    config: CalibrationConfig, index: int, generate: Generate | None
+) -> Iterator[PackedRow]:
     assert generate is not None, "the source 'self' needs the model's sampler"
     # One call only, for the same seed would write the same text again. Rows of other sources may
     # be shorter when padded, which lowers the number of full rows that reach the share: no more
@@ -193,7 +197,7 @@ def _generated(config: CalibrationConfig, index: int, generate: Generate | None)
     ids = generate(count, config.length)
     assert ids.shape == (count, config.length), f"sampler gave {tuple(ids.shape)}"
     for row in ids.tolist():
-        yield Row(row, 1)
+        yield PackedRow(row, 1)
 
 
 def _pad_id(tokenizer: Tokenizer | None) -> int:
@@ -221,7 +225,7 @@ def digest(ids: Tensor, mask: Tensor | None) -> str:
 
 
 def _summary(
-    config: CalibrationConfig, taken: Sequence[tuple[int, Row]], sha256: str
+    config: CalibrationConfig, taken: Sequence[tuple[int, PackedRow]], sha256: str
 ) -> DataSummary:
     share = shares(config.sources)
     sources = []

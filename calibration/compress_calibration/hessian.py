@@ -15,7 +15,7 @@ from compress_kernels import gram_
 
 
 @dataclass(frozen=True, slots=True)
-class Stats:
+class InputStats:
     """Statistics of one input of width K.
 
     hessian: fp32 [K, K], mean of x xᵀ. absmax, absmean: fp32 [K], largest and mean magnitude of
@@ -85,9 +85,9 @@ class GramAccumulator:
             )
         return self.gram / max(1, self.tokens)
 
-    def stats(self) -> Stats:
+    def stats(self) -> InputStats:
         """The statistics so far. Raises DataError like `hessian`."""
         if self.magnitudes is None:
-            return Stats(self.hessian(), self.tokens)
+            return InputStats(self.hessian(), self.tokens)
         mean = self.magnitudes.total / max(1, self.tokens)
-        return Stats(self.hessian(), self.tokens, self.magnitudes.peak, mean)
+        return InputStats(self.hessian(), self.tokens, self.magnitudes.peak, mean)

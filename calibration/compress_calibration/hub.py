@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from compress.errors import DataError, DependencyError
+from compress.text.tokenizer import Tokenizer
 from compress_calibration.config import SourceConfig
 from compress_calibration.readers import pick_split
 from compress_calibration.rows import row_text
-from compress_calibration.tokenizer import Tokenizer
 
 # The libraries' own retries take minutes without a network; one short question comes first.
 PROBE_SECONDS = 8.0

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PackedRow:
     """Tokens of one row (at most `length`), the documents begun in it, the tokens cut off."""
 
     ids: list[int]
@@ -32,7 +32,7 @@ def with_ends(ids: list[int], bos_id: int | None, eos_id: int | None) -> list[in
     return ids
 
 
-def pack_rows(documents: Iterable[list[int]], length: int) -> Iterator[Row]:
+def pack_rows(documents: Iterable[list[int]], length: int) -> Iterator[PackedRow]:
     """Full rows of `length` tokens out of the joined documents (with their ends)."""
     held: list[int] = []
     begun = 0
@@ -45,14 +45,14 @@ def pack_rows(documents: Iterable[list[int]], length: int) -> Iterator[Row]:
         while len(held) - start >= length:
             # A document whose first token lies behind this row is counted with a later one.
             later = int(len(held) - len(ids) >= start + length)
-            yield Row(held[start : start + length], begun - later)
+            yield PackedRow(held[start : start + length], begun - later)
             begun = later
             start += length
         del held[:start]
 
 
-def pad_rows(documents: Iterable[list[int]], length: int) -> Iterator[Row]:
+def pad_rows(documents: Iterable[list[int]], length: int) -> Iterator[PackedRow]:
     """One row of 1 to `length` tokens for every document (with its ends)."""
     for ids in documents:
         if ids:
-            yield Row(ids[:length], 1, max(0, len(ids) - length))
+            yield PackedRow(ids[:length], 1, max(0, len(ids) - length))

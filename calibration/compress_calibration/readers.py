@@ -16,9 +16,9 @@ from typing import Any
 
 from compress.checkpoint.regular import open_regular, read_lines, require_regular, usable
 from compress.errors import DataError, DependencyError
+from compress.text.tokenizer import Tokenizer
 from compress_calibration.config import SourceConfig
 from compress_calibration.rows import pick_field, row_text
-from compress_calibration.tokenizer import Tokenizer
 
 CHUNK_CHARS = 1 << 20
 # Of one document that is read as a whole: as many as read_lines takes for a line.

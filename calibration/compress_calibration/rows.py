@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from compress.errors import DataError
-from compress_calibration.tokenizer import Tokenizer
+from compress.text.tokenizer import Tokenizer
 
 # Looked for in this order when a source names no field.
 USUAL_FIELDS = ("text", "messages")

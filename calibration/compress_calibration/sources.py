@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 from random import Random
 
+from compress.text.tokenizer import Tokenizer
 from compress_calibration.config import SourceConfig
 from compress_calibration.hub import probe, read_hub
 from compress_calibration.readers import (
@@ -13,7 +14,6 @@ from compress_calibration.readers import (
     read_text,
     source_files,
 )
-from compress_calibration.tokenizer import Tokenizer
 
 # What a shuffle holds at a time. A source below both is shuffled as a whole; of a larger one the
 # first rows come from the first 32 MB or so (of files, row groups and blocks in a drawn order).

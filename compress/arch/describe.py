@@ -9,8 +9,8 @@ from math import prod
 from typing import Any
 
 from compress.arch.assemble import Outside, assemble
-from compress.arch.families import FAMILIES
-from compress.arch.family import Family, Row
+from compress.arch.families.family import Family, TensorRow
+from compress.arch.families.table import FAMILIES
 from compress.arch.folds import resolve
 from compress.arch.generic import describe_generic
 from compress.arch.names import (
@@ -138,7 +138,7 @@ def _block(source: _Source, index: int, present: Sequence[str]) -> BlockSpec:
     return BlockSpec(index, prefix, tuple(linears), tuple(modules), unrecognised, folds)
 
 
-def _rows(source: _Source, index: int) -> Iterator[tuple[Row, int | None]]:
+def _rows(source: _Source, index: int) -> Iterator[tuple[TensorRow, int | None]]:
     """The rows of block `index`, those of experts repeated for each (expert by expert)."""
     family, sizes = source.family, source.sizes
     dense = bool(family.dense) and index in sizes.dense_layers
@@ -148,7 +148,7 @@ def _rows(source: _Source, index: int) -> Iterator[tuple[Row, int | None]]:
     yield from ((row, expert) for expert in range(sizes.experts) for row in each)
 
 
-def _linear(row: Row, expert: int | None, prefix: str, shape: tuple[int, ...]) -> LinearSpec:
+def _linear(row: TensorRow, expert: int | None, prefix: str, shape: tuple[int, ...]) -> LinearSpec:
     name = f"{prefix}.{_expand(row.disk, expert)}"
     return LinearSpec(
         name=name,
@@ -163,7 +163,7 @@ def _linear(row: Row, expert: int | None, prefix: str, shape: tuple[int, ...]) -
     )
 
 
-def _row_tensors(row: Row, expert: int | None, source: _Source, prefix: str) -> list[_Found]:
+def _row_tensors(row: TensorRow, expert: int | None, source: _Source, prefix: str) -> list[_Found]:
     """The row's weight, and its bias if it has one, both checked."""
     disk, target = join(prefix, _expand(row.disk, expert)), _expand(row.target, expert)
     logical = tuple(source.sizes.of(name) for name in row.dims)

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
-from compress.arch.family import Family, FoldRow
+from compress.arch.families.family import Family, FoldRow
 from compress.arch.names import join
 from compress.arch.sizes import Sizes
 from compress.arch.spec import FoldPair, LinearSpec

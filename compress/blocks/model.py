@@ -44,7 +44,7 @@ def build_model(
         config: Any = kind.from_dict(kind._decode_special_floats(known))
     if hasattr(config, "output_router_logits"):
         config.output_router_logits = False
-    if (why := _why_no_decoder(config)) is not None:
+    if (why := _why_not_decoder(config)) is not None:
         raise CheckpointError(
             f"config.json describes no decoder: {why}; only decoder language models are compressed,"
             " so take the config of these weights"
@@ -65,7 +65,7 @@ def build_model(
     return model.eval().requires_grad_(False)
 
 
-def _why_no_decoder(config: Any) -> str | None:
+def _why_not_decoder(config: Any) -> str | None:
     """What makes transformers' class of a config something else than a decoder."""
     from transformers.models.auto.modeling_auto import (
         MODEL_FOR_CAUSAL_LM_MAPPING,

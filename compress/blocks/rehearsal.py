@@ -18,9 +18,9 @@ from compress.arch.spec import BlockSpec, LinearSpec
 from compress.blocks.experts import split_experts
 from compress.blocks.model import short_reason
 from compress.blocks.naming import Naming
-from compress.blocks.reading import check_names, expert_paths
 from compress.blocks.skeleton import Skeleton
 from compress.errors import CheckpointError
+from compress.formats.checked_reads import check_names, expert_paths
 
 TOKENS = 4
 # Of matrices; norms are one, so that what flows through a block is neither lost nor too large.

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from compress.arch.spec import DecoderSpec
-from compress.blocks.activation import rounds_calls
-from compress.blocks.memory import resident_bytes, room_bytes, too_much
 from compress.blocks.model import build_model, set_parameter
 from compress.blocks.skeleton import Skeleton
 from compress.checkpoint import Checkpoint
 from compress.errors import DataError
+from compress.formats.weights import rounds_calls
+from compress.machine.memory import resident_bytes, room_bytes, too_much
 from compress.report.units import two_sizes
 
 if TYPE_CHECKING:

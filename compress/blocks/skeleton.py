@@ -16,14 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from compress.arch.spec import DecoderSpec
-from compress.blocks.activation import fake_quantize, quantize_inputs
 from compress.blocks.experts import split_experts
 from compress.blocks.kv_states import PassingCache, call_with_cache
 from compress.blocks.linear import check_linear
 from compress.blocks.model import build_model, find_stack, remedy, set_parameter, short_reason
-from compress.blocks.reading import RowReader, check_names, expert_paths, read_finite
 from compress.blocks.recorder import FirstReached, LastReached, Recorder, Tape
 from compress.errors import CheckpointError
+from compress.formats.checked_reads import RowReader, check_names, expert_paths, read_finite
+from compress.quant.activations import fake_quantize, quantize_inputs
 
 if TYPE_CHECKING:
     from compress.formats.weights import Weights

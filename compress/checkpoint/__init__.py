@@ -7,7 +7,8 @@ without torch.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from compress.checkpoint.atomic import (
+from compress.checkpoint.hub import resolve_model
+from compress.checkpoint.output.folder import (
     Output,
     claimed,
     create_partial,
@@ -16,21 +17,20 @@ from compress.checkpoint.atomic import (
     publish,
     write_atomic,
 )
-from compress.checkpoint.header import TensorInfo
-from compress.checkpoint.hub import resolve_model
-from compress.checkpoint.layout import ShardFile, ShardLayout, plan_shards, single_file
-from compress.checkpoint.lock import locked, require_idle
+from compress.checkpoint.output.lock import locked, require_idle
 from compress.checkpoint.reader import Checkpoint
+from compress.checkpoint.shards.header import TensorInfo
+from compress.checkpoint.shards.layout import ShardFile, ShardLayout, plan_shards, single_file
 
 if TYPE_CHECKING:
-    from compress.checkpoint.finite import NonFinite, find_nonfinite
     from compress.checkpoint.scanning import scan
-    from compress.checkpoint.writer import ShardWriter
+    from compress.checkpoint.shards.finite import NonFinite, find_nonfinite
+    from compress.checkpoint.shards.writer import ShardWriter
 
 _PLACES = {
-    "NonFinite": "compress.checkpoint.finite",
-    "ShardWriter": "compress.checkpoint.writer",
-    "find_nonfinite": "compress.checkpoint.finite",
+    "NonFinite": "compress.checkpoint.shards.finite",
+    "ShardWriter": "compress.checkpoint.shards.writer",
+    "find_nonfinite": "compress.checkpoint.shards.finite",
     "scan": "compress.checkpoint.scanning",
 }
 

@@ -1,6 +1,7 @@
 """JSON files of a checkpoint."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,3 +29,8 @@ def parse_object(content: bytes, path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} holds a {type(value).__name__}, not an object {{...}}")
     return value
+
+
+def as_json(content: Mapping[str, Any]) -> bytes:
+    """A small file of the result."""
+    return (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode()

@@ -13,13 +13,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from compress.checkpoint.header import TensorInfo, read_header
 from compress.checkpoint.index import INDEX, weight_files
 from compress.checkpoint.jsonfile import parse_object
 from compress.checkpoint.quant_file import with_quant_file
 from compress.checkpoint.reading import content_of, pieces, read_into, reading
 from compress.checkpoint.regular import open_regular, usable
 from compress.checkpoint.seal import CONFIG, Seal, make_seal
+from compress.checkpoint.shards.header import TensorInfo, read_header
 from compress.checkpoint.sidefiles import carried, skipped
 from compress.checkpoint.small_files import SmallFiles, hash_of, heading
 from compress.errors import CheckpointError
@@ -100,7 +100,7 @@ class Checkpoint:
 
     def _refuse_nonfinite(self, info: TensorInfo, values: "Tensor", start: int = 0) -> None:
         """CheckpointError for NaN and infinity in rows of a tensor that begin at `start`."""
-        from compress.checkpoint.finite import find_nonfinite
+        from compress.checkpoint.shards.finite import find_nonfinite
 
         bad = find_nonfinite(values)
         if bad is not None:
@@ -114,7 +114,7 @@ class Checkpoint:
         # Late: what a checkpoint holds is told without torch, which takes a second to import.
         import torch
 
-        from compress.checkpoint.dtypes import TORCH_DTYPES
+        from compress.checkpoint.shards.dtypes import TORCH_DTYPES
 
         tensor = torch.empty(shape, dtype=TORCH_DTYPES[info.dtype])
         if tensor.numel():

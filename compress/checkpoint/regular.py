@@ -38,14 +38,14 @@ def usable(path: str | Path, what: str, error: type[CompressError]) -> Path:
     what: names it in the message.
     """
     text = os.fspath(path)
-    why = _unusable(text)
+    why = _why_not_usable(text)
     if why is not None:
         shown = text if len(text) <= 100 else f"{text[:60]}...{text[-30:]}"
         raise error(f"{what} is {shown!r}: {why}")
     return Path(text)
 
 
-def _unusable(text: str) -> str | None:
+def _why_not_usable(text: str) -> str | None:
     if not text.strip():
         return "a path is needed"
     if "\0" in text:
@@ -58,10 +58,10 @@ def _unusable(text: str) -> str | None:
         return f"a name in it has {longest} bytes; {_NAME} are possible"
     if len(raw) > _PATH:
         return f"it has {len(raw)} bytes; {_PATH} are possible"
-    return _unreachable(text)
+    return _why_not_reachable(text)
 
 
-def _unreachable(text: str) -> str | None:
+def _why_not_reachable(text: str) -> str | None:
     """Also of where links lead, and of the current folder."""
     try:
         os.stat(text)

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from compress.checkpoint.finite import NonFinite, find_nonfinite
 from compress.checkpoint.reader import Checkpoint
+from compress.checkpoint.shards.finite import NonFinite, find_nonfinite
 
 SLICE_BYTES = 64 << 20
 

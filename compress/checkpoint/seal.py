@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Literal
 
 from compress.checkpoint.chunks import CHUNK, HEADER, FileDigests, digests_of
-from compress.checkpoint.header import LENGTH, TensorInfo, parse_header
 from compress.checkpoint.reading import content_of, pieces, read_parts, reading
+from compress.checkpoint.shards.header import LENGTH, TensorInfo, parse_header
 from compress.checkpoint.sidefiles import carried, parsed, skipped
 from compress.checkpoint.small_files import LEAVE_ALONE, SmallFiles, hash_of, heading
 from compress.errors import CheckpointError

@@ -33,7 +33,7 @@ _RUNS_SUFFIXES = (".partial", ".compress-tmp")
 
 def carried(folder: Path, weights: Collection[str]) -> list[Path]:
     """Files to copy unchanged, sorted by name."""
-    return [p for p in _entries(folder, weights) if _left_because(p) is None]
+    return [p for p in _entries(folder, weights) if _why_not_copied(p) is None]
 
 
 def parsed(folder: Path) -> list[str]:
@@ -47,7 +47,7 @@ def skipped(folder: Path, weights: Collection[str]) -> dict[str, str]:
     The reason is empty where the kind of file says it: weights of other formats, hidden files,
     folders.
     """
-    reasons = [(p, _left_because(p)) for p in _entries(folder, weights)]
+    reasons = [(p, _why_not_copied(p)) for p in _entries(folder, weights)]
     return {_shown(p): why for p, why in reasons if why is not None}
 
 
@@ -67,7 +67,7 @@ def _entries(folder: Path, weights: Collection[str]) -> list[Path]:
     return [p for p in sorted(folder.iterdir()) if p.name not in used]
 
 
-def _left_because(path: Path) -> str | None:
+def _why_not_copied(path: Path) -> str | None:
     """Why a file stays behind, None when it goes along."""
     if path.name in RUNS_OWN or path.name.endswith(_RUNS_SUFFIXES):
         return RUN_MAKES

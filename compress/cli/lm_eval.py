@@ -10,7 +10,7 @@ import sys
 from compress.errors import CompressError, DependencyError
 
 MODEL = "compress_model"
-PLACE = "compress.pipeline.harness:HarnessModel"
+PLACE = "compress.serve.harness:HarnessModel"
 
 
 def register() -> None:

@@ -16,26 +16,26 @@ import click
 
 from compress import __version__
 from compress.cli.complaints import of_environment, of_user, shortened
-from compress.cli.process import leave, settle
-from compress.cli.streams import settle_streams
+from compress.cli.process import leave, tune_process
+from compress.cli.streams import open_streams
 from compress.errors import CompressError
 
 # name -> (module, one line for the overview); a module is imported when its command is named.
 COMMANDS = {
-    "run": ("compress.cli.run", "Compress a checkpoint as a recipe says."),
-    "plan": ("compress.cli.plan", "Show what a recipe would do, without doing it."),
-    "inspect": ("compress.cli.inspect", "Show what a checkpoint holds."),
-    "eval": ("compress.cli.eval", "Measure a checkpoint, alone or against its source."),
+    "run": ("compress.cli.commands.run", "Compress a checkpoint as a recipe says."),
+    "plan": ("compress.cli.commands.plan", "Show what a recipe would do, without doing it."),
+    "inspect": ("compress.cli.commands.inspect", "Show what a checkpoint holds."),
+    "eval": ("compress.cli.commands.eval", "Measure a checkpoint, alone or against its source."),
     "export": (
-        "compress.cli.export",
+        "compress.cli.commands.export",
         "Write a checkpoint for another loader or runtime.",
     ),
-    "generate": ("compress.cli.generate", "Continue a text with a checkpoint."),
-    "chat": ("compress.cli.chat", "Chat with a checkpoint in the terminal."),
-    "roofline": ("compress.cli.roofline", "Predict how fast a checkpoint runs here."),
-    "bench": ("compress.cli.bench", "Measure how fast it runs, beside the prediction."),
-    "recipes": ("compress.cli.recipes", "List the built-in recipes, or show one."),
-    "doctor": ("compress.cli.doctor", "Check this machine and its packages."),
+    "generate": ("compress.cli.commands.generate", "Continue a text with a checkpoint."),
+    "chat": ("compress.cli.commands.chat", "Chat with a checkpoint in the terminal."),
+    "roofline": ("compress.cli.commands.roofline", "Predict how fast a checkpoint runs here."),
+    "bench": ("compress.cli.commands.bench", "Measure how fast it runs, beside the prediction."),
+    "recipes": ("compress.cli.commands.recipes", "List the built-in recipes, or show one."),
+    "doctor": ("compress.cli.commands.doctor", "Check this machine and its packages."),
 }
 
 
@@ -76,7 +76,7 @@ def cli() -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit code; None takes the process's arguments."""
     args = list(sys.argv[1:] if argv is None else argv)
-    settle()
+    tune_process()
     try:
         result = cli.main(args, prog_name="compress-model", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:
@@ -111,7 +111,7 @@ def _fault() -> int:
 
 def entry() -> NoReturn:
     """The console script: a command line of this process, and its end."""
-    settle_streams()
+    open_streams()
     leave(main())
 
 

@@ -18,7 +18,7 @@ _PASSING_BYTES = 1 << 20  # both where weights pass one at a time
 _OBJECTS = 1_000_000
 
 
-def settle() -> None:
+def tune_process() -> None:
     """Keep small buffers, give large ones back, let waiting threads sleep.
 
     What the user has set stays. By itself glibc hands a model's buffers back and takes them again

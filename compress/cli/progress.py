@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TextIO
 from compress.report.units import duration
 
 if TYPE_CHECKING:
-    from compress.pipeline.events import Event
+    from compress.events import Event
 
 _BAR = 20
 # A first step does what is done once (memory, tables, a model built): shorter than this, its time

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from compress.runtime.request import Sampling
+    from compress.runtime.sequences.request import Sampling
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -57,8 +57,8 @@ def _options(temperature: float, top_p: float) -> list[tuple[str, dict[str, Any]
 
 def sampling_of(asked: dict[str, Any], max_tokens: int, **more: Any) -> "Sampling":
     """Of the values of `sampling`'s options. Errors: RequestError, UsageError."""
-    from compress.runtime.refusals import check
-    from compress.runtime.request import Sampling
+    from compress.runtime.engine.refusals import check
+    from compress.runtime.sequences.request import Sampling
 
     biases = dict(_bias(text) for text in asked.pop("biases"))
     found = Sampling(logit_bias=biases, max_tokens=max_tokens, **asked, **more)

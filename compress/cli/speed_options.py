@@ -8,7 +8,7 @@ import click
 from compress.cli import options
 
 if TYPE_CHECKING:
-    from compress.pipeline.speed_setting import Place
+    from compress.speed.setting import SpeedSetting
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -40,9 +40,9 @@ def texts(command: F) -> F:
     return command
 
 
-def place_of(asked: dict[str, Any]) -> "Place":
+def place_of(asked: dict[str, Any]) -> "SpeedSetting":
     """Takes device, dtypes and threads out of a command's values."""
-    from compress.pipeline.speed_setting import Place
+    from compress.speed.setting import SpeedSetting
 
     names = ("device", "dtype", "threads", "kv_dtype")
-    return Place(**{name: asked.pop(name) for name in names})
+    return SpeedSetting(**{name: asked.pop(name) for name in names})

@@ -52,7 +52,7 @@ class NotesFile(io.FileIO):
             return len(data)
 
 
-def settle_streams() -> None:
+def open_streams() -> None:
     """Put the three in place of Python's, which are None where the caller closed one.
 
     A closed one becomes the null device: else the first file that is opened takes its number, and

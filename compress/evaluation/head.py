@@ -9,10 +9,6 @@ from torch import Tensor
 from compress.evaluation.divergence import kl
 from compress.evaluation.perplexity import log_softmax, nll
 
-MAX_ROWS = 1024
-# Numbers of one logits chunk: 64 MiB in fp32. Half a dozen such buffers are alive at a time.
-MAX_CHUNK = 1 << 24
-
 # Final hidden states [rows, hidden] -> logits [rows, vocab].
 Head = Callable[[Tensor], Tensor]
 # (start, stop) of the scored tokens -> final hidden states [stop - start, hidden].
@@ -20,7 +16,7 @@ Rows = Callable[[int, int], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class FinalStates:
     """One side of the comparison: its final hidden states and its head."""
 
     rows: Rows
@@ -41,14 +37,9 @@ class Totals:
     agreement: Tensor | None
 
 
-def chunk_rows(vocab: int) -> int:
-    """Rows whose logits are held at once for that vocabulary: 1 to 1,024."""
-    return max(1, min(MAX_ROWS, MAX_CHUNK // vocab))
-
-
 def score(
-    result: Model,
-    source: Model | None,
+    result: FinalStates,
+    source: FinalStates | None,
     targets: Tensor,
     text: Tensor,
     texts: int,
@@ -80,7 +71,7 @@ def score(
 
 @torch.inference_mode()
 def _chunk(
-    result: Model, source: Model | None, targets: Tensor, start: int, divergence: bool
+    result: FinalStates, source: FinalStates | None, targets: Tensor, start: int, divergence: bool
 ) -> Tensor:
     """fp64 [4, rows]: result's nll, source's nll, KL, agreement (0 where not wanted)."""
     stop = start + len(targets)
@@ -98,7 +89,7 @@ def _chunk(
     return values
 
 
-def _predicted(model: Model, start: int, stop: int) -> tuple[Tensor, Tensor]:
+def _predicted(model: FinalStates, start: int, stop: int) -> tuple[Tensor, Tensor]:
     """Log-probabilities [rows, vocab], and the token of the highest logit, of equals the lowest id:
     int64 [rows]. Log-probabilities are rounded once more, which makes unequal logits near 0 equal:
     the first of them need not be the greedy token."""

@@ -12,9 +12,9 @@ import torch
 from compress.blocks.sample import generate
 from compress.blocks.skeleton import Skeleton
 from compress.errors import DataError
-from compress.evaluation.config import SampleConfig
 from compress.formats.weights import Weights
-from compress_calibration.tokenizer import Tokenizer
+from compress.recipe.evaluation_config import SampleConfig
+from compress.text.tokenizer import Tokenizer
 
 NO_PROMPTS = "no prompts were given"
 

@@ -8,9 +8,9 @@ import torch
 
 from compress.blocks.skeleton import Skeleton
 from compress.evaluation.batches import Batch
-from compress.evaluation.config import EvaluationConfig
 from compress.evaluation.store import TensorStore
 from compress.formats.weights import Weights
+from compress.recipe.evaluation_config import EvaluationConfig
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}  # by their names in a recipe
 # (what is going on, blocks done, blocks there are); called after every block.
@@ -22,7 +22,7 @@ def silent(stage: str, done: int, total: int) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class Workspace:
     """Where an evaluation runs. folder: for temporary files; it must exist."""
 
     folder: Path
@@ -30,7 +30,7 @@ class Work:
     progress: Progress = silent
 
 
-def make_skeleton(weights: Weights, dtype: torch.dtype, work: Work) -> Skeleton:
+def make_skeleton(weights: Weights, dtype: torch.dtype, work: Workspace) -> Skeleton:
     """The model without weights, its blocks ready to be filled one by one."""
     return Skeleton(weights.checkpoint.config, weights.spec, dtype=dtype, device=work.device)
 
@@ -39,7 +39,7 @@ def final_states(
     weights: Weights,
     batches: Sequence[Batch],
     config: EvaluationConfig,
-    work: Work,
+    work: Workspace,
     label: str,
 ) -> TensorStore:
     """Hidden states behind the final norm that predict the scored tokens.
@@ -72,7 +72,7 @@ def _through_blocks(
     weights: Weights,
     batches: Sequence[Batch],
     states: TensorStore,
-    work: Work,
+    work: Workspace,
     label: str,
 ) -> None:
     """Embed every batch, then carry all of them through block after block, in place."""

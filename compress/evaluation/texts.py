@@ -7,10 +7,10 @@ from typing import Any
 from torch import Tensor
 
 from compress.errors import DataError
-from compress.evaluation.config import EvaluationConfig, TextConfig
 from compress.evaluation.windows import TokenWindows, cut_windows
+from compress.recipe.evaluation_config import EvaluationConfig, TextConfig
+from compress.text.tokenizer import Tokenizer
 from compress_calibration.sources import documents
-from compress_calibration.tokenizer import Tokenizer
 
 # (count, length, seed) -> ids int64 [count, length] that the source model wrote.
 Generate = Callable[[int, int, int], Tensor]

@@ -2,9 +2,8 @@
 
 from compress.formats.format import Format
 from compress.formats.kv_cache import FP8_CACHE, INT8_CACHE, kv_encode, kv_layout
-from compress.formats.runtimes import runtimes
+from compress.formats.runtimes.verdicts import Verdict
 from compress.formats.table import FORMATS
-from compress.formats.verdicts import Verdict
 from compress.formats.weights import CodedWeights, Weights, logical_shapes, open_weights
 
 __all__ = [
@@ -19,5 +18,4 @@ __all__ = [
     "kv_layout",
     "logical_shapes",
     "open_weights",
-    "runtimes",
 ]

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from compress.arch.families import FAMILIES
+from compress.arch.families.table import FAMILIES
 from compress.arch.sizes import text_config
 from compress.checkpoint.detect import find_block
 from compress.errors import CheckpointError

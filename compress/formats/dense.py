@@ -7,14 +7,14 @@ once, from the exact (code - zero) * scale in fp32 to the dtype of the source.
 import torch
 from torch import Tensor
 
-from compress.checkpoint.layout import Entry
+from compress.checkpoint.shards.layout import Entry
 from compress.quant.scheme import QuantScheme
 from compress.quant.tensor import QuantizedTensor
 
 NAME = "dense"
 
 
-def against(
+def why_not(
     scheme: QuantScheme, shape: tuple[int, int] | None = None, *, g_idx: bool = False
 ) -> None:
     """A dense checkpoint holds any weight."""

@@ -7,8 +7,9 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from compress.arch.spec import BlockSpec, DecoderSpec
-from compress.checkpoint.layout import Entry
-from compress.formats import conv1d, ct_decode
+from compress.checkpoint.shards.layout import Entry
+from compress.formats import conv1d
+from compress.formats.compressed_tensors import decode as ct_decode
 from compress.formats.stored import Beside, Has, Parts, Read, ShapeOf, Stored
 from compress.quant.scheme import QuantScheme
 from compress.quant.tensor import InputQuantization, QuantizedTensor
@@ -88,7 +89,7 @@ class Format:
     """One way to write a compressed model.
 
     name: its key in FORMATS. method: config.json's `quant_method`, None for a dense checkpoint.
-    against(scheme, (n, k) or None, *, g_idx=False): why it cannot hold a weight and the nearest
+    why_not(scheme, (n, k) or None, *, g_idx=False): why it cannot hold a weight and the nearest
         thing that can; None when it can.
     layout(name, (n, k), scheme, scale_dtype_code, *, act_order=False, transposed=False): exact
         (name, dtype code, shape) of what `encode` returns, known before any work.
@@ -106,7 +107,7 @@ class Format:
 
     name: str
     method: str | None
-    against: Callable[..., str | None]
+    why_not: Callable[..., str | None]
     layout: Callable[..., list[Entry]]
     encode: Callable[..., dict[str, Tensor]]
     config: Callable[..., dict[str, Any] | None]

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from compress.arch.spec import BlockSpec, DecoderSpec
-from compress.checkpoint.layout import Entry
+from compress.checkpoint.shards.layout import Entry
 from compress.errors import CheckpointError, RecipeError
 from compress.quant.scheme import ActivationScheme
 

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from compress.checkpoint.dtypes import TORCH_DTYPES
 from compress.checkpoint.reader import Checkpoint
+from compress.checkpoint.shards.dtypes import TORCH_DTYPES
 from compress.errors import CheckpointError
 from compress.formats.format import Reader, Schemes
 from compress.formats.kv_cache import is_cache_tensor

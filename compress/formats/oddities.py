@@ -4,11 +4,11 @@ from collections.abc import Iterator, Sequence
 
 from compress.arch.spec import LinearSpec
 from compress.checkpoint.detect import find_block
-from compress.checkpoint.header import TensorInfo
 from compress.checkpoint.jsonfile import read_object
+from compress.checkpoint.shards.header import TensorInfo
 from compress.checkpoint.ties import contradiction
-from compress.formats import gptq
-from compress.formats.gptq_config import GptqSchemes
+from compress.formats.gptq import codec as gptq
+from compress.formats.gptq.config import GptqSchemes
 from compress.formats.kv_cache import is_cache_tensor
 from compress.formats.weights import CodedWeights
 from compress.quant.packing import WORD_BITS

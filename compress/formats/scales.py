@@ -28,7 +28,7 @@ def damage(scale: Tensor, scheme: QuantScheme | None) -> tuple[int, str]:
     return int((~(finite & least)).sum()), "not finite and positive"
 
 
-class Change(NamedTuple):
+class ScaleRounding(NamedTuple):
     """What a dtype does to scales. changed: how many of `total` it changes, largest: the largest
     relative change. lost: how many become 0 or infinite."""
 
@@ -37,8 +37,8 @@ class Change(NamedTuple):
     largest: float = 0.0
     lost: int = 0
 
-    def plus(self, other: "Change") -> "Change":
-        return Change(
+    def plus(self, other: "ScaleRounding") -> "ScaleRounding":
+        return ScaleRounding(
             self.changed + other.changed,
             self.total + other.total,
             max(self.largest, other.largest),
@@ -46,19 +46,19 @@ class Change(NamedTuple):
         )
 
 
-def change(scale: Tensor, dtype: torch.dtype) -> Change:
+def change(scale: Tensor, dtype: torch.dtype) -> ScaleRounding:
     """What rounding `scale` (any shape, any floating dtype) to `dtype` would change."""
     if scale.dtype == dtype:
-        return Change(total=scale.numel())
+        return ScaleRounding(total=scale.numel())
     before = scale.double()
     after = scale.to(dtype).double()
     lost = int((~torch.isfinite(after) | ((after == 0) & (before != 0))).sum())
     step = (after - before).abs() / torch.where(before == 0, 1.0, before.abs())
     largest = float(step[torch.isfinite(step)].max()) if bool(torch.isfinite(step).any()) else 0.0
-    return Change(int((after != before).sum()), scale.numel(), largest, lost)
+    return ScaleRounding(int((after != before).sum()), scale.numel(), largest, lost)
 
 
-def refusal(found: Change, dtype: torch.dtype, *, round_scales: bool) -> str | None:
+def why_not_exact(found: ScaleRounding, dtype: torch.dtype, *, round_scales: bool) -> str | None:
     """Why scales cannot be had in `dtype`, None when they can."""
     name = str(dtype).removeprefix("torch.")
     if found.lost:
@@ -84,10 +84,10 @@ def fit_scales(
     given and none is lost.
     """
     scale, inputs = tensor.scale, tensor.input_scale
-    found = Change() if tensor.scheme.is_fp4 else change(scale, dtype)
+    found = ScaleRounding() if tensor.scheme.is_fp4 else change(scale, dtype)
     if inputs is not None:
         found = found.plus(change(inputs, dtype))
-    if (reason := refusal(found, dtype, round_scales=round_scales)) is not None:
+    if (reason := why_not_exact(found, dtype, round_scales=round_scales)) is not None:
         raise RecipeError(reason)
     return replace(
         tensor,

@@ -8,25 +8,21 @@ from typing import Any
 from compress.arch.spec import DecoderSpec
 from compress.checkpoint.quant_file import HF_QUANT_CONFIG, PACKED_FILES
 from compress.errors import RecipeError
-from compress.formats import (
-    awq_gemm,
-    bitsandbytes,
-    bitsandbytes_read,
-    compressed_tensors,
-    conv1d,
-    ct_config,
-    ct_decode,
-    dense,
-    fp8_block,
-    gptq,
-    gptq_config,
-    gptq_v2,
-    kv_cache,
-    modelopt,
-    modelopt_read,
-    scheme_map,
-)
+from compress.formats import conv1d, dense, kv_cache
+from compress.formats.awq import codec as awq
+from compress.formats.bitsandbytes import codec as bitsandbytes
+from compress.formats.bitsandbytes import config_read as bitsandbytes_config
+from compress.formats.compressed_tensors import config as ct_config
+from compress.formats.compressed_tensors import config_read as ct_config_read
+from compress.formats.compressed_tensors import decode as ct_decode
+from compress.formats.compressed_tensors import encode as compressed_tensors
 from compress.formats.format import Format, Reader
+from compress.formats.fp8 import codec as fp8
+from compress.formats.gptq import codec as gptq
+from compress.formats.gptq import config as gptq_config
+from compress.formats.gptq import version2 as gptq_v2
+from compress.formats.modelopt import decode as modelopt_decode
+from compress.formats.modelopt import encode as modelopt
 from compress.quant.scheme import QuantScheme
 
 
@@ -72,7 +68,7 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
         "compressed-tensors": Format(
             name="compressed-tensors",
             method=compressed_tensors.NAME,
-            against=compressed_tensors.against,
+            why_not=compressed_tensors.why_not,
             layout=compressed_tensors.layout,
             encode=compressed_tensors.encode,
             config=ct_config.quantization_config,
@@ -80,7 +76,7 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
                 parts=compressed_tensors.PARTS,
                 marks=("weight_scale", "weight_packed"),
                 scales=("weight_scale", "weight_global_scale", "input_scale"),
-                schemes=scheme_map.parse,
+                schemes=ct_config_read.parse,
                 decode=ct_decode.decode,
                 gather=ct_decode.gather,
                 beside=ct_decode.beside,
@@ -89,14 +85,14 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
                 sizes=("weight_shape",),
                 transposed=conv1d.by_config,
                 g_idx="weight_g_idx",
-                reorders=scheme_map.SchemeMap.reorders,
+                reorders=ct_config_read.SchemeMap.reorders,
             ),
             cache=(kv_cache.kv_layout, kv_cache.kv_encode),
         ),
         "gptq": Format(
             name="gptq",
             method=gptq.NAME,
-            against=gptq.against,
+            why_not=gptq.why_not,
             layout=gptq.layout,
             encode=gptq.encode,
             config=gptq.quantization_config,
@@ -121,7 +117,7 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
         "gptq_v2": Format(
             name="gptq_v2",
             method=gptq_v2.NAME,
-            against=gptq_v2.against,
+            why_not=gptq_v2.why_not,
             layout=gptq_v2.layout,
             encode=gptq_v2.encode,
             config=gptq_v2.quantization_config,
@@ -144,21 +140,21 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
         ),
         "awq": Format(
             name="awq",
-            method=awq_gemm.NAME,
-            against=awq_gemm.against,
-            layout=awq_gemm.layout,
-            encode=awq_gemm.encode,
-            config=awq_gemm.quantization_config,
+            method=awq.NAME,
+            why_not=awq.why_not,
+            layout=awq.layout,
+            encode=awq.encode,
+            config=awq.quantization_config,
             reader=Reader(
-                parts=awq_gemm.PARTS,
+                parts=awq.PARTS,
                 marks=("qweight", "scales"),
                 scales=("scales",),
-                schemes=awq_gemm.read_schemes,
-                decode=awq_gemm.decode,
-                gather=awq_gemm.gather,
-                beside=awq_gemm.beside,
+                schemes=awq.read_schemes,
+                decode=awq.decode,
+                gather=awq.gather,
+                beside=awq.beside,
                 large=gptq.LARGE,
-                weight_shape=awq_gemm.weight_shape,
+                weight_shape=awq.weight_shape,
                 as_read=_asymmetric,
                 skips_head=_always,
             ),
@@ -166,22 +162,22 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
         ),
         "fp8": Format(
             name="fp8",
-            method=fp8_block.NAME,
-            against=fp8_block.against,
-            layout=fp8_block.layout,
-            encode=fp8_block.encode,
-            config=fp8_block.quantization_config,
+            method=fp8.NAME,
+            why_not=fp8.why_not,
+            layout=fp8.layout,
+            encode=fp8.encode,
+            config=fp8.quantization_config,
             reader=Reader(
-                parts=("weight", *fp8_block.PARTS),
-                marks=fp8_block.SCALES,
-                scales=fp8_block.PARTS,
-                schemes=fp8_block.read_schemes,
-                decode=fp8_block.decode,
-                gather=fp8_block.gather,
-                beside=fp8_block.beside,
-                large=("weight", *fp8_block.SCALES),
-                weight_shape=fp8_block.weight_shape,
-                inputs=fp8_block.inputs,
+                parts=("weight", *fp8.PARTS),
+                marks=fp8.SCALES,
+                scales=fp8.PARTS,
+                schemes=fp8.read_schemes,
+                decode=fp8.decode,
+                gather=fp8.gather,
+                beside=fp8.beside,
+                large=("weight", *fp8.SCALES),
+                weight_shape=fp8.weight_shape,
+                inputs=fp8.inputs,
                 skips_head=_lists_none("modules_to_not_convert"),
             ),
             scale_dtype="F32",
@@ -189,7 +185,7 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
         "modelopt": Format(
             name="modelopt",
             method=modelopt.NAME,
-            against=modelopt.against,
+            why_not=modelopt.why_not,
             layout=modelopt.layout,
             encode=modelopt.encode,
             config=modelopt.quantization_config,
@@ -198,12 +194,12 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
                 marks=modelopt.SCALES,
                 scales=("weight_scale", "weight_scale_2", "input_scale"),
                 schemes=modelopt.read_schemes,
-                decode=modelopt_read.decode,
-                gather=modelopt_read.gather,
-                beside=modelopt_read.beside,
+                decode=modelopt_decode.decode,
+                gather=modelopt_decode.gather,
+                beside=modelopt_decode.beside,
                 large=("weight", *modelopt.SCALES),
-                weight_shape=modelopt_read.weight_shape,
-                inputs=modelopt_read.inputs,
+                weight_shape=modelopt_decode.weight_shape,
+                inputs=modelopt_decode.inputs,
             ),
             scale_dtype="F32",
             files={HF_QUANT_CONFIG: modelopt.side_file},
@@ -212,7 +208,7 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
         "bitsandbytes": Format(
             name="bitsandbytes",
             method=bitsandbytes.NAME,
-            against=bitsandbytes.against,
+            why_not=bitsandbytes.why_not,
             layout=bitsandbytes.layout,
             encode=bitsandbytes.encode,
             config=bitsandbytes.quantization_config,
@@ -220,12 +216,12 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
                 parts=bitsandbytes.PARTS,
                 marks=("SCB",),
                 scales=("SCB",),
-                schemes=bitsandbytes_read.read_schemes,
+                schemes=bitsandbytes_config.read_schemes,
                 decode=bitsandbytes.decode,
                 gather=bitsandbytes.gather,
                 beside=bitsandbytes.beside,
                 large=("weight", "SCB"),
-                weight_shape=bitsandbytes_read.weight_shape,
+                weight_shape=bitsandbytes_config.weight_shape,
                 skips_head=_lists_none("llm_int8_skip_modules"),
             ),
             scale_dtype="F32",
@@ -233,7 +229,7 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
         "dense": Format(
             name="dense",
             method=None,
-            against=dense.against,
+            why_not=dense.why_not,
             layout=dense.layout,
             encode=dense.encode,
             config=_no_config,

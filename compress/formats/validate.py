@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 from compress.arch.spec import DecoderSpec, LinearSpec
 from compress.checkpoint.detect import detect
-from compress.checkpoint.header import TensorInfo
-from compress.checkpoint.layout import Entry
 from compress.checkpoint.reader import Checkpoint
+from compress.checkpoint.shards.header import TensorInfo
+from compress.checkpoint.shards.layout import Entry
 from compress.errors import CheckpointError
-from compress.formats import bitsandbytes_validate
+from compress.formats import validate_outliers
 from compress.formats.format import Reader
 from compress.formats.names import module_of
 from compress.formats.scales import damage
@@ -98,7 +98,7 @@ def validate(checkpoint: Checkpoint, expected: Expected) -> list[str]:
     problems += _groups(checkpoint, weights.reader, expected)
     problems += _global_scales(checkpoint, expected)
     problems += _config(weights, expected)
-    problems += bitsandbytes_validate.problems(weights, expected.schemes, expected.source)
+    problems += validate_outliers.problems(weights, expected.schemes, expected.source)
     return problems or list(_samples(weights, expected))  # the codec names one thing only
 
 

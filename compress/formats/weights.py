@@ -14,16 +14,20 @@ from torch import Tensor
 from compress.arch.describe import describe
 from compress.arch.spec import BlockSpec, DecoderSpec
 from compress.checkpoint.detect import detect
-from compress.checkpoint.dtypes import TORCH_DTYPES
 from compress.checkpoint.reader import Checkpoint
+from compress.checkpoint.shards.dtypes import TORCH_DTYPES
 from compress.errors import CheckpointError
-from compress.formats import bitsandbytes, bitsandbytes_read, ct_decode, kv_cache
+from compress.formats import kv_cache
+from compress.formats.bitsandbytes import codec as bitsandbytes
+from compress.formats.bitsandbytes import config_read as bitsandbytes_config
+from compress.formats.compressed_tensors import decode as ct_decode
+from compress.formats.compressed_tensors.config_read import SchemeMap
 from compress.formats.format import Format, Reader, Schemes
 from compress.formats.misfits import is_quantized, no_scheme, refuse_misfits, without_values
 from compress.formats.names import module_of
-from compress.formats.scheme_map import SchemeMap
 from compress.formats.stored import Beside, Stored, one_number
 from compress.formats.table import by_method, readable
+from compress.quant.activations import rounds_together
 from compress.quant.scheme import ActivationScheme, QuantScheme
 from compress.quant.tensor import InputQuantization, OutlierColumns, QuantizedTensor
 
@@ -159,7 +163,7 @@ class CodedWeights:
             return None
         scheme = self.schemes.scheme(linear)
         fixed = self.side is not None and f"{linear}.columns" in self.side.tensors
-        return bitsandbytes_read.calibrated(scheme) if scheme is not None and fixed else scheme
+        return bitsandbytes_config.calibrated(scheme) if scheme is not None and fixed else scheme
 
     def activation(self, linear: str) -> InputQuantization | None:
         """Scheme of the inputs of a quantized linear, with its scale [1] where that is static and
@@ -244,7 +248,7 @@ def open_weights(
     if spec is None:
         spec = describe(checkpoint.config, _logical(checkpoint, reader, schemes, transposed))
         _refuse_turned(spec, transposed, lambda x: is_quantized(x, checkpoint.tensors, reader))
-    side = bitsandbytes_read.open_side(checkpoint) if method == bitsandbytes.NAME else None
+    side = bitsandbytes_config.open_side(checkpoint) if method == bitsandbytes.NAME else None
     return CodedWeights(checkpoint, spec, fmt, reader, schemes, transposed, side)
 
 
@@ -318,3 +322,9 @@ def _weight_shape(
 def _shape(checkpoint: Checkpoint, name: str) -> tuple[int, ...] | None:
     info = checkpoint.tensors.get(name)
     return None if info is None else info.shape
+
+
+def rounds_calls(weights: Weights) -> bool:
+    """Whether what a token is rounded to depends on the other tokens of a call, in some linear."""
+    found = (weights.activation(linear.name) for linear in weights.spec.all_linears())
+    return any(inputs is not None and rounds_together(inputs.scheme) for inputs in found)

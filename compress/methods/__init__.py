@@ -7,7 +7,7 @@ from typing import Any
 
 from compress.methods import awq, fp8, gptq, llm_int8, nvfp4, plain, rtn, smoothquant
 from compress.methods.awq import AwqConfig
-from compress.methods.folding import Choice
+from compress.methods.folding import FoldChoice
 from compress.methods.fp8 import Fp8Config
 from compress.methods.gptq import GptqConfig
 from compress.methods.llm_int8 import LlmInt8Config
@@ -27,7 +27,7 @@ class Method:
     quantize: (weights [N_i, K] that share an input, scheme, config, *, scale_dtype, hessian,
         expert_tokens, absmax) -> an Outcome for each.
     summary: one line for `compress-model recipes` and the docs.
-    refuses: why a scheme is not for this method, and which one takes it; None when it is.
+    why_not: why a scheme is not for this method, and which one takes it; None when it is.
     fold: for a method that scales channels before they are rounded: (PairView, config) -> what it
         chose for the pair.
     """
@@ -36,8 +36,8 @@ class Method:
     observes: Callable[[Any], bool]
     quantize: Callable[..., list[Outcome]]
     summary: str
-    refuses: Callable[[QuantScheme], str | None]
-    fold: Callable[..., Choice] | None = None
+    why_not: Callable[[QuantScheme], str | None]
+    fold: Callable[..., FoldChoice] | None = None
 
     def needs_calibration(self, config: Any, scheme: QuantScheme | None) -> bool:
         """Whether a stage must see activations, for its method or for what its scheme fixes
@@ -54,35 +54,35 @@ METHODS: Mapping[str, Method] = MappingProxyType(
             rtn.needs_calibration,
             rtn.quantize,
             "round to nearest with a scale search; needs no data",
-            rtn.refuses,
+            rtn.why_not,
         ),
         "gptq": Method(
             GptqConfig,
             lambda config: True,
             gptq.quantize,
             "error-compensated rounding after one Hessian a shared input",
-            rtn.refuses,
+            rtn.why_not,
         ),
         "fp8": Method(
             Fp8Config,
             fp8.observes,
             fp8.quantize,
             "8-bit floats (E4M3) with scales a tensor, a row, a group or a block",
-            fp8.refuses,
+            fp8.why_not,
         ),
         "nvfp4": Method(
             Nvfp4Config,
             nvfp4.observes,
             nvfp4.quantize,
             "4-bit floats (E2M1) in groups of 16 with E4M3 scales",
-            nvfp4.refuses,
+            nvfp4.why_not,
         ),
         "awq": Method(
             AwqConfig,
             lambda config: True,
             plain.quantize,
             "scales channels by their activations before this or a later stage rounds",
-            plain.refuses,
+            plain.why_not,
             awq.search,
         ),
         "smoothquant": Method(
@@ -90,7 +90,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
             lambda config: True,
             plain.quantize,
             "moves outliers of the inputs into the weights before both are rounded",
-            plain.refuses,
+            plain.why_not,
             smoothquant.search,
         ),
         "llm_int8": Method(
@@ -98,7 +98,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
             lambda config: False,
             llm_int8.quantize,
             "8-bit weights and inputs, 16 bit for the input columns that are outliers",
-            llm_int8.refuses,
+            llm_int8.why_not,
         ),
     }
 )

@@ -43,7 +43,7 @@ from torch import Tensor
 
 from compress.errors import RecipeError
 from compress.methods import fp8, nvfp4, rtn
-from compress.methods.folding import UNDRIVEN, Choice, PairView, Reader, by_channel, expand
+from compress.methods.folding import UNDRIVEN, FoldChoice, FoldReader, PairView, by_channel, expand
 from compress.methods.rtn import GroupSearch, RtnConfig, ScaleSearch, column_importance
 from compress.quant.floats import global_scale, quantize_fp4, quantize_fp8
 from compress.quant.scheme import Signs
@@ -74,15 +74,15 @@ class AwqConfig:
             raise RecipeError(f"grid is {self.grid}; a search tries 2 ratios or more, such as 20")
 
 
-def search(view: PairView, config: AwqConfig) -> Choice:
+def search(view: PairView, config: AwqConfig) -> FoldChoice:
     """The scale for the channels of one pair that costs the quantized readers least.
 
     `plain` and `loss` of the choice are tr(D H Dᵀ) / tr(W H Wᵀ) over the sampled rows.
     """
     if not view.readers:
-        return Choice(None, "none of its readers is quantized")
+        return FoldChoice(None, "none of its readers is quantized")
     if not bool((view.absmean > 0).any()):
-        return Choice(None, UNDRIVEN)
+        return FoldChoice(None, UNDRIVEN)
     weights = sample_rows(view)
     clip: ScaleSearch = "importance" if config.scale_search == "output" else config.scale_search
     whole = sum(_energy(w, view.hessian) for w in weights)
@@ -93,7 +93,7 @@ def search(view: PairView, config: AwqConfig) -> Choice:
         if isfinite(cost) and cost < best:
             best, scale, note = cost, candidate, f"ratio {ratio:.2f}"
     whole = whole if whole > 0 else 1.0
-    return Choice(scale, note, plain / whole, best / whole)
+    return FoldChoice(scale, note, plain / whole, best / whole)
 
 
 def candidates(
@@ -151,7 +151,7 @@ def sample_rows(view: PairView) -> list[Tensor]:
     return [reader.folded(step) for reader in view.readers]
 
 
-def _rounded(weight: Tensor, reader: Reader, hessian: Tensor, search: ScaleSearch) -> Tensor:
+def _rounded(weight: Tensor, reader: FoldReader, hessian: Tensor, search: ScaleSearch) -> Tensor:
     """Plainly rounded weight, fp32 [N, K], as the reader will be, under a scheme of any kind."""
     scheme, dtype = reader.scheme, reader.weight.dtype
     if scheme.type == "int":

@@ -57,7 +57,7 @@ class Unit:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Allocation:
     """picked: place of each unit's option. bytes, loss: their sums, in the order of the units.
     gap: no other choice within the budget has a loss below `loss - gap`."""
 
@@ -90,7 +90,7 @@ def bytes_for(bits_per_weight: float, weights: int) -> int:
     return int(Fraction(bits_per_weight) * weights / 8)
 
 
-def choose(units: Sequence[Unit], budget_bytes: int, *, weights: int | None = None) -> Choice:
+def choose(units: Sequence[Unit], budget_bytes: int, *, weights: int | None = None) -> Allocation:
     """The choice of least loss whose bytes are at most `budget_bytes`; the one of fewest bytes
     where several have it, and always the same one.
 
@@ -113,11 +113,11 @@ def choose(units: Sequence[Unit], budget_bytes: int, *, weights: int | None = No
             states, width = _thinned(states, most)
             merged += width
         if not len(states.bytes):  # merging can lose what led to the known choice, nothing else
-            return Choice(known.picked, known.bytes, known.loss, merged)
+            return Allocation(known.picked, known.bytes, known.loss, merged)
         steps.append((states.parent, states.option))
     best = len(states.bytes) - 1
     picked = _traced(steps, best)
-    return Choice(picked, int(states.bytes[best]), float(states.loss[best]), merged)
+    return Allocation(picked, int(states.bytes[best]), float(states.loss[best]), merged)
 
 
 def _check(units: Sequence[Unit], budget: int, weights: int | None) -> None:
@@ -217,14 +217,14 @@ class _Relaxation:
         added = np.concatenate([[0.0], np.cumsum(self.added[mine])])
         return np.where(left < 0, np.inf, self.loss[start] + np.interp(left, more, added))
 
-    def rounded_down(self) -> Choice:
+    def rounded_down(self) -> Allocation:
         """A choice of whole options: every step that still fits, the steepest first."""
         picked, left = list(self.first), self.budget - int(self.least[0])
         for step in self.steps:
             if step.more <= left and picked[step.unit] == step.before:
                 picked[step.unit], left = step.after, left - step.more
         chosen = [unit.options[i] for unit, i in zip(self.units, picked, strict=True)]
-        return Choice(tuple(picked), sum(o.bytes for o in chosen), _sum(o.loss for o in chosen))
+        return Allocation(tuple(picked), sum(o.bytes for o in chosen), _sum(o.loss for o in chosen))
 
 
 def _hull(unit: Unit) -> list[int]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from compress.arch.spec import BlockSpec, FoldPair, LinearSpec
 from compress.quant.scheme import QuantScheme, Signs
-from compress_calibration.hessian import Stats
+from compress_calibration.hessian import InputStats
 
 UNDRIVEN = "calibration drove none of its channels"
 
@@ -28,7 +28,7 @@ class Fold:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Choice:
+class FoldChoice:
     """What a search found for a pair.
 
     scale: fp32 [C], or None to leave the pair alone. note: why, for the report.
@@ -42,7 +42,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Reader:
+class FoldReader:
     """A linear of a pair that will be quantized.
 
     weight: the source's, [N, K], in the dtype stored, which is also that of its scales.
@@ -72,7 +72,7 @@ class PairView:
     """
 
     pair: FoldPair
-    readers: tuple[Reader, ...]
+    readers: tuple[FoldReader, ...]
     hessian: Tensor
     absmax: Tensor
     absmean: Tensor
@@ -128,7 +128,7 @@ class Folds:
         divided = (vector.float() + offset) / self.rows[tensor].to(vector.device)
         return (divided - offset).to(vector.dtype)
 
-    def stats(self, tensor: str, stats: Stats) -> Stats:
+    def stats(self, tensor: str, stats: InputStats) -> InputStats:
         """Statistics of what the linear with weight `tensor` reads after the folds.
 
         stats: those without any fold, as the source's block shows them.
@@ -148,7 +148,7 @@ class Folds:
         pair: FoldPair,
         weights: Mapping[str, Tensor],
         schemes: Mapping[str, QuantScheme],
-        stats: Stats,
+        stats: InputStats,
         signs: Mapping[str, Signs],
     ) -> PairView:
         """What a search sees of a pair.
@@ -164,7 +164,7 @@ class Folds:
         for name in (name for name in pair.readers if name in schemes):
             tensor = self.linears[name].tensor
             rows, columns = self.rows.get(tensor), self.columns.get(tensor)
-            readers.append(Reader(weights[name], schemes[name], rows, columns, signs[name]))
+            readers.append(FoldReader(weights[name], schemes[name], rows, columns, signs[name]))
         return PairView(pair, tuple(readers), seen.hessian, seen.absmax, seen.absmean)
 
 
@@ -184,7 +184,7 @@ def by_channel(pair: FoldPair, columns: Tensor) -> Tensor:
     return heads.transpose(0, 1).reshape(pair.repeat, -1)
 
 
-def settle(fold: Fold, norm: Tensor) -> Fold:
+def storable(fold: Fold, norm: Tensor) -> Fold:
     """The fold that a norm's weight can hold in the dtype it is stored in.
 
     norm: [C], the weight before the fold. What it becomes is rounded to its dtype, and the scale

@@ -55,7 +55,7 @@ def observes(config: Fp8Config) -> bool:
     return config.scale_search == "importance"
 
 
-def refuses(scheme: QuantScheme) -> str | None:
+def why_not(scheme: QuantScheme) -> str | None:
     """Why a scheme is not for FP8, None when it is."""
     inputs = scheme.activation
     if scheme.type != "float":

@@ -22,7 +22,7 @@ What differs from the paper, and why:
   until the factorisation succeeds.
 * Where plain rounding has the lower objective, it is kept, and the report says so.
 
-Left out: nothing of Algorithm 1. True-sequential order is the pipeline's business.
+Left out: nothing of Algorithm 1. True-sequential order is the run's business.
 """
 
 import math
@@ -141,7 +141,7 @@ def quantize(
     hessian: fp32 [K, K], mean of x xᵀ, undamped. expert_tokens: tokens behind it when the layers
     are an expert's, which may have seen too few; None for dense layers.
     """
-    assert hessian is not None, "the pipeline observes every layer of a gptq stage"
+    assert hessian is not None, "a pass observes every layer of a gptq stage"
     k = hessian.shape[0]
     if expert_tokens is not None and expert_tokens < max(1.0, config.min_tokens * k):
         reason = f"{expert_tokens} tokens reached the expert, {config.min_tokens:g} x {k} wanted"

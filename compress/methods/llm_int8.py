@@ -39,7 +39,7 @@ class LlmInt8Config:
     experts: Literal["all", "routed"] = "all"
 
 
-def refuses(scheme: QuantScheme) -> str | None:
+def why_not(scheme: QuantScheme) -> str | None:
     """Why a scheme is not for LLM.int8(), None when it is."""
     inputs = scheme.activation
     if inputs is None or inputs.outliers == "none":
@@ -67,11 +67,11 @@ def quantize(
     x xᵀ, for the error alone. absmax: fp32 [K], largest input of every column; None only for
     dynamic columns. The scales are fp32, as bitsandbytes stores them.
     """
-    assert scheme.activation is not None, "`refuses` asks for quantized inputs"
+    assert scheme.activation is not None, "`why_not` asks for quantized inputs"
     unseen = expert_tokens == 0
     columns = None
     if scheme.activation.outliers == "calibrated":
-        assert absmax is not None, "the pipeline observes the inputs of calibrated schemes"
+        assert absmax is not None, "a pass observes the inputs of calibrated schemes"
         columns = outlier_columns(absmax, scheme.activation.threshold)
     outcomes = []
     for weight in weights:

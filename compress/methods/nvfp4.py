@@ -51,7 +51,7 @@ def observes(config: Nvfp4Config) -> bool:
     return config.scale_search == "importance"
 
 
-def refuses(scheme: QuantScheme) -> str | None:
+def why_not(scheme: QuantScheme) -> str | None:
     """Why a scheme is not for NVFP4, None when it is."""
     if scheme.type != "float":
         return "stores floats; use method rtn or gptq, or scheme NVFP4A16"

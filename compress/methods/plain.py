@@ -15,15 +15,15 @@ from compress.methods.rtn import GroupSearch, RtnConfig, ScaleSearch
 from compress.quant.scheme import QuantScheme, Signs
 
 
-def refuses(scheme: QuantScheme) -> str | None:
+def why_not(scheme: QuantScheme) -> str | None:
     """Why a scheme is not for the method that `quantize` takes for its kind, None when it is."""
     if scheme.is_fp4:
-        return nvfp4.refuses(scheme)
+        return nvfp4.why_not(scheme)
     if scheme.type == "float":
-        return fp8.refuses(scheme)
+        return fp8.why_not(scheme)
     if scheme.activation is not None and scheme.activation.outliers != "none":
-        return llm_int8.refuses(scheme)
-    return rtn.refuses(scheme)
+        return llm_int8.why_not(scheme)
+    return rtn.why_not(scheme)
 
 
 def quantize(

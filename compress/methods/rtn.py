@@ -45,7 +45,7 @@ def needs_calibration(config: RtnConfig) -> bool:
     return config.scale_search in ("importance", "output")
 
 
-def refuses(scheme: QuantScheme) -> str | None:
+def why_not(scheme: QuantScheme) -> str | None:
     """Why a scheme is not for rounding to integers (GPTQ's neither), None when it is."""
     if scheme.type == "float":
         return "rounds to integers; use method " + ("nvfp4" if scheme.bits == 4 else "fp8")

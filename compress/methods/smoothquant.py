@@ -26,7 +26,7 @@ from typing import Literal
 import torch
 
 from compress.errors import RecipeError
-from compress.methods.folding import UNDRIVEN, Choice, PairView, by_channel
+from compress.methods.folding import UNDRIVEN, FoldChoice, PairView, by_channel
 from compress.quant.scheme import Signs
 
 
@@ -48,18 +48,18 @@ class SmoothQuantConfig:
             raise RecipeError(f"alpha is {self.alpha}; it is a share from 0 to 1, such as 0.5")
 
 
-def search(view: PairView, config: SmoothQuantConfig) -> Choice:
+def search(view: PairView, config: SmoothQuantConfig) -> FoldChoice:
     """The scale of eq. (4) for the channels of one pair."""
     if config.pairs == "norms" and view.pair.kind == "linear":
-        return Choice(None, "pairs is norms")
+        return FoldChoice(None, "pairs is norms")
     if not view.readers:
-        return Choice(None, "none of its readers is quantized")
+        return FoldChoice(None, "none of its readers is quantized")
     x = by_channel(view.pair, view.absmax).amax(dim=0)  # x: [C]
     if not bool((x > 0).any()):
-        return Choice(None, UNDRIVEN)
+        return FoldChoice(None, UNDRIVEN)
     peaks = torch.stack([r.folded().abs().amax(dim=0) for r in view.readers]).amax(dim=0)
     w = by_channel(view.pair, peaks).amax(dim=0)  # w: [C]
     scale = x.pow(config.alpha) / w.pow(1 - config.alpha)
     good = (x > 0) & (w > 0) & torch.isfinite(scale) & (scale > 0)
     scale = torch.where(good, scale, torch.ones_like(scale))
-    return Choice(scale, f"alpha {config.alpha:g}")
+    return FoldChoice(scale, f"alpha {config.alpha:g}")

@@ -12,8 +12,8 @@ Granularity = Literal["tensor", "channel", "group", "block"]
 InputGranularity = Literal["token", "tensor", "group"]
 Outliers = Literal["none", "dynamic", "calibrated"]
 # Of the scales that a search may choose: "both" has negative ones where the scheme may have them
-# (compress.quant.rounding); "auto" is what a recipe's exports ask for (compress.recipe.exports
-# settles it), and "both" where no recipe says anything.
+# (compress.quant.rounding); "auto" is what a recipe's exports ask for
+# (compress.recipe.reading.exports settles it), and "both" where no recipe says anything.
 Signs = Literal["auto", "both", "positive"]
 FP4_GROUP = 16  # columns of an NVFP4 weight that share an E4M3 scale
 

@@ -2,7 +2,7 @@
 
 from compress.recipe.dump import dump
 from compress.recipe.lookup import Builtin, builtin, builtin_names, load
-from compress.recipe.parse import parse
+from compress.recipe.reading.parse import parse
 from compress.recipe.schema import ExportConfig, OutputConfig, Places, Recipe, Stage
 
 __all__ = [

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from compress.checkpoint.regular import read_regular, usable
 from compress.errors import RecipeError
-from compress.recipe.exports import with_signs
-from compress.recipe.parse import check, parse
-from compress.recipe.reader import closest, nearest
+from compress.recipe.reading.exports import with_signs
+from compress.recipe.reading.parse import check, parse
+from compress.recipe.reading.reader import closest, nearest
+from compress.recipe.reading.tree import MAX_CHARACTERS, Origin, Scalar, is_mapping, read_tree
 from compress.recipe.schema import Recipe
-from compress.recipe.tree import MAX_CHARACTERS, Origin, Scalar, is_mapping, read_tree
 
 PACKAGE = "compress_recipes"
 _SUFFIXES = (".yaml", ".yml")

@@ -15,7 +15,7 @@ from typing import Literal
 from compress.arch.spec import LinearSpec
 from compress.errors import RecipeError
 from compress.expressions import expression
-from compress.recipe.patterns import ROLE_OF_WORD, Means, meanings
+from compress.recipe.reading.patterns import ROLE_OF_WORD, Means, meanings
 from compress.recipe.schema import Claim, Stage
 
 NO_STAGE = "no stage targets it"

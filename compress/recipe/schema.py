@@ -6,8 +6,8 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from compress.errors import RecipeError
-from compress.evaluation.config import EvaluationConfig
 from compress.quant.scheme import QuantScheme, Signs
+from compress.recipe.evaluation_config import EvaluationConfig
 from compress_calibration.config import CalibrationConfig
 
 OutputFormat = Literal[

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from compress.report.schema import Stage
+from compress.report.schema import StageRecord
 
 # Share of the cores from which on it is said. Two readings of /proc/stat half a second apart differ
 # by 1 % on two cores for its ticks of 10 ms alone; a program that computes takes a whole core.
@@ -16,7 +16,7 @@ def disturbance(share: float | None) -> str | None:
     return f"other work took {100 * share:.0f} % of the cores meanwhile; a quiet machine is faster"
 
 
-def taken(stages: Iterable[Stage]) -> float | None:
+def taken(stages: Iterable[StageRecord]) -> float | None:
     """Share of the cores that others took over all stages."""
     return averaged([(stage.others, stage.seconds) for stage in stages])
 

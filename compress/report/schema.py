@@ -105,7 +105,7 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class StageRecord:
     """A step of the run, in the order of the recipe; evaluation is a stage too.
 
     others: share of the machine's processor time that other programs took meanwhile, in [0, 1];
@@ -282,7 +282,7 @@ class Report:
     seed: int
     source: Source
     result: Result
-    stages: tuple[Stage, ...]
+    stages: tuple[StageRecord, ...]
     machine: Machine
     started: str
     finished: str

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from compress.blocks.reading import read_finite
+from compress.formats.checked_reads import read_finite
 from compress.formats.weights import CodedWeights, DenseWeights
 from compress.quant.tensor import InputQuantization
 from compress_exporters.exporter import Source

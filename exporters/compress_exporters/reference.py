@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from compress.blocks.memory import available_bytes
-from compress.runtime.batch import FlatBatch
-from compress.runtime.decoder import Decoder
-from compress.runtime.kv import KVCache
+from compress.machine.memory import available_bytes
+from compress.runtime.decoder.decoder import Decoder
+from compress.runtime.decoder.kv import KVCache
+from compress.runtime.engine.batch import FlatBatch
 from compress_exporters.decoded import Decoded
 from compress_exporters.exporter import Source
 

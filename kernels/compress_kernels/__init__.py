@@ -3,9 +3,11 @@
 The references in `compress_kernels.reference` are the specification. Public ops pick by device.
 """
 
-from compress_kernels.factor import hessian_factor
-from compress_kernels.grid import ColumnResult
-from compress_kernels.ops import gptq_columns, gram_, group_scale
+from compress_kernels.gptq.factor import hessian_factor
+from compress_kernels.gptq.problem import ColumnResult
+from compress_kernels.ops.columns import gptq_columns
+from compress_kernels.ops.gram import gram_
+from compress_kernels.ops.scale import group_scale
 from compress_kernels.status import status
 
 __all__ = ["ColumnResult", "gptq_columns", "gram_", "group_scale", "hessian_factor", "status"]

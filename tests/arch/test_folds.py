@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-import tiny_models
 from compress.arch.describe import describe
-from compress.arch.families import FAMILIES
+from compress.arch.families.table import FAMILIES
 from compress.arch.spec import BlockSpec, FoldPair
 from compress.checkpoint import Checkpoint
+from helpers import tiny_models
 
 
 def block_of(family: str, folder: Path, index: int = 0, **overrides: object) -> BlockSpec:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from compress.arch.families import FAMILIES
-from compress.arch.forward import ForwardSpec, Positions, describe_forward
-from compress.arch.forwards import FORWARDS
-from compress.arch.rope import KINDS, Rope
+from compress.arch.families.table import FAMILIES
+from compress.arch.forward.forward import ForwardSpec, Positions, describe_forward
+from compress.arch.forward.rope import KINDS, Rope
+from compress.arch.forward.table import FORWARDS
 from compress.arch.spec import BlockSpec, DecoderSpec
 from compress.errors import CheckpointError
 
@@ -280,7 +280,7 @@ def test_heads_that_do_not_share_evenly() -> None:
 
 def test_it_needs_no_torch() -> None:
     code = (
-        "import sys; from compress.arch.forward import describe_forward;"
+        "import sys; from compress.arch.forward.forward import describe_forward;"
         "print([m for m in ('torch', 'transformers') if m in sys.modules])"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -288,9 +288,9 @@ def test_it_needs_no_torch() -> None:
 
 
 def test_kinds_are_those_that_the_runtime_computes() -> None:
-    from compress.arch.activations import ACTIVATIONS
-    from compress.runtime.activations import FUNCTIONS
-    from compress.runtime.rope import FREQUENCIES
+    from compress.arch.forward.activations import ACTIVATIONS
+    from compress.runtime.decoder.activations import FUNCTIONS
+    from compress.runtime.decoder.rope import FREQUENCIES
 
     assert FREQUENCIES.keys() == KINDS.keys()
     assert FUNCTIONS.keys() == set(ACTIVATIONS)

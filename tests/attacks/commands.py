@@ -11,7 +11,7 @@ import click
 
 from attacks import recipes, stock
 from attacks.case import Case
-from compress.cli.export import TARGETS
+from compress.cli.commands.export import TARGETS
 from compress.cli.main import cli
 
 RECIPE, MODEL, SOURCE, OUT = "recipe.yaml", "model", "source", "out"

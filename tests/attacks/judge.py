@@ -202,13 +202,13 @@ def _results(case: Case, after: Files) -> Iterator[str]:
 
 
 def _to_format(case: Case) -> bool:
-    from compress.cli.export import HOLDS
+    from compress.cli.commands.export import HOLDS
 
     return case.argv[case.argv.index("--to") + 1] in HOLDS if "--to" in case.argv else False
 
 
 def _opens(folder: Path) -> Iterator[str]:
-    from compress.pipeline.inspection import inspect_checkpoint
+    from compress.inspect.inspect import inspect_checkpoint
 
     try:
         inspect_checkpoint(folder)

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-import tiny_models
 from compress_kernels.cpu import build, library
-from fuzzing import Sound
+from helpers import tiny_models
+from helpers.fuzzing import Sound
 
 WORDS = "once upon a time a small dog and an old cat sat by the door in the rain . "
 TEMPLATE = (

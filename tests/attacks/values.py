@@ -4,7 +4,7 @@ import copy
 from random import Random
 from typing import Any
 
-from mutations import KEYS, WORDS
+from helpers.mutations import KEYS, WORDS
 
 NUMBERS = (
     *("0", "-1", "-0", "1", "2", "7", "100000", "100000000", str(10**20), str(2**31), str(2**63)),

@@ -34,7 +34,12 @@ OTHERS = (
     *("transformers.models.gpt2.modeling_gpt2", "transformers.generation"),
     *("transformers.tokenization_utils_tokenizers", "transformers.masking_utils"),
 )
-LIGHT = ("compress.cli.main", "compress.cli.process", "compress.cli.recipes", "compress.cli.run")
+LIGHT = (
+    "compress.cli.main",
+    "compress.cli.process",
+    "compress.cli.commands.recipes",
+    "compress.cli.commands.run",
+)
 PROCESSOR_SECONDS = 20  # of one case
 MEMORY = 4 << 30  # that one case may take beside what the zygote has
 _POLL = 0.25
@@ -250,7 +255,7 @@ def _plant(job: dict[str, Any]) -> None:
 
     disk.fsync = lambda fd: None
     if job["full_at"] is not None:
-        import faults
+        from helpers import faults
 
         # Held open: the fork ends inside it.
         faults.fault_at(job["full_at"], "enospc").__enter__()

@@ -6,13 +6,12 @@ import numpy as np
 import onnx
 import pytest
 
-import compressed_models
-import tiny_models
 from benchmarks.export.gate_up import GATE_UP, MODEL, Q_K_V, merged
 from compress.quant.scheme import QuantScheme
 from compress_exporters.exporter import Options
-from compress_exporters.onnx.running import Runner
-from genai_graphs import written
+from compress_exporters.onnx.proof.running import Runner
+from helpers import compressed_models, tiny_models
+from helpers.exporters.genai_graphs import written
 
 SCHEME = QuantScheme(group_size=32, symmetric=False)
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-import tiny_models
 from benchmarks.export import matrix_table as table
 from benchmarks.export.matrix import GOOD, whole
 from benchmarks.export.matrix_rows import FAMILIES, RESULTS, ROWS, TARGETS, VARIANTS
 from benchmarks.matrix import rows as formats
-from compress.recipe.parse import parse
+from compress.recipe.reading.parse import parse
 from compress_exporters.table import EXPORTERS
+from helpers import tiny_models
 
 STORED = table.stored()
 CELLS = STORED["cells"]

@@ -10,8 +10,8 @@ from benchmarks.matrix.rows import LOADERS, ROWS, TRANSFORMERS, VLLM
 from benchmarks.matrix.run import whole
 from compress.formats import FORMATS
 from compress.methods import METHODS
-from matrix_cells import Outputs, Reference, facts
-from pipeline_runs import recipe
+from helpers.matrix_cells import Outputs, Reference, facts
+from helpers.short_runs import recipe
 
 CELLS = table.stored_cells()
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-import tiny_models
 from benchmarks.quality import results, table
 from benchmarks.quality.measure import bits_per_weight
 from benchmarks.quality.results import standard_error, summary
@@ -16,9 +15,10 @@ from benchmarks.quality.tools import our_command, slug
 from compress.checkpoint import Checkpoint
 from compress.formats import open_weights
 from compress.methods import METHODS
-from compress.pipeline import run
-from compress.recipe.parse import parse
-from pipeline_runs import recipe, text_source
+from compress.recipe.reading.parse import parse
+from compress.verbs import run
+from helpers import tiny_models
+from helpers.short_runs import recipe, text_source
 
 CELLS = [our_cell(model, row, 5) for model in MODELS for row in ROWS if row.is_for(model)]
 QUALITY = {

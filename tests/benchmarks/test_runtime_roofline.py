@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-import tiny_models
 from benchmarks.runtime import roofline
 from benchmarks.runtime.roofline import Case, compare, figures
-from compress.evaluation import hollow as hollow_module
-from compress.evaluation import rates as rates_module
-from compress.evaluation import timer as timer_module
+from compress.speed import hollow as hollow_module
+from compress.speed import rates as rates_module
+from compress.speed import timer as timer_module
+from helpers import tiny_models
 
 
 def test_a_step_is_one_in_which_every_text_gets_a_token() -> None:

@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 
-import tiny_models
 from benchmarks.runtime.kv_quality import logprobs, loss
 from benchmarks.runtime.load import make_load
 from benchmarks.runtime.sides import Ours, Static
 from benchmarks.runtime.timings import Timings, summary
-from compress.evaluation.load import Job
-from flat_runs import load
+from compress.speed.load import LoadRequest
+from helpers import tiny_models
+from helpers.engine.flat_runs import load
 
 
 def test_lengths_are_log_uniform() -> None:
@@ -35,7 +35,7 @@ def test_a_summary_says_when_tokens_came() -> None:
 @pytest.mark.parametrize("side", [Ours, Static])
 def test_each_side_gives_every_token(side: type[Ours | Static], tmp_path: Path) -> None:
     model = tiny_models.make("llama", tmp_path, dtype="fp32")
-    jobs = [Job(tuple(range(1, 4 + i)), 2 + i) for i in range(9)]
+    jobs = [LoadRequest(tuple(range(1, 4 + i)), 2 + i) for i in range(9)]
     times = side(model, torch.float32).serve(jobs).tokens
     assert [len(of) for of in times] == [job.output for job in jobs]
     assert all(of == sorted(of) for of in times)

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import tiny_models
 from compress.arch.spec import LinearSpec
 from compress.blocks.capture import collect, regroup
 from compress.blocks.experts import expert_views
@@ -18,6 +17,7 @@ from compress.blocks.skeleton import Skeleton
 from compress.checkpoint.reader import Checkpoint
 from compress.errors import CheckpointError
 from compress.formats.weights import open_weights
+from helpers import tiny_models
 
 
 class Loaded:

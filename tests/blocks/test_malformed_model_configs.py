@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-import tiny_models
 from compress.blocks.skeleton import Skeleton
 from compress.checkpoint.reader import Checkpoint
 from compress.errors import CheckpointError
 from compress.formats import open_weights
+from helpers import tiny_models
 
 
 @pytest.fixture(scope="module")

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-import tiny_models
-import unlisted_models
-from compress.blocks import memory, sample
+from compress.blocks import sample
 from compress.blocks.skeleton import Skeleton
 from compress.checkpoint.reader import Checkpoint
 from compress.errors import DataError
 from compress.formats.weights import DenseWeights, open_weights
+from compress.machine import memory
+from helpers import tiny_models, unlisted_models
 
 Opened = tuple[DenseWeights, Skeleton]
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-import tiny_models
 from compress.blocks.skeleton import Skeleton
 from compress.checkpoint.reader import Checkpoint
 from compress.formats.weights import DenseWeights, open_weights
+from helpers import tiny_models
 
 LONGROPE = {
     "rope_parameters": {

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compress.errors import DataError
+from compress.text.tokenizer import load_tokenizer
 from compress_calibration import hub, readers
 from compress_calibration.config import SourceConfig
 from compress_calibration.readers import cut
 from compress_calibration.sources import check_source, documents, drawn_documents, shuffled
-from compress_calibration.tokenizer import load_tokenizer
 
 TEXTS = ["one small story", "two\nlines", "three: ü"]
 CHAT = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]

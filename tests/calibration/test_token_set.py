@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compress.errors import DataError
+from compress.text.tokenizer import load_tokenizer
 from compress_calibration.config import CalibrationConfig, SourceConfig
 from compress_calibration.dataset import build, shares
-from compress_calibration.tokenizer import load_tokenizer
 
 VOCAB = 4096
 

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from compress.checkpoint import Checkpoint, NonFinite, find_nonfinite, finite, scan, scanning
-from raw_checkpoints import folder_of
+from compress.checkpoint import Checkpoint, NonFinite, find_nonfinite, scan, scanning
+from compress.checkpoint.shards import finite
+from helpers.raw_checkpoints import folder_of
 
 NAN, INF = float("nan"), float("inf")
 

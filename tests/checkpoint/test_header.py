@@ -8,11 +8,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save
 
-from compress.checkpoint.dtype_codes import ITEMSIZES, itemsize
-from compress.checkpoint.dtypes import TORCH_DTYPES
-from compress.checkpoint.header import build_header, parse_header, read_header
+from compress.checkpoint.shards.dtype_codes import ITEMSIZES, itemsize
+from compress.checkpoint.shards.dtypes import TORCH_DTYPES
+from compress.checkpoint.shards.header import build_header, parse_header, read_header
 from compress.errors import CheckpointError
-from raw_checkpoints import entry, raw_file
+from helpers.raw_checkpoints import entry, raw_file
 
 GOOD = {"a": entry("F32", [2, 2], 0, 16), "b": entry("BF16", [3], 16, 22)}
 

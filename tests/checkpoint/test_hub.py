@@ -10,7 +10,7 @@ import pytest
 
 from compress.checkpoint import resolve_model
 from compress.errors import CheckpointError
-from raw_checkpoints import folder_of
+from helpers.raw_checkpoints import folder_of
 
 
 def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,14 +6,13 @@ from typing import Any
 
 import pytest
 
-import compressed_models
-import tiny_models
 from compress.checkpoint import Checkpoint
 from compress.checkpoint.quant_file import with_quant_file
 from compress.errors import CheckpointError
 from compress.formats import CodedWeights, open_weights
 from compress.formats.oddities import oddities
 from compress.quant.scheme import QuantScheme
+from helpers import compressed_models, tiny_models
 
 PACKED = ("model.layers.0.self_attn.q_proj.qweight",)
 GPTQ: dict[str, Any] = {"bits": 4, "group_size": 32, "desc_act": False, "sym": True}

@@ -8,11 +8,11 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-import tiny_models
 from compress.checkpoint import Checkpoint, reading
-from compress.checkpoint.dtypes import TORCH_DTYPES
+from compress.checkpoint.shards.dtypes import TORCH_DTYPES
 from compress.errors import CheckpointError
-from raw_checkpoints import INDEX, entry, folder_of, raw_file, sharded, write_index
+from helpers import tiny_models
+from helpers.raw_checkpoints import INDEX, entry, folder_of, raw_file, sharded, write_index
 
 A, B = torch.arange(6.0).reshape(2, 3), torch.arange(4, dtype=torch.int32)
 TWO = {"one.safetensors": {"a": A}, "two.safetensors": {"b": B}}
@@ -185,7 +185,7 @@ def test_links_are_carried_only_from_the_folder_and_its_hub_blobs(tmp_path: Path
 
 def test_names_that_a_run_makes_itself_are_left_behind(tmp_path: Path) -> None:
     from compress.checkpoint.sidefiles import RUNS_OWN
-    from compress.pipeline.job import WORKING
+    from compress.runs.run import WORKING
 
     folder = sharded(tmp_path, TWO)
     names = sorted({*WORKING, *RUNS_OWN, "x.partial"} - {"calibration.safetensors"})

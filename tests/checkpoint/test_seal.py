@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from compress.checkpoint import Checkpoint, chunks, seal
-from compress.checkpoint.dtypes import TORCH_DTYPES
+from compress.checkpoint.shards.dtypes import TORCH_DTYPES
 from compress.checkpoint.small_files import SmallFiles
 from compress.errors import CheckpointError
 

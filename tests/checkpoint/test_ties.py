@@ -8,12 +8,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import tiny_models
 from compress.arch.describe import describe
 from compress.arch.spec import DecoderSpec
 from compress.checkpoint import Checkpoint
 from compress.checkpoint.ties import contradiction, said, settled
 from compress.errors import CheckpointError
+from helpers import tiny_models
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 

@@ -10,12 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 
-from compress.checkpoint import Checkpoint, ShardLayout, ShardWriter, disk, plan_shards, writer
-from compress.checkpoint.dtype_codes import itemsize
-from compress.checkpoint.dtypes import DTYPE_CODES, TORCH_DTYPES
+from compress.checkpoint import Checkpoint, ShardLayout, ShardWriter, disk, plan_shards
+from compress.checkpoint.shards import writer
+from compress.checkpoint.shards.dtype_codes import itemsize
+from compress.checkpoint.shards.dtypes import DTYPE_CODES, TORCH_DTYPES
 from compress.errors import OutputError
 from conftest import tree_hashes
-from faults import Killed, counting, fault_at
+from helpers.faults import Killed, counting, fault_at
 
 TENSORS = {
     "model.a.weight": torch.arange(12, dtype=torch.float32).reshape(3, 4),

@@ -61,7 +61,8 @@ def instead(code: str, command: str = "recipes") -> str:
     lines = code.replace("\n", "\n    ")
     return (
         "import os, sys, time, click\nfrom pathlib import Path\n"
-        f"from compress.cli import {command} as module\nfrom compress.errors import DataError\n"
+        f"from compress.cli.commands import {command} as module\n"
+        "from compress.errors import DataError\n"
         f"def other(**given):\n    {lines}\nmodule.command.callback = other\n"
     )
 

@@ -1,6 +1,6 @@
-"""Commands parse, call one function of the pipeline, and print; mistakes are one line.
+"""Commands parse, call one function of the verbs, and print; mistakes are one line.
 
-The pipeline is replaced here: what it does is tested in tests/pipeline.
+The verbs is replaced here: what it does is tested in tests/run.
 """
 
 import json
@@ -36,9 +36,9 @@ def report() -> schema.Report:
 
 
 @pytest.fixture
-def pipeline(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """A stand-in for compress.pipeline that records its calls."""
-    fake = ModuleType("compress.pipeline")
+def verbs(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """A stand-in for compress.verbs that records its calls."""
+    fake = ModuleType("compress.verbs")
     fake.calls = []
 
     def recorder(answer: Any) -> Callable[..., Any]:
@@ -58,8 +58,8 @@ def pipeline(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
         "inspect_table": "a table of facts",
     }.items():
         setattr(fake, name, recorder(answer))
-    monkeypatch.setitem(sys.modules, "compress.pipeline", fake)
-    monkeypatch.setattr(compress, "pipeline", fake, raising=False)
+    monkeypatch.setitem(sys.modules, "compress.verbs", fake)
+    monkeypatch.setattr(compress, "verbs", fake, raising=False)
     return fake
 
 
@@ -73,10 +73,10 @@ def test_places_of_results_have_one_short_form(capsys: pytest.CaptureFixture[str
     assert having == ["run", "eval", "export", "roofline", "bench"]
 
 
-def test_run_passes_everything_on(pipeline: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_passes_everything_on(verbs: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     line = "run int4-rtn --model m -o o --set seed=1 --set output.format=dense --dtype bf16"
     assert main([*line.split(), "--resume", "--overwrite", "--device", "cuda"]) == 0
-    ((args, kwargs),) = pipeline.calls
+    ((args, kwargs),) = verbs.calls
     assert args == ("int4-rtn", "m", "o")
     assert callable(kwargs.pop("progress"))
     assert kwargs == {
@@ -90,14 +90,14 @@ def test_run_passes_everything_on(pipeline: ModuleType, capsys: pytest.CaptureFi
 
 
 def test_run_json_is_the_report_alone(
-    pipeline: ModuleType, capsys: pytest.CaptureFixture[str]
+    verbs: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["run", "int4-rtn", "--model", "m", "--out", "o", "--json"]) == 0
     assert codec.from_json(capsys.readouterr().out) == report()
 
 
 def test_run_names_the_page_when_there_is_one(
-    pipeline: ModuleType, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    verbs: ModuleType, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     page = tmp_path / "report" / "report.html"
     page.parent.mkdir()
@@ -107,7 +107,7 @@ def test_run_names_the_page_when_there_is_one(
 
 
 def test_dry_run_and_plan_are_the_same(
-    pipeline: ModuleType, capsys: pytest.CaptureFixture[str]
+    verbs: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["plan", "int4-rtn", "--model", "m", "--set", "seed=1"]) == 0
     shown = capsys.readouterr().out
@@ -115,7 +115,7 @@ def test_dry_run_and_plan_are_the_same(
         main(["run", "int4-rtn", "--model", "m", "--out", "o", "--set", "seed=1", "--dry-run"]) == 0
     )
     assert capsys.readouterr().out == shown == "a table of the plan\n"
-    first, _, second, _ = pipeline.calls
+    first, _, second, _ = verbs.calls
     asked = {"overrides": ("seed=1",), "device": "cpu", "dtype": None}
     assert first == (("int4-rtn", "m"), {**asked, "memory": None})
     written = {"out": "o", "resume": False, "overwrite": False}
@@ -124,57 +124,57 @@ def test_dry_run_and_plan_are_the_same(
     assert json.loads(capsys.readouterr().out) == {"bytes": 12}
 
 
-def test_the_plan_layer_by_layer(pipeline: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_plan_layer_by_layer(verbs: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "int4-rtn", "--model", "m", "--modules"]) == 0
     assert capsys.readouterr().out == "a table of the plan\n"
-    assert pipeline.calls[-1][1] == {"modules": True}
+    assert verbs.calls[-1][1] == {"modules": True}
     assert main(["plan", "int4-rtn", "--model", "m"]) == 0
-    assert pipeline.calls[-1][1] == {"modules": False}
+    assert verbs.calls[-1][1] == {"modules": False}
 
 
 def test_a_plan_with_problems_exits_1(
-    pipeline: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    verbs: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan = SimpleNamespace(to_json=lambda: {"problems": ["no text"]}, problems=("no text",))
-    monkeypatch.setattr(pipeline, "make_plan", lambda *args, **kwargs: plan)
+    monkeypatch.setattr(verbs, "make_plan", lambda *args, **kwargs: plan)
     assert main(["plan", "int4-rtn", "--model", "m"]) == 1
     assert main(["run", "int4-rtn", "--model", "m", "--out", "o", "--dry-run", "--json"]) == 1
     assert json.loads(capsys.readouterr().out.split("\n", 1)[1]) == {"problems": ["no text"]}
 
 
-def test_inspect(pipeline: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect(verbs: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", "m"]) == 0
     assert capsys.readouterr().out == "a table of facts\n"
     assert main(["inspect", "m", "--verify", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"bytes": 12}
-    assert pipeline.calls[-1] == (("m", True), {})
+    assert verbs.calls[-1] == (("m", True), {})
     assert main(["inspect", "m", "--modules"]) == 0
-    assert pipeline.calls[-1] == (({"bytes": 12},), {"modules": True})
+    assert verbs.calls[-1] == (({"bytes": 12},), {"modules": True})
 
 
 def test_inspect_fails_on_damage(
-    pipeline: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    verbs: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     facts = {"damaged": {"w": "3 NaN"}}
-    monkeypatch.setattr(pipeline, "inspect_checkpoint", lambda *_: facts)
+    monkeypatch.setattr(verbs, "inspect_checkpoint", lambda *_: facts)
     assert main(["inspect", "m", "--verify", "--json"]) == 1
     assert json.loads(capsys.readouterr().out) == facts
 
 
 def test_inspect_fails_where_the_decoder_is_not_described(
-    pipeline: ModuleType, monkeypatch: pytest.MonkeyPatch
+    verbs: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     facts = {"damaged": {}, "decoder": "no tensor is called"}
-    monkeypatch.setattr(pipeline, "inspect_checkpoint", lambda *_: facts)
+    monkeypatch.setattr(verbs, "inspect_checkpoint", lambda *_: facts)
     assert main(["inspect", "m", "--json"]) == 1
 
 
-def test_eval(pipeline: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+def test_eval(verbs: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     line = "eval o --against m --text a.txt --text self --window 64 --stride 32 --max-documents 3"
     line += " --max-tokens 9 --task t.jsonl --max-items 7"
     more = ["--json", "--out", "r", "--device", "cuda:1", "--dtype", "bf16"]
     assert main([*line.split(), *more]) == 0
-    ((args, kwargs),) = pipeline.calls
+    ((args, kwargs),) = verbs.calls
     assert args == ("o",)
     assert callable(kwargs.pop("progress"))
     assert kwargs == {
@@ -236,13 +236,13 @@ def test_mistakes_are_one_line_and_exit_2(
     assert all(text.startswith("Usage: compress-model ") for text in usage)
 
 
-def test_a_refusal_of_the_pipeline_is_one_line(
-    pipeline: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_refusal_of_a_verb_is_one_line(
+    verbs: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refuse(*args: Any, **kwargs: Any) -> None:
         raise CheckpointError("m/model.safetensors is cut off; fetch it again")
 
-    monkeypatch.setattr(pipeline, "run", refuse)
+    monkeypatch.setattr(verbs, "run", refuse)
     assert main(["run", "int4-rtn", "--model", "m", "--out", "o", "--json"]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -250,12 +250,12 @@ def test_a_refusal_of_the_pipeline_is_one_line(
 
 
 def test_a_fault_of_ours_keeps_its_traceback(
-    pipeline: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    verbs: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail(*args: Any, **kwargs: Any) -> None:
         raise ZeroDivisionError("oops")
 
-    monkeypatch.setattr(pipeline, "run", fail)
+    monkeypatch.setattr(verbs, "run", fail)
     assert main(["run", "int4-rtn", "--model", "m", "--out", "o"]) == 1
     error = capsys.readouterr().err
     assert "Traceback" in error
@@ -268,12 +268,12 @@ def interrupt(*args: Any, **kwargs: Any) -> None:
 
 
 def test_an_interrupted_run_says_how_to_resume(
-    pipeline: ModuleType,
+    verbs: ModuleType,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(pipeline, "run", interrupt)
+    monkeypatch.setattr(verbs, "run", interrupt)
     out = tmp_path / "my out"
     line = ["run", "int4-rtn", "--model", "m", "--out", f"{out}/", "--set", "name=a b"]
     assert main([*line, "--dtype", "fp32"]) == 130
@@ -292,9 +292,9 @@ def test_an_interrupted_run_says_how_to_resume(
 
 
 def test_interrupting_another_command(
-    pipeline: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    verbs: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(pipeline, "make_plan", interrupt)
+    monkeypatch.setattr(verbs, "make_plan", interrupt)
     assert main(["plan", "int4-rtn", "--model", "m"]) == 130
     assert capsys.readouterr().err.strip() == "interrupted"
 
@@ -307,7 +307,7 @@ def test_every_command_has_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_what_to_type_after_control_c(tmp_path: Path) -> None:
-    from compress.cli.run import _how_to_resume
+    from compress.cli.commands.run import _how_to_resume
 
     out = tmp_path / "out"
     given = {"recipe": "r", "model": "m", "out": f"{out}/", "overrides": ("a=b c",)}

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from compress.blocks import memory
-from compress.cli import doctor
+from compress.cli.commands import doctor
 from compress.cli.main import main
+from compress.machine import memory
 
 
 def install(site: Path, name: str, module: str | None = None) -> None:

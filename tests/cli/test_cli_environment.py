@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-import tiny_models
 from compress.cli.complaints import LINE, WORD, of_environment, of_user, shortened
 from compress.cli.main import main
 from compress.errors import CheckpointError
+from helpers import tiny_models
 
 
 @contextmanager

@@ -5,15 +5,14 @@ from pathlib import Path
 
 import pytest
 
-import compressed_models
-import tiny_models
-from compress.cli.export import HOLDS, TARGETS
+from compress.cli.commands.export import HOLDS, TARGETS
 from compress.cli.main import main
+from compress.convert.plan import format_name
 from compress.formats import FORMATS
-from compress.pipeline.export_plan import format_name
 from compress.quant.scheme import QuantScheme
 from compress_exporters.table import EXPORTERS
-from exports import CT
+from helpers import compressed_models, tiny_models
+from helpers.exporters.exports import CT
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,8 @@ from compress.checkpoint import Checkpoint
 from compress.cli.main import main
 from compress.errors import CompressError
 from compress.formats import open_weights
-from fuzzing import KINDS, Sound, copy_into, tries
-from mutations import change_config, change_header
+from helpers.fuzzing import KINDS, Sound, copy_into, tries
+from helpers.mutations import change_config, change_header
 
 QUICK = ("ct-mixed", "gptq-asym", "modelopt-nvfp4", "bitsandbytes")
 

@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 
-import tiny_models
 from compress.cli.main import main
 from compress.cli.writing import write
-from compress.runtime.model import Model
-from compress.runtime.request import Update
+from compress.runtime.loading.model import Model
+from compress.runtime.sequences.request import Update
+from helpers import tiny_models
 
 TEMPLATE = (
     "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import compress
-from compress import pipeline
+from compress import verbs
 from compress.cli.main import COMMANDS
 
 REPO = Path(__file__).resolve().parents[2]
@@ -50,4 +50,4 @@ def test_module_runs() -> None:
 
 def test_the_package_lists_what_it_loads_late() -> None:
     assert "run" in dir(compress)
-    assert {"run", "make_plan"} <= set(dir(pipeline))
+    assert {"run", "make_plan"} <= set(dir(verbs))

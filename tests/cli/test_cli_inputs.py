@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-import tiny_models
-from compress.cli import chat, generate
+from compress.cli.commands import chat, generate
 from compress.cli.main import main
 from compress.errors import RecipeError, RequestError
-from compress.pipeline.speed_setting import Place
-from compress.recipe import parse
+from compress.recipe.reading.parse import parse
+from compress.speed.setting import SpeedSetting
+from helpers import tiny_models
 
 Told = Callable[..., str]
 
@@ -145,7 +145,7 @@ def test_numbers(case: str, model: str, told: Told) -> None:
 @pytest.mark.parametrize("threads", [0, -1, 2**63, 10**20, 1.5, True])
 def test_threads_from_python(threads: int) -> None:
     with pytest.raises(RequestError, match="threads is"):
-        Place(threads=threads)
+        SpeedSetting(threads=threads)
 
 
 HALVES = [

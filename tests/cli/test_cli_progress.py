@@ -3,7 +3,7 @@
 import io
 
 from compress.cli.progress import ProgressLine, watched
-from compress.pipeline.events import Event, by_tenths, note
+from compress.events import Event, by_tenths, note
 
 
 def lines(*events: Event, terminal: bool = False) -> str:

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-import tiny_models
 from compress.cli.main import main
-from compress.evaluation import hollow as hollow_module
-from compress.evaluation import rates as rates_module
-from compress.evaluation import timer as timer_module
+from compress.speed import hollow as hollow_module
+from compress.speed import rates as rates_module
+from compress.speed import timer as timer_module
+from helpers import tiny_models
 
 Captured = pytest.CaptureFixture[str]
 

@@ -31,7 +31,7 @@ def shell(line: str, **environ: str) -> subprocess.CompletedProcess[str]:
 
 
 def script(code: str, line: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    start = f"from compress.cli.streams import settle_streams; settle_streams(); {code}"
+    start = f"from compress.cli.streams import open_streams; open_streams(); {code}"
     python = shlex.join([sys.executable, "-c", start])
     return shell(line.replace("script", python), **environ)
 

@@ -9,21 +9,21 @@ import pytest
 import torch
 from torch import Tensor
 
-import compressed_models
 from compress.checkpoint import Checkpoint
-from compress.evaluation.config import EvaluationConfig, TextConfig
 from compress.evaluation.divergence import kl
-from compress.evaluation.evaluate import TextQuality, evaluate
-from compress.evaluation.stream import Work
+from compress.evaluation.stream import Workspace
+from compress.evaluation.text_quality import TextScores, evaluate
 from compress.evaluation.texts import read_windows
 from compress.evaluation.windows import TokenWindows
 from compress.formats import open_weights
 from compress.quant.scheme import PRESETS, QuantScheme
-from compress.runtime.engine import Engine
-from compress.runtime.limits import Limits
-from compress.runtime.opening import Opening, open_engine
-from compress.runtime.request import Request, Result
-from compress_calibration.tokenizer import load_tokenizer
+from compress.recipe.evaluation_config import EvaluationConfig, TextConfig
+from compress.runtime.engine.engine import Engine
+from compress.runtime.loading.open_engine import Opening, open_engine
+from compress.runtime.sequences.limits import Limits
+from compress.runtime.sequences.request import Request, RequestResult
+from compress.text.tokenizer import load_tokenizer
+from helpers import compressed_models
 
 AGREE = 1e-5  # nats a token
 MODELS = ("tale-6m", "stories260K")
@@ -45,10 +45,10 @@ def rounded(source: Path, folder: Path, scheme: QuantScheme) -> Path:
     return folder
 
 
-def streamed(folder: Path, source: Path | None, windows: TokenWindows, work: Path) -> TextQuality:
+def streamed(folder: Path, source: Path | None, windows: TokenWindows, work: Path) -> TextScores:
     result = open_weights(Checkpoint.open(folder))
     beside = None if source is None else open_weights(Checkpoint.open(source))
-    return evaluate(result, beside, [windows], CONFIG, Work(work))[0]
+    return evaluate(result, beside, [windows], CONFIG, Workspace(work))[0]
 
 
 def opened(folder: Path) -> Engine:
@@ -64,18 +64,18 @@ def requests(windows: TokenWindows) -> list[Request]:
     ]
 
 
-def scored(folder: Path, windows: TokenWindows) -> list[Result]:
+def scored(folder: Path, windows: TokenWindows) -> list[RequestResult]:
     results = opened(folder).generate(requests(windows))
     assert sum(len(result.tokens) for result in results) == windows.scored
     return results
 
 
 @pytest.fixture(scope="module")
-def of_source(shared_dir: Path, stories: TextConfig) -> Callable[[str], list[Result]]:
+def of_source(shared_dir: Path, stories: TextConfig) -> Callable[[str], list[RequestResult]]:
     """What the engine says of a dense model's windows, scored once."""
-    made: dict[str, list[Result]] = {}
+    made: dict[str, list[RequestResult]] = {}
 
-    def get(name: str) -> list[Result]:
+    def get(name: str) -> list[RequestResult]:
         if name not in made:
             source = shared_dir / "models" / name
             made[name] = scored(source, windows_of(source, stories))
@@ -84,11 +84,11 @@ def of_source(shared_dir: Path, stories: TextConfig) -> Callable[[str], list[Res
     return get
 
 
-def mean_nll(results: list[Result]) -> float:
+def mean_nll(results: list[RequestResult]) -> float:
     return float(nlls(results).mean())
 
 
-def nlls(results: list[Result]) -> Tensor:
+def nlls(results: list[RequestResult]) -> Tensor:
     """fp64 [tokens]."""
     each = [-report.logprob for result in results for report in result.logprobs]
     return torch.tensor(each, dtype=torch.float64)
@@ -101,7 +101,7 @@ def test_both_ways_agree(
     scheme: QuantScheme | None,
     shared_dir: Path,
     stories: TextConfig,
-    of_source: Callable[[str], list[Result]],
+    of_source: Callable[[str], list[RequestResult]],
     tmp_path: Path,
 ) -> None:
     source = shared_dir / "models" / name
@@ -159,7 +159,7 @@ def test_rounded_inputs_agree_but_for_chance(
     name: str,
     shared_dir: Path,
     stories: TextConfig,
-    of_source: Callable[[str], list[Result]],
+    of_source: Callable[[str], list[RequestResult]],
     tmp_path: Path,
 ) -> None:
     """W8A8 has no value to 1e-5: inputs that differ in their last bit go to other codes, which goes

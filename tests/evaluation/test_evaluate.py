@@ -10,20 +10,20 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-import compressed_models
 from compress.blocks.sample import generate
 from compress.blocks.skeleton import Skeleton
 from compress.checkpoint.reader import Checkpoint
 from compress.errors import CheckpointError, DataError
-from compress.evaluation.config import EvaluationConfig, TextConfig
-from compress.evaluation.evaluate import TextQuality, evaluate, source_final_states
-from compress.evaluation.stream import Work
+from compress.evaluation.stream import Workspace
+from compress.evaluation.text_quality import TextScores, evaluate, source_final_states
 from compress.evaluation.texts import read_windows
 from compress.evaluation.windows import TokenWindows, cut_windows
 from compress.formats.weights import Weights, open_weights
 from compress.quant.scheme import ActivationScheme, QuantScheme
-from compress_calibration.tokenizer import load_tokenizer
-from tiny_models import make
+from compress.recipe.evaluation_config import EvaluationConfig, TextConfig
+from compress.text.tokenizer import load_tokenizer
+from helpers import compressed_models
+from helpers.tiny_models import make
 
 
 def weights(path: Path) -> Weights:
@@ -63,7 +63,7 @@ def whole_quality(source: Path, result: Path, windows: TokenWindows) -> dict[str
     }
 
 
-def assert_equal(quality: TextQuality, wanted: dict[str, float]) -> None:
+def assert_equal(quality: TextScores, wanted: dict[str, float]) -> None:
     assert quality.tokens == wanted["tokens"]
     for key in ("ppl_source", "ppl_result"):
         assert getattr(quality, key) == pytest.approx(wanted[key], rel=1e-5)
@@ -77,7 +77,7 @@ def test_equals_plain_forwards(tmp_path: Path, family: str) -> None:
     result = make(family, tmp_path / "b", dtype="fp32", tied=family == "llama", seed=1)
     texts = [random_windows(256), random_windows(256, "other", seed=5)]
     config = EvaluationConfig(batch_tokens=100)
-    found = evaluate(weights(result), weights(source), texts, config, Work(tmp_path))
+    found = evaluate(weights(result), weights(source), texts, config, Workspace(tmp_path))
     for quality, windows in zip(found, texts, strict=True):
         assert quality.name == windows.name
         assert_equal(quality, whole_quality(source, result, windows))
@@ -94,7 +94,7 @@ def test_compressed_checkpoints_count_as_their_dequantized_weights(tmp_path: Pat
     (dense / "config.json").write_bytes((source / "config.json").read_bytes())
     windows = random_windows(256)
     (found,) = evaluate(
-        weights(written.folder), weights(source), [windows], EvaluationConfig(), Work(tmp_path)
+        weights(written.folder), weights(source), [windows], EvaluationConfig(), Workspace(tmp_path)
     )
     # int4 of a random model: clearly another distribution.
     assert found.kl is not None
@@ -122,7 +122,7 @@ def test_tokens_that_are_rounded_together_are_those_of_a_window(
 
     def losses(text: TokenWindows, batch_tokens: int) -> float:
         config = EvaluationConfig(batch_tokens=batch_tokens)
-        (found,) = evaluate(result, None, [text], config, Work(tmp_path))
+        (found,) = evaluate(result, None, [text], config, Workspace(tmp_path))
         return found.tokens * math.log(found.ppl_result)
 
     together = [losses(windows, size) for size in (1, 100, 4096)]
@@ -157,9 +157,9 @@ def test_spilled_and_shared_states_change_nothing(tmp_path: Path) -> None:
     steps: list[tuple[str, int, int]] = []
     config = EvaluationConfig(batch_tokens=100)
     small = EvaluationConfig(batch_tokens=100, spill_bytes=1)
-    plain = evaluate(result, source, texts, config, Work(work))
+    plain = evaluate(result, source, texts, config, Workspace(work))
     spilled = evaluate(
-        result, source, texts, small, Work(work, progress=lambda *step: steps.append(step))
+        result, source, texts, small, Workspace(work, progress=lambda *step: steps.append(step))
     )
     assert spilled == plain
     assert steps == [
@@ -168,8 +168,8 @@ def test_spilled_and_shared_states_change_nothing(tmp_path: Path) -> None:
         ("evaluate result", 1, 2),
         ("evaluate result", 2, 2),
     ]
-    with source_final_states(source, texts, small, Work(work)) as states:
-        again = evaluate(result, source, texts, small, Work(work), states)
+    with source_final_states(source, texts, small, Workspace(work)) as states:
+        again = evaluate(result, source, texts, small, Workspace(work), states)
         assert states.path is not None
         assert states.path.exists()
     assert again == plain
@@ -178,7 +178,9 @@ def test_spilled_and_shared_states_change_nothing(tmp_path: Path) -> None:
 
 def test_against_itself_nothing_is_lost(tmp_path: Path) -> None:
     model = weights(make("llama", tmp_path / "a"))
-    (quality,) = evaluate(model, model, [random_windows(256)], EvaluationConfig(), Work(tmp_path))
+    (quality,) = evaluate(
+        model, model, [random_windows(256)], EvaluationConfig(), Workspace(tmp_path)
+    )
     assert quality.kl == 0.0
     assert quality.top1_agreement == 1.0
     assert quality.ppl_source == quality.ppl_result
@@ -187,9 +189,9 @@ def test_against_itself_nothing_is_lost(tmp_path: Path) -> None:
 def test_alone_there_is_perplexity_only(tmp_path: Path) -> None:
     model = weights(make("llama", tmp_path / "a"))
     texts = [random_windows(256)]
-    (alone,) = evaluate(model, None, texts, EvaluationConfig(), Work(tmp_path))
+    (alone,) = evaluate(model, None, texts, EvaluationConfig(), Workspace(tmp_path))
     assert alone.ppl_source is alone.kl is alone.top1_agreement is None
-    (both,) = evaluate(model, model, texts, EvaluationConfig(kl=False), Work(tmp_path))
+    (both,) = evaluate(model, model, texts, EvaluationConfig(kl=False), Workspace(tmp_path))
     assert both.ppl_source == both.ppl_result == alone.ppl_result
     assert both.kl is both.top1_agreement is None
 
@@ -197,8 +199,8 @@ def test_alone_there_is_perplexity_only(tmp_path: Path) -> None:
 def test_bf16_blocks_are_close(tmp_path: Path) -> None:
     model = weights(make("llama", tmp_path / "a"))
     texts = [random_windows(256)]
-    (exact,) = evaluate(model, None, texts, EvaluationConfig(), Work(tmp_path))
-    (close,) = evaluate(model, None, texts, EvaluationConfig(dtype="bf16"), Work(tmp_path))
+    (exact,) = evaluate(model, None, texts, EvaluationConfig(), Workspace(tmp_path))
+    (close,) = evaluate(model, None, texts, EvaluationConfig(dtype="bf16"), Workspace(tmp_path))
     assert close.ppl_result == pytest.approx(exact.ppl_result, rel=0.02)
     assert close.settings["dtype"] == "bf16"
 
@@ -207,21 +209,21 @@ def test_other_vocabularies_are_refused(tmp_path: Path) -> None:
     a = weights(make("llama", tmp_path / "a"))
     b = weights(make("llama", tmp_path / "b", vocab_size=300))
     with pytest.raises(CheckpointError, match=r"a vocabulary of 300, .* one of 256; only models"):
-        evaluate(b, a, [random_windows(256)], EvaluationConfig(), Work(tmp_path))
+        evaluate(b, a, [random_windows(256)], EvaluationConfig(), Workspace(tmp_path))
 
 
 def test_tokens_of_another_tokenizer_are_refused(tmp_path: Path) -> None:
     a = weights(make("llama", tmp_path / "a"))
     windows = cut_windows("foreign", [[1, 256]], 32, 16)
     with pytest.raises(DataError, match=r"'foreign' holds token 256, .*vocabulary has 256"):
-        evaluate(a, None, [windows], EvaluationConfig(), Work(tmp_path))
+        evaluate(a, None, [windows], EvaluationConfig(), Workspace(tmp_path))
 
 
 def test_a_text_without_tokens_is_refused(tmp_path: Path) -> None:
     a = weights(make("llama", tmp_path / "a"))
     windows = cut_windows("short", [[1]], 32, 16)
     with pytest.raises(DataError, match="'short' holds no token to score"):
-        evaluate(a, None, [windows], EvaluationConfig(), Work(tmp_path))
+        evaluate(a, None, [windows], EvaluationConfig(), Workspace(tmp_path))
 
 
 def test_real_model_equals_plain_forwards(shared_dir: Path, tmp_path: Path) -> None:
@@ -234,7 +236,7 @@ def test_real_model_equals_plain_forwards(shared_dir: Path, tmp_path: Path) -> N
     )
     config = EvaluationConfig(texts=(text,), window=96, stride=32)
     windows = read_windows(text, config, load_tokenizer(path), 512)
-    (quality,) = evaluate(weights(path), weights(path), [windows], config, Work(tmp_path))
+    (quality,) = evaluate(weights(path), weights(path), [windows], config, Workspace(tmp_path))
     wanted = whole_quality(path, path, windows)
     assert quality.ppl_result == pytest.approx(wanted["ppl_result"], rel=1e-5)
     assert quality.kl == 0.0
@@ -251,7 +253,7 @@ def test_published_perplexity_of_the_demo_model(shared_dir: Path, tmp_path: Path
     )
     config = EvaluationConfig(texts=(text,), window=512)
     windows = read_windows(text, config, load_tokenizer(path), 512)
-    (quality,) = evaluate(weights(path), None, [windows], config, Work(tmp_path))
+    (quality,) = evaluate(weights(path), None, [windows], config, Workspace(tmp_path))
     assert quality.tokens == 24453
     assert quality.ppl_result == pytest.approx(7.990, abs=0.0005)
     assert quality.settings == {
@@ -281,6 +283,6 @@ def test_published_perplexities_of_long_texts(shared_dir: Path, tmp_path: Path) 
         file.write_text("".join(json.dumps({"text": piece}) + "\n" for piece in pieces))
         text = TextConfig(name, kind="jsonl", path=str(file), cut=True)
         texts.append(read_windows(text, config, load_tokenizer(path), 512))
-    for quality in evaluate(weights(path), None, texts, config, Work(tmp_path)):
+    for quality in evaluate(weights(path), None, texts, config, Workspace(tmp_path)):
         # Published to four digits.
         assert quality.ppl_result == pytest.approx(published[quality.name], rel=3e-4)

@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from compress.blocks import memory
 from compress.checkpoint.reader import Checkpoint
-from compress.evaluation.config import SampleConfig
 from compress.evaluation.samples import NO_PROMPTS, SamplePair, sample_pairs
 from compress.formats.weights import Weights, open_weights
-from compress_calibration.tokenizer import load_tokenizer
-from tiny_models import make
+from compress.machine import memory
+from compress.recipe.evaluation_config import SampleConfig
+from compress.text.tokenizer import load_tokenizer
+from helpers.tiny_models import make
 
 PROMPTS = ("once upon a time", "the old cat", "once upon a dog")
 

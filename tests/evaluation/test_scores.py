@@ -7,13 +7,14 @@ import torch
 from torch import Tensor
 
 from compress.evaluation.divergence import kl
-from compress.evaluation.head import MAX_CHUNK, MAX_ROWS, Model, Totals, chunk_rows, score
+from compress.evaluation.head import FinalStates, Totals, score
 from compress.evaluation.perplexity import log_softmax, nll, perplexity
+from compress.plan.row_counts import MAX_CHUNK, MAX_ROWS, chunk_rows
 
 TOKENS, HIDDEN, VOCAB = 2500, 16, 300
 
 
-def side(seed: int, seen: list[int] | None = None, weight: Tensor | None = None) -> Model:
+def side(seed: int, seen: list[int] | None = None, weight: Tensor | None = None) -> FinalStates:
     random = torch.Generator().manual_seed(seed)
     states = torch.randn(TOKENS, HIDDEN, generator=random)
     head = torch.randn(VOCAB, HIDDEN, generator=random) if weight is None else weight
@@ -23,10 +24,12 @@ def side(seed: int, seen: list[int] | None = None, weight: Tensor | None = None)
             seen.append(len(rows))
         return rows @ head.T
 
-    return Model(lambda start, stop: states[start:stop], logits)
+    return FinalStates(lambda start, stop: states[start:stop], logits)
 
 
-def totals(result: Model, source: Model | None, rows: int = 1024, **options: bool) -> Totals:
+def totals(
+    result: FinalStates, source: FinalStates | None, rows: int = 1024, **options: bool
+) -> Totals:
     random = torch.Generator().manual_seed(7)
     targets = torch.randint(VOCAB, (TOKENS,), generator=random)
     text = torch.randint(2, (TOKENS,), generator=random)
@@ -59,7 +62,7 @@ def test_agreement_goes_by_logits_where_their_log_probabilities_are_equal() -> N
     logits = 1e-9 * torch.eye(VOCAB)[[5, 9]]
     assert bool((log_softmax(logits) == log_softmax(logits)[0, 0]).all())
     sides = [
-        Model(lambda start, stop: logits[start:stop], lambda x, n=n: x.roll(n, -1))
+        FinalStates(lambda start, stop: logits[start:stop], lambda x, n=n: x.roll(n, -1))
         for n in (0, 1, 0)
     ]
     targets, text = torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)

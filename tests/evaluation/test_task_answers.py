@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compress.evaluation.tasks.answers import answer_of, is_number, is_right
-from compress.evaluation.tasks.numbers import Outcome, agreement, difference, number
+from compress.evaluation.tasks.numbers import TaskOutcome, agreement, difference, number
 from compress.expressions import expression
 
 OUTPUTS = [
@@ -95,5 +95,5 @@ def test_perplexity_is_of_continuations() -> None:
 
 
 def test_agreement_is_of_answers() -> None:
-    a, b = (Outcome({}, answers) for answers in ((0, 1, None, "x"), (0, 2, None, "y")))
+    a, b = (TaskOutcome({}, answers) for answers in ((0, 1, None, "x"), (0, 2, None, "y")))
     assert agreement(a, b) == 0.5

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from compress.errors import CompressError, DataError, RecipeError
 from compress.evaluation.tasks.asked import check_task, read_task
-from compress.evaluation.tasks.config import KINDS, TaskConfig
 from compress.evaluation.tasks.items import FIELDS, read_items
+from compress.recipe.task_config import KINDS, TaskConfig
 
 CHOICES = {"query": "q", "choices": ["a", "b"], "gold": 1}
 PARTIAL = {"context_options": ["a", "b"], "continuation": "c", "gold": 0}

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 import torch
 
-import tiny_models
 from compress.errors import DataError
 from compress.evaluation.tasks.asked import Task, read_task
-from compress.evaluation.tasks.config import TaskConfig
 from compress.evaluation.tasks.numbers import number
 from compress.evaluation.tasks.run import run_task
-from compress.pipeline import open_model
-from compress.runtime.limits import Limits
-from compress.runtime.model import Model
-from compress.runtime.request import Sampling
+from compress.recipe.task_config import TaskConfig
+from compress.runtime.loading.model import Model
+from compress.runtime.sequences.limits import Limits
+from compress.runtime.sequences.request import Sampling
+from compress.verbs import open_model
+from helpers import tiny_models
 
 CONTEXT = 128  # of the tiny models
 WORDS = "once upon a time a small dog and an old cat sat by the door in the rain for a long time"

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from compress.errors import DataError
-from compress.evaluation.config import EvaluationConfig, TextConfig
 from compress.evaluation.texts import own_rows, read_windows
 from compress.evaluation.windows import TokenWindows
-from compress_calibration.tokenizer import Tokenizer, load_tokenizer
-from tiny_models import write_tokenizer
+from compress.recipe.evaluation_config import EvaluationConfig, TextConfig
+from compress.text.tokenizer import Tokenizer, load_tokenizer
+from helpers.tiny_models import write_tokenizer
 
 DOCUMENTS = ("once upon a time", "the old cat sat by the door", "a girl found a red stone")
 

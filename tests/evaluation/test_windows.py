@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from compress.errors import RecipeError
 from compress.evaluation.batches import make_batches
-from compress.evaluation.config import EvaluationConfig, TextConfig
 from compress.evaluation.windows import TokenWindows, cut_windows, spans
+from compress.recipe.evaluation_config import EvaluationConfig, TextConfig
 
 shapes = st.integers(2, 40).flatmap(
     lambda window: st.tuples(st.integers(0, 200), st.just(window), st.integers(1, window - 1))

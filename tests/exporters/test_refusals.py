@@ -7,18 +7,17 @@ from typing import Any
 
 import pytest
 
-import compressed_models
-import tiny_models
-from compress.arch.activations import ACTIVATIONS as KNOWN
+from compress.arch.forward.activations import ACTIVATIONS as KNOWN
 from compress.cli.main import main
 from compress.quant.scheme import QuantScheme
 from compress_exporters import packages
-from compress_exporters.onnx.activations import ACTIVATIONS
+from compress_exporters.onnx.graph.activations import ACTIVATIONS
 from compress_exporters.table import EXPORTERS
-from exports import SYM
-from forward_cases import rope
-from gguf_files import change
-from tensorrt_graphs import G64, positive
+from helpers import compressed_models, tiny_models
+from helpers.exporters.exports import SYM
+from helpers.exporters.gguf_files import change
+from helpers.exporters.tensorrt_graphs import G64, positive
+from helpers.forward_cases import rope
 
 GRAPHS = ("onnx", "onnx-genai", "tensorrt")
 REPO = Path(__file__).resolve().parents[2]

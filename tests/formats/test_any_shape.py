@@ -16,7 +16,7 @@ from compress.errors import RecipeError
 from compress.formats import FORMATS
 from compress.quant.scheme import PRESETS, ActivationScheme, QuantScheme
 from compress.quant.tensor import QuantizedTensor
-from plain_decoding import AWQ_ORDER, dequantized
+from helpers.plain_decoding import AWQ_ORDER, dequantized
 
 MODULE = "model.layers.0.mlp.down_proj"
 NAME = f"{MODULE}.weight"
@@ -103,7 +103,7 @@ def _scale_dtype(fmt: str) -> torch.dtype:
 
 def _order(fmt: str, scheme: QuantScheme, k: int, generator: torch.Generator) -> Tensor | None:
     """Groups in an order of their own, where the format has it."""
-    if FORMATS[fmt].against(scheme, g_idx=True) is not None or scheme.groups(k) < 2:
+    if FORMATS[fmt].why_not(scheme, g_idx=True) is not None or scheme.groups(k) < 2:
         return None
     return (torch.randperm(k, generator=generator) // scheme.group_size).to(torch.int32)
 
@@ -131,7 +131,7 @@ def test_written_and_read(
     shape = odd if steps is None else (32 * steps[0], whole * steps[1])
     codec = FORMATS[fmt]
     assert codec.reader is not None
-    if (reason := codec.against(scheme, shape)) is not None:
+    if (reason := codec.why_not(scheme, shape)) is not None:
         assert "; use " in reason or "; ignore the layer or give it scheme " in reason
         with pytest.raises(RecipeError, match=f"{shape[0]}|{shape[1]}"):
             codec.layout(NAME, shape, scheme, "F16")

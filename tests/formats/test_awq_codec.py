@@ -4,12 +4,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load, save
 
-from compress.checkpoint.dtypes import TORCH_DTYPES
+from compress.checkpoint.shards.dtypes import TORCH_DTYPES
 from compress.errors import CheckpointError, RecipeError
-from compress.formats import awq_gemm
+from compress.formats.awq import codec as awq
 from compress.quant.scheme import PRESETS, QuantScheme
 from compress.quant.tensor import QuantizedTensor
-from compressed_models import round_weight
+from helpers.compressed_models import round_weight
 
 NAME = "model.layers.0.mlp.down_proj.weight"
 MODULE = NAME.removesuffix(".weight")
@@ -37,13 +37,13 @@ def weights(draw: st.DrawFn) -> QuantizedTensor:
 @settings(max_examples=100, deadline=None)
 @given(tensor=weights())
 def test_round_trip_is_exact(tensor: QuantizedTensor) -> None:
-    assert awq_gemm.against(tensor.scheme, tensor.shape) is None
-    parts = awq_gemm.encode(NAME, tensor)
-    planned = awq_gemm.layout(NAME, tensor.shape, tensor.scheme, "BF16")
+    assert awq.why_not(tensor.scheme, tensor.shape) is None
+    parts = awq.encode(NAME, tensor)
+    planned = awq.layout(NAME, tensor.shape, tensor.scheme, "BF16")
     assert [(x, CODES[t.dtype], tuple(t.shape)) for x, t in parts.items()] == planned
     assert all(part.is_contiguous() for part in parts.values())
     parts = load(save(parts))  # with the strides of a file's tensors, also where one side is 1
-    back = awq_gemm.decode(NAME, tensor.scheme, parts.__contains__, parts.__getitem__)
+    back = awq.decode(NAME, tensor.scheme, parts.__contains__, parts.__getitem__)
     assert torch.equal(back.codes, tensor.codes)
     assert back.scale.dtype == torch.float16
     assert torch.equal(back.scale, tensor.scale)
@@ -53,7 +53,7 @@ def test_round_trip_is_exact(tensor: QuantizedTensor) -> None:
         assert back.zero is not None
         assert torch.equal(back.zero, tensor.zero)
     shapes = {name: tuple(part.shape) for name, part in parts.items()}
-    assert awq_gemm.weight_shape(MODULE, tensor.scheme, shapes.get) == tensor.shape
+    assert awq.weight_shape(MODULE, tensor.scheme, shapes.get) == tensor.shape
 
 
 def test_words_are_those_of_the_format() -> None:
@@ -61,7 +61,7 @@ def test_words_are_those_of_the_format() -> None:
     codes = torch.arange(-8, 0, dtype=torch.int8).view(8, 1)
     scheme = QuantScheme(granularity="channel", group_size=0)
     tensor = QuantizedTensor(codes, torch.ones(8, 1).half(), None, None, scheme)
-    parts = awq_gemm.encode(NAME, tensor)
+    parts = awq.encode(NAME, tensor)
     assert parts[f"{MODULE}.qweight"].tolist() == [[0x75316420]]
     assert parts[f"{MODULE}.qzeros"].tolist() == [[0x88888888 - 2**32]]
 
@@ -69,9 +69,9 @@ def test_words_are_those_of_the_format() -> None:
 def test_a_symmetric_weight_reads_as_zero_points_in_the_middle() -> None:
     """Its config says zero_point, so that is how its scheme comes back: the same weights."""
     tensor = round_weight(torch.randn(16, 64).half(), QuantScheme(group_size=32))
-    parts = awq_gemm.encode(NAME, tensor)
+    parts = awq.encode(NAME, tensor)
     scheme = QuantScheme(symmetric=False, group_size=32)
-    back = awq_gemm.decode(NAME, scheme, parts.__contains__, parts.__getitem__)
+    back = awq.decode(NAME, scheme, parts.__contains__, parts.__getitem__)
     assert torch.equal(back.dequantize(), tensor.dequantize())
     assert back.zero is not None
     assert not back.zero.any()
@@ -93,7 +93,7 @@ def test_refusals_name_what_can_hold_it(
     scheme: QuantScheme, shape: tuple[int, int] | None, g_idx: bool, message: str
 ) -> None:
     with pytest.raises(RecipeError, match=message):
-        awq_gemm.layout(NAME, shape or (64, 128), scheme, "F16", act_order=g_idx)
+        awq.layout(NAME, shape or (64, 128), scheme, "F16", act_order=g_idx)
 
 
 @pytest.mark.parametrize(
@@ -109,17 +109,17 @@ def test_refusals_name_what_can_hold_it(
 )
 def test_what_is_malformed_is_named(part: str, value: torch.Tensor | None, message: str) -> None:
     scheme = QuantScheme(symmetric=False, group_size=32)
-    parts = awq_gemm.encode(NAME, round_weight(torch.randn(16, 64).half(), scheme))
+    parts = awq.encode(NAME, round_weight(torch.randn(16, 64).half(), scheme))
     del parts[f"{MODULE}.{part}"]
     if value is not None:
         parts[f"{MODULE}.{part}"] = value
     with pytest.raises(CheckpointError, match=message):
-        awq_gemm.decode(NAME, scheme, parts.__contains__, parts.__getitem__)
+        awq.decode(NAME, scheme, parts.__contains__, parts.__getitem__)
 
 
 def test_zero_points_that_the_config_denies_are_refused() -> None:
     scheme = QuantScheme(symmetric=False, group_size=32)
     tensor = round_weight(torch.randn(16, 64).half(), scheme)
-    parts = awq_gemm.encode(NAME, tensor)
+    parts = awq.encode(NAME, tensor)
     with pytest.raises(CheckpointError, match=r"other than 8 though zero_point is false"):
-        awq_gemm.decode(NAME, QuantScheme(group_size=32), parts.__contains__, parts.__getitem__)
+        awq.decode(NAME, QuantScheme(group_size=32), parts.__contains__, parts.__getitem__)

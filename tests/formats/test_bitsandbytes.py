@@ -11,19 +11,21 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-import tiny_models
 from compress.arch.describe import describe
 from compress.arch.spec import DecoderSpec, LinearSpec
 from compress.checkpoint import Checkpoint
-from compress.checkpoint.dtypes import DTYPE_CODES
+from compress.checkpoint.shards.dtypes import DTYPE_CODES
 from compress.errors import CheckpointError, RecipeError
-from compress.formats import FORMATS, bitsandbytes, logical_shapes, open_weights, runtimes
+from compress.formats import FORMATS, logical_shapes, open_weights
+from compress.formats.bitsandbytes import codec as bitsandbytes
+from compress.formats.runtimes.judge import runtimes
 from compress.formats.validate import Expected, validate
 from compress.formats.weights import CodedWeights
 from compress.methods import METHODS
 from compress.methods.llm_int8 import LlmInt8Config
 from compress.quant.scheme import PRESETS, ActivationScheme, QuantScheme
 from compress.quant.tensor import QuantizedTensor
+from helpers import tiny_models
 
 DYNAMIC, CALIBRATED = PRESETS["LLM_INT8"], PRESETS["LLM_INT8_CALIBRATED"]
 CODEC = FORMATS["bitsandbytes"]
@@ -321,10 +323,10 @@ def test_what_has_no_place_is_refused() -> None:
     with pytest.raises(CheckpointError, match=r"only names that end in '\.weight'"):
         CODEC.layout("a.kernel", (4, 6), DYNAMIC, "BF16")
     other = replace(DYNAMIC, activation=ActivationScheme(outliers="dynamic", threshold=8.0))
-    assert bitsandbytes.against_together([DYNAMIC, other]) == (
+    assert bitsandbytes.why_not_together([DYNAMIC, other]) == (
         "it has one threshold for all layers, the stages have 6 and 8"
     )
-    assert bitsandbytes.against_together([DYNAMIC, CALIBRATED]) is None
+    assert bitsandbytes.why_not_together([DYNAMIC, CALIBRATED]) is None
 
 
 def test_runtimes(tmp_path: Path) -> None:

@@ -5,13 +5,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compress.checkpoint.dtypes import TORCH_DTYPES
+from compress.checkpoint.shards.dtypes import TORCH_DTYPES
 from compress.errors import CheckpointError, RecipeError
-from compress.formats import FORMATS, compressed_tensors, ct_decode
-from compress.formats.compressed_tensors import is_packed
+from compress.formats import FORMATS
+from compress.formats.compressed_tensors import decode as ct_decode
+from compress.formats.compressed_tensors import encode as compressed_tensors
+from compress.formats.compressed_tensors.encode import is_packed
 from compress.quant.scheme import ActivationScheme, QuantScheme
 from compress.quant.tensor import is_trivial
-from compressed_models import round_weight
+from helpers.compressed_models import round_weight
 
 NAME = "model.layers.0.mlp.down_proj.weight"
 CODES = {dtype: code for code, dtype in TORCH_DTYPES.items()}

@@ -4,14 +4,14 @@ from typing import Any
 
 import pytest
 
-import tiny_models
 from compress.arch.describe import describe
 from compress.arch.spec import DecoderSpec
 from compress.checkpoint.reader import Checkpoint
 from compress.errors import CheckpointError
-from compress.formats.ct_config import ignored_modules, quantization_config
-from compress.formats.scheme_map import parse
+from compress.formats.compressed_tensors.config import ignored_modules, quantization_config
+from compress.formats.compressed_tensors.config_read import parse
 from compress.quant.scheme import PRESETS, ActivationScheme, QuantScheme
+from helpers import tiny_models
 
 G4, G8 = QuantScheme(group_size=32), QuantScheme(bits=8, group_size=32)
 A8 = QuantScheme(bits=8, granularity="channel", group_size=0, activation=ActivationScheme())

@@ -8,13 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from compress.checkpoint.dtypes import DTYPE_CODES
+from compress.checkpoint.shards.dtypes import DTYPE_CODES
 from compress.errors import CheckpointError, RecipeError
-from compress.formats import FORMATS, compressed_tensors, ct_decode, dense
+from compress.formats import FORMATS, dense
+from compress.formats.compressed_tensors import decode as ct_decode
+from compress.formats.compressed_tensors import encode as compressed_tensors
 from compress.formats.fp4 import pack_fp4, unpack_fp4
 from compress.quant.scheme import PRESETS, ActivationScheme, QuantScheme
 from compress.quant.tensor import QuantizedTensor
-from compressed_models import E2M1, round_weight
+from helpers.compressed_models import E2M1, round_weight
 
 NAME = "model.layers.0.mlp.down_proj.weight"
 MODULE = NAME.removesuffix(".weight")

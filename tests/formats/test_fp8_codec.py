@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor
 
-import tiny_models
 from compress.arch.describe import describe
 from compress.arch.spec import DecoderSpec
-from compress.checkpoint.dtypes import DTYPE_CODES
+from compress.checkpoint.shards.dtypes import DTYPE_CODES
 from compress.errors import CheckpointError, RecipeError
-from compress.formats import fp8_block
+from compress.formats.fp8 import codec as fp8
 from compress.quant.scheme import PRESETS, ActivationScheme, QuantScheme
 from compress.quant.tensor import QuantizedTensor
-from compressed_models import round_weight
+from helpers import tiny_models
+from helpers.compressed_models import round_weight
 
 MODULE = "model.layers.0.mlp.down_proj"
 NAME = f"{MODULE}.weight"
@@ -33,7 +33,7 @@ def block(size: int) -> QuantScheme:
 
 
 def decode(scheme: QuantScheme, parts: dict[str, Tensor]) -> QuantizedTensor:
-    return fp8_block.decode(NAME, scheme, parts.__contains__, parts.__getitem__)
+    return fp8.decode(NAME, scheme, parts.__contains__, parts.__getitem__)
 
 
 @settings(max_examples=80, deadline=None)
@@ -46,14 +46,14 @@ def decode(scheme: QuantScheme, parts: dict[str, Tensor]) -> QuantizedTensor:
 def test_round_trip_is_exact(scheme: QuantScheme, n: int, k: int, dtype: torch.dtype) -> None:
     weight = torch.randn(n, k, generator=torch.Generator().manual_seed(n * 100 + k)).to(dtype)
     tensor = round_weight(weight, scheme)
-    assert fp8_block.against(scheme, (n, k)) is None
-    parts = fp8_block.encode(NAME, tensor)
-    planned = fp8_block.layout(NAME, (n, k), scheme, DTYPE_CODES[dtype])
+    assert fp8.why_not(scheme, (n, k)) is None
+    parts = fp8.encode(NAME, tensor)
+    planned = fp8.layout(NAME, (n, k), scheme, DTYPE_CODES[dtype])
     assert [(x, DTYPE_CODES[t.dtype], tuple(t.shape)) for x, t in parts.items()] == planned
     assert all(t.is_contiguous() for t in parts.values())
-    assert set(parts) <= {f"{MODULE}.{part}" for part in ("weight", *fp8_block.PARTS)}
+    assert set(parts) <= {f"{MODULE}.{part}" for part in ("weight", *fp8.PARTS)}
     shape_of = {name: tuple(t.shape) for name, t in parts.items()}.get
-    assert fp8_block.weight_shape(MODULE, scheme, shape_of) == (n, k)
+    assert fp8.weight_shape(MODULE, scheme, shape_of) == (n, k)
     back = decode(scheme, parts)
     assert torch.equal(back.codes.view(torch.uint8), tensor.codes.view(torch.uint8))
     assert torch.equal(back.scale, tensor.scale.float())
@@ -64,7 +64,7 @@ def test_round_trip_is_exact(scheme: QuantScheme, n: int, k: int, dtype: torch.d
 @pytest.mark.parametrize("shape", [(128, 128), (200, 300), (1, 129), (257, 64)])
 def test_blocks_of_128_with_edges(shape: tuple[int, int]) -> None:
     tensor = round_weight(torch.randn(shape), BLOCK)
-    parts = fp8_block.encode(NAME, tensor)
+    parts = fp8.encode(NAME, tensor)
     rows, columns = -(-shape[0] // 128), -(-shape[1] // 128)
     scale = parts[f"{MODULE}.weight_scale_inv"]
     assert scale.shape == (rows, columns)
@@ -99,7 +99,7 @@ def test_scales_of_other_tools() -> None:
     assert back.scale.tolist() == [[0.5]]
     assert back.input_scale is not None
     assert back.input_scale.tolist() == [0.125]
-    found = fp8_block.inputs(MODULE, STATIC, names.__contains__, names.__getitem__)
+    found = fp8.inputs(MODULE, STATIC, names.__contains__, names.__getitem__)
     assert found is not None
     assert found.scale is not None
     assert found.scale.tolist() == [0.125]
@@ -125,7 +125,7 @@ CODES = torch.ones(4, 8).to(torch.float8_e4m3fn)
 def test_what_does_not_belong_together_is_named(
     scheme: QuantScheme, changes: dict[str, Tensor | None], message: str
 ) -> None:
-    parts = fp8_block.encode(NAME, round_weight(torch.randn(4, 8), scheme))
+    parts = fp8.encode(NAME, round_weight(torch.randn(4, 8), scheme))
     for suffix, value in changes.items():
         parts.pop(f"{MODULE}.{suffix}")
         if value is not None:
@@ -152,7 +152,7 @@ def test_what_does_not_belong_together_is_named(
 )
 def test_refusals_name_what_can(scheme: QuantScheme, message: str) -> None:
     with pytest.raises(RecipeError, match=f"^{NAME}: format 'fp8': .*{message}.*; use") as caught:
-        fp8_block.layout(NAME, (256, 256), scheme, "BF16")
+        fp8.layout(NAME, (256, 256), scheme, "BF16")
     assert "\n" not in str(caught.value)
 
 
@@ -168,9 +168,9 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[DecoderSpec, dict[s
 def test_config_reads_back(scheme: QuantScheme, llama: Any) -> None:
     spec, shapes = llama
     wanted = {x.tensor: scheme for x in spec.linears() if x.role != "down"}
-    found = fp8_block.quantization_config(spec, shapes, wanted)
+    found = fp8.quantization_config(spec, shapes, wanted)
     assert found is not None
-    schemes = fp8_block.read_schemes({"quantization_config": found})
+    schemes = fp8.read_schemes({"quantization_config": found})
     assert schemes.scheme("model.layers.0.self_attn.q_proj") == scheme
     assert schemes.scheme(MODULE) is None
     assert schemes.scheme("lm_head") is None
@@ -181,7 +181,7 @@ def test_config_reads_back(scheme: QuantScheme, llama: Any) -> None:
 
 def test_ignored_names_begin_and_end_at_dots() -> None:
     words = {"modules_to_not_convert": ["model.layers.1", "gate", "visual.*", "a*z"]}
-    read = fp8_block.read_schemes(
+    read = fp8.read_schemes(
         {"quantization_config": {"activation_scheme": "dynamic", "quant_method": "fp8", **words}}
     )
     dense = ["model.layers.1.mlp.up", "model.layers.3.mlp.gate", "gate", "visual.0.q", "a.b.z"]
@@ -194,10 +194,10 @@ def test_one_scheme_for_all(llama: Any) -> None:
     spec, shapes = llama
     schemes = dict(zip((x.tensor for x in spec.linears()), (BLOCK, STATIC), strict=False))
     with pytest.raises(RecipeError, match="one scheme for all layers, there are fp8 block128"):
-        fp8_block.quantization_config(spec, shapes, schemes)
+        fp8.quantization_config(spec, shapes, schemes)
     with pytest.raises(RecipeError, match="kv_cache: fp8 has no word"):
-        fp8_block.quantization_config(spec, shapes, {}, kv_cache=STATIC.activation)
-    assert fp8_block.quantization_config(spec, shapes, {}) is None
+        fp8.quantization_config(spec, shapes, {}, kv_cache=STATIC.activation)
+    assert fp8.quantization_config(spec, shapes, {}) is None
 
 
 @pytest.mark.parametrize(
@@ -224,10 +224,10 @@ def test_one_scheme_for_all(llama: Any) -> None:
 def test_malformed_configs(changes: dict[str, Any], message: str) -> None:
     whole = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
     with pytest.raises(CheckpointError, match=message) as caught:
-        fp8_block.read_schemes({"quantization_config": {**whole, **changes}})
+        fp8.read_schemes({"quantization_config": {**whole, **changes}})
     assert "\n" not in str(caught.value)
     with pytest.raises(CheckpointError, match="has no quantization_config"):
-        fp8_block.read_schemes({})
+        fp8.read_schemes({})
 
 
 JSON = st.recursive(
@@ -248,8 +248,8 @@ KEYS = st.sampled_from(
 def test_any_config_is_read_or_refused(changes: dict[str, Any]) -> None:
     whole = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
     try:
-        schemes = fp8_block.read_schemes({"quantization_config": {**whole, **changes}})
+        schemes = fp8.read_schemes({"quantization_config": {**whole, **changes}})
     except CheckpointError:
         return
     scheme = schemes.scheme(MODULE)
-    assert scheme is None or fp8_block.against(scheme) is None
+    assert scheme is None or fp8.why_not(scheme) is None

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compress.formats import FORMATS
-from fuzzing import KINDS, Sound, copy_into, examine, tries
-from mutations import change_config, change_header
+from helpers.fuzzing import KINDS, Sound, copy_into, examine, tries
+from helpers.mutations import change_config, change_header
 
 TARGETS = (*FORMATS, "dense", "compressed-tensors")  # to export to
 

@@ -6,12 +6,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compress.checkpoint.dtypes import TORCH_DTYPES
+from compress.checkpoint.shards.dtypes import TORCH_DTYPES
 from compress.errors import CheckpointError, RecipeError
-from compress.formats import gptq, gptq_v2
+from compress.formats.gptq import codec as gptq
+from compress.formats.gptq import version2 as gptq_v2
 from compress.quant.scheme import PRESETS, ActivationScheme, QuantScheme
 from compress.quant.tensor import QuantizedTensor
-from compressed_models import round_weight
+from helpers.compressed_models import round_weight
 
 NAME = "model.layers.0.mlp.down_proj.weight"
 MODULE = NAME.removesuffix(".weight")
@@ -60,7 +61,7 @@ def test_round_trip_is_exact(tensor: QuantizedTensor, codec: Any) -> None:
     if codec is gptq and tensor.zero is not None:
         tensor = replace(tensor, zero=tensor.zero.clamp(min=tensor.scheme.code_min + 1))
     scheme, order = tensor.scheme, tensor.g_idx is not None
-    assert codec.against(scheme, tensor.shape, g_idx=order) is None
+    assert codec.why_not(scheme, tensor.shape, g_idx=order) is None
     parts = codec.encode(NAME, tensor)
     planned = codec.layout(NAME, tensor.shape, scheme, "BF16", act_order=order)
     assert [(x, CODES[t.dtype], tuple(t.shape)) for x, t in parts.items()] == planned
@@ -161,7 +162,7 @@ def test_refusals_name_what_can_hold_it(
     scheme: QuantScheme, shape: tuple[int, int] | None, g_idx: bool, message: str
 ) -> None:
     for codec in CODECS:
-        found = codec.against(scheme, shape, g_idx=g_idx)
+        found = codec.why_not(scheme, shape, g_idx=g_idx)
         assert found is not None
         assert "; use " in found or ", or " in found
     with pytest.raises(RecipeError, match=message):
@@ -170,7 +171,7 @@ def test_refusals_name_what_can_hold_it(
 
 def test_float_inputs_are_not_forgotten() -> None:
     scheme = QuantScheme(activation=ActivationScheme(type="float"))
-    assert gptq.against(scheme) is not None
+    assert gptq.why_not(scheme) is not None
 
 
 def broken(part: str, value: torch.Tensor | None) -> dict[str, torch.Tensor]:

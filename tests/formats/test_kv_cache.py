@@ -8,18 +8,17 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import compressed_models
-import tiny_models
 from compress.arch.describe import describe
 from compress.arch.spec import DecoderSpec
 from compress.checkpoint.reader import Checkpoint
 from compress.errors import CheckpointError, RecipeError
 from compress.formats import FORMATS, FP8_CACHE, INT8_CACHE, kv_encode, kv_layout, open_weights
+from compress.formats.compressed_tensors.config_read import parse
 from compress.formats.oddities import oddities
-from compress.formats.scheme_map import parse
 from compress.formats.validate import Expected, validate
 from compress.formats.weights import CodedWeights
 from compress.quant.scheme import ActivationScheme, QuantScheme
+from helpers import compressed_models, tiny_models
 
 G4 = QuantScheme(group_size=32)
 CACHES = [FP8_CACHE, INT8_CACHE]

@@ -14,14 +14,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-import compressed_models
-import tiny_models
 from compress.checkpoint.reader import Checkpoint
 from compress.errors import CheckpointError, CompressError
 from compress.formats import FP8_CACHE, open_weights
-from compress.formats.scheme_map import parse
-from compress.pipeline.inspection import inspect_checkpoint
+from compress.formats.compressed_tensors.config_read import parse
+from compress.inspect.inspect import inspect_checkpoint
 from compress.quant.scheme import PRESETS, QuantScheme
+from helpers import compressed_models, tiny_models
 
 DOWN = "model.layers.0.mlp.down_proj"
 GROUP: dict[str, Any] = {

@@ -12,19 +12,20 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor
 
-import tiny_models
 from compress.arch.describe import describe
 from compress.arch.spec import DecoderSpec, LinearSpec
-from compress.blocks.activation import fake_quantize
-from compress.checkpoint.dtypes import DTYPE_CODES
 from compress.checkpoint.quant_file import HF_QUANT_CONFIG, completed, with_quant_file
+from compress.checkpoint.shards.dtypes import DTYPE_CODES
 from compress.errors import CheckpointError, RecipeError
-from compress.formats import modelopt, modelopt_read
 from compress.formats.kv_cache import FP8_CACHE, INT8_CACHE, is_cache_tensor, scales_in
-from compress.formats.modelopt_config import ALGORITHMS, algorithm
+from compress.formats.modelopt import decode as modelopt_decode
+from compress.formats.modelopt import encode as modelopt
+from compress.formats.modelopt.config import ALGORITHMS, algorithm
+from compress.quant.activations import fake_quantize
 from compress.quant.scheme import PRESETS, QuantScheme
 from compress.quant.tensor import QuantizedTensor
-from compressed_models import round_weight
+from helpers import tiny_models
+from helpers.compressed_models import round_weight
 
 MODULE = "model.layers.0.mlp.down_proj"
 NAME = f"{MODULE}.weight"
@@ -33,7 +34,7 @@ SQ = ALGORITHMS["W8A8_SQ_PER_CHANNEL"]
 
 
 def decode(scheme: QuantScheme, parts: dict[str, Tensor]) -> QuantizedTensor:
-    return modelopt_read.decode(NAME, scheme, parts.__contains__, parts.__getitem__)
+    return modelopt_decode.decode(NAME, scheme, parts.__contains__, parts.__getitem__)
 
 
 @st.composite
@@ -52,14 +53,14 @@ def test_round_trip_is_exact(scheme: QuantScheme, weight: Tensor) -> None:
     if scheme.granularity == "group":
         weight = weight.repeat(2, scheme.group_size)
     tensor, shape = round_weight(weight, scheme), (weight.shape[0], weight.shape[1])
-    assert modelopt.against(scheme, shape) is None
+    assert modelopt.why_not(scheme, shape) is None
     parts = modelopt.encode(NAME, tensor)
     planned = modelopt.layout(NAME, shape, scheme, DTYPE_CODES[weight.dtype])
     assert [(x, DTYPE_CODES[t.dtype], tuple(t.shape)) for x, t in parts.items()] == planned
     assert all(t.is_contiguous() for t in parts.values())
     assert set(parts) <= {f"{MODULE}.{part}" for part in ("weight", *modelopt.PARTS)}
     shape_of = {name: tuple(t.shape) for name, t in parts.items()}.get
-    assert modelopt_read.weight_shape(MODULE, scheme, shape_of) == shape
+    assert modelopt_decode.weight_shape(MODULE, scheme, shape_of) == shape
     back = decode(scheme, parts)
     assert back.codes.dtype == tensor.codes.dtype
     assert torch.equal(back.codes.view(torch.uint8), tensor.codes.view(torch.uint8))
@@ -93,7 +94,7 @@ def test_nibbles_of_all_pairs_of_rows() -> None:
     packed = modelopt.pack_rows(pairs)
     want = [(low & 15) | (high & 15) << 4 for low, high in pairs.t().tolist()]
     assert packed.tolist() == [want]
-    assert torch.equal(modelopt_read.unpack_rows(packed), pairs)
+    assert torch.equal(modelopt_decode.unpack_rows(packed), pairs)
 
 
 def test_the_global_scale_is_turned() -> None:
@@ -114,7 +115,7 @@ def test_factors_of_inputs(scheme: QuantScheme) -> None:
     back = decode(scheme, parts)
     assert torch.equal(back.dequantize(), tensor.dequantize() * FACTOR)
     x, plain = torch.randn(3, 8), tensor.dequantize()
-    found = modelopt_read.inputs(MODULE, scheme, parts.__contains__, parts.__getitem__)
+    found = modelopt_decode.inputs(MODULE, scheme, parts.__contains__, parts.__getitem__)
     if scheme.activation is None:
         assert found is None
         return
@@ -196,7 +197,7 @@ def test_refusals_name_what_can(scheme: QuantScheme, shape: tuple[int, int], mes
 
 
 def test_act_order_has_no_place() -> None:
-    found = modelopt.against(G4, g_idx=True)
+    found = modelopt.why_not(G4, g_idx=True)
     assert found == "it has no act-order; use act_order 'static', or compressed-tensors"
 
 

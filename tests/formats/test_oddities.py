@@ -9,12 +9,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import compressed_models
-import tiny_models
 from compress.checkpoint.reader import Checkpoint
 from compress.formats import CodedWeights, open_weights
 from compress.formats.oddities import oddities
 from compress.quant.scheme import PRESETS, QuantScheme
+from helpers import compressed_models, tiny_models
 
 SYM, ASYM = QuantScheme(group_size=32), QuantScheme(group_size=32, symmetric=False)
 Q = "model.layers.0.self_attn.q_proj"

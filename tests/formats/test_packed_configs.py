@@ -8,13 +8,15 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-import tiny_models
 from compress.arch.describe import describe
 from compress.arch.spec import DecoderSpec, LinearSpec
 from compress.checkpoint.detect import detect
 from compress.errors import CheckpointError, RecipeError
-from compress.formats import awq_gemm, gptq, gptq_v2
+from compress.formats.awq import codec as awq
+from compress.formats.gptq import codec as gptq
+from compress.formats.gptq import version2 as gptq_v2
 from compress.quant.scheme import ActivationScheme, QuantScheme
+from helpers import tiny_models
 
 G4 = QuantScheme(group_size=32)
 G8 = QuantScheme(bits=8, group_size=32, symmetric=False)
@@ -36,7 +38,7 @@ def reread(codec: Any, block: dict[str, Any]) -> Any:
     return codec.read_schemes({"quantization_config": json.loads(json.dumps(block))})
 
 
-@pytest.mark.parametrize("codec", [gptq, gptq_v2, awq_gemm])
+@pytest.mark.parametrize("codec", [gptq, gptq_v2, awq])
 @pytest.mark.parametrize("family", ["llama", "phi3", "gpt2", "qwen3_moe"])
 def test_one_scheme_comes_back(codec: Any, family: str, tmp_path: Path) -> None:
     spec, shapes = described(family, tmp_path)
@@ -44,7 +46,7 @@ def test_one_scheme_comes_back(codec: Any, family: str, tmp_path: Path) -> None:
     block = codec.quantization_config(spec, shapes, schemes)
     assert detect({"quantization_config": block}, ()) == codec.NAME
     found = reread(codec, block)
-    wanted = replace(G4, symmetric=codec is not awq_gemm)
+    wanted = replace(G4, symmetric=codec is not awq)
     assert {found.scheme(linear.name) for linear in linears(spec)} == {wanted}
     assert found.transposed == {x.name for x in linears(spec) if x.transposed}
     routers = [linear.name for linear in spec.linears() if linear.role == "router"]
@@ -68,7 +70,7 @@ def test_llama_is_plain(tmp_path: Path) -> None:
         "format": "gptq",
         "pack_dtype": "int32",
     }
-    assert awq_gemm.quantization_config(spec, shapes, schemes) == {
+    assert awq.quantization_config(spec, shapes, schemes) == {
         "quant_method": "awq",
         "bits": 4,
         "group_size": 32,
@@ -134,7 +136,7 @@ def test_rules_name_what_vllm_fuses(tmp_path: Path) -> None:
 def test_dense_layers_of_awq_are_listed(tmp_path: Path) -> None:
     spec, shapes = described("llama", tmp_path)
     schemes = {x.tensor: G4 for x in linears(spec) if x.role != "down"}
-    block = awq_gemm.quantization_config(spec, shapes, schemes)
+    block = awq.quantization_config(spec, shapes, schemes)
     assert block is not None
     assert block["modules_to_not_convert"] == [
         "lm_head",
@@ -142,7 +144,7 @@ def test_dense_layers_of_awq_are_listed(tmp_path: Path) -> None:
         "model.layers.1.mlp.down_proj",
     ]
     assert block["dynamic"] == {r"-:^model\.layers\.\d+\.mlp\.down_proj$": {}}
-    found = reread(awq_gemm, block)
+    found = reread(awq, block)
     assert found.scheme("model.layers.0.mlp.down_proj") is None
     assert found.scheme("model.layers.0.mlp.up_proj") == replace(G4, symmetric=False)
 
@@ -151,15 +153,15 @@ def test_awq_has_one_scheme_and_no_order(tmp_path: Path) -> None:
     spec, shapes = described("llama", tmp_path)
     schemes = {x.tensor: G4 if x.role == "q" else QuantScheme(group_size=16) for x in linears(spec)}
     with pytest.raises(RecipeError, match=r"int4 sym g32 and int4 sym g16; use format 'gptq'"):
-        awq_gemm.quantization_config(spec, shapes, schemes)
+        awq.quantization_config(spec, shapes, schemes)
     schemes = {x.tensor: G4 for x in linears(spec)}
     with pytest.raises(RecipeError, match=r"these have act-order; use format 'gptq'"):
-        awq_gemm.quantization_config(spec, shapes, schemes, with_g_idx=schemes)
+        awq.quantization_config(spec, shapes, schemes, with_g_idx=schemes)
     both = {x.tensor: replace(G4, symmetric=x.role == "q") for x in linears(spec)}
-    assert awq_gemm.quantization_config(spec, shapes, both) is not None
+    assert awq.quantization_config(spec, shapes, both) is not None
 
 
-@pytest.mark.parametrize("codec", [gptq, gptq_v2, awq_gemm])
+@pytest.mark.parametrize("codec", [gptq, gptq_v2, awq])
 def test_caches_and_embeddings_have_no_place(codec: Any, tmp_path: Path) -> None:
     spec, shapes = described("llama", tmp_path)
     with pytest.raises(RecipeError, match="no place for the scales of the key/value cache"):
@@ -228,7 +230,7 @@ def test_malformed_gptq_configs_are_named(change: dict[str, Any], message: str) 
 def test_malformed_awq_configs_are_named(change: dict[str, Any], message: str) -> None:
     good = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True}
     with pytest.raises(CheckpointError, match=message):
-        reread(awq_gemm, {**good, **change})
+        reread(awq, {**good, **change})
 
 
 def test_rules_in_awqs_config_are_followed() -> None:
@@ -238,7 +240,7 @@ def test_rules_in_awqs_config_are_followed() -> None:
         r"+:.*\.o_proj": {"group_size": 64},
         r"+:.*\.k_proj": {"sym": True, "zero_point": False},
     }
-    found = reread(awq_gemm, {"quant_method": "awq", "group_size": 32, "dynamic": dynamic})
+    found = reread(awq, {"quant_method": "awq", "group_size": 32, "dynamic": dynamic})
     assert found.scheme("model.layers.0.mlp.experts.1.up") is None
     assert found.scheme("model.layers.0.o_proj") == QuantScheme(group_size=64, symmetric=False)
     assert found.scheme("model.layers.0.k_proj") == G4
@@ -247,7 +249,7 @@ def test_rules_in_awqs_config_are_followed() -> None:
 
 def test_old_keys_of_autoawq_are_read() -> None:
     block = {"w_bit": 4, "q_group_size": 128, "zero_point": True, "version": "GEMM"}
-    found = reread(awq_gemm, {"quant_method": "awq", **block})
+    found = reread(awq, {"quant_method": "awq", **block})
     assert found.scheme("a") == QuantScheme(symmetric=False)
 
 
@@ -255,5 +257,5 @@ def test_gptqmodel_calls_awqs_layout_gptq() -> None:
     """As it writes a model that it rounded to AWQ's format."""
     block = {"quant_method": "gptq", "bits": 4, "group_size": 32, "checkpoint_format": "gemm"}
     assert detect({"quantization_config": block}, ()) == "awq"
-    assert reread(awq_gemm, {**block, "sym": True}).scheme("a") == G4
-    assert reread(awq_gemm, {**block, "sym": False}).scheme("a") == replace(G4, symmetric=False)
+    assert reread(awq, {**block, "sym": True}).scheme("a") == G4
+    assert reread(awq, {**block, "sym": False}).scheme("a") == replace(G4, symmetric=False)

@@ -5,11 +5,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import compressed_models
-import tiny_models
 from compress.checkpoint.reader import Checkpoint
 from compress.formats.validate import Expected, validate
 from compress.quant.scheme import PRESETS, QuantScheme
+from helpers import compressed_models, tiny_models
 
 G4 = QuantScheme(group_size=32)
 Q = "model.layers.0.self_attn.q_proj"

@@ -5,13 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 
-import compressed_models
-import tiny_models
 from compress.checkpoint.reader import Checkpoint
 from compress.errors import CheckpointError
 from compress.formats import logical_shapes, open_weights
 from compress.formats.weights import CodedWeights
 from compress.quant.scheme import PRESETS, ActivationScheme, QuantScheme
+from helpers import compressed_models, tiny_models
 
 G4 = QuantScheme(group_size=32)
 W8A8 = QuantScheme(bits=8, granularity="channel", group_size=0, activation=ActivationScheme())

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-import tiny_models
+from helpers import tiny_models
 
 
 def _loader(name: str) -> ModuleType:

@@ -1,7 +1,7 @@
 """Our LLM.int8() checkpoints in transformers through the real bitsandbytes, on CPU.
 
 The reference is transformers' own model in the same dtype with our dequantized weights, its inputs
-quantized by compress.blocks.activation. In fp32 both differ by rounding only: bitsandbytes
+quantized by compress.quant.activations. In fp32 both differ by rounding only: bitsandbytes
 multiplies by 6.200124e-05 in place of 1 / 127² (2e-5 off), and an input that this moves across a
 rounding boundary changes by one step of 1 / 127 of its token's largest.
 """
@@ -14,14 +14,14 @@ import pytest
 import torch
 from torch import Tensor
 
-import tiny_models
-from compress.blocks.activation import fake_quantize, quantize_inputs
 from compress.checkpoint import Checkpoint
 from compress.formats import open_weights
-from compress.formats.bitsandbytes import SIDE_FILE
+from compress.formats.bitsandbytes.codec import SIDE_FILE
 from compress.formats.weights import CodedWeights
-from compress.pipeline import make_plan, run
-from pipeline_runs import recipe, text_source
+from compress.quant.activations import fake_quantize, quantize_inputs
+from compress.verbs import make_plan, run
+from helpers import tiny_models
+from helpers.short_runs import recipe, text_source
 
 pytestmark = [pytest.mark.interop, pytest.mark.usefixtures("bitsandbytes")]
 

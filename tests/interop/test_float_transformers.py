@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-import compressed_models
 from compress.arch.spec import LinearSpec
-from compress.formats import FP8_CACHE, INT8_CACHE, runtimes
+from compress.formats import FP8_CACHE, INT8_CACHE
+from compress.formats.runtimes.judge import runtimes
 from compress.quant.scheme import PRESETS, ActivationScheme, QuantScheme
 from compress.quant.tensor import InputQuantization
-from compressed_models import Choose, Compressed
-from in_transformers import (
+from helpers import compressed_models
+from helpers.compressed_models import Choose, Compressed
+from helpers.in_transformers import (
     RoundingCache,
     load,
     load_compressed,
@@ -23,11 +24,11 @@ from in_transformers import (
     quantized_inputs,
     verdict_of,
 )
-from tiny_models import LINEAR
+from helpers.tiny_models import LINEAR
 
 pytestmark = [pytest.mark.interop, pytest.mark.usefixtures("compressed_tensors")]
 
-TRIED = "0.20"  # compressed-tensors whose refusals compress.formats.runtimes states
+TRIED = "0.20"  # compressed-tensors whose refusals compress.formats.runtimes.judge states
 BLOCK = replace(  # of 32, which divides what the tiny models have
     PRESETS["FP8_BLOCK"],
     group_size=32,

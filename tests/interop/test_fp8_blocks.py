@@ -7,14 +7,15 @@ from typing import Any
 import pytest
 import torch
 
-import compressed_models
 from compress.arch.spec import LinearSpec
 from compress.checkpoint import Checkpoint
-from compress.formats import Verdict, open_weights, runtimes
+from compress.formats import Verdict, open_weights
+from compress.formats.runtimes.judge import runtimes
 from compress.quant.scheme import PRESETS, ActivationScheme, QuantScheme
-from compressed_models import Compressed
-from in_transformers import load, logits, plain
-from tiny_models import LINEAR, MIXTURES
+from helpers import compressed_models
+from helpers.compressed_models import Compressed
+from helpers.in_transformers import load, logits, plain
+from helpers.tiny_models import LINEAR, MIXTURES
 
 pytestmark = [pytest.mark.interop, pytest.mark.usefixtures("accelerate")]
 

@@ -8,13 +8,12 @@ import onnx
 import onnxruntime as ort
 import pytest
 
-import compressed_models
-import tiny_models
 from benchmarks.export.genai_speed import building
 from compress.quant.scheme import QuantScheme
 from compress_exporters.exporter import Options
 from compress_exporters.onnx.saving import MODEL
-from genai_graphs import written
+from helpers import compressed_models, tiny_models
+from helpers.exporters.genai_graphs import written
 
 pytestmark = [pytest.mark.interop, pytest.mark.usefixtures("onnxruntime_genai")]
 

@@ -7,16 +7,15 @@ from typing import Any
 
 import pytest
 
-import compressed_models
-import tiny_models
 from compress.errors import CheckpointError
 from compress.quant.scheme import QuantScheme
 from compress_exporters.exporter import Options
 from compress_exporters.genai import texts
 from compress_exporters.genai.config import NAME
 from compress_exporters.genai.running import generated
-from forward_cases import CASES, LONGROPE, plain_greedy, rope, text, transformers_model
-from genai_graphs import GENAI, source, written
+from helpers import compressed_models, tiny_models
+from helpers.exporters.genai_graphs import GENAI, source, written
+from helpers.forward_cases import CASES, LONGROPE, plain_greedy, rope, text, transformers_model
 
 pytestmark = [pytest.mark.interop, pytest.mark.usefixtures("onnxruntime_genai")]
 

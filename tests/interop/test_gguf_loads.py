@@ -11,19 +11,19 @@ import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-import tiny_models
 from compress.errors import CheckpointError
 from compress.quant.scheme import PRESETS, QuantScheme
 from compress_exporters.exporter import Options
 from compress_exporters.gguf.layout import Piece
-from compress_exporters.gguf.loaded import Seen, ask_llamacpp, in_llamacpp, in_transformers
-from compress_exporters.gguf.pretokenizers import BY_ASCII, DIGITS, GPT2, NAMES
+from compress_exporters.gguf.loaded import LoaderResult, ask_llamacpp, in_llamacpp, in_transformers
 from compress_exporters.gguf.target import GGUF
+from compress_exporters.gguf.tokenizer.pretokenizers import BY_ASCII, DIGITS, GPT2, NAMES
 from compress_exporters.reference import Reference
 from compress_exporters.reference import text as random_ids
-from exports import ASYM, SYM
-from forward_cases import LLAMA3, YARN, rope
-from gguf_files import coded, sentencepiece, source, tiny, written
+from helpers import tiny_models
+from helpers.exporters.exports import ASYM, SYM
+from helpers.exporters.gguf_files import coded, sentencepiece, source, tiny, written
+from helpers.forward_cases import LLAMA3, YARN, rope
 
 pytestmark = pytest.mark.interop
 
@@ -263,7 +263,7 @@ def test_a_real_sentencepiece_tokenizer(shared_dir: Path, tmp_path: Path) -> Non
     texts = [x for x in TEXTS if "  " not in x and x == x.strip()]
     same_tokens(folder, path, texts)
     reference, ids = Reference.load(plan.source), random_ids(plan.source)
-    seen: Seen = in_llamacpp(plan, path, reference, ids)
+    seen: LoaderResult = in_llamacpp(plan, path, reference, ids)
     assert seen.error < PLAIN
     assert seen.tokens
 

@@ -13,11 +13,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import compressed_models
-import harness_tasks
-import tiny_models
 from compress.errors import CompressError
 from compress.quant.scheme import QuantScheme
+from helpers import compressed_models, harness_tasks, tiny_models
 
 pytestmark = [pytest.mark.interop, pytest.mark.usefixtures("lm_eval", "compressed_tensors")]
 
@@ -191,7 +189,7 @@ def test_batches_do_not_matter(tasks: Path, beginning: Path) -> None:
 def test_a_cache_answers_the_second_time(
     tasks: Path, beginning: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from compress.pipeline import harness
+    from compress.serve import harness
 
     cache = str(tmp_path / "answers")
     first = evaluate(tasks, "compress_model", f"pretrained={beginning}", use_cache=cache)

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from benchmarks.matrix.rows import LOADERS, ROWS, TRANSFORMERS, Row
 from benchmarks.matrix.table import short, stored_cells
 from compress.formats import FORMATS, Verdict
-from matrix_cells import (
+from helpers.matrix_cells import (
     PROMPTS,
     Made,
     MakeRow,

@@ -8,17 +8,16 @@ from typing import Any
 
 import pytest
 
-import compressed_models
-import tiny_models
 from compress.checkpoint import Checkpoint
 from compress.formats import open_weights
-from compress.pipeline import export_artifact
 from compress.quant.scheme import PRESETS, QuantScheme
+from compress.verbs import export_artifact
 from compress_exporters.exporter import Options
-from compress_exporters.onnx.openvino import saturates
+from compress_exporters.onnx.proof.openvino import saturates
 from compress_exporters.table import EXPORTERS
-from forward_cases import LONGROPE, rope
-from tensorrt_graphs import G64, WIDE, positive
+from helpers import compressed_models, tiny_models
+from helpers.exporters.tensorrt_graphs import G64, WIDE, positive
+from helpers.forward_cases import LONGROPE, rope
 
 pytestmark = pytest.mark.interop
 

@@ -10,7 +10,6 @@ from typing import Any
 import onnx
 import pytest
 
-import tiny_models
 from compress.checkpoint import Checkpoint
 from compress.errors import CheckpointError
 from compress.formats import open_weights
@@ -18,14 +17,16 @@ from compress.quant.scheme import PRESETS, QuantScheme
 from compress_exporters.exporter import Options
 from compress_exporters.onnx.saving import MODEL
 from compress_exporters.table import EXPORTERS
-from compress_exporters.tensorrt import attention, rules_operators
+from compress_exporters.tensorrt import attention
 from compress_exporters.tensorrt.build_notes import JSON
-from compress_exporters.tensorrt.engine import Engine, Tools
-from compress_exporters.tensorrt.lint import lint
-from forward_cases import CASES
-from tensorrt_faults import Seed
-from tensorrt_graphs import G64, WIDE, positive, with_outliers
-from tensorrt_seeds import SEEDS
+from compress_exporters.tensorrt.engine import BuiltEngine, Tools
+from compress_exporters.tensorrt.lint import rules_operators
+from compress_exporters.tensorrt.lint.lint import lint
+from helpers import tiny_models
+from helpers.exporters.tensorrt_faults import Seed
+from helpers.exporters.tensorrt_graphs import G64, WIDE, positive, with_outliers
+from helpers.exporters.tensorrt_seeds import SEEDS
+from helpers.forward_cases import CASES
 
 pytestmark = pytest.mark.interop
 
@@ -64,7 +65,7 @@ def exported(model: Path, out: Path, dtype: Any) -> Path:
     return out
 
 
-def engine(tools: Tools, folder: Path) -> Engine:
+def engine(tools: Tools, folder: Path) -> BuiltEngine:
     profiles = json.loads((folder / JSON).read_text())["profiles"]
     return tools.engine(folder / MODEL, profiles)
 

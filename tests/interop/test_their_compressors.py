@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from compress.formats import compressed_tensors as codec
-from compress.formats import ct_decode
-from compress.formats.ct_config import scheme_to_config
+from compress.formats.compressed_tensors import decode as ct_decode
+from compress.formats.compressed_tensors import encode as codec
+from compress.formats.compressed_tensors.config import scheme_to_config
 from compress.quant.scheme import PRESETS, ActivationScheme, QuantScheme
-from compressed_models import round_weight
+from helpers.compressed_models import round_weight
 
 pytestmark = pytest.mark.interop
 

@@ -13,10 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from compress.errors import CompressError
-from compress.formats import scheme_map
+from compress.formats.compressed_tensors import config_read as ct_config_read
 from compress.quant.scheme import QuantScheme
-from fuzzing import Sound, config_of
-from mutations import mutate_json
+from helpers.fuzzing import Sound, config_of
+from helpers.mutations import mutate_json
 
 pytestmark = [pytest.mark.interop, pytest.mark.usefixtures("compressed_tensors")]
 
@@ -90,7 +90,7 @@ def test_the_same_scheme_for_every_module(kind: str, tmp_path: Path) -> None:
         if not isinstance(said, dict) or said.get("quant_method") != "compressed-tensors":
             return
         try:
-            ours = scheme_map.parse(changed)
+            ours = ct_config_read.parse(changed)
         except CompressError:
             found["refused"] += 1
             return
@@ -116,7 +116,7 @@ def test_the_same_scheme_for_every_module(kind: str, tmp_path: Path) -> None:
 def test_a_target_of_two_groups(target: str) -> None:
     groups = {f"g{n}": _group(n, target) for n in (4, 8)}
     block = {"format": "pack-quantized", "config_groups": groups}
-    ours = scheme_map.parse({"quantization_config": block}).scheme(MODULES[0])
+    ours = ct_config_read.parse({"quantization_config": block}).scheme(MODULES[0])
     known = theirs(block)
     assert known is not None
     assert ours is not None
@@ -128,7 +128,7 @@ def test_a_name_goes_before_a_pattern_and_that_before_a_class(first: bool) -> No
     names = [(2, "Linear"), (3, "re:.*[qk]_proj"), (4, MODULES[0])]
     groups = {f"g{n}": _group(n, t) for n, t in (names if first else reversed(names))}
     block = {"format": "pack-quantized", "config_groups": groups}
-    ours, known = scheme_map.parse({"quantization_config": block}), theirs(block)
+    ours, known = ct_config_read.parse({"quantization_config": block}), theirs(block)
     assert known is not None
     for name, bits in zip(MODULES, (4, 3, 2, 2), strict=False):
         scheme = ours.scheme(name)

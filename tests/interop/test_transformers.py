@@ -10,19 +10,27 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-import compressed_models
 from compress.checkpoint import Checkpoint
 from compress.formats import open_weights
-from compress.pipeline import make_plan, run
 from compress.quant.scheme import ActivationScheme, QuantScheme
-from compressed_models import Choose, Compressed
-from in_transformers import IDS, load, load_compressed, load_folder, logits, plain, verdict_of
-from pipeline_runs import GPTQ, RTN, recipe, text_source
-from tiny_models import LINEAR
+from compress.verbs import make_plan, run
+from helpers import compressed_models
+from helpers.compressed_models import Choose, Compressed
+from helpers.in_transformers import (
+    IDS,
+    load,
+    load_compressed,
+    load_folder,
+    logits,
+    plain,
+    verdict_of,
+)
+from helpers.short_runs import GPTQ, RTN, recipe, text_source
+from helpers.tiny_models import LINEAR
 
 pytestmark = [pytest.mark.interop, pytest.mark.usefixtures("compressed_tensors")]
 
-TRIED = "0.20"  # compressed-tensors whose refusals compress.formats.runtimes states
+TRIED = "0.20"  # compressed-tensors whose refusals compress.formats.runtimes.judge states
 
 
 def group(bits: int = 4, size: int = 32, *, symmetric: bool = True) -> QuantScheme:

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 from safetensors.torch import save_file
 
-import unlisted_models
 from compress.checkpoint import Checkpoint
 from compress.formats import open_weights
-from compress.pipeline import make_plan, run
-from in_transformers import load, logits
-from pipeline_runs import W4, recipe
-from unlisted_models import READING, RUNNING
+from compress.verbs import make_plan, run
+from helpers import unlisted_models
+from helpers.in_transformers import load, logits
+from helpers.short_runs import W4, recipe
+from helpers.unlisted_models import READING, RUNNING
 
 pytestmark = [pytest.mark.interop, pytest.mark.usefixtures("compressed_tensors")]
 
@@ -46,7 +46,7 @@ def test_what_is_expected_loads(family: str, tmp_path: Path) -> None:
 def test_what_is_refused_does_not_load(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from compress.pipeline import plan
+    from compress.plan import plan
 
     monkeypatch.setattr(plan, "opened", lambda config, spec, packed, fmt, *, streamed: spec)
     source = unlisted_models.make(family, tmp_path / "source")

@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 
 from compress_kernels import hessian_factor
-from compress_kernels.grid import Grid, Problem
+from compress_kernels.gptq.problem import Grid, Problem
 from compress_kernels.reference import columns as reference_columns
 from compress_kernels.reference import gram as reference_gram
 from compress_kernels.reference import scale as reference_scale

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from compress_kernels import gptq_columns, gram_, group_scale, hessian_factor
-from compress_kernels.grid import Grid
+from compress_kernels.gptq.problem import Grid
 from compress_kernels.reference import gram as reference_gram
 from compress_kernels.reference import scale as reference_scale
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from compress_kernels import ColumnResult, gptq_columns, group_scale, hessian_factor
 from compress_kernels.cpu import columns as cpu
 from compress_kernels.cpu.library import native
-from compress_kernels.grid import Grid, Problem
+from compress_kernels.gptq.problem import Grid, Problem
 from compress_kernels.reference import columns as reference
 
 RATIOS = torch.linspace(1.0, 0.6, 9)

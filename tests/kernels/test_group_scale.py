@@ -7,7 +7,7 @@ from torch import Tensor
 from compress_kernels import group_scale
 from compress_kernels.cpu import scale as cpu
 from compress_kernels.cpu.library import native
-from compress_kernels.grid import Grid
+from compress_kernels.gptq.problem import Grid
 from compress_kernels.reference import scale as reference
 
 RATIOS = torch.linspace(1.0, 0.5, 21)

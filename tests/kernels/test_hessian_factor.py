@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from compress_kernels import hessian_factor
-from compress_kernels.factor import inverse_upper
+from compress_kernels.gptq.factor import inverse_upper
 
 
 def test_its_inverse_is_the_upper_cholesky_factor_of_the_inverse() -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from compress_kernels.cpu.library import native
-from compress_kernels.linear import linear
+from compress_kernels.ops.linear import linear
 
 needs_native = pytest.mark.skipif(native().library is None, reason=native().reason)
 

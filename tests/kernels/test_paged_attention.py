@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from compress_kernels import tiled_attention
-from compress_kernels.attention import paged_attention
 from compress_kernels.cpu import attention as compiled
 from compress_kernels.cpu.library import native
+from compress_kernels.ops import tiled_attention
+from compress_kernels.ops.attention import paged_attention
 from compress_kernels.reference import attention as reference
 
 HEADS, KV_HEADS, DIM = 6, 2, 8

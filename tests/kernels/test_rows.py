@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from compress_kernels import rows as ops
 from compress_kernels.cpu import rows as compiled
 from compress_kernels.cpu.library import native
+from compress_kernels.ops import rows as ops
 from compress_kernels.reference import rows as reference
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)

@@ -6,8 +6,8 @@ from torch import Tensor
 
 from compress_kernels.cpu import states as compiled
 from compress_kernels.cpu.library import native
+from compress_kernels.ops.states import store_states
 from compress_kernels.reference import states as reference
-from compress_kernels.states import store_states
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 HEADS, SIZE = 3, 4

@@ -10,7 +10,7 @@ from compress.arch.spec import FoldPair
 from compress.errors import RecipeError
 from compress.methods import awq, rtn
 from compress.methods.awq import AwqConfig
-from compress.methods.folding import UNDRIVEN, PairView, Reader, expand
+from compress.methods.folding import UNDRIVEN, FoldReader, PairView, expand
 from compress.methods.rtn import RtnConfig, column_importance
 from compress.quant.rounding import clip_ratios, round_to_nearest
 from compress.quant.scheme import PRESETS, QuantScheme
@@ -43,7 +43,7 @@ def view_of(
     size[::8] = outliers
     width = channels * repeat
     x = torch.randn(300, width, generator=g) * expand(pair, size)
-    readers = tuple(Reader(torch.randn(n, width, generator=g), scheme) for n in rows)
+    readers = tuple(FoldReader(torch.randn(n, width, generator=g), scheme) for n in rows)
     return PairView(pair, readers, x.T @ x / 300, x.abs().amax(0), x.abs().mean(0))
 
 

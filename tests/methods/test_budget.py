@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from compress.errors import RecipeError
 from compress.methods import budget
-from compress.methods.budget import Choice, Option, Unit, bytes_for, choose
+from compress.methods.budget import Allocation, Option, Unit, bytes_for, choose
 
 Pairs = list[list[tuple[int, float]]]
 # Few values, so that sums of bytes and of losses coincide often.
@@ -75,7 +75,7 @@ def test_merged_partial_choices_stay_within_the_gap(problem: Pairs, most: int, f
 
 def test_ties_go_to_fewer_bytes() -> None:
     units = units_of([[(8, 1.0), (4, 1.0)], [(3, 2.0), (5, 2.0)]])
-    assert choose(units, 100) == Choice((1, 0), 7, 3.0)
+    assert choose(units, 100) == Allocation((1, 0), 7, 3.0)
 
 
 def test_equal_options_go_to_the_first() -> None:
@@ -85,7 +85,7 @@ def test_equal_options_go_to_the_first() -> None:
 def test_a_loose_budget_takes_the_least_loss_and_a_tight_one_the_fewest_bytes() -> None:
     units = units_of([[(2, 5.0), (4, 1.0), (8, 0.0)]] * 4)
     assert choose(units, 10**6).picked == (2, 2, 2, 2)
-    assert choose(units, 8) == Choice((0, 0, 0, 0), 8, 20.0)
+    assert choose(units, 8) == Allocation((0, 0, 0, 0), 8, 20.0)
 
 
 def test_the_hull_alone_would_miss_the_best() -> None:
@@ -108,7 +108,7 @@ def test_a_budget_below_the_smallest_names_the_least() -> None:
 
 
 def test_no_units_take_nothing() -> None:
-    assert choose([], 0) == Choice((), 0, 0.0)
+    assert choose([], 0) == Allocation((), 0, 0.0)
 
 
 def large(layers: int, seed: int) -> list[Unit]:

@@ -171,22 +171,22 @@ def test_nvfp4_refuses_widths_that_16_does_not_divide() -> None:
     ],
 )
 def test_a_scheme_for_another_method_is_refused(method: str, preset: str, words: str) -> None:
-    against = METHODS[method].refuses(PRESETS[preset])
-    assert against is not None
-    assert words in against
+    reason = METHODS[method].why_not(PRESETS[preset])
+    assert reason is not None
+    assert words in reason
 
 
 def test_inputs_that_no_runtime_has_beside_floats_are_refused() -> None:
     int8 = PRESETS["W8A8"].activation
-    mixed = METHODS["fp8"].refuses(replace(PRESETS["FP8_DYNAMIC"], activation=int8))
+    mixed = METHODS["fp8"].why_not(replace(PRESETS["FP8_DYNAMIC"], activation=int8))
     assert mixed is not None
     assert "E4M3" in mixed
-    four = METHODS["nvfp4"].refuses(replace(NVFP4, activation=int8))
+    four = METHODS["nvfp4"].why_not(replace(NVFP4, activation=int8))
     assert four is not None
     assert "16 bit" in four
     for preset in ("FP8", "FP8_DYNAMIC", "FP8_BLOCK"):
-        assert METHODS["fp8"].refuses(PRESETS[preset]) is None
-    assert METHODS["nvfp4"].refuses(NVFP4) is None
+        assert METHODS["fp8"].why_not(PRESETS[preset]) is None
+    assert METHODS["nvfp4"].why_not(NVFP4) is None
 
 
 def test_what_needs_data() -> None:

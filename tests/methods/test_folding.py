@@ -9,13 +9,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-import tiny_models
 from compress.arch.describe import describe
 from compress.arch.spec import BlockSpec, DecoderSpec, FoldPair, LinearSpec
 from compress.checkpoint import Checkpoint
-from compress.methods.folding import Fold, Folds, by_channel, expand, settle
+from compress.methods.folding import Fold, Folds, by_channel, expand, storable
 from compress.quant.scheme import QuantScheme
-from compress_calibration.hessian import Stats
+from compress_calibration.hessian import InputStats
+from helpers import tiny_models
 
 FAMILIES = tiny_models.TABLED
 
@@ -143,7 +143,7 @@ def test_a_settled_fold_is_exact_in_the_norm_that_is_stored(dtype: torch.dtype) 
     norm = (torch.randn(512, generator=generator) * 2).to(dtype)
     norm[:3] = 0
     pair = FoldPair("norm", "norm", ("norm.weight",), (0, 512), ("v",), "x")
-    fold = settle(Fold(pair, random_scale(512, generator, spread=4.0)), norm)
+    fold = storable(Fold(pair, random_scale(512, generator, spread=4.0)), norm)
     folds = folds_of((8, 512), (8, 8))
     folds.add(fold)
     stored = folds.vector("norm.weight", norm)
@@ -165,7 +165,7 @@ def test_what_a_norm_adds_to_its_weight_is_divided_with_it(dtype: torch.dtype) -
     folds = folds_of((8, 512), (8, 8))
     for _ in range(2):
         stored = folds.vector("norm.weight", norm)
-        folds.add(settle(Fold(pair, random_scale(512, generator)), stored))
+        folds.add(storable(Fold(pair, random_scale(512, generator)), stored))
     stored = folds.vector("norm.weight", norm)
     assert stored.dtype == dtype
     assert folds.columns["v.weight"][:3].tolist() == [1, 1, 1]
@@ -179,7 +179,7 @@ def test_settle_keeps_channels_that_cannot_be_divided() -> None:
     pair = FoldPair("norm", "norm", ("norm.weight",), (0, 4), ("v",), "x")
     norm = torch.tensor([1.0, 1e-7, 60000.0, 2.0], dtype=torch.float16)
     scale = torch.tensor([2.0, 1e6, 1e-6, 1e30])
-    assert settle(Fold(pair, scale), norm).scale.tolist() == [2.0, 1.0, 1.0, 1.0]
+    assert storable(Fold(pair, scale), norm).scale.tolist() == [2.0, 1.0, 1.0, 1.0]
 
 
 def test_statistics_and_weights_are_seen_behind_all_folds() -> None:
@@ -187,7 +187,7 @@ def test_statistics_and_weights_are_seen_behind_all_folds() -> None:
     pair = FoldPair("norm", "norm", ("norm.weight", "norm.bias"), (0, 16), ("v",), "x")
     folds = folds_of((8, 16), (16, 8))
     x = torch.randn(100, 16, generator=generator)
-    stats = Stats(x.T @ x / 100, 100, x.abs().amax(0), x.abs().mean(0))
+    stats = InputStats(x.T @ x / 100, 100, x.abs().amax(0), x.abs().mean(0))
     assert folds.stats("v.weight", stats) is stats
     first, second = (random_scale(16, generator) for _ in range(2))
     folds.add(Fold(pair, first))

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from compress.blocks.activation import fake_quantize
 from compress.methods import METHODS
 from compress.methods.llm_int8 import LlmInt8Config, outlier_columns, quantize, round_rows
 from compress.methods.outcome import relative_error
+from compress.quant.activations import fake_quantize
 from compress.quant.scheme import PRESETS, ActivationScheme, QuantScheme
 
 DYNAMIC, CALIBRATED = PRESETS["LLM_INT8"], PRESETS["LLM_INT8_CALIBRATED"]
@@ -203,10 +203,10 @@ def test_an_expert_that_no_token_reached_says_so() -> None:
     ids=lambda s: s.describe(),
 )
 def test_other_schemes_are_refused(scheme: QuantScheme) -> None:
-    against = METHODS["llm_int8"].refuses(scheme)
-    assert against is not None
-    assert "LLM_INT8" in against
-    assert METHODS["llm_int8"].refuses(DYNAMIC) is None
+    reason = METHODS["llm_int8"].why_not(scheme)
+    assert reason is not None
+    assert "LLM_INT8" in reason
+    assert METHODS["llm_int8"].why_not(DYNAMIC) is None
 
 
 def test_only_calibrated_columns_need_data() -> None:

@@ -9,7 +9,7 @@ from compress.errors import RecipeError
 from compress.methods import METHODS, plain
 from compress.methods.awq import AwqConfig
 from compress.quant.scheme import PRESETS, ActivationScheme, QuantScheme
-from pipeline_runs import SELF, recipe
+from helpers.short_runs import SELF, recipe
 
 INPUTS = (
     None,
@@ -47,7 +47,7 @@ def test_what_is_not_refused_is_made() -> None:
     w = torch.randn(16, 32, generator=g)
     made = 0
     for scheme in SCHEMES:
-        if plain.refuses(scheme) is not None:
+        if plain.why_not(scheme) is not None:
             continue
         (outcome,) = plain.quantize(
             [w],
@@ -65,7 +65,7 @@ def test_what_is_not_refused_is_made() -> None:
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_is_made(name: str) -> None:
-    assert plain.refuses(PRESETS[name]) is None
+    assert plain.why_not(PRESETS[name]) is None
 
 
 @pytest.mark.parametrize("method", ["awq", "smoothquant"])
@@ -101,4 +101,4 @@ def test_scaling_stages_refuse_what_their_rounding_cannot_make(
     with pytest.raises(RecipeError) as caught:
         recipe({"method": method, "scheme": scheme}, calibration=SELF)
     assert str(caught.value).endswith(f", but {method} {says}")
-    assert METHODS[method].refuses is plain.refuses
+    assert METHODS[method].why_not is plain.why_not

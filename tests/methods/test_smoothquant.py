@@ -8,7 +8,7 @@ import torch
 from compress.arch.spec import FoldPair
 from compress.errors import RecipeError
 from compress.methods import smoothquant
-from compress.methods.folding import UNDRIVEN, PairView, Reader, expand
+from compress.methods.folding import UNDRIVEN, FoldReader, PairView, expand
 from compress.methods.smoothquant import SmoothQuantConfig
 from compress.quant.scheme import PRESETS
 
@@ -18,7 +18,7 @@ def view_of(kind: str = "norm", repeat: int = 1) -> PairView:
     pair = FoldPair("w", kind, ("w.weight",), (0, 8), ("r",), "in", repeat, 4)
     x = torch.randn(50, 8 * repeat, generator=g) * expand(pair, torch.tensor([40.0] + [1.0] * 7))
     readers = tuple(
-        Reader(torch.randn(n, 8 * repeat, generator=g), PRESETS["W8A8"]) for n in (5, 9)
+        FoldReader(torch.randn(n, 8 * repeat, generator=g), PRESETS["W8A8"]) for n in (5, 9)
     )
     return PairView(pair, readers, x.T @ x / 50, x.abs().amax(0), x.abs().mean(0))
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from in_vllm import Vllm
+from helpers.in_vllm import Vllm
 
 REPO = Path(__file__).resolve().parents[2]
 

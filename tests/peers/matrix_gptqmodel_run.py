@@ -37,7 +37,7 @@ def run(model: Any, checkpoint: str, ids: Any, count: int) -> None:
     import torch
     from safetensors.torch import save_file
 
-    from greedy import greedy
+    from helpers.greedy import greedy
 
     if not is_awq(checkpoint):
         torch.nn.Module.float(model)  # transformers' own refuses quantized models

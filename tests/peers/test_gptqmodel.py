@@ -16,12 +16,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-import compressed_models
-import tiny_models
 from compress.checkpoint import Checkpoint
 from compress.formats import open_weights
 from compress.quant.scheme import QuantScheme
-from in_transformers import IDS, load, logits, plain
+from helpers import compressed_models, tiny_models
+from helpers.in_transformers import IDS, load, logits, plain
 
 pytestmark = pytest.mark.peers
 

@@ -14,15 +14,14 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-import compressed_models
-import tiny_models
-from compress import pipeline
+from compress import verbs
 from compress.quant.scheme import PRESETS, QuantScheme
 from compress_exporters.exporter import Options
 from compress_exporters.reference import Reference
 from compress_exporters.reference import text as random_ids
-from exports import ASYM, SYM
-from gguf_files import change, sentencepiece, source
+from helpers import compressed_models, tiny_models
+from helpers.exporters.exports import ASYM, SYM
+from helpers.exporters.gguf_files import change, sentencepiece, source
 
 pytestmark = pytest.mark.peers
 
@@ -60,7 +59,7 @@ def asked(
 def exported(folder: Path, out: Path, dtype: Any = "fp32") -> Path:
     """model.gguf of a checkpoint, as `compress-model export --to gguf` writes it."""
     options = Options(dtype=dtype, round_scales=True)
-    pipeline.export_artifact(folder, "gguf", out, options=options, verify=False)
+    verbs.export_artifact(folder, "gguf", out, options=options, verify=False)
     return out / "model.gguf"
 
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import tiny_models
-from compress.blocks.activation import quantize_inputs
 from compress.checkpoint import Checkpoint
 from compress.formats import FP8_CACHE, open_weights
-from in_transformers import load, load_folder, logits
+from compress.quant.activations import quantize_inputs
+from helpers import tiny_models
+from helpers.in_transformers import load, load_folder, logits
 
 pytestmark = pytest.mark.peers
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from benchmarks.matrix.rows import GPTQMODEL, LOADERS, ROWS
 from benchmarks.processes import package_versions
-from matrix_cells import NEW, PROMPTS, Made, MakeRow, Outputs, difference, facts, reference
+from helpers.matrix_cells import NEW, PROMPTS, Made, MakeRow, Outputs, difference, facts, reference
 
 pytestmark = pytest.mark.peers
 

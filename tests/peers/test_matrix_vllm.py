@@ -15,9 +15,9 @@ import torch
 
 from benchmarks.matrix.rows import LOADERS, ROWS, VLLM, Row
 from benchmarks.processes import package_versions
-from in_vllm import Vllm, differences
-from matrix_cells import NEW, PROMPTS, Made, MakeRow, facts, opened, reference
-from vllm_rounding import is_int8_a_token, rounded_cache, rounded_inputs
+from helpers.in_vllm import Vllm, differences
+from helpers.matrix_cells import NEW, PROMPTS, Made, MakeRow, facts, opened, reference
+from helpers.vllm_rounding import is_int8_a_token, rounded_cache, rounded_inputs
 
 pytestmark = pytest.mark.peers
 

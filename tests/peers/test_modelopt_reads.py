@@ -25,13 +25,13 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-import tiny_models
-from compress.blocks.activation import fake_quantize, quantize_inputs
 from compress.checkpoint import Checkpoint
 from compress.formats import FP8_CACHE, CodedWeights, open_weights
-from compress.formats.modelopt_config import ALGORITHMS
+from compress.formats.modelopt.config import ALGORITHMS
+from compress.quant.activations import fake_quantize, quantize_inputs
 from compress.quant.scheme import PRESETS, QuantScheme
-from in_transformers import load, logits
+from helpers import tiny_models
+from helpers.in_transformers import load, logits
 
 pytestmark = pytest.mark.peers
 

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-import compressed_models
-import tiny_models
-from compress.formats import FP8_CACHE, INT8_CACHE, runtimes
-from compress.pipeline import make_plan, run
+from compress.formats import FP8_CACHE, INT8_CACHE
+from compress.formats.runtimes.judge import runtimes
 from compress.quant.scheme import PRESETS, ActivationScheme, QuantScheme
-from compressed_models import Choose, Compressed
-from in_vllm import KV_SCALE, OPTIONS, Vllm, differences, reference_logprobs, run_vllm
-from pipeline_runs import RTN, recipe
+from compress.verbs import make_plan, run
+from helpers import compressed_models, tiny_models
+from helpers.compressed_models import Choose, Compressed
+from helpers.in_vllm import KV_SCALE, OPTIONS, Vllm, differences, reference_logprobs, run_vllm
+from helpers.short_runs import RTN, recipe
 
 pytestmark = pytest.mark.peers
 

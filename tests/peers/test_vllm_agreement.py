@@ -26,12 +26,12 @@ from torch import Tensor
 from benchmarks.processes import package_versions
 from benchmarks.vllm_cpu import CASES, Case
 from compress.formats import CodedWeights
+from compress.text.tokenizer import load_tokenizer
 from compress_calibration.config import CalibrationConfig, SourceConfig
 from compress_calibration.dataset import build
-from compress_calibration.tokenizer import load_tokenizer
-from in_vllm import Vllm
-from matrix_cells import make, opened, reading
-from vllm_rounding import rounded_cache, rounded_inputs
+from helpers.in_vllm import Vllm
+from helpers.matrix_cells import make, opened, reading
+from helpers.vllm_rounding import rounded_cache, rounded_inputs
 
 pytestmark = pytest.mark.peers
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-import compressed_models
-import tiny_models
-from compress.formats import FP8_CACHE, runtimes
+from compress.formats import FP8_CACHE
+from compress.formats.runtimes.judge import runtimes
 from compress.quant.scheme import PRESETS, QuantScheme
-from compressed_models import Compressed
-from in_vllm import KV_SCALE, OPTIONS, Vllm, differences, reference_logprobs, run_vllm
+from helpers import compressed_models, tiny_models
+from helpers.compressed_models import Compressed
+from helpers.in_vllm import KV_SCALE, OPTIONS, Vllm, differences, reference_logprobs, run_vllm
 
 pytestmark = pytest.mark.peers
 

@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-import compressed_models
-import tiny_models
-from compress.formats import runtimes
+from compress.formats.runtimes.judge import runtimes
 from compress.quant.scheme import QuantScheme
-from in_vllm import OPTIONS, Vllm, differences, reference_logprobs, run_vllm
+from helpers import compressed_models, tiny_models
+from helpers.in_vllm import OPTIONS, Vllm, differences, reference_logprobs, run_vllm
 
 pytestmark = pytest.mark.peers
 

@@ -14,12 +14,12 @@ from compress import expressions
 from compress.arch.spec import LinearSpec
 from compress.errors import CheckpointError, RecipeError
 from compress.evaluation.tasks.asked import check_task
-from compress.evaluation.tasks.config import TaskConfig
 from compress.expressions import expression
-from compress.formats.gptq_config import read_rules
-from compress.formats.scheme_map import parse as parse_schemes
-from compress.recipe import parse
+from compress.formats.compressed_tensors.config_read import parse as parse_schemes
+from compress.formats.gptq.config import read_rules
 from compress.recipe.matching import assign
+from compress.recipe.reading.parse import parse
+from compress.recipe.task_config import TaskConfig
 
 # Where `re` has not come to an end after an hour.
 REPORTED = (

@@ -4,7 +4,8 @@ import pytest
 
 from compress.errors import RecipeError
 from compress.quant.scheme import PRESETS, QuantScheme
-from compress.recipe import dump, parse
+from compress.recipe import dump
+from compress.recipe.reading.parse import parse
 from compress.recipe.schema import Target
 
 TWO = "candidates: [W3A16, W4A16]"

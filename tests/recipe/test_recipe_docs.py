@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from compress.evaluation.tasks.config import KINDS, TaskConfig
 from compress.methods import METHODS
 from compress.quant.scheme import PRESETS
-from compress.recipe import builtin_names, load, parse
+from compress.recipe import builtin_names, load
 from compress.recipe.lookup import builtin
+from compress.recipe.reading.parse import parse
+from compress.recipe.task_config import KINDS, TaskConfig
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "recipes.md").read_text()
 

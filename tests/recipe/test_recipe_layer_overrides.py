@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from compress.arch.spec import LinearSpec
 from compress.errors import RecipeError
 from compress.quant.scheme import PRESETS, QuantScheme
-from compress.recipe import Recipe, dump, parse
+from compress.recipe import Recipe, dump
 from compress.recipe.matching import Assignment, assign, scaled_as
+from compress.recipe.reading.parse import parse
 
 
 def linear(name: str, role: str) -> LinearSpec:
@@ -363,7 +364,7 @@ def test_the_last_override_that_names_a_layer_has_it(
     overrides: list[tuple[list[str], int | None]], targets: tuple[str, ...]
 ) -> None:
     """Against a plain reading: the stages are asked layer by layer."""
-    from compress.recipe.patterns import meaning
+    from compress.recipe.reading.patterns import meaning
 
     written = [
         {"targets": t, "skip": True} if bits is None else {"targets": t, "bits": bits}

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from compress.errors import RecipeError
-from compress.recipe import Recipe, builtin_names, load, parse
+from compress.recipe import Recipe, builtin_names, load
+from compress.recipe.reading.parse import parse
 
 TEXT = "name: mine\nstages:\n  - method: rtn\n    scheme: W8A16\n"
 

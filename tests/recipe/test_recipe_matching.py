@@ -4,9 +4,9 @@ import pytest
 
 from compress.arch.spec import LinearSpec
 from compress.errors import RecipeError
-from compress.recipe import parse
 from compress.recipe.matching import NO_STAGE, assign, select
-from compress.recipe.patterns import meaning
+from compress.recipe.reading.parse import parse
+from compress.recipe.reading.patterns import meaning
 from compress.recipe.schema import Stage
 
 

@@ -11,7 +11,8 @@ import pytest
 import yaml
 
 from compress.errors import RecipeError
-from compress.recipe import Recipe, parse
+from compress.recipe import Recipe
+from compress.recipe.reading.parse import parse
 
 # Has every section; a new one is to be added here.
 FULL: dict[str, Any] = {

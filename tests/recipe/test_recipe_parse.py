@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from compress.errors import RecipeError
 from compress.methods import METHODS
 from compress.quant.scheme import PRESETS, ActivationScheme, QuantScheme
-from compress.recipe import builtin, builtin_names, dump, load, parse
+from compress.recipe import builtin, builtin_names, dump, load
+from compress.recipe.reading.parse import parse
 
 RTN = "name: x\nstages:\n  - method: rtn\n    scheme: "
 GPTQ = "name: x\nstages:\n  - method: gptq\n    scheme: W4A16\ncalibration:\n"
@@ -33,13 +34,13 @@ def test_defaults_are_complete() -> None:
 @pytest.mark.parametrize("name", PRESETS)
 def test_preset_by_name(name: str) -> None:
     scheme = PRESETS[name]
-    against = METHODS["rtn"].refuses(scheme)
-    if against is None and scheme.activation is not None and not scheme.activation.dynamic:
-        against = "needs calibration data"
-    if against is None:
+    reason = METHODS["rtn"].why_not(scheme)
+    if reason is None and scheme.activation is not None and not scheme.activation.dynamic:
+        reason = "needs calibration data"
+    if reason is None:
         assert scheme_of(name) == scheme
     else:
-        with pytest.raises(RecipeError, match=against):
+        with pytest.raises(RecipeError, match=reason):
             scheme_of(name)
 
 

@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 
 from compress.errors import CompressError, DataError, RecipeError
-from compress.recipe import Places, Recipe, parse
+from compress.recipe import Places, Recipe
 from compress.recipe.placing import placed
+from compress.recipe.reading.parse import parse
 
 TEXT = """name: x
 stages:

@@ -7,7 +7,7 @@ import pytest
 from compress.errors import RecipeError
 from compress.methods import METHODS
 from compress.quant.scheme import PRESETS as SCHEMES
-from compress.recipe import parse
+from compress.recipe.reading.parse import parse
 from compress_exporters.table import EXPORTERS
 
 STAGE = "stages:\n  - method: rtn\n    scheme: W4A16\n"

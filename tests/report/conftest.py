@@ -18,7 +18,7 @@ from compress.report.schema import (
     Sample,
     SizePart,
     Source,
-    Stage,
+    StageRecord,
     TextQuality,
 )
 
@@ -155,9 +155,9 @@ def make_report() -> Report:
             ),
         ),
         stages=(
-            Stage("sample text", 6.81, 498_000_000),
-            Stage("gptq", 9.94, 641_500_000, None, layers),
-            Stage("evaluation", 14.02, 702_300_000),
+            StageRecord("sample text", 6.81, 498_000_000),
+            StageRecord("gptq", 9.94, 641_500_000, None, layers),
+            StageRecord("evaluation", 14.02, 702_300_000),
         ),
         machine=Machine("Intel(R) Xeon(R) Platinum 8481C", 2, 25_200_000_000, "avx512_vnni"),
         started="2026-11-21T03:05:11+00:00",

@@ -26,7 +26,7 @@ from compress.report.schema import (
     Quality,
     Report,
     Sample,
-    Stage,
+    StageRecord,
     TaskNumber,
     TaskQuality,
     TextQuality,
@@ -262,7 +262,7 @@ def test_a_diverged_model_makes_a_page(report: Report) -> None:
     broken = replace(
         report,
         quality=Quality((TextQuality("t", 8, 3.0, math.inf, math.nan, 0.0),)),
-        stages=(Stage("rtn", 1.0, 1, None, layers),),
+        stages=(StageRecord("rtn", 1.0, 1, None, layers),),
         plan_vs_actual=PlanVsActual(Planned(0, 1), Planned(math.nan, 1), Planned(1, math.inf)),
     )
     text = Page(render_html(broken)).text
@@ -289,7 +289,7 @@ def expert(block: int, number: int) -> Layer:
 def test_thousands_of_experts_share_rows(report: Report) -> None:
     count = MANY_LAYERS // 4
     layers = tuple(expert(block, number) for block in range(5) for number in range(count))
-    stage = Stage("gptq", 1.0, 1, None, layers)
+    stage = StageRecord("gptq", 1.0, 1, None, layers)
     text = render_html(replace(report, stages=(stage,), copied_tensors=()))
     page = Page(text)
     assert f"block 4, gate: {count - 1} experts" in page.text

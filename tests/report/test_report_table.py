@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compress.report.schema import Export, RecipeInfo, Report, Sample, Stage
+from compress.report.schema import Export, RecipeInfo, Report, Sample, StageRecord
 from compress.report.table import render_table
 from compress.report.units import duration, size
 
@@ -35,7 +35,7 @@ def test_the_numbers_are_there(report: Report) -> None:
 
 @pytest.mark.parametrize("seconds", [9.94, 754.0, 754_000.0])
 def test_times_of_stages_are_whole(report: Report, seconds: float) -> None:
-    stages = tuple(Stage(name, seconds, 1) for name in ("quantize", "evaluate"))
+    stages = tuple(StageRecord(name, seconds, 1) for name in ("quantize", "evaluate"))
     text = render_table(replace(report, stages=stages))
     lines = [line for line in text.splitlines() if "quantize" in line or "evaluate" in line]
     assert lines[0].startswith("Time ")

@@ -18,7 +18,7 @@ from compress.report.schema import (
     Quality,
     Report,
     Sample,
-    Stage,
+    StageRecord,
     TaskNumber,
     TaskQuality,
     TextQuality,
@@ -45,7 +45,7 @@ LAYERS = st.builds(
     error=st.none() | NUMBERS,
     damping=st.none() | NUMBERS,
 )
-STAGES = st.builds(Stage, seconds=NUMBERS, layers=tuples(LAYERS))
+STAGES = st.builds(StageRecord, seconds=NUMBERS, layers=tuples(LAYERS))
 TEXTS = st.builds(
     TextQuality,
     ppl_source=st.none() | NUMBERS,

@@ -7,17 +7,11 @@ from typing import Any
 
 from compress.errors import DataError, RecipeError, RequestError
 from compress.evaluation.tasks.answers import answer_of, is_number
-from compress.evaluation.tasks.config import (
-    DEFAULT_STOP,
-    DEFAULT_TOKENS,
-    PROMPTS,
-    Kind,
-    TaskConfig,
-)
-from compress.evaluation.tasks.items import Item, read_items
-from compress.runtime.prompt import Ids, TextTokenizer, pair_ids, prompt_ids
-from compress.runtime.refusals import check
-from compress.runtime.request import Sampling
+from compress.evaluation.tasks.items import TaskItem, read_items
+from compress.recipe.task_config import DEFAULT_STOP, DEFAULT_TOKENS, PROMPTS, Kind, TaskConfig
+from compress.runtime.engine.refusals import check
+from compress.runtime.sequences.request import Sampling
+from compress.text.prompt import Ids, TextTokenizer, pair_ids, prompt_ids
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,7 +28,7 @@ class Task:
 
     config: TaskConfig
     kind: Kind
-    items: tuple[Item, ...]
+    items: tuple[TaskItem, ...]
     pairs: tuple[tuple[Ids, Ids], ...]
     sampling: Sampling | None
     numbers: bool
@@ -144,7 +138,7 @@ def _sampling(config: TaskConfig, context: int) -> Sampling:
     return sampling
 
 
-def _try_extraction(config: TaskConfig, items: tuple[Item, ...]) -> None:
+def _try_extraction(config: TaskConfig, items: tuple[TaskItem, ...]) -> None:
     """RecipeError where `extract` takes too long on texts such as outputs will be; found here, it
     costs nobody the outputs."""
     extract = config.extraction()
@@ -153,7 +147,7 @@ def _try_extraction(config: TaskConfig, items: tuple[Item, ...]) -> None:
             extract.last(item.pairs[0][0])
 
 
-def _numbers(config: TaskConfig, items: tuple[Item, ...]) -> bool:
+def _numbers(config: TaskConfig, items: tuple[TaskItem, ...]) -> bool:
     """DataError where numbers are wanted and a right answer has none: no output could have it."""
     if config.answer == "auto":
         return all(is_number(answer) for item in items for answer in item.answers)

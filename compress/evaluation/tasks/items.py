@@ -12,14 +12,14 @@ from typing import Any
 
 from compress.checkpoint.regular import read_lines, usable
 from compress.errors import DataError, RecipeError
-from compress.evaluation.tasks.config import KINDS, PROMPTS, Kind, TaskConfig
+from compress.recipe.task_config import KINDS, PROMPTS, Kind, TaskConfig
 
 Row = Mapping[str, Any]
 _FIELD = re.compile(r"\{(\w+)\}")
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class TaskItem:
     """One question. where: "file.jsonl:12".
 
     pairs: (context, continuation) of each option, to be scored; of a generation its prompt and "".
@@ -45,7 +45,7 @@ FIELDS: Mapping[Kind, tuple[str, ...]] = MappingProxyType(
 )
 
 
-def read_items(config: TaskConfig) -> tuple[Kind, tuple[Item, ...]]:
+def read_items(config: TaskConfig) -> tuple[Kind, tuple[TaskItem, ...]]:
     """The kind of a task and its items, at least one.
 
     Raises DataError, with file and line, for what cannot be read, RecipeError for keys of the
@@ -120,10 +120,10 @@ def _require(where: str, row: Row, kind: Kind) -> None:
         raise DataError(f"{where} has no field {lacking[0]!r}; {kind} needs {needed}")
 
 
-def _choices(where: str, row: Row, config: TaskConfig) -> Item:
+def _choices(where: str, row: Row, config: TaskConfig) -> TaskItem:
     choices = _texts(where, row, "choices")
     context = _filled(where, row, config, "multiple_choice", _text(where, row, "query"))
-    return Item(
+    return TaskItem(
         where,
         tuple((context, _behind(context, choice, config)) for choice in choices),
         tuple(map(len, choices)),
@@ -131,36 +131,36 @@ def _choices(where: str, row: Row, config: TaskConfig) -> Item:
     )
 
 
-def _contexts(where: str, row: Row, config: TaskConfig) -> Item:
+def _contexts(where: str, row: Row, config: TaskConfig) -> TaskItem:
     contexts = [
         _filled(where, row, config, "partial", option)
         for option in _texts(where, row, "context_options")
     ]
     end = _text(where, row, "continuation")
     pairs = tuple((context, _behind(context, end, config)) for context in contexts)
-    return Item(where, pairs, (len(end),) * len(pairs), _gold(where, row, len(pairs)))
+    return TaskItem(where, pairs, (len(end),) * len(pairs), _gold(where, row, len(pairs)))
 
 
-def _continuation(where: str, row: Row, config: TaskConfig) -> Item:
+def _continuation(where: str, row: Row, config: TaskConfig) -> TaskItem:
     end = _text(where, row, "continuation")
     context = _filled(where, row, config, "continuation", _text(where, row, "context", empty=True))
-    return Item(where, ((context, _behind(context, end, config)),), (len(end),))
+    return TaskItem(where, ((context, _behind(context, end, config)),), (len(end),))
 
 
-def _generation(where: str, row: Row, config: TaskConfig) -> Item:
+def _generation(where: str, row: Row, config: TaskConfig) -> TaskItem:
     context = _filled(where, row, config, "generation", _text(where, row, "context"))
     answer = row["answer"]
     answers = answer if isinstance(answer, list) else [answer]
     if not answers or not all(map(_is_answer, answers)):
         raise DataError(f"{where}: answer is {answer!r:.60}; it is a text, a number, or a list")
-    return Item(where, ((context, ""),), (), answers=tuple(map(str, answers)))
+    return TaskItem(where, ((context, ""),), (), answers=tuple(map(str, answers)))
 
 
 def _is_answer(value: Any) -> bool:
     return isinstance(value, str | int | float) and not isinstance(value, bool)
 
 
-_READERS: Mapping[Kind, Callable[[str, Row, TaskConfig], Item]] = MappingProxyType(
+_READERS: Mapping[Kind, Callable[[str, Row, TaskConfig], TaskItem]] = MappingProxyType(
     {
         "multiple_choice": _choices,
         "partial": _contexts,

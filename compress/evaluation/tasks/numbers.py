@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class TaskOutcome:
     """What a model did on a task.
 
     values: metric -> a value an item: 1 or 0 of "acc", "acc_norm" and "exact_match"; of
@@ -41,7 +41,7 @@ def difference(metric: str, source: Sequence[float], result: Sequence[float]) ->
     return Number(after - before, _error([b * y - a * x for x, y in pairs]))
 
 
-def agreement(source: Outcome, result: Outcome) -> float:
+def agreement(source: TaskOutcome, result: TaskOutcome) -> float:
     """The share of items with the same answer from both."""
     pairs = zip(source.answers, result.answers, strict=True)
     return sum(x == y for x, y in pairs) / len(source.answers)

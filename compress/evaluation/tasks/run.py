@@ -3,12 +3,12 @@
 from collections.abc import Callable, Sequence
 
 from compress.errors import DataError, RequestError
-from compress.evaluation.serving import score_pairs, serve
 from compress.evaluation.tasks.answers import Answer, answer_of, is_right
 from compress.evaluation.tasks.asked import Task
-from compress.evaluation.tasks.numbers import Outcome
-from compress.runtime.model import Model
-from compress.runtime.request import Request, Result, Sampling
+from compress.evaluation.tasks.numbers import TaskOutcome
+from compress.runtime.loading.model import Model
+from compress.runtime.sequences.request import Request, RequestResult, Sampling
+from compress.serve.questions import score_pairs, serve
 
 Counter = Callable[[], None]
 
@@ -17,7 +17,7 @@ def uncounted() -> None:
     """The default listener."""
 
 
-def run_task(task: Task, model: Model, count: Counter = uncounted) -> Outcome:
+def run_task(task: Task, model: Model, count: Counter = uncounted) -> TaskOutcome:
     """What the model does on the task; `count` is called for each of its pairs that is done.
 
     The model must read what the task was read for. DataError where the engine cannot serve an item,
@@ -31,7 +31,7 @@ def run_task(task: Task, model: Model, count: Counter = uncounted) -> Outcome:
         raise DataError(f"{task.config.label}: {error}") from None
 
 
-def _scored(task: Task, model: Model, count: Counter) -> Outcome:
+def _scored(task: Task, model: Model, count: Counter) -> TaskOutcome:
     scores = [0.0] * len(task.pairs)
     greedy = [False] * len(task.pairs)
 
@@ -42,11 +42,11 @@ def _scored(task: Task, model: Model, count: Counter) -> Outcome:
     score_pairs(model, task.pairs, tell)
     if task.kind == "continuation":
         values = {"acc": tuple(map(float, greedy)), "perplexity": tuple(scores)}
-        return Outcome(values, tuple(greedy))
+        return TaskOutcome(values, tuple(greedy))
     return _chosen(task, scores)
 
 
-def _chosen(task: Task, scores: Sequence[float]) -> Outcome:
+def _chosen(task: Task, scores: Sequence[float]) -> TaskOutcome:
     """The likeliest option of each item, the first of equals; `acc_norm` by log-likelihood a
     character of the option, as lm-evaluation-harness counts."""
     plain, normed, chosen = [], [], []
@@ -61,14 +61,14 @@ def _chosen(task: Task, scores: Sequence[float]) -> Outcome:
     values = {"acc": tuple(plain)}
     if task.kind == "multiple_choice":
         values["acc_norm"] = tuple(normed)
-    return Outcome(values, tuple(chosen))
+    return TaskOutcome(values, tuple(chosen))
 
 
-def _generated(task: Task, sampling: Sampling, model: Model, count: Counter) -> Outcome:
+def _generated(task: Task, sampling: Sampling, model: Model, count: Counter) -> TaskOutcome:
     answers: list[Answer] = [None] * len(task.items)
     extract = task.config.extraction()
 
-    def ended(result: Result) -> None:
+    def ended(result: RequestResult) -> None:
         assert result.text is not None
         answers[int(result.id)] = answer_of(result.text, extract, task.numbers)
         count()
@@ -77,4 +77,4 @@ def _generated(task: Task, sampling: Sampling, model: Model, count: Counter) -> 
     serve(model, requests, ended)
     pairs = zip(answers, task.items, strict=True)
     right = tuple(float(is_right(answer, item.answers)) for answer, item in pairs)
-    return Outcome({"exact_match": right}, tuple(answers))
+    return TaskOutcome({"exact_match": right}, tuple(answers))

@@ -8,16 +8,16 @@ import onnx_ir as ir
 import torch
 from torch import Tensor
 
-from compress.arch.forward import ForwardSpec
-from compress.arch.rope import Rope
+from compress.arch.forward.forward import ForwardSpec
+from compress.arch.forward.rope import Rope
 from compress.arch.spec import BlockSpec, LinearSpec
 from compress.errors import RecipeError
 from compress_exporters.exporter import Options
 from compress_exporters.genai.product import CONTRIB, Stack, can_stack, product
-from compress_exporters.onnx.attention import PAST, PRESENT, place, states
-from compress_exporters.onnx.build import Build
-from compress_exporters.onnx.dense import TORCH, as_ir
-from compress_exporters.onnx.rotary import angles, context, rotate, rotations, tables
+from compress_exporters.onnx.graph.attention import PAST, PRESENT, place, states
+from compress_exporters.onnx.graph.build import Build
+from compress_exporters.onnx.graph.dense import TORCH, as_ir
+from compress_exporters.onnx.graph.rotary import angles, context, rotate, rotations, tables
 
 HEAD_STEP = 8  # GroupQueryAttention's heads are a multiple of it,
 ROTARY_STEP = 16  # and what it rotates a multiple of this
@@ -32,7 +32,7 @@ def require_heads(how: ForwardSpec) -> None:
         )
 
 
-def unrotated(how: ForwardSpec, rope: Rope, options: Options) -> str | None:
+def why_not_rotated(how: ForwardSpec, rope: Rope, options: Options) -> str | None:
     """Why GroupQueryAttention cannot rotate, None where it does."""
     if rope.kind == "dynamic":
         return "frequencies depend on the length of the text"
@@ -47,7 +47,7 @@ def needs_positions(how: ForwardSpec, options: Options, length: int) -> bool:
     """Whether anything but GroupQueryAttention asks where a token stands. length: of the tables."""
     ropes = [layer.rope for layer in how.layers if layer.rope is not None]
     return how.positions is not None or any(
-        unrotated(how, rope, options) or (rope.length is not None and length > rope.length)
+        why_not_rotated(how, rope, options) or (rope.length is not None and length > rope.length)
         for rope in ropes
     )
 
@@ -71,7 +71,7 @@ def _packed(build: Build, block: BlockSpec) -> Stack | None:
         norms = "queries and keys have norms, which attention computes on GPUs only"
         build.unfused["packed q/k/v"] = norms
         return None
-    if rope is not None and (reason := unrotated(how, rope, build.options)):
+    if rope is not None and (reason := why_not_rotated(how, rope, build.options)):
         build.unfused["rotation in attention, packed q/k/v"] = reason
         return None
     if "qkv" in roles:
@@ -94,7 +94,7 @@ def attend(build: Build, block: BlockSpec, q: ir.Value, k: ir.Value, v: ir.Value
     """[B, S, heads * head_dim] of normed queries, keys and values."""
     how, at = build.how, place(block)
     rope = how.layers[block.index].rope
-    if rope is not None and (reason := unrotated(how, rope, build.options)):
+    if rope is not None and (reason := why_not_rotated(how, rope, build.options)):
         build.unfused["rotation in attention, packed q/k/v"] = reason
         q = rotate(build, at, q, rope, how.heads)
         k = rotate(build, at, k, rope, how.kv_heads)
@@ -107,7 +107,7 @@ def _group_query(
     """q: with k and v behind it where they are None."""
     graph, how, index = build.graph, build.how, block.index
     layer = how.layers[index]
-    fused = layer.rope is not None and unrotated(how, layer.rope, build.options) is None
+    fused = layer.rope is not None and why_not_rotated(how, layer.rope, build.options) is None
     caches = _caches(build, layer.rope) if layer.rope is not None and fused else []
     past = [build.input(PAST.format(index, name)) for name in ("key", "value")]
     out, *present = graph.ops(

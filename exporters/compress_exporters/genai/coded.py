@@ -9,11 +9,11 @@ from compress.arch.spec import LinearSpec
 from compress.formats.weights import CodedWeights
 from compress.quant.scheme import QuantScheme
 from compress_exporters.genai.nbits import Layout, layout
-from compress_exporters.onnx.build import Build
+from compress_exporters.onnx.graph.build import Build
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Coded:
+class MatMulCodes:
     """order: int64 [K] of act-order: the columns, group after group; None as they are. factor: [K],
     what inputs are multiplied by. columns: int64 [O], inputs whose weights are kept dense."""
 
@@ -22,7 +22,7 @@ class Coded:
     factor: Tensor | None
     columns: Tensor | None
 
-    def is_like(self, other: "Coded") -> bool:
+    def is_like(self, other: "MatMulCodes") -> bool:
         """Whether both can be one matrix."""
         return self.layout == other.layout and all(
             _equal(getattr(self, name), getattr(other, name))
@@ -36,12 +36,12 @@ def _equal(a: Tensor | None, b: Tensor | None) -> bool:
     return torch.equal(a, b)
 
 
-def coded(build: Build, spec: LinearSpec) -> Coded | None:
+def coded(build: Build, spec: LinearSpec) -> MatMulCodes | None:
     """None for a dense weight; RecipeError for codes that have no place."""
     return build.once(f"coded {spec.tensor}", lambda: _coded(build, spec))
 
 
-def _coded(build: Build, spec: LinearSpec) -> Coded | None:
+def _coded(build: Build, spec: LinearSpec) -> MatMulCodes | None:
     weights = build.weights
     scheme = weights.scheme(spec.name) if isinstance(weights, CodedWeights) else None
     if scheme is None:
@@ -60,7 +60,7 @@ def _coded(build: Build, spec: LinearSpec) -> Coded | None:
     columns = None if outliers is None or not len(outliers.columns) else outliers.columns
     if columns is not None:
         build.note("outlier columns are a dense product beside the codes")
-    return Coded(how, order, beside.input_factor, columns)
+    return MatMulCodes(how, order, beside.input_factor, columns)
 
 
 def _tell(build: Build, scheme: QuantScheme, how: Layout) -> None:

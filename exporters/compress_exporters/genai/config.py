@@ -7,9 +7,9 @@ from typing import Any
 
 from compress.checkpoint import write_atomic
 from compress_exporters.exporter import Source
-from compress_exporters.onnx.attention import PAST, PRESENT
-from compress_exporters.onnx.build import Build
-from compress_exporters.onnx.rotary import context
+from compress_exporters.onnx.graph.attention import PAST, PRESENT
+from compress_exporters.onnx.graph.build import Build
+from compress_exporters.onnx.graph.rotary import context
 from compress_exporters.onnx.saving import MODEL
 
 NAME = "genai_config.json"

@@ -6,10 +6,10 @@ import onnx_ir as ir
 import torch
 
 from compress.arch.spec import LinearSpec
-from compress_exporters.genai.coded import Coded, coded
+from compress_exporters.genai.coded import MatMulCodes, coded
 from compress_exporters.genai.product import CONTRIB, Stack, initializers, linear, multiplied
-from compress_exporters.onnx import ends
-from compress_exporters.onnx.build import Build
+from compress_exporters.onnx.graph import ends
+from compress_exporters.onnx.graph.build import Build
 
 
 def embedding(build: Build) -> ir.Value:
@@ -44,7 +44,7 @@ def head(build: Build, x: ir.Value) -> ir.Value:
     return ends.head(build, x) if own is None else ends.capped(build, linear(build, own, x))
 
 
-def _is_embedding(build: Build, own: LinearSpec, how: Coded) -> bool:
+def _is_embedding(build: Build, own: LinearSpec, how: MatMulCodes) -> bool:
     """Whether a head of its own has the embedding's codes: as it does where both were tied, and
     were rounded alike."""
     mine = coded(build, own)
@@ -61,7 +61,7 @@ def _is_embedding(build: Build, own: LinearSpec, how: Coded) -> bool:
     )
 
 
-def _tied(build: Build, how: Coded, x: ir.Value) -> ir.Value:
+def _tied(build: Build, how: MatMulCodes, x: ir.Value) -> ir.Value:
     """With the embedding's codes in another shape, which ONNX Runtime gives them once."""
     stack = _stack(build)
     codes, scales, zeros = initializers(build, stack, how, flat=True)

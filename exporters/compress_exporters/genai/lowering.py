@@ -3,7 +3,7 @@
 from dataclasses import replace
 from types import MappingProxyType
 
-from compress.arch.forward import describe_forward
+from compress.arch.forward.forward import describe_forward
 from compress.errors import RecipeError
 from compress_exporters.exporter import Options, Source
 from compress_exporters.genai.attention import attend, attention, needs_positions, require_heads
@@ -12,9 +12,9 @@ from compress_exporters.genai.ends import embedding, head
 from compress_exporters.genai.mlp import mlp
 from compress_exporters.genai.norms import add_norm, norm
 from compress_exporters.genai.product import CONTRIB, linear
-from compress_exporters.onnx.build import Build, Lowering
-from compress_exporters.onnx.decoder import build_decoder
-from compress_exporters.onnx.rotary import context
+from compress_exporters.onnx.graph.build import Build, Lowering
+from compress_exporters.onnx.graph.decoder import build_decoder
+from compress_exporters.onnx.graph.rotary import context
 
 # Files that onnxruntime-genai's tokenizer is made of.
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")

@@ -10,9 +10,9 @@ from torch import Tensor
 from compress.arch.spec import BlockSpec, LinearSpec
 from compress_exporters.genai.coded import coded
 from compress_exporters.genai.product import Stack, product
-from compress_exporters.onnx import mlp as plain
-from compress_exporters.onnx.activations import ACTIVATIONS
-from compress_exporters.onnx.build import Build
+from compress_exporters.onnx.graph import mlp as plain
+from compress_exporters.onnx.graph.activations import ACTIVATIONS
+from compress_exporters.onnx.graph.build import Build
 
 
 def mlp(build: Build, block: BlockSpec, x: ir.Value) -> ir.Value:

@@ -3,9 +3,9 @@
 import onnx_ir as ir
 
 from compress_exporters.genai.product import CONTRIB
-from compress_exporters.onnx.build import Build
-from compress_exporters.onnx.dense import stored
-from compress_exporters.onnx.norms import norm_weight
+from compress_exporters.onnx.graph.build import Build
+from compress_exporters.onnx.graph.dense import stored
+from compress_exporters.onnx.graph.norms import norm_weight
 
 
 def norm(build: Build, path: str, x: ir.Value) -> ir.Value:

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from compress.arch.spec import LinearSpec
 from compress_exporters.decoded import decoded
-from compress_exporters.genai.coded import Coded, coded
+from compress_exporters.genai.coded import MatMulCodes, coded
 from compress_exporters.genai.nbits import Blocks, blocks
-from compress_exporters.onnx.build import Build
-from compress_exporters.onnx.codes import scale_in
-from compress_exporters.onnx.dense import as_ir, rounded
+from compress_exporters.onnx.graph.build import Build
+from compress_exporters.onnx.graph.codes import scale_in
+from compress_exporters.onnx.graph.dense import as_ir, rounded
 
 CONTRIB = "com.microsoft"
 
@@ -73,7 +73,7 @@ def product(build: Build, stack: Stack, x: ir.Value) -> ir.Value:
 def multiplied(
     build: Build,
     stack: Stack,
-    how: Coded,
+    how: MatMulCodes,
     inputs: tuple[ir.Value, ir.Value, ir.Value, ir.Value | None, ir.Value | None],
 ) -> ir.Value:
     """inputs: x, codes [N, blocks, bytes], scales, zeros, bias."""
@@ -123,7 +123,7 @@ class _Reading:
 
 
 def initializers(
-    build: Build, stack: Stack, how: Coded, *, flat: bool = False
+    build: Build, stack: Stack, how: MatMulCodes, *, flat: bool = False
 ) -> tuple[ir.Value, ir.Value, ir.Value | None]:
     """Codes [N, blocks, bytes] or, flat, [N, blocks * bytes]; scales [N, blocks]; zero points."""
     graph, (n, k), form = build.graph, stack.shape, how.layout
@@ -146,7 +146,7 @@ def initializers(
     return codes, scales, weight("zeros", ir.DataType.UINT8, (n, form.zeros_width(k)))
 
 
-def _blocks(build: Build, stack: Stack, how: Coded) -> Blocks:
+def _blocks(build: Build, stack: Stack, how: MatMulCodes) -> Blocks:
     parts = []
     for linear in stack.linears:
         weight = build.weights.quantized(linear.tensor)

@@ -12,10 +12,10 @@ from compress.errors import CheckpointError
 from compress_exporters.exporter import Proof, Source
 from compress_exporters.genai import texts
 from compress_exporters.genai.running import generated, kernels
-from compress_exporters.onnx.build import Build
-from compress_exporters.onnx.checks import LIMITS, TOKENS, Asked, length_of, prove
-from compress_exporters.onnx.measuring import Error
-from compress_exporters.onnx.running import Runner
+from compress_exporters.onnx.graph.build import Build
+from compress_exporters.onnx.proof.checks import LIMITS, TOKENS, Asked, length_of, prove
+from compress_exporters.onnx.proof.measuring import Error
+from compress_exporters.onnx.proof.running import Runner
 from compress_exporters.onnx.saving import MODEL
 from compress_exporters.packages import installed
 from compress_exporters.reference import Reference, text

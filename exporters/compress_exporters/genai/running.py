@@ -10,7 +10,7 @@ import numpy as np
 import onnxruntime as ort
 
 from compress.errors import CheckpointError
-from compress_exporters.onnx.running import SILENT, Runner
+from compress_exporters.onnx.proof.running import SILENT, Runner
 
 
 def generated(folder: Path, prompt: Sequence[int], count: int) -> list[int]:

@@ -11,7 +11,7 @@ def check(source: Source, options: Options) -> tuple[str, ...]:
     require(NAME, EXTRA, "onnx", "onnx_ir", "onnxruntime")
     from compress_exporters.genai.config import genai_config
     from compress_exporters.genai.lowering import build, notes
-    from compress_exporters.onnx.codes import require_scales
+    from compress_exporters.onnx.graph.codes import require_scales
 
     graph = build(source, options)
     require_scales(graph, source.spec.all_linears())

@@ -45,11 +45,11 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
 
 
 def needs_codes(tensor: QuantizedTensor) -> bool:
-    """Whether `misfit` looks at codes; of other weights it takes them without values."""
+    """Whether `why_not_blocks` looks at codes; of other weights it takes them without values."""
     return tensor.scheme.bits == 8 and _zeros(tensor)
 
 
-def misfit(tensor: QuantizedTensor) -> str | None:
+def why_not_blocks(tensor: QuantizedTensor) -> str | None:
     """Why no kind of block holds a weight without rounding its codes, None when one does."""
     scheme = tensor.scheme
     k = tensor.shape[1]

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from compress.checkpoint.dtype_codes import PLAIN_DTYPES
+from compress.checkpoint.shards.dtype_codes import PLAIN_DTYPES
 from compress.errors import CheckpointError
 from compress_exporters.exporter import Source
 from compress_exporters.gguf.blocks import KINDS, encode

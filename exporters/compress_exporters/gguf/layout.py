@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from compress.arch.forward import ForwardSpec
+from compress.arch.forward.forward import ForwardSpec
 from compress.arch.spec import BlockSpec, LinearSpec
 from compress_exporters.exporter import Source
 from compress_exporters.gguf.arches import NORMS, ROLES, Arch

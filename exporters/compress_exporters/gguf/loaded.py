@@ -16,7 +16,7 @@ import torch
 from compress.arch.sizes import text_config
 from compress.errors import CheckpointError
 from compress_exporters.gguf.blocks import KINDS
-from compress_exporters.gguf.plan import Plan
+from compress_exporters.gguf.plan import GgufPlan
 from compress_exporters.packages import installed
 from compress_exporters.reference import Reference
 
@@ -30,7 +30,7 @@ PROMPTS = (6, 24)  # tokens of the prompts that llama.cpp gets
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class LoaderResult:
     """error: largest difference of a logit. tokens: greedy ones are the same. line: both, said."""
 
     error: float
@@ -38,7 +38,9 @@ class Seen:
     line: str
 
 
-def in_transformers(plan: Plan, path: Path, reference: Reference, ids: Sequence[int]) -> Seen:
+def in_transformers(
+    plan: GgufPlan, path: Path, reference: Reference, ids: Sequence[int]
+) -> LoaderResult:
     """Logits and greedy tokens of the file's weights in transformers, with config.json's settings,
     as its reader knows few of the file's. CheckpointError where they differ."""
     model = _model(plan, path)
@@ -51,10 +53,10 @@ def in_transformers(plan: Plan, path: Path, reference: Reference, ids: Sequence[
     prompt = list(ids[: max(1, len(ids) // 4)])
     chosen = _greedy(model, prompt, _room(ids, prompt))
     same = reference.apart(prompt, chosen, 2 * error) is None
-    return Seen(error, same, f"transformers: logits within {error:.2g}, {_told(same)}")
+    return LoaderResult(error, same, f"transformers: logits within {error:.2g}, {_told(same)}")
 
 
-def _model(plan: Plan, path: Path) -> Any:
+def _model(plan: GgufPlan, path: Path) -> Any:
     from transformers import AutoModelForCausalLM
 
     with redirect_stderr(StringIO()):  # its bars cannot be switched off
@@ -68,7 +70,7 @@ def _model(plan: Plan, path: Path) -> Any:
         ).eval()
 
 
-def _config(plan: Plan) -> Any:
+def _config(plan: GgufPlan) -> Any:
     from transformers import AutoConfig
 
     assert plan.arch.read_as is not None
@@ -107,8 +109,12 @@ def has_llamacpp() -> bool:
 
 
 def in_llamacpp(
-    plan: Plan, path: Path, reference: Reference, ids: Sequence[int], python: str = sys.executable
-) -> Seen:
+    plan: GgufPlan,
+    path: Path,
+    reference: Reference,
+    ids: Sequence[int],
+    python: str = sys.executable,
+) -> LoaderResult:
     """Log-probabilities and greedy tokens in llama.cpp, in a process of its own, which a fault in
     it would end. ids: 2 at least. CheckpointError where it does not open the file, or they
     differ."""
@@ -130,7 +136,7 @@ def in_llamacpp(
     rounds = any(KINDS[kind].block > 1 for kind in plan.kinds)
     how = " (it rounds inputs of blocks to 8 bits)" if rounds else ""
     line = f"llama.cpp: log-probabilities within {error:.2g}{how}, {_told(same)}"
-    return Seen(error, same, line)
+    return LoaderResult(error, same, line)
 
 
 def ask_llamacpp(
@@ -167,7 +173,7 @@ def ask_llamacpp(
         return found
 
 
-def _fp32(plan: Plan) -> bool:
+def _fp32(plan: GgufPlan) -> bool:
     """Whether llama.cpp computes in fp32 throughout: its GELU is a table in fp16."""
     return set(plan.kinds) == {"F32"} and plan.how.activation == "silu"
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from compress.arch.forward import ForwardSpec
-from compress.arch.forwards import FORWARDS
+from compress.arch.forward.forward import ForwardSpec
+from compress.arch.forward.table import FORWARDS
 from compress.arch.spec import DecoderSpec
 from compress.errors import CheckpointError
 from compress_exporters.exporter import Source

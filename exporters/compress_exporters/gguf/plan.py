@@ -7,27 +7,27 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from compress.arch.forward import ForwardSpec, describe_forward
+from compress.arch.forward.forward import ForwardSpec, describe_forward
 from compress.errors import CheckpointError
-from compress.formats.scales import Change, change
+from compress.formats.scales import ScaleRounding, change
 from compress.quant.tensor import QuantizedTensor
 from compress_exporters.decoded import decoded
 from compress_exporters.exporter import Options, Source
 from compress_exporters.gguf.arches import Arch
-from compress_exporters.gguf.blocks import KINDS, kind_of, misfit, needs_codes, offsets
+from compress_exporters.gguf.blocks import KINDS, kind_of, needs_codes, offsets, why_not_blocks
 from compress_exporters.gguf.fields import Fields
 from compress_exporters.gguf.layout import Piece, pieces
 from compress_exporters.gguf.model import arch_of, check_model, settings
 from compress_exporters.gguf.rotations import rotations
 from compress_exporters.gguf.rounding import require_fp16
-from compress_exporters.gguf.tokenizer import model_name, vocabulary
+from compress_exporters.gguf.tokenizer.tokenizer import model_name, vocabulary
 
 DENSE = {"fp32": "F32", "fp16": "F16"}
 _SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class GgufPlan:
     """kinds: of each piece, a key of KINDS. fields: all keys of the file.
 
     rounded: what fp16 does to scales, over all weights that are stored as codes.
@@ -40,7 +40,7 @@ class Plan:
     kinds: tuple[str, ...]
     fields: Fields
     notes: tuple[str, ...]
-    rounded: Change
+    rounded: ScaleRounding
 
     @property
     def exact(self) -> bool:
@@ -49,13 +49,13 @@ class Plan:
 
 
 @dataclass(slots=True)
-class _Found:
+class _Gathered:
     """What looking at the weights gathers. dense: reason -> weights that no block holds.
 
     inputs: linears in blocks whose inputs the checkpoint rounds; lost: those that become dense.
     """
 
-    rounded: Change = field(default_factory=Change)
+    rounded: ScaleRounding = field(default_factory=ScaleRounding)
     dense: dict[str, list[str]] = field(default_factory=dict)
     inputs: int = 0
     lost: int = 0
@@ -69,10 +69,10 @@ class _Look:
     kind: str | None = None
     reason: str | None = None
     inputs: bool = False
-    rounded: Change = field(default_factory=Change)
+    rounded: ScaleRounding = field(default_factory=ScaleRounding)
 
 
-def make_plan(source: Source, options: Options) -> Plan:
+def make_plan(source: Source, options: Options) -> GgufPlan:
     """Reads scales and zero points, and codes of 8 bits with zero points; no other codes.
 
     RecipeError or CheckpointError for what does not fit.
@@ -84,7 +84,7 @@ def make_plan(source: Source, options: Options) -> Plan:
     words = vocabulary(source)
     laid = pieces(source, how, arch, turned.factors)
     _check_head(source, arch)
-    found = _Found()
+    found = _Gathered()
     kinds = [_kind(source, piece, DENSE[options.dtype], found) for piece in laid]
     require_fp16(found.rounded, round_scales=options.round_scales)
     name = model_name(_called(source.checkpoint.path.absolute()), words)
@@ -92,7 +92,7 @@ def make_plan(source: Source, options: Options) -> Plan:
     sizes = tuple(settings(spec, how, arch, options.max_context))
     fields += tuple((f"{arch.name}.{key}", value) for key, value in sizes + turned.fields)
     notes += [*turned.notes, *words.notes, *_told(found, DENSE[options.dtype]), *_left(source)]
-    return Plan(
+    return GgufPlan(
         source,
         how,
         arch,
@@ -121,7 +121,7 @@ def dense(source: Source, piece: Piece, name: str) -> Tensor:
     return (values + piece.added if piece.added else values).contiguous()
 
 
-def _kind(source: Source, piece: Piece, plain: str, found: _Found) -> str:
+def _kind(source: Source, piece: Piece, plain: str, found: _Gathered) -> str:
     if not piece.matrix:
         return "F32"
     looks = [_look(source, name) for name in piece.sources]
@@ -146,7 +146,7 @@ def _look(source: Source, name: str) -> _Look:
     if needs_codes(weight):
         weight = source.quantized(name)
         assert weight is not None
-    reason, inputs = misfit(weight), weight.scheme.activation is not None
+    reason, inputs = why_not_blocks(weight), weight.scheme.activation is not None
     if reason is not None:
         return _Look(None, reason, inputs)
     kind, seen = kind_of(weight), change(weight.scale, torch.float16)
@@ -189,7 +189,7 @@ def _check_head(source: Source, arch: Arch) -> None:
         )
 
 
-def _told(found: _Found, plain: str) -> Iterator[str]:
+def _told(found: _Gathered, plain: str) -> Iterator[str]:
     for reason, names in found.dense.items():
         shown = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
         yield f"{len(names)} quantized weights become {plain}, as {reason}: {shown}"

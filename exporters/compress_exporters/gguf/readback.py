@@ -12,7 +12,7 @@ from compress.quant.tensor import QuantizedTensor
 from compress_exporters.gguf.blocks import KINDS
 from compress_exporters.gguf.data import numbers
 from compress_exporters.gguf.layout import Piece
-from compress_exporters.gguf.plan import Plan, coded
+from compress_exporters.gguf.plan import GgufPlan, coded
 
 if TYPE_CHECKING:
     from gguf import GGUFReader
@@ -22,7 +22,7 @@ SLACK = 2.0**-10
 HALF, TINY = 2.0**-11, 2.0**-25  # fp16's: relative, and absolute below its normal numbers
 
 
-def read_back(plan: Plan, path: Path) -> tuple[str, ...]:
+def read_back(plan: GgufPlan, path: Path) -> tuple[str, ...]:
     """What was compared. CheckpointError for any difference beyond fp16's rounding."""
     from gguf import GGUFReader
 
@@ -42,7 +42,7 @@ def read_back(plan: Plan, path: Path) -> tuple[str, ...]:
     return (f"gguf reads {len(names)} tensors back as they are in the checkpoint, {how}",)
 
 
-def _check_fields(plan: Plan, reader: "GGUFReader") -> None:
+def _check_fields(plan: GgufPlan, reader: "GGUFReader") -> None:
     for key, value in plan.fields:
         field = reader.get_field(key)
         stored = None if field is None else field.contents()
@@ -59,7 +59,7 @@ def _same(stored: Any, value: Any) -> bool:
     return bool(stored == value)
 
 
-def _compare(plan: Plan, piece: Piece, kind: str, tensor: Any) -> None:
+def _compare(plan: GgufPlan, piece: Piece, kind: str, tensor: Any) -> None:
     """Rows of the file against those of the checkpoint, a part at a time."""
     start = 0
     data = tensor.data.reshape(-1, tensor.data.shape[-1])
@@ -73,7 +73,7 @@ def _compare(plan: Plan, piece: Piece, kind: str, tensor: Any) -> None:
             raise _wrong(f"{int(away.sum())} numbers of {piece.name} are not the checkpoint's")
 
 
-def _wanted(plan: Plan, piece: Piece, kind: str) -> Iterator[tuple[Tensor, Tensor | None]]:
+def _wanted(plan: GgufPlan, piece: Piece, kind: str) -> Iterator[tuple[Tensor, Tensor | None]]:
     """fp32 numbers in the order of the file, and how far from them the file's may be; None for not
     at all."""
     if KINDS[kind].block > 1:
@@ -84,7 +84,9 @@ def _wanted(plan: Plan, piece: Piece, kind: str) -> Iterator[tuple[Tensor, Tenso
         yield values, values.abs() * HALF + TINY if kind == "F16" else None
 
 
-def _exact(plan: Plan, piece: Piece, quantized: QuantizedTensor) -> tuple[Tensor, Tensor | None]:
+def _exact(
+    plan: GgufPlan, piece: Piece, quantized: QuantizedTensor
+) -> tuple[Tensor, Tensor | None]:
     rows = piece.rows()
     values, slack = quantized.dequantize(torch.float32), None
     if plan.rounded.changed:

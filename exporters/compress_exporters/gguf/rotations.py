@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from math import log
 from types import MappingProxyType
 
-from compress.arch.forward import ForwardSpec
-from compress.arch.rope import Rope
+from compress.arch.forward.forward import ForwardSpec
+from compress.arch.forward.rope import Rope
 from compress.errors import CheckpointError
-from compress.runtime.rope import FREQUENCIES
+from compress.runtime.decoder.rope import FREQUENCIES
 from compress_exporters.gguf.arches import Arch
 from compress_exporters.gguf.fields import Field, Fields
 from compress_exporters.gguf.layout import Piece

@@ -1,10 +1,10 @@
 """What GGUF's fp16 does to scales and offsets: what is refused, and what is told."""
 
 from compress.errors import RecipeError
-from compress.formats.scales import Change
+from compress.formats.scales import ScaleRounding
 
 
-def require_fp16(found: Change, *, round_scales: bool) -> None:
+def require_fp16(found: ScaleRounding, *, round_scales: bool) -> None:
     """RecipeError for scales and offsets that are lost, or change though nobody asked for it."""
     count = f"of {found.total} scales and offsets are"
     if found.lost:

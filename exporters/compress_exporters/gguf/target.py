@@ -5,13 +5,13 @@ from pathlib import Path
 from compress_exporters.exporter import Exporter, Options, Progress, Proof, Source, Written, require
 from compress_exporters.gguf.blocks import KINDS
 from compress_exporters.gguf.loaded import (
-    Seen,
+    LoaderResult,
     has_accelerate,
     has_llamacpp,
     in_llamacpp,
     in_transformers,
 )
-from compress_exporters.gguf.plan import Plan, make_plan
+from compress_exporters.gguf.plan import GgufPlan, make_plan
 from compress_exporters.gguf.readback import read_back
 from compress_exporters.gguf.write import ALIGNMENT, FILE, write_file
 from compress_exporters.reference import Reference, fits, parameters, text
@@ -62,14 +62,14 @@ def verify(source: Source, folder: Path, options: Options) -> Proof:
     return _proof(detail + tuple(x.line for x in seen), seen)
 
 
-def _text(source: Source, plan: Plan) -> list[int]:
+def _text(source: Source, plan: GgufPlan) -> list[int]:
     """Tokens that the file's context holds."""
     context = next(value for key, value in plan.fields if key.endswith(".context_length"))
     assert isinstance(context, int)
     return text(source)[:context]
 
 
-def _proof(detail: tuple[str, ...], seen: list[Seen]) -> Proof:
+def _proof(detail: tuple[str, ...], seen: list[LoaderResult]) -> Proof:
     """The error is the first one's: transformers', whose own rounding is none, where it reads the
     file."""
     if not seen:

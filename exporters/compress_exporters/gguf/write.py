@@ -11,7 +11,7 @@ from compress_exporters.exporter import AGAIN, Progress
 from compress_exporters.gguf.blocks import KINDS
 from compress_exporters.gguf.data import Rounding, parts
 from compress_exporters.gguf.fields import Value
-from compress_exporters.gguf.plan import Plan
+from compress_exporters.gguf.plan import GgufPlan
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter
@@ -20,7 +20,7 @@ FILE = "model.gguf"
 ALIGNMENT = 32  # of the bytes of every tensor, GGUF's default
 
 
-def write_file(plan: Plan, path: Path, progress: Progress) -> tuple[str, ...]:
+def write_file(plan: GgufPlan, path: Path, progress: Progress) -> tuple[str, ...]:
     """Notes on what was rounded on the way. OutputError where the disk refuses."""
     rounding = Rounding()
     with disk.refusing(f"write {path}", AGAIN):
@@ -29,7 +29,7 @@ def write_file(plan: Plan, path: Path, progress: Progress) -> tuple[str, ...]:
     return tuple(_rounded(rounding))
 
 
-def _write_pieces(plan: Plan, path: Path, progress: Progress, rounding: Rounding) -> None:
+def _write_pieces(plan: GgufPlan, path: Path, progress: Progress, rounding: Rounding) -> None:
     with path.open("ab") as stream:
         _pad(stream)
         for i, (piece, kind) in enumerate(zip(plan.pieces, plan.kinds, strict=True)):
@@ -47,7 +47,7 @@ def _rounded(rounding: Rounding) -> Iterator[str]:
         yield f"{rounding.changed} of {rounding.total} dense numbers are rounded to fp16"
 
 
-def _write_head(plan: Plan, path: Path) -> None:
+def _write_head(plan: GgufPlan, path: Path) -> None:
     from gguf import GGMLQuantizationType, GGUFWriter
 
     writer = GGUFWriter(path, plan.arch.name)

@@ -13,9 +13,9 @@ from compress.errors import CompressError
 from compress.version import VERSION
 from compress_exporters.decoded import decoded
 from compress_exporters.exporter import AGAIN, Progress
-from compress_exporters.onnx.build import Build
-from compress_exporters.onnx.graph import INLINE
-from compress_exporters.onnx.linked import pointed, read_by
+from compress_exporters.onnx.graph.build import Build
+from compress_exporters.onnx.graph.graph import INLINE
+from compress_exporters.onnx.graph.linked import pointed, read_by
 from compress_exporters.onnx.names import DATA, MODEL, SECOND
 
 __all__ = ["DATA", "MODEL", "save", "size"]

@@ -16,7 +16,7 @@ from compress_exporters.exporter import (
 from compress_exporters.onnx.names import DATA, MODEL, SECOND, UNPROVED
 
 if TYPE_CHECKING:
-    from compress_exporters.onnx.build import Build
+    from compress_exporters.onnx.graph.build import Build
 
 NAME, EXTRA = "onnx", "onnx"
 # Operators that do several steps at once.
@@ -28,9 +28,9 @@ FUSED = (
 
 def check(source: Source, options: Options) -> tuple[str, ...]:
     require(NAME, EXTRA, "onnx", "onnx_ir", "onnxruntime")
-    from compress_exporters.onnx.canonical import CANONICAL
-    from compress_exporters.onnx.codes import require_scales
-    from compress_exporters.onnx.decoder import build_decoder
+    from compress_exporters.onnx.graph.canonical import CANONICAL
+    from compress_exporters.onnx.graph.codes import require_scales
+    from compress_exporters.onnx.graph.decoder import build_decoder
 
     build = build_decoder(source, options, CANONICAL)
     # The embedding is decoded.
@@ -41,22 +41,22 @@ def check(source: Source, options: Options) -> tuple[str, ...]:
 def notes_of(build: "Build") -> tuple[str, ...]:
     """What was converted, and what a session needs."""
     needs = (f"the session needs the config entry {k}={v}" for k, v in build.session.items())
-    from compress_exporters.onnx.linked import notes
+    from compress_exporters.onnx.graph.linked import notes
 
     return (*build.notes, *notes(build), *needs)
 
 
 def size(source: Source, options: Options) -> int:
     from compress_exporters.onnx import saving
-    from compress_exporters.onnx.canonical import CANONICAL
-    from compress_exporters.onnx.decoder import build_decoder
+    from compress_exporters.onnx.graph.canonical import CANONICAL
+    from compress_exporters.onnx.graph.decoder import build_decoder
 
     return saving.size(build_decoder(source, options, CANONICAL))
 
 
 def write(source: Source, folder: Path, options: Options, progress: Progress) -> Written:
-    from compress_exporters.onnx.canonical import CANONICAL
-    from compress_exporters.onnx.decoder import build_decoder
+    from compress_exporters.onnx.graph.canonical import CANONICAL
+    from compress_exporters.onnx.graph.decoder import build_decoder
     from compress_exporters.onnx.saving import save
     from compress_exporters.sidefiles import copy_side_files
 
@@ -67,9 +67,9 @@ def write(source: Source, folder: Path, options: Options, progress: Progress) ->
 
 
 def verify(source: Source, folder: Path, options: Options) -> Proof:
-    from compress_exporters.onnx.canonical import CANONICAL
-    from compress_exporters.onnx.checks import Asked, prove, require_form
-    from compress_exporters.onnx.decoder import build_decoder
+    from compress_exporters.onnx.graph.canonical import CANONICAL
+    from compress_exporters.onnx.graph.decoder import build_decoder
+    from compress_exporters.onnx.proof.checks import Asked, prove, require_form
 
     model = folder / (UNPROVED if options.in_place else MODEL)
     require_form(model)
@@ -77,15 +77,15 @@ def verify(source: Source, folder: Path, options: Options) -> Proof:
 
 
 def reads(model: Path) -> frozenset[str] | None:
-    from compress_exporters.onnx.linked import read_by
+    from compress_exporters.onnx.graph.linked import read_by
 
     return read_by(model)
 
 
 def stays(source: Source, options: Options) -> int:
-    from compress_exporters.onnx import linked
-    from compress_exporters.onnx.canonical import CANONICAL
-    from compress_exporters.onnx.decoder import build_decoder
+    from compress_exporters.onnx.graph import linked
+    from compress_exporters.onnx.graph.canonical import CANONICAL
+    from compress_exporters.onnx.graph.decoder import build_decoder
 
     return linked.size(build_decoder(source, options, CANONICAL))
 

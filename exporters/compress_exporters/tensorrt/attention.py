@@ -6,11 +6,11 @@ import numpy as np
 import onnx_ir as ir
 
 from compress.arch.spec import BlockSpec
-from compress_exporters.onnx.attention import PAST, PRESENT, place
-from compress_exporters.onnx.build import Build
-from compress_exporters.onnx.mask import mask
-from compress_exporters.onnx.rotary import rotate
-from compress_exporters.tensorrt.operators import FUSED_HEADS, FUSED_TYPES
+from compress_exporters.onnx.graph.attention import PAST, PRESENT, place
+from compress_exporters.onnx.graph.build import Build
+from compress_exporters.onnx.graph.mask import mask
+from compress_exporters.onnx.graph.rotary import rotate
+from compress_exporters.tensorrt.lint.operators import FUSED_HEADS, FUSED_TYPES
 
 
 def attend(build: Build, block: BlockSpec, q: ir.Value, k: ir.Value, v: ir.Value) -> ir.Value:
@@ -22,7 +22,7 @@ def attend(build: Build, block: BlockSpec, q: ir.Value, k: ir.Value, v: ir.Value
         k = rotate(build, at, k, layer.rope, how.kv_heads)
     keys, values = _state(build, block, "key", k), _state(build, block, "value", v)
     inputs = Inputs(q, keys, values, mask(build, layer.window))
-    why = _unfused(build, layer.softcap)
+    why = _why_not_fused(build, layer.softcap)
     if why is None:
         out = _fused(build, at, inputs, layer.scale)
     else:
@@ -50,7 +50,7 @@ class Inputs:
     seen: ir.Value
 
 
-def _unfused(build: Build, cap: float | None) -> str | None:
+def _why_not_fused(build: Build, cap: float | None) -> str | None:
     """Why TensorRT has no kernel that does all of attention; None where it has."""
     if cap is not None:
         return "TensorRT's has no soft cap"

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from compress.errors import CheckpointError
 from compress.quant.scheme import FP4_GROUP, QuantScheme
-from compress_exporters.onnx.codes import Coded
+from compress_exporters.onnx.graph.codes import Coded
 
 # Columns that share a scale in TensorRT's blocks, the larger first.
 SIZES = (128, 64)

@@ -8,10 +8,10 @@ from typing import Any
 import onnx_ir as ir
 
 from compress.checkpoint import write_atomic
-from compress_exporters.onnx.build import Build
-from compress_exporters.onnx.rotary import context
+from compress_exporters.onnx.graph.build import Build
+from compress_exporters.onnx.graph.rotary import context
 from compress_exporters.onnx.saving import DATA, MODEL
-from compress_exporters.tensorrt.operators import VERSION
+from compress_exporters.tensorrt.lint.operators import VERSION
 from compress_exporters.tensorrt.profiles import Profile, Shapes, profiles
 
 JSON, NOTES = "build.json", "TENSORRT.md"

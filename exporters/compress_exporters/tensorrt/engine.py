@@ -17,7 +17,7 @@ from compress_exporters.packages import installed
 
 
 @dataclass(frozen=True, slots=True)
-class Package:
+class TensorrtPackage:
     """title: what it is called. least: the first version that reads these graphs. ahead: whether it
     builds for devices that are not here."""
 
@@ -26,10 +26,10 @@ class Package:
     ahead: bool
 
 
-PACKAGES: Mapping[str, Package] = MappingProxyType(
+PACKAGES: Mapping[str, TensorrtPackage] = MappingProxyType(
     {
-        "tensorrt": Package("TensorRT", (10, 15), ahead=False),
-        "tensorrt_rtx": Package("TensorRT for RTX", (1, 7), ahead=True),
+        "tensorrt": TensorrtPackage("TensorRT", (10, 15), ahead=False),
+        "tensorrt_rtx": TensorrtPackage("TensorRT for RTX", (1, 7), ahead=True),
     }
 )
 NONE = "neither tensorrt nor tensorrt_rtx is installed (pip install tensorrt-rtx)"
@@ -45,7 +45,7 @@ Profile = Mapping[str, Mapping[str, list[int]]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Engine:
+class BuiltEngine:
     """plan: what TensorRT makes of a graph, as it is stored. profiles: their names, in order."""
 
     plan: Any
@@ -63,7 +63,7 @@ class Tools:
     name: with its version. trt: the module. said: reasons that it gave so far.
     """
 
-    package: Package
+    package: TensorrtPackage
     name: str
     trt: Any
     log: Any
@@ -82,7 +82,7 @@ class Tools:
                     reasons.append(str(reason))
         raise DependencyError("; ".join(reasons) or NONE)
 
-    def engine(self, model: Path, profiles: Mapping[str, Profile]) -> Engine:
+    def engine(self, model: Path, profiles: Mapping[str, Profile]) -> BuiltEngine:
         """One for all profiles. CheckpointError, with TensorRT's own word, for a graph that it does
         not parse or build; DependencyError where its device has too little memory to build it."""
         network, _weights = _parsed(self, model)
@@ -98,7 +98,7 @@ class Tools:
             raise DependencyError(f"{self.name} has too little memory on the device: {self.why}")
         if plan is None:
             raise self.refused(f"builds no engine of {model}")
-        return Engine(plan, tuple(profiles))
+        return BuiltEngine(plan, tuple(profiles))
 
     def refused(self, what: str) -> CheckpointError:
         return CheckpointError(f"{self.name} {what}: {self.why}; {REPORT}")

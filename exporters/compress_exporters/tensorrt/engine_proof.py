@@ -9,8 +9,8 @@ import torch
 
 from compress.errors import DependencyError
 from compress_exporters.exporter import Source
-from compress_exporters.onnx.checks import Asked
-from compress_exporters.onnx.measuring import Seen
+from compress_exporters.onnx.proof.checks import Asked
+from compress_exporters.onnx.proof.measuring import Seen
 from compress_exporters.onnx.saving import MODEL
 from compress_exporters.reference import Reference, fits, text
 from compress_exporters.tensorrt.build_notes import JSON
@@ -34,7 +34,7 @@ def proved(source: Source, folder: Path, asked: Asked) -> tuple[str, ...]:
     except DependencyError as reason:
         return (f"no engine was built: {reason}",)
     device, needed = _device(), facts["compute_capability"]
-    weak = None if device is None else _weak(device, needed)
+    weak = None if device is None else _why_not_run(device, needed)
     if weak is not None and not tools.package.ahead:
         return (f"no engine was built: {weak}",)
     weights = sum(path.stat().st_size for path in folder.glob(f"{MODEL}*"))
@@ -63,7 +63,7 @@ def _device() -> Capability | None:
     return torch.cuda.get_device_capability() if torch.cuda.is_available() else None
 
 
-def _weak(device: Capability, needed: str | None) -> str | None:
+def _why_not_run(device: Capability, needed: str | None) -> str | None:
     """Why a device does not run a graph; None where it does."""
     if needed is None or device >= tuple(int(x) for x in needed.split(".")):
         return None

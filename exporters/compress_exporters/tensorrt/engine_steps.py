@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from compress.errors import DependencyError
-from compress_exporters.onnx.running import Array, Past, found, given
-from compress_exporters.tensorrt.engine import Engine, Tools
+from compress_exporters.onnx.proof.running import Array, Past, found, given
+from compress_exporters.tensorrt.engine import BuiltEngine, Tools
 
 # By TensorRT's names.
 TYPES: Mapping[str, torch.dtype] = MappingProxyType(
@@ -42,7 +42,7 @@ class EngineSteps:
     held: tuple[Any, Any]
 
     @classmethod
-    def load(cls, tools: Tools, engine: Engine) -> "EngineSteps":
+    def load(cls, tools: Tools, engine: BuiltEngine) -> "EngineSteps":
         """DependencyError where the device has no room for the engine, or does not load it."""
         runtime = tools.trt.Runtime(tools.log)
         loaded = runtime.deserialize_cuda_engine(engine.plan)

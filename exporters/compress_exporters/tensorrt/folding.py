@@ -7,7 +7,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
-from compress_exporters.onnx.graph import INLINE
+from compress_exporters.onnx.graph.graph import INLINE
 from compress_exporters.onnx.saving import DATA, MODEL
 
 DQ, FP4 = "DequantizeLinear", ir.DataType.FLOAT4E2M1

@@ -13,12 +13,12 @@ from compress.formats.fp4 import pack_fp4
 from compress.formats.weights import CodedWeights
 from compress.quant.scheme import QuantScheme
 from compress.quant.tensor import OutlierColumns, QuantizedTensor
-from compress_exporters.onnx.build import Build
-from compress_exporters.onnx.codes import Coded, coded, require_scales, scale_in
-from compress_exporters.onnx.dense import as_ir, rounded
-from compress_exporters.onnx.integers import as_integers
-from compress_exporters.onnx.linear import Product, dense
-from compress_exporters.onnx.rounding import ordered, picked, scaled, static
+from compress_exporters.onnx.graph.build import Build
+from compress_exporters.onnx.graph.codes import Coded, coded, require_scales, scale_in
+from compress_exporters.onnx.graph.dense import as_ir, rounded
+from compress_exporters.onnx.graph.integers import as_integers
+from compress_exporters.onnx.graph.linear import Product, dense
+from compress_exporters.onnx.graph.rounding import ordered, picked, scaled, static
 from compress_exporters.tensorrt.blocks import Holding, holding
 
 

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from compress_exporters.onnx.canonical import CANONICAL
-from compress_exporters.onnx.linear import linear_by
+from compress_exporters.onnx.graph.canonical import CANONICAL
+from compress_exporters.onnx.graph.linear import linear_by
 from compress_exporters.tensorrt.attention import attend
 from compress_exporters.tensorrt.linears import LINEARS
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from compress_exporters.onnx.decoder import BATCH, PAST_LENGTH, SEQUENCE, TOTAL
+from compress_exporters.onnx.graph.decoder import BATCH, PAST_LENGTH, SEQUENCE, TOTAL
 
 TEXTS = 4  # at most, in one step
 CHUNK = 512  # tokens of a prompt in one step, where the context holds twice as many
@@ -14,7 +14,7 @@ Shapes = Mapping[str, tuple[int, ...]]  # by the names of inputs
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ProfileStep:
     """texts in a step, tokens that are new in each, and tokens before them."""
 
     texts: int
@@ -40,17 +40,19 @@ def _dim(dim: int | ir.SymbolicDim, sizes: Mapping[str, int]) -> int:
 class Profile:
     """least, usual and most are TensorRT's min, opt and max."""
 
-    least: Step
-    usual: Step
-    most: Step
+    least: ProfileStep
+    usual: ProfileStep
+    most: ProfileStep
 
 
 def profiles(context: int) -> Mapping[str, Profile]:
     """context: positions of a text, which no step goes beyond."""
     chunk = max(1, min(CHUNK, context // 2))
     past = max(0, min(PAST, context // 2) - 1)
-    first = Step(1, 1, 0)
+    first = ProfileStep(1, 1, 0)
     return {
-        "prefill": Profile(first, Step(1, chunk, 0), Step(TEXTS, chunk, context - chunk)),
-        "decode": Profile(first, Step(1, 1, past), Step(TEXTS, 1, context - 1)),
+        "prefill": Profile(
+            first, ProfileStep(1, chunk, 0), ProfileStep(TEXTS, chunk, context - chunk)
+        ),
+        "decode": Profile(first, ProfileStep(1, 1, past), ProfileStep(TEXTS, 1, context - 1)),
     }

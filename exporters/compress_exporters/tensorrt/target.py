@@ -20,7 +20,7 @@ from compress_exporters.exporter import (
 )
 
 if TYPE_CHECKING:
-    from compress_exporters.onnx.build import Build
+    from compress_exporters.onnx.graph.build import Build
 
 NAME, EXTRA = "tensorrt", "onnx"
 # Operators that do several steps at once.
@@ -51,7 +51,7 @@ def write(source: Source, folder: Path, options: Options, progress: Progress) ->
     from compress_exporters.sidefiles import copy_side_files
     from compress_exporters.tensorrt.build_notes import write_notes
     from compress_exporters.tensorrt.linears import notes
-    from compress_exporters.tensorrt.lint import require_clean
+    from compress_exporters.tensorrt.lint.lint import require_clean
 
     build = _build(source, options)
     files = save(build, folder, progress)
@@ -63,11 +63,11 @@ def write(source: Source, folder: Path, options: Options, progress: Progress) ->
 
 
 def verify(source: Source, folder: Path, options: Options) -> Proof:
-    from compress_exporters.onnx.checks import Asked, prove, require_form
+    from compress_exporters.onnx.proof.checks import Asked, prove, require_form
     from compress_exporters.onnx.saving import MODEL
     from compress_exporters.tensorrt import engine_proof
     from compress_exporters.tensorrt.folding import folded, has_fp4
-    from compress_exporters.tensorrt.lint import RULES, require_clean
+    from compress_exporters.tensorrt.lint.lint import RULES, require_clean
 
     model = folder / MODEL
     require_form(model)
@@ -92,7 +92,7 @@ def verify(source: Source, folder: Path, options: Options) -> Proof:
 
 def _build(source: Source, options: Options) -> "Build":
     """CheckpointError for a decoder that TensorRT has no types for."""
-    from compress_exporters.onnx.decoder import build_decoder
+    from compress_exporters.onnx.graph.decoder import build_decoder
     from compress_exporters.tensorrt.lowering import TENSORRT
 
     build = build_decoder(source, options, TENSORRT)

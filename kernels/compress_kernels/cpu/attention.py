@@ -8,7 +8,7 @@ from torch import Tensor
 from compress_kernels.cpu.library import STATE_KINDS, address, native
 
 
-class Attention(ctypes.Structure):
+class AttentionStruct(ctypes.Structure):
     """Mirrors `Attention` in csrc/attention.cpp."""
 
     _fields_ = [
@@ -44,7 +44,7 @@ def paged_attention(
     wide, table = q.float().contiguous(), table.contiguous()
     sequence, positions = sequence.contiguous(), positions.contiguous()
     out = torch.empty_like(wide)
-    task = Attention(
+    task = AttentionStruct(
         q=wide.data_ptr(),
         keys=keys.data_ptr(),
         values=values.data_ptr(),

@@ -5,11 +5,11 @@ import ctypes
 import torch
 from torch import Tensor
 
-from compress_kernels import lazy
 from compress_kernels.cpu.library import Block, address, grid_struct, native
 from compress_kernels.cpu.scale import group_scale
-from compress_kernels.grid import ColumnResult, Problem
-from compress_kernels.lazy import BlockTask
+from compress_kernels.gptq import lazy
+from compress_kernels.gptq.lazy import BlockTask
+from compress_kernels.gptq.problem import ColumnResult, Problem
 
 
 def gptq_columns(weight: Tensor, factor: Tensor, problem: Problem) -> ColumnResult:

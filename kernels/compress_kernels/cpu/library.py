@@ -7,15 +7,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from compress_kernels import grid
 from compress_kernels.cpu.build import BuildError, library_path
+from compress_kernels.gptq import problem as grid
 
 # As in csrc/columns.cpp, and in csrc/stored.h.
 SCALE_KINDS = FLOAT_KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 STATE_KINDS = {**FLOAT_KINDS, torch.int8: 3}
 
 
-class Grid(ctypes.Structure):
+class GridStruct(ctypes.Structure):
     """Mirrors `Grid` in csrc/columns.cpp."""
 
     _fields_ = [
@@ -80,11 +80,11 @@ def native() -> Native:
     return Native(library, str(path))
 
 
-def grid_struct(of: grid.Grid, ratios: Tensor) -> Grid:
+def grid_struct(of: grid.Grid, ratios: Tensor) -> GridStruct:
     """The C form of a grid; `ratios` (fp32, contiguous) must outlive it."""
     kind = SCALE_KINDS[of.scale_dtype]
     pointer = ratios.data_ptr()
-    return Grid(of.code_min, of.code_max, int(of.symmetric), kind, pointer, ratios.numel())
+    return GridStruct(of.code_min, of.code_max, int(of.symmetric), kind, pointer, ratios.numel())
 
 
 def address(tensor: Tensor | None) -> int | None:

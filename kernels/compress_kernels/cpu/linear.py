@@ -8,7 +8,7 @@ from torch import Tensor
 from compress_kernels.cpu.library import address, native
 
 
-class Linear(ctypes.Structure):
+class LinearStruct(ctypes.Structure):
     """Mirrors `Linear` in csrc/linear.cpp."""
 
     _fields_ = [
@@ -26,7 +26,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
     x = x if x.stride(1) == 1 else x.contiguous()
     weight = weight.contiguous()
     bias = None if bias is None else bias.contiguous()
-    task = Linear(
+    task = LinearStruct(
         x.data_ptr(), weight.data_ptr(), address(bias), out.data_ptr(),
         x.shape[0], weight.shape[1], weight.shape[0], x.stride(0), out.stride(0),
         torch.get_num_threads(),

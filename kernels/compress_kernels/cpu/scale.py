@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from compress_kernels.cpu.library import Block, address, grid_struct, native
-from compress_kernels.grid import Grid
+from compress_kernels.gptq.problem import Grid
 
 
 def group_scale(

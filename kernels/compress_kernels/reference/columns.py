@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from compress_kernels.factor import inverse_upper
-from compress_kernels.grid import ColumnResult, Problem, empty_result
+from compress_kernels.gptq.factor import inverse_upper
+from compress_kernels.gptq.problem import ColumnResult, Problem, empty_result
 from compress_kernels.reference.scale import group_scale, quantize_column
 
 

@@ -9,7 +9,7 @@ error wins.
 import torch
 from torch import Tensor
 
-from compress_kernels.grid import Grid
+from compress_kernels.gptq.problem import Grid
 
 
 def group_scale(

@@ -13,9 +13,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from compress_kernels import lazy
-from compress_kernels.grid import ColumnResult, Problem
-from compress_kernels.lazy import BlockTask
+from compress_kernels.gptq import lazy
+from compress_kernels.gptq.lazy import BlockTask
+from compress_kernels.gptq.problem import ColumnResult, Problem
 from compress_kernels.triton.grid import SCALE_KINDS, candidate, nearest, squared_error
 from compress_kernels.triton.scale import group_scale
 

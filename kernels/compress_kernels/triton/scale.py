@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from compress_kernels.grid import Grid
+from compress_kernels.gptq.problem import Grid
 from compress_kernels.triton.grid import SCALE_KINDS, candidate, squared_error
 
 ROWS = 4

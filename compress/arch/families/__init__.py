@@ -1,0 +1,1 @@
+"""The tables of families: what tensors are called, and what they are for."""

@@ -1,0 +1,1 @@
+"""How a decoder computes, as data: attention, rotations, windows, norms."""

@@ -1,0 +1,1 @@
+"""Files of other runtimes, made of a checkpoint and proved."""

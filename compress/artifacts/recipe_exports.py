@@ -1,0 +1,88 @@
+"""The artifacts that a recipe asks for: made of the result, each in a folder of it."""
+
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from compress.arch.spec import DecoderSpec
+from compress.artifacts.report import row
+from compress.checkpoint import Checkpoint, disk, free_bytes
+from compress.errors import CompressError, OutputError
+from compress.events import Progress, by_tenths
+from compress.formats import open_weights
+from compress.formats.weights import DenseWeights
+from compress.machine.environment import peak_rss_bytes
+from compress.machine.other_work import read_processor, share_since
+from compress.recipe.schema import ExportConfig, Recipe
+from compress.report.schema import Export, StageRecord
+from compress.report.units import two_sizes
+from compress_exporters.exporter import Options
+from compress_exporters.table import EXPORTERS
+
+STAGE = "export"
+
+
+@dataclass(frozen=True, slots=True)
+class Artifacts:
+    """rows: of what was made. left_out: what could not be made, a line each. stage: time and
+    memory, None where nothing was asked for."""
+
+    rows: tuple[Export, ...] = ()
+    left_out: tuple[str, ...] = ()
+    stage: StageRecord | None = None
+
+
+def check_artifact(config: ExportConfig, checkpoint: Checkpoint, spec: DecoderSpec) -> None:
+    """Errors of a target that does not take the source as it is: its family, a missing package.
+    What it makes of the schemes shows when there is a result."""
+    EXPORTERS[config.to].check(DenseWeights(checkpoint, spec), _options(config))
+
+
+def make_artifacts(recipe: Recipe, partial: Path, progress: Progress) -> Artifacts:
+    """Every artifact of the result in `partial`, in the folder of its target's name.
+
+    One that cannot be made is left out and named: the result is worth more.
+    """
+    if not recipe.export:
+        return Artifacts()
+    processor = read_processor()
+    began, rows, left_out = time.perf_counter(), list[Export](), list[str]()
+    for config in recipe.export:
+        try:
+            rows.append(_make(config, partial, progress))
+        except CompressError as error:
+            with suppress(OSError):
+                disk.remove_tree(partial / config.to)
+            left_out.append(f"export to {config.to} left out: {error}")
+    others = share_since(processor)
+    stage = StageRecord(STAGE, time.perf_counter() - began, peak_rss_bytes(), None, others=others)
+    return Artifacts(tuple(rows), tuple(left_out), stage)
+
+
+def _make(config: ExportConfig, partial: Path, progress: Progress) -> Export:
+    exporter, options, folder = EXPORTERS[config.to], _options(config), partial / config.to
+    source = open_weights(Checkpoint.open(partial))
+    notes = exporter.check(source, options)
+    needed, free = exporter.size(source, options), free_bytes(partial)
+    if needed > free:
+        needs, there = two_sizes(needed, free)
+        raise OutputError(f"{needs} are needed in {partial}, and {there} are free")
+    if folder.exists():  # of a run that was stopped
+        disk.remove_tree(folder)
+    with disk.refusing(f"make {folder}"):
+        disk.mkdir(folder)
+    count = by_tenths(progress, STAGE, f"tenth of {config.to}")
+    written = exporter.write(source, folder, options, lambda name, done, total: count(done, total))
+    proof = exporter.verify(source, folder, options) if config.verify else None
+    size = sum((folder / name).stat().st_size for name in written.files)
+    return row(config.to, config.to, size, written, proof, notes)
+
+
+def _options(config: ExportConfig) -> Options:
+    return Options(
+        dtype=config.dtype,
+        max_context=config.max_context,
+        round_scales=config.round_scales,
+        accuracy_level=config.accuracy_level,
+    )

@@ -1,0 +1,202 @@
+"""What an export for another runtime did: report/report.json, report/report.md and README.md."""
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from compress.checkpoint import disk, write_atomic
+from compress.formats import CodedWeights
+from compress.machine.environment import peak_rss_bytes, versions
+from compress.report.proofs import UNPROVED, proved
+from compress.report.schema import Export
+from compress.report.units import counted, duration
+from compress.report.units import size as shown_size
+from compress_exporters.exporter import Proof, Source, Written
+
+FOLDER = "report"
+# What writes artifacts, and what they are proved in.
+PACKAGES = (
+    *("onnx", "onnx-ir", "onnxruntime", "onnxruntime-genai", "openvino"),
+    *("tensorrt", "tensorrt-rtx", "gguf", "xllamacpp"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ArtifactReport:
+    """All of such an export's report.json.
+
+    source: path, format, bytes of weight files. result: path, target, bytes, bytes of the source
+    that it points to, files. schemes: how many quantized layers of the source have which. exports:
+    one row, as in the report of a run. detail: what was compared. fused, unfused: operators that do
+    several steps at once, and what stayed in single steps, why. written: false of a plan. seconds:
+    of writing and of verifying.
+    """
+
+    source: Mapping[str, Any]
+    result: Mapping[str, Any]
+    schemes: Mapping[str, int]
+    exports: Sequence[Export]
+    detail: Sequence[str]
+    notes: Sequence[str]
+    fused: Mapping[str, int]
+    unfused: Mapping[str, str]
+    written: bool
+    seconds: Mapping[str, float]
+    peak_rss_bytes: int
+    versions: Mapping[str, str]
+    tool: str = "compress-model"
+    command: str = "export"
+    schema: int = 1
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def build(
+    source: Source,
+    target: str,
+    out: Path | None,
+    *,
+    notes: Sequence[str],
+    size: int,
+    linked: int = 0,
+    written: Written | None = None,
+    proof: Proof | None = None,
+    seconds: Mapping[str, float] | None = None,
+) -> ArtifactReport:
+    """written, proof: None of what was not done. size: bytes of the artifact. linked: of the
+    source, to which it points."""
+    path = None if out is None else str(out)
+    rows = [] if written is None else [row(target, str(path), size, written, proof, notes)]
+    files = () if written is None else tuple(written.files)
+    checkpoint = source.checkpoint
+    form = source.format.name if isinstance(source, CodedWeights) else "dense"
+    return ArtifactReport(
+        source={
+            "path": str(checkpoint.path.resolve()),
+            "format": form,
+            "bytes": checkpoint.file_bytes,
+        },
+        result={
+            "path": path,
+            "target": target,
+            "bytes": size,
+            "linked_bytes": linked,
+            "files": list(files),
+        },
+        schemes=_schemes(source),
+        exports=rows,
+        detail=() if proof is None else proof.detail,
+        notes=tuple(notes),
+        fused={} if written is None else written.fused,
+        unfused={} if written is None else written.unfused,
+        written=written is not None,
+        seconds=seconds or {},
+        peak_rss_bytes=peak_rss_bytes(),
+        versions=versions(PACKAGES),
+    )
+
+
+def row(
+    target: str,
+    path: str,
+    size: int,
+    written: Written,
+    proof: Proof | None,
+    notes: Sequence[str] = (),
+) -> Export:
+    """What a report says of an artifact. size: bytes of its files. proof: None where none was made.
+    notes: those of the check that came before; what was written adds its own."""
+    return Export(
+        target,
+        path,
+        size,
+        UNPROVED if proof is None else proof.level,
+        None if proof is None else proof.max_logit_error,
+        tuple(written.files),
+        tuple(dict.fromkeys((*notes, *written.notes))),
+        dict(written.fused),
+        dict(written.unfused),
+        () if proof is None else proof.detail,
+    )
+
+
+def _schemes(source: Source) -> dict[str, int]:
+    if not isinstance(source, CodedWeights):
+        return {}
+    found = (source.scheme(linear.name) for linear in source.spec.all_linears())
+    return dict(Counter(scheme.describe() for scheme in found if scheme is not None))
+
+
+def as_json(report: ArtifactReport) -> bytes:
+    text = json.dumps(report.to_json(), indent=1, ensure_ascii=False) + "\n"
+    return text.encode("utf-8", "surrogateescape")
+
+
+def write(report: ArtifactReport, folder: Path) -> None:
+    """report/report.json, the same in words, and the card."""
+    target = folder / FOLDER
+    with disk.refusing(f"make {target}"):
+        disk.mkdir(target)
+    page = f"# Export\n\n```\n{table(report)}\n```\n"
+    for path, content in (
+        (target / "report.json", as_json(report)),
+        (target / "report.md", page.encode("utf-8", "surrogateescape")),
+        (folder / "README.md", _card(report).encode("utf-8", "surrogateescape")),
+    ):
+        write_atomic(path, content)
+
+
+def table(report: ArtifactReport) -> str:
+    """The export, or its plan, for a person; one fact a line."""
+    before, after = report.source, report.result
+    schemes = ", ".join(f"{n} x {name}" for name, n in report.schemes.items())
+    lines = [
+        f"{before['path']}",
+        f"  target   {before['format']} -> {after['target']}",
+        f"  size     {shown_size(before['bytes'])} -> {shown_size(after['bytes'])}{_linked(after)}",
+        *([f"  layers   {schemes}"] if schemes else []),
+        *(f"  note     {line}" for line in report.notes),
+        *(f"  fused    {n} x {name}" for name, n in report.fused.items()),
+        *(f"  unfused  {name}: {why}" for name, why in report.unfused.items()),
+    ]
+    if not report.written:
+        return "\n".join([*lines, "", "nothing was written: this is a dry run"])
+    lines += [
+        f"  proved   {proved(report.exports[0])}",
+        *(f"           {line}" for line in report.detail),
+    ]
+    seconds = report.seconds
+    took = ", ".join(f"{duration(x)} to {name}" for name, x in seconds.items())
+    lines.append(f"  took     {took}, peak memory {shown_size(report.peak_rss_bytes)}")
+    files = counted(len(after["files"]), "file")
+    return "\n".join([*lines, "", f"{after['path']} ({files}, and the report)"])
+
+
+def _linked(result: Mapping[str, Any]) -> str:
+    linked = result["linked_bytes"]
+    return f"; {shown_size(linked)} of the source stay where they are" if linked else ""
+
+
+def _card(report: ArtifactReport) -> str:
+    """README.md of the result. Holds nothing that differs between two equal exports."""
+    name, target = Path(report.source["path"]).name, report.result["target"]
+    notes = "".join(f"- {line}\n" for line in report.notes)
+    return f"""---
+tags: [compress-model, {target}]
+---
+# {name} for {target}
+
+Made by compress-model {report.versions["compress-model"]} from {_kind(report.source["format"])}:
+{shown_size(report.source["bytes"])} became {shown_size(report.result["bytes"])}.
+Proof: {proved(report.exports[0])}.
+
+{notes}"""
+
+
+def _kind(form: str) -> str:
+    dense = "a checkpoint with unquantized weights"
+    return dense if form == "dense" else f"a quantized checkpoint (format {form})"

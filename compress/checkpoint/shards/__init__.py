@@ -1,0 +1,1 @@
+"""One file of weights: its header, where every byte goes, the values, the writer."""

@@ -1,0 +1,1 @@
+"""One command a file: its options, one call, what is printed."""

@@ -1,0 +1,211 @@
+"""`compress-model export`."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Literal
+
+import click
+
+from compress.cli import options
+from compress.cli.process import give_back
+from compress.cli.progress import watched
+
+# What each of FORMATS holds, said without the codecs, which import torch.
+HOLDS: Mapping[str, str] = MappingProxyType(
+    {
+        "compressed-tensors": "every scheme but outlier columns; for transformers and vLLM",
+        "gptq": "integers of 2, 3, 4 and 8 bits, inputs as they are",
+        "gptq_v2": "the same, with any zero points",
+        "awq": "integers of 4 bits in groups or rows, inputs as they are",
+        "fp8": "8-bit floats in blocks, or with one scale a tensor",
+        "modelopt": "FP8, NVFP4 weights, symmetric integers of 4 and 8 bits, caches",
+        "bitsandbytes": "LLM.int8() only",
+        "dense": "16- or 32-bit weights of anything, for any loader of the model",
+    }
+)
+# The same of EXPORTERS.
+TARGETS: Mapping[str, str] = MappingProxyType(
+    {
+        "onnx": "a plain graph of opset 23, for ONNX Runtime, OpenVINO and whatever reads ONNX",
+        "onnx-genai": "a graph of ONNX Runtime's own operators, as onnxruntime-genai runs it",
+        "tensorrt": "a graph that TensorRT's parser takes, and the command that builds an engine",
+        "gguf": "one file for llama.cpp, with codes as they are where its blocks hold them",
+    }
+)
+ROUNDING = ("gguf",)  # of them, those that store scales
+LEVELS = ("onnx-genai",)  # those whose products round inputs, or do not
+IN_PLACE = ("onnx",)  # and those that can point to the checkpoint's own weights
+
+
+class FormatsInHelp(click.Command):
+    """A command whose help ends with the formats and the targets."""
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for title, rows in (("Formats", HOLDS), ("Other runtimes", TARGETS)):
+            with formatter.section(title):
+                formatter.write_dl(list(rows.items()))
+
+
+@click.command("export", cls=FormatsInHelp)
+@click.argument("checkpoint")
+@click.option("--to", required=True, metavar="NAME", help="What to write, one of those below.")
+@click.option("-o", "--out", metavar="FOLDER", help="Where the result goes.")
+@click.option("--round-scales", is_flag=True, help="Round scales that NAME cannot hold.")
+@click.option(
+    "--shard-size", metavar="SIZE", help="Most bytes of one file, 5GB by default (formats)."
+)
+@click.option(
+    "--dtype",
+    type=click.Choice(["fp32", "fp16"]),
+    help="Of dense weights and arithmetic, fp32 by default (other runtimes).",
+)
+@click.option(
+    "--max-context",
+    type=options.count(),
+    metavar="N",
+    help="Positions to prepare for, the model's by default (other runtimes).",
+)
+@click.option(
+    "--accuracy-level",
+    type=click.Choice(["0", "4"]),
+    help="4 rounds inputs of products to int8, 0 does not; 4 by default (onnx-genai).",
+)
+@click.option(
+    "--in-place",
+    is_flag=True,
+    help="Add to CHECKPOINT's folder and point to its dense weights (onnx).",
+)
+@click.option("--no-verify", is_flag=True, help="Do not compare with the weights (other runtimes).")
+@click.option("--overwrite", is_flag=True, help="Replace an earlier result.")
+@click.option("--dry-run", is_flag=True, help="Show what would be written, and write nothing.")
+@options.as_json
+def command(
+    checkpoint: str,
+    to: str,
+    out: str | None,
+    round_scales: bool,
+    shard_size: str | None,
+    dtype: Literal["fp32", "fp16"] | None,
+    max_context: int | None,
+    accuracy_level: Literal["0", "4"] | None,
+    in_place: bool,
+    no_verify: bool,
+    overwrite: bool,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Write CHECKPOINT (a folder or a hub id) in another format, or for another runtime.
+
+    Nothing is calibrated anew: codes and scales stay what they are. Formats of checkpoints take a
+    quantized one; for other runtimes it may be dense as well, and what is written is compared with
+    the weights before it appears.
+    """
+    from compress import verbs
+
+    _require_place(to, out, in_place, dry_run)
+    give_back()
+    if verbs.is_target(to):
+        target = verbs.target_name(to)
+        lost = round_scales and target not in ROUNDING
+        _refuse(to, {"--shard-size": shard_size}, "formats")
+        _refuse(to, {"--round-scales": lost}, f"formats and {', '.join(ROUNDING)}")
+        level = None if target in LEVELS else accuracy_level
+        _refuse(to, {"--accuracy-level": level}, ", ".join(LEVELS))
+        chosen = (dtype, max_context, round_scales, accuracy_level or "4", in_place)
+        _artifact(checkpoint, to, out, chosen, no_verify, overwrite, dry_run, as_json)
+        return
+    given = {"--dtype": dtype, "--max-context": max_context, "--accuracy-level": accuracy_level}
+    _refuse(to, given | {"--no-verify": no_verify}, "other runtimes")
+    _format(checkpoint, to, out, round_scales, shard_size or "5GB", overwrite, dry_run, as_json)
+
+
+def _require_place(to: str, out: str | None, in_place: bool, dry_run: bool) -> None:
+    """A usage error unless it is known where the result goes."""
+    from compress import verbs
+
+    if not in_place and out is None and not dry_run:
+        raise click.UsageError("give --out FOLDER, or --dry-run")
+    _refuse(to, {"--in-place": in_place and verbs.target_name(to) not in IN_PLACE}, IN_PLACE[0])
+    if in_place and out is not None:
+        raise click.UsageError("--in-place goes into CHECKPOINT's own folder; leave --out out")
+
+
+def _refuse(to: str, given: Mapping[str, object], those: str) -> None:
+    """A usage error for an option that is for the other kind of result."""
+    name = next((name for name, value in given.items() if value not in (None, False)), None)
+    if name is not None:
+        raise click.UsageError(f"{name} is for {those}, and --to is {to}; leave it out")
+
+
+def _artifact(
+    checkpoint: str,
+    to: str,
+    out: str | None,
+    chosen: tuple[Literal["fp32", "fp16"] | None, int | None, bool, Literal["0", "4"], bool],
+    no_verify: bool,
+    overwrite: bool,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    from compress import verbs
+    from compress_exporters.exporter import Options
+
+    dtype, max_context, round_scales, level, in_place = chosen
+    number: Literal[0, 4] = 0 if level == "0" else 4
+    how = Options(dtype or "fp32", max_context, round_scales, number, in_place)
+    if dry_run:
+        report = verbs.dry_artifact(checkpoint, to, out, options=how, overwrite=overwrite)
+    else:
+        with watched() as progress:
+            report = verbs.export_artifact(
+                checkpoint,
+                to,
+                out,
+                options=how,
+                verify=not no_verify,
+                overwrite=overwrite,
+                progress=progress,
+            )
+    if as_json:
+        options.print_json(report.to_json())
+    else:
+        click.echo(verbs.artifact_table(report))
+
+
+def _format(
+    checkpoint: str,
+    to: str,
+    out: str | None,
+    round_scales: bool,
+    shard_size: str,
+    overwrite: bool,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    from compress import verbs
+
+    if dry_run:
+        report = verbs.dry_export(
+            checkpoint,
+            to,
+            out,
+            round_scales=round_scales,
+            shard_size=shard_size,
+            overwrite=overwrite,
+        )
+    else:
+        assert out is not None
+        with watched() as progress:
+            report = verbs.export(
+                checkpoint,
+                to,
+                out,
+                round_scales=round_scales,
+                shard_size=shard_size,
+                overwrite=overwrite,
+                progress=progress,
+            )
+    if as_json:
+        options.print_json(report.to_json())
+    else:
+        click.echo(verbs.export_table(report))

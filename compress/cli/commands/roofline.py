@@ -1,0 +1,31 @@
+"""`compress-model roofline`."""
+
+from typing import Any
+
+import click
+
+from compress.cli import options, speed_options
+from compress.cli.progress import watched
+
+
+@click.command("roofline")
+@click.argument("checkpoint")
+@click.option("--against", metavar="FOLDER", help="The source, predicted too.")
+@speed_options.texts
+def command(checkpoint: str, as_json: bool, **asked: Any) -> None:
+    """Predict how fast CHECKPOINT (a folder or a hub id) runs on this machine.
+
+    Takes seconds: bandwidth, arithmetic and the engine's operations are measured one by one, and
+    the weights are not loaded.
+    """
+    from compress import verbs
+
+    place, batches = speed_options.place_of(asked), asked.pop("batches")
+    with watched() as progress:
+        facts = verbs.predict_speed(
+            checkpoint, place=place, batches=batches or None, progress=progress, **asked
+        )
+    if as_json:
+        options.print_json(facts)
+    else:
+        click.echo(verbs.speed_table(facts))

@@ -1,0 +1,103 @@
+"""`compress-model run`."""
+
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from compress.cli import options
+from compress.cli.commands.plan import show_plan
+from compress.cli.progress import watched
+from compress.errors import OutputError
+
+PAGE = Path("report", "report.html")
+INTERRUPTED = 130  # as a shell counts SIGINT
+
+
+@click.command("run")
+@click.argument("recipe")
+@options.model
+@click.option("-o", "--out", required=True, metavar="FOLDER", help="Where the result goes.")
+@options.settings
+@options.compute
+@click.option("--resume", is_flag=True, help="Go on with a run that was stopped.")
+@click.option("--overwrite", is_flag=True, help="Replace the result of an earlier run in FOLDER.")
+@click.option("--dry-run", is_flag=True, help="Print the plan, with all that would stop the run.")
+@options.as_json
+def command(
+    recipe: str,
+    model: str,
+    out: str,
+    overrides: tuple[str, ...],
+    device: str,
+    dtype: str | None,
+    resume: bool,
+    overwrite: bool,
+    dry_run: bool,
+    as_json: bool,
+) -> int:
+    """Compress a checkpoint as RECIPE says (a file, or a name from `compress-model recipes`)."""
+    from compress import verbs
+
+    if dry_run:
+        plan = verbs.make_plan(
+            recipe,
+            model,
+            overrides=overrides,
+            device=device,
+            dtype=dtype,
+            out=out,
+            resume=resume,
+            overwrite=overwrite,
+        )
+        return show_plan(plan, as_json=as_json)
+    try:
+        with watched() as progress:
+            report = verbs.run(
+                recipe,
+                model,
+                out,
+                overrides=overrides,
+                device=device,
+                dtype=dtype,
+                resume=resume,
+                overwrite=overwrite,
+                progress=progress,
+            )
+    except KeyboardInterrupt:
+        click.echo(_how_to_resume(click.get_current_context().params), err=True)
+        return INTERRUPTED
+    page = Path(out) / PAGE
+    options.print_report(report, page if page.is_file() else None, as_json)
+    return 0
+
+
+def _how_to_resume(given: Mapping[str, Any]) -> str:
+    """What to type after Ctrl-C; `given` are the parameters of the stopped command."""
+    from compress.checkpoint import require_idle
+
+    out = given["out"].rstrip("/\\")
+    partial, publishing, replaced = (
+        Path(f"{out}.{state}") for state in ("partial", "publishing", "replaced")
+    )
+    try:
+        require_idle(partial, publishing, Path(out))
+    except OutputError as error:
+        return f"stopped before anything was written; {error}"
+    if publishing.is_dir():
+        state = f"stopped while publishing; the whole result lies in {publishing}"
+    elif partial.is_dir():
+        state = f"stopped; what is finished lies in {partial}"
+    elif replaced.is_dir():
+        state = f"stopped; the result is in {out}, and what it replaced still in {replaced}"
+    else:
+        return "stopped before anything was written"
+    words = ["run", given["recipe"], "--model", given["model"], "--out", given["out"]]
+    words += [word for override in given["overrides"] for word in ("--set", override)]
+    words += ["--device", given["device"]] if given["device"] != "cpu" else []
+    words += ["--dtype", given["dtype"]] if given["dtype"] else []
+    words += ["--overwrite"] if given["overwrite"] else []
+    line = shlex.join(["compress-model", *words, "--resume"])
+    return f"{state}. To go on:\n  {line}"

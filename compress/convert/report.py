@@ -1,0 +1,219 @@
+"""What an export did: report/report.json, report/report.md and the model card."""
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from compress.arch.spec import DecoderSpec
+from compress.checkpoint import Checkpoint, disk, write_atomic
+from compress.checkpoint.sidefiles import RUN_MAKES
+from compress.convert.plan import ExportPlan
+from compress.convert.source import ExportLayer
+from compress.formats import Verdict
+from compress.formats.runtimes.judge import runtimes
+from compress.formats.runtimes.snippets import all_lines, for_card, why_not_opened
+from compress.formats.table import small_files
+from compress.machine.environment import peak_rss_bytes, versions
+from compress.plan import checks
+from compress.plan.layers import ModulePlan
+from compress.report.units import counted, duration, size
+
+FOLDER = "report"
+
+
+@dataclass(frozen=True, slots=True)
+class ExportReport:
+    """All of an export's report.json.
+
+    source, result: path, format, bytes of weight files. written: false of a plan, whose seconds and
+    memory are those of planning. schemes: how many layers have which. layers: name, scheme, bytes
+    before and after of each. copied_tensors: carried over as they are. tensor_parallel: for 2, 4
+    and 8 shards the reasons against it. runtimes: who takes the result. open_with: lines to copy;
+    open_reason: why there are none, None where there are.
+    """
+
+    source: Mapping[str, Any]
+    result: Mapping[str, Any]
+    schemes: Mapping[str, int]
+    layers: Sequence[Mapping[str, Any]]
+    copied_tensors: Sequence[str]
+    copied_files: Sequence[str]
+    skipped_files: Sequence[str]
+    tensor_parallel: Mapping[str, Sequence[str]]
+    runtimes: Sequence[Verdict]
+    notes: Sequence[str]
+    open_with: Sequence[str]
+    open_reason: str | None
+    written: bool
+    seconds: float
+    peak_rss_bytes: int
+    versions: Mapping[str, str]
+    tool: str = "compress-model"
+    command: str = "export"
+    schema: int = 1
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "runtimes": [v._asdict() for v in self.runtimes]}
+
+
+def build(plan: ExportPlan, out: Path | None, *, seconds: float | None = None) -> ExportReport:
+    """out: where the result lies or would lie, None where nobody said. seconds: that it took, None
+    where there is only a plan."""
+    source, layers = plan.source.checkpoint, plan.held.layers.values()
+    verdicts = _runtimes(plan)
+    copied, left = _side_files(source)
+    return ExportReport(
+        source={
+            "path": str(source.path.resolve()),
+            "format": plan.source.format.name,
+            "bytes": source.file_bytes,
+        },
+        result={
+            "path": None if out is None else str(out),
+            "format": plan.target.name,
+            "bytes": plan.shards.total_bytes,
+            "files": len(plan.shards.files),
+        },
+        schemes=dict(Counter(layer.scheme.describe() for layer in layers)),
+        layers=[_row(layer) for layer in layers],
+        copied_tensors=[name for name in plan.original if name not in plan.held.layers],
+        copied_files=copied,
+        skipped_files=left,
+        tensor_parallel=_tensor_parallel(plan),
+        runtimes=verdicts,
+        notes=plan.notes,
+        open_with=all_lines(plan.target.name, verdicts, "FOLDER" if out is None else str(out)),
+        open_reason=why_not_opened(plan.target.name, verdicts, "--to dense"),
+        written=seconds is not None,
+        seconds=seconds or 0.0,
+        peak_rss_bytes=peak_rss_bytes(),
+        versions=versions(),
+    )
+
+
+def _row(layer: ExportLayer) -> dict[str, Any]:
+    return {
+        "name": layer.linear.name,
+        "scheme": layer.scheme.describe() + (" with g_idx" if layer.reordered else ""),
+        "bytes_before": layer.bytes_before,
+        "bytes_after": layer.bytes_after,
+    }
+
+
+def _side_files(source: Checkpoint) -> tuple[list[str], list[str]]:
+    """Names of small files that go along, and of what does not, with the reason where the name
+    does not say it."""
+    side, formats = [path.name for path in source.side_files()], small_files()
+    left = [
+        name.replace(RUN_MAKES, "about how the source was made") for name in source.skipped_files
+    ]
+    left += [f"{name} (repeats the source's format)" for name in side if name in formats]
+    return [name for name in side if name not in formats], left
+
+
+def _runtimes(plan: ExportPlan) -> list[Verdict]:
+    return runtimes(
+        plan.target.name,
+        plan.held.schemes,
+        plan.source.spec,
+        g_idx=bool(plan.held.with_g_idx),
+        kv_cache=plan.held.kv_cache,
+    )
+
+
+def _tensor_parallel(plan: ExportPlan) -> dict[str, tuple[str, ...]]:
+    spec: DecoderSpec = plan.source.spec
+    modules = [
+        ModulePlan(x.linear, None, 0, "export", x.scheme, x.reordered, 0, x.bytes_after)
+        for x in plan.held.layers.values()
+    ]
+    name = plan.target.name
+    return {str(n): checks.why_not_parallel(n, spec, modules, name) for n in (2, 4, 8)}
+
+
+def write(report: ExportReport, folder: Path) -> None:
+    """report/report.json and the same in words."""
+    target = folder / FOLDER
+    with disk.refusing(f"make {target}"):
+        if not target.is_dir():
+            disk.mkdir(target)
+    text = json.dumps(report.to_json(), indent=1, ensure_ascii=False) + "\n"
+    write_atomic(target / "report.json", text.encode("utf-8", "surrogateescape"))
+    write_atomic(target / "report.md", _page(report).encode("utf-8", "surrogateescape"))
+
+
+def table(report: ExportReport) -> str:
+    """The export, or its plan, for a person; one fact a line."""
+    before, after = report.source, report.result
+    schemes = ", ".join(f"{n} x {name}" for name, n in report.schemes.items())
+    written = f"{size(after['bytes'])} in {counted(after['files'], 'file')}"
+    lines = [
+        f"{before['path']}",
+        f"  format   {before['format']} -> {after['format']}",
+        f"  size     {size(before['bytes'])} -> {written}",
+        f"  layers   {schemes}",
+        *(f"  note     {note}" for note in report.notes),
+        *(f"  left     {name}" for name in report.skipped_files),
+    ]
+    for n, reasons in report.tensor_parallel.items():
+        lines.append(f"  tensor parallel {n}   {'; '.join(reasons) or 'divides'}")
+    lines += [f"  {v.runtime:<17}   {v.verdict}: {v.reason}".rstrip(": ") for v in report.runtimes]
+    if report.written:
+        took = f"{duration(report.seconds)}, peak memory {size(report.peak_rss_bytes)}"
+        lines.append(f"  took     {took}")
+    opening = report.open_with or (report.open_reason,)
+    lines += ["", "Open it", *(f"  {line}" for line in opening)]
+    if report.written:
+        return "\n".join([*lines, "", f"{after['path']}"])
+    return "\n".join([*lines, "", "nothing was written: this is a dry run"])
+
+
+def card(report: ExportReport) -> bytes:
+    """README.md of the result. Holds nothing that differs between two equal exports."""
+    rows = "\n".join(f"| {scheme} | {n} |" for scheme, n in report.schemes.items())
+    found = "\n".join(
+        f"- {v.runtime}: {v.verdict}{f' ({v.reason})' if v.reason else ''}" for v in report.runtimes
+    )
+    notes = "".join(f"- {note}\n" for note in report.notes)
+    name, fmt = Path(report.source["path"]).name, report.result["format"]
+    return f"""---
+library_name: transformers
+tags: [compress-model, {fmt}]
+---
+# {name} in the format {fmt}
+
+Converted by compress-model {report.versions["compress-model"]} from {report.source["format"]},
+without calibration: {size(report.source["bytes"])} became {size(report.result["bytes"])}.
+
+| scheme | layers |
+|---|---|
+{rows}
+
+{notes}
+## Where it loads
+{found}
+
+{for_card(fmt, report.runtimes)}""".encode("utf-8", "surrogateescape")
+
+
+def _page(report: ExportReport) -> str:
+    rows = "\n".join(
+        f"| {x['name']} | {x['scheme']} | {x['bytes_before']} | {x['bytes_after']} |"
+        for x in report.layers
+    )
+    return f"""# Export
+
+```
+{table(report)}
+```
+
+| layer | scheme | bytes before | bytes after |
+|---|---|---|---|
+{rows}
+
+Copied as they are: {len(report.copied_tensors)} tensors and
+{", ".join(report.copied_files) or "no files"}.
+"""

@@ -1,0 +1,166 @@
+"""`compress-model eval`: the quality of any checkpoint we can read, alone or against its source."""
+
+import shutil
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+import yaml
+
+from compress.checkpoint import Checkpoint, resolve_model, write_atomic
+from compress.checkpoint.output.report_folder import report_folder
+from compress.errors import DataError
+from compress.evaluation.quality import Measured, measure
+from compress.events import Progress, silent
+from compress.formats import Weights, open_weights
+from compress.inspect.facts import result_of, source_of
+from compress.machine.environment import (
+    check_device,
+    machine,
+    peak_gpu_bytes,
+    peak_rss_bytes,
+    versions,
+)
+from compress.machine.other_work import read_processor, share_since
+from compress.plan.cache_scales import bytes_per_token
+from compress.recipe.evaluation_config import EvaluationConfig, SampleConfig, TextConfig
+from compress.recipe.reading.tasks import read_task_options
+from compress.report.codec import write_json
+from compress.report.html import write_html
+from compress.report.schema import RecipeInfo, Report, StageRecord
+
+
+def evaluate_checkpoint(
+    checkpoint: str | Path,
+    *,
+    against: str | Path | None = None,
+    texts: Sequence[str] = (),
+    tasks: Sequence[str] = (),
+    window: int | None = None,
+    stride: int | None = None,
+    max_documents: int | None = None,
+    max_tokens: int | None = None,
+    max_items: int | None = None,
+    prompts: Sequence[str] = (),
+    out: str | Path | None = None,
+    device: str = "cpu",
+    dtype: Literal["fp32", "bf16"] = "fp32",
+    progress: Progress | None = None,
+) -> Report:
+    """Measure a checkpoint on texts (files, or "self" for text of the source model's own) and tasks
+    (files, or mappings as in a recipe, '{path: gsm8k.jsonl, max_tokens: 128}').
+
+    against: its source, for perplexity before, KL and agreement. max_documents, max_tokens: of
+    each text, as in a recipe; of text of the model's own a document is a row. max_items: of each
+    task that does not say how many. out: a new or empty folder for report.json and report.html.
+    dtype: arithmetic of the models, "fp32" or "bf16". Raises a CompressError for what the user can
+    mend.
+    """
+    started = datetime.now(UTC)
+    check_device(device)
+    if not texts and not tasks:
+        raise DataError("there is nothing to measure on: give a text or a task")
+    asked = read_task_options(tasks, max_items)
+    with report_folder(out) as folder:
+        result_path = resolve_model(checkpoint)
+        opened = Checkpoint.open(result_path)
+        # The report has the sha256 of what the result is measured against, or else of itself.
+        result = open_weights(opened if against is not None else opened.sealed())
+        source = None
+        if against is not None:
+            source = open_weights(Checkpoint.open(resolve_model(against)).sealed())
+        config = EvaluationConfig(
+            texts=_texts(texts, max_documents, max_tokens, result.spec.context),
+            tasks=asked,
+            window=window,
+            stride=stride,
+            dtype=dtype,
+            samples=SampleConfig(prompts=tuple(prompts)),
+        )
+        clock, processor = time.perf_counter(), read_processor()
+        measured = _measured(result_path, source, config, progress or silent, device)
+        (source or result).checkpoint.require_unchanged()
+        seconds = time.perf_counter() - clock
+        others, gpu = share_since(processor), peak_gpu_bytes(device)
+        stage = StageRecord("evaluate", seconds, peak_rss_bytes(), gpu, others=others)
+        given = {"texts": list(texts), **({"tasks": list(tasks)} if tasks else {})}
+        info = RecipeInfo("", yaml.safe_dump(given))
+        report = _report(info, source or result, result, stage, measured, started, device)
+        if folder is not None:
+            write_json(report, folder / "report.json", write_atomic)
+            write_html(report, folder / "report.html", write_atomic)
+        return report
+
+
+def _measured(
+    result: Path, source: Weights | None, config: EvaluationConfig, progress: Progress, device: str
+) -> Measured:
+    """All texts and tasks or none: DataError where a run would leave one out."""
+    scratch = Path(tempfile.mkdtemp(prefix="compress-model-"))
+    try:
+        return measure(
+            result,
+            source,
+            config,
+            progress,
+            work_folder=scratch / "evaluation",
+            device=device,
+            all_or_none=True,
+        )
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _report(
+    asked: RecipeInfo,
+    origin: Weights,
+    result: Weights,
+    stage: StageRecord,
+    measured: Measured,
+    started: datetime,
+    device: str,
+) -> Report:
+    """origin: what `result` was made from, or itself."""
+    return Report(
+        tool="compress-model",
+        versions=versions(),
+        recipe=asked,
+        seed=0,
+        source=source_of(
+            origin.checkpoint, origin.spec, origin.checkpoint.sha256(), bytes_per_token(origin)
+        ),
+        result=result_of(result),
+        stages=(stage,),
+        machine=machine(device),
+        started=started.isoformat(timespec="seconds"),
+        finished=datetime.now(UTC).isoformat(timespec="seconds"),
+        command="eval",
+        quality=measured.quality,
+        samples=measured.samples,
+        samples_reason=measured.samples_reason,
+    )
+
+
+def _texts(
+    texts: Sequence[str], max_documents: int | None, max_tokens: int | None, context: int
+) -> tuple[TextConfig, ...]:
+    """Files go by their stems, with the folder in front where two have the same; text of the
+    model's own is no longer than its context."""
+    stems = [Path(text).stem for text in texts if text != "self"]
+
+    def config(text: str) -> TextConfig:
+        if text == "self":
+            own = TextConfig(
+                "self", kind="self", max_documents=max_documents, max_tokens=max_tokens
+            )
+            return replace(own, length=min(own.length, context or own.length))
+        name = Path(text).stem
+        if stems.count(name) > 1:
+            name = f"{Path(text).absolute().parent.name}/{name}"
+        return TextConfig(name, path=text, max_documents=max_documents, max_tokens=max_tokens)
+
+    return tuple(config(text) for text in texts)

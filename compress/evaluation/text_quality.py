@@ -1,0 +1,165 @@
+"""Quality of a result on texts, alone or against its source."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+
+from compress.errors import CheckpointError, DataError
+from compress.evaluation.batches import Batch, make_batches
+from compress.evaluation.head import FinalStates, Totals, score
+from compress.evaluation.perplexity import perplexity
+from compress.evaluation.store import TensorStore
+from compress.evaluation.stream import Workspace, final_states, make_skeleton
+from compress.evaluation.windows import TokenWindows
+from compress.formats.weights import Weights, rounds_calls
+from compress.plan.row_counts import chunk_rows
+from compress.recipe.evaluation_config import EvaluationConfig
+
+
+@dataclass(frozen=True, slots=True)
+class TextScores:
+    """Quality on one text.
+
+    tokens: scored tokens. kl: mean KL(source || result) in nats a token.
+    top1_agreement: share of tokens where both rank the same token first, in [0, 1].
+    settings: how it was measured.
+    """
+
+    name: str
+    tokens: int
+    ppl_source: float | None
+    ppl_result: float
+    kl: float | None
+    top1_agreement: float | None
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+def evaluate(
+    result: Weights,
+    source: Weights | None,
+    texts: Sequence[TokenWindows],
+    config: EvaluationConfig,
+    work: Workspace,
+    source_states: TensorStore | None = None,
+) -> tuple[TextScores, ...]:
+    """Perplexity of the result on each text; with a source its perplexity, KL and agreement too.
+
+    Each model passes once over all texts, source first, one block at a time; then both heads go
+    over the stored final hidden states. source_states: those of the source for the same texts and
+    config (`source_final_states`), to measure several results against one source; the caller
+    closes it.
+    Raises CheckpointError when the two models' vocabularies differ or a weight is not finite,
+    DataError for a token id outside the vocabulary.
+    """
+    _check(result, source, texts)
+    batches = make_batches(texts, config.batch_tokens)
+    own: list[TensorStore] = []
+    try:
+        if source is not None and source_states is None:
+            source_states = source_final_states(source, texts, config, work)
+            own.append(source_states)
+        own.append(_final_states(result, texts, config, work, "result"))
+        sides = [_side(result, own[-1], work)]
+        if source is not None and source_states is not None:
+            sides.append(_side(source, source_states, work))
+        totals = _score(sides, batches, len(texts), config, result.spec.vocab)
+    finally:
+        for store in own:
+            store.close()
+    return tuple(_quality(text, i, totals, config) for i, text in enumerate(texts))
+
+
+def source_final_states(
+    source: Weights, texts: Sequence[TokenWindows], config: EvaluationConfig, work: Workspace
+) -> TensorStore:
+    """The source's share of `evaluate`, to be used for several results; the caller closes it."""
+    _check(source, None, texts)
+    return _final_states(source, texts, config, work, "source")
+
+
+def _final_states(
+    weights: Weights,
+    texts: Sequence[TokenWindows],
+    config: EvaluationConfig,
+    work: Workspace,
+    label: str,
+) -> TensorStore:
+    """Of all scored tokens, in the order of the batches.
+
+    Where a token is rounded by what else is in its call, a call is a window: how many windows go
+    through a block at once is our business, and no number may depend on it.
+    """
+    alone = rounds_calls(weights)
+    batches = make_batches(texts, config.batch_tokens, alone=alone)
+    return final_states(weights, batches, config, work, label)
+
+
+def _side(weights: Weights, states: TensorStore, work: Workspace) -> FinalStates:
+    # fp32 whatever the blocks ran in: bf16 logits are rounded by up to 0.06 at 16.
+    skeleton = make_skeleton(weights, torch.float32, work)
+
+    def rows(start: int, stop: int) -> torch.Tensor:
+        return states.read(0, start, stop).to(work.device)
+
+    return FinalStates(rows, partial(skeleton.logits, weights))
+
+
+def _score(
+    sides: Sequence[FinalStates],
+    batches: Sequence[Batch],
+    texts: int,
+    config: EvaluationConfig,
+    vocab: int,
+) -> Totals:
+    return score(
+        sides[0],
+        sides[1] if len(sides) > 1 else None,
+        torch.cat([batch.targets for batch in batches]),
+        torch.cat([batch.text for batch in batches]),
+        texts,
+        rows=chunk_rows(vocab),
+        divergence=config.kl,
+    )
+
+
+def _quality(
+    text: TokenWindows, index: int, totals: Totals, config: EvaluationConfig
+) -> TextScores:
+    tokens = int(totals.tokens[index])
+
+    def mean(sums: torch.Tensor | None) -> float | None:
+        return None if sums is None else float(sums[index]) / tokens
+
+    source = totals.nll_source
+    return TextScores(
+        name=text.name,
+        tokens=tokens,
+        ppl_source=None if source is None else perplexity(float(source[index]), tokens),
+        ppl_result=perplexity(float(totals.nll_result[index]), tokens),
+        kl=mean(totals.kl),
+        top1_agreement=mean(totals.agreement),
+        settings={**text.settings, "dtype": config.dtype},
+    )
+
+
+def _check(result: Weights, source: Weights | None, texts: Sequence[TokenWindows]) -> None:
+    vocab = result.spec.vocab
+    if source is not None and source.spec.vocab != vocab:
+        raise CheckpointError(
+            f"{result.checkpoint.path} has a vocabulary of {vocab}, {source.checkpoint.path} one of"
+            f" {source.spec.vocab}; only models with the same vocabulary can be compared"
+        )
+    for text in texts:
+        if text.scored == 0:
+            raise DataError(
+                f"evaluation text {text.name!r} holds no token to score; give a longer text"
+            )
+        largest = int(text.ids.max())
+        if largest >= vocab:
+            raise DataError(
+                f"evaluation text {text.name!r} holds token {largest}, but the model's vocabulary"
+                f" has {vocab}; use the model's own tokenizer"
+            )

@@ -1,0 +1,1 @@
+"""AWQ in its GEMM layout."""

@@ -1,0 +1,1 @@
+"""bitsandbytes' LLM.int8(), and the side file of outlier columns."""

@@ -1,0 +1,1 @@
+"""compressed-tensors: the layout of a weight both ways, and its config both ways."""

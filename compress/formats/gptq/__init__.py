@@ -1,0 +1,1 @@
+"""GPTQ, versions 1 and 2."""

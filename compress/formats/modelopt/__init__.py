@@ -1,0 +1,1 @@
+"""NVIDIA ModelOpt's FP8, INT4 and NVFP4."""

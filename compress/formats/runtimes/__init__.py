@@ -1,0 +1,1 @@
+"""Who loads a result, and how: facts about loaders, as data."""

@@ -1,0 +1,57 @@
+"""A checkpoint as a report has it: what went in, and what is there."""
+
+from math import prod
+
+from compress.arch.spec import DecoderSpec
+from compress.checkpoint import Checkpoint
+from compress.checkpoint.detect import detect
+from compress.formats import CodedWeights, Weights, logical_shapes
+from compress.formats.bitsandbytes.config_read import open_side
+from compress.plan.cache_scales import bytes_per_token
+from compress.report.schema import Result, Source
+from compress.report.units import counted
+
+
+def source_of(checkpoint: Checkpoint, spec: DecoderSpec, sha256: str, kv_bytes: int) -> Source:
+    """What went in. kv_bytes: of its keys and values a token."""
+    head = "tied" if spec.tied else "untied"
+    heads = f" {counted(spec.heads, 'head')} ({spec.kv_heads} KV)," if spec.heads else ""
+    return Source(
+        path=str(checkpoint.path.resolve()),
+        sha256=sha256,
+        params=checkpoint.params,
+        bytes=checkpoint.file_bytes,
+        dtype=checkpoint.main_dtype,
+        kv_bytes_per_token=kv_bytes or None,
+        architecture=(
+            f"{spec.model_type}, {counted(len(spec.blocks), 'block')}, hidden {spec.hidden},"
+            f"{heads} vocabulary {spec.vocab}, {head} head"
+        ),
+    )
+
+
+def result_of(weights: Weights) -> Result:
+    """A checkpoint as a report has it."""
+    checkpoint, spec = weights.checkpoint, weights.spec
+    shapes = logical_shapes(checkpoint)
+    # Of the quantized linears where there are any, as the report of a run counts them.
+    tensors = checkpoint.tensors
+    linears = list(spec.linears())
+    if isinstance(weights, CodedWeights):
+        linears = [x for x in spec.all_linears() if weights.is_quantized(x.name)] or linears
+    names = {linear.name for linear in linears}
+    side = open_side(checkpoint)
+    stored = sum(
+        info.nbytes
+        for held in (tensors, {} if side is None else side.tensors)
+        for name, info in held.items()
+        if name.rpartition(".")[0] in names and not name.endswith(".bias")
+    )
+    return Result(
+        path=str(checkpoint.path.resolve()),
+        params=sum(prod(shape) for shape in shapes.values()),
+        bytes=checkpoint.file_bytes + (0 if side is None else side.file_bytes),
+        bits_per_weight=8 * stored / sum(n * k for n, k in (x.shape for x in linears)),
+        kv_bytes_per_token=bytes_per_token(weights),
+        format=detect(checkpoint.config, checkpoint.tensors) or "dense",
+    )

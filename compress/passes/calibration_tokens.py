@@ -1,0 +1,73 @@
+"""Calibration tokens of a run: built once, kept in OUT.partial for a resumed run to see again."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load, save
+from torch import Tensor
+
+from compress.blocks.sample import generate
+from compress.blocks.skeleton import Skeleton
+from compress.checkpoint.output.folder import write_atomic
+from compress.errors import OutputError
+from compress.events import Progress, by_tenths, note, silent
+from compress.formats import Weights
+from compress.text.tokenizer import load_tokenizer
+from compress_calibration.config import CalibrationConfig
+from compress_calibration.dataset import build, digest
+
+FILE = "calibration.safetensors"
+
+
+def prepare(
+    config: CalibrationConfig,
+    weights: Weights,
+    skeleton: Skeleton,
+    folder: Path,
+    progress: Progress = silent,
+) -> dict[str, Any]:
+    """Build the calibration set, store it and return its summary as plain data.
+
+    Text of the model's own is sampled from the source model.
+    """
+    only_self = all(source.kind == "self" for source in config.sources)
+    tokenizer = None if only_self else load_tokenizer(weights.checkpoint.small)
+
+    def sample(count: int, length: int) -> Tensor:
+        progress(note("calibrate", f"the model writes {count} rows of {length} tokens"))
+        counter = by_tenths(progress, "calibrate", "text written")
+        return generate(
+            weights, skeleton, count=count, length=length, seed=config.seed, progress=counter
+        )
+
+    tokens = build(config, tokenizer, generate=sample, vocab=weights.spec.vocab)
+    stored = {"ids": tokens.ids}
+    if tokens.mask is not None:
+        stored["mask"] = tokens.mask
+    write_atomic(folder / FILE, save(stored))
+    return tokens.summary.to_json()
+
+
+def reload(folder: Path, sha256: str) -> tuple[Tensor, Tensor | None]:
+    """ids int64 [samples, length] and mask, as `prepare` stored them.
+
+    sha256: of the summary. OutputError when the file is gone or holds other tokens.
+    """
+    path = folder / FILE
+    try:
+        stored = load(path.read_bytes())
+    except OSError as error:
+        raise OutputError(
+            f"cannot read {path}: {error.strerror or error}; remove {folder} and start again"
+        ) from error
+    except Exception as error:  # safetensors' own, json's and struct's, by what is broken
+        raise OutputError(f"{path} is broken; remove {folder} and start again") from error
+    ids, mask = stored.get("ids"), stored.get("mask")
+    mask = None if mask is None else mask.to(torch.bool)
+    if ids is None or digest(ids, mask) != sha256:
+        raise OutputError(
+            f"{path} does not hold the tokens that the run began with; remove {folder} and start"
+            " again"
+        )
+    return ids, mask

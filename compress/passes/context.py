@@ -1,0 +1,145 @@
+"""What every pass of a run works with, and the one way tensors leave it."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from compress.arch.spec import BlockSpec
+from compress.checkpoint import Checkpoint, ShardWriter
+from compress.checkpoint.shards.dtypes import TORCH_DTYPES
+from compress.events import Progress
+from compress.formats import FORMATS, Weights
+from compress.passes import outliers
+from compress.passes.copying import copy, row_ranges
+from compress.passes.journal import Journal
+from compress.plan.layers import ModulePlan, calibrated_head
+from compress.plan.plan import Plan
+from compress.quant.tensor import QuantizedTensor
+from compress.report.schema import Layer
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PassContext:
+    """A run in progress. `dtype` is the compute dtype of calibrated passes."""
+
+    plan: Plan
+    checkpoint: Checkpoint
+    weights: Weights
+    writer: ShardWriter
+    journal: Journal
+    progress: Progress
+    dtype: torch.dtype
+    device: str
+
+    @property
+    def head(self) -> ModulePlan | None:
+        """The output head, where it waits for what the last block gives."""
+        return calibrated_head(self.plan.recipe, self.plan.modules)
+
+    def planned(self, block: int | None) -> dict[str, ModulePlan]:
+        """Modules to quantize in a block (None: outside the blocks), by source tensor."""
+        return {m.linear.tensor: m for m in self.plan.modules if m.block == block}
+
+
+def outside_tensors(work: PassContext) -> list[str]:
+    """Source tensors that lie in no block, in file order; without a head that waits for what the
+    last block says."""
+    inside = {name for block in work.plan.spec.blocks for name in block_tensors(block)}
+    head = work.head
+    return [
+        name
+        for name in work.checkpoint.tensors
+        if name not in inside and (head is None or name != head.linear.tensor)
+    ]
+
+
+def block_tensors(block: BlockSpec) -> list[str]:
+    """Source tensors of a block, recognised or not."""
+    return [*dict.fromkeys(tensor for tensor, _ in block.modules), *block.unrecognised]
+
+
+def copy_tensors(work: PassContext, names: Iterable[str]) -> None:
+    """Carry tensors over as they are; NaN or Inf in one is an error that names it."""
+    copy(work.checkpoint, work.writer, names)
+
+
+def store(work: PassContext, module: ModulePlan, quantized: QuantizedTensor) -> int:
+    """Encode a result in the plan's format and write it at its place.
+
+    Returns the bytes that it takes beyond the plan: those of calibrated outlier columns.
+    """
+    name = module.linear.tensor
+    encoded = FORMATS[work.plan.format].encode(
+        name,
+        quantized,
+        dtype=TORCH_DTYPES[work.checkpoint.tensors[name].dtype],
+        transposed=module.linear.transposed,
+    )
+    for part, tensor in encoded.items():
+        work.writer.write(part, tensor)
+    if quantized.outliers is None or not outliers.has_side_file(module, work.plan.format):
+        return 0
+    return outliers.keep(work.writer.folder, module, quantized.outliers)
+
+
+def finish_unit(work: PassContext, unit: str, sources: Iterable[str], layers: list[Layer]) -> None:
+    """Flush what a unit wrote, then record it: in this order, or a crash could lose it."""
+    work.writer.flush([t[0] for name in sources for t in work.plan.tensors[name]])
+    work.journal.record(unit, [asdict(layer) for layer in layers])
+
+
+def layer_record(
+    module: ModulePlan,
+    *,
+    error: float,
+    method: str | None = None,
+    tokens: int | None = None,
+    damping: float | None = None,
+    kept: str | None = None,
+    dead: int | None = None,
+    outlier_columns: int | None = None,
+    beyond: int = 0,
+    folds: tuple[str, ...] = (),
+) -> Layer:
+    """The report's line about one quantized linear. beyond: what `store` returned."""
+    n, k = module.linear.shape
+    stored = module.bytes_after + beyond
+    facts: dict[str, Any] = {"block": module.block, "role": module.linear.role}
+    return Layer(
+        name=module.linear.name,
+        scheme=module.scheme.describe(),
+        method=method or module.method,
+        bits_per_weight=8 * stored / (n * k),
+        bytes_before=module.bytes_before,
+        bytes_after=stored,
+        error=error,
+        tokens=tokens,
+        damping=damping,
+        kept_reason=kept,
+        dead_columns=dead,
+        outlier_columns=outlier_columns,
+        folds=folds,
+        expert=module.linear.expert,
+        **facts,
+    )
+
+
+def read_weight(work: PassContext, module: ModulePlan) -> Tensor:
+    """A planned linear's source weight [N, K], whatever the order on disk; all values finite."""
+    weight = work.checkpoint.read(module.linear.tensor, check_finite=True)
+    return weight.t() if module.linear.transposed else weight
+
+
+def read_in_rows(work: PassContext, module: ModulePlan) -> Iterator[Tensor]:
+    """The same in runs of rows [n, K], in order; no run ends amid rows that share a scale."""
+    linear = module.linear
+    ranges = row_ranges(linear.shape, module.scheme.rows_per_scale(linear.shape[0]))
+    if linear.transposed:
+        whole = read_weight(work, module)
+        yield from (whole[start:stop] for start, stop in ranges)
+        return
+    for start, stop in ranges:
+        yield work.checkpoint.read_rows(linear.tensor, start, stop, check_finite=True)

@@ -1,0 +1,28 @@
+"""Tensors that go from one checkpoint into another as they are, in pieces that fit in memory."""
+
+from collections.abc import Iterable
+
+import torch
+
+from compress.checkpoint import Checkpoint, ShardWriter
+from compress.plan.row_counts import ROWS_AT_ONCE
+
+
+def copy(checkpoint: Checkpoint, writer: ShardWriter, names: Iterable[str]) -> None:
+    """Carry tensors over in pieces; NaN or Inf in one is a CheckpointError that names it."""
+    for name in names:
+        shape = checkpoint.tensors[name].shape
+        if torch.Size(shape).numel() <= ROWS_AT_ONCE:
+            writer.write(name, checkpoint.read(name, check_finite=True))
+            continue
+        for start, stop in row_ranges(shape):
+            rows = checkpoint.read_rows(name, start, stop, check_finite=True)
+            writer.write_rows(name, start, rows)
+
+
+def row_ranges(shape: tuple[int, ...], multiple: int = 1) -> list[tuple[int, int]]:
+    """Cut dimension 0 so that a piece stays within ROWS_AT_ONCE elements, unless `multiple` rows,
+    of which pieces before the last have whole multiples, are more."""
+    row = max(1, torch.Size(shape[1:]).numel())
+    step = max(1, ROWS_AT_ONCE // row // multiple) * multiple
+    return [(start, min(start + step, shape[0])) for start in range(0, shape[0], step)]

@@ -1,0 +1,156 @@
+"""Solving the layers of one observed block, and putting the results where they belong."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import groupby
+
+import torch
+from torch import Tensor, nn
+
+from compress.blocks.linear import set_linear_weight
+from compress.checkpoint.shards.dtypes import TORCH_DTYPES
+from compress.formats import dense
+from compress.methods import METHODS
+from compress.methods.outcome import Outcome
+from compress.passes.context import PassContext, layer_record, read_weight, store
+from compress.passes.quantize.observe import (
+    BlockPass,
+    by_input,
+    is_sequential,
+    observation_rounds,
+    observe,
+)
+from compress.passes.quantize.scale import Scaled
+from compress.plan.layers import ModulePlan
+from compress.plan.output_format import scale_dtype
+from compress.quant.activations import quantize_inputs
+from compress.quant.inputs import static_scale
+from compress.quant.tensor import QuantizedTensor
+from compress.report.schema import Layer
+from compress_calibration.hessian import InputStats
+
+UNSCALED = "no token reached the expert: its input scale is 1"
+UNKNOWN = "no token reached the expert: its channels are scaled without knowing its inputs"
+Solved = tuple[ModulePlan, QuantizedTensor, Layer]
+
+
+def solve_block(block: BlockPass, modules: list[ModulePlan], scaled: Scaled) -> Iterator[Layer]:
+    """Observe and solve round by round, and write what comes out.
+
+    New weights take their place in the block after the last round, or after each one where a stage
+    is sequential. What `scaled` has observed already is not observed again.
+    """
+    work = block.work
+    waiting: list[tuple[ModulePlan, QuantizedTensor]] = []
+    rounds = observation_rounds(work, modules)
+    for members in rounds:
+        stats = scaled.stats or observe(block, members)
+        last = members is rounds[-1] or is_sequential(work, modules)
+        for key, same_input in by_input(members):
+            for m, quantized, layer in _solve(block, same_input, stats.pop(key), scaled):
+                waiting.append((m, quantized))
+                while last and waiting:
+                    _put_in_place(work, block.module, *waiting.pop())
+                yield layer
+
+
+def _put_in_place(
+    work: PassContext, module: nn.Module, m: ModulePlan, quantized: QuantizedTensor
+) -> None:
+    """From here on the block computes with what the result will hold."""
+    set_linear_weight(module, m.linear, quantized.dequantize(work.dtype))
+    inputs = quantized.inputs()
+    if inputs is not None and work.plan.format != dense.NAME:
+        quantize_inputs(module.get_submodule(m.linear.module), inputs)
+
+
+def _solve(
+    block: BlockPass, members: list[ModulePlan], stats: InputStats, scaled: Scaled
+) -> Iterator[Solved]:
+    """Quantize the layers of one shared input and write them: together are those of one stage
+    and scheme whose weights are stored in one dtype, which is that of their scales; and of those
+    only what runtimes merge, where the scheme has a number for all of it."""
+    work = block.work
+
+    def alike(m: ModulePlan) -> tuple[int, str, str, str]:
+        # NVFP4's numbers have dtypes of their own.
+        stored = "" if m.scheme.is_fp4 else work.checkpoint.tensors[m.linear.tensor].dtype
+        merged = f"{m.linear.fused or m.linear.name} {m.linear.expert}"
+        return m.stage, m.scheme.describe(), stored, merged if m.scheme.spans_merged else ""
+
+    for (stage_index, *_), same in groupby(sorted(members, key=alike), key=alike):
+        stage = work.plan.recipe.stages[stage_index]
+        group = list(same)
+        stored = TORCH_DTYPES[work.checkpoint.tensors[group[0].linear.tensor].dtype]
+        dtype = scale_dtype(work.plan.format, stored)
+        is_expert = group[0].linear.expert is not None
+        outcomes = METHODS[stage.method].quantize(
+            [_weight(work, m, scaled) for m in group],
+            group[0].scheme,
+            stage.config,
+            scale_dtype=dtype,
+            hessian=stats.hessian,
+            expert_tokens=stats.tokens if is_expert else None,
+            absmax=stats.absmax,
+        )
+        for m, outcome in zip(group, outcomes, strict=True):
+            yield m, *write_solved(work, m, outcome, stats, dtype, scaled.notes_of(m))
+
+
+def write_solved(
+    work: PassContext,
+    m: ModulePlan,
+    outcome: Outcome,
+    stats: InputStats,
+    dtype: torch.dtype,
+    folds: tuple[str, ...] = (),
+) -> tuple[QuantizedTensor, Layer]:
+    """Write what a method made of a layer, with the scale of its inputs; and the report's line.
+
+    dtype: of stored scales. folds: remarks on the scaling of the layer's columns.
+    """
+    quantized = _with_input_scale(outcome.quantized, stats, dtype)
+    beyond = store(work, m, quantized)
+    layer = layer_record(
+        m,
+        error=outcome.error,
+        method=outcome.method,
+        tokens=stats.tokens,
+        damping=outcome.damping,
+        kept=_unscaled(m, stats) or outcome.kept or _unknown(m, stats),
+        dead=outcome.dead,
+        outlier_columns=outcome.outlier_columns,
+        beyond=beyond,
+        folds=folds,
+    )
+    return quantized, layer
+
+
+def _weight(work: PassContext, m: ModulePlan, scaled: Scaled) -> Tensor:
+    """[N, K], in fp32 where folds change it, else as stored: together the layers are large."""
+    weight = read_weight(work, m).to(work.device)
+    tensor = m.linear.tensor
+    return scaled.folds.weight(tensor, weight) if scaled.folds.touches(tensor) else weight
+
+
+def _unscaled(m: ModulePlan, stats: InputStats) -> str | None:
+    """What the report says of a static scale that nothing was seen for."""
+    activation = m.scheme.activation
+    static = activation is not None and not activation.dynamic
+    return UNSCALED if static and stats.tokens == 0 else None
+
+
+def _unknown(m: ModulePlan, stats: InputStats) -> str | None:
+    """What the report says of an expert that was scaled and that nothing was seen of, where the
+    rounding itself needs no data."""
+    return UNKNOWN if m.folds and m.linear.expert is not None and stats.tokens == 0 else None
+
+
+def _with_input_scale(
+    quantized: QuantizedTensor, stats: InputStats, dtype: torch.dtype
+) -> QuantizedTensor:
+    activation = quantized.scheme.activation
+    if activation is None or activation.dynamic:
+        return quantized
+    assert stats.absmax is not None, "observe keeps magnitudes for static schemes"
+    return replace(quantized, input_scale=static_scale(stats.absmax, activation, dtype))

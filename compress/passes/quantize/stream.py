@@ -1,0 +1,134 @@
+"""The data-free pass: tensors go through one by one, no module is ever built."""
+
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+
+import torch
+
+from compress.events import Event
+from compress.methods import METHODS
+from compress.passes.context import (
+    PassContext,
+    block_tensors,
+    copy_tensors,
+    finish_unit,
+    layer_record,
+    outside_tensors,
+    read_in_rows,
+    read_weight,
+    store,
+)
+from compress.passes.units import HEAD, OUTSIDE, shown
+from compress.plan.layers import ModulePlan
+from compress.plan.output_format import scale_dtype
+from compress.quant.scheme import QuantScheme
+from compress.quant.tensor import QuantizedTensor
+from compress.report.schema import Layer
+
+
+def units(work: PassContext) -> list[tuple[str, int | None, list[str]]]:
+    """(name, block, source tensors) of everything a run works off, in order."""
+    blocks, head = work.plan.spec.blocks, work.head
+    return [
+        (OUTSIDE, None, outside_tensors(work)),
+        *((f"block {b.index}", b.index, block_tensors(b)) for b in blocks),
+        *([] if head is None else [(HEAD, None, [head.linear.tensor])]),
+    ]
+
+
+def run(work: PassContext) -> None:
+    """Quantize every planned tensor by itself and copy the rest; finished units are skipped."""
+    todo = units(work)
+    for position, (unit, block, sources) in enumerate(todo):
+        if unit in work.journal.units:
+            continue
+        began = time.perf_counter()
+        stream_unit(work, unit, block, sources)
+        spent = time.perf_counter() - began
+        work.progress(Event("quantize", shown(unit), position + 1, len(todo), spent))
+
+
+def stream_unit(work: PassContext, unit: str, block: int | None, sources: list[str]) -> None:
+    """One unit: round what is planned, copy what is not, flush, record."""
+    planned = work.planned(block)
+    layers: dict[str, Layer] = {}
+    for name in sources:
+        if name not in planned:
+            copy_tensors(work, [name])
+        elif planned[name].scheme.spans_merged:
+            if name not in layers:
+                layers |= round_merged(work, merged_with(work, planned[name], planned.values()))
+        else:
+            layers[name] = round_one(work, planned[name])
+    finish_unit(work, unit, sources, [layers[name] for name in sources if name in layers])
+
+
+def round_one(work: PassContext, module: ModulePlan) -> Layer:
+    """Quantize one linear by itself, in runs of rows; runs do not depend on each other."""
+    stage = work.plan.recipe.stages[module.stage]
+    pieces, cost, norm = [], 0.0, 0.0
+    for stored in read_in_rows(work, module):
+        rows = stored.float()
+        (outcome,) = METHODS[stage.method].quantize(
+            [rows],
+            module.scheme,
+            stage.config,
+            scale_dtype=scale_dtype(work.plan.format, stored.dtype),
+        )
+        energy = float(rows.square().sum(dtype=torch.float64))
+        cost, norm = cost + outcome.error * energy, norm + energy
+        pieces.append(outcome.quantized)
+    store(work, module, join_rows(pieces, module.scheme))
+    return layer_record(module, error=cost / norm if norm > 0 else 0.0)
+
+
+def merged_with(
+    work: PassContext, module: ModulePlan, planned: Iterable[ModulePlan]
+) -> list[ModulePlan]:
+    """A linear and those that runtimes merge into one matrix with it, of the same block, as far as
+    they are stored in one dtype: that of a scale for all. NVFP4's numbers have dtypes of their own.
+    """
+    if module.linear.fused is None:
+        return [module]
+
+    def key(m: ModulePlan) -> tuple[str | None, int | None, str]:
+        stored = "" if m.scheme.is_fp4 else work.checkpoint.tensors[m.linear.tensor].dtype
+        return m.linear.fused, m.linear.expert, stored
+
+    return [m for m in planned if key(m) == key(module)]
+
+
+def round_merged(work: PassContext, modules: list[ModulePlan]) -> dict[str, Layer]:
+    """Quantize linears as wholes, together, for a scheme that has one number for all of them."""
+    stage = work.plan.recipe.stages[modules[0].stage]
+    weights = [read_weight(work, m) for m in modules]
+    dtype = scale_dtype(work.plan.format, weights[0].dtype)
+    outcomes = METHODS[stage.method].quantize(
+        weights, modules[0].scheme, stage.config, scale_dtype=dtype
+    )
+    layers = {}
+    for m, outcome in zip(modules, outcomes, strict=True):
+        store(work, m, outcome.quantized)
+        layers[m.linear.tensor] = layer_record(m, error=outcome.error)
+    return layers
+
+
+def join_rows(pieces: list[QuantizedTensor], scheme: QuantScheme) -> QuantizedTensor:
+    """One tensor from runs of its rows, which share their columns' groups and outliers."""
+    first = pieces[0]
+    if len(pieces) == 1:
+        return first
+    zeros = [p.zero for p in pieces if p.zero is not None]
+    kept = [p.outliers.weight for p in pieces if p.outliers is not None]
+    outliers = None
+    if first.outliers is not None:
+        outliers = replace(first.outliers, weight=torch.cat(kept))
+    return QuantizedTensor(
+        codes=torch.cat([p.codes for p in pieces]),
+        scale=torch.cat([p.scale for p in pieces]),
+        zero=torch.cat(zeros) if zeros else None,
+        g_idx=first.g_idx,
+        scheme=scheme,
+        outliers=outliers,
+    )

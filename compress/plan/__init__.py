@@ -1,0 +1,1 @@
+"""What a recipe will do to a checkpoint, known before any work."""

@@ -1,0 +1,69 @@
+"""Calibrated scales of the key/value cache: which, and where they will lie."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from compress.arch.spec import DecoderSpec
+from compress.checkpoint import Checkpoint
+from compress.checkpoint.shards.dtype_codes import itemsize
+from compress.checkpoint.shards.layout import Entry
+from compress.errors import RecipeError
+from compress.formats import FP8_CACHE, INT8_CACHE, CodedWeights, kv_layout
+from compress.formats.kv_cache import scales_in
+from compress.formats.weights import Weights
+from compress.quant.scheme import ActivationScheme
+from compress.recipe import Recipe
+
+SCHEMES: Mapping[str, ActivationScheme] = MappingProxyType({"fp8": FP8_CACHE, "int8": INT8_CACHE})
+FORMAT = "compressed-tensors"
+
+
+def scheme(recipe: Recipe) -> ActivationScheme | None:
+    """How the recipe has runtimes store keys and values, None for as they are."""
+    return None if recipe.kv_cache is None else SCHEMES[recipe.kv_cache]
+
+
+def bytes_per_token(weights: Weights) -> int:
+    """What a runtime's cache takes for keys and values of one token.
+
+    In the dtype of what the checkpoint does not quantize; in one byte a number where it has scales.
+    """
+    spec, checkpoint = weights.spec, weights.checkpoint
+    if not isinstance(weights, CodedWeights):
+        return spec.kv_bytes_per_token(itemsize(checkpoint.tensors[spec.embedding].dtype))
+    scaled = (
+        [] if weights.kv_cache is None else [scales_in(b, checkpoint.tensors) for b in spec.blocks]
+    )
+    quantized = sum(names is not None for names in scaled)
+    return spec.kv_bytes_per_token(weights.plain_dtype.itemsize, quantized)
+
+
+def planned_bytes(recipe: Recipe, spec: DecoderSpec, checkpoint: Checkpoint) -> tuple[int, int]:
+    """As `bytes_per_token`, of a dense source and of what the recipe makes of it."""
+    width = itemsize(checkpoint.tensors[spec.embedding].dtype)
+    quantized = 0 if recipe.kv_cache is None else len(spec.blocks)
+    return spec.kv_bytes_per_token(width), spec.kv_bytes_per_token(width, quantized)
+
+
+def reserve(
+    recipe: Recipe,
+    spec: DecoderSpec,
+    dtype: str,
+    tensors: Mapping[str, tuple[Entry, ...]],
+    fmt: str,
+) -> dict[str, tuple[Entry, ...]]:
+    """The output's entries with the scales of every block beside its key projection.
+
+    dtype: code in which they are stored. RecipeError where the format or a block has no place.
+    """
+    if fmt != FORMAT:
+        raise RecipeError(
+            f"{recipe.at('kv_cache')}: is {recipe.kv_cache!r}, which format {fmt!r} has no place"
+            f" for; {FORMAT} has"
+        )
+    out = dict(tensors)
+    scales = kv_layout(spec, dtype)
+    for i, block in enumerate(spec.blocks):
+        owner = next(x.tensor for x in block.linears if x.role in ("k", "qkv"))
+        out[owner] = (*out[owner], *scales[2 * i : 2 * i + 2])
+    return out

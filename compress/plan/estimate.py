@@ -1,0 +1,194 @@
+"""How long quantizing will take and how much memory a run will need, before it starts.
+
+Time is counted work over rates that are measured here and now, in a fraction of a second of
+processor time, as if nothing else were running. It leaves evaluation out; memory is that of every
+part of the run. The report later sets both beside what was measured.
+"""
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from compress.machine.memory import resident_bytes
+from compress.plan import probes
+from compress.plan.memory_needs import (
+    LIVE_HIDDEN,
+    LIVE_WIDE,
+    MemoryNeed,
+    RunSize,
+    block_of,
+    memory_needs,
+    own_share,
+    sample_rows,
+)
+from compress.plan.probes import MachineRates, MetLoad
+from compress.plan.row_counts import ROWS_AT_ONCE
+from compress.report.disturbance import DISTURBING
+
+# Building the skeleton, seconds of one core; the imports fall into the checks before the work.
+SKELETON_SECONDS = 0.3
+# One decoding step of one block beside its arithmetic: dispatch of its two dozen small operations.
+DISPATCH_SECONDS = 1.2e-3
+# Heads whose attention is probed: others take as long.
+PROBED_HEADS = 4
+# Times the estimate that a run takes: 0.8 to 1.5 by processor time in the runs of docs/report.md.
+LEAST_OF, MOST_OF = 0.6, 1.7
+# Beside other work a call on several threads waits for the one that is held up most: two threads on
+# two cores took 1.6 to 2.0 times as long as each of them alone beside the same work.
+WAITING = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """seconds of the quantizing stage on this machine with nothing else to do. needs: memory of
+    every part of the run. load: what else the machine did; None where it does not say."""
+
+    seconds: float
+    needs: tuple[MemoryNeed, ...]
+    load: MetLoad | None = None
+
+    @property
+    def peak_rss_bytes(self) -> int:
+        """Of the process, over all parts of the run."""
+        return max(need.bytes for need in self.needs)
+
+    @property
+    def quiet_range(self) -> tuple[float, float]:
+        """Seconds between which the stage is expected with nothing else to do."""
+        return LEAST_OF * self.seconds, MOST_OF * self.seconds
+
+    @property
+    def loaded_range(self) -> tuple[float, float] | None:
+        """The same beside what else the machine does; None where that is too little to matter."""
+        if self.load is None or self.load.others < DISTURBING * self.load.cores:
+            return None
+        low, high = self.quiet_range
+        return low * self.load.slowdown, WAITING * high * self.load.slowdown
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data; "loaded" is null on a quiet machine."""
+        (low, high), loaded, load = self.quiet_range, self.loaded_range, self.load
+        return {
+            "seconds": self.seconds,
+            "seconds_low": low,
+            "seconds_high": high,
+            "loaded": None
+            if loaded is None or load is None
+            else {
+                "seconds_low": loaded[0],
+                "seconds_high": loaded[1],
+                "busy_cores": load.others,
+                "cores": load.cores,
+            },
+            "peak_rss_bytes": self.peak_rss_bytes,
+            "parts": {need.part: need.bytes for need in self.needs},
+        }
+
+
+def estimate(run_size: RunSize) -> Estimate:
+    """Time of the quantizing stage and memory of the run on this machine."""
+    rates = probes.measure_rates(run_size.dtype)
+    seconds = _stream_seconds if run_size.calibration is None else _calibrated_seconds
+    return Estimate(seconds(run_size, rates), memory_needs(run_size, resident_bytes()), rates.load)
+
+
+def attention_seconds(shape: tuple[int, int, int, int], keys: int, dtype: torch.dtype) -> float:
+    """Attention of queries [batch, heads, length, head_dim] to so many keys, all seen by all but
+    those of a whole text (keys = length), which see what is before them. 0 without heads."""
+    batch, heads, length, width = shape
+    if not heads:
+        return 0.0
+    probed = min(heads, PROBED_HEADS)
+
+    def make() -> probes.Call:
+        q = torch.ones(batch, probed, length, width, dtype=dtype)
+        k = torch.ones(batch, probed, keys, width, dtype=dtype)
+        causal = keys == length > 1
+        return lambda: scaled_dot_product_attention(q, k, k, is_causal=causal)
+
+    return probes.probe(make).seconds * heads / probed
+
+
+def _stream_seconds(run_size: RunSize, rates: MachineRates) -> float:
+    weights = sum(prod(linear.shape) for linear, _ in run_size.linears)
+    # Beside the search: widen, divide, round, clamp, narrow, dequantize, subtract, three sums.
+    passes = 24 * 4 * weights / rates.elementwise
+    files = 3 * run_size.checkpoint.nbytes / rates.elementwise
+    return 0.2 + weights / rates.search + passes + files
+
+
+def _calibrated_seconds(run_size: RunSize, rates: MachineRates) -> float:
+    assert run_size.calibration is not None
+    tokens = run_size.calibration.samples * run_size.calibration.length
+    blocks = len(run_size.spec.blocks)
+    inside = [x for x, _ in run_size.linears if x.role not in ("head", "embedding")]
+    weights = sum(prod(linear.shape) for linear in inside)
+    forwards = 2 * tokens * weights * (2 - 1 / blocks)
+    inputs = {(block_of(linear), linear.shared_input): linear.shape[1] for linear in inside}
+    gram = tokens * sum(k * k for k in inputs.values())
+    factor = sum(k**3 for k in inputs.values()) * 2 / 3
+    loops = sum(2 * n * k * k for n, k in (x.shape for x in inside)) * 5
+    wide = LIVE_WIDE * run_size.spec.intermediate + LIVE_HIDDEN * run_size.spec.hidden
+    passing = 2 * tokens * blocks * wide * run_size.dtype.itemsize * 2 / rates.elementwise
+    searched = sum(prod(x.shape) for x, _ in run_size.linears)
+    return (
+        SKELETON_SECONDS
+        + _head_seconds(run_size, tokens, rates)
+        + _sampling_seconds(run_size, rates)
+        + forwards / rates.product
+        + 2 * blocks * _attention_seconds(run_size, tokens)
+        + passing
+        + gram / rates.gram
+        + (factor + loops) / rates.product_fp32
+        + 2 * searched / rates.search
+    )
+
+
+def _head_seconds(run_size: RunSize, tokens: int, rates: MachineRates) -> float:
+    """Observing and solving the head, factored anew for every run of its rows."""
+    if run_size.head is None:
+        return 0.0
+    n, k = run_size.head.shape
+    runs = -(-n * k // ROWS_AT_ONCE)
+    solving = runs * k**3 * 2 / 3 + 10 * n * k * k
+    return tokens * k * k / rates.gram + solving / rates.product_fp32
+
+
+def _attention_seconds(run_size: RunSize, tokens: int) -> float:
+    """Attention of one block over all tokens, from one row of that length."""
+    assert run_size.calibration is not None
+    spec, length = run_size.spec, min(run_size.calibration.length, 2048)
+    row = attention_seconds((1, spec.heads, length, spec.head_dim), length, run_size.dtype)
+    return row * tokens / length
+
+
+def _sampling_seconds(run_size: RunSize, rates: MachineRates) -> float:
+    """Text of the model's own, where the recipe calibrates on it."""
+    assert run_size.calibration is not None
+    share = own_share(run_size.calibration)
+    if share == 0:
+        return 0.0
+    spec, length = run_size.spec, run_size.calibration.length
+    count = round(run_size.calibration.samples * share)
+    rows = sample_rows(spec, run_size.dtype, count, length)
+    weights = sum(prod(x.shape) for x in spec.linears()) + spec.vocab * spec.hidden
+    products = 2 * rows * weights / rates.product
+    cached = rows * len(spec.blocks) * _decoding_seconds(run_size)
+    # The softmax over the vocabulary in fp64.
+    drawn = 6 * 8 * rows * spec.vocab / rates.elementwise
+    step = products + cached + drawn + DISPATCH_SECONDS * len(spec.blocks)
+    return length * -(-count // rows) * step
+
+
+def _decoding_seconds(run_size: RunSize) -> float:
+    """One new token's attention in one block to half the length, which is the average.
+
+    Probed, not counted: on two cores it went through keys and values at a quarter of the speed of
+    element-wise passes, and was half of the time that tale-6m took to write 128 x 256 tokens.
+    """
+    assert run_size.calibration is not None
+    spec, rows, length = run_size.spec, 16, max(2, min(run_size.calibration.length, 2048) // 2)
+    return attention_seconds((rows, spec.heads, 1, spec.head_dim), length, run_size.dtype) / rows

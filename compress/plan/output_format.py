@@ -1,0 +1,110 @@
+"""Which format a recipe's result is written in, and what that format cannot hold."""
+
+from collections.abc import Iterable, Mapping
+
+import torch
+
+from compress.arch.spec import DecoderSpec
+from compress.errors import RecipeError
+from compress.formats import FORMATS, Format
+from compress.formats.bitsandbytes import codec as bitsandbytes
+from compress.formats.compressed_tensors import encode as compressed_tensors
+from compress.formats.gptq import codec as gptq
+from compress.plan.layers import ModulePlan
+from compress.quant.scheme import QuantScheme
+from compress.recipe import Recipe
+
+
+def choose_format(recipe: Recipe) -> str:
+    """Key of FORMATS for output.format, "auto" being what the schemes ask for.
+
+    RecipeError when one of the stages has no place in it.
+    """
+    asked = recipe.output.format
+    if asked in FORMATS and asked not in (compressed_tensors.NAME, bitsandbytes.NAME):
+        _refuse_schemes(recipe, FORMATS[asked])
+        return asked
+    schemes = [stage.scheme for stage in recipe.stages if stage.scheme is not None]
+    outliers = [scheme for scheme in schemes if _has_outliers(scheme)]
+    if asked == compressed_tensors.NAME and outliers:
+        raise RecipeError(
+            f"{recipe.at('output.format')}: {asked} has no outlier columns, which"
+            f" {outliers[0].describe()} keeps; use {bitsandbytes.NAME}, auto or dense"
+        )
+    if asked == compressed_tensors.NAME or not (outliers or asked == bitsandbytes.NAME):
+        return compressed_tensors.NAME
+    conflict = bitsandbytes.why_not_together(schemes)
+    if conflict is not None:
+        whole = asked == bitsandbytes.NAME and not outliers
+        remedy = "auto or dense" if whole else "dense, or a run for each of the two"
+        raise RecipeError(
+            f"{recipe.at('output.format')}: is {asked}, and {bitsandbytes.NAME} is refused:"
+            f" {conflict}; use {remedy}"
+        )
+    return bitsandbytes.NAME
+
+
+def _refuse_schemes(recipe: Recipe, fmt: Format) -> None:
+    for stage in recipe.stages:
+        reason = None if stage.scheme is None else fmt.why_not(stage.scheme)
+        if reason is not None:
+            raise RecipeError(f"{recipe.at('output.format')}: is {fmt.name}: {reason}")
+
+
+def scale_dtype(fmt: str, stored: torch.dtype) -> torch.dtype:
+    """Dtype that a method chooses scales in, for a weight stored in `stored`: fp16 where the format
+    has no other, so that none is changed when it is written. fp32 holds those of any source."""
+    return torch.float16 if FORMATS[fmt].scale_dtype == "F16" else stored
+
+
+def check_config(
+    fmt: str,
+    spec: DecoderSpec,
+    shapes: Mapping[str, tuple[int, ...]],
+    modules: Iterable[ModulePlan],
+) -> None:
+    """RecipeError for layers that a format holds one by one but not together."""
+    modules = list(modules)
+    FORMATS[fmt].config(
+        spec,
+        shapes,
+        {m.linear.tensor: m.scheme for m in modules},
+        with_g_idx=[m.linear.tensor for m in modules if m.g_idx],
+    )
+
+
+def check_experts(recipe: Recipe, modules: Iterable[ModulePlan], fmt: str) -> None:
+    """RecipeError for experts of a mixture in bitsandbytes.
+
+    transformers keeps the experts of a block as one parameter, which bitsandbytes does not
+    quantize: it would take their codes for weights.
+    """
+    if fmt != bitsandbytes.NAME:
+        return
+    expert = next((m for m in modules if m.linear.expert is not None), None)
+    if expert is not None:
+        raise RecipeError(
+            f"{recipe.stages[expert.stage].at('targets')}: {expert.linear.name} is an expert, and"
+            " bitsandbytes quantizes none in transformers; add '*.experts.*' to ignore, or use"
+            " output.format dense"
+        )
+
+
+def notes(modules: Iterable[ModulePlan], fmt: str) -> list[str]:
+    """What a person should know about the planned size, and about what may end the run."""
+    modules = list(modules)
+    if fmt == gptq.NAME and not all(m.scheme.symmetric for m in modules):
+        found = "a group without a negative weight has a zero point of 0, which GPTQ version 1"
+        return [f"{found} cannot store: the run ends where it meets one; use gptq_v2 to be safe"]
+    if fmt != bitsandbytes.NAME or not any(_is_calibrated(m.scheme) for m in modules):
+        return []
+    size = "comes on top of the planned size: calibration decides how many outlier columns it holds"
+    return [f"{bitsandbytes.SIDE_FILE} {size}; the run needs twice its size on the disk"]
+
+
+def _has_outliers(scheme: QuantScheme) -> bool:
+    return scheme.activation is not None and scheme.activation.outliers != "none"
+
+
+def _is_calibrated(scheme: QuantScheme) -> bool:
+    return scheme.activation is not None and scheme.activation.outliers == "calibrated"

@@ -1,0 +1,31 @@
+"""How much goes through memory at once; shared by the passes and by the estimate of them."""
+
+import torch
+
+# A copy or a plain rounding holds this many elements at once (256 MB in fp32).
+ROWS_AT_ONCE = 1 << 26
+# Longer batches gain nothing, every matrix product is large enough by then, and cost memory:
+# 16,384 tokens of a 256-wide model took 72 MB more than 8,192 and not a moment less.
+MAX_BATCH_TOKENS = 8192
+
+
+def rows_at_once(shape: tuple[int, int, int], dtype: torch.dtype, budget: int) -> int:
+    """Rows of [rows, length, hidden] that go through a block together.
+
+    budget: bytes that inputs and outputs of one batch may take.
+    """
+    rows, length, hidden = shape
+    fitting = budget // (2 * length * hidden * dtype.itemsize)
+    return max(1, min(rows, fitting, MAX_BATCH_TOKENS // length))
+
+
+MAX_ROWS = 1024
+
+
+# Numbers of one logits chunk: 64 MiB in fp32. Half a dozen such buffers are alive at a time.
+MAX_CHUNK = 1 << 24
+
+
+def chunk_rows(vocab: int) -> int:
+    """Rows whose logits are held at once for that vocabulary: 1 to 1,024."""
+    return max(1, min(MAX_ROWS, MAX_CHUNK // vocab))

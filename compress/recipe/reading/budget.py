@@ -1,0 +1,86 @@
+"""Stages that choose among schemes: `candidates` and `target` in place of `scheme`."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from compress.errors import RecipeError
+from compress.quant.scheme import QuantScheme
+from compress.recipe.reading.reader import missing, read
+from compress.recipe.reading.scheme import SCHEME_KEYS, read_scheme
+from compress.recipe.reading.tree import Node, is_mapping, problem
+from compress.recipe.schema import Sensitivity, Stage, Target
+
+
+def read_budget(
+    stage: Node, keys: Mapping[str, Node], size: Callable[[Node], Node]
+) -> dict[str, Any]:
+    """The fields of Stage that make it choose; none for a stage with a scheme of its own.
+
+    size: a node like "4GB" as one in plain bytes.
+    """
+    if "candidates" not in keys and "target" not in keys:
+        if "sensitivity" in keys:
+            raise problem(keys["sensitivity"], "goes with candidates and target; take it out")
+        return {}
+    for key in SCHEME_KEYS:
+        if key in keys:
+            raise problem(keys[key], "candidates stand in its place; give one of the two")
+    if "candidates" not in keys:
+        raise missing(stage, "candidates", "a list of two schemes or more to choose from")
+    if "target" not in keys:
+        raise missing(stage, "target", "{bits_per_weight: 4.25} or {bytes: 4GB}")
+    found: dict[str, Any] = {
+        "candidates": _candidates(keys["candidates"]),
+        "target": read(Target, _in_bytes(keys["target"], size)),
+    }
+    if "sensitivity" in keys:
+        found["sensitivity"] = read(Sensitivity, keys["sensitivity"])
+    return found
+
+
+def check_budget(stage: Stage) -> None:
+    """RecipeError unless a stage can choose among its candidates."""
+    from compress.methods import METHODS
+
+    if stage.scheme is not None:
+        raise RecipeError(f"{stage.at('scheme')}: candidates stand in its place; give one of both")
+    if stage.target is None:
+        raise RecipeError(f"{stage.at('target')}: is missing; candidates are chosen by it")
+    at, candidates = stage.at("candidates"), stage.candidates
+    if len(set(candidates)) < max(2, len(candidates)):
+        raise RecipeError(
+            f"{at}: {len(candidates)} schemes of which {len(set(candidates))} differ; give two or"
+            " more, each once"
+        )
+    method = METHODS[stage.method]
+    if method.fold is not None:
+        raise RecipeError(
+            f"{at}: {stage.method} scales channels for all layers alike; give the candidates to a"
+            " stage behind it that rounds (rtn or gptq)"
+        )
+    for i, scheme in enumerate(candidates):
+        reason = method.why_not(scheme)
+        if reason is not None:
+            place = stage.at(f"candidates[{i}]")
+            raise RecipeError(f"{place}: is {scheme.describe()}, but {stage.method} {reason}")
+        if scheme.activation != candidates[0].activation:
+            raise RecipeError(
+                f"{stage.at(f'candidates[{i}]')}: is {scheme.describe()}, which treats inputs"
+                f" otherwise than {candidates[0].describe()}; what that loses is not measured"
+            )
+
+
+def _candidates(node: Node) -> tuple[QuantScheme, ...]:
+    """Presets or mappings, as `scheme` takes them."""
+    if not isinstance(node.content, tuple):
+        raise problem(node, f"is {node.shown()}; it takes a list of schemes")
+    return tuple(read_scheme(item, {"scheme": item}) for item in node.content)
+
+
+def _in_bytes(node: Node, size: Callable[[Node], Node]) -> Node:
+    """A target whose `bytes` is a plain number."""
+    if not is_mapping(node.content) or "bytes" not in node.content:
+        return node
+    keys = {key: size(x) if key == "bytes" else x for key, x in node.content.items()}
+    return replace(node, content=keys)

@@ -1,0 +1,289 @@
+"""A recipe's text as a Recipe: every mistake is one line with its place."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+
+from compress.errors import RecipeError
+from compress.quant.scheme import PRESETS, QuantScheme
+from compress.recipe.byte_sizes import EXPECTED, byte_size
+from compress.recipe.reading.budget import check_budget, read_budget
+from compress.recipe.reading.data import read_calibration, read_evaluation
+from compress.recipe.reading.exports import check_exports, read_exports, with_signs
+from compress.recipe.reading.overrides import apply_overrides
+from compress.recipe.reading.patterns import read_patterns
+from compress.recipe.reading.reader import (
+    check_keys,
+    field_names,
+    given,
+    make,
+    mapping,
+    missing,
+    nearest,
+    read,
+    read_fields,
+)
+from compress.recipe.reading.scheme import SCHEME_KEYS, read_scheme
+from compress.recipe.reading.splitting import split
+from compress.recipe.reading.tree import Node, Origin, Scalar, problem, read_tree, walk
+from compress.recipe.schema import (
+    DEFAULT_TARGETS,
+    KvCache,
+    OutputConfig,
+    Places,
+    Recipe,
+    Stage,
+    default_ignore,
+)
+
+RECIPE_KEYS = (
+    "name",
+    "description",
+    "seed",
+    "stages",
+    "calibration",
+    "evaluation",
+    "output",
+    "kv_cache",
+    "export",
+)
+BUDGET_KEYS = ("candidates", "target", "sensitivity")
+# What null takes out, as if the key was not there.
+SECTIONS = ("calibration", "evaluation", "output", "kv_cache", "export")
+STAGE_SECTIONS = ("scheme", "candidates", "target", "targets", "ignore", "overrides")
+STAGE_KEYS = ("method", *SCHEME_KEYS, *BUDGET_KEYS, "targets", "ignore", "overrides")
+MAX_SEED = (1 << 63) - 1
+
+
+def parse(
+    text: str,
+    *,
+    label: str = "recipe",
+    folder: Path | None = None,
+    overrides: Iterable[str] = (),
+) -> Recipe:
+    """The Recipe that a YAML text describes, with `overrides` ("key=value") in place.
+
+    label: what messages call the text, usually the file's path.
+    folder: where relative paths in the text start; the current folder when None. Relative paths
+        in overrides always start at the current folder.
+    Raises RecipeError, in one line with file:line and key path, for any mistake.
+    """
+    overrides = tuple(overrides)
+    here = Path.cwd()
+    root = read_tree(text, Origin(label, here if folder is None else folder.absolute()))
+    root = apply_overrides(root, overrides, here)
+    if root.is_null:
+        raise problem(root, "is empty; a recipe has at least a name and stages")
+    return _read_recipe(root, text, overrides)
+
+
+def _read_recipe(root: Node, text: str, overrides: tuple[str, ...]) -> Recipe:
+    keys = given(root, SECTIONS)
+    check_keys(root, keys, RECIPE_KEYS)
+    places = Places(MappingProxyType({node.path: node.place for node in walk(root)}))
+    name = _read_name(root, keys)
+    seed = _read_seed(keys)
+    stages = _read_stages(root, keys, places)
+    recipe = Recipe(
+        name=name,
+        stages=stages,
+        description=read(str, keys["description"]) if "description" in keys else "",
+        seed=seed,
+        calibration=read_calibration(keys.get("calibration"), seed),
+        evaluation=read_evaluation(keys.get("evaluation"), seed),
+        output=_read_output(keys.get("output")),
+        kv_cache=read(KvCache, keys["kv_cache"]) if "kv_cache" in keys else None,
+        export=read_exports(keys.get("export")),
+        text=text,
+        overrides=overrides,
+        places=places,
+    )
+    check(recipe)
+    return with_signs(recipe)
+
+
+def check(recipe: Recipe) -> None:
+    """Refuse what no single key shows: parts of a recipe that do not go together."""
+    from compress.methods import METHODS
+
+    stages = recipe.stages
+    if not isinstance(stages, tuple) or not all(isinstance(stage, Stage) for stage in stages):
+        raise RecipeError(f"{recipe.at('stages')}: is {stages!r}; it takes a tuple of Stage")
+    for stage in stages:
+        if stage.method not in METHODS:
+            known = ", ".join(METHODS)
+            raise RecipeError(f"{stage.at('method')}: is {stage.method!r}; allowed: {known}")
+        _check_scheme(stage)
+    if not recipe.stages:
+        raise RecipeError(f"{recipe.at('stages')}: is empty; a recipe has one stage or more")
+    needing = _needing_data(recipe)
+    if needing and recipe.calibration is None:
+        raise RecipeError(
+            f"{needing[0]} needs calibration data; add 'calibration: {{sources: self}}' or name"
+            " your own texts"
+        )
+    if recipe.calibration is not None and not needing:
+        raise RecipeError(
+            f"{recipe.at('calibration')}: no stage looks at calibration data; take it out"
+        )
+    _check_held_out(recipe)
+    if recipe.export:
+        check_exports(recipe)
+
+
+def _needing_data(recipe: Recipe) -> list[str]:
+    """Every place that asks for calibration data, as the front of a message."""
+    from compress.methods import METHODS
+
+    places = []
+    for stage in recipe.stages:
+        if stage.target is not None:
+            places.append(f"{stage.at('target')}: measuring what each layer loses")
+        elif METHODS[stage.method].observes(stage.config):
+            places.append(f"{stage.at('method')}: {stage.method!r}")
+        elif METHODS[stage.method].needs_calibration(stage.config, stage.scheme):
+            assert stage.scheme is not None, "only a scheme fixes anything beforehand"
+            places.append(f"{stage.at('scheme')}: {stage.scheme.describe()}")
+    if recipe.kv_cache is not None:
+        places.append(f"{recipe.at('kv_cache')}: {recipe.kv_cache!r}")
+    return places
+
+
+def _check_scheme(stage: Stage) -> None:
+    from compress.methods import METHODS
+
+    method = METHODS[stage.method]
+    if stage.candidates or stage.target is not None:
+        check_budget(stage)
+    elif stage.scheme is None:
+        if method.fold is None:
+            raise RecipeError(f"{stage.at('scheme')}: is missing; {stage.method} rounds to one")
+    elif (reason := method.why_not(stage.scheme)) is not None:
+        message = f"{stage.at('scheme')}: is {stage.scheme.describe()}, but {stage.method} "
+        raise RecipeError(message + (_as_a_stage(stage, stage.scheme, reason) or reason))
+
+
+def _as_a_stage(stage: Stage, scheme: QuantScheme, reason: str) -> str | None:
+    """What to write where an override gives its layers a scheme of another method; None where that
+    is not the trouble."""
+    from compress.methods import METHODS
+
+    takers = (k for k, m in METHODS.items() if m.fold is None and m.why_not(scheme) is None)
+    taker = next(takers, None)
+    if not stage.within or taker is None:
+        return None
+    preset = next((name for name, known in PRESETS.items() if known == scheme), "as here")
+    layers = ", ".join(map(repr, stage.targets))
+    return (
+        f"{reason.partition(';')[0]}, and an override keeps the method of its stage; write skip:"
+        f" true in its place and add a stage {{method: {taker}, scheme: {preset}, targets:"
+        f" [{layers}]}}"
+    )
+
+
+def _check_held_out(recipe: Recipe) -> None:
+    calibration, evaluation = recipe.calibration, recipe.evaluation
+    if calibration is None or evaluation is None:
+        return
+    if all(source.kind != "self" for source in calibration.sources):
+        return
+    for i, text in enumerate(evaluation.texts):
+        if text.kind == "self" and text.seed == calibration.seed:
+            raise RecipeError(
+                f"{recipe.at(f'evaluation.texts[{i}].seed')}: is {text.seed}, the seed of the"
+                " calibration's self-generated text; give another, so that it is held out"
+            )
+
+
+def _read_name(root: Node, keys: Mapping[str, Node]) -> str:
+    if "name" not in keys:
+        raise missing(root, "name", "a word for the report, for example int4-gptq")
+    name = str(read(str, keys["name"]))
+    if not name.strip() or len(name.splitlines()) != 1:
+        raise problem(keys["name"], f"is {name!r}; a name is one line of text")
+    return name
+
+
+def _read_seed(keys: Mapping[str, Node]) -> int:
+    if "seed" not in keys:
+        return 0
+    seed = int(read(int, keys["seed"]))
+    if not 0 <= seed <= MAX_SEED:
+        raise problem(keys["seed"], f"is {seed}; a seed is 0 to {MAX_SEED}")
+    return seed
+
+
+def _read_stages(root: Node, keys: Mapping[str, Node], places: Places) -> tuple[Stage, ...]:
+    if "stages" not in keys:
+        raise missing(root, "stages", "a list of at least one stage")
+    node = keys["stages"]
+    if not isinstance(node.content, tuple):
+        raise problem(node, f"is {node.shown()}; it takes a list of stages (- method: ...)")
+    read_one = (stage for item in node.content for stage in _read_stage(item, places))
+    return tuple(replace(stage, index=i) for i, stage in enumerate(read_one))
+
+
+def _read_stage(node: Node, places: Places) -> Iterator[Stage]:
+    """The stage, and those that its overrides are."""
+    from compress.methods import METHODS
+
+    keys = given(node, STAGE_SECTIONS)
+    if "method" not in keys:
+        check_keys(node, keys, STAGE_KEYS)
+        raise missing(node, "method", "one of " + ", ".join(METHODS))
+    method = str(read(str, keys["method"]))
+    if method not in METHODS:
+        known = ", ".join(METHODS)
+        raise problem(
+            keys["method"], f"unknown method {method!r}; allowed: {known}{nearest(method, METHODS)}"
+        )
+    config = METHODS[method].config
+    check_keys(node, keys, (*STAGE_KEYS, *field_names(config)))
+    targets = _targets(keys.get("targets"))
+    stage = Stage(
+        method=method,
+        config=make(config, read_fields(config, node, keys), node),
+        scheme=_scheme(node, keys, METHODS[method].fold is not None),
+        **read_budget(node, keys, _bytes),
+        targets=targets,
+        ignore=read_patterns(keys["ignore"]) if "ignore" in keys else default_ignore(targets),
+        path=node.path,
+        places=places,
+    )
+    return split(stage, keys.get("overrides"))
+
+
+def _scheme(node: Node, keys: Mapping[str, Node], may_lack: bool) -> QuantScheme | None:
+    if "candidates" in keys or "target" in keys:
+        return None
+    if may_lack and not any(key in keys for key in SCHEME_KEYS):
+        return None
+    return read_scheme(node, keys)
+
+
+def _targets(node: Node | None) -> tuple[str, ...]:
+    patterns = DEFAULT_TARGETS if node is None else read_patterns(node)
+    if node is not None and not patterns:
+        raise problem(node, "is empty; leave it out to take all layers of the blocks")
+    return patterns
+
+
+def _read_output(node: Node | None) -> OutputConfig:
+    if node is None:
+        return OutputConfig()
+    keys = dict(mapping(node))
+    check_keys(node, keys, field_names(OutputConfig))
+    if "shard_size" in keys:
+        keys["shard_size"] = _bytes(keys["shard_size"])
+    return OutputConfig(**read_fields(OutputConfig, node, keys))
+
+
+def _bytes(node: Node) -> Node:
+    """A size like "5GB" as the same node in plain bytes."""
+    text = node.content.text if isinstance(node.content, Scalar) else ""
+    size = byte_size(text)
+    if size is None:
+        raise problem(node, f"is {node.shown()}; {EXPECTED}")
+    return Node(node.origin, node.line, node.path, Scalar(str(size)))

@@ -1,0 +1,178 @@
+"""Where a run writes: whether it may, whether the disk has room, and what a failure leaves."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from compress.checkpoint import Checkpoint, Output, ShardWriter, disk, free_bytes, locked
+from compress.errors import OutputError
+from compress.formats.bitsandbytes import codec as bitsandbytes
+from compress.machine.environment import fingerprint
+from compress.machine.memory import TOLERANCE
+from compress.passes import journal as journals
+from compress.passes import outliers
+from compress.passes.identity import marks, refuse_other_result
+from compress.plan.memory_needs import evaluated_tokens
+from compress.plan.plan import Plan
+from compress.report.units import size, two_sizes
+from compress.runs.requirements import Check, requirement_checks
+
+CALIBRATION_FILE = "calibration.safetensors"
+
+
+def run_checks(
+    plan: Plan,
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    device: str,
+    prepare: Callable[[], Output],
+) -> Iterator[Check]:
+    """All that a run into a folder refuses before work, each by itself; nothing is changed.
+
+    prepare: `prepare_output` with its arguments. dtype, device: of the calibrated passes.
+    """
+    yield prepare
+    try:
+        output = prepare()
+    except OutputError:
+        yield from requirement_checks(plan, checkpoint, dtype, device, drawn=False)
+        return
+    yield from requirement_checks(plan, checkpoint, dtype, device, drawn=is_drawn(output))
+    if output.state == "publish":
+        yield partial(_require_same_result, plan, checkpoint, output)
+        return
+    yield partial(require_space, plan, output.partial, dtype)
+    if output.state == "resume":
+        yield partial(_require_same_run, plan, checkpoint, dtype, device, output)
+
+
+def is_drawn(output: Output) -> bool:
+    """Whether the run that this one resumes has its calibration text already."""
+    return output.state == "resume" and (output.partial / CALIBRATION_FILE).is_file()
+
+
+@dataclass(frozen=True, slots=True)
+class DiskSpace:
+    """Bytes of a disk: result, and what lies beside it on the way: passing, the hidden states of
+    the calibration set, twice; evaluating, those of evaluation, about. free: that there are."""
+
+    folder: Path
+    result: int
+    passing: int
+    evaluating: int
+    free: int
+
+    @property
+    def needed(self) -> int:
+        return self.result + self.passing + self.evaluating
+
+    @property
+    def is_refused(self) -> bool:
+        """Result and passing are known to the byte; evaluation is an estimate."""
+        return self.result + self.passing > self.free or self.needed > TOLERANCE * self.free
+
+    def __str__(self) -> str:
+        needed, free = two_sizes(self.needed, self.free)
+        passing = size(self.passing + self.evaluating)
+        return (
+            f"disk space in {self.folder}: {needed} are needed ({passing} of them only while it"
+            f" runs), {free} are free"
+        )
+
+
+def require_space(plan: Plan, folder: Path, dtype: torch.dtype) -> None:
+    """OutputError unless the disk has room. folder: OUT.partial."""
+    space = disk_space(plan, folder, dtype)
+    if space.is_refused:
+        raise OutputError(f"not enough {space}; {_less(plan, space)}")
+
+
+def space_warnings(plan: Plan, folder: Path, dtype: torch.dtype) -> tuple[str, ...]:
+    """A line where the disk may not do for evaluation. folder: OUT.partial."""
+    space = disk_space(plan, folder, dtype)
+    if space.is_refused or space.needed <= space.free:
+        return ()
+    return (f"little {space}: it is tried, as the estimate is not exact; {_less(plan, space)}",)
+
+
+def disk_space(plan: Plan, folder: Path, dtype: torch.dtype) -> DiskSpace:
+    """What a run into OUT.partial still has to write, and what there is.
+
+    How many outlier columns calibration will find is not known; those of an interrupted run, which
+    are to be joined into one file of the result, are counted.
+    """
+    pieces, joined = (_taken(folder / x) for x in (outliers.WORKING, bitsandbytes.FOLDER))
+    taken = _taken(folder) - pieces - joined
+    result = plan.shards.total_bytes - taken + max(pieces - joined, 0)
+    passing, evaluating = _passing_bytes(plan, dtype), evaluation_bytes(plan)
+    return DiskSpace(folder.parent, result, passing, evaluating, free_bytes(folder.parent))
+
+
+def _less(plan: Plan, space: DiskSpace) -> str:
+    """What would fit."""
+    config, ways = plan.recipe.calibration, []
+    if config is not None and space.passing:
+        row = space.passing // config.samples
+        rows = (space.free - space.result - space.evaluating) // row
+        ways += [f"--set calibration.samples={rows} would fit"] if 0 < rows < config.samples else []
+    if space.evaluating and space.result + space.passing <= space.free:
+        ways.append("--set evaluation=null would fit")
+    return ", or ".join([*ways, "make room or choose another disk"])
+
+
+def _passing_bytes(plan: Plan, dtype: torch.dtype) -> int:
+    """Hidden states of the calibration set in the two files that take turns."""
+    config = plan.recipe.calibration
+    if not plan.needs_calibration or config is None:
+        return 0
+    return 2 * config.samples * config.length * plan.spec.hidden * dtype.itemsize
+
+
+def evaluation_bytes(plan: Plan) -> int:
+    """Hidden states of evaluation that go to disk, about: those of a model, and the final ones of
+    both, each as far as they exceed what is kept in memory."""
+    config = plan.recipe.evaluation
+    if config is None:
+        return 0
+    width = 4 if config.dtype == "fp32" else 2
+    stored = evaluated_tokens(config) * plan.spec.hidden * width
+    return 3 * stored if stored > config.spill_bytes else 0
+
+
+def _taken(folder: Path) -> int:
+    """Bytes of disk that the files below a folder have; 0 where there is none."""
+    return sum(p.stat().st_blocks * 512 for p in folder.rglob("*")) if folder.is_dir() else 0
+
+
+def _require_same_result(plan: Plan, checkpoint: Checkpoint, output: Output) -> None:
+    refuse_other_result(output.complete, plan.recipe, checkpoint.sha256(), checkpoint.side_hashes())
+
+
+def _require_same_run(
+    plan: Plan, checkpoint: Checkpoint, dtype: torch.dtype, device: str, output: Output
+) -> None:
+    """OutputError unless OUT.partial was begun by this run, is whole and nobody works in it."""
+    with locked(output.partial):
+        environment = fingerprint(device, dtype)
+        mine = marks(plan.recipe, checkpoint.sha256(), checkpoint.side_hashes(), environment)
+        journal = journals.found(output.partial, mine, device)
+        if journal is not None and journal.has_work:
+            ShardWriter.reopen(output.partial, plan.shards)
+
+
+@contextmanager
+def leaving_no_beginning(folder: Path, *, made: bool) -> Iterator[None]:
+    """Remove OUT.partial when work fails before its journal has a unit: there is nothing to go on
+    with, and the corrected command would be refused. made: by this run; else it stays."""
+    try:
+        yield
+    except (Exception, KeyboardInterrupt):
+        disk.use_spare_handle()
+        if made and journals.is_empty(folder):
+            with suppress(OSError):
+                disk.remove_tree(folder)
+        raise

@@ -1,0 +1,113 @@
+"""A plan for a checkpoint and a recipe on this machine, with what would stop a run."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from compress.arch.describe import describe
+from compress.checkpoint import Checkpoint, prepare_output, resolve_model
+from compress.machine.environment import check_device, compute_dtype
+from compress.plan import sensitivity_cache
+from compress.plan.budget import BudgetUnit, Sensitivities, budget_units, with_choice
+from compress.plan.lengths import cap_defaults
+from compress.plan.plan import Plan, build_plan
+from compress.plan.room import Room, find_room, fitting_needs, left_out, memory_warnings
+from compress.plan.source import open_source
+from compress.recipe import Recipe, load
+from compress.runs.output import run_checks, space_warnings
+from compress.runs.requirements import problems, requirement_checks
+from compress_calibration.config import CalibrationConfig
+
+MEASURED_TOKENS = 16_384  # of the calibration data that sensitivities are measured on
+
+
+def make_plan(
+    recipe: Recipe | str | Path,
+    model: str | Path,
+    *,
+    overrides: Sequence[str] = (),
+    device: str = "cpu",
+    dtype: str | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    memory: int | None = None,
+) -> Plan:
+    """What `run` would do, decided without any work. Raises as `run` does where there can be no
+    plan; what would stop the run beside that is in the plan's `problems`.
+
+    out, resume, overwrite: also look at the folder that the run would write, and at its disk.
+    memory: bytes of another machine, to plan for; times stay those of this one.
+    """
+    check_device(device)
+    source = resolve_model(model)
+    checked = load(recipe, overrides)
+    checkpoint = open_source(checked, source)
+    plan, compute = plan_of(checked, checkpoint, device, dtype)
+    plan = in_room(plan, find_room(device, memory))
+    plan = replace(plan, warnings=(*plan.warnings, *left_out(plan.run_size, plan.room)))
+    if out is not None and Path(out).absolute().parent.is_dir():
+        folder = Path(f"{out}.partial").absolute()
+        plan = replace(plan, warnings=(*plan.warnings, *space_warnings(plan, folder, compute)))
+    if out is None:
+        checks = requirement_checks(plan, checkpoint, compute, device, drawn=False)
+    else:
+        checks = run_checks(
+            plan,
+            checkpoint,
+            compute,
+            device,
+            lambda: prepare_output(out, source=source, overwrite=overwrite, resume=resume),
+        )
+    return replace(plan, problems=problems(checks))
+
+
+def in_room(plan: Plan, room: Room) -> Plan:
+    """The plan with its memory held against `room`: warnings, and needs of what is not left out."""
+    needs = fitting_needs(plan.run_size, room)
+    return replace(
+        plan,
+        room=room,
+        estimate=replace(plan.estimate, needs=needs),
+        warnings=(*plan.warnings, *memory_warnings(plan.run_size, room)),
+    )
+
+
+def plan_of(
+    recipe: Recipe, checkpoint: Checkpoint, device: str, dtype: str | None
+) -> tuple[Plan, torch.dtype]:
+    compute = compute_dtype(checkpoint.main_dtype, device, dtype)
+    units = budget_units(recipe, checkpoint)
+    if not units:
+        return build_plan(recipe, checkpoint, dtype=compute), compute
+    config = measured_on(recipe, checkpoint)
+    found = sensitivity_cache.find(units, config, checkpoint, device)
+    return plan_with_choice(recipe, units, found, checkpoint, compute), compute
+
+
+def plan_with_choice(
+    recipe: Recipe,
+    units: Sequence[BudgetUnit],
+    found: Sensitivities | None,
+    checkpoint: Checkpoint,
+    compute: torch.dtype,
+) -> Plan:
+    """The plan with the schemes that the targets choose; with the smallest, where nothing is
+    measured yet."""
+    settled, budget = with_choice(recipe, units, found)
+    plan = build_plan(settled, checkpoint, dtype=compute)
+    if budget.is_open:
+        measured = replace(plan.run_size, measured=measured_on(recipe, checkpoint))
+        plan = replace(plan, run_size=measured)
+    return replace(plan, budget=budget, warnings=(*plan.warnings, *budget.notes))
+
+
+def measured_on(recipe: Recipe, checkpoint: Checkpoint) -> CalibrationConfig:
+    """What sensitivities are measured on: the recipe's calibration data, as many rows as are needed
+    for errors that are only averaged and never inverted."""
+    spec = describe(checkpoint.config, checkpoint.shapes)
+    config = cap_defaults(recipe, spec.context)[0].calibration
+    assert config is not None, "the recipe parser asks for calibration where a stage has a target"
+    return replace(config, samples=min(config.samples, max(1, MEASURED_TOKENS // config.length)))

@@ -1,0 +1,199 @@
+"""What a run will need beside the weights, looked for before work starts: hours later is too late.
+
+Texts and tasks that are there, a tokenizer that loads, lengths that fit the model, a transformers
+class that runs its blocks, and memory for every part of the run.
+"""
+
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from compress.artifacts.recipe_exports import check_artifact
+from compress.checkpoint import Checkpoint, free_bytes
+from compress.errors import CompressError, DataError, OutputError, RecipeError
+from compress.plan.memory_needs import sample_rows
+from compress.plan.plan import Plan
+from compress.plan.room import check_room
+from compress.recipe import Recipe
+from compress.recipe.evaluation_config import DEFAULT_WINDOW_CAP, EvaluationConfig
+from compress.recipe.placing import placed
+from compress.recipe.task_config import TaskConfig
+from compress.report.units import two_sizes
+from compress.text.tokenizer import load_tokenizer
+from compress_calibration.config import CalibrationConfig, SourceConfig
+from compress_calibration.dataset import build
+from compress_calibration.readers import source_files
+from compress_calibration.sources import check_source
+
+PLENTY = 16  # bytes of text a token asked for
+QUICK_BYTES = 4 << 20
+
+Check = Callable[[], object]  # raises a CompressError for what it finds
+
+
+def check_requirements(
+    plan: Plan, checkpoint: Checkpoint, dtype: torch.dtype, device: str, *, drawn: bool = False
+) -> None:
+    """Raises DataError, RecipeError or CheckpointError for what would stop the run later.
+
+    dtype, device: of the calibrated passes. drawn: the calibration text is there already, from the
+    run that this one resumes.
+    """
+    for check in requirement_checks(plan, checkpoint, dtype, device, drawn=drawn):
+        check()
+
+
+def problems(checks: Iterable[Check]) -> tuple[str, ...]:
+    """What the checks raise, as lines, each once."""
+    found: dict[str, None] = {}
+    for check in checks:
+        try:
+            check()
+        except CompressError as error:
+            found[str(error)] = None
+    return tuple(found)
+
+
+def requirement_checks(
+    plan: Plan, checkpoint: Checkpoint, dtype: torch.dtype, device: str, *, drawn: bool
+) -> Iterator[Check]:
+    """What `check_requirements` looks at, each by itself."""
+    recipe, evaluation = plan.recipe, plan.recipe.evaluation
+    calibration = recipe.calibration if plan.needs_calibration else None
+    yield from _lengths(plan, calibration)
+    sources = list(_sources(calibration, evaluation))
+    for key, source in sources:
+        yield partial(_placed, recipe, key, partial(check_source, source))
+    yield from _tasks(plan)
+    prompts = evaluation is not None and bool(evaluation.samples.prompts or evaluation.tasks)
+    if prompts or any(source.kind != "self" for _, source in sources):
+        yield partial(load_tokenizer, checkpoint.small)
+    if calibration is not None and not drawn:
+        amount = partial(_check_amount, calibration, checkpoint, plan.spec.vocab)
+        yield partial(_placed, recipe, "calibration", amount)
+    if evaluation is not None or calibration is not None:
+        yield partial(_check_class, plan, checkpoint)
+    yield from _artifacts(plan, checkpoint)
+    if plan.run_size.measured is not None:
+        yield partial(_check_scratch, plan, plan.run_size.measured)
+    # What only the report needs and does not fit is left out of it, with a warning.
+    yield partial(check_room, plan.run_size, replace(plan.room, drawn=drawn))
+    own = calibration is not None and any(s.kind == "self" for s in calibration.sources)
+    if calibration is not None and own and not drawn and plan.room.bytes is None:
+        yield partial(_check_sampling, plan, checkpoint, calibration, dtype, device)
+
+
+def _placed(recipe: Recipe, key: str, check: Check) -> None:
+    with placed(recipe, key):
+        check()
+
+
+def _sources(
+    calibration: CalibrationConfig | None, evaluation: EvaluationConfig | None
+) -> Iterator[tuple[str, SourceConfig]]:
+    """Every text that is read, with its key in the recipe."""
+    if calibration is not None:
+        for i, source in enumerate(calibration.sources):
+            yield f"calibration.sources[{i}]", source
+    if evaluation is not None:
+        for i, text in enumerate(evaluation.texts):
+            yield f"evaluation.texts[{i}]", text.source()
+
+
+def _lengths(plan: Plan, calibration: CalibrationConfig | None) -> Iterator[Check]:
+    """No row is longer than what the model can read."""
+    recipe, context, evaluation = plan.recipe, plan.spec.context, plan.recipe.evaluation
+    if calibration is not None:
+        place = recipe.at("calibration.length")
+        yield partial(_check_length, place, calibration.length, context)
+    if evaluation is None:
+        return
+    resolve = partial(evaluation.resolve, context or DEFAULT_WINDOW_CAP)
+    yield partial(_placed, recipe, "evaluation", resolve)
+    for i, text in enumerate(evaluation.texts):
+        if text.kind == "self":
+            place = recipe.at(f"evaluation.texts[{i}].length")
+            yield partial(_check_length, place, text.length, context)
+
+
+def _artifacts(plan: Plan, checkpoint: Checkpoint) -> Iterator[Check]:
+    """Targets that do not take the source as it is."""
+    recipe = plan.recipe
+    for i, config in enumerate(recipe.export):
+        check = partial(check_artifact, config, checkpoint, plan.spec)
+        yield partial(_placed, recipe, f"export[{i}]", check)
+
+
+def _tasks(plan: Plan) -> Iterator[Check]:
+    """Their files, read whole, and settings that the model cannot follow."""
+    recipe, evaluation = plan.recipe, plan.recipe.evaluation
+    for i, task in enumerate(() if evaluation is None else evaluation.tasks):
+        check = partial(_check_task, task, plan.spec.context or DEFAULT_WINDOW_CAP)
+        yield partial(_placed, recipe, f"evaluation.tasks[{i}]", check)
+
+
+def _check_task(task: TaskConfig, context: int) -> None:
+    # Late: only runs with tasks load the engine.
+    from compress.evaluation.tasks.asked import check_task
+
+    check_task(task, context)
+
+
+def _check_length(place: str, length: int, context: int) -> None:
+    if context and length > context:
+        raise RecipeError(
+            f"{place}: is {length}, the model's context is {context} tokens; give {context} or less"
+        )
+
+
+def _check_amount(calibration: CalibrationConfig, checkpoint: Checkpoint, vocab: int) -> None:
+    """That files hold text enough, found by drawing it: where they are so small that it is quick,
+    and larger ones hold enough."""
+    if any(source.kind not in ("text", "jsonl") for source in calibration.sources):
+        return
+    try:
+        size = sum(p.stat().st_size for s in calibration.sources for p in source_files(s))
+    except DataError:  # check_source says what is missing
+        return
+    asked = calibration.samples * calibration.length
+    if size < min(PLENTY * asked, QUICK_BYTES):
+        build(calibration, load_tokenizer(checkpoint.small), generate=None, vocab=vocab)
+
+
+def _check_class(plan: Plan, checkpoint: Checkpoint) -> None:
+    # Late: a data-free run never loads transformers.
+    from compress.blocks.skeleton import Skeleton
+
+    Skeleton(checkpoint.config, plan.spec, dtype=torch.bfloat16)
+
+
+def _check_scratch(plan: Plan, measured: CalibrationConfig) -> None:
+    """The folder for temporary files has room for the hidden states of the measurement, twice."""
+    folder = Path(tempfile.gettempdir())
+    needed = 2 * measured.samples * measured.length * plan.spec.hidden * torch.float32.itemsize
+    free = free_bytes(folder)
+    if needed > free:
+        needs, there = two_sizes(needed, free)
+        raise OutputError(
+            f"not enough disk space in {folder}: measuring the schemes needs {needs},"
+            f" {there} are free; make room, or name another folder in TMPDIR"
+        )
+
+
+def _check_sampling(
+    plan: Plan,
+    checkpoint: Checkpoint,
+    calibration: CalibrationConfig,
+    dtype: torch.dtype,
+    device: str,
+) -> None:
+    """Where the memory of blocks is not this process's own: a GPU's, or one that nobody knows."""
+    from compress.blocks.sample import check_memory, sampling_bytes
+
+    rows = sample_rows(plan.spec, dtype, calibration.samples, calibration.length)
+    needed = sampling_bytes(checkpoint, plan.spec, dtype, rows, calibration.length)
+    check_memory(needed, device)

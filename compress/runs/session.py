@@ -1,0 +1,32 @@
+"""A run that has been checked and may begin."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from compress.checkpoint import Checkpoint, Output
+from compress.events import Progress
+from compress.formats import Weights
+from compress.plan.plan import Plan
+from compress.report.schema import StageRecord
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Session:
+    """What the run reads, where it writes and how. sha256: of the source; dtype: of the blocks.
+
+    measuring: the time that sensitivities took, where they were not known before.
+    side_files: name -> sha256 of what goes along with the weights.
+    """
+
+    plan: Plan
+    checkpoint: Checkpoint
+    weights: Weights
+    output: Output
+    dtype: torch.dtype
+    device: str
+    sha256: str
+    side_files: Mapping[str, str]
+    progress: Progress
+    measuring: StageRecord | None = None

@@ -1,0 +1,203 @@
+"""Put what a run did into a Report, and the report into OUT/report/."""
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from compress.arch.spec import DecoderSpec
+from compress.artifacts.report import PACKAGES
+from compress.checkpoint import disk, write_atomic
+from compress.checkpoint.shards.dtype_codes import itemsize
+from compress.evaluation.quality import Measured
+from compress.formats.runtimes.snippets import all_lines, why_not_opened
+from compress.inspect.facts import source_of
+from compress.machine.environment import machine, slow_kernels, versions
+from compress.passes import outliers
+from compress.passes.journal import CALIBRATION, Journal, layer_of
+from compress.passes.units import HEAD, OUTSIDE
+from compress.plan.budget import BudgetChoice as Chosen
+from compress.plan.plan import Plan
+from compress.plan.source import shares_bytes
+from compress.report.codec import write_json
+from compress.report.html import write_html
+from compress.report.schema import (
+    Budget,
+    Layer,
+    Planned,
+    PlanVsActual,
+    RecipeInfo,
+    Report,
+    Result,
+    SizePart,
+    StageRecord,
+)
+from compress.runs.session import Session
+
+FOLDER = "report"
+RESUMED = (
+    "the run was stopped and resumed: its time is that of all recorded units, without the work"
+    " that was lost"
+)
+
+
+def build_report(
+    session: Session,
+    stages: Sequence[StageRecord],
+    journal: Journal,
+    measured: Measured,
+    started: datetime,
+) -> Report:
+    """Everything the run can say about itself."""
+    plan, checkpoint = session.plan, session.checkpoint
+    work = stages[0]
+    return Report(
+        tool="compress-model",
+        versions=versions(PACKAGES if plan.recipe.export else ()),
+        recipe=RecipeInfo(plan.recipe.name, plan.recipe.text, plan.recipe.overrides),
+        seed=plan.recipe.seed,
+        source=source_of(checkpoint, plan.spec, session.sha256, plan.kv_bytes_per_token[0]),
+        result=result_of(session, work.layers),
+        stages=tuple(stages),
+        machine=machine(session.device),
+        started=started.isoformat(timespec="seconds"),
+        finished=datetime.now(UTC).isoformat(timespec="seconds"),
+        calibration=_calibration(journal, stages),
+        quality=measured.quality,
+        samples=measured.samples,
+        samples_reason=measured.samples_reason,
+        plan_vs_actual=PlanVsActual(
+            bytes=Planned(plan.shards.total_bytes, _stored_bytes(session)),
+            seconds=Planned(plan.estimate.seconds, work.seconds),
+            peak_rss=Planned(
+                plan.estimate.peak_rss_bytes, max(stage.peak_rss_bytes for stage in stages)
+            ),
+        ),
+        warnings=(
+            *plan.warnings,
+            *slow_kernels(session.device),
+            *measured.left_out,
+            *([RESUMED] if journal.resumed else []),
+            *(f"left behind: {name}" for name in checkpoint.skipped_files if " (" in name),
+        ),
+        copied_tensors=(*plan.spec.copied, *unrecognised(plan.spec)),
+        copied_files=tuple(path.name for path in checkpoint.side_files()),
+        skipped_files=tuple(checkpoint.skipped_files),
+        open_with=all_lines(plan.format, plan.runtimes, str(session.output.out)),
+        open_reason=why_not_opened(plan.format, plan.runtimes, "--set output.format=dense"),
+        budget=None if plan.budget is None else _budget(plan.budget, work.layers),
+    )
+
+
+def _budget(chosen: Chosen, layers: Iterable[Layer]) -> Budget:
+    """The losses that the choice went by, and the same of the layers as they were written."""
+    assert chosen.predicted is not None, "a run measures before it begins"
+    lost = sum(chosen.shares.get(x.name, 0.0) * (x.error or 0.0) for x in layers)
+    target = " and ".join(chosen.targets)
+    return Budget(target, chosen.sensitivity, Planned(chosen.predicted, lost))
+
+
+def write_report(report: Report, folder: Path) -> None:
+    """report/report.json and the page drawn from it."""
+    target = folder / FOLDER
+    with disk.refusing(f"make {target}"):
+        if not target.is_dir():
+            disk.mkdir(target)
+    write_json(report, target / "report.json", write_atomic)
+    write_html(report, target / "report.html", write_atomic)
+
+
+def _calibration(journal: Journal, stages: Sequence[StageRecord]) -> dict[str, Any] | None:
+    """What was calibrated on, and how often it went through a block."""
+    summary = journal.units.get(CALIBRATION)
+    if summary is None:
+        return None
+    passes = [layer.passes for stage in stages for layer in stage.layers if layer.passes]
+    return {**summary, "passes_per_block": max(passes, default=0)}
+
+
+def layers_of(plan: Plan, journal: Journal) -> tuple[Layer, ...]:
+    """Records of all linears: the quantized ones from the journal, the others with the reason."""
+    done = [
+        layer_of(record)
+        for unit, records in journal.units.items()
+        if unit in (OUTSIDE, HEAD) or unit.startswith("block ")
+        for record in records
+    ]
+    return (*done, *_skipped(plan))
+
+
+def _skipped(plan: Plan) -> Iterable[Layer]:
+    for skipped in plan.skipped:
+        n, k = skipped.linear.shape
+        own = skipped.linear.tensor  # scales of a cache go with a layer's tensor, quantized or not
+        dtype = next(dtype for name, dtype, _ in plan.tensors[own] if name == own)
+        size = n * k * itemsize(dtype)
+        yield Layer(
+            name=skipped.linear.name,
+            scheme=dtype.lower(),
+            method="none",
+            bits_per_weight=8 * itemsize(dtype),
+            bytes_before=size,
+            bytes_after=size,
+            skipped_reason=skipped.reason,
+            block=skipped.block,
+            role=skipped.linear.role,
+            expert=skipped.linear.expert,
+        )
+
+
+def result_of(session: Session, layers: Sequence[Layer]) -> Result:
+    """What came out. layers: of all linears."""
+    plan = session.plan
+    weights = sum(m.linear.shape[0] * m.linear.shape[1] for m in plan.modules)
+    stored = sum(layer.bytes_after for layer in layers if layer.skipped_reason is None)
+    return Result(
+        path=str(session.output.out),
+        params=sum(info.numel for info in session.checkpoint.tensors.values()),
+        bytes=_stored_bytes(session),
+        bits_per_weight=8 * stored / weights,
+        kv_bytes_per_token=plan.kv_bytes_per_token[1] or None,
+        format=plan.format,
+        sizes=tuple(_sizes(session)),
+    )
+
+
+def unrecognised(spec: DecoderSpec) -> tuple[str, ...]:
+    """Block tensors that no architecture table names."""
+    return tuple(name for block in spec.blocks for name in block.unrecognised)
+
+
+def _stored_bytes(session: Session) -> int:
+    """Size of the weight files as the disk has them, that of outlier columns included."""
+    folder = session.output.partial
+    shards = sum((folder / file.name).stat().st_size for file in session.plan.shards.files)
+    return shards + outliers.side_bytes(folder)
+
+
+def _sizes(session: Session) -> Iterable[SizePart]:
+    """Parts that add up to the weight files before and after."""
+    plan, checkpoint = session.plan, session.checkpoint
+    side_bytes = outliers.side_bytes(session.output.partial)
+    quantized = {m.linear.tensor for m in plan.modules}
+    large = {plan.spec.embedding, plan.spec.head}
+    before = dict.fromkeys(("quantized weights", "scales", "embeddings", "norms and other"), 0)
+    after = dict(before)
+    # A head that a stage unties has no bytes of its own in the source.
+    once = plan.spec.head if shares_bytes(checkpoint, plan.spec) else None
+    for source, stored in plan.tensors.items():
+        kind = "norms and other"
+        if source in quantized:
+            kind = "quantized weights"
+        elif source in large:
+            kind = "embeddings"
+        before[kind] += 0 if source == once else checkpoint.tensors[source].nbytes
+        for position, (name, _, _) in enumerate(stored):
+            # The codes come first in every format; what follows serves to read them.
+            part = "scales" if source in quantized and position else kind
+            after[part] += plan.shards.tensors[name].nbytes
+    if side_bytes:
+        before["outlier columns"], after["outlier columns"] = 0, side_bytes
+    before["file headers"] = checkpoint.file_bytes - sum(before.values())
+    after["file headers"] = _stored_bytes(session) - sum(after.values())
+    return [SizePart(name, before[name], after[name]) for name in before]

@@ -1,0 +1,1 @@
+"""The decoder's layers over a paged key/value cache."""

@@ -1,0 +1,107 @@
+"""A checkpoint's weights -> the layers of a decoder."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from compress.arch.forward.forward import ForwardSpec
+from compress.arch.spec import BlockSpec, LinearSpec
+from compress.formats.checked_reads import read_finite
+from compress.runtime.decoder.activations import activation, gating
+from compress.runtime.decoder.attention import Attention
+from compress.runtime.decoder.layer import DecoderLayer
+from compress.runtime.decoder.linear import Joint, Linear, load_linear
+from compress.runtime.decoder.mlp import Mixture, Mlp
+from compress.runtime.decoder.norms import Norm
+
+if TYPE_CHECKING:
+    from compress.runtime.decoder.linear import Source
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Loader:
+    """Reads what layers need, in one dtype, onto one device."""
+
+    weights: "Source"
+    how: ForwardSpec
+    dtype: torch.dtype
+    device: torch.device
+
+    def tensor(self, name: str) -> Tensor:
+        return read_finite(self.weights, name).to(self.device, self.dtype)
+
+    def norm(self, path: str) -> Norm:
+        """The norm at a path of the checkpoint."""
+        weight, bias = self.tensor(f"{path}.weight"), None
+        if f"{path}.bias" in self.weights.checkpoint.tensors:
+            bias = self.tensor(f"{path}.bias")
+        if self.how.norm_late:
+            weight = weight.float() + self.how.norm_offset
+        return Norm(weight, bias, self.how.eps, self.how.norm == "layer", self.how.norm_late)
+
+    def linear(self, spec: LinearSpec) -> Linear:
+        return load_linear(self.weights, spec, dtype=self.dtype, device=self.device)
+
+    def layer(self, block: BlockSpec, rotation: int | None) -> DecoderLayer:
+        """rotation: of the decoder's, which of them this block has."""
+        by_role = {x.role: x for x in block.linears if x.expert is None}
+        names = self.how.norms
+        return DecoderLayer(
+            attention=self._attention(block, by_role, rotation),
+            mlp=self._mlp(block, by_role),
+            attention_in=self._norm(block, names.attention_in),
+            attention_out=self._norm(block, names.attention_out),
+            mlp_in=self._norm(block, names.mlp_in),
+            mlp_out=self._norm(block, names.mlp_out),
+            parallel=self.how.parallel,
+        )
+
+    def _norm(self, block: BlockSpec, name: str | None) -> Norm | None:
+        return None if name is None else self.norm(f"{block.prefix}.{name}")
+
+    def _attention(
+        self, block: BlockSpec, by_role: Mapping[str, LinearSpec], rotation: int | None
+    ) -> Attention:
+        how = self.how
+        parts = tuple(self.linear(by_role[x]) for x in ("q", "k", "v", "qkv") if x in by_role)
+        by_head = how.qkv == "heads"
+        widths = (how.heads, how.kv_heads, how.kv_heads)
+        sizes = (sum(widths),) if by_head else widths
+        return Attention(
+            how=how.layers[block.index],
+            layer=block.index,
+            group=how.group(block.index),
+            head_dim=how.head_dim,
+            qkv=Joint.of(parts, tuple(size * how.head_dim for size in sizes)),
+            out=self.linear(by_role["o"]),
+            by_head=by_head,
+            q_norm=self._norm(block, how.norms.q),
+            k_norm=self._norm(block, how.norms.k),
+            whole_norms=how.qk_norm == "full",
+            rotation=rotation,
+            rounding=self.weights.cache(block),
+        )
+
+    def _mlp(self, block: BlockSpec, by_role: Mapping[str, LinearSpec]) -> Mlp | Mixture:
+        if "router" not in by_role:
+            return self._dense(by_role)
+        experts: dict[int, dict[str, LinearSpec]] = {}
+        for linear in block.linears:
+            if linear.expert is not None:
+                experts.setdefault(linear.expert, {})[linear.role] = linear
+        return Mixture(
+            router=self.linear(by_role["router"]),
+            experts=tuple(self._dense(experts[number]) for number in sorted(experts)),
+            chosen=self.how.experts_per_token,
+            normalised=self.how.norm_topk,
+        )
+
+    def _dense(self, by_role: Mapping[str, LinearSpec]) -> Mlp:
+        down = by_role["down"]
+        parts = tuple(self.linear(by_role[x]) for x in ("gate", "up", "gate_up") if x in by_role)
+        inner = Joint.of(parts, (down.shape[1],) * (1 + self.how.gated))
+        name = self.how.activation
+        return Mlp(inner, self.linear(down), activation(name), gating(name))

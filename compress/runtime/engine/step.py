@@ -1,0 +1,66 @@
+"""What one step computes, and how it is put together."""
+
+from dataclasses import dataclass, field
+
+from compress.runtime.sequences.sequence import Sequence
+from compress.runtime.sequences.tables import Copy
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """`count` tokens of a sequence from position `start` on.
+
+    The logits of the positions from `wanted` on are asked, which may be none of them.
+    """
+
+    sequence: Sequence
+    start: int
+    count: int
+    wanted: int
+
+    @property
+    def end(self) -> int:
+        return self.start + self.count
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """copies: to be made in this order before any token's keys and values are written."""
+
+    items: tuple[Item, ...]
+    copies: tuple[Copy, ...]
+    preempted: tuple[Sequence, ...]
+
+
+@dataclass(slots=True)
+class Draft:
+    """A step in the making. stalled: a sequence found no room and waits with what it has."""
+
+    budget: int
+    items: dict[Sequence, Item] = field(default_factory=dict)
+    copies: dict[Sequence, list[Copy]] = field(default_factory=dict)
+    preempted: list[Sequence] = field(default_factory=list)
+    stalled: bool = False
+
+    @property
+    def crowded(self) -> bool:
+        """Running sequences lacked blocks, so nobody new is let in."""
+        return self.stalled or bool(self.preempted)
+
+    def add(self, sequence: Sequence, count: int, copies: list[Copy]) -> None:
+        end = sequence.computed + count
+        wanted = min(sequence.needed, end)
+        self.items[sequence] = Item(sequence, sequence.computed, count, wanted)
+        self.copies[sequence] = copies
+        self.budget -= count
+
+    def drop(self, sequence: Sequence) -> None:
+        """The sequence was preempted; its copies with it, as their targets may be given anew."""
+        item = self.items.pop(sequence, None)
+        self.copies.pop(sequence, None)
+        self.budget += item.count if item is not None else 0
+        self.preempted.append(sequence)
+
+    def finish(self) -> Step:
+        copies = tuple(copy for group in self.copies.values() for copy in group)
+        return Step(tuple(self.items.values()), copies, tuple(self.preempted))

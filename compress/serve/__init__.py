@@ -1,0 +1,1 @@
+"""A checkpoint that answers: in Python, in a conversation, to lm-evaluation-harness."""

@@ -1,0 +1,76 @@
+"""A checkpoint opened to answer: `compress-model generate`, `chat`, and `compress.open_model`."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Literal
+
+import torch
+
+from compress.checkpoint import Checkpoint, resolve_model
+from compress.errors import RequestError
+from compress.formats import CodedWeights, open_weights
+from compress.formats.weights import DenseWeights
+from compress.machine.environment import check_device, compute_dtype
+from compress.runtime.loading.model import Model
+from compress.runtime.loading.open_engine import Opening, open_engine
+from compress.runtime.sequences.limits import Limits
+from compress.text.tokenizer import Tokenizer, load_tokenizer
+
+KV_DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
+    {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "int8": torch.int8}
+)
+
+
+def open_model(
+    checkpoint: str | Path,
+    *,
+    device: str = "cpu",
+    dtype: Literal["fp32", "bf16", "fp16"] = "fp32",
+    kv_dtype: Literal["fp32", "bf16", "fp16", "int8"] | None = None,
+    limits: Limits | None = None,
+    cache_tokens: int | None = None,
+    block_size: int = 16,
+    reuse: bool = True,
+) -> Model:
+    """A checkpoint, dense or compressed, that generates, streams and scores text.
+
+    checkpoint: a folder or a hub id. kv_dtype: in which keys and values are stored, int8 with a
+    scale for each token and head; as dtype when left out. limits: of a step of the engine.
+    cache_tokens: positions that the cache holds, all texts together; by default whole contexts of
+    as many texts as may run, within 30 % of the free memory. block_size: positions in a block of
+    the cache. reuse: texts that begin alike share keys and values. Raises a CompressError for what
+    the user can mend.
+    """
+    check_device(device)
+    arithmetic = compute_dtype("", device, dtype)
+    folder = resolve_model(checkpoint)
+    weights = open_weights(Checkpoint.open(folder))
+    tokenizer = load_tokenizer(folder)
+    how = Opening(
+        dtype=arithmetic,
+        kv_dtype=stored_dtype(kv_dtype),
+        device=device,
+        limits=limits or Limits(),
+        block_size=block_size,
+        cache_tokens=cache_tokens,
+        reuse=reuse,
+    )
+    return model_of(weights, tokenizer, how)
+
+
+def stored_dtype(name: str | None) -> torch.dtype | None:
+    """Of keys and values, by its name. RequestError for another name."""
+    if name is not None and name not in KV_DTYPES:
+        raise RequestError(f"kv_dtype is {name!r}; it is one of {', '.join(KV_DTYPES)}")
+    return None if name is None else KV_DTYPES[name]
+
+
+def model_of(weights: DenseWeights | CodedWeights, tokenizer: Tokenizer, how: Opening) -> Model:
+    """The same of weights that are open already; the tokenizer's end of text ends a text too."""
+    ends = how.eos if tokenizer.eos_id is None else (*how.eos, tokenizer.eos_id)
+    decode = partial(tokenizer.decode, skip_special=True)
+    engine, notices = open_engine(weights, replace(how, eos=ends), decode)
+    return Model(engine, tokenizer, notices)

@@ -1,0 +1,1 @@
+"""How fast a checkpoint is here: predicted from the machine, and measured."""

@@ -1,0 +1,160 @@
+"""`compress-model bench`: how fast the engine runs a checkpoint, beside what was expected."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from compress.checkpoint.output.report_folder import report_folder
+from compress.errors import CheckpointError, RequestError
+from compress.events import Progress, note, silent
+from compress.machine.other_work import read_processor
+from compress.report.units import duration
+from compress.runtime.decoder.kv import bytes_of_layer
+from compress.runtime.decoder.linear import Source
+from compress.runtime.loading.open_engine import CACHE_SHARE, UNKNOWN_CONTEXT, Opening, open_engine
+from compress.speed.forecast import BLOCK, LoadShape, predicted_speed
+from compress.speed.load import Speed, even_load, play, speed_of
+from compress.speed.rates import Calibrated
+from compress.speed.setting import (
+    BATCHES,
+    SpeedSetting,
+    add_disturbance,
+    asked_of,
+    begin,
+    begin_facts,
+    open_checkpoint,
+    path_of,
+    predicted,
+    threads,
+    write_report,
+)
+from compress.speed.timer import free_bytes
+
+# A batch that nobody asked for is left out when it is expected to take longer.
+PATIENCE_SECONDS = 60.0
+
+
+def measure_speed(
+    checkpoint: str | Path,
+    *,
+    place: SpeedSetting | None = None,
+    batches: Sequence[int] | None = None,
+    prompt: int | None = None,
+    output: int | None = None,
+    out: str | Path | None = None,
+    progress: Progress = silent,
+) -> dict[str, Any]:
+    """How fast the engine runs a checkpoint, beside what was expected; as `predict_speed`.
+
+    batches: 1, 8 and 64 where left out, without those that are expected to take over a minute. A
+    decoder that transformers computes is measured only.
+    """
+    place = place or SpeedSetting()
+    started = begin(place)
+    with report_folder(out) as folder, threads(place):
+        weights, processor = open_checkpoint(checkpoint), read_processor()
+        asked = asked_of(weights, batches or BATCHES, prompt, output)
+        if batches:  # a batch that cannot be is refused before anything is measured
+            _room(weights, asked, asked.batches, place)
+        facts, here = begin_facts(place, asked, progress)
+        found: Calibrated | None = None
+        try:
+            facts["checkpoint"], found = predicted(weights, asked, place, here, progress)
+        except CheckpointError as error:
+            facts["checkpoint"] = {"path": path_of(weights), "not_predicted": str(error)}
+        chosen, left = _patient(found, asked, explicit=bool(batches))
+        facts["left_out"] = left
+        facts["measured"] = list(_measured(weights, found, asked, chosen, place, facts, progress))
+        add_disturbance(facts, processor)
+        if folder is not None:
+            write_report(folder, "bench", facts, weights, weights, place, started)
+        return facts
+
+
+def _patient(
+    found: Calibrated | None, asked: LoadShape, *, explicit: bool
+) -> tuple[list[int], dict[str, float]]:
+    """Batches to measure, and those left out with the seconds that they are expected to take."""
+    if explicit or found is None:
+        return list(asked.batches), {}
+    seconds = {batch: predicted_speed(found, asked, batch).seconds for batch in asked.batches}
+    left = {str(b): round(s, 1) for b, s in seconds.items() if s > PATIENCE_SECONDS}
+    # One is measured in any case.
+    left.pop(str(asked.batches[0]), None)
+    return [batch for batch in asked.batches if str(batch) not in left], left
+
+
+def _measured(
+    weights: Source,
+    found: Calibrated | None,
+    asked: LoadShape,
+    batches: Sequence[int],
+    place: SpeedSetting,
+    facts: dict[str, Any],
+    progress: Progress,
+) -> Iterator[dict[str, Any]]:
+    """Of each batch what came, and what was expected; notices of the engine go to `facts`."""
+    room = _room(weights, asked, batches, place)
+    how = Opening(
+        dtype=place.arithmetic,
+        kv_dtype=place.stored,
+        device=place.device,
+        cache_tokens=room,
+        reuse=False,
+    )
+    engine, notices = open_engine(weights, how)
+    facts["checkpoint"]["notices"] = list(notices)
+    vocabulary = weights.spec.vocab
+    play(engine, even_load(1, asked.prompt, min(4, asked.output), vocabulary))
+    for batch in batches:
+        predicted = None if found is None else predicted_speed(found, asked, batch)
+        about = "" if predicted is None else f", about {duration(predicted.seconds)}"
+        texts = "text" if batch == 1 else "texts"
+        progress(note("measure", f"{batch} {texts} of {asked.prompt} + {asked.output}{about}"))
+        got = speed_of(play(engine, even_load(batch, asked.prompt, asked.output, vocabulary)))
+        yield {"batch": batch, **_beside(got, predicted)}
+
+
+def _room(weights: Source, asked: LoadShape, batches: Sequence[int], place: SpeedSetting) -> int:
+    """Positions of the cache: for the largest batch, and for a whole context where that costs
+    little. RequestError where the memory does not do."""
+    spec = weights.spec
+    needed = max(batches) * (-(-(asked.prompt + asked.output) // BLOCK) + 1) * BLOCK
+    free = free_bytes(torch.device(place.device))
+    token = len(spec.blocks) * bytes_of_layer(spec.kv_heads, spec.head_dim, place.stored)
+    if free is None:
+        return needed
+    if needed * token > free:
+        raise RequestError(
+            f"keys and values of {needed} tokens take {needed * token / 1e9:.1f} GB,"
+            f" {free / 1e9:.1f} GB are free; take a smaller --batch"
+        )
+    context = spec.context or UNKNOWN_CONTEXT
+    return max(needed, context) if context * token < CACHE_SHARE * free else needed
+
+
+_FIGURES = {
+    "tokens_per_second": ("tokens_per_second", 1),
+    "first_token_p50_ms": ("first_p50", 1000),
+    "first_token_p99_ms": ("first_p99", 1000),
+    "between_tokens_p50_ms": ("between_p50", 1000),
+    "between_tokens_p99_ms": ("between_p99", 1000),
+}
+
+
+def _beside(got: Speed, predicted: Speed | None) -> dict[str, Any]:
+    """Figure -> measured, expected."""
+    return {
+        name: {
+            "measured": _figure(got, key, unit),
+            "expected": None if predicted is None else _figure(predicted, key, unit),
+        }
+        for name, (key, unit) in _FIGURES.items()
+    }
+
+
+def _figure(speed: Speed, key: str, unit: int) -> float | None:
+    value: float | None = getattr(speed, key)
+    return None if value is None else float(f"{unit * value:.4g}")

@@ -1,0 +1,204 @@
+"""Decoders that leave work out, by which the rest of a step is measured."""
+
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from math import prod
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from compress.arch.forward.forward import ForwardSpec
+from compress.arch.spec import LinearSpec
+from compress.runtime.decoder.build import Loader
+from compress.runtime.decoder.decoder import Decoder
+from compress.runtime.decoder.kv import KVCache
+from compress.runtime.decoder.linear import Linear, Source
+from compress.runtime.engine.batch import FlatBatch
+from compress.runtime.engine.engine import Engine
+from compress.runtime.engine.refusals import ModelFacts
+from compress.runtime.sequences.request import Request, Sampling
+from compress.speed.timer import Timer
+
+# Tokens of the texts by which planning is measured; they fill a block of the cache.
+PROMPT, STEPS = 2, 14
+# Read in place of a weight, or as much as it has; of those that are read in turn, more than caches
+# hold.
+PIECE, ALL_PIECES = 4 << 20, 128 << 20
+
+
+@dataclass(slots=True, eq=False)
+class _Weights:
+    """Reads memory as products would, so that what else a step needs lies in caches as it would
+    then, which is not at all. seconds: spent on that; they count for nothing.
+
+    On a GPU nothing is read: its products leave the processor's caches alone.
+    """
+
+    timer: Timer
+    buffer: Tensor
+    at: int = 0
+    seconds: float = 0.0
+
+    @classmethod
+    def of(cls, timer: Timer) -> "_Weights":
+        count = ALL_PIECES // 4 if timer.device.type == "cpu" else 0
+        return cls(timer, torch.ones(count))
+
+    def read(self, nbytes: int) -> None:
+        if not len(self.buffer):
+            return
+        start = self.timer.clock()
+        count = min(nbytes, PIECE) // 4
+        if self.at + count > len(self.buffer):
+            self.at = 0
+        self.buffer[self.at : self.at + count].sum()
+        self.at += count
+        self.seconds += self.timer.clock() - start
+
+    def without(self, call: Callable[[], object]) -> float:
+        """Seconds of a call, less those that were spent here."""
+        self.seconds, start = 0.0, self.timer.now()
+        call()
+        return self.timer.now() - start - self.seconds
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Ready:
+    """Stands in for a linear: its outputs [rows, N] are there already."""
+
+    outputs: Tensor
+    weights: _Weights
+    nbytes: int
+    weight: None = None
+    bias: None = None
+    inputs: None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        self.weights.read(self.nbytes)
+        return self.outputs[: len(x)]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Hollow(Loader):
+    """Norms are read; products are ready, with shared outputs. rows: at most."""
+
+    rows: int
+    read: _Weights
+    made: dict[int, Tensor] = field(default_factory=dict)
+
+    def linear(self, spec: LinearSpec) -> Linear:
+        width = spec.shape[0]
+        if width not in self.made:
+            # Random, so that a router sends tokens to all experts.
+            values = torch.rand(self.rows, width, dtype=torch.float32)
+            self.made[width] = values.to(self.device, self.dtype)
+        nbytes = prod(spec.shape) * self.dtype.itemsize
+        return cast(Linear, _Ready(self.made[width], self.read, nbytes))
+
+    def tensor(self, name: str) -> Tensor:
+        spec = self.weights.spec
+        if name == spec.embedding:
+            row = torch.zeros(1, spec.embedding_shape[1], dtype=self.dtype, device=self.device)
+            return row.expand(spec.embedding_shape)
+        return Loader.tensor(self, name)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Hollow:
+    """The decoder of a checkpoint whose products cost nothing.
+
+    vocabulary: of its logits.
+    """
+
+    decoder: Decoder
+    read: _Weights
+    vocabulary: int
+
+    @classmethod
+    def of(
+        cls, weights: Source, how: ForwardSpec, dtype: torch.dtype, rows: int, timer: Timer
+    ) -> "Hollow":
+        """rows: of a step, at most."""
+        read = _Weights.of(timer)
+        decoder = Decoder.of(_Hollow(weights, how, dtype, timer.device, rows, read))
+        return cls(decoder, read, weights.spec.vocab)
+
+    def between(self, rows: int) -> float:
+        """Seconds of all that stands between products in a step with the first token of each of so
+        many texts. The head is left out."""
+        cache, batch = _first_tokens(self.decoder, rows)
+        call = partial(self.decoder.forward, batch, cache)
+        runs = [self.read.without(call) for _ in range(self.read.timer.runs + 1)]
+        return statistics.median(runs[1:])
+
+    def host(self, texts: int) -> float:
+        """Seconds that the engine takes around the decoder, in a step that adds a token to each of
+        so many texts."""
+        decoder = self.decoder
+        cache = KVCache(
+            decoder.how,
+            [1 + texts] * len(decoder.how.windows),
+            PROMPT + STEPS,
+            dtype=decoder.dtype,
+            device=decoder.device,
+        )
+        facts = ModelFacts(PROMPT + STEPS, self.vocabulary)
+        logits = torch.zeros(1, self.vocabulary, device=decoder.device)
+        around = _Around(decoder, self.read, logits)
+        engine: Engine[Any] = Engine(around, cache, facts, reuse=False)
+        sampling = Sampling(max_tokens=STEPS, ignore_eos=True)
+        for i in range(texts):
+            engine.add(Request(str(i), (0,) * PROMPT, sampling))
+        found = []
+        while not engine.idle:
+            found.append(self.read.without(engine.step))
+        return statistics.median(found[1:-1])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Around:
+    """A decoder whose time counts for nothing. row: its logits, fp32 [1, vocabulary]."""
+
+    decoder: Decoder
+    read: _Weights
+    row: Tensor
+
+    @property
+    def device(self) -> torch.device:
+        return self.decoder.device
+
+    @property
+    def multiple(self) -> int:
+        return self.decoder.multiple
+
+    def forward(self, batch: FlatBatch, cache: KVCache) -> Tensor:
+        before, start = self.read.seconds, self.read.timer.now()
+        hidden = self.decoder.forward(batch, cache)
+        self.read.seconds = before + self.read.timer.now() - start
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        self.read.read(PIECE)
+        return self.row.expand(len(hidden), -1)
+
+
+def _first_tokens(decoder: Decoder, rows: int) -> tuple[KVCache, FlatBatch]:
+    how, device = decoder.how, decoder.device
+    cache = KVCache(how, [1 + rows] * len(how.windows), 1, dtype=decoder.dtype, device=device)
+    at = torch.arange(rows, device=device)
+    table = torch.arange(1, rows + 2, dtype=torch.int32, device=device)[:, None] % (rows + 1)
+    batch = FlatBatch(
+        ids=torch.zeros_like(at),
+        positions=torch.zeros_like(at),
+        sequence=at.to(torch.int32),
+        tables=(table,) * len(how.windows),
+        slots=(at + 1,) * len(how.windows),
+        rows=at,
+        count=rows,
+        multiple=decoder.multiple,
+        lengths=torch.ones(rows + 1, dtype=torch.int64, device=device),
+    )
+    return cache, batch

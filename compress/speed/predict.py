@@ -1,0 +1,55 @@
+"""`compress-model roofline`: how fast a checkpoint is expected to be on this machine."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from compress.checkpoint.output.report_folder import report_folder
+from compress.events import Progress, silent
+from compress.machine.other_work import read_processor
+from compress.speed.setting import (
+    BATCHES,
+    SpeedSetting,
+    add_disturbance,
+    asked_of,
+    begin,
+    begin_facts,
+    open_checkpoint,
+    predicted,
+    threads,
+    write_report,
+)
+
+
+def predict_speed(
+    checkpoint: str | Path,
+    *,
+    against: str | Path | None = None,
+    place: SpeedSetting | None = None,
+    batches: Sequence[int] | None = None,
+    prompt: int | None = None,
+    output: int | None = None,
+    out: str | Path | None = None,
+    progress: Progress = silent,
+) -> dict[str, Any]:
+    """What a checkpoint is expected to do on this machine; its weights are not loaded.
+
+    against: its source, predicted too. batches: texts at once, 1, 8 and 64 where left out. prompt,
+    output: tokens of a text, by default 128 and 64 or what the model reads. out: a new or empty
+    folder for report.json and report.html. Raises a CompressError for what the user can mend.
+    """
+    place = place or SpeedSetting()
+    started = begin(place)
+    with report_folder(out) as folder, threads(place):
+        result = open_checkpoint(checkpoint)
+        source = None if against is None else open_checkpoint(against)
+        processor = read_processor()
+        asked = asked_of(result, batches or BATCHES, prompt, output)
+        facts, here = begin_facts(place, asked, progress)
+        facts["checkpoint"] = predicted(result, asked, place, here, progress)[0]
+        if source is not None:
+            facts["source"] = predicted(source, asked, place, here, progress)[0]
+        add_disturbance(facts, processor)
+        if folder is not None:
+            write_report(folder, "roofline", facts, result, source or result, place, started)
+        return facts

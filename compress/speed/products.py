@@ -1,0 +1,99 @@
+"""The workload of an open checkpoint, as the engine would lay it out."""
+
+from collections import Counter
+from collections.abc import Iterator
+from math import prod
+from typing import NamedTuple
+
+import torch
+
+from compress.arch.forward.forward import describe_forward
+from compress.arch.spec import BlockSpec, LinearSpec
+from compress.formats.weights import CodedWeights
+from compress.quant.scheme import QuantScheme
+from compress.runtime.decoder.kv import bytes_of_layer
+from compress.runtime.decoder.linear import Source, load_linear
+from compress.speed.workload import Part, Product, Workload
+
+DENSE = "dense"
+# Linears that are one product where they are plain, as runtime/decoder/build.py joins them.
+_JOINT = (("q", "k", "v"), ("gate", "up"))
+
+
+class _Kind(NamedTuple):
+    shape: tuple[int, int]
+    part: Part
+    scheme: QuantScheme | None
+
+
+def workload_of(
+    weights: Source, *, dtype: torch.dtype, kv_dtype: torch.dtype | None = None
+) -> Workload:
+    """dtype: that the engine computes in. kv_dtype: of keys and values, the same where left out.
+
+    Of each kind of quantized linear one is read, for the bytes it takes. Errors: CheckpointError
+    for a decoder that is in no table of forwards.
+    """
+    spec = weights.spec
+    how = describe_forward(weights.checkpoint.config, spec)
+    counts: Counter[_Kind] = Counter()
+    samples: dict[_Kind, LinearSpec] = {}
+    for kind, linear in _kinds(weights):
+        counts[kind] += 1
+        samples.setdefault(kind, linear)
+    products = tuple(_product(weights, k, n, samples[k], dtype) for k, n in counts.items())
+    embedding = 0 if spec.tied else prod(spec.embedding_shape) * dtype.itemsize
+    return Workload(
+        products=products,
+        other_bytes=embedding,
+        windows=tuple(layer.window for layer in how.layers),
+        heads=how.heads,
+        kv_heads=how.kv_heads,
+        head_dim=how.head_dim,
+        state_bytes=bytes_of_layer(how.kv_heads, how.head_dim, kv_dtype or dtype),
+        experts=spec.experts if how.experts_per_token else 0,
+        chosen=how.experts_per_token,
+    )
+
+
+def _kinds(weights: Source) -> Iterator[tuple[_Kind, LinearSpec]]:
+    """Of every product of the model, with one of its linears."""
+    for block in weights.spec.blocks:
+        yield from _of_block(weights, block)
+    head = weights.spec.head_linear()
+    if head is None:
+        head = weights.spec.embedding_linear()
+        yield _Kind(head.shape, "head", None), head
+    else:
+        yield _Kind(head.shape, "head", _scheme(weights, head)), head
+
+
+def _of_block(weights: Source, block: BlockSpec) -> Iterator[tuple[_Kind, LinearSpec]]:
+    experts = {linear.expert for linear in block.linears}
+    for expert in sorted(experts, key=lambda e: -1 if e is None else e):
+        part: Part = "block" if expert is None else "expert"
+        by_role = {x.role: x for x in block.linears if x.expert == expert}
+        for roles in _JOINT:
+            parts = [by_role[role] for role in roles if role in by_role]
+            if len(parts) > 1 and all(_scheme(weights, x) is None for x in parts):
+                rows = sum(x.shape[0] for x in parts)
+                yield _Kind((rows, parts[0].shape[1]), part, None), parts[0]
+                for role in roles:
+                    by_role.pop(role, None)
+        for linear in by_role.values():
+            yield _Kind(linear.shape, part, _scheme(weights, linear)), linear
+
+
+def _scheme(weights: Source, linear: LinearSpec) -> QuantScheme | None:
+    return weights.scheme(linear.name) if isinstance(weights, CodedWeights) else None
+
+
+def _product(
+    weights: Source, kind: _Kind, count: int, linear: LinearSpec, dtype: torch.dtype
+) -> Product:
+    if kind.scheme is None:
+        nbytes = prod(kind.shape) * dtype.itemsize
+        return Product(kind.shape, kind.part, DENSE, count, nbytes)
+    kept = load_linear(weights, linear, dtype=dtype, device=torch.device("cpu")).weight
+    stored = kind.scheme.describe()
+    return Product(kind.shape, kind.part, stored, count, kept.nbytes, sample=linear)

@@ -1,0 +1,187 @@
+"""What the engine's operations take on this machine, each measured by itself, in seconds.
+
+No step of a model is timed here, so that a prediction is one: products run on weights that caches
+cannot hold, attention on keys and values of its own, what stands between products in a decoder
+whose products compute nothing, and the planning of steps around that decoder.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import cycle
+
+import torch
+from torch import Tensor
+
+from compress.arch.forward.forward import ForwardSpec, describe_forward
+from compress.runtime.decoder.kv import KVCache, bytes_of_layer
+from compress.runtime.decoder.linear import Linear, Source, load_linear
+from compress.runtime.decoder.packed import DECODED, PackedWeight
+from compress.speed.hollow import Hollow
+from compress.speed.products import workload_of
+from compress.speed.roofline import Curve, EngineRates, Hardware, line
+from compress.speed.timer import Timer, measure_machine
+from compress.speed.workload import Product, Workload
+from compress_kernels.ops.attention import paged_attention
+from compress_kernels.ops.linear import row_multiple
+
+# Rows of products that are measured, as far as the engine has them; of what stands between them;
+# sequences of the planning.
+PRODUCT_ROWS = (1, 4, 8, 16, 32, 64, 128, 256)
+BETWEEN_ROWS = (1, 16, 256)
+SEQUENCES = (1, 32)
+# Weights of one product: of a larger one so many rows are measured, as the rest takes as long. Of
+# packed ones two of the tiles in which they are decoded.
+MOST_WEIGHTS, MOST_PACKED = 1 << 23, 2 * DECODED
+# Weights that are gone through in turn, or as many as the model has: more than caches hold.
+COLD_BYTES = 128 << 20
+# Seconds between two looks at the clock, or those of one call.
+BURST = 0.01
+# Of the attention that is measured: positions of a text, bytes of all texts.
+POSITIONS, STATE_BYTES, BLOCK = 256, 64 << 20, 16
+# Rows that stay whole when a weight is cut: as many as may share a scale.
+_WHOLE_ROWS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Calibrated:
+    """A checkpoint and this machine, as far as predictions need them."""
+
+    work: Workload
+    machine: Hardware
+    rates: EngineRates
+
+
+def calibrate(
+    weights: Source,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    kv_dtype: torch.dtype | None = None,
+    timer: Timer | None = None,
+    machine: Hardware | None = None,
+) -> Calibrated:
+    """Takes seconds; the weights are not loaded.
+
+    dtype, device: of the engine, with as many threads as torch has now. kv_dtype: of keys and
+    values, as `dtype` where left out. machine: measured already. Errors: CheckpointError for a
+    decoder that is in no table of forwards.
+    """
+    place = torch.device(device)
+    timer = timer or Timer(place)
+    work = workload_of(weights, dtype=dtype, kv_dtype=kv_dtype)
+    machine = machine or measure_machine(dtype, timer)
+    rates = measure_rates(weights, work, dtype, kv_dtype or dtype, timer)
+    if place.type == "cuda":
+        torch.cuda.empty_cache()  # an engine that opens next looks at what is free
+    return Calibrated(work, machine, rates)
+
+
+def measure_rates(
+    weights: Source, work: Workload, dtype: torch.dtype, kv_dtype: torch.dtype, timer: Timer
+) -> EngineRates:
+    """work: as `workload_of` gave it for the same weights and dtypes.
+
+    Reads norms and one linear of each kind of quantized weights.
+    """
+    device = timer.device
+    how = describe_forward(weights.checkpoint.config, weights.spec)
+    multiple = row_multiple(dtype, device)
+    curves, tiled = [], False
+    with torch.inference_mode():
+        for product in work.products:
+            linears = list(_copies(weights, work, product, dtype, device))
+            curve, same = _product(linears, product, multiple, timer)
+            curves.append(curve)
+            tiled |= not same
+        single, several = (_attention(how, texts, dtype, kv_dtype, timer) for texts in (None, 1))
+    hollow = Hollow.of(weights, how, dtype, max(BETWEEN_ROWS), timer)
+    between = [(float(n), hollow.between(n)) for n in BETWEEN_ROWS if n % multiple == 0]
+    host = [(float(n), hollow.host(n)) for n in SEQUENCES]
+    return EngineRates(tuple(curves), single, several, line(between), line(host), multiple, tiled)
+
+
+def _copies(
+    weights: Source, work: Workload, product: Product, dtype: torch.dtype, device: torch.device
+) -> Iterator[Linear]:
+    """The product's weight, or the first rows of it, so often that caches do not hold them all."""
+    n, k = product.shape
+    most = MOST_WEIGHTS if product.sample is None else MOST_PACKED
+    rows = min(n, max(1, most // k // _WHOLE_ROWS) * _WHOLE_ROWS)
+    total = min(COLD_BYTES, work.weight_bytes)
+    count = max(1, -(-total * n // (product.nbytes * rows)))
+    if product.sample is None:
+        weight = torch.full((count, rows, k), 0.01, dtype=dtype, device=device)
+        yield from (Linear(part, None, None, dtype) for part in weight)
+        return
+    linear = load_linear(weights, product.sample, dtype=dtype, device=torch.device("cpu"))
+    assert isinstance(linear.weight, PackedWeight), "dense products have no sample"
+    kept = linear.weight.part(slice(0, rows))
+    packed = PackedWeight.of(kept, device, linear.weight.rounded_to)
+    for _ in range(count):
+        own = replace(packed, codes=packed.codes.clone())
+        yield Linear(own, None, linear.inputs, dtype)
+
+
+def _product(
+    linears: list[Linear], product: Product, multiple: int, timer: Timer
+) -> tuple[Curve, bool]:
+    """Seconds of the whole product by rows, and whether rows had the same bits in all numbers."""
+    (n, k), first = product.shape, linears[0]
+    x = torch.rand(max(PRODUCT_ROWS), k, dtype=torch.float32).to(timer.device, first.dtype)
+    alone = first(x[:multiple])
+    measured = alone.shape[1]
+    points, same, turn = [], True, cycle(linears)
+    for rows in PRODUCT_ROWS:
+        if rows % multiple:
+            continue
+        same &= torch.equal(first(x[:rows])[:multiple], alone)
+        once = timer.every(partial(_go, turn, x[:rows], 1))[-1]
+        calls = min(len(linears), max(1, int(BURST / once) if once else 1))
+        seconds = timer.seconds(partial(_go, turn, x[:rows], calls))
+        points.append((float(rows), seconds / calls * n / measured))
+    return line(points), same
+
+
+def _go(turn: Iterator[Linear], x: Tensor, count: int) -> None:
+    for _ in range(count):
+        next(turn)(x)
+
+
+def _attention(
+    how: ForwardSpec,
+    texts: int | None,
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype,
+    timer: Timer,
+) -> float:
+    """Seconds of one token and one position in one layer.
+
+    texts: None for the last token of each of as many texts as caches do not hold; 1 for all tokens
+    of one text.
+    """
+    device = timer.device
+    length = min(POSITIONS, how.layers[0].window or POSITIONS)
+    blocks = -(-length // BLOCK)
+    text_bytes = blocks * BLOCK * bytes_of_layer(how.kv_heads, how.head_dim, kv_dtype)
+    count = texts or max(1, min(64, STATE_BYTES // text_bytes))
+    one = replace(how, layers=how.layers[:1])
+    cache = KVCache(one, [1 + count * blocks], BLOCK, dtype=kv_dtype, device=device)
+    at = torch.arange(count if texts is None else length, device=device)
+    table = torch.arange(1, 1 + count * blocks, dtype=torch.int32, device=device)
+    q = torch.rand(len(at), how.heads, how.head_dim, dtype=torch.float32).to(device, dtype)
+    call = partial(
+        paged_attention,
+        q,
+        cache.keys[0],
+        cache.values[0],
+        table.view(count, blocks),
+        (at if texts is None else torch.zeros_like(at)).to(torch.int32),
+        torch.full_like(at, length - 1) if texts is None else at,
+        scale=how.layers[0].scale,
+        softcap=how.layers[0].softcap,
+        key_scales=cache.key_scales[0],
+        value_scales=cache.value_scales[0],
+    )
+    pairs = count * length if texts is None else length * (length + 1) // 2
+    return timer.seconds(call) / pairs

@@ -1,0 +1,209 @@
+"""What `compress-model roofline` and `bench` share: where it runs, on which texts, the report."""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import yaml
+
+from compress.checkpoint import Checkpoint, resolve_model, write_atomic
+from compress.errors import RequestError
+from compress.events import Progress, note
+from compress.formats import open_weights
+from compress.inspect.facts import result_of, source_of
+from compress.machine.environment import (
+    check_device,
+    compute_dtype,
+    cpu_name,
+    machine,
+    peak_gpu_bytes,
+    peak_rss_bytes,
+    versions,
+)
+from compress.machine.other_work import ProcessorReading, share_since
+from compress.plan.cache_scales import bytes_per_token
+from compress.report.codec import write_json
+from compress.report.disturbance import disturbance
+from compress.report.html import write_html
+from compress.report.schema import RecipeInfo, Report, StageRecord
+from compress.runtime.decoder.linear import Source
+from compress.runtime.loading.open_engine import UNKNOWN_CONTEXT
+from compress.runtime.sequences.limits import check_whole
+from compress.serve.open_model import stored_dtype
+from compress.speed.forecast import LoadShape, forecast
+from compress.speed.rates import Calibrated, calibrate
+from compress.speed.roofline import Hardware
+from compress.speed.timer import Timer, measure_machine
+
+BATCHES, PROMPT, OUTPUT = (1, 8, 64), 128, 64
+# Threads that any machine may be asked for: 100,000 of them end the process (SIGSEGV in OpenMP).
+FEW_CORES = 64
+Dtype = Literal["fp32", "bf16", "fp16"]
+KvDtype = Literal["fp32", "bf16", "fp16", "int8"]
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedSetting:
+    """Where the engine computes. threads: None for torch's own number. kv_dtype: in which keys and
+    values are stored, None for `dtype`.
+
+    RequestError for threads that are none, or more than could be of use.
+    """
+
+    device: str = "cpu"
+    dtype: Dtype = "fp32"
+    threads: int | None = None
+    kv_dtype: KvDtype | None = None
+
+    def __post_init__(self) -> None:
+        most = max(FEW_CORES, os.cpu_count() or 1)
+        if self.threads is not None:
+            check_whole("threads", self.threads, 1)
+        if self.threads is not None and self.threads > most:
+            raise RequestError(
+                f"threads is {self.threads}: this machine has {os.cpu_count()} cores; give"
+                f" {most} or fewer"
+            )
+
+    @property
+    def arithmetic(self) -> torch.dtype:
+        return compute_dtype("", self.device, self.dtype)
+
+    @property
+    def stored(self) -> torch.dtype:
+        """Of keys and values. RequestError for a name that is none."""
+        return stored_dtype(self.kv_dtype) or self.arithmetic
+
+
+def begin(place: SpeedSetting) -> datetime:
+    """Now. OutputError for a device that will not do."""
+    check_device(place.device)
+    return datetime.now(UTC)
+
+
+def open_checkpoint(checkpoint: str | Path) -> Source:
+    """checkpoint: a folder or a hub id."""
+    return open_weights(Checkpoint.open(resolve_model(checkpoint)))
+
+
+@contextmanager
+def threads(place: SpeedSetting) -> Iterator[None]:
+    """With its number of threads; torch's own comes back."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(place.threads or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def asked_of(
+    weights: Source, batches: Sequence[int], prompt: int | None, output: int | None
+) -> LoadShape:
+    """RequestError for numbers below 1, and for texts that are longer than the model reads."""
+    context = weights.spec.context or UNKNOWN_CONTEXT
+    for name, values in (("batch", batches), ("prompt", [prompt]), ("output", [output])):
+        for value in values:
+            if value is not None:
+                check_whole(name, value, 1)
+    given = prompt or min(PROMPT, max(1, context - (output or context // 2)))
+    made = output or min(OUTPUT, max(1, context - given))
+    if given + made > context:
+        raise RequestError(
+            f"prompt {given} and output {made} are {given + made} tokens: the model reads {context}"
+        )
+    return LoadShape(tuple(dict.fromkeys(batches)), given, made)
+
+
+def begin_facts(
+    place: SpeedSetting, asked: LoadShape, progress: Progress
+) -> tuple[dict[str, Any], Hardware]:
+    """The machine and the texts of a report on speed, and the machine for predictions."""
+    progress(note("calibrate", "bandwidth and operations of this machine"))
+    device = torch.device(place.device)
+    found = measure_machine(place.arithmetic, Timer(device))
+    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
+    facts = {
+        "processor": gpu or cpu_name(),
+        "device": place.device,
+        "dtype": place.dtype,
+        "kv_dtype": place.kv_dtype or place.dtype,
+        "threads": torch.get_num_threads(),
+        "gigabytes_per_second": float(f"{found.bandwidth / 1e9:.4g}"),
+        "gigaflops_per_second": float(f"{found.flops / 1e9:.4g}"),
+        "free_bytes": found.free_bytes,
+    }
+    texts = {"prompt": asked.prompt, "output": asked.output}
+    return {"machine": facts, "texts": texts}, found
+
+
+def predicted(
+    weights: Source, asked: LoadShape, place: SpeedSetting, here: Hardware, progress: Progress
+) -> tuple[dict[str, Any], Calibrated]:
+    """A checkpoint in a report on speed. CheckpointError for a decoder in no table of forwards."""
+    progress(note("calibrate", f"the engine's operations on {weights.checkpoint.path}"))
+    found = calibrate(
+        weights,
+        dtype=place.arithmetic,
+        device=place.device,
+        kv_dtype=place.stored,
+        machine=here,
+    )
+    context = weights.spec.context or UNKNOWN_CONTEXT
+    return {"path": path_of(weights), **forecast(found, asked, context)}, found
+
+
+def add_disturbance(facts: dict[str, Any], before: ProcessorReading | None) -> None:
+    """What other programs took since `before`: a share of the processors, None where the system
+    does not say, and a line where that disturbed what was measured."""
+    share = share_since(before)
+    facts["others"] = None if share is None else round(share, 3)
+    disturbed = disturbance(share)
+    if disturbed is not None:
+        facts["disturbed"] = disturbed
+
+
+def path_of(weights: Source) -> str:
+    """The checkpoint's folder, in full."""
+    return str(weights.checkpoint.path.resolve())
+
+
+def write_report(
+    folder: Path,
+    command: str,
+    facts: dict[str, Any],
+    result: Source,
+    source: Source,
+    place: SpeedSetting,
+    started: datetime,
+) -> None:
+    """report.json and report.html, with the facts as their speed. source: the result itself where
+    nothing else is known."""
+    now = datetime.now(UTC)
+    seconds = (now - started).total_seconds()
+    peaks = peak_rss_bytes(), peak_gpu_bytes(place.device)
+    stage = StageRecord(command, seconds, *peaks, others=facts["others"])
+    report = Report(
+        tool="compress-model",
+        versions=versions(),
+        recipe=RecipeInfo("", yaml.safe_dump(asdict(place))),
+        seed=0,
+        source=source_of(
+            source.checkpoint, source.spec, source.checkpoint.sha256(), bytes_per_token(source)
+        ),
+        result=result_of(result),
+        stages=(stage,),
+        machine=machine(place.device),
+        started=started.isoformat(timespec="seconds"),
+        finished=now.isoformat(timespec="seconds"),
+        command=command,
+        samples_reason="speed was looked at, not text",
+        speed=facts,
+    )
+    write_json(report, folder / "report.json", write_atomic)
+    write_html(report, folder / "report.html", write_atomic)

@@ -1,0 +1,1 @@
+"""A tokenizer in GGUF's words."""

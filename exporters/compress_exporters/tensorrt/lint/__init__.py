@@ -1,0 +1,1 @@
+"""What TensorRT's parser takes of a graph, as rules."""

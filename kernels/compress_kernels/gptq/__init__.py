@@ -1,0 +1,1 @@
+"""What all implementations of GPTQ's column loop share."""

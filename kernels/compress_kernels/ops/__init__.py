@@ -1,0 +1,1 @@
+"""The operations: arguments checked, then one implementation by device."""

@@ -1,0 +1,91 @@
+"""Attention of a flat batch over keys and values that lie in blocks."""
+
+import torch
+from torch import Tensor
+
+from compress_kernels.cpu import attention as cpu_attention
+from compress_kernels.cpu.library import native
+from compress_kernels.ops import tiled_attention
+from compress_kernels.ops.checks import require_whole, wrong
+
+FLOATS = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def paged_attention(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    table: Tensor,
+    sequence: Tensor,
+    positions: Tensor,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    key_scales: Tensor | None = None,
+    value_scales: Tensor | None = None,
+) -> Tensor:
+    """What each token takes from the positions that it sees: [T, heads, head_dim], in q's dtype.
+
+    q: [T, heads, head_dim], bf16, fp16 or fp32. keys, values: [blocks, kv_heads, block size,
+    head_dim], floats, or int8 with fp16 scales [blocks, kv_heads, block size]. table: int32
+    [S, most blocks], the blocks of each sequence in order. sequence: int32 [T], rows of the table.
+    positions: int64 [T]. Token t sees positions max(0, p - window + 1) to p of its sequence, as
+    they are stored; sums are in fp32. softcap: c of c * tanh(score / c).
+
+    No token's result depends on the other tokens. Raises ValueError on a wrong shape or dtype,
+    and on keys, values or scales that are not contiguous.
+    """
+    _check_states(q, keys, values)
+    _check_scales(keys, key_scales, "key_scales")
+    _check_scales(values, value_scales, "value_scales")
+    if table.dim() != 2 or table.dtype != torch.int32:
+        raise wrong("table", table, "int32 [S, blocks]")
+    for name, index, dtype in (
+        ("sequence", sequence, torch.int32),
+        ("positions", positions, torch.int64),
+    ):
+        if index.shape != q.shape[:1] or index.dtype != dtype:
+            raise wrong(name, index, f"{dtype} [{q.shape[0]}]")
+    if window is not None and window < 1:
+        raise ValueError(f"window is {window}; it must be 1 or more")
+    compiled = q.device.type == "cpu" and native().library is not None
+    attend = cpu_attention.paged_attention if compiled else tiled_attention.paged_attention
+    return attend(
+        q,
+        keys,
+        values,
+        table,
+        sequence,
+        positions,
+        scale=scale,
+        window=window,
+        softcap=softcap,
+        key_scales=key_scales,
+        value_scales=value_scales,
+    )
+
+
+def _check_states(q: Tensor, keys: Tensor, values: Tensor) -> None:
+    if q.dim() != 3 or q.dtype not in FLOATS:
+        raise wrong("q", q, "floats [T, heads, head_dim]")
+    heads, dim = q.shape[1:]
+    if keys.dim() != 4 or keys.shape[3] != dim or heads % keys.shape[1]:
+        form = f"[blocks, kv_heads, block size, {dim}], kv_heads a divisor of {heads}"
+        raise wrong("keys", keys, form)
+    if values.shape != keys.shape or values.dtype != keys.dtype:
+        raise wrong("values", values, f"the shape of keys, {list(keys.shape)}, and their dtype")
+    require_whole("keys", keys)
+    require_whole("values", values)
+
+
+def _check_scales(states: Tensor, scales: Tensor | None, name: str) -> None:
+    if states.dtype != torch.int8:
+        if states.dtype not in FLOATS or scales is not None:
+            raise ValueError(f"{states.dtype} goes without {name}; int8 and floats can be stored")
+        return
+    if scales is None:
+        raise ValueError(f"{name} is missing; int8 needs fp16 {list(states.shape[:3])}")
+    if scales.shape != states.shape[:3] or scales.dtype != torch.float16:
+        raise wrong(name, scales, f"fp16 {list(states.shape[:3])}")
+    require_whole(name, scales)

@@ -1,0 +1,53 @@
+"""Rows times a weight: each row's sums are its own."""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear as torch_linear
+
+from compress_kernels.cpu import linear as cpu_linear
+from compress_kernels.cpu.library import native
+from compress_kernels.ops.checks import wrong
+
+# In multiples of so many rows torch's products give each the same bits, if at all.
+ROWS = 16
+
+
+def row_multiple(dtype: torch.dtype, device: torch.device) -> int:
+    """In multiples of so many rows `linear` is to be called for the bits of each to be its own."""
+    return 1 if _compiled(dtype, device) else ROWS
+
+
+def linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, out: Tensor | None = None
+) -> Tensor:
+    """x [rows, K], weight [N, K], bias [N] or None, of one float dtype -> [rows, N].
+
+    out: where the result goes, a view of columns too. In fp32 on a CPU compiled code runs, where a
+    row's bits depend on nothing else; torch's products give that on multiples of 16 rows at best.
+    Raises ValueError on a wrong shape or dtype.
+    """
+    outputs, columns = weight.shape
+    if x.dim() != 2 or x.shape[1] != columns:
+        raise wrong("x", x, f"[rows, {columns}]")
+    if x.dtype != weight.dtype:
+        raise wrong("x", x, f"{weight.dtype}")
+    if bias is not None and (bias.shape != (outputs,) or bias.dtype != x.dtype):
+        raise wrong("bias", bias, f"{x.dtype} [{outputs}]")
+    # Compiled code divides by the number of columns.
+    compiled = columns > 0 and _compiled(x.dtype, x.device)
+    if out is None and not compiled:
+        return torch_linear(x, weight, bias)
+    shape = (x.shape[0], outputs)
+    if out is None:
+        out = x.new_empty(shape)
+    elif out.shape != shape or out.dtype != x.dtype or out.stride(1) != 1:
+        raise wrong("out", out, f"{x.dtype} {list(shape)}, its columns side by side")
+    if compiled:
+        cpu_linear.linear(x, weight, bias, out)
+    else:
+        out.copy_(torch_linear(x, weight, bias))
+    return out
+
+
+def _compiled(dtype: torch.dtype, device: torch.device) -> bool:
+    return dtype == torch.float32 and device.type == "cpu" and native().library is not None

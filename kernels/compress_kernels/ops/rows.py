@@ -1,0 +1,59 @@
+"""What a decoder does between its matrix products: every row by itself, rounded as torch would."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from compress_kernels.cpu import rows as cpu_rows
+from compress_kernels.cpu.library import native
+from compress_kernels.ops.checks import wrong
+from compress_kernels.reference import rows as reference_rows
+
+Gating = Literal["silu", "gelu_tanh"]
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, late: bool) -> Tensor:
+    """x: floats [..., n] -> x / sqrt(mean(x²) + eps) * weight, the same shape and dtype.
+
+    weight: [n], of x's dtype, multiplied with the rounded quotient; late: fp32, and rounded once,
+    behind the product. Raises ValueError on another shape or dtype.
+    """
+    wanted = torch.float32 if late else x.dtype
+    if weight.shape != x.shape[-1:] or weight.dtype != wanted:
+        raise wrong("weight", weight, f"{wanted} [{x.shape[-1]}]")
+    if _compiled(x):
+        return cpu_rows.rms_norm(x, weight, eps, late)
+    return reference_rows.rms_norm(x, weight, eps, late)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """The first numbers of every head turned, the rest as they are. x: [T, heads, head_dim].
+
+    cos, sin: [T, pairs]; in their dtype, where it is wider, is what happens computed.
+    Raises ValueError on other shapes.
+    """
+    rows, dim = x.shape[0], x.shape[-1]
+    if x.dim() != 3 or cos.dim() != 2 or cos.shape[0] != rows or 2 * cos.shape[1] > dim:
+        raise wrong("cos", cos, f"[{rows}, up to {dim // 2}]")
+    if sin.shape != cos.shape or sin.dtype != cos.dtype:
+        raise wrong("sin", sin, "what cos is")
+    if _compiled(x):
+        return cpu_rows.rotate(x, cos, sin)
+    return reference_rows.rotate(x, cos, sin)
+
+
+def gate(gate: Tensor, up: Tensor, function: Gating) -> Tensor:
+    """function(gate) * up, all [rows, n] of one dtype; the function's result is rounded to it.
+
+    Raises ValueError where they differ.
+    """
+    if gate.dim() != 2 or up.shape != gate.shape or up.dtype != gate.dtype:
+        raise wrong("up", up, f"{gate.dtype} {list(gate.shape)}")
+    if _compiled(gate):
+        return cpu_rows.gate(gate, up, function)
+    return reference_rows.gate(gate, up, function)
+
+
+def _compiled(x: Tensor) -> bool:
+    return x.device.type == "cpu" and native().library is not None

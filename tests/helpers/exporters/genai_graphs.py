@@ -1,0 +1,34 @@
+"""Tiny models as graphs for onnxruntime-genai, in ONNX Runtime."""
+
+from pathlib import Path
+
+from compress.checkpoint import Checkpoint
+from compress.formats import open_weights
+from compress_exporters.exporter import Options, Source, Written
+from compress_exporters.genai.lowering import build
+from compress_exporters.onnx.graph.build import Build
+from compress_exporters.onnx.proof.running import Runner
+from compress_exporters.onnx.saving import MODEL
+from compress_exporters.table import EXPORTERS
+
+GENAI = EXPORTERS["onnx-genai"]
+EXACT = Options(accuracy_level=0)  # inputs of products stay as they are
+
+
+def source(model: Path) -> Source:
+    return open_weights(Checkpoint.open(model))
+
+
+def built(model: Path, options: Options = EXACT) -> Build:
+    return build(source(model), options)
+
+
+def written(model: Path, out: Path, options: Options = EXACT) -> Written:
+    out.mkdir(parents=True)
+    return GENAI.write(source(model), out, options, lambda *_: None)
+
+
+def opened(model: Path, out: Path, options: Options = EXACT) -> Runner:
+    """The graph of a model, written into `out`, in a session."""
+    written(model, out, options)
+    return Runner.open(out / MODEL)

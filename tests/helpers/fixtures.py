@@ -1,0 +1,88 @@
+"""Tiny models made once a session, and runs that do not wait for disks or probes."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compress.checkpoint import disk
+from compress.machine import memory
+from compress.plan import probes
+from compress.quant.scheme import QuantScheme
+from helpers import compressed_models, tiny_models
+from helpers.exporters.exports import SYM
+
+TinyModel = Callable[..., Path]
+
+# Folders of tests that make whole runs.
+QUICK = {
+    "artifacts",
+    "convert",
+    "evaluation",
+    "inspect",
+    "passes",
+    "plan",
+    "run",
+    "runtimes",
+    "serve",
+    "speed",
+}
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
+    """tiny(family, **options of tiny_models.make): the folder; never write to it."""
+    made: dict[str, Path] = {}
+
+    def get(family: str, **options: object) -> Path:
+        key = f"{family} {sorted(options.items())}"
+        if key not in made:
+            folder = tmp_path_factory.mktemp(family)
+            made[key] = tiny_models.make(family, folder, **options)
+        return made[key]
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def compressed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """compressed(family, scheme, **options of compressed_models.write): a folder in
+    compressed-tensors, made once; never write to it. dtype is the source's."""
+    made: dict[Any, Path] = {}
+
+    def write(family: str = "llama", scheme: QuantScheme = SYM, **options: Any) -> Path:
+        key = family, scheme, tuple(sorted(options.items()))
+        if key not in made:
+            folder = tmp_path_factory.mktemp("export")
+            dtype = options.pop("dtype", "bf16")
+            source = tiny_models.make(family, folder / "source", tied=True, dtype=dtype)
+            compressed_models.write(source, folder / "ct", scheme, **options)
+            made[key] = folder / "ct"
+        return made[key]
+
+    return write
+
+
+@pytest.fixture
+def small_process(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if this process held 100 MB: sizes near what all tests so far have left in it round to
+    more digits."""
+    folder = tmp_path_factory.mktemp("proc")
+    (folder / "self").mkdir()
+    (folder / "self" / "status").write_text("VmRSS:   100000 kB\n")
+    monkeypatch.setattr(memory, "PROC", folder)
+
+
+@pytest.fixture(autouse=True)
+def _quick(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No probes of the machine's speed, and no waiting for the disk (but children do both)."""
+    if request.path.parent.name not in QUICK:
+        return
+    rates = probes.MachineRates(1e10, 1e10, 1e10, 1e8, 1e9)
+    call = probes.ProbedCall(1e-4, 1e-4, 1e-4)
+    monkeypatch.setattr(probes, "measure_rates", lambda dtype: rates)
+    monkeypatch.setattr(probes, "probe", lambda make: call)
+    monkeypatch.setattr(disk, "fsync", lambda fd: None)

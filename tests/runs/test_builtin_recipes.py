@@ -1,0 +1,62 @@
+"""Every recipe that comes along does what its header says, on the embedded model."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from compress.checkpoint import Checkpoint
+from compress.formats import open_weights
+from compress.recipe import builtin, builtin_names, load
+from compress.verbs import make_plan, run
+
+# Few tokens: what is tried is that the recipe runs and what it stores, not how well it does.
+FEW = ("calibration.samples=8", "calibration.length=64")
+NONE = ("evaluation=null",)
+KEYS = ("For", "Needs", "Loads", "Size", "On tale-6m")
+
+
+@pytest.mark.parametrize("name", builtin_names())
+def test_it_runs_and_is_as_large_as_its_header_says(
+    name: str, demo_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    overrides = (*(FEW if load(name).calibration else ()), *NONE)
+    report = run(name, demo_model, tmp_path / "out", overrides=overrides)
+    said = re.search(r"12\.3 -> ([\d.]+) MB", builtin(name).text)
+    assert said is not None
+    assert report.result.bytes / 1e6 == pytest.approx(float(said[1]), abs=0.006)
+    compressed = [layer for layer in report.layers if layer.skipped_reason is None]
+    assert len(compressed) == 42
+    assert all(layer.error is not None and layer.error < 0.2 for layer in compressed)
+    weights = open_weights(Checkpoint.open(tmp_path / "out"))
+    assert weights.spec.family == "llama"
+
+
+@pytest.mark.parametrize("name", builtin_names())
+def test_it_loads_where_its_header_says(name: str, demo_model: Path) -> None:
+    plan = make_plan(name, demo_model)
+    assert plan.problems == ()
+    loads = re.search(r"^# Loads: (.*?)^# Size: ", builtin(name).text, re.MULTILINE | re.DOTALL)
+    assert loads is not None
+    said = {
+        "transformers": r"transformers with (compressed-tensors|bitsandbytes)",
+        "vLLM on GPU": r"vLLM(?! on CPU)",
+        "vLLM on CPU": r"vLLM(?! on GPU)",
+    }
+    for verdict in plan.runtimes:
+        found = re.search(said[verdict.runtime], loads[1]) is not None
+        assert found == (verdict.verdict != "no"), (verdict, loads[1])
+
+
+@pytest.mark.parametrize("name", builtin_names())
+def test_its_header_has_all_that_a_user_asks(name: str) -> None:
+    header = builtin(name).text.partition("\nname: ")[0].splitlines()
+    assert all(line.startswith("# ") and len(line) <= 100 for line in header)
+    keys = [key for line in header if (key := line[2:].partition(":")[0]) in KEYS]
+    assert keys == list(KEYS)
+    assert re.search(
+        r"12\.3 -> \d\.\d\d MB; perplexity 7\.990 -> \d\.\d{3}, KL 0\.\d{4}, top-1 agreement"
+        r" \d\d\.\d %\n#        \(first 120 stories of TinyStories' test set, windows of 512\)\.",
+        "\n".join(header),
+    )

@@ -1,0 +1,129 @@
+"""Real processes, really killed: the command line on the demo model."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from conftest import REPO, tree_hashes
+from helpers import forked
+from helpers.short_runs import recipe_file
+
+STAGE = {"method": "gptq", "scheme": "W4A16", "group_size": 64}
+DATA = {"sources": "self", "samples": 8, "length": 32}
+
+
+def hear_control_c() -> None:
+    """A job that a shell starts in the background ignores SIGINT, and so do its children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+class Job:
+    """One recipe on one model, run as often as wanted in processes of their own."""
+
+    def __init__(self, model: Path, folder: Path) -> None:
+        self.model, self.folder = model, folder
+        self.recipe = recipe_file(folder, STAGE, calibration=DATA)
+
+    def words(self, out: str, *options: str) -> list[str]:
+        words = ["run", str(self.recipe), "--model", str(self.model)]
+        return [*words, "--out", str(self.folder / out), *options]
+
+    def start(self, out: str, *options: str) -> subprocess.Popen[str]:
+        """With what it says, in a Python of its own."""
+        roots = [str(REPO / root) for root in ("", "calibration", "exporters", "kernels")]
+        return subprocess.Popen(
+            [sys.executable, "-m", "compress.cli", *self.words(out, *options)],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(roots), "OMP_NUM_THREADS": "1"},
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            preexec_fn=hear_control_c,
+        )
+
+    def finish(self, out: str, *options: str) -> dict[str, str]:
+        """Run to the end: hashes of everything but the report."""
+        child = forked.start(self.words(out, *options))
+        child.join(timeout=300)
+        assert child.exitcode == 0
+        found = tree_hashes(self.folder / out)
+        return {k: v for k, v in found.items() if not k.startswith("report/")}
+
+    def wait_for_unit(self, out: str, count: int, alive: Callable[[], bool]) -> bool:
+        """Wait until so many units are recorded; False when the process ended before."""
+        journal = self.folder / f"{out}.partial" / "journal.json"
+        while alive():
+            try:
+                if len(json.loads(journal.read_text())["units"]) >= count:
+                    return True
+            except FileNotFoundError:
+                pass
+            time.sleep(0.002)
+        return False
+
+    def kill(self, out: str, chance: random.Random) -> bool:
+        """Start or resume a run and kill it somewhere; False when it was faster."""
+        resumed = (self.folder / f"{out}.partial" / "journal.json").exists()
+        child = forked.start(self.words(out, *(["--resume"] if resumed else [])))
+        if self.wait_for_unit(out, chance.randrange(1, 11), child.is_alive):
+            time.sleep(chance.uniform(0, 0.1))
+        child.kill()
+        child.join()
+        return child.exitcode == -signal.SIGKILL
+
+
+def killed_again_and_again(job: Job, kills: int, seed: int) -> None:
+    """Each killed process goes on where the one before was killed; one that is done starts anew."""
+    whole, chance = job.finish("whole"), random.Random(seed)
+    done = 0
+    while done < kills:
+        done += job.kill("out", chance)
+        if (job.folder / "out").exists():
+            assert_equal(job, whole)
+            shutil.rmtree(job.folder / "out")
+    left = [p for p in job.folder.iterdir() if p.name in ("out.partial", "out.publishing")]
+    job.finish("out", *(["--resume"] if left else []))
+    assert_equal(job, whole)
+
+
+def assert_equal(job: Job, whole: dict[str, str]) -> None:
+    found = tree_hashes(job.folder / "out")
+    assert {k: v for k, v in found.items() if not k.startswith("report/")} == whole
+    assert not (job.folder / "out.partial").exists()
+
+
+def test_three_real_kills(demo_model: Path, tmp_path: Path) -> None:
+    killed_again_and_again(Job(demo_model, tmp_path), 3, seed=1)
+
+
+@pytest.mark.long
+def test_twenty_real_kills(demo_model: Path, tmp_path: Path) -> None:
+    killed_again_and_again(Job(demo_model, tmp_path), 20, seed=2)
+
+
+def test_control_c_says_how_to_resume(demo_model: Path, tmp_path: Path) -> None:
+    job = Job(demo_model, tmp_path)
+    child = job.start("out")
+    assert job.wait_for_unit("out", 2, lambda: child.poll() is None)
+    child.send_signal(signal.SIGINT)
+    _, said = child.communicate(timeout=60)
+    assert child.returncode == 130, said
+    assert "Traceback" not in said
+    assert f"lies in {tmp_path / 'out.partial'}. To go on:" in said
+    line = next(line for line in said.splitlines() if line.strip().startswith("compress-model"))
+    assert line.split()[:2] == ["compress-model", "run"]
+    assert line.split()[-1] == "--resume"
+    assert not (tmp_path / "out").exists()
+    child = job.start("out")
+    _, said = child.communicate(timeout=60)
+    assert child.returncode == 2
+    assert "is left from a run that was stopped; remove it to start again, or add --resume" in said
+    assert "Traceback" not in said

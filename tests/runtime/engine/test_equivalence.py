@@ -1,0 +1,147 @@
+"""A real decoder in the engine: results are those of one request at a time, bits and all.
+
+Whatever arrives when, however prompts are cut, blocks sized, prefixes found, sequences preempted,
+outputs forked; greedy and sampled, with log-probabilities and without. Mostly in fp32, where
+nothing is rounded away, and in 16 bit, where logits are often equal.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+from compress.formats.kv_cache import FP8_CACHE
+from compress.quant.scheme import PRESETS, QuantScheme
+from compress.runtime.decoder.kv import KVCache
+from compress.runtime.sequences.blocks import BlockPool
+from compress.runtime.sequences.request import Request
+from helpers import compressed_models, tiny_models
+from helpers.engine.decoder_schedules import LONGEST, play, pool_of
+from helpers.engine.flat_runs import load
+from helpers.engine.one_by_one import OneByOne
+
+PART = 250
+G4 = QuantScheme(bits=4, group_size=32)
+Played = tuple[OneByOne, list[Request]]
+
+
+@pytest.fixture(scope="module")
+def stories(shared_dir: Path) -> Played:
+    decoder = load(shared_dir / "models" / "stories260K")
+    return OneByOne(decoder, LONGEST), pool_of(decoder.spec.vocab)
+
+
+@pytest.fixture(scope="module")
+def shallow(stories: Played) -> Played:
+    """Two of its five layers: the second sees what the first made of its neighbours, and a step
+    costs half."""
+    oracle, pool = stories
+    decoder = replace(oracle.decoder, layers=oracle.decoder.layers[:2])
+    return OneByOne(decoder, LONGEST), pool
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Played]:
+    @cache
+    def made(family: str) -> Played:
+        windows = {"sliding_window": 12} if family.startswith("gemma") else {}
+        folder = tmp_path_factory.mktemp(family)
+        decoder = load(tiny_models.make(family, folder, dtype="fp32", **windows))
+        return OneByOne(decoder, LONGEST), pool_of(tiny_models.VOCAB)
+
+    return made
+
+
+def run(played: Played, seeds: range) -> None:
+    for seed in seeds:
+        try:
+            play(*played, seed)
+        except Exception as error:  # any failure, with the seed that gives it again
+            raise AssertionError(f"schedule {seed}: {error}") from error
+
+
+@pytest.mark.parametrize("part", range(8))
+def test_two_thousand_lives_as_one_request_at_a_time(shallow: Played, part: int) -> None:
+    run(shallow, range(part * PART, (part + 1) * PART))
+
+
+@pytest.mark.parametrize("family", ["gemma3_text", "qwen3_moe", "gpt2"])
+def test_windows_experts_and_learned_positions(tiny: Callable[[str], Played], family: str) -> None:
+    run(tiny(family), range(4))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_equal_logits(tmp_path: Path, dtype: torch.dtype) -> None:
+    """Each token has the logit of three others: the first of them is chosen, and reported first,
+    however many the neighbours ask for."""
+    decoder = load(tiny_models.make("llama", tmp_path, dtype="fp32"), dtype)
+    assert isinstance(decoder.head.weight, torch.Tensor)
+    alike = decoder.head.weight[torch.arange(tiny_models.VOCAB) // 4 * 4]
+    decoder = replace(decoder, head=replace(decoder.head, weight=alike))
+    oracle, pool = OneByOne(decoder, LONGEST), pool_of(tiny_models.VOCAB)
+    run((oracle, pool), range(4))
+    outputs = [oracle.generation(request, 0) for request in pool if request.sampling]
+    reports = [report for output in outputs for report in output.result.logprobs]
+    assert len(reports) > 20
+    for report in reports:
+        assert report.greedy == (report.token == report.top[0][0])
+        assert all(token % 4 == at % 4 for at, (token, _) in enumerate(report.top))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_in_16_bits(shared_dir: Path, dtype: torch.dtype) -> None:
+    decoder = load(shared_dir / "models" / "stories260K", dtype)
+    run((OneByOne(decoder, LONGEST), pool_of(decoder.spec.vocab)), range(2))
+
+
+@pytest.mark.parametrize("scheme", [G4, PRESETS["W8A8"]], ids=["int4", "W8A8"])
+def test_compressed(tmp_path: Path, scheme: QuantScheme) -> None:
+    source = tiny_models.make("llama", tmp_path / "source", dtype="fp32")
+    compressed_models.write(source, tmp_path / "out", scheme)
+    run((OneByOne(load(tmp_path / "out"), LONGEST), pool_of(tiny_models.VOCAB)), range(2))
+
+
+def test_keys_and_values_of_8_bits(tmp_path: Path) -> None:
+    source = tiny_models.make("llama", tmp_path / "source", dtype="fp32")
+    compressed_models.write(source, tmp_path / "out", G4, kv_cache=FP8_CACHE)
+    run((OneByOne(load(tmp_path / "out"), LONGEST), pool_of(tiny_models.VOCAB)), range(2))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("part", range(80))
+def test_twenty_thousand_lives(stories: Played, part: int) -> None:
+    """With all layers."""
+    run(stories, range(part * PART, (part + 1) * PART))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", tiny_models.TABLED)
+def test_all_families(tiny: Callable[[str], Played], family: str) -> None:
+    run(tiny(family), range(100, 200))
+
+
+def test_lives_reach_what_they_are_for(stories: Played, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prefixes found and evicted, blocks shared and copied, preemption, all policies."""
+    copies: list[int] = []
+    evicted: list[bool] = []
+    copy, forget = KVCache.copy, BlockPool._forget
+
+    def copied(cache: KVCache, source: int, target: int, group: int) -> None:
+        copies.append(target)
+        copy(cache, source, target, group)
+
+    def forgotten(pool: BlockPool, block: int) -> None:
+        evicted.append(pool.cached[block] is not None)
+        forget(pool, block)
+
+    monkeypatch.setattr(KVCache, "copy", copied)
+    monkeypatch.setattr(BlockPool, "_forget", forgotten)
+    engines = [play(*stories, seed) for seed in range(40)]
+    assert sum(engine.stats.hit for engine in engines) > 400
+    assert sum(engine.scheduler.preemptions for engine in engines) > 20
+    assert len(copies) > 20
+    assert sum(evicted) > 100
+    assert {engine.limits.policy for engine in engines} == {"mixed", "separate", "static"}

@@ -1,0 +1,259 @@
+"""What is measured of a model's operations: which ones, that they are numbers, and their sums."""
+
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from compress.checkpoint import Checkpoint
+from compress.errors import CheckpointError
+from compress.formats import open_weights
+from compress.quant.scheme import PRESETS, QuantScheme
+from compress.runtime.decoder.decoder import Decoder
+from compress.runtime.decoder.linear import Joint, Linear
+from compress.runtime.decoder.mlp import Mixture, Mlp
+from compress.runtime.decoder.norms import Norm
+from compress.runtime.engine import engine as engine_module
+from compress.runtime.engine.scheduler import Scheduler
+from compress.runtime.engine.step import Step
+from compress.speed import hollow as hollow_module
+from compress.speed import rates as rates_module
+from compress.speed import timer as timer_module
+from compress.speed.products import workload_of
+from compress.speed.rates import calibrate
+from compress.speed.roofline import EngineRates, Hardware
+from compress.speed.timer import Timer, measure_machine
+from compress.speed.workload import Workload
+from helpers import compressed_models, tiny_models
+
+G4 = QuantScheme(bits=4, group_size=32)
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is measured does not matter here."""
+    monkeypatch.setattr(timer_module, "READ_BYTES", {"cpu": 1 << 20})
+    monkeypatch.setattr(timer_module, "SIDES", {"cpu": 64})
+    monkeypatch.setattr(hollow_module, "ALL_PIECES", 1 << 20)
+    monkeypatch.setattr(rates_module, "BURST", 0.0)
+
+
+def linears_of(decoder: Decoder) -> list[tuple[str, Linear]]:
+    """Every product that a loaded decoder may carry out, with its part."""
+    found = [("head", decoder.head)]
+    for layer in decoder.layers:
+        found += [("block", x) for x in (*layer.attention.qkv.linears, layer.attention.out)]
+        mlps = layer.mlp.experts if isinstance(layer.mlp, Mixture) else (layer.mlp,)
+        part = "expert" if isinstance(layer.mlp, Mixture) else "block"
+        if isinstance(layer.mlp, Mixture):
+            found.append(("block", layer.mlp.router))
+        found += [(part, linear) for mlp in mlps for linear in _of_mlp(mlp)]
+    return found
+
+
+def _of_mlp(mlp: Mlp) -> list[Linear]:
+    inner: Joint = mlp.inner
+    return [*inner.linears, mlp.down]
+
+
+def check_products(work: Workload, decoder: Decoder) -> None:
+    loaded = sorted(
+        (part, tuple(x.weight.shape), x.weight.nbytes) for part, x in linears_of(decoder)
+    )
+    described = sorted((p.part, p.shape, p.nbytes) for p in work.products for _ in range(p.count))
+    assert described == loaded
+
+
+@pytest.mark.parametrize("family", tiny_models.TABLED)
+def test_products_are_those_of_the_loaded_decoder(family: str, tmp_path: Path) -> None:
+    weights = open_weights(Checkpoint.open(tiny_models.make(family, tmp_path, dtype="fp32")))
+    work, decoder = (
+        workload_of(weights, dtype=torch.bfloat16),
+        Decoder.load(weights, dtype=torch.bfloat16),
+    )
+    check_products(work, decoder)
+    assert work.windows == tuple(layer.window for layer in decoder.how.layers)
+    per_token = 2 * decoder.how.kv_heads * decoder.how.head_dim * 2
+    assert work.kv_bytes_per_token == len(decoder.layers) * per_token
+    assert (work.experts, work.chosen) == ((4, 2) if family in tiny_models.MIXTURES else (0, 0))
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3_moe"])
+@pytest.mark.parametrize(
+    "scheme", [G4, PRESETS["W8A8"], PRESETS["NVFP4A16"]], ids=["g4", "w8a8", "fp4"]
+)
+def test_packed_products_are_those_of_the_loaded_decoder(
+    scheme: QuantScheme, family: str, tmp_path: Path
+) -> None:
+    source = tiny_models.make(family, tmp_path / "source", dtype="fp32")
+    compressed_models.write(source, tmp_path / "out", scheme)
+    weights = open_weights(Checkpoint.open(tmp_path / "out"))
+    work = workload_of(weights, dtype=torch.float32)
+    check_products(work, Decoder.load(weights))
+    assert {p.stored for p in work.products} >= {"dense", scheme.describe()}
+
+
+def test_a_tied_head_is_one_tensor(tmp_path: Path) -> None:
+    made = {
+        tied: workload_of(
+            open_weights(
+                Checkpoint.open(tiny_models.make("llama", tmp_path / str(tied), tied=tied))
+            ),
+            dtype=torch.float32,
+        )
+        for tied in (True, False)
+    }
+    assert made[True].products == made[False].products
+    assert made[False].weight_bytes - made[True].weight_bytes == 256 * 64 * 4
+
+
+def test_int8_keys_and_values_have_scales(tmp_path: Path) -> None:
+    weights = open_weights(Checkpoint.open(tiny_models.make("llama", tmp_path)))
+    work = workload_of(weights, dtype=torch.float32, kv_dtype=torch.int8)
+    assert work.state_bytes == 2 * 2 * (16 + 2)
+
+
+@pytest.mark.parametrize(
+    ("family", "kv"),
+    [("llama", None), ("qwen3_moe", None), ("gemma2", torch.int8), ("gpt2", torch.bfloat16)],
+    ids=lambda x: str(x),
+)
+def test_rates_are_numbers(family: str, kv: torch.dtype | None, tmp_path: Path) -> None:
+    weights = open_weights(Checkpoint.open(tiny_models.make(family, tmp_path)))
+    found = calibrate(weights, kv_dtype=kv, timer=Timer(torch.device("cpu"), runs=2))
+    rates = found.rates
+    assert len(rates.products) == len(found.work.products)
+    for curve in (*rates.products, rates.between, rates.host):
+        seconds = [y for _, y in curve.points]
+        assert all(isfinite(y) and y > 0 for y in seconds)
+        assert seconds == sorted(seconds)
+    assert rates.single > 0
+    assert rates.several > 0
+    assert not rates.tiled
+
+
+def test_sixteens_of_rows_in_bf16(tmp_path: Path) -> None:
+    weights = open_weights(Checkpoint.open(tiny_models.make("llama", tmp_path)))
+    timer = Timer(torch.device("cpu"), runs=1)
+    rates = calibrate(weights, dtype=torch.bfloat16, timer=timer).rates
+    assert rates.multiple == 16
+    assert {x for curve in rates.products for x, _ in curve.points} == {16, 32, 64, 128, 256}
+
+
+def test_a_part_of_a_large_weight_stands_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Time is counted in weights: whatever part is measured, the whole comes out."""
+    source = tiny_models.make("llama", tmp_path / "source", dtype="fp32", intermediate_size=512)
+    compressed_models.write(source, tmp_path / "out", G4)
+    weights = open_weights(Checkpoint.open(tmp_path / "out"))
+    counted = 0
+
+    def count(self: Linear, x: torch.Tensor) -> torch.Tensor:
+        nonlocal counted
+        n, k = self.weight.shape
+        counted += n * k * len(x)
+        return x.new_zeros(len(x), n)
+
+    monkeypatch.setattr(Linear, "__call__", count)
+    monkeypatch.setattr(rates_module, "MOST_WEIGHTS", 128 * 64)
+    timer = Timer(torch.device("cpu"), clock=lambda: float(counted), runs=1)
+    found = calibrate(weights, timer=timer, machine=Hardware(1.0, 1.0))
+    for product, curve in zip(found.work.products, found.rates.products, strict=True):
+        assert [y for _, y in curve.points] == [product.weights * x for x, _ in curve.points]
+
+
+class Counted:
+    """A clock of work: what stands in for an operation tells how much it did."""
+
+    def __init__(self) -> None:
+        self.done = 0
+
+    def add(self, count: int) -> None:
+        self.done += count
+
+    @property
+    def timer(self) -> Timer:
+        return Timer(torch.device("cpu"), clock=lambda: float(self.done), runs=1)
+
+
+def rates_of(folder: Path, counted: Counted) -> EngineRates:
+    weights = open_weights(Checkpoint.open(folder))
+    return calibrate(weights, timer=counted.timer, machine=Hardware(1.0, 1.0)).rates
+
+
+@pytest.mark.parametrize("window", [None, 12])
+def test_attention_is_of_one_token_and_one_position(
+    window: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted = Counted()
+
+    def attend(q: torch.Tensor, *others: Any, **options: Any) -> torch.Tensor:
+        counted.add(int((others[-1] + 1).sum()))
+        return q
+
+    monkeypatch.setattr(rates_module, "paged_attention", attend)
+    family, options = ("llama", {}) if window is None else ("mistral", {"sliding_window": window})
+    rates = rates_of(tiny_models.make(family, tmp_path, dtype="fp32", **options), counted)
+    assert (rates.single, rates.several) == (1.0, 1.0)
+
+
+def test_what_stands_between_products_is_all_but_products(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of norms count, in every layer; what is read in place of weights does not."""
+    counted = Counted()
+    norm, total = Norm.__call__, torch.Tensor.sum
+
+    def normed(self: Norm, x: torch.Tensor) -> torch.Tensor:
+        counted.add(len(x))
+        return norm(self, x)
+
+    def summed(self: torch.Tensor, *others: Any, **options: Any) -> torch.Tensor:
+        counted.add(10**6)
+        return total(self, *others, **options)
+
+    monkeypatch.setattr(Norm, "__call__", normed)
+    monkeypatch.setattr(torch.Tensor, "sum", summed)
+    rates = rates_of(tiny_models.make("llama", tmp_path, dtype="fp32"), counted)
+    norms = 2 * 2 + 1
+    assert [y / x for x, y in rates.between.points] == [norms] * len(rates.between.points)
+
+
+def test_planning_is_all_but_the_decoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = Counted()
+    forward, schedule = Decoder.forward, engine_module.schedule
+
+    def computed(self: Decoder, *arguments: Any) -> torch.Tensor:
+        counted.add(10**6)
+        return forward(self, *arguments)
+
+    def planned(scheduler: Scheduler) -> Step:
+        counted.add(7)
+        return schedule(scheduler)
+
+    monkeypatch.setattr(Decoder, "forward", computed)
+    monkeypatch.setattr(engine_module, "schedule", planned)
+    rates = rates_of(tiny_models.make("llama", tmp_path, dtype="fp32"), counted)
+    assert {y for _, y in rates.host.points} == {7.0}
+
+
+def test_the_machine_has_numbers() -> None:
+    found = measure_machine(torch.float32, Timer(torch.device("cpu"), runs=1))
+    assert 0 < found.bandwidth < float("inf")
+    assert 0 < found.flops < float("inf")
+    assert found.free_bytes is None or found.free_bytes > 0
+
+
+def test_a_decoder_in_no_table_is_refused(tmp_path: Path) -> None:
+    weights = open_weights(Checkpoint.open(tiny_models.make("granite", tmp_path)))
+    with pytest.raises(CheckpointError, match="'granite' is in no table of forwards"):
+        calibrate(weights)
+
+
+def test_a_timer_takes_the_median_behind_a_first_run() -> None:
+    ticks = iter([0.0, 100.0, 0.0, 5.0, 0.0, 1.0, 0.0, 3.0])
+    timer = Timer(torch.device("cpu"), clock=lambda: next(ticks), runs=3)
+    assert timer.seconds(lambda: None) == 3.0
