@@ -15,19 +15,8 @@ from helpers.exporters.exports import SYM
 
 TinyModel = Callable[..., Path]
 
-# Folders of tests that make whole runs.
-QUICK = {
-    "artifacts",
-    "convert",
-    "evaluation",
-    "inspect",
-    "passes",
-    "plan",
-    "run",
-    "runtimes",
-    "serve",
-    "speed",
-}
+# Rooms whose tests are about the disk itself.
+OWN = ("checkpoint",)
 
 
 @pytest.fixture(scope="session")
@@ -79,7 +68,7 @@ def small_process(
 @pytest.fixture(autouse=True)
 def _quick(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """No probes of the machine's speed, and no waiting for the disk (but children do both)."""
-    if request.path.parent.name not in QUICK:
+    if request.path.parent.name in OWN or request.node.get_closest_marker("interop"):
         return
     rates = probes.MachineRates(1e10, 1e10, 1e10, 1e8, 1e9)
     call = probes.ProbedCall(1e-4, 1e-4, 1e-4)

@@ -32,8 +32,8 @@ def loss(shared_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Loss:
     """(model, stage) -> perplexity of the result over that of its source."""
 
     def measure(model: str, stage: str) -> float:
-        text = {"name": "t", "text": str(shared_dir / TEST), "max_documents": 8, "cut": True}
-        data = {"sources": [{"text": str(shared_dir / TRAIN)}], "samples": 16, "length": 256}
+        text = {"name": "t", "text": str(shared_dir / TEST), "max_documents": 4, "cut": True}
+        data = {"sources": [{"text": str(shared_dir / TRAIN)}], "samples": 8, "length": 256}
         asked = recipe(
             STAGES[stage],
             evaluation={"texts": [text], "window": 512, "kl": False},

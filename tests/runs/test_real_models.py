@@ -26,6 +26,7 @@ def perplexities(report: Report) -> tuple[float, float]:
     return text.ppl_source, text.ppl_result
 
 
+@pytest.mark.long
 def test_calibration_on_its_own_text_is_as_good_as_on_real_text(
     shared_dir: Path, tmp_path: Path
 ) -> None:
@@ -34,7 +35,7 @@ def test_calibration_on_its_own_text_is_as_good_as_on_real_text(
     sources = {"own": "self", "real": [{"text": str(shared_dir / TRAIN)}]}
     found = {}
     for name, source in sources.items():
-        data = {"sources": source, "samples": 32, "length": 256}
+        data = {"sources": source, "samples": 64, "length": 256}
         report = run_on(model, tmp_path / name, stage, shared_dir, calibration=data)
         before, found[name] = perplexities(report)
         assert before < found[name] < 1.04 * before
