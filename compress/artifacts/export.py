@@ -16,7 +16,7 @@ from compress.checkpoint.ties import settled
 from compress.errors import OutputError, RecipeError
 from compress.events import Progress, by_tenths, note, silent
 from compress.formats import open_weights
-from compress_exporters.exporter import Exporter, InPlace, Options, Source, Written
+from compress_exporters.exporter import Exporter, InPlace, Options, PlannedExport, Source, Written
 from compress_exporters.table import EXPORTERS
 
 STAGE = "export"
@@ -24,15 +24,12 @@ STAGE = "export"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ArtifactPlan:
-    """What an export would write. bytes: of its weights, or a few more. linked: bytes of the source
-    that stay where they are. notes: what the target makes of the source."""
+    """What an export would write: `planned`, by the target `exporter` of `source`."""
 
     source: Source
     exporter: Exporter
     options: Options
-    bytes: int
-    linked: int
-    notes: tuple[str, ...]
+    planned: PlannedExport
 
     @property
     def beside(self) -> InPlace | None:
@@ -61,11 +58,7 @@ def plan_artifact(
         _require_in_place(exporter, out)
     weights = open_weights(Checkpoint.open(resolve_model(model)))
     source = replace(weights, checkpoint=settled(weights.checkpoint, weights.spec))
-    notes, size = exporter.check(source, options), exporter.size(source, options)
-    linked = 0
-    if options.in_place and exporter.in_place is not None:
-        linked = exporter.in_place.linked(source, options)
-    return ArtifactPlan(source, exporter, options, size, linked, notes)
+    return ArtifactPlan(source, exporter, options, exporter.plan(source, options))
 
 
 def _require_in_place(exporter: Exporter, out: str | Path | None) -> None:
@@ -86,18 +79,19 @@ def dry_artifact(
 ) -> ArtifactReport:
     """The report of an export that is not done; refuses all that an export into `out` would."""
     plan = plan_artifact(model, to, options or Options(), out)
+    planned = plan.planned
     where = None if out is None else usable(out, "out", OutputError).absolute()
     if plan.beside is not None:
         where = _place(plan, plan.beside, overwrite=overwrite).folder
     elif out is not None:
-        prepare(out, plan.source.checkpoint.path, plan.bytes, overwrite=overwrite)
+        prepare(out, plan.source.checkpoint.path, planned.size, overwrite=overwrite)
     return build(
         plan.source,
         plan.exporter.name,
         where,
-        notes=plan.notes,
-        size=plan.bytes,
-        linked=plan.linked,
+        notes=planned.notes,
+        size=planned.size,
+        linked=planned.linked,
     )
 
 
@@ -122,7 +116,7 @@ def export_artifact(
         return _added(_place(plan, plan.beside, overwrite=overwrite), work)
     if out is None:
         raise OutputError("the artifact has no folder; give `out`, or Options(in_place=True)")
-    output = prepare(out, plan.source.checkpoint.path, plan.bytes, overwrite=overwrite)
+    output = prepare(out, plan.source.checkpoint.path, plan.planned.size, overwrite=overwrite)
 
     def whole() -> ArtifactReport:
         report = work(output.partial, output.out, lambda _: output.partial)
@@ -133,7 +127,7 @@ def export_artifact(
 
 
 def _place(plan: ArtifactPlan, how: InPlace, *, overwrite: bool) -> in_place.InPlaceFolder:
-    return in_place.prepare(how, plan.source.checkpoint, plan.bytes, overwrite=overwrite)
+    return in_place.prepare(how, plan.source.checkpoint, plan.planned.size, overwrite=overwrite)
 
 
 def _added(place: in_place.InPlaceFolder, work: Callable[..., ArtifactReport]) -> ArtifactReport:
@@ -158,26 +152,24 @@ def _work(
     progress: Progress,
 ) -> ArtifactReport:
     """Fills a folder; `move` tells where what was written is proved. out: where it will be."""
-    began, exporter = time.perf_counter(), plan.exporter
+    began, exporter, planned = time.perf_counter(), plan.exporter, plan.planned
     count = by_tenths(progress, STAGE, "tenth of the weights")
-    written = exporter.write(
-        plan.source, folder, plan.options, lambda name, done, total: count(done, total)
-    )
+    written = planned.write(folder, lambda name, done, total: count(done, total))
     size = sum((folder / name).stat().st_size for name in written.files)
     proved_in = move(written)
     seconds, proof = {"write": time.perf_counter() - began}, None
     if verify:
         progress(note(STAGE, f"proving {exporter.name} against the weights"))
         began = time.perf_counter()
-        proof = exporter.verify(plan.source, proved_in, plan.options)
+        proof = planned.verify(proved_in)
         seconds["verify"] = time.perf_counter() - began
     return build(
         plan.source,
         exporter.name,
         out,
-        notes=(*plan.notes, *(x for x in written.notes if x not in plan.notes)),
+        notes=(*planned.notes, *(x for x in written.notes if x not in planned.notes)),
         size=size,
-        linked=plan.linked,
+        linked=planned.linked,
         written=written,
         proof=proof,
         seconds=seconds,

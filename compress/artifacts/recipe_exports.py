@@ -36,7 +36,7 @@ class Artifacts:
 def check_artifact(config: ExportConfig, checkpoint: Checkpoint, spec: DecoderSpec) -> None:
     """Errors of a target that does not take the source as it is: its family, a missing package.
     What it makes of the schemes shows when there is a result."""
-    EXPORTERS[config.to].check(DenseWeights(checkpoint, spec), _options(config))
+    EXPORTERS[config.to].plan(DenseWeights(checkpoint, spec), _options(config))
 
 
 def make_artifacts(recipe: Recipe, partial: Path, progress: Progress) -> Artifacts:
@@ -61,10 +61,9 @@ def make_artifacts(recipe: Recipe, partial: Path, progress: Progress) -> Artifac
 
 
 def _make(config: ExportConfig, partial: Path, progress: Progress) -> Export:
-    exporter, options, folder = EXPORTERS[config.to], _options(config), partial / config.to
-    source = open_weights(Checkpoint.open(partial))
-    notes = exporter.check(source, options)
-    needed, free = exporter.size(source, options), free_bytes(partial)
+    source, folder = open_weights(Checkpoint.open(partial)), partial / config.to
+    planned = EXPORTERS[config.to].plan(source, _options(config))
+    needed, free = planned.size, free_bytes(partial)
     if needed > free:
         needs, there = two_sizes(needed, free)
         raise OutputError(f"{needs} are needed in {partial}, and {there} are free")
@@ -73,10 +72,10 @@ def _make(config: ExportConfig, partial: Path, progress: Progress) -> Export:
     with disk.refusing(f"make {folder}"):
         disk.mkdir(folder)
     count = by_tenths(progress, STAGE, f"tenth of {config.to}")
-    written = exporter.write(source, folder, options, lambda name, done, total: count(done, total))
-    proof = exporter.verify(source, folder, options) if config.verify else None
+    written = planned.write(folder, lambda name, done, total: count(done, total))
+    proof = planned.verify(folder) if config.verify else None
     size = sum((folder / name).stat().st_size for name in written.files)
-    return row(config.to, config.to, size, written, proof, notes)
+    return row(config.to, config.to, size, written, proof, planned.notes)
 
 
 def _options(config: ExportConfig) -> Options:

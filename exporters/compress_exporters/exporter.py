@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 from compress.errors import DependencyError
 from compress.formats.weights import CodedWeights, DenseWeights
@@ -69,15 +69,37 @@ class InPlace:
     graph: the file without which the others mean nothing. unproved: its name in the checkpoint's
     folder until `verify`, which is given that folder, has taken it. others: names of all else that
     `write` may make, which takes none that the graph that is there reads. reads: names of what a
-    graph of ours reads; None for another tool's. linked: bytes of the checkpoint that stay where
-    they are.
+    graph of ours reads; None for another tool's.
     """
 
     graph: str
     unproved: str
     others: tuple[str, ...]
     reads: Callable[[Path], frozenset[str] | None]
-    linked: Callable[[Source, Options], int]
+
+
+class PlannedExport(Protocol):
+    """An artifact that is worked out and not written: what a target makes of a source."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is converted, widened or left out, a line each."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of the weights that `write` writes, or a few more."""
+
+    @property
+    def linked(self) -> int:
+        """Bytes of the checkpoint that stay where they are, which Options.in_place asks for."""
+
+    def write(self, folder: Path, progress: Progress) -> Written:
+        """Fills an empty folder. OutputError where the disk refuses, CheckpointError for weights
+        that are not finite."""
+
+    def verify(self, folder: Path) -> Proof:
+        """Compares a written folder with the source; CheckpointError for an artifact that is
+        wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,21 +107,16 @@ class Exporter:
     """A row of EXPORTERS.
 
     summary: one line for `--help`.
-    check: what the target makes of the source, in notes, before anything is written; RecipeError
-        or CheckpointError, in one line that names the nearest target, for what it cannot say.
-    size: bytes of the weights that will be written, or a few more.
-    write: fills an empty folder.
-    verify: of a written folder against the source; CheckpointError for an artifact that is wrong.
+    plan: looks at the source once, before anything is written, and reads what lies beside the
+        codes; codes only where the target's answer depends on them. RecipeError or CheckpointError,
+        in one line that names the nearest target, for what the target cannot say.
     in_place: None for a target that has no such way.
     positive_scales: whether integers keep their width only where no scale is below 0.
     """
 
     name: str
     summary: str
-    check: Callable[[Source, Options], tuple[str, ...]]
-    size: Callable[[Source, Options], int]
-    write: Callable[[Source, Path, Options, Progress], Written]
-    verify: Callable[[Source, Path, Options], Proof]
+    plan: Callable[[Source, Options], PlannedExport]
     in_place: InPlace | None = None
     positive_scales: bool = False
 

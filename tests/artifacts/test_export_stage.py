@@ -1,6 +1,6 @@
 """Recipes that ask for artifacts: made of the result, inside of its folder."""
 
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ from compress.recipe.reading.parse import parse
 from compress.report.codec import read_json
 from compress.verbs import make_plan, run
 from compress_exporters.exporter import Options
-from compress_exporters.table import EXPORTERS
 from helpers import tiny_models
 from helpers.short_runs import RTN, recipe
 
@@ -81,14 +80,12 @@ def test_a_run_that_was_stopped_makes_it_anew(
 ) -> None:
     asked = recipe(RTN, export=["onnx"])
 
-    def stop(source: Any, folder: Path, *rest: Any) -> None:
+    def stop(build: Any, folder: Path, *rest: Any) -> None:
         (folder / "half").touch()
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(
-            recipe_exports, "EXPORTERS", {"onnx": replace(EXPORTERS["onnx"], write=stop)}
-        )
+        patched.setattr("compress_exporters.onnx.saving.save", stop)
         with pytest.raises(KeyboardInterrupt):
             run(asked, model, tmp_path / "out")
     assert (tmp_path / "out.partial" / "onnx" / "half").exists()

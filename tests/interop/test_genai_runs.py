@@ -77,7 +77,7 @@ def test_the_proof_reaches_its_tokens(scheme: QuantScheme, dtype: Any, tmp_path:
     made = compressed_models.write(folder, tmp_path / "model", scheme, head=scheme, embedding=G32)
     options = Options(dtype)
     written(made.folder, tmp_path / "out", options)
-    proof = GENAI.verify(source(made.folder), tmp_path / "out", options)
+    proof = GENAI.plan(source(made.folder), options).verify(tmp_path / "out")
     assert proof.level == "tokens"
     assert proof.detail[-1] == LAST
 
@@ -93,7 +93,7 @@ def test_it_generates_within_the_positions(positions: int, last: str, tmp_path: 
     folder = endless(tiny_models.make("llama", tmp_path / "model", dtype="fp32"))
     options = Options(max_context=positions)
     written(folder, tmp_path / "out", options)
-    assert GENAI.verify(source(folder), tmp_path / "out", options).detail[-1] == last
+    assert GENAI.plan(source(folder), options).verify(tmp_path / "out").detail[-1] == last
 
 
 def test_its_tokenizer_reads_what_is_copied(demo_model: Path, tmp_path: Path) -> None:

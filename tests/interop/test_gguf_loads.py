@@ -105,8 +105,8 @@ def test_both_compute_what_the_checkpoint_computes(case: str, tmp_path: Path) ->
 def test_files_for_few_positions(context: int, tmp_path: Path) -> None:
     """llama.cpp reads no prompt that fills them."""
     checkpoint, options = tiny(tmp_path / "model", "llama"), Options(max_context=context)
-    GGUF.write(checkpoint, tmp_path, options, lambda *_: None)
-    proof = GGUF.verify(checkpoint, tmp_path, options)
+    GGUF.plan(checkpoint, options).write(tmp_path, lambda *_: None)
+    proof = GGUF.plan(checkpoint, options).verify(tmp_path)
     assert proof.level == "tokens"
     said = "llama.cpp: log-probabilities" if context > 1 else "llama.cpp was not asked; it reads no"
     assert any(line.startswith(said) for line in proof.detail)
@@ -129,7 +129,7 @@ def test_tokens_are_compared_as_far_as_a_window_reaches(tmp_path: Path) -> None:
     """The file knows no windows, so behind its last position tokens may be others."""
     checkpoint = tiny(tmp_path / "model", "mistral", sliding_window=7)
     written(checkpoint, tmp_path)
-    proof = GGUF.verify(checkpoint, tmp_path, Options())
+    proof = GGUF.plan(checkpoint, Options()).verify(tmp_path)
     assert proof.level == "tokens", proof.detail
 
 
@@ -180,8 +180,8 @@ def test_what_is_no_gguf_file_is_one_line(tmp_path: Path) -> None:
 
 def test_the_demo_is_proved_by_both(demo_model: Path, tmp_path: Path) -> None:
     checkpoint, told = source(demo_model), Options()
-    GGUF.write(checkpoint, tmp_path, told, lambda *_: None)
-    proof = GGUF.verify(checkpoint, tmp_path, told)
+    GGUF.plan(checkpoint, told).write(tmp_path, lambda *_: None)
+    proof = GGUF.plan(checkpoint, told).verify(tmp_path)
     assert proof.level == "tokens"
     assert proof.max_logit_error is not None
     assert proof.max_logit_error < 1e-4

@@ -80,8 +80,8 @@ def test_the_proof_agrees(graph: str, openvino: ModuleType, tmp_path: Path) -> N
     out = tmp_path / "out"
     out.mkdir()
     source = open_weights(Checkpoint.open(folder))
-    EXPORTERS[target].write(source, out, Options(), lambda *_: None)
-    proof = EXPORTERS[target].verify(source, out, Options())
+    EXPORTERS[target].plan(source, Options()).write(out, lambda *_: None)
+    proof = EXPORTERS[target].plan(source, Options()).verify(out)
     told = proof.detail[-1]
     assert told.startswith(f"OpenVINO {openvino.__version__.partition('-')[0]}")
     if graph in OTHERWISE:
@@ -104,8 +104,8 @@ def test_codes_of_7_bits_do_not_saturate(openvino: ModuleType, tmp_path: Path) -
     )
     out = tmp_path / "out"
     out.mkdir()
-    EXPORTERS["onnx"].write(coded, out, Options(), lambda *_: None)
-    told = EXPORTERS["onnx"].verify(coded, out, Options()).detail[-1]
+    EXPORTERS["onnx"].plan(coded, Options()).write(out, lambda *_: None)
+    told = EXPORTERS["onnx"].plan(coded, Options()).verify(out).detail[-1]
     assert "in one step, in chunks and beside padding: logits within" in told
 
 

@@ -61,7 +61,7 @@ def tools(tensorrt_rtx: ModuleType) -> Tools:
 def exported(model: Path, out: Path, dtype: Any) -> Path:
     out.mkdir()
     source = open_weights(Checkpoint.open(model))
-    TENSORRT.write(source, out, Options(dtype=dtype), lambda *_: None)
+    TENSORRT.plan(source, Options(dtype=dtype)).write(out, lambda *_: None)
     return out
 
 
@@ -158,7 +158,7 @@ def test_the_proof_says_what_was_built(tools: Tools, tmp_path: Path) -> None:
     model = tiny_models.make("llama", tmp_path / "model", dtype="fp32")
     folder = exported(model, tmp_path / "out", "fp16")
     source = open_weights(Checkpoint.open(model))
-    proof = TENSORRT.verify(source, folder, Options(dtype="fp16"))
+    proof = TENSORRT.plan(source, Options(dtype="fp16")).verify(folder)
     assert proof.detail[1].startswith(f"{tools.name} parses the graph and builds an engine of it (")
     shutil.rmtree(folder)
 

@@ -1,5 +1,6 @@
-"""The target `gguf`: what it says, writes and proves. The package gguf is loaded when used."""
+"""The target `gguf`: what it plans, writes and proves. The package gguf is loaded when used."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from compress_exporters.exporter import Exporter, Options, Progress, Proof, Source, Written, require
@@ -19,30 +20,42 @@ from compress_exporters.reference import Reference, fits, parameters, text
 NAME, EXTRA = "gguf", "gguf"
 
 
-def check(source: Source, options: Options) -> tuple[str, ...]:
+@dataclass(frozen=True, slots=True, eq=False)
+class PlannedGguf:
+    """plan: every tensor with its kind, and all keys of the file."""
+
+    plan: GgufPlan
+    linked: int = 0
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return self.plan.notes
+
+    @property
+    def size(self) -> int:
+        plan = self.plan
+        kinds = zip(plan.pieces, plan.kinds, strict=True)
+        data = sum(KINDS[kind].nbytes(piece.numel) + ALIGNMENT for piece, kind in kinds)
+        words = sum(len(str(value)) for _, value in plan.fields)
+        return data + 4 * words + 256 * len(plan.pieces)
+
+    def write(self, folder: Path, progress: Progress) -> Written:
+        rounded = write_file(self.plan, folder / FILE, progress)
+        return Written((FILE,), (*self.notes, *rounded))
+
+    def verify(self, folder: Path) -> Proof:
+        return _compared(self.plan, folder / FILE)
+
+
+def plan(source: Source, options: Options) -> PlannedGguf:
     require(NAME, EXTRA, "gguf")
-    return make_plan(source, options).notes
+    return PlannedGguf(make_plan(source, options))
 
 
-def size(source: Source, options: Options) -> int:
-    plan = make_plan(source, options)
-    kinds = zip(plan.pieces, plan.kinds, strict=True)
-    data = sum(KINDS[kind].nbytes(piece.numel) + ALIGNMENT for piece, kind in kinds)
-    words = sum(len(str(value)) for _, value in plan.fields)
-    return data + 4 * words + 256 * len(plan.pieces)
-
-
-def write(source: Source, folder: Path, options: Options, progress: Progress) -> Written:
-    plan = make_plan(source, options)
-    rounded = write_file(plan, folder / FILE, progress)
-    return Written((FILE,), (*plan.notes, *rounded))
-
-
-def verify(source: Source, folder: Path, options: Options) -> Proof:
+def _compared(plan: GgufPlan, path: Path) -> Proof:
     """Every number read back; then logits in transformers and in llama.cpp, each where it is there
     and reads the architecture."""
-    plan, path = make_plan(source, options), folder / FILE
-    detail = read_back(plan, path)
+    source, detail = plan.source, read_back(plan, path)
     if not fits(3 * 4 * parameters(source)):
         return Proof("form", None, (*detail, "too little memory is free to compare logits"))
     reference, ids = Reference.load(source), _text(source, plan)
@@ -81,8 +94,5 @@ def _proof(detail: tuple[str, ...], seen: list[LoaderResult]) -> Proof:
 GGUF = Exporter(
     name=NAME,
     summary="one file for llama.cpp, with codes as they are where its blocks hold them",
-    check=check,
-    size=size,
-    write=write,
-    verify=verify,
+    plan=plan,
 )

@@ -28,6 +28,7 @@ def save(build: Build, folder: Path, progress: Progress) -> tuple[str, ...]:
         stay = _looked_through(build, progress)
         with _placed(build, folder / data, stay, progress):
             ir.save(build.graph.model(build.spec.model_type, VERSION), folder / MODEL)
+    build.forget()
     return tuple(name for name in (MODEL, data) if (folder / name).is_file())
 
 

@@ -67,6 +67,7 @@ def require_numbers(build: Build) -> None:
             require_scales(build, (linear,))
         if bool((weight.scale.float() < 0).any()):
             _turned(build.quantized(linear.tensor), linear.tensor)
+    build.forget()
 
 
 def _inputs(build: Build, linear: Coded, x: ir.Value) -> ir.Value:

@@ -161,7 +161,7 @@ def test_heads_that_attention_does_not_take_are_refused(tmp_path: Path) -> None:
     with pytest.raises(
         RecipeError, match=r"^heads have 12 numbers, and .* multiples of 8; export to onnx$"
     ):
-        GENAI.check(source(folder), Options())
+        GENAI.plan(source(folder), Options())
 
 
 def test_latent_attention_is_refused(tmp_path: Path) -> None:
@@ -169,11 +169,11 @@ def test_latent_attention_is_refused(tmp_path: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"kv_lora_rank": 64}))
     with pytest.raises(RecipeError, match=r"^kv_lora_rank is 64: latent attention \(MLA\) has no"):
-        GENAI.check(source(folder), Options())
+        GENAI.plan(source(folder), Options())
 
 
 @pytest.mark.parametrize("family", tiny_models.UNLISTED)
 def test_families_without_a_forward_are_refused(family: str, tmp_path: Path) -> None:
     folder = tiny_models.make(family, tmp_path / "model")
     with pytest.raises(CheckpointError, match=f"model type '{family}' is in no table of forwards"):
-        GENAI.check(source(folder), Options())
+        GENAI.plan(source(folder), Options())

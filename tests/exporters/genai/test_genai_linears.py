@@ -17,7 +17,7 @@ from compress.quant.scheme import PRESETS, ActivationScheme, QuantScheme
 from compress.quant.tensor import QuantizedTensor
 from compress_exporters.exporter import Options
 from compress_exporters.genai.nbits import SIZES, WIDTHS, Layout, blocks, layout
-from compress_exporters.onnx.saving import DATA, MODEL
+from compress_exporters.onnx.saving import DATA, MODEL, save
 from compress_exporters.reference import Reference, text
 from helpers import compressed_models, tiny_models
 from helpers.exporters.genai_graphs import EXACT, GENAI, built, opened, source, written
@@ -239,14 +239,14 @@ def test_floats_are_refused(preset: str, llama: Path, tmp_path: Path) -> None:
     made = compressed_models.write(llama, tmp_path / "model", PRESETS[preset])
     told = re.escape(PRESETS[preset].describe())
     with pytest.raises(RecipeError, match=f"^model.layers.* is {told}, and .*; export to onnx, or"):
-        GENAI.check(source(made.folder), Options())
+        GENAI.plan(source(made.folder), Options())
 
 
 def test_groups_that_blocks_do_not_divide_are_refused(llama: Path, tmp_path: Path) -> None:
     made = compressed_models.write(llama, tmp_path / "model", QuantScheme(group_size=24))
     message = r"has groups of 24 columns, and onnx-genai has blocks of 16, 32, 64, 128; take a mul"
     with pytest.raises(RecipeError, match=message):
-        GENAI.check(source(made.folder), Options())
+        GENAI.plan(source(made.folder), Options())
 
 
 def test_scales_that_fp16_lacks_are_refused(llama: Path, tmp_path: Path) -> None:
@@ -255,9 +255,9 @@ def test_scales_that_fp16_lacks_are_refused(llama: Path, tmp_path: Path) -> None
     tensors["model.layers.1.mlp.up_proj.weight_scale"][3, 1] = 1e6
     save_file(tensors, made.folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(CheckpointError, match=r"up_proj has a scale of 1e\+06, which fp16 cannot"):
-        written(made.folder, tmp_path / "out", Options("fp16"))
+        save(built(made.folder, Options("fp16")), tmp_path, lambda *_: None)
     with pytest.raises(CheckpointError, match=r"up_proj.weight_scale has a scale of 1e\+06, which"):
-        GENAI.check(source(made.folder), Options("fp16"))  # before anything is written, too
+        GENAI.plan(source(made.folder), Options("fp16"))  # before anything is written, too
 
 
 def test_files_are_as_small_as_codes_and_scales(llama: Path, tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def no_genai(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def verify(model: Path, out: Path, options: Options | None = None) -> Proof:
-    return GENAI.verify(source(model), out, options or Options())
+    return GENAI.plan(source(model), options or Options()).verify(out)
 
 
 def test_what_is_written_is_told(model: Path, tmp_path: Path) -> None:
@@ -57,9 +57,9 @@ def test_what_is_written_is_told(model: Path, tmp_path: Path) -> None:
         "SkipSimplifiedLayerNormalization": 4,
         "SimplifiedLayerNormalization": 1,
     }
-    assert made.notes == GENAI.check(source(model), Options())
+    assert made.notes == GENAI.plan(source(model), Options()).notes
     assert any("padded on the right" in line for line in made.notes)
-    size = GENAI.size(source(model), Options())
+    size = GENAI.plan(source(model), Options()).size
     assert (tmp_path / "out" / DATA).stat().st_size <= size < 10_000 + size
 
 
@@ -186,7 +186,7 @@ def test_a_missing_package_is_named(model: Path, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(exporter, "installed", lambda name: name != "onnx_ir")
     with pytest.raises(DependencyError, match=r"^onnx-genai needs onnx_ir; install it with"):
-        GENAI.check(source(model), Options())
+        GENAI.plan(source(model), Options())
 
 
 def config(out: Path) -> dict[str, Any]:
@@ -232,7 +232,7 @@ def test_a_source_without_a_tokenizer_is_told(lacks: tuple[str, ...], tmp_path: 
         (folder / name).touch()
     for name in lacks:
         (folder / name).unlink()
-    told = [x for x in GENAI.check(source(folder), Options()) if "tokenizer" in x]
+    told = [x for x in GENAI.plan(source(folder), Options()).notes if "tokenizer" in x]
     assert len(told) == bool(lacks)
     for line in told:
         assert line.startswith(f"the source has no {' and no '.join(lacks)}, and onnxruntime-genai")
@@ -242,7 +242,7 @@ def test_settings_that_cannot_be_read_are_refused_at_once(tmp_path: Path) -> Non
     folder = tiny_models.make("llama", tmp_path / "model")
     (folder / "generation_config.json").write_text("[1")
     with pytest.raises(CheckpointError, match=r"generation_config.json:1:\d+ is not valid JSON"):
-        GENAI.check(source(folder), Options())
+        GENAI.plan(source(folder), Options())
 
 
 def test_contexts_of_learned_positions_and_as_asked(tmp_path: Path) -> None:

@@ -234,13 +234,13 @@ def test_numbers_too_large_for_fp16(tmp_path: Path) -> None:
 def test_what_is_written_is_told(plain: Any, tmp_path: Path) -> None:
     told: list[tuple[str, int, int]] = []
     options = Options(dtype="fp16")
-    result = GGUF.write(plain, tmp_path, options, lambda *step: told.append(step))
+    result = GGUF.plan(plain, options).write(tmp_path, lambda *step: told.append(step))
     assert result.files == (FILE,)
     assert [path.name for path in tmp_path.iterdir()] == [FILE]
     assert [done for _, done, _ in told] == [*range(1, told[0][2] + 1)]
     assert result.notes[0].endswith(" dense numbers are rounded to fp16")
     written_bytes = (tmp_path / FILE).stat().st_size
-    assert written_bytes <= GGUF.size(plain, options) < written_bytes + 30_000
+    assert written_bytes <= GGUF.plan(plain, options).size < written_bytes + 30_000
 
 
 def test_two_exports_are_equal(plain: Any, tmp_path: Path) -> None:
@@ -282,7 +282,7 @@ def test_a_spoiled_file_is_found(spoil: Any, plain: Any, tmp_path: Path) -> None
 def test_without_the_package(plain: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exporter, "installed", lambda name: False)
     with pytest.raises(DependencyError) as problem:
-        GGUF.check(plain, Options())
+        GGUF.plan(plain, Options())
     assert str(problem.value) == (
         'gguf needs gguf; install it with `pip install "compress-model[gguf]"`'
     )
@@ -292,9 +292,9 @@ def test_a_proof_says_what_was_not_asked(
     plain: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(target, "has_llamacpp", lambda: False)
-    GGUF.write(plain, tmp_path, Options(), lambda *_: None)
+    GGUF.plan(plain, Options()).write(tmp_path, lambda *_: None)
     monkeypatch.setattr(target, "fits", lambda needed: False)
-    proof = GGUF.verify(plain, tmp_path, Options())
+    proof = GGUF.plan(plain, Options()).verify(tmp_path)
     assert (proof.level, proof.max_logit_error) == ("form", None)
     assert proof.detail[-1] == "too little memory is free to compare logits"
 
@@ -302,8 +302,8 @@ def test_a_proof_says_what_was_not_asked(
 def test_a_file_that_only_gguf_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(target, "has_llamacpp", lambda: False)
     checkpoint = tiny(tmp_path / "model", "mixtral")
-    GGUF.write(checkpoint, tmp_path, Options(), lambda *_: None)
-    proof = GGUF.verify(checkpoint, tmp_path, Options())
+    GGUF.plan(checkpoint, Options()).write(tmp_path, lambda *_: None)
+    proof = GGUF.plan(checkpoint, Options()).verify(tmp_path)
     assert proof.level == "form"
     assert proof.detail[1:] == (
         "transformers reads no GGUF files of mixtral",
@@ -316,8 +316,8 @@ def test_transformers_needs_accelerate(
 ) -> None:
     monkeypatch.setattr(target, "has_llamacpp", lambda: False)
     monkeypatch.setattr(target, "has_accelerate", lambda: False)
-    GGUF.write(plain, tmp_path, Options(), lambda *_: None)
-    proof = GGUF.verify(plain, tmp_path, Options())
+    GGUF.plan(plain, Options()).write(tmp_path, lambda *_: None)
+    proof = GGUF.plan(plain, Options()).verify(tmp_path)
     assert proof.level == "form"
     assert "transformers was not asked; it reads GGUF files where accelerate is installed" in (
         proof.detail
@@ -346,7 +346,7 @@ def test_a_process_that_does_not_answer_is_one_line(tmp_path: Path) -> None:
 
 def test_a_disk_that_refuses_is_one_line(plain: Any, tmp_path: Path) -> None:
     with pytest.raises(OutputError) as problem:
-        GGUF.write(plain, tmp_path / "gone", Options(), lambda *_: None)
+        GGUF.plan(plain, Options()).write(tmp_path / "gone", lambda *_: None)
     assert str(problem.value) == (
         f"cannot write {tmp_path / 'gone' / FILE}: No such file or directory; look after the disk,"
         " then export again"

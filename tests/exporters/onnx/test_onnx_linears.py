@@ -205,10 +205,10 @@ def test_static_fp8_tells_what_the_session_needs(
     folder = compressed_models.write(models("llama"), tmp_path / "model", PRESETS["FP8"]).folder
     source, out = source_of(folder), tmp_path / "out"
     out.mkdir()
-    written = EXPORTERS["onnx"].write(source, out, Options(), lambda *_: None)
+    written = EXPORTERS["onnx"].plan(source, Options()).write(out, lambda *_: None)
     (note,) = [note for note in written.notes if "session" in note]
     assert note.endswith("session.disable_quant_qdq=1")
-    assert EXPORTERS["onnx"].verify(source, out, Options()).max_logit_error is not None
+    assert EXPORTERS["onnx"].plan(source, Options()).verify(out).max_logit_error is not None
     ids = np.array([[1, 2, 3, 4]])
     exact = Runner.open(out / MODEL, EXACT).whole(ids)
     with suppress(CheckpointError):
@@ -223,7 +223,7 @@ def test_what_a_graph_does_not_say_is_noted(models: Callable[[str], Path], tmp_p
         PRESETS["FP8_DYNAMIC"],
         kv_cache=ActivationScheme(type="float", granularity="tensor", dynamic=False),
     ).folder
-    assert set(EXPORTERS["onnx"].check(source_of(folder), Options())) == {
+    assert set(EXPORTERS["onnx"].plan(source_of(folder), Options()).notes) == {
         "keys and values are kept as they are, the source's scales (a-fp8 static) left out",
         "inputs that the source rounds at run time (a-fp8) stay as they are",
     }
@@ -238,8 +238,8 @@ def test_a_scale_that_fp16_lacks_is_refused(models: Callable[[str], Path], tmp_p
     with pytest.raises(CheckpointError, match=reason):
         error_of(folder, tmp_path / "out", Options(dtype="fp16"))
     with pytest.raises(CheckpointError, match=reason):  # before anything is written, too
-        EXPORTERS["onnx"].check(source_of(folder), Options(dtype="fp16"))
-    EXPORTERS["onnx"].check(source_of(folder), Options())
+        EXPORTERS["onnx"].plan(source_of(folder), Options(dtype="fp16"))
+    EXPORTERS["onnx"].plan(source_of(folder), Options())
 
 
 @pytest.mark.parametrize("scale", [1e-9, 1e6])
@@ -252,8 +252,8 @@ def test_a_scale_of_inputs_that_fp16_lacks_is_refused(
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     reason = r"^input model.layers.1.*/Mul.* has a scale of .*, which fp16 cannot hold; export wit"
     with pytest.raises(CheckpointError, match=reason):
-        EXPORTERS["onnx"].check(source_of(folder), Options(dtype="fp16"))
-    EXPORTERS["onnx"].check(source_of(folder), Options())
+        EXPORTERS["onnx"].plan(source_of(folder), Options(dtype="fp16"))
+    EXPORTERS["onnx"].plan(source_of(folder), Options())
 
 
 def test_a_check_reads_no_codes(
@@ -265,7 +265,7 @@ def test_a_check_reads_no_codes(
     monkeypatch.setattr(
         Checkpoint, "read", lambda self, name: (read.append(name), real(self, name))[1]
     )
-    EXPORTERS["onnx"].check(source, Options(dtype="fp16"))
+    EXPORTERS["onnx"].plan(source, Options(dtype="fp16"))
     assert sum(name.endswith(".weight_scale") for name in read) >= 14
     assert not any(name.endswith((".weight_packed", "proj.weight")) for name in read)
 

@@ -38,32 +38,32 @@ def source(tmp_path: Path) -> Source:
 def folder(source: Source, tmp_path: Path) -> Path:
     out = tmp_path / "out"
     out.mkdir()
-    ONNX.write(source, out, Options(), lambda *_: None)
+    ONNX.plan(source, Options()).write(out, lambda *_: None)
     return out
 
 
 def test_what_is_written_is_told(source: Source, tmp_path: Path) -> None:
     out, told = tmp_path / "out", []
     out.mkdir()
-    written = ONNX.write(source, out, Options(), lambda *step: told.append(step))
+    written = ONNX.plan(source, Options()).write(out, lambda *step: told.append(step))
     assert set(written.files) == {path.name for path in out.iterdir()}
     assert {"model.onnx", "model.onnx.data", "config.json", "tokenizer.json"} <= set(written.files)
     assert written.fused == {"Attention": 2, "RotaryEmbedding": 4, "RMSNormalization": 5}
     assert [done for _, done, _ in told] == [*range(1, told[0][2] + 1)]
-    size = ONNX.size(source, Options())
+    size = ONNX.plan(source, Options()).size
     assert (out / DATA).stat().st_size <= size < (out / DATA).stat().st_size + 10_000
 
 
 def test_two_exports_are_equal(source: Source, folder: Path, tmp_path: Path) -> None:
     again = tmp_path / "again"
     again.mkdir()
-    ONNX.write(source, again, Options(), lambda *_: None)
+    ONNX.plan(source, Options()).write(again, lambda *_: None)
     for name in (MODEL, DATA):
         assert (again / name).read_bytes() == (folder / name).read_bytes()
 
 
 def test_proof_of_a_good_graph(source: Source, folder: Path) -> None:
-    proof = ONNX.verify(source, folder, Options())
+    proof = ONNX.plan(source, Options()).verify(folder)
     assert proof.level == "tokens"
     assert proof.max_logit_error is not None
     assert 0 < proof.max_logit_error < 1e-5
@@ -87,8 +87,8 @@ def test_proofs_stay_within_the_positions(
     model = tiny_models.make(family, tmp_path / "model", dtype="fp32", **more)
     source, out = open_weights(Checkpoint.open(model)), tmp_path / "out"
     out.mkdir()
-    ONNX.write(source, out, options, lambda *_: None)
-    proof = ONNX.verify(source, out, options)
+    ONNX.plan(source, options).write(out, lambda *_: None)
+    proof = ONNX.plan(source, options).verify(out)
     assert f"{tokens} greedy tokens are the same" in proof.detail
 
 
@@ -120,8 +120,8 @@ def test_default_sessions_are_held_to_rounded_inputs(demo_model: Path, tmp_path:
     folder = compressed_models.write(demo_model, tmp_path / "model", scheme).folder
     coded, out = open_weights(Checkpoint.open(folder)), tmp_path / "out"
     out.mkdir()
-    ONNX.write(coded, out, Options(), lambda *_: None)
-    proof = ONNX.verify(coded, out, Options())
+    ONNX.plan(coded, Options()).write(out, lambda *_: None)
+    proof = ONNX.plan(coded, Options()).verify(out)
     (line,) = [line for line in proof.detail if line.startswith("by default")]
     assert line.startswith("by default: logits within ")
     ids = reference.text(coded)
@@ -139,7 +139,9 @@ def test_no_file_says_how_the_source_was_quantized(tmp_path: Path) -> None:
         (folder / name).write_text("{}")
     out = tmp_path / "out"
     out.mkdir()
-    written = ONNX.write(open_weights(Checkpoint.open(folder)), out, Options(), lambda *_: None)
+    written = ONNX.plan(open_weights(Checkpoint.open(folder)), Options()).write(
+        out, lambda *_: None
+    )
     assert not [name for name in (*written.files, *os.listdir(out)) if "quant" in name]
     before, after = (json.loads((x / "config.json").read_text()) for x in (original, out))
     assert after == before
@@ -178,7 +180,7 @@ def test_a_graph_that_computes_something_else_is_found(
     with pytest.raises(
         CheckpointError, match=r"logits are not those of the weights: 48 tokens in one step, they"
     ):
-        ONNX.verify(source, folder, Options())
+        ONNX.plan(source, Options()).verify(folder)
 
 
 def test_inputs_that_are_rounded_otherwise_are_found(source: Source, tmp_path: Path) -> None:
@@ -186,20 +188,20 @@ def test_inputs_that_are_rounded_otherwise_are_found(source: Source, tmp_path: P
     written = compressed_models.write(source.checkpoint.path, tmp_path / "coded", scheme)
     coded, out = open_weights(Checkpoint.open(written.folder)), tmp_path / "out"
     out.mkdir()
-    ONNX.write(coded, out, Options(), lambda *_: None)
+    ONNX.plan(coded, Options()).write(out, lambda *_: None)
     model = onnx.load(out / MODEL, load_external_data=False)
     (step,) = {x.input[1] for x in model.graph.node if x.op_type == "QuantizeLinear"}
     (scale,) = (x for x in model.graph.initializer if x.name == step)
     scale.CopyFrom(onnx.numpy_helper.from_array(1.5 * onnx.numpy_helper.to_array(scale), step))
     onnx.save(model, out / MODEL)
     with pytest.raises(CheckpointError, match=r"one step, they differ by .*2% of their norm is al"):
-        ONNX.verify(coded, out, Options())
+        ONNX.plan(coded, Options()).verify(out)
 
 
 def test_a_graph_that_is_none_is_found(source: Source, folder: Path) -> None:
     rename(folder, lambda node: node.op_type == "RMSNormalization", "NoSuchOperator", 2)
     with pytest.raises(CheckpointError, match=r"model.onnx is no well-formed graph: .*NoSuchOper"):
-        ONNX.verify(source, folder, Options())
+        ONNX.plan(source, Options()).verify(folder)
 
 
 @pytest.mark.parametrize(("free", "level"), [([0], "form"), ([10**9, 0], "loads")])
@@ -209,7 +211,7 @@ def test_little_memory_proves_less(
     """free: before the graph is opened, and before the decoder is read."""
     found = iter(free)
     monkeypatch.setattr(reference, "available_bytes", lambda: next(found))
-    proof = ONNX.verify(source, folder, Options())
+    proof = ONNX.plan(source, Options()).verify(folder)
     assert (proof.level, proof.max_logit_error) == (level, None)
     assert "too little memory is free" in proof.detail[0]
 
@@ -217,7 +219,7 @@ def test_little_memory_proves_less(
 def test_missing_packages_are_named(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("compress_exporters.exporter.installed", lambda name: "ir" not in name)
     with pytest.raises(DependencyError, match=r"^onnx needs onnx_ir; .*compress-model\[onnx\]"):
-        ONNX.check(source, Options())
+        ONNX.plan(source, Options())
 
 
 def test_onnx_runtime_reports_to_nobody(tmp_path: Path) -> None:

@@ -63,14 +63,14 @@ def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def exported(model: Path, out: Path, target: str = "onnx") -> tuple[Source, Path]:
     source = open_weights(Checkpoint.open(model))
     out.mkdir()
-    EXPORTERS[target].write(source, out, Options(), lambda *_: None)
+    EXPORTERS[target].plan(source, Options()).write(out, lambda *_: None)
     return source, out
 
 
 def proved(model: Path, out: Path, target: str = "onnx") -> str:
     """The last line of the proof."""
     source, folder = exported(model, out, target)
-    proof = EXPORTERS[target].verify(source, folder, Options())
+    proof = EXPORTERS[target].plan(source, Options()).verify(folder)
     assert proof.level == "tokens"  # whatever OpenVINO says
     return proof.detail[-1]
 

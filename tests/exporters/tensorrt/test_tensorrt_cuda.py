@@ -36,8 +36,8 @@ def test_the_engine_agrees(case: str, dtype: Any, tmp_path: Path) -> None:
         model = positive(model, tmp_path / "model", scheme)
     source, out, options = open_weights(Checkpoint.open(model)), tmp_path / "out", Options(dtype)
     out.mkdir()
-    TENSORRT.write(source, out, options, lambda *_: None)
-    built, ran = TENSORRT.verify(source, out, options).detail[1:3]
+    TENSORRT.plan(source, options).write(out, lambda *_: None)
+    built, ran = TENSORRT.plan(source, options).verify(out).detail[1:3]
     assert "parses the graph and builds an engine of it" in built
     if ran.startswith("the engine was not run: "):  # by a package that is not for this device
         pytest.skip(ran)

@@ -35,7 +35,7 @@ def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def exported(model: Path, out: Path, **options: Any) -> tuple[Source, Options]:
     source, chosen = open_weights(Checkpoint.open(model)), Options(**options)
     out.mkdir()
-    TENSORRT.write(source, out, chosen, lambda *_: None)
+    TENSORRT.plan(source, chosen).write(out, lambda *_: None)
     return source, chosen
 
 
@@ -51,7 +51,7 @@ def test_the_proof_asks_tensorrt(
 ) -> None:
     played_tensorrt.install(monkeypatch, {"tensorrt": Played()})
     source, options = exported(dense, tmp_path / "out")
-    proof = TENSORRT.verify(source, tmp_path / "out", options)
+    proof = TENSORRT.plan(source, options).verify(tmp_path / "out")
     assert proof.level == "tokens"
     assert proof.detail[1].startswith("TensorRT 10.15.1.29 parses the graph")
     assert proof.detail[2].startswith("TensorRT 10.15.1.29 on a device, in one step")

@@ -116,7 +116,7 @@ def test_scales_below_zero_are_turned_in_eight_bits(wide: Path, tmp_path: Path) 
         "14 layers have codes of 4 bits in 8-bit integers, as they have scales below 0 and TensorRT"
         " none; quantize with signs: positive, or with tensorrt in the recipe's export, to keep 4"
     )
-    told = EXPORTERS["tensorrt"].check(open_weights(Checkpoint.open(model)), Options())
+    told = EXPORTERS["tensorrt"].plan(open_weights(Checkpoint.open(model)), Options()).notes
     assert told == (note,)
     assert error_of(model, tmp_path / "out" / MODEL, inputs=False).largest < 1e-5
 
@@ -127,7 +127,7 @@ def test_scales_below_zero_of_eight_bits_are_refused(wide: Path, tmp_path: Path)
     with pytest.raises(CheckpointError, match=reason):
         written(model, tmp_path / "out")
     with pytest.raises(CheckpointError, match=reason):  # before anything is written, too
-        EXPORTERS["tensorrt"].check(open_weights(Checkpoint.open(model)), Options())
+        EXPORTERS["tensorrt"].plan(open_weights(Checkpoint.open(model)), Options())
 
 
 def test_eight_bits_without_the_least_code_are_turned(wide: Path, tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_eight_bits_without_the_least_code_are_turned(wide: Path, tmp_path: Path
         if name.endswith(".weight_packed"):
             values.view(torch.uint8).clamp_(min=1)  # bytes count from -128
     save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
-    EXPORTERS["tensorrt"].check(open_weights(Checkpoint.open(model)), Options())
+    EXPORTERS["tensorrt"].plan(open_weights(Checkpoint.open(model)), Options())
     written(model, tmp_path / "out")
     assert error_of(model, tmp_path / "out" / MODEL, inputs=False).largest < 1e-5
 
@@ -151,10 +151,10 @@ def test_scales_that_fp16_lacks_are_refused(wide: Path, tmp_path: Path) -> None:
         save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
         asked = open_weights(Checkpoint.open(model)), Options(dtype="fp16")
         if not refused:  # its scales stay in fp32
-            EXPORTERS["tensorrt"].check(*asked)
+            EXPORTERS["tensorrt"].plan(*asked)
             continue
         with pytest.raises(CheckpointError, match=r"up_proj.weight_scale has a scale of .* which"):
-            EXPORTERS["tensorrt"].check(*asked)
+            EXPORTERS["tensorrt"].plan(*asked)
 
 
 @pytest.mark.parametrize("scheme", [PRESETS["NVFP4A16"], G64], ids=["NVFP4", "int4"])

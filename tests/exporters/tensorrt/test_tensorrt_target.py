@@ -36,7 +36,7 @@ def opened(model: Path) -> Source:
 
 def exported(model: Path, out: Path, options: Options | None = None) -> Path:
     out.mkdir()
-    TENSORRT.write(opened(model), out, options or Options(), lambda *_: None)
+    TENSORRT.plan(opened(model), options or Options()).write(out, lambda *_: None)
     return out
 
 
@@ -66,21 +66,21 @@ def test_logits_are_those_of_transformers(case: str, tmp_path: Path) -> None:
 def test_what_is_written_is_told(source: Source, tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
-    written = TENSORRT.write(source, out, Options(), lambda *_: None)
+    written = TENSORRT.plan(source, Options()).write(out, lambda *_: None)
     assert set(written.files) == {path.name for path in out.iterdir()}
     assert {MODEL, DATA, JSON, NOTES, "config.json", "tokenizer.json"} <= set(written.files)
     assert written.fused == {"RotaryEmbedding": 4, "RMSNormalization": 5}
     why = "TensorRT's is for types of 16 bits (--dtype fp16), so it is spelled out"
     assert written.unfused == {"Attention": why}
     assert written.notes == ("no engine is in the folder; TENSORRT.md says how one is built",)
-    assert TENSORRT.check(source, Options()) == ()
-    assert (out / DATA).stat().st_size <= TENSORRT.size(source, Options())
+    assert TENSORRT.plan(source, Options()).notes == ()
+    assert (out / DATA).stat().st_size <= TENSORRT.plan(source, Options()).size
 
 
 def test_attention_is_one_operator_in_16_bits(source: Source, tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
-    written = TENSORRT.write(source, out, Options(dtype="fp16"), lambda *_: None)
+    written = TENSORRT.plan(source, Options(dtype="fp16")).write(out, lambda *_: None)
     assert written.fused == {"Attention": 2, "RotaryEmbedding": 4, "RMSNormalization": 5}
     assert not written.unfused
 
@@ -88,12 +88,12 @@ def test_attention_is_one_operator_in_16_bits(source: Source, tmp_path: Path) ->
 def test_soft_caps_are_told(tmp_path: Path) -> None:
     source, out = opened(tiny_models.make("gemma2", tmp_path / "model")), tmp_path / "out"
     out.mkdir()
-    unfused = TENSORRT.write(source, out, Options(), lambda *_: None).unfused
+    unfused = TENSORRT.plan(source, Options()).write(out, lambda *_: None).unfused
     assert unfused == {"Attention": "TensorRT's has no soft cap, so it is spelled out"}
 
 
 def test_proof_of_a_good_graph(source: Source, folder: Path) -> None:
-    proof = TENSORRT.verify(source, folder, Options())
+    proof = TENSORRT.plan(source, Options()).verify(folder)
     assert proof.level == "tokens"
     assert proof.max_logit_error is not None
     assert 0 < proof.max_logit_error < 1e-5
@@ -108,7 +108,7 @@ def test_proof_of_quantized_graphs(preset: str, dtype: Any, tmp_path: Path) -> N
     dense = tiny_models.make("llama", tmp_path / "dense", dtype="fp32", **WIDE)
     model, options = positive(dense, tmp_path / "model", PRESETS[preset]), Options(dtype=dtype)
     source, out = opened(model), exported(model, tmp_path / "out", options)
-    proof = TENSORRT.verify(source, out, options)
+    proof = TENSORRT.plan(source, options).verify(out)
     assert proof.level in ("logits", "tokens")
     assert ("ONNX's reference" in proof.detail[1]) == (preset == "NVFP4A16")
     assert not list(tmp_path.glob("*decoded*"))
@@ -137,7 +137,7 @@ def test_decoding_for_the_proof_stays_in_the_folder(
     before = sorted(out.iterdir())
     says = r"cannot decode .*model.onnx for its proof: No space left on device; make room"
     with pytest.raises(OutputError, match=says) if full else nullcontext():
-        TENSORRT.verify(opened(model), out, Options())
+        TENSORRT.plan(opened(model), Options()).verify(out)
     assert places == [out]
     assert sorted(out.iterdir()) == before
 
@@ -175,19 +175,19 @@ def test_a_graph_that_is_wrong_is_found(
 ) -> None:
     fault(folder)
     with pytest.raises(CheckpointError, match=says):
-        TENSORRT.verify(source, folder, Options())
+        TENSORRT.plan(source, Options()).verify(folder)
 
 
 def test_rotations_in_64_bits_are_refused(tmp_path: Path) -> None:
     model = tiny_models.make("llama", tmp_path / "model", **rope(rope_type="dynamic", factor=2.0))
     with pytest.raises(CheckpointError, match=r"'dynamic' computes its frequencies in 64 bits"):
-        TENSORRT.check(opened(model), Options())
+        TENSORRT.plan(opened(model), Options())
 
 
 def test_missing_packages_are_named(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("compress_exporters.exporter.installed", lambda name: "ir" not in name)
     with pytest.raises(DependencyError, match=r"^tensorrt needs onnx_ir; .*compress-model\[onnx\]"):
-        TENSORRT.check(source, Options())
+        TENSORRT.plan(source, Options())
 
 
 def test_build_notes_are_of_this_graph(folder: Path) -> None:

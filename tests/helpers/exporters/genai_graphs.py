@@ -25,7 +25,7 @@ def built(model: Path, options: Options = EXACT) -> Build:
 
 def written(model: Path, out: Path, options: Options = EXACT) -> Written:
     out.mkdir(parents=True)
-    return GENAI.write(source(model), out, options, lambda *_: None)
+    return GENAI.plan(source(model), options).write(out, lambda *_: None)
 
 
 def opened(model: Path, out: Path, options: Options = EXACT) -> Runner:

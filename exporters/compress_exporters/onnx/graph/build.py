@@ -69,6 +69,10 @@ class Build:
             self._last = tensor, found
         return self._last[1]
 
+    def forget(self) -> None:
+        """Lets go of the last quantized weight, which a plan would hold until it is written."""
+        self._last = None
+
     def fused(self, *kinds: str) -> dict[str, int]:
         """How many nodes there are of each kind; those that there are."""
         found = Counter(node.op_type for node in self.graph.nodes)

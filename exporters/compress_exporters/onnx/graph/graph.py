@@ -31,6 +31,7 @@ class Graph:
     nodes: list[ir.Node] = field(default_factory=list)
     initializers: dict[str, ir.Value] = field(default_factory=dict)
     _names: Counter[str] = field(default_factory=Counter)
+    _model: ir.Model | None = None
 
     def input(self, name: str, dtype: ir.DataType, shape: Sequence[Dim]) -> ir.Value:
         value = ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(shape))
@@ -103,6 +104,12 @@ class Graph:
         return self._keep(tensor.name, tensor) if known is None else known
 
     def model(self, name: str, version: str) -> ir.Model:
+        """The finished graph; the same object from then on, as a node is in one graph only."""
+        if self._model is None:
+            self._model = self._finished(name, version)
+        return self._model
+
+    def _finished(self, name: str, version: str) -> ir.Model:
         graph = ir.Graph(
             self.inputs,
             self.outputs,
