@@ -65,11 +65,7 @@ MANY = {
     "compress/speed/bench.py _measured": 7,
     "compress/speed/predict.py predict_speed": 8,
     "compress/speed/setting.py write_report": 7,
-    "kernels/compress_kernels/cpu/attention.py paged_attention": 11,
-    "kernels/compress_kernels/ops/attention.py paged_attention": 11,
     "kernels/compress_kernels/ops/columns.py gptq_columns": 12,
-    "kernels/compress_kernels/ops/tiled_attention.py paged_attention": 11,
-    "kernels/compress_kernels/reference/attention.py paged_attention": 11,
 }
 DOCUMENTS = [REPO / "README.md", REPO / "CONTRIBUTING.md", *sorted((REPO / "docs").glob("*.md"))]
 

@@ -24,6 +24,7 @@ from compress.speed.timer import Timer, measure_machine
 from compress.speed.workload import Product, Workload
 from compress_kernels.ops.attention import paged_attention
 from compress_kernels.ops.linear import row_multiple
+from compress_kernels.paged import TokenPlaces
 
 # Rows of products that are measured, as far as the engine has them; of what stands between them;
 # sequences of the planning.
@@ -173,15 +174,14 @@ def _attention(
     call = partial(
         paged_attention,
         q,
-        cache.keys[0],
-        cache.values[0],
-        table.view(count, blocks),
-        (at if texts is None else torch.zeros_like(at)).to(torch.int32),
-        torch.full_like(at, length - 1) if texts is None else at,
+        cache.stored(0),
+        TokenPlaces(
+            table.view(count, blocks),
+            (at if texts is None else torch.zeros_like(at)).to(torch.int32),
+            torch.full_like(at, length - 1) if texts is None else at,
+        ),
         scale=how.layers[0].scale,
         softcap=how.layers[0].softcap,
-        key_scales=cache.key_scales[0],
-        value_scales=cache.value_scales[0],
     )
     pairs = count * length if texts is None else length * (length + 1) // 2
     return timer.seconds(call) / pairs

@@ -1,7 +1,7 @@
 """Attention over blocks is dense attention, and each token's result its own."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
@@ -13,6 +13,7 @@ from compress_kernels.cpu import attention as compiled
 from compress_kernels.cpu.library import native
 from compress_kernels.ops import tiled_attention
 from compress_kernels.ops.attention import paged_attention
+from compress_kernels.paged import StoredStates, TokenPlaces
 from compress_kernels.reference import attention as reference
 
 HEADS, KV_HEADS, DIM = 6, 2, 8
@@ -32,12 +33,14 @@ BOTH = pytest.mark.parametrize(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stored:
-    """keys, values: [blocks, kv_heads, block size, dim]. dense: [texts, length, kv_heads, dim]."""
+    """dense: [texts, length, kv_heads, dim] each. table: of the texts."""
 
-    keys: Tensor
-    values: Tensor
+    states: StoredStates
     table: Tensor
     dense: tuple[Tensor, Tensor]
+
+    def at(self, sequence: Tensor, positions: Tensor) -> TokenPlaces:
+        return TokenPlaces(self.table, sequence, positions)
 
 
 def stored(texts: int, length: int, block_size: int) -> Stored:
@@ -45,7 +48,7 @@ def stored(texts: int, length: int, block_size: int) -> Stored:
     generator = torch.Generator().manual_seed(length)
     dense = [torch.randn(texts, length, KV_HEADS, DIM, generator=generator) for _ in "kv"]
     keys, values, table = placed(dense, block_size, length)
-    return Stored(keys, values, table, (dense[0], dense[1]))
+    return Stored(StoredStates(keys, values), table, (dense[0], dense[1]))
 
 
 def placed(dense: list[Tensor], block_size: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -95,7 +98,7 @@ def test_equals_dense_attention(
     q = torch.randn(len(tokens), HEADS, DIM, generator=torch.Generator().manual_seed(2))
     sequence = torch.tensor([text for text, _ in tokens], dtype=torch.int32)
     positions = torch.tensor([at for _, at in tokens])
-    got = attend(q, texts.keys, texts.values, texts.table, sequence, positions, **options)
+    got = attend(q, texts.states, texts.at(sequence, positions), **options)
     for i in range(0, len(tokens), 1 + len(tokens) // 40):
         want = dense_attention(q[i], texts, *tokens[i], options)
         torch.testing.assert_close(got[i].double(), want, atol=1e-5, rtol=1e-5)
@@ -140,8 +143,8 @@ def test_bits_depend_on_nothing_but_the_text(attend: Attend, seed: int) -> None:
         queries = torch.stack([q[text % texts, at] for text, at in rows])
         sequence = torch.tensor([text for text, _ in rows], dtype=torch.int32)
         positions = torch.tensor([at for _, at in rows])
-        states = [x.to(case["dtype"]) for x in (keys, values)]
-        call = (queries, *states, table, sequence, positions)
+        states = StoredStates(*(x.to(case["dtype"]) for x in (keys, values)))
+        call = (queries, states, TokenPlaces(table, sequence, positions))
         got = attend(*call, **case["options"])
         if place == 0:
             want = reference.paged_attention(*call, **case["options"])
@@ -162,7 +165,7 @@ def test_threads_leave_no_trace(attend: Attend) -> None:
     texts = stored(2, 130, 16)
     q = torch.randn(256, HEADS, DIM)
     sequence = torch.arange(256, dtype=torch.int32) % 2
-    call = (q, texts.keys, texts.values, texts.table, sequence, torch.arange(256) // 2)
+    call = (q, texts.states, texts.at(sequence, torch.arange(256) // 2))
     found, before = [], torch.get_num_threads()
     try:
         for threads in (1, 2, 3):
@@ -177,11 +180,11 @@ def test_threads_leave_no_trace(attend: Attend) -> None:
 @BOTH
 def test_large_scores_and_infinities_stay_where_they_are(attend: Attend) -> None:
     texts = stored(2, 20, 4)
-    keys = texts.keys.clone()
+    keys = texts.states.keys.clone()
     keys[texts.table[0, 4]] = torch.inf  # positions 16 to 19 of the first text
     q = torch.full((3, HEADS, DIM), 100.0)
     sequence, positions = torch.tensor([0, 0, 1], dtype=torch.int32), torch.tensor([19, 15, 19])
-    got = attend(q, keys, texts.values, texts.table, sequence, positions, scale=1.0)
+    got = attend(q, replace(texts.states, keys=keys), texts.at(sequence, positions), scale=1.0)
     assert not got[0].isfinite().any()
     assert got[1:].isfinite().all()
 
@@ -190,25 +193,17 @@ def test_large_scores_and_infinities_stay_where_they_are(attend: Attend) -> None
 def test_int8_is_read_with_its_scales(attend: Attend) -> None:
     texts = stored(1, 9, 4)
     codes, scales = [], []
-    for blocks in (texts.keys, texts.values):
+    for blocks in (texts.states.keys, texts.states.values):
         filled = blocks.nan_to_num()
         scale = (filled.abs().amax(-1).clamp(min=1e-3) / 127).half()
         codes.append((filled / scale[..., None].float()).round().clamp(-127, 127).to(torch.int8))
         scales.append(scale)
     q = torch.randn(2, HEADS, DIM).bfloat16()
     sequence, positions = torch.zeros(2, dtype=torch.int32), torch.tensor([8, 3])
-    got = attend(
-        q,
-        *codes,
-        texts.table,
-        sequence,
-        positions,
-        scale=0.4,
-        key_scales=scales[0],
-        value_scales=scales[1],
-    )
+    places = texts.at(sequence, positions)
+    got = attend(q, StoredStates(*codes, *scales), places, scale=0.4)
     read = [c.float() * s[..., None].float() for c, s in zip(codes, scales, strict=True)]
-    want = attend(q, *read, texts.table, sequence, positions, scale=0.4)
+    want = attend(q, StoredStates(*read), places, scale=0.4)
     assert got.dtype == torch.bfloat16
     assert torch.equal(got, want)
 
@@ -217,21 +212,34 @@ def test_wrong_arguments_are_named() -> None:
     texts = stored(1, 4, 4)
     good: dict[str, Any] = {
         "q": torch.zeros(1, HEADS, DIM),
-        "keys": texts.keys,
-        "values": texts.values,
+        "keys": texts.states.keys,
+        "values": texts.states.values,
         "table": texts.table,
         "sequence": torch.zeros(1, dtype=torch.int32),
         "positions": torch.zeros(1, dtype=torch.int64),
         "scale": 1.0,
     }
-    paged_attention(**good)
-    eight = texts.keys.nan_to_num().to(torch.int8)
+
+    def call(change: dict[str, Any]) -> None:
+        given = {**good, **change}
+        names = (
+            ("keys", "values", "key_scales", "value_scales"),
+            ("table", "sequence", "positions"),
+        )
+        states, places = ({k: given.pop(k) for k in part if k in given} for part in names)
+        paged_attention(stored=StoredStates(**states), places=TokenPlaces(**places), **given)
+
+    call({})
+    eight = texts.states.keys.nan_to_num().to(torch.int8)
     for change, message in (
         ({"q": torch.zeros(1, HEADS)}, r"q is torch.float32 \[1, 6\]; floats"),
         ({"q": torch.zeros(1, 5, DIM)}, r"keys is .*; \[blocks, kv_heads, block size, 8\]"),
-        ({"values": texts.values[:1]}, r"values is .*; the shape of keys"),
-        ({"values": texts.values.half()}, r"values is torch.float16 .*, and their dtype"),
-        ({"keys": texts.keys.mT.contiguous().mT}, r"keys has strides .*; a contiguous tensor"),
+        ({"values": texts.states.values[:1]}, r"values is .*; the shape of keys"),
+        ({"values": texts.states.values.half()}, r"values is torch.float16 .*, and their dtype"),
+        (
+            {"keys": texts.states.keys.mT.contiguous().mT},
+            r"keys has strides .*; a contiguous tensor",
+        ),
         ({"table": texts.table.long()}, r"table is torch.int64 .*; int32 \[S, blocks\]"),
         ({"sequence": torch.zeros(2, dtype=torch.int32)}, r"sequence is .*; torch.int32 \[1\]"),
         ({"positions": torch.zeros(1)}, r"positions is torch.float32 \[1\]; torch.int64"),
@@ -241,4 +249,4 @@ def test_wrong_arguments_are_named() -> None:
         ({"keys": eight, "values": eight, "key_scales": torch.ones(1)}, "key_scales is torch.flo"),
     ):
         with pytest.raises(ValueError, match=message):
-            paged_attention(**{**good, **change})
+            call(change)

@@ -26,6 +26,7 @@ from compress.speed.rates import calibrate
 from compress.speed.roofline import EngineRates, Hardware
 from compress.speed.timer import Timer, measure_machine
 from compress.speed.workload import Workload
+from compress_kernels.paged import TokenPlaces
 from helpers import compressed_models, tiny_models
 
 G4 = QuantScheme(bits=4, group_size=32)
@@ -190,8 +191,8 @@ def test_attention_is_of_one_token_and_one_position(
 ) -> None:
     counted = Counted()
 
-    def attend(q: torch.Tensor, *others: Any, **options: Any) -> torch.Tensor:
-        counted.add(int((others[-1] + 1).sum()))
+    def attend(q: torch.Tensor, stored: Any, places: TokenPlaces, **options: Any) -> torch.Tensor:
+        counted.add(int((places.positions + 1).sum()))
         return q
 
     monkeypatch.setattr(rates_module, "paged_attention", attend)

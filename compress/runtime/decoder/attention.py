@@ -14,6 +14,7 @@ from compress.runtime.decoder.norms import Norm, through
 from compress.runtime.engine.batch import FlatBatch
 from compress_kernels.ops.attention import paged_attention
 from compress_kernels.ops.rows import rotate
+from compress_kernels.paged import TokenPlaces
 
 Angles = tuple[Tensor, Tensor]  # cosine and sine, [T, pairs]
 
@@ -55,16 +56,11 @@ class Attention:
         cache.write(self.layer, k, v, batch.slots[self.group])
         out = paged_attention(
             q,
-            cache.keys[self.layer],
-            cache.values[self.layer],
-            batch.tables[self.group],
-            batch.sequence,
-            batch.positions,
+            cache.stored(self.layer),
+            TokenPlaces(batch.tables[self.group], batch.sequence, batch.positions),
             scale=self.how.scale,
             window=self.how.window,
             softcap=self.how.softcap,
-            key_scales=cache.key_scales[self.layer],
-            value_scales=cache.value_scales[self.layer],
         )
         return self.out(out.flatten(1))
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from compress.arch.forward.forward import ForwardSpec
 from compress.runtime.sequences.tables import CacheGroup
 from compress_kernels.ops.states import store_states
+from compress_kernels.paged import StoredStates
 
 
 class KVCache:
@@ -52,12 +53,18 @@ class KVCache:
         store_states(k, self.keys[layer], slots, self.key_scales[layer])
         store_states(v, self.values[layer], slots, self.value_scales[layer])
 
+    def stored(self, layer: int) -> StoredStates:
+        """What attention reads of a layer."""
+        return StoredStates(
+            self.keys[layer], self.values[layer], self.key_scales[layer], self.value_scales[layer]
+        )
+
     def copy(self, source: int, target: int, group: int) -> None:
         """Copies a block, in all layers of a group."""
         for layer, its_group in enumerate(self._group_of):
             if its_group == group:
-                for stored in (self.keys, self.values, self.key_scales, self.value_scales):
-                    states = stored[layer]
+                for layers in (self.keys, self.values, self.key_scales, self.value_scales):
+                    states = layers[layer]
                     if states is not None:
                         states[target].copy_(states[source])
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from compress_kernels.cpu.library import STATE_KINDS, address, native
+from compress_kernels.paged import StoredStates, TokenPlaces
 
 
 class AttentionStruct(ctypes.Structure):
@@ -26,44 +27,39 @@ class AttentionStruct(ctypes.Structure):
 
 def paged_attention(
     q: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    table: Tensor,
-    sequence: Tensor,
-    positions: Tensor,
+    stored: StoredStates,
+    places: TokenPlaces,
     *,
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
-    key_scales: Tensor | None = None,
-    value_scales: Tensor | None = None,
 ) -> Tensor:
     """As attention.paged_attention, arguments checked."""
     library = native().library
     assert library is not None, "the op falls back to tiles"
-    wide, table = q.float().contiguous(), table.contiguous()
-    sequence, positions = sequence.contiguous(), positions.contiguous()
+    wide, table = q.float().contiguous(), places.table.contiguous()
+    sequence, positions = places.sequence.contiguous(), places.positions.contiguous()
     out = torch.empty_like(wide)
     task = AttentionStruct(
         q=wide.data_ptr(),
-        keys=keys.data_ptr(),
-        values=values.data_ptr(),
-        key_scales=address(key_scales),
-        value_scales=address(value_scales),
+        keys=stored.keys.data_ptr(),
+        values=stored.values.data_ptr(),
+        key_scales=address(stored.key_scales),
+        value_scales=address(stored.value_scales),
         table=table.data_ptr(),
         sequence=sequence.data_ptr(),
         positions=positions.data_ptr(),
         out=out.data_ptr(),
         rows=q.shape[0],
         heads=q.shape[1],
-        kv_heads=keys.shape[1],
+        kv_heads=stored.keys.shape[1],
         dim=q.shape[2],
-        block_size=keys.shape[2],
+        block_size=stored.keys.shape[2],
         table_stride=table.stride(0),
         window=window or 0,
         scale=scale,
         softcap=softcap or 0.0,
-        kind=STATE_KINDS[keys.dtype],
+        kind=STATE_KINDS[stored.keys.dtype],
         threads=torch.get_num_threads(),
     )
     library.paged_attention(ctypes.byref(task))

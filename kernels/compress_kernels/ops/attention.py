@@ -7,63 +7,38 @@ from compress_kernels.cpu import attention as cpu_attention
 from compress_kernels.cpu.library import native
 from compress_kernels.ops import tiled_attention
 from compress_kernels.ops.checks import require_whole, wrong
+from compress_kernels.paged import StoredStates, TokenPlaces
 
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def paged_attention(
     q: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    table: Tensor,
-    sequence: Tensor,
-    positions: Tensor,
+    stored: StoredStates,
+    places: TokenPlaces,
     *,
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
-    key_scales: Tensor | None = None,
-    value_scales: Tensor | None = None,
 ) -> Tensor:
     """What each token takes from the positions that it sees: [T, heads, head_dim], in q's dtype.
 
-    q: [T, heads, head_dim], bf16, fp16 or fp32. keys, values: [blocks, kv_heads, block size,
-    head_dim], floats, or int8 with fp16 scales [blocks, kv_heads, block size]. table: int32
-    [S, most blocks], the blocks of each sequence in order. sequence: int32 [T], rows of the table.
-    positions: int64 [T]. Token t sees positions max(0, p - window + 1) to p of its sequence, as
-    they are stored; sums are in fp32. softcap: c of c * tanh(score / c).
+    q: [T, heads, head_dim], bf16, fp16 or fp32. places: of the T tokens. Token t sees positions
+    max(0, p - window + 1) to p of its sequence, as they are stored; sums are in fp32. scale: of the
+    products of queries and keys. softcap: c of c * tanh(score / c).
 
     No token's result depends on the other tokens. Raises ValueError on a wrong shape or dtype,
     and on keys, values or scales that are not contiguous.
     """
-    _check_states(q, keys, values)
-    _check_scales(keys, key_scales, "key_scales")
-    _check_scales(values, value_scales, "value_scales")
-    if table.dim() != 2 or table.dtype != torch.int32:
-        raise wrong("table", table, "int32 [S, blocks]")
-    for name, index, dtype in (
-        ("sequence", sequence, torch.int32),
-        ("positions", positions, torch.int64),
-    ):
-        if index.shape != q.shape[:1] or index.dtype != dtype:
-            raise wrong(name, index, f"{dtype} [{q.shape[0]}]")
+    _check_states(q, stored.keys, stored.values)
+    _check_scales(stored.keys, stored.key_scales, "key_scales")
+    _check_scales(stored.values, stored.value_scales, "value_scales")
+    _check_places(len(q), places)
     if window is not None and window < 1:
         raise ValueError(f"window is {window}; it must be 1 or more")
     compiled = q.device.type == "cpu" and native().library is not None
     attend = cpu_attention.paged_attention if compiled else tiled_attention.paged_attention
-    return attend(
-        q,
-        keys,
-        values,
-        table,
-        sequence,
-        positions,
-        scale=scale,
-        window=window,
-        softcap=softcap,
-        key_scales=key_scales,
-        value_scales=value_scales,
-    )
+    return attend(q, stored, places, scale=scale, window=window, softcap=softcap)
 
 
 def _check_states(q: Tensor, keys: Tensor, values: Tensor) -> None:
@@ -77,6 +52,17 @@ def _check_states(q: Tensor, keys: Tensor, values: Tensor) -> None:
         raise wrong("values", values, f"the shape of keys, {list(keys.shape)}, and their dtype")
     require_whole("keys", keys)
     require_whole("values", values)
+
+
+def _check_places(tokens: int, places: TokenPlaces) -> None:
+    if places.table.dim() != 2 or places.table.dtype != torch.int32:
+        raise wrong("table", places.table, "int32 [S, blocks]")
+    for name, index, dtype in (
+        ("sequence", places.sequence, torch.int32),
+        ("positions", places.positions, torch.int64),
+    ):
+        if index.shape != (tokens,) or index.dtype != dtype:
+            raise wrong(name, index, f"{dtype} [{tokens}]")
 
 
 def _check_scales(states: Tensor, scales: Tensor | None, name: str) -> None:

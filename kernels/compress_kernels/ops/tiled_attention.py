@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from compress_kernels.paged import StoredStates, TokenPlaces
+
 QUERIES = 16
 POSITIONS = 64
 GATHERED = 16 << 20  # keys of so many fp32 numbers are gathered at once, at most
@@ -30,39 +32,23 @@ class Tiles:
     first: Tensor
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class StoredStates:
-    """keys, values and their scales, as attention.paged_attention takes them."""
-
-    keys: Tensor
-    values: Tensor
-    key_scales: Tensor | None
-    value_scales: Tensor | None
-
-
 def paged_attention(
     q: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    table: Tensor,
-    sequence: Tensor,
-    positions: Tensor,
+    stored: StoredStates,
+    places: TokenPlaces,
     *,
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
-    key_scales: Tensor | None = None,
-    value_scales: Tensor | None = None,
 ) -> Tensor:
     """As attention.paged_attention, arguments checked."""
     out = torch.empty_like(q)
-    stored = StoredStates(keys, values, key_scales, value_scales)
-    rows = _tiles(sequence)
-    size = max(1, GATHERED // (POSITIONS * keys.shape[1] * keys.shape[3]))
+    rows = _tiles(places.sequence)
+    size = max(1, GATHERED // (POSITIONS * stored.keys.shape[1] * stored.keys.shape[3]))
     for part in torch.split(rows, size):
-        at = positions[part]
+        at, texts = places.positions[part], places.sequence[part[:, 0]].long()
         first = torch.zeros_like(at) if window is None else (at - window + 1).clamp_(min=0)
-        tiles = Tiles(part, table[sequence[part[:, 0]].long()].long(), at, first)
+        tiles = Tiles(part, places.table[texts].long(), at, first)
         out[part] = _attend(q, tiles, stored, scale, softcap).to(q.dtype)
     return out
 

@@ -3,32 +3,30 @@
 import torch
 from torch import Tensor
 
+from compress_kernels.paged import StoredStates, TokenPlaces
+
 
 def paged_attention(
     q: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    table: Tensor,
-    sequence: Tensor,
-    positions: Tensor,
+    stored: StoredStates,
+    places: TokenPlaces,
     *,
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
-    key_scales: Tensor | None = None,
-    value_scales: Tensor | None = None,
 ) -> Tensor:
     """As attention.paged_attention, arguments checked."""
     tokens, heads, dim = q.shape
-    kv_heads, block_size = keys.shape[1], keys.shape[2]
+    kv_heads, block_size = stored.keys.shape[1], stored.keys.shape[2]
     out = torch.empty_like(q)
     for t in range(tokens):
-        position = int(positions[t])
+        position = int(places.positions[t])
         first = 0 if window is None else max(0, position - window + 1)
         seen = torch.arange(first, position + 1, device=q.device)
-        blocks, offsets = table[sequence[t]][seen // block_size].long(), seen % block_size
-        k = _stored(keys, key_scales, blocks, offsets)
-        v = _stored(values, value_scales, blocks, offsets)
+        table = places.table[places.sequence[t]]
+        blocks, offsets = table[seen // block_size].long(), seen % block_size
+        k = _read(stored.keys, stored.key_scales, blocks, offsets)
+        v = _read(stored.values, stored.value_scales, blocks, offsets)
         grouped = q[t].float().reshape(kv_heads, heads // kv_heads, dim)
         scores = torch.einsum("hgd,lhd->hgl", grouped, k) * scale
         if softcap is not None:
@@ -38,7 +36,7 @@ def paged_attention(
     return out
 
 
-def _stored(states: Tensor, scales: Tensor | None, blocks: Tensor, offsets: Tensor) -> Tensor:
+def _read(states: Tensor, scales: Tensor | None, blocks: Tensor, offsets: Tensor) -> Tensor:
     """Keys or values of some positions: fp32 [positions, kv_heads, head_dim]."""
     found = states[blocks, :, offsets].float()
     return found if scales is None else found * scales[blocks, :, offsets, None].float()
