@@ -65,7 +65,6 @@ MANY = {
     "compress/speed/bench.py _measured": 7,
     "compress/speed/predict.py predict_speed": 8,
     "compress/speed/setting.py write_report": 7,
-    "kernels/compress_kernels/ops/columns.py gptq_columns": 12,
 }
 DOCUMENTS = [REPO / "README.md", REPO / "CONTRIBUTING.md", *sorted((REPO / "docs").glob("*.md"))]
 

@@ -17,7 +17,7 @@ import timing
 import torch
 from torch import Tensor
 
-from compress_kernels import gptq_columns, hessian_factor, status
+from compress_kernels import Grid, SearchedScales, gptq_columns, hessian_factor, status
 
 GROUP = 128
 
@@ -48,16 +48,8 @@ def solve(weight: Tensor, h: Tensor, ratios: Tensor, importance: bool) -> None:
     damped = h.clone()
     damped.diagonal().add_(1e-4 * damped.diagonal().mean())
     factor = hessian_factor(damped)
-    gptq_columns(
-        weight,
-        factor,
-        bits=4,
-        symmetric=True,
-        group_size=GROUP,
-        ratios=ratios,
-        scale_dtype=torch.bfloat16,
-        importance=factor.diagonal().square() if importance else None,
-    )
+    scales = SearchedScales(ratios, factor.diagonal().square() if importance else None)
+    gptq_columns(weight, factor, Grid(4, True, torch.bfloat16), GROUP, scales)
 
 
 def measure(size: int, rounds: int) -> dict[str, Any]:

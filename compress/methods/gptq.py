@@ -40,7 +40,7 @@ from compress.methods.rtn import RtnConfig, ScaleSearch
 from compress.quant.rounding import choose_scales, clip_ratios
 from compress.quant.scheme import QuantScheme, Signs
 from compress.quant.tensor import QuantizedTensor
-from compress_kernels import gptq_columns, hessian_factor
+from compress_kernels import FixedScales, Grid, SearchedScales, gptq_columns, hessian_factor
 
 ActOrder = Literal["none", "static", "group"]
 NO_FACTOR = "the Hessian is not positive definite under any damping"
@@ -208,20 +208,13 @@ def _compensate(
     ratios = clip_ratios(config.scale_search, scheme, config.signs)
     importance = _importance(factor, config)
     fixed = _fixed_scales(weights, factor, importance, scheme, config, ratios, scale_dtype)
-    scale, zero, groups = fixed if fixed is not None else (None, None, None)
     result = gptq_columns(
         rows if factor.order is None else _columns(rows, factor.order),
         factor.factor,
-        bits=scheme.bits,
-        symmetric=scheme.symmetric,
-        group_size=step,
-        ratios=ratios,
-        scale_dtype=scale_dtype,
-        scale=scale,
-        zero=zero,
-        groups=groups,
-        importance=importance,
-        block=config.block_size,
+        Grid(scheme.bits, scheme.symmetric, scale_dtype),
+        step,
+        SearchedScales(ratios, importance) if fixed is None else fixed,
+        config.block_size,
     )
     codes = result.codes
     g_idx = None
@@ -248,11 +241,9 @@ def _fixed_scales(
     config: GptqConfig,
     ratios: Tensor,
     scale_dtype: torch.dtype,
-) -> tuple[Tensor, Tensor | None, Tensor] | None:
-    """Scales chosen before the loop (static order, one scale a tensor), or None.
-
-    Returns scale and zero [sum N_i, G] and the group of each visited column, int32 [K].
-    """
+) -> FixedScales | None:
+    """Scales of all layers' rows, sum N_i, and the group of each visited column, where they are
+    chosen before the loop (static order, one scale a tensor); else None."""
     if config.act_order != "static" and scheme.granularity != "tensor":
         return None
     k = weights[0].shape[1]
@@ -269,7 +260,7 @@ def _fixed_scales(
     columns = torch.arange(k, device=factor.factor.device)
     groups = (columns // scheme.columns_per_scale(k)).to(torch.int32)
     groups = groups if order is None else groups[order]
-    return torch.cat(scales), torch.cat(zeros) if zeros else None, groups
+    return FixedScales(torch.cat(scales), torch.cat(zeros) if zeros else None, groups)
 
 
 def _split(

@@ -4,10 +4,20 @@ The references in `compress_kernels.reference` are the specification. Public ops
 """
 
 from compress_kernels.gptq.factor import hessian_factor
-from compress_kernels.gptq.problem import ColumnResult
+from compress_kernels.gptq.problem import ColumnResult, FixedScales, Grid, SearchedScales
 from compress_kernels.ops.columns import gptq_columns
 from compress_kernels.ops.gram import gram_
 from compress_kernels.ops.scale import group_scale
 from compress_kernels.status import status
 
-__all__ = ["ColumnResult", "gptq_columns", "gram_", "group_scale", "hessian_factor", "status"]
+__all__ = [
+    "ColumnResult",
+    "FixedScales",
+    "Grid",
+    "SearchedScales",
+    "gptq_columns",
+    "gram_",
+    "group_scale",
+    "hessian_factor",
+    "status",
+]

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from compress_kernels import gptq_columns, gram_, group_scale, hessian_factor
-from compress_kernels.gptq.problem import Grid
+from compress_kernels import Grid, SearchedScales, gptq_columns, gram_, group_scale, hessian_factor
 from compress_kernels.reference import gram as reference_gram
 from compress_kernels.reference import scale as reference_scale
 
@@ -54,10 +53,10 @@ def test_gptq_columns(group_size: int) -> None:
     factor = hessian_factor(hessian)
 
     def solve(device: str) -> float:
+        grid, scales = Grid(4, True, torch.bfloat16), SearchedScales(RATIOS)
         result = gptq_columns(
-            weight.to(device), factor.to(device), bits=4, symmetric=True, group_size=group_size,
-            ratios=RATIOS, scale_dtype=torch.bfloat16, block=32,
-        )  # fmt: skip
+            weight.to(device), factor.to(device), grid, group_size, scales, block=32
+        )
         lost = weight - result.quantized.cpu()
         return float(((lost @ hessian) * lost).sum())
 

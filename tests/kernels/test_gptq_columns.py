@@ -6,10 +6,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from compress_kernels import ColumnResult, gptq_columns, group_scale, hessian_factor
+from compress_kernels import (
+    ColumnResult,
+    FixedScales,
+    Grid,
+    SearchedScales,
+    gptq_columns,
+    group_scale,
+    hessian_factor,
+)
 from compress_kernels.cpu import columns as cpu
 from compress_kernels.cpu.library import native
-from compress_kernels.gptq.problem import Grid, Problem
+from compress_kernels.gptq.problem import Problem
 from compress_kernels.reference import columns as reference
 
 RATIOS = torch.linspace(1.0, 0.6, 9)
@@ -191,12 +199,8 @@ def test_public_op_leaves_its_arguments_alone() -> None:
     assert torch.equal(weight, before)
     assert result.codes.shape == (8, 48)
     assert result.scale.shape == (8, 3)
-    again = call(
-        weight=weight,
-        factor=factor,
-        scale=result.scale,
-        groups=torch.arange(48) // 16,
-    )
+    fixed = FixedScales(result.scale, groups=torch.arange(48) // 16)
+    again = call(weight=weight, factor=factor, scales=fixed)
     assert torch.equal(again.codes, result.codes)
 
 
@@ -204,13 +208,14 @@ def call(**change: object) -> ColumnResult:
     arguments: dict[str, object] = {
         "weight": torch.randn(4, 48),
         "factor": torch.eye(48),
-        "bits": 4,
-        "symmetric": True,
+        "grid": Grid(4, True, torch.bfloat16),
         "group_size": 16,
-        "ratios": RATIOS,
-        "scale_dtype": torch.bfloat16,
+        "scales": SearchedScales(RATIOS),
     }
     return gptq_columns(**{**arguments, **change})
+
+
+ONES = torch.ones(4, 3)
 
 
 @pytest.mark.parametrize(
@@ -221,14 +226,17 @@ def call(**change: object) -> ColumnResult:
         ({"factor": torch.eye(47)}, "factor is shape [47, 47]; [48, 48] is needed"),
         ({"group_size": 0}, "group_size is 0; 1 or more"),
         ({"block": 0}, "block is 0; 1 or more"),
-        ({"importance": torch.ones(4)}, "importance is shape [4]; [48]"),
-        ({"zero": torch.zeros(4, 3)}, "zero is given without scale"),
-        ({"groups": torch.zeros(48)}, "groups is given without scale"),
-        ({"scale": torch.ones(3, 3)}, "scale is shape [3, 3]; [4, groups]"),
-        ({"scale": torch.full((4, 3), 0.1)}, "scale is not exact in torch.bfloat16"),
-        ({"scale": torch.ones(4, 3), "symmetric": False}, "zero is missing"),
-        ({"scale": torch.ones(4, 2)}, "groups is in [0, 2]; [0, 1] is needed"),
-        ({"scale": torch.ones(4, 2), "groups": torch.zeros(48)}, "groups is torch.float32"),
+        ({"grid": Grid(9, True, torch.bfloat16)}, "bits is 9; 2 to 8"),
+        ({"scales": SearchedScales(RATIOS, torch.ones(4))}, "importance is shape [4]; [48]"),
+        ({"scales": FixedScales(torch.ones(3, 3))}, "scale is shape [3, 3]; [4, groups]"),
+        ({"scales": FixedScales(ONES / 10)}, "scale is not exact in torch.bfloat16"),
+        (
+            {"scales": FixedScales(ONES), "grid": Grid(4, False, torch.bfloat16)},
+            "zero is missing",
+        ),
+        ({"scales": FixedScales(ONES, ONES)}, "zero is given; a zero for asymmetric codes"),
+        ({"scales": FixedScales(ONES[:, :2])}, "groups is in [0, 2]; [0, 1] is needed"),
+        ({"scales": FixedScales(ONES, groups=torch.zeros(48))}, "groups is torch.float32"),
     ],
 )
 def test_misuse(change: dict[str, object], message: str) -> None:

@@ -25,6 +25,31 @@ class Grid:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class SearchedScales:
+    """The scale of a group is chosen when the loop reaches it, from the weights as updated so far.
+
+    ratios: fp32 [R], candidates as `group_scale` takes them. importance: fp32 [K], what an error in
+    each column costs; None where all cost the same.
+    """
+
+    ratios: Tensor
+    importance: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FixedScales:
+    """Scales chosen before the loop.
+
+    scale: fp32 [N, G], exact in the grid's scale dtype. zero: int8 [N, G], of asymmetric codes
+    only. groups: integers [K], the scale of each column (act-order); None for k // group_size.
+    """
+
+    scale: Tensor
+    zero: Tensor | None = None
+    groups: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Problem:
     """A column loop, arguments checked.
 

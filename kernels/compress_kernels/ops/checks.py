@@ -41,10 +41,10 @@ def require_matrix(
     require(tensor.device == device, name, f"on {tensor.device}", f"{device}")
 
 
-def grid_of(bits: int, symmetric: bool, scale_dtype: torch.dtype) -> Grid:
-    require(2 <= bits <= 8, "bits", str(bits), "2 to 8")
-    require(scale_dtype in SCALE_KINDS, "scale_dtype", f"{scale_dtype}", "fp32, bf16 or fp16")
-    return Grid(bits, symmetric, scale_dtype)
+def require_grid(grid: Grid) -> None:
+    dtype = grid.scale_dtype
+    require(2 <= grid.bits <= 8, "bits", str(grid.bits), "2 to 8")
+    require(dtype in SCALE_KINDS, "scale_dtype", f"{dtype}", "fp32, bf16 or fp16")
 
 
 def ratios_of(ratios: Tensor, symmetric: bool, device: torch.device) -> Tensor:

@@ -5,52 +5,58 @@ from torch import Tensor
 
 from compress_kernels.cpu import columns as cpu_columns
 from compress_kernels.cpu.library import native
-from compress_kernels.gptq.problem import ColumnResult, Grid, Problem
-from compress_kernels.ops.checks import grid_of, has_triton, ratios_of, require, require_matrix
+from compress_kernels.gptq.problem import ColumnResult, FixedScales, Grid, Problem, SearchedScales
+from compress_kernels.ops.checks import has_triton, ratios_of, require, require_grid, require_matrix
 from compress_kernels.reference import columns as reference_columns
 
 
 def gptq_columns(
     weight: Tensor,
     factor: Tensor,
-    *,
-    bits: int,
-    symmetric: bool,
+    grid: Grid,
     group_size: int,
-    ratios: Tensor,
-    scale_dtype: torch.dtype,
-    scale: Tensor | None = None,
-    zero: Tensor | None = None,
-    groups: Tensor | None = None,
-    importance: Tensor | None = None,
+    scales: SearchedScales | FixedScales,
     block: int = 128,
 ) -> ColumnResult:
     """GPTQ's column loop: round each column, make up for its error in all later ones.
 
     weight: fp32 [N, K], not modified. factor: hessian_factor(H), fp32 [K, K] upper triangular.
-    scale None: each group's scale is chosen by `group_scale` (ratios, importance fp32 [K]) from
-    the weights as updated when the loop reaches the group. scale fp32 [N, G] with zero int8
-    [N, G] (asymmetric only): fixed up front; groups int32 [K] names each column's scale
-    (act-order), None for k // group_size. The last group may be short. block: columns between two
-    updates of all later ones; no effect on the result but for fp32 rounding.
+    grid: of the codes. group_size: columns that share a scale; the last group may be short. scales:
+    chosen on the way, or given. block: columns between two updates of all later ones; no effect on
+    the result but for fp32 rounding.
     Raises ValueError on a wrong shape, dtype or range.
     """
-    grid = grid_of(bits, symmetric, scale_dtype)
-    rows, columns = _check_operands(weight, factor)
+    require_grid(grid)
+    _check_operands(weight, factor)
     require(group_size >= 1, "group_size", str(group_size), "1 or more")
     require(block >= 1, "block", str(block), "1 or more")
-    if importance is not None:
-        require_matrix("importance", importance, (columns,), torch.float32, weight.device)
-        importance = importance.contiguous()
-    _check_fixed(scale, zero, groups, rows, grid, weight.device)
-    if groups is None:
-        groups = torch.arange(columns, device=weight.device) // group_size
-    count = -(-columns // group_size) if scale is None else scale.shape[1]
-    groups = _groups(groups, columns, count, weight.device)
+    return _solve(weight, factor, _problem(weight, grid, group_size, scales, block))
+
+
+def _problem(
+    weight: Tensor, grid: Grid, group_size: int, scales: SearchedScales | FixedScales, block: int
+) -> Problem:
+    """With the scales checked, and the group of every column."""
+    columns, device = weight.shape[1], weight.device
     size = min(group_size, columns)
-    ratios = ratios_of(ratios, symmetric, weight.device)
-    problem = Problem(grid, size, ratios, importance, scale, zero, groups, block)
-    return _solve(weight, factor, problem)
+    groups = torch.arange(columns, device=device) // group_size
+    if isinstance(scales, SearchedScales):
+        importance = _importance(scales, columns, device)
+        ratios = ratios_of(scales.ratios, grid.symmetric, device)
+        groups = groups.to(torch.int32)
+        return Problem(grid, size, ratios, importance, None, None, groups, block)
+    _check_fixed(scales, weight, grid)
+    groups = _groups(groups if scales.groups is None else scales.groups, columns, scales.scale)
+    unread = torch.ones(1, dtype=torch.float32, device=device)  # as nothing is searched
+    return Problem(grid, size, unread, None, scales.scale, scales.zero, groups, block)
+
+
+def _importance(scales: SearchedScales, columns: int, device: torch.device) -> Tensor | None:
+    importance = scales.importance
+    if importance is None:
+        return None
+    require_matrix("importance", importance, (columns,), torch.float32, device)
+    return importance.contiguous()
 
 
 def _solve(weight: Tensor, factor: Tensor, problem: Problem) -> ColumnResult:
@@ -64,28 +70,16 @@ def _solve(weight: Tensor, factor: Tensor, problem: Problem) -> ColumnResult:
     return reference_columns.gptq_columns(weight, factor, problem)
 
 
-def _check_operands(weight: Tensor, factor: Tensor) -> tuple[int, int]:
+def _check_operands(weight: Tensor, factor: Tensor) -> None:
     right = weight.dim() == 2 and weight.numel() > 0
     require(right, "weight", f"shape {list(weight.shape)}", "[N, K], not empty")
     rows, columns = weight.shape
     require_matrix("weight", weight, (rows, columns), torch.float32, weight.device)
     require_matrix("factor", factor, (columns, columns), torch.float32, weight.device)
-    return rows, columns
 
 
-def _check_fixed(
-    scale: Tensor | None,
-    zero: Tensor | None,
-    groups: Tensor | None,
-    rows: int,
-    grid: Grid,
-    device: torch.device,
-) -> None:
-    """Scales fixed up front come as a whole, or not at all."""
-    if scale is None:
-        require(zero is None, "zero", "given without scale", "both or neither")
-        require(groups is None, "groups", "given without scale", "both or neither")
-        return
+def _check_fixed(fixed: FixedScales, weight: Tensor, grid: Grid) -> None:
+    scale, zero, rows, device = fixed.scale, fixed.zero, weight.shape[0], weight.device
     right = scale.dim() == 2 and scale.shape[0] == rows and scale.shape[1] > 0
     require(right, "scale", f"shape {list(scale.shape)}", f"[{rows}, groups]")
     require_matrix("scale", scale, (rows, scale.shape[1]), torch.float32, device)
@@ -97,9 +91,10 @@ def _check_fixed(
         require_matrix("zero", zero, (rows, scale.shape[1]), torch.int8, device)
 
 
-def _groups(groups: Tensor, columns: int, count: int, device: torch.device) -> Tensor:
-    require_matrix("groups", groups, (columns,), groups.dtype, device)
+def _groups(groups: Tensor, columns: int, scale: Tensor) -> Tensor:
+    """The scale of each column: int32 [K]."""
+    require_matrix("groups", groups, (columns,), groups.dtype, scale.device)
     require(not groups.is_floating_point(), "groups", f"{groups.dtype}", "an integer dtype")
-    low, high = int(groups.min()), int(groups.max())
+    low, high, count = int(groups.min()), int(groups.max()), scale.shape[1]
     require(low >= 0 and high < count, "groups", f"in [{low}, {high}]", f"[0, {count - 1}]")
     return groups.to(torch.int32).contiguous()

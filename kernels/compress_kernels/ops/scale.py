@@ -5,7 +5,8 @@ from torch import Tensor
 
 from compress_kernels.cpu import scale as cpu_scale
 from compress_kernels.cpu.library import native
-from compress_kernels.ops.checks import grid_of, has_triton, ratios_of, require, require_matrix
+from compress_kernels.gptq.problem import Grid
+from compress_kernels.ops.checks import has_triton, ratios_of, require, require_grid, require_matrix
 from compress_kernels.reference import scale as reference_scale
 
 
@@ -25,7 +26,8 @@ def group_scale(
     Returns fp32 [N], exact in scale_dtype (fp32, bf16, fp16), and int8 [N] or None. A row of
     zeros gets scale 1. Raises ValueError on a wrong shape, dtype or range.
     """
-    grid = grid_of(bits, symmetric, scale_dtype)
+    grid = Grid(bits, symmetric, scale_dtype)
+    require_grid(grid)
     require(w.dim() == 2 and w.numel() > 0, "w", f"shape {list(w.shape)}", "[N, g], not empty")
     require_matrix("w", w, (w.shape[0], w.shape[1]), torch.float32, w.device)
     ratios = ratios_of(ratios, symmetric, w.device)
