@@ -54,7 +54,8 @@ def measure_speed(
     place = place or SpeedSetting()
     started = begin(place)
     with report_folder(out) as folder, threads(place):
-        weights, processor = open_checkpoint(checkpoint), read_processor()
+        weights = open_checkpoint(checkpoint, sealed=folder is not None)
+        processor = read_processor()
         asked = asked_of(weights, batches or BATCHES, prompt, output)
         if batches:  # a batch that cannot be is refused before anything is measured
             _room(weights, asked, asked.batches, place)

@@ -41,8 +41,10 @@ def predict_speed(
     place = place or SpeedSetting()
     started = begin(place)
     with report_folder(out) as folder, threads(place):
-        result = open_checkpoint(checkpoint)
-        source = None if against is None else open_checkpoint(against)
+        # The report has the sha256 of the source, or else of the checkpoint itself.
+        reported = folder is not None
+        result = open_checkpoint(checkpoint, sealed=reported and against is None)
+        source = None if against is None else open_checkpoint(against, sealed=reported)
         processor = read_processor()
         asked = asked_of(result, batches or BATCHES, prompt, output)
         facts, here = begin_facts(place, asked, progress)

@@ -86,9 +86,11 @@ def begin(place: SpeedSetting) -> datetime:
     return datetime.now(UTC)
 
 
-def open_checkpoint(checkpoint: str | Path) -> Source:
-    """checkpoint: a folder or a hub id."""
-    return open_weights(Checkpoint.open(resolve_model(checkpoint)))
+def open_checkpoint(checkpoint: str | Path, *, sealed: bool) -> Source:
+    """checkpoint: a folder or a hub id. sealed: a report will have its sha256, so that it is hashed
+    before it is read, and a change is a CheckpointError."""
+    opened = Checkpoint.open(resolve_model(checkpoint))
+    return open_weights(opened.sealed() if sealed else opened)
 
 
 @contextmanager
@@ -182,8 +184,9 @@ def write_report(
     place: SpeedSetting,
     started: datetime,
 ) -> None:
-    """report.json and report.html, with the facts as their speed. source: the result itself where
-    nothing else is known."""
+    """report.json and report.html, with the facts as their speed. source: sealed; the result itself
+    where nothing else is known. CheckpointError where it changed meanwhile."""
+    source.checkpoint.require_unchanged()
     now = datetime.now(UTC)
     seconds = (now - started).total_seconds()
     peaks = peak_rss_bytes(), peak_gpu_bytes(place.device)

@@ -8,6 +8,7 @@ import pytest
 from compress.checkpoint.output.report_folder import report_folder
 from compress.errors import CheckpointError, OutputError
 from compress.verbs import evaluate_checkpoint, measure_speed, predict_speed
+from helpers.holding import alive, held_elsewhere
 
 
 def test_a_report_stays(tmp_path: Path) -> None:
@@ -54,6 +55,20 @@ def test_a_folder_that_was_there_stays_and_is_empty(tmp_path: Path) -> None:
         work()
     assert tmp_path.is_dir()
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["out.partial", "out.publishing", "out"])
+def test_a_report_does_not_take_the_place_of_a_live_run(name: str, tmp_path: Path) -> None:
+    """Which would not publish its result there at the end."""
+    (tmp_path / name).mkdir()
+    with (
+        held_elsewhere(tmp_path / name) as pid,
+        pytest.raises(OutputError) as caught,
+        report_folder(tmp_path / "out"),
+    ):
+        pass
+    assert str(caught.value) == alive(tmp_path / name, pid)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
 COMMANDS = {

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,26 @@ def test_threads_come_back(source: Path) -> None:
     facts = verbs.predict_speed(source, place=SpeedSetting(threads=before + 1), batches=(1,))
     assert facts["machine"]["threads"] == before + 1
     assert torch.get_num_threads() == before
+
+
+@pytest.mark.parametrize("verb", [verbs.measure_speed, verbs.predict_speed])
+@pytest.mark.parametrize("place", ["weights", "config.json"])
+def test_a_report_is_of_what_was_hashed(
+    verb: Callable[..., Facts], place: str, source: Path, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(source, tmp_path / "model"))
+    waiting = [folder / ("model.safetensors" if place == "weights" else place)]
+
+    def change(event: Event) -> None:
+        if waiting:
+            file = waiting.pop()
+            content = bytearray(file.read_bytes())
+            content[-3] ^= 1
+            file.write_bytes(content)
+
+    with pytest.raises(CheckpointError, match="changed after it was hashed; leave a model alone"):
+        verb(folder, batches=(1,), prompt=4, output=2, out=tmp_path / "out", progress=change)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_measurement_stands_beside_its_prediction(source: Path) -> None:

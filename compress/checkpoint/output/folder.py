@@ -88,6 +88,11 @@ def prepare_output(
     return output
 
 
+def require_no_run(out: Path) -> None:
+    """OutputError when a process makes the result `out`, whatever its folder is called by now."""
+    require_idle(*_in_order(out.resolve()))
+
+
 def create_partial(output: Output) -> None:
     """Make the folder that the run works in (state "fresh")."""
     with disk.refusing(f"make {output.partial}"):

@@ -6,6 +6,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from compress.checkpoint import disk
+from compress.checkpoint.output.folder import require_no_run
 from compress.checkpoint.regular import usable
 from compress.errors import OutputError
 
@@ -17,12 +18,14 @@ def report_folder(out: str | Path | None) -> Iterator[Path | None]:
     """A new or empty folder for report.json and report.html; None where none is asked for.
 
     It is made before the work, which may take hours, and goes again where the work fails. Raises
-    OutputError where it cannot be used.
+    OutputError where it cannot be used: also where a run makes its result of that name, which would
+    find the report in its way at its end.
     """
     if out is None:
         yield None
         return
     folder = usable(out, "out", OutputError)
+    require_no_run(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise OutputError(f"{folder} is not an empty folder; choose another one for the report")
     made = [path for path in (folder, *folder.parents) if not path.exists()]
