@@ -35,6 +35,9 @@ LIVE_HIDDEN, LIVE_WIDE = 12, 4
 LIVE_LOGITS, LIVE_HEADS = 7, 3
 # Copies in fp32 of the weights that are solved together: a block of 7B widths took 3.47 GB in all.
 SOLVED_COPIES = 5
+# Ids of the calibration tokens: they stay while blocks are calibrated. While they are stored and
+# read again there are three (VmHWM of 134 MB of ids in `calibration_tokens`: 403 MB).
+ID_BYTES, ID_COPIES = 8, 3
 # Bytes of a file for a token of evaluation text, fewer than most tokenizers take: the 4,096 tokens
 # of tale-6m take 2.6 of Wikipedia and 3.9 of TinyStories.
 BYTES_A_TOKEN = 2.5
@@ -82,14 +85,15 @@ def _needs(run_size: RunSize, held: int) -> Iterator[MemoryNeed]:
     forwards = max(TORCH_BYTES + TRANSFORMERS_BYTES, held)
     if run_size.measured is not None:
         wide = partial_run(run_size, run_size.measured, torch.float32)
-        yield MemoryNeed(MEASURING, forwards + max(_calibrated(wide), _written(wide)))
+        worst = max(_calibrated(wide), _written(wide))
+        yield MemoryNeed(MEASURING, forwards + _with_ids(run_size.measured, worst))
     if run_size.calibration is not None:
         if own_share(run_size.calibration) > 0:
-            yield MemoryNeed(WRITING, forwards + _written(run_size))
+            written = _with_ids(run_size.calibration, _written(run_size))
+            yield MemoryNeed(WRITING, forwards + written)
         kept = min(KEPT_BYTES, _written(run_size))
-        yield MemoryNeed(
-            QUANTIZING, forwards + kept + max(_calibrated(run_size), _outside(run_size))
-        )
+        worst = max(_calibrated(run_size), _outside(run_size))
+        yield MemoryNeed(QUANTIZING, forwards + kept + _with_ids(run_size.calibration, worst))
     else:
         # What evaluation will need is imported and tried before work starts.
         base = max(TORCH_BYTES, held) if run_size.evaluation is None else forwards
@@ -99,6 +103,12 @@ def _needs(run_size: RunSize, held: int) -> Iterator[MemoryNeed]:
     if run_size.exports:
         largest = max(info.numel for info in run_size.checkpoint.tensors.values())
         yield MemoryNeed("export", forwards + EXPORTED_BYTES * largest)
+
+
+def _with_ids(config: CalibrationConfig, work: int) -> int:
+    """The ids of calibration tokens beside the work on them, or their copies before it."""
+    ids = ID_BYTES * config.samples * config.length
+    return max(ids + work, ID_COPIES * ids)
 
 
 def partial_run(run_size: RunSize, calibration: CalibrationConfig, dtype: torch.dtype) -> RunSize:

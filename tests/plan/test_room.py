@@ -187,3 +187,15 @@ def test_the_largest_that_fits() -> None:
     assert largest_fitting(100, lambda n: n <= 37) == 37
     assert largest_fitting(100, lambda n: True) == 100
     assert largest_fitting(100, lambda n: False) is None
+
+
+def test_ids_of_calibration_tokens_take_memory(run_size: RunSize) -> None:
+    """1e11 rows of 256 tokens were planned with 1 GB: what a block computes at once is bounded,
+    and the ids of all tokens are not."""
+    assert run_size.calibration is not None
+    rows, length = 10**9, 256
+    many = replace(run_size.calibration, samples=rows, length=length)
+    ids = rows * length * torch.int64.itemsize
+    assert all(need.bytes > ids for need in memory_needs(replace(run_size, calibration=many)))
+    with pytest.raises(DataError, match=r"what would fit: --set calibration\.samples="):
+        check_room(replace(run_size, calibration=many), Room(64 * 10**9))
