@@ -9,12 +9,13 @@ if TYPE_CHECKING:
     from compress.artifacts.report import table as artifact_table
     from compress.convert.convert import dry_export, export
     from compress.convert.report import table as export_table
-    from compress.evaluation.evaluate_checkpoint import evaluate_checkpoint
+    from compress.evaluation.evaluate_checkpoint import EvaluationOptions, evaluate_checkpoint
     from compress.events import Event
     from compress.inspect.inspect import inspect_checkpoint
     from compress.inspect.table import inspect_table
     from compress.plan.plan import Plan
     from compress.plan.table import plan_table
+    from compress.runs.options import RunOptions
     from compress.runs.planning import make_plan
     from compress.runs.run import run
     from compress.serve.open_model import open_model
@@ -23,8 +24,10 @@ if TYPE_CHECKING:
     from compress.speed.table import speed_table
 
 _PLACES = {
+    "EvaluationOptions": "compress.evaluation.evaluate_checkpoint",
     "Event": "compress.events",
     "Plan": "compress.plan.plan",
+    "RunOptions": "compress.runs.options",
     "artifact_table": "compress.artifacts.report",
     "dry_artifact": "compress.artifacts.export",
     "dry_export": "compress.convert.convert",
@@ -49,8 +52,10 @@ _PLACES = {
 _CALLED = {"artifact_table": "table", "export_table": "table"}
 
 __all__ = [
+    "EvaluationOptions",
     "Event",
     "Plan",
+    "RunOptions",
     "artifact_table",
     "dry_artifact",
     "dry_export",

@@ -29,11 +29,10 @@ Quality = dict[str, float]
 
 def measure(checkpoint: Path, source: Path) -> Quality:
     """Perplexity, KL(source || result) in nats a token, and agreement of the first choice."""
-    from compress.verbs import evaluate_checkpoint
+    from compress.verbs import EvaluationOptions, evaluate_checkpoint
 
-    report = evaluate_checkpoint(
-        checkpoint, against=source, texts=[str(TEXT)], max_documents=DOCUMENTS
-    )
+    asked = EvaluationOptions(texts=[str(TEXT)], max_documents=DOCUMENTS)
+    report = evaluate_checkpoint(checkpoint, asked, against=source)
     assert report.quality is not None
     (text,) = report.quality.texts
     found = {

@@ -14,9 +14,9 @@ from typing import Any
 
 from benchmarks.quality.rows import DOCUMENTS, TEXT
 from compress.checkpoint import Checkpoint
-from compress.evaluation.stream import Workspace
 from compress.evaluation.text_quality import evaluate, source_final_states
 from compress.evaluation.texts import read_windows
+from compress.evaluation.workspace import Workspace
 from compress.formats import Weights, open_weights
 from compress.formats.weights import CodedWeights
 from compress.recipe.evaluation_config import EvaluationConfig, TextConfig

@@ -7,6 +7,7 @@ sequence draws.
 
 import itertools
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,26 +30,37 @@ if TYPE_CHECKING:
 MOST_ROWS, CACHE_BYTES = 128, 512 << 20
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class OwnText:
+    """Text that a model is to write: `count` sequences of `length` tokens, the prompt included.
+
+    temperature: 0 takes the likeliest token. prompt_ids: int64 [p] or [count, p]; without it a
+    sequence starts with the config's BOS token, or with a random token when there is none.
+    """
+
+    count: int
+    length: int
+    seed: int
+    temperature: float = 1.0
+    prompt_ids: Tensor | None = None
+
+
 def generate(
     weights: "Weights",
     skeleton: Skeleton,
+    asked: OwnText,
     *,
-    count: int,
-    length: int,
-    seed: int,
-    temperature: float = 1.0,
-    prompt_ids: Tensor | None = None,
     batch: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Tensor:
     """Sampled token ids: int64 [count, length], the prompt included.
 
-    prompt_ids: int64 [p] or [count, p]; without it a sequence starts with the config's BOS token,
-    or with a random token when there is none. Generation goes on behind an end-of-text token, as
-    in packed training data. batch: sequences at once, `rows_at_once` by default. progress: called
-    after every step with (steps done, steps in all). Raises DataError when the model does not fit
-    the free memory, or when the model cannot be that long.
+    Generation goes on behind an end-of-text token, as in packed training data. batch: sequences at
+    once, `rows_at_once` by default. progress: called after every step with (steps done, steps in
+    all). Raises DataError when the model does not fit the free memory, or when the model cannot be
+    that long.
     """
+    count, length = asked.count, asked.length
     _check_length(skeleton, length)
     if rounds_calls(weights):
         batch = 1  # what a sequence says must not depend on the others
@@ -57,13 +69,10 @@ def generate(
     needed = sampling_bytes(weights.checkpoint, skeleton.spec, skeleton.dtype, rows, length)
     check_memory(needed, skeleton.device)
     model = whole_model(weights, skeleton)
-    prompts = _prompts(skeleton, prompt_ids, count, seed)
+    prompts = _prompts(skeleton, asked)
     slices = list(_slices(count, batch))
     step = _counter(progress, len(slices) * (length - prompts.shape[1]))
-    parts = [
-        _generate_batch(model, prompts[rows], rows, length, seed, temperature, step)
-        for rows in slices
-    ]
+    parts = [_generate_batch(model, prompts[rows], rows, asked, step) for rows in slices]
     return torch.cat(parts).cpu()
 
 
@@ -113,38 +122,38 @@ def _generate_batch(
     model: nn.Module,
     prompt: Tensor,
     rows: slice,
-    length: int,
-    seed: int,
-    temperature: float,
+    asked: OwnText,
     on_step: Callable[[], None],
 ) -> Tensor:
+    """prompt: int64 [batch, p], of the sequences `rows` -> int64 [batch, length]."""
     from compress.blocks.cache import cache_argument, reserved_cache
 
-    ids = prompt[:, :length].to(next(model.parameters()).device)  # [batch, prompt]
+    ids = prompt[:, : asked.length].to(next(model.parameters()).device)  # [batch, prompt]
     indices = np.arange(rows.start, rows.stop)
     named = cache_argument(model)
-    cache = {} if named is None else {named: reserved_cache(model.config, length)}
+    cache = {} if named is None else {named: reserved_cache(model.config, asked.length)}
     tokens, step = [ids], ids
     with torch.no_grad():
-        for position in range(ids.shape[1], length):
+        for position in range(ids.shape[1], asked.length):
             # Without a cache the text so far is read again for every token.
             read = step if cache else torch.cat(tokens, 1)
             out: Any = model(input_ids=read, use_cache=bool(cache), **cache)
-            noise = torch.from_numpy(uniforms(seed, indices, position))
-            step = draw(out.logits[:, -1], noise, temperature)[:, None]
+            noise = torch.from_numpy(uniforms(asked.seed, indices, position))
+            step = draw(out.logits[:, -1], noise, asked.temperature)[:, None]
             tokens.append(step)
             on_step()
     return torch.cat(tokens, 1)
 
 
-def _prompts(skeleton: Skeleton, prompt_ids: Tensor | None, count: int, seed: int) -> Tensor:
+def _prompts(skeleton: Skeleton, asked: OwnText) -> Tensor:
     """First tokens: int64 [count, p]."""
-    if prompt_ids is not None:
-        return prompt_ids.long().expand(count, -1)
+    count = asked.count
+    if asked.prompt_ids is not None:
+        return asked.prompt_ids.long().expand(count, -1)
     bos = getattr(skeleton.model.config, "bos_token_id", None)
     if isinstance(bos, int) and 0 <= bos < skeleton.spec.vocab:
         return torch.full((count, 1), bos)
-    first = uniforms(seed, np.arange(count), 0) * skeleton.spec.vocab
+    first = uniforms(asked.seed, np.arange(count), 0) * skeleton.spec.vocab
     return torch.from_numpy(first.astype(np.int64))[:, None]
 
 

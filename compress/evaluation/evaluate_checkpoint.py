@@ -4,7 +4,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
@@ -14,7 +14,9 @@ import yaml
 from compress.checkpoint import Checkpoint, resolve_model, write_atomic
 from compress.checkpoint.output.report_folder import report_folder
 from compress.errors import DataError
+from compress.evaluation.compared import Compared
 from compress.evaluation.quality import Measured, measure
+from compress.evaluation.workspace import Workspace
 from compress.events import Progress, silent
 from compress.formats import Weights, open_weights
 from compress.inspect.facts import result_of, source_of
@@ -29,42 +31,53 @@ from compress.machine.other_work import read_processor, share_since
 from compress.plan.cache_scales import bytes_per_token
 from compress.recipe.evaluation_config import EvaluationConfig, SampleConfig, TextConfig
 from compress.recipe.reading.tasks import read_task_options
+from compress.recipe.task_config import TaskConfig
 from compress.report.codec import write_json
 from compress.report.html import write_html
 from compress.report.schema import RecipeInfo, Report, StageRecord
 
 
+@dataclass(frozen=True, slots=True)
+class EvaluationOptions:
+    """What a checkpoint is measured on, and how.
+
+    texts: files, or "self" for text of the source model's own. tasks: files, or mappings as in a
+    recipe, '{path: gsm8k.jsonl, max_tokens: 128}'. window, stride: as in a recipe. max_documents,
+    max_tokens: of each text, as in a recipe; of text of the model's own a document is a row.
+    max_items: of each task that does not say how many. prompts: to be continued. dtype: arithmetic
+    of the models, "fp32" or "bf16".
+    """
+
+    texts: Sequence[str] = ()
+    tasks: Sequence[str] = ()
+    window: int | None = None
+    stride: int | None = None
+    max_documents: int | None = None
+    max_tokens: int | None = None
+    max_items: int | None = None
+    prompts: Sequence[str] = ()
+    dtype: Literal["fp32", "bf16"] = "fp32"
+
+
 def evaluate_checkpoint(
     checkpoint: str | Path,
+    asked: EvaluationOptions,
     *,
     against: str | Path | None = None,
-    texts: Sequence[str] = (),
-    tasks: Sequence[str] = (),
-    window: int | None = None,
-    stride: int | None = None,
-    max_documents: int | None = None,
-    max_tokens: int | None = None,
-    max_items: int | None = None,
-    prompts: Sequence[str] = (),
     out: str | Path | None = None,
     device: str = "cpu",
-    dtype: Literal["fp32", "bf16"] = "fp32",
     progress: Progress | None = None,
 ) -> Report:
-    """Measure a checkpoint on texts (files, or "self" for text of the source model's own) and tasks
-    (files, or mappings as in a recipe, '{path: gsm8k.jsonl, max_tokens: 128}').
+    """Measure a checkpoint on texts and tasks.
 
-    against: its source, for perplexity before, KL and agreement. max_documents, max_tokens: of
-    each text, as in a recipe; of text of the model's own a document is a row. max_items: of each
-    task that does not say how many. out: a new or empty folder for report.json and report.html.
-    dtype: arithmetic of the models, "fp32" or "bf16". Raises a CompressError for what the user can
-    mend.
+    against: its source, for perplexity before, KL and agreement. out: a new or empty folder for
+    report.json and report.html. Raises a CompressError for what the user can mend.
     """
     started = datetime.now(UTC)
     check_device(device)
-    if not texts and not tasks:
+    if not asked.texts and not asked.tasks:
         raise DataError("there is nothing to measure on: give a text or a task")
-    asked = read_task_options(tasks, max_items)
+    tasks = read_task_options(asked.tasks, asked.max_items)
     with report_folder(out) as folder:
         result_path = resolve_model(checkpoint)
         opened = Checkpoint.open(result_path)
@@ -73,23 +86,15 @@ def evaluate_checkpoint(
         source = None
         if against is not None:
             source = open_weights(Checkpoint.open(resolve_model(against)).sealed())
-        config = EvaluationConfig(
-            texts=_texts(texts, max_documents, max_tokens, result.spec.context),
-            tasks=asked,
-            window=window,
-            stride=stride,
-            dtype=dtype,
-            samples=SampleConfig(prompts=tuple(prompts)),
-        )
+        config = _config(asked, tasks, result.spec.context)
         clock, processor = time.perf_counter(), read_processor()
         measured = _measured(result_path, source, config, progress or silent, device)
-        (source or result).checkpoint.require_unchanged()
+        sides = Compared(result, source)
+        sides.origin.checkpoint.require_unchanged()
         seconds = time.perf_counter() - clock
         others, gpu = share_since(processor), peak_gpu_bytes(device)
         stage = StageRecord("evaluate", seconds, peak_rss_bytes(), gpu, others=others)
-        given = {"texts": list(texts), **({"tasks": list(tasks)} if tasks else {})}
-        info = RecipeInfo("", yaml.safe_dump(given))
-        report = _report(info, source or result, result, stage, measured, started, device)
+        report = _report(asked, sides, stage, measured, started, device)
         if folder is not None:
             write_json(report, folder / "report.json", write_atomic)
             write_html(report, folder / "report.html", write_atomic)
@@ -101,39 +106,32 @@ def _measured(
 ) -> Measured:
     """All texts and tasks or none: DataError where a run would leave one out."""
     scratch = Path(tempfile.mkdtemp(prefix="compress-model-"))
+    work = Workspace(scratch / "evaluation", device, progress)
     try:
-        return measure(
-            result,
-            source,
-            config,
-            progress,
-            work_folder=scratch / "evaluation",
-            device=device,
-            all_or_none=True,
-        )
+        return measure(result, source, config, work, all_or_none=True)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _report(
-    asked: RecipeInfo,
-    origin: Weights,
-    result: Weights,
+    asked: EvaluationOptions,
+    sides: Compared,
     stage: StageRecord,
     measured: Measured,
     started: datetime,
     device: str,
 ) -> Report:
-    """origin: what `result` was made from, or itself."""
+    given = {"texts": list(asked.texts)} | ({"tasks": list(asked.tasks)} if asked.tasks else {})
+    origin = sides.origin
     return Report(
         tool="compress-model",
         versions=versions(),
-        recipe=asked,
+        recipe=RecipeInfo("", yaml.safe_dump(given)),
         seed=0,
         source=source_of(
             origin.checkpoint, origin.spec, origin.checkpoint.sha256(), bytes_per_token(origin)
         ),
-        result=result_of(result),
+        result=result_of(sides.result),
         stages=(stage,),
         machine=machine(device),
         started=started.isoformat(timespec="seconds"),
@@ -145,22 +143,33 @@ def _report(
     )
 
 
-def _texts(
-    texts: Sequence[str], max_documents: int | None, max_tokens: int | None, context: int
-) -> tuple[TextConfig, ...]:
+def _config(
+    asked: EvaluationOptions, tasks: tuple[TaskConfig, ...], context: int
+) -> EvaluationConfig:
+    """The same as a recipe would say it. context: of the model, in tokens; 0 where unknown."""
+    return EvaluationConfig(
+        texts=_texts(asked, context),
+        tasks=tasks,
+        window=asked.window,
+        stride=asked.stride,
+        dtype=asked.dtype,
+        samples=SampleConfig(prompts=tuple(asked.prompts)),
+    )
+
+
+def _texts(asked: EvaluationOptions, context: int) -> tuple[TextConfig, ...]:
     """Files go by their stems, with the folder in front where two have the same; text of the
     model's own is no longer than its context."""
-    stems = [Path(text).stem for text in texts if text != "self"]
+    stems = [Path(text).stem for text in asked.texts if text != "self"]
+    documents, tokens = asked.max_documents, asked.max_tokens
 
     def config(text: str) -> TextConfig:
         if text == "self":
-            own = TextConfig(
-                "self", kind="self", max_documents=max_documents, max_tokens=max_tokens
-            )
+            own = TextConfig("self", kind="self", max_documents=documents, max_tokens=tokens)
             return replace(own, length=min(own.length, context or own.length))
         name = Path(text).stem
         if stems.count(name) > 1:
             name = f"{Path(text).absolute().parent.name}/{name}"
-        return TextConfig(name, path=text, max_documents=max_documents, max_tokens=max_tokens)
+        return TextConfig(name, path=text, max_documents=documents, max_tokens=tokens)
 
-    return tuple(config(text) for text in texts)
+    return tuple(config(text) for text in asked.texts)

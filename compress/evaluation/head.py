@@ -37,31 +37,39 @@ class Totals:
     agreement: Tensor | None
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ScoredTokens:
+    """What the final hidden states should predict.
+
+    targets: int64 [tokens]. text: int64 [tokens], which of the `texts` texts each belongs to.
+    """
+
+    targets: Tensor
+    text: Tensor
+    texts: int
+
+
 def score(
     result: FinalStates,
     source: FinalStates | None,
-    targets: Tensor,
-    text: Tensor,
-    texts: int,
+    tokens: ScoredTokens,
     *,
     rows: int,
     divergence: bool = True,
 ) -> Totals:
     """Sums for every text, computed `rows` tokens at a time.
 
-    targets: int64 [tokens], the token each final hidden state should predict.
-    text: int64 [tokens], which of the `texts` texts each belongs to.
     divergence: also KL and agreement, when there is a source.
     """
-    sums = torch.zeros(4, texts, dtype=torch.float64)
-    for start in range(0, len(targets), rows):
-        stop = min(start + rows, len(targets))
-        chunk = _chunk(result, source, targets[start:stop], start, divergence)
+    sums = torch.zeros(4, tokens.texts, dtype=torch.float64)
+    for start in range(0, len(tokens.targets), rows):
+        stop = min(start + rows, len(tokens.targets))
+        chunk = _chunk(result, source, tokens.targets[start:stop], start, divergence)
         # index_add_ of fp64: the order of addition is fixed, so results repeat bit for bit.
-        sums.index_add_(1, text[start:stop], chunk)
+        sums.index_add_(1, tokens.text[start:stop], chunk)
     compared = source is not None and divergence
     return Totals(
-        tokens=torch.bincount(text, minlength=texts),
+        tokens=torch.bincount(tokens.text, minlength=tokens.texts),
         nll_result=sums[0],
         nll_source=sums[1] if source is not None else None,
         kl=sums[2] if compared else None,

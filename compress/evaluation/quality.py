@@ -12,9 +12,11 @@ from torch import Tensor
 
 from compress.checkpoint import Checkpoint
 from compress.errors import DataError, DependencyError
+from compress.evaluation.compared import Compared
 from compress.evaluation.task_quality import LEFT_OUT, measure_tasks, read_tasks
 from compress.evaluation.vocabulary import refuse_other_tokenizer
-from compress.events import Event, Progress, by_tenths, note, silent
+from compress.evaluation.workspace import Workspace
+from compress.events import Event, by_tenths, note
 from compress.formats import Weights, open_weights
 from compress.recipe.evaluation_config import DEFAULT_WINDOW_CAP, EvaluationConfig
 from compress.report.schema import Quality, Sample, TextQuality
@@ -42,38 +44,38 @@ def measure(
     result_folder: Path,
     source: Weights | None,
     config: EvaluationConfig | None,
-    progress: Progress,
+    work: Workspace,
     *,
-    work_folder: Path,
-    device: str = "cpu",
     all_or_none: bool = False,
 ) -> Measured:
     """Evaluate the checkpoint in `result_folder`, against its source where there is one.
 
-    work_folder: made for temporary files and removed again. A text or task that cannot be had (no
-    memory to sample it, a file that is gone) is left out: the result is worth more than the
-    measurement. all_or_none: it raises DataError instead.
+    work: its folder is made and removed again. A text or task that cannot be had (no memory to
+    sample it, a file that is gone) is left out: the result is worth more than the measurement.
+    all_or_none: it raises DataError instead.
     """
     if config is None:
         return Measured(None, (), NOT_ASKED)
     # Late: a data-free run without evaluation never loads transformers.
     from compress.evaluation.samples import sample_pairs
 
-    result = open_weights(Checkpoint.open(result_folder))
-    models = [result] if source is None else [source, result]
+    sides = Compared(open_weights(Checkpoint.open(result_folder)), source)
     tokenizer = _tokenizer(result_folder, config)
     began = time.perf_counter()
-    tasks, lacking = read_tasks(config, tokenizer, models)
+    tasks, lacking = read_tasks(config, tokenizer, sides.models)
     if source is not None and tokenizer is not None:
         asked = {task.config.name: task.texts for task in tasks}
         refuse_other_tokenizer(tokenizer, source.checkpoint.small, config.texts, asked)
-    windows, left_out = _windows(source or result, config, tokenizer, device, progress)
+    windows, left_out = _windows(sides.origin, config, tokenizer, work)
     left_out = _lacking((*left_out, *lacking), all_or_none)
-    _announce(progress, windows, tasks, models, config, device, began)
-    done = measure_tasks(tasks, result, source, tokenizer, config, progress, device)
+    if windows or tasks:
+        read = "texts read" if windows else "tasks read"
+        work.progress(Event("evaluate", read, 1, 1, time.perf_counter() - began))
+        _announce(windows, tasks, sides, config, work)
+    done = measure_tasks(tasks, sides, tokenizer, config, work)
     left_out += _lacking(done.left_out, all_or_none)
-    texts = _texts(result, source, windows, config, progress, work_folder, device)
-    samples, reason = sample_pairs(result, source, tokenizer, config.samples, device)
+    texts = _texts(sides, windows, config, work)
+    samples, reason = sample_pairs(sides.result, source, tokenizer, config.samples, work.device)
     return Measured(
         Quality(texts, dict(done.tasks)) if texts or done.tasks else None,
         tuple(Sample(s.prompt, s.source or "", s.result) for s in samples),
@@ -90,52 +92,36 @@ def _lacking(lines: tuple[str, ...], all_or_none: bool) -> tuple[str, ...]:
 
 
 def _texts(
-    result: Weights,
-    source: Weights | None,
-    windows: list["TokenWindows"],
-    config: EvaluationConfig,
-    progress: Progress,
-    work_folder: Path,
-    device: str,
+    sides: Compared, windows: list["TokenWindows"], config: EvaluationConfig, work: Workspace
 ) -> tuple[TextQuality, ...]:
     """Of texts, block-streamed."""
     if not windows:
         return ()
-    from compress.evaluation.stream import Workspace
     from compress.evaluation.text_quality import evaluate
 
-    def on_block(stage: str, done: int, total: int) -> None:
-        progress(Event(stage, f"block {done - 1}", done, total, 0.0))
-
-    work_folder.mkdir(exist_ok=True)
+    work.folder.mkdir(exist_ok=True)
     try:
-        found = evaluate(result, source, windows, config, Workspace(work_folder, device, on_block))
+        found = evaluate(sides.result, sides.source, windows, config, work)
     finally:
-        shutil.rmtree(work_folder, ignore_errors=True)
+        shutil.rmtree(work.folder, ignore_errors=True)
     return tuple(TextQuality(**asdict(text)) for text in found)
 
 
 def _announce(
-    progress: Progress,
     windows: list["TokenWindows"],
     tasks: Sequence["Task"],
-    models: Sequence[Weights],
+    sides: Compared,
     config: EvaluationConfig,
-    device: str,
-    began: float,
+    work: Workspace,
 ) -> None:
-    """How much there is to evaluate; reading and writing it is a step of its own."""
-    if not windows and not tasks:
-        return
+    """How much there is to evaluate."""
     from compress.evaluation.cost import announcement, task_announcement
 
-    count, spec = len(models), models[-1].spec
-    read = "texts read" if windows else "tasks read"
-    progress(Event("evaluate", read, 1, 1, time.perf_counter() - began))
+    count, spec, device = len(sides.models), sides.result.spec, work.device
     if tasks:
-        progress(note("evaluate", task_announcement(tasks, spec, config, count, device)))
+        work.progress(note("evaluate", task_announcement(tasks, spec, config, count, device)))
     if windows:
-        progress(note("evaluate", announcement(windows, spec, config, count, device)))
+        work.progress(note("evaluate", announcement(windows, spec, config, count, device)))
 
 
 def _tokenizer(folder: Path, config: EvaluationConfig) -> Tokenizer | None:
@@ -153,14 +139,13 @@ def _windows(
     origin: Weights,
     config: EvaluationConfig,
     tokenizer: Tokenizer | None,
-    device: str,
-    progress: Progress,
+    work: Workspace,
 ) -> tuple[list["TokenWindows"], tuple[str, ...]]:
     """Windows of every text that can be had, and a line about each one that cannot."""
     from compress.evaluation.texts import read_windows
 
     def write(count: int, length: int, seed: int) -> Tensor:
-        return sampled(origin, count, length, seed, device, progress)
+        return _sampled(origin, count, length, seed, work)
 
     context = origin.spec.context or DEFAULT_WINDOW_CAP
     windows, left_out = [], []
@@ -172,14 +157,12 @@ def _windows(
     return windows, tuple(left_out)
 
 
-def sampled(
-    weights: Weights, count: int, length: int, seed: int, device: str, progress: Progress = silent
-) -> Tensor:
+def _sampled(weights: Weights, count: int, length: int, seed: int, work: Workspace) -> Tensor:
     """Text of the model's own, in the arithmetic of the evaluation: ids int64 [count, length]."""
-    from compress.blocks.sample import generate
-    from compress.blocks.skeleton import Skeleton
+    from compress.blocks.sample import OwnText, generate
+    from compress.evaluation.stream import make_skeleton
 
-    skeleton = Skeleton(weights.checkpoint.config, weights.spec, dtype=torch.float32, device=device)
-    progress(note("evaluate", f"the model writes {count} rows of {length} tokens"))
-    counter = by_tenths(progress, "evaluate", "text written")
-    return generate(weights, skeleton, count=count, length=length, seed=seed, progress=counter)
+    skeleton = make_skeleton(weights, torch.float32, work)
+    work.progress(note("evaluate", f"the model writes {count} rows of {length} tokens"))
+    counter = by_tenths(work.progress, "evaluate", "text written")
+    return generate(weights, skeleton, OwnText(count, length, seed), progress=counter)

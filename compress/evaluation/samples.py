@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from compress.blocks.sample import generate
+from compress.blocks.sample import OwnText, generate
 from compress.blocks.skeleton import Skeleton
 from compress.errors import DataError
 from compress.formats.weights import Weights
@@ -87,15 +87,9 @@ def _continuations(
     for length in sorted({len(ids) for ids in prompts.values()}):
         batch = {text: ids for text, ids in prompts.items() if len(ids) == length}
         stop = min(length + tokens, context) if context else length + tokens
-        rows = generate(
-            weights,
-            skeleton,
-            count=len(batch),
-            length=stop,
-            seed=0,
-            temperature=0.0,
-            prompt_ids=torch.tensor(list(batch.values())),
-        )
+        prompt_ids = torch.tensor(list(batch.values()))
+        greedy = OwnText(len(batch), stop, seed=0, temperature=0.0, prompt_ids=prompt_ids)
+        rows = generate(weights, skeleton, greedy)
         for text, row in zip(batch, rows.tolist(), strict=True):
             found[text] = _continuation(row, length, tokenizer)
     return found

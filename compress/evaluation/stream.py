@@ -1,33 +1,18 @@
 """Final hidden states of a model on all windows, one decoder block in memory at a time."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Sequence
 
 import torch
 
 from compress.blocks.skeleton import Skeleton
 from compress.evaluation.batches import Batch
 from compress.evaluation.store import TensorStore
+from compress.evaluation.workspace import Workspace
+from compress.events import Event
 from compress.formats.weights import Weights
 from compress.recipe.evaluation_config import EvaluationConfig
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}  # by their names in a recipe
-# (what is going on, blocks done, blocks there are); called after every block.
-Progress = Callable[[str, int, int], None]
-
-
-def silent(stage: str, done: int, total: int) -> None:
-    """The default listener."""
-
-
-@dataclass(frozen=True, slots=True)
-class Workspace:
-    """Where an evaluation runs. folder: for temporary files; it must exist."""
-
-    folder: Path
-    device: str = "cpu"
-    progress: Progress = silent
 
 
 def make_skeleton(weights: Weights, dtype: torch.dtype, work: Workspace) -> Skeleton:
@@ -89,7 +74,7 @@ def _through_blocks(
             states.write(index, skeleton.run_block(block, position, hidden, context, cache))
         # Freed before the next one is read: two blocks at a time would double the peak.
         del block
-        work.progress(f"evaluate {label}", position + 1, count)
+        work.progress(Event(f"evaluate {label}", f"block {position}", position + 1, count, 0.0))
 
 
 @torch.inference_mode()

@@ -6,6 +6,8 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from compress.errors import CompressError, DataError
+from compress.evaluation.compared import Compared
+from compress.evaluation.workspace import Workspace
 from compress.events import Progress, by_tenths, note
 from compress.formats import CodedWeights, Weights
 from compress.formats.weights import DenseWeights
@@ -53,12 +55,10 @@ def read_tasks(
 
 def measure_tasks(
     tasks: Sequence["Task"],
-    result: Weights,
-    source: Weights | None,
+    sides: Compared,
     tokenizer: Tokenizer | None,
     config: EvaluationConfig,
-    progress: Progress,
-    device: str = "cpu",
+    work: Workspace,
 ) -> TasksMeasured:
     """Every task on the source, where there is one, and on the result.
 
@@ -68,21 +68,20 @@ def measure_tasks(
     if not tasks:
         return TasksMeasured()
     assert tokenizer is not None, "tasks are text"
-    sides = {"source": source, "result": result}
     outcomes: dict[str, list[TaskOutcome]] = {}
     notices: dict[str, None] = {}
     try:
-        for label, weights in sides.items():
+        for label, weights in (("source", sides.source), ("result", sides.result)):
             if weights is not None:
-                model = _open(weights, tokenizer, config, device)
+                model = _open(weights, tokenizer, config, work.device)
                 notices |= dict.fromkeys(model.notices)
-                outcomes[label] = _outcomes(tasks, model, label, progress)
+                outcomes[label] = _outcomes(tasks, model, label, work.progress)
                 # Freed before the next one is read.
                 del model
     except CompressError as error:
         return TasksMeasured({}, tuple(_left_out(task.config, error) for task in tasks))
     for notice in notices:
-        progress(note("evaluate", notice))
+        work.progress(note("evaluate", notice))
     settings = {"dtype": config.dtype, **({"notices": list(notices)} if notices else {})}
     before = outcomes.get("source", [None] * len(tasks))
     found = zip(tasks, before, outcomes["result"], strict=True)

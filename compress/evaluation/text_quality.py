@@ -9,11 +9,12 @@ import torch
 
 from compress.errors import CheckpointError, DataError
 from compress.evaluation.batches import Batch, make_batches
-from compress.evaluation.head import FinalStates, Totals, score
+from compress.evaluation.head import FinalStates, ScoredTokens, Totals, score
 from compress.evaluation.perplexity import perplexity
 from compress.evaluation.store import TensorStore
-from compress.evaluation.stream import Workspace, final_states, make_skeleton
+from compress.evaluation.stream import final_states, make_skeleton
 from compress.evaluation.windows import TokenWindows
+from compress.evaluation.workspace import Workspace
 from compress.formats.weights import Weights, rounds_calls
 from compress.plan.row_counts import chunk_rows
 from compress.recipe.evaluation_config import EvaluationConfig
@@ -114,15 +115,13 @@ def _score(
     config: EvaluationConfig,
     vocab: int,
 ) -> Totals:
-    return score(
-        sides[0],
-        sides[1] if len(sides) > 1 else None,
+    tokens = ScoredTokens(
         torch.cat([batch.targets for batch in batches]),
         torch.cat([batch.text for batch in batches]),
         texts,
-        rows=chunk_rows(vocab),
-        divergence=config.kl,
     )
+    source = sides[1] if len(sides) > 1 else None
+    return score(sides[0], source, tokens, rows=chunk_rows(vocab), divergence=config.kl)
 
 
 def _quality(

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from compress.errors import DataError
-from compress.evaluation.windows import TokenWindows, cut_windows
+from compress.evaluation.windows import TokenWindows, WindowRule, cut_windows
 from compress.recipe.evaluation_config import EvaluationConfig, TextConfig
 from compress.text.tokenizer import Tokenizer
 from compress_calibration.sources import documents
@@ -32,15 +32,9 @@ def read_windows(
     window, stride = config.resolve(context)
     bos = tokenizer.bos_id if tokenizer is not None and config.bos else None
     sequences = list(_needed(_sequences(text, window, tokenizer, bos, generate), text, window))
-    windows = cut_windows(
-        text.name,
-        sequences,
-        window,
-        stride,
-        cut=text.cut,
-        max_tokens=text.max_tokens,
-        settings=_settings(text, window, stride, _bos_name(tokenizer, config.bos), sequences),
-    )
+    rule = WindowRule(window, stride, text.cut, text.max_tokens)
+    settings = _settings(text, rule, _bos_name(tokenizer, config.bos), sequences)
+    windows = cut_windows(text.name, sequences, rule, settings)
     if windows.scored == 0:
         raise DataError(
             f"evaluation text {text.name!r} holds no token to score; give a longer text"
@@ -121,12 +115,12 @@ def _bos_name(tokenizer: Tokenizer | None, wanted: bool) -> str:
 
 
 def _settings(
-    text: TextConfig, window: int, stride: int, bos: str, sequences: Sequence[Sequence[int]]
+    text: TextConfig, rule: WindowRule, bos: str, sequences: Sequence[Sequence[int]]
 ) -> dict[str, Any]:
     settings: dict[str, Any] = {
         "mode": text.mode,
-        "window": window,
-        "stride": stride,
+        "window": rule.window,
+        "stride": rule.stride,
         "bos": bos,
         "documents": len(sequences),
     }

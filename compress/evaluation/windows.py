@@ -55,35 +55,42 @@ def spans(length: int, window: int, stride: int) -> Iterator[Span]:
         yield Span(stop - window, stop, first)
 
 
+@dataclass(frozen=True, slots=True)
+class WindowRule:
+    """How sequences are cut.
+
+    window: tokens seen at once. stride: tokens scored by each window after the first. cut: only
+    the first window of each sequence. max_tokens: the first so many scored tokens; the last window
+    ends with them, and its tokens have the context that they have without a limit.
+    """
+
+    window: int
+    stride: int
+    cut: bool = False
+    max_tokens: int | None = None
+
+
 def cut_windows(
     name: str,
     sequences: Iterable[Sequence[int]],
-    window: int,
-    stride: int,
-    *,
-    cut: bool = False,
-    max_tokens: int | None = None,
+    rule: WindowRule,
     settings: dict[str, Any] | None = None,
 ) -> TokenWindows:
-    """Windows over token sequences that already start with BOS where they should.
-
-    cut: only the first window of each sequence. max_tokens: the first so many scored tokens; the
-    last window ends with them, and its tokens have the context that they have without a limit.
-    """
+    """Windows over token sequences that already start with BOS where they should."""
     rows: list[Sequence[int]] = []
     first: list[int] = []
     scored = 0
     for sequence in sequences:
-        for span in spans(len(sequence), window, stride):
+        for span in spans(len(sequence), rule.window, rule.stride):
             stop = span.stop
-            if max_tokens is not None:
-                stop = min(stop, span.first + max_tokens - scored)
+            if rule.max_tokens is not None:
+                stop = min(stop, span.first + rule.max_tokens - scored)
             if stop == span.first:
                 return _stack(name, rows, first, settings or {})
             rows.append(sequence[span.start : stop])
             first.append(span.first - span.start)
             scored += stop - span.first
-            if cut:
+            if rule.cut:
                 break
     return _stack(name, rows, first, settings or {})
 

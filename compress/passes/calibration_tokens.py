@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from compress.blocks.sample import generate
+from compress.blocks.sample import OwnText, generate
 from compress.blocks.skeleton import Skeleton
 from compress.checkpoint.output.folder import write_atomic
 from compress.errors import OutputError
@@ -37,9 +37,8 @@ def prepare(
     def sample(count: int, length: int) -> Tensor:
         progress(note("calibrate", f"the model writes {count} rows of {length} tokens"))
         counter = by_tenths(progress, "calibrate", "text written")
-        return generate(
-            weights, skeleton, count=count, length=length, seed=config.seed, progress=counter
-        )
+        asked = OwnText(count, length, config.seed)
+        return generate(weights, skeleton, asked, progress=counter)
 
     tokens = build(config, tokenizer, generate=sample, vocab=weights.spec.vocab)
     stored = {"ids": tokens.ids}

@@ -16,6 +16,7 @@ from compress.plan.plan import Plan, build_plan
 from compress.plan.room import Room, find_room, fitting_needs, left_out, memory_warnings
 from compress.plan.source import open_source
 from compress.recipe import Recipe, load
+from compress.runs.options import RunOptions
 from compress.runs.output import run_checks, space_warnings
 from compress.runs.requirements import problems, requirement_checks
 from compress_calibration.config import CalibrationConfig
@@ -28,24 +29,23 @@ def make_plan(
     model: str | Path,
     *,
     overrides: Sequence[str] = (),
-    device: str = "cpu",
-    dtype: str | None = None,
+    options: RunOptions | None = None,
     out: str | Path | None = None,
-    resume: bool = False,
-    overwrite: bool = False,
     memory: int | None = None,
 ) -> Plan:
     """What `run` would do, decided without any work. Raises as `run` does where there can be no
     plan; what would stop the run beside that is in the plan's `problems`.
 
-    out, resume, overwrite: also look at the folder that the run would write, and at its disk.
+    out: also look at the folder that the run would write, and at its disk.
     memory: bytes of another machine, to plan for; times stay those of this one.
     """
+    options = options or RunOptions()
+    device = options.device
     check_device(device)
     source = resolve_model(model)
     checked = load(recipe, overrides)
     checkpoint = open_source(checked, source)
-    plan, compute = plan_of(checked, checkpoint, device, dtype)
+    plan, compute = plan_of(checked, checkpoint, device, options.dtype)
     plan = in_room(plan, find_room(device, memory))
     plan = replace(plan, warnings=(*plan.warnings, *left_out(plan.run_size, plan.room)))
     if out is not None and Path(out).absolute().parent.is_dir():
@@ -59,7 +59,9 @@ def make_plan(
             checkpoint,
             compute,
             device,
-            lambda: prepare_output(out, source=source, overwrite=overwrite, resume=resume),
+            lambda: prepare_output(
+                out, source=source, overwrite=options.overwrite, resume=options.resume
+            ),
         )
     return replace(plan, problems=problems(checks))
 

@@ -26,6 +26,7 @@ from compress.checkpoint import (
 )
 from compress.checkpoint.ties import settled
 from compress.evaluation.quality import measure
+from compress.evaluation.workspace import Workspace
 from compress.events import Event, Progress, note, silent
 from compress.formats import Weights, open_weights
 from compress.machine.environment import check_device, fingerprint, peak_gpu_bytes, peak_rss_bytes
@@ -44,6 +45,7 @@ from compress.recipe import Recipe, load
 from compress.report.codec import read_json
 from compress.report.schema import Report, StageRecord
 from compress.runs.finish import finish_files
+from compress.runs.options import RunOptions
 from compress.runs.output import (
     CALIBRATION_FILE,
     is_drawn,
@@ -69,18 +71,13 @@ def run(
     out: str | Path,
     *,
     overrides: Sequence[str] = (),
-    device: str = "cpu",
-    dtype: str | None = None,
-    resume: bool = False,
-    overwrite: bool = False,
+    options: RunOptions | None = None,
     progress: Progress | None = None,
 ) -> Report:
     """Compress the checkpoint `model` as `recipe` says into the folder `out`.
 
     recipe: a Recipe, a file, or the name of a built-in one. model: a folder or a hub id.
-    overrides: "key.path=value" settings. device: "cpu", "cuda" or "cuda:N". dtype: arithmetic of
-    calibrated passes, "bf16", "fp16" or "fp32"; None chooses. resume: go on with a killed run of
-    the same recipe, source and environment; the result is byte for byte what it would have been.
+    overrides: "key.path=value" settings. options: device, dtype, resume and overwrite.
 
     Raises a CompressError for whatever the user can mend, before any work where possible.
     """
@@ -90,11 +87,8 @@ def run(
         model,
         out,
         overrides=overrides,
-        device=device,
-        dtype=dtype,
-        resume=resume,
-        overwrite=overwrite,
-        progress=progress,
+        options=options or RunOptions(),
+        progress=progress or silent,
     )
     output = session.output
     if output.state == "publish":
@@ -118,31 +112,28 @@ def prepare(
     out: str | Path,
     *,
     overrides: Sequence[str],
-    device: str,
-    dtype: str | None,
-    resume: bool,
-    overwrite: bool,
-    progress: Progress | None,
+    options: RunOptions,
+    progress: Progress,
 ) -> Session:
     """Check everything that can be checked before work: recipe, source, fit, output, device."""
+    device, dtype = options.device, options.dtype
     check_device(device)
     checked = load(recipe, overrides)
     source = resolve_model(model)
     checkpoint = open_source(checked, source)
-    output = prepare_output(out, source=source, overwrite=overwrite, resume=resume)
+    output = prepare_output(out, source=source, overwrite=options.overwrite, resume=options.resume)
     plan, compute = plan_of(checked, checkpoint, device, dtype)
     room = replace(find_room(device), drawn=is_drawn(output))
     plan = in_room(plan, room)
     check_requirements(plan, checkpoint, compute, device, drawn=room.drawn)
-    listener = progress or silent
-    checkpoint = _hashed(checkpoint, plan.spec, listener)
+    checkpoint = _hashed(checkpoint, plan.spec, progress)
     weights = open_weights(checkpoint, plan.spec)
     measuring = None
     if plan.budget is not None:  # what it chose by is now known to be of these weights
         plan, compute = plan_of(checked, checkpoint, device, dtype)
         plan = in_room(plan, room)
     if plan.budget is not None and plan.budget.is_open:
-        plan, measuring = _measured_plan(checked, weights, device, compute, listener)
+        plan, measuring = _measured_plan(checked, weights, device, compute, progress)
         plan = in_room(plan, room)
     if output.state != "publish":
         tight = space_warnings(plan, output.partial, compute)
@@ -156,7 +147,7 @@ def prepare(
         device,
         checkpoint.sha256(),
         checkpoint.side_hashes(),
-        listener,
+        progress,
         measuring,
     )
 
@@ -201,14 +192,8 @@ def _work(session: Session, started: datetime, *, resumed: bool) -> Report:
     if session.measuring is not None:
         stages.append(session.measuring)
     clock, processor = time.perf_counter(), read_processor()
-    measured = measure(
-        partial,
-        session.weights,
-        plan.recipe.evaluation,
-        session.progress,
-        work_folder=partial / "evaluation",
-        device=session.device,
-    )
+    place = Workspace(partial / "evaluation", session.device, session.progress)
+    measured = measure(partial, session.weights, plan.recipe.evaluation, place)
     if plan.recipe.evaluation is not None:
         seconds = time.perf_counter() - clock
         gpu = peak_gpu_bytes(session.device)

@@ -11,7 +11,7 @@ from compress.errors import CheckpointError, DependencyError, OutputError
 from compress.recipe import ExportConfig, dump
 from compress.recipe.reading.parse import parse
 from compress.report.codec import read_json
-from compress.verbs import make_plan, run
+from compress.verbs import RunOptions, make_plan, run
 from compress_exporters.exporter import Options
 from helpers import tiny_models
 from helpers.short_runs import RTN, recipe
@@ -37,11 +37,11 @@ def test_an_artifact_of_the_result(model: Path, tmp_path: Path) -> None:
     assert "16 greedy tokens are the same" in row.detail
     assert read_json(out / "report" / "report.json") == report
     assert "Exports" in (out / "report" / "report.html").read_text()
-    again = run(asked, model, out, overwrite=True)
+    again = run(asked, model, out, options=RunOptions(overwrite=True))
     assert again.exports == report.exports
     (out / "onnx" / "mine.txt").touch()
     with pytest.raises(OutputError, match=r"it holds 'onnx/mine.txt'"):
-        run(asked, model, out, overwrite=True)
+        run(asked, model, out, options=RunOptions(overwrite=True))
 
 
 def test_options_and_notes(model: Path, tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_a_run_that_was_stopped_makes_it_anew(
         with pytest.raises(KeyboardInterrupt):
             run(asked, model, tmp_path / "out")
     assert (tmp_path / "out.partial" / "onnx" / "half").exists()
-    report = run(asked, model, tmp_path / "out", resume=True)
+    report = run(asked, model, tmp_path / "out", options=RunOptions(resume=True))
     assert report.exports[0].proof == "tokens"
     assert not (tmp_path / "out" / "onnx" / "half").exists()
 

@@ -44,9 +44,9 @@ def test_whole_model_gives_the_logits_of_transformers(opened: Opened) -> None:
 
 def test_batch_size_and_count_change_nothing(opened: Opened) -> None:
     weights, skeleton = opened
-    one = sample.generate(weights, skeleton, count=5, length=12, seed=3, batch=5)
-    two = sample.generate(weights, skeleton, count=3, length=12, seed=3, batch=2)
-    other = sample.generate(weights, skeleton, count=5, length=12, seed=4)
+    one = sample.generate(weights, skeleton, sample.OwnText(count=5, length=12, seed=3), batch=5)
+    two = sample.generate(weights, skeleton, sample.OwnText(count=3, length=12, seed=3), batch=2)
+    other = sample.generate(weights, skeleton, sample.OwnText(count=5, length=12, seed=4))
     assert one.shape == (5, 12)
     assert one.dtype == torch.int64
     assert torch.equal(one[:3], two)
@@ -58,7 +58,9 @@ def test_greedy_with_cache_equals_greedy_without(opened: Opened) -> None:
     weights, skeleton = opened
     prompt = torch.tensor([5, 6, 7])
     got = sample.generate(
-        weights, skeleton, count=1, length=10, seed=0, temperature=0, prompt_ids=prompt
+        weights,
+        skeleton,
+        sample.OwnText(count=1, length=10, seed=0, temperature=0, prompt_ids=prompt),
     )
     model = sample.whole_model(weights, skeleton)
     ids = prompt[None]
@@ -91,10 +93,10 @@ def test_too_little_memory_and_too_long_texts_are_refused(
 ) -> None:
     weights, skeleton = opened
     with pytest.raises(DataError, match=r"length 4096 is longer than the model's context of 128"):
-        sample.generate(weights, skeleton, count=1, length=4096, seed=0)
+        sample.generate(weights, skeleton, sample.OwnText(count=1, length=4096, seed=0))
     monkeypatch.setattr(memory, "available_bytes", lambda: 1000)
     with pytest.raises(DataError, match=r"needs .* of memory, .* are free; use a text"):
-        sample.generate(weights, skeleton, count=1, length=8, seed=0)
+        sample.generate(weights, skeleton, sample.OwnText(count=1, length=8, seed=0))
 
 
 def test_free_memory_is_read_from_the_system() -> None:

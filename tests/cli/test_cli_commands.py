@@ -16,6 +16,7 @@ import compress
 from compress.cli.main import COMMANDS, main
 from compress.errors import CheckpointError
 from compress.report import codec, schema
+from compress.verbs import EvaluationOptions, RunOptions
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -40,6 +41,7 @@ def verbs(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """A stand-in for compress.verbs that records its calls."""
     fake = ModuleType("compress.verbs")
     fake.calls = []
+    fake.RunOptions, fake.EvaluationOptions = RunOptions, EvaluationOptions
 
     def recorder(answer: Any) -> Callable[..., Any]:
         def function(*args: Any, **kwargs: Any) -> Any:
@@ -81,10 +83,7 @@ def test_run_passes_everything_on(verbs: ModuleType, capsys: pytest.CaptureFixtu
     assert callable(kwargs.pop("progress"))
     assert kwargs == {
         "overrides": ("seed=1", "output.format=dense"),
-        "device": "cuda",
-        "dtype": "bf16",
-        "resume": True,
-        "overwrite": True,
+        "options": RunOptions(device="cuda", dtype="bf16", resume=True, overwrite=True),
     }
     assert "tiny" in capsys.readouterr().out
 
@@ -116,10 +115,9 @@ def test_dry_run_and_plan_are_the_same(
     )
     assert capsys.readouterr().out == shown == "a table of the plan\n"
     first, _, second, _ = verbs.calls
-    asked = {"overrides": ("seed=1",), "device": "cpu", "dtype": None}
+    asked = {"overrides": ("seed=1",), "options": RunOptions()}
     assert first == (("int4-rtn", "m"), {**asked, "memory": None})
-    written = {"out": "o", "resume": False, "overwrite": False}
-    assert second == (("int4-rtn", "m"), {**asked, **written})
+    assert second == (("int4-rtn", "m"), {**asked, "out": "o"})
     assert main(["plan", "int4-rtn", "--model", "m", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"bytes": 12}
 
@@ -175,21 +173,19 @@ def test_eval(verbs: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     more = ["--json", "--out", "r", "--device", "cuda:1", "--dtype", "bf16"]
     assert main([*line.split(), *more]) == 0
     ((args, kwargs),) = verbs.calls
-    assert args == ("o",)
+    asked = EvaluationOptions(
+        texts=("a.txt", "self"),
+        tasks=("t.jsonl",),
+        window=64,
+        stride=32,
+        max_documents=3,
+        max_tokens=9,
+        max_items=7,
+        dtype="bf16",
+    )
+    assert args == ("o", asked)
     assert callable(kwargs.pop("progress"))
-    assert kwargs == {
-        "against": "m",
-        "texts": ("a.txt", "self"),
-        "tasks": ("t.jsonl",),
-        "window": 64,
-        "stride": 32,
-        "max_documents": 3,
-        "max_tokens": 9,
-        "max_items": 7,
-        "out": "r",
-        "device": "cuda:1",
-        "dtype": "bf16",
-    }
+    assert kwargs == {"against": "m", "out": "r", "device": "cuda:1"}
     assert codec.from_json(capsys.readouterr().out) == report()
 
 

@@ -11,7 +11,7 @@ import torch
 from compress.checkpoint import Checkpoint
 from compress.formats import FP8_CACHE, open_weights
 from compress.quant.scheme import PRESETS, QuantScheme
-from compress.verbs import evaluate_checkpoint, export
+from compress.verbs import EvaluationOptions, evaluate_checkpoint, export
 from helpers.exporters.exports import ASYM, SYM, opened
 from helpers.short_runs import WORDS
 
@@ -62,7 +62,9 @@ def test_an_evaluation_finds_no_difference(
     export(source, to, tmp_path / "to")
     (tmp_path / "words.txt").write_text(WORDS * 4)
     report = evaluate_checkpoint(
-        tmp_path / "to", against=source, texts=[str(tmp_path / "words.txt")], max_tokens=64
+        tmp_path / "to",
+        EvaluationOptions(texts=[str(tmp_path / "words.txt")], max_tokens=64),
+        against=source,
     )
     (found,) = report.quality.texts
     assert (found.kl, found.top1_agreement) == (0.0, 1.0)

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from compress.checkpoint import Checkpoint
 from compress.evaluation.divergence import kl
-from compress.evaluation.stream import Workspace
 from compress.evaluation.text_quality import TextScores, evaluate
 from compress.evaluation.texts import read_windows
 from compress.evaluation.windows import TokenWindows
+from compress.evaluation.workspace import Workspace
 from compress.formats import open_weights
 from compress.quant.scheme import PRESETS, QuantScheme
 from compress.recipe.evaluation_config import EvaluationConfig, TextConfig

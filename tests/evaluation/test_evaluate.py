@@ -10,14 +10,15 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from compress.blocks.sample import generate
+from compress.blocks.sample import OwnText, generate
 from compress.blocks.skeleton import Skeleton
 from compress.checkpoint.reader import Checkpoint
 from compress.errors import CheckpointError, DataError
-from compress.evaluation.stream import Workspace
 from compress.evaluation.text_quality import TextScores, evaluate, source_final_states
 from compress.evaluation.texts import read_windows
-from compress.evaluation.windows import TokenWindows, cut_windows
+from compress.evaluation.windows import TokenWindows, WindowRule, cut_windows
+from compress.evaluation.workspace import Workspace
+from compress.events import Event
 from compress.formats.weights import Weights, open_weights
 from compress.quant.scheme import ActivationScheme, QuantScheme
 from compress.recipe.evaluation_config import EvaluationConfig, TextConfig
@@ -34,7 +35,7 @@ def random_windows(vocab: int, name: str = "random", seed: int = 0) -> TokenWind
     random = torch.Generator().manual_seed(seed)
     sizes = (3, 90, 41, 64, 2)
     documents = [torch.randint(vocab, (n,), generator=random).tolist() for n in sizes]
-    return cut_windows(name, documents, 32, 12, settings={"window": 32})
+    return cut_windows(name, documents, WindowRule(32, 12), settings={"window": 32})
 
 
 def whole(path: Path, windows: TokenWindows) -> tuple[Tensor, Tensor]:
@@ -143,8 +144,8 @@ def test_samples_do_not_depend_on_each_other(tmp_path: Path, inputs: ActivationS
     prompts = torch.randint(256, (6, 8), generator=torch.Generator().manual_seed(2))
     for temperature in (0.0, 1.0):
         options: dict[str, Any] = {"length": 40, "seed": 0, "temperature": temperature}
-        together = generate(result, skeleton, count=6, prompt_ids=prompts, **options)
-        alone = generate(result, skeleton, count=1, prompt_ids=prompts[:1], **options)
+        together = generate(result, skeleton, OwnText(count=6, prompt_ids=prompts, **options))
+        alone = generate(result, skeleton, OwnText(count=1, prompt_ids=prompts[:1], **options))
         assert torch.equal(together[:1], alone)
 
 
@@ -154,19 +155,17 @@ def test_spilled_and_shared_states_change_nothing(tmp_path: Path) -> None:
     texts = [random_windows(256)]
     work = tmp_path / "work"
     work.mkdir()
-    steps: list[tuple[str, int, int]] = []
+    events: list[Event] = []
     config = EvaluationConfig(batch_tokens=100)
     small = EvaluationConfig(batch_tokens=100, spill_bytes=1)
     plain = evaluate(result, source, texts, config, Workspace(work))
-    spilled = evaluate(
-        result, source, texts, small, Workspace(work, progress=lambda *step: steps.append(step))
-    )
+    spilled = evaluate(result, source, texts, small, Workspace(work, progress=events.append))
     assert spilled == plain
-    assert steps == [
-        ("evaluate source", 1, 2),
-        ("evaluate source", 2, 2),
-        ("evaluate result", 1, 2),
-        ("evaluate result", 2, 2),
+    assert [(e.stage, e.unit, e.index, e.total) for e in events] == [
+        ("evaluate source", "block 0", 1, 2),
+        ("evaluate source", "block 1", 2, 2),
+        ("evaluate result", "block 0", 1, 2),
+        ("evaluate result", "block 1", 2, 2),
     ]
     with source_final_states(source, texts, small, Workspace(work)) as states:
         again = evaluate(result, source, texts, small, Workspace(work), states)
@@ -214,14 +213,14 @@ def test_other_vocabularies_are_refused(tmp_path: Path) -> None:
 
 def test_tokens_of_another_tokenizer_are_refused(tmp_path: Path) -> None:
     a = weights(make("llama", tmp_path / "a"))
-    windows = cut_windows("foreign", [[1, 256]], 32, 16)
+    windows = cut_windows("foreign", [[1, 256]], WindowRule(32, 16))
     with pytest.raises(DataError, match=r"'foreign' holds token 256, .*vocabulary has 256"):
         evaluate(a, None, [windows], EvaluationConfig(), Workspace(tmp_path))
 
 
 def test_a_text_without_tokens_is_refused(tmp_path: Path) -> None:
     a = weights(make("llama", tmp_path / "a"))
-    windows = cut_windows("short", [[1]], 32, 16)
+    windows = cut_windows("short", [[1]], WindowRule(32, 16))
     with pytest.raises(DataError, match="'short' holds no token to score"):
         evaluate(a, None, [windows], EvaluationConfig(), Workspace(tmp_path))
 

@@ -8,7 +8,7 @@ import pytest
 
 from compress.errors import CheckpointError, DataError, RecipeError
 from compress.recipe import load
-from compress.verbs import evaluate_checkpoint, make_plan, run
+from compress.verbs import EvaluationOptions, evaluate_checkpoint, make_plan, run
 from helpers.short_runs import RTN, WORDS, recipe
 
 SELF = {"evaluation": {"texts": [{"self": True, "samples": 2, "length": 16}]}}
@@ -48,11 +48,11 @@ def test_text_of_its_own_needs_no_tokenizer(tiny, tmp_path: Path, words: Path) -
     report = run(recipe(RTN, **SELF), source, tmp_path / "out")
     assert report.quality is not None
     assert report.quality.texts[0].settings["bos"] == "none"
-    alone = evaluate_checkpoint(tmp_path / "out", texts=["self"])
+    alone = evaluate_checkpoint(tmp_path / "out", EvaluationOptions(texts=["self"]))
     assert alone.quality is not None
     assert alone.quality.texts[0].settings["sampled_length"] == 128
     with pytest.raises(DataError, match="tokenizer"):
-        evaluate_checkpoint(tmp_path / "out", texts=["self", str(words)])
+        evaluate_checkpoint(tmp_path / "out", EvaluationOptions(texts=["self", str(words)]))
 
 
 def test_another_tokenizer_is_refused(tiny, tmp_path: Path, words: Path) -> None:
@@ -64,12 +64,15 @@ def test_another_tokenizer_is_refused(tiny, tmp_path: Path, words: Path) -> None
     held["model"]["vocab"] = dict(zip(vocab, reversed(vocab.values()), strict=True))
     file.write_text(json.dumps(held))
     with pytest.raises(CheckpointError, match=r"the tokenizers of .* differ: token \d+ of") as it:
-        evaluate_checkpoint(source, against=other, texts=[str(words)])
+        evaluate_checkpoint(source, EvaluationOptions(texts=[str(words)]), against=other)
     assert str(source) in str(it.value)
     assert str(other) in str(it.value)
     held["model"]["vocab"] = vocab
     file.write_text(json.dumps(held, indent=7))  # another file, the same tokens
-    assert evaluate_checkpoint(source, against=other, texts=[str(words)]).quality is not None
+    assert (
+        evaluate_checkpoint(source, EvaluationOptions(texts=[str(words)]), against=other).quality
+        is not None
+    )
 
 
 def test_texts_of_one_stem_go_by_their_folders(tiny, tmp_path: Path, words: Path) -> None:
@@ -77,7 +80,7 @@ def test_texts_of_one_stem_go_by_their_folders(tiny, tmp_path: Path, words: Path
         (tmp_path / name).mkdir()
         shutil.copy(words, tmp_path / name)
     texts = [str(tmp_path / name / words.name) for name in ("a", "b")]
-    quality = evaluate_checkpoint(tiny("llama"), texts=texts).quality
+    quality = evaluate_checkpoint(tiny("llama"), EvaluationOptions(texts=texts)).quality
     assert quality is not None
     assert [text.name for text in quality.texts] == ["a/words", "b/words"]
     texts_of_a_recipe = [{"text": text} for text in texts]

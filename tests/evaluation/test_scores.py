@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from compress.evaluation.divergence import kl
-from compress.evaluation.head import FinalStates, Totals, score
+from compress.evaluation.head import FinalStates, ScoredTokens, Totals, score
 from compress.evaluation.perplexity import log_softmax, nll, perplexity
 from compress.plan.row_counts import MAX_CHUNK, MAX_ROWS, chunk_rows
 
@@ -33,7 +33,7 @@ def totals(
     random = torch.Generator().manual_seed(7)
     targets = torch.randint(VOCAB, (TOKENS,), generator=random)
     text = torch.randint(2, (TOKENS,), generator=random)
-    return score(result, source, targets, text, 2, rows=rows, **options)
+    return score(result, source, ScoredTokens(targets, text, 2), rows=rows, **options)
 
 
 def test_sums_equal_brute_force_over_all_tokens_at_once() -> None:
@@ -65,8 +65,8 @@ def test_agreement_goes_by_logits_where_their_log_probabilities_are_equal() -> N
         FinalStates(lambda start, stop: logits[start:stop], lambda x, n=n: x.roll(n, -1))
         for n in (0, 1, 0)
     ]
-    targets, text = torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)
-    agreed = [score(sides[0], other, targets, text, 1, rows=2).agreement for other in sides[1:]]
+    tokens = ScoredTokens(torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.int64), 1)
+    agreed = [score(sides[0], other, tokens, rows=2).agreement for other in sides[1:]]
     assert [float(x) for x in agreed if x is not None] == [0.0, 2.0]
 
 

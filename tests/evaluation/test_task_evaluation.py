@@ -19,7 +19,14 @@ from compress.recipe.task_config import TaskConfig
 from compress.report.codec import read_json
 from compress.runtime.loading import open_engine
 from compress.serve import open_model as models
-from compress.verbs import evaluate_checkpoint, make_plan, open_model, plan_table, run
+from compress.verbs import (
+    EvaluationOptions,
+    evaluate_checkpoint,
+    make_plan,
+    open_model,
+    plan_table,
+    run,
+)
 from helpers.short_runs import RTN, WORDS, recipe
 
 CHOICES = [
@@ -92,9 +99,12 @@ def test_numbers_are_those_of_each_model_alone(tiny, tmp_path: Path, ends: Path)
     """With a source its numbers stand beside, and perplexity is that of Model.score."""
     source = tiny("llama", dtype="fp32")
     run(recipe(RTN), source, tmp_path / "out")
-    both = evaluate_checkpoint(tmp_path / "out", against=source, tasks=[str(ends)])
+    both = evaluate_checkpoint(
+        tmp_path / "out", EvaluationOptions(tasks=[str(ends)]), against=source
+    )
     sides = [
-        evaluate_checkpoint(folder, tasks=[str(ends)]) for folder in (source, tmp_path / "out")
+        evaluate_checkpoint(folder, EvaluationOptions(tasks=[str(ends)]))
+        for folder in (source, tmp_path / "out")
     ]
     assert both.quality is not None
     found = both.quality.tasks["ends"].numbers["perplexity"]
@@ -123,7 +133,9 @@ def test_eval_takes_files_and_mappings(tiny, tmp_path: Path, choices: Path, ends
         f"{{path: {ends}, name: last, delimiter: '', max_items: 1}}",
     ]
     out = tmp_path / "report"
-    report = evaluate_checkpoint(tiny("llama"), tasks=tasks, max_items=2, out=out)
+    report = evaluate_checkpoint(
+        tiny("llama"), EvaluationOptions(tasks=tasks, max_items=2), out=out
+    )
     assert report.quality is not None
     items = {name: task.items for name, task in report.quality.tasks.items()}
     assert items == {f"{tmp_path.name}/choices": 2, "other/choices": 2, "last": 1}
@@ -145,13 +157,15 @@ OPTIONS = [
 @pytest.mark.parametrize(("option", "message"), OPTIONS, ids=range(len(OPTIONS)))
 def test_mistakes_on_the_command_line(option: str, message: str, tiny) -> None:
     with pytest.raises(RecipeError) as caught:
-        evaluate_checkpoint(tiny("llama"), tasks=[option])
+        evaluate_checkpoint(tiny("llama"), EvaluationOptions(tasks=[option]))
     assert str(caught.value).startswith(message)
 
 
 def test_names_of_tasks_differ(tiny, choices: Path) -> None:
     with pytest.raises(RecipeError, match="--task: two tasks are named 'a'; give one another name"):
-        evaluate_checkpoint(tiny("llama"), tasks=[f"{{path: {choices}, name: a}}"] * 2)
+        evaluate_checkpoint(
+            tiny("llama"), EvaluationOptions(tasks=[f"{{path: {choices}, name: a}}"] * 2)
+        )
     twice = {"tasks": [{"path": str(choices), "name": "a"} for _ in range(2)]}
     with pytest.raises(RecipeError, match="two tasks are named 'a'; names must differ"):
         recipe(RTN, evaluation=twice)
@@ -159,7 +173,7 @@ def test_names_of_tasks_differ(tiny, choices: Path) -> None:
 
 def test_something_is_measured_on(tiny) -> None:
     with pytest.raises(DataError, match="there is nothing to measure on: give a text or a task"):
-        evaluate_checkpoint(tiny("llama"))
+        evaluate_checkpoint(tiny("llama"), EvaluationOptions())
 
 
 def test_recipes_place_what_is_wrong(tiny, tmp_path: Path, choices: Path) -> None:
@@ -204,12 +218,14 @@ def test_what_does_not_fit_is_left_out_of_a_run(tiny, tmp_path: Path, choices: P
     assert report.quality.tasks == {}
     assert len(report.quality.texts) == 1
     with pytest.raises(DataError, match=r"^evaluation task 'choices': .* of memory as"):
-        evaluate_checkpoint(tmp_path / "out", tasks=[str(choices)])
+        evaluate_checkpoint(tmp_path / "out", EvaluationOptions(tasks=[str(choices)]))
 
 
 def test_what_one_should_know_of_the_engine_is_said(tiny, ends: Path) -> None:
     events: list[Event] = []
-    report = evaluate_checkpoint(tiny("granite"), tasks=[str(ends)], progress=events.append)
+    report = evaluate_checkpoint(
+        tiny("granite"), EvaluationOptions(tasks=[str(ends)]), progress=events.append
+    )
     assert report.quality is not None
     (notice,) = report.quality.tasks["ends"].settings["notices"]
     assert notice.startswith("transformers computes here, one text at a time: ")
@@ -232,7 +248,9 @@ def test_one_model_is_in_memory_at_a_time(
     monkeypatch.setattr(models, "model_of", watched)
     gc.disable()
     try:
-        evaluate_checkpoint(tiny("llama"), against=tiny("llama"), tasks=[str(ends)])
+        evaluate_checkpoint(
+            tiny("llama"), EvaluationOptions(tasks=[str(ends)]), against=tiny("llama")
+        )
     finally:
         gc.enable()
     assert len(alive) == 2
@@ -246,7 +264,7 @@ def test_another_tokenizer_is_refused(tiny, tmp_path: Path, choices: Path) -> No
     held["model"]["vocab"] = dict(zip(vocab, reversed(vocab.values()), strict=True))
     (other / "tokenizer.json").write_text(json.dumps(held))
     with pytest.raises(CheckpointError, match=r"differ: token \d+ of task 'choices' is \["):
-        evaluate_checkpoint(source, against=other, tasks=[str(choices)])
+        evaluate_checkpoint(source, EvaluationOptions(tasks=[str(choices)]), against=other)
 
 
 def test_long_tasks_say_how_long(tiny, monkeypatch: pytest.MonkeyPatch, choices: Path) -> None:
@@ -257,7 +275,9 @@ def test_long_tasks_say_how_long(tiny, monkeypatch: pytest.MonkeyPatch, choices:
         probes, "measure_rates", lambda dtype: MachineRates(1e5, 1e5, 1e5, 1e5, 1e9)
     )
     events: list[Event] = []
-    evaluate_checkpoint(tiny("llama"), tasks=[str(choices)], progress=events.append)
+    evaluate_checkpoint(
+        tiny("llama"), EvaluationOptions(tasks=[str(choices)]), progress=events.append
+    )
     line = next(e.message for e in events if not e.total)
     assert line.startswith("3 items of 1 task, ")
     assert line.endswith(f" on this processor; {cost.FEWER_ITEMS}")

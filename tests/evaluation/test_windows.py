@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from compress.errors import RecipeError
 from compress.evaluation.batches import make_batches
-from compress.evaluation.windows import TokenWindows, cut_windows, spans
+from compress.evaluation.windows import TokenWindows, WindowRule, cut_windows, spans
 from compress.recipe.evaluation_config import EvaluationConfig, TextConfig
 
 shapes = st.integers(2, 40).flatmap(
@@ -37,7 +37,7 @@ def test_windows_hold_the_tokens_of_their_spans(
     sequences: list[list[int]], window: int, data: st.DataObject
 ) -> None:
     stride = data.draw(st.integers(1, window - 1))
-    windows = cut_windows("t", sequences, window, stride)
+    windows = cut_windows("t", sequences, WindowRule(window, stride))
     scored = [
         int(token)
         for row, length, first in zip(windows.ids, windows.lengths, windows.first, strict=True)
@@ -48,7 +48,7 @@ def test_windows_hold_the_tokens_of_their_spans(
 
 
 def test_cut_scores_the_first_window_of_each_document_only() -> None:
-    windows = cut_windows("t", [range(1, 30), range(40, 44)], 8, 4, cut=True)
+    windows = cut_windows("t", [range(1, 30), range(40, 44)], WindowRule(8, 4, cut=True))
     assert windows.lengths.tolist() == [8, 4]
     assert windows.scored == 7 + 3
 
@@ -64,7 +64,7 @@ def test_max_tokens_are_scored_and_no_more(
     """The first of all, each with the context that it has without a limit."""
 
     def scored(most: int | None) -> list[list[int]]:
-        found = cut_windows("t", sequences, 8, 3, cut=cut, max_tokens=most)
+        found = cut_windows("t", sequences, WindowRule(8, 3, cut=cut, max_tokens=most))
         return [
             row[: at + 1].tolist()
             for row, length, first in zip(found.ids, found.lengths, found.first, strict=True)

@@ -13,7 +13,7 @@ from compress.errors import CheckpointError, RecipeError
 from compress.formats import open_weights
 from compress.formats.weights import Weights
 from compress.passes.quantize import observe
-from compress.verbs import make_plan, run
+from compress.verbs import RunOptions, make_plan, run
 from helpers.short_runs import recipe, text_source
 from helpers.tiny_models import TABLED
 
@@ -52,7 +52,12 @@ def test_scaling_every_pair_leaves_the_model_as_it_is(
     source = tiny(family, dtype="fp32")
     stage = {**method, "scheme": FINE}
     calibration = text_source(tmp_path)
-    report = run(recipe(stage, calibration=calibration), source, tmp_path / "out", dtype="fp32")
+    report = run(
+        recipe(stage, calibration=calibration),
+        source,
+        tmp_path / "out",
+        options=RunOptions(dtype="fp32"),
+    )
     assert change(tmp_path / "out", source) < (0.1 if family in ("mixtral", "qwen3_moe") else 0.02)
     folds = [note for layer in report.layers for note in layer.folds]
     assert any("alpha" in note or "ratio" in note for note in folds)
@@ -85,9 +90,9 @@ def test_chained_stages_share_the_pass(tiny, tmp_path: Path, monkeypatch) -> Non
 def test_rounds_of_a_narrow_budget_see_the_scaled_block(tiny, tmp_path: Path, monkeypatch) -> None:
     chain = recipe(AWQ, {**GPTQ, "scheme": FINE}, calibration=text_source(tmp_path))
     source = tiny("llama", dtype="fp32")
-    run(chain, source, tmp_path / "one", dtype="fp32")
+    run(chain, source, tmp_path / "one", options=RunOptions(dtype="fp32"))
     monkeypatch.setattr(observe, "HESSIAN_BYTES", 1)
-    report = run(chain, source, tmp_path / "many", dtype="fp32")
+    report = run(chain, source, tmp_path / "many", options=RunOptions(dtype="fp32"))
     assert max(layer.passes or 0 for layer in report.layers) > 4
     assert change(tmp_path / "many", source) < 0.02
     assert change(tmp_path / "many", tmp_path / "one") < 0.02
@@ -99,9 +104,9 @@ def test_experts_seen_in_rounds_of_their_own_are_scaled_together(
 ) -> None:
     chain = recipe({**method, "scheme": FINE}, calibration=text_source(tmp_path))
     source = tiny("mixtral", dtype="fp32")
-    whole = run(chain, source, tmp_path / "one", dtype="fp32")
+    whole = run(chain, source, tmp_path / "one", options=RunOptions(dtype="fp32"))
     monkeypatch.setattr(observe, "HESSIAN_BYTES", 1)
-    report = run(chain, source, tmp_path / "many", dtype="fp32")
+    report = run(chain, source, tmp_path / "many", options=RunOptions(dtype="fp32"))
     assert max(layer.passes or 0 for layer in report.layers) > 4
     notes = {layer.name: layer.folds for layer in report.layers if layer.block is not None}
     assert notes == {x.name: x.folds for x in whole.layers if x.block is not None}
@@ -117,7 +122,12 @@ def test_experts_seen_in_rounds_of_their_own_are_scaled_together(
 def test_sequential_gptq_behind_awq(tiny, tmp_path: Path) -> None:
     stage = {"method": "gptq", "scheme": FINE, "true_sequential": True}
     source = tiny("llama", dtype="fp32")
-    run(recipe(AWQ, stage, calibration=text_source(tmp_path)), source, tmp_path / "o", dtype="fp32")
+    run(
+        recipe(AWQ, stage, calibration=text_source(tmp_path)),
+        source,
+        tmp_path / "o",
+        options=RunOptions(dtype="fp32"),
+    )
     assert change(tmp_path / "o", source) < 0.02
 
 
@@ -138,7 +148,12 @@ def test_a_bias_that_fp16_cannot_hold_keeps_its_channel(tiny, tmp_path: Path) ->
     source = huge(tiny("gpt2", dtype="fp16"), tmp_path, "ln_1.bias")
     stage = {**SMOOTH, "alpha": 0.0, "scheme": FINE}
     calibration = text_source(tmp_path)
-    run(recipe(stage, calibration=calibration), source, tmp_path / "out", dtype="fp32")
+    run(
+        recipe(stage, calibration=calibration),
+        source,
+        tmp_path / "out",
+        options=RunOptions(dtype="fp32"),
+    )
     after = load_file(tmp_path / "out" / "model.safetensors")
     biases = [tensor for name, tensor in after.items() if name.endswith("ln_1.bias")]
     assert biases
@@ -149,7 +164,7 @@ def test_a_router_that_fp16_cannot_hold_is_refused(tiny, tmp_path: Path) -> None
     source = huge(tiny("mixtral", dtype="fp16"), tmp_path, "block_sparse_moe.gate.weight")
     chain = recipe({**SMOOTH, "scheme": FINE}, calibration=text_source(tmp_path))
     with pytest.raises(CheckpointError) as caught:
-        run(chain, source, tmp_path / "out", dtype="fp32")
+        run(chain, source, tmp_path / "out", options=RunOptions(dtype="fp32"))
     assert "block_sparse_moe.gate.weight is beyond the range of torch.float16" in str(caught.value)
 
 
@@ -180,7 +195,12 @@ def test_a_family_without_a_norm_to_scale(tiny, tmp_path: Path) -> None:
     assert "no norm or linear to scale between; first reason: pairs is norms" in message
     source, calibration = tiny("olmo2", dtype="fp32"), text_source(tmp_path)
     stage = {**AWQ, "scheme": FINE}
-    report = run(recipe(stage, calibration=calibration), source, tmp_path / "out", dtype="fp32")
+    report = run(
+        recipe(stage, calibration=calibration),
+        source,
+        tmp_path / "out",
+        options=RunOptions(dtype="fp32"),
+    )
     assert change(tmp_path / "out", source) < 0.02
     scaled = {note.split(": ")[0] for layer in report.layers for note in layer.folds}
     assert len(scaled) == 4  # v and up of two blocks

@@ -18,7 +18,7 @@ from compress.methods.outcome import relative_error
 from compress.passes.quantize import calibrated, head
 from compress.plan.source import head_name, untied
 from compress.report.schema import Layer, Report
-from compress.verbs import make_plan, run
+from compress.verbs import RunOptions, make_plan, run
 from helpers.short_runs import GPTQ, RTN, recipe, text_source
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -183,7 +183,7 @@ def test_a_run_is_killed_before_the_head_and_resumed(
         patch.setattr(calibrated, "quantize_head", killed)
         with pytest.raises(KeyboardInterrupt):
             run(asked, source, tmp_path / "out")
-    run(asked, source, tmp_path / "out", resume=True)
+    run(asked, source, tmp_path / "out", options=RunOptions(resume=True))
     one, other = (tmp_path / x / "model.safetensors" for x in ("whole", "out"))
     assert one.read_bytes() == other.read_bytes()
 

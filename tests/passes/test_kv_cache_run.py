@@ -18,7 +18,15 @@ from compress.passes import calibration_tokens
 from compress.passes.quantize.cache_peaks import Peaks
 from compress.report.html import render_html
 from compress.report.table import render_table
-from compress.verbs import export, inspect_checkpoint, inspect_table, make_plan, plan_table, run
+from compress.verbs import (
+    RunOptions,
+    export,
+    inspect_checkpoint,
+    inspect_table,
+    make_plan,
+    plan_table,
+    run,
+)
 from helpers.short_runs import RTN, recipe, text_source
 from helpers.tiny_models import TABLED
 
@@ -98,7 +106,7 @@ def test_scales_are_those_of_the_cached_states(
     monkeypatch.setattr(calibration_tokens, "reload", watched)
     source, out = tiny("llama", dtype="fp32"), tmp_path / "out"
     asked = recipe(RTN, kv_cache=name, calibration=text_source(tmp_path))
-    run(asked, source, out, dtype="fp32")
+    run(asked, source, out, options=RunOptions(dtype="fp32"))
     result = open_weights(Checkpoint.open(out))
     model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
     model.load_state_dict({x: result.read(x) for x in Checkpoint.open(source).tensors})

@@ -16,7 +16,7 @@ from compress.formats.bitsandbytes.codec import SIDE_FILE
 from compress.formats.weights import CodedWeights
 from compress.report.codec import read_json
 from compress.runs import output
-from compress.verbs import inspect_checkpoint, inspect_table, make_plan, run
+from compress.verbs import RunOptions, inspect_checkpoint, inspect_table, make_plan, run
 from conftest import tree_hashes
 from helpers import faults
 from helpers.short_runs import recipe, text_source
@@ -143,7 +143,7 @@ def test_stopped_after_any_unit_and_resumed(tiny, tmp_path: Path) -> None:
 
         with pytest.raises(Stopped):
             run(asked, source, out, progress=stop)
-        run(asked, source, out, resume=True)
+        run(asked, source, out, options=RunOptions(resume=True))
         assert {k: v for k, v in tree_hashes(out).items() if "report/" not in k} == whole
 
 
@@ -162,7 +162,7 @@ def test_killed_while_columns_are_put_aside_and_joined(tiny, tmp_path: Path) -> 
             run(asked, source, out)
         left = any(any(p.iterdir()) for p in tmp_path.glob(f"{number}.*"))
         if left or not out.exists():
-            run(asked, source, out, resume=left)
+            run(asked, source, out, options=RunOptions(resume=left))
         found = {k: v for k, v in tree_hashes(out).items() if "report/" not in k}
         assert found == whole, (number, calls.names[number])
 
@@ -181,14 +181,14 @@ def test_no_room_to_join_is_one_line_and_resumable(
     with monkeypatch.context() as full:
         full.setattr(output, "free_bytes", lambda path: 0)
         with pytest.raises(OutputError, match=r"^not enough disk space in ") as caught:
-            run(asked, source, out, resume=True)
+            run(asked, source, out, options=RunOptions(resume=True))
     pieces = list((tmp_path / "out.partial" / "outliers").iterdir())
     allocated = sum(p.stat().st_blocks * 512 for p in pieces)
     number, unit = str(caught.value).split(": ")[1].split()[:2]
     needed = float(number) * {"kB": 1e3, "MB": 1e6}[unit]
     assert len(pieces) == 14
     assert abs(needed - allocated) < 1 << 16
-    run(asked, source, out, resume=True)
+    run(asked, source, out, options=RunOptions(resume=True))
     assert opened(out).side is not None
 
 
@@ -212,7 +212,7 @@ def test_columns_that_were_put_aside_and_changed(tiny, tmp_path: Path, damage: s
     else:
         pieces[0].write_bytes(pieces[1].read_bytes())
     with pytest.raises(OutputError, match=r"remove .*out.partial and start again") as caught:
-        run(asked, source, out, resume=True)
+        run(asked, source, out, options=RunOptions(resume=True))
     assert "\n" not in str(caught.value)
 
 

@@ -17,7 +17,7 @@ from compress.recipe.reading.parse import parse
 from compress.report.html import render_html
 from compress.report.table import render_table
 from compress.runs import run as main_run
-from compress.verbs import make_plan, plan_table, run
+from compress.verbs import RunOptions, make_plan, plan_table, run
 from conftest import tree_hashes
 from helpers import faults
 from helpers.short_runs import recipe, text_source
@@ -148,7 +148,7 @@ def test_a_resumed_run_chooses_alike_and_ends_in_the_same_bytes(
     assert (tmp_path / "out.partial" / "journal.json").exists()
     for path in cache.glob("sensitivity-*.json"):
         path.unlink()
-    run(asked, source, tmp_path / "out", resume=True)
+    run(asked, source, tmp_path / "out", options=RunOptions(resume=True))
     whole, resumed = (
         {k: v for k, v in tree_hashes(tmp_path / name).items() if not k.startswith("report/")}
         for name in ("whole", "out")

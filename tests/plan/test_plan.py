@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from compress.errors import OutputError
 from compress.report.codec import read_json
 from compress.verbs import (
+    EvaluationOptions,
     Event,
     evaluate_checkpoint,
     inspect_checkpoint,
@@ -131,7 +132,10 @@ def test_evaluating_a_result_against_its_source(tiny, tmp_path: Path) -> None:
     words.write_text(WORDS * 2)
     made = run(recipe({**RTN, "ignore": []}), tiny("llama"), tmp_path / "out")
     report = evaluate_checkpoint(
-        tmp_path / "out", against=tiny("llama"), texts=[str(words)], out=tmp_path / "report"
+        tmp_path / "out",
+        EvaluationOptions(texts=[str(words)]),
+        against=tiny("llama"),
+        out=tmp_path / "report",
     )
     assert report.quality is not None
     (text,) = report.quality.texts
@@ -142,12 +146,14 @@ def test_evaluating_a_result_against_its_source(tiny, tmp_path: Path) -> None:
     assert report.result.bytes == made.result.bytes
     assert report.result.format == "compressed-tensors"
     assert read_json(tmp_path / "report" / "report.json") == report
-    alone = evaluate_checkpoint(tiny("llama"), texts=[str(words)])
+    alone = evaluate_checkpoint(tiny("llama"), EvaluationOptions(texts=[str(words)]))
     assert alone.quality is not None
     assert alone.quality.texts[0].ppl_result == pytest.approx(text.ppl_source)
     assert alone.result.bits_per_weight == 16
     with pytest.raises(OutputError, match="is not an empty folder"):
-        evaluate_checkpoint(tiny("llama"), texts=[str(words)], out=tmp_path / "report")
+        evaluate_checkpoint(
+            tiny("llama"), EvaluationOptions(texts=[str(words)]), out=tmp_path / "report"
+        )
 
 
 def test_seeds_decide_what_a_model_writes(tiny, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from compress.artifacts import in_place
 from compress.checkpoint import Checkpoint, disk, prepare_output
 from compress.cli.main import main
 from compress.errors import CompressError
-from compress.verbs import export, export_artifact, run
+from compress.verbs import RunOptions, export, export_artifact, run
 from compress_exporters.exporter import Options
 from compress_exporters.table import EXPORTERS
 from conftest import tree_hashes
@@ -75,7 +75,7 @@ def test_a_run_is_alive_at_every_moment(
     run(recipe(RTN), source, tmp_path / "alone")
     hows = cycle([{}, {"resume": True}, {"overwrite": True}, {"resumable": False}])
     said = at_every_change(monkeypatch, lambda: prepare_output(out, **next(hows)))
-    run(recipe(RTN), source, out, overwrite=True)
+    run(recipe(RTN), source, out, options=RunOptions(overwrite=True))
     monkeypatch.undo()
     first = min(i for i, line in enumerate(said) if ALIVE.fullmatch(line))
     assert first < 10  # until then OUT.partial is empty, and OUT an older result

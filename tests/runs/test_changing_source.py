@@ -13,7 +13,7 @@ from compress.checkpoint.seal import Seal
 from compress.cli.main import main
 from compress.errors import CheckpointError
 from compress.events import Event
-from compress.verbs import evaluate_checkpoint, run
+from compress.verbs import EvaluationOptions, RunOptions, evaluate_checkpoint, run
 from conftest import tree_hashes
 from helpers.faults import Killed
 from helpers.short_runs import GPTQ, RTN, SELF, recipe, recipe_file, text_source
@@ -225,10 +225,10 @@ def test_a_source_that_changes_under_resume(
     with pytest.raises(Killed):
         run(recipe(RTN), source, out, progress=killed_at("block 0"))
     listen = at("source hashed", change, source)
-    said = ended(recipe(RTN), source, out, resume=True, progress=listen)
+    said = ended(recipe(RTN), source, out, options=RunOptions(resume=True), progress=listen)
     assert said == says.format(source)
     shutil.copytree(copy, source, dirs_exist_ok=True)  # put back
-    run(recipe(RTN), source, out, resume=True)
+    run(recipe(RTN), source, out, options=RunOptions(resume=True))
     assert weights(out) == weights(tmp_path / "whole")
 
 
@@ -259,7 +259,10 @@ def test_an_evaluation_whose_source_changes(source: Path, tmp_path: Path) -> Non
     listen = at("block 0", flipped(LATE), source)
     with pytest.raises(CheckpointError) as caught:
         evaluate_checkpoint(
-            tmp_path / "small", against=source, texts=[str(tmp_path / "text.txt")], progress=listen
+            tmp_path / "small",
+            EvaluationOptions(texts=[str(tmp_path / "text.txt")]),
+            against=source,
+            progress=listen,
         )
     assert str(caught.value) == SAYS.format(LATE, source)
 

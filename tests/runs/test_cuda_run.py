@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from compress.verbs import evaluate_checkpoint, run
+from compress.verbs import EvaluationOptions, RunOptions, evaluate_checkpoint, run
 from helpers.short_runs import GPTQ, WORDS, recipe, text_source
 
 pytestmark = [
@@ -19,14 +19,17 @@ def test_the_error_is_that_of_the_cpu(tiny, tmp_path: Path) -> None:
     errors = {}
     for device in ("cpu", "cuda"):
         out = tmp_path / device
-        report = run(asked, tiny("llama"), out, device=device, dtype="fp32")
+        report = run(asked, tiny("llama"), out, options=RunOptions(device=device, dtype="fp32"))
         errors[device] = [layer.error for layer in report.layers if layer.error is not None]
     assert sum(errors["cuda"]) == pytest.approx(sum(errors["cpu"]), rel=0.02)
     words = tmp_path / "held-out.txt"
     words.write_text(WORDS * 3)
     reports = [
         evaluate_checkpoint(
-            tmp_path / "cuda", against=tiny("llama"), texts=[str(words)], device=device
+            tmp_path / "cuda",
+            EvaluationOptions(texts=[str(words)]),
+            against=tiny("llama"),
+            device=device,
         )
         for device in ("cpu", "cuda")
     ]

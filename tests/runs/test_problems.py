@@ -16,7 +16,14 @@ from compress.plan.memory_needs import QUANTIZING, WRITING
 from compress.plan.room import Room, fitting_needs
 from compress.recipe import Recipe
 from compress.report.units import size
-from compress.verbs import evaluate_checkpoint, make_plan, plan_table, run
+from compress.verbs import (
+    EvaluationOptions,
+    RunOptions,
+    evaluate_checkpoint,
+    make_plan,
+    plan_table,
+    run,
+)
 from helpers import faults
 from helpers.holding import alive, held_elsewhere
 from helpers.short_runs import GPTQ, RTN, SELF, WORDS, recipe, recipe_file, text_source
@@ -66,14 +73,14 @@ def test_plan_and_dry_run_exit_1(tiny, tmp_path: Path, capsys: pytest.CaptureFix
     assert capsys.readouterr().out.splitlines()[-1] == shown.splitlines()[-1]
 
 
-def dry(asked: Recipe, source: Path, out: Path, **options: Any) -> tuple[str, ...]:
+def dry(asked: Recipe, source: Path, out: Path, **how: Any) -> tuple[str, ...]:
     """Problems of a dry run, which are those of a run and change nothing."""
-    before = sorted(out.parent.rglob("*"))
-    problems = make_plan(asked, source, out=out, **options).problems
+    before, options = sorted(out.parent.rglob("*")), RunOptions(**how)
+    problems = make_plan(asked, source, out=out, options=options).problems
     assert sorted(out.parent.rglob("*")) == before
     if problems:
         with pytest.raises(CompressError) as caught:
-            run(asked, source, out, **options)
+            run(asked, source, out, options=options)
         assert str(caught.value) == problems[0]
     return problems
 
@@ -213,7 +220,7 @@ def test_evaluation_that_does_not_fit_is_left_out(
     alone = run(recipe(RTN, evaluation={"texts": [own]}), tiny("llama"), tmp_path / "alone")
     assert alone.quality is None
     with pytest.raises(DataError, match=r"^evaluation text 'self': sampling "):
-        evaluate_checkpoint(tmp_path / "out", texts=["self"])
+        evaluate_checkpoint(tmp_path / "out", EvaluationOptions(texts=["self"]))
 
 
 def test_slow_kernels_are_a_warning(tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

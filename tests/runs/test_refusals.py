@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from compress.errors import CheckpointError, CompressError, DataError, OutputError, RecipeError
 from compress.report.units import size
 from compress.runs import output
-from compress.verbs import make_plan, run
+from compress.verbs import RunOptions, make_plan, run
 from helpers.short_runs import GPTQ, RTN, SELF, recipe, recipe_file, text_source
 
 WEIGHTS = "model.safetensors"
@@ -32,7 +32,7 @@ def refused(asked: Any, model: Path, kind: type[CompressError], **options: Any) 
     """The message of a run that must leave neither OUT nor OUT.partial."""
     out = model.parent / "out"
     with pytest.raises(kind) as caught:
-        run(asked, model, out, **options)
+        run(asked, model, out, options=RunOptions(**options))
     message = str(caught.value)
     assert "\n" not in message
     assert not out.exists()
@@ -166,14 +166,14 @@ def test_an_output_that_is_not_empty(source: Path) -> None:
     (out / "mine.txt").write_text("keep")
     for overwrite in (False, True):
         with pytest.raises(OutputError, match=r"no result of .* \(it holds 'mine.txt'\)"):
-            run(recipe(RTN), source, out, overwrite=overwrite)
+            run(recipe(RTN), source, out, options=RunOptions(overwrite=overwrite))
     assert [p.name for p in out.iterdir()] == ["mine.txt"]
     (out / "mine.txt").unlink()
     run(recipe(RTN), source, out)
     with pytest.raises(OutputError) as caught:
         run(recipe(RTN), source, out)
     assert str(caught.value) == f"{out} is not empty; choose another folder or add --overwrite"
-    run(recipe(RTN), source, out, overwrite=True)
+    run(recipe(RTN), source, out, options=RunOptions(overwrite=True))
 
 
 def test_an_output_inside_the_source(source: Path) -> None:
@@ -294,7 +294,7 @@ def test_damaged_values_stop_the_run(
     assert ("block 0" in journal["units"]) == (name != "lm_head.weight")
     # Resuming meets the same tensor: nothing was recorded that should not be.
     with pytest.raises(CheckpointError, match="infinite values"):
-        run(recipe(stage, **rest), source, out, resume=True)
+        run(recipe(stage, **rest), source, out, options=RunOptions(resume=True))
 
 
 def test_too_little_calibration_text_leaves_nothing_behind(source: Path, tmp_path: Path) -> None:
@@ -324,7 +324,7 @@ def test_an_interrupted_beginning_leaves_nothing_behind(
     journal = json.loads((tmp_path / "out.partial" / "journal.json").read_text())
     assert journal["units"].keys() == {"start", "calibration", "outside"}
     monkeypatch.undo()
-    run(asked, source, tmp_path / "out", resume=True)
+    run(asked, source, tmp_path / "out", options=RunOptions(resume=True))
 
 
 def test_what_another_run_made_stays(
@@ -335,7 +335,7 @@ def test_what_another_run_made_stays(
     part.mkdir()
     for resume in (False, True):
         with pytest.raises(KeyboardInterrupt):
-            run(asked, source, tmp_path / "out", resume=resume)
+            run(asked, source, tmp_path / "out", options=RunOptions(resume=resume))
         assert json.loads((part / "journal.json").read_text())["units"].keys() == {"start"}
     monkeypatch.undo()
-    run(asked, source, tmp_path / "out", resume=True)
+    run(asked, source, tmp_path / "out", options=RunOptions(resume=True))

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from compress.checkpoint import disk
 from compress.errors import CompressError, OutputError
 from compress.recipe import Recipe
-from compress.verbs import run
+from compress.verbs import RunOptions, run
 from conftest import tree_hashes
 from helpers import faults
 from helpers.short_runs import GPTQ, RTN, recipe, text_source
@@ -28,13 +28,13 @@ def result_of(out: Path) -> dict[str, str]:
     return {k: v for k, v in tree_hashes(out).items() if not k.startswith("report/")}
 
 
-def go_on(asked: Recipe, source: Path, out: Path, **options: Any) -> None:
+def go_on(asked: Recipe, source: Path, out: Path) -> None:
     """What a person does after a kill: --resume where there is something, else run again."""
     if any((out.parent / name).is_dir() and any((out.parent / name).iterdir())
            for name in LEFTOVERS):  # fmt: skip
-        run(asked, source, out, resume=True, **options)
+        run(asked, source, out, options=RunOptions(resume=True))
     elif not (out / "config.json").exists():
-        run(asked, source, out, **options)
+        run(asked, source, out)
 
 
 def kill_and_go_on(
@@ -142,9 +142,9 @@ def killed_half_way(asked: Recipe, source: Path, out: Path, number: int = 60) ->
     assert (out.parent / "out.partial" / "journal.json").exists()
 
 
-def refused(asked: Recipe, source: Path, out: Path, **options: Any) -> str:
+def refused(asked: Recipe, source: Path, out: Path, *, resume: bool = False) -> str:
     with pytest.raises(CompressError) as caught:
-        run(asked, source, out, **options)
+        run(asked, source, out, options=RunOptions(resume=resume))
     return str(caught.value)
 
 
@@ -186,7 +186,7 @@ def test_another_recipe_does_not_publish_a_finished_result(tiny, tmp_path: Path)
     assert (tmp_path / "out.publishing").is_dir()
     line = refused(recipe({**RTN, "group_size": 16}), source, out, resume=True)
     assert "recipe.stages[0].scheme.group_size was 32, is 16" in line
-    report = run(recipe(RTN), source, out, resume=True)
+    report = run(recipe(RTN), source, out, options=RunOptions(resume=True))
     assert report.recipe.name == "test"
     assert result_of(out) == result_of(tmp_path / "whole")
 
@@ -219,9 +219,9 @@ def test_overwrite_keeps_the_old_result_until_the_new_one_is_whole(tiny, tmp_pat
     before = result_of(out)
     other = recipe({**RTN, "group_size": 16})
     with pytest.raises(faults.Killed), faults.fault_at(60):
-        run(other, source, out, overwrite=True)
+        run(other, source, out, options=RunOptions(overwrite=True))
     assert result_of(out) == before
-    run(other, source, out, overwrite=True, resume=True)
+    run(other, source, out, options=RunOptions(overwrite=True, resume=True))
     run(other, source, tmp_path / "fresh")
     assert result_of(out) == result_of(tmp_path / "fresh")
 
@@ -304,7 +304,7 @@ def test_a_resumed_run_reports_the_time_of_all_its_processes(tiny, tmp_path: Pat
     assert 0 < held["spent"]["seconds"] < 100
     held["spent"] = {"seconds": 1000.0, "peak_rss_bytes": 1 << 50, "peak_gpu_bytes": None}
     journal.write_text(json.dumps(held))
-    report = run(recipe(RTN), tiny("llama"), out, resume=True)
+    report = run(recipe(RTN), tiny("llama"), out, options=RunOptions(resume=True))
     assert 1000 < report.stages[0].seconds < 1100
     assert report.stages[0].peak_rss_bytes == 1 << 50
     assert any(line.startswith("the run was stopped and resumed: ") for line in report.warnings)

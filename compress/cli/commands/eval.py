@@ -67,20 +67,18 @@ def command(
         raise click.UsageError("give --text or --task, or both")
     from compress import verbs
 
+    asked = verbs.EvaluationOptions(
+        texts=texts,
+        tasks=tasks,
+        window=window,
+        stride=stride,
+        max_documents=max_documents,
+        max_tokens=max_tokens,
+        max_items=max_items,
+        dtype=dtype,
+    )
     with watched() as progress:
         report = verbs.evaluate_checkpoint(
-            checkpoint,
-            against=against,
-            texts=texts,
-            tasks=tasks,
-            window=window,
-            stride=stride,
-            max_documents=max_documents,
-            max_tokens=max_tokens,
-            max_items=max_items,
-            out=out,
-            device=device,
-            dtype=dtype,
-            progress=progress,
+            checkpoint, asked, against=against, out=out, device=device, progress=progress
         )
     options.print_report(report, Path(out) / PAGE if out else None, as_json)

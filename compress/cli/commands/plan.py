@@ -48,9 +48,8 @@ def command(
     """
     from compress import verbs
 
-    plan = verbs.make_plan(
-        recipe, model, overrides=overrides, device=device, dtype=dtype, memory=memory
-    )
+    how = verbs.RunOptions(device, dtype)
+    plan = verbs.make_plan(recipe, model, overrides=overrides, options=how, memory=memory)
     return show_plan(plan, as_json=as_json, modules=modules)
 
 

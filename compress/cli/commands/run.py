@@ -41,30 +41,14 @@ def command(
     """Compress a checkpoint as RECIPE says (a file, or a name from `compress-model recipes`)."""
     from compress import verbs
 
+    how = verbs.RunOptions(device, dtype, resume, overwrite)
     if dry_run:
-        plan = verbs.make_plan(
-            recipe,
-            model,
-            overrides=overrides,
-            device=device,
-            dtype=dtype,
-            out=out,
-            resume=resume,
-            overwrite=overwrite,
-        )
+        plan = verbs.make_plan(recipe, model, overrides=overrides, options=how, out=out)
         return show_plan(plan, as_json=as_json)
     try:
         with watched() as progress:
             report = verbs.run(
-                recipe,
-                model,
-                out,
-                overrides=overrides,
-                device=device,
-                dtype=dtype,
-                resume=resume,
-                overwrite=overwrite,
-                progress=progress,
+                recipe, model, out, overrides=overrides, options=how, progress=progress
             )
     except KeyboardInterrupt:
         click.echo(_how_to_resume(click.get_current_context().params), err=True)

@@ -1,0 +1,16 @@
+"""Where an evaluation works, and who is told."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from compress.events import Progress, silent
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """folder: for temporary files; it must exist, but for `quality.measure`, which makes it and
+    removes it. device: that the models run on. progress: hears of every block."""
+
+    folder: Path
+    device: str = "cpu"
+    progress: Progress = silent
