@@ -5,9 +5,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from compress.artifacts.export import dry_artifact, export_artifact, is_target, target_name
+    from compress.artifacts.export import dry_artifact, export_artifact
+    from compress.artifacts.plan import ArtifactTarget, is_target, target_name
     from compress.artifacts.report import table as artifact_table
-    from compress.convert.convert import dry_export, export
+    from compress.convert.convert import Conversion, dry_export, export
     from compress.convert.report import table as export_table
     from compress.evaluation.evaluate_checkpoint import EvaluationOptions, evaluate_checkpoint
     from compress.events import Event
@@ -18,12 +19,15 @@ if TYPE_CHECKING:
     from compress.runs.options import RunOptions
     from compress.runs.planning import make_plan
     from compress.runs.run import run
-    from compress.serve.open_model import open_model
+    from compress.serve.open_model import CacheOptions, open_model
     from compress.speed.bench import measure_speed
     from compress.speed.predict import predict_speed
     from compress.speed.table import speed_table
 
 _PLACES = {
+    "ArtifactTarget": "compress.artifacts.plan",
+    "CacheOptions": "compress.serve.open_model",
+    "Conversion": "compress.convert.convert",
     "EvaluationOptions": "compress.evaluation.evaluate_checkpoint",
     "Event": "compress.events",
     "Plan": "compress.plan.plan",
@@ -37,7 +41,7 @@ _PLACES = {
     "export_table": "compress.convert.report",
     "inspect_checkpoint": "compress.inspect.inspect",
     "inspect_table": "compress.inspect.table",
-    "is_target": "compress.artifacts.export",
+    "is_target": "compress.artifacts.plan",
     "make_plan": "compress.runs.planning",
     "measure_speed": "compress.speed.bench",
     "open_model": "compress.serve.open_model",
@@ -45,13 +49,16 @@ _PLACES = {
     "predict_speed": "compress.speed.predict",
     "run": "compress.runs.run",
     "speed_table": "compress.speed.table",
-    "target_name": "compress.artifacts.export",
+    "target_name": "compress.artifacts.plan",
 }
 
 # Where its module has another name for it.
 _CALLED = {"artifact_table": "table", "export_table": "table"}
 
 __all__ = [
+    "ArtifactTarget",
+    "CacheOptions",
+    "Conversion",
     "EvaluationOptions",
     "Event",
     "Plan",

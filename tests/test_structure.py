@@ -33,11 +33,6 @@ PARAMETERS = 6
 MANY = {
     "compress/arch/assemble.py assemble": 7,
     "compress/arch/folds.py _pair": 7,
-    "compress/artifacts/export.py export_artifact": 7,
-    "compress/artifacts/report.py build": 9,
-    "compress/cli/commands/export.py _artifact": 8,
-    "compress/cli/commands/export.py _format": 8,
-    "compress/convert/convert.py export": 7,
     "compress/methods/fp8.py quantize": 7,
     "compress/methods/gptq.py quantize": 7,
     "compress/methods/gptq.py _fixed_scales": 7,
@@ -47,11 +42,6 @@ MANY = {
     "compress/methods/rtn.py quantize": 7,
     "compress/passes/context.py layer_record": 10,
     "compress/runtime/engine/engine.py Engine.__init__": 7,
-    "compress/serve/open_model.py open_model": 8,
-    "compress/speed/bench.py measure_speed": 7,
-    "compress/speed/bench.py _measured": 7,
-    "compress/speed/predict.py predict_speed": 8,
-    "compress/speed/setting.py write_report": 7,
 }
 DOCUMENTS = [REPO / "README.md", REPO / "CONTRIBUTING.md", *sorted((REPO / "docs").glob("*.md"))]
 

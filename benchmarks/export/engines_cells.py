@@ -31,7 +31,11 @@ def cell(tools: Tools, source: Path, dtype: Any, out: Path) -> Cell:
     """outcome: "refused" by the export, "built", or "not built". cpu_s: of parsing and building."""
     try:
         verbs.export_artifact(
-            source, "tensorrt", out, options=Options(dtype), verify=False, overwrite=True
+            source,
+            verbs.ArtifactTarget("tensorrt", Options(dtype)),
+            out,
+            verify=False,
+            overwrite=True,
         )
     except CompressError as refusal:
         return {"outcome": "refused", "reason": _short(refusal, source)}

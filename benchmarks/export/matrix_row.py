@@ -77,7 +77,9 @@ def cell(source: Path, target: str, dtype: Any, out: Path) -> Cell:
 
 def _exported(source: Path, target: str, options: Options, out: Path) -> Cell:
     try:
-        report = verbs.export_artifact(source, target, out, options=options, overwrite=True)
+        report = verbs.export_artifact(
+            source, verbs.ArtifactTarget(target, options), out, overwrite=True
+        )
     except CompressError as refusal:
         proof = _is_of_the_proof(source, target, options, out)
         reason = str(refusal).replace(f"{source}/", "").replace(f"{source}: ", "")
@@ -95,7 +97,9 @@ def _exported(source: Path, target: str, options: Options, out: Path) -> Cell:
 def _is_of_the_proof(source: Path, target: str, options: Options, out: Path) -> bool:
     """Whether a refused export is written where nothing is compared."""
     try:
-        verbs.export_artifact(source, target, out, options=options, verify=False, overwrite=True)
+        verbs.export_artifact(
+            source, verbs.ArtifactTarget(target, options), out, verify=False, overwrite=True
+        )
     except CompressError:
         return False
     return True

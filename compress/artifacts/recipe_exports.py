@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from compress.arch.spec import DecoderSpec
-from compress.artifacts.report import row
+from compress.artifacts.report import Made, row, size_of
 from compress.checkpoint import Checkpoint, disk, free_bytes
 from compress.errors import CompressError, OutputError
 from compress.events import Progress, by_tenths
@@ -74,8 +74,8 @@ def _make(config: ExportConfig, partial: Path, progress: Progress) -> Export:
     count = by_tenths(progress, STAGE, f"tenth of {config.to}")
     written = planned.write(folder, lambda name, done, total: count(done, total))
     proof = planned.verify(folder) if config.verify else None
-    size = sum((folder / name).stat().st_size for name in written.files)
-    return row(config.to, config.to, size, written, proof, planned.notes)
+    made = Made(written, size_of(folder, written), proof)
+    return row(config.to, config.to, made, planned.notes)
 
 
 def _options(config: ExportConfig) -> Options:

@@ -3,10 +3,11 @@
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from compress.artifacts.plan import ArtifactPlan
 from compress.checkpoint import disk, write_atomic
 from compress.formats import CodedWeights
 from compress.machine.environment import peak_rss_bytes, versions
@@ -55,23 +56,30 @@ class ArtifactReport:
         return asdict(self)
 
 
-def build(
-    source: Source,
-    target: str,
-    out: Path | None,
-    *,
-    notes: Sequence[str],
-    size: int,
-    linked: int = 0,
-    written: Written | None = None,
-    proof: Proof | None = None,
-    seconds: Mapping[str, float] | None = None,
-) -> ArtifactReport:
-    """written, proof: None of what was not done. size: bytes of the artifact. linked: of the
-    source, to which it points."""
+@dataclass(frozen=True, slots=True)
+class Made:
+    """An artifact that was made. size: bytes of its files. proof: None where none was asked for.
+    seconds: of writing and of verifying."""
+
+    written: Written
+    size: int
+    proof: Proof | None
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+
+def size_of(folder: Path, written: Written) -> int:
+    """Bytes of the files that were written into a folder."""
+    return sum((folder / name).stat().st_size for name in written.files)
+
+
+def build(plan: ArtifactPlan, out: Path | None, made: Made | None = None) -> ArtifactReport:
+    """out: the artifact's folder, where there is one. made: None of a plan."""
+    source, target = plan.source, plan.exporter.name
     path = None if out is None else str(out)
-    rows = [] if written is None else [row(target, str(path), size, written, proof, notes)]
-    files = () if written is None else tuple(written.files)
+    written = Written(()) if made is None else made.written
+    before = plan.planned.notes
+    notes = (*before, *(x for x in written.notes if x not in before))
+    rows = () if made is None else (row(target, str(path), made, notes),)
     checkpoint = source.checkpoint
     form = source.format.name if isinstance(source, CodedWeights) else "dense"
     return ArtifactReport(
@@ -83,37 +91,31 @@ def build(
         result={
             "path": path,
             "target": target,
-            "bytes": size,
-            "linked_bytes": linked,
-            "files": list(files),
+            "bytes": plan.planned.size if made is None else made.size,
+            "linked_bytes": plan.planned.linked,
+            "files": list(written.files),
         },
         schemes=_schemes(source),
         exports=rows,
-        detail=() if proof is None else proof.detail,
-        notes=tuple(notes),
-        fused={} if written is None else written.fused,
-        unfused={} if written is None else written.unfused,
-        written=written is not None,
-        seconds=seconds or {},
+        detail=() if made is None or made.proof is None else made.proof.detail,
+        notes=notes,
+        fused=written.fused,
+        unfused=written.unfused,
+        written=made is not None,
+        seconds={} if made is None else made.seconds,
         peak_rss_bytes=peak_rss_bytes(),
         versions=versions(PACKAGES),
     )
 
 
-def row(
-    target: str,
-    path: str,
-    size: int,
-    written: Written,
-    proof: Proof | None,
-    notes: Sequence[str] = (),
-) -> Export:
-    """What a report says of an artifact. size: bytes of its files. proof: None where none was made.
-    notes: those of the check that came before; what was written adds its own."""
+def row(target: str, path: str, made: Made, notes: Sequence[str] = ()) -> Export:
+    """What a report says of an artifact. notes: those of the check that came before; what was
+    written adds its own."""
+    written, proof = made.written, made.proof
     return Export(
         target,
         path,
-        size,
+        made.size,
         UNPROVED if proof is None else proof.level,
         None if proof is None else proof.max_logit_error,
         tuple(written.files),

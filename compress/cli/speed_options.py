@@ -8,7 +8,7 @@ import click
 from compress.cli import options
 
 if TYPE_CHECKING:
-    from compress.speed.setting import SpeedSetting
+    from compress.speed.setting import SpeedSetting, SpeedTexts
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -38,6 +38,13 @@ def texts(command: F) -> F:
     ):
         command = decorate(command)
     return command
+
+
+def texts_of(asked: dict[str, Any]) -> "SpeedTexts":
+    """Takes batches, prompt and output out of a command's values."""
+    from compress.speed.setting import SpeedTexts
+
+    return SpeedTexts(asked.pop("batches"), asked.pop("prompt"), asked.pop("output"))
 
 
 def place_of(asked: dict[str, Any]) -> "SpeedSetting":

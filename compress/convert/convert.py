@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,22 +36,28 @@ from compress.passes.units import OUTSIDE, shown
 from compress.quant.tensor import QuantizedTensor
 from compress.recipe.byte_sizes import EXPECTED, byte_size
 
-SHARD_SIZE = "5GB"
 # Weights that are converted at once, so that reading, turning and writing overlap. Each of them
 # holds about ten bytes a weight meanwhile.
 WORKERS = 4
 SAMPLES = 4  # weights that are read back and compared, of different schemes and shapes
 
 
-def make_export_plan(
-    model: str | Path, to: str, *, round_scales: bool = False, shard_size: str = SHARD_SIZE
-) -> ExportPlan:
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """What a conversion may do. round_scales: let scales change that the format cannot hold
+    exactly. shard_size: most bytes of one file, as "5GB"."""
+
+    round_scales: bool = False
+    shard_size: str = "5GB"
+
+
+def make_export_plan(model: str | Path, to: str, options: Conversion) -> ExportPlan:
     """What `export` would write; raises as it does for what cannot be."""
-    to, size = format_name(to), byte_size(shard_size)
+    to, size = format_name(to), byte_size(options.shard_size)
     if size is None:
-        raise RecipeError(f"--shard-size is {shard_size!r}; {EXPECTED}")
+        raise RecipeError(f"--shard-size is {options.shard_size!r}; {EXPECTED}")
     checkpoint = Checkpoint.open(resolve_model(model))
-    return plan_export(checkpoint, to, round_scales=round_scales, shard_bytes=size)
+    return plan_export(checkpoint, to, round_scales=options.round_scales, shard_bytes=size)
 
 
 def dry_export(
@@ -59,12 +65,11 @@ def dry_export(
     to: str,
     out: str | Path | None = None,
     *,
-    round_scales: bool = False,
-    shard_size: str = SHARD_SIZE,
+    options: Conversion | None = None,
     overwrite: bool = False,
 ) -> ExportReport:
     """The report of an export that is not done; refuses all that an export into `out` would."""
-    plan = make_export_plan(model, to, round_scales=round_scales, shard_size=shard_size)
+    plan = make_export_plan(model, to, options or Conversion())
     if out is None:
         return build(plan, None)
     output = _prepare(plan, out, overwrite)
@@ -76,18 +81,17 @@ def export(
     to: str,
     out: str | Path,
     *,
-    round_scales: bool = False,
-    shard_size: str = SHARD_SIZE,
+    options: Conversion | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> ExportReport:
     """Write the quantized checkpoint `model` in the format `to` (a key of FORMATS) into `out`.
 
-    round_scales: let scales change that the format cannot hold exactly. Raises a CompressError for
-    whatever the user can mend, before any byte is written where possible.
+    Raises a CompressError for whatever the user can mend, before any byte is written where
+    possible.
     """
     began = time.perf_counter()
-    plan = make_export_plan(model, to, round_scales=round_scales, shard_size=shard_size)
+    plan = make_export_plan(model, to, options or Conversion())
     output = _prepare(plan, out, overwrite)
     return published(output, lambda: _work(plan, output, began, progress or silent))
 

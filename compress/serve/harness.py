@@ -38,7 +38,7 @@ from compress.serve.harness_requests import (
     sampling_of,
     window,
 )
-from compress.serve.open_model import open_model
+from compress.serve.open_model import CacheOptions, open_model
 from compress.serve.questions import score_pairs
 
 _log = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
             folder,
             device=device,
             dtype=self.dtype,
-            cache_tokens=arguments.cache_tokens,
+            cache=CacheOptions(arguments.cache_tokens),
         )
         self._device = torch.device(device)
         self._max_length = max_length_of(arguments, self.model.context)

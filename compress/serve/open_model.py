@@ -1,7 +1,7 @@
 """A checkpoint opened to answer: `compress-model generate`, `chat`, and `compress.open_model`."""
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -24,6 +24,20 @@ KV_DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class CacheOptions:
+    """The cache of an open model.
+
+    tokens: positions that it holds, all texts together; by default whole contexts of as many texts
+    as may run, within 30 % of the free memory. block_size: positions in a block. reuse: texts that
+    begin alike share keys and values.
+    """
+
+    tokens: int | None = None
+    block_size: int = 16
+    reuse: bool = True
+
+
 def open_model(
     checkpoint: str | Path,
     *,
@@ -31,19 +45,15 @@ def open_model(
     dtype: Literal["fp32", "bf16", "fp16"] = "fp32",
     kv_dtype: Literal["fp32", "bf16", "fp16", "int8"] | None = None,
     limits: Limits | None = None,
-    cache_tokens: int | None = None,
-    block_size: int = 16,
-    reuse: bool = True,
+    cache: CacheOptions | None = None,
 ) -> Model:
     """A checkpoint, dense or compressed, that generates, streams and scores text.
 
     checkpoint: a folder or a hub id. kv_dtype: in which keys and values are stored, int8 with a
-    scale for each token and head; as dtype when left out. limits: of a step of the engine.
-    cache_tokens: positions that the cache holds, all texts together; by default whole contexts of
-    as many texts as may run, within 30 % of the free memory. block_size: positions in a block of
-    the cache. reuse: texts that begin alike share keys and values. Raises a CompressError for what
-    the user can mend.
+    scale for each token and head; as dtype when left out. limits: of a step of the engine. Raises
+    a CompressError for what the user can mend.
     """
+    cache = cache or CacheOptions()
     check_device(device)
     arithmetic = compute_dtype("", device, dtype)
     folder = resolve_model(checkpoint)
@@ -54,9 +64,9 @@ def open_model(
         kv_dtype=stored_dtype(kv_dtype),
         device=device,
         limits=limits or Limits(),
-        block_size=block_size,
-        cache_tokens=cache_tokens,
-        reuse=reuse,
+        block_size=cache.block_size,
+        cache_tokens=cache.tokens,
+        reuse=cache.reuse,
     )
     return model_of(weights, tokenizer, how)
 

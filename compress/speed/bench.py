@@ -1,6 +1,7 @@
 """`compress-model bench`: how fast the engine runs a checkpoint, beside what was expected."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,8 @@ from compress.speed.forecast import BLOCK, LoadShape, predicted_speed
 from compress.speed.load import Speed, even_load, play, speed_of
 from compress.speed.rates import Calibrated
 from compress.speed.setting import (
-    BATCHES,
     SpeedSetting,
+    SpeedTexts,
     add_disturbance,
     asked_of,
     begin,
@@ -27,6 +28,7 @@ from compress.speed.setting import (
     open_checkpoint,
     path_of,
     predicted,
+    speed_report,
     threads,
     write_report,
 )
@@ -38,66 +40,65 @@ PATIENCE_SECONDS = 60.0
 
 def measure_speed(
     checkpoint: str | Path,
+    texts: SpeedTexts | None = None,
     *,
     place: SpeedSetting | None = None,
-    batches: Sequence[int] | None = None,
-    prompt: int | None = None,
-    output: int | None = None,
     out: str | Path | None = None,
     progress: Progress = silent,
 ) -> dict[str, Any]:
     """How fast the engine runs a checkpoint, beside what was expected; as `predict_speed`.
 
-    batches: 1, 8 and 64 where left out, without those that are expected to take over a minute. A
+    Batches that nobody asked for and that are expected to take over a minute are left out. A
     decoder that transformers computes is measured only.
     """
-    place = place or SpeedSetting()
+    place, texts = place or SpeedSetting(), texts or SpeedTexts()
     started = begin(place)
     with report_folder(out) as folder, threads(place):
         weights = open_checkpoint(checkpoint, sealed=folder is not None)
         processor = read_processor()
-        asked = asked_of(weights, batches or BATCHES, prompt, output)
-        if batches:  # a batch that cannot be is refused before anything is measured
-            _room(weights, asked, asked.batches, place)
+        asked, explicit = asked_of(weights, texts), bool(texts.batches)
+        if explicit:  # a batch that cannot be is refused before anything is measured
+            _room(weights, asked, place)
         facts, here = begin_facts(place, asked, progress)
         found: Calibrated | None = None
         try:
             facts["checkpoint"], found = predicted(weights, asked, place, here, progress)
         except CheckpointError as error:
             facts["checkpoint"] = {"path": path_of(weights), "not_predicted": str(error)}
-        chosen, left = _patient(found, asked, explicit=bool(batches))
+        chosen, left = _patient(found, asked, explicit=explicit)
         facts["left_out"] = left
-        facts["measured"] = list(_measured(weights, found, asked, chosen, place, facts, progress))
+        facts["measured"] = list(_measured(weights, found, chosen, place, facts, progress))
         add_disturbance(facts, processor)
         if folder is not None:
-            write_report(folder, "bench", facts, weights, weights, place, started)
+            report = speed_report("bench", facts, weights, weights, place, started)
+            write_report(report, folder)
         return facts
 
 
 def _patient(
     found: Calibrated | None, asked: LoadShape, *, explicit: bool
-) -> tuple[list[int], dict[str, float]]:
-    """Batches to measure, and those left out with the seconds that they are expected to take."""
+) -> tuple[LoadShape, dict[str, float]]:
+    """What to measure, and the batches left out with the seconds that they are expected to take."""
     if explicit or found is None:
-        return list(asked.batches), {}
+        return asked, {}
     seconds = {batch: predicted_speed(found, asked, batch).seconds for batch in asked.batches}
     left = {str(b): round(s, 1) for b, s in seconds.items() if s > PATIENCE_SECONDS}
     # One is measured in any case.
     left.pop(str(asked.batches[0]), None)
-    return [batch for batch in asked.batches if str(batch) not in left], left
+    kept = tuple(batch for batch in asked.batches if str(batch) not in left)
+    return replace(asked, batches=kept), left
 
 
 def _measured(
     weights: Source,
     found: Calibrated | None,
     asked: LoadShape,
-    batches: Sequence[int],
     place: SpeedSetting,
     facts: dict[str, Any],
     progress: Progress,
 ) -> Iterator[dict[str, Any]]:
     """Of each batch what came, and what was expected; notices of the engine go to `facts`."""
-    room = _room(weights, asked, batches, place)
+    room = _room(weights, asked, place)
     how = Opening(
         dtype=place.arithmetic,
         kv_dtype=place.stored,
@@ -109,7 +110,7 @@ def _measured(
     facts["checkpoint"]["notices"] = list(notices)
     vocabulary = weights.spec.vocab
     play(engine, even_load(1, asked.prompt, min(4, asked.output), vocabulary))
-    for batch in batches:
+    for batch in asked.batches:
         predicted = None if found is None else predicted_speed(found, asked, batch)
         about = "" if predicted is None else f", about {duration(predicted.seconds)}"
         texts = "text" if batch == 1 else "texts"
@@ -118,11 +119,11 @@ def _measured(
         yield {"batch": batch, **_beside(got, predicted)}
 
 
-def _room(weights: Source, asked: LoadShape, batches: Sequence[int], place: SpeedSetting) -> int:
+def _room(weights: Source, asked: LoadShape, place: SpeedSetting) -> int:
     """Positions of the cache: for the largest batch, and for a whole context where that costs
     little. RequestError where the memory does not do."""
     spec = weights.spec
-    needed = max(batches) * (-(-(asked.prompt + asked.output) // BLOCK) + 1) * BLOCK
+    needed = max(asked.batches) * (-(-(asked.prompt + asked.output) // BLOCK) + 1) * BLOCK
     free = free_bytes(torch.device(place.device))
     token = len(spec.blocks) * bytes_of_layer(spec.kv_heads, spec.head_dim, place.stored)
     if free is None:

@@ -1,6 +1,5 @@
 """`compress-model roofline`: how fast a checkpoint is expected to be on this machine."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,14 +7,15 @@ from compress.checkpoint.output.report_folder import report_folder
 from compress.events import Progress, silent
 from compress.machine.other_work import read_processor
 from compress.speed.setting import (
-    BATCHES,
     SpeedSetting,
+    SpeedTexts,
     add_disturbance,
     asked_of,
     begin,
     begin_facts,
     open_checkpoint,
     predicted,
+    speed_report,
     threads,
     write_report,
 )
@@ -23,20 +23,17 @@ from compress.speed.setting import (
 
 def predict_speed(
     checkpoint: str | Path,
+    texts: SpeedTexts | None = None,
     *,
     against: str | Path | None = None,
     place: SpeedSetting | None = None,
-    batches: Sequence[int] | None = None,
-    prompt: int | None = None,
-    output: int | None = None,
     out: str | Path | None = None,
     progress: Progress = silent,
 ) -> dict[str, Any]:
     """What a checkpoint is expected to do on this machine; its weights are not loaded.
 
-    against: its source, predicted too. batches: texts at once, 1, 8 and 64 where left out. prompt,
-    output: tokens of a text, by default 128 and 64 or what the model reads. out: a new or empty
-    folder for report.json and report.html. Raises a CompressError for what the user can mend.
+    against: its source, predicted too. out: a new or empty folder for report.json and report.html.
+    Raises a CompressError for what the user can mend.
     """
     place = place or SpeedSetting()
     started = begin(place)
@@ -46,12 +43,13 @@ def predict_speed(
         result = open_checkpoint(checkpoint, sealed=reported and against is None)
         source = None if against is None else open_checkpoint(against, sealed=reported)
         processor = read_processor()
-        asked = asked_of(result, batches or BATCHES, prompt, output)
+        asked = asked_of(result, texts or SpeedTexts())
         facts, here = begin_facts(place, asked, progress)
         facts["checkpoint"] = predicted(result, asked, place, here, progress)[0]
         if source is not None:
             facts["source"] = predicted(source, asked, place, here, progress)[0]
         add_disturbance(facts, processor)
         if folder is not None:
-            write_report(folder, "roofline", facts, result, source or result, place, started)
+            report = speed_report("roofline", facts, result, source or result, place, started)
+            write_report(report, folder)
         return facts

@@ -80,6 +80,16 @@ class SpeedSetting:
         return stored_dtype(self.kv_dtype) or self.arithmetic
 
 
+@dataclass(frozen=True, slots=True)
+class SpeedTexts:
+    """The texts that a speed is asked for. batches: of them at once, None for 1, 8 and 64. prompt,
+    output: tokens of one, None for 128 and 64 or what the model reads."""
+
+    batches: Sequence[int] | None = None
+    prompt: int | None = None
+    output: int | None = None
+
+
 def begin(place: SpeedSetting) -> datetime:
     """Now. OutputError for a device that will not do."""
     check_device(place.device)
@@ -104,11 +114,10 @@ def threads(place: SpeedSetting) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def asked_of(
-    weights: Source, batches: Sequence[int], prompt: int | None, output: int | None
-) -> LoadShape:
+def asked_of(weights: Source, texts: SpeedTexts) -> LoadShape:
     """RequestError for numbers below 1, and for texts that are longer than the model reads."""
     context = weights.spec.context or UNKNOWN_CONTEXT
+    batches, prompt, output = texts.batches or BATCHES, texts.prompt, texts.output
     for name, values in (("batch", batches), ("prompt", [prompt]), ("output", [output])):
         for value in values:
             if value is not None:
@@ -175,23 +184,22 @@ def path_of(weights: Source) -> str:
     return str(weights.checkpoint.path.resolve())
 
 
-def write_report(
-    folder: Path,
+def speed_report(
     command: str,
     facts: dict[str, Any],
     result: Source,
     source: Source,
     place: SpeedSetting,
     started: datetime,
-) -> None:
-    """report.json and report.html, with the facts as their speed. source: sealed; the result itself
-    where nothing else is known. CheckpointError where it changed meanwhile."""
+) -> Report:
+    """A report with the facts as its speed. source: sealed; the result itself where nothing else is
+    known. CheckpointError where it changed meanwhile."""
     source.checkpoint.require_unchanged()
     now = datetime.now(UTC)
     seconds = (now - started).total_seconds()
     peaks = peak_rss_bytes(), peak_gpu_bytes(place.device)
     stage = StageRecord(command, seconds, *peaks, others=facts["others"])
-    report = Report(
+    return Report(
         tool="compress-model",
         versions=versions(),
         recipe=RecipeInfo("", yaml.safe_dump(asdict(place))),
@@ -208,5 +216,9 @@ def write_report(
         samples_reason="speed was looked at, not text",
         speed=facts,
     )
+
+
+def write_report(report: Report, folder: Path) -> None:
+    """report.json and report.html."""
     write_json(report, folder / "report.json", write_atomic)
     write_html(report, folder / "report.html", write_atomic)

@@ -9,7 +9,7 @@ import pytest
 from compress.checkpoint.output import publishing
 from compress.cli.main import main
 from compress.errors import CheckpointError, OutputError, RecipeError
-from compress.verbs import dry_artifact, export_artifact
+from compress.verbs import ArtifactTarget, dry_artifact, export_artifact
 from compress_exporters.exporter import Options
 from helpers import tiny_models
 
@@ -22,7 +22,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_folder_with_its_report(model: Path, tmp_path: Path) -> None:
     stages = Counter[str]()
     report = export_artifact(
-        model, "onnx", tmp_path / "out", progress=lambda event: stages.update([event.stage])
+        model,
+        ArtifactTarget("onnx"),
+        tmp_path / "out",
+        progress=lambda event: stages.update([event.stage]),
     )
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     out = tmp_path / "out"
@@ -108,7 +111,7 @@ def test_a_failed_proof_leaves_nothing(
 ) -> None:
     monkeypatch.setattr("compress_exporters.onnx.proof.checks.LIMITS", {"fp32": 0.0})
     with pytest.raises(CheckpointError, match="the graph's logits are not those of the weights"):
-        export_artifact(model, "onnx", tmp_path / "out")
+        export_artifact(model, ArtifactTarget("onnx"), tmp_path / "out")
     assert not list(tmp_path.iterdir())
 
 
@@ -117,23 +120,25 @@ def test_earlier_results_stay_unless_they_may_go(model: Path, tmp_path: Path) ->
     (tmp_path / "out" / "mine").touch()
     for attempt in (dry_artifact, export_artifact):
         with pytest.raises(OutputError, match="no result of an earlier run"):
-            attempt(model, "onnx", tmp_path / "out", overwrite=True)
+            attempt(model, ArtifactTarget("onnx"), tmp_path / "out", overwrite=True)
     assert (tmp_path / "out" / "mine").exists()
 
 
 def test_an_artifact_is_replaced_where_that_is_asked(model: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    export_artifact(model, "onnx", out, verify=False)
+    export_artifact(model, ArtifactTarget("onnx"), out, verify=False)
     with pytest.raises(OutputError, match="add --overwrite"):
-        export_artifact(model, "onnx", out, verify=False)
-    export_artifact(model, "onnx", out, verify=False, overwrite=True, options=Options("fp16"))
+        export_artifact(model, ArtifactTarget("onnx"), out, verify=False)
+    export_artifact(
+        model, ArtifactTarget("onnx", Options("fp16")), out, verify=False, overwrite=True
+    )
     data = out / "model.onnx.data"
     size = data.stat().st_size
     data.unlink()
     with pytest.raises(OutputError, match="no result of an earlier run"):
-        export_artifact(model, "onnx", out, verify=False, overwrite=True)
+        export_artifact(model, ArtifactTarget("onnx"), out, verify=False, overwrite=True)
     data.touch()
-    export_artifact(model, "onnx", out, verify=False, overwrite=True)
+    export_artifact(model, ArtifactTarget("onnx"), out, verify=False, overwrite=True)
     assert data.stat().st_size > 1.9 * size
 
 
@@ -143,7 +148,7 @@ def test_too_little_disk_is_said_before_writing(
     monkeypatch.setattr(publishing, "free_bytes", lambda folder: 1000)
     for attempt in (dry_artifact, export_artifact):
         with pytest.raises(OutputError, match=r" are needed, 1.00 kB are free; make room"):
-            attempt(model, "onnx", tmp_path / "out")
+            attempt(model, ArtifactTarget("onnx"), tmp_path / "out")
     assert not list(tmp_path.iterdir())
 
 
@@ -155,16 +160,16 @@ def test_a_disk_that_fills_up_leaves_nothing(
 
     monkeypatch.setattr("compress_exporters.onnx.saving.ir.save", full)
     with pytest.raises(OutputError, match="No space left on device; make room"):
-        export_artifact(model, "onnx", tmp_path / "out")
+        export_artifact(model, ArtifactTarget("onnx"), tmp_path / "out")
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("positions", [0, -3])
 def test_a_context_of_nothing_is_refused(model: Path, positions: int) -> None:
     with pytest.raises(RecipeError, match=f"^--max-context is {positions}; it is 1 position or mo"):
-        dry_artifact(model, "onnx", options=Options(max_context=positions))
+        dry_artifact(model, ArtifactTarget("onnx", Options(max_context=positions)))
 
 
 def test_no_folder_is_refused(model: Path) -> None:
     with pytest.raises(OutputError, match=r"^the artifact has no folder; give `out`, or Options"):
-        export_artifact(model, "onnx")
+        export_artifact(model, ArtifactTarget("onnx"))

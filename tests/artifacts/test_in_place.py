@@ -16,7 +16,7 @@ from compress.checkpoint.output import publishing
 from compress.cli.main import main
 from compress.errors import CheckpointError, CompressError, OutputError, RecipeError
 from compress.formats import open_weights
-from compress.verbs import dry_artifact, export_artifact
+from compress.verbs import ArtifactTarget, dry_artifact, export_artifact
 from compress_exporters.exporter import Options
 from compress_exporters.onnx.proof.running import Runner
 from compress_exporters.reference import Reference
@@ -60,7 +60,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def add(model: Path, options: Options = HERE, **how: Any) -> Any:
-    return export_artifact(model, "onnx", options=options, **{"verify": False, **how})
+    return export_artifact(model, ArtifactTarget("onnx", options), **{"verify": False, **how})
 
 
 def runs(model: Path) -> bool:
@@ -102,12 +102,12 @@ def test_the_dry_run_says_what_would_stay(model: Path, capsys: pytest.CaptureFix
     assert " kB of the source stay where they are\n" in told
     assert told.endswith("nothing was written: this is a dry run\n")
     assert contents(model) == before
-    assert dry_artifact(model, "onnx", options=HERE).result["path"] == str(model)
+    assert dry_artifact(model, ArtifactTarget("onnx", HERE)).result["path"] == str(model)
 
 
 def test_a_checkpoint_with_a_graph_is_read_as_before(model: Path, tmp_path: Path) -> None:
     add(model)
-    report = export_artifact(model, "onnx", tmp_path / "out", verify=False)
+    report = export_artifact(model, ArtifactTarget("onnx"), tmp_path / "out", verify=False)
     assert report.result["linked_bytes"] == 0
     assert not (tmp_path / "out" / GRAPH[2]).exists()
 
@@ -230,7 +230,7 @@ def test_two_at_a_time_are_refused(model: Path) -> None:
     with held_elsewhere(model / WORK) as pid:
         for attempt in (dry_artifact, export_artifact):
             with pytest.raises(OutputError) as caught:
-                attempt(model, "onnx", options=HERE)
+                attempt(model, ArtifactTarget("onnx", HERE))
             assert str(caught.value) == alive(model / WORK, pid)
     assert (model / WORK).is_dir()
 
@@ -240,7 +240,7 @@ def refusal(model: Path, **how: Any) -> str:
     before, said = contents(model), []
     for attempt in (dry_artifact, export_artifact):
         with pytest.raises(CompressError) as error:
-            attempt(model, "onnx", options=HERE, **how)
+            attempt(model, ArtifactTarget("onnx", HERE), **how)
         said.append(str(error.value))
     assert said[0] == said[1]
     assert "\n" not in said[0]
@@ -304,7 +304,7 @@ def test_what_is_in_the_way_of_the_work_stays(
     before = contents(model)
     for attempt in (dry_artifact, export_artifact):
         with pytest.raises(OutputError) as error:
-            attempt(model, "onnx", options=HERE)
+            attempt(model, ArtifactTarget("onnx", HERE))
         assert str(error.value) == (
             f"{model} has {name}, where the export would do its work; move it away, or export with"
             " -o FOLDER instead"
@@ -368,7 +368,7 @@ def test_a_folder_beside_is_refused(model: Path, tmp_path: Path) -> None:
 
 def test_other_targets_are_refused(model: Path) -> None:
     with pytest.raises(RecipeError, match=r"^--in-place is for onnx, and --to is gguf; leave it"):
-        dry_artifact(model, "gguf", options=HERE)
+        dry_artifact(model, ArtifactTarget("gguf", HERE))
 
 
 def test_the_command_line_refuses_it_as_usage(

@@ -7,7 +7,7 @@ import pytest
 
 from compress.checkpoint.output.report_folder import report_folder
 from compress.errors import CheckpointError, OutputError
-from compress.verbs import evaluate_checkpoint, measure_speed, predict_speed
+from compress.verbs import EvaluationOptions, evaluate_checkpoint, measure_speed, predict_speed
 from helpers.holding import alive, held_elsewhere
 
 
@@ -72,7 +72,7 @@ def test_a_report_does_not_take_the_place_of_a_live_run(name: str, tmp_path: Pat
 
 
 COMMANDS = {
-    "eval": partial(evaluate_checkpoint, texts=["self"]),
+    "eval": partial(evaluate_checkpoint, asked=EvaluationOptions(texts=["self"])),
     "bench": measure_speed,
     "roofline": predict_speed,
 }

@@ -14,7 +14,7 @@ from compress.convert.source import look
 from compress.errors import CheckpointError, RecipeError
 from compress.formats import FP8_CACHE
 from compress.quant.scheme import PRESETS, QuantScheme
-from compress.verbs import dry_export, export, export_table
+from compress.verbs import Conversion, dry_export, export, export_table
 from conftest import tree_hashes
 from helpers.exporters.exports import ASYM, CT, SYM, assert_same_weights, copied, opened
 
@@ -228,13 +228,13 @@ def test_two_exports_are_equal_and_shards_are_cut(
     compressed: Callable[..., Path], tmp_path: Path
 ) -> None:
     def weights(out: str) -> dict[str, str]:
-        export(compressed(), "awq", tmp_path / out, shard_size="40kB")
+        export(compressed(), "awq", tmp_path / out, options=Conversion(shard_size="40kB"))
         return {k: v for k, v in tree_hashes(tmp_path / out).items() if "report" not in k}
 
     assert weights("a") == weights("b")
     assert len(list((tmp_path / "a").glob("model-*.safetensors"))) > 1
     with pytest.raises(RecipeError, match="--shard-size is 'big'; it takes a size such as 5GB"):
-        export(compressed(), "awq", tmp_path / "c", shard_size="big")
+        export(compressed(), "awq", tmp_path / "c", options=Conversion(shard_size="big"))
 
 
 def test_scales_of_the_cache_go_where_they_can(

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from compress.checkpoint import Checkpoint, ShardWriter, disk
 from compress.errors import CheckpointError, OutputError, RecipeError
 from compress.quant.scheme import PRESETS, QuantScheme
-from compress.verbs import dry_export, export, export_table
+from compress.verbs import Conversion, dry_export, export, export_table
 from helpers import compressed_models, tiny_models
 from helpers.exporters.exports import ASYM, CT, SYM, assert_same_weights, copied, opened
 
@@ -107,7 +107,7 @@ def test_inexact_scales(compressed: Callable[..., Path], tmp_path: Path) -> None
         " dense"
     )
     assert not list(tmp_path.glob("out*"))
-    report = export(source, "gptq", tmp_path / "out", round_scales=True)
+    report = export(source, "gptq", tmp_path / "out", options=Conversion(round_scales=True))
     (note,) = report.notes
     assert note == (
         "scales go from fp32 to fp16: 1919 of 1920 are rounded, the largest change is 0.00048 of"

@@ -10,7 +10,7 @@ import pytest
 from compress.errors import RecipeError
 from compress.formats import FORMATS, FP8_CACHE
 from compress.quant.scheme import PRESETS, QuantScheme
-from compress.verbs import dry_export, run
+from compress.verbs import Conversion, dry_export, run
 from helpers.exporters.exports import ASYM, CT, SYM
 from helpers.short_runs import RTN, recipe
 
@@ -56,7 +56,7 @@ def outcomes(source: Path, own: str) -> dict[str, str]:
         except RecipeError as error:
             found[to] = str(error)
             if "--round-scales to" in found[to]:
-                dry_export(source, to, round_scales=True)
+                dry_export(source, to, options=Conversion(round_scales=True))
     return found
 
 

@@ -17,7 +17,7 @@ from compress.recipe.task_config import TaskConfig
 from compress.runtime.loading.model import Model
 from compress.runtime.sequences.limits import Limits
 from compress.runtime.sequences.request import Sampling
-from compress.verbs import open_model
+from compress.verbs import CacheOptions, open_model
 from helpers import tiny_models
 
 CONTEXT = 128  # of the tiny models
@@ -173,7 +173,7 @@ def test_generated_answers(asked: Callable[..., Task], model: Model, plain: Any)
 
 def test_options_of_a_context_are_one_request(asked: Callable[..., Task], folder: Path) -> None:
     """The context is computed once for all of them, and equal pairs are computed once."""
-    model = open_model(folder, reuse=False)
+    model = open_model(folder, cache=CacheOptions(reuse=False))
     task = asked(CHOICES[:1] * 3)
     before = model.engine.stats.computed
     seen = []
@@ -221,7 +221,7 @@ def test_max_items_takes_the_first(asked: Callable[..., Task]) -> None:
 
 
 def test_what_the_engine_refuses_is_said(asked: Callable[..., Task], folder: Path) -> None:
-    model = open_model(folder, cache_tokens=32)
+    model = open_model(folder, cache=CacheOptions(tokens=32))
     with pytest.raises(DataError, match=r"^evaluation task 'task': \d+ positions need \d+ blocks"):
         run_task(asked(CHOICES), model)
     assert model.engine.idle

@@ -12,7 +12,7 @@ import torch
 from compress.checkpoint import Checkpoint
 from compress.formats import open_weights
 from compress.quant.tensor import QuantizedTensor
-from compress.verbs import dry_artifact, export_artifact
+from compress.verbs import ArtifactTarget, dry_artifact, export_artifact
 from compress_exporters.exporter import Options, Proof, Source, Written
 from compress_exporters.genai import lowering
 from compress_exporters.gguf import target as gguf
@@ -56,15 +56,15 @@ def test_an_export_is_planned_once(
     target: str, model: Path, tmp_path: Path, built: Counter[str]
 ) -> None:
     """Checked, sized, written and proved."""
-    export_artifact(model, target, tmp_path / "out", options=EXACT)
+    export_artifact(model, ArtifactTarget(target, EXACT), tmp_path / "out")
     assert built["built"] == 1
-    dry_artifact(model, target)
+    dry_artifact(model, ArtifactTarget(target))
     assert built["built"] == 2
 
 
 def test_an_export_in_place_is_planned_once(tmp_path: Path, built: Counter[str]) -> None:
     model = tiny_models.make("llama", tmp_path / "model", tied=True)
-    export_artifact(model, "onnx", options=Options(in_place=True))
+    export_artifact(model, ArtifactTarget("onnx", Options(in_place=True)))
     assert built["built"] == 1
 
 

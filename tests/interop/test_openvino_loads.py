@@ -11,7 +11,7 @@ import pytest
 from compress.checkpoint import Checkpoint
 from compress.formats import open_weights
 from compress.quant.scheme import PRESETS, QuantScheme
-from compress.verbs import export_artifact
+from compress.verbs import ArtifactTarget, export_artifact
 from compress_exporters.exporter import Options
 from compress_exporters.onnx.proof.openvino import saturates
 from compress_exporters.table import EXPORTERS
@@ -113,7 +113,7 @@ def test_codes_of_7_bits_do_not_saturate(openvino: ModuleType, tmp_path: Path) -
 def test_weights_beside_the_graph(dtype: Any, openvino: ModuleType, tmp_path: Path) -> None:
     """It reads them where they lie, whatever numbers they are."""
     folder = tiny_models.make("llama", tmp_path / "model", dtype=dtype)
-    report = export_artifact(folder, "onnx", options=Options(in_place=True))
+    report = export_artifact(folder, ArtifactTarget("onnx", Options(in_place=True)))
     assert report.result["linked_bytes"] > 0
     assert "in one step, in chunks and beside padding: logits within" in report.detail[-1]
     assert report.detail[-1].startswith(f"OpenVINO {openvino.__version__.partition('-')[0]}")

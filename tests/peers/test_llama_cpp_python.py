@@ -59,7 +59,7 @@ def asked(
 def exported(folder: Path, out: Path, dtype: Any = "fp32") -> Path:
     """model.gguf of a checkpoint, as `compress-model export --to gguf` writes it."""
     options = Options(dtype=dtype, round_scales=True)
-    verbs.export_artifact(folder, "gguf", out, options=options, verify=False)
+    verbs.export_artifact(folder, verbs.ArtifactTarget("gguf", options), out, verify=False)
     return out / "model.gguf"
 
 

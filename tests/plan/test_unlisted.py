@@ -14,7 +14,7 @@ from compress.formats.runtimes.judge import runtimes
 from compress.formats.runtimes.snippets import all_lines, why_not_opened
 from compress.plan.unlisted import opened
 from compress.quant.scheme import QuantScheme
-from compress.verbs import export, make_plan, run
+from compress.verbs import Conversion, export, make_plan, run
 from helpers import unlisted_models
 from helpers.short_runs import GPTQ, SELF, W4, recipe
 from helpers.unlisted_models import READING, RUNNING
@@ -122,7 +122,9 @@ def test_linears_without_a_tensor_of_their_name_are_left_alone(
 def test_conversions_keep_both(made: Any, tmp_path: Path) -> None:
     """Of an exported result, too, the class is asked."""
     run(recipe(RTN16), made("biogpt"), tmp_path / "out")
-    report = export(tmp_path / "out", "gptq", tmp_path / "gptq", round_scales=True)
+    report = export(
+        tmp_path / "out", "gptq", tmp_path / "gptq", options=Conversion(round_scales=True)
+    )
     assert {v.runtime: v.verdict for v in report.runtimes}["transformers"] == "expected"
 
 

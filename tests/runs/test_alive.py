@@ -12,7 +12,7 @@ from compress.artifacts import in_place
 from compress.checkpoint import Checkpoint, disk, prepare_output
 from compress.cli.main import main
 from compress.errors import CompressError
-from compress.verbs import RunOptions, export, export_artifact, run
+from compress.verbs import ArtifactTarget, RunOptions, export, export_artifact, run
 from compress_exporters.exporter import Options
 from compress_exporters.table import EXPORTERS
 from conftest import tree_hashes
@@ -132,7 +132,7 @@ def test_an_export_is_alive_at_every_moment(
     if to == "gptq":
         export(source, to, out)
     else:
-        export_artifact(source, to, out, verify=False)
+        export_artifact(source, ArtifactTarget(to), out, verify=False)
     monkeypatch.undo()
     assert_alive(said)
 
@@ -176,6 +176,6 @@ def test_an_export_in_place_is_alive_at_every_moment(
     said = at_every_change(
         monkeypatch, lambda: in_place.prepare(how, checkpoint, 0, overwrite=False)
     )
-    export_artifact(model, "onnx", options=Options(in_place=True), verify=False)
+    export_artifact(model, ArtifactTarget("onnx", Options(in_place=True)), verify=False)
     monkeypatch.undo()
     assert_alive(said)

@@ -19,7 +19,7 @@ from compress.speed import hollow as hollow_module
 from compress.speed import rates as rates_module
 from compress.speed import setting as speed_setting
 from compress.speed import timer as timer_module
-from compress.speed.setting import SpeedSetting
+from compress.speed.setting import SpeedSetting, SpeedTexts
 from compress.speed.timer import free_bytes
 from helpers import compressed_models, tiny_models
 
@@ -44,7 +44,7 @@ def test_a_checkpoint_and_its_source_are_predicted(source: Path, tmp_path: Path)
     small = tmp_path / "small"
     compressed_models.write(source, small, QuantScheme(bits=4, group_size=32))
     out = tmp_path / "out"
-    facts = verbs.predict_speed(small, against=source, batches=(1, 8), out=out)
+    facts = verbs.predict_speed(small, SpeedTexts(batches=(1, 8)), against=source, out=out)
     own, other = facts["checkpoint"], facts["source"]
     assert own["path"] == str(small)
     assert own["weight_bytes"] < other["weight_bytes"]
@@ -69,13 +69,15 @@ def test_a_checkpoint_and_its_source_are_predicted(source: Path, tmp_path: Path)
 
 
 def test_no_batches_are_those_that_nobody_asked_for(source: Path) -> None:
-    steps = verbs.predict_speed(source, batches=(), prompt=8, output=2)["checkpoint"]["steps"]
+    steps = verbs.predict_speed(source, SpeedTexts(batches=(), prompt=8, output=2))["checkpoint"][
+        "steps"
+    ]
     assert [step["batch"] for step in steps] == [1, 8, 64]
 
 
 def test_keys_and_values_in_8_bits(source: Path) -> None:
     place = SpeedSetting(kv_dtype="int8")
-    facts = verbs.measure_speed(source, place=place, batches=(1,), prompt=8, output=3)
+    facts = verbs.measure_speed(source, SpeedTexts(batches=(1,), prompt=8, output=3), place=place)
     assert facts["checkpoint"]["kv_bytes_per_token"] == 2 * 2 * 2 * (16 + 2)
     assert facts["machine"]["kv_dtype"] == "int8"
     assert ", fp32, keys and values in int8: " in verbs.speed_table(facts)
@@ -94,18 +96,16 @@ def test_the_engine_stores_what_was_asked(source: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(bench, "open_engine", watched)
     for kv in ("int8", None):
         verbs.measure_speed(
-            source,
-            place=SpeedSetting(kv_dtype=kv),  # type: ignore[arg-type]
-            batches=(1,),
-            prompt=4,
-            output=2,
+            source, SpeedTexts(batches=(1,), prompt=4, output=2), place=SpeedSetting(kv_dtype=kv)
         )
     assert opened == [torch.int8, torch.float32]
 
 
 def test_threads_come_back(source: Path) -> None:
     before = torch.get_num_threads()
-    facts = verbs.predict_speed(source, place=SpeedSetting(threads=before + 1), batches=(1,))
+    facts = verbs.predict_speed(
+        source, SpeedTexts(batches=(1,)), place=SpeedSetting(threads=before + 1)
+    )
     assert facts["machine"]["threads"] == before + 1
     assert torch.get_num_threads() == before
 
@@ -132,7 +132,9 @@ def test_a_report_is_of_what_was_hashed(
 
 def test_a_measurement_stands_beside_its_prediction(source: Path) -> None:
     said: list[Event] = []
-    facts = verbs.measure_speed(source, batches=(1, 3), prompt=20, output=5, progress=said.append)
+    facts = verbs.measure_speed(
+        source, SpeedTexts(batches=(1, 3), prompt=20, output=5), progress=said.append
+    )
     assert [found["batch"] for found in facts["measured"]] == [1, 3]
     for found in facts["measured"]:
         figures = [value for name, value in found.items() if name != "batch"]
@@ -145,7 +147,7 @@ def test_a_measurement_stands_beside_its_prediction(source: Path) -> None:
 
 
 def test_outputs_of_one_token_have_no_time_between(source: Path) -> None:
-    (found,) = verbs.measure_speed(source, batches=(2,), prompt=9, output=1)["measured"]
+    (found,) = verbs.measure_speed(source, SpeedTexts(batches=(2,), prompt=9, output=1))["measured"]
     assert found["between_tokens_p50_ms"] == {"measured": None, "expected": None}
     assert found["first_token_p50_ms"]["measured"] > 0
 
@@ -154,18 +156,18 @@ def test_what_would_take_long_is_left_out_and_named(
     source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bench, "PATIENCE_SECONDS", 0.0)
-    facts = verbs.measure_speed(source, prompt=8, output=2)
+    facts = verbs.measure_speed(source, SpeedTexts(prompt=8, output=2))
     assert [found["batch"] for found in facts["measured"]] == [1]
     assert set(facts["left_out"]) == {"8", "64"}
     line = "batch 64 is left out, as it would take about 0 s; --batch 64 asks for it"
     assert line in verbs.speed_table(facts)
-    asked = verbs.measure_speed(source, prompt=8, output=2, batches=(8,))
+    asked = verbs.measure_speed(source, SpeedTexts(prompt=8, output=2, batches=(8,)))
     assert [found["batch"] for found in asked["measured"]] == [8]
 
 
 def test_what_transformers_computes_is_measured_only(tmp_path: Path) -> None:
     folder = tiny_models.make("granite", tmp_path / "granite", dtype="fp32")
-    facts = verbs.measure_speed(folder, batches=(1,), prompt=8, output=3)
+    facts = verbs.measure_speed(folder, SpeedTexts(batches=(1,), prompt=8, output=3))
     (found,) = facts["measured"]
     assert found["tokens_per_second"]["measured"] > 0
     assert found["tokens_per_second"]["expected"] is None
@@ -179,9 +181,9 @@ def test_what_transformers_computes_is_measured_only(tmp_path: Path) -> None:
 @pytest.mark.parametrize("verb", [verbs.predict_speed, verbs.measure_speed])
 def test_refusals(verb: Callable[..., Facts], source: Path, tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="prompt 100 and output 64 are 164 tokens: the model"):
-        verb(source, prompt=100, output=64)
+        verb(source, SpeedTexts(prompt=100, output=64))
     with pytest.raises(RequestError, match="batch is 0: a whole number from 1 on is needed"):
-        verb(source, batches=(0,))
+        verb(source, SpeedTexts(batches=(0,)))
     with pytest.raises(OutputError, match="device is 'gpu'"):
         verb(source, place=SpeedSetting(device="gpu"))
     with pytest.raises(OutputError, match="dtype is 'int8'"):
@@ -198,7 +200,7 @@ def test_a_batch_beyond_the_memory_is_refused(
     source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before anything is measured; a prediction of it says so."""
-    facts = verbs.predict_speed(source, batches=(1, 8), prompt=64, output=64)
+    facts = verbs.predict_speed(source, SpeedTexts(batches=(1, 8), prompt=64, output=64))
     facts["machine"]["free_bytes"] = facts["checkpoint"]["steps"][0]["memory_bytes"]
     lines = verbs.speed_table(facts).splitlines()
     said = r"  batch 8 cannot run here: it needs [\d.]+ [kM]B of memory, [\d.]+ kB are free"
@@ -207,19 +209,21 @@ def test_a_batch_beyond_the_memory_is_refused(
     monkeypatch.setattr(bench, "free_bytes", lambda device: 1_000_000)
     events: list[Event] = []
     with pytest.raises(RequestError, match=r"tokens take .* GB, 0.0 GB are free; take a smaller"):
-        verbs.measure_speed(source, batches=(64,), prompt=64, output=64, progress=events.append)
+        verbs.measure_speed(
+            source, SpeedTexts(batches=(64,), prompt=64, output=64), progress=events.append
+        )
     assert events == []
 
 
 def test_lengths_that_are_left_out_fit_the_context(source: Path) -> None:
-    facts = verbs.predict_speed(source, batches=(1,), prompt=120)
+    facts = verbs.predict_speed(source, SpeedTexts(batches=(1,), prompt=120))
     assert facts["texts"] == {"prompt": 120, "output": 8}
-    facts = verbs.predict_speed(source, batches=(1,), output=127)
+    facts = verbs.predict_speed(source, SpeedTexts(batches=(1,), output=127))
     assert facts["texts"] == {"prompt": 1, "output": 127}
 
 
 def test_the_cache_is_what_the_engine_takes(source: Path) -> None:
-    facts = verbs.predict_speed(source, batches=(1,))
+    facts = verbs.predict_speed(source, SpeedTexts(batches=(1,)))
     free = free_bytes(torch.device("cpu"))
     assert free is None or free > 128 * 256 * facts["checkpoint"]["kv_bytes_per_token"] / 0.3
     assert facts["checkpoint"]["cache_tokens"] == 128 * 256
@@ -232,8 +236,8 @@ def test_other_work_that_disturbed_is_said(
     monkeypatch.setattr(speed_setting, "share_since", lambda before: share)
     line = "other work took 40 % of the cores meanwhile; a quiet machine is faster"
     out = tmp_path / "out"
-    predicted = verbs.predict_speed(source, batches=(1,), prompt=4, output=2, out=out)
-    measured = verbs.measure_speed(source, batches=(1,), prompt=4, output=2)
+    predicted = verbs.predict_speed(source, SpeedTexts(batches=(1,), prompt=4, output=2), out=out)
+    measured = verbs.measure_speed(source, SpeedTexts(batches=(1,), prompt=4, output=2))
     for facts in (predicted, measured):
         assert facts["others"] == share
         assert facts.get("disturbed") == (line if share == 0.4 else None)

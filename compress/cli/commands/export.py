@@ -1,14 +1,19 @@
 """`compress-model export`."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import click
 
 from compress.cli import options
 from compress.cli.process import give_back
 from compress.cli.progress import watched
+
+if TYPE_CHECKING:
+    from compress.verbs import Conversion
+    from compress_exporters.exporter import Options
 
 # What each of FORMATS holds, said without the codecs, which import torch.
 HOLDS: Mapping[str, str] = MappingProxyType(
@@ -35,6 +40,18 @@ TARGETS: Mapping[str, str] = MappingProxyType(
 ROUNDING = ("gguf",)  # of them, those that store scales
 LEVELS = ("onnx-genai",)  # those whose products round inputs, or do not
 IN_PLACE = ("onnx",)  # and those that can point to the checkpoint's own weights
+
+
+@dataclass(frozen=True, slots=True)
+class ExportRequest:
+    """What is asked of an export into any format and for any runtime."""
+
+    checkpoint: str
+    to: str
+    out: str | None
+    overwrite: bool
+    dry_run: bool
+    as_json: bool
 
 
 class FormatsInHelp(click.Command):
@@ -104,6 +121,7 @@ def command(
 
     _require_place(to, out, in_place, dry_run)
     give_back()
+    asked = ExportRequest(checkpoint, to, out, overwrite, dry_run, as_json)
     if verbs.is_target(to):
         target = verbs.target_name(to)
         lost = round_scales and target not in ROUNDING
@@ -111,12 +129,15 @@ def command(
         _refuse(to, {"--round-scales": lost}, f"formats and {', '.join(ROUNDING)}")
         level = None if target in LEVELS else accuracy_level
         _refuse(to, {"--accuracy-level": level}, ", ".join(LEVELS))
-        chosen = (dtype, max_context, round_scales, accuracy_level or "4", in_place)
-        _artifact(checkpoint, to, out, chosen, no_verify, overwrite, dry_run, as_json)
+        from compress_exporters.exporter import Options
+
+        number: Literal[0, 4] = 0 if accuracy_level == "0" else 4
+        how = Options(dtype or "fp32", max_context, round_scales, number, in_place)
+        _artifact(asked, how, verify=not no_verify)
         return
     given = {"--dtype": dtype, "--max-context": max_context, "--accuracy-level": accuracy_level}
     _refuse(to, given | {"--no-verify": no_verify}, "other runtimes")
-    _format(checkpoint, to, out, round_scales, shard_size or "5GB", overwrite, dry_run, as_json)
+    _format(asked, verbs.Conversion(round_scales, shard_size or "5GB"))
 
 
 def _require_place(to: str, out: str | None, in_place: bool, dry_run: bool) -> None:
@@ -137,75 +158,41 @@ def _refuse(to: str, given: Mapping[str, object], those: str) -> None:
         raise click.UsageError(f"{name} is for {those}, and --to is {to}; leave it out")
 
 
-def _artifact(
-    checkpoint: str,
-    to: str,
-    out: str | None,
-    chosen: tuple[Literal["fp32", "fp16"] | None, int | None, bool, Literal["0", "4"], bool],
-    no_verify: bool,
-    overwrite: bool,
-    dry_run: bool,
-    as_json: bool,
-) -> None:
+def _artifact(asked: ExportRequest, how: "Options", *, verify: bool) -> None:
     from compress import verbs
-    from compress_exporters.exporter import Options
 
-    dtype, max_context, round_scales, level, in_place = chosen
-    number: Literal[0, 4] = 0 if level == "0" else 4
-    how = Options(dtype or "fp32", max_context, round_scales, number, in_place)
-    if dry_run:
-        report = verbs.dry_artifact(checkpoint, to, out, options=how, overwrite=overwrite)
+    target, overwrite = verbs.ArtifactTarget(asked.to, how), asked.overwrite
+    if asked.dry_run:
+        report = verbs.dry_artifact(asked.checkpoint, target, asked.out, overwrite=overwrite)
     else:
         with watched() as progress:
             report = verbs.export_artifact(
-                checkpoint,
-                to,
-                out,
-                options=how,
-                verify=not no_verify,
+                asked.checkpoint,
+                target,
+                asked.out,
+                verify=verify,
                 overwrite=overwrite,
                 progress=progress,
             )
-    if as_json:
+    if asked.as_json:
         options.print_json(report.to_json())
     else:
         click.echo(verbs.artifact_table(report))
 
 
-def _format(
-    checkpoint: str,
-    to: str,
-    out: str | None,
-    round_scales: bool,
-    shard_size: str,
-    overwrite: bool,
-    dry_run: bool,
-    as_json: bool,
-) -> None:
+def _format(asked: ExportRequest, how: "Conversion") -> None:
     from compress import verbs
 
-    if dry_run:
-        report = verbs.dry_export(
-            checkpoint,
-            to,
-            out,
-            round_scales=round_scales,
-            shard_size=shard_size,
-            overwrite=overwrite,
-        )
+    checkpoint, to, out, overwrite = asked.checkpoint, asked.to, asked.out, asked.overwrite
+    if asked.dry_run:
+        report = verbs.dry_export(checkpoint, to, out, options=how, overwrite=overwrite)
     else:
         assert out is not None
         with watched() as progress:
             report = verbs.export(
-                checkpoint,
-                to,
-                out,
-                round_scales=round_scales,
-                shard_size=shard_size,
-                overwrite=overwrite,
-                progress=progress,
+                checkpoint, to, out, options=how, overwrite=overwrite, progress=progress
             )
-    if as_json:
+    if asked.as_json:
         options.print_json(report.to_json())
     else:
         click.echo(verbs.export_table(report))

@@ -20,11 +20,9 @@ def command(checkpoint: str, as_json: bool, **asked: Any) -> None:
     """
     from compress import verbs
 
-    place, batches = speed_options.place_of(asked), asked.pop("batches")
+    place, texts = speed_options.place_of(asked), speed_options.texts_of(asked)
     with watched() as progress:
-        facts = verbs.predict_speed(
-            checkpoint, place=place, batches=batches or None, progress=progress, **asked
-        )
+        facts = verbs.predict_speed(checkpoint, texts, place=place, progress=progress, **asked)
     if as_json:
         options.print_json(facts)
     else:

@@ -15,7 +15,7 @@ from compress.checkpoint import Checkpoint
 from compress.errors import CheckpointError
 from compress.formats import open_weights
 from compress.quant.scheme import QuantScheme
-from compress.verbs import dry_artifact, export_artifact
+from compress.verbs import ArtifactTarget, dry_artifact, export_artifact
 from compress_exporters.exporter import Options
 from compress_exporters.onnx.graph.linked import read_by
 from compress_exporters.onnx.names import DATA, MODEL
@@ -29,7 +29,9 @@ TABLES = 2 * 128 * 8 * 4  # bytes of sine and cosine
 
 
 def export(model: Path, dtype: Literal["fp32", "fp16"] = "fp32", *, verify: bool = False) -> Any:
-    return export_artifact(model, "onnx", options=Options(dtype, in_place=True), verify=verify)
+    return export_artifact(
+        model, ArtifactTarget("onnx", Options(dtype, in_place=True)), verify=verify
+    )
 
 
 def logits(folder: Path) -> Array:
@@ -38,7 +40,7 @@ def logits(folder: Path) -> Array:
 
 def copied(model: Path, out: Path, dtype: Literal["fp32", "fp16"] = "fp32") -> Array:
     """Logits of the graph that has weights of its own."""
-    export_artifact(model, "onnx", out, options=Options(dtype), verify=False)
+    export_artifact(model, ArtifactTarget("onnx", Options(dtype)), out, verify=False)
     return logits(out)
 
 
@@ -200,7 +202,7 @@ def test_weights_that_are_no_numbers_are_refused(bad: float, tmp_path: Path) -> 
 
 def test_sizes_are_foretold(tmp_path: Path) -> None:
     model = tiny_models.make("llama", tmp_path / "model", dtype="bf16")
-    plan = dry_artifact(model, "onnx", options=Options(in_place=True))
+    plan = dry_artifact(model, ArtifactTarget("onnx", Options(in_place=True)))
     assert not list(model.glob("*onnx*"))
     report = export(model)
     assert plan.result["linked_bytes"] == report.result["linked_bytes"] > 0

@@ -25,7 +25,7 @@ from compress.runtime.loading.model import Model
 from compress.runtime.loading.open_engine import Opening, open_engine
 from compress.runtime.sequences.limits import Limits
 from compress.runtime.sequences.request import Request, Sampling
-from compress.serve.open_model import KV_DTYPES
+from compress.serve.open_model import KV_DTYPES, CacheOptions
 from compress.text.tokenizer import load_tokenizer
 from compress.verbs import open_model
 from helpers import compressed_models, tiny_models
@@ -223,9 +223,18 @@ def test_the_cache_fits_the_memory(folder: Path, monkeypatch: pytest.MonkeyPatch
 
 
 REFUSED_OPENINGS: dict[str, tuple[dict[str, Any], str]] = {
-    "no cache": ({"cache_tokens": 0}, "cache_tokens is 0: a whole number from 1 on is needed"),
-    "half": ({"cache_tokens": 1.5}, "cache_tokens is 1.5: a whole number from 1 on is needed"),
-    "blocks": ({"block_size": 0}, "block_size is 0: a whole number from 1 on is needed"),
+    "no cache": (
+        {"cache": CacheOptions(tokens=0)},
+        "cache_tokens is 0: a whole number from 1 on is needed",
+    ),
+    "half": (
+        {"cache": CacheOptions(tokens=1.5)},
+        "cache_tokens is 1.5: a whole number from 1 on is needed",
+    ),
+    "blocks": (
+        {"cache": CacheOptions(block_size=0)},
+        "block_size is 0: a whole number from 1 on is needed",
+    ),
     "limits": ({"limits": 5}, "limits is 5: compress.runtime.sequences.limits.Limits is needed"),
     "step": (
         {"limits": Limits(sequences=0)},
@@ -246,12 +255,12 @@ def test_a_cache_that_no_memory_holds(folder: Path, monkeypatch: pytest.MonkeyPa
     """Two layers of two heads of 16 in fp32: 512 bytes a token, and a null block of 16 tokens."""
     monkeypatch.setattr(engine_opening, "available_bytes", lambda: 2**30)
     with pytest.raises(RequestError) as caught:
-        open_model(folder, cache_tokens=2**21 - 15)
+        open_model(folder, cache=CacheOptions(tokens=2**21 - 15))
     assert str(caught.value) == (
         "keys and values of 2097137 tokens take 1.0 GiB of memory, 1.0 GiB are free;"
         " take fewer cache_tokens"
     )
-    blocks = open_model(folder, cache_tokens=2**21 - 16).engine.cache.groups[0].blocks
+    blocks = open_model(folder, cache=CacheOptions(tokens=2**21 - 16)).engine.cache.groups[0].blocks
     assert blocks == 2**17
 
 

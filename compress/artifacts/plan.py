@@ -1,0 +1,66 @@
+"""What an export for another runtime would write, known before anything is written."""
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from compress.checkpoint import Checkpoint, resolve_model
+from compress.checkpoint.ties import settled
+from compress.errors import RecipeError
+from compress.formats import open_weights
+from compress_exporters.exporter import Exporter, InPlace, Options, PlannedExport, Source
+from compress_exporters.table import EXPORTERS
+
+
+@dataclass(frozen=True, slots=True)
+class ArtifactTarget:
+    """What an artifact is for, and how it is made. name: a key of EXPORTERS, as `--to` takes it."""
+
+    name: str
+    options: Options = field(default_factory=Options)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ArtifactPlan:
+    """What an export would write: `planned`, by the target `exporter` of `source`."""
+
+    source: Source
+    exporter: Exporter
+    options: Options
+    planned: PlannedExport
+
+    @property
+    def beside(self) -> InPlace | None:
+        """How it goes beside the source's weights, if it does."""
+        return self.exporter.in_place if self.options.in_place else None
+
+
+def is_target(to: str) -> bool:
+    """Whether `--to` names an artifact and not a format of checkpoints."""
+    return target_name(to) in EXPORTERS
+
+
+def target_name(to: str) -> str:
+    return to.strip().lower().replace("_", "-")
+
+
+def plan_artifact(
+    model: str | Path, target: ArtifactTarget, out: str | Path | None = None
+) -> ArtifactPlan:
+    """CheckpointError or RecipeError for what the target cannot say, and for a folder `out` where
+    the artifact goes beside the weights."""
+    exporter, options = EXPORTERS[target_name(target.name)], target.options
+    if options.max_context is not None and options.max_context < 1:
+        raise RecipeError(f"--max-context is {options.max_context}; it is 1 position or more")
+    if options.in_place:
+        _require_in_place(exporter, out)
+    weights = open_weights(Checkpoint.open(resolve_model(model)))
+    source = replace(weights, checkpoint=settled(weights.checkpoint, weights.spec))
+    return ArtifactPlan(source, exporter, options, exporter.plan(source, options))
+
+
+def _require_in_place(exporter: Exporter, out: str | Path | None) -> None:
+    if exporter.in_place is None:
+        those = ", ".join(name for name, row in EXPORTERS.items() if row.in_place is not None)
+        raise RecipeError(f"--in-place is for {those}, and --to is {exporter.name}; leave it out")
+    if out is not None:
+        raise RecipeError(f"--in-place goes into the checkpoint's own folder, and --out is {out}")
