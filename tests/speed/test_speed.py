@@ -126,7 +126,12 @@ def test_a_report_is_of_what_was_hashed(
             file.write_bytes(content)
 
     with pytest.raises(CheckpointError, match="changed after it was hashed; leave a model alone"):
-        verb(folder, batches=(1,), prompt=4, output=2, out=tmp_path / "out", progress=change)
+        verb(
+            folder,
+            SpeedTexts(batches=(1,), prompt=4, output=2),
+            out=tmp_path / "out",
+            progress=change,
+        )
     assert not (tmp_path / "out").exists()
 
 
