@@ -44,6 +44,7 @@ from torch import Tensor
 from compress.errors import RecipeError
 from compress.methods import fp8, nvfp4, rtn
 from compress.methods.folding import UNDRIVEN, FoldChoice, FoldReader, PairView, by_channel, expand
+from compress.methods.observed import Needs
 from compress.methods.rtn import GroupSearch, RtnConfig, ScaleSearch, column_importance
 from compress.quant.floats import global_scale, quantize_fp4, quantize_fp8
 from compress.quant.scheme import Signs
@@ -72,6 +73,11 @@ class AwqConfig:
     def __post_init__(self) -> None:
         if self.grid < 2:
             raise RecipeError(f"grid is {self.grid}; a search tries 2 ratios or more, such as 20")
+
+
+def needs(config: AwqConfig) -> Needs:
+    """The magnitudes it scales by, and the Hessian that candidates are judged by."""
+    return Needs(hessian=True, magnitudes=True)
 
 
 def search(view: PairView, config: AwqConfig) -> FoldChoice:

@@ -27,6 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from compress.methods.observed import UNOBSERVED, Needs, Observed
 from compress.methods.outcome import Outcome, judge
 from compress.methods.rtn import UNSEEN, ScaleSearch, column_importance
 from compress.quant.floats import quantize_fp8
@@ -50,9 +51,9 @@ class Fp8Config:
     scale_search: ScaleSearch = "minmax"
 
 
-def observes(config: Fp8Config) -> bool:
-    """Whether the scale search must see activations."""
-    return config.scale_search == "importance"
+def needs(config: Fp8Config) -> Needs:
+    """A Hessian for the search that weighs errors by it."""
+    return Needs(hessian=config.scale_search == "importance")
 
 
 def why_not(scheme: QuantScheme) -> str | None:
@@ -73,17 +74,14 @@ def quantize(
     config: Fp8Config,
     *,
     scale_dtype: torch.dtype,
-    hessian: Tensor | None = None,
-    expert_tokens: int | None = None,
-    absmax: Tensor | None = None,
+    observed: Observed = UNOBSERVED,
 ) -> list[Outcome]:
-    """E4M3 codes for layers [N_i, K] that share an input with Hessian fp32 [K, K], if any.
+    """E4M3 codes for layers [N_i, K] that share an input, observed or not.
 
-    Where a weight has one scale, the layers share it: they are those that runtimes merge.
-    expert_tokens: as in `rtn.quantize`. absmax: fp32 [K], of the inputs; not used for weights.
+    Where a weight has one scale, the layers share it: they are those that runtimes merge. An expert
+    that no token reached is as in `rtn.quantize`.
     """
-    unseen = expert_tokens == 0
-    hessian = None if unseen else hessian
+    hessian, unseen = observed.driven, observed.nothing
     searched = config.scale_search == "importance"
     importance = column_importance(hessian) if searched and hessian is not None else None
     ratios = RATIOS[:1] if config.scale_search == "minmax" else RATIOS

@@ -35,6 +35,7 @@ from torch import Tensor
 
 from compress.errors import RecipeError
 from compress.methods import rtn
+from compress.methods.observed import UNOBSERVED, Experts, Needs, Observed
 from compress.methods.outcome import Judge, Outcome, judge
 from compress.methods.rtn import RtnConfig, ScaleSearch
 from compress.quant.rounding import choose_scales, clip_ratios
@@ -69,7 +70,7 @@ class GptqConfig:
     scale_search: ScaleSearch = "importance"
     signs: Signs = "auto"
     true_sequential: bool = False
-    experts: Literal["all", "routed"] = "all"
+    experts: Experts = "all"
     min_tokens: float = 2.0
 
     def __post_init__(self) -> None:
@@ -81,6 +82,31 @@ class GptqConfig:
             raise RecipeError(f"block_size is {self.block_size}; a block holds 1 column or more")
         if not 0 <= self.min_tokens < math.inf:
             raise RecipeError(f"min_tokens is {self.min_tokens}; it is 0 or more")
+
+
+def needs(config: GptqConfig) -> Needs:
+    """The Hessian; and a g_idx where columns are grouped in the order they are visited."""
+    return Needs(
+        hessian=True,
+        sequential=config.true_sequential,
+        experts=config.experts,
+        g_idx=config.act_order == "group",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class GridChoice:
+    """How the scales of a layer's groups are chosen: under which scheme and options, in which
+    dtype."""
+
+    scheme: QuantScheme
+    config: GptqConfig
+    dtype: torch.dtype
+
+    @property
+    def ratios(self) -> Tensor:
+        """Clipped ranges that the search tries, as shares of the full one."""
+        return clip_ratios(self.config.scale_search, self.scheme, self.config.signs)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -132,49 +158,39 @@ def quantize(
     config: GptqConfig,
     *,
     scale_dtype: torch.dtype,
-    hessian: Tensor | None = None,
-    expert_tokens: int | None = None,
-    absmax: Tensor | None = None,
+    observed: Observed = UNOBSERVED,
 ) -> list[Outcome]:
     """Quantize layers [N_i, K] that share an input.
 
-    hessian: fp32 [K, K], mean of x xᵀ, undamped. expert_tokens: tokens behind it when the layers
-    are an expert's, which may have seen too few; None for dense layers.
+    An expert that too few tokens reached keeps plain rounding.
     """
+    hessian, expert_tokens = observed.hessian, observed.expert_tokens
     assert hessian is not None, "a pass observes every layer of a gptq stage"
-    k = hessian.shape[0]
+    k, grid = hessian.shape[0], GridChoice(scheme, config, scale_dtype)
     if expert_tokens is not None and expert_tokens < max(1.0, config.min_tokens * k):
         reason = f"{expert_tokens} tokens reached the expert, {config.min_tokens:g} x {k} wanted"
-        seen = hessian if expert_tokens else None
-        return [_plain(judge(w, seen), scheme, config, scale_dtype, reason) for w in weights]
+        return [_plain(judge(w, observed.driven), grid, reason) for w in weights]
     factor = factorise(hessian, config)
     if factor is None:
         judges = (judge(w, hessian) for w in weights)
-        return [_plain(layer, scheme, config, scale_dtype, NO_FACTOR) for layer in judges]
+        return [_plain(layer, grid, NO_FACTOR) for layer in judges]
     outcomes = []
     for stack in _stacks(weights):
-        for weight, q in zip(
-            stack, _compensate(stack, factor, scheme, config, scale_dtype), strict=True
-        ):
+        for weight, q in zip(stack, _compensate(stack, factor, grid), strict=True):
             layer = judge(weight, hessian)
             best = Outcome(q, layer.error(q.dequantize()), "gptq", damping=factor.damping)
-            plain = _plain(layer, scheme, config, scale_dtype, PLAIN_IS_BETTER)
+            plain = _plain(layer, grid, PLAIN_IS_BETTER)
             better = plain if plain.error < best.error else best
             outcomes.append(replace(better, dead=factor.dead))
     return outcomes
 
 
-def _plain(
-    layer: Judge,
-    scheme: QuantScheme,
-    config: GptqConfig,
-    scale_dtype: torch.dtype,
-    reason: str,
-) -> Outcome:
+def _plain(layer: Judge, grid: GridChoice, reason: str) -> Outcome:
     """Round to nearest with the same grid, as the fallback; groups are named if the file wants."""
+    config = grid.config
     search: ScaleSearch = "minmax" if config.scale_search == "minmax" else "importance"
     rounding = RtnConfig(search, config.signs)
-    outcome = rtn.nearest(layer, scheme, rounding, scale_dtype)
+    outcome = rtn.nearest(layer, grid.scheme, rounding, grid.dtype)
     q = outcome.quantized
     if config.act_order == "group":
         q = replace(q, g_idx=q.column_groups().to(torch.int32))
@@ -195,25 +211,21 @@ def _stacks(weights: Sequence[Tensor]) -> list[list[Tensor]]:
 
 
 def _compensate(
-    weights: Sequence[Tensor],
-    factor: Factor,
-    scheme: QuantScheme,
-    config: GptqConfig,
-    scale_dtype: torch.dtype,
+    weights: Sequence[Tensor], factor: Factor, grid: GridChoice
 ) -> list[QuantizedTensor]:
     """Algorithm 1 over the stacked rows of all layers, split again into one tensor a layer."""
+    scheme, config = grid.scheme, grid.config
     rows = torch.cat([w.float() for w in weights])  # rows: [sum N_i, K]
     k = rows.shape[1]
     step = scheme.columns_per_scale(k)
-    ratios = clip_ratios(config.scale_search, scheme, config.signs)
     importance = _importance(factor, config)
-    fixed = _fixed_scales(weights, factor, importance, scheme, config, ratios, scale_dtype)
+    fixed = _fixed_scales(weights, factor, importance, grid)
     result = gptq_columns(
         rows if factor.order is None else _columns(rows, factor.order),
         factor.factor,
-        Grid(scheme.bits, scheme.symmetric, scale_dtype),
+        Grid(scheme.bits, scheme.symmetric, grid.dtype),
         step,
-        SearchedScales(ratios, importance) if fixed is None else fixed,
+        SearchedScales(grid.ratios, importance) if fixed is None else fixed,
         config.block_size,
     )
     codes = result.codes
@@ -223,7 +235,7 @@ def _compensate(
         codes = _columns(codes, back)
         if config.act_order == "group":
             g_idx = (back // step).to(torch.int32)
-    return _split(weights, codes, result.scale.to(scale_dtype), result.zero, g_idx, scheme)
+    return _split(weights, codes, result.scale.to(grid.dtype), result.zero, g_idx, scheme)
 
 
 def _importance(factor: Factor, config: GptqConfig) -> Tensor | None:
@@ -237,14 +249,12 @@ def _fixed_scales(
     weights: Sequence[Tensor],
     factor: Factor,
     importance: Tensor | None,
-    scheme: QuantScheme,
-    config: GptqConfig,
-    ratios: Tensor,
-    scale_dtype: torch.dtype,
+    grid: GridChoice,
 ) -> FixedScales | None:
     """Scales of all layers' rows, sum N_i, and the group of each visited column, where they are
     chosen before the loop (static order, one scale a tensor); else None."""
-    if config.act_order != "static" and scheme.granularity != "tensor":
+    scheme, ratios = grid.scheme, grid.ratios
+    if grid.config.act_order != "static" and scheme.granularity != "tensor":
         return None
     k = weights[0].shape[1]
     order = factor.order
@@ -253,7 +263,7 @@ def _fixed_scales(
         by_storage = importance[torch.argsort(order)]
     scales, zeros = [], []
     for weight in weights:
-        scale, zero = choose_scales(weight, scheme, ratios, scale_dtype, by_storage)
+        scale, zero = choose_scales(weight, scheme, ratios, grid.dtype, by_storage)
         scales.append(scale.float().expand(weight.shape[0], -1))
         if zero is not None:
             zeros.append(zero.expand(weight.shape[0], -1))

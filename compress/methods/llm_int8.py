@@ -20,6 +20,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from compress.methods.observed import UNOBSERVED, Needs, Observed
 from compress.methods.outcome import Outcome, judge
 from compress.quant.scheme import QuantScheme
 from compress.quant.tensor import OutlierColumns, QuantizedTensor
@@ -37,6 +38,11 @@ class LlmInt8Config:
     """
 
     experts: Literal["all", "routed"] = "all"
+
+
+def needs(config: LlmInt8Config) -> Needs:
+    """Nothing by itself: calibrated columns are the scheme's."""
+    return Needs(experts=config.experts)
 
 
 def why_not(scheme: QuantScheme) -> str | None:
@@ -57,22 +63,19 @@ def quantize(
     config: LlmInt8Config,
     *,
     scale_dtype: torch.dtype,
-    hessian: Tensor | None = None,
-    expert_tokens: int | None = None,
-    absmax: Tensor | None = None,
+    observed: Observed = UNOBSERVED,
 ) -> list[Outcome]:
     """Quantize layers [N_i, K] that share an input.
 
-    scale_dtype: of the source's weights, which outlier columns keep. hessian: fp32 [K, K], mean of
-    x xᵀ, for the error alone. absmax: fp32 [K], largest input of every column; None only for
-    dynamic columns. The scales are fp32, as bitsandbytes stores them.
+    scale_dtype: of the source's weights, which outlier columns keep. observed: its Hessian is for
+    the error alone; magnitudes are missing only for dynamic columns. The scales are fp32, as
+    bitsandbytes stores them.
     """
     assert scheme.activation is not None, "`why_not` asks for quantized inputs"
-    unseen = expert_tokens == 0
     columns = None
     if scheme.activation.outliers == "calibrated":
-        assert absmax is not None, "a pass observes the inputs of calibrated schemes"
-        columns = outlier_columns(absmax, scheme.activation.threshold)
+        assert observed.absmax is not None, "a pass observes the inputs of calibrated schemes"
+        columns = outlier_columns(observed.absmax, scheme.activation.threshold)
     outcomes = []
     for weight in weights:
         rows = weight.float()
@@ -81,8 +84,8 @@ def quantize(
         if columns is not None:
             outliers = OutlierColumns(columns, rows[:, columns].to(scale_dtype).contiguous())
         q = QuantizedTensor(codes, scale, None, None, scheme, outliers=outliers)
-        error = judge(rows, None if unseen else hessian).error(q.dequantize())
-        kept = UNSEEN if unseen and columns is not None else None
+        error = judge(rows, observed.driven).error(q.dequantize())
+        kept = UNSEEN if observed.nothing and columns is not None else None
         found = None if columns is None else columns.numel()
         outcomes.append(Outcome(q, error, "llm_int8", kept, outlier_columns=found))
     return outcomes

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from compress.errors import RecipeError
+from compress.methods.observed import UNOBSERVED, Needs, Observed
 from compress.methods.outcome import Outcome, judge
 from compress.methods.rtn import UNSEEN, ScaleSearch, column_importance
 from compress.quant.floats import global_scale, quantize_fp4
@@ -46,9 +47,9 @@ class Nvfp4Config:
     scale_search: ScaleSearch = "mse"
 
 
-def observes(config: Nvfp4Config) -> bool:
-    """Whether the scale search must see activations."""
-    return config.scale_search == "importance"
+def needs(config: Nvfp4Config) -> Needs:
+    """A Hessian for the search that weighs errors by it."""
+    return Needs(hessian=config.scale_search == "importance")
 
 
 def why_not(scheme: QuantScheme) -> str | None:
@@ -68,15 +69,13 @@ def quantize(
     config: Nvfp4Config,
     *,
     scale_dtype: torch.dtype,
-    hessian: Tensor | None = None,
-    expert_tokens: int | None = None,
-    absmax: Tensor | None = None,
+    observed: Observed = UNOBSERVED,
 ) -> list[Outcome]:
-    """E2M1 codes for whole layers [N_i, K] that share an input with Hessian fp32 [K, K], if any,
-    and from here on a divisor.
+    """E2M1 codes for whole layers [N_i, K] that share an input, observed or not, and from
+    here on a divisor.
 
-    scale_dtype: not used, scales are E4M3 below an fp32 number. expert_tokens: as in
-    `rtn.quantize`. absmax: fp32 [K], of the inputs; not used for weights.
+    scale_dtype: not used, scales are E4M3 below an fp32 number. An expert that no token reached is
+    as in `rtn.quantize`.
     Raises RecipeError when K is no multiple of 16.
     """
     if weights[0].shape[1] % FP4_GROUP:
@@ -84,8 +83,7 @@ def quantize(
             f"scheme: NVFP4 has groups of {FP4_GROUP} columns, a layer has"
             f" {weights[0].shape[1]}; ignore it or use method fp8"
         )
-    unseen = expert_tokens == 0
-    hessian = None if unseen else hessian
+    hessian, unseen = observed.driven, observed.nothing
     searched = config.scale_search == "importance"
     importance = column_importance(hessian) if searched and hessian is not None else None
     offsets = OFFSETS[:1] if config.scale_search == "minmax" else OFFSETS

@@ -15,6 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from compress.methods.observed import UNOBSERVED, Needs, Observed
 from compress.methods.outcome import Judge, Outcome, judge
 from compress.quant.output_scales import scales_by_output
 from compress.quant.rounding import clip_ratios, encode, round_to_nearest
@@ -40,9 +41,9 @@ class RtnConfig:
     signs: Signs = "auto"
 
 
-def needs_calibration(config: RtnConfig) -> bool:
-    """Whether the stage must see activations; otherwise tensors stream and no module is built."""
-    return config.scale_search in ("importance", "output")
+def needs(config: RtnConfig) -> Needs:
+    """A Hessian for the searches that weigh errors by it."""
+    return Needs(hessian=config.scale_search in ("importance", "output"))
 
 
 def why_not(scheme: QuantScheme) -> str | None:
@@ -62,19 +63,14 @@ def quantize(
     config: RtnConfig,
     *,
     scale_dtype: torch.dtype,
-    hessian: Tensor | None = None,
-    expert_tokens: int | None = None,
-    absmax: Tensor | None = None,
+    observed: Observed = UNOBSERVED,
 ) -> list[Outcome]:
-    """Nearest codes for layers [N_i, K] that share an input with Hessian fp32 [K, K], if any.
+    """Nearest codes for layers [N_i, K] that share an input, observed or not.
 
-    expert_tokens: tokens behind the Hessian when the layers are an expert's. One that no token
-    reached has its columns count alike, in the search and in the error.
+    An expert that no token reached has its columns count alike, in the search and in the error.
     """
-    unseen = expert_tokens == 0
-    hessian = None if unseen else hessian
-    kept = UNSEEN if unseen and needs_calibration(config) else None
-    outcomes = [nearest(judge(w, hessian), scheme, config, scale_dtype) for w in weights]
+    kept = UNSEEN if observed.nothing and needs(config).hessian else None
+    outcomes = [nearest(judge(w, observed.driven), scheme, config, scale_dtype) for w in weights]
     return [replace(outcome, kept=kept) for outcome in outcomes]
 
 

@@ -27,6 +27,8 @@ import torch
 
 from compress.errors import RecipeError
 from compress.methods.folding import UNDRIVEN, FoldChoice, PairView, by_channel
+from compress.methods.observed import Needs
+from compress.methods.rtn import GroupSearch
 from compress.quant.scheme import Signs
 
 
@@ -46,6 +48,16 @@ class SmoothQuantConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.alpha <= 1:
             raise RecipeError(f"alpha is {self.alpha}; it is a share from 0 to 1, such as 0.5")
+
+    @property
+    def scale_search(self) -> GroupSearch:
+        """How ranges are clipped where no other stage rounds the layers: no option of the paper."""
+        return "importance"
+
+
+def needs(config: SmoothQuantConfig) -> Needs:
+    """The magnitudes it scales by, and a Hessian for rounding and for its error."""
+    return Needs(hessian=True, magnitudes=True, pairs=config.pairs)
 
 
 def search(view: PairView, config: SmoothQuantConfig) -> FoldChoice:

@@ -12,6 +12,7 @@ from compress.checkpoint import Checkpoint, ShardWriter
 from compress.checkpoint.shards.dtypes import TORCH_DTYPES
 from compress.events import Progress
 from compress.formats import FORMATS, Weights
+from compress.methods.outcome import Outcome
 from compress.passes import outliers
 from compress.passes.copying import copy, row_ranges
 from compress.passes.journal import Journal
@@ -93,34 +94,33 @@ def finish_unit(work: PassContext, unit: str, sources: Iterable[str], layers: li
 
 def layer_record(
     module: ModulePlan,
+    outcome: Outcome,
     *,
-    error: float,
-    method: str | None = None,
     tokens: int | None = None,
-    damping: float | None = None,
-    kept: str | None = None,
-    dead: int | None = None,
-    outlier_columns: int | None = None,
     beyond: int = 0,
     folds: tuple[str, ...] = (),
 ) -> Layer:
-    """The report's line about one quantized linear. beyond: what `store` returned."""
+    """The report's line about one quantized linear.
+
+    tokens: behind what was observed of it. beyond: what `store` returned. folds: remarks on the
+    scaling of its columns.
+    """
     n, k = module.linear.shape
     stored = module.bytes_after + beyond
     facts: dict[str, Any] = {"block": module.block, "role": module.linear.role}
     return Layer(
         name=module.linear.name,
         scheme=module.scheme.describe(),
-        method=method or module.method,
+        method=outcome.method,
         bits_per_weight=8 * stored / (n * k),
         bytes_before=module.bytes_before,
         bytes_after=stored,
-        error=error,
+        error=outcome.error,
         tokens=tokens,
-        damping=damping,
-        kept_reason=kept,
-        dead_columns=dead,
-        outlier_columns=outlier_columns,
+        damping=outcome.damping,
+        kept_reason=outcome.kept,
+        dead_columns=outcome.dead,
+        outlier_columns=outcome.outlier_columns,
         folds=folds,
         expert=module.linear.expert,
         **facts,

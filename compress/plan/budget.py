@@ -174,7 +174,7 @@ def _unit(
             f"{stage.at('candidates')}: {linears[0].name} has {widths} input columns, which the"
             " groups of no candidate divide; add one with granularity: channel"
         )
-    g_idx = getattr(stage.config, "act_order", "none") == "group"
+    g_idx = METHODS[stage.method].needs(stage.config).g_idx
     sizes = [
         sum(
             nbytes(entry)

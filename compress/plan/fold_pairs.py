@@ -19,7 +19,8 @@ def why_not_fold(
     a dense linear as the writer, would have its scaled weight rounded to 16 bit for nothing.
     """
     # What a search would decline whatever it saw is known here, before weights are read for it.
-    if pair.kind == "linear" and getattr(stage.config, "pairs", "all") == "norms":
+    needs = METHODS[stage.method].needs(stage.config)
+    if pair.kind == "linear" and needs.pairs == "norms":
         return "pairs is norms"
     for linear in block.linears:
         if linear.name not in pair.readers or linear.role == "router":

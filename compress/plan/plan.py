@@ -227,7 +227,7 @@ def _module(
     chosen = recipe.stages[stage]
     method, config, scheme = chosen.method, chosen.config, chosen.scheme
     assert scheme is not None, "matching.assign gives a layer to a stage that says how it is stored"
-    g_idx = getattr(config, "act_order", "none") == "group"
+    g_idx = METHODS[method].needs(config).g_idx
     if g_idx and scheme.granularity != "group":
         raise RecipeError(
             f"{chosen.at('act_order')}: 'group' needs granularity 'group', not"

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from compress.errors import RecipeError
 from compress.quant.scheme import QuantScheme, Signs
@@ -94,6 +94,13 @@ class Claim:
     path: str = field(default="", compare=False)
 
 
+@runtime_checkable
+class HasSigns(Protocol):
+    """Options of a method that may choose the signs of its scales."""
+
+    signs: Signs
+
+
 @dataclass(frozen=True, slots=True)
 class Stage:
     """One method over some layers.
@@ -135,8 +142,7 @@ class Stage:
     @property
     def signs(self) -> Signs:
         """Of the scales that its method may choose; "auto" for a method that has no such choice."""
-        signs: Signs = getattr(self.config, "signs", "auto")
-        return signs
+        return self.config.signs if isinstance(self.config, HasSigns) else "auto"
 
     @property
     def base(self) -> str:

@@ -23,6 +23,7 @@ from compress.formats.validate import Expected, validate
 from compress.formats.weights import CodedWeights
 from compress.methods import METHODS
 from compress.methods.llm_int8 import LlmInt8Config
+from compress.methods.observed import Observed
 from compress.quant.scheme import PRESETS, ActivationScheme, QuantScheme
 from compress.quant.tensor import QuantizedTensor
 from helpers import tiny_models
@@ -37,7 +38,11 @@ def rounded(weight: Tensor, scheme: QuantScheme, every: int = 7) -> QuantizedTen
     absmax = torch.zeros(weight.shape[1])
     absmax[1::every] = 100.0
     (outcome,) = METHODS["llm_int8"].quantize(
-        [weight], scheme, LlmInt8Config(), scale_dtype=weight.dtype, absmax=absmax
+        [weight],
+        scheme,
+        LlmInt8Config(),
+        scale_dtype=weight.dtype,
+        observed=Observed(absmax=absmax),
     )
     return outcome.quantized
 

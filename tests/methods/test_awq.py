@@ -11,6 +11,7 @@ from compress.errors import RecipeError
 from compress.methods import awq, rtn
 from compress.methods.awq import AwqConfig
 from compress.methods.folding import UNDRIVEN, FoldReader, PairView, expand
+from compress.methods.observed import Observed
 from compress.methods.rtn import RtnConfig, column_importance
 from compress.quant.rounding import clip_ratios, round_to_nearest
 from compress.quant.scheme import PRESETS, QuantScheme
@@ -130,7 +131,7 @@ def test_the_loss_is_what_rounding_says_afterwards() -> None:
         GROUP8,
         RtnConfig("importance"),
         scale_dtype=torch.float32,
-        hessian=view.hessian / choice.scale[:, None] / choice.scale,
+        observed=Observed(hessian=view.hessian / choice.scale[:, None] / choice.scale),
     )[0]
     assert choice.loss == pytest.approx(outcome.error, rel=1e-4)
     plain = rtn.quantize(
@@ -138,7 +139,7 @@ def test_the_loss_is_what_rounding_says_afterwards() -> None:
         GROUP8,
         RtnConfig("importance"),
         scale_dtype=torch.float32,
-        hessian=view.hessian,
+        observed=Observed(hessian=view.hessian),
     )[0]
     assert choice.loss < 0.8 * plain.error
 

@@ -10,6 +10,7 @@ from compress.errors import RecipeError
 from compress.methods import METHODS, fp8, nvfp4
 from compress.methods.fp8 import RATIOS, Fp8Config
 from compress.methods.nvfp4 import OFFSETS, Nvfp4Config
+from compress.methods.observed import Observed
 from compress.methods.outcome import Outcome, relative_error
 from compress.methods.rtn import UNSEEN, ScaleSearch
 from compress.quant.floats import nearest_e4m3
@@ -29,16 +30,26 @@ def hessian(k: int = 160) -> Tensor:
     return x.T @ x / (3 * k)
 
 
-def as_fp8(search: ScaleSearch, scheme: QuantScheme, h: Tensor | None, **given: int) -> Outcome:
+def as_fp8(
+    search: ScaleSearch, scheme: QuantScheme, h: Tensor | None, expert_tokens: int | None = None
+) -> Outcome:
     (outcome,) = fp8.quantize(
-        [weight()], scheme, Fp8Config(search), scale_dtype=torch.bfloat16, hessian=h, **given
+        [weight()],
+        scheme,
+        Fp8Config(search),
+        scale_dtype=torch.bfloat16,
+        observed=Observed(h, expert_tokens=expert_tokens),
     )
     return outcome
 
 
-def as_nvfp4(search: ScaleSearch, h: Tensor | None, **given: int) -> Outcome:
+def as_nvfp4(search: ScaleSearch, h: Tensor | None, expert_tokens: int | None = None) -> Outcome:
     (outcome,) = nvfp4.quantize(
-        [weight()], NVFP4, Nvfp4Config(search), scale_dtype=torch.bfloat16, hessian=h, **given
+        [weight()],
+        NVFP4,
+        Nvfp4Config(search),
+        scale_dtype=torch.bfloat16,
+        observed=Observed(h, expert_tokens=expert_tokens),
     )
     return outcome
 
@@ -106,7 +117,7 @@ def test_weights_together_share_fp8s_scale_a_tensor(search: ScaleSearch) -> None
     """As one matrix, which is what runtimes make of them; other scales are each layer's own."""
     small, large = weight(0) * 0.3, weight(1, rows=40)
     for scheme in FP8_SCHEMES:
-        options = {"scale_dtype": torch.bfloat16, "hessian": hessian()}
+        options = {"scale_dtype": torch.bfloat16, "observed": Observed(hessian())}
         together = fp8.quantize([small, large], scheme, Fp8Config(search), **options)
         one = scheme.granularity == "tensor"
         given = [[torch.cat([small, large])]] if one else [[small], [large]]

@@ -9,6 +9,7 @@ from torch import Tensor
 from compress.errors import RecipeError
 from compress.methods import gptq, rtn
 from compress.methods.gptq import NO_FACTOR, GptqConfig, factorise
+from compress.methods.observed import Observed
 from compress.methods.outcome import Outcome
 from compress.methods.rtn import RtnConfig
 from compress.quant.scheme import QuantScheme
@@ -32,14 +33,16 @@ def weight_of(rows: int, columns: int, seed: int) -> Tensor:
 def solve(weight: Tensor, scheme: QuantScheme, hessian: Tensor, **options: object) -> Outcome:
     config = GptqConfig(**options)
     (outcome,) = gptq.quantize(
-        [weight], scheme, config, scale_dtype=torch.bfloat16, hessian=hessian
+        [weight], scheme, config, scale_dtype=torch.bfloat16, observed=Observed(hessian=hessian)
     )
     return outcome
 
 
 def rounded(weight: Tensor, scheme: QuantScheme, hessian: Tensor, search: str) -> Outcome:
     config = RtnConfig(search)
-    (outcome,) = rtn.quantize([weight], scheme, config, scale_dtype=torch.bfloat16, hessian=hessian)
+    (outcome,) = rtn.quantize(
+        [weight], scheme, config, scale_dtype=torch.bfloat16, observed=Observed(hessian=hessian)
+    )
     return outcome
 
 
@@ -114,10 +117,12 @@ def test_layers_solved_together_are_solved_apart(scheme: QuantScheme, act_order:
     hessian = hessian_of(48, 300, 1)
     weights = [weight_of(rows, 48, rows) for rows in (16, 8, 24)]
     config = GptqConfig(act_order=act_order)
-    together = gptq.quantize(weights, scheme, config, scale_dtype=torch.float32, hessian=hessian)
+    together = gptq.quantize(
+        weights, scheme, config, scale_dtype=torch.float32, observed=Observed(hessian=hessian)
+    )
     for weight, one in zip(weights, together, strict=True):
         (alone,) = gptq.quantize(
-            [weight], scheme, config, scale_dtype=torch.float32, hessian=hessian
+            [weight], scheme, config, scale_dtype=torch.float32, observed=Observed(hessian=hessian)
         )
         assert torch.equal(one.quantized.codes, alone.quantized.codes)
         assert torch.equal(one.quantized.scale, alone.quantized.scale)
@@ -128,10 +133,10 @@ def test_cutting_the_stack_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     hessian = hessian_of(16, 100, 2)
     weights = [weight_of(8, 16, seed) for seed in range(5)]
     args = (weights, CHANNEL4, GptqConfig())
-    whole = gptq.quantize(*args, scale_dtype=torch.float32, hessian=hessian)
+    whole = gptq.quantize(*args, scale_dtype=torch.float32, observed=Observed(hessian=hessian))
     monkeypatch.setattr(gptq, "STACKED", 2 * 8 * 16)
     assert [len(stack) for stack in gptq._stacks(weights)] == [2, 2, 1]
-    cut = gptq.quantize(*args, scale_dtype=torch.float32, hessian=hessian)
+    cut = gptq.quantize(*args, scale_dtype=torch.float32, observed=Observed(hessian=hessian))
     for a, b in zip(whole, cut, strict=True):
         assert torch.equal(a.quantized.codes, b.quantized.codes)
 
@@ -237,10 +242,14 @@ def test_a_hopeless_hessian_keeps_plain_rounding_and_says_so() -> None:
 def test_experts_with_too_few_tokens_are_rounded() -> None:
     weight, hessian = weight_of(4, 8, 10), hessian_of(8, 15, 10)
     args = ([weight, weight], CHANNEL4, GptqConfig())
-    few = gptq.quantize(*args, scale_dtype=torch.float32, hessian=hessian, expert_tokens=15)
+    few = gptq.quantize(
+        *args, scale_dtype=torch.float32, observed=Observed(hessian=hessian, expert_tokens=15)
+    )
     assert [o.method for o in few] == ["rtn", "rtn"]
     assert few[0].kept == "15 tokens reached the expert, 2 x 8 wanted"
-    enough = gptq.quantize(*args, scale_dtype=torch.float32, hessian=hessian, expert_tokens=16)
+    enough = gptq.quantize(
+        *args, scale_dtype=torch.float32, observed=Observed(hessian=hessian, expert_tokens=16)
+    )
     assert enough[0].kept is None or "expert" not in enough[0].kept
 
 
@@ -253,8 +262,7 @@ def test_an_expert_no_token_reached_is_rounded_and_judged_evenly(act_order: str)
         GROUP8,
         config,
         scale_dtype=torch.float32,
-        hessian=torch.zeros(16, 16),
-        expert_tokens=0,
+        observed=Observed(hessian=torch.zeros(16, 16), expert_tokens=0),
     )
     assert outcome.kept == "0 tokens reached the expert, 0 x 16 wanted"
     assert outcome.error > 0, "a layer that calibration never saw is not perfect"
@@ -271,8 +279,7 @@ def test_scales_have_the_signs_that_are_asked_for(act_order: str, tokens: int) -
             GROUP8,
             GptqConfig(signs=signs, act_order=act_order),
             scale_dtype=torch.float32,
-            hessian=hessian_of(16, 50, 14),
-            expert_tokens=tokens,
+            observed=Observed(hessian=hessian_of(16, 50, 14), expert_tokens=tokens),
         )
         assert (outcome.method == "rtn") == (tokens == 0)
         assert bool((outcome.quantized.scale > 0).all()) == (signs == "positive")

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from compress.methods import METHODS
 from compress.methods.llm_int8 import LlmInt8Config, outlier_columns, quantize, round_rows
+from compress.methods.observed import Observed
 from compress.methods.outcome import relative_error
 from compress.quant.activations import fake_quantize
 from compress.quant.scheme import PRESETS, ActivationScheme, QuantScheme
@@ -87,7 +88,13 @@ def test_calibrated_columns_keep_their_weights() -> None:
     absmax[[3, 11]], absmax[7] = 6.0, 5.99
     for weight, outcome in zip(
         weights,
-        quantize(weights, CALIBRATED, CONFIG, scale_dtype=torch.bfloat16, absmax=absmax),
+        quantize(
+            weights,
+            CALIBRATED,
+            CONFIG,
+            scale_dtype=torch.bfloat16,
+            observed=Observed(absmax=absmax),
+        ),
         strict=True,
     ):
         q = outcome.quantized
@@ -108,9 +115,15 @@ def test_the_error_counts_what_outlier_columns_save() -> None:
     weight[:, [5, 20]] /= 100  # small beside the row's largest: int8 keeps little of them
     hessian, absmax = x.T @ x / 200, x.abs().amax(0)
     (fixed,) = quantize(
-        [weight], CALIBRATED, CONFIG, scale_dtype=torch.float32, hessian=hessian, absmax=absmax
+        [weight],
+        CALIBRATED,
+        CONFIG,
+        scale_dtype=torch.float32,
+        observed=Observed(hessian=hessian, absmax=absmax),
     )
-    (found,) = quantize([weight], DYNAMIC, CONFIG, scale_dtype=torch.float32, hessian=hessian)
+    (found,) = quantize(
+        [weight], DYNAMIC, CONFIG, scale_dtype=torch.float32, observed=Observed(hessian=hessian)
+    )
     assert fixed.error == relative_error(weight, fixed.quantized.dequantize(), hessian)
     assert found.error == relative_error(weight, found.quantized.dequantize(), hessian)
     assert fixed.error < found.error / 50
@@ -131,7 +144,11 @@ def test_the_layer_is_the_papers_sum_over_columns(
     x, weight = with_outliers(tokens, 12, some, seed), numbers(7, 12, seed=seed + 1)
     scheme = CALIBRATED if calibrated else DYNAMIC
     (outcome,) = quantize(
-        [weight], scheme, CONFIG, scale_dtype=torch.float32, absmax=x.abs().amax(0)
+        [weight],
+        scheme,
+        CONFIG,
+        scale_dtype=torch.float32,
+        observed=Observed(absmax=x.abs().amax(0)),
     )
     q, inputs = outcome.quantized, outcome.quantized.inputs()
     assert inputs is not None
@@ -162,7 +179,11 @@ def test_the_layer_is_the_papers_sum_over_columns(
 def test_no_outlier_column_is_no_column() -> None:
     weight = numbers(4, 6)
     (outcome,) = quantize(
-        [weight], CALIBRATED, CONFIG, scale_dtype=torch.float32, absmax=torch.ones(6)
+        [weight],
+        CALIBRATED,
+        CONFIG,
+        scale_dtype=torch.float32,
+        observed=Observed(absmax=torch.ones(6)),
     )
     assert outcome.quantized.outliers is not None
     assert outcome.quantized.outliers.weight.shape == (4, 0)
@@ -180,9 +201,7 @@ def test_an_expert_that_no_token_reached_says_so() -> None:
         CALIBRATED,
         CONFIG,
         scale_dtype=torch.float32,
-        hessian=torch.zeros(6, 6),
-        expert_tokens=0,
-        absmax=torch.zeros(6),
+        observed=Observed(hessian=torch.zeros(6, 6), absmax=torch.zeros(6), expert_tokens=0),
     )
     assert outcome.kept is not None
     assert "no token reached the expert" in outcome.kept

@@ -8,6 +8,7 @@ import torch
 from compress.errors import RecipeError
 from compress.methods import METHODS, plain
 from compress.methods.awq import AwqConfig
+from compress.methods.observed import Observed
 from compress.quant.scheme import PRESETS, ActivationScheme, QuantScheme
 from helpers.short_runs import SELF, recipe
 
@@ -54,8 +55,7 @@ def test_what_is_not_refused_is_made() -> None:
             scheme,
             AwqConfig(),
             scale_dtype=torch.float32,
-            hessian=x.T @ x / 64,
-            absmax=x.abs().amax(0),
+            observed=Observed(hessian=x.T @ x / 64, absmax=x.abs().amax(0)),
         )
         assert outcome.quantized.scheme == scheme
         assert float((outcome.quantized.dequantize() - w).norm() / w.norm()) < 0.5, scheme

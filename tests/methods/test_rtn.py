@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from compress.methods import METHODS, rtn
+from compress.methods.observed import Observed
 from compress.methods.outcome import relative_error
 from compress.methods.rtn import UNSEEN, RtnConfig, column_importance
 from compress.quant.rounding import clip_ratios
@@ -48,7 +49,9 @@ def test_the_search_finds_the_best_of_its_candidates(
         random_hessian(32),
     )
     config = RtnConfig(search)
-    (outcome,) = rtn.quantize([w], scheme, config, scale_dtype=torch.float32, hessian=hessian)
+    (outcome,) = rtn.quantize(
+        [w], scheme, config, scale_dtype=torch.float32, observed=Observed(hessian=hessian)
+    )
     weights = column_importance(hessian) if search == "importance" else torch.ones(32)
     lost = ((w - outcome.quantized.dequantize()).square() * weights).sum(1)
     best = by_hand(w, clip_ratios(search, scheme), weights, scheme)
@@ -61,7 +64,11 @@ def test_importance_pays_where_columns_differ() -> None:
     errors = []
     for search in ("minmax", "mse", "importance"):
         (outcome,) = rtn.quantize(
-            [w], scheme, RtnConfig(search), scale_dtype=torch.bfloat16, hessian=hessian
+            [w],
+            scheme,
+            RtnConfig(search),
+            scale_dtype=torch.bfloat16,
+            observed=Observed(hessian=hessian),
         )
         errors.append(outcome.error)
     assert errors[2] < errors[1] < errors[0]
@@ -72,7 +79,9 @@ def test_importance_is_cut_along_the_groups() -> None:
     w, hessian = torch.randn(4, 32, generator=torch.Generator().manual_seed(2)), random_hessian(32)
     whole = QuantScheme(4, True, "group", 8)
     config = RtnConfig("importance")
-    (all_groups,) = rtn.quantize([w], whole, config, scale_dtype=torch.float32, hessian=hessian)
+    (all_groups,) = rtn.quantize(
+        [w], whole, config, scale_dtype=torch.float32, observed=Observed(hessian=hessian)
+    )
     for g in range(4):
         part = slice(8 * g, 8 * g + 8)
         (one,) = rtn.quantize(
@@ -80,7 +89,7 @@ def test_importance_is_cut_along_the_groups() -> None:
             QuantScheme(4, True, "channel", 0),
             config,
             scale_dtype=torch.float32,
-            hessian=hessian[part, part],
+            observed=Observed(hessian=hessian[part, part]),
         )
         assert torch.equal(one.quantized.scale[:, 0], all_groups.quantized.scale[:, g])
         assert torch.equal(one.quantized.codes, all_groups.quantized.codes[:, part])
@@ -107,8 +116,7 @@ def test_an_expert_no_token_reached_counts_its_columns_alike() -> None:
         scheme,
         RtnConfig("importance"),
         scale_dtype=torch.float32,
-        hessian=zeros,
-        expert_tokens=0,
+        observed=Observed(hessian=zeros, expert_tokens=0),
     )
     (plain,) = rtn.quantize([w], scheme, RtnConfig("mse"), scale_dtype=torch.float32)
     assert torch.equal(unseen.quantized.codes, plain.quantized.codes)

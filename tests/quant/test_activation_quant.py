@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTenso
 
 from compress.methods import llm_int8
 from compress.methods.llm_int8 import LlmInt8Config
+from compress.methods.observed import Observed
 from compress.quant.activations import fake_quantize, quantize_inputs
 from compress.quant.scheme import PRESETS, ActivationScheme
 from compress.quant.tensor import InputQuantization
@@ -204,7 +205,7 @@ class _Layer(nn.Module):
             PRESETS["LLM_INT8_CALIBRATED"],
             LlmInt8Config(),
             scale_dtype=weight.dtype,
-            absmax=absmax,
+            observed=Observed(absmax=absmax),
         )
         q, self.inputs = outcome.quantized, outcome.quantized.inputs()
         assert q.outliers is not None

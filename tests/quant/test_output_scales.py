@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from compress.methods import rtn
+from compress.methods.observed import Observed
 from compress.methods.rtn import RtnConfig
 from compress.quant import output_scales
 from compress.quant.output_scales import scales_by_output
@@ -76,7 +77,11 @@ def test_inputs_that_move_together_are_rounded_better() -> None:
         for seed in range(5):
             weight, hessian = problem(seed)
             (outcome,) = rtn.quantize(
-                [weight], SCHEMES[0], config, scale_dtype=torch.bfloat16, hessian=hessian
+                [weight],
+                SCHEMES[0],
+                config,
+                scale_dtype=torch.bfloat16,
+                observed=Observed(hessian=hessian),
             )
             total += outcome.error
         errors[search] = total
@@ -86,14 +91,13 @@ def test_inputs_that_move_together_are_rounded_better() -> None:
 def test_without_data_and_with_dead_columns() -> None:
     weight, hessian = problem()
     config = RtnConfig("output")
-    assert rtn.needs_calibration(config)
+    assert rtn.needs(config).hessian
     (outcome,) = rtn.quantize(
         [weight],
         SCHEMES[0],
         config,
         scale_dtype=torch.float32,
-        hessian=hessian * 0,
-        expert_tokens=0,
+        observed=Observed(hessian=hessian * 0, expert_tokens=0),
     )
     assert outcome.kept == rtn.UNSEEN
     dead = torch.ones(24)

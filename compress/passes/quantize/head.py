@@ -13,12 +13,13 @@ from torch import Tensor
 from compress.blocks.skeleton import BlockContext
 from compress.checkpoint.shards.dtypes import TORCH_DTYPES
 from compress.methods import METHODS
+from compress.methods.observed import Observed
 from compress.methods.outcome import Outcome, judge
 from compress.passes.context import PassContext, finish_unit, read_in_rows, read_weight
 from compress.passes.hidden_states import HiddenStates
 from compress.passes.quantize.observe import Batches, needs_magnitudes
 from compress.passes.quantize.solve import write_solved
-from compress.passes.quantize.stream import join_rows
+from compress.passes.quantize.stream import join_outcomes
 from compress.passes.units import HEAD
 from compress.plan.layers import ModulePlan
 from compress.plan.output_format import scale_dtype
@@ -41,7 +42,7 @@ def _observe(
 ) -> InputStats:
     """Statistics of the last block's outputs behind the final norm."""
     width = head.linear.shape[1]
-    wanted = needs_magnitudes(head)
+    wanted = needs_magnitudes(work, head)
     gram = GramAccumulator.create(HEAD, width, device=work.device, magnitudes=wanted)
 
     def add(hidden: Tensor, mask: Tensor | None, context: BlockContext, start: int) -> None:
@@ -63,14 +64,12 @@ def _solve(work: PassContext, head: ModulePlan, stats: InputStats) -> Outcome:
             head.scheme,
             stage.config,
             scale_dtype=scale_dtype(work.plan.format, stored.dtype),
-            hessian=stats.hessian,
-            absmax=stats.absmax,
+            observed=Observed(stats.hessian, stats.absmax),
         )
         whole = judge(rows, stats.hessian).whole
         cost, energy = cost + outcome.error * whole, energy + whole
         outcomes.append(outcome)
-    joined = join_rows([x.quantized for x in outcomes], head.scheme)
-    return replace(outcomes[0], quantized=joined, error=cost / energy if energy > 0 else 0.0)
+    return join_outcomes(outcomes, head.scheme, cost / energy if energy > 0 else 0.0)
 
 
 def _rows(work: PassContext, head: ModulePlan) -> Iterator[Tensor]:

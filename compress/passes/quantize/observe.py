@@ -9,6 +9,8 @@ from compress.arch.spec import BlockSpec, LinearSpec
 from compress.blocks.capture import collect, regroup
 from compress.blocks.experts import expert_views
 from compress.blocks.skeleton import BlockContext, Skeleton
+from compress.methods import METHODS
+from compress.methods.observed import Needs, fixes_inputs
 from compress.passes.context import PassContext
 from compress.passes.hidden_states import HiddenStates
 from compress.plan.layers import ModulePlan
@@ -102,12 +104,13 @@ def _reads_block(m: ModulePlan) -> bool:
 def _shows_all_tokens(work: PassContext, modules: list[ModulePlan]) -> bool:
     """Whether any of these experts asks for every token (the forward is one for all).
 
-    By the option of its stage; where it has none, when its scheme takes something from the inputs,
+    As its method needs; where that has no say, when its scheme takes something from the inputs,
     which an expert without tokens would lack.
     """
     experts = [m for m in modules if m.linear.expert is not None]
     return any(
-        getattr(_config(work, m), "experts", "all" if _is_fixed(m) else "routed") == "all"
+        (stage_needs(work, m.stage).experts or ("all" if fixes_inputs(m.scheme) else "routed"))
+        == "all"
         for m in experts
     )
 
@@ -128,8 +131,10 @@ def observation_rounds(work: PassContext, modules: list[ModulePlan]) -> list[lis
     return rounds
 
 
-def _config(work: PassContext, module: ModulePlan) -> object:
-    return work.plan.recipe.stages[module.stage].config
+def stage_needs(work: PassContext, stage: int) -> Needs:
+    """What a stage's method needs of the run under the stage's options."""
+    asked = work.plan.recipe.stages[stage]
+    return METHODS[asked.method].needs(asked.config)
 
 
 def by_input(modules: list[ModulePlan]) -> list[tuple[str, list[ModulePlan]]]:
@@ -141,7 +146,7 @@ def by_input(modules: list[ModulePlan]) -> list[tuple[str, list[ModulePlan]]]:
 def observe(block: BlockPass, modules: list[ModulePlan]) -> dict[str, InputStats]:
     """Statistics of the modules' inputs over the whole calibration set, by shared input."""
     linears = [m.linear for m in modules]
-    magnitudes = any(needs_magnitudes(m) for m in modules)
+    magnitudes = any(needs_magnitudes(block.work, m) for m in modules)
     observer = Observer.create(
         block.batches.skeleton, block.module, block.spec.index, linears, magnitudes=magnitudes
     )
@@ -195,17 +200,13 @@ class Observer:
         return {key: self.grams.pop(key).stats() for key in list(self.grams)}
 
 
-def needs_magnitudes(m: ModulePlan) -> bool:
-    """Whether someone asks how large the inputs are: folds, static scales, fixed outliers."""
-    return _is_fixed(m) or bool(m.folds)
-
-
-def _is_fixed(m: ModulePlan) -> bool:
-    """Whether the scheme has a scale or columns of the inputs that calibration fixes."""
-    inputs = m.scheme.activation
-    return inputs is not None and (not inputs.dynamic or inputs.outliers == "calibrated")
+def needs_magnitudes(work: PassContext, m: ModulePlan) -> bool:
+    """Whether someone asks how large the inputs are: a method of the layer's stages, or its scheme
+    for static scales and fixed outliers."""
+    stages = {m.stage, *m.folds}
+    return fixes_inputs(m.scheme) or any(stage_needs(work, i).magnitudes for i in stages)
 
 
 def is_sequential(work: PassContext, modules: list[ModulePlan]) -> bool:
     """Whether a stage on these modules wants each input observed behind quantized predecessors."""
-    return any(getattr(_config(work, m), "true_sequential", False) for m in modules)
+    return any(stage_needs(work, m.stage).sequential for m in modules)

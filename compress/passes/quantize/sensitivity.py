@@ -33,6 +33,7 @@ from compress.evaluation.perplexity import log_softmax
 from compress.events import Event, Progress
 from compress.formats import Weights
 from compress.methods import plain
+from compress.methods.observed import Observed
 from compress.methods.rtn import RtnConfig
 from compress.passes import calibration_tokens
 from compress.passes.hidden_states import HiddenStates
@@ -195,14 +196,14 @@ def _round(
     for x in linears:
         seen, unit = stats[x.shared_input], unit_of[x.name]
         weight = linear_weight(module, x)
+        observed = Observed(seen.hessian, expert_tokens=None if x.expert is None else seen.tokens)
         for scheme in unit.schemes:
             (outcome,) = plain.quantize(
                 [weight],
                 scheme,
                 RtnConfig("importance", unit.signs),
                 scale_dtype=TORCH_DTYPES[probe.weights.checkpoint.tensors[x.tensor].dtype],
-                hessian=seen.hessian,
-                expert_tokens=None if x.expert is None else seen.tokens,
+                observed=observed,
             )
             probe.errors.setdefault(x.name, {})[scheme.describe()] = outcome.error
             if scheme == unit.coarsest:

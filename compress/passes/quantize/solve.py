@@ -11,6 +11,7 @@ from compress.blocks.linear import set_linear_weight
 from compress.checkpoint.shards.dtypes import TORCH_DTYPES
 from compress.formats import dense
 from compress.methods import METHODS
+from compress.methods.observed import Observed
 from compress.methods.outcome import Outcome
 from compress.passes.context import PassContext, layer_record, read_weight, store
 from compress.passes.quantize.observe import (
@@ -89,9 +90,7 @@ def _solve(
             group[0].scheme,
             stage.config,
             scale_dtype=dtype,
-            hessian=stats.hessian,
-            expert_tokens=stats.tokens if is_expert else None,
-            absmax=stats.absmax,
+            observed=Observed(stats.hessian, stats.absmax, stats.tokens if is_expert else None),
         )
         for m, outcome in zip(group, outcomes, strict=True):
             yield m, *write_solved(work, m, outcome, stats, dtype, scaled.notes_of(m))
@@ -111,19 +110,8 @@ def write_solved(
     """
     quantized = _with_input_scale(outcome.quantized, stats, dtype)
     beyond = store(work, m, quantized)
-    layer = layer_record(
-        m,
-        error=outcome.error,
-        method=outcome.method,
-        tokens=stats.tokens,
-        damping=outcome.damping,
-        kept=_unscaled(m, stats) or outcome.kept or _unknown(m, stats),
-        dead=outcome.dead,
-        outlier_columns=outcome.outlier_columns,
-        beyond=beyond,
-        folds=folds,
-    )
-    return quantized, layer
+    told = replace(outcome, kept=_unscaled(m, stats) or outcome.kept or _unknown(m, stats))
+    return quantized, layer_record(m, told, tokens=stats.tokens, beyond=beyond, folds=folds)
 
 
 def _weight(work: PassContext, m: ModulePlan, scaled: Scaled) -> Tensor:

@@ -8,6 +8,7 @@ import torch
 
 from compress.events import Event
 from compress.methods import METHODS
+from compress.methods.outcome import Outcome
 from compress.passes.context import (
     PassContext,
     block_tensors,
@@ -67,7 +68,7 @@ def stream_unit(work: PassContext, unit: str, block: int | None, sources: list[s
 def round_one(work: PassContext, module: ModulePlan) -> Layer:
     """Quantize one linear by itself, in runs of rows; runs do not depend on each other."""
     stage = work.plan.recipe.stages[module.stage]
-    pieces, cost, norm = [], 0.0, 0.0
+    outcomes, cost, norm = [], 0.0, 0.0
     for stored in read_in_rows(work, module):
         rows = stored.float()
         (outcome,) = METHODS[stage.method].quantize(
@@ -78,9 +79,10 @@ def round_one(work: PassContext, module: ModulePlan) -> Layer:
         )
         energy = float(rows.square().sum(dtype=torch.float64))
         cost, norm = cost + outcome.error * energy, norm + energy
-        pieces.append(outcome.quantized)
-    store(work, module, join_rows(pieces, module.scheme))
-    return layer_record(module, error=cost / norm if norm > 0 else 0.0)
+        outcomes.append(outcome)
+    whole = join_outcomes(outcomes, module.scheme, cost / norm if norm > 0 else 0.0)
+    store(work, module, whole.quantized)
+    return layer_record(module, whole)
 
 
 def merged_with(
@@ -110,11 +112,17 @@ def round_merged(work: PassContext, modules: list[ModulePlan]) -> dict[str, Laye
     layers = {}
     for m, outcome in zip(modules, outcomes, strict=True):
         store(work, m, outcome.quantized)
-        layers[m.linear.tensor] = layer_record(m, error=outcome.error)
+        layers[m.linear.tensor] = layer_record(m, outcome)
     return layers
 
 
-def join_rows(pieces: list[QuantizedTensor], scheme: QuantScheme) -> QuantizedTensor:
+def join_outcomes(outcomes: list[Outcome], scheme: QuantScheme, error: float) -> Outcome:
+    """One outcome from those of a layer's runs of rows. error: of the whole layer."""
+    quantized = _join_rows([x.quantized for x in outcomes], scheme)
+    return replace(outcomes[0], quantized=quantized, error=error)
+
+
+def _join_rows(pieces: list[QuantizedTensor], scheme: QuantScheme) -> QuantizedTensor:
     """One tensor from runs of its rows, which share their columns' groups and outliers."""
     first = pieces[0]
     if len(pieces) == 1:

@@ -1,12 +1,13 @@
 """How a recipe names artifacts for other runtimes, and what they ask of its stages."""
 
-from dataclasses import fields, replace
+from dataclasses import replace
+from typing import Any
 
 from compress.errors import RecipeError
 from compress.quant.scheme import Signs
 from compress.recipe.reading.reader import closest, read_dataclass
 from compress.recipe.reading.tree import Node, Scalar
-from compress.recipe.schema import ExportConfig, Recipe, Stage
+from compress.recipe.schema import ExportConfig, HasSigns, Recipe, Stage
 
 
 def read_exports(node: Node | None) -> tuple[ExportConfig, ...]:
@@ -58,7 +59,7 @@ def _wants_positive(recipe: Recipe) -> bool:
 
 
 def _settled(stage: Stage, signs: Signs) -> Stage:
-    has = any(item.name == "signs" for item in fields(stage.config))
-    if not has or stage.signs != "auto":
+    if not isinstance(stage.config, HasSigns) or stage.signs != "auto":
         return stage
-    return replace(stage, config=replace(stage.config, signs=signs))
+    options: Any = stage.config
+    return replace(stage, config=replace(options, signs=signs))

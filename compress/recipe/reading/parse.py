@@ -141,7 +141,7 @@ def _needing_data(recipe: Recipe) -> list[str]:
     for stage in recipe.stages:
         if stage.target is not None:
             places.append(f"{stage.at('target')}: measuring what each layer loses")
-        elif METHODS[stage.method].observes(stage.config):
+        elif METHODS[stage.method].needs(stage.config).data:
             places.append(f"{stage.at('method')}: {stage.method!r}")
         elif METHODS[stage.method].needs_calibration(stage.config, stage.scheme):
             assert stage.scheme is not None, "only a scheme fixes anything beforehand"
