@@ -181,7 +181,7 @@ def _write_cache(plan: ExportPlan, writer: ShardWriter) -> None:
         k, v = (inputs.scale for inputs in found)
         assert k is not None
         assert v is not None
-        for name, scale in plan.target.cache[1](block, k.to(dtype), v.to(dtype)).items():
+        for name, scale in plan.target.cache.encode(block, k.to(dtype), v.to(dtype)).items():
             writer.write(name, scale)
 
 

@@ -71,7 +71,7 @@ def plan_export(
     tensors = {name: tuple(_entries(held, target, original[name])) for name in original}
     cache = []
     if held.kv_cache is not None and target.cache is not None:
-        cache = target.cache[0](source.spec, held.kv_dtype)
+        cache = target.cache.layout(source.spec, held.kv_dtype)
     entries = [entry for found in tensors.values() for entry in found]
     layers = {name: _sized(layer, tensors[name]) for name, layer in held.layers.items()}
     return ExportPlan(

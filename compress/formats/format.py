@@ -1,9 +1,10 @@
 """A format of checkpoints as one value: the functions of its codec, and how it is read."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from compress.arch.spec import BlockSpec, DecoderSpec
@@ -11,11 +12,8 @@ from compress.checkpoint.shards.layout import Entry
 from compress.formats import conv1d
 from compress.formats.compressed_tensors import decode as ct_decode
 from compress.formats.stored import Beside, Has, Parts, Read, ShapeOf, Stored
-from compress.quant.scheme import QuantScheme
-from compress.quant.tensor import InputQuantization, QuantizedTensor
-
-CacheLayout = Callable[[DecoderSpec, str], list[Entry]]
-CacheEncode = Callable[[BlockSpec, Tensor, Tensor], dict[str, Tensor]]
+from compress.quant.scheme import ActivationScheme, QuantScheme
+from compress.quant.tensor import InputQuantization, OutlierColumns, QuantizedTensor
 
 
 def _never(block: Mapping[str, Any]) -> bool:
@@ -28,6 +26,10 @@ def _never_reorders(schemes: object, module: str) -> bool:
 
 def _no_zeros(zero: Tensor, scheme: QuantScheme) -> int:
     return 0
+
+
+def _nothing_to_say(schemes: Sequence[QuantScheme]) -> list[str]:
+    return []
 
 
 def _itself(scheme: QuantScheme) -> QuantScheme:
@@ -84,37 +86,136 @@ class Reader:
     reorders: Callable[[Any, str], bool] = _never_reorders
 
 
+class WhyNotWeight(Protocol):
+    """Why a format cannot hold a weight and the nearest thing that can; None when it can."""
+
+    def __call__(
+        self, scheme: QuantScheme, shape: tuple[int, int] | None = None, *, g_idx: bool = False
+    ) -> str | None:
+        """shape: (N, K), None to ask for any. g_idx: with columns grouped in another order."""
+
+
+class WeightLayout(Protocol):
+    """Which tensors one weight becomes: exactly what `encode` returns, known before any work."""
+
+    def __call__(
+        self,
+        name: str,
+        shape: tuple[int, int],
+        scheme: QuantScheme,
+        scale_dtype: str,
+        *,
+        act_order: bool = False,
+        transposed: bool = False,
+    ) -> list[Entry]:
+        """(name, dtype code, shape) of each. shape: (N, K). scale_dtype: code of the source's."""
+
+
+class EncodeWeight(Protocol):
+    """The tensors to write for one weight."""
+
+    def __call__(
+        self,
+        name: str,
+        tensor: QuantizedTensor,
+        *,
+        dtype: torch.dtype | None = None,
+        transposed: bool = False,
+    ) -> dict[str, Tensor]:
+        """dtype: the source's, None for that of the scales. transposed: the source has [K, N]."""
+
+
+class ConfigBlock(Protocol):
+    """The quantization_config of config.json, None without one."""
+
+    def __call__(
+        self,
+        spec: DecoderSpec,
+        shapes: Mapping[str, tuple[int, ...]],
+        schemes: Mapping[str, QuantScheme],
+        *,
+        with_g_idx: Collection[str] = (),
+        kv_cache: ActivationScheme | None = None,
+    ) -> dict[str, Any] | None:
+        """shapes: of every tensor of the source. schemes: of every quantized tensor, by name.
+
+        RecipeError for layers that the format holds one by one but not together.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class CacheScales:
+    """Where scales of the key/value cache lie.
+
+    layout(spec, scale_dtype_code): two tensors a block, in the order of the blocks.
+    encode(block, k, v): the tensors of one block, from scales [1].
+    in_runs: whether a recipe's `kv_cache` may ask for it; else a conversion alone writes them.
+    """
+
+    layout: Callable[[DecoderSpec, str], list[Entry]]
+    encode: Callable[[BlockSpec, Tensor, Tensor], dict[str, Tensor]]
+    in_runs: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OutlierFile:
+    """A file beside the weights for calibrated outlier columns, of which none knows the number
+    before.
+
+    folder, name: where it lies below the checkpoint. tensors(weight): what it calls the columns of
+    that weight. encode(weight, columns): those tensors.
+    """
+
+    folder: str
+    name: str
+    tensors: Callable[[str], tuple[str, str]]
+    encode: Callable[[str, OutlierColumns], dict[str, Tensor]]
+
+    @property
+    def path(self) -> str:
+        """Below the checkpoint."""
+        return f"{self.folder}/{self.name}"
+
+
 @dataclass(frozen=True, slots=True)
 class Format:
     """One way to write a compressed model.
 
     name: its key in FORMATS. method: config.json's `quant_method`, None for a dense checkpoint.
-    why_not(scheme, (n, k) or None, *, g_idx=False): why it cannot hold a weight and the nearest
-        thing that can; None when it can.
-    layout(name, (n, k), scheme, scale_dtype_code, *, act_order=False, transposed=False): exact
-        (name, dtype code, shape) of what `encode` returns, known before any work.
-    encode(name, tensor, *, dtype=None, transposed=False): the tensors to write for one weight.
-    config(spec, shapes, schemes, *, with_g_idx=(), kv_cache=None): the quantization_config, None
-        without one.
+    why_not, layout, encode, config: as their protocols say.
     reader: None for a dense checkpoint.
     scale_dtype: code of the only dtype that it has for scales, None where it takes those it gets.
     files: small files that repeat the quantization_config for some loaders, each with how it
         follows from that.
     unstorable(zero, scheme): how many of a weight's zero points (int8) it has no place for.
-    cache: (layout(spec, scale_dtype_code), encode(block, k, v)) of the key/value cache's scales,
-        None where it has no place for them.
+    cache: of the key/value cache's scales, None where it has no place for them.
+    outliers: of calibrated outlier columns, None where it has no place for them.
+    remarks(schemes): what a person should know before such weights are written.
+    why_not_split: why vLLM splits no checkpoint of it over devices, None where it does.
+    holds_experts: whether transformers loads quantized experts of a mixture from it.
+    decoded_first: whether transformers decodes its weights before the first forward.
     """
 
     name: str
     method: str | None
-    why_not: Callable[..., str | None]
-    layout: Callable[..., list[Entry]]
-    encode: Callable[..., dict[str, Tensor]]
-    config: Callable[..., dict[str, Any] | None]
+    why_not: WhyNotWeight
+    layout: WeightLayout
+    encode: EncodeWeight
+    config: ConfigBlock
     reader: Reader | None
     scale_dtype: str | None = None
     files: Mapping[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]] = field(
         default_factory=dict
     )
     unstorable: Callable[[Tensor, QuantScheme], int] = _no_zeros
-    cache: tuple[CacheLayout, CacheEncode] | None = None
+    cache: CacheScales | None = None
+    outliers: OutlierFile | None = None
+    remarks: Callable[[Sequence[QuantScheme]], list[str]] = _nothing_to_say
+    why_not_split: str | None = None
+    holds_experts: bool = True
+    decoded_first: bool = False
+
+    @property
+    def coded(self) -> bool:
+        """Whether it stores codes: a dense checkpoint has weights alone."""
+        return self.method is not None

@@ -16,7 +16,7 @@ from compress.formats.compressed_tensors import config as ct_config
 from compress.formats.compressed_tensors import config_read as ct_config_read
 from compress.formats.compressed_tensors import decode as ct_decode
 from compress.formats.compressed_tensors import encode as compressed_tensors
-from compress.formats.format import Format, Reader
+from compress.formats.format import CacheScales, Format, OutlierFile, Reader
 from compress.formats.fp8 import codec as fp8
 from compress.formats.gptq import codec as gptq
 from compress.formats.gptq import config as gptq_config
@@ -87,7 +87,8 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
                 g_idx="weight_g_idx",
                 reorders=ct_config_read.SchemeMap.reorders,
             ),
-            cache=(kv_cache.kv_layout, kv_cache.kv_encode),
+            cache=CacheScales(kv_cache.kv_layout, kv_cache.kv_encode, in_runs=True),
+            decoded_first=True,
         ),
         "gptq": Format(
             name="gptq",
@@ -113,6 +114,7 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
             scale_dtype="F16",
             files=_QUANTIZE_CONFIG,
             unstorable=gptq.unstorable,
+            remarks=gptq.remarks,
         ),
         "gptq_v2": Format(
             name="gptq_v2",
@@ -203,7 +205,7 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
             ),
             scale_dtype="F32",
             files={HF_QUANT_CONFIG: modelopt.side_file},
-            cache=(modelopt.kv_layout, modelopt.kv_encode),
+            cache=CacheScales(modelopt.kv_layout, modelopt.kv_encode, in_runs=False),
         ),
         "bitsandbytes": Format(
             name="bitsandbytes",
@@ -225,6 +227,15 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
                 skips_head=_lists_none("llm_int8_skip_modules"),
             ),
             scale_dtype="F32",
+            outliers=OutlierFile(
+                bitsandbytes.FOLDER,
+                bitsandbytes.SIDE_NAME,
+                bitsandbytes.outlier_names,
+                bitsandbytes.encode_outliers,
+            ),
+            remarks=bitsandbytes.remarks,
+            why_not_split="vLLM splits no bitsandbytes checkpoint that is quantized already",
+            holds_experts=False,
         ),
         "dense": Format(
             name="dense",

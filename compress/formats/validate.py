@@ -67,7 +67,7 @@ class Expected:
         places = FORMATS[self.fmt].cache
         if self.kv_cache is None or places is None:
             return []
-        return places[0](self.spec, self.kv_dtype)
+        return places.layout(self.spec, self.kv_dtype)
 
 
 def validate(checkpoint: Checkpoint, expected: Expected) -> list[str]:

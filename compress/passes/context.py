@@ -73,7 +73,8 @@ def store(work: PassContext, module: ModulePlan, quantized: QuantizedTensor) -> 
     Returns the bytes that it takes beyond the plan: those of calibrated outlier columns.
     """
     name = module.linear.tensor
-    encoded = FORMATS[work.plan.format].encode(
+    codec = FORMATS[work.plan.format]
+    encoded = codec.encode(
         name,
         quantized,
         dtype=TORCH_DTYPES[work.checkpoint.tensors[name].dtype],
@@ -81,9 +82,9 @@ def store(work: PassContext, module: ModulePlan, quantized: QuantizedTensor) -> 
     )
     for part, tensor in encoded.items():
         work.writer.write(part, tensor)
-    if quantized.outliers is None or not outliers.has_side_file(module, work.plan.format):
+    if quantized.outliers is None or codec.outliers is None or not outliers.is_calibrated(module):
         return 0
-    return outliers.keep(work.writer.folder, module, quantized.outliers)
+    return outliers.keep(work.writer.folder, module, quantized.outliers, codec.outliers)
 
 
 def finish_unit(work: PassContext, unit: str, sources: Iterable[str], layers: list[Layer]) -> None:

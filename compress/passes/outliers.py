@@ -14,7 +14,8 @@ from safetensors.torch import save
 from compress.checkpoint import Checkpoint, ShardWriter, disk, single_file, write_atomic
 from compress.checkpoint.shards.header import TensorInfo, read_header
 from compress.errors import CheckpointError, OutputError
-from compress.formats.bitsandbytes import codec as bitsandbytes
+from compress.formats import FORMATS
+from compress.formats.format import OutlierFile
 from compress.plan.layers import ModulePlan
 from compress.plan.plan import Plan
 from compress.quant.tensor import OutlierColumns
@@ -22,14 +23,14 @@ from compress.quant.tensor import OutlierColumns
 WORKING = "outliers"  # in OUT.partial, gone when it is published
 
 
-def keep(partial: Path, module: ModulePlan, outliers: OutlierColumns) -> int:
+def keep(partial: Path, module: ModulePlan, outliers: OutlierColumns, file: OutlierFile) -> int:
     """Put a linear's columns aside, on the disk for certain; returns the bytes they take."""
     folder = partial / WORKING
     if not folder.is_dir():
         with disk.refusing(f"make {folder}"):
             disk.mkdir(folder)
             disk.fsync_path(partial)
-    tensors = bitsandbytes.encode_outliers(module.linear.tensor, outliers)
+    tensors = file.encode(module.linear.tensor, outliers)
     cpu = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
     write_atomic(partial / _piece(module), save(cpu))
     return sum(tensor.nbytes for tensor in cpu.values())
@@ -40,15 +41,14 @@ def join(plan: Plan, partial: Path) -> None:
 
     OutputError when a linear's columns are gone or broken.
     """
-    calibrated = [m for m in plan.modules if has_side_file(m, plan.format)]
-    if not calibrated:
+    file = FORMATS[plan.format].outliers
+    calibrated = [m for m in plan.modules if is_calibrated(m)]
+    if file is None or not calibrated:
         return
-    pieces = [_open(partial, m) for m in calibrated]
+    pieces = [_open(partial, m, file) for m in calibrated]
     found = [(piece, info) for piece in pieces for info in piece.tensors.values()]
-    layout = single_file(
-        bitsandbytes.SIDE_NAME, [(info.name, info.dtype, info.shape) for _, info in found]
-    )
-    folder = partial / bitsandbytes.FOLDER
+    layout = single_file(file.name, [(info.name, info.dtype, info.shape) for _, info in found])
+    folder = partial / file.folder
     if not folder.is_dir():
         with disk.refusing(f"make {folder}"):
             disk.mkdir(folder)
@@ -58,31 +58,30 @@ def join(plan: Plan, partial: Path) -> None:
     writer.finish()
 
 
-def has_side_file(module: ModulePlan, fmt: str) -> bool:
-    """Whether a linear's outlier columns go into the side file."""
+def is_calibrated(module: ModulePlan) -> bool:
+    """Whether calibration finds a linear's outlier columns."""
     inputs = module.scheme.activation
-    calibrated = inputs is not None and inputs.outliers == "calibrated"
-    return calibrated and fmt == bitsandbytes.NAME
+    return inputs is not None and inputs.outliers == "calibrated"
 
 
 def side_bytes(folder: Path) -> int:
-    """Size of the side file of a result, 0 where there is none."""
-    path = folder / bitsandbytes.SIDE_FILE
-    return path.stat().st_size if path.is_file() else 0
+    """Size of the side file of a result in any format, 0 where there is none."""
+    files = [folder / fmt.outliers.path for fmt in FORMATS.values() if fmt.outliers is not None]
+    return sum(path.stat().st_size for path in files if path.is_file())
 
 
 def _piece(module: ModulePlan) -> str:
     return f"{WORKING}/{quote(module.linear.name, safe='')}"
 
 
-def _open(partial: Path, module: ModulePlan) -> Checkpoint:
+def _open(partial: Path, module: ModulePlan, side: OutlierFile) -> Checkpoint:
     """A linear's columns and their weights, as a checkpoint of their own."""
     file = _piece(module)
     try:
         tensors: Mapping[str, TensorInfo] = read_header(partial / file, file)
     except CheckpointError as error:
         raise OutputError(f"{error}; remove {partial} and start again") from error
-    wanted = set(bitsandbytes.outlier_names(module.linear.tensor))
+    wanted = set(side.tensors(module.linear.tensor))
     if tensors.keys() != wanted:
         raise OutputError(
             f"{partial / file} does not hold {' and '.join(sorted(wanted))}; remove {partial} and"

@@ -8,14 +8,13 @@ from compress.checkpoint import Checkpoint
 from compress.checkpoint.shards.dtype_codes import itemsize
 from compress.checkpoint.shards.layout import Entry
 from compress.errors import RecipeError
-from compress.formats import FP8_CACHE, INT8_CACHE, CodedWeights, kv_layout
+from compress.formats import FORMATS, FP8_CACHE, INT8_CACHE, CodedWeights
 from compress.formats.kv_cache import scales_in
 from compress.formats.weights import Weights
 from compress.quant.scheme import ActivationScheme
 from compress.recipe import Recipe
 
 SCHEMES: Mapping[str, ActivationScheme] = MappingProxyType({"fp8": FP8_CACHE, "int8": INT8_CACHE})
-FORMAT = "compressed-tensors"
 
 
 def scheme(recipe: Recipe) -> ActivationScheme | None:
@@ -56,13 +55,15 @@ def reserve(
 
     dtype: code in which they are stored. RecipeError where the format or a block has no place.
     """
-    if fmt != FORMAT:
+    places = FORMATS[fmt].cache
+    if places is None or not places.in_runs:
+        able = (name for name, f in FORMATS.items() if f.cache is not None and f.cache.in_runs)
         raise RecipeError(
             f"{recipe.at('kv_cache')}: is {recipe.kv_cache!r}, which format {fmt!r} has no place"
-            f" for; {FORMAT} has"
+            f" for; {' and '.join(able)} has"
         )
     out = dict(tensors)
-    scales = kv_layout(spec, dtype)
+    scales = places.layout(spec, dtype)
     for i, block in enumerate(spec.blocks):
         owner = next(x.tensor for x in block.linears if x.role in ("k", "qkv"))
         out[owner] = (*out[owner], *scales[2 * i : 2 * i + 2])

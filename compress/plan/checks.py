@@ -6,8 +6,7 @@ from math import gcd
 from compress.arch.spec import DecoderSpec, LinearSpec
 from compress.checkpoint import Checkpoint
 from compress.errors import RecipeError
-from compress.formats import FORMATS, dense
-from compress.formats.bitsandbytes import codec as bitsandbytes
+from compress.formats import FORMATS
 from compress.formats.compressed_tensors.encode import is_packed
 from compress.formats.runtimes.verdicts import packs_zero_points
 from compress.methods import METHODS
@@ -99,8 +98,8 @@ def why_not_parallel(
     vLLM's rules: "o" and "down" are split along their columns, all others along their rows; key
     and value heads are split, or repeated where there are more devices than heads.
     """
-    if fmt == bitsandbytes.NAME:
-        return ("vLLM splits no bitsandbytes checkpoint that is quantized already",)
+    if (none := FORMATS[fmt].why_not_split) is not None:
+        return (none,)
     reasons: dict[str, str] = {}
     if spec.heads % n:
         reasons["heads"] = f"{spec.heads} heads do not divide by {n}"
@@ -121,7 +120,7 @@ def _why_not_columns(n: int, spec: DecoderSpec, m: ModulePlan, fmt: str) -> str 
     step = m.scheme.columns_per_scale(columns)
     if columns % n:
         return f"{columns} columns do not divide by {n}"
-    if fmt == dense.NAME:
+    if not FORMATS[fmt].coded:
         return None
     if m.scheme.granularity in ("group", "block") and (columns // n) % step:
         return f"{columns // n} columns a shard are no multiple of {step}"
@@ -131,7 +130,7 @@ def _why_not_columns(n: int, spec: DecoderSpec, m: ModulePlan, fmt: str) -> str 
 
 
 def _why_not_rows(n: int, spec: DecoderSpec, m: ModulePlan, fmt: str) -> str | None:
-    stored = fmt != dense.NAME
+    stored = FORMATS[fmt].coded
     packed = stored and packs_zero_points(m.scheme)
     step = m.scheme.group_size if stored and m.scheme.granularity == "block" else 1
     for rows, shards in _row_parts(n, spec, m.linear):

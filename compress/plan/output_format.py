@@ -9,7 +9,6 @@ from compress.errors import RecipeError
 from compress.formats import FORMATS, Format
 from compress.formats.bitsandbytes import codec as bitsandbytes
 from compress.formats.compressed_tensors import encode as compressed_tensors
-from compress.formats.gptq import codec as gptq
 from compress.plan.layers import ModulePlan
 from compress.quant.scheme import QuantScheme
 from compress.recipe import Recipe
@@ -74,37 +73,26 @@ def check_config(
 
 
 def check_experts(recipe: Recipe, modules: Iterable[ModulePlan], fmt: str) -> None:
-    """RecipeError for experts of a mixture in bitsandbytes.
+    """RecipeError for experts of a mixture in a format that holds none.
 
     transformers keeps the experts of a block as one parameter, which bitsandbytes does not
     quantize: it would take their codes for weights.
     """
-    if fmt != bitsandbytes.NAME:
+    if FORMATS[fmt].holds_experts:
         return
     expert = next((m for m in modules if m.linear.expert is not None), None)
     if expert is not None:
         raise RecipeError(
             f"{recipe.stages[expert.stage].at('targets')}: {expert.linear.name} is an expert, and"
-            " bitsandbytes quantizes none in transformers; add '*.experts.*' to ignore, or use"
+            f" {fmt} quantizes none in transformers; add '*.experts.*' to ignore, or use"
             " output.format dense"
         )
 
 
 def notes(modules: Iterable[ModulePlan], fmt: str) -> list[str]:
     """What a person should know about the planned size, and about what may end the run."""
-    modules = list(modules)
-    if fmt == gptq.NAME and not all(m.scheme.symmetric for m in modules):
-        found = "a group without a negative weight has a zero point of 0, which GPTQ version 1"
-        return [f"{found} cannot store: the run ends where it meets one; use gptq_v2 to be safe"]
-    if fmt != bitsandbytes.NAME or not any(_is_calibrated(m.scheme) for m in modules):
-        return []
-    size = "comes on top of the planned size: calibration decides how many outlier columns it holds"
-    return [f"{bitsandbytes.SIDE_FILE} {size}; the run needs twice its size on the disk"]
+    return FORMATS[fmt].remarks([m.scheme for m in modules])
 
 
 def _has_outliers(scheme: QuantScheme) -> bool:
     return scheme.activation is not None and scheme.activation.outliers != "none"
-
-
-def _is_calibrated(scheme: QuantScheme) -> bool:
-    return scheme.activation is not None and scheme.activation.outliers == "calibrated"

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 
 from compress.arch.spec import DecoderSpec, LinearSpec
-from compress.formats import dense
-from compress.formats.compressed_tensors import encode as compressed_tensors
+from compress.formats import FORMATS
 
 
 def opened(
@@ -35,8 +34,7 @@ def opened(
     from compress.blocks.skeleton import Skeleton
 
     skeleton = Skeleton(config, spec, dtype=torch.float32)
-    coded = () if fmt == dense.NAME else packed
-    # transformers decodes compressed-tensors' weights before the first forward, and no other's.
-    decoded = fmt == compressed_tensors.NAME
+    coded = packed if FORMATS[fmt].coded else ()
+    decoded = FORMATS[fmt].decoded_first
     unnamed = rehearse(skeleton, coded, decoded=decoded, streamed=streamed)
     return replace(spec, unnamed=unnamed)

@@ -10,7 +10,7 @@ import torch
 
 from compress.checkpoint import Checkpoint, Output, ShardWriter, disk, free_bytes, locked
 from compress.errors import OutputError
-from compress.formats.bitsandbytes import codec as bitsandbytes
+from compress.formats import FORMATS
 from compress.machine.environment import fingerprint
 from compress.machine.memory import TOLERANCE
 from compress.passes import journal as journals
@@ -105,7 +105,9 @@ def disk_space(plan: Plan, folder: Path, dtype: torch.dtype) -> DiskSpace:
     How many outlier columns calibration will find is not known; those of an interrupted run, which
     are to be joined into one file of the result, are counted.
     """
-    pieces, joined = (_taken(folder / x) for x in (outliers.WORKING, bitsandbytes.FOLDER))
+    side = FORMATS[plan.format].outliers
+    pieces = _taken(folder / outliers.WORKING)
+    joined = 0 if side is None else _taken(folder / side.folder)
     taken = _taken(folder) - pieces - joined
     result = plan.shards.total_bytes - taken + max(pieces - joined, 0)
     passing, evaluating = _passing_bytes(plan, dtype), evaluation_bytes(plan)

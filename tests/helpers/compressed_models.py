@@ -157,7 +157,7 @@ def write(
         assert codec.cache is not None, f"{fmt} has no place for scales of a cache"
         scale = torch.tensor([kv_scale], dtype=tensors[spec.embedding].dtype)
         for decoder_block in spec.blocks:
-            output |= codec.cache[1](decoder_block, scale.clone(), scale.clone())
+            output |= codec.cache.encode(decoder_block, scale.clone(), scale.clone())
     folder.mkdir(parents=True, exist_ok=True)
     for file in source.iterdir():
         if file.suffix == ".json" and file.name != "config.json":

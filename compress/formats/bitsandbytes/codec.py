@@ -11,7 +11,7 @@ file, compress_model/outliers.safetensors below the checkpoint, has for every su
 A loader that does not know the file finds the columns at run time, and so runs the dynamic form.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -139,6 +139,14 @@ def beside(stored: Stored, parts: Parts) -> Beside:
             " the model again with bitsandbytes 0.45 or later"
         )
     return Beside()
+
+
+def remarks(schemes: Sequence[QuantScheme]) -> list[str]:
+    """That the size of the side file is not known before the run."""
+    if not any(x.activation is not None and x.activation.outliers == "calibrated" for x in schemes):
+        return []
+    size = "comes on top of the planned size: calibration decides how many outlier columns it holds"
+    return [f"{SIDE_FILE} {size}; the run needs twice its size on the disk"]
 
 
 def outlier_names(name: str) -> tuple[str, str]:

@@ -13,6 +13,7 @@ AutoGPTQ's kernels read as 0, vLLM's as 2^bits, and gptqmodel's lets it carry in
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -190,6 +191,14 @@ def beside(stored: Stored, parts: Parts, *, version: int = 1) -> Beside:
         zero=_zero_points(stored, zero, version),
         g_idx=None if order is None else group_order(stored.at("g_idx"), order, stored.scheme),
     )
+
+
+def remarks(schemes: Sequence[QuantScheme]) -> list[str]:
+    """That zero points of 0, which only a run finds, end it."""
+    if all(scheme.symmetric for scheme in schemes):
+        return []
+    found = "a group without a negative weight has a zero point of 0, which GPTQ version 1"
+    return [f"{found} cannot store: the run ends where it meets one; use gptq_v2 to be safe"]
 
 
 def unstorable(zero: Tensor, scheme: QuantScheme) -> int:

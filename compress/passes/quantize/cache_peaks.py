@@ -9,7 +9,7 @@ from compress.arch.spec import BlockSpec
 from compress.blocks.kv_states import PassingCache, Peak
 from compress.checkpoint.shards.dtypes import TORCH_DTYPES
 from compress.errors import DataError
-from compress.formats import kv_encode
+from compress.formats import FORMATS
 from compress.passes.context import PassContext
 from compress.quant.inputs import static_scale
 
@@ -42,5 +42,7 @@ class Peaks:
         k, v = (
             static_scale(torch.tensor([peak.absmax]), how, dtype) for peak in (self.key, self.value)
         )
-        for name, tensor in kv_encode(block, k, v).items():
+        places = FORMATS[work.plan.format].cache
+        assert places is not None, "the plan refuses a format that has no place for them"
+        for name, tensor in places.encode(block, k, v).items():
             work.writer.write(name, tensor)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from compress.blocks.linear import set_linear_weight
 from compress.checkpoint.shards.dtypes import TORCH_DTYPES
-from compress.formats import dense
+from compress.formats import FORMATS
 from compress.methods import METHODS
 from compress.methods.observed import Observed
 from compress.methods.outcome import Outcome
@@ -61,7 +61,7 @@ def _put_in_place(
     """From here on the block computes with what the result will hold."""
     set_linear_weight(module, m.linear, quantized.dequantize(work.dtype))
     inputs = quantized.inputs()
-    if inputs is not None and work.plan.format != dense.NAME:
+    if inputs is not None and FORMATS[work.plan.format].coded:
         quantize_inputs(module.get_submodule(m.linear.module), inputs)
 
 
