@@ -31,8 +31,6 @@ FUNCTION_LINES, FUNCTION_LIMIT, MEDIAN = 40, 60, 12
 PARAMETERS = 6
 # Functions that still have more, and how many. The list only gets shorter.
 MANY = {
-    "compress/arch/assemble.py assemble": 7,
-    "compress/arch/folds.py _pair": 7,
     "compress/runtime/engine/engine.py Engine.__init__": 7,
 }
 DOCUMENTS = [REPO / "README.md", REPO / "CONTRIBUTING.md", *sorted((REPO / "docs").glob("*.md"))]

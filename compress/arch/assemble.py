@@ -18,10 +18,18 @@ class Outside:
     pairs: tuple[tuple[str, str], ...]
 
 
+@dataclass(frozen=True, slots=True)
+class DecoderKind:
+    """What a decoder is called: its row of the tables ("generic" for none), the model_type of its
+    config, and the keys that lead to that in config.json."""
+
+    family: str
+    model_type: str
+    path: tuple[str, ...]
+
+
 def assemble(
-    family: str,
-    model_type: str,
-    path: tuple[str, ...],
+    kind: DecoderKind,
     sizes: Sizes,
     outside: Outside,
     blocks: Sequence[BlockSpec],
@@ -35,9 +43,9 @@ def assemble(
     vocab, hidden = tensors[outside.embedding][:2]
     head = None if outside.head is None else tensors[outside.head]
     return DecoderSpec(
-        family=family,
-        model_type=model_type,
-        text_config=path,
+        family=kind.family,
+        model_type=kind.model_type,
+        text_config=kind.path,
         hidden=sizes.hidden or hidden,
         heads=sizes.heads,
         kv_heads=sizes.kv_heads,

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from compress.arch.assemble import Outside, assemble
+from compress.arch.assemble import DecoderKind, Outside, assemble
 from compress.arch.families.family import Family, TensorRow
 from compress.arch.families.table import FAMILIES
-from compress.arch.folds import resolve
+from compress.arch.folds import KnownBlock, resolve
 from compress.arch.generic import describe_generic
 from compress.arch.names import (
     Shapes,
@@ -67,7 +67,8 @@ def describe(config: Mapping[str, Any], tensors: Shapes) -> DecoderSpec:
     source = _Source(family, text, sizes, tensors, prefix)
     inside = group_blocks(tensors, join(prefix, family.blocks))
     blocks = [_block(source, index, inside.get(index, ())) for index in range(sizes.layers)]
-    return assemble(model_type, model_type, path, sizes, _outside(source), blocks, tensors)
+    kind = DecoderKind(model_type, model_type, path)
+    return assemble(kind, sizes, _outside(source), blocks, tensors)
 
 
 def _fits(family: Family, text: Mapping[str, Any]) -> bool:
@@ -134,7 +135,8 @@ def _block(source: _Source, index: int, present: Sequence[str]) -> BlockSpec:
     recognised = {tensor for tensor, _ in modules}
     unrecognised = tuple(name for name in weighed if name not in recognised)
     check_recognised(prefix, unrecognised, tensors, sum(prod(tensors[n]) for n in weighed))
-    folds = resolve(family, source.text, source.sizes, prefix, linears, recognised)
+    known = KnownBlock(prefix, linears, recognised)
+    folds = resolve(family, source.text, source.sizes, known)
     return BlockSpec(index, prefix, tuple(linears), tuple(modules), unrecognised, folds)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 from typing import Any
 
 from compress.arch.families.family import Family, FoldRow
@@ -10,25 +11,28 @@ from compress.arch.sizes import Sizes
 from compress.arch.spec import FoldPair, LinearSpec
 
 
-def resolve(
-    family: Family,
-    text: Mapping[str, Any],
-    sizes: Sizes,
-    prefix: str,
-    linears: Sequence[LinearSpec],
-    tensors: AbstractSet[str],
-) -> tuple[FoldPair, ...]:
-    """The fold pairs of the block at `prefix`, in order; pairs of experts one expert at a time.
+@dataclass(frozen=True, slots=True)
+class KnownBlock:
+    """What the tables know of a block: its path, its linears, its recognised tensors on disk."""
 
-    text: the decoder's own config. linears: of the block. tensors: the block's recognised tensors
-    on disk.
+    prefix: str
+    linears: Sequence[LinearSpec]
+    tensors: AbstractSet[str]
+
+
+def resolve(
+    family: Family, text: Mapping[str, Any], sizes: Sizes, block: KnownBlock
+) -> tuple[FoldPair, ...]:
+    """The fold pairs of a block, in order; pairs of experts one expert at a time.
+
+    text: the decoder's own config.
     """
     return tuple(
         pair
         for row in family.folds
         if row.only is None or text.get(row.only[0]) in (None, row.only[1])
         for expert in _experts(row, sizes)
-        for pair in _pair(row, expert, family, sizes, prefix, linears, tensors)
+        for pair in _pair(row, expert, family, sizes, block)
     )
 
 
@@ -37,17 +41,12 @@ def _experts(row: FoldRow, sizes: Sizes) -> Sequence[int | None]:
 
 
 def _pair(
-    row: FoldRow,
-    expert: int | None,
-    family: Family,
-    sizes: Sizes,
-    prefix: str,
-    linears: Sequence[LinearSpec],
-    tensors: AbstractSet[str],
+    row: FoldRow, expert: int | None, family: Family, sizes: Sizes, block: KnownBlock
 ) -> Iterator[FoldPair]:
     """The row's pair, if the block has its writer."""
+    linears, tensors = block.linears, block.tensors
     disk = row.writer if expert is None else row.writer.replace("{e}", str(expert))
-    writer = join(prefix, disk)
+    writer = join(block.prefix, disk)
     if f"{writer}.weight" not in tensors:
         return
     readers = [x for x in linears if x.role in row.readers and expert in (None, x.expert)]

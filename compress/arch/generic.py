@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
-from compress.arch.assemble import Outside, assemble
+from compress.arch.assemble import DecoderKind, Outside, assemble
 from compress.arch.names import Shapes, check_recognised, find_head, group_blocks, join
 from compress.arch.sizes import read_sizes
 from compress.arch.spec import BlockSpec, DecoderSpec, LinearSpec
@@ -62,7 +62,7 @@ def describe_generic(
         for index in range(sizes.layers or len(inside))
     ]
     outside = _outside(tensors, stack.rpartition(".")[0], sizes.vocab)
-    return assemble("generic", model_type, path, sizes, outside, blocks, tensors)
+    return assemble(DecoderKind("generic", model_type, path), sizes, outside, blocks, tensors)
 
 
 def _find_stack(tensors: Shapes, layers: int, model_type: str) -> str:
