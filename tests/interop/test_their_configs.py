@@ -58,9 +58,14 @@ def _put(model: torch.nn.Module, path: list[str], module: torch.nn.Module) -> No
     model.add_module(last, module)
 
 
+def _word(said: Any) -> str:
+    """Of an enum: what stands in a file is a string there, what is left out a member."""
+    return str(getattr(said, "value", said))
+
+
 def same(ours: QuantScheme, said: Any) -> bool:
     strategy = "tensor_group" if ours.is_fp4 else ours.granularity
-    plain = (said.num_bits, str(said.type), said.symmetric, str(said.strategy))
+    plain = (said.num_bits, _word(said.type), said.symmetric, _word(said.strategy))
     if plain != (ours.bits, ours.type, ours.symmetric, strategy):
         return False
     if ours.granularity == "block":

@@ -60,6 +60,7 @@ def test_columns_found_at_run_time_pay_for_their_weights_only(loss: Loss) -> Non
     assert dynamic == pytest.approx(loss("tale-6m-outliers", "weights alone"), rel=0.01)
 
 
+@pytest.mark.long
 def test_without_planted_outliers_every_form_is_within_half_a_percent(loss: Loss) -> None:
     for stage in ("plain", "dynamic", "calibrated"):
         assert loss("tale-6m", stage) == pytest.approx(1, abs=0.005), stage

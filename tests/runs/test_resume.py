@@ -54,15 +54,15 @@ def kill_and_go_on(
     return found
 
 
-def kill_at_each_third(asked: Recipe, source: Path, folder: Path, first: int) -> Counter[str]:
-    """Kill a run at operation `first` and each third behind it, compare the results; what was
+def kill_at_each_fifth(asked: Recipe, source: Path, folder: Path, first: int) -> Counter[str]:
+    """Kill a run at operation `first` and each fifth behind it, compare the results; what was
     killed."""
     with faults.counting() as calls:
         run(asked, source, folder / "whole")
     whole, killed = result_of(folder / "whole"), Counter[str]()
     assert whole
     for number, name in enumerate(calls.names):
-        if number % 3 != first:
+        if number % 5 != first:
             continue
         effects: tuple[faults.Effect, ...] = ("before", "torn") if name == "pwrite" else ("before",)
         for effect in effects:
@@ -72,26 +72,29 @@ def kill_at_each_third(asked: Recipe, source: Path, folder: Path, first: int) ->
     return killed
 
 
-# The two others of three operations are in the long set.
-THIRDS = (pytest.param(1, id="some"), *(pytest.param(i, marks=pytest.mark.long) for i in (0, 2)))
+# The four others of five operations are in the long set.
+FIFTHS = (
+    pytest.param(1, id="some"),
+    *(pytest.param(i, marks=pytest.mark.long) for i in (0, 2, 3, 4)),
+)
 
 
-@pytest.mark.parametrize("first", THIRDS)
+@pytest.mark.parametrize("first", FIFTHS)
 def test_data_free_run_killed_at_a_write_fsync_or_rename(tiny, tmp_path: Path, first: int) -> None:
     source = tiny("phi3", max_shard_size="100KB")
     asked = recipe(RTN, output={"shard_size": "60KB"})
-    killed = kill_at_each_third(asked, source, tmp_path, first)
+    killed = kill_at_each_fifth(asked, source, tmp_path, first)
     assert killed.keys() >= {"open_write", "pwrite", "fsync", "rename"}
-    assert killed.total() > 50
+    assert killed.total() > 30
 
 
-@pytest.mark.parametrize("first", THIRDS)
+@pytest.mark.parametrize("first", FIFTHS)
 def test_calibrated_run_killed_at_a_write_fsync_or_rename(tiny, tmp_path: Path, first: int) -> None:
     asked = recipe(GPTQ, calibration=text_source(tmp_path, samples=2, length=8))
     source = tiny("phi3", num_key_value_heads=1, **SMALL)
-    killed = kill_at_each_third(asked, source, tmp_path, first)
+    killed = kill_at_each_fifth(asked, source, tmp_path, first)
     assert killed.keys() >= {"open_write", "pwrite", "truncate", "fsync", "rename"}
-    assert killed.total() > 65
+    assert killed.total() > 40
 
 
 def test_nothing_is_recorded_before_it_is_on_the_disk(

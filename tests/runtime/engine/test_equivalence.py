@@ -63,8 +63,8 @@ def run(played: Played, seeds: range) -> None:
             raise AssertionError(f"schedule {seed}: {error}") from error
 
 
-@pytest.mark.parametrize("part", range(8))
-def test_two_thousand_lives_as_one_request_at_a_time(shallow: Played, part: int) -> None:
+@pytest.mark.parametrize("part", range(4))
+def test_a_thousand_lives_as_one_request_at_a_time(shallow: Played, part: int) -> None:
     run(shallow, range(part * PART, (part + 1) * PART))
 
 
@@ -123,7 +123,7 @@ def test_all_families(tiny: Callable[[str], Played], family: str) -> None:
     run(tiny(family), range(100, 200))
 
 
-def test_lives_reach_what_they_are_for(stories: Played, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lives_reach_what_they_are_for(shallow: Played, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prefixes found and evicted, blocks shared and copied, preemption, all policies."""
     copies: list[int] = []
     evicted: list[bool] = []
@@ -139,7 +139,7 @@ def test_lives_reach_what_they_are_for(stories: Played, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(KVCache, "copy", copied)
     monkeypatch.setattr(BlockPool, "_forget", forgotten)
-    engines = [play(*stories, seed) for seed in range(40)]
+    engines = [play(*shallow, seed) for seed in range(40)]
     assert sum(engine.stats.hit for engine in engines) > 400
     assert sum(engine.scheduler.preemptions for engine in engines) > 20
     assert len(copies) > 20
