@@ -241,6 +241,7 @@ def test_real_model_equals_plain_forwards(shared_dir: Path, tmp_path: Path) -> N
     assert quality.kl == 0.0
 
 
+@pytest.mark.long
 def test_published_perplexity_of_the_demo_model(shared_dir: Path, tmp_path: Path) -> None:
     """7.990 on the first 120 stories: ends stripped, BOS in front, only the first 512 tokens."""
     path = shared_dir / "models" / "tale-6m"

@@ -72,7 +72,7 @@ def test_weights_with_one_number_for_all_are_whole_in_memory(demo_model: Path) -
         assert needed(shared, 1) == base + 16 * whole + 4 * whole
 
 
-@pytest.mark.parametrize("recipe", ["int4-rtn", "int4-gptq"])
+@pytest.mark.parametrize("recipe", ["int4-rtn", pytest.param("int4-gptq", marks=pytest.mark.long)])
 def test_memory_is_within_a_fifth(recipe: str, demo_model: Path, tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("The old man looked at the sea and said that it was going to rain. " * 8000)

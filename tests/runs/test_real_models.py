@@ -42,6 +42,7 @@ def test_calibration_on_its_own_text_is_as_good_as_on_real_text(
     assert found["own"] == pytest.approx(found["real"], rel=0.01)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "scheme",
     [{"bits": 4, "granularity": "channel"}, {"bits": 4, "group_size": 4}],

@@ -19,7 +19,7 @@ def play(seeds: range) -> None:
 
 @pytest.mark.parametrize("part", range(2))
 def test_five_hundred_schedules(part: int) -> None:
-    """1,000 with a real decoder are in test_equivalence.py."""
+    """Those with a real decoder are in test_equivalence.py."""
     play(range(part * PART, (part + 1) * PART))
 
 
