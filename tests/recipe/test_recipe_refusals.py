@@ -54,6 +54,10 @@ SHAPE = [
         "r.yaml:1: name: is 4; it takes text (put it in quotes if it is meant so)",
     ),
     ("name: ''\n" + STAGE, "r.yaml:1: name: is ''; a name is one line of text"),
+    (
+        "name: " + 100_000 * "x" + "\n" + STAGE,
+        "r.yaml:1: name: has 100,000 characters; a name has 200 at most",
+    ),
     ("name:\n" + STAGE, "r.yaml:1: name: is empty; it takes text"),
     (
         RTN + "stage: []\n",

@@ -54,6 +54,7 @@ SECTIONS = ("calibration", "evaluation", "output", "kv_cache", "export")
 STAGE_SECTIONS = ("scheme", "candidates", "target", "targets", "ignore", "overrides")
 STAGE_KEYS = ("method", *SCHEME_KEYS, *BUDGET_KEYS, "targets", "ignore", "overrides")
 MAX_SEED = (1 << 63) - 1
+LONGEST_NAME = 200  # characters: it stands in tables, titles and commands
 
 
 def parse(
@@ -203,6 +204,10 @@ def _read_name(root: Node, keys: Mapping[str, Node]) -> str:
     name = str(read(str, keys["name"]))
     if not name.strip() or len(name.splitlines()) != 1:
         raise problem(keys["name"], f"is {name!r}; a name is one line of text")
+    if len(name) > LONGEST_NAME:
+        raise problem(
+            keys["name"], f"has {len(name):,} characters; a name has {LONGEST_NAME} at most"
+        )
     return name
 
 
