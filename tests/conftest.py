@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+# pytest finds fixtures by their names here.
 from helpers.fixtures import _quick, compressed, small_process, tiny  # noqa: F401
 
 REPO = Path(__file__).resolve().parents[1]

@@ -163,7 +163,7 @@ def _refusing(skeleton: Skeleton) -> Iterator[None]:
         yield
     except CheckpointError:
         raise
-    except Exception as error:
+    except Exception as error:  # of any kind: transformers' code of a family that nobody here knows
         raise CheckpointError(
             f"a block of transformers' {type(skeleton.model).__name__} does not run"
             f" ({short_reason(error)}); {skeleton.spec.model_type!r} is in no architecture table,"

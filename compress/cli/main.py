@@ -93,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     except SystemExit as ended:  # how click ends where nobody reads on
         return ended.code if isinstance(ended.code, int) else 1
-    except Exception as error:
+    except Exception as error:  # a lack of memory, files or packages, or a fault of ours
         line = of_environment(error)
         return _fault() if line is None else _refuse(line)
     return result if isinstance(result, int) else 0

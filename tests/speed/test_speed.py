@@ -192,6 +192,7 @@ def test_refusals(verb: Callable[..., Facts], source: Path, tmp_path: Path) -> N
     with pytest.raises(OutputError, match="device is 'gpu'"):
         verb(source, place=SpeedSetting(device="gpu"))
     with pytest.raises(OutputError, match="dtype is 'int8'"):
+        # From Python anything can be given, which mypy refuses here.
         verb(source, place=SpeedSetting(dtype="int8"))  # type: ignore[arg-type]
     with pytest.raises(RequestError, match="kv_dtype is 'int4'; it is one of fp32, bf16, fp16, i"):
         verb(source, place=SpeedSetting(kv_dtype="int4"))  # type: ignore[arg-type]
