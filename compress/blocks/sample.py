@@ -6,7 +6,7 @@ sequence draws.
 """
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from compress.arch.spec import DecoderSpec
 from compress.blocks.model import build_model, set_parameter
 from compress.blocks.skeleton import Skeleton
-from compress.checkpoint import Checkpoint
+from compress.checkpoint import TensorInfo
 from compress.errors import DataError
 from compress.formats.weights import rounds_calls
 from compress.machine.memory import resident_bytes, room_bytes, too_much
@@ -66,7 +66,7 @@ def generate(
         batch = 1  # what a sequence says must not depend on the others
     batch = batch or rows_at_once(skeleton.spec, skeleton.dtype, length)
     rows = min(batch, count)
-    needed = sampling_bytes(weights.checkpoint, skeleton.spec, skeleton.dtype, rows, length)
+    needed = sampling_bytes(weights.checkpoint.tensors, skeleton.spec, skeleton.dtype, rows, length)
     check_memory(needed, skeleton.device)
     model = whole_model(weights, skeleton)
     prompts = _prompts(skeleton, asked)
@@ -177,13 +177,17 @@ def _check_length(skeleton: Skeleton, length: int) -> None:
 
 
 def sampling_bytes(
-    checkpoint: Checkpoint, spec: DecoderSpec, dtype: torch.dtype, rows: int, length: int
+    tensors: Mapping[str, TensorInfo],
+    spec: DecoderSpec,
+    dtype: torch.dtype,
+    rows: int,
+    length: int,
 ) -> int:
     """Memory to sample so many sequences at once: the whole model, the widest of its tensors as it
     is read, keys and values, and what is made of a step's logits."""
     names = [tensor for block in spec.blocks for tensor, _ in block.modules]
     names += [tensor for tensor, _ in spec.outside]
-    elements = [_elements(checkpoint, spec, name) for name in names]
+    elements = [_elements(tensors, spec, name) for name in names]
     token = 2 * len(spec.blocks) * spec.kv_heads * spec.head_dim * dtype.itemsize
     # Logits, the same in fp32, their softmax, and that and its sums in fp64.
     drawn = (dtype.itemsize + 4 + 4 + 8 + 8) * rows * spec.vocab
@@ -201,9 +205,9 @@ def check_memory(needed: int, device: str) -> None:
         )
 
 
-def _elements(checkpoint: Checkpoint, spec: DecoderSpec, tensor: str) -> int:
+def _elements(tensors: Mapping[str, TensorInfo], spec: DecoderSpec, tensor: str) -> int:
     """Values of a weight; a packed one (no tensor of that name) counts by its linear's shape."""
-    info = checkpoint.tensors.get(tensor)
+    info = tensors.get(tensor)
     if info is not None:
         return int(np.prod(info.shape, dtype=np.int64))
     shapes = (each.shape for each in spec.all_linears() if each.tensor == tensor)

@@ -6,7 +6,6 @@ resident memory, and a file that shrinks under a mapping kills the process.
 
 import hashlib
 import os
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +18,7 @@ from compress.checkpoint.quant_file import with_quant_file
 from compress.checkpoint.reading import content_of, pieces, read_into, reading
 from compress.checkpoint.regular import open_regular, usable
 from compress.checkpoint.seal import CONFIG, Seal, make_seal
-from compress.checkpoint.shards.header import TensorInfo, read_header
+from compress.checkpoint.shards.header import TensorInfo, count_params, main_dtype, read_header
 from compress.checkpoint.sidefiles import carried, skipped
 from compress.checkpoint.small_files import SmallFiles, hash_of, heading
 from compress.errors import CheckpointError
@@ -145,16 +144,12 @@ class Checkpoint:
     @property
     def params(self) -> int:
         """Elements of all tensors; of one that has two names, once."""
-        places = {(info.file, info.start, info.numel) for info in self.tensors.values()}
-        return sum(numel for _, _, numel in places)
+        return count_params(self.tensors.values())
 
     @property
     def main_dtype(self) -> str:
         """Dtype code that most of the bytes are stored in."""
-        sizes: Counter[str] = Counter()
-        for info in self.tensors.values():
-            sizes[info.dtype] += info.nbytes
-        return max(sizes, key=sizes.__getitem__)
+        return main_dtype(self.tensors.values())
 
     def sha256(self) -> str:
         """Hash of config.json and all weight files with their names and sizes; reads them all,

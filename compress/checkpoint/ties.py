@@ -16,6 +16,7 @@ from compress.checkpoint.reader import Checkpoint
 from compress.errors import CheckpointError
 
 KEY = "tie_word_embeddings"
+LM_HEAD = "lm_head.weight"
 _ROWS = 1 << 14  # compared at once
 
 
@@ -66,6 +67,14 @@ def tied_config(config: Mapping[str, Any], *, tied: bool) -> dict[str, Any]:
     path, text = text_config(config)
     inner = {path[0]: {**text, KEY: tied}} if path else {}
     return {**config, **inner, KEY: tied}
+
+
+def head_name(spec: DecoderSpec) -> str:
+    """What transformers calls the head of a tied model: beside the module "model" that has the
+    embedding in it."""
+    parts = spec.embedding.split(".")
+    outer = parts[: len(parts) - 1 - parts[::-1].index("model")] if "model" in parts else []
+    return ".".join([*outer, LM_HEAD])
 
 
 def _with_tie(checkpoint: Checkpoint, *, tied: bool) -> Checkpoint:

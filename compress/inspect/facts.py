@@ -14,8 +14,6 @@ from compress.report.units import counted
 
 def source_of(checkpoint: Checkpoint, spec: DecoderSpec, sha256: str, kv_bytes: int) -> Source:
     """What went in. kv_bytes: of its keys and values a token."""
-    head = "tied" if spec.tied else "untied"
-    heads = f" {counted(spec.heads, 'head')} ({spec.kv_heads} KV)," if spec.heads else ""
     return Source(
         path=str(checkpoint.path.resolve()),
         sha256=sha256,
@@ -23,10 +21,18 @@ def source_of(checkpoint: Checkpoint, spec: DecoderSpec, sha256: str, kv_bytes: 
         bytes=checkpoint.file_bytes,
         dtype=checkpoint.main_dtype,
         kv_bytes_per_token=kv_bytes or None,
-        architecture=(
-            f"{spec.model_type}, {counted(len(spec.blocks), 'block')}, hidden {spec.hidden},"
-            f"{heads} vocabulary {spec.vocab}, {head} head"
-        ),
+        architecture=architecture_of(spec),
+    )
+
+
+def architecture_of(spec: DecoderSpec) -> str:
+    """What kind of model and its sizes, for people."""
+    head = "tied" if spec.tied else "untied"
+    heads = f" {counted(spec.heads, 'head')} ({spec.kv_heads} KV)," if spec.heads else ""
+    wide = f" ffn {spec.intermediate}," if spec.intermediate else ""
+    return (
+        f"{spec.model_type}, {counted(len(spec.blocks), 'block')}, hidden {spec.hidden},"
+        f"{heads}{wide} vocabulary {spec.vocab}, {head} head"
     )
 
 
@@ -54,4 +60,5 @@ def result_of(weights: Weights) -> Result:
         bits_per_weight=8 * stored / sum(n * k for n, k in (x.shape for x in linears)),
         kv_bytes_per_token=bytes_per_token(weights),
         format=detect(checkpoint.config, checkpoint.tensors) or "dense",
+        architecture=architecture_of(spec),
     )

@@ -15,8 +15,8 @@ from compress.formats import FORMATS, Weights
 from compress.methods.outcome import Outcome
 from compress.passes import outliers
 from compress.passes.copying import copy, row_ranges
-from compress.passes.journal import Journal
-from compress.plan.layers import ModulePlan, calibrated_head
+from compress.passes.journal import PassJournal
+from compress.plan.layers import ModulePlan
 from compress.plan.plan import Plan
 from compress.quant.tensor import QuantizedTensor
 from compress.report.schema import Layer
@@ -30,7 +30,7 @@ class PassContext:
     checkpoint: Checkpoint
     weights: Weights
     writer: ShardWriter
-    journal: Journal
+    journal: PassJournal
     progress: Progress
     dtype: torch.dtype
     device: str
@@ -38,21 +38,21 @@ class PassContext:
     @property
     def head(self) -> ModulePlan | None:
         """The output head, where it waits for what the last block gives."""
-        return calibrated_head(self.plan.recipe, self.plan.modules)
+        return self.plan.head
 
     def planned(self, block: int | None) -> dict[str, ModulePlan]:
         """Modules to quantize in a block (None: outside the blocks), by source tensor."""
         return {m.linear.tensor: m for m in self.plan.modules if m.block == block}
 
 
-def outside_tensors(work: PassContext) -> list[str]:
-    """Source tensors that lie in no block, in file order; without a head that waits for what the
-    last block says."""
-    inside = {name for block in work.plan.spec.blocks for name in block_tensors(block)}
-    head = work.head
+def outside_tensors(plan: Plan) -> list[str]:
+    """Tensors of the model to round that lie in no block, in file order; without a head that waits
+    for what the last block says."""
+    inside = {name for block in plan.spec.blocks for name in block_tensors(block)}
+    head = plan.head
     return [
         name
-        for name in work.checkpoint.tensors
+        for name in plan.tensors
         if name not in inside and (head is None or name != head.linear.tensor)
     ]
 

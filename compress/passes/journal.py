@@ -1,8 +1,9 @@
 """What a run has finished, so that a killed one resumes.
 
 The journal lies in OUT.partial/ beside the files it speaks of, and is replaced by an atomic rename
-after the work it records has been flushed to disk. A unit (the tensors outside the blocks, then
-each block) is either in it, with its layer records, or will be done again from the same inputs.
+after the work it records has been flushed to disk. A unit of a pass (the tensors outside the
+blocks, then each block) is either in it, with its records, or will be done again from the same
+inputs.
 """
 
 import json
@@ -18,13 +19,14 @@ from compress.errors import OutputError
 from compress.machine.environment import peak_gpu_bytes, peak_rss_bytes
 from compress.machine.other_work import ProcessorReading, read_processor, share_since
 from compress.passes.identity import refuse_other
-from compress.passes.units import OUTSIDE
 from compress.report.disturbance import averaged
 from compress.report.schema import Layer
 
 NAME = "journal.json"
 START = "start"  # recorded as soon as the files of the result are reserved
 CALIBRATION = "calibration"  # the unit whose data is the summary of the calibration set
+MEASURED = "measured"  # the unit whose data are the sensitivities that schemes were chosen by
+WHOLE = "whole"  # recorded once what a pass wrote is a checkpoint; its data has its sha256
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,18 +44,52 @@ class Spent:
 
 @dataclass(slots=True)
 class Journal:
-    """Finished units in order, each with plain data; saved whole after every unit.
+    """Finished units of all passes of a run; saved whole after every unit.
 
-    spent: on the recorded units. resumed: whether an earlier process recorded some of them.
-    clock, processor: when this process began or last recorded a unit, and what was read then.
+    passes: by name, in the order in which they began. resumed: whether an earlier process recorded
+    some of the units.
     """
 
     path: Path
     fingerprint: dict[str, str]
     device: str
+    passes: dict[str, "PassJournal"] = field(default_factory=dict)
+    resumed: bool = False
+
+    @property
+    def has_work(self) -> bool:
+        """Whether anything is recorded beyond the beginning of a pass."""
+        return any(each.has_work for each in self.passes.values())
+
+    def begin(self, name: str) -> "PassJournal":
+        """The part of a pass that works from now on."""
+        part = self.passes.setdefault(name, PassJournal(self))
+        part.clock, part.processor = time.perf_counter(), read_processor()
+        return part
+
+    def save(self) -> None:
+        held = {
+            "fingerprint": self.fingerprint,
+            "passes": {
+                name: {"units": part.units, "spent": asdict(part.spent)}
+                for name, part in self.passes.items()
+            },
+        }
+        write_atomic(self.path, json.dumps(held, indent=1).encode())
+
+
+@dataclass(slots=True)
+class PassJournal:
+    """Finished units of one pass in order, each with plain data: a list of layer records, or a
+    mapping.
+
+    spent: on the recorded units. clock, processor: when this process began the pass or last
+    recorded a unit of it, and what was read then.
+    """
+
+    journal: Journal
     units: dict[str, Any] = field(default_factory=dict)
     spent: Spent = Spent()
-    resumed: bool = False
     clock: float = field(default_factory=time.perf_counter)
     processor: ProcessorReading | None = field(default_factory=read_processor)
 
@@ -62,21 +98,21 @@ class Journal:
         """Whether anything is recorded beyond the beginning."""
         return bool(self.units.keys() - {START})
 
+    @property
+    def has_written(self) -> bool:
+        """Whether files of the result may hold what a unit wrote."""
+        return bool(self.units.keys() - {START, MEASURED})
+
     def record(self, unit: str, data: Any) -> None:
         """Mark a unit as done. Everything it wrote must be flushed before."""
         self.units[unit] = data
         self.spent, self.clock = self.spent_so_far(), time.perf_counter()
         self.processor = read_processor()
-        held = {
-            "fingerprint": self.fingerprint,
-            "units": self.units,
-            "spent": asdict(self.spent),
-        }
-        write_atomic(self.path, json.dumps(held, indent=1).encode())
+        self.journal.save()
 
     def spent_so_far(self) -> Spent:
         """On the recorded units, and by this process since the last of them."""
-        before, gpu = self.spent, peak_gpu_bytes(self.device)
+        before, gpu = self.spent, peak_gpu_bytes(self.journal.device)
         seconds, others = time.perf_counter() - self.clock, share_since(self.processor)
         return Spent(
             before.seconds + seconds,
@@ -87,10 +123,8 @@ class Journal:
 
 
 def start(folder: Path, fingerprint: dict[str, str], device: str) -> Journal:
-    """A new journal in a fresh OUT.partial/."""
-    journal = Journal(folder / NAME, fingerprint, device)
-    journal.record(START, {})
-    return journal
+    """A new journal for a fresh OUT.partial/; the first unit of a pass puts it there."""
+    return Journal(folder / NAME, fingerprint, device)
 
 
 def resume(folder: Path, fingerprint: dict[str, str], device: str) -> Journal:
@@ -101,7 +135,8 @@ def resume(folder: Path, fingerprint: dict[str, str], device: str) -> Journal:
 def is_empty(folder: Path) -> bool:
     """Whether a run in this folder has recorded nothing that a resumed one could skip."""
     try:
-        return not json.loads((folder / NAME).read_text())["units"].keys() - {START}
+        passes = json.loads((folder / NAME).read_text())["passes"]
+        return not any(held["units"].keys() - {START} for held in passes.values())
     except FileNotFoundError:
         return True
     except (OSError, ValueError):  # what cannot be read may hold work
@@ -114,9 +149,8 @@ def found(folder: Path, fingerprint: dict[str, str], device: str) -> Journal | N
     path = folder / NAME
     try:
         held = json.loads(path.read_text())
-        before, units = dict(held["fingerprint"]), dict(held["units"])
-        spent = Spent(**held["spent"])
-        _require_layers(units)
+        before = dict(held["fingerprint"])
+        passes = {name: _part(part) for name, part in held["passes"].items()}
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -125,20 +159,27 @@ def found(folder: Path, fingerprint: dict[str, str], device: str) -> Journal | N
         raise OutputError(
             f"cannot read {path}: {error.strerror or error}; remove {folder} and start again"
         ) from error
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise OutputError(f"{path} is not a journal; remove {folder} and start again") from None
     refuse_other(folder, before, fingerprint)
-    journal = Journal(path, fingerprint, device, units, spent)
+    journal = Journal(path, fingerprint, device)
+    journal.passes = {name: PassJournal(journal, *part) for name, part in passes.items()}
     journal.resumed = journal.has_work
     return journal
 
 
+def _part(held: Mapping[str, Any]) -> tuple[dict[str, Any], Spent]:
+    """Units and time of a pass; TypeError or KeyError for what no pass recorded."""
+    units = dict(held["units"])
+    _require_layers(units)
+    return units, Spent(**held["spent"])
+
+
 def _require_layers(units: Mapping[str, Any]) -> None:
-    """TypeError unless the units of tensors hold layer records, as the report will read them."""
-    for unit, data in units.items():
-        if unit == OUTSIDE or unit.startswith("block "):
-            for record in data:
-                layer_of(record)
+    """TypeError unless what is listed are layer records, as the report will read them."""
+    for data in units.values():
+        for record in data if isinstance(data, list) else ():
+            layer_of(record)
 
 
 def layer_of(record: Mapping[str, Any]) -> Layer:

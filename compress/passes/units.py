@@ -10,6 +10,11 @@ _SHOWN = {
 }
 
 
+def block_unit(index: int) -> str:
+    """The unit of a block."""
+    return f"block {index}"
+
+
 def shown(unit: str) -> str:
     """A unit's name in progress: "block 3" is one already."""
     return _SHOWN.get(unit, unit)

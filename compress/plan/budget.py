@@ -9,9 +9,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from compress.arch.describe import describe
 from compress.arch.spec import DecoderSpec, LinearSpec
-from compress.checkpoint import Checkpoint
+from compress.checkpoint.outline import Outline
 from compress.checkpoint.shards.layout import nbytes
 from compress.errors import RecipeError
 from compress.formats import FORMATS
@@ -100,14 +99,15 @@ class BudgetChoice:
         }
 
 
-def budget_units(recipe: Recipe, checkpoint: Checkpoint) -> tuple[BudgetUnit, ...]:
+def budget_units(recipe: Recipe, model: Outline) -> tuple[BudgetUnit, ...]:
     """The units of all stages with a target, in the order of the blocks; none without such stages.
+    model: whose layers the stages round.
 
     RecipeError for a layer that no candidate fits.
     """
     if all(stage.target is None for stage in recipe.stages):
         return ()
-    spec = describe(checkpoint.config, checkpoint.shapes)
+    spec = model.spec
     fmt = choose_format(replace(recipe, stages=tuple(_one_by_one(recipe.stages))))
     blocks = {x.name: block.index for block in spec.blocks for x in block.linears}
     units = []
@@ -117,7 +117,7 @@ def budget_units(recipe: Recipe, checkpoint: Checkpoint) -> tuple[BudgetUnit, ..
             taken = [x for x in spec.all_linears() if x.name in names]
             _refuse_split(stage, names, spec)
             for members in _alike(stage, taken, blocks):
-                units.append(_unit(stage, members, blocks, checkpoint, fmt))
+                units.append(_unit(stage, members, blocks, model, fmt))
     return tuple(units)
 
 
@@ -164,7 +164,7 @@ def _unit(
     stage: Stage,
     linears: tuple[LinearSpec, ...],
     blocks: Mapping[str, int],
-    checkpoint: Checkpoint,
+    model: Outline,
     fmt: str,
 ) -> BudgetUnit:
     fitting = [s for s in stage.candidates if all(_fits(s, x) for x in linears)]
@@ -183,7 +183,7 @@ def _unit(
                 x.tensor,
                 x.shape,
                 scheme,
-                checkpoint.tensors[x.tensor].dtype,
+                model.tensors[x.tensor].dtype,
                 act_order=g_idx,
                 transposed=x.transposed,
             )

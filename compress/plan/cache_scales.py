@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from compress.arch.spec import DecoderSpec
-from compress.checkpoint import Checkpoint
+from compress.checkpoint.outline import Outline
 from compress.checkpoint.shards.dtype_codes import itemsize
 from compress.checkpoint.shards.layout import Entry
 from compress.errors import RecipeError
@@ -37,11 +37,16 @@ def bytes_per_token(weights: Weights) -> int:
     return spec.kv_bytes_per_token(weights.plain_dtype.itemsize, quantized)
 
 
-def planned_bytes(recipe: Recipe, spec: DecoderSpec, checkpoint: Checkpoint) -> tuple[int, int]:
-    """As `bytes_per_token`, of a dense source and of what the recipe makes of it."""
-    width = itemsize(checkpoint.tensors[spec.embedding].dtype)
-    quantized = 0 if recipe.kv_cache is None else len(spec.blocks)
-    return spec.kv_bytes_per_token(width), spec.kv_bytes_per_token(width, quantized)
+def dense_bytes(model: Outline) -> int:
+    """As `bytes_per_token`, of a dense model."""
+    return model.spec.kv_bytes_per_token(itemsize(model.tensors[model.spec.embedding].dtype))
+
+
+def planned_bytes(recipe: Recipe, model: Outline) -> int:
+    """As `bytes_per_token`, of what the recipe's rounding stages make of a dense model."""
+    width = itemsize(model.tensors[model.spec.embedding].dtype)
+    quantized = 0 if recipe.kv_cache is None else len(model.spec.blocks)
+    return model.spec.kv_bytes_per_token(width, quantized)
 
 
 def reserve(

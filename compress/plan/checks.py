@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from math import gcd
 
 from compress.arch.spec import DecoderSpec, LinearSpec
-from compress.checkpoint import Checkpoint
+from compress.checkpoint.outline import Outline
 from compress.errors import RecipeError
 from compress.formats import FORMATS
 from compress.formats.compressed_tensors.encode import is_packed
@@ -164,9 +164,10 @@ def _row_parts(n: int, spec: DecoderSpec, linear: LinearSpec) -> list[tuple[int,
     return [(rows // 2, n)] if linear.role == "gate_up" else [(rows, n)]
 
 
-def warnings(checkpoint: Checkpoint, spec: DecoderSpec) -> Iterator[str]:
+def warnings(model: Outline) -> Iterator[str]:
     """What a person should know about how the decoder was read."""
-    if shares_bytes(checkpoint, spec):
+    spec = model.spec
+    if shares_bytes(model.tensors, spec):
         yield (
             f"{spec.head} and {spec.embedding} are one tensor in the source; the result stores each"
             " by itself, as a stage quantizes the head"

@@ -36,6 +36,10 @@ DISPATCH_SECONDS = 1.2e-3
 PROBED_HEADS = 4
 # Times the estimate that a run takes: 0.8 to 1.5 by processor time in the runs of docs/report.md.
 LEAST_OF, MOST_OF = 0.6, 1.7
+# An edit reads, looks for NaN, converts, looks for what is lost, writes, and hashes the result.
+EDIT_PASSES = 12
+# Files made, renamed and opened again.
+EDIT_SECONDS = 0.1
 # Beside other work a call on several threads waits for the one that is held up most: two threads on
 # two cores took 1.6 to 2.0 times as long as each of them alone beside the same work.
 WAITING = 2.0
@@ -43,7 +47,7 @@ WAITING = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """seconds of the quantizing stage on this machine with nothing else to do. needs: memory of
+    """seconds of all passes on this machine with nothing else to do. needs: memory of
     every part of the run. load: what else the machine did; None where it does not say."""
 
     seconds: float
@@ -89,10 +93,15 @@ class Estimate:
 
 
 def estimate(run_size: RunSize) -> Estimate:
-    """Time of the quantizing stage and memory of the run on this machine."""
+    """Time of the passes and memory of the run on this machine."""
     rates = probes.measure_rates(run_size.dtype)
-    seconds = _stream_seconds if run_size.calibration is None else _calibrated_seconds
-    return Estimate(seconds(run_size, rates), memory_needs(run_size, resident_bytes()), rates.load)
+    read = sum(model.nbytes for _, model, _ in run_size.edits)
+    seconds = EDIT_SECONDS * len(run_size.edits) + EDIT_PASSES * read / rates.elementwise
+    if run_size.calibration is not None:
+        seconds += _calibrated_seconds(run_size, rates)
+    elif run_size.linears:
+        seconds += _stream_seconds(run_size, rates)
+    return Estimate(seconds, memory_needs(run_size, resident_bytes()), rates.load)
 
 
 def attention_seconds(shape: tuple[int, int, int, int], keys: int, dtype: torch.dtype) -> float:
@@ -116,7 +125,7 @@ def _stream_seconds(run_size: RunSize, rates: MachineRates) -> float:
     weights = sum(prod(linear.shape) for linear, _ in run_size.linears)
     # Beside the search: widen, divide, round, clamp, narrow, dequantize, subtract, three sums.
     passes = 24 * 4 * weights / rates.elementwise
-    files = 3 * run_size.checkpoint.nbytes / rates.elementwise
+    files = 3 * run_size.model.nbytes / rates.elementwise
     return 0.2 + weights / rates.search + passes + files
 
 

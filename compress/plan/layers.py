@@ -1,12 +1,20 @@
 """Linears as a plan sees them: to be quantized, or left with a reason."""
 
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from compress.arch.spec import LinearSpec
+from compress.checkpoint.outline import Outline
+from compress.checkpoint.shards.dtype_codes import PLAIN_DTYPES
+from compress.checkpoint.shards.layout import Entry, nbytes
+from compress.errors import CheckpointError, RecipeError
+from compress.formats import FORMATS
 from compress.methods import METHODS
 from compress.quant.scheme import QuantScheme
 from compress.recipe import Recipe
+from compress.recipe.matching import assign
+from compress.recipe.placing import placed
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,3 +52,82 @@ def calibrated_head(recipe: Recipe, modules: Iterable[ModulePlan]) -> ModulePlan
     stage = recipe.stages[head.stage]
     calibrated = METHODS[stage.method].needs_calibration(stage.config, stage.scheme)
     return head if calibrated or head.folds else None
+
+
+def assign_layers(
+    recipe: Recipe, model: Outline, fmt: str
+) -> tuple[list[ModulePlan], list[Skipped]]:
+    """Every linear of the decoder: with the stage that takes it, or with why none does."""
+    spec = model.spec
+    assigned = assign(recipe.stages, spec.all_linears())
+    blocks = {linear.name: block.index for block in spec.blocks for linear in block.linears}
+    modules, skipped = [], []
+    for linear in spec.all_linears():
+        stage, block = assigned.stage_of.get(linear.name), blocks.get(linear.name)
+        if stage is None:
+            skipped.append(Skipped(linear, block, assigned.reason_of[linear.name]))
+        else:
+            module = _module(recipe, stage, linear, block, model, fmt)
+            modules.append(replace(module, folds=assigned.folds_of.get(linear.name, ())))
+    return modules, skipped
+
+
+def _module(
+    recipe: Recipe,
+    stage: int,
+    linear: LinearSpec,
+    block: int | None,
+    model: Outline,
+    fmt: str,
+) -> ModulePlan:
+    chosen = recipe.stages[stage]
+    method, config, scheme = chosen.method, chosen.config, chosen.scheme
+    assert scheme is not None, "matching.assign gives a layer to a stage that says how it is stored"
+    g_idx = METHODS[method].needs(config).g_idx
+    if g_idx and scheme.granularity != "group":
+        raise RecipeError(
+            f"{chosen.at('act_order')}: 'group' needs granularity 'group', not"
+            f" {scheme.granularity!r}; use 'static'"
+        )
+    info = model.tensors[linear.tensor]
+    if info.dtype not in PLAIN_DTYPES:
+        raise CheckpointError(
+            f"tensor {linear.tensor} is stored as {info.dtype}; {', '.join(PLAIN_DTYPES)} can be"
+            " quantized, so convert it or add the layer to ignore"
+        )
+    with placed(recipe, "output.format"):
+        stored = _stored(linear, scheme, fmt, info.dtype, g_idx)
+    size = sum(nbytes(entry) for entry in stored)
+    return ModulePlan(linear, block, stage, method, scheme, g_idx, info.nbytes, size)
+
+
+def _stored(
+    linear: LinearSpec, scheme: QuantScheme, fmt: str, dtype: str, g_idx: bool
+) -> list[Entry]:
+    return FORMATS[fmt].layout(
+        linear.tensor,
+        linear.shape,
+        scheme,
+        dtype,
+        act_order=g_idx,
+        transposed=linear.transposed,
+    )
+
+
+def output_tensors(
+    model: Outline, modules: Iterable[ModulePlan], fmt: str
+) -> dict[str, tuple[Entry, ...]]:
+    """For every tensor of the model the entries that it becomes."""
+    planned = {m.linear.tensor: m for m in modules}
+    out: dict[str, tuple[Entry, ...]] = {}
+    for name, info in model.tensors.items():
+        m = planned.get(name)
+        if m is None:
+            out[name] = ((name, info.dtype, info.shape),)
+        else:
+            out[name] = tuple(_stored(m.linear, m.scheme, fmt, info.dtype, m.g_idx))
+    written = Counter(t[0] for group in out.values() for t in group)
+    clash = [name for name, n in written.items() if n > 1]
+    if clash:
+        raise CheckpointError(f"tensor {clash[0]} already exists in the source; cannot write it")
+    return out

@@ -4,14 +4,14 @@ Every part is the whole process: what is imported by then, and what that part ho
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 
 import torch
 
 from compress.arch.spec import DecoderSpec, LinearSpec
-from compress.checkpoint import Checkpoint
+from compress.checkpoint.outline import Outline
 from compress.checkpoint.shards.dtypes import TORCH_DTYPES
 from compress.errors import DataError
 from compress.plan.row_counts import ROWS_AT_ONCE, rows_at_once
@@ -52,9 +52,11 @@ MEASURING, EVALUATION = "measuring the schemes", "evaluation"
 class RunSize:
     """What is to be done. `linears`: those to quantize; `dtype`: of the calibrated passes; `head`:
     the output head, where it is solved by what it reads. measured: the calibration data that the
-    schemes of a target are chosen by, where they are not chosen yet. exports: there are some."""
+    schemes of a target are chosen by, where they are not chosen yet. exports: there are some.
+    model: whose layers are rounded. edits: passes that change the model before: what each is
+    called, what it reads, and the bytes of memory that it works with."""
 
-    checkpoint: Checkpoint
+    model: Outline
     spec: DecoderSpec
     linears: Sequence[tuple[LinearSpec, QuantScheme]]
     calibration: CalibrationConfig | None
@@ -63,6 +65,12 @@ class RunSize:
     evaluation: EvaluationConfig | None = None
     measured: CalibrationConfig | None = None
     exports: bool = False
+    edits: Sequence[tuple[str, Outline, int]] = ()
+
+    @property
+    def given(self) -> Outline:
+        """The model that the run is given, before all edits."""
+        return self.edits[0][1] if self.edits else self.model
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +91,8 @@ def memory_needs(run_size: RunSize, held: int = 0) -> tuple[MemoryNeed, ...]:
 
 def _needs(run_size: RunSize, held: int) -> Iterator[MemoryNeed]:
     forwards = max(TORCH_BYTES + TRANSFORMERS_BYTES, held)
+    for name, _, edited in run_size.edits:
+        yield MemoryNeed(name, max(TORCH_BYTES, held) + edited)
     if run_size.measured is not None:
         wide = partial_run(run_size, run_size.measured, torch.float32)
         worst = max(_calibrated(wide), _written(wide))
@@ -97,11 +107,15 @@ def _needs(run_size: RunSize, held: int) -> Iterator[MemoryNeed]:
     else:
         # What evaluation will need is imported and tried before work starts.
         base = max(TORCH_BYTES, held) if run_size.evaluation is None else forwards
-        yield MemoryNeed(QUANTIZING, base + _streamed(run_size))
+        if run_size.linears:
+            yield MemoryNeed(QUANTIZING, base + _streamed(run_size))
     if run_size.evaluation is not None:
-        yield from _evaluated(run_size, run_size.evaluation, forwards)
+        # The source and the result are evaluated alike: the need is that of the larger one.
+        given = replace(run_size, model=run_size.given, spec=run_size.given.spec)
+        both = (_evaluated(each, run_size.evaluation, forwards) for each in (given, run_size))
+        yield from (max(pair, key=lambda need: need.bytes) for pair in zip(*both, strict=True))
     if run_size.exports:
-        largest = max(info.numel for info in run_size.checkpoint.tensors.values())
+        largest = max(info.numel for info in run_size.model.tensors.values())
         yield MemoryNeed("export", forwards + EXPORTED_BYTES * largest)
 
 
@@ -114,14 +128,15 @@ def _with_ids(config: CalibrationConfig, work: int) -> int:
 def partial_run(run_size: RunSize, calibration: CalibrationConfig, dtype: torch.dtype) -> RunSize:
     """The same layers in other passes."""
     return RunSize(
-        run_size.checkpoint, run_size.spec, run_size.linears, calibration, dtype, run_size.head
+        run_size.model, run_size.spec, run_size.linears, calibration, dtype, run_size.head
     )
 
 
 def _streamed(run_size: RunSize) -> int:
-    largest = max(_worked_at_once(linear, scheme) for linear, scheme in run_size.linears)
-    stored = TORCH_DTYPES[run_size.checkpoint.main_dtype].itemsize
-    copied = max(min(info.numel, ROWS_AT_ONCE) for info in run_size.checkpoint.tensors.values())
+    worked = (_worked_at_once(linear, scheme) for linear, scheme in run_size.linears)
+    largest = max(worked, default=0)
+    stored = TORCH_DTYPES[run_size.model.main_dtype].itemsize
+    copied = max(min(info.numel, ROWS_AT_ONCE) for info in run_size.model.tensors.values())
     # fp32 rows, their quotient, the dequantized values and the difference; source and codes whole.
     return max(largest * 4 * 4 + _held_whole(run_size) * (stored + 2), copied * stored)
 
@@ -140,7 +155,7 @@ def _held_whole(run_size: RunSize) -> int:
         shared = linear.fused if scheme.spans_merged else None
         key = (block_of(linear), shared, linear.expert) if shared else (linear.name, "", None)
         together[key] = together.get(key, 0) + prod(linear.shape)
-    return max(together.values())
+    return max(together.values(), default=0)
 
 
 def _calibrated(run_size: RunSize) -> int:
@@ -194,7 +209,7 @@ def _sampled(run_size: RunSize, dtype: torch.dtype, count: int, length: int) -> 
     from compress.blocks.sample import sampling_bytes
 
     rows = sample_rows(run_size.spec, dtype, count, length)
-    return sampling_bytes(run_size.checkpoint, run_size.spec, dtype, rows, length)
+    return sampling_bytes(run_size.model.tensors, run_size.spec, dtype, rows, length)
 
 
 def sample_rows(spec: DecoderSpec, dtype: torch.dtype, count: int, length: int) -> int:

@@ -6,7 +6,7 @@ import torch
 
 from compress.arch.spec import DecoderSpec
 from compress.errors import RecipeError
-from compress.formats import FORMATS, Format
+from compress.formats import FORMATS, Format, dense
 from compress.formats.bitsandbytes import codec as bitsandbytes
 from compress.formats.compressed_tensors import encode as compressed_tensors
 from compress.plan.layers import ModulePlan
@@ -17,9 +17,12 @@ from compress.recipe import Recipe
 def choose_format(recipe: Recipe) -> str:
     """Key of FORMATS for output.format, "auto" being what the schemes ask for.
 
-    RecipeError when one of the stages has no place in it.
+    RecipeError when one of the stages has no place in it, and for a format of codes where no stage
+    rounds to any.
     """
     asked = recipe.output.format
+    if not recipe.stages:
+        return _without_codes(recipe)
     if asked in FORMATS and asked not in (compressed_tensors.NAME, bitsandbytes.NAME):
         _refuse_schemes(recipe, FORMATS[asked])
         return asked
@@ -41,6 +44,21 @@ def choose_format(recipe: Recipe) -> str:
             f" {conflict}; use {remedy}"
         )
     return bitsandbytes.NAME
+
+
+def _without_codes(recipe: Recipe) -> str:
+    """The format of a recipe that only edits."""
+    if recipe.kv_cache is not None:
+        raise RecipeError(
+            f"{recipe.at('kv_cache')}: is {recipe.kv_cache!r}, whose scales go with layers that a"
+            " stage rounds; add one, or take it out"
+        )
+    if recipe.output.format not in ("auto", dense.NAME):
+        raise RecipeError(
+            f"{recipe.at('output.format')}: is {recipe.output.format}, and no stage rounds a layer;"
+            f" use {dense.NAME} or auto"
+        )
+    return dense.NAME
 
 
 def _refuse_schemes(recipe: Recipe, fmt: Format) -> None:

@@ -4,20 +4,17 @@ Sizes of the safetensors files are exact (the writer lays them out before the fi
 memory are estimates that the report later sets beside what was measured.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from compress.arch.describe import describe
-from compress.arch.spec import DecoderSpec, LinearSpec
-from compress.checkpoint import Checkpoint, ShardLayout, plan_shards
-from compress.checkpoint.shards.dtype_codes import PLAIN_DTYPES
-from compress.checkpoint.shards.layout import Entry, nbytes
-from compress.errors import CheckpointError, RecipeError
-from compress.formats import FORMATS, Verdict
+from compress.arch.spec import DecoderSpec
+from compress.checkpoint import ShardLayout, plan_shards
+from compress.checkpoint.outline import Outline
+from compress.checkpoint.shards.layout import Entry
+from compress.formats import Verdict
 from compress.formats.runtimes.judge import runtimes
 from compress.methods import METHODS
 from compress.plan import cache_scales, checks
@@ -25,15 +22,21 @@ from compress.plan.budget import BudgetChoice
 from compress.plan.estimate import Estimate, estimate
 from compress.plan.fold_pairs import check_pairs
 from compress.plan.fused import check_fused
-from compress.plan.layers import ModulePlan, Skipped, calibrated_head
+from compress.plan.layers import (
+    ModulePlan,
+    Skipped,
+    assign_layers,
+    calibrated_head,
+    output_tensors,
+)
 from compress.plan.lengths import cap_defaults
 from compress.plan.memory_needs import RunSize
 from compress.plan.output_format import check_config, check_experts, choose_format, notes
+from compress.plan.passes import ROUNDING, PassPlan, edit_bytes, plan_edits
 from compress.plan.room import UNKNOWN, Room
 from compress.plan.unlisted import opened
-from compress.quant.scheme import ActivationScheme, QuantScheme
+from compress.quant.scheme import ActivationScheme
 from compress.recipe import Recipe
-from compress.recipe.matching import assign
 from compress.recipe.placing import placed
 
 
@@ -41,16 +44,20 @@ from compress.recipe.placing import placed
 class Plan:
     """Everything that is decided before work starts.
 
-    tensors: for every tensor of the source, the entries (name, dtype code, shape) it becomes.
+    spec: of the result. passes: what the run is made of, in order; the last one writes the result.
+    tensors: for every tensor that the last pass reads, the entries (name, dtype code, shape) it
+    becomes; as they are where no stage rounds.
     tensor_parallel: for 2, 4 and 8 shards the reasons against it; empty means it divides.
     kv_bytes_per_token: of keys and values in a runtime's cache, for the source and for the result.
-    budget: for a recipe with a target, what was chosen by it, or that nothing is yet.
+    given: the recipe as it was read, with its targets. budget: for a recipe with a target, what was
+    chosen by it, or that nothing is yet.
     run_size: what the estimate is of. room: memory that the run may have.
     problems: what would stop a run that was started now, as `make_plan` found it.
     """
 
     recipe: Recipe
     spec: DecoderSpec
+    passes: tuple[PassPlan, ...]
     format: str
     modules: tuple[ModulePlan, ...]
     skipped: tuple[Skipped, ...]
@@ -63,9 +70,21 @@ class Plan:
     runtimes: tuple[Verdict, ...]
     warnings: tuple[str, ...]
     kv_bytes_per_token: tuple[int, int]
+    given: Recipe
     problems: tuple[str, ...] = ()
     budget: BudgetChoice | None = None
     room: Room = UNKNOWN
+
+    @property
+    def asked(self) -> Recipe:
+        """What makes two runs the same: with the schemes that a target chose, where that is known
+        before any work."""
+        return self.given if self.edits and self.budget is not None else self.recipe
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the choice of a target waits for a measurement."""
+        return self.budget is not None and self.budget.is_open
 
     @property
     def kv_cache(self) -> ActivationScheme | None:
@@ -78,9 +97,38 @@ class Plan:
 
     @property
     def bits_per_weight(self) -> float:
-        """Stored bits over weights of the quantized linears, scales and zeros included."""
+        """Stored bits over weights of the quantized linears, scales and zeros included; of all
+        linears of the blocks where none is quantized."""
+        if not self.modules:
+            kept = [self.result.tensors[x.tensor] for x in self.spec.linears()]
+            return 8 * sum(x.nbytes for x in kept) / sum(x.numel for x in kept)
         weights = sum(m.linear.shape[0] * m.linear.shape[1] for m in self.modules)
         return 8 * sum(m.bytes_after for m in self.modules) / weights
+
+    @property
+    def source(self) -> Outline:
+        """The model that the recipe was given."""
+        return self.passes[0].source
+
+    @property
+    def result(self) -> Outline:
+        """The model that comes out."""
+        return self.passes[-1].result
+
+    @property
+    def edits(self) -> tuple[PassPlan, ...]:
+        """The passes that change the model itself."""
+        return tuple(each for each in self.passes if each.stage is not None)
+
+    @property
+    def rounded(self) -> Outline:
+        """The model whose layers the stages round: the source, or what the edits make of it."""
+        return self.edits[-1].result if self.edits else self.source
+
+    @property
+    def head(self) -> ModulePlan | None:
+        """The output head, where it waits for what the last block gives."""
+        return calibrated_head(self.recipe, self.modules)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for `plan --json`."""
@@ -95,6 +143,7 @@ class Plan:
             "bits_per_weight": self.bits_per_weight,
             "source_kv_bytes_per_token": self.kv_bytes_per_token[0],
             "result_kv_bytes_per_token": self.kv_bytes_per_token[1],
+            "passes": [_pass_json(each) for each in self.passes],
             "budget": None if self.budget is None else self.budget.to_json(),
             "estimate": self.estimate.to_json(),
             "memory": {"free_bytes": self.room.bytes, "assumed": self.room.assumed},
@@ -115,6 +164,15 @@ def _calibrated(recipe: Recipe) -> bool:
     return any(METHODS[s.method].needs_calibration(s.config, s.scheme) for s in recipe.stages)
 
 
+def _pass_json(planned: PassPlan) -> dict[str, Any]:
+    return {
+        "name": planned.label,
+        "params": planned.source.params,
+        "source_bytes": planned.source.file_bytes,
+        "result_bytes": planned.layout.total_bytes,
+    }
+
+
 def _module_json(m: ModulePlan) -> dict[str, Any]:
     return {
         "name": m.linear.name,
@@ -127,15 +185,17 @@ def _module_json(m: ModulePlan) -> dict[str, Any]:
     }
 
 
-def build_plan(recipe: Recipe, checkpoint: Checkpoint, *, dtype: torch.dtype) -> Plan:
-    """Plan of a recipe for a checkpoint; refuses what cannot work, with the place and a remedy.
+def build_plan(recipe: Recipe, source: Outline, *, dtype: torch.dtype) -> Plan:
+    """Plan of a recipe for a model; refuses what cannot work, with the place and a remedy.
 
     dtype: of the calibrated passes, for the estimate.
     """
-    spec = describe(checkpoint.config, checkpoint.shapes)
+    edits = tuple(plan_edits(recipe, source))
+    model = edits[-1].result if edits else source
+    spec = model.spec
     recipe, shortened = cap_defaults(recipe, spec.context)
     fmt = choose_format(recipe)
-    modules, skipped = _assign(recipe, spec, checkpoint, fmt)
+    modules, skipped = assign_layers(recipe, model, fmt)
     checks.check_embedding(recipe, spec, modules)
     checks.check_groups(recipe, modules)
     check_fused(recipe, modules, skipped)
@@ -143,43 +203,65 @@ def build_plan(recipe: Recipe, checkpoint: Checkpoint, *, dtype: torch.dtype) ->
     check_experts(recipe, modules, fmt)
     streamed = _calibrated(recipe) or recipe.evaluation is not None
     linears = [m.linear for m in modules]
-    spec = opened(checkpoint.config, spec, linears, fmt, streamed=streamed)
+    spec = opened(model.config, spec, linears, fmt, streamed=streamed)
+    model = replace(model, spec=spec)
     with placed(recipe, "output.format"):
-        check_config(fmt, spec, checkpoint.shapes, modules)
-    tensors = _output_tensors(checkpoint, modules, fmt)
+        check_config(fmt, spec, model.shapes, modules)
+    tensors = output_tensors(model, modules, fmt)
     if recipe.kv_cache is not None:
-        tensors = cache_scales.reserve(recipe, spec, checkpoint.main_dtype, tensors, fmt)
-    shards = plan_shards([t for group in tensors.values() for t in group], recipe.output.shard_size)
-    run_size = _run_size(recipe, checkpoint, spec, modules, dtype)
+        tensors = cache_scales.reserve(recipe, spec, model.main_dtype, tensors, fmt)
+    passes = edits
+    if recipe.stages:
+        passes = (*edits, _rounding(recipe, model, tensors))
+    run_size = _run_size(recipe, passes, spec, modules, dtype)
     return Plan(
         recipe=recipe,
         spec=spec,
+        passes=passes,
         format=fmt,
         modules=tuple(modules),
         skipped=tuple(skipped),
         tensors=tensors,
-        shards=shards,
-        source_bytes=checkpoint.file_bytes,
+        shards=passes[-1].layout,
+        source_bytes=source.file_bytes,
         estimate=estimate(run_size),
         run_size=run_size,
         tensor_parallel={n: checks.why_not_parallel(n, spec, modules, fmt) for n in (2, 4, 8)},
         runtimes=_runtimes(fmt, spec, modules, cache_scales.scheme(recipe)),
-        warnings=(*checks.warnings(checkpoint, spec), *shortened, *notes(modules, fmt)),
-        kv_bytes_per_token=cache_scales.planned_bytes(recipe, spec, checkpoint),
+        warnings=(
+            *checks.warnings(model),
+            *shortened,
+            *(line for each in edits for line in each.notes),
+            *notes(modules, fmt),
+        ),
+        kv_bytes_per_token=(
+            cache_scales.dense_bytes(source),
+            cache_scales.planned_bytes(recipe, model),
+        ),
+        given=recipe,
     )
+
+
+def _rounding(recipe: Recipe, model: Outline, tensors: Mapping[str, tuple[Entry, ...]]) -> PassPlan:
+    """The pass of all stages that round. Its config.json is the model's until it is written."""
+    entries = [entry for group in tensors.values() for entry in group]
+    layout = plan_shards(entries, recipe.output.shard_size)
+    result = Outline(model.config, model.spec, layout.tensors, layout.total_bytes)
+    return PassPlan(ROUNDING, None, model, result, layout)
 
 
 def _run_size(
     recipe: Recipe,
-    checkpoint: Checkpoint,
+    passes: Sequence[PassPlan],
     spec: DecoderSpec,
     modules: Iterable[ModulePlan],
     dtype: torch.dtype,
 ) -> RunSize:
     modules = list(modules)
     head = calibrated_head(recipe, modules)
+    last = passes[-1]
     return RunSize(
-        checkpoint,
+        last.source if recipe.stages else last.result,
         spec,
         [(m.linear, m.scheme) for m in modules],
         recipe.calibration if _calibrated(recipe) else None,
@@ -187,6 +269,7 @@ def _run_size(
         None if head is None else head.linear,
         recipe.evaluation,
         exports=bool(recipe.export),
+        edits=[(each.label, each.source, edit_bytes(each)) for each in passes if each.stage],
     )
 
 
@@ -197,80 +280,3 @@ def _runtimes(
     schemes = {m.linear.tensor: m.scheme for m in modules}
     g_idx = any(m.g_idx for m in modules)
     return tuple(runtimes(fmt, schemes, spec, g_idx=g_idx, kv_cache=kv_cache))
-
-
-def _assign(
-    recipe: Recipe, spec: DecoderSpec, checkpoint: Checkpoint, fmt: str
-) -> tuple[list[ModulePlan], list[Skipped]]:
-    """Every linear of the decoder: with the stage that takes it, or with why none does."""
-    assigned = assign(recipe.stages, spec.all_linears())
-    blocks = {linear.name: block.index for block in spec.blocks for linear in block.linears}
-    modules, skipped = [], []
-    for linear in spec.all_linears():
-        stage, block = assigned.stage_of.get(linear.name), blocks.get(linear.name)
-        if stage is None:
-            skipped.append(Skipped(linear, block, assigned.reason_of[linear.name]))
-        else:
-            module = _module(recipe, stage, linear, block, checkpoint, fmt)
-            modules.append(replace(module, folds=assigned.folds_of.get(linear.name, ())))
-    return modules, skipped
-
-
-def _module(
-    recipe: Recipe,
-    stage: int,
-    linear: LinearSpec,
-    block: int | None,
-    checkpoint: Checkpoint,
-    fmt: str,
-) -> ModulePlan:
-    chosen = recipe.stages[stage]
-    method, config, scheme = chosen.method, chosen.config, chosen.scheme
-    assert scheme is not None, "matching.assign gives a layer to a stage that says how it is stored"
-    g_idx = METHODS[method].needs(config).g_idx
-    if g_idx and scheme.granularity != "group":
-        raise RecipeError(
-            f"{chosen.at('act_order')}: 'group' needs granularity 'group', not"
-            f" {scheme.granularity!r}; use 'static'"
-        )
-    info = checkpoint.tensors[linear.tensor]
-    if info.dtype not in PLAIN_DTYPES:
-        raise CheckpointError(
-            f"tensor {linear.tensor} is stored as {info.dtype}; {', '.join(PLAIN_DTYPES)} can be"
-            " quantized, so convert it or add the layer to ignore"
-        )
-    with placed(recipe, "output.format"):
-        stored = _stored(linear, scheme, fmt, info.dtype, g_idx)
-    size = sum(nbytes(entry) for entry in stored)
-    return ModulePlan(linear, block, stage, method, scheme, g_idx, info.nbytes, size)
-
-
-def _stored(
-    linear: LinearSpec, scheme: QuantScheme, fmt: str, dtype: str, g_idx: bool
-) -> list[Entry]:
-    return FORMATS[fmt].layout(
-        linear.tensor,
-        linear.shape,
-        scheme,
-        dtype,
-        act_order=g_idx,
-        transposed=linear.transposed,
-    )
-
-
-def _output_tensors(
-    checkpoint: Checkpoint, modules: Iterable[ModulePlan], fmt: str
-) -> dict[str, tuple[Entry, ...]]:
-    planned = {m.linear.tensor: m for m in modules}
-    out: dict[str, tuple[Entry, ...]] = {}
-    for name, info in checkpoint.tensors.items():
-        m = planned.get(name)
-        if m is None:
-            out[name] = ((name, info.dtype, info.shape),)
-        else:
-            out[name] = tuple(_stored(m.linear, m.scheme, fmt, info.dtype, m.g_idx))
-    written = Counter(t[0] for group in out.values() for t in group)
-    clash = [name for name, n in written.items() if n > 1]
-    if clash:
-        raise CheckpointError(f"tensor {clash[0]} already exists in the source; cannot write it")
-    return out

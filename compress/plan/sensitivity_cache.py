@@ -10,18 +10,27 @@ import math
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from compress.checkpoint import Checkpoint, write_atomic
 from compress.errors import CompressError, DataError
 from compress.plan.budget import BudgetUnit, Sensitivities
+from compress.recipe import EditStage
 from compress.version import VERSION as OURS
 from compress_calibration.config import CalibrationConfig
 from compress_calibration.readers import source_files
 
 VERSION = 2  # of what is measured; goes up when the same inputs would give other numbers
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """What is measured: on which data, and of the model behind which edits of the source."""
+
+    config: CalibrationConfig
+    edits: tuple[EditStage, ...] = ()
 
 
 def cache_folder() -> Path:
@@ -31,10 +40,13 @@ def cache_folder() -> Path:
 
 
 def find(
-    units: Sequence[BudgetUnit], config: CalibrationConfig, checkpoint: Checkpoint, device: str
+    units: Sequence[BudgetUnit], measured: Measurement, checkpoint: Checkpoint, device: str
 ) -> Sensitivities | None:
-    """What was measured before for just these units, data and weights; None where nothing was."""
-    front = _front(units, config, checkpoint, device)
+    """What was measured before for just these units, data and weights; None where nothing was.
+
+    checkpoint: the source of the run, before its edits.
+    """
+    front = _front(units, measured, checkpoint, device)
     folder = cache_folder()
     if not any(folder.glob(f"{front}-*.json")):
         return None
@@ -44,12 +56,12 @@ def find(
 def keep(
     found: Sensitivities,
     units: Sequence[BudgetUnit],
-    config: CalibrationConfig,
+    measured: Measurement,
     checkpoint: Checkpoint,
     device: str,
 ) -> None:
     """Store them for `find`. A folder that cannot be written is no reason to stop a run."""
-    front = _front(units, config, checkpoint, device)
+    front = _front(units, measured, checkpoint, device)
     path = cache_folder() / f"{front}-{checkpoint.sha256()[:20]}.json"
     text = json.dumps({"shares": found.shares, "errors": found.errors}, indent=1)
     with suppress(OSError, CompressError):
@@ -69,13 +81,15 @@ def _read(path: Path, units: Sequence[BudgetUnit]) -> Sensitivities | None:
 
 
 def _front(
-    units: Sequence[BudgetUnit], config: CalibrationConfig, checkpoint: Checkpoint, device: str
+    units: Sequence[BudgetUnit], measured: Measurement, checkpoint: Checkpoint, device: str
 ) -> str:
+    config = measured.config
     facts = {
         "versions": [VERSION, OURS],
         "units": [_unit(unit) for unit in units],
         "calibration": asdict(config),
         "data": [[name, digest] for name, digest in _data(config)],
+        "edits": [[stage.method, asdict(stage.config)] for stage in measured.edits],
         "source": [list(checkpoint.files), dict(checkpoint.side_hashes())],
         "device": device.partition(":")[0],
     }

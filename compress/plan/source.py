@@ -1,30 +1,37 @@
 """The checkpoint that a run reads: dense, and with a head of its own where the recipe wants one."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
-from compress.arch.describe import describe
 from compress.arch.spec import DecoderSpec, LinearSpec
-from compress.checkpoint import Checkpoint
+from compress.checkpoint import Checkpoint, TensorInfo
 from compress.checkpoint.detect import detect
-from compress.checkpoint.ties import settled, tied_config
+from compress.checkpoint.outline import Outline, outline_of
+from compress.checkpoint.ties import head_name, settled, tied_config
 from compress.errors import CheckpointError
+from compress.plan.passes import plan_edits
 from compress.recipe import Recipe
 from compress.recipe.matching import of_stage
 
-LM_HEAD = "lm_head.weight"
 
-
-def open_source(recipe: Recipe, folder: Path) -> Checkpoint:
-    """The checkpoint in `folder`, untied when a stage means the head of a model whose head is the
-    embedding, and with a config that says whether it is. CheckpointError for one that is compressed
-    already."""
+def open_source(recipe: Recipe, folder: Path) -> tuple[Checkpoint, Outline]:
+    """The checkpoint in `folder` and its outline: untied when a stage means the head of a model
+    whose head is the embedding, and with a config that says whether it is. CheckpointError for one
+    that is compressed already."""
     checkpoint = Checkpoint.open(folder)
     refuse_quantized(checkpoint)
-    spec = describe(checkpoint.config, checkpoint.shapes)
-    apart = _names_head(recipe, spec)
-    return untied(checkpoint, spec) if spec.tied and apart else settled(checkpoint, spec, apart)
+    outline = outline_of(checkpoint)
+    spec, edited = outline.spec, [each.result.spec for each in plan_edits(recipe, outline)]
+    # An edit may give the model a head of its own, which is then the one that stages mean.
+    rounded = edited[-1] if edited else spec
+    apart = _names_head(recipe, rounded)
+    if spec.tied and rounded.tied and apart:
+        checkpoint = untied(checkpoint, spec)
+        return checkpoint, outline_of(checkpoint)
+    checkpoint = settled(checkpoint, spec, apart)
+    return checkpoint, outline_of(checkpoint, spec)
 
 
 def refuse_quantized(checkpoint: Checkpoint) -> None:
@@ -45,20 +52,12 @@ def untied(checkpoint: Checkpoint, spec: DecoderSpec) -> Checkpoint:
     return replace(checkpoint, tensors=tensors, config=tied_config(checkpoint.config, tied=False))
 
 
-def shares_bytes(checkpoint: Checkpoint, spec: DecoderSpec) -> bool:
+def shares_bytes(tensors: Mapping[str, TensorInfo], spec: DecoderSpec) -> bool:
     """Whether head and embedding are one tensor in the files, as `untied` leaves them."""
     if spec.head is None:
         return False
-    head, embedding = checkpoint.tensors[spec.head], checkpoint.tensors[spec.embedding]
+    head, embedding = tensors[spec.head], tensors[spec.embedding]
     return (head.file, head.start) == (embedding.file, embedding.start)
-
-
-def head_name(spec: DecoderSpec) -> str:
-    """What transformers calls the head of a tied model: beside the module "model" that has the
-    embedding in it."""
-    parts = spec.embedding.split(".")
-    outer = parts[: len(parts) - 1 - parts[::-1].index("model")] if "model" in parts else []
-    return ".".join([*outer, LM_HEAD])
 
 
 def _names_head(recipe: Recipe, spec: DecoderSpec) -> bool:

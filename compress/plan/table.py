@@ -10,6 +10,7 @@ from compress.plan.layers import ModulePlan
 from compress.plan.plan import Plan
 from compress.recipe.evaluation_config import TextConfig
 from compress.recipe.task_config import TaskConfig
+from compress.report import units
 from compress.report.columns import aligned
 from compress.report.units import counted, size, span, trimmed, whole
 from compress_calibration.readers import source_files
@@ -25,8 +26,9 @@ def plan_table(plan: Plan, *, modules: bool = False) -> str:
     lines = [
         f"recipe   {plan.recipe.name}: {plan.recipe.description or 'no description'}",
         f"model    {spec.model_type}, {counted(len(spec.blocks), 'block')}, hidden {spec.hidden}",
+        *_edited(plan),
         f"size     {size(plan.source_bytes)} -> {size(exact)} ({exact} bytes in {files})",
-        f"weights  {plan.bits_per_weight:.2f} bits each in the compressed layers",
+        f"weights  {plan.bits_per_weight:.2f} bits each in the {_counted_layers(plan)}",
         *_cache(plan),
         *_budget(plan),
         f"time     {_time(plan)}",
@@ -47,10 +49,26 @@ def plan_table(plan: Plan, *, modules: bool = False) -> str:
     return "\n".join(lines)
 
 
+def _edited(plan: Plan) -> list[str]:
+    """What each edit does, and the parameters and bytes that it leaves."""
+    lines = []
+    for stage, each in zip(plan.recipe.edits, plan.edits, strict=True):
+        before, after = each.source, each.result
+        params = f"{units.count(before.params)} -> {units.count(after.params)} parameters"
+        stored = f"{size(before.file_bytes)} -> {size(after.file_bytes)}"
+        lines.append(f"edit     {stage.describe()}: {params}, {stored}")
+    return lines
+
+
+def _counted_layers(plan: Plan) -> str:
+    return "compressed layers" if plan.modules else "layers, none of them compressed"
+
+
 def _cache(plan: Plan) -> list[str]:
-    """Where the recipe quantizes keys and values."""
+    """Where the recipe changes what keys and values take."""
     before, after = map(size, plan.kv_bytes_per_token)
-    return [f"cache    {before} -> {after} a token"] if plan.kv_cache is not None else []
+    changed = plan.kv_cache is not None or before != after
+    return [f"cache    {before} -> {after} a token"] if changed else []
 
 
 def _evaluated(plan: Plan) -> list[str]:

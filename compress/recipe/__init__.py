@@ -3,10 +3,11 @@
 from compress.recipe.dump import dump
 from compress.recipe.lookup import Builtin, builtin, builtin_names, load
 from compress.recipe.reading.parse import parse
-from compress.recipe.schema import ExportConfig, OutputConfig, Places, Recipe, Stage
+from compress.recipe.schema import EditStage, ExportConfig, OutputConfig, Places, Recipe, Stage
 
 __all__ = [
     "Builtin",
+    "EditStage",
     "ExportConfig",
     "OutputConfig",
     "Places",

@@ -15,7 +15,8 @@ def dump(recipe: Recipe) -> str:
     if recipe.description:
         data["description"] = recipe.description
     data["seed"] = recipe.seed
-    data["stages"] = [_stage(x, recipe.stages) for x in recipe.stages if not x.within]
+    rounding = [_stage(x, recipe.stages) for x in recipe.stages if not x.within]
+    data["stages"] = [{"method": x.method, **_plain(x.config)} for x in recipe.edits] + rounding
     if recipe.kv_cache is not None:
         data["kv_cache"] = recipe.kv_cache
     for part in ("calibration", "evaluation", "output"):

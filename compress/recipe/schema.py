@@ -1,7 +1,7 @@
 """Recipe and Stage: what to do to a checkpoint, in order; complete after parsing."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -157,6 +157,33 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
+class EditStage:
+    """A stage that changes the model itself; all of them come before those that round layers.
+
+    method: a key of compress.edits.EDITS; config: an instance of that row's dataclass.
+    index: place in the recipe; label: what messages call the stage, "stages[0]".
+    """
+
+    method: str
+    config: Any
+    index: int = 0
+    places: Places = field(default_factory=Places, compare=False, repr=False)
+
+    @property
+    def label(self) -> str:
+        return f"stages[{self.index}]"
+
+    def describe(self) -> str:
+        """ "cast, dtype bf16"."""
+        options = (f"{key} {value}" for key, value in asdict(self.config).items())
+        return ", ".join([self.method, *options])
+
+    def at(self, key: str) -> str:
+        """ "file.yaml:12: stages[0].key", for the front of a message."""
+        return self.places.at(f"{self.label}.{key}")
+
+
+@dataclass(frozen=True, slots=True)
 class OutputConfig:
     """Result files. format "auto" takes the one that suits; shard_size: most bytes of one file."""
 
@@ -186,8 +213,9 @@ class ExportConfig:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What to do, in order.
+    """What to do, in order: the edits of the model, then the stages that round its layers.
 
+    stages: none for a recipe that only edits.
     calibration: None for a recipe whose stages see no data.
     evaluation: None when nothing is to be measured.
     kv_cache: calibrated scales with which runtimes store keys and values in 8 bits; None for none.
@@ -205,6 +233,7 @@ class Recipe:
     output: OutputConfig = OutputConfig()
     kv_cache: KvCache | None = None
     export: tuple[ExportConfig, ...] = ()
+    edits: tuple[EditStage, ...] = ()
     text: str = field(default="", compare=False, repr=False)
     overrides: tuple[str, ...] = field(default=(), compare=False)
     places: Places = field(default_factory=Places, compare=False, repr=False)

@@ -23,7 +23,8 @@ class RecipeInfo:
 class Source:
     """The checkpoint that went in.
 
-    architecture: for people, "llama, 6 blocks, hidden 256". kv_bytes_per_token: as of the result.
+    architecture: for people, "llama, 6 blocks, hidden 256, ffn 768". kv_bytes_per_token: as of the
+        result.
     """
 
     path: str
@@ -54,6 +55,7 @@ class Result:
     kv_bytes_per_token: what a runtime's KV cache takes for one token, in the dtype of the
         embedding or, where the checkpoint has scales for a cache of 8 bits, one byte a number.
     format: storage format, "compressed-tensors pack-quantized".
+    architecture: as of the source; empty where it is not told.
     """
 
     path: str
@@ -62,6 +64,7 @@ class Result:
     bits_per_weight: float
     kv_bytes_per_token: int | None
     format: str = ""
+    architecture: str = ""
     sizes: tuple[SizePart, ...] = ()
 
 

@@ -8,6 +8,7 @@ from compress.report.markup import Html, Node, el, join
 from compress.report.parts import Cell, Column, facts, facts_of, number, section, table
 from compress.report.proofs import LEVELS
 from compress.report.schema import Export, Planned, Report
+from compress.report.summary import model_changes
 
 
 def warnings(report: Report) -> Html | None:
@@ -34,7 +35,7 @@ def plan(report: Report) -> Html | None:
     ]
     note = (
         "The plan was made before any work, from the checkpoint's headers and the recipe. Time is"
-        " that of quantizing on a quiet machine, peak memory that of the whole run."
+        " that of the passes on a quiet machine, peak memory that of the whole run."
     )
     disturbed = disturbance(report.stages[0].others) if report.stages else None
     note += "" if disturbed is None else f" While it quantized, {disturbed}."
@@ -44,6 +45,19 @@ def plan(report: Report) -> Html | None:
         )
         note += f" Schemes were chosen for {report.budget.target}; the loss is the layers' summed."
     return section("plan", "Plan and measurement", table("Plan", columns, rows), note=note)
+
+
+def model(report: Report) -> Html | None:
+    """What the edits of a recipe made of the model; None where it is the same one."""
+    changes = model_changes(report)
+    if not changes:
+        return None
+    rows = [[Cell(name), Cell(before), Cell(after)] for name, before, after in changes]
+    kv = (report.source.kv_bytes_per_token, report.result.kv_bytes_per_token)
+    shown = [Cell(units.MISSING if x is None else units.size(x)) for x in kv]
+    rows.append([Cell("KV cache a token"), *shown])
+    columns = [Column(""), Column("Before"), Column("After")]
+    return section("model", "Model", table("Model", columns, rows))
 
 
 def _planned(name: str, pair: Planned, unit: object) -> list[Cell]:

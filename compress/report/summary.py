@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import PurePath
 
+from compress.report import units
 from compress.report.schema import Layer, Report, TextQuality
 
 
@@ -50,6 +51,17 @@ def compressed(report: Report) -> list[Layer]:
 def has_before(report: Report) -> bool:
     """Whether there is anything to compare with; an evaluation may be of one model alone."""
     return report.source.path != report.result.path
+
+
+def model_changes(report: Report) -> list[tuple[str, str, str]]:
+    """What became another model, not only stored otherwise: name, before and after; mostly none."""
+    source, result = report.source, report.result
+    if not has_before(report) or result.architecture in ("", source.architecture):
+        return []
+    return [
+        ("Model", source.architecture, result.architecture),
+        ("Parameters", units.count(source.params), units.count(result.params)),
+    ]
 
 
 _DTYPE_BITS = {"F32": 32.0, "BF16": 16.0, "F16": 16.0}

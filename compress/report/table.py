@@ -7,7 +7,14 @@ from compress.report import tasks, units
 from compress.report.disturbance import disturbance, taken
 from compress.report.proofs import proved
 from compress.report.schema import Export, Report, Sample, TextQuality
-from compress.report.summary import bits_before, has_before, model_name, perplexity, schemes
+from compress.report.summary import (
+    bits_before,
+    has_before,
+    model_changes,
+    model_name,
+    perplexity,
+    schemes,
+)
 
 COLUMNS = 80
 _LABEL, _VALUE, _GAP = 20, 12, "   "
@@ -29,6 +36,8 @@ def render_table(report: Report, page: str | Path | None = None) -> str:
     if used:
         more = f" and {len(used) - 1} more" if len(used) > 1 else ""
         head.append(_cut(f"{_clean(used[0])}{more}"))
+    for name, before, after in model_changes(report):
+        head += _said(name, f"{before} became {after}")
     titles = ("", "before", "after", "") if has_before(report) else ("", "", "measured", "")
     lines = [*head, "", _line(titles), "-" * COLUMNS]
     lines += [_line(row) for row in _rows(report)]

@@ -1,25 +1,24 @@
 """The small files beside the weights: config.json, model card, recipe."""
 
 from collections import Counter
-from collections.abc import Mapping
-from typing import Any
 
 from compress.checkpoint.jsonfile import as_json
+from compress.checkpoint.outline import Outline
 from compress.formats import FORMATS
 from compress.formats.runtimes.snippets import for_card
+from compress.inspect.facts import architecture_of
 from compress.plan.plan import Plan
-from compress.report.units import size
+from compress.report.units import count, size
 
 
-def config_files(
-    plan: Plan, source: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
-) -> dict[str, bytes]:
-    """The source's config.json with the quantization_config of the plan's format, and the files
-    that repeat that for some loaders, by name."""
-    config, files = dict(source), FORMATS[plan.format].files
+def config_files(plan: Plan) -> dict[str, bytes]:
+    """config.json of the model whose layers were rounded, with the quantization_config of the
+    plan's format, and the files that repeat that for some loaders, by name."""
+    model = plan.rounded
+    config, files = dict(model.config), FORMATS[plan.format].files
     block = FORMATS[plan.format].config(
         plan.spec,
-        shapes,
+        model.shapes,
         {m.linear.tensor: m.scheme for m in plan.modules},
         with_g_idx=[m.linear.tensor for m in plan.modules if m.g_idx],
         kv_cache=plan.kv_cache,
@@ -33,8 +32,6 @@ def config_files(
 
 def model_card(plan: Plan, name: str, version: str) -> bytes:
     """README.md of the result. Holds nothing that differs between two equal runs."""
-    schemes = Counter((m.method, m.scheme.describe()) for m in plan.modules)
-    rows = "\n".join(f"| {method} | {scheme} | {n} |" for (method, scheme), n in schemes.items())
     runtimes = "\n".join(
         f"- {v.runtime}: {v.verdict}{f' ({v.reason})' if v.reason else ''}" for v in plan.runtimes
     )
@@ -46,17 +43,48 @@ tags: [compress-model, {plan.format}]
 
 Made by compress-model {version} with the recipe `{plan.recipe.name}` (recipe.yaml here).
 
-| method | scheme | layers |
-|---|---|---|
-{rows}
-
-{size(plan.source_bytes)} became {size(plan.shards.total_bytes)}; the compressed layers take
-{plan.bits_per_weight:.2f} bits a weight, scales included. {_quality(plan)}
+{_edits(plan)}{_schemes(plan)}{_quality(plan)}
 
 ## Where it loads
 {runtimes or "- any loader of the original"}
 
 {for_card(plan.format, plan.runtimes)}""".encode()
+
+
+def _edits(plan: Plan) -> str:
+    """A line for each change of the model itself, and what it was and is; nothing without."""
+    if not plan.edits:
+        return ""
+    was, becomes = plan.kv_bytes_per_token
+    lines = [
+        *(f"- {stage.describe()}" for stage in plan.recipe.edits),
+        "",
+        f"- before: {_model(plan.source, was)}",
+        f"- after: {_model(plan.rounded, becomes)}",
+        "",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _model(model: Outline, cache: int) -> str:
+    """cache: bytes of its keys and values a token."""
+    sizes = f"{count(model.params)} parameters, {size(cache)} of KV cache a token"
+    return f"{architecture_of(model.spec)}; {sizes}"
+
+
+def _schemes(plan: Plan) -> str:
+    """How layers are stored, and the sizes."""
+    became = f"{size(plan.source_bytes)} became {size(plan.shards.total_bytes)}"
+    if not plan.modules:
+        return f"{became}. "
+    schemes = Counter((m.method, m.scheme.describe()) for m in plan.modules)
+    rows = "\n".join(f"| {method} | {scheme} | {n} |" for (method, scheme), n in schemes.items())
+    return f"""| method | scheme | layers |
+|---|---|---|
+{rows}
+
+{became}; the compressed layers take
+{plan.bits_per_weight:.2f} bits a weight, scales included. """
 
 
 def _quality(plan: Plan) -> str:

@@ -22,6 +22,11 @@ from compress.report.units import size, two_sizes
 from compress.runs.requirements import Check, requirement_checks
 
 CALIBRATION_FILE = "calibration.safetensors"
+# The run's own files inside OUT.partial, gone when it is published; stages' folders beside.
+WORKING = (
+    *("journal.json", CALIBRATION_FILE, "hidden.0", "hidden.1", "evaluation"),
+    outliers.WORKING,
+)
 
 
 def run_checks(
@@ -50,6 +55,11 @@ def run_checks(
         yield partial(_require_same_run, plan, checkpoint, dtype, device, output)
 
 
+def working_files(plan: Plan) -> tuple[str, ...]:
+    """What is in OUT.partial and does not belong to the result."""
+    return (*WORKING, *(planned.name for planned in plan.passes[:-1]))
+
+
 def is_drawn(output: Output) -> bool:
     """Whether the run that this one resumes has its calibration text already."""
     return output.state == "resume" and (output.partial / CALIBRATION_FILE).is_file()
@@ -57,27 +67,30 @@ def is_drawn(output: Output) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class DiskSpace:
-    """Bytes of a disk: result, and what lies beside it on the way: passing, the hidden states of
-    the calibration set, twice; evaluating, those of evaluation, about. free: that there are."""
+    """Bytes of a disk: result, and what lies beside it on the way: between, models that one pass
+    leaves for the next; passing, the hidden states of the calibration set, twice; evaluating, those
+    of evaluation, about. free: that there are."""
 
     folder: Path
     result: int
+    between: int
     passing: int
     evaluating: int
     free: int
 
     @property
     def needed(self) -> int:
-        return self.result + self.passing + self.evaluating
+        return self.result + self.between + self.passing + self.evaluating
 
     @property
     def is_refused(self) -> bool:
-        """Result and passing are known to the byte; evaluation is an estimate."""
-        return self.result + self.passing > self.free or self.needed > TOLERANCE * self.free
+        """All are known to the byte but evaluation, which is an estimate."""
+        known = self.needed - self.evaluating
+        return known > self.free or self.needed > TOLERANCE * self.free
 
     def __str__(self) -> str:
         needed, free = two_sizes(self.needed, self.free)
-        passing = size(self.passing + self.evaluating)
+        passing = size(self.between + self.passing + self.evaluating)
         return (
             f"disk space in {self.folder}: {needed} are needed ({passing} of them only while it"
             f" runs), {free} are free"
@@ -111,7 +124,8 @@ def disk_space(plan: Plan, folder: Path, dtype: torch.dtype) -> DiskSpace:
     taken = _taken(folder) - pieces - joined
     result = plan.shards.total_bytes - taken + max(pieces - joined, 0)
     passing, evaluating = _passing_bytes(plan, dtype), evaluation_bytes(plan)
-    return DiskSpace(folder.parent, result, passing, evaluating, free_bytes(folder.parent))
+    free = free_bytes(folder.parent)
+    return DiskSpace(folder.parent, result, _between_bytes(plan), passing, evaluating, free)
 
 
 def _less(plan: Plan, space: DiskSpace) -> str:
@@ -119,11 +133,19 @@ def _less(plan: Plan, space: DiskSpace) -> str:
     config, ways = plan.recipe.calibration, []
     if config is not None and space.passing:
         row = space.passing // config.samples
-        rows = (space.free - space.result - space.evaluating) // row
+        rows = (space.free - space.result - space.between - space.evaluating) // row
         ways += [f"--set calibration.samples={rows} would fit"] if 0 < rows < config.samples else []
-    if space.evaluating and space.result + space.passing <= space.free:
+    if space.evaluating and space.needed - space.evaluating <= space.free:
         ways.append("--set evaluation=null would fit")
     return ", or ".join([*ways, "make room or choose another disk"])
+
+
+def _between_bytes(plan: Plan) -> int:
+    """Of models that one pass leaves for the next, beside the result: the most that a pass reads
+    and writes of ours at once, beyond the result's own bytes."""
+    read = (0, *(planned.layout.total_bytes for planned in plan.passes[:-1]))
+    both = (r + p.layout.total_bytes for r, p in zip(read, plan.passes, strict=True))
+    return max(both) - plan.shards.total_bytes
 
 
 def _passing_bytes(plan: Plan, dtype: torch.dtype) -> int:
@@ -160,10 +182,12 @@ def _require_same_run(
     """OutputError unless OUT.partial was begun by this run, is whole and nobody works in it."""
     with locked(output.partial):
         environment = fingerprint(device, dtype)
-        mine = marks(plan.recipe, checkpoint.sha256(), checkpoint.side_hashes(), environment)
+        mine = marks(plan.asked, checkpoint.sha256(), checkpoint.side_hashes(), environment)
         journal = journals.found(output.partial, mine, device)
-        if journal is not None and journal.has_work:
-            ShardWriter.reopen(output.partial, plan.shards)
+        last = plan.passes[-1]
+        part = None if journal is None else journal.passes.get(last.name)
+        if part is not None and part.has_written and not plan.is_open:
+            ShardWriter.reopen(output.partial, last.layout)
 
 
 @contextmanager

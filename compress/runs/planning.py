@@ -6,14 +6,16 @@ from pathlib import Path
 
 import torch
 
-from compress.arch.describe import describe
 from compress.checkpoint import Checkpoint, prepare_output, resolve_model
+from compress.checkpoint.outline import Outline
 from compress.machine.environment import check_device, compute_dtype
 from compress.plan import sensitivity_cache
 from compress.plan.budget import BudgetUnit, Sensitivities, budget_units, with_choice
 from compress.plan.lengths import cap_defaults
+from compress.plan.passes import plan_edits
 from compress.plan.plan import Plan, build_plan
 from compress.plan.room import Room, find_room, fitting_needs, left_out, memory_warnings
+from compress.plan.sensitivity_cache import Measurement
 from compress.plan.source import open_source
 from compress.recipe import Recipe, load
 from compress.runs.options import RunOptions
@@ -44,8 +46,8 @@ def make_plan(
     check_device(device)
     source = resolve_model(model)
     checked = load(recipe, overrides)
-    checkpoint = open_source(checked, source)
-    plan, compute = plan_of(checked, checkpoint, device, options.dtype)
+    checkpoint, outline = open_source(checked, source)
+    plan, compute = plan_of(checked, checkpoint, outline, options)
     plan = in_room(plan, find_room(device, memory))
     plan = replace(plan, warnings=(*plan.warnings, *left_out(plan.run_size, plan.room)))
     if out is not None and Path(out).absolute().parent.is_dir():
@@ -78,38 +80,45 @@ def in_room(plan: Plan, room: Room) -> Plan:
 
 
 def plan_of(
-    recipe: Recipe, checkpoint: Checkpoint, device: str, dtype: str | None
+    recipe: Recipe, checkpoint: Checkpoint, source: Outline, options: RunOptions
 ) -> tuple[Plan, torch.dtype]:
-    compute = compute_dtype(checkpoint.main_dtype, device, dtype)
-    units = budget_units(recipe, checkpoint)
+    """The plan and the dtype of calibrated passes. source: the outline of `checkpoint`."""
+    model = edited(recipe, source)
+    compute = compute_dtype(model.main_dtype, options.device, options.dtype)
+    units = budget_units(recipe, model)
     if not units:
-        return build_plan(recipe, checkpoint, dtype=compute), compute
-    config = measured_on(recipe, checkpoint)
-    found = sensitivity_cache.find(units, config, checkpoint, device)
-    return plan_with_choice(recipe, units, found, checkpoint, compute), compute
+        return build_plan(recipe, source, dtype=compute), compute
+    measured = Measurement(measured_on(recipe, model), recipe.edits)
+    found = sensitivity_cache.find(units, measured, checkpoint, options.device)
+    return plan_with_choice(recipe, units, found, source, compute), compute
+
+
+def edited(recipe: Recipe, source: Outline) -> Outline:
+    """The model whose layers are rounded."""
+    passes = tuple(plan_edits(recipe, source))
+    return passes[-1].result if passes else source
 
 
 def plan_with_choice(
     recipe: Recipe,
     units: Sequence[BudgetUnit],
     found: Sensitivities | None,
-    checkpoint: Checkpoint,
+    source: Outline,
     compute: torch.dtype,
 ) -> Plan:
     """The plan with the schemes that the targets choose; with the smallest, where nothing is
     measured yet."""
     settled, budget = with_choice(recipe, units, found)
-    plan = build_plan(settled, checkpoint, dtype=compute)
+    plan = build_plan(settled, source, dtype=compute)
     if budget.is_open:
-        measured = replace(plan.run_size, measured=measured_on(recipe, checkpoint))
+        measured = replace(plan.run_size, measured=measured_on(recipe, plan.rounded))
         plan = replace(plan, run_size=measured)
-    return replace(plan, budget=budget, warnings=(*plan.warnings, *budget.notes))
+    return replace(plan, given=recipe, budget=budget, warnings=(*plan.warnings, *budget.notes))
 
 
-def measured_on(recipe: Recipe, checkpoint: Checkpoint) -> CalibrationConfig:
+def measured_on(recipe: Recipe, model: Outline) -> CalibrationConfig:
     """What sensitivities are measured on: the recipe's calibration data, as many rows as are needed
     for errors that are only averaged and never inverted."""
-    spec = describe(checkpoint.config, checkpoint.shapes)
-    config = cap_defaults(recipe, spec.context)[0].calibration
+    config = cap_defaults(recipe, model.spec.context)[0].calibration
     assert config is not None, "the recipe parser asks for calibration where a stage has a target"
     return replace(config, samples=min(config.samples, max(1, MEASURED_TOKENS // config.length)))

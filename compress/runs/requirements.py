@@ -76,7 +76,7 @@ def requirement_checks(
         amount = partial(_check_amount, calibration, checkpoint, plan.spec.vocab)
         yield partial(_placed, recipe, "calibration", amount)
     if evaluation is not None or calibration is not None:
-        yield partial(_check_class, plan, checkpoint)
+        yield partial(_check_class, plan)
     yield from _artifacts(plan, checkpoint)
     if plan.run_size.measured is not None:
         yield partial(_check_scratch, plan, plan.run_size.measured)
@@ -84,7 +84,7 @@ def requirement_checks(
     yield partial(check_room, plan.run_size, replace(plan.room, drawn=drawn))
     own = calibration is not None and any(s.kind == "self" for s in calibration.sources)
     if calibration is not None and own and not drawn and plan.room.bytes is None:
-        yield partial(_check_sampling, plan, checkpoint, calibration, dtype, device)
+        yield partial(_check_sampling, plan, calibration, dtype, device)
 
 
 def _placed(recipe: Recipe, key: str, check: Check) -> None:
@@ -122,7 +122,9 @@ def _lengths(plan: Plan, calibration: CalibrationConfig | None) -> Iterator[Chec
 
 def _artifacts(plan: Plan, checkpoint: Checkpoint) -> Iterator[Check]:
     """Targets that do not take the source as it is."""
-    recipe = plan.recipe
+    recipe, model = plan.recipe, plan.rounded
+    # Told by names and shapes: what edits will make is not there yet.
+    checkpoint = replace(checkpoint, config=dict(model.config), tensors=model.tensors)
     for i, config in enumerate(recipe.export):
         check = partial(check_artifact, config, checkpoint, plan.spec)
         yield partial(_placed, recipe, f"export[{i}]", check)
@@ -164,11 +166,13 @@ def _check_amount(calibration: CalibrationConfig, checkpoint: Checkpoint, vocab:
         build(calibration, load_tokenizer(checkpoint.small), generate=None, vocab=vocab)
 
 
-def _check_class(plan: Plan, checkpoint: Checkpoint) -> None:
+def _check_class(plan: Plan) -> None:
     # Late: a data-free run never loads transformers.
     from compress.blocks.skeleton import Skeleton
 
-    Skeleton(checkpoint.config, plan.spec, dtype=torch.bfloat16)
+    models = {id(m): m for m in (plan.source, plan.rounded)}
+    for model in models.values():
+        Skeleton(dict(model.config), model.spec, dtype=torch.bfloat16)
 
 
 def _check_scratch(plan: Plan, measured: CalibrationConfig) -> None:
@@ -186,7 +190,6 @@ def _check_scratch(plan: Plan, measured: CalibrationConfig) -> None:
 
 def _check_sampling(
     plan: Plan,
-    checkpoint: Checkpoint,
     calibration: CalibrationConfig,
     dtype: torch.dtype,
     device: str,
@@ -195,5 +198,5 @@ def _check_sampling(
     from compress.blocks.sample import check_memory, sampling_bytes
 
     rows = sample_rows(plan.spec, dtype, calibration.samples, calibration.length)
-    needed = sampling_bytes(checkpoint, plan.spec, dtype, rows, calibration.length)
+    needed = sampling_bytes(plan.rounded.tensors, plan.spec, dtype, rows, calibration.length)
     check_memory(needed, device)

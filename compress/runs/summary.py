@@ -1,6 +1,6 @@
 """Put what a run did into a Report, and the report into OUT/report/."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -11,12 +11,12 @@ from compress.checkpoint import disk, write_atomic
 from compress.checkpoint.shards.dtype_codes import itemsize
 from compress.evaluation.quality import Measured
 from compress.formats.runtimes.snippets import all_lines, why_not_opened
-from compress.inspect.facts import source_of
+from compress.inspect.facts import architecture_of, source_of
 from compress.machine.environment import machine, slow_kernels, versions
 from compress.passes import outliers
 from compress.passes.journal import CALIBRATION, Journal, layer_of
-from compress.passes.units import HEAD, OUTSIDE
 from compress.plan.budget import BudgetChoice as Chosen
+from compress.plan.passes import ROUNDING
 from compress.plan.plan import Plan
 from compress.plan.source import shares_bytes
 from compress.report.codec import write_json
@@ -50,14 +50,16 @@ def build_report(
 ) -> Report:
     """Everything the run can say about itself."""
     plan, checkpoint = session.plan, session.checkpoint
-    work = stages[0]
+    labels = {planned.label for planned in plan.passes}
+    seconds = sum(stage.seconds for stage in stages if stage.name in labels)
+    layers = tuple(layer for stage in stages for layer in stage.layers)
     return Report(
         tool="compress-model",
         versions=versions(PACKAGES if plan.recipe.export else ()),
         recipe=RecipeInfo(plan.recipe.name, plan.recipe.text, plan.recipe.overrides),
         seed=plan.recipe.seed,
-        source=source_of(checkpoint, plan.spec, session.sha256, plan.kv_bytes_per_token[0]),
-        result=result_of(session, work.layers),
+        source=source_of(checkpoint, plan.source.spec, session.sha256, plan.kv_bytes_per_token[0]),
+        result=result_of(session, layers),
         stages=tuple(stages),
         machine=machine(session.device),
         started=started.isoformat(timespec="seconds"),
@@ -68,7 +70,7 @@ def build_report(
         samples_reason=measured.samples_reason,
         plan_vs_actual=PlanVsActual(
             bytes=Planned(plan.shards.total_bytes, _stored_bytes(session)),
-            seconds=Planned(plan.estimate.seconds, work.seconds),
+            seconds=Planned(plan.estimate.seconds, seconds),
             peak_rss=Planned(
                 plan.estimate.peak_rss_bytes, max(stage.peak_rss_bytes for stage in stages)
             ),
@@ -85,7 +87,7 @@ def build_report(
         skipped_files=tuple(checkpoint.skipped_files),
         open_with=all_lines(plan.format, plan.runtimes, str(session.output.out)),
         open_reason=why_not_opened(plan.format, plan.runtimes, "--set output.format=dense"),
-        budget=None if plan.budget is None else _budget(plan.budget, work.layers),
+        budget=None if plan.budget is None else _budget(plan.budget, layers),
     )
 
 
@@ -109,21 +111,19 @@ def write_report(report: Report, folder: Path) -> None:
 
 def _calibration(journal: Journal, stages: Sequence[StageRecord]) -> dict[str, Any] | None:
     """What was calibrated on, and how often it went through a block."""
-    summary = journal.units.get(CALIBRATION)
-    if summary is None:
+    rounding = journal.passes.get(ROUNDING)
+    if rounding is None or CALIBRATION not in rounding.units:
         return None
+    summary = rounding.units[CALIBRATION]
     passes = [layer.passes for stage in stages for layer in stage.layers if layer.passes]
     return {**summary, "passes_per_block": max(passes, default=0)}
 
 
-def layers_of(plan: Plan, journal: Journal) -> tuple[Layer, ...]:
-    """Records of all linears: the quantized ones from the journal, the others with the reason."""
-    done = [
-        layer_of(record)
-        for unit, records in journal.units.items()
-        if unit in (OUTSIDE, HEAD) or unit.startswith("block ")
-        for record in records
-    ]
+def layers_of(plan: Plan, units: Mapping[str, Any]) -> tuple[Layer, ...]:
+    """Records of all linears: the quantized ones from the journal's units, the others with the
+    reason."""
+    listed = (records for records in units.values() if isinstance(records, list))
+    done = [layer_of(record) for records in listed for record in records]
     return (*done, *_skipped(plan))
 
 
@@ -154,11 +154,12 @@ def result_of(session: Session, layers: Sequence[Layer]) -> Result:
     stored = sum(layer.bytes_after for layer in layers if layer.skipped_reason is None)
     return Result(
         path=str(session.output.out),
-        params=sum(info.numel for info in session.checkpoint.tensors.values()),
+        params=sum(info.numel for info in plan.rounded.tensors.values()),
         bytes=_stored_bytes(session),
-        bits_per_weight=8 * stored / weights,
+        bits_per_weight=8 * stored / weights if weights else plan.bits_per_weight,
         kv_bytes_per_token=plan.kv_bytes_per_token[1] or None,
         format=plan.format,
+        architecture=architecture_of(plan.spec),
         sizes=tuple(_sizes(session)),
     )
 
@@ -180,21 +181,23 @@ def _sizes(session: Session) -> Iterable[SizePart]:
     plan, checkpoint = session.plan, session.checkpoint
     side_bytes = outliers.side_bytes(session.output.partial)
     quantized = {m.linear.tensor for m in plan.modules}
-    large = {plan.spec.embedding, plan.spec.head}
+    large = {plan.spec.embedding, plan.spec.head, plan.source.spec.head}
+
+    def kind(name: str) -> str:
+        if name in quantized:
+            return "quantized weights"
+        return "embeddings" if name in large else "norms and other"
+
     before = dict.fromkeys(("quantized weights", "scales", "embeddings", "norms and other"), 0)
     after = dict(before)
     # A head that a stage unties has no bytes of its own in the source.
-    once = plan.spec.head if shares_bytes(checkpoint, plan.spec) else None
+    once = plan.source.spec.head if shares_bytes(checkpoint.tensors, plan.source.spec) else None
+    for name, info in checkpoint.tensors.items():
+        before[kind(name)] += 0 if name == once else info.nbytes
     for source, stored in plan.tensors.items():
-        kind = "norms and other"
-        if source in quantized:
-            kind = "quantized weights"
-        elif source in large:
-            kind = "embeddings"
-        before[kind] += 0 if source == once else checkpoint.tensors[source].nbytes
         for position, (name, _, _) in enumerate(stored):
             # The codes come first in every format; what follows serves to read them.
-            part = "scales" if source in quantized and position else kind
+            part = "scales" if source in quantized and position else kind(source)
             after[part] += plan.shards.tensors[name].nbytes
     if side_bytes:
         before["outlier columns"], after["outlier columns"] = 0, side_bytes

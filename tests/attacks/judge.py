@@ -184,7 +184,7 @@ def _has_work(case: Case, folder: str) -> bool:
         journal = json.loads((case.folder.parent / folder / "journal.json").read_text())
     except (OSError, ValueError):
         return False
-    return bool(set(journal["units"]) - {"start"})
+    return any(set(part["units"]) - {"start"} for part in journal["passes"].values())
 
 
 def _results(case: Case, after: Files) -> Iterator[str]:

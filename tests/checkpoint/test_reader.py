@@ -185,7 +185,7 @@ def test_links_are_carried_only_from_the_folder_and_its_hub_blobs(tmp_path: Path
 
 def test_names_that_a_run_makes_itself_are_left_behind(tmp_path: Path) -> None:
     from compress.checkpoint.sidefiles import RUNS_OWN
-    from compress.runs.run import WORKING
+    from compress.runs.output import WORKING
 
     folder = sharded(tmp_path, TWO)
     names = sorted({*WORKING, *RUNS_OWN, "x.partial"} - {"calibration.safetensors"})

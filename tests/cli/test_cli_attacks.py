@@ -127,7 +127,8 @@ def test_the_judge_reads_json(code: str, said: str, light: Nursery) -> None:
 
 
 HALF = "os.mkdir('out'); Path('out/config.json').write_text('{}'); return 0"
-LEFT = "os.mkdir('out.partial'); Path('out.partial/journal.json').write_text('{\"units\": {}}')"
+JOURNAL = '{"passes": {"quantize": {"units": {}}}}'
+LEFT = f"os.mkdir('out.partial'); Path('out.partial/journal.json').write_text('{JOURNAL}')"
 
 
 def test_the_judge_opens_what_a_run_wrote(light: Nursery) -> None:

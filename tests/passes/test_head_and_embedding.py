@@ -12,11 +12,12 @@ from torch import Tensor
 from compress.arch.describe import describe
 from compress.blocks.skeleton import Skeleton
 from compress.checkpoint import Checkpoint
+from compress.checkpoint.ties import head_name
 from compress.errors import CheckpointError, RecipeError
 from compress.formats import checked_reads, open_weights
 from compress.methods.outcome import relative_error
 from compress.passes.quantize import calibrated, head
-from compress.plan.source import head_name, untied
+from compress.plan.source import untied
 from compress.report.schema import Layer, Report
 from compress.verbs import RunOptions, make_plan, run
 from helpers.short_runs import GPTQ, RTN, recipe, text_source

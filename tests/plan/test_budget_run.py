@@ -9,6 +9,7 @@ import pytest
 
 from compress.arch.describe import describe
 from compress.checkpoint import Checkpoint
+from compress.checkpoint.outline import outline_of
 from compress.errors import RecipeError
 from compress.plan import sensitivity_cache
 from compress.plan.budget import BudgetUnit, Sensitivities, budget_units, with_choice
@@ -76,7 +77,7 @@ def test_merged_layers_are_alike_and_the_bytes_within_the_target(
     assert {x.name: x.scheme for x in report.layers if x.skipped_reason is None} == schemes
     assert len(set(schemes.values())) > 1
     checkpoint = Checkpoint.open(source)
-    units = budget_units(asked, checkpoint)
+    units = budget_units(asked, outline_of(checkpoint))
     for unit in units:
         assert len({schemes[x.name] for x in unit.linears}) == 1
     spec = describe(checkpoint.config, checkpoint.shapes)
@@ -87,7 +88,7 @@ def test_merged_layers_are_alike_and_the_bytes_within_the_target(
 def test_the_choice_is_that_of_brute_force(tiny, tmp_path: Path, cache: Path) -> None:
     source, asked = tiny("llama"), asking(tmp_path)
     run(asked, source, tmp_path / "out")
-    units = budget_units(asked, Checkpoint.open(source))
+    units = budget_units(asked, outline_of(Checkpoint.open(source)))
     found = losses(units, cache)
     assert len(units) == 8
     limit = sum(unit.weights for unit in units) * 4.5 / 8
@@ -126,7 +127,7 @@ def test_measured_once_for_all_targets(
 ) -> None:
     source = tiny("llama")
     run(asking(tmp_path), source, tmp_path / "first")
-    monkeypatch.setattr(main_run, "_measured_plan", None)
+    monkeypatch.setattr(main_run, "measure_layers", None)
     run(asking(tmp_path, bits=6.0), source, tmp_path / "second")
     assert make_plan(asking(tmp_path, bits=5.0, method="gptq"), source).budget is not None
     with pytest.raises(TypeError, match="not callable"):
@@ -231,7 +232,7 @@ def test_other_stages_keep_their_place(tiny, tmp_path: Path) -> None:
     head = {"method": "rtn", "scheme": "W8A16", "targets": ["lm_head"], "ignore": []}
     first = {"method": "gptq", "candidates": LADDER, "target": {"bits_per_weight": 4.5}}
     asked = recipe(first, head, calibration=text_source(tmp_path))
-    units = budget_units(asked, Checkpoint.open(tiny("llama")))
+    units = budget_units(asked, outline_of(Checkpoint.open(tiny("llama"))))
     flat = Sensitivities(
         {x.name: i + 1.0 for i, unit in enumerate(units) for x in unit.linears},
         {

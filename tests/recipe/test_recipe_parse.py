@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from compress.edits.cast import NAMES
 from compress.errors import RecipeError
 from compress.methods import METHODS
 from compress.quant.scheme import PRESETS, ActivationScheme, QuantScheme
 from compress.recipe import builtin, builtin_names, dump, load
-from compress.recipe.reading.parse import parse
+from compress.recipe.reading.parse import LONGEST_NAME, parse
 
 RTN = "name: x\nstages:\n  - method: rtn\n    scheme: "
 GPTQ = "name: x\nstages:\n  - method: gptq\n    scheme: W4A16\ncalibration:\n"
@@ -165,6 +166,9 @@ def test_built_in_recipes_are_sound_and_survive_a_dump(name: str) -> None:
 words = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"]), min_size=1)
 
 
+edits = st.sampled_from([{"method": "untie"}, *({"method": "cast", "dtype": x} for x in NAMES)])
+
+
 @st.composite
 def recipes(draw: st.DrawFn) -> str:
     import yaml
@@ -183,9 +187,9 @@ def recipes(draw: st.DrawFn) -> str:
         stage["group_size"] = draw(st.integers(1, 4096))
     field = draw(words)
     data = {
-        "name": "n" + draw(words).replace("\x85", "").replace("\u2028", "").replace("\u2029", ""),
+        "name": "n" + "".join(draw(words).splitlines())[: LONGEST_NAME - 1],
         "seed": draw(st.integers(0, 2**62)),
-        "stages": [stage],
+        "stages": [*draw(st.lists(edits.map(dict), max_size=2)), stage],
         "calibration": {"sources": [{"jsonl": draw(words), "field": field}, "self"]},
         "evaluation": {"texts": [{"self": True}, {"text": "a/b.txt", "cut": True}]},
         "output": {"shard_size": draw(st.integers(1, 2**40))},

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from compress.edits import EDITS
 from compress.errors import RecipeError
 from compress.methods import METHODS
 from compress.quant.scheme import PRESETS as SCHEMES
@@ -127,7 +128,8 @@ STAGES = [
     (
         "name: x\nstages:\n  - method: gtpq\n    scheme: W4A16\n",
         (
-            f"r.yaml:3: stages[0].method: unknown method 'gtpq'; allowed: {', '.join(METHODS)};"
+            "r.yaml:3: stages[0].method: unknown method 'gtpq'; allowed:"
+            f" {', '.join((*METHODS, *EDITS))};"
             " did you mean 'gptq'?"
         ),
     ),

@@ -62,7 +62,8 @@ class Job:
         journal = self.folder / f"{out}.partial" / "journal.json"
         while alive():
             try:
-                if len(json.loads(journal.read_text())["units"]) >= count:
+                passes = json.loads(journal.read_text())["passes"].values()
+                if sum(len(part["units"]) for part in passes) >= count:
                     return True
             except FileNotFoundError:
                 pass

@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -15,62 +14,18 @@ from compress.checkpoint import disk
 from compress.errors import CompressError, OutputError
 from compress.recipe import Recipe
 from compress.verbs import RunOptions, run
-from conftest import tree_hashes
 from helpers import faults
-from helpers.short_runs import GPTQ, RTN, recipe, text_source
+from helpers.short_runs import (
+    GPTQ,
+    RTN,
+    go_on,
+    kill_at_each_fifth,
+    recipe,
+    result_of,
+    text_source,
+)
 
 SMALL = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2}  # two blocks
-LEFTOVERS = ("out.partial", "out.publishing", "out.replaced")
-
-
-def result_of(out: Path) -> dict[str, str]:
-    """Hashes of everything but the report, which has times in it."""
-    return {k: v for k, v in tree_hashes(out).items() if not k.startswith("report/")}
-
-
-def go_on(asked: Recipe, source: Path, out: Path) -> None:
-    """What a person does after a kill: --resume where there is something, else run again."""
-    if any((out.parent / name).is_dir() and any((out.parent / name).iterdir())
-           for name in LEFTOVERS):  # fmt: skip
-        run(asked, source, out, options=RunOptions(resume=True))
-    elif not (out / "config.json").exists():
-        run(asked, source, out)
-
-
-def kill_and_go_on(
-    asked: Recipe, source: Path, folder: Path, number: int, effect: faults.Effect
-) -> dict[str, str]:
-    """The result of a run that was killed at one operation and resumed."""
-    folder.mkdir()
-    out = folder / "out"
-    with pytest.raises(faults.Killed), faults.fault_at(number, effect):
-        run(asked, source, out)
-    if out.exists():
-        assert (out / "report" / "report.json").exists(), "something unfinished looks finished"
-    go_on(asked, source, out)
-    found = result_of(out)
-    assert [p.name for p in folder.iterdir()] == ["out"]
-    shutil.rmtree(folder)
-    return found
-
-
-def kill_at_each_fifth(asked: Recipe, source: Path, folder: Path, first: int) -> Counter[str]:
-    """Kill a run at operation `first` and each fifth behind it, compare the results; what was
-    killed."""
-    with faults.counting() as calls:
-        run(asked, source, folder / "whole")
-    whole, killed = result_of(folder / "whole"), Counter[str]()
-    assert whole
-    for number, name in enumerate(calls.names):
-        if number % 5 != first:
-            continue
-        effects: tuple[faults.Effect, ...] = ("before", "torn") if name == "pwrite" else ("before",)
-        for effect in effects:
-            found = kill_and_go_on(asked, source, folder / f"{number}-{effect}", number, effect)
-            assert found == whole, (number, name, effect)
-            killed[name] += 1
-    return killed
-
 
 # The four others of five operations are in the long set.
 FIFTHS = (
@@ -278,8 +233,16 @@ def test_a_shard_that_was_emptied_in_place_is_refused(tiny, tmp_path: Path) -> N
     assert line.endswith("; remove it and start again")
 
 
-@pytest.mark.parametrize("text", ["[" * 100_000, "[]", '{"fingerprint": 3, "units": {}}',
-    '{"fingerprint": {}, "units": {"outside": [{"name": "x"}]}}'])  # fmt: skip
+LAYER_OF_NOTHING = {"units": {"outside": [{"name": "x"}]}, "spent": {}}
+NO_JOURNALS = [
+    {"fingerprint": 3, "passes": {}},
+    {"fingerprint": {}, "passes": []},
+    {"fingerprint": {}, "passes": {"quantize": 3}},
+    {"fingerprint": {}, "passes": {"quantize": LAYER_OF_NOTHING}},
+]
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "[]", *map(json.dumps, NO_JOURNALS)])
 def test_other_texts_that_are_no_journal(tiny, tmp_path: Path, text: str) -> None:
     out = tmp_path / "out"
     killed_half_way(recipe(RTN), tiny("llama"), out)
@@ -304,8 +267,9 @@ def test_a_resumed_run_reports_the_time_of_all_its_processes(tiny, tmp_path: Pat
     killed_half_way(recipe(RTN), tiny("llama"), out)
     journal = tmp_path / "out.partial" / "journal.json"
     held = json.loads(journal.read_text())
-    assert 0 < held["spent"]["seconds"] < 100
-    held["spent"] = {"seconds": 1000.0, "peak_rss_bytes": 1 << 50, "peak_gpu_bytes": None}
+    part = held["passes"]["quantize"]
+    assert 0 < part["spent"]["seconds"] < 100
+    part["spent"] = {"seconds": 1000.0, "peak_rss_bytes": 1 << 50, "peak_gpu_bytes": None}
     journal.write_text(json.dumps(held))
     report = run(recipe(RTN), tiny("llama"), out, options=RunOptions(resume=True))
     assert 1000 < report.stages[0].seconds < 1100

@@ -9,7 +9,7 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,20 @@ class TensorInfo:
     @property
     def numel(self) -> int:
         return math.prod(self.shape)
+
+
+def count_params(tensors: Iterable[TensorInfo]) -> int:
+    """Elements of all tensors; of one that has two names, once."""
+    places = {(info.file, info.start, info.numel) for info in tensors}
+    return sum(numel for _, _, numel in places)
+
+
+def main_dtype(tensors: Iterable[TensorInfo]) -> str:
+    """Dtype code that most of the bytes are stored in."""
+    sizes: Counter[str] = Counter()
+    for info in tensors:
+        sizes[info.dtype] += info.nbytes
+    return max(sizes, key=sizes.__getitem__)
 
 
 def read_header(path: Path, file: str) -> dict[str, TensorInfo]:

@@ -35,7 +35,7 @@ def calibrate(work: PassContext, folder: Path) -> None:
     config = work.plan.recipe.calibration
     assert config is not None, "the recipe parser asks for calibration where a stage needs it"
     spec = work.plan.spec
-    if {unit for unit, _, _ in units(work)} <= work.journal.units.keys():
+    if {unit for unit, _, _ in units(work.plan)} <= work.journal.units.keys():
         return
     skeleton = Skeleton(work.checkpoint.config, spec, dtype=work.dtype, device=work.device)
     if CALIBRATION not in work.journal.units:
@@ -55,7 +55,7 @@ def _all_units(work: PassContext, batches: Batches, spills: list[HiddenStates]) 
     where it is calibrated."""
     blocks, head = work.plan.spec.blocks, work.head
     steps: list[tuple[str, Callable[[], None]]] = [
-        (OUTSIDE, partial(stream_unit, work, OUTSIDE, None, outside_tensors(work))),
+        (OUTSIDE, partial(stream_unit, work, OUTSIDE, None, outside_tensors(work.plan))),
         (EMBED, partial(_embed, work, batches, spills[0])),
     ]
     for block in blocks:

@@ -20,27 +20,28 @@ from compress.passes.context import (
     read_weight,
     store,
 )
-from compress.passes.units import HEAD, OUTSIDE, shown
+from compress.passes.units import HEAD, OUTSIDE, block_unit, shown
 from compress.plan.layers import ModulePlan
 from compress.plan.output_format import scale_dtype
+from compress.plan.plan import Plan
 from compress.quant.scheme import QuantScheme
 from compress.quant.tensor import QuantizedTensor
 from compress.report.schema import Layer
 
 
-def units(work: PassContext) -> list[tuple[str, int | None, list[str]]]:
-    """(name, block, source tensors) of everything a run works off, in order."""
-    blocks, head = work.plan.spec.blocks, work.head
+def units(plan: Plan) -> list[tuple[str, int | None, list[str]]]:
+    """(name, block, source tensors) of everything the pass works off, in order."""
+    blocks, head = plan.spec.blocks, plan.head
     return [
-        (OUTSIDE, None, outside_tensors(work)),
-        *((f"block {b.index}", b.index, block_tensors(b)) for b in blocks),
+        (OUTSIDE, None, outside_tensors(plan)),
+        *((block_unit(b.index), b.index, block_tensors(b)) for b in blocks),
         *([] if head is None else [(HEAD, None, [head.linear.tensor])]),
     ]
 
 
 def run(work: PassContext) -> None:
     """Quantize every planned tensor by itself and copy the rest; finished units are skipped."""
-    todo = units(work)
+    todo = units(work.plan)
     for position, (unit, block, sources) in enumerate(todo):
         if unit in work.journal.units:
             continue

@@ -1,40 +1,32 @@
 """A recipe's text as a Recipe: every mistake is one line with its place."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
 from compress.errors import RecipeError
 from compress.quant.scheme import PRESETS, QuantScheme
-from compress.recipe.byte_sizes import EXPECTED, byte_size
-from compress.recipe.reading.budget import check_budget, read_budget
+from compress.recipe.reading.budget import check_budget
 from compress.recipe.reading.data import read_calibration, read_evaluation
 from compress.recipe.reading.exports import check_exports, read_exports, with_signs
 from compress.recipe.reading.overrides import apply_overrides
-from compress.recipe.reading.patterns import read_patterns
 from compress.recipe.reading.reader import (
     check_keys,
     field_names,
     given,
-    make,
     mapping,
     missing,
-    nearest,
     read,
     read_fields,
 )
-from compress.recipe.reading.scheme import SCHEME_KEYS, read_scheme
-from compress.recipe.reading.splitting import split
-from compress.recipe.reading.tree import Node, Origin, Scalar, problem, read_tree, walk
+from compress.recipe.reading.stages import as_bytes, check_edits, read_stages
+from compress.recipe.reading.tree import Node, Origin, problem, read_tree, walk
 from compress.recipe.schema import (
-    DEFAULT_TARGETS,
     KvCache,
     OutputConfig,
     Places,
     Recipe,
     Stage,
-    default_ignore,
 )
 
 RECIPE_KEYS = (
@@ -48,11 +40,8 @@ RECIPE_KEYS = (
     "kv_cache",
     "export",
 )
-BUDGET_KEYS = ("candidates", "target", "sensitivity")
 # What null takes out, as if the key was not there.
 SECTIONS = ("calibration", "evaluation", "output", "kv_cache", "export")
-STAGE_SECTIONS = ("scheme", "candidates", "target", "targets", "ignore", "overrides")
-STAGE_KEYS = ("method", *SCHEME_KEYS, *BUDGET_KEYS, "targets", "ignore", "overrides")
 MAX_SEED = (1 << 63) - 1
 LONGEST_NAME = 200  # characters: it stands in tables, titles and commands
 
@@ -86,7 +75,7 @@ def _read_recipe(root: Node, text: str, overrides: tuple[str, ...]) -> Recipe:
     places = Places(MappingProxyType({node.path: node.place for node in walk(root)}))
     name = _read_name(root, keys)
     seed = _read_seed(keys)
-    stages = _read_stages(root, keys, places)
+    edits, stages = read_stages(root, keys, places)
     recipe = Recipe(
         name=name,
         stages=stages,
@@ -97,6 +86,7 @@ def _read_recipe(root: Node, text: str, overrides: tuple[str, ...]) -> Recipe:
         output=_read_output(keys.get("output")),
         kv_cache=read(KvCache, keys["kv_cache"]) if "kv_cache" in keys else None,
         export=read_exports(keys.get("export")),
+        edits=edits,
         text=text,
         overrides=overrides,
         places=places,
@@ -112,12 +102,13 @@ def check(recipe: Recipe) -> None:
     stages = recipe.stages
     if not isinstance(stages, tuple) or not all(isinstance(stage, Stage) for stage in stages):
         raise RecipeError(f"{recipe.at('stages')}: is {stages!r}; it takes a tuple of Stage")
+    check_edits(recipe)
     for stage in stages:
         if stage.method not in METHODS:
             known = ", ".join(METHODS)
             raise RecipeError(f"{stage.at('method')}: is {stage.method!r}; allowed: {known}")
         _check_scheme(stage)
-    if not recipe.stages:
+    if not recipe.stages and not recipe.edits:
         raise RecipeError(f"{recipe.at('stages')}: is empty; a recipe has one stage or more")
     needing = _needing_data(recipe)
     if needing and recipe.calibration is None:
@@ -220,75 +211,11 @@ def _read_seed(keys: Mapping[str, Node]) -> int:
     return seed
 
 
-def _read_stages(root: Node, keys: Mapping[str, Node], places: Places) -> tuple[Stage, ...]:
-    if "stages" not in keys:
-        raise missing(root, "stages", "a list of at least one stage")
-    node = keys["stages"]
-    if not isinstance(node.content, tuple):
-        raise problem(node, f"is {node.shown()}; it takes a list of stages (- method: ...)")
-    read_one = (stage for item in node.content for stage in _read_stage(item, places))
-    return tuple(replace(stage, index=i) for i, stage in enumerate(read_one))
-
-
-def _read_stage(node: Node, places: Places) -> Iterator[Stage]:
-    """The stage, and those that its overrides are."""
-    from compress.methods import METHODS
-
-    keys = given(node, STAGE_SECTIONS)
-    if "method" not in keys:
-        check_keys(node, keys, STAGE_KEYS)
-        raise missing(node, "method", "one of " + ", ".join(METHODS))
-    method = str(read(str, keys["method"]))
-    if method not in METHODS:
-        known = ", ".join(METHODS)
-        raise problem(
-            keys["method"], f"unknown method {method!r}; allowed: {known}{nearest(method, METHODS)}"
-        )
-    config = METHODS[method].config
-    check_keys(node, keys, (*STAGE_KEYS, *field_names(config)))
-    targets = _targets(keys.get("targets"))
-    stage = Stage(
-        method=method,
-        config=make(config, read_fields(config, node, keys), node),
-        scheme=_scheme(node, keys, METHODS[method].fold is not None),
-        **read_budget(node, keys, _bytes),
-        targets=targets,
-        ignore=read_patterns(keys["ignore"]) if "ignore" in keys else default_ignore(targets),
-        path=node.path,
-        places=places,
-    )
-    return split(stage, keys.get("overrides"))
-
-
-def _scheme(node: Node, keys: Mapping[str, Node], may_lack: bool) -> QuantScheme | None:
-    if "candidates" in keys or "target" in keys:
-        return None
-    if may_lack and not any(key in keys for key in SCHEME_KEYS):
-        return None
-    return read_scheme(node, keys)
-
-
-def _targets(node: Node | None) -> tuple[str, ...]:
-    patterns = DEFAULT_TARGETS if node is None else read_patterns(node)
-    if node is not None and not patterns:
-        raise problem(node, "is empty; leave it out to take all layers of the blocks")
-    return patterns
-
-
 def _read_output(node: Node | None) -> OutputConfig:
     if node is None:
         return OutputConfig()
     keys = dict(mapping(node))
     check_keys(node, keys, field_names(OutputConfig))
     if "shard_size" in keys:
-        keys["shard_size"] = _bytes(keys["shard_size"])
+        keys["shard_size"] = as_bytes(keys["shard_size"])
     return OutputConfig(**read_fields(OutputConfig, node, keys))
-
-
-def _bytes(node: Node) -> Node:
-    """A size like "5GB" as the same node in plain bytes."""
-    text = node.content.text if isinstance(node.content, Scalar) else ""
-    size = byte_size(text)
-    if size is None:
-        raise problem(node, f"is {node.shown()}; {EXPECTED}")
-    return Node(node.origin, node.line, node.path, Scalar(str(size)))

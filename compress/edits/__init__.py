@@ -1,0 +1,28 @@
+"""The edits that a recipe's first stages can name: one file and one row each, beside METHODS."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from compress.edits import cast, untie
+from compress.edits.cast import CastConfig
+from compress.edits.edit import Edit, row
+from compress.edits.untie import UntieConfig
+
+EDITS: Mapping[str, Edit] = MappingProxyType(
+    {
+        "cast": row(
+            CastConfig,
+            cast.plan,
+            cast.apply,
+            cast.held,
+            "stores every floating-point tensor in bf16, fp16 or fp32",
+        ),
+        "untie": row(
+            UntieConfig,
+            untie.plan,
+            untie.apply,
+            untie.held,
+            "gives a model whose output head is the embedding a head of its own",
+        ),
+    }
+)

@@ -1,0 +1,111 @@
+"""cast: every floating-point tensor in one dtype, and a config.json that says so.
+
+Widening is exact. Narrowing rounds to nearest, ties to even, as torch does; what it costs is in the
+report. Two things it must not do are refused with the tensor's name: a value that would become
+infinite (fp16 ends at 65,504, bf16 has the range of fp32), and a row that would become 0 although
+it is not (fp16 has nothing between 0 and 6e-8), which would silence an output or a token.
+Tensors of whole numbers stay as they are.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from compress.checkpoint.outline import Outline
+from compress.checkpoint.shards.dtype_codes import itemsize
+from compress.checkpoint.shards.dtypes import DTYPE_CODES, TORCH_DTYPES
+from compress.checkpoint.shards.layout import Entry
+from compress.edits.edit import Edited, Part, Rows
+from compress.errors import CheckpointError
+
+FLOATS = ("F64", "F32", "F16", "BF16")
+NAMES: Mapping[str, torch.dtype] = MappingProxyType(
+    {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+)
+DTYPE_KEYS = ("dtype", "torch_dtype")  # transformers 5 writes the first, versions before the second
+# Bytes of a number beside what it is read and written as: the masks of what is lost.
+MASKS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class CastConfig:
+    """dtype: that all floating-point tensors get."""
+
+    dtype: Literal["bf16", "fp16", "fp32"]
+
+
+def plan(source: Outline, config: CastConfig) -> Edited:
+    """The same tensors and shapes in the new dtype."""
+    code = DTYPE_CODES[NAMES[config.dtype]]
+    entries: list[Entry] = [
+        (info.name, code if info.dtype in FLOATS else info.dtype, info.shape)
+        for info in source.tensors.values()
+    ]
+    kept = [info for info in source.tensors.values() if info.dtype not in FLOATS]
+    notes = tuple(f"{info.name} stays {info.dtype}, as it holds no floats" for info in kept)
+    return Edited(_with_dtype(source.config, NAMES[config.dtype]), tuple(entries), notes)
+
+
+def apply(part: Part, config: CastConfig) -> Iterator[Rows]:
+    """Every tensor by itself, in runs of rows."""
+    for name in part.names:
+        target = TORCH_DTYPES[part.source.tensors[name].dtype]
+        if part.source.tensors[name].dtype in FLOATS:
+            target = NAMES[config.dtype]
+        for start, rows in part.in_rows(name):
+            cast = rows.to(target)
+            _refuse_lost(name, start, rows, cast)
+            yield Rows(name, start, cast)
+
+
+def held(source: Outline, config: CastConfig, run: int) -> int:
+    """A run of rows as it is read and as it becomes, and the masks."""
+    read = max(itemsize(info.dtype) for info in source.tensors.values())
+    return run * (read + NAMES[config.dtype].itemsize + MASKS)
+
+
+def _refuse_lost(name: str, start: int, before: Tensor, after: Tensor) -> None:
+    """CheckpointError for values that the new dtype cannot hold. before, after: [rows, ...]."""
+    if before.dtype == after.dtype or not before.numel():
+        return
+    dtype = str(after.dtype).removeprefix("torch.")
+    lost = after.isinf()
+    if bool(lost.any()):
+        most = torch.finfo(after.dtype).max
+        raise CheckpointError(
+            f"tensor {name!r} has {int(lost.sum())} values beyond {most:g}, the largest of {dtype}"
+            f" (one is {float(before[lost][0]):g}); cast to bf16 or fp32"
+        )
+    # A vector is one row: a norm or a bias may well have zeros.
+    flat = (before.reshape(len(before), -1), after.reshape(len(after), -1))
+    rows = flat if before.dim() > 1 else (before.reshape(1, -1), after.reshape(1, -1))
+    gone = rows[0].ne(0).any(1) & rows[1].eq(0).all(1)
+    if bool(gone.any()):
+        which = f"row {start + int(gone.nonzero()[0])} of tensor" if before.dim() > 1 else "tensor"
+        raise CheckpointError(
+            f"{which} {name!r} would become 0 in {dtype}: its values are below"
+            f" {_smallest(after.dtype):.2g}; cast to bf16 or fp32"
+        )
+
+
+def _smallest(dtype: torch.dtype) -> float:
+    """Half of the smallest number above 0: what is below it becomes 0."""
+    return torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps / 2
+
+
+def _with_dtype(config: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Any]:
+    """config.json that names the dtype wherever it named one, and at the top."""
+    word = str(dtype).removeprefix("torch.")
+    keys = [key for key in DTYPE_KEYS if key in config] or [DTYPE_KEYS[1]]
+    return {key: _nested(value, word) for key, value in config.items()} | dict.fromkeys(keys, word)
+
+
+def _nested(value: Any, word: str) -> Any:
+    """A config inside of config.json: that of a text decoder or of a vision tower."""
+    if not isinstance(value, dict):
+        return value
+    return {k: word if k in DTYPE_KEYS else v for k, v in value.items()}

@@ -1,0 +1,55 @@
+"""What each pass of a run reads and leaves, planned on each other's outlines before any work."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from compress.checkpoint import ShardLayout
+from compress.checkpoint.outline import Outline, outline_from
+from compress.edits import EDITS
+from compress.plan.row_counts import ROWS_AT_ONCE
+from compress.recipe import EditStage, Recipe
+from compress.recipe.placing import placed
+
+ROUNDING = "quantize"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PassPlan:
+    """One pass over the whole model. All stages that round are one pass, the last; each edit before
+    them is one.
+
+    name: in the journal, and of its folder. stage: of an edit; None for the pass that rounds.
+    source, result: the model before and after. layout: of the files that the pass writes. notes: of
+    the edit.
+    """
+
+    name: str
+    stage: EditStage | None
+    source: Outline
+    result: Outline
+    layout: ShardLayout
+    notes: tuple[str, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """What a person reads: "cast", "quantize"."""
+        return self.name if self.stage is None else self.stage.method
+
+
+def edit_bytes(planned: PassPlan) -> int:
+    """Memory that an edit works with."""
+    assert planned.stage is not None, "the pass is no edit"
+    largest = max(info.numel for info in planned.source.tensors.values())
+    edit = EDITS[planned.stage.method]
+    return edit.held(planned.source, planned.stage.config, min(largest, ROWS_AT_ONCE))
+
+
+def plan_edits(recipe: Recipe, source: Outline) -> Iterator[PassPlan]:
+    """The passes of the recipe's edits, in order; CheckpointError, with the stage's place, for a
+    model that an edit is not for."""
+    for stage in recipe.edits:
+        with placed(recipe, stage.label):
+            draft = EDITS[stage.method].plan(source, stage.config)
+            result, layout = outline_from(draft.config, draft.entries, recipe.output.shard_size)
+        yield PassPlan(f"stage.{stage.index}", stage, source, result, layout, draft.notes)
+        source = result

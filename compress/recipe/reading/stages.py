@@ -1,0 +1,144 @@
+"""The stages of a recipe: those that edit the model, then those that round its layers."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from compress.errors import RecipeError
+from compress.quant.scheme import QuantScheme
+from compress.recipe.byte_sizes import EXPECTED, byte_size
+from compress.recipe.reading.budget import read_budget
+from compress.recipe.reading.patterns import read_patterns
+from compress.recipe.reading.reader import (
+    check_keys,
+    field_names,
+    given,
+    make,
+    missing,
+    nearest,
+    read,
+    read_fields,
+)
+from compress.recipe.reading.scheme import SCHEME_KEYS, read_scheme
+from compress.recipe.reading.splitting import split
+from compress.recipe.reading.tree import Node, Scalar, problem
+from compress.recipe.schema import (
+    DEFAULT_TARGETS,
+    EditStage,
+    Places,
+    Recipe,
+    Stage,
+    default_ignore,
+)
+
+BUDGET_KEYS = ("candidates", "target", "sensitivity")
+# What null takes out, as if the key was not there.
+STAGE_SECTIONS = ("scheme", "candidates", "target", "targets", "ignore", "overrides")
+STAGE_KEYS = ("method", *SCHEME_KEYS, *BUDGET_KEYS, "targets", "ignore", "overrides")
+
+
+def read_stages(
+    root: Node, keys: Mapping[str, Node], places: Places
+) -> tuple[tuple[EditStage, ...], tuple[Stage, ...]]:
+    """All stages; RecipeError for an edit behind a stage that rounds."""
+    if "stages" not in keys:
+        raise missing(root, "stages", "a list of at least one stage")
+    node = keys["stages"]
+    if not isinstance(node.content, tuple):
+        raise problem(node, f"is {node.shown()}; it takes a list of stages (- method: ...)")
+    edits: list[EditStage] = []
+    stages: list[Stage] = []
+    for i, item in enumerate(node.content):
+        found = _read_edit(item, i, places)
+        if found is None:
+            stages += _read_stage(item, places)
+        elif stages:
+            raise problem(
+                item,
+                f"{found.method} changes the model itself, and {stages[0].label} rounds its layers;"
+                " put it in front",
+            )
+        else:
+            edits.append(found)
+    return tuple(edits), tuple(replace(stage, index=i) for i, stage in enumerate(stages))
+
+
+def check_edits(recipe: Recipe) -> None:
+    """RecipeError for edits that no table has, as a Recipe built in Python may hold."""
+    from compress.edits import EDITS
+
+    edits = recipe.edits
+    if not isinstance(edits, tuple) or not all(isinstance(stage, EditStage) for stage in edits):
+        raise RecipeError(f"{recipe.at('stages')}: is {edits!r}; edits take a tuple of EditStage")
+    for stage in edits:
+        if stage.method not in EDITS:
+            known = ", ".join(EDITS)
+            raise RecipeError(f"{stage.at('method')}: is {stage.method!r}; allowed: {known}")
+
+
+def _read_edit(node: Node, index: int, places: Places) -> EditStage | None:
+    """None for a stage that rounds."""
+    # Late: what a recipe can name is told without torch.
+    from compress.edits import EDITS
+
+    keys = given(node, STAGE_SECTIONS)
+    word = keys["method"].content if "method" in keys else None
+    if not isinstance(word, Scalar) or word.text not in EDITS:
+        return None
+    config = EDITS[word.text].config
+    check_keys(node, keys, ("method", *field_names(config)))
+    return EditStage(word.text, make(config, read_fields(config, node, keys), node), index, places)
+
+
+def _read_stage(node: Node, places: Places) -> Iterator[Stage]:
+    """The stage, and those that its overrides are."""
+    from compress.edits import EDITS
+    from compress.methods import METHODS
+
+    keys, known = given(node, STAGE_SECTIONS), (*METHODS, *EDITS)
+    if "method" not in keys:
+        check_keys(node, keys, STAGE_KEYS)
+        raise missing(node, "method", "one of " + ", ".join(known))
+    method = str(read(str, keys["method"]))
+    if method not in METHODS:
+        raise problem(
+            keys["method"],
+            f"unknown method {method!r}; allowed: {', '.join(known)}{nearest(method, known)}",
+        )
+    config = METHODS[method].config
+    check_keys(node, keys, (*STAGE_KEYS, *field_names(config)))
+    targets = _targets(keys.get("targets"))
+    stage = Stage(
+        method=method,
+        config=make(config, read_fields(config, node, keys), node),
+        scheme=_scheme(node, keys, METHODS[method].fold is not None),
+        **read_budget(node, keys, as_bytes),
+        targets=targets,
+        ignore=read_patterns(keys["ignore"]) if "ignore" in keys else default_ignore(targets),
+        path=node.path,
+        places=places,
+    )
+    return split(stage, keys.get("overrides"))
+
+
+def _scheme(node: Node, keys: Mapping[str, Node], may_lack: bool) -> QuantScheme | None:
+    if "candidates" in keys or "target" in keys:
+        return None
+    if may_lack and not any(key in keys for key in SCHEME_KEYS):
+        return None
+    return read_scheme(node, keys)
+
+
+def _targets(node: Node | None) -> tuple[str, ...]:
+    patterns = DEFAULT_TARGETS if node is None else read_patterns(node)
+    if node is not None and not patterns:
+        raise problem(node, "is empty; leave it out to take all layers of the blocks")
+    return patterns
+
+
+def as_bytes(node: Node) -> Node:
+    """A size like "5GB" as the same node in plain bytes."""
+    text = node.content.text if isinstance(node.content, Scalar) else ""
+    size = byte_size(text)
+    if size is None:
+        raise problem(node, f"is {node.shown()}; {EXPECTED}")
+    return Node(node.origin, node.line, node.path, Scalar(str(size)))

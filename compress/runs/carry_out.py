@@ -1,0 +1,153 @@
+"""The passes of a run, one after the other: each reads the model that the one before it wrote.
+
+The last writes OUT.partial itself, those before it OUT.partial/stage.N, a checkpoint like any
+other, which goes as soon as what was made of it is whole.
+"""
+
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from compress.checkpoint import Checkpoint, ShardWriter, disk
+from compress.errors import OutputError
+from compress.formats import Weights, open_weights
+from compress.passes import journal as journals
+from compress.passes.context import PassContext
+from compress.passes.edit import WRITTEN, apply_edit, edit_units
+from compress.passes.journal import Journal, PassJournal
+from compress.passes.quantize import stream
+from compress.plan.passes import PassPlan
+from compress.report.schema import StageRecord
+from compress.runs import measuring
+from compress.runs.finish import finish_between, finish_result
+from compress.runs.session import Session
+from compress.runs.summary import layers_of
+
+
+def carry_out(session: Session, journal: Journal) -> tuple[Session, list[StageRecord]]:
+    """All passes; units that the journal has are skipped. The session has the plan as it was
+    settled, where a target waited for what the edits made. A record for each pass."""
+    stages = [_edit(session, journal, i) for i in range(len(session.plan.edits))]
+    if session.plan.budget is not None and session.plan.budget.is_open:
+        session, stage = _settled(session, journal)
+        stages += [] if stage is None else [stage]
+    if session.plan.recipe.stages:
+        stages.append(_rounding(session, journal))
+    return session, stages
+
+
+def _edit(session: Session, journal: Journal, index: int) -> StageRecord:
+    plan = session.plan
+    planned, is_last = plan.edits[index], len(plan.passes) == index + 1
+    begun = journal.passes.get(planned.name)
+    if begun is not None and journals.WHOLE in begun.units:
+        return StageRecord(planned.label, **asdict(begun.spent))
+    part = journal.begin(planned.name)
+    earlier = [x for unit in part.units.values() for x in unit.get(WRITTEN, ())]
+    folder = session.output.partial if is_last else _folder(session, planned)
+    writer = _writer(part, folder, planned)
+    if not {unit for unit, _, _ in edit_units(planned.source)} <= part.units.keys():
+        apply_edit(_context(session, part, writer, _model(session, journal, index)), planned)
+    if is_last:
+        finish_result(plan, writer, earlier, session.checkpoint)
+    else:
+        finish_between(writer, earlier, planned.result.config, session.checkpoint)
+        part.record(journals.WHOLE, {"sha256": Checkpoint.open(folder).sha256()})
+    _remove_input(session, index)
+    layers = layers_of(plan, {}) if is_last else ()
+    return StageRecord(planned.label, **asdict(part.spent_so_far()), layers=layers)
+
+
+def _rounding(session: Session, journal: Journal) -> StageRecord:
+    plan, index = session.plan, len(session.plan.edits)
+    part = journal.begin(plan.passes[-1].name)
+    units = stream.units(plan)
+    before = [name for unit, _, names in units if unit in part.units for name in names]
+    earlier = [entry[0] for name in before for entry in plan.tensors[name]]
+    writer = _writer(part, session.output.partial, plan.passes[-1])
+    if not {unit for unit, _, _ in units} <= part.units.keys():
+        work = _context(session, part, writer, _model(session, journal, index))
+        if plan.needs_calibration:
+            # Late: a data-free run never loads transformers.
+            from compress.passes.quantize.calibrated import calibrate
+
+            calibrate(work, session.output.partial)
+        else:
+            stream.run(work)
+    finish_result(plan, writer, earlier, session.checkpoint)
+    _remove_input(session, index)
+    layers = layers_of(plan, part.units)
+    return StageRecord(plan.passes[-1].label, **asdict(part.spent_so_far()), layers=layers)
+
+
+def _writer(part: PassJournal, folder: Path, planned: PassPlan) -> ShardWriter:
+    """Weight files: new ones, or those that an earlier process began."""
+    if not folder.is_dir():
+        with disk.refusing(f"make {folder}"):
+            disk.mkdir(folder)
+            disk.fsync_path(folder.parent)
+    # Files that recorded units have written to are never made anew: holes read as zeros.
+    open_shards = ShardWriter.reopen if part.has_written else ShardWriter.create
+    writer = open_shards(folder, planned.layout)
+    if journals.START not in part.units:
+        part.record(journals.START, {})
+    return writer
+
+
+def _context(
+    session: Session, part: PassJournal, writer: ShardWriter, model: Weights
+) -> PassContext:
+    return PassContext(
+        session.plan,
+        model.checkpoint,
+        model,
+        writer,
+        part,
+        session.progress,
+        session.dtype,
+        session.device,
+    )
+
+
+def _model(session: Session, journal: Journal, index: int) -> Weights:
+    """What the pass at this place reads: the source, or what the pass before it wrote.
+
+    OutputError when that is no longer what was written.
+    """
+    if index == 0:
+        return session.weights
+    planned = session.plan.passes[index - 1]
+    folder = _folder(session, planned)
+    checkpoint = Checkpoint.open(folder).sealed()
+    if checkpoint.sha256() != journal.passes[planned.name].units[journals.WHOLE]["sha256"]:
+        raise OutputError(
+            f"{folder} was changed while the run was stopped; remove {session.output.partial} and"
+            " start again"
+        )
+    return open_weights(checkpoint, planned.result.spec)
+
+
+def _settled(session: Session, journal: Journal) -> tuple[Session, StageRecord | None]:
+    """The session with the schemes that the targets choose for what the edits made of the model,
+    and what it took to measure them, where an earlier process had not."""
+    plan, stage = session.plan, None
+    part = journal.begin(plan.passes[-1].name)
+    found = measuring.recorded(part)
+    if found is None:
+        model = _model(session, journal, len(plan.edits))
+        found, stage = measuring.measure_layers(
+            plan, model, session.checkpoint, session.device, session.progress
+        )
+        measuring.record(found, part)
+    return replace(session, plan=measuring.chosen_by(found, plan, session.dtype)), stage
+
+
+def _remove_input(session: Session, index: int) -> None:
+    """Of the pass at this place, where it is ours; what was made of it is whole."""
+    if index:
+        folder = _folder(session, session.plan.passes[index - 1])
+        if folder.exists():
+            disk.remove_tree(folder)
+
+
+def _folder(session: Session, planned: PassPlan) -> Path:
+    return session.output.partial / planned.name

@@ -1,0 +1,59 @@
+"""Sensitivities for a recipe with a target, measured on the model whose layers are rounded."""
+
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from compress.checkpoint import Checkpoint
+from compress.events import Progress, note
+from compress.formats import Weights
+from compress.machine.environment import peak_gpu_bytes, peak_rss_bytes
+from compress.machine.other_work import read_processor, share_since
+from compress.passes.journal import MEASURED, PassJournal
+from compress.plan import sensitivity_cache
+from compress.plan.budget import Sensitivities, budget_units
+from compress.plan.plan import Plan
+from compress.plan.sensitivity_cache import Measurement
+from compress.report.schema import StageRecord
+from compress.runs.planning import in_room, measured_on, plan_with_choice
+
+
+def measure_layers(
+    plan: Plan, model: Weights, source: Checkpoint, device: str, progress: Progress
+) -> tuple[Sensitivities, StageRecord]:
+    """What every layer loses under each candidate, kept for other runs, and what it took.
+
+    model: what the stages round. source: of the run; another where edits come first.
+    """
+    # Late: a data-free run never loads transformers.
+    from compress.passes.quantize.sensitivity import measure
+
+    units = budget_units(plan.given, plan.rounded)
+    measured = Measurement(measured_on(plan.given, plan.rounded), plan.given.edits)
+    began, processor = time.perf_counter(), read_processor()
+    progress(note("measure", "what every layer loses under each candidate"))
+    with tempfile.TemporaryDirectory(prefix="compress-model-") as folder:
+        found = measure(units, measured.config, model, device, Path(folder), progress)
+    sensitivity_cache.keep(found, units, measured, source, device)
+    spent, gpu = time.perf_counter() - began, peak_gpu_bytes(device)
+    others = share_since(processor)
+    return found, StageRecord("measure", spent, peak_rss_bytes(), gpu, others=others)
+
+
+def chosen_by(found: Sensitivities, plan: Plan, compute: torch.dtype) -> Plan:
+    """The plan with the schemes that the targets choose by them."""
+    units = budget_units(plan.given, plan.rounded)
+    return in_room(plan_with_choice(plan.given, units, found, plan.source, compute), plan.room)
+
+
+def recorded(part: PassJournal) -> Sensitivities | None:
+    """Those that an earlier process of the run measured."""
+    held = part.units.get(MEASURED)
+    return None if held is None else Sensitivities(held["shares"], held["errors"])
+
+
+def record(found: Sensitivities, part: PassJournal) -> None:
+    """So that a resumed run chooses by the same, whatever became of the cache."""
+    part.record(MEASURED, {"shares": dict(found.shares), "errors": dict(found.errors)})

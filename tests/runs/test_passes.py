@@ -1,0 +1,325 @@
+"""Passes of a run: planned on each other, each on the model that the one before it wrote.
+
+The third edit is the tests' own: it cuts the FFN channels of every layer, as pruning will.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from compress.checkpoint import disk
+from compress.checkpoint.outline import Outline
+from compress.edits import EDITS
+from compress.edits.edit import Edited, Part, Rows, row
+from compress.errors import OutputError, RecipeError
+from compress.inspect.inspect import inspect_checkpoint
+from compress.report.html import render_html
+from compress.report.table import render_table
+from compress.runs.output import disk_space
+from compress.verbs import RunOptions, make_plan, run
+from helpers import faults
+from helpers.in_transformers import logits
+from helpers.short_runs import (
+    GPTQ,
+    RTN,
+    go_on,
+    kill_at_each_fifth,
+    recipe,
+    result_of,
+    text_source,
+)
+
+BEHIND = (
+    "stages[1]: cast changes the model itself, and stages[0] rounds its layers; put it in front"
+)
+UNTIE, CAST = {"method": "untie"}, {"method": "cast", "dtype": "fp16"}
+TIED = {"tie_word_embeddings": True}
+
+
+@dataclass(frozen=True, slots=True)
+class CutConfig:
+    """keep: FFN channels that stay."""
+
+    keep: int
+
+
+def _plan_cut(source: Outline, config: CutConfig) -> Edited:
+    roles = {x.tensor: x.role for x in source.spec.linears()}
+    cut = {"gate": 0, "up": 0, "down": 1}
+    entries = []
+    for name, info in source.tensors.items():
+        shape = list(info.shape)
+        if roles.get(name) in cut:
+            shape[cut[roles[name]]] = config.keep
+        entries.append((name, info.dtype, tuple(shape)))
+    return Edited({**source.config, "intermediate_size": config.keep}, tuple(entries))
+
+
+def _cut(part: Part, config: CutConfig) -> Iterator[Rows]:
+    """The channels whose columns of `down` are largest stay, in their order."""
+    weights = {name: part.whole(name) for name in part.names}
+    linears = {} if part.block is None else {x.role: x.tensor for x in part.block.linears}
+    if linears:
+        energy = weights[linears["down"]].float().square().sum(0)
+        kept = energy.topk(config.keep).indices.sort().values
+        for role, axis in (("gate", 0), ("up", 0), ("down", 1)):
+            name = linears[role]
+            weights[name] = weights[name].index_select(axis, kept)
+    yield from (Rows(name, 0, weight) for name, weight in weights.items())
+
+
+def _held(source: Outline, config: CutConfig, run: int) -> int:
+    return 2 * source.nbytes
+
+
+@pytest.fixture
+def _with_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    edits = MappingProxyType(
+        {**EDITS, "cut": row(CutConfig, _plan_cut, _cut, _held, "cuts FFN channels")}
+    )
+    for place in ("compress.edits", "compress.plan.passes", "compress.passes.edit"):
+        monkeypatch.setattr(f"{place}.EDITS", edits)
+
+
+def cut(keep: int) -> dict[str, Any]:
+    return {"method": "cut", "keep": keep}
+
+
+@pytest.mark.usefixtures("_with_cut")
+def test_a_cut_model_loads_in_plain_transformers(tiny, tmp_path: Path) -> None:
+    source = tiny("llama", dtype="fp32")
+    texts = text_source(tmp_path)["sources"]
+    report = run(recipe(cut(40), evaluation={"texts": texts}), source, tmp_path / "out")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert model.config.intermediate_size == 40
+    assert {x.mlp.up_proj.weight.shape for x in model.model.layers} == {(40, 64)}
+    assert torch.isfinite(logits(model)).all()
+    # What we measure of it is what transformers computes: 2 layers of 3 x 64 x 56 weights less.
+    assert report.source.params - report.result.params == 2 * 3 * 64 * 56
+    assert report.result.params == sum(p.numel() for p in model.parameters())
+    assert report.quality is not None
+    assert report.quality.texts[0].kl > 0
+    assert "ffn 96" in report.source.architecture
+    assert "ffn 40" in report.result.architecture
+    page, table = render_html(report), render_table(report)
+    assert "ffn 40" in page
+    assert "Parameters" in page
+    assert "ffn 40" in " ".join(table.split())
+    assert "ffn 40" in (tmp_path / "out" / "README.md").read_text()
+    assert inspect_checkpoint(tmp_path / "out")["decoder"]["intermediate"] == 40
+
+
+@pytest.mark.usefixtures("_with_cut")
+def test_cutting_nothing_is_the_identity(tiny, tmp_path: Path) -> None:
+    source = tiny("llama", dtype="fp32")
+    run(recipe(cut(96)), source, tmp_path / "out")
+    models = [AutoModelForCausalLM.from_pretrained(x) for x in (source, tmp_path / "out")]
+    assert torch.equal(*map(logits, models))
+
+
+@pytest.mark.usefixtures("_with_cut")
+def test_later_stages_are_planned_on_what_edits_will_leave(tiny, tmp_path: Path) -> None:
+    source = tiny("llama")
+    with pytest.raises(RecipeError, match="down_proj has 40 input columns, not a multiple of 32"):
+        make_plan(recipe(cut(40), RTN), source)
+    plan = make_plan(recipe(cut(64), RTN), source)
+    assert {m.linear.shape for m in plan.modules if m.linear.role == "down"} == {(64, 64)}
+    out = tmp_path / "out"
+    run(recipe(cut(64), RTN), source, out)
+    assert sum(p.stat().st_size for p in out.glob("*.safetensors")) == plan.shards.total_bytes
+
+
+@pytest.mark.parametrize("last", [RTN, GPTQ], ids=["stream", "calibrated"])
+def test_one_run_is_its_passes_as_runs_of_their_own(
+    tiny, tmp_path: Path, last: dict[str, Any]
+) -> None:
+    """Byte for byte; the folder of a stage is a checkpoint like any other."""
+    source = tiny("llama", **TIED)
+    data = {} if last is RTN else {"calibration": text_source(tmp_path)}
+    whole = run(recipe(UNTIE, CAST, last, **data), source, tmp_path / "whole")
+    run(recipe(UNTIE), source, tmp_path / "1")
+    run(recipe(CAST), tmp_path / "1", tmp_path / "2")
+    run(recipe(last, **data), tmp_path / "2", tmp_path / "3")
+    mine, theirs = (result_of(tmp_path / name) for name in ("whole", "3"))
+    for written in (mine, theirs):
+        assert written.pop("README.md")
+        assert written.pop("recipe.yaml")
+    assert mine == theirs
+    assert [stage.name for stage in whole.stages] == ["untie", "cast", "quantize"]
+    assert all(stage.seconds > 0 for stage in whole.stages)
+
+
+def test_stages_that_round_are_one_pass(tiny, tmp_path: Path) -> None:
+    two = recipe({**RTN, "targets": ["*.mlp.*"]}, {**GPTQ, "targets": ["*.self_attn.*"]},
+                 calibration=text_source(tmp_path))  # fmt: skip
+    assert [each.name for each in make_plan(two, tiny("llama")).passes] == ["quantize"]
+    assert [each.name for each in make_plan(recipe(CAST, RTN), tiny("llama")).passes] == [
+        "stage.0",
+        "quantize",
+    ]
+
+
+@pytest.mark.parametrize("first", [pytest.param(1, id="some"), *(
+    pytest.param(i, marks=pytest.mark.long) for i in (0, 2, 3, 4))])  # fmt: skip
+def test_killed_in_any_pass_it_goes_on_to_the_same_bytes(tiny, tmp_path: Path, first: int) -> None:
+    asked = recipe(UNTIE, CAST, RTN, output={"shard_size": "100KB"})
+    small = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2}
+    killed = kill_at_each_fifth(asked, tiny("llama", **TIED, **small), tmp_path, first)
+    assert killed.keys() >= {"open_write", "pwrite", "fsync", "rename"}
+    assert killed.total() > 20
+
+
+@pytest.mark.parametrize("asked", [recipe(CAST), recipe(UNTIE, CAST)], ids=["one", "two"])
+def test_a_recipe_that_only_edits_goes_on_as_well(tiny, tmp_path: Path, asked: Any) -> None:
+    source = tiny("llama", **TIED)
+    assert kill_at_each_fifth(asked, source, tmp_path, 2).total() > 5
+
+
+def killed_behind(source: Path, asked: Any, out: Path, made: str) -> None:
+    """A run that was killed once the folder of a stage was whole."""
+    with faults.counting() as calls:
+        run(asked, source, out.with_name("whole"))
+    for number in range(len(calls.names)):
+        if out.with_name("out.partial").exists():
+            disk.remove_tree(out.with_name("out.partial"))
+        with pytest.raises(faults.Killed), faults.fault_at(number, "before"):
+            run(asked, source, out)
+        journal = out.with_name("out.partial") / "journal.json"
+        if (
+            journal.exists()
+            and "whole"
+            in json.loads(journal.read_text())["passes"].get(made, {"units": {}})["units"]
+        ):
+            return
+    raise AssertionError("no pass became whole")
+
+
+def test_a_stage_that_changed_while_the_run_was_stopped_is_refused(tiny, tmp_path: Path) -> None:
+    source, out, asked = tiny("llama"), tmp_path / "out", recipe(CAST, RTN)
+    killed_behind(source, asked, out, "stage.0")
+    weights = tmp_path / "out.partial" / "stage.0" / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    with pytest.raises(OutputError) as caught:
+        go_on(asked, source, out)
+    assert str(caught.value) == (
+        f"{weights.parent} was changed while the run was stopped; remove {tmp_path}/out.partial and"
+        " start again"
+    )
+
+
+def test_an_input_of_ours_goes_once_its_successor_is_whole(
+    tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    removed, present = [], []
+
+    def remove(path: Path, real: Any = disk.remove_tree) -> None:
+        if path.name.startswith("stage."):
+            removed.append(path.name)
+            present.append(sorted(p.name for p in path.parent.glob("stage.*")))
+        real(path)
+
+    monkeypatch.setattr(disk, "remove_tree", remove)
+    run(recipe(UNTIE, CAST, RTN), tiny("llama", **TIED), tmp_path / "out")
+    assert removed == ["stage.0", "stage.1"]
+    assert present == [["stage.0", "stage.1"], ["stage.1"]]
+    assert not list((tmp_path / "out").glob("stage.*"))
+
+
+def test_the_disk_must_hold_what_a_pass_reads_and_writes(tiny, tmp_path: Path) -> None:
+    """The most of two models of ours at once: behind untie and while it is cast to 32 bits."""
+    wide = {"method": "cast", "dtype": "fp32"}
+    plan = make_plan(recipe(UNTIE, wide, RTN), tiny("llama", **TIED))
+    first, second, last = (each.layout.total_bytes for each in plan.passes)
+    space = disk_space(plan, tmp_path / "out.partial", torch.float32)
+    assert space.result + space.between == max(first + second, second + last)
+    assert (
+        make_plan(recipe(RTN), tiny("llama")).passes[0].layout.total_bytes
+        == last - (first - make_plan(recipe(RTN), tiny("llama", **TIED)).source_bytes)
+        or last < second
+    )
+
+
+def test_memory_and_time_of_edits_are_in_the_plan(tiny) -> None:
+    plan = make_plan(recipe(CAST, RTN), tiny("llama"))
+    alone = make_plan(recipe(RTN), tiny("llama"))
+    assert [need.part for need in plan.estimate.needs] == ["cast", "quantizing"]
+    assert [need.part for need in alone.estimate.needs] == ["quantizing"]
+    assert make_plan(recipe(CAST), tiny("llama")).estimate.seconds > 0
+
+
+def test_a_target_behind_edits_is_measured_on_what_they_made(
+    tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same choice as for the cast model by itself; killed and gone on with, without a cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    rounding = {
+        "method": "rtn",
+        "candidates": ["W8A16", {"bits": 4, "group_size": 32}],
+        "target": {"bits_per_weight": 6},
+    }
+    data = {"calibration": text_source(tmp_path)}
+    source, asked = tiny("llama"), recipe(CAST, rounding, **data)
+    plan = make_plan(asked, source)
+    assert plan.is_open
+    report = run(asked, source, tmp_path / "out")
+    assert [stage.name for stage in report.stages] == ["cast", "measure", "quantize"]
+    run(recipe(CAST), source, tmp_path / "cast")
+    run(recipe(rounding, **data), tmp_path / "cast", tmp_path / "alone")
+    assert load_file(tmp_path / "out" / "model.safetensors").keys() == (
+        load_file(tmp_path / "alone" / "model.safetensors").keys()
+    )
+    assert (tmp_path / "out" / "model.safetensors").read_bytes() == (
+        tmp_path / "alone" / "model.safetensors"
+    ).read_bytes()
+    assert not make_plan(asked, source).is_open
+    settled = run(asked, source, tmp_path / "again")
+    assert "measure" not in [stage.name for stage in settled.stages]
+    assert result_of(tmp_path / "again") == result_of(tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("stages", "message"),
+    [
+        ([RTN, CAST], BEHIND),
+        ([{**CAST, "targets": ["*"]}], "stages[0].targets: unknown key 'targets'; allowed: method"),
+        ([{"method": "cast", "dtype": "int8"}], "stages[0].dtype: "),
+        ([{"method": "cast"}], "stages[0]: required key 'dtype' is missing"),
+        ([{"method": "unite"}], "stages[0].method: unknown method 'unite'; allowed: "),
+    ],
+)  # fmt: skip
+def test_mistakes_in_edits_are_one_line(stages: list[dict[str, Any]], message: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        recipe(*stages)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("rest", "message"),
+    [
+        ({"output": {"format": "gptq"}}, "output.format: is gptq, and no stage rounds a layer"),
+        ({"kv_cache": "fp8", "calibration": {"sources": "self"}}, "kv_cache: is 'fp8', whose"),
+    ],
+)
+def test_what_needs_a_rounding_stage_is_refused(tiny, rest: dict[str, Any], message: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        make_plan(recipe(CAST, **rest), tiny("llama"))
+    assert message in str(caught.value)
+
+
+def test_a_finished_result_of_edits_is_published_by_resuming(tiny, tmp_path: Path) -> None:
+    source, out, asked = tiny("llama"), tmp_path / "out", recipe(CAST)
+    run(asked, source, out)
+    out.rename(tmp_path / "out.publishing")
+    report = run(asked, source, out, options=RunOptions(resume=True))
+    assert report.result.format == "dense"
+    assert out.is_dir()
