@@ -18,7 +18,6 @@ from compress.evaluation.text_quality import evaluate, source_final_states
 from compress.evaluation.texts import read_windows
 from compress.evaluation.workspace import Workspace
 from compress.formats import Weights, open_weights
-from compress.formats.weights import CodedWeights
 from compress.recipe.evaluation_config import EvaluationConfig, TextConfig
 from compress.text.tokenizer import load_tokenizer
 
@@ -55,11 +54,9 @@ def bits_per_weight(weights: Weights) -> float:
     biases not."""
     linears = list(weights.spec.linears())
     names = {linear.name for linear in linears}
-    side = weights.side if isinstance(weights, CodedWeights) else None
-    checkpoints = (weights.checkpoint,) if side is None else (weights.checkpoint, side)
     stored = sum(
         info.nbytes
-        for checkpoint in checkpoints
+        for checkpoint in weights.checkpoints
         for name, info in checkpoint.tensors.items()
         if name.rpartition(".")[0] in names and not name.endswith(".bias")
     )

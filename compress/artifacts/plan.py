@@ -1,13 +1,13 @@
 """What an export for another runtime would write, known before anything is written."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from compress.checkpoint import Checkpoint, resolve_model
 from compress.checkpoint.ties import settled
 from compress.errors import RecipeError
-from compress.formats import open_weights
-from compress_exporters.exporter import Exporter, InPlace, Options, PlannedExport, Source
+from compress.formats import Weights, open_weights
+from compress_exporters.exporter import Exporter, InPlace, Options, PlannedExport
 from compress_exporters.table import EXPORTERS
 
 
@@ -23,7 +23,7 @@ class ArtifactTarget:
 class ArtifactPlan:
     """What an export would write: `planned`, by the target `exporter` of `source`."""
 
-    source: Source
+    source: Weights
     exporter: Exporter
     options: Options
     planned: PlannedExport
@@ -54,7 +54,7 @@ def plan_artifact(
     if options.in_place:
         _require_in_place(exporter, out)
     weights = open_weights(Checkpoint.open(resolve_model(model)))
-    source = replace(weights, checkpoint=settled(weights.checkpoint, weights.spec))
+    source = weights.with_checkpoint(settled(weights.checkpoint, weights.spec))
     return ArtifactPlan(source, exporter, options, exporter.plan(source, options))
 
 

@@ -9,13 +9,13 @@ from typing import Any
 
 from compress.artifacts.plan import ArtifactPlan
 from compress.checkpoint import disk, write_atomic
-from compress.formats import CodedWeights
+from compress.formats import Weights
 from compress.machine.environment import peak_rss_bytes, versions
 from compress.report.proofs import UNPROVED, proved
 from compress.report.schema import Export
 from compress.report.units import counted, duration
 from compress.report.units import size as shown_size
-from compress_exporters.exporter import Proof, Source, Written
+from compress_exporters.exporter import Proof, Written
 
 FOLDER = "report"
 # What writes artifacts, and what they are proved in.
@@ -81,11 +81,10 @@ def build(plan: ArtifactPlan, out: Path | None, made: Made | None = None) -> Art
     notes = (*before, *(x for x in written.notes if x not in before))
     rows = () if made is None else (row(target, str(path), made, notes),)
     checkpoint = source.checkpoint
-    form = source.format.name if isinstance(source, CodedWeights) else "dense"
     return ArtifactReport(
         source={
             "path": str(checkpoint.path.resolve()),
-            "format": form,
+            "format": source.format.name,
             "bytes": checkpoint.file_bytes,
         },
         result={
@@ -126,9 +125,7 @@ def row(target: str, path: str, made: Made, notes: Sequence[str] = ()) -> Export
     )
 
 
-def _schemes(source: Source) -> dict[str, int]:
-    if not isinstance(source, CodedWeights):
-        return {}
+def _schemes(source: Weights) -> dict[str, int]:
     found = (source.scheme(linear.name) for linear in source.spec.all_linears())
     return dict(Counter(scheme.describe() for scheme in found if scheme is not None))
 

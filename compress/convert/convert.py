@@ -27,7 +27,7 @@ from compress.convert.plan import ExportPlan, format_name, plan_export
 from compress.convert.report import ExportReport, build, card, write
 from compress.errors import RecipeError
 from compress.events import Event, Progress, silent
-from compress.formats import CodedWeights, open_weights
+from compress.formats import open_weights
 from compress.formats.scales import fit_scales
 from compress.formats.table import small_files
 from compress.formats.validate import Expected, validate
@@ -227,7 +227,7 @@ def _check(plan: ExportPlan, partial: Path) -> None:
 
 def _differences(plan: ExportPlan, written: Checkpoint) -> Iterator[str]:
     result = open_weights(written, plan.source.spec)
-    if not isinstance(result, CodedWeights):
+    if not result.format.coded:
         return
     layers = plan.held.layers.items()
     kinds = {(x.scheme, x.linear.shape, x.reordered): name for name, x in layers}

@@ -14,7 +14,7 @@ from compress.convert.checks import check
 from compress.convert.scales import DTYPE_WORDS, ScaleChange
 from compress.convert.source import ExportLayer, Held, look
 from compress.errors import CheckpointError, RecipeError
-from compress.formats import FORMATS, CodedWeights, Format, open_weights
+from compress.formats import FORMATS, CodedWeights, Format, open_coded
 from compress.formats.kv_cache import is_cache_tensor
 from compress.plan.unlisted import opened
 from compress.quant.scheme import QuantScheme
@@ -105,15 +105,15 @@ def format_name(to: str) -> str:
 
 
 def _open(checkpoint: Checkpoint, to: str) -> tuple[CodedWeights, Format]:
-    weights = open_weights(checkpoint)
-    if not isinstance(weights, CodedWeights):
+    weights = open_coded(checkpoint)
+    if weights is None:
         raise CheckpointError(
             f"{checkpoint.path} is not quantized, so there is nothing to convert; use"
             " `compress-model run` with a recipe"
         )
     if weights.format.name == to:
         raise RecipeError(f"{checkpoint.path} is in the format {to} already; copy the folder")
-    return replace(weights, checkpoint=settled(checkpoint, weights.spec)), FORMATS[to]
+    return weights.with_checkpoint(settled(checkpoint, weights.spec)), FORMATS[to]
 
 
 def _original(held: Held, target: Format) -> dict[str, TensorInfo]:

@@ -10,7 +10,6 @@ from compress.arch.spec import LinearSpec
 from compress.checkpoint.shards.dtypes import DTYPE_CODES
 from compress.errors import CheckpointError
 from compress.formats import FORMATS, CodedWeights
-from compress.formats.weights import logical_shapes
 from compress.quant.scheme import ActivationScheme, QuantScheme
 
 
@@ -69,7 +68,7 @@ class Held:
 
 def look(weights: CodedWeights) -> Held:
     """Reads headers and what lies beside codes and scales; CheckpointError for what is wrong."""
-    shapes = logical_shapes(weights.checkpoint)
+    shapes = weights.shapes
     layers = {
         linear.tensor: _layer(weights, linear)
         for linear in weights.spec.all_linears()

@@ -9,8 +9,7 @@ from compress.errors import CompressError, DataError
 from compress.evaluation.compared import Compared
 from compress.evaluation.workspace import Workspace
 from compress.events import Progress, by_tenths, note
-from compress.formats import CodedWeights, Weights
-from compress.formats.weights import DenseWeights
+from compress.formats import Weights
 from compress.recipe.evaluation_config import EvaluationConfig
 from compress.recipe.task_config import TaskConfig
 from compress.report.schema import TaskNumber, TaskQuality
@@ -94,7 +93,6 @@ def _open(weights: Weights, tokenizer: Tokenizer, config: EvaluationConfig, devi
     from compress.runtime.sequences.limits import Limits
     from compress.serve.open_model import model_of
 
-    assert isinstance(weights, DenseWeights | CodedWeights)
     limits = Limits(sequences=SEQUENCES)
     how = Opening(dtype=DTYPES[config.dtype], device=device, limits=limits)
     return model_of(weights, tokenizer, how)

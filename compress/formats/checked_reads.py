@@ -49,12 +49,17 @@ def check_names(spec: BlockSpec, wanted: Mapping[str, Tensor]) -> None:
 def read_finite(weights: "Weights", tensor: str) -> Tensor:
     """A tensor as stored. CheckpointError with number and place of NaN and infinity."""
     value = weights.read(tensor)
+    refuse_nonfinite(tensor, value)
+    return value
+
+
+def refuse_nonfinite(tensor: str, value: Tensor) -> None:
+    """CheckpointError with number and place of NaN and infinity."""
     bad = find_nonfinite(value)
     if bad:
         raise CheckpointError(
             f"tensor {tensor!r} has {bad.describe()}; repair the checkpoint or download it again"
         )
-    return value
 
 
 @dataclass(slots=True, eq=False)
@@ -98,7 +103,7 @@ def _read_rows(weights: "Weights", tensor: str, ids: Tensor) -> Tensor:
     parts = []
     for run in _runs(wanted):
         first, last = run[0], run[-1]
-        rows_read = weights.checkpoint.read_rows(tensor, first, last + 1, check_finite=True)
+        rows_read = weights.read_rows(tensor, first, last + 1, check_finite=True)
         parts.append(rows_read[torch.tensor(run) - first])
     return torch.cat(parts)
 

@@ -7,10 +7,10 @@ from compress.checkpoint.detect import find_block
 from compress.checkpoint.jsonfile import read_object
 from compress.checkpoint.shards.header import TensorInfo
 from compress.checkpoint.ties import contradiction
+from compress.formats.coded_weights import CodedWeights
 from compress.formats.gptq import codec as gptq
 from compress.formats.gptq.config import GptqSchemes
 from compress.formats.kv_cache import is_cache_tensor
-from compress.formats.weights import CodedWeights
 from compress.quant.packing import WORD_BITS
 from compress.quant.scheme import QuantScheme
 from compress.quant.tensor import is_trivial

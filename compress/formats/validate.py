@@ -15,11 +15,12 @@ from compress.checkpoint.shards.header import TensorInfo
 from compress.checkpoint.shards.layout import Entry
 from compress.errors import CheckpointError
 from compress.formats import validate_outliers
+from compress.formats.coded_weights import CodedWeights
 from compress.formats.format import Reader
 from compress.formats.names import module_of
+from compress.formats.open_weights import open_coded
 from compress.formats.scales import damage
 from compress.formats.table import FORMATS
-from compress.formats.weights import CodedWeights, logical_shapes, open_weights
 from compress.quant.scheme import ActivationScheme, QuantScheme
 
 GLOBAL_SCALES = ("weight_global_scale", "weight_scale_2")  # NVFP4's, by format
@@ -89,12 +90,12 @@ def validate(checkpoint: Checkpoint, expected: Expected) -> list[str]:
     if method != meant:
         return [f"config.json names the quantization {method!r}, not {meant!r}"]
     try:
-        weights = open_weights(checkpoint, expected.spec)
+        weights = open_coded(checkpoint, expected.spec)
     except CheckpointError as error:
         return [str(error)]
-    assert isinstance(weights, CodedWeights), "detect names a format"
+    assert weights is not None, "detect names a format"
     problems += _scales(checkpoint, weights.reader, expected)
-    problems += _shapes(checkpoint, expected)
+    problems += _shapes(weights, expected)
     problems += _groups(checkpoint, weights.reader, expected)
     problems += _global_scales(checkpoint, expected)
     problems += _config(weights, expected)
@@ -132,10 +133,10 @@ def _scales(checkpoint: Checkpoint, reader: Reader, expected: Expected) -> Itera
                 yield f"tensor {name} has scales that are {how}"
 
 
-def _shapes(checkpoint: Checkpoint, expected: Expected) -> Iterator[str]:
+def _shapes(weights: CodedWeights, expected: Expected) -> Iterator[str]:
     """What a reader takes for the shapes of the original."""
     try:
-        shapes = logical_shapes(checkpoint)
+        shapes = weights.shapes
     except CheckpointError as error:
         yield str(error)
         return

@@ -8,8 +8,8 @@ from compress.checkpoint.shards.dtypes import DTYPE_CODES
 from compress.checkpoint.shards.header import TensorInfo
 from compress.errors import CheckpointError
 from compress.formats.bitsandbytes import codec as bitsandbytes
+from compress.formats.coded_weights import CodedWeights
 from compress.formats.names import module_of
-from compress.formats.weights import CodedWeights
 from compress.quant.scheme import QuantScheme
 
 

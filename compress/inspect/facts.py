@@ -4,9 +4,7 @@ from math import prod
 
 from compress.arch.spec import DecoderSpec
 from compress.checkpoint import Checkpoint
-from compress.checkpoint.detect import detect
-from compress.formats import CodedWeights, Weights, logical_shapes
-from compress.formats.bitsandbytes.config_read import open_side
+from compress.formats import Weights
 from compress.plan.cache_scales import bytes_per_token
 from compress.report.schema import Result, Source
 from compress.report.units import counted
@@ -39,26 +37,22 @@ def architecture_of(spec: DecoderSpec) -> str:
 def result_of(weights: Weights) -> Result:
     """A checkpoint as a report has it."""
     checkpoint, spec = weights.checkpoint, weights.spec
-    shapes = logical_shapes(checkpoint)
     # Of the quantized linears where there are any, as the report of a run counts them.
-    tensors = checkpoint.tensors
-    linears = list(spec.linears())
-    if isinstance(weights, CodedWeights):
-        linears = [x for x in spec.all_linears() if weights.is_quantized(x.name)] or linears
+    quantized = [x for x in spec.all_linears() if weights.is_quantized(x.name)]
+    linears = quantized or list(spec.linears())
     names = {linear.name for linear in linears}
-    side = open_side(checkpoint)
     stored = sum(
         info.nbytes
-        for held in (tensors, {} if side is None else side.tensors)
-        for name, info in held.items()
+        for part in weights.checkpoints
+        for name, info in part.tensors.items()
         if name.rpartition(".")[0] in names and not name.endswith(".bias")
     )
     return Result(
         path=str(checkpoint.path.resolve()),
-        params=sum(prod(shape) for shape in shapes.values()),
-        bytes=checkpoint.file_bytes + (0 if side is None else side.file_bytes),
+        params=sum(prod(shape) for shape in weights.shapes.values()),
+        bytes=sum(part.file_bytes for part in weights.checkpoints),
         bits_per_weight=8 * stored / sum(n * k for n, k in (x.shape for x in linears)),
         kv_bytes_per_token=bytes_per_token(weights),
-        format=detect(checkpoint.config, checkpoint.tensors) or "dense",
+        format=weights.format.method or weights.format.name,
         architecture=architecture_of(spec),
     )

@@ -17,7 +17,7 @@ from compress.checkpoint.ties import contradiction
 from compress.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from compress.formats import CodedWeights
+    from compress.formats import Weights
 
 UNKNOWN_SCHEME = "no config group"  # of codes that the config says nothing of
 
@@ -80,12 +80,12 @@ def _described(checkpoint: Checkpoint) -> dict[str, Any]:
 
 def _decoded(checkpoint: Checkpoint, parts: Iterable[Checkpoint]) -> dict[str, Any]:
     """What is told of a quantized one."""
-    from compress.formats import CodedWeights, open_weights
+    from compress.formats import open_coded
     from compress.formats.oddities import oddities
     from compress.plan.cache_scales import bytes_per_token
 
-    weights = open_weights(checkpoint)
-    assert isinstance(weights, CodedWeights), "a format was detected"
+    weights = open_coded(checkpoint)
+    assert weights is not None, "a format was detected"
     layers = _layers(weights.spec, parts, dict(_stored(weights)))
     facts = {
         "decoder": _decoder(weights.spec),
@@ -143,7 +143,7 @@ def _layers(
     ]
 
 
-def _stored(weights: "CodedWeights") -> Iterator[tuple[str, str]]:
+def _stored(weights: "Weights") -> Iterator[tuple[str, str]]:
     """Name and scheme of every quantized linear."""
     for linear in weights.spec.all_linears():
         scheme = weights.scheme(linear.name)

@@ -8,7 +8,7 @@ from compress.checkpoint.outline import Outline
 from compress.checkpoint.shards.dtype_codes import itemsize
 from compress.checkpoint.shards.layout import Entry
 from compress.errors import RecipeError
-from compress.formats import FORMATS, FP8_CACHE, INT8_CACHE, CodedWeights
+from compress.formats import FORMATS, FP8_CACHE, INT8_CACHE
 from compress.formats.kv_cache import scales_in
 from compress.formats.weights import Weights
 from compress.quant.scheme import ActivationScheme
@@ -28,8 +28,6 @@ def bytes_per_token(weights: Weights) -> int:
     In the dtype of what the checkpoint does not quantize; in one byte a number where it has scales.
     """
     spec, checkpoint = weights.spec, weights.checkpoint
-    if not isinstance(weights, CodedWeights):
-        return spec.kv_bytes_per_token(itemsize(checkpoint.tensors[spec.embedding].dtype))
     scaled = (
         [] if weights.kv_cache is None else [scales_in(b, checkpoint.tensors) for b in spec.blocks]
     )

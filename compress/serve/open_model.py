@@ -11,8 +11,7 @@ import torch
 
 from compress.checkpoint import Checkpoint, resolve_model
 from compress.errors import RequestError
-from compress.formats import CodedWeights, open_weights
-from compress.formats.weights import DenseWeights
+from compress.formats import Weights, open_weights
 from compress.machine.environment import check_device, compute_dtype
 from compress.runtime.loading.model import Model
 from compress.runtime.loading.open_engine import Opening, open_engine
@@ -78,7 +77,7 @@ def stored_dtype(name: str | None) -> torch.dtype | None:
     return None if name is None else KV_DTYPES[name]
 
 
-def model_of(weights: DenseWeights | CodedWeights, tokenizer: Tokenizer, how: Opening) -> Model:
+def model_of(weights: Weights, tokenizer: Tokenizer, how: Opening) -> Model:
     """The same of weights that are open already; the tokenizer's end of text ends a text too."""
     ends = how.eos if tokenizer.eos_id is None else (*how.eos, tokenizer.eos_id)
     decode = partial(tokenizer.decode, skip_special=True)

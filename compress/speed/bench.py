@@ -10,10 +10,10 @@ import torch
 from compress.checkpoint.output.report_folder import report_folder
 from compress.errors import CheckpointError, RequestError
 from compress.events import Progress, note, silent
+from compress.formats import Weights
 from compress.machine.other_work import read_processor
 from compress.report.units import duration
 from compress.runtime.decoder.kv import bytes_of_layer
-from compress.runtime.decoder.linear import Source
 from compress.runtime.loading.open_engine import CACHE_SHARE, UNKNOWN_CONTEXT, Opening, open_engine
 from compress.speed.forecast import BLOCK, LoadShape, predicted_speed
 from compress.speed.load import Speed, even_load, play, speed_of
@@ -90,7 +90,7 @@ def _patient(
 
 
 def _measured(
-    weights: Source,
+    weights: Weights,
     found: Calibrated | None,
     asked: LoadShape,
     place: SpeedSetting,
@@ -119,7 +119,7 @@ def _measured(
         yield {"batch": batch, **_beside(got, predicted)}
 
 
-def _room(weights: Source, asked: LoadShape, place: SpeedSetting) -> int:
+def _room(weights: Weights, asked: LoadShape, place: SpeedSetting) -> int:
     """Positions of the cache: for the largest batch, and for a whole context where that costs
     little. RequestError where the memory does not do."""
     spec = weights.spec

@@ -12,10 +12,11 @@ from torch import Tensor
 
 from compress.arch.forward.forward import ForwardSpec
 from compress.arch.spec import LinearSpec
+from compress.formats import Weights
 from compress.runtime.decoder.build import Loader
 from compress.runtime.decoder.decoder import Decoder
 from compress.runtime.decoder.kv import KVCache
-from compress.runtime.decoder.linear import Linear, Source
+from compress.runtime.decoder.linear import Linear
 from compress.runtime.engine.batch import FlatBatch
 from compress.runtime.engine.engine import Engine
 from compress.runtime.engine.refusals import ModelFacts
@@ -119,7 +120,7 @@ class Hollow:
 
     @classmethod
     def of(
-        cls, weights: Source, how: ForwardSpec, dtype: torch.dtype, rows: int, timer: Timer
+        cls, weights: Weights, how: ForwardSpec, dtype: torch.dtype, rows: int, timer: Timer
     ) -> "Hollow":
         """rows: of a step, at most."""
         read = _Weights.of(timer)

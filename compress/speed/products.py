@@ -9,10 +9,10 @@ import torch
 
 from compress.arch.forward.forward import describe_forward
 from compress.arch.spec import BlockSpec, LinearSpec
-from compress.formats.weights import CodedWeights
+from compress.formats.weights import Weights
 from compress.quant.scheme import QuantScheme
 from compress.runtime.decoder.kv import bytes_of_layer
-from compress.runtime.decoder.linear import Source, load_linear
+from compress.runtime.decoder.linear import load_linear
 from compress.speed.workload import Part, Product, Workload
 
 DENSE = "dense"
@@ -27,7 +27,7 @@ class _Kind(NamedTuple):
 
 
 def workload_of(
-    weights: Source, *, dtype: torch.dtype, kv_dtype: torch.dtype | None = None
+    weights: Weights, *, dtype: torch.dtype, kv_dtype: torch.dtype | None = None
 ) -> Workload:
     """dtype: that the engine computes in. kv_dtype: of keys and values, the same where left out.
 
@@ -56,7 +56,7 @@ def workload_of(
     )
 
 
-def _kinds(weights: Source) -> Iterator[tuple[_Kind, LinearSpec]]:
+def _kinds(weights: Weights) -> Iterator[tuple[_Kind, LinearSpec]]:
     """Of every product of the model, with one of its linears."""
     for block in weights.spec.blocks:
         yield from _of_block(weights, block)
@@ -65,31 +65,27 @@ def _kinds(weights: Source) -> Iterator[tuple[_Kind, LinearSpec]]:
         head = weights.spec.embedding_linear()
         yield _Kind(head.shape, "head", None), head
     else:
-        yield _Kind(head.shape, "head", _scheme(weights, head)), head
+        yield _Kind(head.shape, "head", weights.scheme(head.name)), head
 
 
-def _of_block(weights: Source, block: BlockSpec) -> Iterator[tuple[_Kind, LinearSpec]]:
+def _of_block(weights: Weights, block: BlockSpec) -> Iterator[tuple[_Kind, LinearSpec]]:
     experts = {linear.expert for linear in block.linears}
     for expert in sorted(experts, key=lambda e: -1 if e is None else e):
         part: Part = "block" if expert is None else "expert"
         by_role = {x.role: x for x in block.linears if x.expert == expert}
         for roles in _JOINT:
             parts = [by_role[role] for role in roles if role in by_role]
-            if len(parts) > 1 and all(_scheme(weights, x) is None for x in parts):
+            if len(parts) > 1 and all(weights.scheme(x.name) is None for x in parts):
                 rows = sum(x.shape[0] for x in parts)
                 yield _Kind((rows, parts[0].shape[1]), part, None), parts[0]
                 for role in roles:
                     by_role.pop(role, None)
         for linear in by_role.values():
-            yield _Kind(linear.shape, part, _scheme(weights, linear)), linear
-
-
-def _scheme(weights: Source, linear: LinearSpec) -> QuantScheme | None:
-    return weights.scheme(linear.name) if isinstance(weights, CodedWeights) else None
+            yield _Kind(linear.shape, part, weights.scheme(linear.name)), linear
 
 
 def _product(
-    weights: Source, kind: _Kind, count: int, linear: LinearSpec, dtype: torch.dtype
+    weights: Weights, kind: _Kind, count: int, linear: LinearSpec, dtype: torch.dtype
 ) -> Product:
     if kind.scheme is None:
         nbytes = prod(kind.shape) * dtype.itemsize

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from compress.arch.forward.forward import ForwardSpec, describe_forward
+from compress.formats import Weights
 from compress.runtime.decoder.kv import KVCache, bytes_of_layer
-from compress.runtime.decoder.linear import Linear, Source, load_linear
+from compress.runtime.decoder.linear import Linear, load_linear
 from compress.runtime.decoder.packed import DECODED, PackedWeight
 from compress.speed.hollow import Hollow
 from compress.speed.products import workload_of
@@ -54,7 +55,7 @@ class Calibrated:
 
 
 def calibrate(
-    weights: Source,
+    weights: Weights,
     *,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
@@ -79,7 +80,7 @@ def calibrate(
 
 
 def measure_rates(
-    weights: Source, work: Workload, dtype: torch.dtype, kv_dtype: torch.dtype, timer: Timer
+    weights: Weights, work: Workload, dtype: torch.dtype, kv_dtype: torch.dtype, timer: Timer
 ) -> EngineRates:
     """work: as `workload_of` gave it for the same weights and dtypes.
 
@@ -103,7 +104,7 @@ def measure_rates(
 
 
 def _copies(
-    weights: Source, work: Workload, product: Product, dtype: torch.dtype, device: torch.device
+    weights: Weights, work: Workload, product: Product, dtype: torch.dtype, device: torch.device
 ) -> Iterator[Linear]:
     """The product's weight, or the first rows of it, so often that caches do not hold them all."""
     n, k = product.shape

@@ -14,7 +14,7 @@ import yaml
 from compress.checkpoint import Checkpoint, resolve_model, write_atomic
 from compress.errors import RequestError
 from compress.events import Progress, note
-from compress.formats import open_weights
+from compress.formats import Weights, open_weights
 from compress.inspect.facts import result_of, source_of
 from compress.machine.environment import (
     check_device,
@@ -31,7 +31,6 @@ from compress.report.codec import write_json
 from compress.report.disturbance import disturbance
 from compress.report.html import write_html
 from compress.report.schema import RecipeInfo, Report, StageRecord
-from compress.runtime.decoder.linear import Source
 from compress.runtime.loading.open_engine import UNKNOWN_CONTEXT
 from compress.runtime.sequences.limits import check_whole
 from compress.serve.open_model import stored_dtype
@@ -96,7 +95,7 @@ def begin(place: SpeedSetting) -> datetime:
     return datetime.now(UTC)
 
 
-def open_checkpoint(checkpoint: str | Path, *, sealed: bool) -> Source:
+def open_checkpoint(checkpoint: str | Path, *, sealed: bool) -> Weights:
     """checkpoint: a folder or a hub id. sealed: a report will have its sha256, so that it is hashed
     before it is read, and a change is a CheckpointError."""
     opened = Checkpoint.open(resolve_model(checkpoint))
@@ -114,7 +113,7 @@ def threads(place: SpeedSetting) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def asked_of(weights: Source, texts: SpeedTexts) -> LoadShape:
+def asked_of(weights: Weights, texts: SpeedTexts) -> LoadShape:
     """RequestError for numbers below 1, and for texts that are longer than the model reads."""
     context = weights.spec.context or UNKNOWN_CONTEXT
     batches, prompt, output = texts.batches or BATCHES, texts.prompt, texts.output
@@ -154,7 +153,7 @@ def begin_facts(
 
 
 def predicted(
-    weights: Source, asked: LoadShape, place: SpeedSetting, here: Hardware, progress: Progress
+    weights: Weights, asked: LoadShape, place: SpeedSetting, here: Hardware, progress: Progress
 ) -> tuple[dict[str, Any], Calibrated]:
     """A checkpoint in a report on speed. CheckpointError for a decoder in no table of forwards."""
     progress(note("calibrate", f"the engine's operations on {weights.checkpoint.path}"))
@@ -179,7 +178,7 @@ def add_disturbance(facts: dict[str, Any], before: ProcessorReading | None) -> N
         facts["disturbed"] = disturbed
 
 
-def path_of(weights: Source) -> str:
+def path_of(weights: Weights) -> str:
     """The checkpoint's folder, in full."""
     return str(weights.checkpoint.path.resolve())
 
@@ -187,8 +186,8 @@ def path_of(weights: Source) -> str:
 def speed_report(
     command: str,
     facts: dict[str, Any],
-    result: Source,
-    source: Source,
+    result: Weights,
+    source: Weights,
     place: SpeedSetting,
     started: datetime,
 ) -> Report:

@@ -1,12 +1,14 @@
 """Quantized weights as the numbers that their codes mean."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 import torch
 from torch import Tensor
 
-from compress.formats.checked_reads import read_finite
-from compress.formats.weights import CodedWeights, DenseWeights
+from compress.checkpoint import Checkpoint
+from compress.formats.checked_reads import refuse_nonfinite
+from compress.formats.weights import DenseWeights
 from compress.quant.tensor import InputQuantization
 from compress_exporters.exporter import Source
 
@@ -16,8 +18,7 @@ def decoded(source: Source, tensor: str) -> Tensor:
     any further. CheckpointError for NaN and infinity."""
     quantized = source.quantized(tensor)
     if quantized is None:
-        return read_finite(source, tensor)
-    assert isinstance(source, CodedWeights)
+        return source.read(tensor, check_finite=True)
     weight = quantized.dequantize(torch.float32)
     return weight.t() if source.transposed(tensor.removesuffix(".weight")) else weight
 
@@ -36,8 +37,31 @@ class Decoded(DenseWeights):
     def of(cls, source: Source, *, inputs: bool = False) -> "Decoded":
         return cls(source.checkpoint, source.spec, source=source, inputs=inputs)
 
-    def read(self, tensor: str) -> Tensor:
-        return decoded(self.source, tensor)
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return self.source.shapes
 
-    def activation(self, linear: str) -> InputQuantization | None:  # type: ignore[override]
+    @property
+    def plain_dtype(self) -> torch.dtype:
+        return self.source.plain_dtype
+
+    def with_checkpoint(self, checkpoint: Checkpoint) -> Self:
+        source = self.source.with_checkpoint(checkpoint)
+        return replace(self, checkpoint=checkpoint, source=source)
+
+    def read(self, tensor: str, *, check_finite: bool = False) -> Tensor:
+        value = decoded(self.source, tensor)
+        if check_finite:
+            refuse_nonfinite(tensor, value)
+        return value
+
+    def read_rows(
+        self, tensor: str, start: int, stop: int, *, check_finite: bool = False
+    ) -> Tensor:
+        return self.read(tensor, check_finite=check_finite)[start:stop]
+
+    def transposed(self, linear: str) -> bool:
+        return self.source.transposed(linear)
+
+    def activation(self, linear: str) -> InputQuantization | None:
         return self.source.activation(linear) if self.inputs else None

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from compress.errors import DependencyError
-from compress.formats.weights import CodedWeights, DenseWeights
+from compress.formats.weights import Weights
 from compress_exporters.packages import installed, too_old
 
-Source = DenseWeights | CodedWeights
+Source = Weights
 # (what was just written, how many of them are, of how many).
 Progress = Callable[[str, int, int], None]
 

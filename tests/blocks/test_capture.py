@@ -16,7 +16,7 @@ from compress.blocks.linear import linear_weight, set_linear_weight
 from compress.blocks.skeleton import Skeleton
 from compress.checkpoint.reader import Checkpoint
 from compress.errors import CheckpointError
-from compress.formats.weights import open_weights
+from compress.formats import open_weights
 from helpers import tiny_models
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from compress.blocks.skeleton import Skeleton
 from compress.checkpoint.reader import Checkpoint
-from compress.formats.weights import DenseWeights, open_weights
+from compress.formats import Weights, open_weights
 from helpers import tiny_models
 
 LONGROPE = {
@@ -74,14 +74,13 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return tiny_models.make(family, path, dtype=dtype, tied=tied, bias=bias, **keys)
 
 
-def open_model(folder: Path) -> tuple[DenseWeights, Skeleton]:
+def open_model(folder: Path) -> tuple[Weights, Skeleton]:
     checkpoint = Checkpoint.open(folder)
     weights = open_weights(checkpoint)
-    assert isinstance(weights, DenseWeights)
     return weights, Skeleton(checkpoint.config, weights.spec, dtype=torch.float32)
 
 
-def stream(weights: DenseWeights, skeleton: Skeleton, ids: Tensor, mask: Tensor | None) -> Tensor:
+def stream(weights: Weights, skeleton: Skeleton, ids: Tensor, mask: Tensor | None) -> Tensor:
     context = skeleton.context(ids, mask)
     hidden = skeleton.embed(weights, ids, mask)
     for index in range(len(weights.spec.blocks)):

@@ -8,7 +8,7 @@ import torch
 
 from compress.blocks.skeleton import Skeleton
 from compress.checkpoint.reader import Checkpoint
-from compress.formats.weights import open_weights
+from compress.formats import open_weights
 
 SIZES = {
     "vocab_size": 64,

@@ -9,7 +9,7 @@ import pytest
 from compress.checkpoint import Checkpoint
 from compress.checkpoint.quant_file import with_quant_file
 from compress.errors import CheckpointError
-from compress.formats import CodedWeights, open_weights
+from compress.formats import open_coded
 from compress.formats.oddities import oddities
 from compress.quant.scheme import QuantScheme
 from helpers import compressed_models, tiny_models
@@ -38,8 +38,8 @@ def old(folder: Path, fmt: str, name: str, content: dict[str, Any]) -> Path:
 def test_they_are_read_by_their_own_file(
     tmp_path: Path, fmt: str, name: str, content: dict[str, Any]
 ) -> None:
-    weights = open_weights(Checkpoint.open(old(tmp_path, fmt, name, content)))
-    assert isinstance(weights, CodedWeights)
+    weights = open_coded(Checkpoint.open(old(tmp_path, fmt, name, content)))
+    assert weights is not None
     assert weights.format.name == fmt
     original = Checkpoint.open(tmp_path / "source")
     for linear in weights.spec.linears():

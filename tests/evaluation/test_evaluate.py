@@ -19,7 +19,7 @@ from compress.evaluation.texts import read_windows
 from compress.evaluation.windows import TokenWindows, WindowRule, cut_windows
 from compress.evaluation.workspace import Workspace
 from compress.events import Event
-from compress.formats.weights import Weights, open_weights
+from compress.formats import Weights, open_weights
 from compress.quant.scheme import ActivationScheme, QuantScheme
 from compress.recipe.evaluation_config import EvaluationConfig, TextConfig
 from compress.text.tokenizer import load_tokenizer

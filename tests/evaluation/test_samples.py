@@ -7,7 +7,7 @@ import torch
 
 from compress.checkpoint.reader import Checkpoint
 from compress.evaluation.samples import NO_PROMPTS, SamplePair, sample_pairs
-from compress.formats.weights import Weights, open_weights
+from compress.formats import Weights, open_weights
 from compress.machine import memory
 from compress.recipe.evaluation_config import SampleConfig
 from compress.text.tokenizer import load_tokenizer

@@ -12,11 +12,18 @@ from compress.arch.describe import describe
 from compress.arch.spec import DecoderSpec
 from compress.checkpoint.reader import Checkpoint
 from compress.errors import CheckpointError, RecipeError
-from compress.formats import FORMATS, FP8_CACHE, INT8_CACHE, kv_encode, kv_layout, open_weights
+from compress.formats import (
+    FORMATS,
+    FP8_CACHE,
+    INT8_CACHE,
+    kv_encode,
+    kv_layout,
+    open_coded,
+    open_weights,
+)
 from compress.formats.compressed_tensors.config_read import parse
 from compress.formats.oddities import oddities
 from compress.formats.validate import Expected, validate
-from compress.formats.weights import CodedWeights
 from compress.quant.scheme import ActivationScheme, QuantScheme
 from helpers import compressed_models, tiny_models
 
@@ -116,8 +123,7 @@ def test_read_from_wherever_tools_put_it(style: str, written: tuple[Path, Expect
     for part in "kv":
         rename(folder, f"self_attn.{part}_scale", f"self_attn.{style.format(part, part)}")
     weights = open_weights(Checkpoint.open(folder))
-    assert isinstance(weights, CodedWeights)
-    assert weights.schemes.kv_cache == FP8_CACHE
+    assert weights.kv_cache == FP8_CACHE
     assert not any("scale" in name for b in weights.spec.blocks for name in b.unrecognised)
     for block in weights.spec.blocks:
         cache = weights.cache(block)
@@ -164,8 +170,8 @@ def test_a_cache_of_which_only_the_config_speaks(written: tuple[Path, Expected])
     kept = {name: tensor for name, tensor in tensors.items() if "self_attn.k_s" not in name}
     kept = {name: tensor for name, tensor in kept.items() if "self_attn.v_s" not in name}
     save_file(kept, folder / "model.safetensors")
-    weights = open_weights(Checkpoint.open(folder))
-    assert isinstance(weights, CodedWeights)
+    weights = open_coded(Checkpoint.open(folder))
+    assert weights is not None
     assert [weights.cache(block) for block in weights.spec.blocks] == [None, None]
     assert oddities(weights)[-1] == (
         "quantization_config says that keys and values are quantized, but there are no scales: here"

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from compress.checkpoint.reader import Checkpoint
-from compress.formats import CodedWeights, open_weights
+from compress.formats import open_coded
 from compress.formats.oddities import oddities
 from compress.quant.scheme import PRESETS, QuantScheme
 from helpers import compressed_models, tiny_models
@@ -24,8 +24,8 @@ def odd(folder: Path, change: Callable[[dict[str, Any]], Any] | None = None) -> 
         config = json.loads((folder / "config.json").read_text())
         change(config["quantization_config"])
         (folder / "config.json").write_text(json.dumps(config))
-    weights = open_weights(Checkpoint.open(folder))
-    assert isinstance(weights, CodedWeights)
+    weights = open_coded(Checkpoint.open(folder))
+    assert weights is not None
     return oddities(weights)
 
 

@@ -1,15 +1,20 @@
 import json
+import math
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
+from compress.arch.spec import LinearSpec
 from compress.checkpoint.reader import Checkpoint
 from compress.errors import CheckpointError
-from compress.formats import logical_shapes, open_weights
-from compress.formats.weights import CodedWeights
+from compress.formats import Weights, open_weights
+from compress.formats.stored import Beside
 from compress.quant.scheme import PRESETS, ActivationScheme, QuantScheme
+from compress_exporters.decoded import Decoded
 from helpers import compressed_models, tiny_models
 
 G4 = QuantScheme(group_size=32)
@@ -34,10 +39,9 @@ def test_compressed_reads_as_the_original(family: str, scheme: QuantScheme, tmp_
     source = tiny_models.make(family, tmp_path / "source", tied=family == "llama")
     written = compressed_models.write(source, tmp_path / "out", scheme)
     original, result = Checkpoint.open(source), Checkpoint.open(written.folder)
-    assert logical_shapes(original) == original.shapes
-    assert logical_shapes(result) == original.shapes
-    weights = open_weights(result)
-    assert weights.spec == open_weights(original).spec == written.spec
+    weights, dense = open_weights(result), open_weights(original)
+    assert weights.shapes == dense.shapes == original.shapes
+    assert weights.spec == dense.spec == written.spec
     reference = written.reference()
     for name, info in original.tensors.items():
         tensor = weights.read(name)
@@ -56,14 +60,84 @@ def test_dense_passes_through(tmp_path: Path) -> None:
     weights = open_weights(Checkpoint.open(source))
     name = weights.spec.embedding
     assert torch.equal(weights.read(name), weights.checkpoint.read(name))
-    assert weights.activation("model.layers.0.mlp.up_proj") is None
+    assert torch.equal(weights.read_rows(name, 3, 9), weights.read(name)[3:9])
+    assert (weights.format.name, weights.plain_dtype) == ("dense", torch.bfloat16)
+    assert weights.checkpoints == (weights.checkpoint,)
+    assert weights.kv_cache is None
+    assert [weights.cache(block) for block in weights.spec.blocks] == [None, None]
+    for linear in weights.spec.all_linears():
+        assert not weights.is_quantized(linear.name)
+        assert weights.beside(linear.name) == Beside()
+        assert _asked(weights, linear) == [None] * 6
+
+
+def _asked(weights: Weights, linear: LinearSpec) -> list[object]:
+    return [
+        weights.scheme(linear.name),
+        weights.quantized(linear.tensor),
+        weights.outlined(linear.tensor),
+        weights.outliers(linear.tensor),
+        weights.outlier_columns(linear.name),
+        weights.activation(linear.name),
+    ]
+
+
+@pytest.mark.parametrize("scheme", [None, G4], ids=["dense", "coded"])
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_rows_and_order_are_the_originals(
+    family: str, scheme: QuantScheme | None, tmp_path: Path
+) -> None:
+    """Whatever a weight is stored as; GPT-2's are [K, N]."""
+    folder = tiny_models.make(family, tmp_path / "source")
+    if scheme is not None:
+        folder = compressed_models.write(folder, tmp_path / "out", scheme).folder
+    opened = open_weights(Checkpoint.open(folder))
+    for weights in (opened, Decoded.of(opened)):
+        for linear in weights.spec.all_linears():
+            assert weights.transposed(linear.name) == linear.transposed
+            whole = weights.read(linear.tensor)
+            assert tuple(whole.shape) == weights.shapes[linear.tensor]
+            assert torch.equal(weights.read_rows(linear.tensor, 5, 11), whole[5:11])
+
+
+def test_what_is_not_finite_is_named(tmp_path: Path) -> None:
+    """By all three, whole and in rows: what codes mean as well as what is stored."""
+    source = tiny_models.make("llama", tmp_path / "source")
+    written = compressed_models.write(source, tmp_path / "out", G4)
+    name, norm = "model.layers.0.mlp.up_proj", "model.norm.weight"
+    damage(written.folder, f"{name}.weight_scale", math.inf)
+    damage(written.folder, norm, math.nan)
+    opened = open_weights(Checkpoint.open(written.folder))
+    for weights in (opened, Decoded.of(opened)):
+        for tensor in (f"{name}.weight", norm):
+            for read in (weights.read, partial(weights.read_rows, start=0, stop=1)):
+                with pytest.raises(CheckpointError, match=rf"tensor '{tensor}' .*has .*(inf|NaN)"):
+                    read(tensor, check_finite=True)
+
+
+def damage(folder: Path, tensor: str, value: float) -> None:
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    tensors[tensor].view(-1)[0] = value
+    save_file(tensors, path)
+
+
+def test_another_config_is_the_same_otherwise(tmp_path: Path) -> None:
+    source = tiny_models.make("llama", tmp_path / "source")
+    opened = open_weights(Checkpoint.open(source))
+    other = replace(opened.checkpoint, config={**opened.checkpoint.config, "note": 1})
+    for weights in (opened, Decoded.of(opened)):
+        changed = weights.with_checkpoint(other)
+        assert changed.checkpoint.config["note"] == 1
+        assert changed.spec == weights.spec
+        name = weights.spec.embedding
+        assert torch.equal(changed.read(name), weights.read(name))
 
 
 def test_codes_and_groups_come_back(tmp_path: Path) -> None:
     source = tiny_models.make("llama", tmp_path / "source")
     written = compressed_models.write(source, tmp_path / "out", G4, act_order=True)
     weights = open_weights(Checkpoint.open(written.folder))
-    assert isinstance(weights, CodedWeights)
     for name, tensor in written.quantized.items():
         back = weights.quantized(name)
         assert back is not None
@@ -102,7 +176,6 @@ def test_an_outline_has_all_but_codes(
         source, tmp_path / "out", scheme, fmt=fmt, act_order=act_order
     )
     weights = open_weights(Checkpoint.open(written.folder))
-    assert isinstance(weights, CodedWeights)
     read, seen = Checkpoint.read, set()
     monkeypatch.setattr(Checkpoint, "read", lambda self, name: seen.add(name) or read(self, name))
     for name in written.quantized:

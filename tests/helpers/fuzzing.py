@@ -16,7 +16,7 @@ from torch import Tensor
 
 from compress.checkpoint import Checkpoint
 from compress.errors import CompressError
-from compress.formats import FORMATS, FP8_CACHE, CodedWeights, logical_shapes, open_weights
+from compress.formats import FORMATS, FP8_CACHE, open_weights
 from compress.inspect.inspect import inspect_checkpoint
 from compress.inspect.table import inspect_table
 from compress.quant.scheme import PRESETS, ActivationScheme, QuantScheme
@@ -113,8 +113,8 @@ def read_all(folder: Path) -> tuple[dict[str, Tensor], dict[str, QuantScheme]]:
         weights.cache(block)
         for linear in block.linears:
             weights.activation(linear.name)
-    found = {name: weights.read(name) for name in logical_shapes(weights.checkpoint)}
-    if not isinstance(weights, CodedWeights):
+    found = {name: weights.read(name) for name in weights.shapes}
+    if not weights.format.coded:
         return found, {}
     modules = [name.removesuffix(".weight") for name in found]
     schemes = {x: s for x in modules if (s := weights.scheme(x)) is not None}

@@ -13,7 +13,7 @@ from torch import Tensor
 from benchmarks.matrix.rows import Row
 from compress.checkpoint import Checkpoint
 from compress.errors import CompressError
-from compress.formats import FORMATS, CodedWeights, Verdict, open_weights
+from compress.formats import FORMATS, Verdict, Weights, open_weights
 from compress.formats.runtimes.judge import runtimes
 from compress.plan import sensitivity_cache
 from compress.quant.activations import fake_quantize
@@ -121,13 +121,13 @@ def _export(origin: Path, fmt: str, folder: Path) -> Exported:
     return Exported(folder / fmt, "", tuple(report.runtimes))
 
 
-def opened(folder: Path) -> CodedWeights:
+def opened(folder: Path) -> Weights:
     weights = open_weights(Checkpoint.open(folder))
-    assert isinstance(weights, CodedWeights)
+    assert weights.format.coded
     return weights
 
 
-def _verdicts(weights: CodedWeights) -> tuple[Verdict, ...]:
+def _verdicts(weights: Weights) -> tuple[Verdict, ...]:
     found = {x.tensor: weights.scheme(x.name) for x in weights.spec.all_linears()}
     schemes = {name: scheme for name, scheme in found.items() if scheme is not None}
     tensors = (weights.quantized(name) for name in schemes)
@@ -162,7 +162,7 @@ def reference(
 @contextmanager
 def reading(
     source: Path,
-    weights: CodedWeights,
+    weights: Weights,
     *,
     inputs: Round | None = fake_quantize,
     cache: Round | None = fake_quantize,
@@ -183,7 +183,7 @@ def _round_inputs(module: Any, inputs: Round, how: InputQuantization) -> None:
     module.register_forward_pre_hook(lambda _, given: (inputs(given[0], how), *given[1:]))
 
 
-def _model(source: Path, weights: CodedWeights, *, rounded: bool) -> Any:
+def _model(source: Path, weights: Weights, *, rounded: bool) -> Any:
     """A head of its own also where it is tied, since stages may have untied it."""
     model, dtype = load(source, tie_word_embeddings=False), weights.plain_dtype
     state = {}
@@ -198,7 +198,7 @@ def _model(source: Path, weights: CodedWeights, *, rounded: bool) -> Any:
 
 
 @contextmanager
-def _rounded_cache(weights: CodedWeights, cache_as: Round | None) -> Iterator[None]:
+def _rounded_cache(weights: Weights, cache_as: Round | None) -> Iterator[None]:
     """transformers' cache, rounding keys and values by the weights' own scales, if any."""
     from transformers.cache_utils import DynamicCache
 

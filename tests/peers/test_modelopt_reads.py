@@ -26,7 +26,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from compress.checkpoint import Checkpoint
-from compress.formats import FP8_CACHE, CodedWeights, open_weights
+from compress.formats import FP8_CACHE, Weights, open_weights
 from compress.formats.modelopt.config import ALGORITHMS
 from compress.quant.activations import fake_quantize, quantize_inputs
 from compress.quant.scheme import PRESETS, QuantScheme
@@ -41,7 +41,7 @@ G64 = QuantScheme(group_size=64)
 FP8, FP4, SQ = PRESETS["FP8"], PRESETS["NVFP4A16"], ALGORITHMS["W8A8_SQ_PER_CHANNEL"]
 
 
-def run_peer(python: Path, folder: Path, *options: str) -> tuple[CodedWeights, dict[str, Tensor]]:
+def run_peer(python: Path, folder: Path, *options: str) -> tuple[Weights, dict[str, Tensor]]:
     """What was exported, and the reference beside it."""
     source = tiny_models.make("llama", folder / "source", dtype="fp32", **SIZES)
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
@@ -52,18 +52,18 @@ def run_peer(python: Path, folder: Path, *options: str) -> tuple[CodedWeights, d
         arguments, env=environment, cwd=folder, check=True, capture_output=True, timeout=600
     )
     weights = open_weights(Checkpoint.open(out))
-    assert isinstance(weights, CodedWeights)
+    assert weights.format.coded
     return weights, load_file(folder / "out.reference")
 
 
-def plain_weight(weights: CodedWeights, module: str) -> Tensor:
+def plain_weight(weights: Weights, module: str) -> Tensor:
     """Codes times scales, before factors of inputs."""
     tensor = weights.quantized(f"{module}.weight")
     assert tensor is not None
     return replace(tensor, input_factor=None).dequantize()
 
 
-def compare_weights(weights: CodedWeights, reference: dict[str, Tensor]) -> dict[str, int]:
+def compare_weights(weights: Weights, reference: dict[str, Tensor]) -> dict[str, int]:
     """How many weights were compared with what ModelOpt computes, by kind."""
     counts = {"fake": 0, "real": 0}
     for name, theirs in reference.items():
@@ -79,7 +79,7 @@ def compare_weights(weights: CodedWeights, reference: dict[str, Tensor]) -> dict
     return counts
 
 
-def our_logits(weights: CodedWeights, source: Path, *, inputs: bool = True) -> Tensor:
+def our_logits(weights: Weights, source: Path, *, inputs: bool = True) -> Tensor:
     model: Any = load(source)
     state = {}
     for name in model.state_dict():
@@ -172,7 +172,7 @@ def test_fp4(modelopt_python: Path, config: str, tmp_path: Path) -> None:
         assert (ours - source[linear.tensor]).abs().max() < 0.12  # of weights up to 0.5
 
 
-def _by_mlp(weights: CodedWeights) -> dict[bool, set[QuantScheme | None]]:
+def _by_mlp(weights: Weights) -> dict[bool, set[QuantScheme | None]]:
     found: dict[bool, set[QuantScheme | None]] = {}
     for linear in weights.spec.linears():
         found.setdefault(".mlp." in linear.name, set()).add(weights.scheme(linear.name))

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from benchmarks.processes import package_versions
 from benchmarks.vllm_cpu import CASES, Case
-from compress.formats import CodedWeights
+from compress.formats import Weights
 from compress.text.tokenizer import load_tokenizer
 from compress_calibration.config import CalibrationConfig, SourceConfig
 from compress_calibration.dataset import build
@@ -53,7 +53,7 @@ def calibration(shared_dir: Path) -> dict[str, Any]:
     return {"sources": [{"text": str(text)}], "samples": 32, "length": LENGTH}
 
 
-def logits(source: Path, weights: CodedWeights, ids: Tensor, dtype: torch.dtype) -> Tensor:
+def logits(source: Path, weights: Weights, ids: Tensor, dtype: torch.dtype) -> Tensor:
     """[SAMPLES, LENGTH - 1, VOCAB] fp32, of all tokens but the first."""
     found = reading(source, weights, inputs=rounded_inputs, cache=rounded_cache)
     with found as model, torch.no_grad():
@@ -118,7 +118,7 @@ def first_blocks(source: Path, count: int | None, folder: Path) -> Path:
     return folder
 
 
-def rounds(weights: CodedWeights) -> bool:
+def rounds(weights: Weights) -> bool:
     """Whether inputs or a cache are quantized, beside weights."""
     inputs = (weights.activation(linear.name) for linear in weights.spec.all_linears())
     return weights.kv_cache is not None or any(how is not None for how in inputs)

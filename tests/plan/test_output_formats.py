@@ -8,7 +8,7 @@ import yaml
 
 from compress.checkpoint import Checkpoint
 from compress.errors import RecipeError
-from compress.formats import CodedWeights, open_weights
+from compress.formats import Weights, open_weights
 from compress.plan.output_format import scale_dtype
 from compress.verbs import export, make_plan, run
 from helpers import tiny_models
@@ -37,9 +37,9 @@ def recipe(folder: Path, fmt: str, *stages: dict[str, object], calibrated: bool 
     return path
 
 
-def opened(folder: Path) -> CodedWeights:
+def opened(folder: Path) -> Weights:
     weights = open_weights(Checkpoint.open(folder))
-    assert isinstance(weights, CodedWeights)
+    assert weights.format.coded
     return weights
 
 

@@ -9,8 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from compress.checkpoint import Checkpoint
 from compress.errors import RecipeError
-from compress.formats import open_weights
-from compress.formats.weights import CodedWeights
+from compress.formats import Weights, open_weights
 from compress.methods.outcome import relative_error
 from compress.methods.rtn import UNSEEN
 from compress.passes.quantize import calibrated, observe
@@ -25,9 +24,9 @@ def layers(report: Report) -> dict[str, Layer]:
     return {layer.name: layer for layer in report.stages[0].layers}
 
 
-def opened(out: Path) -> CodedWeights:
+def opened(out: Path) -> Weights:
     weights = open_weights(Checkpoint.open(out))
-    assert isinstance(weights, CodedWeights)
+    assert weights.format.coded
     return weights
 
 

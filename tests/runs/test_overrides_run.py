@@ -9,7 +9,6 @@ import pytest
 from compress.checkpoint import Checkpoint
 from compress.errors import RecipeError
 from compress.formats import open_weights
-from compress.formats.weights import CodedWeights
 from compress.recipe.reading.parse import parse
 from compress.verbs import make_plan, plan_table, run
 from conftest import tree_hashes
@@ -24,7 +23,6 @@ AWQ = {"method": "awq", "grid": 5}
 def stored(out: Path) -> dict[str, str]:
     """By layer name, the scheme of what was written."""
     weights = open_weights(Checkpoint.open(out))
-    assert isinstance(weights, CodedWeights)
     found = {x.name: weights.quantized(x.tensor) for x in weights.spec.linears()}
     return {name: "dense" if q is None else q.scheme.describe() for name, q in found.items()}
 

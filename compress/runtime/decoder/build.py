@@ -18,14 +18,14 @@ from compress.runtime.decoder.mlp import Mixture, Mlp
 from compress.runtime.decoder.norms import Norm
 
 if TYPE_CHECKING:
-    from compress.runtime.decoder.linear import Source
+    from compress.formats.weights import Weights
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Loader:
     """Reads what layers need, in one dtype, onto one device."""
 
-    weights: "Source"
+    weights: "Weights"
     how: ForwardSpec
     dtype: torch.dtype
     device: torch.device

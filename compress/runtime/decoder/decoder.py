@@ -25,7 +25,7 @@ from compress.runtime.engine.batch import FlatBatch
 from compress_kernels.ops.linear import row_multiple
 
 if TYPE_CHECKING:
-    from compress.runtime.decoder.linear import Source
+    from compress.formats.weights import Weights
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,7 +52,7 @@ class Decoder:
     @classmethod
     def load(
         cls,
-        weights: "Source",
+        weights: "Weights",
         *,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",

@@ -1,20 +1,17 @@
 """Linear layers of the engine: a dense weight, or packed codes, decoded when they are used."""
 
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from compress.arch.spec import LinearSpec
 from compress.formats.checked_reads import read_finite
-from compress.formats.weights import CodedWeights, DenseWeights
+from compress.formats.weights import Weights
 from compress.quant.activations import fake_quantize
 from compress.quant.tensor import InputQuantization
 from compress.runtime.decoder.packed import PackedWeight
 from compress_kernels.ops.linear import linear
-
-Source: TypeAlias = DenseWeights | CodedWeights
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,7 +41,7 @@ class Linear:
 
 
 def load_linear(
-    weights: Source, spec: LinearSpec, *, dtype: torch.dtype, device: torch.device
+    weights: Weights, spec: LinearSpec, *, dtype: torch.dtype, device: torch.device
 ) -> Linear:
     """A linear of a checkpoint; codes stay packed. CheckpointError for NaN or infinity."""
     name = f"{spec.name}.bias"
@@ -54,7 +51,6 @@ def load_linear(
     quantized = weights.quantized(spec.tensor)
     inputs = weights.activation(spec.name)
     if quantized is not None:
-        assert isinstance(weights, CodedWeights)
         packed = PackedWeight.of(quantized, device, weights.plain_dtype)
         return Linear(packed, bias, inputs, dtype)
     weight = read_finite(weights, spec.tensor).to(device, dtype)

@@ -18,7 +18,7 @@ from compress.runtime.engine.batch import FlatBatch
 from compress.runtime.sequences.tables import CacheGroup
 
 if TYPE_CHECKING:
-    from compress.formats.weights import CodedWeights, DenseWeights
+    from compress.formats.weights import Weights
 
 
 class TokenCache:
@@ -43,7 +43,7 @@ class TransformersDecoder:
 
     def __init__(
         self,
-        weights: "DenseWeights | CodedWeights",
+        weights: "Weights",
         *,
         dtype: torch.dtype,
         device: str,

@@ -19,9 +19,7 @@ from compress.runtime.sequences.limits import Limits, check_limits, check_whole
 from compress.runtime.sequences.stops import Decode
 
 if TYPE_CHECKING:
-    from compress.formats.weights import CodedWeights, DenseWeights
-
-    Source = DenseWeights | CodedWeights
+    from compress.formats.weights import Weights
 
 # Of the memory that is free before a model is read, for keys and values.
 CACHE_SHARE = 0.3
@@ -65,7 +63,7 @@ class _Parts:
 
 
 def open_engine(
-    weights: "Source", how: Opening | None = None, decode: Decode | None = None
+    weights: "Weights", how: Opening | None = None, decode: Decode | None = None
 ) -> tuple[Engine[Any], tuple[str, ...]]:
     """The engine, and what one should know of it, in lines.
 
@@ -105,7 +103,7 @@ def _check_opening(how: Opening) -> None:
 
 
 def _native(
-    weights: "Source", how: Opening, context: int, forward: ForwardSpec, free: int | None
+    weights: "Weights", how: Opening, context: int, forward: ForwardSpec, free: int | None
 ) -> _Parts:
     layer = bytes_of_layer(forward.kv_heads, forward.head_dim, how.stored)
     tokens = how.cache_tokens or context * how.limits.running
@@ -128,7 +126,7 @@ def _native(
     )
     checked = check_bits(decoder, how.limits.tokens_per_step, how.stored)
     notices = [checked.notice] if checked.notice is not None else []
-    if getattr(weights, "kv_cache", None) is not None:
+    if weights.kv_cache is not None:
         # Codes of 8 bits with such scales are nothing that attention reads.
         notices.append(
             "keys and values are rounded to 8 bits by the checkpoint's scales, and take the memory"
@@ -148,7 +146,7 @@ def _blocks(window: int | None, tokens: int, how: Opening) -> int:
     return 1 + max(1, count)
 
 
-def _in_transformers(weights: "Source", how: Opening, context: int, reason: str) -> _Parts:
+def _in_transformers(weights: "Weights", how: Opening, context: int, reason: str) -> _Parts:
     # Late: it imports transformers.
     from compress.runtime.loading.fallback import TokenCache, TransformersDecoder
 
@@ -168,11 +166,11 @@ def _in_transformers(weights: "Source", how: Opening, context: int, reason: str)
         " the last bits can depend on how a text was cut"
     )
     kept = f"keys and values are transformers' own, in {how.dtype}, whatever was asked"
-    asked = how.kv_dtype or getattr(weights, "kv_cache", None)
+    asked = how.kv_dtype or weights.kv_cache
     return _Parts(decoder, cache, one_variant, (notice, *((kept,) if asked else ())))
 
 
-def _named_ends(weights: "Source") -> set[int]:
+def _named_ends(weights: "Weights") -> set[int]:
     """Ids that end a text, as generation_config.json says, or else config.json."""
     config = weights.checkpoint.config
     settings = weights.checkpoint.small.find_object("generation_config.json")
@@ -187,12 +185,13 @@ def _named_ends(weights: "Source") -> set[int]:
     return set()
 
 
-def _check_memory(weights: "Source", dtype: torch.dtype, free: int | None, *, packed: bool) -> None:
+def _check_memory(
+    weights: "Weights", dtype: torch.dtype, free: int | None, *, packed: bool
+) -> None:
     """Weights in `dtype`; codes without their scales where they stay packed."""
-    scheme_of = getattr(weights, "scheme", None) if packed else None
     needed = 0
     for linear in {linear.tensor: linear for linear in weights.spec.all_linears()}.values():
-        scheme = scheme_of and scheme_of(linear.name)
+        scheme = weights.scheme(linear.name) if packed else None
         bits = 8 * dtype.itemsize if scheme is None else scheme.bits
         needed += prod(linear.shape) * bits // 8
     needed += prod(weights.spec.embedding_shape) * dtype.itemsize

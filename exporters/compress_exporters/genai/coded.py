@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from compress.arch.spec import LinearSpec
-from compress.formats.weights import CodedWeights
 from compress.quant.scheme import QuantScheme
 from compress_exporters.genai.nbits import Layout, layout
 from compress_exporters.onnx.graph.build import Build
@@ -43,10 +42,9 @@ def coded(build: Build, spec: LinearSpec) -> MatMulCodes | None:
 
 def _coded(build: Build, spec: LinearSpec) -> MatMulCodes | None:
     weights = build.weights
-    scheme = weights.scheme(spec.name) if isinstance(weights, CodedWeights) else None
+    scheme = weights.scheme(spec.name)
     if scheme is None:
         return None
-    assert isinstance(weights, CodedWeights)
     # Rows of an embedding are looked up by an operator that has no 2 bits on every device.
     least = 4 if spec.role == "embedding" else 2
     how = layout(scheme, spec.shape[1], spec.name, least)

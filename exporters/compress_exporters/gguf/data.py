@@ -49,7 +49,7 @@ def numbers(source: Source, piece: Piece) -> Iterator[Tensor]:
             step = max(1, PART // width)
             for start in range(0, rows, step):
                 stop = min(start + step, rows)
-                yield source.checkpoint.read_rows(name, start, stop, check_finite=True).float()
+                yield source.read_rows(name, start, stop, check_finite=True).float()
         else:
             yield dense(source, piece, name)
 

@@ -216,5 +216,5 @@ def _left(source: Source) -> Iterator[str]:
     if lost:
         shown = ", ".join(lost[:_SHOWN]) + (", ..." if len(lost) > _SHOWN else "")
         yield f"left out, as no part of the decoder, are {len(lost)} of the tensors: {shown}"
-    if getattr(source, "kv_cache", None) is not None:
+    if source.kv_cache is not None:
         yield "the scales of the key/value cache are left out"

@@ -10,7 +10,6 @@ from torch import Tensor
 from compress.arch.spec import LinearSpec
 from compress.errors import CheckpointError
 from compress.formats.fp4 import pack_fp4
-from compress.formats.weights import CodedWeights
 from compress.quant.scheme import QuantScheme
 from compress.quant.tensor import OutlierColumns, QuantizedTensor
 from compress_exporters.onnx.graph.build import Build
@@ -30,9 +29,7 @@ def codes(build: Build, spec: LinearSpec, x: ir.Value) -> ir.Value:
 
 def outliers(build: Build, spec: LinearSpec, x: ir.Value) -> ir.Value:
     """Columns that calibration fixed have codes 0 and a product of their own."""
-    source = build.weights
-    assert isinstance(source, CodedWeights)
-    kept = source.outliers(spec.tensor)
+    kept = build.weights.outliers(spec.tensor)
     assert kept is not None, "calibration fixed columns"
     whole = codes(build, spec, x)
     if not len(kept.columns):
@@ -57,8 +54,6 @@ def require_numbers(build: Build) -> None:
     """CheckpointError for scales and codes that cannot be said, before anything is written. Codes
     are read of weights with scales below 0 only."""
     source = build.weights
-    if not isinstance(source, CodedWeights):
-        return
     for linear in source.spec.all_linears():
         weight = None if linear.role == "embedding" else source.outlined(linear.tensor)
         if weight is None:
@@ -107,17 +102,15 @@ def _weight(build: Build, linear: Coded) -> ir.Value:
 
 def _is_negative(build: Build, linear: Coded) -> bool:
     """Whether a weight has scales below 0, which a search may have made."""
-    source, name = build.weights, linear.spec.name
-    assert isinstance(source, CodedWeights)
     if linear.scheme.type == "float":
         return False
 
     def look() -> bool:
-        parts = (f"{name}.{part}" for part in source.reader.scales)
-        stored = next(part for part in parts if part in source.checkpoint.tensors)
-        return bool((source.checkpoint.read(stored).float() < 0).any())
+        weight = build.weights.outlined(linear.spec.tensor)
+        assert weight is not None, "the linear is quantized"
+        return bool((weight.scale.float() < 0).any())
 
-    return build.once(f"negative {name}", look)
+    return build.once(f"negative {linear.spec.name}", look)
 
 
 def _note(build: Build, linear: Coded, held: Holding, negative: bool) -> None:

@@ -14,8 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from compress.checkpoint import Checkpoint
 from compress.errors import CheckpointError
-from compress.formats import open_weights
-from compress.formats.weights import CodedWeights
+from compress.formats import Weights, open_weights
 from compress.quant.scheme import PRESETS, ActivationScheme, QuantScheme
 from compress_exporters.exporter import Options
 from compress_exporters.onnx.graph.build import Build
@@ -69,9 +68,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return model
 
 
-def source_of(folder: Path) -> CodedWeights:
+def source_of(folder: Path) -> Weights:
     found = open_weights(Checkpoint.open(folder))
-    assert isinstance(found, CodedWeights)
+    assert found.format.coded
     return found
 
 

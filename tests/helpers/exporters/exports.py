@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from compress.checkpoint import Checkpoint
-from compress.formats import CodedWeights, open_weights
+from compress.formats import Weights, open_weights
 from compress.quant.scheme import QuantScheme
 
 SYM, ASYM = QuantScheme(group_size=32), QuantScheme(group_size=32, symmetric=False)
@@ -17,9 +17,9 @@ def copied(source: Path, folder: Path) -> Path:
     return Path(shutil.copytree(source, folder))
 
 
-def opened(folder: Path) -> CodedWeights:
+def opened(folder: Path) -> Weights:
     weights = open_weights(Checkpoint.open(folder))
-    assert isinstance(weights, CodedWeights)
+    assert weights.format.coded
     return weights
 
 

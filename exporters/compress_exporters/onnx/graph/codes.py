@@ -12,7 +12,7 @@ from torch import Tensor
 from compress.arch.spec import LinearSpec
 from compress.errors import CheckpointError
 from compress.formats.stored import Beside
-from compress.formats.weights import CodedWeights
+from compress.formats.weights import Weights
 from compress.quant.scheme import QuantScheme
 from compress.quant.tensor import QuantizedTensor
 from compress_exporters.onnx.graph.build import Build
@@ -34,7 +34,7 @@ class Coded:
     order: Tensor | None
 
     @classmethod
-    def of(cls, source: CodedWeights, spec: LinearSpec) -> "Coded":
+    def of(cls, source: Weights, spec: LinearSpec) -> "Coded":
         scheme, beside = source.scheme(spec.name), source.beside(spec.name)
         assert scheme is not None, "the linear is quantized"
         order = None if beside.g_idx is None else beside.g_idx.long().argsort(stable=True)
@@ -56,9 +56,7 @@ class Coded:
 
 def coded(build: Build, spec: LinearSpec) -> Coded:
     """What lies beside the codes of a quantized linear, read once."""
-    source = build.weights
-    assert isinstance(source, CodedWeights)
-    return build.once(f"coded {spec.name}", lambda: Coded.of(source, spec))
+    return build.once(f"coded {spec.name}", lambda: Coded.of(build.weights, spec))
 
 
 # Blocks that ONNX Runtime multiplies with as they are; others it decodes at every step.
@@ -201,7 +199,7 @@ def require_scales(build: Build, linears: Iterable[LinearSpec]) -> None:
     """CheckpointError for a scale that fp16 cannot hold, before anything is written; no codes are
     read."""
     source, dtype = build.weights, build.graph.dtype
-    if dtype == ir.DataType.FLOAT or not isinstance(source, CodedWeights):
+    if dtype == ir.DataType.FLOAT:
         return
     for linear in linears:
         weight = source.outlined(linear.tensor)

@@ -6,7 +6,6 @@ import onnx_ir as ir
 
 from compress.arch.forward.forward import describe_forward
 from compress.arch.spec import BlockSpec
-from compress.formats.weights import CodedWeights
 from compress_exporters.exporter import Options, Source
 from compress_exporters.onnx.graph.attention import PAST, PRESENT
 from compress_exporters.onnx.graph.build import Build, Lowering
@@ -48,11 +47,9 @@ def build_decoder(source: Source, options: Options, lowering: Lowering) -> Build
 
 
 def _say_what_is_left(build: Build) -> None:
-    source = build.weights
-    if not isinstance(source, CodedWeights):
-        return
-    if source.kv_cache is not None:
-        how = source.kv_cache.describe()
+    cache = build.weights.kv_cache
+    if cache is not None:
+        how = cache.describe()
         build.note(f"keys and values are kept as they are, the source's scales ({how}) left out")
 
 

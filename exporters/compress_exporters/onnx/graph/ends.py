@@ -3,7 +3,6 @@
 import numpy as np
 import onnx_ir as ir
 
-from compress.formats.weights import CodedWeights
 from compress_exporters.onnx.graph.build import Build
 from compress_exporters.onnx.graph.dense import stored, turned
 from compress_exporters.onnx.graph.linked import linked, wide
@@ -12,7 +11,7 @@ from compress_exporters.onnx.graph.linked import linked, wide
 def embedding(build: Build) -> ir.Value:
     """[B, S, hidden], scaled, learned positions added."""
     at, source = build.spec.embedding.removesuffix(".weight"), build.weights
-    if isinstance(source, CodedWeights) and source.is_quantized(at):
+    if source.is_quantized(at):
         build.note("the token embedding is written decoded")
     return placed(build, _rows(build, at))
 

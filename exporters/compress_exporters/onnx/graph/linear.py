@@ -10,7 +10,6 @@ import onnx_ir as ir
 import torch
 
 from compress.arch.spec import LinearSpec
-from compress.formats.weights import CodedWeights
 from compress_exporters.onnx.graph.build import Build
 from compress_exporters.onnx.graph.codes import Coded, coded, dequantized, scales
 from compress_exporters.onnx.graph.dense import as_ir, rounded, stored, turned, written
@@ -29,8 +28,7 @@ def kind_of(build: Build, spec: LinearSpec) -> str:
     scale a row or a weight, inputs rounded a token at a time: a product of integers. "outliers":
     the same beside columns in 16 bit that calibration fixed.
     """
-    source = build.weights
-    if not isinstance(source, CodedWeights) or not source.is_quantized(spec.name):
+    if not build.weights.is_quantized(spec.name):
         return "dense"
     found = coded(build, spec)
     inputs = found.scheme.activation
@@ -77,7 +75,6 @@ def integers(build: Build, spec: LinearSpec, x: ir.Value) -> ir.Value:
 
 def outliers(build: Build, spec: LinearSpec, x: ir.Value) -> ir.Value:
     source, found = build.weights, coded(build, spec)
-    assert isinstance(source, CodedWeights)
     kept = source.outliers(spec.tensor)
     assert kept is not None, "calibration fixed columns"
     if not len(kept.columns):

@@ -9,7 +9,6 @@ import onnx_ir as ir
 from google.protobuf.message import DecodeError
 
 from compress.errors import CheckpointError
-from compress.formats.weights import CodedWeights
 from compress.report import units
 from compress_exporters.onnx.graph.build import Build
 from compress_exporters.onnx.graph.graph import INLINE, PRODUCER
@@ -23,7 +22,8 @@ def linked(build: Build, tensor: str) -> ir.Value | None:
     """A weight where it lies, in its own type; None for one that has to be written, and where
     nobody asked."""
     info = build.weights.checkpoint.tensors.get(tensor)
-    if not build.options.in_place or info is None or _is_coded(build, tensor):
+    coded = build.weights.is_quantized(tensor.removesuffix(".weight"))
+    if not build.options.in_place or info is None or coded:
         return None
     dtype, graph = CODES.get(info.dtype), build.graph
     if info.nbytes <= INLINE:
@@ -56,11 +56,6 @@ def wide(build: Build, at: str, value: ir.Value, tensor: str) -> ir.Value:
     return build.once(
         f"wide {value.name}", lambda: graph.op(at, "Cast", value, to=int(graph.dtype))
     )
-
-
-def _is_coded(build: Build, tensor: str) -> bool:
-    source = build.weights
-    return isinstance(source, CodedWeights) and source.is_quantized(tensor.removesuffix(".weight"))
 
 
 def copied(build: Build, tensor: str, why: str) -> None:
