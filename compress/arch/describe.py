@@ -21,8 +21,9 @@ from compress.arch.names import (
     join,
     shape_of,
 )
-from compress.arch.sizes import Sizes, read_sizes, text_config
+from compress.arch.sizes import Sizes, read_sizes
 from compress.arch.spec import BlockSpec, DecoderSpec, LinearSpec
+from compress.arch.text_config import text_config
 from compress.errors import CheckpointError
 
 

@@ -21,7 +21,6 @@ KEYS: Mapping[str, tuple[str, ...]] = {
     "experts_per_token": ("num_experts_per_tok",),
 }
 MAX_LAYERS = 100_000  # blocks are counted out before their tensors are looked for
-TEXT_CONFIGS = ("text_config", "llm_config", "language_config")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +54,6 @@ class Sizes:
             "context2": self.context + 2,
         }
         return derived[name] if name in derived else int(getattr(self, name))
-
-
-def text_config(config: Mapping[str, Any]) -> tuple[tuple[str, ...], Mapping[str, Any]]:
-    """Path of the text decoder's own config inside config.json (() at the top), and that config."""
-    for key in TEXT_CONFIGS:
-        inner = config.get(key)
-        if isinstance(inner, Mapping) and inner:
-            return (key,), inner
-    return (), config
 
 
 def read_sizes(

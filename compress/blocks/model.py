@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from compress.arch.spec import DecoderSpec
+from compress.arch.text_config import config_at
 from compress.errors import CheckpointError
 
 
@@ -30,9 +31,7 @@ def build_model(
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-    text: Mapping[str, Any] = checkpoint_config
-    for key in spec.text_config:
-        text = text[key]
+    text = config_at(checkpoint_config, spec.text_config)
     if spec.model_type not in CONFIG_MAPPING:
         raise CheckpointError(
             f"model_type {spec.model_type!r} is unknown to this transformers; {remedy(spec)}"

@@ -3,6 +3,11 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from compress.arch.text_config import text_config, with_config_at
+
+# Under these a config.json says how the model is quantized, at the top or in the decoder's own.
+KEYS = ("quantization_config", "compression_config")
+
 # Tensor name endings that betray a format when the config says nothing, most telling first.
 _ENDINGS = (
     (".weight_packed", "compressed-tensors"),
@@ -35,14 +40,23 @@ def detect(config: Mapping[str, Any], tensors: Iterable[str]) -> str | None:
 
 def find_block(config: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]] | None:
     """Place and content of the quantization config in config.json, None where there is none."""
-    text = config.get("text_config")
-    places = (("", config), ("text_config.", text if isinstance(text, Mapping) else {}))
-    for prefix, place in places:
-        for key in ("quantization_config", "compression_config"):
+    path, text = text_config(config)
+    for prefix, place in (((), config), (path, text)):
+        for key in KEYS:
             block = place.get(key)
             if isinstance(block, Mapping) and block:
-                return prefix + key, block
+                return ".".join((*prefix, key)), block
     return None
+
+
+def without_block(config: Mapping[str, Any]) -> dict[str, Any]:
+    """config.json of the dense original: nothing says how it is quantized."""
+    path, text = text_config(config)
+    return _plain(with_config_at(config, path, _plain(text)))
+
+
+def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in config.items() if key not in KEYS}
 
 
 def _method(block: Mapping[str, Any]) -> str:

@@ -11,6 +11,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from compress.arch.text_config import text_config
+from compress.checkpoint.detect import KEYS
 from compress.checkpoint.jsonfile import read_object
 
 HF_QUANT_CONFIG = "hf_quant_config.json"
@@ -18,7 +20,6 @@ HF_QUANT_CONFIG = "hf_quant_config.json"
 PACKED_FILES: Mapping[str, str] = MappingProxyType(
     {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 )
-_KEYS = ("quantization_config", "compression_config")
 
 
 def with_quant_file(
@@ -37,7 +38,7 @@ def with_quant_file(
         return config
     for name, method in PACKED_FILES.items():
         if (folder / name).is_file():
-            return {**config, _KEYS[0]: {"quant_method": method, **read_object(folder / name)}}
+            return {**config, KEYS[0]: {"quant_method": method, **read_object(folder / name)}}
     return config
 
 
@@ -45,18 +46,17 @@ def completed(config: dict[str, Any], side: Mapping[str, Any]) -> dict[str, Any]
     """`config` with `side`, hf_quant_config.json's content, as its quantization_config where it has
     none, and with the group size where ModelOpt's own quantization_config lacks it."""
     if not _is_named(config):
-        return {**config, _KEYS[0]: {"quant_method": "modelopt", **side}}
-    block, inner = config.get(_KEYS[0]), side.get("quantization")
+        return {**config, KEYS[0]: {"quant_method": "modelopt", **side}}
+    block, inner = config.get(KEYS[0]), side.get("quantization")
     if not isinstance(block, Mapping) or block.get("quant_method") != "modelopt":
         return config
     size = inner.get("group_size") if isinstance(inner, Mapping) else None
     if size is None or "group_size" in block or "quantization" in block:
         return config
-    return {**config, _KEYS[0]: {**block, "group_size": size}}
+    return {**config, KEYS[0]: {**block, "group_size": size}}
 
 
 def _is_named(config: Mapping[str, Any]) -> bool:
     """Whether config.json itself says how the model is quantized."""
-    text = config.get("text_config")
-    places = (config, text if isinstance(text, Mapping) else {})
-    return any(place.get(key) for place in places for key in _KEYS)
+    places = (config, text_config(config)[1])
+    return any(place.get(key) for place in places for key in KEYS)

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from compress.arch.sizes import text_config
 from compress.arch.spec import DecoderSpec
+from compress.arch.text_config import text_config, with_config_at
 from compress.checkpoint.reader import Checkpoint
 from compress.errors import CheckpointError
 
@@ -65,8 +65,7 @@ def settled(checkpoint: Checkpoint, spec: DecoderSpec, apart: bool = False) -> C
 def tied_config(config: Mapping[str, Any], *, tied: bool) -> dict[str, Any]:
     """config.json that says so in both places where loaders look."""
     path, text = text_config(config)
-    inner = {path[0]: {**text, KEY: tied}} if path else {}
-    return {**config, **inner, KEY: tied}
+    return {**with_config_at(config, path, {**text, KEY: tied}), KEY: tied}
 
 
 def head_name(spec: DecoderSpec) -> str:

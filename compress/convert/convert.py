@@ -4,12 +4,11 @@ Codes and scales stay what they are; only how they lie in the files changes.
 """
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -20,6 +19,7 @@ from compress.checkpoint import (
     resolve_model,
     write_atomic,
 )
+from compress.checkpoint.detect import without_block
 from compress.checkpoint.jsonfile import as_json
 from compress.checkpoint.output.publishing import prepare, published
 from compress.checkpoint.shards.dtypes import TORCH_DTYPES
@@ -186,7 +186,7 @@ def _write_cache(plan: ExportPlan, writer: ShardWriter) -> None:
 
 
 def _write_files(plan: ExportPlan, report: ExportReport, partial: Path) -> None:
-    source, config = plan.source.checkpoint, _without_quantization(plan.source.checkpoint.config)
+    source, config = plan.source.checkpoint, without_block(plan.source.checkpoint.config)
     for path in source.side_files():
         if path.name not in small_files():
             write_atomic(partial / path.name, source.small.read(path.name))
@@ -197,16 +197,6 @@ def _write_files(plan: ExportPlan, report: ExportReport, partial: Path) -> None:
     write_atomic(partial / "config.json", as_json(config))
     write_atomic(partial / "README.md", card(report))
     write(report, partial)
-
-
-def _without_quantization(config: Mapping[str, Any]) -> dict[str, Any]:
-    """config.json of the dense original."""
-    keys = ("quantization_config", "compression_config")
-    result = {key: value for key, value in config.items() if key not in keys}
-    text = result.get("text_config")
-    if isinstance(text, Mapping):
-        result["text_config"] = {key: value for key, value in text.items() if key not in keys}
-    return result
 
 
 def _check(plan: ExportPlan, partial: Path) -> None:

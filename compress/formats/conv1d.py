@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from compress.arch.families.table import FAMILIES
-from compress.arch.sizes import text_config
+from compress.arch.text_config import text_config
 from compress.checkpoint.detect import find_block
 from compress.errors import CheckpointError
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
+from compress.arch.text_config import text_config
 from compress.checkpoint.jsonfile import read_object
 from compress.errors import RequestError
 
@@ -107,7 +108,7 @@ def dtype_of(asked: str, folder: Path) -> Dtype:
     if asked != "auto":
         return _DTYPES[asked]
     config = read_object(folder / "config.json")
-    for source in (config, config.get("text_config") or {}):
+    for source in (config, text_config(config)[1]):
         found = str(source.get("dtype") or source.get("torch_dtype"))
         if found in _DTYPES:
             return _DTYPES[found]

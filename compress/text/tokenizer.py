@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from compress.arch.text_config import text_config
 from compress.checkpoint.small_files import SmallFiles
 from compress.errors import CompressError, DataError, DependencyError
 from compress.text.chat_template import ChatTemplate
@@ -201,9 +202,8 @@ def _special_id(
         return None if text is None else backend.token_to_id(text)
     for file in ("generation_config.json", "config.json"):
         config = _json(files, file)
-        found = config.get(
-            f"{kind}_token_id", (config.get("text_config") or {}).get(f"{kind}_token_id")
-        )
+        places, key = (config, text_config(config)[1]), f"{kind}_token_id"
+        found = next((place[key] for place in places if key in place), None)
         if found is not None:
             # Several ends of text are usual for chat models; the first one is the main one.
             first = int(found[0] if isinstance(found, list) else found)

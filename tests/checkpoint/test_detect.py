@@ -1,6 +1,7 @@
 import pytest
 
-from compress.checkpoint.detect import detect
+from compress.arch.text_config import TEXT_CONFIGS
+from compress.checkpoint.detect import detect, find_block, without_block
 
 
 @pytest.mark.parametrize(
@@ -18,8 +19,20 @@ from compress.checkpoint.detect import detect
 )
 def test_by_config(block: dict[str, object], name: str) -> None:
     assert detect({"quantization_config": block}, ()) == name
-    assert detect({"text_config": {"quantization_config": block}}, ()) == name
     assert detect({"compression_config": block}, ()) == name
+
+
+@pytest.mark.parametrize("block", ["quantization_config", "compression_config"])
+@pytest.mark.parametrize("key", TEXT_CONFIGS)
+def test_in_the_decoders_own_config(key: str, block: str) -> None:
+    said = {"quant_method": "awq", "bits": 4}
+    config = {"model_type": "some_vlm", key: {"model_type": "llama", block: said}}
+    assert detect(config, ()) == "awq"
+    assert find_block(config) == (f"{key}.{block}", said)
+    plain = {"model_type": "some_vlm", key: {"model_type": "llama"}}
+    assert without_block({**config, block: said}) == without_block(config) == plain
+    outer = {**config, "quantization_config": {"quant_method": "gptq"}}
+    assert detect(outer, ()) == "gptq", "the top goes before"
 
 
 @pytest.mark.parametrize(

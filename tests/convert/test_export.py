@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from compress.arch.text_config import TEXT_CONFIGS
 from compress.checkpoint import Checkpoint
 from compress.convert.source import look
 from compress.errors import CheckpointError, RecipeError
@@ -37,6 +38,23 @@ def test_there_and_back_is_bit_exact(
     assert first.scheme == last.scheme == scheme
     assert torch.equal(first.codes, last.codes)
     assert torch.equal(first.scale.half(), last.scale)
+
+
+@pytest.mark.parametrize("key", TEXT_CONFIGS)
+def test_a_block_in_the_decoders_own_config(
+    key: str, compressed: Callable[..., Path], tmp_path: Path
+) -> None:
+    """It is read, and a result in another format does not have it any more."""
+    source = copied(compressed(), tmp_path / "source")
+    inner = json.loads((source / "config.json").read_text())
+    assert inner["quantization_config"]
+    (source / "config.json").write_text(json.dumps({"model_type": "some_vlm", key: inner}))
+    assert opened(source).spec.text_config == (key,)
+    export(source, "dense", tmp_path / "dense")
+    written = json.loads((tmp_path / "dense" / "config.json").read_text())
+    assert "quantization_config" not in written | written[key]
+    assert written[key]["model_type"] == inner["model_type"]
+    assert_same_weights(source, tmp_path / "dense")
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from compress.arch.describe import describe
 from compress.arch.spec import DecoderSpec, LinearSpec
+from compress.arch.text_config import TEXT_CONFIGS
 from compress.checkpoint.quant_file import HF_QUANT_CONFIG, completed, with_quant_file
 from compress.checkpoint.shards.dtypes import DTYPE_CODES
 from compress.errors import CheckpointError, RecipeError
@@ -268,9 +269,10 @@ def test_the_other_file_is_found(tmp_path: Path) -> None:
     said = {"quant_method": "modelopt", **side}
     assert with_quant_file(tmp_path, config) == {**config, "quantization_config": said}
     others = {"quantization_config": {"quant_method": "gptq"}}
-    inner = {"text_config": others}
     assert with_quant_file(tmp_path, others) == others
-    assert with_quant_file(tmp_path, inner) == inner
+    for key in TEXT_CONFIGS:
+        inner = {key: others}
+        assert with_quant_file(tmp_path, inner) == inner
     (tmp_path / HF_QUANT_CONFIG).write_text("{")
     with pytest.raises(CheckpointError, match=f"{HF_QUANT_CONFIG}:1:2 is not valid JSON"):
         with_quant_file(tmp_path, config)

@@ -23,8 +23,9 @@ def block_of(config: Config, side: Config | None) -> Config:
 
     side: content of the file beside it, of which counts what config.json lacks.
     """
-    inner = config.get("text_config")
-    for place in (config, inner if isinstance(inner, dict) else {}):
+    below = (config.get(key) for key in ("text_config", "llm_config", "language_config"))
+    inner = next((found for found in below if isinstance(found, dict) and found), {})
+    for place in (config, inner):
         for key in ("quantization_config", "compression_config"):
             if isinstance(place.get(key), dict) and place[key]:
                 return _completed(place[key], side)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from compress.arch.text_config import TEXT_CONFIGS
 from compress.errors import RequestError
 from compress.serve.harness_arguments import (
     HarnessArguments,
@@ -76,7 +77,7 @@ def test_wrong_arguments_are_refused(given: dict[str, Any], said: str) -> None:
     [
         ({"dtype": "bfloat16"}, "auto", "bf16"),
         ({"torch_dtype": "float16"}, "auto", "fp16"),
-        ({"text_config": {"dtype": "bfloat16"}}, "auto", "bf16"),
+        *(({key: {"dtype": "bfloat16"}}, "auto", "bf16") for key in TEXT_CONFIGS),
         ({}, "auto", "fp32"),
         ({"dtype": "bfloat16"}, "float32", "fp32"),
     ],

@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 
+from compress.arch.text_config import TEXT_CONFIGS
 from compress.errors import DataError, DependencyError
 from compress.text import tokenizer as module
 from compress.text.tokenizer import load_tokenizer
@@ -192,10 +193,19 @@ def test_odd_ids_are_one_line(value, folder):
 
 
 def test_a_text_config_that_is_no_mapping(folder):
+    """It is none to anyone who reads the config."""
     settings(folder, bos_token=..., eos_token=...)
-    (folder / "config.json").write_text('{"text_config": 5}')
-    with pytest.raises(DataError, match="wrong kind"):
-        load_tokenizer(folder)
+    (folder / "config.json").write_text('{"text_config": 5, "eos_token_id": 8}')
+    assert load_tokenizer(folder).eos_id == 8
+
+
+@pytest.mark.parametrize("key", TEXT_CONFIGS)
+def test_ids_of_the_decoders_own_config(key, folder):
+    settings(folder, bos_token=..., eos_token=...)
+    said = {"bos_token_id": 7, key: {"bos_token_id": 9, "eos_token_id": 8}}
+    (folder / "config.json").write_text(json.dumps(said))
+    found = load_tokenizer(folder)
+    assert (found.bos_id, found.eos_id) == (7, 8), "the top goes before"
 
 
 def test_a_template_file_that_is_not_utf8(folder):

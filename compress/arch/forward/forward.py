@@ -11,6 +11,7 @@ from compress.arch.forward.values import flag, number, optional, refuse, whole
 from compress.arch.forward.windows import windows_of
 from compress.arch.names import join
 from compress.arch.spec import DecoderSpec
+from compress.arch.text_config import config_at
 from compress.errors import CheckpointError
 
 
@@ -99,9 +100,7 @@ def describe_forward(config: Mapping[str, Any], spec: DecoderSpec) -> ForwardSpe
             f"model type {spec.model_type!r} is in no table of forwards; it runs in transformers"
             f" only, known are {', '.join(FORWARDS)}"
         )
-    text = config
-    for key in spec.text_config:
-        text = text[key]
+    text = config_at(config, spec.text_config)
     _refuse_unknown(row, text)
     if spec.heads % spec.kv_heads:
         raise refuse("num_key_value_heads", spec.kv_heads, f"it must divide the {spec.heads} heads")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from compress.arch.forward.forward import ForwardSpec, describe_forward
+from compress.arch.text_config import config_at
 from compress.errors import CheckpointError, RequestError
 from compress.machine.memory import available_bytes
 from compress.runtime.decoder.decoder import Decoder
@@ -174,9 +175,7 @@ def _named_ends(weights: "Weights") -> set[int]:
     """Ids that end a text, as generation_config.json says, or else config.json."""
     config = weights.checkpoint.config
     settings = weights.checkpoint.small.find_object("generation_config.json")
-    text = config
-    for key in weights.spec.text_config:
-        text = text[key]
+    text = config_at(config, weights.spec.text_config)
     for source in (settings, config, text):
         found = source.get("eos_token_id")
         if found is not None:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from compress.arch.text_config import config_at
 from compress.checkpoint import write_atomic
 from compress_exporters.exporter import Source
 from compress_exporters.onnx.graph.attention import PAST, PRESENT
@@ -84,9 +85,7 @@ def _decoder(build: Build) -> dict[str, Any]:
 def _special(build: Build, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Ids of tokens that begin, end and fill up texts; those that anything says."""
     config = build.weights.checkpoint.config
-    text = config
-    for key in build.spec.text_config:
-        text = text[key]
+    text = config_at(config, build.spec.text_config)
     found = {}
     for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
         said = [place[key] for place in (settings, text, config) if place.get(key) is not None]

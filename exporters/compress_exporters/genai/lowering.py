@@ -4,6 +4,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from compress.arch.forward.forward import describe_forward
+from compress.arch.text_config import config_at
 from compress.errors import RecipeError
 from compress_exporters.exporter import Options, Source
 from compress_exporters.genai.attention import attend, attention, needs_positions, require_heads
@@ -43,9 +44,7 @@ def build(source: Source, options: Options) -> Build:
 
 
 def _refuse_latent(source: Source) -> None:
-    text = source.checkpoint.config
-    for key in source.spec.text_config:
-        text = text[key]
+    text = config_at(source.checkpoint.config, source.spec.text_config)
     if text.get("kv_lora_rank"):
         raise RecipeError(
             f"kv_lora_rank is {text['kv_lora_rank']}: latent attention (MLA) has no operator in"

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from compress.arch.sizes import text_config
+from compress.arch.text_config import config_at
 from compress.errors import CheckpointError
 from compress_exporters.gguf.blocks import KINDS
 from compress_exporters.gguf.plan import GgufPlan
@@ -74,7 +74,8 @@ def _config(plan: GgufPlan) -> Any:
     from transformers import AutoConfig
 
     assert plan.arch.read_as is not None
-    _, text = text_config(plan.source.checkpoint.config)
+    source = plan.source
+    text = config_at(source.checkpoint.config, source.spec.text_config)
     kept = {k: v for k, v in text.items() if k not in ("model_type", "quantization_config")}
     kept["tie_word_embeddings"] = not any(x.name == "output.weight" for x in plan.pieces)
     return AutoConfig.for_model(plan.arch.read_as, **kept)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from compress.arch.text_config import config_at
 from compress.checkpoint.jsonfile import read_object
 from compress.errors import CheckpointError
 from compress.text.tokenizer import Tokenizer, load_tokenizer
@@ -179,9 +180,7 @@ def _ends(source: Source, tokenizer: Tokenizer) -> list[int]:
     """Ids of tokens that end a text or a turn, each once: the tokenizer's own, then what
     generation_config.json says, or else config.json."""
     config = source.checkpoint.config
-    text = config
-    for key in source.spec.text_config:
-        text = text[key]
+    text = config_at(config, source.spec.text_config)
     settings = _json(source.checkpoint.path / "generation_config.json")
     said = (x.get("eos_token_id") for x in (settings, config, text))
     found: Any = next((x for x in said if x is not None), [])
