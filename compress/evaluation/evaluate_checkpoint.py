@@ -18,7 +18,7 @@ from compress.evaluation.compared import Compared
 from compress.evaluation.quality import Measured, measure
 from compress.evaluation.workspace import Workspace
 from compress.events import Progress, silent
-from compress.formats import Weights, open_weights
+from compress.formats import open_weights
 from compress.inspect.facts import result_of, source_of
 from compress.machine.environment import (
     check_device,
@@ -79,8 +79,7 @@ def evaluate_checkpoint(
         raise DataError("there is nothing to measure on: give a text or a task")
     tasks = read_task_options(asked.tasks, asked.max_items)
     with report_folder(out) as folder:
-        result_path = resolve_model(checkpoint)
-        opened = Checkpoint.open(result_path)
+        opened = Checkpoint.open(resolve_model(checkpoint))
         # The report has the sha256 of what the result is measured against, or else of itself.
         result = open_weights(opened if against is not None else opened.sealed())
         source = None
@@ -88,8 +87,8 @@ def evaluate_checkpoint(
             source = open_weights(Checkpoint.open(resolve_model(against)).sealed())
         config = _config(asked, tasks, result.spec.context)
         clock, processor = time.perf_counter(), read_processor()
-        measured = _measured(result_path, source, config, progress or silent, device)
         sides = Compared(result, source)
+        measured = _measured(sides, config, progress or silent, device)
         sides.origin.checkpoint.require_unchanged()
         seconds = time.perf_counter() - clock
         others, gpu = share_since(processor), peak_gpu_bytes(device)
@@ -102,13 +101,13 @@ def evaluate_checkpoint(
 
 
 def _measured(
-    result: Path, source: Weights | None, config: EvaluationConfig, progress: Progress, device: str
+    sides: Compared, config: EvaluationConfig, progress: Progress, device: str
 ) -> Measured:
     """All texts and tasks or none: DataError where a run would leave one out."""
     scratch = Path(tempfile.mkdtemp(prefix="compress-model-"))
     work = Workspace(scratch / "evaluation", device, progress)
     try:
-        return measure(result, source, config, work, all_or_none=True)
+        return measure(sides, config, work, all_or_none=True)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 

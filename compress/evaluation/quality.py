@@ -4,20 +4,18 @@ import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from compress.checkpoint import Checkpoint
 from compress.errors import DataError, DependencyError
 from compress.evaluation.compared import Compared
 from compress.evaluation.task_quality import LEFT_OUT, measure_tasks, read_tasks
 from compress.evaluation.vocabulary import refuse_other_tokenizer
 from compress.evaluation.workspace import Workspace
 from compress.events import Event, by_tenths, note
-from compress.formats import Weights, open_weights
+from compress.formats import Weights
 from compress.recipe.evaluation_config import DEFAULT_WINDOW_CAP, EvaluationConfig
 from compress.report.schema import Quality, Sample, TextQuality
 from compress.text.tokenizer import Tokenizer, load_tokenizer
@@ -41,14 +39,13 @@ class Measured:
 
 
 def measure(
-    result_folder: Path,
-    source: Weights | None,
+    sides: Compared,
     config: EvaluationConfig | None,
     work: Workspace,
     *,
     all_or_none: bool = False,
 ) -> Measured:
-    """Evaluate the checkpoint in `result_folder`, against its source where there is one.
+    """Evaluate a result, against its source where there is one.
 
     work: its folder is made and removed again. A text or task that cannot be had (no memory to
     sample it, a file that is gone) is left out: the result is worth more than the measurement.
@@ -59,8 +56,7 @@ def measure(
     # Late: a data-free run without evaluation never loads transformers.
     from compress.evaluation.samples import sample_pairs
 
-    sides = Compared(open_weights(Checkpoint.open(result_folder)), source)
-    tokenizer = _tokenizer(result_folder, config)
+    source, tokenizer = sides.source, _tokenizer(sides.result, config)
     began = time.perf_counter()
     tasks, lacking = read_tasks(config, tokenizer, sides.models)
     if source is not None and tokenizer is not None:
@@ -124,10 +120,10 @@ def _announce(
         work.progress(note("evaluate", announcement(windows, spec, config, count, device)))
 
 
-def _tokenizer(folder: Path, config: EvaluationConfig) -> Tokenizer | None:
+def _tokenizer(result: Weights, config: EvaluationConfig) -> Tokenizer | None:
     """The result's tokenizer; None where there is none and only text of the model's own is read."""
     try:
-        return load_tokenizer(folder)
+        return load_tokenizer(result.checkpoint.small)
     except (DataError, DependencyError):
         texts = any(text.kind != "self" for text in config.texts)
         if config.samples.prompts or config.tasks or texts:

@@ -22,6 +22,7 @@ from compress.checkpoint import (
 )
 from compress.checkpoint.outline import outline_of
 from compress.checkpoint.ties import settled
+from compress.evaluation.compared import Compared
 from compress.evaluation.quality import measure
 from compress.evaluation.workspace import Workspace
 from compress.events import Event, Progress, silent
@@ -159,7 +160,8 @@ def _work(session: Session, started: datetime, *, resumed: bool) -> Report:
         stages.append(session.measuring)
     clock, processor = time.perf_counter(), read_processor()
     place = Workspace(partial / "evaluation", session.device, session.progress)
-    measured = measure(partial, session.weights, plan.recipe.evaluation, place)
+    sides = Compared(open_weights(Checkpoint.open(partial)), session.weights)
+    measured = measure(sides, plan.recipe.evaluation, place)
     if plan.recipe.evaluation is not None:
         seconds = time.perf_counter() - clock
         gpu = peak_gpu_bytes(session.device)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from compress.checkpoint import Checkpoint
 from compress.errors import CheckpointError, DataError, RecipeError
 from compress.recipe import load
 from compress.verbs import EvaluationOptions, evaluate_checkpoint, make_plan, run
@@ -53,6 +54,25 @@ def test_text_of_its_own_needs_no_tokenizer(tiny, tmp_path: Path, words: Path) -
     assert alone.quality.texts[0].settings["sampled_length"] == 128
     with pytest.raises(DataError, match="tokenizer"):
         evaluate_checkpoint(tmp_path / "out", EvaluationOptions(texts=["self", str(words)]))
+
+
+def test_every_model_is_opened_once(
+    tiny, tmp_path: Path, words: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is measured is what was opened, and hashed where the report has its sha256."""
+    opened: list[Path] = []
+    whole = Checkpoint.open.__func__
+    monkeypatch.setattr(
+        Checkpoint,
+        "open",
+        classmethod(lambda cls, folder: opened.append(folder) or whole(cls, folder)),
+    )
+    small = EvaluationOptions(texts=[str(words)], window=16, stride=8)
+    evaluate_checkpoint(tiny("llama"), small)
+    assert opened == [tiny("llama")]
+    opened.clear()
+    evaluate_checkpoint(tiny("llama"), small, against=tiny("llama"))
+    assert opened == [tiny("llama")] * 2
 
 
 def test_another_tokenizer_is_refused(tiny, tmp_path: Path, words: Path) -> None:
