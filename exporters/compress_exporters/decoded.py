@@ -8,12 +8,11 @@ from torch import Tensor
 
 from compress.checkpoint import Checkpoint
 from compress.formats.checked_reads import refuse_nonfinite
-from compress.formats.weights import DenseWeights
+from compress.formats.weights import DenseWeights, Weights
 from compress.quant.tensor import InputQuantization
-from compress_exporters.exporter import Source
 
 
-def decoded(source: Source, tensor: str) -> Tensor:
+def decoded(source: Weights, tensor: str) -> Tensor:
     """A weight by its original name, in its original order; a quantized one in fp32, not rounded
     any further. CheckpointError for NaN and infinity."""
     quantized = source.quantized(tensor)
@@ -30,11 +29,11 @@ class Decoded(DenseWeights):
     inputs: of linears are rounded as the source says; else they stay as they are.
     """
 
-    source: Source = field(kw_only=True)
+    source: Weights = field(kw_only=True)
     inputs: bool = field(kw_only=True)
 
     @classmethod
-    def of(cls, source: Source, *, inputs: bool = False) -> "Decoded":
+    def of(cls, source: Weights, *, inputs: bool = False) -> "Decoded":
         return cls(source.checkpoint, source.spec, source=source, inputs=inputs)
 
     @property

@@ -9,7 +9,6 @@ from compress.errors import DependencyError
 from compress.formats.weights import Weights
 from compress_exporters.packages import installed, too_old
 
-Source = Weights
 # (what was just written, how many of them are, of how many).
 Progress = Callable[[str, int, int], None]
 
@@ -116,7 +115,7 @@ class Exporter:
 
     name: str
     summary: str
-    plan: Callable[[Source, Options], PlannedExport]
+    plan: Callable[[Weights, Options], PlannedExport]
     in_place: InPlace | None = None
     positive_scales: bool = False
 

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from compress.formats.weights import Weights
 from compress.machine.memory import available_bytes
 from compress.runtime.decoder.decoder import Decoder
 from compress.runtime.decoder.kv import KVCache
 from compress.runtime.engine.batch import FlatBatch
 from compress_exporters.decoded import Decoded
-from compress_exporters.exporter import Source
 
 BLOCK = 16  # positions of a block of the cache
 # Tokens of the text that is compared, where the model reads as many.
@@ -38,7 +38,7 @@ class Reference:
     decoder: Decoder
 
     @classmethod
-    def load(cls, source: Source, *, inputs: bool = False) -> "Reference":
+    def load(cls, source: Weights, *, inputs: bool = False) -> "Reference":
         """inputs: rounded where the source says so."""
         return cls(Decoder.load(Decoded.of(source, inputs=inputs)))
 
@@ -93,14 +93,14 @@ def _batch(ids: Sequence[int], multiple: int, groups: int, blocks: int, prompt: 
     )
 
 
-def text(source: Source, length: int = LENGTH) -> list[int]:
+def text(source: Weights, length: int = LENGTH) -> list[int]:
     """Ids at random, always the same, of a text that the model reads whole."""
     most = min(length, source.spec.context or length)
     generator = torch.Generator().manual_seed(0)
     return torch.randint(0, source.spec.vocab, (most,), generator=generator).tolist()
 
 
-def parameters(source: Source) -> int:
+def parameters(source: Weights) -> int:
     """Numbers that a decoder of the source has in memory."""
     spec = source.spec
     linears = [x.shape for x in spec.all_linears()]

@@ -6,10 +6,10 @@ from pathlib import Path
 from compress.checkpoint import write_atomic
 from compress.checkpoint.detect import without_block
 from compress.formats.table import small_files
-from compress_exporters.exporter import Source
+from compress.formats.weights import Weights
 
 
-def copy_side_files(source: Source, folder: Path) -> tuple[str, ...]:
+def copy_side_files(source: Weights, folder: Path) -> tuple[str, ...]:
     """Their names. Nothing says how the source was quantized, neither config.json nor a file."""
     names, formats = [], small_files()
     for path in source.checkpoint.side_files():

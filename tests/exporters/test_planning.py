@@ -11,9 +11,10 @@ import torch
 
 from compress.checkpoint import Checkpoint
 from compress.formats import open_weights
+from compress.formats.weights import Weights
 from compress.quant.tensor import QuantizedTensor
 from compress.verbs import ArtifactTarget, dry_artifact, export_artifact
-from compress_exporters.exporter import Options, Proof, Source, Written
+from compress_exporters.exporter import Options, Proof, Written
 from compress_exporters.genai import lowering
 from compress_exporters.gguf import target as gguf
 from compress_exporters.onnx.graph import decoder
@@ -68,7 +69,7 @@ def test_an_export_in_place_is_planned_once(tmp_path: Path, built: Counter[str])
     assert built["built"] == 1
 
 
-def opened(model: Path) -> Source:
+def opened(model: Path) -> Weights:
     return open_weights(Checkpoint.open(model))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from compress.arch.text_config import config_at
 from compress.checkpoint import write_atomic
-from compress_exporters.exporter import Source
+from compress.formats.weights import Weights
 from compress_exporters.onnx.graph.attention import PAST, PRESENT
 from compress_exporters.onnx.graph.build import Build
 from compress_exporters.onnx.graph.rotary import context
@@ -102,5 +102,5 @@ def _given(settings: Mapping[str, Any], key: str, value: Any) -> Any:
     return value if found is None else found
 
 
-def _settings(source: Source) -> dict[str, Any]:
+def _settings(source: Weights) -> dict[str, Any]:
     return source.checkpoint.small.find_object("generation_config.json")

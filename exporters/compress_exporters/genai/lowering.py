@@ -6,7 +6,8 @@ from types import MappingProxyType
 from compress.arch.forward.forward import describe_forward
 from compress.arch.text_config import config_at
 from compress.errors import RecipeError
-from compress_exporters.exporter import Options, Source
+from compress.formats.weights import Weights
+from compress_exporters.exporter import Options
 from compress_exporters.genai.attention import attend, attention, needs_positions, require_heads
 from compress_exporters.genai.config import LENGTH
 from compress_exporters.genai.ends import embedding, head
@@ -33,7 +34,7 @@ GENAI = Lowering(
 )
 
 
-def build(source: Source, options: Options) -> Build:
+def build(source: Weights, options: Options) -> Build:
     """The graph. RecipeError and CheckpointError for what it cannot say."""
     _refuse_latent(source)
     how = describe_forward(source.checkpoint.config, source.spec)
@@ -43,7 +44,7 @@ def build(source: Source, options: Options) -> Build:
     return build_decoder(source, options, lowering)
 
 
-def _refuse_latent(source: Source) -> None:
+def _refuse_latent(source: Weights) -> None:
     text = config_at(source.checkpoint.config, source.spec.text_config)
     if text.get("kv_lora_rank"):
         raise RecipeError(

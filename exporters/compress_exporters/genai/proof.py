@@ -9,7 +9,8 @@ import numpy as np
 import onnx
 
 from compress.errors import CheckpointError
-from compress_exporters.exporter import Proof, Source
+from compress.formats.weights import Weights
+from compress_exporters.exporter import Proof
 from compress_exporters.genai import texts
 from compress_exporters.genai.running import generated, kernels
 from compress_exporters.onnx.graph.build import Build
@@ -43,11 +44,11 @@ class _Seen:
     ids: Sequence[int]
 
     @classmethod
-    def of(cls, source: Source, length: int) -> "_Seen":
+    def of(cls, source: Weights, length: int) -> "_Seen":
         return cls(Reference.load(source), text(source, length))
 
 
-def prove_folder(source: Source, folder: Path, build: Build) -> Proof:
+def prove_folder(source: Weights, folder: Path, build: Build) -> Proof:
     """CheckpointError for anything that is wrong."""
     coded = bool(build.fused("MatMulNBits"))
     asked = Asked(LIMITS[build.options.dtype], left=False, length=length_of(build))

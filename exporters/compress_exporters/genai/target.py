@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from compress_exporters.exporter import Exporter, Options, Progress, Proof, Source, Written, require
+from compress.formats.weights import Weights
+from compress_exporters.exporter import Exporter, Options, Progress, Proof, Written, require
 
 if TYPE_CHECKING:
     from compress_exporters.onnx.graph.build import Build
@@ -38,7 +39,7 @@ class PlannedGenai:
         return prove_folder(self.build.weights, folder, self.build)
 
 
-def plan(source: Source, options: Options) -> PlannedGenai:
+def plan(source: Weights, options: Options) -> PlannedGenai:
     require(NAME, EXTRA, "onnx", "onnx_ir", "onnxruntime")
     from compress_exporters.genai.config import genai_config
     from compress_exporters.genai.lowering import build, notes

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from compress.checkpoint.shards.dtype_codes import PLAIN_DTYPES
 from compress.errors import CheckpointError
-from compress_exporters.exporter import Source
+from compress.formats.weights import Weights
 from compress_exporters.gguf.blocks import KINDS, encode
 from compress_exporters.gguf.layout import Piece
 from compress_exporters.gguf.plan import coded, dense
@@ -28,7 +28,7 @@ class Rounding:
 
 
 def parts(
-    source: Source, piece: Piece, kind: str, rounding: Rounding
+    source: Weights, piece: Piece, kind: str, rounding: Rounding
 ) -> Iterator[NDArray[np.uint8]]:
     """Bytes, one part after the other. CheckpointError for what fp16 cannot hold."""
     if KINDS[kind].block > 1:
@@ -39,7 +39,7 @@ def parts(
         yield _plain(values, piece, kind, rounding)
 
 
-def numbers(source: Source, piece: Piece) -> Iterator[Tensor]:
+def numbers(source: Weights, piece: Piece) -> Iterator[Tensor]:
     """fp32 numbers of a dense piece in the order of the file, some rows at a time."""
     if piece.values:
         yield torch.tensor(piece.values)
@@ -54,7 +54,7 @@ def numbers(source: Source, piece: Piece) -> Iterator[Tensor]:
             yield dense(source, piece, name)
 
 
-def _as_they_are(source: Source, piece: Piece, name: str) -> bool:
+def _as_they_are(source: Weights, piece: Piece, name: str) -> bool:
     """Whether rows can be read one after the other."""
     info = source.checkpoint.tensors.get(name)
     plain = info is not None and info.dtype in PLAIN_DTYPES

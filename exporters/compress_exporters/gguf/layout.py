@@ -10,7 +10,7 @@ from torch import Tensor
 
 from compress.arch.forward.forward import ForwardSpec
 from compress.arch.spec import BlockSpec, LinearSpec
-from compress_exporters.exporter import Source
+from compress.formats.weights import Weights
 from compress_exporters.gguf.arches import NORMS, ROLES, Arch
 
 Order = Literal["as it is", "neighbours", "parts"]
@@ -52,7 +52,9 @@ class Piece:
         return index.view(self.heads, 3, -1).transpose(0, 1).reshape(-1)  # q, k, v of each head
 
 
-def pieces(source: Source, how: ForwardSpec, arch: Arch, factors: tuple[Piece, ...]) -> list[Piece]:
+def pieces(
+    source: Weights, how: ForwardSpec, arch: Arch, factors: tuple[Piece, ...]
+) -> list[Piece]:
     """All tensors, in the order in which they stand in the file. factors: of rotations."""
     spec = source.spec
     embedding = Piece("token_embd.weight", (spec.embedding,), spec.embedding_shape, matrix=True)
@@ -74,7 +76,7 @@ def pieces(source: Source, how: ForwardSpec, arch: Arch, factors: tuple[Piece, .
     return found
 
 
-def _block(source: Source, block: BlockSpec, how: ForwardSpec, arch: Arch) -> Iterator[Piece]:
+def _block(source: Weights, block: BlockSpec, how: ForwardSpec, arch: Arch) -> Iterator[Piece]:
     for field, name in NORMS.items():
         path = getattr(how.norms, field)
         if path is not None:
@@ -99,7 +101,7 @@ def _number(linear: LinearSpec) -> int:
     return linear.expert
 
 
-def _norm(source: Source, path: str, name: str, how: ForwardSpec) -> Iterator[Piece]:
+def _norm(source: Weights, path: str, name: str, how: ForwardSpec) -> Iterator[Piece]:
     tensors = source.checkpoint.tensors
     shape = tensors[f"{path}.weight"].shape
     yield Piece(f"{name}.weight", (f"{path}.weight",), shape, added=how.norm_offset)
@@ -108,7 +110,7 @@ def _norm(source: Source, path: str, name: str, how: ForwardSpec) -> Iterator[Pi
 
 
 def _linear(
-    source: Source, linear: LinearSpec, index: int, how: ForwardSpec, arch: Arch
+    source: Weights, linear: LinearSpec, index: int, how: ForwardSpec, arch: Arch
 ) -> Iterator[Piece]:
     name = f"blk.{index}.{ROLES[linear.role]}"
     order, heads = _order(linear, how, arch)

@@ -6,7 +6,7 @@ from compress.arch.forward.forward import ForwardSpec
 from compress.arch.forward.table import FORWARDS
 from compress.arch.spec import DecoderSpec
 from compress.errors import CheckpointError
-from compress_exporters.exporter import Source
+from compress.formats.weights import Weights
 from compress_exporters.gguf.arches import ARCHES, Arch
 from compress_exporters.gguf.fields import Field, Fields
 
@@ -23,7 +23,7 @@ def arch_of(spec: DecoderSpec) -> Arch:
     return found
 
 
-def check_model(source: Source, how: ForwardSpec, arch: Arch) -> tuple[str, ...]:
+def check_model(source: Weights, how: ForwardSpec, arch: Arch) -> tuple[str, ...]:
     """Notes; CheckpointError, in one line, for what the architecture does not compute."""
     spec = source.spec
     _check_activation(how, arch)
@@ -158,7 +158,7 @@ def _check_softcaps(how: ForwardSpec, arch: Arch) -> None:
         )
 
 
-def _check_biases(source: Source, arch: Arch) -> None:
+def _check_biases(source: Weights, arch: Arch) -> None:
     tensors = source.checkpoint.tensors
     for linear in source.spec.linears():
         has = f"{linear.name}.bias" in tensors

@@ -10,9 +10,10 @@ from torch import Tensor
 from compress.arch.forward.forward import ForwardSpec, describe_forward
 from compress.errors import CheckpointError
 from compress.formats.scales import ScaleRounding, change
+from compress.formats.weights import Weights
 from compress.quant.tensor import QuantizedTensor
 from compress_exporters.decoded import decoded
-from compress_exporters.exporter import Options, Source
+from compress_exporters.exporter import Options
 from compress_exporters.gguf.arches import Arch
 from compress_exporters.gguf.blocks import KINDS, kind_of, needs_codes, offsets, why_not_blocks
 from compress_exporters.gguf.fields import Fields
@@ -33,7 +34,7 @@ class GgufPlan:
     rounded: what fp16 does to scales, over all weights that are stored as codes.
     """
 
-    source: Source
+    source: Weights
     how: ForwardSpec
     arch: Arch
     pieces: tuple[Piece, ...]
@@ -72,7 +73,7 @@ class _Look:
     rounded: ScaleRounding = field(default_factory=ScaleRounding)
 
 
-def make_plan(source: Source, options: Options) -> GgufPlan:
+def make_plan(source: Weights, options: Options) -> GgufPlan:
     """Reads scales and zero points, and codes of 8 bits with zero points; no other codes.
 
     RecipeError or CheckpointError for what does not fit.
@@ -104,7 +105,7 @@ def make_plan(source: Source, options: Options) -> GgufPlan:
     )
 
 
-def coded(source: Source, piece: Piece) -> Iterator[QuantizedTensor]:
+def coded(source: Weights, piece: Piece) -> Iterator[QuantizedTensor]:
     """The quantized weights of a piece, one after the other; none for what is stored dense."""
     for name in piece.sources:
         quantized = source.quantized(name)
@@ -112,7 +113,7 @@ def coded(source: Source, piece: Piece) -> Iterator[QuantizedTensor]:
             yield quantized
 
 
-def dense(source: Source, piece: Piece, name: str) -> Tensor:
+def dense(source: Weights, piece: Piece, name: str) -> Tensor:
     """One source of a piece, fp32, as the file has it: turned, in order, with what is added."""
     values = decoded(source, name).float()
     values = values.t() if piece.transposed else values
@@ -121,7 +122,7 @@ def dense(source: Source, piece: Piece, name: str) -> Tensor:
     return (values + piece.added if piece.added else values).contiguous()
 
 
-def _kind(source: Source, piece: Piece, plain: str, found: _Gathered) -> str:
+def _kind(source: Weights, piece: Piece, plain: str, found: _Gathered) -> str:
     if not piece.matrix:
         return "F32"
     looks = [_look(source, name) for name in piece.sources]
@@ -139,7 +140,7 @@ def _kind(source: Source, piece: Piece, plain: str, found: _Gathered) -> str:
     return kinds.pop() or plain
 
 
-def _look(source: Source, name: str) -> _Look:
+def _look(source: Weights, name: str) -> _Look:
     weight = source.outlined(name)
     if weight is None:
         return _Look()
@@ -178,7 +179,7 @@ def _called(folder: Path) -> str:
     return repository.rpartition("--")[2] if inside else folder.name.removesuffix(".partial")
 
 
-def _check_head(source: Source, arch: Arch) -> None:
+def _check_head(source: Weights, arch: Arch) -> None:
     spec = source.spec
     if arch.head != "tied" or spec.head is None:
         return
@@ -210,7 +211,7 @@ def _told(found: _Gathered, plain: str) -> Iterator[str]:
         )
 
 
-def _left(source: Source) -> Iterator[str]:
+def _left(source: Weights) -> Iterator[str]:
     spec = source.spec
     lost = [*spec.copied, *(name for block in spec.blocks for name in block.unrecognised)]
     if lost:

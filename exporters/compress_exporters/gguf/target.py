@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from compress_exporters.exporter import Exporter, Options, Progress, Proof, Source, Written, require
+from compress.formats.weights import Weights
+from compress_exporters.exporter import Exporter, Options, Progress, Proof, Written, require
 from compress_exporters.gguf.blocks import KINDS
 from compress_exporters.gguf.loaded import (
     LoaderResult,
@@ -47,7 +48,7 @@ class PlannedGguf:
         return _compared(self.plan, folder / FILE)
 
 
-def plan(source: Source, options: Options) -> PlannedGguf:
+def plan(source: Weights, options: Options) -> PlannedGguf:
     require(NAME, EXTRA, "gguf")
     return PlannedGguf(make_plan(source, options))
 
@@ -75,7 +76,7 @@ def _compared(plan: GgufPlan, path: Path) -> Proof:
     return _proof(detail + tuple(x.line for x in seen), seen)
 
 
-def _text(source: Source, plan: GgufPlan) -> list[int]:
+def _text(source: Weights, plan: GgufPlan) -> list[int]:
     """Tokens that the file's context holds."""
     context = next(value for key, value in plan.fields if key.endswith(".context_length"))
     assert isinstance(context, int)

@@ -4,13 +4,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from compress.formats.weights import Weights
 from compress_exporters.exporter import (
     Exporter,
     InPlace,
     Options,
     Progress,
     Proof,
-    Source,
     Written,
     require,
 )
@@ -53,7 +53,7 @@ class PlannedOnnx:
         return prove(self.build.weights, model, Asked.of(self.build))
 
 
-def plan(source: Source, options: Options) -> PlannedOnnx:
+def plan(source: Weights, options: Options) -> PlannedOnnx:
     require(NAME, EXTRA, "onnx", "onnx_ir", "onnxruntime")
     from compress_exporters.onnx import saving
     from compress_exporters.onnx.graph import linked

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from compress.errors import DependencyError
-from compress_exporters.exporter import Source
+from compress.formats.weights import Weights
 from compress_exporters.onnx.proof.checks import Asked
 from compress_exporters.onnx.proof.measuring import Seen
 from compress_exporters.onnx.saving import MODEL
@@ -23,7 +23,7 @@ ROOM = 4  # bytes that building takes by one of the weights; 3 were seen
 BASE = 1 << 30  # and whatever their size
 
 
-def proved(source: Source, folder: Path, asked: Asked) -> tuple[str, ...]:
+def proved(source: Weights, folder: Path, asked: Asked) -> tuple[str, ...]:
     """Lines of a proof. CheckpointError for a graph that TensorRT refuses, or computes otherwise.
 
     folder: as `write` left it.
@@ -71,7 +71,7 @@ def _why_not_run(device: Capability, needed: str | None) -> str | None:
     return f"its types need compute capability {needed}, and the device here has {have}"
 
 
-def _ran(source: Source, steps: EngineSteps, asked: Asked) -> str:
+def _ran(source: Weights, steps: EngineSteps, asked: Asked) -> str:
     """How near the engine's logits are to our decoder's.
 
     The limits are those of ONNX Runtime, which multiplies fp16 in fp32. They leave room for what

@@ -8,16 +8,8 @@ from typing import TYPE_CHECKING
 
 from compress.checkpoint import disk
 from compress.errors import CheckpointError
-from compress_exporters.exporter import (
-    AGAIN,
-    Exporter,
-    Options,
-    Progress,
-    Proof,
-    Source,
-    Written,
-    require,
-)
+from compress.formats.weights import Weights
+from compress_exporters.exporter import AGAIN, Exporter, Options, Progress, Proof, Written, require
 
 if TYPE_CHECKING:
     from compress_exporters.onnx.graph.build import Build
@@ -72,7 +64,7 @@ class PlannedTensorrt:
         return replace(proof, detail=(*told, *how, *built, *proof.detail))
 
 
-def plan(source: Source, options: Options) -> PlannedTensorrt:
+def plan(source: Weights, options: Options) -> PlannedTensorrt:
     require(NAME, EXTRA, "onnx", "onnx_ir", "onnxruntime")
     from compress_exporters.onnx import saving
     from compress_exporters.tensorrt.linears import notes, require_numbers
@@ -82,7 +74,7 @@ def plan(source: Source, options: Options) -> PlannedTensorrt:
     return PlannedTensorrt(build, notes(build), saving.size(build))
 
 
-def _proved(source: Source, model: Path, asked: "Asked") -> tuple[Proof, tuple[str, ...]]:
+def _proved(source: Weights, model: Path, asked: "Asked") -> tuple[Proof, tuple[str, ...]]:
     """In ONNX Runtime, and what was done to the graph for it."""
     from compress_exporters.onnx.proof.checks import prove
     from compress_exporters.tensorrt.folding import folded, has_fp4
@@ -99,7 +91,7 @@ def _proved(source: Source, model: Path, asked: "Asked") -> tuple[Proof, tuple[s
     )
 
 
-def _build(source: Source, options: Options) -> "Build":
+def _build(source: Weights, options: Options) -> "Build":
     """CheckpointError for a decoder that TensorRT has no types for."""
     from compress_exporters.onnx.graph.decoder import build_decoder
     from compress_exporters.tensorrt.lowering import TENSORRT

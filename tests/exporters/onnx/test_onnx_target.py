@@ -15,9 +15,10 @@ import pytest
 from compress.checkpoint import Checkpoint
 from compress.errors import CheckpointError, DependencyError
 from compress.formats import open_weights
+from compress.formats.weights import Weights
 from compress.quant.scheme import PRESETS, QuantScheme
 from compress_exporters import reference
-from compress_exporters.exporter import Options, Source
+from compress_exporters.exporter import Options
 from compress_exporters.onnx.proof import checks
 from compress_exporters.onnx.saving import DATA, MODEL
 from compress_exporters.table import EXPORTERS
@@ -28,21 +29,21 @@ ONNX = EXPORTERS["onnx"]
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Source:
+def source(tmp_path: Path) -> Weights:
     return open_weights(
         Checkpoint.open(tiny_models.make("llama", tmp_path / "model", dtype="fp32"))
     )
 
 
 @pytest.fixture
-def folder(source: Source, tmp_path: Path) -> Path:
+def folder(source: Weights, tmp_path: Path) -> Path:
     out = tmp_path / "out"
     out.mkdir()
     ONNX.plan(source, Options()).write(out, lambda *_: None)
     return out
 
 
-def test_what_is_written_is_told(source: Source, tmp_path: Path) -> None:
+def test_what_is_written_is_told(source: Weights, tmp_path: Path) -> None:
     out, told = tmp_path / "out", []
     out.mkdir()
     written = ONNX.plan(source, Options()).write(out, lambda *step: told.append(step))
@@ -54,7 +55,7 @@ def test_what_is_written_is_told(source: Source, tmp_path: Path) -> None:
     assert (out / DATA).stat().st_size <= size < (out / DATA).stat().st_size + 10_000
 
 
-def test_two_exports_are_equal(source: Source, folder: Path, tmp_path: Path) -> None:
+def test_two_exports_are_equal(source: Weights, folder: Path, tmp_path: Path) -> None:
     again = tmp_path / "again"
     again.mkdir()
     ONNX.plan(source, Options()).write(again, lambda *_: None)
@@ -62,7 +63,7 @@ def test_two_exports_are_equal(source: Source, folder: Path, tmp_path: Path) -> 
         assert (again / name).read_bytes() == (folder / name).read_bytes()
 
 
-def test_proof_of_a_good_graph(source: Source, folder: Path) -> None:
+def test_proof_of_a_good_graph(source: Weights, folder: Path) -> None:
     proof = ONNX.plan(source, Options()).verify(folder)
     assert proof.level == "tokens"
     assert proof.max_logit_error is not None
@@ -100,7 +101,7 @@ def test_tokens_that_differ_are_named() -> None:
     assert line.endswith("whose logit is 0.012 above")
 
 
-def test_the_first_token_that_our_decoder_would_not_choose(source: Source) -> None:
+def test_the_first_token_that_our_decoder_would_not_choose(source: Weights) -> None:
     decoder, prompt = reference.Reference.load(source), [5, 9]
     logits = decoder.logits(prompt)[-1]
     best, second = (int(x) for x in logits.topk(2).indices)
@@ -174,7 +175,7 @@ def rename(folder: Path, which: Callable[[onnx.NodeProto], bool], kind: str, inp
 
 @pytest.mark.parametrize("fault", [spoil_weight, drop_rotation, see_all])
 def test_a_graph_that_computes_something_else_is_found(
-    source: Source, folder: Path, fault: Callable[[Path], None]
+    source: Weights, folder: Path, fault: Callable[[Path], None]
 ) -> None:
     fault(folder)
     with pytest.raises(
@@ -183,7 +184,7 @@ def test_a_graph_that_computes_something_else_is_found(
         ONNX.plan(source, Options()).verify(folder)
 
 
-def test_inputs_that_are_rounded_otherwise_are_found(source: Source, tmp_path: Path) -> None:
+def test_inputs_that_are_rounded_otherwise_are_found(source: Weights, tmp_path: Path) -> None:
     scheme = PRESETS["W8A8_STATIC"]
     written = compressed_models.write(source.checkpoint.path, tmp_path / "coded", scheme)
     coded, out = open_weights(Checkpoint.open(written.folder)), tmp_path / "out"
@@ -198,7 +199,7 @@ def test_inputs_that_are_rounded_otherwise_are_found(source: Source, tmp_path: P
         ONNX.plan(coded, Options()).verify(out)
 
 
-def test_a_graph_that_is_none_is_found(source: Source, folder: Path) -> None:
+def test_a_graph_that_is_none_is_found(source: Weights, folder: Path) -> None:
     rename(folder, lambda node: node.op_type == "RMSNormalization", "NoSuchOperator", 2)
     with pytest.raises(CheckpointError, match=r"model.onnx is no well-formed graph: .*NoSuchOper"):
         ONNX.plan(source, Options()).verify(folder)
@@ -206,7 +207,7 @@ def test_a_graph_that_is_none_is_found(source: Source, folder: Path) -> None:
 
 @pytest.mark.parametrize(("free", "level"), [([0], "form"), ([10**9, 0], "loads")])
 def test_little_memory_proves_less(
-    source: Source, folder: Path, monkeypatch: pytest.MonkeyPatch, free: list[int], level: str
+    source: Weights, folder: Path, monkeypatch: pytest.MonkeyPatch, free: list[int], level: str
 ) -> None:
     """free: before the graph is opened, and before the decoder is read."""
     found = iter(free)
@@ -216,7 +217,7 @@ def test_little_memory_proves_less(
     assert "too little memory is free" in proof.detail[0]
 
 
-def test_missing_packages_are_named(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_packages_are_named(source: Weights, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("compress_exporters.exporter.installed", lambda name: "ir" not in name)
     with pytest.raises(DependencyError, match=r"^onnx needs onnx_ir; .*compress-model\[onnx\]"):
         ONNX.plan(source, Options())

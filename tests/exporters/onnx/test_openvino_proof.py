@@ -14,9 +14,10 @@ import pytest
 from compress.checkpoint import Checkpoint
 from compress.errors import CheckpointError
 from compress.formats import open_weights
+from compress.formats.weights import Weights
 from compress.quant.scheme import PRESETS
 from compress_exporters import reference
-from compress_exporters.exporter import Options, Source
+from compress_exporters.exporter import Options
 from compress_exporters.onnx.proof import openvino
 from compress_exporters.onnx.proof.checks import EXACT
 from compress_exporters.onnx.proof.running import Array, Past, Runner
@@ -60,7 +61,7 @@ def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_models.make("llama", tmp_path_factory.mktemp("openvino") / "model", dtype="fp32")
 
 
-def exported(model: Path, out: Path, target: str = "onnx") -> tuple[Source, Path]:
+def exported(model: Path, out: Path, target: str = "onnx") -> tuple[Weights, Path]:
     source = open_weights(Checkpoint.open(model))
     out.mkdir()
     EXPORTERS[target].plan(source, Options()).write(out, lambda *_: None)

@@ -10,8 +10,9 @@ import torch
 from compress.checkpoint import Checkpoint
 from compress.errors import CheckpointError
 from compress.formats import open_weights
+from compress.formats.weights import Weights
 from compress.quant.scheme import PRESETS
-from compress_exporters.exporter import Options, Source
+from compress_exporters.exporter import Options
 from compress_exporters.onnx.graph.decoder import build_decoder
 from compress_exporters.onnx.proof.checks import Asked
 from compress_exporters.table import EXPORTERS
@@ -32,7 +33,7 @@ def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_models.make("llama", place, dtype="fp32", **WIDE)
 
 
-def exported(model: Path, out: Path, **options: Any) -> tuple[Source, Options]:
+def exported(model: Path, out: Path, **options: Any) -> tuple[Weights, Options]:
     source, chosen = open_weights(Checkpoint.open(model)), Options(**options)
     out.mkdir()
     TENSORRT.plan(source, chosen).write(out, lambda *_: None)

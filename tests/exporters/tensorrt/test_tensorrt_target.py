@@ -15,8 +15,9 @@ import torch
 from compress.checkpoint import Checkpoint
 from compress.errors import CheckpointError, DependencyError, OutputError
 from compress.formats import open_weights
+from compress.formats.weights import Weights
 from compress.quant.scheme import PRESETS
-from compress_exporters.exporter import Options, Source
+from compress_exporters.exporter import Options
 from compress_exporters.onnx.proof.running import Runner
 from compress_exporters.onnx.saving import DATA, MODEL
 from compress_exporters.table import EXPORTERS
@@ -30,7 +31,7 @@ from helpers.forward_cases import CASES, rope, text, transformers_model
 TENSORRT = EXPORTERS["tensorrt"]
 
 
-def opened(model: Path) -> Source:
+def opened(model: Path) -> Weights:
     return open_weights(Checkpoint.open(model))
 
 
@@ -41,12 +42,12 @@ def exported(model: Path, out: Path, options: Options | None = None) -> Path:
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Source:
+def source(tmp_path: Path) -> Weights:
     return opened(tiny_models.make("llama", tmp_path / "model", dtype="fp32"))
 
 
 @pytest.fixture
-def folder(source: Source, tmp_path: Path) -> Path:
+def folder(source: Weights, tmp_path: Path) -> Path:
     return exported(source.checkpoint.path, tmp_path / "out")
 
 
@@ -63,7 +64,7 @@ def test_logits_are_those_of_transformers(case: str, tmp_path: Path) -> None:
     assert np.abs(got - want).max() < 1e-5
 
 
-def test_what_is_written_is_told(source: Source, tmp_path: Path) -> None:
+def test_what_is_written_is_told(source: Weights, tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
     written = TENSORRT.plan(source, Options()).write(out, lambda *_: None)
@@ -77,7 +78,7 @@ def test_what_is_written_is_told(source: Source, tmp_path: Path) -> None:
     assert (out / DATA).stat().st_size <= TENSORRT.plan(source, Options()).size
 
 
-def test_attention_is_one_operator_in_16_bits(source: Source, tmp_path: Path) -> None:
+def test_attention_is_one_operator_in_16_bits(source: Weights, tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
     written = TENSORRT.plan(source, Options(dtype="fp16")).write(out, lambda *_: None)
@@ -92,7 +93,7 @@ def test_soft_caps_are_told(tmp_path: Path) -> None:
     assert unfused == {"Attention": "TensorRT's has no soft cap, so it is spelled out"}
 
 
-def test_proof_of_a_good_graph(source: Source, folder: Path) -> None:
+def test_proof_of_a_good_graph(source: Weights, folder: Path) -> None:
     proof = TENSORRT.plan(source, Options()).verify(folder)
     assert proof.level == "tokens"
     assert proof.max_logit_error is not None
@@ -171,7 +172,7 @@ def choose_one_key(folder: Path) -> None:
     ],
 )
 def test_a_graph_that_is_wrong_is_found(
-    source: Source, folder: Path, fault: Callable[[Path], None], says: str
+    source: Weights, folder: Path, fault: Callable[[Path], None], says: str
 ) -> None:
     fault(folder)
     with pytest.raises(CheckpointError, match=says):
@@ -184,7 +185,7 @@ def test_rotations_in_64_bits_are_refused(tmp_path: Path) -> None:
         TENSORRT.plan(opened(model), Options())
 
 
-def test_missing_packages_are_named(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_packages_are_named(source: Weights, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("compress_exporters.exporter.installed", lambda name: "ir" not in name)
     with pytest.raises(DependencyError, match=r"^tensorrt needs onnx_ir; .*compress-model\[onnx\]"):
         TENSORRT.plan(source, Options())
@@ -244,7 +245,7 @@ def test_profiles_end_where_learned_positions_do(tmp_path: Path) -> None:
         assert shapes["attention_mask"][1] == most
 
 
-def test_profiles_are_as_long_as_asked(source: Source, tmp_path: Path) -> None:
+def test_profiles_are_as_long_as_asked(source: Weights, tmp_path: Path) -> None:
     out = exported(source.checkpoint.path, tmp_path / "out", Options(max_context=40))
     shapes = json.loads((out / JSON).read_text())["profiles"]["decode"]["max"]
     assert shapes["attention_mask"] == [4, 40]

@@ -4,7 +4,8 @@ from pathlib import Path
 
 from compress.checkpoint import Checkpoint
 from compress.formats import open_weights
-from compress_exporters.exporter import Options, Source, Written
+from compress.formats.weights import Weights
+from compress_exporters.exporter import Options, Written
 from compress_exporters.genai.lowering import build
 from compress_exporters.onnx.graph.build import Build
 from compress_exporters.onnx.proof.running import Runner
@@ -15,7 +16,7 @@ GENAI = EXPORTERS["onnx-genai"]
 EXACT = Options(accuracy_level=0)  # inputs of products stay as they are
 
 
-def source(model: Path) -> Source:
+def source(model: Path) -> Weights:
     return open_weights(Checkpoint.open(model))
 
 

@@ -6,35 +6,36 @@ from typing import Any
 
 from compress.checkpoint import Checkpoint
 from compress.formats import open_weights
+from compress.formats.weights import Weights
 from compress.quant.scheme import QuantScheme
-from compress_exporters.exporter import Options, Source
+from compress_exporters.exporter import Options
 from compress_exporters.gguf.plan import GgufPlan, make_plan
 from compress_exporters.gguf.write import FILE, write_file
 from helpers import compressed_models, tiny_models
 
 
-def source(folder: Path) -> Source:
+def source(folder: Path) -> Weights:
     return open_weights(Checkpoint.open(folder))
 
 
-def tiny(folder: Path, family: str = "llama", **options: Any) -> Source:
+def tiny(folder: Path, family: str = "llama", **options: Any) -> Weights:
     """A dense checkpoint of random fp32 weights."""
     return source(tiny_models.make(family, folder, **{"dtype": "fp32", **options}))
 
 
 def coded(
     folder: Path, scheme: QuantScheme, family: str = "llama", *, dtype: Any = "fp16", **how: Any
-) -> Source:
+) -> Weights:
     """A quantized one; its scales are of `dtype`."""
     original = tiny_models.make(family, folder / "original", dtype=dtype)
     return source(compressed_models.write(original, folder / "coded", scheme, **how).folder)
 
 
-def planned(checkpoint: Source, **options: Any) -> GgufPlan:
+def planned(checkpoint: Weights, **options: Any) -> GgufPlan:
     return make_plan(checkpoint, Options(**options))
 
 
-def written(checkpoint: Source, folder: Path, **options: Any) -> tuple[GgufPlan, Path]:
+def written(checkpoint: Weights, folder: Path, **options: Any) -> tuple[GgufPlan, Path]:
     plan = planned(checkpoint, **options)
     folder.mkdir(parents=True, exist_ok=True)
     write_file(plan, folder / FILE, lambda *_: None)

@@ -14,8 +14,8 @@ from typing import Any
 from compress.arch.text_config import config_at
 from compress.checkpoint.jsonfile import read_object
 from compress.errors import CheckpointError
+from compress.formats.weights import Weights
 from compress.text.tokenizer import Tokenizer, load_tokenizer
-from compress_exporters.exporter import Source
 from compress_exporters.gguf.fields import Field, Fields
 from compress_exporters.gguf.tokenizer.bytelevel import bytelevel
 from compress_exporters.gguf.tokenizer.sentencepiece import sentencepiece
@@ -43,7 +43,7 @@ def model_name(name: str, words: Vocabulary) -> str:
     return "model" if taken and not words.texts >= _PHI_TOKENS else name
 
 
-def vocabulary(source: Source) -> Vocabulary:
+def vocabulary(source: Weights) -> Vocabulary:
     """CheckpointError, in one line, for a tokenizer that GGUF cannot express."""
     folder = source.checkpoint.path
     file = folder / "tokenizer.json"
@@ -155,7 +155,7 @@ def _unused(i: int, taken: set[str]) -> str:
     return name
 
 
-def _special(source: Source, tokenizer: Tokenizer, folder: Path) -> Iterator[Field]:
+def _special(source: Weights, tokenizer: Tokenizer, folder: Path) -> Iterator[Field]:
     """Ids of tokens with a meaning. A model may end texts in several ways: GGUF has keys for the
     ends of a text, of a turn and of a message, at each of which llama.cpp stops."""
     rows = source.spec.embedding_shape[0]
@@ -176,7 +176,7 @@ def _added_tokens(folder: Path) -> Sequence[Mapping[str, Any]]:
     return read_object(folder / "tokenizer.json").get("added_tokens") or ()
 
 
-def _ends(source: Source, tokenizer: Tokenizer) -> list[int]:
+def _ends(source: Weights, tokenizer: Tokenizer) -> list[int]:
     """Ids of tokens that end a text or a turn, each once: the tokenizer's own, then what
     generation_config.json says, or else config.json."""
     config = source.checkpoint.config

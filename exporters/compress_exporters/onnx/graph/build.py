@@ -9,8 +9,9 @@ import onnx_ir as ir
 
 from compress.arch.forward.forward import ForwardSpec
 from compress.arch.spec import BlockSpec, DecoderSpec, LinearSpec
+from compress.formats.weights import Weights
 from compress.quant.tensor import QuantizedTensor
-from compress_exporters.exporter import Options, Source
+from compress_exporters.exporter import Options
 from compress_exporters.onnx.graph.graph import Graph
 
 _T = TypeVar("_T")
@@ -28,7 +29,7 @@ class Build:
     """
 
     graph: Graph
-    weights: Source
+    weights: Weights
     how: ForwardSpec
     options: Options
     lowering: "Lowering"

@@ -6,7 +6,8 @@ import onnx_ir as ir
 
 from compress.arch.forward.forward import describe_forward
 from compress.arch.spec import BlockSpec
-from compress_exporters.exporter import Options, Source
+from compress.formats.weights import Weights
+from compress_exporters.exporter import Options
 from compress_exporters.onnx.graph.attention import PAST, PRESENT
 from compress_exporters.onnx.graph.build import Build, Lowering
 from compress_exporters.onnx.graph.graph import Graph
@@ -29,7 +30,7 @@ class Stream:
     added: ir.Value | None = None
 
 
-def build_decoder(source: Source, options: Options, lowering: Lowering) -> Build:
+def build_decoder(source: Weights, options: Options, lowering: Lowering) -> Build:
     """The whole graph. CheckpointError for a decoder that is in no table of forwards."""
     how = describe_forward(source.checkpoint.config, source.spec)
     graph = Graph(DTYPES[options.dtype], dict(lowering.opsets))

@@ -10,7 +10,8 @@ import numpy as np
 import onnx
 
 from compress.errors import CheckpointError
-from compress_exporters.exporter import Proof, Source
+from compress.formats.weights import Weights
+from compress_exporters.exporter import Proof
 from compress_exporters.onnx.graph.build import Build
 from compress_exporters.onnx.proof import openvino
 from compress_exporters.onnx.proof.measuring import Error, Seen
@@ -107,7 +108,7 @@ def require_form(model: Path) -> None:
         raise CheckpointError(f"{model} is no well-formed graph: {reason}") from error
 
 
-def prove(source: Source, model: Path, asked: Asked) -> Proof:
+def prove(source: Weights, model: Path, asked: Asked) -> Proof:
     """In ONNX Runtime, and in OpenVINO where that is asked and installed, against our decoder.
     CheckpointError for a graph that computes anything else; where the memory does not do for both,
     what can be proved without."""
@@ -124,7 +125,7 @@ def prove(source: Source, model: Path, asked: Asked) -> Proof:
     return replace(proof, detail=(*proof.detail, *more))
 
 
-def compared(source: Source, runner: Runner, asked: Asked) -> tuple[Proof, Seen]:
+def compared(source: Weights, runner: Runner, asked: Asked) -> tuple[Proof, Seen]:
     """Logits of a text in one step, in chunks and beside a padded one, then greedy tokens."""
     ids = text(source, asked.length)
     reference = Reference.load(source, inputs=asked.rounds)
