@@ -22,7 +22,7 @@ from compress.blocks.linear import check_linear
 from compress.blocks.model import build_model, find_stack, remedy, set_parameter, short_reason
 from compress.blocks.recorder import FirstReached, LastReached, Recorder, Tape
 from compress.errors import CheckpointError
-from compress.formats.checked_reads import RowReader, check_names, expert_paths, read_finite
+from compress.formats.checked_reads import RowReader, check_names, expert_paths
 from compress.quant.activations import fake_quantize, quantize_inputs
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ class Skeleton:
         check_names(spec, wanted)
         state: dict[str, Tensor] = {}
         for tensor, path in spec.modules:
-            value = read_finite(weights, tensor)
+            value = weights.read(tensor, check_finite=True)
             if value.shape != wanted[path].shape:
                 raise CheckpointError(
                     f"tensor {tensor} has shape {list(value.shape)}, transformers'"
@@ -208,7 +208,7 @@ class Skeleton:
         state = self._read_outside(weights) | self._read_head(weights)
         tied = state.get(f"{self.head_path}.weight") if self.spec.tied else None
         if tied is None:
-            tied = read_finite(weights, self.spec.embedding).to(self.device, self.dtype)
+            tied = weights.read(self.spec.embedding, check_finite=True).to(self.device, self.dtype)
         return state | {paths[self.spec.embedding]: tied}
 
     def check_outside(self) -> None:
@@ -290,17 +290,17 @@ class Skeleton:
     def _read_outside(self, weights: "Weights") -> dict[str, Tensor]:
         """Everything beside the blocks except the embedding and the head: small tensors."""
         return {
-            path: read_finite(weights, tensor).to(self.device, self.dtype)
+            path: weights.read(tensor, check_finite=True).to(self.device, self.dtype)
             for tensor, path in self._outside_paths().items()
             if tensor != self.spec.embedding
         }
 
     def _read_head(self, weights: "Weights") -> dict[str, Tensor]:
         name = self.spec.head or self.spec.embedding
-        state = {f"{self.head_path}.weight": read_finite(weights, name)}
+        state = {f"{self.head_path}.weight": weights.read(name, check_finite=True)}
         for tensor, path in self.spec.outside:
             if path == f"{self.head_path}.bias":
-                state[path] = read_finite(weights, tensor)
+                state[path] = weights.read(tensor, check_finite=True)
         return {path: value.to(self.device, self.dtype) for path, value in state.items()}
 
     def _clear(self, path: str, shape: torch.Size) -> None:

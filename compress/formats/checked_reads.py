@@ -46,13 +46,6 @@ def check_names(spec: BlockSpec, wanted: Mapping[str, Tensor]) -> None:
         )
 
 
-def read_finite(weights: "Weights", tensor: str) -> Tensor:
-    """A tensor as stored. CheckpointError with number and place of NaN and infinity."""
-    value = weights.read(tensor)
-    refuse_nonfinite(tensor, value)
-    return value
-
-
 def refuse_nonfinite(tensor: str, value: Tensor) -> None:
     """CheckpointError with number and place of NaN and infinity."""
     bad = find_nonfinite(value)
@@ -80,7 +73,7 @@ class RowReader:
             return _read_rows(weights, tensor, ids)
         if self.decoded is None or self.decoded[0] is not weights:
             self.decoded = None  # before the next one takes its place
-            self.decoded = (weights, read_finite(weights, tensor))
+            self.decoded = (weights, weights.read(tensor, check_finite=True))
         table = self.decoded[1]
         check_ids(ids, tensor, table.shape[0])
         return table[ids]

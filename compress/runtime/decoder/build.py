@@ -9,7 +9,6 @@ from torch import Tensor
 
 from compress.arch.forward.forward import ForwardSpec
 from compress.arch.spec import BlockSpec, LinearSpec
-from compress.formats.checked_reads import read_finite
 from compress.runtime.decoder.activations import activation, gating
 from compress.runtime.decoder.attention import Attention
 from compress.runtime.decoder.layer import DecoderLayer
@@ -31,7 +30,7 @@ class Loader:
     device: torch.device
 
     def tensor(self, name: str) -> Tensor:
-        return read_finite(self.weights, name).to(self.device, self.dtype)
+        return self.weights.read(name, check_finite=True).to(self.device, self.dtype)
 
     def norm(self, path: str) -> Norm:
         """The norm at a path of the checkpoint."""

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from compress.arch.spec import LinearSpec
-from compress.formats.checked_reads import read_finite
 from compress.formats.weights import Weights
 from compress.quant.activations import fake_quantize
 from compress.quant.tensor import InputQuantization
@@ -47,13 +46,13 @@ def load_linear(
     name = f"{spec.name}.bias"
     bias = None
     if name in weights.checkpoint.tensors:
-        bias = read_finite(weights, name).to(device, dtype)
+        bias = weights.read(name, check_finite=True).to(device, dtype)
     quantized = weights.quantized(spec.tensor)
     inputs = weights.activation(spec.name)
     if quantized is not None:
         packed = PackedWeight.of(quantized, device, weights.plain_dtype)
         return Linear(packed, bias, inputs, dtype)
-    weight = read_finite(weights, spec.tensor).to(device, dtype)
+    weight = weights.read(spec.tensor, check_finite=True).to(device, dtype)
     weight = weight.t().contiguous() if spec.transposed else weight
     return Linear(weight, bias, inputs, dtype)
 
