@@ -152,12 +152,14 @@ class Skeleton:
         """Output of a loaded block. hidden: [batch, seq, hidden], the batch of `context`.
 
         cache: sees, and may change, the keys and values that attention uses. CheckpointError when
-        the block does not offer them.
+        the block does not offer them. Gradients are recorded where parameters of the block or
+        `hidden` ask for them, which those of a block just loaded do not.
         """
         args, kwargs = context.calls[index]
         if cache is not None:
             args, kwargs = call_with_cache(block, args, kwargs, cache)
-        with torch.no_grad():
+        asked = hidden.requires_grad or any(p.requires_grad for p in block.parameters())
+        with torch.set_grad_enabled(asked and torch.is_grad_enabled()):
             out = block(hidden, *args, **kwargs)
         if cache is not None and not cache.met:
             raise CheckpointError(

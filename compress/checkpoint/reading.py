@@ -33,12 +33,19 @@ def content_of(path: Path) -> bytes:
         return read_regular(path, MOST_BYTES)
 
 
-def read_into(path: Path, target: memoryview, offset: int) -> None:
-    """Fill `target` (bytes) from byte `offset` of a file."""
-    read_parts(path, [target], offset)
+def read_into(
+    path: Path, target: memoryview, offset: int, since: str = "after it was opened"
+) -> None:
+    """Fill `target` (bytes) from byte `offset` of a file.
+
+    since: what the error says of when a file became too short.
+    """
+    read_parts(path, [target], offset, since)
 
 
-def read_parts(path: Path, parts: Sequence[memoryview], offset: int) -> None:
+def read_parts(
+    path: Path, parts: Sequence[memoryview], offset: int, since: str = "after it was opened"
+) -> None:
     """Fill buffers (of bytes), one behind the other, from byte `offset` of a file on."""
     left = [part for part in parts if len(part)]
     with reading(path):
@@ -47,7 +54,7 @@ def read_parts(path: Path, parts: Sequence[memoryview], offset: int) -> None:
             while left:
                 got = os.preadv(fd, left, offset)  # may be less than asked
                 if got == 0:
-                    raise CheckpointError(f"{path} became shorter after it was opened")
+                    raise CheckpointError(f"{path} became shorter {since}")
                 offset += got
                 left = _behind(left, got)
         finally:

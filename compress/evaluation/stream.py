@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import torch
 
 from compress.blocks.skeleton import Skeleton
+from compress.blocks.states import HiddenStates
+from compress.blocks.walk import Chain, LoadedBlock, TokenBatch, walk
 from compress.evaluation.batches import Batch
-from compress.evaluation.store import TensorStore
 from compress.evaluation.workspace import Workspace
 from compress.events import Event
 from compress.formats.weights import Weights
@@ -26,69 +27,54 @@ def final_states(
     config: EvaluationConfig,
     work: Workspace,
     label: str,
-) -> TensorStore:
+) -> HiddenStates:
     """Hidden states behind the final norm that predict the scored tokens.
 
     Returns a store with one tensor [tokens, hidden], in the order of the batches' targets; the
     caller closes it. `label` ("source", "result") names its file and the progress.
     Raises CheckpointError, naming the tensor, for weights with NaN or Inf.
     """
-    hidden, dtype = weights.spec.hidden, DTYPES[config.dtype]
+    hidden, dtype, budget = weights.spec.hidden, DTYPES[config.dtype], config.spill_bytes
     skeleton = make_skeleton(weights, dtype, work)
     tokens = sum(len(batch.targets) for batch in batches)
-    final = TensorStore(
-        work.folder / f"{label}-final.bin", [(tokens, hidden)], dtype, config.spill_bytes
+    final = HiddenStates(
+        work.folder / f"{label}-final.bin", [(tokens, hidden)], dtype, budget=budget
     )
     shapes = [(*batch.ids.shape, hidden) for batch in batches]
     path = work.folder / f"{label}-hidden.bin"
     try:
-        with TensorStore(path, shapes, dtype, config.spill_bytes) as states:
-            _through_blocks(skeleton, weights, batches, states, work, label)
-            _collect(skeleton, weights, batches, states, final)
+        with HiddenStates(path, shapes, dtype, budget=budget) as states:
+            rows = tuple(TokenBatch(batch.ids) for batch in batches)
+            chain = Chain(skeleton, weights, rows, (states,))
+            _through_blocks(chain, work, label)
+            _collect(chain, batches, final)
     except BaseException:
         final.close()
         raise
     return final
 
 
-@torch.inference_mode()
-def _through_blocks(
-    skeleton: Skeleton,
-    weights: Weights,
-    batches: Sequence[Batch],
-    states: TensorStore,
-    work: Workspace,
-    label: str,
-) -> None:
+def _through_blocks(chain: Chain, work: Workspace, label: str) -> None:
     """Embed every batch, then carry all of them through block after block, in place."""
-    for index, batch in enumerate(batches):
-        states.write(index, skeleton.embed(weights, batch.ids))
-    count = len(weights.spec.blocks)
-    for position in range(count):
-        block = skeleton.load_block(weights, position)
-        cache = skeleton.stored_cache(weights, position)
-        for index, batch in enumerate(batches):
-            # hidden: [windows, length, hidden]
-            hidden = states.read(index).to(work.device)
-            context = skeleton.context(batch.ids, None)
-            states.write(index, skeleton.run_block(block, position, hidden, context, cache))
-        # Freed before the next one is read: two blocks at a time would double the peak.
-        del block
+    chain.embed()
+    count = len(chain.weights.spec.blocks)
+    for block in walk(chain):
+        position = block.spec.index
+        _run_on(block, chain.weights)
         work.progress(Event(f"evaluate {label}", f"block {position}", position + 1, count, 0.0))
 
 
+def _run_on(block: LoadedBlock, weights: Weights) -> None:
+    """As the checkpoint means it: keys and values go through the cache that it asks for."""
+    cache = block.skeleton.stored_cache(weights, block.spec.index)
+    block.run_on(lambda mask: cache)
+
+
 @torch.inference_mode()
-def _collect(
-    skeleton: Skeleton,
-    weights: Weights,
-    batches: Sequence[Batch],
-    states: TensorStore,
-    final: TensorStore,
-) -> None:
-    """Final norm, then the rows that predict a scored token."""
+def _collect(chain: Chain, batches: Sequence[Batch], final: HiddenStates) -> None:
+    """Of the states behind the final norm, the rows that predict a scored token."""
     start = 0
-    for index, batch in enumerate(batches):
-        hidden = skeleton.final_hidden(weights, states.read(index).to(skeleton.device))
+    for batch, hidden in zip(batches, chain.final(), strict=True):
         rows = hidden.flatten(0, 1)[batch.predicting.to(hidden.device)]
         final.write(0, rows, start)
         start += len(rows)

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
+from compress.blocks.states import HiddenStates
 from compress.errors import CheckpointError, DataError
 from compress.evaluation.batches import Batch, make_batches
 from compress.evaluation.head import FinalStates, ScoredTokens, Totals, score
 from compress.evaluation.perplexity import perplexity
-from compress.evaluation.store import TensorStore
 from compress.evaluation.stream import final_states, make_skeleton
 from compress.evaluation.windows import TokenWindows
 from compress.evaluation.workspace import Workspace
@@ -44,7 +44,7 @@ def evaluate(
     texts: Sequence[TokenWindows],
     config: EvaluationConfig,
     work: Workspace,
-    source_states: TensorStore | None = None,
+    source_states: HiddenStates | None = None,
 ) -> tuple[TextScores, ...]:
     """Perplexity of the result on each text; with a source its perplexity, KL and agreement too.
 
@@ -57,7 +57,7 @@ def evaluate(
     """
     _check(result, source, texts)
     batches = make_batches(texts, config.batch_tokens)
-    own: list[TensorStore] = []
+    own: list[HiddenStates] = []
     try:
         if source is not None and source_states is None:
             source_states = source_final_states(source, texts, config, work)
@@ -75,7 +75,7 @@ def evaluate(
 
 def source_final_states(
     source: Weights, texts: Sequence[TokenWindows], config: EvaluationConfig, work: Workspace
-) -> TensorStore:
+) -> HiddenStates:
     """The source's share of `evaluate`, to be used for several results; the caller closes it."""
     _check(source, None, texts)
     return _final_states(source, texts, config, work, "source")
@@ -87,7 +87,7 @@ def _final_states(
     config: EvaluationConfig,
     work: Workspace,
     label: str,
-) -> TensorStore:
+) -> HiddenStates:
     """Of all scored tokens, in the order of the batches.
 
     Where a token is rounded by what else is in its call, a call is a window: how many windows go
@@ -98,7 +98,7 @@ def _final_states(
     return final_states(weights, batches, config, work, label)
 
 
-def _side(weights: Weights, states: TensorStore, work: Workspace) -> FinalStates:
+def _side(weights: Weights, states: HiddenStates, work: Workspace) -> FinalStates:
     # fp32 whatever the blocks ran in: bf16 logits are rounded by up to 0.06 at 16.
     skeleton = make_skeleton(weights, torch.float32, work)
 

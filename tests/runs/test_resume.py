@@ -287,7 +287,7 @@ def broken(path: Path) -> None:
     path.write_bytes(b"x" * 20)
 
 
-def killed_before_it(*arguments: Any) -> None:
+def killed_before_it(*arguments: Any, **named: Any) -> None:
     raise faults.Killed
 
 

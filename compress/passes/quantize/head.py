@@ -10,53 +10,44 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from compress.blocks.skeleton import BlockContext
+from compress.blocks.walk import Chain
 from compress.checkpoint.shards.dtypes import TORCH_DTYPES
 from compress.methods import METHODS
 from compress.methods.observed import Observed
-from compress.methods.outcome import Outcome, judge
+from compress.methods.outcome import judge
 from compress.passes.context import PassContext, finish_unit, read_in_rows, read_weight
-from compress.passes.hidden_states import HiddenStates
-from compress.passes.quantize.observe import Batches, needs_magnitudes
+from compress.passes.quantize.observe import needs_magnitudes
 from compress.passes.quantize.solve import write_solved
-from compress.passes.quantize.stream import join_outcomes
+from compress.passes.quantize.stream import WeighedOutcome, join_runs
 from compress.passes.units import HEAD
 from compress.plan.layers import ModulePlan
 from compress.plan.output_format import scale_dtype
 from compress_calibration.hessian import GramAccumulator, InputStats
 
 
-def quantize_head(
-    work: PassContext, batches: Batches, head: ModulePlan, source: HiddenStates
-) -> None:
-    """Observe, quantize and write the head; record it. source: what the last block gives."""
-    stats = _observe(work, batches, head, source)
-    outcome = _solve(work, head, stats)
+def quantize_head(work: PassContext, chain: Chain, head: ModulePlan) -> None:
+    """Observe, quantize and write the head; record it. chain: behind its last block."""
+    stats = _observe(work, chain, head)
+    outcome = join_runs(_solve(work, head, stats), head.scheme)
     dtype = TORCH_DTYPES[work.checkpoint.tensors[head.linear.tensor].dtype]
     _, layer = write_solved(work, head, outcome, stats, dtype)
     finish_unit(work, HEAD, [head.linear.tensor], [replace(layer, passes=1)])
 
 
-def _observe(
-    work: PassContext, batches: Batches, head: ModulePlan, source: HiddenStates
-) -> InputStats:
+def _observe(work: PassContext, chain: Chain, head: ModulePlan) -> InputStats:
     """Statistics of the last block's outputs behind the final norm."""
     width = head.linear.shape[1]
     wanted = needs_magnitudes(work, head)
     gram = GramAccumulator.create(HEAD, width, device=work.device, magnitudes=wanted)
-
-    def add(hidden: Tensor, mask: Tensor | None, context: BlockContext, start: int) -> None:
-        read = batches.skeleton.final_hidden(work.weights, hidden)  # [rows, length, width]
+    for batch, read in zip(chain.batches, chain.final(), strict=True):  # read: [rows, length, K]
+        mask = batch.mask
         gram.add(read.reshape(-1, width) if mask is None else read[mask.to(read.device)])
-
-    batches.forward(source, add)
     return gram.stats()
 
 
-def _solve(work: PassContext, head: ModulePlan, stats: InputStats) -> Outcome:
-    """The whole head, from runs of its rows."""
+def _solve(work: PassContext, head: ModulePlan, stats: InputStats) -> Iterator[WeighedOutcome]:
+    """From runs of its rows, each with the energy of what it gives."""
     stage = work.plan.recipe.stages[head.stage]
-    outcomes, cost, energy = [], 0.0, 0.0
     for stored in _rows(work, head):
         rows = stored.to(work.device)
         (outcome,) = METHODS[stage.method].quantize(
@@ -66,10 +57,7 @@ def _solve(work: PassContext, head: ModulePlan, stats: InputStats) -> Outcome:
             scale_dtype=scale_dtype(work.plan.format, stored.dtype),
             observed=Observed(stats.hessian, stats.absmax),
         )
-        whole = judge(rows, stats.hessian).whole
-        cost, energy = cost + outcome.error * whole, energy + whole
-        outcomes.append(outcome)
-    return join_outcomes(outcomes, head.scheme, cost / energy if energy > 0 else 0.0)
+        yield outcome, judge(rows, stats.hessian).whole
 
 
 def _rows(work: PassContext, head: ModulePlan) -> Iterator[Tensor]:

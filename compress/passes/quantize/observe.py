@@ -1,18 +1,17 @@
-"""Running the calibration set through a block, and what its linears are seen to read."""
+"""What the linears of a block are seen to read while the calibration set runs through it."""
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 
-from torch import Tensor, nn
+from torch import nn
 
 from compress.arch.spec import BlockSpec, LinearSpec
 from compress.blocks.capture import collect, regroup
 from compress.blocks.experts import expert_views
-from compress.blocks.skeleton import BlockContext, Skeleton
+from compress.blocks.walk import LoadedBlock
 from compress.methods import METHODS
 from compress.methods.observed import Needs, fixes_inputs
 from compress.passes.context import PassContext
-from compress.passes.hidden_states import HiddenStates
 from compress.plan.layers import ModulePlan
 from compress_calibration.hessian import GramAccumulator, InputStats
 
@@ -20,58 +19,29 @@ from compress_calibration.hessian import GramAccumulator, InputStats
 HESSIAN_BYTES = 2 << 30
 EXPERTS_IN = "experts.in"  # every expert's input when all tokens go to all experts
 
-OnBatch = Callable[[Tensor, Tensor | None, BlockContext, int], None]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Batches:
-    """The calibration set, `rows` rows at a time. ids: int64 [n, length]; mask: bool or None."""
-
-    ids: Tensor
-    mask: Tensor | None
-    skeleton: Skeleton
-    rows: int
-
-    def __iter__(self) -> Iterator[tuple[int, int]]:
-        n = self.ids.shape[0]
-        return ((start, min(start + self.rows, n)) for start in range(0, n, self.rows))
-
-    def forward(self, source: HiddenStates, on_batch: OnBatch) -> None:
-        """Call on_batch(hidden, mask, context, start) for every batch of stored hidden states."""
-        for start, stop in self:
-            mask = None if self.mask is None else self.mask[start:stop]
-            context = self.skeleton.context(self.ids[start:stop], mask)
-            hidden = source.read(start, stop).to(self.skeleton.device)
-            on_batch(hidden, mask, context, start)
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockPass:
-    """One block under calibration: loaded, and with the inputs that reach it.
+    """One block under calibration, between the states that reach it and those it passes on.
 
     passes: what each forward of the calibration set through it was for, so far.
     """
 
     work: PassContext
-    batches: Batches
-    module: nn.Module
-    spec: BlockSpec
-    source: HiddenStates
+    block: LoadedBlock
     passes: list[str] = field(default_factory=list)
 
-    def forward(self, purpose: str, on_batch: OnBatch) -> None:
-        """One pass: on_batch(hidden, mask, context, start) for every batch of the inputs."""
-        self.passes.append(purpose)
-        self.batches.forward(self.source, on_batch)
+    @property
+    def spec(self) -> BlockSpec:
+        return self.block.spec
+
+    @property
+    def module(self) -> nn.Module:
+        return self.block.module
 
 
 def by_what_they_read(
-    work: PassContext,
-    batches: Batches,
-    module: nn.Module,
-    spec: BlockSpec,
-    modules: list[ModulePlan],
-    source: HiddenStates,
+    work: PassContext, block: LoadedBlock, modules: list[ModulePlan]
 ) -> list[ModulePlan]:
     """The modules with their shared-input keys as this run will observe them.
 
@@ -79,17 +49,11 @@ def by_what_they_read(
     one and the same input.
     """
     if work.plan.spec.family == "generic":
-        context = batches.skeleton.context(batches.ids[:1], None)
-        hidden = source.read(0, 1).to(work.device)
-        linears = regroup(
-            module,
-            [m.linear for m in modules],
-            lambda: batches.skeleton.run_block(module, spec.index, hidden, context),
-        )
+        linears = regroup(block.module, [m.linear for m in modules], block.run_first_row)
         return [replace(m, linear=x) for m, x in zip(modules, linears, strict=True)]
     if not _shows_all_tokens(work, modules):
         return modules
-    for views in expert_views(module):
+    for views in expert_views(block.module):
         views.all_tokens = True
     return [
         replace(m, linear=replace(m.linear, shared_input=EXPERTS_IN)) if _reads_block(m) else m
@@ -145,59 +109,35 @@ def by_input(modules: list[ModulePlan]) -> list[tuple[str, list[ModulePlan]]]:
 
 def observe(block: BlockPass, modules: list[ModulePlan]) -> dict[str, InputStats]:
     """Statistics of the modules' inputs over the whole calibration set, by shared input."""
-    linears = [m.linear for m in modules]
+    block.passes.append("observe")
     magnitudes = any(needs_magnitudes(block.work, m) for m in modules)
-    observer = Observer.create(
-        block.batches.skeleton, block.module, block.spec.index, linears, magnitudes=magnitudes
-    )
-    block.forward("observe", observer.on_batch)
-    return observer.stats()
+    return input_stats(block.block, [m.linear for m in modules], magnitudes=magnitudes)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Observer:
-    """Sums up what linears of a block read in its forwards, by shared input."""
+def input_stats(
+    block: LoadedBlock, linears: list[LinearSpec], *, magnitudes: bool
+) -> dict[str, InputStats]:
+    """Statistics of what linears of a block read, by shared input, in one pass over its inputs.
 
-    skeleton: Skeleton
-    module: nn.Module
-    index: int
-    linears: list[LinearSpec]
-    grams: dict[str, GramAccumulator]
-
-    @classmethod
-    def create(
-        cls,
-        skeleton: Skeleton,
-        module: nn.Module,
-        index: int,
-        linears: list[LinearSpec],
-        *,
-        magnitudes: bool,
-    ) -> "Observer":
-        """Nothing seen yet. magnitudes: whether to keep them beside the Hessians."""
-        grams = {
-            x.shared_input: GramAccumulator.create(
-                x.shared_input, x.shape[1], device=skeleton.device, magnitudes=magnitudes
-            )
-            for x in linears
-        }
-        return cls(skeleton, module, index, linears, grams)
-
-    def on_batch(
-        self, hidden: Tensor, mask: Tensor | None, context: BlockContext, start: int
-    ) -> None:
+    magnitudes: whether to keep them beside the Hessians.
+    """
+    grams = {
+        x.shared_input: GramAccumulator.create(
+            x.shared_input, x.shape[1], device=block.skeleton.device, magnitudes=magnitudes
+        )
+        for x in linears
+    }
+    for entering in block.inputs():
         collect(
-            self.module,
-            self.linears,
-            lambda: self.skeleton.run_block(self.module, self.index, hidden, context),
-            lambda key, x: self.grams[key].add(x),
-            mask=mask,
+            block.module,
+            linears,
+            partial(block.run, entering),
+            lambda key, x: grams[key].add(x),
+            mask=entering.mask,
             stop_after_last=True,
         )
-
-    def stats(self) -> dict[str, InputStats]:
-        """What was seen, once: each sum goes as its mean comes, or both would be in memory."""
-        return {key: self.grams.pop(key).stats() for key in list(self.grams)}
+    # Each sum goes as its mean comes, or both would be in memory.
+    return {key: grams.pop(key).stats() for key in list(grams)}
 
 
 def needs_magnitudes(work: PassContext, m: ModulePlan) -> bool:

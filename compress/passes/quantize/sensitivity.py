@@ -16,17 +16,18 @@ unit so far has changed.
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from compress.arch.spec import LinearSpec
 from compress.blocks.capture import regroup
 from compress.blocks.linear import linear_weight, set_linear_weight
-from compress.blocks.skeleton import BlockContext, Skeleton
+from compress.blocks.skeleton import Skeleton
+from compress.blocks.states import HiddenStates
+from compress.blocks.walk import Chain, LoadedBlock, Passage, TokenBatch, token_batches, walk
 from compress.checkpoint.shards.dtypes import TORCH_DTYPES
 from compress.evaluation.divergence import kl
 from compress.evaluation.perplexity import log_softmax
@@ -36,8 +37,7 @@ from compress.methods import plain
 from compress.methods.observed import Observed
 from compress.methods.rtn import RtnConfig
 from compress.passes import calibration_tokens
-from compress.passes.hidden_states import HiddenStates
-from compress.passes.quantize.observe import HESSIAN_BYTES, Batches, Observer, OnBatch
+from compress.passes.quantize.observe import HESSIAN_BYTES, input_stats
 from compress.plan.budget import BudgetUnit, Sensitivities
 from compress.plan.row_counts import chunk_rows, rows_at_once
 from compress.quant.tensor import QuantizedTensor
@@ -51,25 +51,21 @@ DTYPE = torch.float32
 class Probe:
     """A measurement in progress.
 
-    few: the rows that changes are followed on, the first of `batches`. changed: by unit, its rows
-    as they now are. effects: by unit, what its change did; errors: by layer and scheme.
+    chain: the source and all its rows. few: the first of them, that changes are followed on.
+    changed: by unit, those as they now are. effects: by unit, what its change did; errors: by layer
+    and scheme.
     """
 
-    weights: Weights
-    batches: Batches
-    few: Batches
+    chain: Chain
+    few: Sequence[TokenBatch]
     folder: Path
     changed: dict[str, HiddenStates] = field(default_factory=dict)
     effects: dict[str, float] = field(default_factory=dict)
     errors: dict[str, dict[str, float]] = field(default_factory=dict)
 
-    @property
-    def skeleton(self) -> Skeleton:
-        return self.batches.skeleton
-
-    def states(self, name: str, batches: Batches) -> HiddenStates:
-        shape = (*batches.ids.shape, self.weights.spec.hidden)
-        return HiddenStates(self.folder / name, shape, DTYPE)
+    def final(self, states: HiddenStates) -> Iterator[Tensor]:
+        """Few rows of what left the last block, behind the final norm."""
+        return replace(self.chain, batches=self.few, states=(states,)).final()
 
 
 def measure(
@@ -89,22 +85,26 @@ def measure(
     rows = rows_at_once((*ids.shape, spec.hidden), DTYPE, config.spill_bytes)
     probe_rows = max(1, PROBE_TOKENS // ids.shape[1])
     few_mask = None if mask is None else mask[:probe_rows]
-    few = Batches(ids[:probe_rows], few_mask, skeleton, min(rows, probe_rows))
-    probe = Probe(weights, Batches(ids, mask, skeleton, rows), few, folder)
-    source, target = (probe.states(f"hidden.{i}", probe.batches) for i in (0, 1))
-    for start, stop in probe.batches:
-        rows_mask = None if mask is None else mask[start:stop]
-        source.write(start, skeleton.embed(weights, ids[start:stop], rows_mask))
-    for block in spec.blocks:
-        began = time.perf_counter()
-        here = [unit for unit in units if unit.block == block.index]
-        _block(probe, block.index, here, source, target)
-        source, target = target, source
-        spent = time.perf_counter() - began
-        progress(Event("measure", f"block {block.index}", block.index + 1, len(spec.blocks), spent))
-    for name, states in probe.changed.items():
-        probe.effects[name] = _divergence(probe, source, states)
+    few = token_batches(ids[:probe_rows], few_mask, min(rows, probe_rows))
+    batches = token_batches(ids, mask, rows)
+    states = tuple(_states(folder / f"hidden.{i}", batches, spec.hidden) for i in (0, 1))
+    probe = Probe(Chain(skeleton, weights, batches, states), few, folder)
+    probe.chain.embed()
+    began, count = time.perf_counter(), len(spec.blocks)
+    for block in walk(probe.chain):
+        index = block.spec.index
+        _block(probe, block, [unit for unit in units if unit.block == index])
+        now = time.perf_counter()
+        progress(Event("measure", f"block {index}", index + 1, count, now - began))
+        began = now
+    source = probe.chain.entering(count)
+    for name, changed in probe.changed.items():
+        probe.effects[name] = _divergence(probe, source, changed)
     return _sensitivities(units, probe)
+
+
+def _states(path: Path, batches: Sequence[TokenBatch], hidden: int) -> HiddenStates:
+    return HiddenStates(path, [(*batch.ids.shape, hidden) for batch in batches], DTYPE)
 
 
 def _sensitivities(units: Sequence[BudgetUnit], probe: Probe) -> Sensitivities:
@@ -117,56 +117,36 @@ def _sensitivities(units: Sequence[BudgetUnit], probe: Probe) -> Sensitivities:
     return Sensitivities(shares, probe.errors)
 
 
-def _block(
-    probe: Probe,
-    index: int,
-    units: Sequence[BudgetUnit],
-    source: HiddenStates,
-    target: HiddenStates,
-) -> None:
+def _block(probe: Probe, block: LoadedBlock, units: Sequence[BudgetUnit]) -> None:
     """Errors of a block's layers, its outputs, those of every unit so far, and of its own units."""
-    skeleton = probe.skeleton
-    module = skeleton.load_block(probe.weights, index)
     rounded: dict[str, QuantizedTensor] = {}
-    for linears in _rounds(probe, module, index, units, source):
-        rounded |= _round(probe, module, index, linears, units, source)
-    probe.batches.forward(source, _through(skeleton, module, index, target))
+    for linears in _rounds(block, probe.chain.weights.spec.family, units):
+        rounded |= _round(probe, block, linears, units)
+    block.run_on()
     for states in probe.changed.values():
-        probe.few.forward(states, _through(skeleton, module, index, states))
+        block.on(Passage(probe.few, states, states)).run_on()
     for unit in units:
-        before = [linear_weight(module, x).clone() for x in unit.linears]
+        before = [linear_weight(block.module, x).clone() for x in unit.linears]
         for x in unit.linears:
-            set_linear_weight(module, x, rounded[x.name].dequantize(DTYPE))
-        changed = probe.states(f"unit.{len(probe.changed)}", probe.few)
-        probe.few.forward(source, _through(skeleton, module, index, changed))
+            set_linear_weight(block.module, x, rounded[x.name].dequantize(DTYPE))
+        path = probe.folder / f"unit.{len(probe.changed)}"
+        changed = _states(path, probe.few, probe.chain.weights.spec.hidden)
+        block.on(Passage(probe.few, block.between.source, changed)).run_on()
         for x, weight in zip(unit.linears, before, strict=True):
-            set_linear_weight(module, x, weight)
+            set_linear_weight(block.module, x, weight)
         if unit.sensitivity == "kl":
             probe.changed[unit.name] = changed
         else:
-            probe.effects[unit.name] = _difference(probe.few, target, changed)
-
-
-def _through(skeleton: Skeleton, module: nn.Module, index: int, target: HiddenStates) -> OnBatch:
-    """A batch through a block into `target`, which may be where it comes from."""
-
-    def on_batch(hidden: Tensor, mask: Tensor | None, context: BlockContext, start: int) -> None:
-        target.write(start, skeleton.run_block(module, index, hidden, context))
-
-    return on_batch
+            probe.effects[unit.name] = _difference(probe.few, block.target, changed)
 
 
 def _rounds(
-    probe: Probe, module: nn.Module, index: int, units: Sequence[BudgetUnit], source: HiddenStates
+    block: LoadedBlock, family: str, units: Sequence[BudgetUnit]
 ) -> Iterator[list[LinearSpec]]:
     """The units' layers by what they read, as many together as HESSIAN_BYTES allow."""
     linears = [x for unit in units for x in unit.linears]
-    if probe.weights.spec.family == "generic" and linears:
-        skeleton, ids = probe.skeleton, probe.batches.ids[:1]
-        hidden = source.read(0, 1).to(skeleton.device)
-        context = skeleton.context(ids, None)
-        run = partial(skeleton.run_block, module, index, hidden, context)
-        linears = list(regroup(module, linears, run))
+    if family == "generic" and linears:
+        linears = list(regroup(block.module, linears, block.run_first_row))
     together: list[LinearSpec] = []
     held = 0
     for key in dict.fromkeys(x.shared_input for x in linears):
@@ -181,28 +161,22 @@ def _rounds(
 
 
 def _round(
-    probe: Probe,
-    module: nn.Module,
-    index: int,
-    linears: list[LinearSpec],
-    units: Sequence[BudgetUnit],
-    source: HiddenStates,
+    probe: Probe, block: LoadedBlock, linears: list[LinearSpec], units: Sequence[BudgetUnit]
 ) -> dict[str, QuantizedTensor]:
     """Note the layers' errors under every candidate; their codes under the coarsest, by name."""
     unit_of = {x.name: unit for unit in units for x in unit.linears}
-    observer = Observer.create(probe.skeleton, module, index, linears, magnitudes=False)
-    probe.batches.forward(source, observer.on_batch)
-    stats, coarse = observer.stats(), {}
+    tensors = probe.chain.weights.checkpoint.tensors
+    stats, coarse = input_stats(block, linears, magnitudes=False), {}
     for x in linears:
         seen, unit = stats[x.shared_input], unit_of[x.name]
-        weight = linear_weight(module, x)
+        weight = linear_weight(block.module, x)
         observed = Observed(seen.hessian, expert_tokens=None if x.expert is None else seen.tokens)
         for scheme in unit.schemes:
             (outcome,) = plain.quantize(
                 [weight],
                 scheme,
                 RtnConfig("importance", unit.signs),
-                scale_dtype=TORCH_DTYPES[probe.weights.checkpoint.tensors[x.tensor].dtype],
+                scale_dtype=TORCH_DTYPES[tensors[x.tensor].dtype],
                 observed=observed,
             )
             probe.errors.setdefault(x.name, {})[scheme.describe()] = outcome.error
@@ -211,12 +185,12 @@ def _round(
     return coarse
 
 
-def _difference(few: Batches, before: HiddenStates, after: HiddenStates) -> float:
+def _difference(few: Sequence[TokenBatch], before: HiddenStates, after: HiddenStates) -> float:
     """Share of the energy of `before` that `after` differs by, over tokens that are no padding."""
     lost = whole = 0.0
-    for start, stop in few:
-        real = slice(None) if few.mask is None else few.mask[start:stop]
-        x, y = before.read(start, stop)[real], after.read(start, stop)[real]
+    for index, batch in enumerate(few):
+        real = slice(None) if batch.mask is None else batch.mask
+        x, y = (states.read(index, 0, len(batch.ids))[real] for states in (before, after))
         lost += float((y - x).square().sum(dtype=torch.float64))
         whole += float(x.square().sum(dtype=torch.float64))
     return lost / whole if whole > 0 else 0.0
@@ -224,16 +198,12 @@ def _difference(few: Batches, before: HiddenStates, after: HiddenStates) -> floa
 
 @torch.inference_mode()
 def _divergence(probe: Probe, before: HiddenStates, after: HiddenStates) -> float:
-    """Mean KL divergence of the next token in nats, from final hidden states of the last block."""
-    few, skeleton, weights = probe.few, probe.skeleton, probe.weights
+    """Mean KL divergence of the next token in nats, from what left the last block."""
+    skeleton, weights = probe.chain.skeleton, probe.chain.weights
     step, total, tokens = chunk_rows(weights.spec.vocab), 0.0, 0
-    for start, stop in few:
-        real = slice(None) if few.mask is None else few.mask[start:stop]
-        both = [
-            skeleton.final_hidden(weights, states.read(start, stop).to(skeleton.device))[real]
-            for states in (before, after)
-        ]
-        p, q = (hidden.flatten(0, -2) for hidden in both)
+    for batch, *both in zip(probe.few, probe.final(before), probe.final(after), strict=True):
+        real = slice(None) if batch.mask is None else batch.mask
+        p, q = (hidden[real].flatten(0, -2) for hidden in both)
         for i in range(0, len(p), step):
             log_p, log_q = (log_softmax(skeleton.logits(weights, x[i : i + step])) for x in (p, q))
             total += float(kl(log_p, log_q).sum())

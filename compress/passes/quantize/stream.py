@@ -1,7 +1,7 @@
 """The data-free pass: tensors go through one by one, no module is ever built."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import torch
@@ -27,6 +27,9 @@ from compress.plan.plan import Plan
 from compress.quant.scheme import QuantScheme
 from compress.quant.tensor import QuantizedTensor
 from compress.report.schema import Layer
+
+# The outcome of a run of a layer's rows, and their energy, which its error is a share of.
+WeighedOutcome = tuple[Outcome, float]
 
 
 def units(plan: Plan) -> list[tuple[str, int | None, list[str]]]:
@@ -68,8 +71,13 @@ def stream_unit(work: PassContext, unit: str, block: int | None, sources: list[s
 
 def round_one(work: PassContext, module: ModulePlan) -> Layer:
     """Quantize one linear by itself, in runs of rows; runs do not depend on each other."""
+    whole = join_runs(_rounded_runs(work, module), module.scheme)
+    store(work, module, whole.quantized)
+    return layer_record(module, whole)
+
+
+def _rounded_runs(work: PassContext, module: ModulePlan) -> Iterator[WeighedOutcome]:
     stage = work.plan.recipe.stages[module.stage]
-    outcomes, cost, norm = [], 0.0, 0.0
     for stored in read_in_rows(work, module):
         rows = stored.float()
         (outcome,) = METHODS[stage.method].quantize(
@@ -78,12 +86,7 @@ def round_one(work: PassContext, module: ModulePlan) -> Layer:
             stage.config,
             scale_dtype=scale_dtype(work.plan.format, stored.dtype),
         )
-        energy = float(rows.square().sum(dtype=torch.float64))
-        cost, norm = cost + outcome.error * energy, norm + energy
-        outcomes.append(outcome)
-    whole = join_outcomes(outcomes, module.scheme, cost / norm if norm > 0 else 0.0)
-    store(work, module, whole.quantized)
-    return layer_record(module, whole)
+        yield outcome, float(rows.square().sum(dtype=torch.float64))
 
 
 def merged_with(
@@ -117,10 +120,15 @@ def round_merged(work: PassContext, modules: list[ModulePlan]) -> dict[str, Laye
     return layers
 
 
-def join_outcomes(outcomes: list[Outcome], scheme: QuantScheme, error: float) -> Outcome:
-    """One outcome from those of a layer's runs of rows. error: of the whole layer."""
+def join_runs(runs: Iterable[WeighedOutcome], scheme: QuantScheme) -> Outcome:
+    """One outcome from those of a layer's runs of rows: its error is the share that all of them
+    lose of their energy."""
+    outcomes, cost, energy = [], 0.0, 0.0
+    for outcome, whole in runs:
+        cost, energy = cost + outcome.error * whole, energy + whole
+        outcomes.append(outcome)
     quantized = _join_rows([x.quantized for x in outcomes], scheme)
-    return replace(outcomes[0], quantized=quantized, error=error)
+    return replace(outcomes[0], quantized=quantized, error=cost / energy if energy > 0 else 0.0)
 
 
 def _join_rows(pieces: list[QuantizedTensor], scheme: QuantScheme) -> QuantizedTensor:
