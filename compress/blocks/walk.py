@@ -26,17 +26,20 @@ if TYPE_CHECKING:
 class TokenBatch:
     """Rows that go through a block together.
 
-    ids: int64 [rows, length]. mask: bool of the same shape, False for padding; None without any.
+    index: of the tensor in the states that holds theirs. ids: int64 [rows, length]. mask: bool of
+    the same shape, False for padding; None without any.
     """
 
+    index: int
     ids: Tensor
     mask: Tensor | None = None
 
 
 def token_batches(ids: Tensor, mask: Tensor | None, rows: int) -> tuple[TokenBatch, ...]:
     """ids [n, length] and their mask, at most `rows` rows at a time."""
-    cuts = (slice(start, start + rows) for start in range(0, len(ids), rows))
-    return tuple(TokenBatch(ids[cut], None if mask is None else mask[cut]) for cut in cuts)
+    cuts = [slice(start, start + rows) for start in range(0, len(ids), rows)]
+    masks = [None if mask is None else mask[cut] for cut in cuts]
+    return tuple(TokenBatch(i, ids[cut], masks[i]) for i, cut in enumerate(cuts))
 
 
 def no_cache(mask: Tensor | None) -> PassingCache | None:
@@ -48,6 +51,7 @@ def no_cache(mask: Tensor | None) -> PassingCache | None:
 class Chain:
     """A model on its way through its blocks.
 
+    batches: what goes through; there may be others, whose states another process has to do with.
     states: a tensor [rows, length, hidden] a batch. What enters block i is in number i modulo how
         many there are, what leaves it goes into the next. Of two that take turns, the one that
         enters a block is still whole when the block is done, or dies; one alone is overwritten.
@@ -64,9 +68,9 @@ class Chain:
 
     def embed(self, change: Callable[[Tensor], Tensor] = lambda rows: rows) -> None:
         """Store what enters block 0. change: as `Skeleton.embed` takes it."""
-        for index, batch in enumerate(self.batches):
+        for batch in self.batches:
             hidden = self.skeleton.embed(self.weights, batch.ids, batch.mask, change)
-            self.entering(0).write(index, hidden)
+            self.entering(0).write(batch.index, hidden)
 
     def load(self, spec: BlockSpec, teacher: "LoadedBlock | None" = None) -> "LoadedBlock":
         """One block, between its states."""
@@ -81,8 +85,8 @@ class Chain:
     def final(self) -> Iterator[Tensor]:
         """What left the last block, behind the final norm: [rows, length, hidden], by batch."""
         last = self.entering(len(self.weights.spec.blocks))
-        for index, batch in enumerate(self.batches):
-            hidden = last.read(index, 0, len(batch.ids)).to(self.skeleton.device)
+        for batch in self.batches:
+            hidden = last.read(batch.index, 0, len(batch.ids)).to(self.skeleton.device)
             yield self.skeleton.final_hidden(self.weights, hidden)
 
 
@@ -137,10 +141,11 @@ class LoadedBlock:
 
     def inputs(self) -> Iterator[BlockInput]:
         """Every batch, as it enters."""
-        for index, batch in enumerate(self.between.batches):
+        source, device = self.between.source, self.skeleton.device
+        for batch in self.between.batches:
             context = self.skeleton.context(batch.ids, batch.mask)
-            hidden = self.between.source.read(index, 0, len(batch.ids)).to(self.skeleton.device)
-            yield BlockInput(index, hidden, batch.mask, context)
+            hidden = source.read(batch.index, 0, len(batch.ids)).to(device)
+            yield BlockInput(batch.index, hidden, batch.mask, context)
 
     def run(self, entering: BlockInput, cache: PassingCache | None = None) -> Tensor:
         """What leaves for what enters. Gradients are recorded where the module asks for them."""
@@ -149,9 +154,10 @@ class LoadedBlock:
 
     def run_first_row(self) -> Tensor:
         """One row, padding and all: for a look at what the module does."""
-        ids = self.between.batches[0].ids[:1]
-        hidden = self.between.source.read(0, 0, 1).to(self.skeleton.device)
-        return self.run(BlockInput(0, hidden, None, self.skeleton.context(ids)))
+        first = self.between.batches[0]
+        hidden = self.between.source.read(first.index, 0, 1).to(self.skeleton.device)
+        context = self.skeleton.context(first.ids[:1])
+        return self.run(BlockInput(first.index, hidden, None, context))
 
     def run_on(
         self,

@@ -44,7 +44,7 @@ def final_states(
     path = work.folder / f"{label}-hidden.bin"
     try:
         with HiddenStates(path, shapes, dtype, budget=budget) as states:
-            rows = tuple(TokenBatch(batch.ids) for batch in batches)
+            rows = tuple(TokenBatch(i, batch.ids) for i, batch in enumerate(batches))
             chain = Chain(skeleton, weights, rows, (states,))
             _through_blocks(chain, work, label)
             _collect(chain, batches, final)

@@ -16,6 +16,7 @@ from compress.methods.outcome import Outcome
 from compress.passes import outliers
 from compress.passes.copying import copy, row_ranges
 from compress.passes.journal import PassJournal
+from compress.passes.ranks import ONE_RANK, Ranks
 from compress.plan.layers import ModulePlan
 from compress.plan.plan import Plan
 from compress.quant.tensor import QuantizedTensor
@@ -24,7 +25,8 @@ from compress.report.schema import Layer
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PassContext:
-    """A run in progress. `dtype` is the compute dtype of calibrated passes."""
+    """A run in progress. `dtype` is the compute dtype of calibrated passes; `ranks` are the
+    processes that make the result together."""
 
     plan: Plan
     checkpoint: Checkpoint
@@ -34,6 +36,7 @@ class PassContext:
     progress: Progress
     dtype: torch.dtype
     device: str
+    ranks: Ranks = ONE_RANK
 
     @property
     def head(self) -> ModulePlan | None:
@@ -89,8 +92,22 @@ def store(work: PassContext, module: ModulePlan, quantized: QuantizedTensor) -> 
 
 def finish_unit(work: PassContext, unit: str, sources: Iterable[str], layers: list[Layer]) -> None:
     """Flush what a unit wrote, then record it: in this order, or a crash could lose it."""
-    work.writer.flush([t[0] for name in sources for t in work.plan.tensors[name]])
-    work.journal.record(unit, [asdict(layer) for layer in layers])
+    names = {t[0] for name in sources for t in work.plan.tensors[name]}
+    work.writer.flush(names)
+    for rank in range(work.ranks.size):
+        work.writer.written |= work.ranks.broadcast(work.writer.written & names, rank)
+    record_unit(work, unit, [asdict(layer) for layer in layers])
+
+
+def record_unit(work: PassContext, unit: str, data: Any) -> None:
+    """Mark a unit as done when every rank has flushed what it wrote of it. None goes on before that
+    is on the disk: the next block's outputs take the place of what entered this one."""
+    work.ranks.barrier()
+    if work.ranks.rank == 0:
+        work.journal.record(unit, data)
+    else:
+        work.journal.units[unit] = data
+    work.ranks.barrier()
 
 
 def layer_record(

@@ -11,6 +11,7 @@ from compress.checkpoint.shards.dtypes import TORCH_DTYPES
 from compress.errors import DataError
 from compress.formats import FORMATS
 from compress.passes.context import PassContext
+from compress.passes.ranks import largest
 from compress.quant.inputs import static_scale
 
 
@@ -26,22 +27,25 @@ class Peaks:
         return PassingCache(self.key.see, self.value.see)
 
     def write(self, work: PassContext, block: BlockSpec) -> None:
-        """Write the scales that these peaks ask for.
+        """Write the scales that these peaks ask for, with those of all ranks.
 
         Raises DataError when a key or value was NaN or infinite.
         """
         how = work.plan.kv_cache
         assert how is not None, "peaks are measured for a cache scheme"
-        for name, peak in (("keys", self.key), ("values", self.value)):
-            if not math.isfinite(peak.absmax):
+        # fp64, as Python's numbers are: one rank's peak comes back as it is.
+        mine = torch.tensor([self.key.absmax, self.value.absmax], dtype=torch.float64)
+        peaks = dict(zip(("keys", "values"), largest(work.ranks, mine).tolist(), strict=True))
+        for name, peak in peaks.items():
+            if not math.isfinite(peak):
                 raise DataError(
-                    f"{name} of block {block.index} are not finite (largest magnitude:"
-                    f" {peak.absmax}); run with --dtype fp32"
+                    f"{name} of block {block.index} are not finite (largest magnitude: {peak});"
+                    " run with --dtype fp32"
                 )
+        if work.ranks.rank != 0:
+            return
         dtype = TORCH_DTYPES[work.checkpoint.main_dtype]
-        k, v = (
-            static_scale(torch.tensor([peak.absmax]), how, dtype) for peak in (self.key, self.value)
-        )
+        k, v = (static_scale(torch.tensor([peak]), how, dtype) for peak in peaks.values())
         places = FORMATS[work.plan.format].cache
         assert places is not None, "the plan refuses a format that has no place for them"
         for name, tensor in places.encode(block, k, v).items():

@@ -16,7 +16,13 @@ from compress.blocks.states import HiddenStates
 from compress.blocks.walk import Chain, LoadedBlock, no_cache, token_batches, walk
 from compress.events import Event
 from compress.passes import calibration_tokens
-from compress.passes.context import PassContext, block_tensors, finish_unit, outside_tensors
+from compress.passes.context import (
+    PassContext,
+    block_tensors,
+    finish_unit,
+    outside_tensors,
+    record_unit,
+)
 from compress.passes.journal import CALIBRATION
 from compress.passes.quantize.cache_peaks import Peaks
 from compress.passes.quantize.head import quantize_head, round_rows
@@ -24,6 +30,7 @@ from compress.passes.quantize.observe import BlockPass, by_what_they_read
 from compress.passes.quantize.scale import scale_channels, write_others
 from compress.passes.quantize.solve import solve_block
 from compress.passes.quantize.stream import stream_unit, units
+from compress.passes.ranks import decided
 from compress.passes.units import EMBED, HEAD, OUTSIDE, block_unit, shown
 from compress.plan.row_counts import rows_at_once
 
@@ -39,18 +46,20 @@ def calibrate(work: PassContext, folder: Path) -> None:
     skeleton = Skeleton(work.checkpoint.config, spec, dtype=work.dtype, device=work.device)
     if CALIBRATION not in work.journal.units:
         began = time.perf_counter()
-        summary = calibration_tokens.prepare(config, work.weights, skeleton, folder, work.progress)
-        work.journal.record(CALIBRATION, summary)
+        draw = partial(calibration_tokens.prepare, config, work.weights, skeleton, folder)
+        record_unit(work, CALIBRATION, decided(work.ranks, partial(draw, work.progress)))
         work.progress(Event("calibrate", "all tokens drawn", 1, 1, time.perf_counter() - began))
     ids, mask = calibration_tokens.reload(folder, work.journal.units[CALIBRATION]["sha256"])
-    shape = (*ids.shape, spec.hidden)
-    batches = token_batches(ids, mask, rows_at_once(shape, work.dtype, config.spill_bytes))
+    rows = rows_at_once((*ids.shape, spec.hidden), work.dtype, config.spill_bytes)
+    batches = token_batches(ids, mask, min(rows, max(1, len(ids) // work.ranks.size)))
     shapes = [(*batch.ids.shape, spec.hidden) for batch in batches]
     # Two that take turns: a run that dies inside a block finds what enters it as it was.
     spills = tuple(HiddenStates(folder / f"hidden.{i}", shapes, work.dtype) for i in (0, 1))
     names.insert(1, EMBED)
     began = time.perf_counter()
-    for unit in _all_units(work, Chain(skeleton, work.weights, batches, spills)):
+    share = batches[work.ranks.rank :: work.ranks.size]
+    assert share, f"{len(ids)} rows are too few for {work.ranks.size} ranks"
+    for unit in _all_units(work, Chain(skeleton, work.weights, share, spills)):
         now = time.perf_counter()
         position = names.index(unit) + 1
         work.progress(Event("quantize", shown(unit), position, len(names), now - began))
@@ -82,7 +91,7 @@ def _embed(work: PassContext, chain: Chain) -> None:
     else:
         chain.embed(partial(round_rows, work, embedding))
     chain.entering(0).flush()
-    work.journal.record(EMBED, [])
+    record_unit(work, EMBED, [])
 
 
 def _block(work: PassContext, loaded: LoadedBlock, *, onward: bool) -> None:

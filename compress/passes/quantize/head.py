@@ -6,6 +6,7 @@ never in fp32 as a whole; its rows do not depend on each other.
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -16,22 +17,28 @@ from compress.methods import METHODS
 from compress.methods.observed import Observed
 from compress.methods.outcome import judge
 from compress.passes.context import PassContext, finish_unit, read_in_rows, read_weight
-from compress.passes.quantize.observe import needs_magnitudes
+from compress.passes.quantize.observe import needs_magnitudes, sum_over
 from compress.passes.quantize.solve import write_solved
 from compress.passes.quantize.stream import WeighedOutcome, join_runs
+from compress.passes.ranks import decided
 from compress.passes.units import HEAD
 from compress.plan.layers import ModulePlan
 from compress.plan.output_format import scale_dtype
+from compress.report.schema import Layer
 from compress_calibration.hessian import GramAccumulator, InputStats
 
 
 def quantize_head(work: PassContext, chain: Chain, head: ModulePlan) -> None:
     """Observe, quantize and write the head; record it. chain: behind its last block."""
     stats = _observe(work, chain, head)
+    layer = decided(work.ranks, partial(_write, work, head, stats))
+    finish_unit(work, HEAD, [head.linear.tensor], [replace(layer, passes=1)])
+
+
+def _write(work: PassContext, head: ModulePlan, stats: InputStats) -> Layer:
     outcome = join_runs(_solve(work, head, stats), head.scheme)
     dtype = TORCH_DTYPES[work.checkpoint.tensors[head.linear.tensor].dtype]
-    _, layer = write_solved(work, head, outcome, stats, dtype)
-    finish_unit(work, HEAD, [head.linear.tensor], [replace(layer, passes=1)])
+    return write_solved(work, head, outcome, stats, dtype)[1]
 
 
 def _observe(work: PassContext, chain: Chain, head: ModulePlan) -> InputStats:
@@ -42,7 +49,7 @@ def _observe(work: PassContext, chain: Chain, head: ModulePlan) -> InputStats:
     for batch, read in zip(chain.batches, chain.final(), strict=True):  # read: [rows, length, K]
         mask = batch.mask
         gram.add(read.reshape(-1, width) if mask is None else read[mask.to(read.device)])
-    return gram.stats()
+    return sum_over(work.ranks, gram).stats()
 
 
 def _solve(work: PassContext, head: ModulePlan, stats: InputStats) -> Iterator[WeighedOutcome]:

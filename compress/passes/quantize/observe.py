@@ -12,8 +12,9 @@ from compress.blocks.walk import LoadedBlock
 from compress.methods import METHODS
 from compress.methods.observed import Needs, fixes_inputs
 from compress.passes.context import PassContext
+from compress.passes.ranks import ONE_RANK, Ranks, largest, summed_count
 from compress.plan.layers import ModulePlan
-from compress_calibration.hessian import GramAccumulator, InputStats
+from compress_calibration.hessian import GramAccumulator, InputStats, Magnitudes
 
 # Hessians held at once; a block with more (a wide mixture) is observed in several forwards.
 HESSIAN_BYTES = 2 << 30
@@ -111,15 +112,16 @@ def observe(block: BlockPass, modules: list[ModulePlan]) -> dict[str, InputStats
     """Statistics of the modules' inputs over the whole calibration set, by shared input."""
     block.passes.append("observe")
     magnitudes = any(needs_magnitudes(block.work, m) for m in modules)
-    return input_stats(block.block, [m.linear for m in modules], magnitudes=magnitudes)
+    linears, ranks = [m.linear for m in modules], block.work.ranks
+    return input_stats(block.block, linears, magnitudes=magnitudes, ranks=ranks)
 
 
 def input_stats(
-    block: LoadedBlock, linears: list[LinearSpec], *, magnitudes: bool
+    block: LoadedBlock, linears: list[LinearSpec], *, magnitudes: bool, ranks: Ranks = ONE_RANK
 ) -> dict[str, InputStats]:
     """Statistics of what linears of a block read, by shared input, in one pass over its inputs.
 
-    magnitudes: whether to keep them beside the Hessians.
+    magnitudes: whether to keep them beside the Hessians. ranks: each of which passes its own rows.
     """
     grams = {
         x.shared_input: GramAccumulator.create(
@@ -137,7 +139,16 @@ def input_stats(
             stop_after_last=True,
         )
     # Each sum goes as its mean comes, or both would be in memory.
-    return {key: grams.pop(key).stats() for key in list(grams)}
+    return {key: sum_over(ranks, grams.pop(key)).stats() for key in list(grams)}
+
+
+def sum_over(ranks: Ranks, gram: GramAccumulator) -> GramAccumulator:
+    """What all ranks have seen of an input."""
+    sizes = gram.magnitudes
+    if sizes is not None:
+        sizes = Magnitudes(largest(ranks, sizes.peak), ranks.sum(sizes.total))
+    tokens = summed_count(ranks, gram.tokens)
+    return GramAccumulator(gram.key, ranks.sum(gram.gram), sizes, tokens)
 
 
 def needs_magnitudes(work: PassContext, m: ModulePlan) -> bool:

@@ -1,6 +1,7 @@
 """The scaling step of a calibrated block: folds found and applied before anything is rounded."""
 
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from compress.methods import METHODS
 from compress.methods.folding import Fold, FoldChoice, Folds, keep_finite, storable
 from compress.passes.context import block_tensors, copy_tensors, read_weight
 from compress.passes.quantize.observe import BlockPass, observation_rounds, observe
+from compress.passes.ranks import decided
 from compress.plan.fold_pairs import why_not_fold
 from compress.plan.layers import ModulePlan
 from compress_calibration.hessian import InputStats
@@ -100,7 +102,8 @@ def write_others(block: BlockPass, folds: Folds) -> None:
     """
     work, planned = block.work, block.work.planned(block.spec.index)
     others = [name for name in block_tensors(block.spec) if name not in planned]
-    copy_tensors(work, [name for name in others if not folds.touches(name)])
+    if work.ranks.rank == 0:
+        copy_tensors(work, [name for name in others if not folds.touches(name)])
     for name in (name for name in others if folds.touches(name)):
         stored = work.checkpoint.read(name, check_finite=True)
         changed = folds.vector(name, stored) if stored.dim() == 1 else folds.weight(name, stored)
@@ -110,7 +113,8 @@ def write_others(block: BlockPass, folds: Folds) -> None:
                 f"{name} is beyond the range of {stored.dtype} after the scaling of its channels;"
                 " leave its readers out of the scaling stage, or store the checkpoint as bf16"
             )
-        work.writer.write(name, written)
+        if work.ranks.rank == 0:
+            work.writer.write(name, written)
         _set(block, name, written)
     for name in (name for name in planned if folds.touches(name)):
         weight = folds.weight(name, read_weight(work, planned[name]))
@@ -142,7 +146,8 @@ def _gatherings(block: BlockPass, modules: list[ModulePlan], stages: list[int]) 
 def _fold(block: BlockPass, gathering: Gathering, stage: int, scaled: Scaled) -> None:
     """One stage over one pair of which everything was seen."""
     pair, reason = gathering.pair, gathering.declined[stage]
-    choice = FoldChoice(None, reason) if reason else _search(block, gathering, stage, scaled.folds)
+    search = partial(_search, block, gathering, stage, scaled.folds)
+    choice = FoldChoice(None, reason) if reason else decided(block.work.ranks, search)
     _apply(block, pair, choice, scaled)
     label = block.work.plan.recipe.stages[stage].label
     for name, m in gathering.readers.items():

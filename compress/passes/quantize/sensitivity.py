@@ -188,9 +188,9 @@ def _round(
 def _difference(few: Sequence[TokenBatch], before: HiddenStates, after: HiddenStates) -> float:
     """Share of the energy of `before` that `after` differs by, over tokens that are no padding."""
     lost = whole = 0.0
-    for index, batch in enumerate(few):
+    for batch in few:
         real = slice(None) if batch.mask is None else batch.mask
-        x, y = (states.read(index, 0, len(batch.ids))[real] for states in (before, after))
+        x, y = (states.read(batch.index, 0, len(batch.ids))[real] for states in (before, after))
         lost += float((y - x).square().sum(dtype=torch.float64))
         whole += float(x.square().sum(dtype=torch.float64))
     return lost / whole if whole > 0 else 0.0

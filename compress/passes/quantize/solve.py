@@ -1,7 +1,8 @@
 """Solving the layers of one observed block, and putting the results where they belong."""
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 
 import torch
@@ -22,6 +23,7 @@ from compress.passes.quantize.observe import (
     observe,
 )
 from compress.passes.quantize.scale import Scaled
+from compress.passes.ranks import dealt
 from compress.plan.layers import ModulePlan
 from compress.plan.output_format import scale_dtype
 from compress.quant.activations import quantize_inputs
@@ -32,7 +34,16 @@ from compress_calibration.hessian import InputStats
 
 UNSCALED = "no token reached the expert: its input scale is 1"
 UNKNOWN = "no token reached the expert: its channels are scaled without knowing its inputs"
-Solved = tuple[ModulePlan, QuantizedTensor, Layer]
+Solved = tuple[QuantizedTensor, Layer]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SolveGroup:
+    """Layers that a method is given together. last: whether no other group reads that input."""
+
+    key: str
+    members: list[ModulePlan]
+    last: bool
 
 
 def solve_block(block: BlockPass, modules: list[ModulePlan], scaled: Scaled) -> Iterator[Layer]:
@@ -47,8 +58,10 @@ def solve_block(block: BlockPass, modules: list[ModulePlan], scaled: Scaled) -> 
     for members in rounds:
         stats = scaled.stats or observe(block, members)
         last = members is rounds[-1] or is_sequential(work, modules)
-        for key, same_input in by_input(members):
-            for m, quantized, layer in _solve(block, same_input, stats.pop(key), scaled):
+        groups = _groups(work, members)
+        solutions = dealt(work.ranks, groups, partial(_solve, work, stats, scaled))
+        for group, solved in zip(groups, solutions, strict=True):
+            for m, (quantized, layer) in zip(group.members, solved, strict=True):
                 waiting.append((m, quantized))
                 while last and waiting:
                     _put_in_place(work, block.module, *waiting.pop())
@@ -65,13 +78,10 @@ def _put_in_place(
         quantize_inputs(module.get_submodule(m.linear.module), inputs)
 
 
-def _solve(
-    block: BlockPass, members: list[ModulePlan], stats: InputStats, scaled: Scaled
-) -> Iterator[Solved]:
-    """Quantize the layers of one shared input and write them: together are those of one stage
-    and scheme whose weights are stored in one dtype, which is that of their scales; and of those
-    only what runtimes merge, where the scheme has a number for all of it."""
-    work = block.work
+def _groups(work: PassContext, modules: list[ModulePlan]) -> list[SolveGroup]:
+    """The layers of one shared input after those of another. Together are those of one stage and
+    scheme whose weights are stored in one dtype, which is that of their scales; and of those only
+    what runtimes merge, where the scheme has a number for all of it."""
 
     def alike(m: ModulePlan) -> tuple[int, str, str, str]:
         # NVFP4's numbers have dtypes of their own.
@@ -79,21 +89,34 @@ def _solve(
         merged = f"{m.linear.fused or m.linear.name} {m.linear.expert}"
         return m.stage, m.scheme.describe(), stored, merged if m.scheme.spans_merged else ""
 
-    for (stage_index, *_), same in groupby(sorted(members, key=alike), key=alike):
-        stage = work.plan.recipe.stages[stage_index]
-        group = list(same)
-        stored = TORCH_DTYPES[work.checkpoint.tensors[group[0].linear.tensor].dtype]
-        dtype = scale_dtype(work.plan.format, stored)
-        is_expert = group[0].linear.expert is not None
-        outcomes = METHODS[stage.method].quantize(
-            [_weight(work, m, scaled) for m in group],
-            group[0].scheme,
-            stage.config,
-            scale_dtype=dtype,
-            observed=Observed(stats.hessian, stats.absmax, stats.tokens if is_expert else None),
-        )
-        for m, outcome in zip(group, outcomes, strict=True):
-            yield m, *write_solved(work, m, outcome, stats, dtype, scaled.notes_of(m))
+    groups = []
+    for key, members in by_input(modules):
+        same = [list(found) for _, found in groupby(sorted(members, key=alike), key=alike)]
+        groups += [SolveGroup(key, found, found is same[-1]) for found in same]
+    return groups
+
+
+def _solve(
+    work: PassContext, stats: dict[str, InputStats], scaled: Scaled, group: SolveGroup
+) -> list[Solved]:
+    """Quantize a group's layers and write them. What was seen of the input goes with the last of
+    the groups that read it: the Hessians of a block are most of the memory."""
+    seen = stats.pop(group.key) if group.last else stats[group.key]
+    first, stage = group.members[0], work.plan.recipe.stages[group.members[0].stage]
+    stored = TORCH_DTYPES[work.checkpoint.tensors[first.linear.tensor].dtype]
+    dtype = scale_dtype(work.plan.format, stored)
+    is_expert = first.linear.expert is not None
+    outcomes = METHODS[stage.method].quantize(
+        [_weight(work, m, scaled) for m in group.members],
+        first.scheme,
+        stage.config,
+        scale_dtype=dtype,
+        observed=Observed(seen.hessian, seen.absmax, seen.tokens if is_expert else None),
+    )
+    return [
+        write_solved(work, m, outcome, seen, dtype, scaled.notes_of(m))
+        for m, outcome in zip(group.members, outcomes, strict=True)
+    ]
 
 
 def write_solved(

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -20,6 +21,7 @@ from compress.passes.context import (
     read_weight,
     store,
 )
+from compress.passes.ranks import dealt
 from compress.passes.units import HEAD, OUTSIDE, block_unit, shown
 from compress.plan.layers import ModulePlan
 from compress.plan.output_format import scale_dtype
@@ -58,15 +60,37 @@ def stream_unit(work: PassContext, unit: str, block: int | None, sources: list[s
     """One unit: round what is planned, copy what is not, flush, record."""
     planned = work.planned(block)
     layers: dict[str, Layer] = {}
-    for name in sources:
-        if name not in planned:
-            copy_tensors(work, [name])
-        elif planned[name].scheme.spans_merged:
-            if name not in layers:
-                layers |= round_merged(work, merged_with(work, planned[name], planned.values()))
-        else:
-            layers[name] = round_one(work, planned[name])
+    for made in dealt(work.ranks, _together(work, sources, planned), partial(_stream, work)):
+        layers |= made
     finish_unit(work, unit, sources, [layers[name] for name in sources if name in layers])
+
+
+def _together(
+    work: PassContext, sources: list[str], planned: dict[str, ModulePlan]
+) -> list[str | list[ModulePlan]]:
+    """What goes through together, in order: a tensor to copy, or linears to round."""
+    pieces: list[str | list[ModulePlan]] = []
+    merged: set[str] = set()
+    for name in (name for name in sources if name not in merged):
+        if name not in planned:
+            pieces.append(name)
+        elif planned[name].scheme.spans_merged:
+            whole = merged_with(work, planned[name], planned.values())
+            pieces.append(whole)
+            merged |= {m.linear.tensor for m in whole}
+        else:
+            pieces.append([planned[name]])
+    return pieces
+
+
+def _stream(work: PassContext, piece: str | list[ModulePlan]) -> dict[str, Layer]:
+    """Copy or round and write; the lines of what was rounded, by tensor."""
+    if isinstance(piece, str):
+        copy_tensors(work, [piece])
+        return {}
+    if piece[0].scheme.spans_merged:
+        return round_merged(work, piece)
+    return {piece[0].linear.tensor: round_one(work, piece[0])}
 
 
 def round_one(work: PassContext, module: ModulePlan) -> Layer:
