@@ -11,8 +11,9 @@ from compress.checkpoint.outline import Outline
 from compress.edits import EDITS
 from compress.edits.edit import Part, Rows
 from compress.events import Event
-from compress.passes.context import PassContext, block_tensors
+from compress.passes.context import PassContext, block_tensors, record_unit
 from compress.passes.copying import row_ranges
+from compress.passes.ranks import dealt
 from compress.passes.units import OUTSIDE, block_unit, shown
 from compress.plan.passes import PassPlan
 from compress.recipe.placing import placed
@@ -29,20 +30,29 @@ def edit_units(model: Outline) -> list[tuple[str, int | None, tuple[str, ...]]]:
 
 def apply_edit(work: PassContext, planned: PassPlan) -> None:
     """Every unit that the journal does not have."""
-    stage = planned.stage
+    every = edit_units(planned.source)
+    todo = [unit for unit in every if unit[0] not in work.journal.units]
+    done, began = len(every) - len(todo), time.perf_counter()
+    made = dealt(work.ranks, todo, partial(_apply, work, planned))
+    for position, ((unit, _, _), written) in enumerate(zip(todo, made, strict=True), done + 1):
+        work.writer.written |= set(written)
+        record_unit(work, unit, {WRITTEN: written})
+        now = time.perf_counter()
+        work.progress(Event(planned.label, shown(unit), position, len(every), now - began))
+        began = now
+
+
+def _apply(
+    work: PassContext, planned: PassPlan, unit: tuple[str, int | None, tuple[str, ...]]
+) -> list[str]:
+    """Work off one unit and flush it; the names of the tensors that came of it."""
+    stage, (_, block, names) = planned.stage, unit
     assert stage is not None, "the pass is no edit"
-    todo = edit_units(planned.source)
-    for position, (unit, block, names) in enumerate(todo):
-        if unit in work.journal.units:
-            continue
-        began = time.perf_counter()
-        with placed(work.plan.recipe, stage.label):
-            part = _part(planned.source, work.checkpoint, block, names)
-            written = _write(work.writer, EDITS[stage.method].apply(part, stage.config))
-        work.writer.flush(written)
-        work.journal.record(unit, {WRITTEN: written})
-        spent = time.perf_counter() - began
-        work.progress(Event(stage.method, shown(unit), position + 1, len(todo), spent))
+    with placed(work.plan.recipe, stage.label):
+        part = _part(planned.source, work.checkpoint, block, names)
+        written = _write(work.writer, EDITS[stage.method].apply(part, stage.config))
+    work.writer.flush(written)
+    return written
 
 
 def _part(

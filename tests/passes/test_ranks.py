@@ -18,13 +18,15 @@ from compress.blocks.walk import Chain, token_batches, walk
 from compress.checkpoint import Checkpoint, ShardWriter
 from compress.formats import open_weights
 from compress.passes.context import PassContext
-from compress.passes.journal import Journal
+from compress.passes.journal import Journal, PassJournal
 from compress.passes.quantize import calibrated, stream
 from compress.passes.quantize.observe import input_stats
 from compress.passes.ranks import Ranks, largest
 from compress.passes.units import EMBED
+from compress.plan.passes import PassPlan
 from compress.recipe import Recipe
 from compress.report.schema import Report
+from compress.runs import carry_out
 from compress.verbs import RunOptions, run
 from compress_calibration.hessian import InputStats
 from helpers import faults, tiny_models
@@ -156,16 +158,15 @@ class Runs:
 
     folder: Path
     size: int = 2
-    journals: list[Journal] = field(default_factory=list)
+    journals: list[PassJournal] = field(default_factory=list)
 
-    def of(self, ranks: Ranks, work: PassContext, go: Callable[[PassContext], None]) -> Journal:
+    def of(self, ranks: Ranks, work: PassContext, go: Callable[[PassContext], None]) -> PassJournal:
         """A pass as one rank sees it; only rank 0 has a journal on the disk."""
         journal, writer = work.journal, work.writer
         if ranks.rank:
             nowhere = self.folder / "nowhere" / "journal.json"
-            units = dict(journal.units)
-            journal = Journal(nowhere, journal.fingerprint, journal.device, units)
-            writer = ShardWriter.reopen(writer.folder, work.plan.shards)
+            journal = PassJournal(Journal(nowhere, {}, "cpu"), dict(journal.units))
+            writer = ShardWriter.reopen(writer.folder, writer.layout)
         go(replace(work, journal=journal, writer=writer, ranks=ranks))
         return journal
 
@@ -176,13 +177,18 @@ class Runs:
 @pytest.fixture
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runs]:
     found = Runs(tmp_path)
-    alone, streamed = calibrated.calibrate, stream.run
+    alone, streamed, edited = calibrated.calibrate, stream.run, carry_out.apply_edit
 
     def calibrate(work: PassContext, folder: Path) -> None:
         found.shared(work, lambda mine: alone(mine, folder))
 
     monkeypatch.setattr(calibrated, "calibrate", calibrate)
+
+    def edit(work: PassContext, planned: PassPlan) -> None:
+        found.shared(work, lambda mine: edited(mine, planned))
+
     monkeypatch.setattr(stream, "run", lambda work: found.shared(work, streamed))
+    monkeypatch.setattr(carry_out, "apply_edit", edit)
     return found
 
 
@@ -235,6 +241,18 @@ def test_data_free_ranks_write_the_same_bytes(
     assert one.read_bytes() == three.read_bytes()
 
 
+def test_ranks_share_the_units_of_an_edit(
+    tiny: Callable[..., Path], tmp_path: Path, runs: Runs
+) -> None:
+    asked = recipe({"method": "untie"}, {"method": "cast", "dtype": "fp32"})
+    for runs.size, out in ((1, "one"), (2, "two")):
+        run(asked, tiny("llama", tie_word_embeddings=True), tmp_path / out)
+        first, *others = (journal.units for journal in runs.journals)
+        assert all(units == first for units in others)
+    one, two = (tmp_path / out / "model.safetensors" for out in ("one", "two"))
+    assert one.read_bytes() == two.read_bytes()
+
+
 def tensors(folder: Path) -> dict[str, Tensor]:
     checkpoint = Checkpoint.open(folder)
     return {name: checkpoint.read(name) for name in checkpoint.tensors}
@@ -253,8 +271,8 @@ def errors(report: Report) -> list[float]:
 def resumed(asked: Recipe, source: Path, out: Path, *, recorded: list[str]) -> bytes:
     """The weights of a run that was killed when it had recorded these of its blocks."""
     journal = json.loads((out.parent / f"{out.name}.partial" / "journal.json").read_text())
-    places = (EMBED, "block 0", "block 1")
-    assert [unit for unit in journal["units"] if unit in places] == recorded
+    places, units = (EMBED, "block 0", "block 1"), journal["passes"]["quantize"]["units"]
+    assert [unit for unit in units if unit in places] == recorded
     run(asked, source, out, options=RunOptions(resume=True))
     return (out / "model.safetensors").read_bytes()
 
@@ -305,15 +323,15 @@ def test_nobody_goes_on_before_a_unit_is_recorded(
     asked = recipe({**GPTQ, **only}, calibration=text_source(tmp_path, samples=6))
     source, out = tiny("llama"), tmp_path / "out"
     run(asked, source, tmp_path / "whole")
-    record = Journal.record
+    record = PassJournal.record
 
-    def killed(self: Journal, unit: str, data: object) -> None:
+    def killed(self: PassJournal, unit: str, data: object) -> None:
         if unit == "block 0":
             raise faults.Killed
         record(self, unit, data)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Journal, "record", killed)
+        patch.setattr(PassJournal, "record", killed)
         with pytest.raises(faults.Killed):
             run(asked, source, out)
     found = resumed(asked, source, out, recorded=[EMBED])
