@@ -21,7 +21,7 @@ from compress.arch.names import (
     join,
     shape_of,
 )
-from compress.arch.sizes import Sizes, read_sizes
+from compress.arch.sizes import BlockSizes, SizeRule, Sizes, read_sizes
 from compress.arch.spec import BlockSpec, DecoderSpec, LinearSpec
 from compress.arch.text_config import text_config
 from compress.errors import CheckpointError
@@ -34,6 +34,14 @@ class _Source:
     sizes: Sizes
     tensors: Shapes
     prefix: str  # of the decoder: "model", ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Path of a block and its sizes, or of the decoder, which has those of the model."""
+
+    prefix: str
+    sizes: BlockSizes | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +71,9 @@ def describe(config: Mapping[str, Any], tensors: Shapes) -> DecoderSpec:
     family = FAMILIES.get(model_type)
     if family is None or not _fits(family, text):
         return describe_generic(text, tensors, model_type, path)
-    sizes = read_sizes(text, family.defaults)
+    sizes = read_sizes(
+        text, SizeRule(family.defaults, listed=family.listed, value_width=family.value_width)
+    )
     prefix = _find_prefix(family, tensors, sizes.layers, model_type)
     source = _Source(family, text, sizes, tensors, prefix)
     inside = group_blocks(tensors, join(prefix, family.blocks))
@@ -106,7 +116,7 @@ def _outside(source: _Source) -> Outside:
     pairs = [
         (found.tensor, f"{source.family.root}.{found.parameter}")
         for row in source.family.outside
-        for found in _row_tensors(row, None, source, source.prefix)
+        for found in _row_tensors(row, None, source, _Place(source.prefix, None))
     ]
     head = find_head(source.tensors, source.prefix, source.family.head)
     if head is not None:
@@ -124,10 +134,12 @@ def _outside(source: _Source) -> Outside:
 def _block(source: _Source, index: int, present: Sequence[str]) -> BlockSpec:
     family, tensors = source.family, source.tensors
     prefix = join(source.prefix, f"{family.blocks}.{index}")
+    sizes = source.sizes.block(index)
+    place = _Place(prefix, sizes)
     linears: list[LinearSpec] = []
     modules: list[tuple[str, str]] = []
-    for row, expert in _rows(source, index):
-        found = _row_tensors(row, expert, source, prefix)
+    for row, expert in _rows(family, sizes):
+        found = _row_tensors(row, expert, source, place)
         modules += [(each.tensor, each.parameter) for each in found]
         if row.shared_input:
             linears.append(_linear(row, expert, prefix, found[0].shape))
@@ -136,15 +148,14 @@ def _block(source: _Source, index: int, present: Sequence[str]) -> BlockSpec:
     recognised = {tensor for tensor, _ in modules}
     unrecognised = tuple(name for name in weighed if name not in recognised)
     check_recognised(prefix, unrecognised, tensors, sum(prod(tensors[n]) for n in weighed))
-    known = KnownBlock(prefix, linears, recognised)
-    folds = resolve(family, source.text, source.sizes, known)
-    return BlockSpec(index, prefix, tuple(linears), tuple(modules), unrecognised, folds)
+    known = KnownBlock(prefix, sizes, linears, recognised, source.sizes.hidden)
+    folds = resolve(family, source.text, known)
+    return BlockSpec(index, prefix, tuple(linears), tuple(modules), unrecognised, folds, sizes)
 
 
-def _rows(source: _Source, index: int) -> Iterator[tuple[TensorRow, int | None]]:
-    """The rows of block `index`, those of experts repeated for each (expert by expert)."""
-    family, sizes = source.family, source.sizes
-    dense = bool(family.dense) and index in sizes.dense_layers
+def _rows(family: Family, sizes: BlockSizes) -> Iterator[tuple[TensorRow, int | None]]:
+    """The rows of a block, those of experts repeated for each (expert by expert)."""
+    dense = bool(family.dense) and sizes.dense
     rows = family.attention + (family.dense if dense else family.sparse)
     each = [row for row in rows if "{e}" in row.disk]
     yield from ((row, None) for row in rows if row not in each)
@@ -166,10 +177,12 @@ def _linear(row: TensorRow, expert: int | None, prefix: str, shape: tuple[int, .
     )
 
 
-def _row_tensors(row: TensorRow, expert: int | None, source: _Source, prefix: str) -> list[_Found]:
+def _row_tensors(
+    row: TensorRow, expert: int | None, source: _Source, place: _Place
+) -> list[_Found]:
     """The row's weight, and its bias if it has one, both checked."""
-    disk, target = join(prefix, _expand(row.disk, expert)), _expand(row.target, expert)
-    logical = tuple(source.sizes.of(name) for name in row.dims)
+    disk, target = join(place.prefix, _expand(row.disk, expert)), _expand(row.target, expert)
+    logical = tuple(source.sizes.of(name, place.sizes) for name in row.dims)
     stored = logical[::-1] if row.transposed else logical
     shape_of(source.tensors, disk + ".weight", stored)
     found = [_Found(disk + ".weight", target + ".weight", logical)]

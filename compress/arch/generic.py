@@ -11,7 +11,7 @@ from typing import Any
 
 from compress.arch.assemble import DecoderKind, Outside, assemble
 from compress.arch.names import Shapes, check_recognised, find_head, group_blocks, join
-from compress.arch.sizes import read_sizes
+from compress.arch.sizes import BLOCK_KEYS, BlockSizes, SizeRule, read_sizes
 from compress.arch.spec import BlockSpec, DecoderSpec, LinearSpec
 from compress.errors import CheckpointError
 
@@ -54,11 +54,11 @@ def describe_generic(
     Raises CheckpointError when no stack of blocks is found, when a block is missing, or when too
     much of a block is not recognised.
     """
-    sizes = read_sizes(text, {}, required=())
+    sizes = read_sizes(text, SizeRule({}, required=(), listed=tuple(BLOCK_KEYS)))
     stack = _find_stack(tensors, sizes.layers, model_type)
     inside = group_blocks(tensors, stack)
     blocks = [
-        _block(stack, index, inside.get(index, []), tensors)
+        _block(stack, index, inside.get(index, []), tensors, sizes.block(index))
         for index in range(sizes.layers or len(inside))
     ]
     outside = _outside(tensors, stack.rpartition(".")[0], sizes.vocab)
@@ -133,7 +133,9 @@ def _outside(tensors: Shapes, root: str, vocab: int) -> Outside:
     return Outside(embedding, norms[-1] if norms else None, head, pairs)
 
 
-def _block(stack: str, index: int, present: Sequence[str], tensors: Shapes) -> BlockSpec:
+def _block(
+    stack: str, index: int, present: Sequence[str], tensors: Shapes, sizes: BlockSizes
+) -> BlockSpec:
     prefix = join(stack, str(index))
     if not present:
         raise CheckpointError(f"tensors of block {prefix} are missing; is a shard missing?")
@@ -151,7 +153,7 @@ def _block(stack: str, index: int, present: Sequence[str], tensors: Shapes) -> B
     check_recognised(prefix, unrecognised, tensors, sum(prod(tensors[name]) for name in names))
     # Also what no method knows: a block runs with all of its tensors or not at all.
     modules = tuple((name, _parameter(name.removeprefix(prefix + "."))) for name in names)
-    return BlockSpec(index, prefix, tuple(linears), modules, unrecognised)
+    return BlockSpec(index, prefix, tuple(linears), modules, unrecognised, sizes=sizes)
 
 
 def _is_linear(local: str, shape: tuple[int, ...]) -> bool:

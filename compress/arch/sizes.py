@@ -1,115 +1,211 @@
 """Sizes of a decoder, read from config.json under the names that families use for them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from compress.arch.layer_cache import LayerCache, keys_and_values
 from compress.errors import CheckpointError
 
 # One size, the config keys that may hold it; the first key that is there and not null counts.
 KEYS: Mapping[str, tuple[str, ...]] = {
     "hidden": ("hidden_size", "n_embd", "d_model"),
-    "heads": ("num_attention_heads", "n_head", "n_heads"),
-    "kv_heads": ("num_key_value_heads",),
-    "head_dim": ("head_dim",),
-    "intermediate": ("intermediate_size", "n_inner", "ffn_dim"),
-    "expert": ("moe_intermediate_size",),
     "layers": ("num_hidden_layers", "n_layer", "n_layers"),
     "vocab": ("vocab_size",),
     "context": ("max_position_embeddings", "n_positions", "n_ctx"),
-    "experts": ("num_local_experts", "num_experts", "n_routed_experts"),
     "experts_per_token": ("num_experts_per_tok",),
 }
+# The same of sizes that each block has for itself.
+BLOCK_KEYS: Mapping[str, tuple[str, ...]] = {
+    "heads": ("num_attention_heads", "n_head", "n_heads"),
+    "kv_heads": ("num_key_value_heads",),
+    "key_width": ("head_dim",),
+    "intermediate": ("intermediate_size", "n_inner", "ffn_dim"),
+    "expert": ("moe_intermediate_size",),
+    "experts": ("num_local_experts", "num_experts", "n_routed_experts"),
+}
+# That of values stands in a config of its own kind only; elsewhere they are as wide as keys.
+VALUE_KEY = "v_head_dim"
 MAX_LAYERS = 100_000  # blocks are counted out before their tensors are looked for
+
+
+@dataclass(frozen=True, slots=True)
+class BlockSizes:
+    """Sizes that the shapes of one block follow from; 0 where the config has no such thing.
+
+    key_width, value_width: numbers of a head of queries and keys, and of values.
+    expert: the inner width of one. dense: a plain MLP though the model is a mixture.
+    """
+
+    heads: int = 0
+    kv_heads: int = 0
+    key_width: int = 0
+    value_width: int = 0
+    intermediate: int = 0
+    expert: int = 0
+    experts: int = 0
+    dense: bool = True
+
+    def cache(self) -> LayerCache:
+        """What a token's keys and values are, as attention over heads keeps them."""
+        return keys_and_values(self.kv_heads, self.key_width, self.value_width)
+
+    def of(self, name: str) -> int:
+        """Size of a row's dimension by its name in the tables."""
+        keys, values = self.kv_heads * self.key_width, self.kv_heads * self.value_width
+        derived = {
+            "q": self.heads * self.key_width,
+            "k": keys,
+            "v": values,
+            "qkv": self.heads * self.key_width + keys + values,
+            "attended": self.heads * self.value_width,
+            "mlp": self.intermediate,
+            "mlp2": 2 * self.intermediate,
+        }
+        return derived[name] if name in derived else int(getattr(self, name))
+
+
+NO_SIZES = BlockSizes()
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
     """Sizes a decoder's shapes follow from; 0 where the config has no such thing.
 
-    dense_layers: blocks that have a plain MLP though the model is a mixture.
+    blocks: of each block; those of the first where the config does not say how many there are.
     """
 
     hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    intermediate: int
-    expert: int
     layers: int
     vocab: int
     context: int
-    experts: int
     experts_per_token: int
-    dense_layers: frozenset[int]
+    blocks: tuple[BlockSizes, ...]
 
-    def of(self, name: str) -> int:
-        """Size of a row's dimension by its name in the tables."""
-        derived = {
-            "q": self.heads * self.head_dim,
-            "kv": self.kv_heads * self.head_dim,
-            "qkv": (self.heads + 2 * self.kv_heads) * self.head_dim,
-            "mlp": self.intermediate,
-            "mlp2": 2 * self.intermediate,
-            "context2": self.context + 2,
-        }
-        return derived[name] if name in derived else int(getattr(self, name))
+    def block(self, index: int) -> BlockSizes:
+        return self.blocks[index] if self.layers else self.blocks[0]
+
+    def of(self, name: str, block: BlockSizes | None = None) -> int:
+        """Size of a row's dimension by its name in the tables, of a block where it has its own."""
+        if name == "context2":
+            return self.context + 2
+        if name in KEYS:
+            return int(getattr(self, name))
+        assert block is not None, "what lies outside of the blocks has sizes of the model"
+        return block.of(name)
 
 
-def read_sizes(
-    config: Mapping[str, Any],
-    defaults: Mapping[str, int],
-    *,
-    required: tuple[str, ...] = ("hidden", "heads", "layers", "vocab"),
-) -> Sizes:
+@dataclass(frozen=True, slots=True)
+class SizeRule:
+    """What a family's config may leave out, and what it may say more.
+
+    defaults: values by config key that hold when the key is absent. required: sizes that must be
+    there. listed: sizes of blocks that may be lists, with a number for each block. value_width:
+    whether values may have a width of their own.
+    """
+
+    defaults: Mapping[str, int]
+    required: tuple[str, ...] = ("hidden", "heads", "layers", "vocab")
+    listed: tuple[str, ...] = ()
+    value_width: bool = False
+
+
+def read_sizes(config: Mapping[str, Any], rule: SizeRule) -> Sizes:
     """Sizes from a text config.
 
-    defaults: values by config key that hold when the key is absent. Raises CheckpointError when
-    a required size is missing or a size is no positive integer.
+    Raises CheckpointError when a required size is missing, when a size is no positive integer, and
+    for a list that is not of one number a block.
     """
-    found = {name: _size(config, name, keys, defaults) for name, keys in KEYS.items()}
-    for name in required:
-        if not found[name]:
-            raise CheckpointError(
-                f"config.json: no {KEYS[name][0]}; it is needed to know the shapes of a"
-                f" {config.get('model_type')!r} decoder"
-            )
+    found = {name: _size(config, keys, rule) for name, keys in KEYS.items()}
     if found["layers"] > MAX_LAYERS:
         raise CheckpointError(
             f"config.json: {KEYS['layers'][0]} is {found['layers']}; decoders of up to {MAX_LAYERS}"
             " blocks can be read"
         )
-    chosen = found["experts_per_token"]
-    if found["experts"] and "num_experts_per_tok" in config and not 0 < chosen <= found["experts"]:
+    blocks = _blocks(config, found["hidden"], found["layers"], rule)
+    for name in rule.required:
+        if not (found[name] if name in found else all(getattr(x, name) for x in blocks)):
+            raise CheckpointError(
+                f"config.json: no {(KEYS.get(name) or BLOCK_KEYS[name])[0]}; it is needed to know"
+                f" the shapes of a {config.get('model_type')!r} decoder"
+            )
+    _check_chosen(config, found["experts_per_token"], blocks)
+    return Sizes(**found, blocks=blocks)
+
+
+def _blocks(
+    config: Mapping[str, Any], hidden: int, layers: int, rule: SizeRule
+) -> tuple[BlockSizes, ...]:
+    """The sizes of each block; those of one where their number is not known."""
+    keys = {**BLOCK_KEYS, "value_width": (VALUE_KEY,) if rule.value_width else ()}
+    listed = {name: _of_blocks(config, name, keys[name], layers, rule) for name in keys}
+    dense = _dense_layers(config, layers, any(listed["experts"]))
+    return tuple(
+        _block_sizes({name: each[index] for name, each in listed.items()}, hidden, index in dense)
+        for index in range(max(layers, 1))
+    )
+
+
+def _block_sizes(found: Mapping[str, int], hidden: int, dense: bool) -> BlockSizes:
+    """What is not said follows from what is."""
+    heads = found["heads"]
+    key_width = found["key_width"] or (hidden // heads if heads else 0)
+    # GPT-2's n_inner is usually null and then means 4 * hidden.
+    intermediate = found["intermediate"] or 4 * hidden
+    return BlockSizes(
+        heads=heads,
+        kv_heads=found["kv_heads"] or heads,
+        key_width=key_width,
+        value_width=found["value_width"] or key_width,
+        intermediate=intermediate,
+        expert=found["expert"] or intermediate,
+        experts=found["experts"],
+        dense=dense,
+    )
+
+
+def _check_chosen(config: Mapping[str, Any], chosen: int, blocks: Sequence[BlockSizes]) -> None:
+    experts = min((x.experts for x in blocks if x.experts), default=0)
+    if experts and "num_experts_per_tok" in config and not 0 < chosen <= experts:
         raise CheckpointError(
             f"config.json: num_experts_per_tok is {config['num_experts_per_tok']!r}; it must be 1"
-            f" to {found['experts']}, the number of experts"
+            f" to {experts}, the number of experts"
         )
-    heads = found["heads"]
-    found["kv_heads"] = found["kv_heads"] or heads
-    found["head_dim"] = found["head_dim"] or (found["hidden"] // heads if heads else 0)
-    # GPT-2's n_inner is usually null and then means 4 * hidden.
-    found["intermediate"] = found["intermediate"] or 4 * found["hidden"]
-    found["expert"] = found["expert"] or found["intermediate"]
-    return Sizes(**found, dense_layers=_dense_layers(config, found["layers"], found["experts"]))
 
 
-def _size(
-    config: Mapping[str, Any], name: str, keys: tuple[str, ...], defaults: Mapping[str, int]
-) -> int:
+def _of_blocks(
+    config: Mapping[str, Any], name: str, keys: tuple[str, ...], layers: int, rule: SizeRule
+) -> list[int]:
+    """A size of each block; one where their number is not known."""
+    key = next((key for key in keys if config.get(key) is not None), "")
+    value = config.get(key)
+    if not isinstance(value, list) or name not in rule.listed:
+        return [_size(config, keys, rule)] * max(layers, 1)
+    if len(value) != layers:
+        raise CheckpointError(
+            f"config.json: {key} has {len(value)} entries; it must have {layers}, one for each"
+            " layer, or be one number"
+        )
+    return [_whole(f"{key}[{index}]", each) for index, each in enumerate(value)]
+
+
+def _size(config: Mapping[str, Any], keys: tuple[str, ...], rule: SizeRule) -> int:
     for key in keys:
-        value = config.get(key)
-        if value is None:
-            continue
-        if not _is_whole(value) or value < 0:
-            raise CheckpointError(f"config.json: {key} is {value!r}; it must be a whole number")
-        return int(value)
-    return next((defaults[key] for key in keys if key in defaults), 0)
+        if config.get(key) is not None:
+            return _whole(key, config[key])
+    return next((rule.defaults[key] for key in keys if key in rule.defaults), 0)
 
 
-def _dense_layers(config: Mapping[str, Any], layers: int, experts: int) -> frozenset[int]:
-    if not experts:
-        return frozenset(range(layers))
+def _whole(place: str, value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise CheckpointError(f"config.json: {place} is {value!r}; it must be a whole number")
+    return value
+
+
+def _dense_layers(config: Mapping[str, Any], layers: int, mixture: bool) -> frozenset[int]:
+    count = max(layers, 1)
+    if not mixture:
+        return frozenset(range(count))
     step = 1 if config.get("decoder_sparse_step") is None else config["decoder_sparse_step"]
     if not _is_whole(step) or step < 1:
         raise CheckpointError(
@@ -120,7 +216,7 @@ def _dense_layers(config: Mapping[str, Any], layers: int, experts: int) -> froze
         raise CheckpointError(
             f"config.json: mlp_only_layers is {plain!r}; it must be a list of block numbers"
         )
-    return frozenset({index for index in range(layers) if (index + 1) % step} | set(plain))
+    return frozenset({index for index in range(count) if (index + 1) % step} | set(plain))
 
 
 def _is_whole(value: object) -> bool:

@@ -1,8 +1,10 @@
 """DecoderSpec: what kind of decoder a checkpoint holds, free of any architecture's names."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Literal
+
+from compress.arch.sizes import NO_SIZES, BlockSizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,7 @@ class BlockSpec:
     unrecognised: tensors below the prefix that no row of the family's table names; they are
         copied and listed.
     folds: pairs of modules between which channels can be scaled; none for a decoder in no table.
+    sizes: as config.json has them for this block; zeros where nothing is known of them.
     """
 
     index: int
@@ -93,6 +96,7 @@ class BlockSpec:
     modules: tuple[tuple[str, str], ...]
     unrecognised: tuple[str, ...] = ()
     folds: tuple[FoldPair, ...] = ()
+    sizes: BlockSizes = NO_SIZES
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,13 +120,8 @@ class DecoderSpec:
     model_type: str
     text_config: tuple[str, ...]
     hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    intermediate: int
     vocab: int
     context: int
-    experts: int
     experts_per_token: int
     tied: bool
     embedding: str
@@ -134,6 +133,38 @@ class DecoderSpec:
     blocks: tuple[BlockSpec, ...]
     copied: tuple[str, ...]
     unnamed: tuple[str, ...] | None = None
+
+    @property
+    def heads(self) -> int:
+        """Of the block that has most, as all sizes here; 0 where the config does not say."""
+        return max((block.sizes.heads for block in self.blocks), default=0)
+
+    @property
+    def kv_heads(self) -> int:
+        return max((block.sizes.kv_heads for block in self.blocks), default=0)
+
+    @property
+    def head_dim(self) -> int:
+        """Numbers of a head of queries and keys."""
+        return max((block.sizes.key_width for block in self.blocks), default=0)
+
+    @property
+    def intermediate(self) -> int:
+        return max((block.sizes.intermediate for block in self.blocks), default=0)
+
+    @property
+    def experts(self) -> int:
+        return max((block.sizes.experts for block in self.blocks), default=0)
+
+    @property
+    def head_widths(self) -> tuple[int, ...]:
+        """All numbers of a head that there are, of keys and of values, without repeats."""
+        sizes = [block.sizes for block in self.blocks if block.sizes.heads]
+        return tuple(dict.fromkeys(w for x in sizes for w in (x.key_width, x.value_width)))
+
+    def sizes_of(self, linear: LinearSpec) -> BlockSizes:
+        """Of the block that a linear lies in."""
+        return next(x.sizes for x in self.blocks if linear.name.startswith(f"{x.prefix}."))
 
     def linears(self) -> Iterator[LinearSpec]:
         """All linears of all blocks, in order (head and embedding are not among them)."""
@@ -153,14 +184,16 @@ class DecoderSpec:
         shape = self.embedding_shape
         return LinearSpec(name, self.embedding, shape, "embedding", "embedding", name)
 
-    def kv_bytes_per_token(self, width: int, quantized: int = 0) -> int:
+    def kv_bytes_per_token(self, width: int, quantized: Collection[int] = ()) -> int:
         """What a cache takes for keys and values of one token, in all blocks together.
 
-        width: bytes of a number. quantized: so many blocks store numbers in one byte, by fixed
-        scales, which take nothing a token.
+        width: bytes of a number. quantized: numbers of the blocks that store theirs in one byte, by
+        fixed scales, which take nothing a token.
         """
-        numbers = 2 * self.kv_heads * self.head_dim
-        return numbers * (width * (len(self.blocks) - quantized) + quantized)
+        return sum(
+            block.sizes.cache().nbytes(1 if block.index in quantized else width)
+            for block in self.blocks
+        )
 
     def all_linears(self) -> tuple[LinearSpec, ...]:
         """Everything that can be quantized: the linears of the blocks, the head, the embedding."""

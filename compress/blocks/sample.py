@@ -188,7 +188,7 @@ def sampling_bytes(
     names = [tensor for block in spec.blocks for tensor, _ in block.modules]
     names += [tensor for tensor, _ in spec.outside]
     elements = [_elements(tensors, spec, name) for name in names]
-    token = 2 * len(spec.blocks) * spec.kv_heads * spec.head_dim * dtype.itemsize
+    token = spec.kv_bytes_per_token(dtype.itemsize)
     # Logits, the same in fp32, their softmax, and that and its sums in fp64.
     drawn = (dtype.itemsize + 4 + 4 + 8 + 8) * rows * spec.vocab
     return dtype.itemsize * (sum(elements) + max(elements)) + rows * length * token + drawn

@@ -28,10 +28,8 @@ def bytes_per_token(weights: Weights) -> int:
     In the dtype of what the checkpoint does not quantize; in one byte a number where it has scales.
     """
     spec, checkpoint = weights.spec, weights.checkpoint
-    scaled = (
-        [] if weights.kv_cache is None else [scales_in(b, checkpoint.tensors) for b in spec.blocks]
-    )
-    quantized = sum(names is not None for names in scaled)
+    scaled = () if weights.kv_cache is None else spec.blocks
+    quantized = {b.index for b in scaled if scales_in(b, checkpoint.tensors) is not None}
     return spec.kv_bytes_per_token(weights.plain_dtype.itemsize, quantized)
 
 
@@ -43,7 +41,7 @@ def dense_bytes(model: Outline) -> int:
 def planned_bytes(recipe: Recipe, model: Outline) -> int:
     """As `bytes_per_token`, of what the recipe's rounding stages make of a dense model."""
     width = itemsize(model.tensors[model.spec.embedding].dtype)
-    quantized = 0 if recipe.kv_cache is None else len(model.spec.blocks)
+    quantized = () if recipe.kv_cache is None else range(len(model.spec.blocks))
     return model.spec.kv_bytes_per_token(width, quantized)
 
 

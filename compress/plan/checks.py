@@ -101,12 +101,14 @@ def why_not_parallel(
     if (none := FORMATS[fmt].why_not_split) is not None:
         return (none,)
     reasons: dict[str, str] = {}
-    if spec.heads % n:
-        reasons["heads"] = f"{spec.heads} heads do not divide by {n}"
-    if spec.kv_heads % n and n % spec.kv_heads:
-        reasons["kv"] = (
-            f"{spec.kv_heads} key/value heads can neither be split nor repeated {n} ways"
-        )
+    for sizes in dict.fromkeys(block.sizes for block in spec.blocks):
+        if sizes.heads % n:
+            reasons.setdefault("heads", f"{sizes.heads} heads do not divide by {n}")
+        if sizes.kv_heads % n and n % sizes.kv_heads:
+            reasons.setdefault(
+                "kv",
+                f"{sizes.kv_heads} key/value heads can neither be split nor repeated {n} ways",
+            )
     for m in modules:
         against = _why_not_columns if m.linear.role in ("o", "down") else _why_not_rows
         found = against(n, spec, m, fmt)
@@ -155,12 +157,12 @@ def _why_not_shard(size: str, m: ModulePlan, shape: tuple[int, int], fmt: str) -
 def _row_parts(n: int, spec: DecoderSpec, linear: LinearSpec) -> list[tuple[int, int]]:
     """(rows, shards) of the matrices that are split each by itself."""
     rows = linear.shape[0]
-    kv_shards = min(n, spec.kv_heads)
     if linear.role in ("k", "v"):
-        return [(rows, kv_shards)]
+        return [(rows, min(n, spec.sizes_of(linear).kv_heads))]
     if linear.role == "qkv":
-        kv = spec.kv_heads * spec.head_dim
-        return [(rows - 2 * kv, n), (kv, kv_shards)]
+        sizes = spec.sizes_of(linear)
+        shards = min(n, sizes.kv_heads)
+        return [(sizes.of("q"), n), (sizes.of("k"), shards), (sizes.of("v"), shards)]
     return [(rows // 2, n)] if linear.role == "gate_up" else [(rows, n)]
 
 

@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from compress.arch.families.table import FAMILIES
 from compress.arch.forward.forward import ForwardSpec, Positions, describe_forward
 from compress.arch.forward.rope import KINDS, Rope
 from compress.arch.forward.table import FORWARDS
+from compress.arch.sizes import BlockSizes
 from compress.arch.spec import BlockSpec, DecoderSpec
 from compress.errors import CheckpointError
 
@@ -19,18 +21,18 @@ LAYERS = 6
 
 
 def spec_of(table: str, /, **changes: Any) -> DecoderSpec:
+    """changes: fields of DecoderSpec, or of the sizes of all its blocks."""
+    experts = 8 if FORWARDS[table].experts_per_token else 0
+    sizes = BlockSizes(4, 2, 16, 16, 96, 0, experts, dense=not experts)
+    own = {field.name: changes.pop(field.name) for field in fields(sizes) if field.name in changes}
+    sizes = replace(sizes, **own)
     facts = {
         "family": table,
         "model_type": table,
         "text_config": (),
         "hidden": 64,
-        "heads": 4,
-        "kv_heads": 2,
-        "head_dim": 16,
-        "intermediate": 96,
         "vocab": 100,
         "context": 128,
-        "experts": 8 if FORWARDS[table].experts_per_token else 0,
         "experts_per_token": 0,
         "tied": True,
         "embedding": "model.wte.weight",
@@ -39,7 +41,9 @@ def spec_of(table: str, /, **changes: Any) -> DecoderSpec:
         "head": None,
         "head_shape": None,
         "outside": (),
-        "blocks": tuple(BlockSpec(i, f"model.layers.{i}", (), ()) for i in range(LAYERS)),
+        "blocks": tuple(
+            BlockSpec(i, f"model.layers.{i}", (), (), sizes=sizes) for i in range(LAYERS)
+        ),
         "copied": (),
     }
     return DecoderSpec(**(facts | changes))
@@ -270,7 +274,7 @@ def test_a_context_that_a_rotation_needs() -> None:
         forward("llama", roped(rope_type="dynamic", factor=2.0), context=0)
     tiny = {"rope_type": "dynamic", "factor": 2.0}
     with pytest.raises(CheckpointError, match="it needs more than one pair a head"):
-        forward("llama", {"rope_parameters": tiny}, head_dim=2)
+        forward("llama", {"rope_parameters": tiny}, key_width=2)
 
 
 def test_heads_that_do_not_share_evenly() -> None:

@@ -4,11 +4,14 @@ import atexit
 import os
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
 from types import MappingProxyType
 from typing import Any, Literal
+
+from compress.arch.spec import DecoderSpec
 
 Dtype = Literal["bf16", "fp16", "fp32"]
 
@@ -216,3 +219,9 @@ def _randomize(parameter: Any) -> None:
             parameter.normal_(0.0, 0.1)
         else:  # keep norm weights near their start (1, or 0 for gemma)
             parameter.add_(torch.randn_like(parameter) * 0.1)
+
+
+def resized(spec: DecoderSpec, **sizes: int) -> DecoderSpec:
+    """With other sizes in every block: fields of BlockSizes."""
+    blocks = (replace(x, sizes=replace(x.sizes, **sizes)) for x in spec.blocks)
+    return replace(spec, blocks=tuple(blocks))

@@ -12,13 +12,15 @@ from compress.plan.layers import ModulePlan
 from compress.quant.scheme import ActivationScheme, QuantScheme
 from compress.verbs import make_plan
 from helpers.short_runs import RTN, recipe
+from helpers.tiny_models import resized
 
 GROUP = QuantScheme(bits=4, group_size=32)
 CHANNEL = QuantScheme(bits=4, granularity="channel", group_size=0)
 
 
 def module(role: str, shape: tuple[int, int], scheme: QuantScheme) -> ModulePlan:
-    linear = LinearSpec(role, f"{role}.weight", shape, role, "in", role)
+    name = f"model.layers.0.{role}"
+    linear = LinearSpec(name, f"{name}.weight", shape, role, "in", role)
     return ModulePlan(linear, 0, 0, "rtn", scheme, False, 1, 1)
 
 
@@ -30,7 +32,7 @@ def why_not_parallel(n: int, spec: DecoderSpec, modules: list[ModulePlan]) -> tu
 def spec(tiny: Callable[..., Any]) -> DecoderSpec:
     """8 heads of 64, 4 of keys and values."""
     found = make_plan(recipe(RTN), tiny("llama")).spec
-    return replace(found, heads=8, kv_heads=4, head_dim=64)
+    return resized(found, heads=8, kv_heads=4, key_width=64, value_width=64)
 
 
 @pytest.mark.parametrize(
@@ -40,13 +42,13 @@ def spec(tiny: Callable[..., Any]) -> DecoderSpec:
 def test_key_and_value_heads_are_split_or_repeated(
     spec: DecoderSpec, kv_heads: int, n: int, fits: bool
 ) -> None:
-    reasons = why_not_parallel(n, replace(spec, kv_heads=kv_heads), [])
+    reasons = why_not_parallel(n, resized(spec, kv_heads=kv_heads), [])
     wanted = f"{kv_heads} key/value heads can neither be split nor repeated {n} ways"
     assert reasons == (() if fits else (wanted,))
 
 
 def test_repeated_heads_are_not_split_further(spec: DecoderSpec) -> None:
-    one = replace(spec, kv_heads=1, head_dim=4)
+    one = resized(spec, kv_heads=1, key_width=4, value_width=4)
     asymmetric = replace(CHANNEL, symmetric=False)
     assert why_not_parallel(8, one, [module("k", (4, 64), CHANNEL)]) == ()
     assert why_not_parallel(8, one, [module("k", (4, 64), asymmetric)]) == (
@@ -119,7 +121,7 @@ def test_blocks_are_cut_in_neither_direction(spec: DecoderSpec) -> None:
         assert why_not_parallel(4, spec, [module(role, (rows, 512), block)]) == (
             f"{role}: 96 rows a shard are no multiple of 64",
         )
-    narrow = replace(spec, head_dim=32)
+    narrow = resized(spec, key_width=32, value_width=32)
     assert why_not_parallel(4, narrow, [module("qkv", (8 * 32 + 2 * 4 * 32, 512), block)]) == (
         "qkv: 32 rows a shard are no multiple of 64",
     )

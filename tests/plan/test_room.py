@@ -29,6 +29,7 @@ from compress.plan.room import (
 from compress.report.units import size
 from compress.verbs import make_plan, plan_table, run
 from helpers.short_runs import GPTQ, RTN, SELF, recipe, recipe_file, text_source
+from helpers.tiny_models import resized
 
 
 @pytest.fixture
@@ -44,7 +45,7 @@ def wide(run_size: RunSize) -> RunSize:
         (replace(x, shape=(width.get(x.shape[0], 4096), width.get(x.shape[1], 4096))), scheme)
         for x, scheme in run_size.linears
     ]
-    wider = replace(spec, hidden=4096, intermediate=11008, context=4096)
+    wider = resized(replace(spec, hidden=4096, context=4096), intermediate=11008)
     assert run_size.calibration is not None
     calibration = replace(run_size.calibration, samples=48, length=2048)
     return replace(

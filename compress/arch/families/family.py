@@ -44,8 +44,8 @@ class FoldRow:
     writer: `disk` of the row that writes them. readers: roles of those that read them; of experts,
     those of the writer's own, or of all when the writer is no expert.
     channels: name of their number. skip: names of the writer's rows before the channels.
-    by_head: the writer's rows lie head by head, in each head those of `skip` and then `head_dim`
-    channels.
+    by_head: the writer's rows lie head by head, in each head those of `skip` and then as many
+    channels as a head of values has.
     only: a config key and the value that it must have, or be missing, for this to hold.
     A row whose writer a block does not have is not for that block.
     """
@@ -71,6 +71,8 @@ class Family:
     buffers: tensors of old checkpoints that today's classes compute themselves.
     defaults: config values that transformers assumes when the key is absent.
     norm_offset: what a norm adds to its weight before it multiplies.
+    listed: sizes (BLOCK_KEYS) that its config may give as a list, with a number for each block.
+    value_width: whether its config may say how wide heads of values are (VALUE_KEY).
     assumes: config keys and the value that each must have, or be missing, for the table to hold;
         a text names another key whose value it must have. Any other checkpoint is described by
         its names alone.
@@ -88,4 +90,6 @@ class Family:
     buffers: tuple[str, ...] = ("self_attn.rotary_emb.inv_freq",)
     defaults: Mapping[str, int] = field(default_factory=lambda: NONE)
     norm_offset: float = 0.0
+    listed: tuple[str, ...] = ()
+    value_width: bool = False
     assumes: Mapping[str, Any] = field(default_factory=lambda: NONE)

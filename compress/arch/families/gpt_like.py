@@ -12,7 +12,7 @@ GPT2_ATTENTION = (
         "qkv", "attn.c_attn", ("qkv", "hidden"), "", "attn_in", None, transposed=True, bias=True
     ),
     TensorRow(
-        "o", "attn.c_proj", ("hidden", "q"), "", "attn_out", None, transposed=True, bias=True
+        "o", "attn.c_proj", ("hidden", "attended"), "", "attn_out", None, transposed=True, bias=True
     ),
 )
 GPT2_MLP = (
@@ -27,7 +27,9 @@ GPT_NEOX_ATTENTION = (
     TensorRow(
         "qkv", "attention.query_key_value", ("qkv", "hidden"), "", "attn_in", bias="attention_bias"
     ),
-    TensorRow("o", "attention.dense", ("hidden", "q"), "", "attn_out", bias="attention_bias"),
+    TensorRow(
+        "o", "attention.dense", ("hidden", "attended"), "", "attn_out", bias="attention_bias"
+    ),
 )
 GPT_NEOX_MLP = (
     TensorRow("up", "mlp.dense_h_to_4h", ("mlp", "hidden"), "", "mlp_in", bias=True),
@@ -37,9 +39,11 @@ OPT_ATTENTION = (
     TensorRow("norm", "self_attn_layer_norm", ("hidden",), bias=True),
     TensorRow("norm", "final_layer_norm", ("hidden",), bias=True),
     TensorRow("q", "self_attn.q_proj", ("q", "hidden"), "", "attn_in", "qkv", bias="enable_bias"),
-    TensorRow("k", "self_attn.k_proj", ("kv", "hidden"), "", "attn_in", "qkv", bias="enable_bias"),
-    TensorRow("v", "self_attn.v_proj", ("kv", "hidden"), "", "attn_in", "qkv", bias="enable_bias"),
-    TensorRow("o", "self_attn.out_proj", ("hidden", "q"), "", "attn_out", bias="enable_bias"),
+    TensorRow("k", "self_attn.k_proj", ("k", "hidden"), "", "attn_in", "qkv", bias="enable_bias"),
+    TensorRow("v", "self_attn.v_proj", ("v", "hidden"), "", "attn_in", "qkv", bias="enable_bias"),
+    TensorRow(
+        "o", "self_attn.out_proj", ("hidden", "attended"), "", "attn_out", bias="enable_bias"
+    ),
 )
 OPT_MLP = (
     TensorRow("up", "fc1", ("mlp", "hidden"), "", "mlp_in", bias="enable_bias"),
@@ -63,17 +67,17 @@ OPT_OUTSIDE = (
 # None from one linear of the MLP to the other: GELU lies between. ReLU lets a scale through.
 GPT2_FOLDS = (
     FoldRow("ln_1", ("qkv",), "hidden"),
-    FoldRow("attn.c_attn", ("o",), "kv", skip=("q", "kv")),
+    FoldRow("attn.c_attn", ("o",), "v", skip=("q", "k")),
     FoldRow("ln_2", ("up",), "hidden"),
 )
 GPT_NEOX_FOLDS = (
     FoldRow("input_layernorm", ("qkv",), "hidden"),
-    FoldRow("attention.query_key_value", ("o",), "kv", ("head_dim", "head_dim"), by_head=True),
+    FoldRow("attention.query_key_value", ("o",), "v", ("key_width", "key_width"), by_head=True),
     FoldRow("post_attention_layernorm", ("up",), "hidden"),
 )
 OPT_FOLDS = (
     FoldRow("self_attn_layer_norm", ("q", "k", "v"), "hidden"),
-    FoldRow("self_attn.v_proj", ("o",), "kv"),
+    FoldRow("self_attn.v_proj", ("o",), "v"),
     FoldRow("final_layer_norm", ("up",), "hidden"),
     FoldRow("fc1", ("down",), "mlp", only=("activation_function", "relu")),
 )

@@ -14,26 +14,28 @@ LLAMA_ATTENTION = (
         "q", "self_attn.q_proj", ("q", "hidden"), "", "attn_in", "qkv", bias="attention_bias"
     ),
     TensorRow(
-        "k", "self_attn.k_proj", ("kv", "hidden"), "", "attn_in", "qkv", bias="attention_bias"
+        "k", "self_attn.k_proj", ("k", "hidden"), "", "attn_in", "qkv", bias="attention_bias"
     ),
     TensorRow(
-        "v", "self_attn.v_proj", ("kv", "hidden"), "", "attn_in", "qkv", bias="attention_bias"
+        "v", "self_attn.v_proj", ("v", "hidden"), "", "attn_in", "qkv", bias="attention_bias"
     ),
-    TensorRow("o", "self_attn.o_proj", ("hidden", "q"), "", "attn_out", bias="attention_bias"),
+    TensorRow(
+        "o", "self_attn.o_proj", ("hidden", "attended"), "", "attn_out", bias="attention_bias"
+    ),
 )
 QWEN2_ATTENTION = (
     TensorRow("q", "self_attn.q_proj", ("q", "hidden"), "", "attn_in", "qkv", bias=True),
-    TensorRow("k", "self_attn.k_proj", ("kv", "hidden"), "", "attn_in", "qkv", bias=True),
-    TensorRow("v", "self_attn.v_proj", ("kv", "hidden"), "", "attn_in", "qkv", bias=True),
-    TensorRow("o", "self_attn.o_proj", ("hidden", "q"), "", "attn_out"),
+    TensorRow("k", "self_attn.k_proj", ("k", "hidden"), "", "attn_in", "qkv", bias=True),
+    TensorRow("v", "self_attn.v_proj", ("v", "hidden"), "", "attn_in", "qkv", bias=True),
+    TensorRow("o", "self_attn.o_proj", ("hidden", "attended"), "", "attn_out"),
 )
 HEAD_NORMS = (
-    TensorRow("norm", "self_attn.q_norm", ("head_dim",)),
-    TensorRow("norm", "self_attn.k_norm", ("head_dim",)),
+    TensorRow("norm", "self_attn.q_norm", ("key_width",)),
+    TensorRow("norm", "self_attn.k_norm", ("key_width",)),
 )
 PHI3_ATTENTION = (
     TensorRow("qkv", "self_attn.qkv_proj", ("qkv", "hidden"), "", "attn_in"),
-    TensorRow("o", "self_attn.o_proj", ("hidden", "q"), "", "attn_out"),
+    TensorRow("o", "self_attn.o_proj", ("hidden", "attended"), "", "attn_out"),
 )
 LLAMA_MLP = (
     TensorRow("gate", "mlp.gate_proj", ("mlp", "hidden"), "", "mlp_in", "gate_up", bias="mlp_bias"),
@@ -50,13 +52,13 @@ LLAMA_OUTSIDE = (
 )
 LLAMA_FOLDS = (
     FoldRow("input_layernorm", ("q", "k", "v"), "hidden"),
-    FoldRow("self_attn.v_proj", ("o",), "kv"),
+    FoldRow("self_attn.v_proj", ("o",), "v"),
     FoldRow("post_attention_layernorm", ("gate", "up"), "hidden"),
     FoldRow("mlp.up_proj", ("down",), "mlp"),
 )
 PHI3_FOLDS = (
     FoldRow("input_layernorm", ("qkv",), "hidden"),
-    FoldRow("self_attn.qkv_proj", ("o",), "kv", skip=("q", "kv")),
+    FoldRow("self_attn.qkv_proj", ("o",), "v", skip=("q", "k")),
     FoldRow("post_attention_layernorm", ("gate_up",), "hidden"),
     FoldRow("mlp.gate_up_proj", ("down",), "mlp", skip=("mlp",)),
 )

@@ -21,18 +21,18 @@ GEMMA_NORMS = (
 )
 OLMO2_NORMS = (
     TensorRow("norm", "self_attn.q_norm", ("q",)),
-    TensorRow("norm", "self_attn.k_norm", ("kv",)),
+    TensorRow("norm", "self_attn.k_norm", ("k",)),
     *OUTPUT_NORMS,
 )
 
 GEMMA_FOLDS = (
     FoldRow("input_layernorm", ("q", "k", "v"), "hidden"),
-    FoldRow("self_attn.v_proj", ("o",), "kv"),
+    FoldRow("self_attn.v_proj", ("o",), "v"),
     FoldRow("pre_feedforward_layernorm", ("gate", "up"), "hidden"),
     FoldRow("mlp.up_proj", ("down",), "mlp"),
 )
 OLMO2_FOLDS = (
-    FoldRow("self_attn.v_proj", ("o",), "kv"),
+    FoldRow("self_attn.v_proj", ("o",), "v"),
     FoldRow("mlp.up_proj", ("down",), "mlp"),
 )
 

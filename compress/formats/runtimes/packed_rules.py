@@ -78,8 +78,9 @@ def _gptq_in_vllm(result: ResultFacts) -> Iterator[str]:
 
 
 def _on_cpu(result: ResultFacts) -> Iterator[str]:
-    if result.spec.heads and result.spec.head_dim not in CPU_HEADS:
-        yield f"no attention kernel for head_dim {result.spec.head_dim} on CPU"
+    for width in result.spec.head_widths:
+        if width and width not in CPU_HEADS:
+            yield f"no attention kernel for head_dim {width} on CPU"
     for linear, scheme in result.quantized():
         if linear.expert is not None:
             yield "it has no kernels for quantized experts on CPU"

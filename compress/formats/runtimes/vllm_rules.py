@@ -49,10 +49,11 @@ def on_gpu(result: ResultFacts) -> Iterator[str]:
 def on_cpu(result: ResultFacts) -> Iterator[str]:
     """What stands in the way on a CPU, most important first."""
     yield from _anywhere(result)
-    if result.spec.heads and result.spec.head_dim not in CPU_HEADS:
-        yield f"no attention kernel for head_dim {result.spec.head_dim} on CPU"
-    if result.cache is not None and result.spec.head_dim % 32:
-        yield f"its fp8 cache takes head_dim in multiples of 32 on CPU, not {result.spec.head_dim}"
+    for width in result.spec.head_widths:
+        if width and width not in CPU_HEADS:
+            yield f"no attention kernel for head_dim {width} on CPU"
+        if result.cache is not None and width % 32:
+            yield f"its fp8 cache takes head_dim in multiples of 32 on CPU, not {width}"
     for linear, scheme in result.quantized():
         if linear.role == "embedding":
             yield f"{linear.name}: its lookup in a quantized embedding is a Triton kernel for GPUs"
@@ -134,9 +135,13 @@ def _split_blocks(
     spec: DecoderSpec, linear: LinearSpec, scheme: QuantScheme | None
 ) -> Iterator[str]:
     """The parts of a linear that the source has fused already, all but the last."""
-    kv = spec.kv_heads * spec.head_dim
-    parts = {"qkv": (linear.shape[0] - 2 * kv, kv), "gate_up": (linear.shape[0] // 2,)}
-    for rows in parts.get(linear.role, ()):
+    parts: tuple[int, ...] = ()
+    if linear.role == "qkv":
+        sizes = spec.sizes_of(linear)
+        parts = (sizes.of("q"), sizes.of("k"))
+    elif linear.role == "gate_up":
+        parts = (linear.shape[0] // 2,)
+    for rows in parts:
         if _cuts(scheme, rows):
             yield _cut(linear, rows, scheme)
 
