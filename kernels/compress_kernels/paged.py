@@ -9,8 +9,8 @@ from torch import Tensor
 class StoredStates:
     """Keys and values of one layer, in blocks.
 
-    keys, values: [blocks, kv_heads, block size, head_dim], floats, or int8 with the scales, fp16
-    [blocks, kv_heads, block size]; floats have none.
+    keys: [blocks, kv_heads, block size, key width], values: [blocks, kv_heads, block size, value
+    width], floats, or int8 with the scales, fp16 [blocks, kv_heads, block size]; floats have none.
     """
 
     keys: Tensor

@@ -33,7 +33,7 @@ BOTH = pytest.mark.parametrize(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stored:
-    """dense: [texts, length, kv_heads, dim] each. table: of the texts."""
+    """dense: [texts, length, kv_heads, width] each. table: of the texts."""
 
     states: StoredStates
     table: Tensor
@@ -43,23 +43,27 @@ class Stored:
         return TokenPlaces(self.table, sequence, positions)
 
 
-def stored(texts: int, length: int, block_size: int) -> Stored:
-    """Random texts in blocks of a random order; what no text owns is not a number."""
+def stored(
+    texts: int, length: int, block_size: int, widths: tuple[int, int] = (DIM, DIM)
+) -> Stored:
+    """Random texts in blocks of a random order; what no text owns is not a number. widths: of a
+    head of keys, and of values."""
     generator = torch.Generator().manual_seed(length)
-    dense = [torch.randn(texts, length, KV_HEADS, DIM, generator=generator) for _ in "kv"]
+    dense = [torch.randn(texts, length, KV_HEADS, d, generator=generator) for d in widths]
     keys, values, table = placed(dense, block_size, length)
     return Stored(StoredStates(keys, values), table, (dense[0], dense[1]))
 
 
 def placed(dense: list[Tensor], block_size: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """[texts, length, kv_heads, dim] each, in blocks; and the table of the texts."""
-    texts, length, kv_heads, dim = dense[0].shape
+    """[texts, length, kv_heads, width] each, in blocks; and the table of the texts."""
+    texts, length, kv_heads, _ = dense[0].shape
     each = -(-length // block_size)
     order = torch.randperm(texts * each, generator=torch.Generator().manual_seed(seed))
     table = order.view(texts, each) + 1
     parts = []
     for states in dense:
-        blocks = torch.full((texts * each + 1, kv_heads, block_size, dim), torch.nan)
+        shape = (texts * each + 1, kv_heads, block_size, states.shape[3])
+        blocks = torch.full(shape, torch.nan)
         for at in range(length):
             blocks[table[:, at // block_size], :, at % block_size] = states[:, at]
         parts.append(blocks)
@@ -69,7 +73,7 @@ def placed(dense: list[Tensor], block_size: int, seed: int) -> tuple[Tensor, Ten
 def dense_attention(
     q: Tensor, stored: Stored, text: int, position: int, options: dict[str, Any]
 ) -> Tensor:
-    """[heads, dim] of one token, in float64."""
+    """[heads, value width] of one token, in float64."""
     first = max(0, position - (options.get("window") or position + 1) + 1)
     k, v = (x[text, first : position + 1].double() for x in stored.dense)
     k, v = (x.repeat_interleave(HEADS // KV_HEADS, dim=1) for x in (k, v))
@@ -104,13 +108,17 @@ def test_equals_dense_attention(
         torch.testing.assert_close(got[i].double(), want, atol=1e-5, rtol=1e-5)
 
 
+WIDTHS = [4, 8, 32, 64, 80, 100, 128, 256]
+
+
 def random_case(random: Random) -> dict[str, Any]:
     """Shapes as families have them; the reference is what they are compared with."""
     heads, kv_heads = random.choice([(1, 1), (4, 4), (6, 2), (8, 1)])
     return {
         "heads": heads,
         "kv_heads": kv_heads,
-        "dim": random.choice([4, 8, 32, 64, 80, 100, 128, 256]),
+        "dim": random.choice(WIDTHS),
+        "values": random.choice([None, None, *WIDTHS]),
         "length": random.choice([3, 17, 64, 70, 130]),
         "dtype": random.choice([torch.float32, torch.bfloat16, torch.float16]),
         "options": {
@@ -128,8 +136,8 @@ def test_bits_depend_on_nothing_but_the_text(attend: Attend, seed: int) -> None:
     random, generator = Random(seed), torch.Generator().manual_seed(seed)
     case = random_case(random)
     texts, length = 3, case["length"]
-    shape = (texts, length, case["kv_heads"], case["dim"])
-    dense = [torch.randn(shape, generator=generator).to(case["dtype"]).float() for _ in "kv"]
+    kept, widths = (texts, length, case["kv_heads"]), (case["dim"], case["values"] or case["dim"])
+    dense = [torch.randn(*kept, d, generator=generator).to(case["dtype"]).float() for d in widths]
     q = torch.randn(texts, length, case["heads"], case["dim"], generator=generator)
     q = q.to(case["dtype"])
 
@@ -152,12 +160,37 @@ def test_bits_depend_on_nothing_but_the_text(attend: Attend, seed: int) -> None:
         return got[: len(tokens)]
 
     everything = [(text, at) for text in range(texts) for at in range(length)]
-    whole = step(everything, 16, 0).view_as(q)
+    whole = step(everything, 16, 0).view(*q.shape[:3], widths[1])
     for place, block_size in enumerate((1, 5, 64), start=1):
         tokens = random.sample(everything, random.choice([1, 2, 9, 33]) % len(everything) or 1)
         got = step(tokens, block_size, place)
         for row, (text, at) in zip(got, tokens, strict=True):
             assert torch.equal(row, whole[text, at])
+
+
+@BOTH
+@pytest.mark.parametrize("options", [{}, {"window": 20, "softcap": 0.7}], ids=str)
+@pytest.mark.parametrize(
+    "widths",
+    [(8, 3), (3, 8), (16, 1), (64, 16), (24, 80), (100, 64), (64, 100), (192, 128)],
+    ids=str,
+)
+def test_values_may_be_narrower_or_wider_than_keys(
+    attend: Attend, widths: tuple[int, int], options: dict[str, Any]
+) -> None:
+    options = {"scale": 0.3, **options}
+    texts = stored(2, 70, 16, widths)
+    q = torch.randn(3, HEADS, widths[0], generator=torch.Generator().manual_seed(3))
+    tokens = [(0, 69), (1, 33), (0, 0)]
+    sequence = torch.tensor([text for text, _ in tokens], dtype=torch.int32)
+    places = texts.at(sequence, torch.tensor([at for _, at in tokens]))
+    got = attend(q, texts.states, places, **options)
+    assert got.shape == (3, HEADS, widths[1])
+    for row, query, token in zip(got, q, tokens, strict=True):
+        want = dense_attention(query, texts, *token, options)
+        torch.testing.assert_close(row.double(), want, atol=1e-5, rtol=1e-5)
+    want = reference.paged_attention(q, texts.states, places, **options)
+    torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
 
 
 @BOTH
@@ -190,8 +223,9 @@ def test_large_scores_and_infinities_stay_where_they_are(attend: Attend) -> None
 
 
 @BOTH
-def test_int8_is_read_with_its_scales(attend: Attend) -> None:
-    texts = stored(1, 9, 4)
+@pytest.mark.parametrize("widths", [(DIM, DIM), (DIM, 5), (DIM, 24)], ids=str)
+def test_int8_is_read_with_its_scales(attend: Attend, widths: tuple[int, int]) -> None:
+    texts = stored(1, 9, 4, widths)
     codes, scales = [], []
     for blocks in (texts.states.keys, texts.states.values):
         filled = blocks.nan_to_num()
@@ -235,6 +269,10 @@ def test_wrong_arguments_are_named() -> None:
         ({"q": torch.zeros(1, HEADS)}, r"q is torch.float32 \[1, 6\]; floats"),
         ({"q": torch.zeros(1, 5, DIM)}, r"keys is .*; \[blocks, kv_heads, block size, 8\]"),
         ({"values": texts.states.values[:1]}, r"values is .*; the shape of keys"),
+        (
+            {"values": texts.states.values[..., :0]},
+            r"values is .*; the shape of keys but for its l",
+        ),
         ({"values": texts.states.values.half()}, r"values is torch.float16 .*, and their dtype"),
         (
             {"keys": texts.states.keys.mT.contiguous().mT},

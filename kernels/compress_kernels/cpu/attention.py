@@ -17,7 +17,8 @@ class AttentionStruct(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("key_scales", "value_scales")),
         *((name, ctypes.c_void_p) for name in ("table", "sequence", "positions", "out")),
         *((name, ctypes.c_int64) for name in ("rows", "heads", "kv_heads", "dim")),
-        *((name, ctypes.c_int64) for name in ("block_size", "table_stride", "window")),
+        *((name, ctypes.c_int64) for name in ("value_dim", "block_size", "table_stride")),
+        ("window", ctypes.c_int64),
         ("scale", ctypes.c_float),
         ("softcap", ctypes.c_float),
         ("kind", ctypes.c_int32),
@@ -39,7 +40,7 @@ def paged_attention(
     assert library is not None, "the op falls back to tiles"
     wide, table = q.float().contiguous(), places.table.contiguous()
     sequence, positions = places.sequence.contiguous(), places.positions.contiguous()
-    out = torch.empty_like(wide)
+    out = wide.new_empty(*q.shape[:2], stored.values.shape[3])
     task = AttentionStruct(
         q=wide.data_ptr(),
         keys=stored.keys.data_ptr(),
@@ -54,6 +55,7 @@ def paged_attention(
         heads=q.shape[1],
         kv_heads=stored.keys.shape[1],
         dim=q.shape[2],
+        value_dim=out.shape[2],
         block_size=stored.keys.shape[2],
         table_stride=table.stride(0),
         window=window or 0,

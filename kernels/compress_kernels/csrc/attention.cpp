@@ -18,14 +18,14 @@
 struct Attention {
   const float* q;           // [rows, heads, dim]
   const void* keys;         // [blocks, kv_heads, block_size, dim] of `kind`
-  const void* values;       // as keys
+  const void* values;       // [blocks, kv_heads, block_size, value_dim] of `kind`
   const Float16* key_scales;  // [blocks, kv_heads, block_size] for int8, else null
   const Float16* value_scales;
   const int32_t* table;      // [sequences, table_stride]
   const int32_t* sequence;   // [rows]
   const int64_t* positions;  // [rows]
-  float* out;                // as q
-  int64_t rows, heads, kv_heads, dim, block_size, table_stride;
+  float* out;                // [rows, heads, value_dim]
+  int64_t rows, heads, kv_heads, dim, value_dim, block_size, table_stride;
   int64_t window;  // 0 for none
   float scale, softcap;  // softcap 0 for none
   int32_t kind, threads;
@@ -36,7 +36,7 @@ namespace {
 constexpr int kSlice = 4;  // vectors of a head that are summed at once
 constexpr int kLanes = 4;  // sums side by side: one alone waits for itself
 constexpr int64_t kAhead = 4096;  // bytes
-constexpr int64_t kGrain = 1 << 18;  // products worth a thread
+constexpr int64_t kGrain = 1 << 19;  // products with keys and with values that are worth a thread
 
 // What a token sees of one head: kRows positions from `at` on, those beyond `count` left out.
 template <typename T>
@@ -46,32 +46,41 @@ struct Seen {
   int count;
 };
 
+// Keys or values of a layer, `dim` numbers of each head and position.
+struct States {
+  const void* data;
+  const Float16* scales;  // null where there are none
+  int64_t dim;
+};
+
 // What is read next is asked for ahead: blocks lie anywhere, where a processor does not look by
 // itself. `head` counts on from `at`: behind the last one come those of the next kRows positions.
 // Inlined by force: GCC before 14 leaves out calls of functions that only prefetch.
 template <typename T>
-__attribute__((always_inline)) inline void fetch(const void* states, const Attention& a, const int32_t* blocks, int64_t from, int64_t to,
-           int64_t head, int64_t at, int64_t end) {
-  const int64_t bytes = kRows * a.dim * sizeof(T), ahead = std::max<int64_t>(1, kAhead / bytes);
+__attribute__((always_inline)) inline void fetch(const States& states, const Attention& a,
+                                                 const int32_t* blocks, int64_t from, int64_t to,
+                                                 int64_t head, int64_t at, int64_t end) {
+  const int64_t bytes = kRows * states.dim * sizeof(T),
+                ahead = std::max<int64_t>(1, kAhead / bytes);
   const int64_t place = head - from + ahead;
   at += place / (to - from) * kRows;
   if (at >= end) return;
   const int64_t row = (blocks[at / a.block_size] * a.kv_heads + from + place % (to - from)) *
                           a.block_size + at % a.block_size;
-  const char* first = static_cast<const char*>(states) + row * a.dim * sizeof(T);
+  const char* first = static_cast<const char*>(states.data) + row * states.dim * sizeof(T);
   for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(first + line);
 }
 
 template <typename T>
-Seen<T> look(const void* states, const Float16* scales, const Attention& a, const int32_t* blocks,
-             int64_t head, int64_t at, int64_t end) {
+Seen<T> look(const States& states, const Attention& a, const int32_t* blocks, int64_t head,
+             int64_t at, int64_t end) {
   Seen<T> seen{};
   seen.count = static_cast<int>(std::min<int64_t>(kRows, end - at));
   int64_t index = at / a.block_size, offset = at % a.block_size;
   for (int i = 0; i < seen.count; ++i) {
     const int64_t row = (blocks[index] * a.kv_heads + head) * a.block_size + offset;
-    seen.rows[i] = static_cast<const T*>(states) + row * a.dim;
-    seen.scales[i] = scales ? load_stored(scales + row, 1)[0] : 1.0f;
+    seen.rows[i] = static_cast<const T*>(states.data) + row * states.dim;
+    seen.scales[i] = states.scales ? load_stored(states.scales + row, 1)[0] : 1.0f;
     if (++offset == a.block_size) offset = 0, ++index;
   }
   // In place of what is not seen, what is: it is read, and then weighs nothing.
@@ -154,19 +163,21 @@ template <typename T>
 void attend(const Attention& a, int64_t row, int64_t from, int64_t to, std::vector<float>& memory) {
   const int64_t group = a.heads / a.kv_heads, count = (to - from) * group;
   const int64_t first = first_seen(a, row), end = a.positions[row] + 1;
+  const States keys{a.keys, a.key_scales, a.dim}, values{a.values, a.value_scales, a.value_dim};
   const int64_t wide = (a.dim + kRows - 1) / kRows * kRows;
+  const int64_t wide_value = (a.value_dim + kRows - 1) / kRows * kRows;
   const int64_t width = (end - first + kRows - 1) / kRows * kRows;
   const int32_t* blocks = a.table + a.sequence[row] * a.table_stride;
-  const int64_t offset = (row * a.heads + from * group) * a.dim;
-  memory.assign(count * (2 * wide + width + 1), 0.0f);
-  float *q = memory.data(), *total = q + count * wide, *weights = total + count * wide;
+  const int64_t first_head = row * a.heads + from * group;
+  memory.assign(count * (wide + wide_value + width + 1), 0.0f);
+  float *q = memory.data(), *total = q + count * wide, *weights = total + count * wide_value;
   float* sums = weights + count * width;
   for (int64_t h = 0; h < count; ++h)
-    std::memcpy(q + h * wide, a.q + offset + h * a.dim, a.dim * sizeof(float));
+    std::memcpy(q + h * wide, a.q + (first_head + h) * a.dim, a.dim * sizeof(float));
   for (int64_t at = first; at < end; at += kRows)
     for (int64_t h = 0; h < count; h += group) {
-      fetch<T>(a.keys, a, blocks, from, to, from + h / group, at, end);
-      const Seen<T> seen = look<T>(a.keys, a.key_scales, a, blocks, from + h / group, at, end);
+      fetch<T>(keys, a, blocks, from, to, from + h / group, at, end);
+      const Seen<T> seen = look<T>(keys, a, blocks, from + h / group, at, end);
       for (int64_t g = h; g < h + group; ++g) {
         Vec s = scores(seen, q + g * wide, a.dim) * splat(a.scale);
         if (a.softcap != 0.0f)
@@ -177,14 +188,14 @@ void attend(const Attention& a, int64_t row, int64_t from, int64_t to, std::vect
   for (int64_t h = 0; h < count; ++h) sums[h] = soften(weights + h * width, end - first);
   for (int64_t at = first; at < end; at += kRows)
     for (int64_t h = 0; h < count; h += group) {
-      fetch<T>(a.values, a, blocks, from, to, from + h / group, at, end);
-      const Seen<T> seen = look<T>(a.values, a.value_scales, a, blocks, from + h / group, at, end);
+      fetch<T>(values, a, blocks, from, to, from + h / group, at, end);
+      const Seen<T> seen = look<T>(values, a, blocks, from + h / group, at, end);
       for (int64_t g = h; g < h + group; ++g)
-        weigh_all(seen, weights + g * width + at - first, a.dim, total + g * wide);
+        weigh_all(seen, weights + g * width + at - first, a.value_dim, total + g * wide_value);
     }
   for (int64_t h = 0; h < count; ++h)
-    for (int64_t c = 0; c < a.dim; ++c)
-      a.out[offset + h * a.dim + c] = total[h * wide + c] / sums[h];
+    for (int64_t c = 0; c < a.value_dim; ++c)
+      a.out[(first_head + h) * a.value_dim + c] = total[h * wide_value + c] / sums[h];
 }
 
 template <typename T>
@@ -192,7 +203,8 @@ void attend_all(const Attention& a) {
   // Split by products, not by tokens: those at the end of a text cost most.
   std::vector<int64_t> begin(a.rows + 1, 0);
   for (int64_t row = 0; row < a.rows; ++row)
-    begin[row + 1] = begin[row] + a.heads * a.dim * (a.positions[row] + 1 - first_seen(a, row));
+    begin[row + 1] = begin[row] + a.heads * (a.dim + a.value_dim) *
+                                      (a.positions[row] + 1 - first_seen(a, row));
   in_parallel(a.threads, begin[a.rows], kGrain, [&](int64_t from, int64_t to) {
     std::vector<float> memory;
     // Of each token the heads whose share of the products begins in [from, to).

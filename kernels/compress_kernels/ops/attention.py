@@ -21,9 +21,9 @@ def paged_attention(
     window: int | None = None,
     softcap: float | None = None,
 ) -> Tensor:
-    """What each token takes from the positions that it sees: [T, heads, head_dim], in q's dtype.
+    """What each token takes from the positions that it sees: [T, heads, value width], in q's dtype.
 
-    q: [T, heads, head_dim], bf16, fp16 or fp32. places: of the T tokens. Token t sees positions
+    q: [T, heads, key width], bf16, fp16 or fp32. places: of the T tokens. Token t sees positions
     max(0, p - window + 1) to p of its sequence, as they are stored; sums are in fp32. scale: of the
     products of queries and keys. softcap: c of c * tanh(score / c).
 
@@ -43,13 +43,14 @@ def paged_attention(
 
 def _check_states(q: Tensor, keys: Tensor, values: Tensor) -> None:
     if q.dim() != 3 or q.dtype not in FLOATS:
-        raise wrong("q", q, "floats [T, heads, head_dim]")
+        raise wrong("q", q, "floats [T, heads, key width]")
     heads, dim = q.shape[1:]
     if keys.dim() != 4 or keys.shape[3] != dim or heads % keys.shape[1]:
         form = f"[blocks, kv_heads, block size, {dim}], kv_heads a divisor of {heads}"
         raise wrong("keys", keys, form)
-    if values.shape != keys.shape or values.dtype != keys.dtype:
-        raise wrong("values", values, f"the shape of keys, {list(keys.shape)}, and their dtype")
+    if values.shape[:-1] != keys.shape[:-1] or not values.shape[3] or values.dtype != keys.dtype:
+        form = f"the shape of keys but for its last size, {list(keys.shape)}, and their dtype"
+        raise wrong("values", values, form)
     require_whole("keys", keys)
     require_whole("values", values)
 

@@ -42,9 +42,11 @@ def paged_attention(
     softcap: float | None = None,
 ) -> Tensor:
     """As attention.paged_attention, arguments checked."""
-    out = torch.empty_like(q)
+    width = stored.values.shape[3]
+    out = q.new_empty(*q.shape[:2], width)
     rows = _tiles(places.sequence)
-    size = max(1, GATHERED // (POSITIONS * stored.keys.shape[1] * stored.keys.shape[3]))
+    widest = max(width, stored.keys.shape[3])
+    size = max(1, GATHERED // (POSITIONS * stored.keys.shape[1] * widest))
     for part in torch.split(rows, size):
         at, texts = places.positions[part], places.sequence[part[:, 0]].long()
         first = torch.zeros_like(at) if window is None else (at - window + 1).clamp_(min=0)
@@ -70,15 +72,16 @@ def _tiles(sequence: Tensor) -> Tensor:
 def _attend(
     q: Tensor, tiles: Tiles, stored: StoredStates, scale: float, softcap: float | None
 ) -> Tensor:
-    """fp32 [N, 16, heads, head_dim]."""
+    """fp32 [N, 16, heads, value width]."""
     heads, dim = q.shape[1:]
     kv_heads = stored.keys.shape[1]
     count, group = len(tiles.rows), heads // kv_heads
-    # Queries that read one head of keys lie together: [N, kv_heads, group * 16, head_dim].
+    # Queries that read one head of keys lie together: [N, kv_heads, group * 16, key width].
     queries = q[tiles.rows].float().view(count, QUERIES, kv_heads, group, dim)
     queries = queries.permute(0, 2, 3, 1, 4).reshape(count, kv_heads, group * QUERIES, dim)
     top = queries.new_full((count, kv_heads, group * QUERIES, 1), -torch.inf)
-    total, out = torch.zeros_like(top), torch.zeros_like(queries)
+    width = stored.values.shape[3]
+    total, out = torch.zeros_like(top), queries.new_zeros(*queries.shape[:3], width)
     low, high = tiles.first.amin(1), tiles.positions.amax(1)
     for start in range(int(low.min()) // POSITIONS * POSITIONS, int(high.max()) + 1, POSITIONS):
         live = torch.where((low < start + POSITIONS) & (high >= start))[0]
@@ -97,23 +100,22 @@ def _attend(
         top[live] = highest
         total[live] = total[live] * kept + weights.sum(-1, keepdim=True)
         out[live] = out[live] * kept + weights @ values
-    out = (out / total).view(count, kv_heads, group, QUERIES, dim)
-    return out.permute(0, 3, 1, 2, 4).reshape(count, QUERIES, heads, dim)
+    out = (out / total).view(count, kv_heads, group, QUERIES, width)
+    return out.permute(0, 3, 1, 2, 4).reshape(count, QUERIES, heads, width)
 
 
 def _gather(stored: StoredStates, table: Tensor, at: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys and values of 64 positions: fp32 [N, kv_heads, 64, head_dim] each; zero where no query
-    of the tile sees them, for what lies there may be anything."""
-    kv_heads, size, dim = stored.keys.shape[1:]
+    """Keys and values of 64 positions: fp32 [N, kv_heads, 64, width] each; zero where no query of
+    the tile sees them, for what lies there may be anything."""
+    kv_heads, size = stored.keys.shape[1:3]
     blocks = table[:, (at // size).clamp_(max=table.shape[1] - 1)]
     heads = torch.arange(kv_heads, device=at.device)[:, None]
     places = (blocks[:, None] * kv_heads + heads) * size + at % size  # [N, kv_heads, 64]
     gone = ~seen[:, None, :, None]
 
     def read(states: Tensor, scales: Tensor | None) -> Tensor:
-        found = (
-            states.view(-1, dim).index_select(0, places.view(-1)).float().view(*places.shape, dim)
-        )
+        rows = states.view(-1, states.shape[3]).index_select(0, places.view(-1))
+        found = rows.float().view(*places.shape, -1)
         if scales is not None:
             found *= scales.view(-1)[places][..., None].float()
         return found.masked_fill_(gone, 0.0)

@@ -18,7 +18,7 @@ def paged_attention(
     """As attention.paged_attention, arguments checked."""
     tokens, heads, dim = q.shape
     kv_heads, block_size = stored.keys.shape[1], stored.keys.shape[2]
-    out = torch.empty_like(q)
+    out = q.new_empty(tokens, heads, stored.values.shape[3])
     for t in range(tokens):
         position = int(places.positions[t])
         first = 0 if window is None else max(0, position - window + 1)
@@ -32,11 +32,11 @@ def paged_attention(
         if softcap is not None:
             scores = torch.tanh(scores / softcap) * softcap
         weights = scores.softmax(dim=-1)
-        out[t] = torch.einsum("hgl,lhd->hgd", weights, v).reshape(heads, dim).to(q.dtype)
+        out[t] = torch.einsum("hgl,lhd->hgd", weights, v).reshape(heads, -1).to(q.dtype)
     return out
 
 
 def _read(states: Tensor, scales: Tensor | None, blocks: Tensor, offsets: Tensor) -> Tensor:
-    """Keys or values of some positions: fp32 [positions, kv_heads, head_dim]."""
+    """Keys or values of some positions: fp32 [positions, kv_heads, width]."""
     found = states[blocks, :, offsets].float()
     return found if scales is None else found * scales[blocks, :, offsets, None].float()
