@@ -5,10 +5,12 @@ A dense one is told without torch, which takes longer to import than the headers
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compress.arch.describe import describe
+from compress.arch.sizes import BlockSizes
 from compress.arch.spec import DecoderSpec
 from compress.checkpoint import Checkpoint, resolve_model
 from compress.checkpoint.detect import detect
@@ -116,7 +118,20 @@ def _decoder(spec: DecoderSpec) -> dict[str, Any]:
         "tied": spec.tied,
         "copied": list(spec.copied),
         "unrecognised": [name for block in spec.blocks for name in block.unrecognised],
+        **_differing(spec),
     }
+
+
+def _differing(spec: DecoderSpec) -> dict[str, Any]:
+    """Sizes that are not those of all blocks, block by block; those above are the largest."""
+    listed = {
+        field.name: [getattr(block.sizes, field.name) for block in spec.blocks]
+        for field in fields(BlockSizes)
+        # Without experts their width is that of the MLP.
+        if field.name != "dense" and (field.name != "expert" or spec.experts)
+    }
+    found = {name: sizes for name, sizes in listed.items() if len(set(sizes)) > 1}
+    return {"by_block": found} if found else {}
 
 
 def _layers(

@@ -94,6 +94,10 @@ def _decoder_lines(decoder: dict[str, Any] | str) -> list[str]:
     tied = "tied" if decoder["tied"] else "untied"
     return [
         f"  decoder       {decoder['family']}: {sizes}, {tied} head",
+        *(
+            f"  by block      {name} {min(found)} to {max(found)}"
+            for name, found in decoder.get("by_block", {}).items()
+        ),
         *(f"  copied        {name}" for name in decoder["copied"]),
         *(f"  unrecognised  {name}" for name in decoder["unrecognised"]),
     ]

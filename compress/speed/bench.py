@@ -13,7 +13,7 @@ from compress.events import Progress, note, silent
 from compress.formats import Weights
 from compress.machine.other_work import read_processor
 from compress.report.units import duration
-from compress.runtime.decoder.kv import bytes_of_layer
+from compress.runtime.decoder.kv import cache_bytes
 from compress.runtime.loading.open_engine import CACHE_SHARE, UNKNOWN_CONTEXT, Opening, open_engine
 from compress.speed.forecast import BLOCK, LoadShape, predicted_speed
 from compress.speed.load import Speed, even_load, play, speed_of
@@ -125,7 +125,7 @@ def _room(weights: Weights, asked: LoadShape, place: SpeedSetting) -> int:
     spec = weights.spec
     needed = max(asked.batches) * (-(-(asked.prompt + asked.output) // BLOCK) + 1) * BLOCK
     free = free_bytes(torch.device(place.device))
-    token = len(spec.blocks) * bytes_of_layer(spec.kv_heads, spec.head_dim, place.stored)
+    token = cache_bytes((block.sizes.cache() for block in spec.blocks), place.stored)
     if free is None:
         return needed
     if needed * token > free:

@@ -18,7 +18,7 @@ from compress.runtime.sequences.limits import Limits
 from compress.runtime.sequences.request import Request, Sampling
 from compress.runtime.sequences.tables import CacheGroup
 from compress.speed.roofline import EngineRates, expected
-from compress.speed.workload import StepLoad, Workload
+from compress.speed.workload import Looks, StepLoad, Workload
 
 BLOCK = 16
 
@@ -151,12 +151,16 @@ def step_load(work: Workload, batch: FlatBatch) -> StepLoad:
     """What a batch without padding has to do."""
     owners, counts = torch.unique(batch.sequence, return_counts=True)
     alone = torch.isin(batch.sequence, owners[counts == 1])
-    single = several = 0
-    for window in work.windows:
-        seen = batch.positions + 1 if window is None else (batch.positions + 1).clamp(max=window)
-        single += int(seen[alone].sum())
-        several += int(seen[~alone].sum())
-    return StepLoad(len(batch.ids), len(owners), len(batch.rows), single, several, 0)
+    looks = []
+    for part in work.attention:
+        single = several = 0
+        for window in part.windows:
+            seen = batch.positions + 1
+            seen = seen if window is None else seen.clamp(max=window)
+            single += int(seen[alone].sum())
+            several += int(seen[~alone].sum())
+        looks.append(Looks(single, several))
+    return StepLoad(len(batch.ids), len(owners), len(batch.rows), tuple(looks))
 
 
 def _zeros(logits: Tensor, sequences: Sequence[Any]) -> list[Choice | None]:

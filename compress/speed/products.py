@@ -7,13 +7,14 @@ from typing import NamedTuple
 
 import torch
 
-from compress.arch.forward.forward import describe_forward
+from compress.arch.forward.forward import ForwardSpec, describe_forward
+from compress.arch.layer_cache import LayerCache
 from compress.arch.spec import BlockSpec, LinearSpec
 from compress.formats.weights import Weights
 from compress.quant.scheme import QuantScheme
-from compress.runtime.decoder.kv import bytes_of_layer
+from compress.runtime.decoder.kv import cache_bytes
 from compress.runtime.decoder.linear import load_linear
-from compress.speed.workload import Part, Product, Workload
+from compress.speed.workload import AttentionWork, Part, Product, Workload
 
 DENSE = "dense"
 # Linears that are one product where they are plain, as runtime/decoder/build.py joins them.
@@ -24,6 +25,7 @@ class _Kind(NamedTuple):
     shape: tuple[int, int]
     part: Part
     scheme: QuantScheme | None
+    experts: int = 0
 
 
 def workload_of(
@@ -46,14 +48,19 @@ def workload_of(
     return Workload(
         products=products,
         other_bytes=embedding,
-        windows=tuple(layer.window for layer in how.layers),
-        heads=how.heads,
-        kv_heads=how.kv_heads,
-        head_dim=how.head_dim,
-        state_bytes=bytes_of_layer(how.kv_heads, how.head_dim, kv_dtype or dtype),
-        experts=spec.experts if how.experts_per_token else 0,
+        attention=tuple(_attention(how, kv_dtype or dtype)),
         chosen=how.experts_per_token,
     )
+
+
+def _attention(how: ForwardSpec, kv_dtype: torch.dtype) -> Iterator[AttentionWork]:
+    """Layers that keep and compute the same for each position, together."""
+    alike: dict[tuple[LayerCache, int], list[int]] = {}
+    for index, layer in enumerate(how.layers):
+        alike.setdefault((layer.cache(), layer.products), []).append(index)
+    for (cache, products), numbers in alike.items():
+        windows = tuple(how.layers[index].window for index in numbers)
+        yield AttentionWork(windows, products, cache_bytes([cache], kv_dtype), numbers[0])
 
 
 def _kinds(weights: Weights) -> Iterator[tuple[_Kind, LinearSpec]]:
@@ -72,16 +79,17 @@ def _of_block(weights: Weights, block: BlockSpec) -> Iterator[tuple[_Kind, Linea
     experts = {linear.expert for linear in block.linears}
     for expert in sorted(experts, key=lambda e: -1 if e is None else e):
         part: Part = "block" if expert is None else "expert"
+        count = 0 if expert is None else len(experts - {None})
         by_role = {x.role: x for x in block.linears if x.expert == expert}
         for roles in _JOINT:
             parts = [by_role[role] for role in roles if role in by_role]
             if len(parts) > 1 and all(weights.scheme(x.name) is None for x in parts):
                 rows = sum(x.shape[0] for x in parts)
-                yield _Kind((rows, parts[0].shape[1]), part, None), parts[0]
+                yield _Kind((rows, parts[0].shape[1]), part, None, count), parts[0]
                 for role in roles:
                     by_role.pop(role, None)
         for linear in by_role.values():
-            yield _Kind(linear.shape, part, weights.scheme(linear.name)), linear
+            yield _Kind(linear.shape, part, weights.scheme(linear.name), count), linear
 
 
 def _product(
@@ -89,7 +97,7 @@ def _product(
 ) -> Product:
     if kind.scheme is None:
         nbytes = prod(kind.shape) * dtype.itemsize
-        return Product(kind.shape, kind.part, DENSE, count, nbytes)
+        return Product(kind.shape, kind.part, DENSE, count, nbytes, experts=kind.experts)
     kept = load_linear(weights, linear, dtype=dtype, device=torch.device("cpu")).weight
     stored = kind.scheme.describe()
-    return Product(kind.shape, kind.part, stored, count, kept.nbytes, sample=linear)
+    return Product(kind.shape, kind.part, stored, count, kept.nbytes, linear, kind.experts)

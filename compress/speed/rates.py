@@ -15,14 +15,14 @@ from torch import Tensor
 
 from compress.arch.forward.forward import ForwardSpec, describe_forward
 from compress.formats import Weights
-from compress.runtime.decoder.kv import KVCache, bytes_of_layer
+from compress.runtime.decoder.kv import KVCache
 from compress.runtime.decoder.linear import Linear, load_linear
 from compress.runtime.decoder.packed import DECODED, PackedWeight
 from compress.speed.hollow import Hollow
 from compress.speed.products import workload_of
-from compress.speed.roofline import Curve, EngineRates, Hardware, line
+from compress.speed.roofline import Curve, EngineRates, Hardware, LookRates, line
 from compress.speed.timer import Timer, measure_machine
-from compress.speed.workload import Product, Workload
+from compress.speed.workload import AttentionWork, Product, Workload
 from compress_kernels.ops.attention import paged_attention
 from compress_kernels.ops.linear import row_multiple
 from compress_kernels.paged import TokenPlaces
@@ -89,18 +89,21 @@ def measure_rates(
     device = timer.device
     how = describe_forward(weights.checkpoint.config, weights.spec)
     multiple = row_multiple(dtype, device)
-    curves, tiled = [], False
+    curves, tiled, dtypes = [], False, (dtype, kv_dtype)
     with torch.inference_mode():
         for product in work.products:
             linears = list(_copies(weights, work, product, dtype, device))
             curve, same = _product(linears, product, multiple, timer)
             curves.append(curve)
             tiled |= not same
-        single, several = (_attention(how, texts, dtype, kv_dtype, timer) for texts in (None, 1))
+        looks = tuple(
+            LookRates(*(_attention(how, part, texts, dtypes, timer) for texts in (None, 1)))
+            for part in work.attention
+        )
     hollow = Hollow.of(weights, how, dtype, max(BETWEEN_ROWS), timer)
     between = [(float(n), hollow.between(n)) for n in BETWEEN_ROWS if n % multiple == 0]
     host = [(float(n), hollow.host(n)) for n in SEQUENCES]
-    return EngineRates(tuple(curves), single, several, line(between), line(host), multiple, tiled)
+    return EngineRates(tuple(curves), looks, line(between), line(host), multiple, tiled)
 
 
 def _copies(
@@ -152,37 +155,37 @@ def _go(turn: Iterator[Linear], x: Tensor, count: int) -> None:
 
 def _attention(
     how: ForwardSpec,
+    part: AttentionWork,
     texts: int | None,
-    dtype: torch.dtype,
-    kv_dtype: torch.dtype,
+    dtypes: tuple[torch.dtype, torch.dtype],
     timer: Timer,
 ) -> float:
-    """Seconds of one token and one position in one layer.
+    """Seconds of one token and one position in one of the layers of `part`.
 
-    texts: None for the last token of each of as many texts as caches do not hold; 1 for all tokens
-    of one text.
+    dtypes: of what is computed, and of keys and values. texts: None for the last token of each of
+    as many texts as caches do not hold; 1 for all tokens of one text.
     """
-    device = timer.device
-    length = min(POSITIONS, how.layers[0].window or POSITIONS)
+    device, (dtype, kv_dtype) = timer.device, dtypes
+    layer = how.grouped(part.sample)
+    length = min(POSITIONS, layer.window or POSITIONS)
     blocks = -(-length // BLOCK)
-    text_bytes = blocks * BLOCK * bytes_of_layer(how.kv_heads, how.head_dim, kv_dtype)
-    count = texts or max(1, min(64, STATE_BYTES // text_bytes))
-    one = replace(how, layers=how.layers[:1])
+    count = texts or max(1, min(64, STATE_BYTES // (blocks * BLOCK * part.state_bytes)))
+    one = replace(how, rows=(layer,), kinds=(0,))
     cache = KVCache(one, [1 + count * blocks], BLOCK, dtype=kv_dtype, device=device)
     at = torch.arange(count if texts is None else length, device=device)
     table = torch.arange(1, 1 + count * blocks, dtype=torch.int32, device=device)
-    q = torch.rand(len(at), how.heads, how.head_dim, dtype=torch.float32).to(device, dtype)
+    q = torch.rand(len(at), layer.heads, layer.key_width, dtype=torch.float32).to(device, dtype)
     call = partial(
         paged_attention,
         q,
-        cache.stored(0),
+        cache.keys_and_values(0),
         TokenPlaces(
             table.view(count, blocks),
             (at if texts is None else torch.zeros_like(at)).to(torch.int32),
             torch.full_like(at, length - 1) if texts is None else at,
         ),
-        scale=how.layers[0].scale,
-        softcap=how.layers[0].softcap,
+        scale=layer.scale,
+        softcap=layer.softcap,
     )
     pairs = count * length if texts is None else length * (length + 1) // 2
     return timer.seconds(call) / pairs

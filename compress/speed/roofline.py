@@ -10,7 +10,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from compress.speed.workload import Product, StepLoad, Workload, decode_load, prompt_loads, touched
+from compress.speed.workload import (
+    Looks,
+    Product,
+    StepLoad,
+    Workload,
+    decode_load,
+    prompt_loads,
+    touched,
+)
 from compress_kernels.ops.linear import ROWS
 
 # Of the highest throughput: the smallest batch that gives so much of it is the best one.
@@ -48,19 +56,26 @@ class Curve:
 
 
 @dataclass(frozen=True, slots=True)
+class LookRates:
+    """Seconds of one token and one position in one layer, as in Looks."""
+
+    single: float
+    several: float
+
+
+@dataclass(frozen=True, slots=True)
 class EngineRates:
     """What the engine's operations were measured to take, in seconds.
 
-    products: of each of the workload's products one call, by rows. single, several: attention of
-    one token to one position in one layer, as in StepLoad. between: of all layers together what
+    products: of each of the workload's products one call, by rows. looks: of each part of its
+    attention. between: of all layers together what
     stands between products, by rows. host: planning, sampling and bookkeeping, by sequences.
     multiple: rows are filled up to it. tiled: products are computed 16 rows at a time, as their
     bits depend on neighbours otherwise.
     """
 
     products: tuple[Curve, ...]
-    single: float
-    several: float
+    looks: tuple[LookRates, ...]
     between: Curve
     host: Curve
     multiple: int = 1
@@ -84,20 +99,32 @@ class Cost:
 
 def bytes_read(work: Workload, load: StepLoad) -> float:
     """Weights, once for all tokens, and the keys and values that are looked at."""
-    share = touched(work, load.tokens) / work.experts if work.experts else 0.0
     weights = 0.0
     for product in work.products:
-        part = share if product.part == "expert" else bool(load.wanted) or product.part != "head"
-        weights += part * product.count * product.nbytes
-    return weights + load.states * work.state_bytes
+        share: float = bool(load.wanted) or product.part != "head"
+        if product.part == "expert":
+            share = touched(product.experts, work.chosen, load.tokens) / product.experts
+        weights += share * product.count * product.nbytes
+    states = (
+        look.states * part.state_bytes
+        for part, look in zip(work.attention, load.looks, strict=True)
+    )
+    return weights + sum(states)
 
 
 def operations(work: Workload, load: StepLoad) -> float:
     """Additions and multiplications of products and attention, without any padding."""
-    share = work.chosen / work.experts if work.experts else 0.0
-    rows = {"block": load.tokens, "expert": load.tokens * share, "head": load.wanted}
-    products = sum(rows[p.part] * p.count * p.weights for p in work.products)
-    return 2 * products + 4 * work.heads * work.head_dim * (load.single + load.several)
+    products = 0.0
+    for product in work.products:
+        rows = load.wanted if product.part == "head" else load.tokens
+        if product.part == "expert":
+            rows = load.tokens * (work.chosen / product.experts)
+        products += rows * product.count * product.weights
+    seen = (
+        part.products * (look.single + look.several)
+        for part, look in zip(work.attention, load.looks, strict=True)
+    )
+    return 2 * products + 2 * sum(seen)
 
 
 def intensity(work: Workload, load: StepLoad) -> float:
@@ -124,7 +151,10 @@ def expected(work: Workload, rates: EngineRates, load: StepLoad) -> Cost:
     return Cost(
         products=body,
         head=head,
-        attention=load.single * rates.single + load.several * rates.several,
+        attention=sum(
+            look.single * rate.single + look.several * rate.several
+            for look, rate in zip(load.looks, rates.looks, strict=True)
+        ),
         between=rates.between.at(_padded(load.tokens, rates.multiple)),
         host=rates.host.at(load.sequences),
     )
@@ -146,7 +176,7 @@ def compute_bound_batch(work: Workload, machine: Hardware) -> float:
     bytes always decide."""
 
     def computes(batch: float) -> bool:
-        load = StepLoad(batch, batch, batch, 0, 0, 0)
+        load = StepLoad(batch, batch, batch, (Looks(),) * len(work.attention))
         return operations(work, load) / machine.flops >= bytes_read(work, load) / machine.bandwidth
 
     if not computes(_MOST_ROWS):
@@ -186,9 +216,9 @@ def _experts(
     work: Workload, product: Product, curve: Curve, tokens: float, rates: EngineRates
 ) -> float:
     """Each touched expert has its share of the tokens."""
-    found = touched(work, tokens)
+    found = touched(product.experts, work.chosen, tokens)
     rows = tokens * work.chosen / found
-    return product.count * found / work.experts * _product(curve, rows, rates)
+    return product.count * found / product.experts * _product(curve, rows, rates)
 
 
 def _product(curve: Curve, rows: float, rates: EngineRates) -> float:

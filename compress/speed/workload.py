@@ -16,7 +16,8 @@ class Product:
     shape: (N, K) of the weight. part: "block" is computed for every token, "expert" for those that
     were sent to it, "head" for those whose logits are asked. stored: "dense", or the scheme of its
     codes in words. count: of them in the model. nbytes: of one weight as the engine keeps it.
-    sample: one of those that are kept as codes; None where they are dense.
+    sample: one of those that are kept as codes; None where they are dense. experts: of a layer, for
+    those of a mixture.
     """
 
     shape: tuple[int, int]
@@ -25,6 +26,7 @@ class Product:
     count: int
     nbytes: int
     sample: LinearSpec | None = None
+    experts: int = 0
 
     @property
     def weights(self) -> int:
@@ -33,22 +35,45 @@ class Product:
 
 
 @dataclass(frozen=True, slots=True)
+class AttentionWork:
+    """Layers in which a token costs alike for each position that it sees.
+
+    windows: of each of these layers, None for all positions. products: multiplications of one token
+    with one position, in one layer. state_bytes: of what one token leaves in the cache of one.
+    sample: the number of the first of them.
+    """
+
+    windows: tuple[int | None, ...]
+    products: int
+    state_bytes: int
+    sample: int = 0
+
+    def seen(self, length: int) -> int:
+        """Positions that the last token of a text of so many sees, itself included, in all these
+        layers together."""
+        return sum(length if w is None else min(length, w) for w in self.windows)
+
+    def pairs(self, start: int, end: int) -> int:
+        """Tokens times the positions they see, in all these layers, for the tokens [start, end)."""
+        return sum(_seen_before(end, w) - _seen_before(start, w) for w in self.windows)
+
+    def read(self, start: int, end: int) -> int:
+        """Positions that any of the tokens [start, end) sees, in all these layers."""
+        return sum(end if w is None else min(end, w - 1 + end - start) for w in self.windows)
+
+
+@dataclass(frozen=True, slots=True)
 class Workload:
     """A decoder in the dtype that it computes in.
 
     other_bytes: of tensors that stay in memory and are not read whole in a step (embeddings).
-    windows: of each layer, None for all positions. state_bytes: of one token's keys and values in
-    one layer. experts, chosen: of a mixture, else 0.
+    attention: of all layers, those that cost alike together. chosen: experts of a token, 0 without
+    a mixture.
     """
 
     products: tuple[Product, ...]
     other_bytes: int
-    windows: tuple[int | None, ...]
-    heads: int
-    kv_heads: int
-    head_dim: int
-    state_bytes: int
-    experts: int = 0
+    attention: tuple[AttentionWork, ...]
     chosen: int = 0
 
     @property
@@ -59,52 +84,51 @@ class Workload:
     @property
     def kv_bytes_per_token(self) -> int:
         """Of all layers, while none has left the token behind its window."""
-        return len(self.windows) * self.state_bytes
-
-    def seen(self, length: int) -> int:
-        """Positions that the last token of a text of so many sees, itself included, in all layers
-        together."""
-        return sum(length if w is None else min(length, w) for w in self.windows)
+        return sum(len(part.windows) * part.state_bytes for part in self.attention)
 
     def kv_bytes(self, length: int) -> int:
         """Keys and values of a text of so many tokens."""
-        return self.state_bytes * self.seen(length)
+        return sum(part.state_bytes * part.seen(length) for part in self.attention)
 
-    def pairs(self, start: int, end: int) -> int:
-        """Tokens times the positions they see, in all layers, for the tokens [start, end)."""
-        return sum(_seen_before(end, w) - _seen_before(start, w) for w in self.windows)
+
+@dataclass(frozen=True, slots=True)
+class Looks:
+    """How much is looked at in a step, in some layers together.
+
+    single: positions seen by tokens that are their text's only one in the step. several: those seen
+    by the tokens of longer chunks. states: positions whose keys and values are read, once for a
+    chunk.
+    """
+
+    single: float = 0
+    several: float = 0
+    states: float = 0
 
 
 @dataclass(frozen=True, slots=True)
 class StepLoad:
     """What one step of the engine has to do.
 
-    tokens: that are computed, of so many sequences. wanted: rows whose logits are asked. Attention,
-    in all layers together: single, positions seen by tokens that are their text's only one in the
-    step; several, those seen by the tokens of longer chunks; states, positions whose keys and
-    values are read, once for a chunk.
+    tokens: that are computed, of so many sequences. wanted: rows whose logits are asked. looks: of
+    each part of the workload's attention.
     """
 
     tokens: float
     sequences: float
     wanted: float
-    single: float
-    several: float
-    states: float
+    looks: tuple[Looks, ...]
 
 
 def decode_load(work: Workload, batch: int, length: int) -> StepLoad:
     """One new token for each of `batch` texts of `length` tokens, that token included."""
-    seen = batch * work.seen(length)
-    return StepLoad(batch, batch, batch, seen, 0, seen)
+    seen = (batch * part.seen(length) for part in work.attention)
+    return StepLoad(batch, batch, batch, tuple(Looks(count, 0, count) for count in seen))
 
 
 def prompt_load(work: Workload, start: int, end: int, wanted: int = 0) -> StepLoad:
     """The tokens [start, end) of one text."""
-    count = end - start
-    states = sum(end if w is None else min(end, w - 1 + count) for w in work.windows)
-    pairs = work.pairs(start, end)
-    return StepLoad(count, 1, wanted, 0, pairs, states)
+    looks = (Looks(0, part.pairs(start, end), part.read(start, end)) for part in work.attention)
+    return StepLoad(end - start, 1, wanted, tuple(looks))
 
 
 def prompt_loads(work: Workload, length: int, most: int) -> Iterable[StepLoad]:
@@ -114,12 +138,10 @@ def prompt_loads(work: Workload, length: int, most: int) -> Iterable[StepLoad]:
         yield prompt_load(work, start, end, wanted=int(end == length))
 
 
-def touched(work: Workload, tokens: float) -> float:
+def touched(experts: int, chosen: int, tokens: float) -> float:
     """Experts of a layer that at least one of the tokens goes to, when each chooses at random."""
-    if not work.experts:
-        return 0.0
-    missed: float = (1 - work.chosen / work.experts) ** tokens
-    return work.experts * (1 - missed)
+    missed: float = (1 - chosen / experts) ** tokens
+    return experts * (1 - missed)
 
 
 def _seen_before(position: int, window: int | None) -> int:

@@ -4,7 +4,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import pytest
@@ -13,6 +13,7 @@ from compress.arch.families.table import FAMILIES
 from compress.arch.forward.forward import ForwardSpec, Positions, describe_forward
 from compress.arch.forward.rope import KINDS, Rope
 from compress.arch.forward.table import FORWARDS
+from compress.arch.layer_cache import HeadShape, LayerCache
 from compress.arch.sizes import BlockSizes
 from compress.arch.spec import BlockSpec, DecoderSpec
 from compress.errors import CheckpointError
@@ -233,8 +234,8 @@ def roped(**parameters: Any) -> dict[str, Any]:
         ),
         (
             "gemma2",
-            {"layer_types": ["chunked_attention"] * 6},
-            "layer_types is 'chunked_attention'; layers of sliding_attention and full_attention",
+            {"layer_types": ["full_attention"] * 5 + ["chunked_attention"]},
+            "layer_types[5] is 'chunked_attention'; layers of sliding_attention and full_attention",
         ),
         ("gemma2", {"sliding_window": None}, "sliding_window is None; layer_types has sliding_att"),
         ("gemma2", {"sliding_window": 0}, "sliding_window is 0; it must be a whole number, 1 or"),
@@ -298,3 +299,39 @@ def test_kinds_are_those_that_the_runtime_computes() -> None:
 
     assert FREQUENCIES.keys() == KINDS.keys()
     assert FUNCTIONS.keys() == set(ACTIVATIONS)
+
+
+@dataclass(frozen=True, slots=True)
+class Latent:
+    """A kind of layer that nothing computes yet: one latent, of which keys and values are made."""
+
+    rank: int
+    window: int | None = None
+    rope: Rope | None = None
+
+    @property
+    def products(self) -> int:
+        return 2 * self.rank
+
+    def cache(self) -> LayerCache:
+        return LayerCache((HeadShape(1, self.rank),))
+
+
+def test_layers_that_compute_alike_are_one_kind() -> None:
+    found = forward("gemma2", {"sliding_window": 5})
+    assert (len(found.rows), found.kinds) == (2, (0, 1, 0, 1, 0, 1))
+    assert found.layers == (*found.rows, *found.rows, *found.rows)
+    assert len(forward("llama").rows) == 1
+    by_layer = forward("gpt2", {"scale_attn_by_inverse_layer_idx": True})
+    assert by_layer.kinds == tuple(range(LAYERS))
+
+
+def test_another_kind_of_layer_stands_beside_and_is_refused_by_its_number() -> None:
+    found = forward("llama")
+    mixed = replace(found, rows=(*found.rows, Latent(40)), kinds=(0, 0, 0, 1, 0, 0))
+    assert mixed.windows == (None,)
+    assert mixed.ropes == found.ropes
+    assert mixed.grouped(2) == found.rows[0]
+    message = "layer 3 is of the kind Latent; layers of the kind Grouped are computed here"
+    with pytest.raises(CheckpointError, match=f"^{message}$"):
+        mixed.grouped(3)

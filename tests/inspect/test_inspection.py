@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from compress.cli.main import main
 from compress.errors import CheckpointError
 from compress.verbs import inspect_checkpoint, inspect_table, run
+from helpers.engine import hybrids
 from helpers.short_runs import RTN, recipe
 
 
@@ -106,3 +107,21 @@ def test_a_dense_checkpoint_is_told_without_torch(tiny) -> None:
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert "model.layers.1.mlp.down_proj" in done.stdout
+
+
+def test_sizes_that_differ_are_told_block_by_block(tiny, tmp_path: Path) -> None:
+    """Those of the decoder are the largest then."""
+    assert "by_block" not in inspect_checkpoint(tiny("llama"))["decoder"]
+    with hybrids.known():
+        facts = inspect_checkpoint(hybrids.make(tmp_path, "two kinds"))
+    assert facts["decoder"]["by_block"] == {
+        "heads": [8, 4, 8, 4],
+        "kv_heads": [4, 2, 4, 2],
+        "key_width": [16, 24, 16, 24],
+        "value_width": [16, 24, 16, 24],
+        "intermediate": [96, 64, 32, 96],
+    }
+    assert facts["kv_bytes_per_token"] == 4 * 2 * (2 * 4 * 16 + 2 * 2 * 24)
+    table = inspect_table(facts)
+    assert "4 blocks, hidden 64, 8 heads (4 KV) of 24, ffn 96" in table
+    assert "by block      kv_heads 2 to 4" in table

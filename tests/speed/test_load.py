@@ -11,8 +11,8 @@ from compress.formats import open_weights
 from compress.runtime.loading.open_engine import Opening, open_engine
 from compress.runtime.sequences.limits import Limits
 from compress.speed.load import LoadRequest, Speed, even_load, percentile, play, predict, speed_of
-from compress.speed.roofline import Curve, EngineRates, expected
-from compress.speed.workload import Product, Workload, decode_load, prompt_load
+from compress.speed.roofline import Curve, EngineRates, LookRates, expected
+from compress.speed.workload import AttentionWork, Product, Workload, decode_load, prompt_load
 from helpers import tiny_models
 
 WORK = Workload(
@@ -21,14 +21,10 @@ WORK = Workload(
         Product((256, 64), "head", "dense", 1, 65_536),
     ),
     other_bytes=0,
-    windows=(None, 8),
-    heads=4,
-    kv_heads=2,
-    head_dim=16,
-    state_bytes=256,
+    attention=(AttentionWork((None, 8), products=4 * (16 + 16), state_bytes=256),),
 )
 GROWING = Curve(((1.0, 1.0), (2.0, 2.0)))
-RATES = EngineRates((GROWING, GROWING), 0.01, 0.02, GROWING, GROWING)
+RATES = EngineRates((GROWING, GROWING), (LookRates(0.01, 0.02),), GROWING, GROWING)
 LIMITS = Limits(tokens_per_step=32)
 
 

@@ -23,7 +23,7 @@ from compress.speed import rates as rates_module
 from compress.speed import timer as timer_module
 from compress.speed.products import workload_of
 from compress.speed.rates import calibrate
-from compress.speed.roofline import EngineRates, Hardware
+from compress.speed.roofline import EngineRates, Hardware, LookRates
 from compress.speed.timer import Timer, measure_machine
 from compress.speed.workload import Workload
 from compress_kernels.paged import TokenPlaces
@@ -75,10 +75,14 @@ def test_products_are_those_of_the_loaded_decoder(family: str, tmp_path: Path) -
         Decoder.load(weights, dtype=torch.bfloat16),
     )
     check_products(work, decoder)
-    assert work.windows == tuple(layer.window for layer in decoder.how.layers)
-    per_token = 2 * decoder.how.kv_heads * decoder.how.head_dim * 2
+    (attention,) = work.attention
+    assert attention.windows == tuple(layer.window for layer in decoder.how.layers)
+    layer = decoder.how.grouped(0)
+    per_token = 2 * layer.kv_heads * layer.key_width * 2
     assert work.kv_bytes_per_token == len(decoder.layers) * per_token
-    assert (work.experts, work.chosen) == ((4, 2) if family in tiny_models.MIXTURES else (0, 0))
+    mixture = family in tiny_models.MIXTURES
+    assert work.chosen == (2 if mixture else 0)
+    assert {p.experts for p in work.products if p.part == "expert"} == ({4} if mixture else set())
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3_moe"])
@@ -113,7 +117,7 @@ def test_a_tied_head_is_one_tensor(tmp_path: Path) -> None:
 def test_int8_keys_and_values_have_scales(tmp_path: Path) -> None:
     weights = open_weights(Checkpoint.open(tiny_models.make("llama", tmp_path)))
     work = workload_of(weights, dtype=torch.float32, kv_dtype=torch.int8)
-    assert work.state_bytes == 2 * 2 * (16 + 2)
+    assert work.attention[0].state_bytes == 2 * 2 * (16 + 2)
 
 
 @pytest.mark.parametrize(
@@ -130,8 +134,9 @@ def test_rates_are_numbers(family: str, kv: torch.dtype | None, tmp_path: Path) 
         seconds = [y for _, y in curve.points]
         assert all(isfinite(y) and y > 0 for y in seconds)
         assert seconds == sorted(seconds)
-    assert rates.single > 0
-    assert rates.several > 0
+    (looks,) = rates.looks
+    assert looks.single > 0
+    assert looks.several > 0
     assert not rates.tiled
 
 
@@ -198,7 +203,7 @@ def test_attention_is_of_one_token_and_one_position(
     monkeypatch.setattr(rates_module, "paged_attention", attend)
     family, options = ("llama", {}) if window is None else ("mistral", {"sliding_window": window})
     rates = rates_of(tiny_models.make(family, tmp_path, dtype="fp32", **options), counted)
-    assert (rates.single, rates.several) == (1.0, 1.0)
+    assert rates.looks == (LookRates(1.0, 1.0),)
 
 
 def test_what_stands_between_products_is_all_but_products(

@@ -13,6 +13,7 @@ from compress.speed.roofline import (
     Curve,
     EngineRates,
     Hardware,
+    LookRates,
     best_batch,
     bytes_read,
     ceiling,
@@ -26,6 +27,8 @@ from compress.speed.roofline import (
     texts_that_fit,
 )
 from compress.speed.workload import (
+    AttentionWork,
+    Looks,
     Product,
     StepLoad,
     Workload,
@@ -42,24 +45,19 @@ DENSE = Workload(
         Product((300, 50), "head", "dense", 1, 60_000),
     ),
     other_bytes=7_000,
-    windows=(None, 10),
-    heads=4,
-    kv_heads=2,
-    head_dim=8,
-    state_bytes=2 * 2 * 8 * 4,
+    attention=(AttentionWork((None, 10), products=4 * (8 + 8), state_bytes=2 * 2 * 8 * 4),),
 )
+ATTENTION = DENSE.attention[0]
 MIXTURE = replace(
     DENSE,
-    products=(*DENSE.products, Product((40, 50), "expert", "dense", 2 * 8, 8_000)),
-    experts=8,
+    products=(*DENSE.products, Product((40, 50), "expert", "dense", 2 * 8, 8_000, experts=8)),
     chosen=2,
 )
 MACHINE = Hardware(bandwidth=1e6, flops=1e7)
 FLAT = Curve(((1.0, 1.0),))
 RATES = EngineRates(
     products=(Curve(((1.0, 2.0), (16.0, 5.0))), Curve(((1.0, 3.0),))),
-    single=0.01,
-    several=0.02,
+    looks=(LookRates(0.01, 0.02),),
     between=FLAT,
     host=Curve(((1.0, 0.5), (64.0, 1.13))),
 )
@@ -84,13 +82,13 @@ def test_a_step_reads_weights_once_and_all_keys_and_values() -> None:
 def test_a_step_without_logits_does_not_read_the_head() -> None:
     load = prompt_load(DENSE, 0, 20)
     assert bytes_read(DENSE, load) == 40_000 + (20 + 20) * 128
-    assert operations(DENSE, load) == 2 * 20 * 10_000 + 4 * 32 * DENSE.pairs(0, 20)
+    assert operations(DENSE, load) == 2 * 20 * 10_000 + 4 * 32 * ATTENTION.pairs(0, 20)
 
 
 @given(st.integers(0, 60), st.integers(1, 60))
 def test_pairs_are_those_of_each_token(start: int, count: int) -> None:
-    each = [DENSE.seen(position + 1) for position in range(start, start + count)]
-    assert DENSE.pairs(start, start + count) == sum(each)
+    each = [ATTENTION.seen(position + 1) for position in range(start, start + count)]
+    assert ATTENTION.pairs(start, start + count) == sum(each)
 
 
 @given(st.integers(0, 60), st.integers(1, 60))
@@ -99,14 +97,14 @@ def test_a_chunk_reads_the_positions_that_any_of_its_tokens_sees(start: int, cou
         {at for p in range(start, start + count) for at in range(max(0, p - window + 1), p + 1)}
         for window in (1000, 10)
     ]
-    assert prompt_load(DENSE, start, start + count).states == sum(map(len, seen))
+    assert prompt_load(DENSE, start, start + count).looks[0].states == sum(map(len, seen))
 
 
 @given(st.integers(1, 200), st.integers(1, 64))
 def test_chunks_of_a_prompt_are_the_prompt(length: int, most: int) -> None:
     loads = list(prompt_loads(DENSE, length, most))
     assert sum(load.tokens for load in loads) == length
-    assert sum(load.several for load in loads) == DENSE.pairs(0, length)
+    assert sum(load.looks[0].several for load in loads) == ATTENTION.pairs(0, length)
     assert [load.wanted for load in loads] == [0] * (len(loads) - 1) + [1]
     assert max(load.tokens for load in loads) <= most
 
@@ -133,16 +131,15 @@ def test_products_decide_from_where_both_terms_meet() -> None:
 @pytest.mark.parametrize("work", [DENSE, MIXTURE], ids=["dense", "mixture"])
 def test_both_terms_are_equal_at_the_bound(work: Workload) -> None:
     bound = compute_bound_batch(work, MACHINE)
-    load = StepLoad(bound, bound, bound, 0, 0, 0)
+    load = StepLoad(bound, bound, bound, (Looks(),))
     read = bytes_read(work, load) / MACHINE.bandwidth
     assert read == pytest.approx(operations(work, load) / MACHINE.flops, rel=1e-4)
 
 
 def test_experts_that_a_step_touches() -> None:
-    assert touched(DENSE, 5) == 0
-    assert touched(MIXTURE, 1) == pytest.approx(2)
-    assert touched(MIXTURE, 2) == pytest.approx(8 * (1 - 0.75**2))
-    assert touched(MIXTURE, 1000) == pytest.approx(8)
+    assert touched(8, 2, 1) == pytest.approx(2)
+    assert touched(8, 2, 2) == pytest.approx(8 * (1 - 0.75**2))
+    assert touched(8, 2, 1000) == pytest.approx(8)
     # One token: two of eight experts, in both layers, are read and computed.
     one = decode_load(MIXTURE, 1, 1)
     plain = decode_load(DENSE, 1, 1)
@@ -162,7 +159,7 @@ def test_an_expected_step_is_the_sum_of_its_parts() -> None:
 
 def test_a_prompt_costs_its_chunks_and_one_row_of_the_head() -> None:
     total = first_token(DENSE, RATES, 32, 16)
-    pairs = DENSE.pairs(0, 32)
+    pairs = ATTENTION.pairs(0, 32)
     assert total == pytest.approx(2 * (2 * 5.0) + 3.0 + pairs * 0.02 + 2 * 1.0 + 2 * 0.5)
 
 
@@ -207,7 +204,7 @@ def test_texts_fit_in_whole_blocks() -> None:
 
 
 def test_the_best_batch_is_the_smallest_with_nearly_the_most() -> None:
-    costly_start = replace(RATES, single=0.0, host=FLAT, products=(FLAT, FLAT))
+    costly_start = replace(RATES, looks=(LookRates(0.0, 0.02),), host=FLAT, products=(FLAT, FLAT))
     assert best_batch(DENSE, costly_start, 10, 100) == 100  # more texts cost nothing
     linear = Curve(((0.0, 0.0), (1.0, 1.0)))
     every = replace(costly_start, products=(linear, linear), between=linear, host=linear)

@@ -1,7 +1,7 @@
 """Rules that families share: which layers rotate queries and keys how, and what scales products."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from compress.arch.forward.rope import Rope, RopeRule, read_rope, rope_of
 from compress.arch.forward.values import flag, number, refuse
@@ -14,22 +14,24 @@ from compress.arch.forward.windows import (
 )
 from compress.arch.spec import DecoderSpec
 
-_Ropes = Callable[[Mapping[str, Any], DecoderSpec, int], list[Rope | None]]
+_T = TypeVar("_T")
+_Ropes = Callable[[Mapping[str, Any], DecoderSpec], list[Rope | None]]
 # gemma3: the rotation of layers that see every position, and of those with a window.
 _GLOBAL = RopeRule(theta=1_000_000.0)
 _LOCAL = RopeRule(theta=10_000.0, theta_key="rope_local_base_freq")
 
 
-def no_rotation(text: Mapping[str, Any], spec: DecoderSpec, layers: int) -> list[Rope | None]:
+def no_rotation(text: Mapping[str, Any], spec: DecoderSpec) -> list[Rope | None]:
     """Positions are learned."""
-    return [None] * layers
+    return [None] * len(spec.blocks)
 
 
 def one_rotation(rule: RopeRule) -> _Ropes:
     """All layers rotate alike."""
 
-    def ropes(text: Mapping[str, Any], spec: DecoderSpec, layers: int) -> list[Rope | None]:
-        return [rope_of(rule, text, spec.head_dim, spec.context)] * layers
+    def ropes(text: Mapping[str, Any], spec: DecoderSpec) -> list[Rope | None]:
+        of = _by_width(spec, lambda width: rope_of(rule, text, width, spec.context))
+        return [of[block.sizes.key_width] for block in spec.blocks]
 
     return ropes
 
@@ -37,14 +39,14 @@ def one_rotation(rule: RopeRule) -> _Ropes:
 def some_layers_rotate(rule: RopeRule) -> _Ropes:
     """smollm3: those that no_rope_layers has a 1 for."""
 
-    def ropes(text: Mapping[str, Any], spec: DecoderSpec, layers: int) -> list[Rope | None]:
-        rope = rope_of(rule, text, spec.head_dim, spec.context)
-        return [rope if rotates(text, index) else None for index in range(layers)]
+    def ropes(text: Mapping[str, Any], spec: DecoderSpec) -> list[Rope | None]:
+        of = _by_width(spec, lambda width: rope_of(rule, text, width, spec.context))
+        return [of[x.sizes.key_width] if rotates(text, x.index) else None for x in spec.blocks]
 
     return ropes
 
 
-def by_two_rotations(text: Mapping[str, Any], spec: DecoderSpec, layers: int) -> list[Rope | None]:
+def by_two_rotations(text: Mapping[str, Any], spec: DecoderSpec) -> list[Rope | None]:
     """gemma3: layers with a window have frequencies of their own."""
     given = text.get("rope_parameters")
     default: dict[str, Any] = {"rope_type": "default"}
@@ -59,12 +61,24 @@ def by_two_rotations(text: Mapping[str, Any], spec: DecoderSpec, layers: int) ->
         SLIDING: (_LOCAL, local, f"rope_parameters.{SLIDING}"),
         "full_attention": (_GLOBAL, full, "rope_parameters.full_attention"),
     }
-    ropes = {
-        kind: read_rope(rule, text, parameters, place, spec.head_dim, spec.context)
-        for kind, (rule, parameters, place) in found.items()
-    }
-    types = layer_types(Windows(None, slides=all_but_every_sixth), text, layers)
-    return [ropes[SLIDING if kind == SLIDING else "full_attention"] for kind in types]
+
+    def ropes(width: int) -> dict[str, Rope]:
+        return {
+            kind: read_rope(rule, text, parameters, place, width, spec.context)
+            for kind, (rule, parameters, place) in found.items()
+        }
+
+    of = _by_width(spec, ropes)
+    types = layer_types(Windows(None, slides=all_but_every_sixth), text, len(spec.blocks))
+    return [
+        of[block.sizes.key_width][SLIDING if kind == SLIDING else "full_attention"]
+        for block, kind in zip(spec.blocks, types, strict=True)
+    ]
+
+
+def _by_width(spec: DecoderSpec, make: Callable[[int], _T]) -> dict[int, _T]:
+    """What is made for each width of heads that there is, once."""
+    return {width: make(width) for width in {block.sizes.key_width for block in spec.blocks}}
 
 
 def by_head_dim(text: Mapping[str, Any], head_dim: int, layer: int) -> float:

@@ -1,34 +1,19 @@
 """ForwardSpec: how a decoder computes, as data. Facts are those of transformers 5.23."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from compress.arch.forward.activations import ACTIVATIONS
+from compress.arch.forward.kinds import Grouped, LayerKind
 from compress.arch.forward.rope import Rope
 from compress.arch.forward.table import FORWARDS, Forward, Norms
 from compress.arch.forward.values import flag, number, optional, refuse, whole
 from compress.arch.forward.windows import windows_of
 from compress.arch.names import join
-from compress.arch.spec import DecoderSpec
+from compress.arch.spec import BlockSpec, DecoderSpec
 from compress.arch.text_config import config_at
 from compress.errors import CheckpointError
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionForward:
-    """One layer's attention.
-
-    window: positions that a token sees, itself included; None for all before it.
-    rope: None where queries and keys are not rotated.
-    scale: what the products of queries and keys are multiplied by.
-    softcap: c of c * tanh(score / c), None without.
-    """
-
-    window: int | None
-    rope: Rope | None
-    scale: float
-    softcap: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +28,11 @@ class Positions:
 class ForwardSpec:
     """What a decoder computes with its weights, free of any architecture's names.
 
+    rows: the kinds of layers that there are, each once, in order of the first layer of each.
+    kinds: of each block the number of its row.
     norm: "rms" or "layer", with eps. norm_offset: what an RMS norm adds to its weight (gemma: 1).
     norm_late: its weight multiplies in fp32, before the result is rounded.
     norms: which norms a block has; see Norms.
-    qk_norm: of queries and keys: "head" over each head, "full" over all heads together.
-    qkv: how a fused q/k/v lies: "parts" (all of q, then k, then v) or "heads" (of each head).
     rotate_late: queries and keys are rotated in fp32, whatever the dtype.
     activation: a name of transformers'. gated: act(gate) * up, else act(up).
     parallel: attention and MLP read the same residual, each through its own norm.
@@ -56,17 +41,13 @@ class ForwardSpec:
     experts_per_token: 0 without a mixture. norm_topk: the chosen experts' weights add up to 1.
     """
 
-    layers: tuple[AttentionForward, ...]
-    heads: int
-    kv_heads: int
-    head_dim: int
+    rows: tuple[LayerKind, ...]
+    kinds: tuple[int, ...]
     norm: Literal["rms", "layer"]
     eps: float
     norm_offset: float
     norm_late: bool
     norms: Norms
-    qk_norm: Literal["head", "full"] | None
-    qkv: Literal["parts", "heads"]
     rotate_late: bool
     activation: str
     gated: bool
@@ -76,6 +57,33 @@ class ForwardSpec:
     final_softcap: float | None
     experts_per_token: int
     norm_topk: bool
+
+    @property
+    def layers(self) -> tuple[LayerKind, ...]:
+        """The kind of each block."""
+        return tuple(self.rows[kind] for kind in self.kinds)
+
+    def grouped(self, layer: int) -> Grouped:
+        """The kind of a layer, for what computes attention over heads and nothing else.
+
+        Raises CheckpointError, with the layer, for any other kind.
+        """
+        kind = self.rows[self.kinds[layer]]
+        if not isinstance(kind, Grouped):
+            raise CheckpointError(
+                f"layer {layer} is of the kind {type(kind).__name__}; layers of the kind Grouped"
+                " are computed here"
+            )
+        return kind
+
+    @property
+    def ropes(self) -> tuple[Rope, ...]:
+        """The distinct rotations, in order of the first layer that has each."""
+        found: list[Rope] = []
+        for row in self.rows:
+            if row.rope is not None and row.rope not in found:
+                found.append(row.rope)
+        return tuple(found)
 
     @property
     def windows(self) -> tuple[int | None, ...]:
@@ -102,20 +110,15 @@ def describe_forward(config: Mapping[str, Any], spec: DecoderSpec) -> ForwardSpe
         )
     text = config_at(config, spec.text_config)
     _refuse_unknown(row, text)
-    if spec.heads % spec.kv_heads:
-        raise refuse("num_key_value_heads", spec.kv_heads, f"it must divide the {spec.heads} heads")
+    rows, kinds = _numbered(_layers(row, text, spec))
     return ForwardSpec(
-        layers=_layers(row, text, spec),
-        heads=spec.heads,
-        kv_heads=spec.kv_heads,
-        head_dim=spec.head_dim,
+        rows=rows,
+        kinds=kinds,
         norm=row.norm,
         eps=number(text, *row.eps),
         norm_offset=row.norm_offset,
         norm_late=row.norm_late,
         norms=row.norms,
-        qk_norm=row.qk_norm,
-        qkv=row.qkv,
         rotate_late=row.rotate_late,
         activation=_activation(row, text),
         gated=row.gated,
@@ -134,17 +137,44 @@ def _refuse_unknown(row: Forward, text: Mapping[str, Any]) -> None:
             raise refuse(key, text[key], "a decoder that needs it runs in transformers only")
 
 
-def _layers(
-    row: Forward, text: Mapping[str, Any], spec: DecoderSpec
-) -> tuple[AttentionForward, ...]:
-    count = len(spec.blocks)
-    windows = windows_of(row.windows, text, count)
-    ropes = row.ropes(text, spec, count)
+def _layers(row: Forward, text: Mapping[str, Any], spec: DecoderSpec) -> list[Grouped]:
+    """The kind of each block, by its sizes and by the family's rules."""
+    windows = windows_of(row.windows, text, len(spec.blocks))
+    ropes = row.ropes(text, spec)
     softcap = None if row.softcap is None else optional(text, *row.softcap)
-    return tuple(
-        AttentionForward(window, rope, row.scale(text, spec.head_dim, index), softcap)
-        for index, (window, rope) in enumerate(zip(windows, ropes, strict=True))
-    )
+    return [
+        Grouped(
+            heads=block.sizes.heads,
+            kv_heads=_kv_heads(text, block),
+            key_width=block.sizes.key_width,
+            value_width=block.sizes.value_width,
+            window=window,
+            rope=rope,
+            scale=row.scale(text, block.sizes.key_width, block.index),
+            softcap=softcap,
+            qk_norm=row.qk_norm,
+            qkv=row.qkv,
+        )
+        for block, window, rope in zip(spec.blocks, windows, ropes, strict=True)
+    ]
+
+
+def _kv_heads(text: Mapping[str, Any], block: BlockSpec) -> int:
+    heads, kv_heads = block.sizes.heads, block.sizes.kv_heads
+    if heads % kv_heads:
+        listed = isinstance(text.get("num_key_value_heads"), list)
+        place = f"num_key_value_heads{f'[{block.index}]' if listed else ''}"
+        raise refuse(place, kv_heads, f"it must divide the {heads} heads")
+    return kv_heads
+
+
+def _numbered(layers: Sequence[LayerKind]) -> tuple[tuple[LayerKind, ...], tuple[int, ...]]:
+    """The distinct kinds, and of each layer the number of its own."""
+    rows: list[LayerKind] = []
+    for layer in layers:
+        if layer not in rows:
+            rows.append(layer)
+    return tuple(rows), tuple(rows.index(layer) for layer in layers)
 
 
 def _activation(row: Forward, text: Mapping[str, Any]) -> str:
@@ -165,9 +195,10 @@ def _positions(row: Forward, spec: DecoderSpec) -> Positions | None:
 
 
 def _experts(row: Forward, text: Mapping[str, Any], spec: DecoderSpec) -> int:
-    if not spec.experts or row.experts_per_token is None:
+    experts = min((x.sizes.experts for x in spec.blocks if x.sizes.experts), default=0)
+    if not experts or row.experts_per_token is None:
         return 0
     chosen = whole(text, "num_experts_per_tok", row.experts_per_token)
-    if chosen > spec.experts:
-        raise refuse("num_experts_per_tok", chosen, f"there are {spec.experts} experts")
+    if chosen > experts:
+        raise refuse("num_experts_per_tok", chosen, f"there are {experts} experts")
     return chosen

@@ -43,7 +43,8 @@ class Norms:
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """What `describe_forward` has to know about a family; see ForwardSpec for the meanings.
+    """What `describe_forward` has to know about a family; see ForwardSpec and Grouped for the
+    meanings.
 
     A pair is a config key and the value that holds where it is absent; without a key it always
     holds. positions: the table of learned ones, beside the embedding, and the offset into it.
@@ -51,7 +52,7 @@ class Forward:
     """
 
     norms: Norms
-    ropes: Callable[[Mapping[str, Any], DecoderSpec, int], Sequence[Rope | None]]
+    ropes: Callable[[Mapping[str, Any], DecoderSpec], Sequence[Rope | None]]
     eps: tuple[str, float] = ("rms_norm_eps", 1e-6)
     norm: Literal["rms", "layer"] = "rms"
     norm_offset: float = 0.0

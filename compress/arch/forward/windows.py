@@ -55,9 +55,10 @@ def layer_types(rule: Windows, text: Mapping[str, Any], layers: int) -> list[str
         return [SLIDING if rule.slides(text, index) else FULL[0] for index in range(layers)]
     if not isinstance(given, list) or len(given) != layers:
         raise refuse("layer_types", given, f"it must be a list of {layers} names, one a layer")
-    strange = next((kind for kind in given if kind not in (SLIDING, *FULL)), None)
-    if strange is not None:
-        raise refuse("layer_types", strange, f"layers of {SLIDING} and {FULL[0]} are known")
+    for index, kind in enumerate(given):
+        if kind not in (SLIDING, *FULL):
+            place = f"layer_types[{index}]"
+            raise refuse(place, kind, f"layers of {SLIDING} and {FULL[0]} are known")
     return given
 
 

@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from compress.arch.forward.forward import AttentionForward
+from compress.arch.forward.kinds import Grouped
 from compress.quant.activations import fake_quantize
 from compress.quant.tensor import InputQuantization
 from compress.runtime.decoder.hadamard import spread
@@ -23,21 +24,17 @@ Angles = tuple[Tensor, Tensor]  # cosine and sine, [T, pairs]
 class Attention:
     """layer: its number. group: of the cache. rotation: which of a step's angles, None for none.
 
-    by_head: q, k and v of a head lie together in the fused output, not all of q first.
-    whole_norms: q_norm and k_norm are of all heads together. rounding: of keys and of values before
-    they are stored, by scales that the checkpoint has.
+    qkv: of one output where q, k and v of a head lie together in it, else of three.
+    rounding: of keys and of values before they are stored, by scales that the checkpoint has.
     """
 
-    how: AttentionForward
+    how: Grouped
     layer: int
     group: int
-    head_dim: int
     qkv: Joint
     out: Linear
-    by_head: bool
     q_norm: Norm | None
     k_norm: Norm | None
-    whole_norms: bool
     rotation: int | None
     rounding: tuple[InputQuantization, InputQuantization] | None
 
@@ -51,12 +48,12 @@ class Attention:
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         if self.rounding is not None:
             k, v = fake_quantize(k, self.rounding[0]), fake_quantize(v, self.rounding[1])
-        if cache.key_scales[self.layer] is not None:
+        if cache.dtype == torch.int8:
             q, k = spread(q), spread(k)
-        cache.write(self.layer, k, v, batch.slots[self.group])
+        cache.write(self.layer, (k, v), batch.slots[self.group])
         out = paged_attention(
             q,
-            cache.stored(self.layer),
+            cache.keys_and_values(self.layer),
             TokenPlaces(batch.tables[self.group], batch.sequence, batch.positions),
             scale=self.how.scale,
             window=self.how.window,
@@ -65,15 +62,19 @@ class Attention:
         return self.out(out.flatten(1))
 
     def _states(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values, normed but not rotated: [T, heads of each, head_dim]."""
-        parts = self.qkv(x)
-        if self.by_head:
-            q, k, v = parts[0].view(len(x), -1, 3, self.head_dim).unbind(-2)
+        """Queries, keys and values, normed but not rotated: [T, heads of each, width]."""
+        how, parts = self.how, self.qkv(x)
+        widths = (how.key_width, how.key_width, how.value_width)
+        if how.qkv == "heads":
+            by_head = parts[0].view(len(x), how.heads, sum(widths))
+            q, k, v = torch.split(by_head, list(widths), -1)
             return q, k, v
         norms = (self.q_norm, self.k_norm, None)
-        if self.whole_norms:
+        if how.qk_norm == "full":
             parts = tuple(through(norm, x) for norm, x in zip(norms, parts, strict=True))
-        heads = tuple(part.view(len(x), -1, self.head_dim) for part in parts)
-        if not self.whole_norms:
+        heads = tuple(
+            part.view(len(x), -1, width) for part, width in zip(parts, widths, strict=True)
+        )
+        if how.qk_norm != "full":
             heads = tuple(through(norm, x) for norm, x in zip(norms, heads, strict=True))
         return heads[0], heads[1], heads[2]

@@ -64,22 +64,17 @@ class Loader:
     def _attention(
         self, block: BlockSpec, by_role: Mapping[str, LinearSpec], rotation: int | None
     ) -> Attention:
-        how = self.how
+        how, norms = self.how.grouped(block.index), self.how.norms
         parts = tuple(self.linear(by_role[x]) for x in ("q", "k", "v", "qkv") if x in by_role)
-        by_head = how.qkv == "heads"
-        widths = (how.heads, how.kv_heads, how.kv_heads)
-        sizes = (sum(widths),) if by_head else widths
+        widths = (sum(how.widths),) if how.qkv == "heads" else how.widths
         return Attention(
-            how=how.layers[block.index],
+            how=how,
             layer=block.index,
-            group=how.group(block.index),
-            head_dim=how.head_dim,
-            qkv=Joint.of(parts, tuple(size * how.head_dim for size in sizes)),
+            group=self.how.group(block.index),
+            qkv=Joint.of(parts, widths),
             out=self.linear(by_role["o"]),
-            by_head=by_head,
-            q_norm=self._norm(block, how.norms.q),
-            k_norm=self._norm(block, how.norms.k),
-            whole_norms=how.qk_norm == "full",
+            q_norm=self._norm(block, norms.q),
+            k_norm=self._norm(block, norms.k),
             rotation=rotation,
             rounding=self.weights.cache(block),
         )

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from compress.arch.forward.forward import ForwardSpec, describe_forward
-from compress.arch.forward.rope import Rope
 from compress.arch.spec import DecoderSpec
 from compress.runtime.decoder.attention import Angles
 from compress.runtime.decoder.build import Loader
@@ -69,7 +68,7 @@ class Decoder:
     def of(cls, loader: Loader) -> "Decoder":
         """Of what a loader makes."""
         spec, how = loader.weights.spec, loader.how
-        ropes = _distinct(how)
+        ropes = how.ropes
         numbers = [None if x.rope is None else ropes.index(x.rope) for x in how.layers]
         embedding = loader.tensor(spec.embedding)
         head = spec.head_linear()
@@ -130,11 +129,3 @@ class Decoder:
         dtype = torch.float32 if self.how.rotate_late else self.dtype
         found = (rotation.angles(batch.positions, lengths) for rotation in self.rotations)
         return tuple((cos.to(dtype), sin.to(dtype)) for cos, sin in found)
-
-
-def _distinct(how: ForwardSpec) -> list[Rope]:
-    ropes: list[Rope] = []
-    for layer in how.layers:
-        if layer.rope is not None and layer.rope not in ropes:
-            ropes.append(layer.rope)
-    return ropes

@@ -1,6 +1,6 @@
 """Keys and values of all sequences, in blocks that the block tables share out."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import prod
 from mmap import mmap
 
@@ -8,18 +8,22 @@ import torch
 from torch import Tensor
 
 from compress.arch.forward.forward import ForwardSpec
+from compress.arch.layer_cache import LayerCache
 from compress.runtime.sequences.tables import CacheGroup
 from compress_kernels.ops.states import store_states
 from compress_kernels.paged import StoredStates
+
+# Of the scale that a head of a token has in int8, in fp16.
+SCALE_BYTES = 2
 
 
 class KVCache:
     """Layers that see the same positions share a group, and so the numbers of their blocks.
 
-    keys, values: for each layer [blocks, kv_heads, block size, head_dim]. Block 0 of each group is
-    the null block, into which padding is written. In int8, key_scales and value_scales hold one
-    fp16 scale for each token and head, [blocks, kv_heads, block size] for each layer; else None.
-    Memory is taken as blocks are written.
+    states: for each layer a tensor [blocks, heads, block size, width] of each part of its
+    LayerCache. Block 0 of each group is the null block, into which padding is written.
+    scales: for each of them in int8 one fp16 scale for each token and head, [blocks, heads, block
+    size], else None. Memory is taken as blocks are written.
     bytes_per_token: of all layers, while none has left the token behind its window.
     """
 
@@ -34,44 +38,47 @@ class KVCache:
     ) -> None:
         """blocks: of each group of `spec.windows`, the null block included. dtype: fp32, bf16, fp16
         or int8."""
-        self.block_size = block_size
+        self.block_size, self.dtype = block_size, dtype
         self.groups = tuple(
             CacheGroup(window, count) for window, count in zip(spec.windows, blocks, strict=True)
         )
         self._group_of = tuple(spec.group(layer) for layer in range(len(spec.layers)))
-        shapes = [
-            (blocks[group], spec.kv_heads, block_size, spec.head_dim) for group in self._group_of
-        ]
-        self.keys = tuple(_zeros(shape, dtype, device) for shape in shapes)
-        self.values = tuple(_zeros(shape, dtype, device) for shape in shapes)
-        self.key_scales = tuple(_scales(keys) for keys in self.keys)
-        self.value_scales = tuple(_scales(values) for values in self.values)
-        self.bytes_per_token = len(shapes) * bytes_of_layer(spec.kv_heads, spec.head_dim, dtype)
-
-    def write(self, layer: int, k: Tensor, v: Tensor, slots: Tensor) -> None:
-        """k, v: [T, kv_heads, head_dim]. slots: int64 [T], block * block size + offset."""
-        store_states(k, self.keys[layer], slots, self.key_scales[layer])
-        store_states(v, self.values[layer], slots, self.value_scales[layer])
-
-    def stored(self, layer: int) -> StoredStates:
-        """What attention reads of a layer."""
-        return StoredStates(
-            self.keys[layer], self.values[layer], self.key_scales[layer], self.value_scales[layer]
+        caches = [layer.cache() for layer in spec.layers]
+        self.states = tuple(
+            tuple(
+                _zeros((blocks[group], part.heads, block_size, part.width), dtype, device)
+                for part in cache.parts
+            )
+            for group, cache in zip(self._group_of, caches, strict=True)
         )
+        self.scales = tuple(tuple(map(_scales, states)) for states in self.states)
+        self.bytes_per_token = cache_bytes(caches, dtype)
+
+    def write(self, layer: int, parts: Sequence[Tensor], slots: Tensor) -> None:
+        """parts: [T, heads, width] each, of the layer's cache. slots: int64 [T], block * block size
+        + offset."""
+        stored = zip(parts, self.states[layer], self.scales[layer], strict=True)
+        for part, states, scales in stored:
+            store_states(part, states, slots, scales)
+
+    def keys_and_values(self, layer: int) -> StoredStates:
+        """What attention reads of a layer that keeps both."""
+        (keys, values), (key_scales, value_scales) = self.states[layer], self.scales[layer]
+        return StoredStates(keys, values, key_scales, value_scales)
 
     def copy(self, source: int, target: int, group: int) -> None:
         """Copies a block, in all layers of a group."""
         for layer, its_group in enumerate(self._group_of):
             if its_group == group:
-                for layers in (self.keys, self.values, self.key_scales, self.value_scales):
-                    states = layers[layer]
+                for states in (*self.states[layer], *self.scales[layer]):
                     if states is not None:
                         states[target].copy_(states[source])
 
 
-def bytes_of_layer(kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
-    """That one token's keys and values take in a layer."""
-    return 2 * kv_heads * (head_dim * dtype.itemsize + 2 * (dtype == torch.int8))
+def cache_bytes(caches: Iterable[LayerCache], dtype: torch.dtype) -> int:
+    """That one token takes in some layers together. dtype: fp32, bf16, fp16 or int8."""
+    scale = SCALE_BYTES if dtype == torch.int8 else 0
+    return sum(cache.nbytes(dtype.itemsize, scale) for cache in caches)
 
 
 def _scales(states: Tensor) -> Tensor | None:

@@ -12,7 +12,7 @@ from compress.arch.text_config import config_at
 from compress.errors import CheckpointError, RequestError
 from compress.machine.memory import available_bytes
 from compress.runtime.decoder.decoder import Decoder
-from compress.runtime.decoder.kv import KVCache, bytes_of_layer
+from compress.runtime.decoder.kv import KVCache, cache_bytes
 from compress.runtime.engine.engine import Engine
 from compress.runtime.engine.refusals import ModelFacts, one_variant
 from compress.runtime.loading.selfcheck import check_bits
@@ -106,16 +106,16 @@ def _check_opening(how: Opening) -> None:
 def _native(
     weights: "Weights", how: Opening, context: int, forward: ForwardSpec, free: int | None
 ) -> _Parts:
-    layer = bytes_of_layer(forward.kv_heads, forward.head_dim, how.stored)
+    each = [cache_bytes([layer.cache()], how.stored) for layer in forward.layers]
     tokens = how.cache_tokens or context * how.limits.running
     if how.cache_tokens is None and free is not None:
-        tokens = min(tokens, int(CACHE_SHARE * free) // (layer * len(forward.layers)))
+        tokens = min(tokens, int(CACHE_SHARE * free) // max(1, sum(each)))
     blocks = [_blocks(window, tokens, how) for window in forward.windows]
-    positions = how.block_size * sum(blocks[forward.group(i)] for i in range(len(forward.layers)))
-    if free is not None and how.cache_tokens is not None and positions * layer > free:
+    needed = how.block_size * sum(blocks[forward.group(i)] * size for i, size in enumerate(each))
+    if free is not None and how.cache_tokens is not None and needed > free:
         raise RequestError(
-            f"keys and values of {tokens} tokens take {positions * layer / 2**30:.1f} GiB of"
-            f" memory, {free / 2**30:.1f} GiB are free; take fewer cache_tokens"
+            f"keys and values of {tokens} tokens take {needed / 2**30:.1f} GiB of memory,"
+            f" {free / 2**30:.1f} GiB are free; take fewer cache_tokens"
         )
     decoder = Decoder.load(weights, dtype=how.dtype, device=how.device)
     cache = KVCache(

@@ -9,25 +9,34 @@ import torch
 from torch import Tensor
 
 from compress.arch.forward.forward import ForwardSpec
+from compress.arch.forward.kinds import Grouped
 from compress.arch.forward.rope import Rope
 from compress.arch.spec import BlockSpec, LinearSpec
 from compress.errors import RecipeError
 from compress_exporters.exporter import Options
 from compress_exporters.genai.product import CONTRIB, Stack, can_stack, product
+from compress_exporters.heads import shared_heads
 from compress_exporters.onnx.graph.attention import PAST, PRESENT, place, states
 from compress_exporters.onnx.graph.build import Build
 from compress_exporters.onnx.graph.dense import TORCH, as_ir
-from compress_exporters.onnx.graph.rotary import angles, context, rotate, rotations, tables
+from compress_exporters.onnx.graph.rotary import angles, context, rotated, tables
 
 HEAD_STEP = 8  # GroupQueryAttention's heads are a multiple of it,
 ROTARY_STEP = 16  # and what it rotates a multiple of this
 
 
 def require_heads(how: ForwardSpec) -> None:
-    """RecipeError for heads that the operator does not take."""
-    if how.head_dim % HEAD_STEP:
+    """RecipeError for heads that the operator does not take, CheckpointError for layers that have
+    different ones."""
+    heads = shared_heads(how, "onnx-genai's configuration")
+    if heads.key_width != heads.value_width:
         raise RecipeError(
-            f"heads have {how.head_dim} numbers, and onnx-genai's attention takes multiples of"
+            f"heads of keys have {heads.key_width} numbers and those of values"
+            f" {heads.value_width}, and onnx-genai's attention takes one size; export to onnx"
+        )
+    if heads.key_width % HEAD_STEP:
+        raise RecipeError(
+            f"heads have {heads.key_width} numbers, and onnx-genai's attention takes multiples of"
             f" {HEAD_STEP}; export to onnx"
         )
 
@@ -36,8 +45,9 @@ def why_not_rotated(how: ForwardSpec, rope: Rope, options: Options) -> str | Non
     """Why GroupQueryAttention cannot rotate, None where it does."""
     if rope.kind == "dynamic":
         return "frequencies depend on the length of the text"
-    if how.head_dim % ROTARY_STEP or rope.dim % ROTARY_STEP:
-        return f"{rope.dim} of {how.head_dim} numbers of a head, not a multiple of {ROTARY_STEP}"
+    width = how.grouped(0).key_width
+    if width % ROTARY_STEP or rope.dim % ROTARY_STEP:
+        return f"{rope.dim} of {width} numbers of a head, not a multiple of {ROTARY_STEP}"
     if how.rotate_late and options.dtype != "fp32":
         return "in fp32, and the rest is fp16"
     return None
@@ -45,10 +55,9 @@ def why_not_rotated(how: ForwardSpec, rope: Rope, options: Options) -> str | Non
 
 def needs_positions(how: ForwardSpec, options: Options, length: int) -> bool:
     """Whether anything but GroupQueryAttention asks where a token stands. length: of the tables."""
-    ropes = [layer.rope for layer in how.layers if layer.rope is not None]
     return how.positions is not None or any(
         why_not_rotated(how, rope, options) or (rope.length is not None and length > rope.length)
-        for rope in ropes
+        for rope in how.ropes
     )
 
 
@@ -65,7 +74,8 @@ def attention(build: Build, block: BlockSpec, x: ir.Value) -> ir.Value:
 
 def _packed(build: Build, block: BlockSpec) -> Stack | None:
     """Queries, keys and values as one product, where attention can take it as it comes."""
-    how, rope = build.how, build.how.layers[block.index].rope
+    how, layer = build.how, build.how.grouped(block.index)
+    rope = layer.rope
     roles = {linear.role: linear for linear in block.linears}
     if how.norms.q is not None:
         norms = "queries and keys have norms, which attention computes on GPUs only"
@@ -75,7 +85,7 @@ def _packed(build: Build, block: BlockSpec) -> Stack | None:
         build.unfused["rotation in attention, packed q/k/v"] = reason
         return None
     if "qkv" in roles:
-        rows = None if how.qkv == "parts" else _by_part(how)
+        rows = None if layer.qkv == "parts" else _by_part(layer)
         return Stack(roles["qkv"].name, (roles["qkv"],), rows)
     linears: list[LinearSpec] = [roles[name] for name in ("q", "k", "v")]
     if not can_stack(build, linears):
@@ -84,20 +94,19 @@ def _packed(build: Build, block: BlockSpec) -> Stack | None:
     return Stack(f"{place(block)}.qkv", linears)
 
 
-def _by_part(how: ForwardSpec) -> Tensor:
+def _by_part(layer: Grouped) -> Tensor:
     """Rows of q, k, v of each head -> all of q, then k, then v."""
-    rows = torch.arange(3 * how.heads * how.head_dim)
-    return rows.reshape(how.heads, 3, how.head_dim).transpose(0, 1).reshape(-1)
+    rows = torch.arange(3 * layer.heads * layer.key_width)
+    return rows.reshape(layer.heads, 3, layer.key_width).transpose(0, 1).reshape(-1)
 
 
 def attend(build: Build, block: BlockSpec, q: ir.Value, k: ir.Value, v: ir.Value) -> ir.Value:
     """[B, S, heads * head_dim] of normed queries, keys and values."""
     how, at = build.how, place(block)
-    rope = how.layers[block.index].rope
-    if rope is not None and (reason := why_not_rotated(how, rope, build.options)):
+    layer = how.grouped(block.index)
+    if layer.rope is not None and (reason := why_not_rotated(how, layer.rope, build.options)):
         build.unfused["rotation in attention, packed q/k/v"] = reason
-        q = rotate(build, at, q, rope, how.heads)
-        k = rotate(build, at, k, rope, how.kv_heads)
+        q, k = rotated(build, at, layer, q, k)
     return _group_query(build, block, q, k, v)
 
 
@@ -106,7 +115,7 @@ def _group_query(
 ) -> ir.Value:
     """q: with k and v behind it where they are None."""
     graph, how, index = build.graph, build.how, block.index
-    layer = how.layers[index]
+    layer = how.grouped(index)
     fused = layer.rope is not None and why_not_rotated(how, layer.rope, build.options) is None
     caches = _caches(build, layer.rope) if layer.rope is not None and fused else []
     past = [build.input(PAST.format(index, name)) for name in ("key", "value")]
@@ -116,8 +125,8 @@ def _group_query(
         3,
         *(q, k, v, *past, *build.once("lengths", lambda: _lengths(build)), *caches),
         domain=CONTRIB,
-        num_heads=how.heads,
-        kv_num_heads=how.kv_heads,
+        num_heads=layer.heads,
+        kv_num_heads=layer.kv_heads,
         scale=float(layer.scale),
         do_rotary=int(fused),
         rotary_interleaved=0,
@@ -145,7 +154,7 @@ def _caches(build: Build, rope: Rope) -> list[ir.Value]:
         found = angles(build, rope)
         return [found.cos, found.sin, *([] if found.rows is None else [found.rows])]
     graph, positions = build.graph, context(build)
-    at, shape = f"rotary.{rotations(build).index(rope)}", (positions, rope.dim // 2)
+    at, shape = f"rotary.{build.how.ropes.index(rope)}", (positions, rope.dim // 2)
 
     def table(which: int, name: str) -> ir.Value:
         def read() -> ir.TensorProtocol:

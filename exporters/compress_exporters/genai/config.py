@@ -60,14 +60,15 @@ def genai_config(build: Build) -> dict[str, Any]:
 
 def _decoder(build: Build) -> dict[str, Any]:
     how, names = build.how, [value.name for value in build.graph.inputs]
+    heads = how.grouped(0)  # those of all layers: see require_heads
     given = ("input_ids", "attention_mask", "position_ids")
     return {
         "session_options": {"log_id": "onnxruntime-genai", "provider_options": []},
         "filename": MODEL,
-        "head_size": how.head_dim,
+        "head_size": heads.key_width,
         "hidden_size": build.spec.hidden,
-        "num_attention_heads": how.heads,
-        "num_key_value_heads": how.kv_heads,
+        "num_attention_heads": heads.heads,
+        "num_key_value_heads": heads.kv_heads,
         "num_hidden_layers": len(how.layers),
         "inputs": {
             **{name: name for name in given if name in names},

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from compress.arch.forward.forward import ForwardSpec
+from compress.arch.forward.kinds import Grouped
 from compress.arch.spec import BlockSpec, LinearSpec
 from compress.formats.weights import Weights
 from compress_exporters.gguf.arches import NORMS, ROLES, Arch
@@ -113,7 +114,7 @@ def _linear(
     source: Weights, linear: LinearSpec, index: int, how: ForwardSpec, arch: Arch
 ) -> Iterator[Piece]:
     name = f"blk.{index}.{ROLES[linear.role]}"
-    order, heads = _order(linear, how, arch)
+    order, heads = _order(linear, how.grouped(index), arch)
     yield Piece(
         f"{name}.weight",
         (linear.tensor,),
@@ -129,7 +130,7 @@ def _linear(
         yield Piece(f"{name}.bias", (bias,), shape, order=order, heads=heads)
 
 
-def _order(linear: LinearSpec, how: ForwardSpec, arch: Arch) -> tuple[Order, int]:
+def _order(linear: LinearSpec, how: Grouped, arch: Arch) -> tuple[Order, int]:
     if arch.neighbours and linear.role in ("q", "k"):
         return "neighbours", how.heads if linear.role == "q" else how.kv_heads
     if how.qkv == "heads" and linear.role == "qkv":

@@ -9,6 +9,7 @@ from compress.errors import CheckpointError
 from compress.formats.weights import Weights
 from compress_exporters.gguf.arches import ARCHES, Arch
 from compress_exporters.gguf.fields import Field, Fields
+from compress_exporters.heads import shared_heads
 
 
 def arch_of(spec: DecoderSpec) -> Arch:
@@ -26,6 +27,7 @@ def arch_of(spec: DecoderSpec) -> Arch:
 def check_model(source: Weights, how: ForwardSpec, arch: Arch) -> tuple[str, ...]:
     """Notes; CheckpointError, in one line, for what the architecture does not compute."""
     spec = source.spec
+    _check_layers(spec, how, arch)
     _check_activation(how, arch)
     _check_scale(spec, how, arch)
     _check_softcaps(how, arch)
@@ -48,16 +50,16 @@ def settings(
     spec: DecoderSpec, how: ForwardSpec, arch: Arch, most: int | None = None
 ) -> Iterator[Field]:
     """Keys below the architecture's name. most: positions, where the user wants fewer."""
-    context = context_length(spec, how, arch)
+    context, heads = context_length(spec, how, arch), how.grouped(0)
     yield "context_length", context if how.positions or not most else min(most, context)
     yield "embedding_length", spec.hidden
     yield "block_count", len(spec.blocks)
     yield "feed_forward_length", spec.intermediate
     yield "vocab_size", spec.embedding_shape[0]
-    yield "attention.head_count", how.heads
-    yield "attention.head_count_kv", how.kv_heads
-    yield "attention.key_length", how.head_dim
-    yield "attention.value_length", how.head_dim
+    yield "attention.head_count", heads.heads
+    yield "attention.head_count_kv", heads.kv_heads
+    yield "attention.key_length", heads.key_width
+    yield "attention.value_length", heads.value_width
     eps = "layer_norm_rms_epsilon" if how.norm == "rms" else "layer_norm_epsilon"
     yield f"attention.{eps}", how.eps
     if arch.experts:
@@ -120,7 +122,7 @@ def _repeats(windows: list[int | None], period: int) -> bool:
 
 
 def _caps(how: ForwardSpec, arch: Arch) -> Fields:
-    scores = how.layers[0].softcap
+    scores = how.grouped(0).softcap
     if not arch.softcaps or scores is None or how.final_softcap is None:
         return ()
     return (("attn_logit_softcapping", scores), ("final_logit_softcapping", how.final_softcap))
@@ -136,8 +138,9 @@ def _check_activation(how: ForwardSpec, arch: Arch) -> None:
 
 def _check_scale(spec: DecoderSpec, how: ForwardSpec, arch: Arch) -> None:
     by_width = len(spec.blocks) == arch.by_width_at
-    want = (spec.hidden // how.heads if by_width else how.head_dim) ** -0.5
-    for i, layer in enumerate(how.layers):
+    for i in range(len(how.kinds)):
+        layer = how.grouped(i)
+        want = (spec.hidden // layer.heads if by_width else layer.key_width) ** -0.5
         if abs(layer.scale - want) > 1e-6 * want:
             raise CheckpointError(
                 f"scores of layer {i} are multiplied by {layer.scale:.6g}; GGUF's {arch.name}"
@@ -146,7 +149,7 @@ def _check_scale(spec: DecoderSpec, how: ForwardSpec, arch: Arch) -> None:
 
 
 def _check_softcaps(how: ForwardSpec, arch: Arch) -> None:
-    scores = how.layers[0].softcap
+    scores = how.grouped(0).softcap
     if arch.softcaps and None in (scores, how.final_softcap):
         raise CheckpointError(
             f"scores or logits are not capped; GGUF's {arch.name} always caps both, take onnx"
@@ -192,9 +195,21 @@ def _expert_width(spec: DecoderSpec) -> int:
     return next(x.shape[0] for x in spec.linears() if x.expert is not None and x.role == "up")
 
 
-def _check_sizes(spec: DecoderSpec, how: ForwardSpec, arch: Arch) -> None:
-    if arch.wide and how.heads * how.head_dim != spec.hidden:
+def _check_layers(spec: DecoderSpec, how: ForwardSpec, arch: Arch) -> None:
+    """That sizes are those of all layers."""
+    shared_heads(how, f"GGUF's {arch.name}")
+    widths = [block.sizes.intermediate for block in spec.blocks]
+    if len(set(widths)) > 1:
         raise CheckpointError(
-            f"{how.heads} heads of {how.head_dim} numbers are not the {spec.hidden} of the"
+            f"inner widths of the layers are {widths}; GGUF's {arch.name} has one number for all"
+            " layers, export to onnx"
+        )
+
+
+def _check_sizes(spec: DecoderSpec, how: ForwardSpec, arch: Arch) -> None:
+    heads = how.grouped(0)
+    if arch.wide and heads.widths[0] != spec.hidden:
+        raise CheckpointError(
+            f"{heads.heads} heads of {heads.key_width} numbers are not the {spec.hidden} of the"
             f" residual; in GGUF's {arch.name} they are, take onnx"
         )

@@ -66,16 +66,17 @@ def _refuse_unknown(rope: Rope, how: ForwardSpec, arch: Arch) -> None:
             f"rope_type is {rope.kind!r}; GGUF's {arch.name} knows {', '.join(arch.ropes)}, take"
             " onnx, or write the model without it"
         )
-    if rope.dim % 2 or (rope.dim != how.head_dim and not arch.part):
+    width = how.grouped(0).key_width
+    if rope.dim % 2 or (rope.dim != width and not arch.part):
         raise CheckpointError(
-            f"{rope.dim} of a head's {how.head_dim} numbers are rotated; GGUF's {arch.name} rotates"
+            f"{rope.dim} of a head's {width} numbers are rotated; GGUF's {arch.name} rotates"
             " pairs, and whole heads unless it says otherwise; take onnx"
         )
 
 
 def _local(ropes: list[Rope | None], how: ForwardSpec, arch: Arch) -> Rope:
     rope = _single(ropes, how, arch)
-    if rope is None or rope.kind != "default" or rope.dim != how.head_dim:
+    if rope is None or rope.kind != "default" or rope.dim != how.grouped(0).key_width:
         raise CheckpointError(
             f"layers with a window rotate as {rope.kind if rope else 'none'!r}; GGUF's {arch.name}"
             " has plain rotations of whole heads there, take onnx"

@@ -5,36 +5,39 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from compress.arch.forward.kinds import Grouped
+from compress.arch.layer_cache import HeadShape
 from compress.arch.spec import BlockSpec
-from compress_exporters.onnx.graph.attention import PAST, PRESENT, place
+from compress_exporters.onnx.graph.attention import PAST, PRESENT, kept, place
 from compress_exporters.onnx.graph.build import Build
 from compress_exporters.onnx.graph.mask import mask
-from compress_exporters.onnx.graph.rotary import rotate
+from compress_exporters.onnx.graph.rotary import rotated
 from compress_exporters.tensorrt.lint.operators import FUSED_HEADS, FUSED_TYPES
 
 
 def attend(build: Build, block: BlockSpec, q: ir.Value, k: ir.Value, v: ir.Value) -> ir.Value:
-    """q, k, v: [B, S, heads of each * head_dim] -> [B, S, heads * head_dim]."""
-    how, at = build.how, place(block)
-    layer = how.layers[block.index]
-    if layer.rope is not None:
-        q = rotate(build, at, q, layer.rope, how.heads)
-        k = rotate(build, at, k, layer.rope, how.kv_heads)
-    keys, values = _state(build, block, "key", k), _state(build, block, "value", v)
+    """q, k, v: [B, S, heads of each * width] -> [B, S, heads * value width]."""
+    at, layer = place(block), build.how.grouped(block.index)
+    q, k = rotated(build, at, layer, q, k)
+    keys, values = (
+        _state(build, block, name, shape, new)
+        for (name, shape), new in zip(kept(build.how, block.index), (k, v), strict=True)
+    )
     inputs = Inputs(q, keys, values, mask(build, layer.window))
-    why = _why_not_fused(build, layer.softcap)
+    why = _why_not_fused(build, layer)
     if why is None:
-        out = _fused(build, at, inputs, layer.scale)
+        out = _fused(build, at, inputs, layer)
     else:
-        out = _spelled(build, at, inputs, layer.scale, layer.softcap)
+        out = _spelled(build, at, inputs, layer)
         build.unfused["Attention"] = f"{why}, so it is spelled out"
-    return build.graph.op(at, "Reshape", out, build.graph.ints(0, 0, how.heads * how.head_dim))
+    flat = build.graph.ints(0, 0, layer.heads * layer.value_width)
+    return build.graph.op(at, "Reshape", out, flat)
 
 
-def _state(build: Build, block: BlockSpec, name: str, new: ir.Value) -> ir.Value:
-    """Keys or values of the past and of these tokens, [B, kv_heads, total, head_dim]."""
-    graph, how, at = build.graph, build.how, place(block)
-    new = graph.op(at, "Reshape", new, graph.ints(0, 0, how.kv_heads, how.head_dim))
+def _state(build: Build, block: BlockSpec, name: str, shape: HeadShape, new: ir.Value) -> ir.Value:
+    """Keys or values of the past and of these tokens, [B, kv_heads, total, width]."""
+    graph, at = build.graph, place(block)
+    new = graph.op(at, "Reshape", new, graph.ints(0, 0, *shape))
     new = graph.op(at, "Transpose", new, perm=[0, 2, 1, 3])
     past = build.input(PAST.format(block.index, name))
     total = graph.op(at, "Concat", past, new, axis=2)
@@ -50,33 +53,36 @@ class Inputs:
     seen: ir.Value
 
 
-def _why_not_fused(build: Build, cap: float | None) -> str | None:
+def _why_not_fused(build: Build, layer: Grouped) -> str | None:
     """Why TensorRT has no kernel that does all of attention; None where it has."""
-    if cap is not None:
+    if layer.softcap is not None:
         return "TensorRT's has no soft cap"
     if build.graph.dtype.name not in FUSED_TYPES:
         return "TensorRT's is for types of 16 bits (--dtype fp16)"
-    if build.how.head_dim not in FUSED_HEADS:
+    if layer.value_width != layer.key_width:
+        return "TensorRT's is for values as wide as keys"
+    if layer.key_width not in FUSED_HEADS:
         least, most, step = FUSED_HEADS[0], FUSED_HEADS[-1], FUSED_HEADS.step
         return f"TensorRT's is for heads of {least} to {most}, in steps of {step}"
     return None
 
 
-def _fused(build: Build, at: str, inputs: Inputs, scale: float) -> ir.Value:
-    """[B, S, heads, head_dim]. Heads are counted by the second dimension, not by attributes."""
-    graph, how = build.graph, build.how
-    q = graph.op(at, "Reshape", inputs.q, graph.ints(0, 0, how.heads, how.head_dim))
+def _fused(build: Build, at: str, inputs: Inputs, layer: Grouped) -> ir.Value:
+    """[B, S, heads, value width]. Heads are counted by the second dimension, not by attributes."""
+    graph = build.graph
+    q = graph.op(at, "Reshape", inputs.q, graph.ints(0, 0, layer.heads, layer.key_width))
     q = graph.op(at, "Transpose", q, perm=[0, 2, 1, 3])
-    out = graph.op(at, "Attention", q, inputs.keys, inputs.values, inputs.seen, scale=scale)
+    out = graph.op(at, "Attention", q, inputs.keys, inputs.values, inputs.seen, scale=layer.scale)
     return graph.op(at, "Transpose", out, perm=[0, 2, 1, 3])
 
 
-def _spelled(build: Build, at: str, inputs: Inputs, scale: float, cap: float | None) -> ir.Value:
-    """[B, S, kv_heads, heads of each, head_dim], in single steps."""
-    graph, how = build.graph, build.how
-    shape = graph.ints(0, 0, how.kv_heads, how.heads // how.kv_heads, how.head_dim)
+def _spelled(build: Build, at: str, inputs: Inputs, layer: Grouped) -> ir.Value:
+    """[B, S, kv_heads, heads of each, value width], in single steps."""
+    graph, cap = build.graph, layer.softcap
+    group = layer.heads // layer.kv_heads
+    shape = graph.ints(0, 0, layer.kv_heads, group, layer.key_width)
     q = graph.op(at, "Transpose", graph.op(at, "Reshape", inputs.q, shape), perm=[0, 2, 3, 1, 4])
-    q = graph.op(at, "Mul", q, graph.number(scale / (cap or 1.0)))
+    q = graph.op(at, "Mul", q, graph.number(layer.scale / (cap or 1.0)))
     third = graph.ints(2)
     turned = graph.op(at, "Transpose", inputs.keys, perm=[0, 1, 3, 2])
     scores = graph.op(at, "MatMul", q, graph.op(at, "Unsqueeze", turned, third))

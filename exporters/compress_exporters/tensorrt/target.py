@@ -97,7 +97,7 @@ def _build(source: Weights, options: Options) -> "Build":
     from compress_exporters.tensorrt.lowering import TENSORRT
 
     build = build_decoder(source, options, TENSORRT)
-    if any(layer.rope is not None and layer.rope.kind == "dynamic" for layer in build.how.layers):
+    if any(rope.kind == "dynamic" for rope in build.how.ropes):
         raise CheckpointError(
             f"{source.checkpoint.path}: rope_type 'dynamic' computes its frequencies in 64 bits,"
             " which TensorRT has not; export --to onnx, or give the config a fixed rope_type"

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from compress.runtime.decoder.kv import KVCache, bytes_of_layer
+from compress.arch.layer_cache import keys_and_values
+from compress.runtime.decoder.kv import KVCache, cache_bytes
 from helpers import tiny_models
 from helpers.engine.flat_runs import Runs, load
 
@@ -40,8 +41,9 @@ def runs(folder: Path, dtype: torch.dtype, texts: int = 1, block_size: int = 4) 
 @pytest.mark.parametrize("dtype", [torch.float32, *STORED], ids=str)
 def test_bytes_are_those_of_the_tensors(dtype: torch.dtype, tmp_path: Path) -> None:
     cache = runs(tiny_models.make("mixtral", tmp_path), dtype).cache
-    stored = (*cache.keys, *cache.values, *cache.key_scales, *cache.value_scales)
-    total = sum(x.nbytes for x in stored if x is not None)
+    total = sum(
+        x.nbytes for parts in (*cache.states, *cache.scales) for x in parts if x is not None
+    )
     positions = sum(group.blocks for group in cache.groups) * cache.block_size
     assert cache.bytes_per_token * positions == total
 
@@ -52,19 +54,21 @@ def test_memory_is_taken_as_blocks_are_written(dtype: torch.dtype, tmp_path: Pat
         pytest.skip(f"{STATM} says how much memory is in use, and it is not here")
     how = load(tiny_models.make("llama", tmp_path)).how
     before = resident()
-    blocks = 1 + (256 << 20) // (16 * bytes_of_layer(how.kv_heads, how.head_dim, dtype) * 2)
+    token = cache_bytes((layer.cache() for layer in how.layers), dtype)
+    blocks = 1 + (256 << 20) // (16 * token)
     cache = KVCache(how, [blocks], 16, dtype=dtype, device=torch.device("cpu"))
-    assert sum(keys.nbytes for keys in (*cache.keys, *cache.values)) > 200 << 20
-    assert not cache.keys[0][:: blocks // 7].any()
+    assert sum(x.nbytes for parts in cache.states for x in parts) > 200 << 20
+    assert not cache.states[0][0][:: blocks // 7].any()
     assert resident() - before < 32 << 20
-    cache.values[1].fill_(1)
+    cache.states[1][1].fill_(1)
     assert resident() - before > 32 << 20
 
 
 def test_int8_halves_sixteen_bit() -> None:
-    assert bytes_of_layer(8, 128, torch.float16) == 4096
-    assert bytes_of_layer(8, 128, EIGHT) == 2080
-    assert bytes_of_layer(8, 32, EIGHT) / bytes_of_layer(8, 32, torch.bfloat16) == 34 / 64
+    wide, narrow = [keys_and_values(8, 128, 128)], [keys_and_values(8, 32, 32)]
+    assert cache_bytes(wide, torch.float16) == 4096
+    assert cache_bytes(wide, EIGHT) == 2080
+    assert cache_bytes(narrow, EIGHT) / cache_bytes(narrow, torch.bfloat16) == 34 / 64
 
 
 @pytest.mark.parametrize("dtype", STORED, ids=str)
@@ -92,9 +96,8 @@ def test_a_copied_block_is_copied_with_its_scales(tmp_path: Path) -> None:
     found.whole(ids(4))
     source, target = int(found.tables[0, 0]), int(found.tables[1, 0])
     found.cache.copy(source, target, 0)
-    stored = (found.cache.keys, found.cache.values, found.cache.key_scales)
-    for states in (*stored, found.cache.value_scales):
-        for layer in states:
-            assert layer is not None
-            assert torch.equal(layer[source], layer[target])
-            assert layer[target].any()
+    for parts in (*found.cache.states, *found.cache.scales):
+        for states in parts:
+            assert states is not None
+            assert torch.equal(states[source], states[target])
+            assert states[target].any()

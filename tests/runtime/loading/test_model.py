@@ -275,7 +275,7 @@ def test_keys_and_values_are_stored_as_asked(folder: Path, name: Any, stored: to
     """Tokens and scores are those of an engine with such a cache, and fp32's are others."""
     model = open_model(folder, kv_dtype=name)
     assert model.notices == ()
-    assert {keys.dtype for keys in model.engine.cache.keys} == {stored}
+    assert {keys.dtype for keys, _ in model.engine.cache.states} == {stored}
     requests = [
         Request("a", tuple(range(3, 40)), Sampling(max_tokens=12, temperature=1.0, seed=3)),
         Request("b", tuple(range(60, 3, -1)), score_from=1),
@@ -310,7 +310,7 @@ def test_bits_are_tried_with_keys_and_values_as_they_are_stored(
     forward = Decoder.forward
 
     def noted(decoder: Decoder, batch: FlatBatch, cache: KVCache) -> torch.Tensor:
-        seen.append(cache.keys[0].dtype)
+        seen.append(cache.states[0][0].dtype)
         return forward(decoder, batch, cache)
 
     monkeypatch.setattr(Decoder, "forward", noted)

@@ -94,8 +94,8 @@ class Lowering:
     norm: (build, path, x) -> x behind the norm at a path of the checkpoint.
     add_norm: (build, path, x, y) -> (x + y, the same behind the norm).
     attention: (build, block, x) -> what attention adds, x being behind the norm.
-    attend: (build, block, q, k, v) -> [B, S, heads * head_dim]; q, k, v are [B, S, heads of each *
-        head_dim], normed but not rotated. Puts present keys and values into build.states.
+    attend: (build, block, q, k, v) -> [B, S, heads * value width]; q, k, v are [B, S, heads of
+        each * width], normed but not rotated. Puts present keys and values into build.states.
     mlp: (build, block, x) -> what the MLP or the mixture adds.
     linear: (build, linear, x) -> x times its weight, bias added.
     head: (build, x) -> logits [B, S, rows of the head], fp32.

@@ -8,7 +8,7 @@ from compress.arch.forward.forward import describe_forward
 from compress.arch.spec import BlockSpec
 from compress.formats.weights import Weights
 from compress_exporters.exporter import Options
-from compress_exporters.onnx.graph.attention import PAST, PRESENT
+from compress_exporters.onnx.graph.attention import PAST, PRESENT, kept
 from compress_exporters.onnx.graph.build import Build, Lowering
 from compress_exporters.onnx.graph.graph import Graph
 
@@ -60,27 +60,26 @@ def _inputs(build: Build) -> None:
     graph.input("attention_mask", ir.DataType.INT64, (BATCH, TOTAL))
     if build.lowering.positions and uses_positions(build):
         graph.input("position_ids", ir.DataType.INT64, (BATCH, SEQUENCE))
-    shape = (BATCH, how.kv_heads, PAST_LENGTH, how.head_dim)
     for index in range(len(how.layers)):
-        for name in ("key", "value"):
+        for name, (heads, width) in kept(how, index):
+            shape = (BATCH, heads, PAST_LENGTH, width)
             graph.input(PAST.format(index, name), graph.dtype, shape)
 
 
 def uses_positions(build: Build) -> bool:
     """Whether anything asks where a token stands."""
     how = build.how
-    return how.positions is not None or any(layer.rope is not None for layer in how.layers)
+    return how.positions is not None or bool(how.ropes)
 
 
 def _outputs(build: Build, logits: ir.Value) -> None:
     graph, how, spec = build.graph, build.how, build.spec
     rows = (spec.head_shape or spec.embedding_shape)[0]
     graph.output("logits", logits, ir.DataType.FLOAT, (BATCH, SEQUENCE, rows))
-    shape = (BATCH, how.kv_heads, TOTAL, how.head_dim)
     for index in range(len(how.layers)):
-        for name in ("key", "value"):
+        for name, (heads, width) in kept(how, index):
             key = PRESENT.format(index, name)
-            graph.output(key, build.states[key], graph.dtype, shape)
+            graph.output(key, build.states[key], graph.dtype, (BATCH, heads, TOTAL, width))
 
 
 def _block(build: Build, block: BlockSpec, stream: Stream) -> Stream:

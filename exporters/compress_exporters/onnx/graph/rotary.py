@@ -11,6 +11,7 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
+from compress.arch.forward.kinds import Grouped
 from compress.arch.forward.rope import Rope
 from compress.errors import CheckpointError
 from compress.runtime.decoder.rope import Rotation
@@ -30,28 +31,34 @@ class Angles:
 
 def angles(build: Build, rope: Rope) -> Angles:
     """Of one of the decoder's rotations; layers that rotate alike share it."""
-    number = rotations(build).index(rope)
+    number = build.how.ropes.index(rope)
     make = _computed if rope.kind == "dynamic" else _tables
     return build.once(f"rotation {number}", lambda: make(build, rope, f"rotary.{number}"))
 
 
-def rotations(build: Build) -> list[Rope]:
-    """The distinct rotations, in the layers' order."""
-    found: list[Rope] = []
-    for layer in build.how.layers:
-        if layer.rope is not None and layer.rope not in found:
-            found.append(layer.rope)
-    return found
+def rotated(
+    build: Build, at: str, layer: Grouped, q: ir.Value, k: ir.Value
+) -> tuple[ir.Value, ir.Value]:
+    """Queries and keys [B, S, heads of each * key width] as a layer rotates them, if it does."""
+    if layer.rope is None:
+        return q, k
+    found = angles(build, layer.rope)
+    whole = 2 * found.pairs == layer.key_width
+    return (
+        _rotate(build, at, q, layer.heads, found, whole=whole),
+        _rotate(build, at, k, layer.kv_heads, found, whole=whole),
+    )
 
 
-def rotate(build: Build, at: str, x: ir.Value, rope: Rope, heads: int) -> ir.Value:
-    """x: [B, S, heads * head_dim] -> the same shape."""
-    graph, found = build.graph, angles(build, rope)
+def _rotate(
+    build: Build, at: str, x: ir.Value, heads: int, found: Angles, *, whole: bool
+) -> ir.Value:
+    """whole: heads are rotated whole."""
+    graph = build.graph
     wide = build.how.rotate_late and graph.dtype != ir.DataType.FLOAT
     x = graph.op(at, "Cast", x, to=int(ir.DataType.FLOAT)) if wide else x
     inputs = [x, found.cos, found.sin, *([] if found.rows is None else [found.rows])]
-    dim = 2 * found.pairs
-    part = 0 if dim == build.how.head_dim else dim
+    part = 0 if whole else 2 * found.pairs
     out = graph.op(
         at, "RotaryEmbedding", *inputs, num_heads=heads, rotary_embedding_dim=part, interleaved=0
     )

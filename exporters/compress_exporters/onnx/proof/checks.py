@@ -93,8 +93,7 @@ class Asked:
 def length_of(build: Build) -> int:
     """Tokens that a proof looks at: tables of positions end, and beyond some lengths rotations
     depend on what is in one call."""
-    ropes = (layer.rope for layer in build.how.layers)
-    ends = [rope.length for rope in ropes if rope is not None and rope.length is not None]
+    ends = [rope.length for rope in build.how.ropes if rope.length is not None]
     return min([LENGTH, build.options.max_context or LENGTH, *ends])
 
 
