@@ -70,6 +70,9 @@ def test_every_family_of_the_tables_has_a_forward() -> None:
         found = forward(family)
         assert len(found.layers) == LAYERS
         assert found.eps > 0
+        # Plans count what a token leaves by the sizes, pools by the kinds.
+        kept = [block.sizes.cache() for block in spec_of(family).blocks]
+        assert [layer.cache() for layer in found.layers] == kept
 
 
 def test_what_is_in_no_table_is_refused_with_what_is() -> None:
