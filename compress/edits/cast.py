@@ -21,6 +21,7 @@ from compress.checkpoint.shards.dtypes import DTYPE_CODES, TORCH_DTYPES
 from compress.checkpoint.shards.layout import Entry
 from compress.edits.edit import Edited, Part, Rows
 from compress.errors import CheckpointError
+from compress.report.units import counted
 
 FLOATS = ("F64", "F32", "F16", "BF16")
 NAMES: Mapping[str, torch.dtype] = MappingProxyType(
@@ -77,7 +78,7 @@ def _refuse_lost(name: str, start: int, before: Tensor, after: Tensor) -> None:
     if bool(lost.any()):
         most = torch.finfo(after.dtype).max
         raise CheckpointError(
-            f"tensor {name!r} has {int(lost.sum())} values beyond {most:g}, the largest of {dtype}"
+            f"tensor {name!r} has {counted(int(lost.sum()), 'value')} beyond {most:g}, the largest of {dtype}"
             f" (one is {float(before[lost][0]):g}); cast to bf16 or fp32"
         )
     # A vector is one row: a norm or a bias may well have zeros.

@@ -60,7 +60,7 @@ def model_changes(report: Report) -> list[tuple[str, str, str]]:
         return []
     return [
         ("Model", source.architecture, result.architecture),
-        ("Parameters", units.count(source.params), units.count(result.params)),
+        ("Params", units.count(source.params), units.count(result.params)),
     ]
 
 

@@ -91,7 +91,7 @@ def test_a_value_that_would_be_infinite_is_refused_by_name(tiny, tmp_path: Path)
     (tmp_path / "second").mkdir()
     source = damaged(tiny, tmp_path / "second", weight)
     assert refusal(source, tmp_path) == (
-        f"{AT}tensor '{WEIGHT}' has 1 values beyond 65504, the largest of float16 (one is"
+        f"{AT}tensor '{WEIGHT}' has 1 value beyond 65504, the largest of float16 (one is"
         " -65520); cast to bf16 or fp32"
     )
     run(recipe(cast("bf16")), source, tmp_path / "bf16")

@@ -111,7 +111,8 @@ def test_a_cut_model_loads_in_plain_transformers(tiny, tmp_path: Path) -> None:
     assert "ffn 40" in report.result.architecture
     page, table = render_html(report), render_table(report)
     assert "ffn 40" in page
-    assert "Parameters" in page
+    assert "Params" in page
+    assert "Params    " in table
     assert "ffn 40" in " ".join(table.split())
     assert "ffn 40" in (tmp_path / "out" / "README.md").read_text()
     assert inspect_checkpoint(tmp_path / "out")["decoder"]["intermediate"] == 40
