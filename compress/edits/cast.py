@@ -77,8 +77,9 @@ def _refuse_lost(name: str, start: int, before: Tensor, after: Tensor) -> None:
     lost = after.isinf()
     if bool(lost.any()):
         most = torch.finfo(after.dtype).max
+        values = counted(int(lost.sum()), "value")
         raise CheckpointError(
-            f"tensor {name!r} has {counted(int(lost.sum()), 'value')} beyond {most:g}, the largest of {dtype}"
+            f"tensor {name!r} has {values} beyond {most:g}, the largest of {dtype}"
             f" (one is {float(before[lost][0]):g}); cast to bf16 or fp32"
         )
     # A vector is one row: a norm or a bias may well have zeros.
