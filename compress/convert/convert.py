@@ -29,6 +29,7 @@ from compress.errors import RecipeError
 from compress.events import Event, Progress, silent
 from compress.formats import open_weights
 from compress.formats.scales import fit_scales
+from compress.formats.storage import WeightStorage
 from compress.formats.table import small_files
 from compress.formats.validate import Expected, validate
 from compress.passes.copying import copy
@@ -149,13 +150,11 @@ def _write(plan: ExportPlan, writer: ShardWriter, name: str) -> None:
     if quantized is None:
         copy(plan.source.checkpoint, writer, [name])
         return
-    encoded = plan.target.encode(
-        name,
-        fitted(plan, name, quantized),
-        dtype=TORCH_DTYPES[plan.original[name].dtype],
-        transposed=plan.source.transposed(name.removesuffix(".weight")),
-    )
-    for part, tensor in encoded.items():
+    written = fitted(plan, name, quantized)
+    transposed = plan.source.transposed(name.removesuffix(".weight"))
+    dtype = plan.original[name].dtype
+    how = WeightStorage.of_tensor(name, written, dtype, transposed=transposed)
+    for part, tensor in plan.target.encode(how, written).items():
         writer.write(part, tensor)
 
 

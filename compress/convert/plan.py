@@ -16,6 +16,7 @@ from compress.convert.source import ExportLayer, Held, look
 from compress.errors import CheckpointError, RecipeError
 from compress.formats import FORMATS, CodedWeights, Format, open_coded
 from compress.formats.kv_cache import is_cache_tensor
+from compress.formats.storage import WeightStorage
 from compress.plan.unlisted import opened
 from compress.quant.scheme import QuantScheme
 from compress.report.units import counted
@@ -145,14 +146,8 @@ def _entries(held: Held, target: Format, info: TensorInfo) -> list[Entry]:
     layer = held.layers.get(info.name)
     if layer is None:
         return [(info.name, info.dtype, info.shape)]
-    return target.layout(
-        info.name,
-        layer.linear.shape,
-        layer.scheme,
-        info.dtype,
-        act_order=layer.reordered,
-        transposed=layer.linear.transposed,
-    )
+    how = WeightStorage.of_linear(layer.linear, layer.scheme, info.dtype, act_order=layer.reordered)
+    return target.layout(how)
 
 
 def _sized(layer: ExportLayer, entries: tuple[Entry, ...]) -> ExportLayer:

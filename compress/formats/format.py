@@ -4,13 +4,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
 from compress.arch.spec import BlockSpec, DecoderSpec
 from compress.checkpoint.shards.layout import Entry
 from compress.formats import conv1d
 from compress.formats.compressed_tensors import decode as ct_decode
+from compress.formats.storage import WeightStorage
 from compress.formats.stored import Beside, Has, Parts, Read, ShapeOf, Stored
 from compress.quant.scheme import ActivationScheme, QuantScheme
 from compress.quant.tensor import InputQuantization, OutlierColumns, QuantizedTensor
@@ -98,31 +98,15 @@ class WhyNotWeight(Protocol):
 class WeightLayout(Protocol):
     """Which tensors one weight becomes: exactly what `encode` returns, known before any work."""
 
-    def __call__(
-        self,
-        name: str,
-        shape: tuple[int, int],
-        scheme: QuantScheme,
-        scale_dtype: str,
-        *,
-        act_order: bool = False,
-        transposed: bool = False,
-    ) -> list[Entry]:
-        """(name, dtype code, shape) of each. shape: (N, K). scale_dtype: code of the source's."""
+    def __call__(self, how: WeightStorage) -> list[Entry]:
+        """(name, dtype code, shape) of each. RecipeError for a weight that has no place here."""
 
 
 class EncodeWeight(Protocol):
     """The tensors to write for one weight."""
 
-    def __call__(
-        self,
-        name: str,
-        tensor: QuantizedTensor,
-        *,
-        dtype: torch.dtype | None = None,
-        transposed: bool = False,
-    ) -> dict[str, Tensor]:
-        """dtype: the source's, None for that of the scales. transposed: the source has [K, N]."""
+    def __call__(self, how: WeightStorage, tensor: QuantizedTensor) -> dict[str, Tensor]:
+        """By name, in the order of the layout. tensor: as `how` says."""
 
 
 class ConfigBlock(Protocol):

@@ -20,6 +20,7 @@ from compress.formats.format import Reader
 from compress.formats.names import module_of
 from compress.formats.open_weights import open_coded
 from compress.formats.scales import damage
+from compress.formats.storage import WeightStorage
 from compress.formats.table import FORMATS
 from compress.quant.scheme import ActivationScheme, QuantScheme
 
@@ -52,14 +53,9 @@ class Expected:
             if name not in self.schemes:
                 found.append((name, info.dtype, info.shape))
                 continue
-            linear = linears[name]
+            linear, scheme, act_order = linears[name], self.schemes[name], name in self.with_g_idx
             found += layout(
-                name,
-                linear.shape,
-                self.schemes[name],
-                info.dtype,
-                act_order=name in self.with_g_idx,
-                transposed=linear.transposed,
+                WeightStorage.of_linear(linear, scheme, info.dtype, act_order=act_order)
             )
         return found + self.cache()
 

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from compress.arch.spec import BlockSpec
 from compress.checkpoint import Checkpoint, ShardWriter
-from compress.checkpoint.shards.dtypes import TORCH_DTYPES
 from compress.events import Progress
 from compress.formats import FORMATS, Weights
 from compress.methods.outcome import Outcome
@@ -75,15 +74,9 @@ def store(work: PassContext, module: ModulePlan, quantized: QuantizedTensor) -> 
 
     Returns the bytes that it takes beyond the plan: those of calibrated outlier columns.
     """
-    name = module.linear.tensor
+    dtype = work.checkpoint.tensors[module.linear.tensor].dtype
     codec = FORMATS[work.plan.format]
-    encoded = codec.encode(
-        name,
-        quantized,
-        dtype=TORCH_DTYPES[work.checkpoint.tensors[name].dtype],
-        transposed=module.linear.transposed,
-    )
-    for part, tensor in encoded.items():
+    for part, tensor in codec.encode(module.storage(dtype), quantized).items():
         work.writer.write(part, tensor)
     if quantized.outliers is None or codec.outliers is None or not outliers.is_calibrated(module):
         return 0

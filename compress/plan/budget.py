@@ -14,6 +14,7 @@ from compress.checkpoint.outline import Outline
 from compress.checkpoint.shards.layout import nbytes
 from compress.errors import RecipeError
 from compress.formats import FORMATS
+from compress.formats.storage import WeightStorage
 from compress.methods import METHODS
 from compress.methods.budget import Option, bytes_for, choose
 from compress.methods.budget import Unit as Choosable
@@ -180,12 +181,7 @@ def _unit(
             nbytes(entry)
             for x in linears
             for entry in FORMATS[fmt].layout(
-                x.tensor,
-                x.shape,
-                scheme,
-                model.tensors[x.tensor].dtype,
-                act_order=g_idx,
-                transposed=x.transposed,
+                WeightStorage.of_linear(x, scheme, model.tensors[x.tensor].dtype, act_order=g_idx)
             )
         )
         for scheme in fitting

@@ -10,6 +10,7 @@ from compress.checkpoint.shards.dtype_codes import PLAIN_DTYPES
 from compress.checkpoint.shards.layout import Entry, nbytes
 from compress.errors import CheckpointError, RecipeError
 from compress.formats import FORMATS
+from compress.formats.storage import WeightStorage
 from compress.methods import METHODS
 from compress.quant.scheme import QuantScheme
 from compress.recipe import Recipe
@@ -33,6 +34,10 @@ class ModulePlan:
     bytes_before: int
     bytes_after: int
     folds: tuple[int, ...] = ()
+
+    def storage(self, dtype: str) -> WeightStorage:
+        """How its weight will be stored. dtype: code of the source's."""
+        return WeightStorage.of_linear(self.linear, self.scheme, dtype, act_order=self.g_idx)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,22 +101,9 @@ def _module(
             " quantized, so convert it or add the layer to ignore"
         )
     with placed(recipe, "output.format"):
-        stored = _stored(linear, scheme, fmt, info.dtype, g_idx)
-    size = sum(nbytes(entry) for entry in stored)
+        how = WeightStorage.of_linear(linear, scheme, info.dtype, act_order=g_idx)
+        size = sum(nbytes(entry) for entry in FORMATS[fmt].layout(how))
     return ModulePlan(linear, block, stage, method, scheme, g_idx, info.nbytes, size)
-
-
-def _stored(
-    linear: LinearSpec, scheme: QuantScheme, fmt: str, dtype: str, g_idx: bool
-) -> list[Entry]:
-    return FORMATS[fmt].layout(
-        linear.tensor,
-        linear.shape,
-        scheme,
-        dtype,
-        act_order=g_idx,
-        transposed=linear.transposed,
-    )
 
 
 def output_tensors(
@@ -125,7 +117,7 @@ def output_tensors(
         if m is None:
             out[name] = ((name, info.dtype, info.shape),)
         else:
-            out[name] = tuple(_stored(m.linear, m.scheme, fmt, info.dtype, m.g_idx))
+            out[name] = tuple(FORMATS[fmt].layout(m.storage(info.dtype)))
     written = Counter(t[0] for group in out.values() for t in group)
     clash = [name for name, n in written.items() if n > 1]
     if clash:

@@ -14,8 +14,10 @@ from torch import Tensor
 
 from compress.errors import RecipeError
 from compress.formats import FORMATS
+from compress.formats.storage import WeightStorage
 from compress.quant.scheme import PRESETS, ActivationScheme, QuantScheme
 from compress.quant.tensor import QuantizedTensor
+from helpers.compressed_models import encoded
 from helpers.plain_decoding import AWQ_ORDER, dequantized
 
 MODULE = "model.layers.0.mlp.down_proj"
@@ -134,11 +136,11 @@ def test_written_and_read(
     if (reason := codec.why_not(scheme, shape)) is not None:
         assert "; use " in reason or "; ignore the layer or give it scheme " in reason
         with pytest.raises(RecipeError, match=f"{shape[0]}|{shape[1]}"):
-            codec.layout(NAME, shape, scheme, "F16")
+            codec.layout(WeightStorage(NAME, shape, scheme, "F16"))
         return
     event("written")
     tensor = random_tensor(fmt, scheme, shape, seed)
-    written = codec.encode(NAME, tensor, dtype=torch.float16)
+    written = encoded(codec, NAME, tensor, dtype=torch.float16)
     parts = load(save(written))
     assert parts.keys() == written.keys()
     want = tensor.dequantize()
@@ -147,10 +149,31 @@ def test_written_and_read(
     back = codec.reader.decode(NAME, scheme, parts.__contains__, parts.__getitem__)
     assert same(back.codes, tensor.codes)
     assert same(back.dequantize(), want)
-    again = codec.encode(NAME, back, dtype=torch.float16)
+    again = encoded(codec, NAME, back, dtype=torch.float16)
     assert again.keys() == parts.keys()
     for name, part in again.items():
         assert same(part, parts[name]), name
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_what_is_written_is_what_was_announced(fmt: str) -> None:
+    """Of one weight the layout tells names and shapes before any work; an encoder that gets another
+    one says so, where the file's places would be wrong."""
+    scheme = SCHEMES.get(fmt, OF_GPTQ)[-1]
+    shape = (160, 5 * 128 * 7)  # every group divides it
+    tensor = random_tensor(fmt, scheme, shape, 0)
+    how = WeightStorage.of_tensor(NAME, tensor, "F32" if fmt == "fp8" else "F16")
+    written = FORMATS[fmt].encode(how, tensor)
+    places = [(name, part.shape) for name, part in written.items()]
+    assert places == [(name, shape) for name, _, shape in FORMATS[fmt].layout(how)]
+    others = [
+        replace(how, shape=shape[::-1]),
+        replace(how, scheme=PRESETS["W8A16_ASYM"]),
+        replace(how, act_order=True),
+    ]
+    for other in others:
+        with pytest.raises(AssertionError, match=f"{NAME}: .* is not "):
+            FORMATS[fmt].encode(other, tensor)
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
@@ -230,7 +253,7 @@ def test_awq_of_any_shape_is_read(n: int, k: int, seed: int) -> None:
     back = codec.reader.decode(NAME, scheme, parts.__contains__, parts.__getitem__)
     want = (codes - zeros).T.astype(np.float32) * scales.float().numpy().T
     assert same(back.dequantize(), torch.from_numpy(want))
-    for name, part in codec.encode(NAME, back).items():
+    for name, part in encoded(codec, NAME, back).items():
         assert same(part, parts[name]), name
 
 

@@ -7,9 +7,10 @@ from safetensors.torch import load, save
 from compress.checkpoint.shards.dtypes import TORCH_DTYPES
 from compress.errors import CheckpointError, RecipeError
 from compress.formats.awq import codec as awq
+from compress.formats.storage import WeightStorage
 from compress.quant.scheme import PRESETS, QuantScheme
 from compress.quant.tensor import QuantizedTensor
-from helpers.compressed_models import round_weight
+from helpers.compressed_models import encoded, round_weight
 
 NAME = "model.layers.0.mlp.down_proj.weight"
 MODULE = NAME.removesuffix(".weight")
@@ -38,8 +39,8 @@ def weights(draw: st.DrawFn) -> QuantizedTensor:
 @given(tensor=weights())
 def test_round_trip_is_exact(tensor: QuantizedTensor) -> None:
     assert awq.why_not(tensor.scheme, tensor.shape) is None
-    parts = awq.encode(NAME, tensor)
-    planned = awq.layout(NAME, tensor.shape, tensor.scheme, "BF16")
+    parts = encoded(awq, NAME, tensor)
+    planned = awq.layout(WeightStorage(NAME, tensor.shape, tensor.scheme, "BF16"))
     assert [(x, CODES[t.dtype], tuple(t.shape)) for x, t in parts.items()] == planned
     assert all(part.is_contiguous() for part in parts.values())
     parts = load(save(parts))  # with the strides of a file's tensors, also where one side is 1
@@ -61,7 +62,7 @@ def test_words_are_those_of_the_format() -> None:
     codes = torch.arange(-8, 0, dtype=torch.int8).view(8, 1)
     scheme = QuantScheme(granularity="channel", group_size=0)
     tensor = QuantizedTensor(codes, torch.ones(8, 1).half(), None, None, scheme)
-    parts = awq.encode(NAME, tensor)
+    parts = encoded(awq, NAME, tensor)
     assert parts[f"{MODULE}.qweight"].tolist() == [[0x75316420]]
     assert parts[f"{MODULE}.qzeros"].tolist() == [[0x88888888 - 2**32]]
 
@@ -69,7 +70,7 @@ def test_words_are_those_of_the_format() -> None:
 def test_a_symmetric_weight_reads_as_zero_points_in_the_middle() -> None:
     """Its config says zero_point, so that is how its scheme comes back: the same weights."""
     tensor = round_weight(torch.randn(16, 64).half(), QuantScheme(group_size=32))
-    parts = awq.encode(NAME, tensor)
+    parts = encoded(awq, NAME, tensor)
     scheme = QuantScheme(symmetric=False, group_size=32)
     back = awq.decode(NAME, scheme, parts.__contains__, parts.__getitem__)
     assert torch.equal(back.dequantize(), tensor.dequantize())
@@ -93,7 +94,7 @@ def test_refusals_name_what_can_hold_it(
     scheme: QuantScheme, shape: tuple[int, int] | None, g_idx: bool, message: str
 ) -> None:
     with pytest.raises(RecipeError, match=message):
-        awq.layout(NAME, shape or (64, 128), scheme, "F16", act_order=g_idx)
+        awq.layout(WeightStorage(NAME, shape or (64, 128), scheme, "F16", act_order=g_idx))
 
 
 @pytest.mark.parametrize(
@@ -109,7 +110,7 @@ def test_refusals_name_what_can_hold_it(
 )
 def test_what_is_malformed_is_named(part: str, value: torch.Tensor | None, message: str) -> None:
     scheme = QuantScheme(symmetric=False, group_size=32)
-    parts = awq.encode(NAME, round_weight(torch.randn(16, 64).half(), scheme))
+    parts = encoded(awq, NAME, round_weight(torch.randn(16, 64).half(), scheme))
     del parts[f"{MODULE}.{part}"]
     if value is not None:
         parts[f"{MODULE}.{part}"] = value
@@ -120,6 +121,6 @@ def test_what_is_malformed_is_named(part: str, value: torch.Tensor | None, messa
 def test_zero_points_that_the_config_denies_are_refused() -> None:
     scheme = QuantScheme(symmetric=False, group_size=32)
     tensor = round_weight(torch.randn(16, 64).half(), scheme)
-    parts = awq.encode(NAME, tensor)
+    parts = encoded(awq, NAME, tensor)
     with pytest.raises(CheckpointError, match=r"other than 8 though zero_point is false"):
         awq.decode(NAME, QuantScheme(group_size=32), parts.__contains__, parts.__getitem__)

@@ -19,6 +19,7 @@ from compress.errors import CheckpointError, RecipeError
 from compress.formats import FORMATS, Weights, open_weights
 from compress.formats.bitsandbytes import codec as bitsandbytes
 from compress.formats.runtimes.judge import runtimes
+from compress.formats.storage import WeightStorage
 from compress.formats.validate import Expected, validate
 from compress.methods import METHODS
 from compress.methods.llm_int8 import LlmInt8Config
@@ -26,6 +27,7 @@ from compress.methods.observed import Observed
 from compress.quant.scheme import PRESETS, ActivationScheme, QuantScheme
 from compress.quant.tensor import QuantizedTensor
 from helpers import tiny_models
+from helpers.compressed_models import encoded
 
 DYNAMIC, CALIBRATED = PRESETS["LLM_INT8"], PRESETS["LLM_INT8_CALIBRATED"]
 CODEC = FORMATS["bitsandbytes"]
@@ -75,7 +77,7 @@ def write(
     for linear in filter(choose, spec.all_linears()):
         weight = tensors.pop(linear.tensor)
         q = rounded(weight.t().contiguous() if linear.transposed else weight, scheme)
-        tensors |= CODEC.encode(linear.tensor, q, transposed=linear.transposed)
+        tensors |= encoded(CODEC, linear.tensor, q, transposed=linear.transposed)
         quantized[linear.tensor] = q
         if q.outliers is not None:
             side |= bitsandbytes.encode_outliers(linear.tensor, q.outliers)
@@ -123,8 +125,8 @@ def test_round_trip_is_exact(scheme: QuantScheme, dtype: torch.dtype) -> None:
     weight = torch.randn(300, 37, generator=torch.Generator().manual_seed(1)).to(dtype)
     weight[3] = 0
     q = rounded(weight, scheme)
-    parts = CODEC.encode(NAME, q)
-    planned = CODEC.layout(NAME, (300, 37), scheme, DTYPE_CODES[dtype])
+    parts = encoded(CODEC, NAME, q)
+    planned = CODEC.layout(WeightStorage(NAME, (300, 37), scheme, DTYPE_CODES[dtype]))
     assert [(x, DTYPE_CODES[t.dtype], tuple(t.shape)) for x, t in parts.items()] == planned
     outliers = None
     if q.outliers is not None:
@@ -271,7 +273,7 @@ def test_malformed_side_files(
     ],
 )
 def test_malformed_parts(change: Callable[[dict[str, Tensor]], None], message: str) -> None:
-    parts = CODEC.encode(NAME, rounded(torch.randn(4, 6), DYNAMIC))
+    parts = encoded(CODEC, NAME, rounded(torch.randn(4, 6), DYNAMIC))
     module = NAME.removesuffix(".weight")
     short = {
         name.removeprefix(f"{module}.") if name != NAME else name: t for name, t in parts.items()
@@ -321,11 +323,11 @@ def test_validate_reads_the_config_as_a_loader_would(
 
 def test_what_has_no_place_is_refused() -> None:
     with pytest.raises(RecipeError, match=r"holds LLM.int8\(\) only"):
-        CODEC.layout(NAME, (4, 6), PRESETS["W8A8"], "BF16")
+        CODEC.layout(WeightStorage(NAME, (4, 6), PRESETS["W8A8"], "BF16"))
     with pytest.raises(RecipeError, match="it has no act-order"):
-        CODEC.layout(NAME, (4, 6), DYNAMIC, "BF16", act_order=True)
+        CODEC.layout(WeightStorage(NAME, (4, 6), DYNAMIC, "BF16", act_order=True))
     with pytest.raises(CheckpointError, match=r"only names that end in '\.weight'"):
-        CODEC.layout("a.kernel", (4, 6), DYNAMIC, "BF16")
+        CODEC.layout(WeightStorage("a.kernel", (4, 6), DYNAMIC, "BF16"))
     other = replace(DYNAMIC, activation=ActivationScheme(outliers="dynamic", threshold=8.0))
     assert bitsandbytes.why_not_together([DYNAMIC, other]) == (
         "it has one threshold for all layers, the stages have 6 and 8"

@@ -14,9 +14,10 @@ from compress.formats import FORMATS, dense
 from compress.formats.compressed_tensors import decode as ct_decode
 from compress.formats.compressed_tensors import encode as compressed_tensors
 from compress.formats.fp4 import pack_fp4, unpack_fp4
+from compress.formats.storage import WeightStorage
 from compress.quant.scheme import PRESETS, ActivationScheme, QuantScheme
 from compress.quant.tensor import QuantizedTensor
-from helpers.compressed_models import E2M1, round_weight
+from helpers.compressed_models import E2M1, encoded, round_weight
 
 NAME = "model.layers.0.mlp.down_proj.weight"
 MODULE = NAME.removesuffix(".weight")
@@ -56,8 +57,8 @@ def test_round_trip_is_exact(scheme: QuantScheme, n: int, k: int, dtype: torch.d
     k = 16 * k if scheme.is_fp4 else k
     weight = torch.randn(n, k, generator=torch.Generator().manual_seed(n * 100 + k)).to(dtype)
     tensor = round_weight(weight, scheme)
-    parts = compressed_tensors.encode(NAME, tensor)
-    planned = compressed_tensors.layout(NAME, (n, k), scheme, DTYPE_CODES[dtype])
+    parts = encoded(compressed_tensors, NAME, tensor)
+    planned = compressed_tensors.layout(WeightStorage(NAME, (n, k), scheme, DTYPE_CODES[dtype]))
     assert [(x, DTYPE_CODES[t.dtype], tuple(t.shape)) for x, t in parts.items()] == planned
     assert all(t.is_contiguous() for t in parts.values())
     assert set(parts) <= {f"{MODULE}.{part}" for part in ("weight", *compressed_tensors.PARTS)}
@@ -74,7 +75,7 @@ def decode(scheme: QuantScheme, parts: dict[str, Tensor]) -> QuantizedTensor:
 
 def written(name: str, **changes: Tensor | None) -> dict[str, Tensor]:
     """Parts of a weight [4, 32] of a preset, some changed or lost."""
-    parts = compressed_tensors.encode(NAME, round_weight(torch.randn(4, 32), PRESETS[name]))
+    parts = encoded(compressed_tensors, NAME, round_weight(torch.randn(4, 32), PRESETS[name]))
     for suffix, value in changes.items():
         if value is None:
             del parts[f"{MODULE}.{suffix}"]
@@ -178,19 +179,23 @@ def test_what_does_not_belong_together_is_named(
 def test_outlier_columns_have_no_place(name: str) -> None:
     message = rf"^{NAME}: compressed-tensors has no place .* use output.format 'bitsandbytes'"
     with pytest.raises(RecipeError, match=message):
-        compressed_tensors.layout(NAME, (4, 8), PRESETS[name], "BF16")
-    assert dense.layout(NAME, (4, 8), PRESETS[name], "BF16") == [(NAME, "BF16", (4, 8))]
+        compressed_tensors.layout(WeightStorage(NAME, (4, 8), PRESETS[name], "BF16"))
+    assert dense.layout(WeightStorage(NAME, (4, 8), PRESETS[name], "BF16")) == [
+        (NAME, "BF16", (4, 8))
+    ]
 
 
 def test_nvfp4_needs_whole_groups() -> None:
     with pytest.raises(RecipeError, match=r"groups of 16 columns, and 40 leave a rest; ignore"):
-        compressed_tensors.layout(NAME, (4, 40), PRESETS["NVFP4A16"], "BF16")
+        compressed_tensors.layout(WeightStorage(NAME, (4, 40), PRESETS["NVFP4A16"], "BF16"))
 
 
 @pytest.mark.parametrize("name", ["FP8", "FP8_BLOCK", "NVFP4A16"])
 def test_dense_has_the_dtype_of_the_source(name: str) -> None:
     tensor = round_weight(torch.randn(4, 32).bfloat16(), PRESETS[name])
     codec = FORMATS["dense"]
-    parts = codec.encode(NAME, tensor, dtype=torch.bfloat16)
+    parts = encoded(codec, NAME, tensor, dtype=torch.bfloat16)
     assert torch.equal(parts[NAME], tensor.dequantize(torch.bfloat16))
-    assert codec.layout(NAME, (4, 32), tensor.scheme, "BF16") == [(NAME, "BF16", (4, 32))]
+    assert codec.layout(WeightStorage(NAME, (4, 32), tensor.scheme, "BF16")) == [
+        (NAME, "BF16", (4, 32))
+    ]

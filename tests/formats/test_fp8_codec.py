@@ -16,10 +16,11 @@ from compress.arch.spec import DecoderSpec
 from compress.checkpoint.shards.dtypes import DTYPE_CODES
 from compress.errors import CheckpointError, RecipeError
 from compress.formats.fp8 import codec as fp8
+from compress.formats.storage import WeightStorage
 from compress.quant.scheme import PRESETS, ActivationScheme, QuantScheme
 from compress.quant.tensor import QuantizedTensor
 from helpers import tiny_models
-from helpers.compressed_models import round_weight
+from helpers.compressed_models import encoded, round_weight
 
 MODULE = "model.layers.0.mlp.down_proj"
 NAME = f"{MODULE}.weight"
@@ -47,8 +48,8 @@ def test_round_trip_is_exact(scheme: QuantScheme, n: int, k: int, dtype: torch.d
     weight = torch.randn(n, k, generator=torch.Generator().manual_seed(n * 100 + k)).to(dtype)
     tensor = round_weight(weight, scheme)
     assert fp8.why_not(scheme, (n, k)) is None
-    parts = fp8.encode(NAME, tensor)
-    planned = fp8.layout(NAME, (n, k), scheme, DTYPE_CODES[dtype])
+    parts = encoded(fp8, NAME, tensor)
+    planned = fp8.layout(WeightStorage(NAME, (n, k), scheme, DTYPE_CODES[dtype]))
     assert [(x, DTYPE_CODES[t.dtype], tuple(t.shape)) for x, t in parts.items()] == planned
     assert all(t.is_contiguous() for t in parts.values())
     assert set(parts) <= {f"{MODULE}.{part}" for part in ("weight", *fp8.PARTS)}
@@ -64,7 +65,7 @@ def test_round_trip_is_exact(scheme: QuantScheme, n: int, k: int, dtype: torch.d
 @pytest.mark.parametrize("shape", [(128, 128), (200, 300), (1, 129), (257, 64)])
 def test_blocks_of_128_with_edges(shape: tuple[int, int]) -> None:
     tensor = round_weight(torch.randn(shape), BLOCK)
-    parts = fp8.encode(NAME, tensor)
+    parts = encoded(fp8, NAME, tensor)
     rows, columns = -(-shape[0] // 128), -(-shape[1] // 128)
     scale = parts[f"{MODULE}.weight_scale_inv"]
     assert scale.shape == (rows, columns)
@@ -125,7 +126,7 @@ CODES = torch.ones(4, 8).to(torch.float8_e4m3fn)
 def test_what_does_not_belong_together_is_named(
     scheme: QuantScheme, changes: dict[str, Tensor | None], message: str
 ) -> None:
-    parts = fp8.encode(NAME, round_weight(torch.randn(4, 8), scheme))
+    parts = encoded(fp8, NAME, round_weight(torch.randn(4, 8), scheme))
     for suffix, value in changes.items():
         parts.pop(f"{MODULE}.{suffix}")
         if value is not None:
@@ -152,7 +153,7 @@ def test_what_does_not_belong_together_is_named(
 )
 def test_refusals_name_what_can(scheme: QuantScheme, message: str) -> None:
     with pytest.raises(RecipeError, match=f"^{NAME}: format 'fp8': .*{message}.*; use") as caught:
-        fp8.layout(NAME, (256, 256), scheme, "BF16")
+        fp8.layout(WeightStorage(NAME, (256, 256), scheme, "BF16"))
     assert "\n" not in str(caught.value)
 
 

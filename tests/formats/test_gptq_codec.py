@@ -10,9 +10,10 @@ from compress.checkpoint.shards.dtypes import TORCH_DTYPES
 from compress.errors import CheckpointError, RecipeError
 from compress.formats.gptq import codec as gptq
 from compress.formats.gptq import version2 as gptq_v2
+from compress.formats.storage import WeightStorage
 from compress.quant.scheme import PRESETS, ActivationScheme, QuantScheme
 from compress.quant.tensor import QuantizedTensor
-from helpers.compressed_models import round_weight
+from helpers.compressed_models import encoded, round_weight
 
 NAME = "model.layers.0.mlp.down_proj.weight"
 MODULE = NAME.removesuffix(".weight")
@@ -62,8 +63,8 @@ def test_round_trip_is_exact(tensor: QuantizedTensor, codec: Any) -> None:
         tensor = replace(tensor, zero=tensor.zero.clamp(min=tensor.scheme.code_min + 1))
     scheme, order = tensor.scheme, tensor.g_idx is not None
     assert codec.why_not(scheme, tensor.shape, g_idx=order) is None
-    parts = codec.encode(NAME, tensor)
-    planned = codec.layout(NAME, tensor.shape, scheme, "BF16", act_order=order)
+    parts = encoded(codec, NAME, tensor)
+    planned = codec.layout(WeightStorage(NAME, tensor.shape, scheme, "BF16", act_order=order))
     assert [(x, CODES[t.dtype], tuple(t.shape)) for x, t in parts.items()] == planned
     assert all(part.is_contiguous() for part in parts.values())
     back = codec.decode(NAME, scheme, parts.__contains__, parts.__getitem__)
@@ -82,7 +83,7 @@ def test_words_are_those_of_the_format() -> None:
     codes = torch.arange(-8, 8, dtype=torch.int8).repeat(8, 1)  # [8, 16]
     scheme = QuantScheme(granularity="channel", group_size=0)
     tensor = QuantizedTensor(codes, torch.ones(8, 1).half(), None, None, scheme)
-    first, second = (codec.encode(NAME, tensor) for codec in CODECS)
+    first, second = (encoded(codec, NAME, tensor) for codec in CODECS)
     assert first[f"{MODULE}.qweight"][:, 0].tolist() == [0x76543210, 0xFEDCBA98 - 2**32]
     assert first[f"{MODULE}.qzeros"].tolist() == [[0x77777777]]
     assert second[f"{MODULE}.qzeros"].tolist() == [[0x88888888 - 2**32]]
@@ -102,8 +103,8 @@ def test_a_zero_point_of_zero_has_no_place_in_version_1(bits: int) -> None:
     tensor.zero[:] = 0
     tensor.zero[3, 1] = tensor.scheme.code_min
     with pytest.raises(RecipeError, match=r"1 of 64 zero points are 0, .* use format 'gptq_v2'"):
-        gptq.encode(NAME, tensor)
-    parts = gptq_v2.encode(NAME, tensor)
+        encoded(gptq, NAME, tensor)
+    parts = encoded(gptq_v2, NAME, tensor)
     back = gptq_v2.decode(NAME, tensor.scheme, parts.__contains__, parts.__getitem__)
     assert same(back.zero, tensor.zero)
 
@@ -112,7 +113,7 @@ def test_a_wrapped_zero_point_is_not_guessed_at() -> None:
     tensor = asymmetric()
     assert tensor.zero is not None
     tensor.zero[5, 0] = 7  # version 2 stores 15, which is a -1 of version 1
-    parts = gptq_v2.encode(NAME, tensor)
+    parts = encoded(gptq_v2, NAME, tensor)
     with pytest.raises(CheckpointError, match=r"zero points are stored as 15, a -1 of GPTQ"):
         gptq.decode(NAME, tensor.scheme, parts.__contains__, parts.__getitem__)
 
@@ -120,7 +121,7 @@ def test_a_wrapped_zero_point_is_not_guessed_at() -> None:
 def test_symmetric_zero_points_of_the_other_version_are_refused() -> None:
     tensor = round_weight(torch.randn(32, 64).half(), QuantScheme(group_size=32))
     for codec, other in ((gptq, gptq_v2), (gptq_v2, gptq)):
-        parts = codec.encode(NAME, tensor)
+        parts = encoded(codec, NAME, tensor)
         with pytest.raises(CheckpointError, match=r"zero points other than 8 though sym is true"):
             other.decode(NAME, tensor.scheme, parts.__contains__, parts.__getitem__)
 
@@ -128,7 +129,7 @@ def test_symmetric_zero_points_of_the_other_version_are_refused() -> None:
 def test_padded_words_of_other_tools_are_read() -> None:
     """gptqmodel fills the last word where K or N does not."""
     tensor = asymmetric()
-    parts = gptq_v2.encode(NAME, tensor)
+    parts = encoded(gptq_v2, NAME, tensor)
     wanted = QuantizedTensor(
         tensor.codes[:27, :43], tensor.scale[:27], None, None, tensor.scheme
     )  # N of 27 takes 4 words, K of 43 takes 6
@@ -166,7 +167,7 @@ def test_refusals_name_what_can_hold_it(
         assert found is not None
         assert "; use " in found or ", or " in found
     with pytest.raises(RecipeError, match=message):
-        gptq.layout(NAME, shape or (64, 128), scheme, "F16", act_order=g_idx)
+        gptq.layout(WeightStorage(NAME, shape or (64, 128), scheme, "F16", act_order=g_idx))
 
 
 def test_float_inputs_are_not_forgotten() -> None:
@@ -175,7 +176,7 @@ def test_float_inputs_are_not_forgotten() -> None:
 
 
 def broken(part: str, value: torch.Tensor | None) -> dict[str, torch.Tensor]:
-    parts = gptq_v2.encode(NAME, asymmetric())
+    parts = encoded(gptq_v2, NAME, asymmetric())
     del parts[f"{MODULE}.{part}"]
     return parts if value is None else {**parts, f"{MODULE}.{part}": value}
 

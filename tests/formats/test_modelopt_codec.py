@@ -22,11 +22,12 @@ from compress.formats.kv_cache import FP8_CACHE, INT8_CACHE, is_cache_tensor, sc
 from compress.formats.modelopt import decode as modelopt_decode
 from compress.formats.modelopt import encode as modelopt
 from compress.formats.modelopt.config import ALGORITHMS, algorithm
+from compress.formats.storage import WeightStorage
 from compress.quant.activations import fake_quantize
 from compress.quant.scheme import PRESETS, QuantScheme
 from compress.quant.tensor import QuantizedTensor
 from helpers import tiny_models
-from helpers.compressed_models import round_weight
+from helpers.compressed_models import encoded, round_weight
 
 MODULE = "model.layers.0.mlp.down_proj"
 NAME = f"{MODULE}.weight"
@@ -55,8 +56,8 @@ def test_round_trip_is_exact(scheme: QuantScheme, weight: Tensor) -> None:
         weight = weight.repeat(2, scheme.group_size)
     tensor, shape = round_weight(weight, scheme), (weight.shape[0], weight.shape[1])
     assert modelopt.why_not(scheme, shape) is None
-    parts = modelopt.encode(NAME, tensor)
-    planned = modelopt.layout(NAME, shape, scheme, DTYPE_CODES[weight.dtype])
+    parts = encoded(modelopt, NAME, tensor)
+    planned = modelopt.layout(WeightStorage(NAME, shape, scheme, DTYPE_CODES[weight.dtype]))
     assert [(x, DTYPE_CODES[t.dtype], tuple(t.shape)) for x, t in parts.items()] == planned
     assert all(t.is_contiguous() for t in parts.values())
     assert set(parts) <= {f"{MODULE}.{part}" for part in ("weight", *modelopt.PARTS)}
@@ -70,7 +71,7 @@ def test_round_trip_is_exact(scheme: QuantScheme, weight: Tensor) -> None:
     if scheme.is_fp4:
         assert tensor.global_scale is not None
         assert torch.equal(back.global_factor, 1 / tensor.global_scale)  # type: ignore[arg-type]
-        again = decode(scheme, modelopt.encode(NAME, back))
+        again = decode(scheme, encoded(modelopt, NAME, back))
         assert torch.equal(again.dequantize(), back.dequantize())
     else:
         assert torch.equal(back.dequantize(), tensor.dequantize())
@@ -80,7 +81,7 @@ def test_round_trip_is_exact(scheme: QuantScheme, weight: Tensor) -> None:
 def test_blocks_of_128_with_edges(shape: tuple[int, int]) -> None:
     scheme = ALGORITHMS["FP8_PB_WO"]
     tensor = round_weight(torch.randn(shape), scheme)
-    parts = modelopt.encode(NAME, tensor)
+    parts = encoded(modelopt, NAME, tensor)
     rows, columns = scheme.scale_shape(*shape)
     assert parts[f"{MODULE}.weight_scale"].shape == (rows, 1, columns, 1)
     assert torch.equal(decode(scheme, parts).dequantize(), tensor.dequantize())
@@ -101,7 +102,7 @@ def test_nibbles_of_all_pairs_of_rows() -> None:
 def test_the_global_scale_is_turned() -> None:
     tensor = round_weight(torch.randn(2, 16), PRESETS["NVFP4A16"])
     tensor = replace(tensor, global_scale=torch.tensor([3.0]))
-    second = modelopt.encode(NAME, tensor)[f"{MODULE}.weight_scale_2"]
+    second = encoded(modelopt, NAME, tensor)[f"{MODULE}.weight_scale_2"]
     assert second.item() == torch.tensor(1 / 3).item()
 
 
@@ -112,7 +113,7 @@ FACTOR = torch.tensor([0.5, 2.0, 1.0, 3.0] * 2)
 def test_factors_of_inputs(scheme: QuantScheme) -> None:
     """As its runtimes compute: inputs times factor, rounded, times the plain weight."""
     tensor = round_weight(torch.randn(4, 8), scheme)
-    parts = {**modelopt.encode(NAME, tensor), f"{MODULE}.pre_quant_scale": FACTOR}
+    parts = {**encoded(modelopt, NAME, tensor), f"{MODULE}.pre_quant_scale": FACTOR}
     back = decode(scheme, parts)
     assert torch.equal(back.dequantize(), tensor.dequantize() * FACTOR)
     x, plain = torch.randn(3, 8), tensor.dequantize()
@@ -134,11 +135,11 @@ def test_factors_are_not_written() -> None:
     tensor = replace(round_weight(torch.randn(4, 8), G4), input_factor=FACTOR)
     message = rf"^{NAME}: format 'modelopt': .*multiplied by a pre_quant_scale.*; use format dense$"
     with pytest.raises(RecipeError, match=message):
-        modelopt.encode(NAME, tensor)
+        encoded(modelopt, NAME, tensor)
 
 
 def test_factors_of_one_are_none() -> None:
-    parts = modelopt.encode(NAME, round_weight(torch.randn(4, 8), G4))
+    parts = encoded(modelopt, NAME, round_weight(torch.randn(4, 8), G4))
     parts[f"{MODULE}.pre_quant_scale"] = torch.ones(8)
     assert decode(G4, parts).input_factor is None
 
@@ -169,7 +170,7 @@ def test_factors_of_one_are_none() -> None:
 def test_what_does_not_belong_together_is_named(
     scheme: QuantScheme, changes: dict[str, Tensor | None], message: str
 ) -> None:
-    parts = modelopt.encode(NAME, round_weight(torch.randn(4, 16), scheme))
+    parts = encoded(modelopt, NAME, round_weight(torch.randn(4, 16), scheme))
     for suffix, value in changes.items():
         parts.pop(f"{MODULE}.{suffix}", None)
         if value is not None:
@@ -193,7 +194,7 @@ def test_what_does_not_belong_together_is_named(
 )
 def test_refusals_name_what_can(scheme: QuantScheme, shape: tuple[int, int], message: str) -> None:
     with pytest.raises(RecipeError, match=f"^{NAME}: format 'modelopt': .*{message}") as caught:
-        modelopt.layout(NAME, shape, scheme, "BF16")
+        modelopt.layout(WeightStorage(NAME, shape, scheme, "BF16"))
     assert "\n" not in str(caught.value)
 
 

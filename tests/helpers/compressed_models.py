@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -12,7 +13,10 @@ from torch import Tensor
 
 from compress.arch.describe import describe
 from compress.arch.spec import DecoderSpec, LinearSpec
+from compress.checkpoint.shards.dtypes import DTYPE_CODES
 from compress.formats import FORMATS
+from compress.formats.format import EncodeWeight
+from compress.formats.storage import WeightStorage
 from compress.quant.scheme import ActivationScheme, QuantScheme
 from compress.quant.tensor import QuantizedTensor
 
@@ -36,6 +40,26 @@ class Compressed:
             weight = tensor.dequantize()
             state[name] = weight.t().contiguous() if name in transposed else weight
         return state
+
+
+class Encodes(Protocol):
+    """A row of FORMATS, or the module of a codec."""
+
+    encode: EncodeWeight
+
+
+def encoded(
+    codec: Encodes,
+    name: str,
+    tensor: QuantizedTensor,
+    *,
+    dtype: torch.dtype | None = None,
+    transposed: bool = False,
+) -> dict[str, Tensor]:
+    """The tensors that a codec writes for a weight. dtype: the source's; that of the scales where
+    None, which most schemes share with it."""
+    code = "" if dtype is None else DTYPE_CODES[dtype]
+    return codec.encode(WeightStorage.of_tensor(name, tensor, code, transposed=transposed), tensor)
 
 
 def round_weight(
@@ -146,8 +170,8 @@ def write(
         weight = weight.t().contiguous() if linear.transposed else weight
         rounded = round_weight(weight, scheme, act_order=act_order)
         quantized[linear.tensor] = rounded
-        output |= codec.encode(
-            linear.tensor, rounded, dtype=weight.dtype, transposed=linear.transposed
+        output |= encoded(
+            codec, linear.tensor, rounded, dtype=weight.dtype, transposed=linear.transposed
         )
     schemes = {name: tensor.scheme for name, tensor in quantized.items()}
     block = codec.config(

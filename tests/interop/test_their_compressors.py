@@ -12,7 +12,7 @@ from compress.formats.compressed_tensors import decode as ct_decode
 from compress.formats.compressed_tensors import encode as codec
 from compress.formats.compressed_tensors.config import scheme_to_config
 from compress.quant.scheme import PRESETS, ActivationScheme, QuantScheme
-from helpers.compressed_models import round_weight
+from helpers.compressed_models import encoded, round_weight
 
 pytestmark = pytest.mark.interop
 
@@ -94,7 +94,7 @@ def _check(scheme: QuantScheme, compressor: Any, dtype: torch.dtype = torch.floa
         state["weight_zero_point"] = ours.zero.reshape(1) if flat else ours.zero
     theirs = compressor.compress(state, their_scheme(scheme))
     written = {f"m.{name}": tensor for name, tensor in theirs.items()}
-    parts = codec.encode("m.weight", ours)
+    parts = encoded(codec, "m.weight", ours)
     assert written.keys() == parts.keys()
     for name, tensor in parts.items():
         assert written[name].dtype == tensor.dtype

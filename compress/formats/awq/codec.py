@@ -15,6 +15,7 @@ from compress.checkpoint.shards.layout import Entry
 from compress.errors import CheckpointError, RecipeError
 from compress.formats.awq.config import METHOD, quantization_config, read_schemes
 from compress.formats.names import module_of
+from compress.formats.storage import WeightStorage
 from compress.formats.stored import (
     HALVES,
     WORDS,
@@ -91,23 +92,15 @@ def why_not(
     return None
 
 
-def layout(
-    name: str,
-    shape: tuple[int, int],
-    scheme: QuantScheme,
-    scale_dtype: str,
-    *,
-    act_order: bool = False,
-    transposed: bool = False,
-) -> list[Entry]:
+def layout(how: WeightStorage) -> list[Entry]:
     """Exact (name, dtype code, shape) of every tensor that `encode` will return.
 
-    shape: logical (N, K). scale_dtype, transposed: of the source; scales are fp16 and everything
-    lies [K, N] either way. RecipeError for a scheme that has no place here.
+    Scales are fp16 and everything lies [K, N], whatever the source has. RecipeError for a scheme
+    that has no place here.
     """
-    module, (n, k) = module_of(name), shape
-    _refuse(name, shape, scheme, act_order)
-    groups = scheme.groups(k)
+    module, (n, k) = module_of(how.name), how.shape
+    _refuse(how)
+    groups = how.scheme.groups(k)
     return [
         (f"{module}.qweight", "I32", (k, n // _WORD)),
         (f"{module}.qzeros", "I32", (groups, n // _WORD)),
@@ -115,20 +108,12 @@ def layout(
     ]
 
 
-def encode(
-    name: str,
-    tensor: QuantizedTensor,
-    *,
-    dtype: torch.dtype | None = None,
-    transposed: bool = False,
-) -> dict[str, Tensor]:
-    """Tensors to write for the weight called `name`, keyed and ordered as `layout` says.
-
-    tensor: with scales in fp16. dtype, transposed: of the source; they change nothing here.
-    """
-    module = module_of(name)
-    _refuse(name, tensor.shape, tensor.scheme, tensor.g_idx is not None)
-    assert tensor.scale.dtype == torch.float16, f"{name}: scales are {tensor.scale.dtype}"
+def encode(how: WeightStorage, tensor: QuantizedTensor) -> dict[str, Tensor]:
+    """Tensors to write, keyed and ordered as `layout` says. tensor: with scales in fp16."""
+    module = module_of(how.name)
+    how.expect(tensor)
+    _refuse(how)
+    assert tensor.scale.dtype == torch.float16, f"{how.name}: scales are {tensor.scale.dtype}"
     zero = torch.zeros_like(tensor.scale, dtype=torch.int8) if tensor.zero is None else tensor.zero
     return {
         f"{module}.qweight": _pack(tensor.codes),
@@ -220,6 +205,6 @@ def _require_middle(stored: Stored, zero: Tensor) -> None:
         )
 
 
-def _refuse(name: str, shape: tuple[int, int], scheme: QuantScheme, act_order: bool) -> None:
-    if (found := why_not(scheme, shape, g_idx=act_order)) is not None:
-        raise RecipeError(f"{name}: format {NAME!r}: {found}")
+def _refuse(how: WeightStorage) -> None:
+    if (found := why_not(how.scheme, how.shape, g_idx=how.act_order)) is not None:
+        raise RecipeError(f"{how.name}: format {NAME!r}: {found}")

@@ -22,6 +22,7 @@ from compress.checkpoint.shards.layout import Entry
 from compress.errors import CheckpointError, RecipeError
 from compress.formats.compressed_tensors.config import ignored_modules
 from compress.formats.names import module_of
+from compress.formats.storage import WeightStorage
 from compress.formats.stored import Beside, Has, Parts, Read, Stored
 from compress.quant.scheme import QuantScheme
 from compress.quant.tensor import OutlierColumns, QuantizedTensor
@@ -62,40 +63,26 @@ def why_not_together(schemes: Iterable[QuantScheme]) -> str | None:
     return None
 
 
-def layout(
-    name: str,
-    shape: tuple[int, int],
-    scheme: QuantScheme,
-    scale_dtype: str,
-    *,
-    act_order: bool = False,
-    transposed: bool = False,
-) -> list[Entry]:
+def layout(how: WeightStorage) -> list[Entry]:
     """Exact (name, dtype code, shape) of every tensor that `encode` will return.
 
-    shape: logical (N, K). scale_dtype, transposed: of the source; they change nothing here.
+    Its dtypes and its order are the format's, whatever the source has.
     """
-    module = module_of(name)
-    _refuse(scheme, act_order)
-    n, k = shape
+    module, (n, k) = module_of(how.name), how.shape
+    _refuse(how)
     return [
-        (name, "I8", (n, k)),
+        (how.name, "I8", (n, k)),
         (f"{module}.SCB", "F32", (n,)),
         (f"{module}.weight_format", "U8", ()),
     ]
 
 
-def encode(
-    name: str,
-    tensor: QuantizedTensor,
-    *,
-    dtype: torch.dtype | None = None,
-    transposed: bool = False,
-) -> dict[str, Tensor]:
-    """Tensors to write for the weight called `name`, keyed and ordered as `layout` says; those of
-    its outlier columns are `encode_outliers`' business."""
-    module = module_of(name)
-    _refuse(tensor.scheme, tensor.g_idx is not None)
+def encode(how: WeightStorage, tensor: QuantizedTensor) -> dict[str, Tensor]:
+    """Tensors to write, keyed and ordered as `layout` says; those of its outlier columns are
+    `encode_outliers`' business."""
+    name, module = how.name, module_of(how.name)
+    how.expect(tensor)
+    _refuse(how)
     absmax = tensor.scale.float().reshape(-1) * 127
     assert bool((absmax / 127 == tensor.scale.reshape(-1)).all()), f"{name}: scales would not last"
     return {
@@ -226,6 +213,6 @@ def quantization_config(
     }
 
 
-def _refuse(scheme: QuantScheme, act_order: bool) -> None:
-    if (found := why_not(scheme, g_idx=act_order)) is not None:
+def _refuse(how: WeightStorage) -> None:
+    if (found := why_not(how.scheme, g_idx=how.act_order)) is not None:
         raise RecipeError(f"format {NAME!r}: {found}")

@@ -35,6 +35,7 @@ from compress.checkpoint.shards.layout import Entry
 from compress.errors import RecipeError
 from compress.formats.fp4 import pack_fp4
 from compress.formats.names import module_of
+from compress.formats.storage import WeightStorage
 from compress.quant.packing import pack, words_for
 from compress.quant.scheme import FP4_GROUP, ActivationScheme, QuantScheme
 from compress.quant.tensor import QuantizedTensor
@@ -73,33 +74,22 @@ def is_static(activation: ActivationScheme | None) -> bool:
     return activation is not None and not activation.dynamic
 
 
-def layout(
-    name: str,
-    shape: tuple[int, int],
-    scheme: QuantScheme,
-    scale_dtype: str,
-    *,
-    act_order: bool = False,
-    transposed: bool = False,
-) -> list[Entry]:
+def layout(how: WeightStorage) -> list[Entry]:
     """Exact (name, dtype code, shape) of every tensor that `encode` will return.
 
-    shape: logical (N, K). scale_dtype: safetensors code of the scales (NVFP4's own are E4M3 and
-    fp32). act_order: a g_idx is stored. transposed: how the source stores the weight; here the
-    order is [N, K] either way. RecipeError for a scheme that has no place here.
+    Scales have the source's dtype (NVFP4's own are E4M3 and fp32), and the order is [N, K] whatever
+    the source has. RecipeError for a scheme that has no place here.
     """
-    module = module_of(name)
-    _refuse(name, shape, scheme, act_order)
-    kind = storage(scheme)
+    module, kind = module_of(how.name), storage(how.scheme)
+    _refuse(how)
     if kind == NVFP4:
-        entries = _nvfp4_layout(module, shape)
+        entries = _nvfp4_layout(module, how.shape)
     else:
-        stored = _packed_layout if kind == PACKED else _plain_layout
-        entries = stored(module, shape, scheme, scale_dtype)
-    if act_order:
-        entries.append((f"{module}.weight_g_idx", "I32", (shape[1],)))
-    if is_static(scheme.activation):
-        entries.append((f"{module}.input_scale", scale_dtype, (1,)))
+        entries = (_packed_layout if kind == PACKED else _plain_layout)(module, how)
+    if how.act_order:
+        entries.append((f"{module}.weight_g_idx", "I32", (how.shape[1],)))
+    if is_static(how.scheme.activation):
+        entries.append((f"{module}.input_scale", how.dtype, (1,)))
     return entries
 
 
@@ -108,13 +98,11 @@ def scales_shape(scheme: QuantScheme, shape: tuple[int, int]) -> tuple[int, ...]
     return (1,) if scheme.granularity == "tensor" else scheme.scale_shape(*shape)
 
 
-def _packed_layout(
-    module: str, shape: tuple[int, int], scheme: QuantScheme, scale_dtype: str
-) -> list[Entry]:
-    (n, k), scales = shape, scales_shape(scheme, shape)
+def _packed_layout(module: str, how: WeightStorage) -> list[Entry]:
+    (n, k), scheme, scales = how.shape, how.scheme, scales_shape(how.scheme, how.shape)
     entries: list[Entry] = [
         (f"{module}.weight_packed", "I32", (n, words_for(k, scheme.bits))),
-        (f"{module}.weight_scale", scale_dtype, scales),
+        (f"{module}.weight_scale", how.dtype, scales),
         (f"{module}.weight_shape", "I64", (2,)),
     ]
     if not scheme.symmetric and scheme.granularity == "tensor":
@@ -125,15 +113,14 @@ def _packed_layout(
     return entries
 
 
-def _plain_layout(
-    module: str, shape: tuple[int, int], scheme: QuantScheme, scale_dtype: str
-) -> list[Entry]:
-    codes, scales = "I8" if scheme.type == "int" else "F8_E4M3", scales_shape(scheme, shape)
+def _plain_layout(module: str, how: WeightStorage) -> list[Entry]:
+    codes = "I8" if how.scheme.type == "int" else "F8_E4M3"
+    scales = scales_shape(how.scheme, how.shape)
     entries: list[Entry] = [
-        (f"{module}.weight", codes, shape),
-        (f"{module}.weight_scale", scale_dtype, scales),
+        (f"{module}.weight", codes, how.shape),
+        (f"{module}.weight_scale", how.dtype, scales),
     ]
-    if not scheme.symmetric:
+    if not how.scheme.symmetric:
         entries.append((f"{module}.weight_zero_point", "I8", scales))
     return entries
 
@@ -147,26 +134,18 @@ def _nvfp4_layout(module: str, shape: tuple[int, int]) -> list[Entry]:
     ]
 
 
-def encode(
-    name: str,
-    tensor: QuantizedTensor,
-    *,
-    dtype: torch.dtype | None = None,
-    transposed: bool = False,
-) -> dict[str, Tensor]:
-    """Tensors to write for the weight called `name`, keyed and ordered as `layout` says.
-
-    dtype, transposed: of the source; they change nothing here.
-    """
-    module, scheme, kind = module_of(name), tensor.scheme, storage(tensor.scheme)
-    _refuse(name, tensor.shape, scheme, tensor.g_idx is not None)
+def encode(how: WeightStorage, tensor: QuantizedTensor) -> dict[str, Tensor]:
+    """Tensors to write, keyed and ordered as `layout` says."""
+    name, module, kind = how.name, module_of(how.name), storage(how.scheme)
+    how.expect(tensor)
+    _refuse(how)
     if kind == NVFP4:
         parts = _nvfp4_parts(module, tensor)
     else:
         parts = (_packed_parts if kind == PACKED else _plain_parts)(module, tensor)
     if tensor.g_idx is not None:
         parts[f"{module}.weight_g_idx"] = tensor.g_idx.to(torch.int32)
-    if is_static(scheme.activation):
+    if is_static(how.scheme.activation):
         assert tensor.input_scale is not None, f"{name}: a static scheme without its input scale"
         parts[f"{module}.input_scale"] = tensor.input_scale.reshape(1)
     return parts
@@ -236,6 +215,6 @@ def why_not(
     return None
 
 
-def _refuse(name: str, shape: tuple[int, int], scheme: QuantScheme, act_order: bool) -> None:
-    if (found := why_not(scheme, shape, g_idx=act_order)) is not None:
-        raise RecipeError(f"{name}: {found}")
+def _refuse(how: WeightStorage) -> None:
+    if (found := why_not(how.scheme, how.shape, g_idx=how.act_order)) is not None:
+        raise RecipeError(f"{how.name}: {found}")

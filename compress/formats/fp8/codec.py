@@ -23,6 +23,7 @@ from compress.checkpoint.shards.layout import Entry
 from compress.errors import RecipeError
 from compress.formats.fp8.config import NAME, quantization_config, read_schemes
 from compress.formats.names import module_of
+from compress.formats.storage import WeightStorage
 from compress.formats.stored import (
     E4M3,
     HALVES,
@@ -102,44 +103,28 @@ def why_not(
     return None
 
 
-def layout(
-    name: str,
-    shape: tuple[int, int],
-    scheme: QuantScheme,
-    scale_dtype: str,
-    *,
-    act_order: bool = False,
-    transposed: bool = False,
-) -> list[Entry]:
+def layout(how: WeightStorage) -> list[Entry]:
     """Exact (name, dtype code, shape) of every tensor that `encode` will return.
 
-    shape: logical (N, K). scale_dtype, transposed: of the source; scales are fp32 and the order is
-    [N, K] either way. RecipeError for a scheme that has no place here.
+    Scales are fp32 and the order is [N, K], whatever the source has. RecipeError for a scheme that
+    has no place here.
     """
-    module = module_of(name)
-    _refuse(name, scheme, act_order)
-    entries: list[Entry] = [(name, "F8_E4M3", shape)]
+    module, scheme = module_of(how.name), how.scheme
+    _refuse(how)
+    entries: list[Entry] = [(how.name, "F8_E4M3", how.shape)]
     if scheme.granularity == "block":
-        return [*entries, (f"{module}.weight_scale_inv", "F32", scheme.scale_shape(*shape))]
+        return [*entries, (f"{module}.weight_scale_inv", "F32", scheme.scale_shape(*how.shape))]
     entries.append((f"{module}.weight_scale", "F32", ()))
     if _static(scheme):
         entries.append((f"{module}.input_scale", "F32", ()))
     return entries
 
 
-def encode(
-    name: str,
-    tensor: QuantizedTensor,
-    *,
-    dtype: torch.dtype | None = None,
-    transposed: bool = False,
-) -> dict[str, Tensor]:
-    """Tensors to write for the weight called `name`, keyed and ordered as `layout` says.
-
-    dtype, transposed: of the source; they change nothing here.
-    """
-    module, scheme = module_of(name), tensor.scheme
-    _refuse(name, scheme, tensor.g_idx is not None)
+def encode(how: WeightStorage, tensor: QuantizedTensor) -> dict[str, Tensor]:
+    """Tensors to write, keyed and ordered as `layout` says."""
+    name, module, scheme = how.name, module_of(how.name), how.scheme
+    how.expect(tensor)
+    _refuse(how)
     scale = tensor.scale.float()
     if scheme.granularity == "block":
         return {name: tensor.codes, f"{module}.weight_scale_inv": scale.contiguous()}
@@ -218,6 +203,6 @@ def _either(stored: Stored, parts: tuple[str, ...]) -> str:
     raise missing(stored.module, stored.scheme, f"{stored.module}.{' or '.join(parts)}")
 
 
-def _refuse(name: str, scheme: QuantScheme, act_order: bool) -> None:
-    if (found := why_not(scheme, g_idx=act_order)) is not None:
-        raise RecipeError(f"{name}: format {NAME!r}: {found}")
+def _refuse(how: WeightStorage) -> None:
+    if (found := why_not(how.scheme, g_idx=how.act_order)) is not None:
+        raise RecipeError(f"{how.name}: format {NAME!r}: {found}")

@@ -3,7 +3,6 @@
 from collections.abc import Collection, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from compress.arch.spec import DecoderSpec
@@ -11,6 +10,7 @@ from compress.formats.gptq import codec as gptq
 from compress.formats.gptq import config as gptq_config
 from compress.formats.gptq.codec import PARTS, gather, layout, weight_shape, why_not
 from compress.formats.gptq.config import read_schemes
+from compress.formats.storage import WeightStorage
 from compress.formats.stored import Beside, Has, Parts, Read, Stored
 from compress.quant.scheme import QuantScheme
 from compress.quant.tensor import QuantizedTensor
@@ -32,15 +32,9 @@ __all__ = [
 ]
 
 
-def encode(
-    name: str,
-    tensor: QuantizedTensor,
-    *,
-    dtype: torch.dtype | None = None,
-    transposed: bool = False,
-) -> dict[str, Tensor]:
+def encode(how: WeightStorage, tensor: QuantizedTensor) -> dict[str, Tensor]:
     """As gptq.encode, for any zero points."""
-    return gptq.encode(name, tensor, dtype=dtype, transposed=transposed, version=2)
+    return gptq.encode(how, tensor, version=2)
 
 
 def decode(name: str, scheme: QuantScheme, has: Has, read: Read) -> QuantizedTensor:

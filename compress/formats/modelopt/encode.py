@@ -36,6 +36,7 @@ from compress.formats.modelopt.config import (
     side_file,
 )
 from compress.formats.names import module_of
+from compress.formats.storage import WeightStorage
 from compress.quant.scheme import FP4_GROUP, QuantScheme
 from compress.quant.tensor import QuantizedTensor
 
@@ -97,22 +98,15 @@ def _instead(scheme: QuantScheme) -> str:
     return "use compressed-tensors, or quantize with scheme W4A16, W8A16, FP8 or NVFP4A16"
 
 
-def layout(
-    name: str,
-    shape: tuple[int, int],
-    scheme: QuantScheme,
-    scale_dtype: str,
-    *,
-    act_order: bool = False,
-    transposed: bool = False,
-) -> list[Entry]:
+def layout(how: WeightStorage) -> list[Entry]:
     """Exact (name, dtype code, shape) of every tensor that `encode` will return.
 
-    shape: logical (N, K). scale_dtype, transposed: of the source; scales are fp32 (NVFP4's E4M3)
-    and the order is [N, K] either way. RecipeError for a weight that has no place here.
+    Scales are fp32 (NVFP4's E4M3) and the order is [N, K], whatever the source has. RecipeError for
+    a weight that has no place here.
     """
+    name, scheme, shape = how.name, how.scheme, how.shape
     module, (n, k) = module_of(name), shape
-    _refuse(name, shape, scheme, act_order)
+    _refuse(how)
     scales = f"{module}.weight_scale"
     if scheme.is_fp4:
         return [
@@ -131,19 +125,11 @@ def layout(
     return entries
 
 
-def encode(
-    name: str,
-    tensor: QuantizedTensor,
-    *,
-    dtype: torch.dtype | None = None,
-    transposed: bool = False,
-) -> dict[str, Tensor]:
-    """Tensors to write for the weight called `name`, keyed and ordered as `layout` says.
-
-    dtype, transposed: of the source; they change nothing here.
-    """
-    module, scheme = module_of(name), tensor.scheme
-    _refuse(name, tensor.shape, scheme, tensor.g_idx is not None)
+def encode(how: WeightStorage, tensor: QuantizedTensor) -> dict[str, Tensor]:
+    """Tensors to write, keyed and ordered as `layout` says."""
+    name, module, scheme = how.name, module_of(how.name), how.scheme
+    how.expect(tensor)
+    _refuse(how)
     if tensor.input_factor is not None:
         raise RecipeError(
             f"{name}: format {NAME!r}: its inputs are multiplied by a pre_quant_scale, which is"
@@ -214,6 +200,6 @@ def is_static(scheme: QuantScheme) -> bool:
     return scheme.activation is not None and not scheme.activation.dynamic
 
 
-def _refuse(name: str, shape: tuple[int, int], scheme: QuantScheme, act_order: bool) -> None:
-    if (found := why_not(scheme, shape, g_idx=act_order)) is not None:
-        raise RecipeError(f"{name}: format {NAME!r}: {found}")
+def _refuse(how: WeightStorage) -> None:
+    if (found := why_not(how.scheme, how.shape, g_idx=how.act_order)) is not None:
+        raise RecipeError(f"{how.name}: format {NAME!r}: {found}")
