@@ -13,7 +13,7 @@ from compress.blocks.skeleton import Skeleton
 from compress.blocks.states import HiddenStates
 from compress.blocks.walk import Chain, LoadedBlock, TokenBatch, token_batches, walk
 from compress.checkpoint.reader import Checkpoint
-from compress.formats.weights import Weights, open_weights
+from compress.formats import Weights, open_weights
 from compress.verbs import run
 from helpers import tiny_models
 from helpers.short_runs import recipe, text_source
