@@ -165,7 +165,7 @@ def test_a_block_with_nan_is_refused_by_name(tmp_path: Path) -> None:
     tensors[name][3, 5] = float("nan")
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     model = Loaded(folder)
-    with pytest.raises(CheckpointError, match=r"up_proj\.weight' has 1 NaN .* at \[3, 5\]"):
+    with pytest.raises(CheckpointError, match=r"up_proj\.weight' in .* has 1 NaN .* at \[3, 5\]"):
         model.skeleton.load_block(model.weights, 1)
 
 

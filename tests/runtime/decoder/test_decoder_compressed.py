@@ -96,5 +96,5 @@ def test_a_weight_that_is_not_finite_is_refused(tmp_path: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
     tensors["model.layers.1.mlp.up_proj.weight"][3, 4] = torch.nan
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(CheckpointError, match=r"layers\.1\.mlp\.up_proj\.weight' has 1"):
+    with pytest.raises(CheckpointError, match=r"layers\.1\.mlp\.up_proj\.weight' in .* has 1"):
         load(folder)
