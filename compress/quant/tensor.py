@@ -1,6 +1,6 @@
 """QuantizedTensor: the one logical form every method writes and every format encodes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -99,6 +99,21 @@ class QuantizedTensor:
         if self.scheme.granularity == "block":
             scale = scale.repeat_interleave(rows, dim=0)[: self.codes.shape[0]]
         return scale[:, self.column_groups()]
+
+    def part(self, rows: slice) -> "QuantizedTensor":
+        """Some rows of the weight. rows: from one to another; squares that share a scale stay
+        whole."""
+        cells, outliers = slice(None), self.outliers
+        if self.scheme.granularity != "tensor":
+            height = self.scheme.rows_per_scale(self.shape[0])
+            cells = slice(rows.start // height, -(-rows.stop // height))
+        return replace(
+            self,
+            codes=self.codes[rows],
+            scale=self.scale[cells],
+            zero=None if self.zero is None else self.zero[cells],
+            outliers=outliers and OutlierColumns(outliers.columns, outliers.weight[rows]),
+        )
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """(code - zero) * scale in fp32, outlier columns in place, columns times their input

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from math import prod
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from torch import Tensor
 from compress.arch.forward.forward import ForwardSpec
 from compress.arch.spec import LinearSpec
 from compress.formats import Weights
+from compress.quant.tensor import InputQuantization
 from compress.runtime.decoder.build import Loader
 from compress.runtime.decoder.decoder import Decoder
 from compress.runtime.decoder.kv import KVCache
@@ -20,6 +21,7 @@ from compress.runtime.decoder.linear import Linear
 from compress.runtime.engine.batch import FlatBatch
 from compress.runtime.engine.engine import Engine
 from compress.runtime.engine.refusals import ModelFacts
+from compress.runtime.forms.form import Arithmetic, LinearWeight
 from compress.runtime.sequences.request import Request, Sampling
 from compress.speed.timer import Timer
 
@@ -68,18 +70,20 @@ class _Weights:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Ready:
-    """Stands in for a linear: its outputs [rows, N] are there already."""
+    """A form of weights [N, K] whose products [rows, N] are there already. It stands in none of the
+    tables: no weight takes it by itself."""
 
+    shape: tuple[int, int]
+    nbytes: int
     outputs: Tensor
     weights: _Weights
-    nbytes: int
-    weight: None = None
-    bias: None = None
-    inputs: None = None
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def matmul(self, x: Tensor, inputs: InputQuantization | None, bias: Tensor | None) -> Tensor:
         self.weights.read(self.nbytes)
         return self.outputs[: len(x)]
+
+    def joined(self, others: tuple[LinearWeight, ...]) -> None:
+        return None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,7 +101,7 @@ class _Hollow(Loader):
             values = torch.rand(self.rows, width, dtype=torch.float32)
             self.made[width] = values.to(self.device, self.dtype)
         nbytes = prod(spec.shape) * self.dtype.itemsize
-        return cast(Linear, _Ready(self.made[width], self.read, nbytes))
+        return Linear(_Ready(spec.shape, nbytes, self.made[width], self.read))
 
     def tensor(self, name: str) -> Tensor:
         spec = self.weights.spec
@@ -124,7 +128,8 @@ class Hollow:
     ) -> "Hollow":
         """rows: of a step, at most."""
         read = _Weights.of(timer)
-        decoder = Decoder.of(_Hollow(weights, how, dtype, timer.device, rows, read))
+        arithmetic = Arithmetic.here(dtype, timer.device)
+        decoder = Decoder.of(_Hollow(weights, how, arithmetic, rows, read))
         return cls(decoder, read, weights.spec.vocab)
 
     def between(self, rows: int) -> float:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from math import prod
 from typing import NamedTuple
 
@@ -11,20 +12,20 @@ from compress.arch.forward.forward import ForwardSpec, describe_forward
 from compress.arch.layer_cache import LayerCache
 from compress.arch.spec import BlockSpec, LinearSpec
 from compress.formats.weights import Weights
-from compress.quant.scheme import QuantScheme
 from compress.runtime.decoder.kv import cache_bytes
-from compress.runtime.decoder.linear import load_linear
+from compress.runtime.decoder.linear import facts_of, load_linear
+from compress.runtime.forms.form import Arithmetic, LinearFacts
+from compress.runtime.forms.table import chosen_form
 from compress.speed.workload import AttentionWork, Part, Product, Workload
 
 DENSE = "dense"
-# Linears that are one product where they are plain, as runtime/decoder/build.py joins them.
+# Linears that are one product where their forms join, as runtime/decoder/build.py has them.
 _JOINT = (("q", "k", "v"), ("gate", "up"))
 
 
 class _Kind(NamedTuple):
-    shape: tuple[int, int]
+    facts: LinearFacts
     part: Part
-    scheme: QuantScheme | None
     experts: int = 0
 
 
@@ -38,12 +39,13 @@ def workload_of(
     """
     spec = weights.spec
     how = describe_forward(weights.checkpoint.config, spec)
+    arithmetic = Arithmetic.here(dtype, "cpu")
     counts: Counter[_Kind] = Counter()
     samples: dict[_Kind, LinearSpec] = {}
-    for kind, linear in _kinds(weights):
+    for kind, linear in _kinds(weights, arithmetic):
         counts[kind] += 1
         samples.setdefault(kind, linear)
-    products = tuple(_product(weights, k, n, samples[k], dtype) for k, n in counts.items())
+    products = tuple(_product(weights, k, n, samples[k], arithmetic) for k, n in counts.items())
     embedding = 0 if spec.tied else prod(spec.embedding_shape) * dtype.itemsize
     return Workload(
         products=products,
@@ -63,19 +65,22 @@ def _attention(how: ForwardSpec, kv_dtype: torch.dtype) -> Iterator[AttentionWor
         yield AttentionWork(windows, products, cache_bytes([cache], kv_dtype), numbers[0])
 
 
-def _kinds(weights: Weights) -> Iterator[tuple[_Kind, LinearSpec]]:
+def _kinds(weights: Weights, how: Arithmetic) -> Iterator[tuple[_Kind, LinearSpec]]:
     """Of every product of the model, with one of its linears."""
     for block in weights.spec.blocks:
-        yield from _of_block(weights, block)
+        yield from _of_block(weights, block, how)
     head = weights.spec.head_linear()
     if head is None:
+        # It shares the embedding's weight, which is dense in memory.
         head = weights.spec.embedding_linear()
-        yield _Kind(head.shape, "head", None), head
+        yield _Kind(LinearFacts(head.shape, None, how.dtype, how.dtype), "head"), head
     else:
-        yield _Kind(head.shape, "head", weights.scheme(head.name)), head
+        yield _Kind(facts_of(weights, head), "head"), head
 
 
-def _of_block(weights: Weights, block: BlockSpec) -> Iterator[tuple[_Kind, LinearSpec]]:
+def _of_block(
+    weights: Weights, block: BlockSpec, how: Arithmetic
+) -> Iterator[tuple[_Kind, LinearSpec]]:
     experts = {linear.expert for linear in block.linears}
     for expert in sorted(experts, key=lambda e: -1 if e is None else e):
         part: Part = "block" if expert is None else "expert"
@@ -83,21 +88,23 @@ def _of_block(weights: Weights, block: BlockSpec) -> Iterator[tuple[_Kind, Linea
         by_role = {x.role: x for x in block.linears if x.expert == expert}
         for roles in _JOINT:
             parts = [by_role[role] for role in roles if role in by_role]
-            if len(parts) > 1 and all(weights.scheme(x.name) is None for x in parts):
-                rows = sum(x.shape[0] for x in parts)
-                yield _Kind((rows, parts[0].shape[1]), part, None, count), parts[0]
+            facts = [facts_of(weights, x) for x in parts]
+            if len(parts) > 1 and all(chosen_form(x, how).form.joins for x in facts):
+                shape = (sum(x.shape[0] for x in parts), parts[0].shape[1])
+                yield _Kind(replace(facts[0], shape=shape), part, count), parts[0]
                 for role in roles:
                     by_role.pop(role, None)
         for linear in by_role.values():
-            yield _Kind(linear.shape, part, weights.scheme(linear.name), count), linear
+            yield _Kind(facts_of(weights, linear), part, count), linear
 
 
 def _product(
-    weights: Weights, kind: _Kind, count: int, linear: LinearSpec, dtype: torch.dtype
+    weights: Weights, kind: _Kind, count: int, linear: LinearSpec, how: Arithmetic
 ) -> Product:
-    if kind.scheme is None:
-        nbytes = prod(kind.shape) * dtype.itemsize
-        return Product(kind.shape, kind.part, DENSE, count, nbytes, experts=kind.experts)
-    kept = load_linear(weights, linear, dtype=dtype, device=torch.device("cpu")).weight
-    stored = kind.scheme.describe()
-    return Product(kind.shape, kind.part, stored, count, kept.nbytes, linear, kind.experts)
+    facts = kind.facts
+    if facts.scheme is None:
+        nbytes = chosen_form(facts, how).form.nbytes(facts, how)
+        return Product(facts.shape, kind.part, DENSE, count, nbytes, linear, kind.experts)
+    kept = load_linear(weights, linear, how).weight
+    stored = facts.scheme.describe()
+    return Product(facts.shape, kind.part, stored, count, kept.nbytes, linear, kind.experts)

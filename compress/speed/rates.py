@@ -6,6 +6,7 @@ whose products compute nothing, and the planning of steps around that decoder.
 """
 
 from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import cycle
@@ -16,10 +17,12 @@ from torch import Tensor
 from compress.arch.forward.forward import ForwardSpec, describe_forward
 from compress.formats import Weights
 from compress.runtime.decoder.kv import KVCache
-from compress.runtime.decoder.linear import Linear, load_linear
-from compress.runtime.decoder.packed import DECODED, PackedWeight
+from compress.runtime.decoder.linear import Linear, facts_of
+from compress.runtime.forms.form import Arithmetic
+from compress.runtime.forms.packed import DECODED
+from compress.runtime.forms.table import pack_codes, pack_dense
 from compress.speed.hollow import Hollow
-from compress.speed.products import workload_of
+from compress.speed.products import DENSE, workload_of
 from compress.speed.roofline import Curve, EngineRates, Hardware, LookRates, line
 from compress.speed.timer import Timer, measure_machine
 from compress.speed.workload import AttentionWork, Product, Workload
@@ -88,12 +91,12 @@ def measure_rates(
     """
     device = timer.device
     how = describe_forward(weights.checkpoint.config, weights.spec)
-    multiple = row_multiple(dtype, device)
     curves, tiled, dtypes = [], False, (dtype, kv_dtype)
+    multiple, arithmetic = row_multiple(dtype, device), Arithmetic.here(dtype, device)
     with torch.inference_mode():
         for product in work.products:
-            linears = list(_copies(weights, work, product, dtype, device))
-            curve, same = _product(linears, product, multiple, timer)
+            linears = list(_copies(weights, work, product, arithmetic))
+            curve, same = _product(linears, product, multiple, timer, dtype)
             curves.append(curve)
             tiled |= not same
         looks = tuple(
@@ -107,33 +110,36 @@ def measure_rates(
 
 
 def _copies(
-    weights: Weights, work: Workload, product: Product, dtype: torch.dtype, device: torch.device
+    weights: Weights, work: Workload, product: Product, arithmetic: Arithmetic
 ) -> Iterator[Linear]:
     """The product's weight, or the first rows of it, so often that caches do not hold them all."""
-    n, k = product.shape
-    most = MOST_WEIGHTS if product.sample is None else MOST_PACKED
+    (n, k), sample = product.shape, product.sample
+    assert sample is not None, "workload_of gives one of each"
+    most = MOST_WEIGHTS if product.stored == DENSE else MOST_PACKED
     rows = min(n, max(1, most // k // _WHOLE_ROWS) * _WHOLE_ROWS)
     total = min(COLD_BYTES, work.weight_bytes)
     count = max(1, -(-total * n // (product.nbytes * rows)))
-    if product.sample is None:
-        weight = torch.full((count, rows, k), 0.01, dtype=dtype, device=device)
-        yield from (Linear(part, None, None, dtype) for part in weight)
-        return
-    linear = load_linear(weights, product.sample, dtype=dtype, device=torch.device("cpu"))
-    assert isinstance(linear.weight, PackedWeight), "dense products have no sample"
-    kept = linear.weight.part(slice(0, rows))
-    packed = PackedWeight.of(kept, device, linear.weight.rounded_to)
+    facts = replace(facts_of(weights, sample), shape=product.shape)
+    if product.stored == DENSE:
+        # One of several, or a tied embedding, whose codes would be decoded; values do not matter.
+        facts = replace(facts, scheme=None)
+        values = torch.full((rows, k), 0.01, dtype=facts.stored)
+        weight, inputs = pack_dense(values, facts, arithmetic), None
+    else:
+        quantized = weights.quantized(sample.tensor)
+        assert quantized is not None, "it has a scheme"
+        weight = pack_codes(quantized.part(slice(0, rows)), facts, arithmetic)
+        inputs = weights.activation(sample.name)
     for _ in range(count):
-        own = replace(packed, codes=packed.codes.clone())
-        yield Linear(own, None, linear.inputs, dtype)
+        yield Linear(deepcopy(weight), None, inputs)
 
 
 def _product(
-    linears: list[Linear], product: Product, multiple: int, timer: Timer
+    linears: list[Linear], product: Product, multiple: int, timer: Timer, dtype: torch.dtype
 ) -> tuple[Curve, bool]:
     """Seconds of the whole product by rows, and whether rows had the same bits in all numbers."""
     (n, k), first = product.shape, linears[0]
-    x = torch.rand(max(PRODUCT_ROWS), k, dtype=torch.float32).to(timer.device, first.dtype)
+    x = torch.rand(max(PRODUCT_ROWS), k, dtype=torch.float32).to(timer.device, dtype)
     alone = first(x[:multiple])
     measured = alone.shape[1]
     points, same, turn = [], True, cycle(linears)

@@ -1,7 +1,7 @@
 """What a decoder has to do for each token, as numbers: products, attention, keys and values."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from compress.arch.spec import LinearSpec
@@ -16,8 +16,8 @@ class Product:
     shape: (N, K) of the weight. part: "block" is computed for every token, "expert" for those that
     were sent to it, "head" for those whose logits are asked. stored: "dense", or the scheme of its
     codes in words. count: of them in the model. nbytes: of one weight as the engine keeps it.
-    sample: one of those that are kept as codes; None where they are dense. experts: of a layer, for
-    those of a mixture.
+    sample: one of the linears, or a part of one where several are one product; None where none is
+    at hand. experts: of a layer, for those of a mixture.
     """
 
     shape: tuple[int, int]
@@ -25,7 +25,7 @@ class Product:
     stored: str
     count: int
     nbytes: int
-    sample: LinearSpec | None = None
+    sample: LinearSpec | None = field(default=None, compare=False)
     experts: int = 0
 
     @property

@@ -15,6 +15,7 @@ from compress.runtime.decoder.layer import DecoderLayer
 from compress.runtime.decoder.linear import Joint, Linear, load_linear
 from compress.runtime.decoder.mlp import Mixture, Mlp
 from compress.runtime.decoder.norms import Norm
+from compress.runtime.forms.form import Arithmetic
 
 if TYPE_CHECKING:
     from compress.formats.weights import Weights
@@ -26,8 +27,15 @@ class Loader:
 
     weights: "Weights"
     how: ForwardSpec
-    dtype: torch.dtype
-    device: torch.device
+    arithmetic: Arithmetic
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.arithmetic.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.arithmetic.device
 
     def tensor(self, name: str) -> Tensor:
         return self.weights.read(name, check_finite=True).to(self.device, self.dtype)
@@ -42,7 +50,7 @@ class Loader:
         return Norm(weight, bias, self.how.eps, self.how.norm == "layer", self.how.norm_late)
 
     def linear(self, spec: LinearSpec) -> Linear:
-        return load_linear(self.weights, spec, dtype=self.dtype, device=self.device)
+        return load_linear(self.weights, spec, self.arithmetic)
 
     def layer(self, block: BlockSpec, rotation: int | None) -> DecoderLayer:
         """rotation: of the decoder's, which of them this block has."""

@@ -21,6 +21,8 @@ from compress.runtime.decoder.linear import Linear
 from compress.runtime.decoder.norms import Norm, through
 from compress.runtime.decoder.rope import Rotation
 from compress.runtime.engine.batch import FlatBatch
+from compress.runtime.forms.dense import FloatWeight
+from compress.runtime.forms.form import Arithmetic
 from compress_kernels.ops.linear import row_multiple
 
 if TYPE_CHECKING:
@@ -62,7 +64,7 @@ class Decoder:
         with NaN or infinity.
         """
         how = describe_forward(weights.checkpoint.config, weights.spec)
-        return cls.of(Loader(weights, how, dtype, torch.device(device)))
+        return cls.of(Loader(weights, how, Arithmetic.here(dtype, device)))
 
     @classmethod
     def of(cls, loader: Loader) -> "Decoder":
@@ -73,7 +75,7 @@ class Decoder:
         embedding = loader.tensor(spec.embedding)
         head = spec.head_linear()
         final = spec.final_norm
-        tied = Linear(embedding, None, None, loader.dtype)
+        tied = Linear(FloatWeight(embedding))
         return cls(
             spec=spec,
             how=how,

@@ -1,65 +1,103 @@
-"""Linear layers of the engine: a dense weight, or packed codes, decoded when they are used."""
+"""Linear layers of the engine: a weight in one of the forms, its bias, how inputs are rounded."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from compress.arch.spec import LinearSpec
+from compress.checkpoint.shards.dtype_codes import PLAIN_DTYPES
+from compress.checkpoint.shards.dtypes import TORCH_DTYPES
 from compress.formats.weights import Weights
-from compress.quant.activations import fake_quantize
 from compress.quant.tensor import InputQuantization
-from compress.runtime.decoder.packed import PackedWeight
-from compress_kernels.ops.linear import linear
+from compress.runtime.forms.form import Arithmetic, LinearFacts, LinearWeight
+from compress.runtime.forms.table import chosen_form, pack_codes, pack_dense
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Linear:
     """weight: [N, K]. bias: [N] or None. inputs: how inputs are rounded, None for not at all; each
     token by itself, as it must not matter what else a step has.
-
-    dtype: of the products. Rows come in the multiples that compress_kernels.ops.linear.row_multiple
-    names, for which their bits depend on nothing but themselves.
     """
 
-    weight: Tensor | PackedWeight
-    bias: Tensor | None
-    inputs: InputQuantization | None
-    dtype: torch.dtype
+    weight: LinearWeight
+    bias: Tensor | None = None
+    inputs: InputQuantization | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: [rows, K] -> [rows, N]."""
-        x = x if self.inputs is None else fake_quantize(x, self.inputs, alone=True)
-        if isinstance(self.weight, Tensor):
-            return linear(x, self.weight, self.bias)
-        out = x.new_empty(len(x), self.weight.shape[0])
-        for rows in self.weight.tiles():
-            bias = None if self.bias is None else self.bias[rows]
-            linear(x, self.weight.dequantize(rows, self.dtype), bias, out[:, rows])
-        return out
+        return self.weight.matmul(x, self.inputs, self.bias)
 
 
-def load_linear(
-    weights: Weights, spec: LinearSpec, *, dtype: torch.dtype, device: torch.device
-) -> Linear:
-    """A linear of a checkpoint; codes stay packed. CheckpointError for NaN or infinity."""
+def load_linear(weights: Weights, spec: LinearSpec, how: Arithmetic) -> Linear:
+    """A linear of a checkpoint, its weight in the first form that takes it. CheckpointError for NaN
+    or infinity."""
     name = f"{spec.name}.bias"
     bias = None
     if name in weights.checkpoint.tensors:
-        bias = weights.read(name, check_finite=True).to(device, dtype)
-    quantized = weights.quantized(spec.tensor)
+        bias = weights.read(name, check_finite=True).to(how.device, how.dtype)
     inputs = weights.activation(spec.name)
+    facts = facts_of(weights, spec)
+    quantized = weights.quantized(spec.tensor)
     if quantized is not None:
-        packed = PackedWeight.of(quantized, device, weights.plain_dtype)
-        return Linear(packed, bias, inputs, dtype)
-    weight = weights.read(spec.tensor, check_finite=True).to(device, dtype)
-    weight = weight.t().contiguous() if spec.transposed else weight
-    return Linear(weight, bias, inputs, dtype)
+        return Linear(pack_codes(quantized, facts, how), bias, inputs)
+    weight = weights.read(spec.tensor, check_finite=True)
+    weight = weight.t() if spec.transposed else weight
+    return Linear(pack_dense(weight, facts, how), bias, inputs)
+
+
+def facts_of(weights: Weights, spec: LinearSpec) -> LinearFacts:
+    """What is known of a linear's weight before it is read. Codes that `weights` decodes without
+    saying so come in fp32."""
+    tensors = weights.checkpoint.tensors
+    scheme, reader = weights.scheme(spec.name), weights.format.reader
+    if scheme is None or reader is None:
+        info = tensors.get(spec.tensor)
+        code = "F32" if info is None or info.dtype not in PLAIN_DTYPES else info.dtype
+        stored = TORCH_DTYPES[code]
+        return LinearFacts(spec.shape, None, stored, stored)
+    scales = (f"{spec.name}.{part}" for part in reader.scales)
+    stored = next(TORCH_DTYPES[tensors[name].dtype] for name in scales if name in tensors)
+    return LinearFacts(spec.shape, scheme, stored, weights.plain_dtype)
+
+
+def multiplied(weights: Weights) -> Iterator[LinearSpec]:
+    """The linears that the decoder multiplies with: of the blocks, and the head where it has a
+    weight of its own."""
+    yield from weights.spec.linears()
+    head = weights.spec.head_linear()
+    if head is not None:
+        yield head
+
+
+def weight_bytes(weights: Weights, how: Arithmetic) -> int:
+    """What the weights of all linears will take, each in its form. Nothing is read."""
+    found = (facts_of(weights, spec) for spec in multiplied(weights))
+    return sum(chosen_form(facts, how).form.nbytes(facts, how) for facts in found)
+
+
+def refusals(weights: Weights, how: Arithmetic) -> tuple[str, ...]:
+    """A line for each kind of linears whose form is not the first: which form, how many, and why
+    not those before it. Nothing is read."""
+    counts: dict[tuple[str, str, tuple[tuple[str, str], ...]], int] = {}
+    for spec in multiplied(weights):
+        facts = facts_of(weights, spec)
+        chosen = chosen_form(facts, how)
+        stored = "dense" if facts.scheme is None else facts.scheme.describe()
+        if chosen.refused:
+            kind = stored, chosen.form.name, chosen.refused
+            counts[kind] = counts.get(kind, 0) + 1
+    return tuple(
+        f"{count} linear{'s' * (count > 1)} ({stored}): {form};"
+        f" not {' nor '.join(f'{name} ({reason})' for name, reason in refused)}"
+        for (stored, form, refused), count in counts.items()
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Joint:
-    """Linears that read one input: one product where they are plain.
+    """Linears that read one input: one product where their forms can be joined.
 
     linears: one for all parts, or one a part. sizes: outputs of each part.
     """
@@ -81,10 +119,10 @@ class Joint:
 
 
 def _join(parts: tuple[Linear, ...]) -> Linear | None:
-    """One linear in place of several; None where a part is not plain."""
-    weights = [part.weight for part in parts if isinstance(part.weight, Tensor)]
+    """One linear in place of several; None where a part rounds its inputs, only some have a bias,
+    or their forms stay apart."""
     biases = [part.bias for part in parts if part.bias is not None]
     plain = all(part.inputs is None for part in parts) and len(biases) in (0, len(parts))
-    if not plain or len(weights) < len(parts):
-        return None
-    return Linear(torch.cat(weights), torch.cat(biases) if biases else None, None, parts[0].dtype)
+    first, *others = (part.weight for part in parts)
+    weight = first.joined(tuple(others)) if plain else None
+    return None if weight is None else Linear(weight, torch.cat(biases) if biases else None)

@@ -13,8 +13,10 @@ from compress.errors import CheckpointError, RequestError
 from compress.machine.memory import available_bytes
 from compress.runtime.decoder.decoder import Decoder
 from compress.runtime.decoder.kv import KVCache, cache_bytes
+from compress.runtime.decoder.linear import multiplied, refusals, weight_bytes
 from compress.runtime.engine.engine import Engine
 from compress.runtime.engine.refusals import ModelFacts, one_variant
+from compress.runtime.forms.form import Arithmetic
 from compress.runtime.loading.selfcheck import check_bits
 from compress.runtime.sequences.limits import Limits, check_limits, check_whole
 from compress.runtime.sequences.stops import Decode
@@ -79,10 +81,12 @@ def open_engine(
     try:
         forward = describe_forward(weights.checkpoint.config, weights.spec)
     except CheckpointError as error:
-        _check_memory(weights, how.dtype, free, packed=False)
+        linears = sum(prod(spec.shape) for spec in multiplied(weights)) * how.dtype.itemsize
+        _check_memory(weights, linears, how.dtype, free)
         parts = _in_transformers(weights, how, context, str(error))
     else:
-        _check_memory(weights, how.dtype, free, packed=True)
+        linears = weight_bytes(weights, Arithmetic.here(how.dtype, how.device))
+        _check_memory(weights, linears, how.dtype, free)
         parts = _native(weights, how, context, forward, free)
     facts = ModelFacts(
         context=context,
@@ -127,6 +131,7 @@ def _native(
     )
     checked = check_bits(decoder, how.limits.tokens_per_step, how.stored)
     notices = [checked.notice] if checked.notice is not None else []
+    notices += refusals(weights, Arithmetic.here(how.dtype, how.device))
     if weights.kv_cache is not None:
         # Codes of 8 bits with such scales are nothing that attention reads.
         notices.append(
@@ -184,16 +189,10 @@ def _named_ends(weights: "Weights") -> set[int]:
     return set()
 
 
-def _check_memory(
-    weights: "Weights", dtype: torch.dtype, free: int | None, *, packed: bool
-) -> None:
-    """Weights in `dtype`; codes without their scales where they stay packed."""
-    needed = 0
-    for linear in {linear.tensor: linear for linear in weights.spec.all_linears()}.values():
-        scheme = weights.scheme(linear.name) if packed else None
-        bits = 8 * dtype.itemsize if scheme is None else scheme.bits
-        needed += prod(linear.shape) * bits // 8
-    needed += prod(weights.spec.embedding_shape) * dtype.itemsize
+def _check_memory(weights: "Weights", linears: int, dtype: torch.dtype, free: int | None) -> None:
+    """linears: bytes of their weights. The embedding counts twice: while a tensor is read it is
+    there as it is stored, too."""
+    needed = linears + 2 * prod(weights.spec.embedding_shape) * dtype.itemsize
     if free is not None and needed > free:
         smaller = "; take dtype bf16" if dtype.itemsize > 2 else ""
         raise RequestError(

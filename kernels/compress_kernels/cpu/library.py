@@ -77,7 +77,15 @@ def native() -> Native:
         function = getattr(library, name)
         function.argtypes, function.restype = [pointer], None
     library.gram_bf16.argtypes = [pointer, long, long, ctypes.c_int32, pointer]
+    library.instruction_sets.restype = ctypes.c_char_p
     return Native(library, str(path))
+
+
+def instruction_sets() -> frozenset[str]:
+    """Those of x86 that the compiled kernels use, by the names of /proc/cpuinfo ("avx2", "avx512f",
+    "avx512_vnni", "avx512_bf16"); none without compiled kernels."""
+    library = native().library
+    return frozenset(library.instruction_sets().decode().split()) if library else frozenset()
 
 
 def grid_struct(of: grid.Grid, ratios: Tensor) -> GridStruct:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from compress.runtime.decoder.decoder import Decoder
 from compress.runtime.decoder.mlp import Mixture
+from compress.runtime.forms.dense import FloatWeight
 from helpers import tiny_models
 from helpers.engine.flat_runs import Runs, load
 
@@ -128,8 +129,9 @@ def test_of_equal_experts_the_first_are_chosen(tmp_path: Path) -> None:
     runs, mixture = Runs(decoder, texts=1, most=16), decoder.layers[0].mlp
     assert isinstance(mixture, Mixture)
     weight = torch.zeros(24, decoder.spec.hidden)
-    many = replace(mixture, router=replace(mixture.router, weight=weight))
-    few = replace(many, router=replace(many.router, weight=weight[:2]), experts=many.experts[:2])
+    many = replace(mixture, router=replace(mixture.router, weight=FloatWeight(weight)))
+    router = replace(many.router, weight=FloatWeight(weight[:2]))
+    few = replace(many, router=router, experts=many.experts[:2])
     batch = runs.batch([(0, text(16), 0, 16)])
     x = torch.randn(len(batch.ids), decoder.spec.hidden, generator=torch.Generator().manual_seed(1))
     assert torch.equal(many(x, batch), few(x, batch))

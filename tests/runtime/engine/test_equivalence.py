@@ -16,6 +16,7 @@ import torch
 from compress.formats.kv_cache import FP8_CACHE
 from compress.quant.scheme import PRESETS, QuantScheme
 from compress.runtime.decoder.kv import KVCache
+from compress.runtime.forms.dense import FloatWeight
 from compress.runtime.sequences.blocks import BlockPool
 from compress.runtime.sequences.request import Request
 from helpers import compressed_models, tiny_models
@@ -78,9 +79,9 @@ def test_equal_logits(tmp_path: Path, dtype: torch.dtype) -> None:
     """Each token has the logit of three others: the first of them is chosen, and reported first,
     however many the neighbours ask for."""
     decoder = load(tiny_models.make("llama", tmp_path, dtype="fp32"), dtype)
-    assert isinstance(decoder.head.weight, torch.Tensor)
-    alike = decoder.head.weight[torch.arange(tiny_models.VOCAB) // 4 * 4]
-    decoder = replace(decoder, head=replace(decoder.head, weight=alike))
+    assert isinstance(decoder.head.weight, FloatWeight)
+    alike = decoder.head.weight.values[torch.arange(tiny_models.VOCAB) // 4 * 4]
+    decoder = replace(decoder, head=replace(decoder.head, weight=FloatWeight(alike)))
     oracle, pool = OneByOne(decoder, LONGEST), pool_of(tiny_models.VOCAB)
     run((oracle, pool), range(4))
     outputs = [oracle.generation(request, 0) for request in pool if request.sampling]

@@ -15,6 +15,7 @@ from compress.formats import open_weights
 from compress.runtime.decoder.build import Loader
 from compress.runtime.decoder.decoder import Decoder
 from compress.runtime.decoder.kv import KVCache, cache_bytes
+from compress.runtime.forms.form import Arithmetic
 from compress.runtime.loading import open_engine as open_engine_module
 from compress.runtime.loading.open_engine import Opening, open_engine
 from compress.runtime.sequences.limits import Limits
@@ -173,7 +174,7 @@ def test_a_kind_that_is_not_built_is_refused_with_its_layer(
     mixed: ForwardSpec, folders: dict[str, Path]
 ) -> None:
     weights = open_weights(Checkpoint.open(folders["two kinds"]))
-    loader = Loader(weights, mixed, torch.float32, torch.device("cpu"))
+    loader = Loader(weights, mixed, Arithmetic.here(torch.float32, "cpu"))
     with pytest.raises(CheckpointError, match=r"^layer 2 is of the kind Unbuilt; layers of the ki"):
         Decoder.of(loader)
 

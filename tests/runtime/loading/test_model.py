@@ -196,12 +196,14 @@ def test_memory_is_looked_at_before_anything_is_read(
 def test_codes_count_as_they_are_kept(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Half a byte for a code of 4 bits; head and embedding stay as they are."""
+    """Half a byte for a code of 4 bits and four for its scale; the head stays as it is, and the
+    embedding is there twice while it is read."""
     compressed_models.write(folder, tmp_path / "out", QuantScheme(group_size=32))
     spec = open_weights(Checkpoint.open(folder)).spec
     codes = sum(prod(linear.shape) for linear in spec.linears())
-    head = sum(prod(linear.shape) for linear in spec.all_linears()) - codes
-    needed = codes // 2 + 4 * (head + prod(spec.embedding_shape))
+    head = spec.head_linear()
+    dense = 2 * prod(spec.embedding_shape) + (0 if head is None else prod(head.shape))
+    needed = codes // 2 + 4 * codes // 32 + 4 * dense
     monkeypatch.setattr(engine_opening, "available_bytes", lambda: needed - 1)
     with pytest.raises(RequestError, match="of memory as"):
         open_model(tmp_path / "out")

@@ -10,9 +10,11 @@ from torch import Tensor
 
 from compress.quant.scheme import PRESETS, QuantScheme
 from compress.quant.tensor import OutlierColumns, QuantizedTensor
-from compress.runtime.decoder import packed
 from compress.runtime.decoder.linear import Linear
-from compress.runtime.decoder.packed import PackedWeight
+from compress.runtime.forms import packed
+from compress.runtime.forms.dense import FloatWeight
+from compress.runtime.forms.form import Arithmetic, LinearFacts
+from compress.runtime.forms.packed import DecodedTiles, PackedWeight
 from helpers import compressed_models, tiny_models
 from helpers.engine.flat_runs import load
 
@@ -83,6 +85,21 @@ def test_bytes_are_the_packed_ones(scheme: QuantScheme, bits: float) -> None:
     assert PackedWeight.of(rounded(scheme), CPU).nbytes == round(bits * N * K / 8)
 
 
+@pytest.mark.parametrize("columns", [K, 250])
+@pytest.mark.parametrize("name", SCHEMES)
+def test_bytes_are_told_before(name: str, columns: int) -> None:
+    """But for numbers of the whole weight, and columns that calibration fixed."""
+    tensor = rounded(SCHEMES[name], columns)
+    facts = LinearFacts((N, columns), tensor.scheme, tensor.scale.dtype, torch.bfloat16)
+    how = Arithmetic(torch.float32, CPU)
+    packed_weight = DecodedTiles().pack(tensor, facts, how)
+    rest = packed_weight.rest
+    more = [rest.global_scale, rest.input_scale]
+    more += [rest.outliers.columns, rest.outliers.weight] if rest.outliers else []
+    told = DecodedTiles().nbytes(facts, how)
+    assert packed_weight.nbytes == told + sum(x.nbytes for x in more if x is not None)
+
+
 @pytest.mark.parametrize("name", SCHEMES)
 def test_rows_have_the_same_bits_whatever_their_number(
     name: str, monkeypatch: pytest.MonkeyPatch
@@ -91,12 +108,12 @@ def test_rows_have_the_same_bits_whatever_their_number(
     monkeypatch.setattr(packed, "DECODED", 48 * K)
     tensor = rounded(SCHEMES[name])
     inputs = tensor.inputs()
-    layer = Linear(PackedWeight.of(tensor, CPU), torch.randn(N), inputs, torch.float32)
+    layer = Linear(PackedWeight.of(tensor, CPU), torch.randn(N), inputs)
     x = torch.randn(512, K) * 3
     whole = layer(x)
     for start, stop in ((0, 16), (16, 64), (100, 116), (0, 512 - 16)):
         assert torch.equal(layer(x[start:stop]), whole[start:stop])
-    plain = Linear(tensor.dequantize(), layer.bias, inputs, torch.float32)
+    plain = Linear(FloatWeight(tensor.dequantize()), layer.bias, inputs)
     torch.testing.assert_close(whole, plain(x), atol=1e-4, rtol=1e-4)
 
 

@@ -1,16 +1,20 @@
-"""A quantized weight as the engine keeps it: codes packed, decoded a few rows at a time."""
+"""Codes that are packed as in a file, and decoded a few rows at a time for a product."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from compress.formats.fp4 import pack_fp4, unpack_fp4
-from compress.quant.packing import pack, unpack
+from compress.quant.activations import fake_quantize
+from compress.quant.packing import pack, unpack, words_for
 from compress.quant.scheme import QuantScheme
-from compress.quant.tensor import OutlierColumns, QuantizedTensor
+from compress.quant.tensor import InputQuantization, OutlierColumns, QuantizedTensor
+from compress.runtime.forms.form import Arithmetic, LinearFacts, LinearWeight
+from compress_kernels.ops.linear import linear
 
 # Weights that are decoded at once: 4 MB in fp32, which caches hold.
 DECODED = 1 << 20
@@ -59,19 +63,50 @@ class PackedWeight:
 
     def part(self, rows: slice) -> QuantizedTensor:
         """Some rows, their codes not packed; squares that share a scale are whole."""
-        rest, scheme = self.rest, self.rest.scheme
-        cells = slice(None)
-        if scheme.granularity != "tensor":
-            height = scheme.rows_per_scale(self.shape[0])
-            cells = slice(rows.start // height, -(-rows.stop // height))
-        outliers = rest.outliers
-        return replace(
-            rest,
-            codes=_unpacked(self.codes[rows], scheme, self.shape[1]),
-            scale=rest.scale[cells],
-            zero=None if rest.zero is None else rest.zero[cells],
-            outliers=outliers and OutlierColumns(outliers.columns, outliers.weight[rows]),
-        )
+        codes = _unpacked(self.codes[rows], self.rest.scheme, self.shape[1])
+        return replace(self.rest.part(rows), codes=codes)
+
+    def matmul(self, x: Tensor, inputs: InputQuantization | None, bias: Tensor | None) -> Tensor:
+        x = x if inputs is None else fake_quantize(x, inputs, alone=True)
+        out = x.new_empty(len(x), self.shape[0])
+        for rows in self.tiles():
+            own = None if bias is None else bias[rows]
+            linear(x, self.dequantize(rows, x.dtype), own, out[:, rows])
+        return out
+
+    def joined(self, others: tuple[LinearWeight, ...]) -> None:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedTiles:
+    """Takes every scheme: `QuantizedTensor.dequantize()` gives the numbers that are multiplied."""
+
+    name: str = "codes that are decoded in tiles"
+    joins: bool = False
+
+    def why_not(self, facts: LinearFacts, how: Arithmetic) -> None:
+        return None
+
+    def nbytes(self, facts: LinearFacts, how: Arithmetic) -> int:
+        """Codes, scales and zeros."""
+        scheme, (rows, columns) = facts.scheme, facts.shape
+        assert scheme is not None, "dense weights have a table of their own"
+        scales = prod(scheme.scale_shape(rows, columns))
+        zero = torch.int8.itemsize * (not scheme.symmetric)
+        return rows * _row_bytes(scheme, columns) + scales * (facts.stored.itemsize + zero)
+
+    def pack(self, weight: QuantizedTensor, facts: LinearFacts, how: Arithmetic) -> PackedWeight:
+        return PackedWeight.of(weight, how.device, facts.plain)
+
+
+def _row_bytes(scheme: QuantScheme, columns: int) -> int:
+    """Of the codes of a row, as `_packed` leaves them."""
+    if scheme.is_fp4:
+        return columns // 2
+    if scheme.type == "int" and scheme.bits < 8:
+        return words_for(columns, scheme.bits) * 4
+    return columns
 
 
 def _packed(codes: Tensor, scheme: QuantScheme) -> Tensor:

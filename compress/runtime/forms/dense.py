@@ -1,0 +1,54 @@
+"""Dense weights: in the dtype of the products, as they lie in the file."""
+
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+from compress.quant.activations import fake_quantize
+from compress.quant.tensor import InputQuantization
+from compress.runtime.forms.form import Arithmetic, LinearFacts, LinearWeight
+from compress_kernels.ops.linear import linear
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FloatWeight:
+    """values: [N, K], in the dtype of the products."""
+
+    values: Tensor
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.values.shape[0], self.values.shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        return self.values.nbytes
+
+    def matmul(self, x: Tensor, inputs: InputQuantization | None, bias: Tensor | None) -> Tensor:
+        x = x if inputs is None else fake_quantize(x, inputs, alone=True)
+        return linear(x, self.values, bias)
+
+    def joined(self, others: tuple[LinearWeight, ...]) -> "FloatWeight | None":
+        values = [other.values for other in others if isinstance(other, FloatWeight)]
+        return (
+            FloatWeight(torch.cat((self.values, *values))) if len(values) == len(others) else None
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DenseForm:
+    """Takes every dense weight."""
+
+    name: str = "dense weights"
+    joins: bool = True
+
+    def why_not(self, facts: LinearFacts, how: Arithmetic) -> None:
+        return None
+
+    def nbytes(self, facts: LinearFacts, how: Arithmetic) -> int:
+        return prod(facts.shape) * how.dtype.itemsize
+
+    def pack(self, weight: Tensor, facts: LinearFacts, how: Arithmetic) -> FloatWeight:
+        return FloatWeight(weight.to(how.device, how.dtype).contiguous())
