@@ -25,6 +25,7 @@ from compress.runtime.decoder.kv import KVCache
 from compress.runtime.engine.batch import FlatBatch
 from compress.runtime.engine.engine import Engine
 from compress.runtime.engine.refusals import ModelFacts
+from compress.runtime.engine.runner import LocalRunner
 from compress.runtime.sequences.request import Request
 
 MODEL = REPO / "examples" / "tale-6m"
@@ -119,7 +120,7 @@ def logprobs(decoder: Decoder, text: list[int], dtype: torch.dtype) -> Tensor:
     """fp64 [tokens - 1, vocabulary], from a cache of that dtype."""
     recording = Recording(decoder)
     facts = ModelFacts(context=LENGTH, vocabulary=decoder.spec.vocab)
-    engine = Engine(recording, _cache(decoder, dtype), facts)
+    engine = Engine(LocalRunner(recording, _cache(decoder, dtype)), facts)
     (result,) = engine.generate([Request("text", tuple(text), None, score_from=1)])
     if result.error is not None:
         raise SystemExit(result.error)

@@ -31,7 +31,7 @@ class Held:
     held: int = 0
     computed: int = 0
 
-    def note(self, engine: Engine[Any]) -> None:
+    def note(self, engine: Engine) -> None:
         (pool,) = engine.tables.pools
         running = engine.scheduler.running
         self.sequences += len(running)

@@ -106,7 +106,7 @@ def _jobs(count: int, shared: int, vocabulary: int) -> list[LoadRequest]:
     return [LoadRequest(stem + ids(OWN), 1) for _ in range(count)]
 
 
-def _first_token(side: Ours, engine: Engine[Any], job: LoadRequest) -> float:
+def _first_token(side: Ours, engine: Engine, job: LoadRequest) -> float:
     ((seconds,),) = side.run(engine, [job]).tokens
     return seconds
 

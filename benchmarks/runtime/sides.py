@@ -14,11 +14,12 @@ from compress.runtime.decoder.decoder import Decoder
 from compress.runtime.decoder.kv import KVCache
 from compress.runtime.engine.engine import Engine
 from compress.runtime.engine.refusals import ModelFacts
+from compress.runtime.engine.runner import LocalRunner
 from compress.runtime.sequences.request import Request, Sampling
 from compress.speed.load import LoadRequest
 
 BATCH, BLOCK = 8, 16
-Watch = Callable[[Engine[KVCache]], None]
+Watch = Callable[[Engine], None]
 
 
 class Ours:
@@ -34,7 +35,7 @@ class Ours:
         return self.run(self.engine(jobs, block), jobs, after)
 
     def run(
-        self, engine: Engine[KVCache], jobs: Sequence[LoadRequest], after: Watch | None = None
+        self, engine: Engine, jobs: Sequence[LoadRequest], after: Watch | None = None
     ) -> Timings:
         """after: looks at the engine behind each step."""
         times: dict[str, list[float]] = {str(i): [] for i in range(len(jobs))}
@@ -52,14 +53,14 @@ class Ours:
 
     def engine(
         self, jobs: Sequence[LoadRequest], block: int = BLOCK, *, reuse: bool = True
-    ) -> Engine[KVCache]:
+    ) -> Engine:
         """A new one with room for all these, so that nothing is left of the last load."""
         how, spec = self.decoder.how, self.decoder.spec
         blocks = 1 + sum(-(-(len(job.prompt) + job.output) // block) + 1 for job in jobs)
         device = self.decoder.device
         cache = KVCache(how, [blocks] * len(how.windows), block, dtype=self.kv, device=device)
         facts = ModelFacts(context=spec.context or 4096, vocabulary=spec.vocab)
-        return Engine(self.decoder, cache, facts, reuse=reuse)
+        return Engine(LocalRunner(self.decoder, cache), facts, reuse=reuse)
 
 
 class Static:

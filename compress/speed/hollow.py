@@ -1,11 +1,10 @@
 """Decoders that leave work out, by which the rest of a step is measured."""
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from math import prod
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,9 +17,11 @@ from compress.runtime.decoder.build import Loader
 from compress.runtime.decoder.decoder import Decoder
 from compress.runtime.decoder.kv import KVCache
 from compress.runtime.decoder.linear import Linear
-from compress.runtime.engine.batch import FlatBatch
+from compress.runtime.engine.batch import FlatBatch, TextChunk, build_batch
 from compress.runtime.engine.engine import Engine
+from compress.runtime.engine.interfaces import StepInput, StepLayout
 from compress.runtime.engine.refusals import ModelFacts
+from compress.runtime.engine.runner import LocalRunner
 from compress.runtime.forms.form import Arithmetic, LinearWeight
 from compress.runtime.sequences.request import Request, Sampling
 from compress.speed.timer import Timer
@@ -153,8 +154,7 @@ class Hollow:
         )
         facts = ModelFacts(PROMPT + STEPS, self.vocabulary)
         logits = torch.zeros(1, self.vocabulary, device=decoder.device)
-        around = _Around(decoder, self.read, logits)
-        engine: Engine[Any] = Engine(around, cache, facts, reuse=False)
+        engine = Engine(_Around(LocalRunner(decoder, cache), self.read, logits), facts, reuse=False)
         sampling = Sampling(max_tokens=STEPS, ignore_eos=True)
         for i in range(texts):
             engine.add(Request(str(i), (0,) * PROMPT, sampling))
@@ -166,45 +166,30 @@ class Hollow:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Around:
-    """A decoder whose time counts for nothing. row: its logits, fp32 [1, vocabulary]."""
+    """Steps whose time counts for nothing. row: the logits of all, fp32 [1, vocabulary]."""
 
-    decoder: Decoder
+    inner: LocalRunner[KVCache]
     read: _Weights
     row: Tensor
 
     @property
-    def device(self) -> torch.device:
-        return self.decoder.device
+    def layout(self) -> StepLayout:
+        return self.inner.layout
 
-    @property
-    def multiple(self) -> int:
-        return self.decoder.multiple
-
-    def forward(self, batch: FlatBatch, cache: KVCache) -> Tensor:
+    def run(self, step: StepInput) -> Iterator[Tensor]:
         before, start = self.read.seconds, self.read.timer.now()
-        hidden = self.decoder.forward(batch, cache)
+        self.inner.run(step)
         self.read.seconds = before + self.read.timer.now() - start
-        return hidden
+        rows = len(step.batch.rows)
+        return (self._logits(min(step.rows, rows - at)) for at in range(0, rows, step.rows))
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def _logits(self, count: int) -> Tensor:
         self.read.read(PIECE)
-        return self.row.expand(len(hidden), -1)
+        return self.row.expand(count, -1)
 
 
 def _first_tokens(decoder: Decoder, rows: int) -> tuple[KVCache, FlatBatch]:
     how, device = decoder.how, decoder.device
     cache = KVCache(how, [1 + rows] * len(how.windows), 1, dtype=decoder.dtype, device=device)
-    at = torch.arange(rows, device=device)
-    table = torch.arange(1, rows + 2, dtype=torch.int32, device=device)[:, None] % (rows + 1)
-    batch = FlatBatch(
-        ids=torch.zeros_like(at),
-        positions=torch.zeros_like(at),
-        sequence=at.to(torch.int32),
-        tables=(table,) * len(how.windows),
-        slots=(at + 1,) * len(how.windows),
-        rows=at,
-        count=rows,
-        multiple=decoder.multiple,
-        lengths=torch.ones(rows + 1, dtype=torch.int64, device=device),
-    )
-    return cache, batch
+    chunks = [TextChunk((0,), 0, 0, ((1 + i,),) * len(how.windows), 1) for i in range(rows)]
+    return cache, build_batch(chunks, 1, decoder.multiple).to(device)

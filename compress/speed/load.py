@@ -1,7 +1,7 @@
 """Requests that are all there at the start: served by an engine, or in predicted time."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from time import monotonic
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from compress.runtime.engine.batch import FlatBatch
 from compress.runtime.engine.engine import Engine
+from compress.runtime.engine.interfaces import StepInput, StepLayout
 from compress.runtime.engine.refusals import ModelFacts
 from compress.runtime.sampling.sampling import Choice
 from compress.runtime.sequences.limits import Limits
@@ -46,7 +47,7 @@ class Speed:
 
 
 def play(
-    engine: Engine[Any], jobs: Sequence[LoadRequest], clock: Callable[[], float] = monotonic
+    engine: Engine, jobs: Sequence[LoadRequest], clock: Callable[[], float] = monotonic
 ) -> list[list[float]]:
     """Serves the jobs; of each the seconds from the start to each of its tokens."""
     times: dict[str, list[float]] = {str(i): [] for i in range(len(jobs))}
@@ -73,13 +74,12 @@ def predict(
 
     The cache has room for all jobs. reuse: texts that begin alike share keys and values.
     """
-    clock = _Clock(work, rates)
     blocks = 1 + sum(-(-(len(job.prompt) + job.output) // BLOCK) + 1 for job in jobs)
-    places = _Places(BLOCK, (CacheGroup(None, blocks),))
+    clock = _Clock(work, rates, StepLayout((CacheGroup(None, blocks),), BLOCK, multiple=1))
     vocabulary = 1 + max(token for job in jobs for token in job.prompt)
     longest = max(len(job.prompt) + job.output for job in jobs)
     facts = ModelFacts(longest, vocabulary)
-    engine: Engine[Any] = Engine(clock, places, facts, limits, reuse=reuse, sampler=_zeros)
+    engine = Engine(clock, facts, limits, reuse=reuse, sampler=_zeros)
     return play(engine, jobs, lambda: clock.seconds)
 
 
@@ -112,39 +112,18 @@ def even_load(batch: int, prompt: int, output: int, vocabulary: int = 2) -> list
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class _Places:
-    """A cache that holds nothing: blocks are counted only."""
-
-    block_size: int
-    groups: tuple[CacheGroup, ...]
-
-    def copy(self, source: int, target: int, group: int) -> None:
-        """Nothing is there to be copied."""
-
-
 @dataclass(slots=True, eq=False)
 class _Clock:
-    """A decoder that computes nothing but how long it would take."""
+    """Computes nothing of a step but how long it would take."""
 
     work: Workload
     rates: EngineRates
+    layout: StepLayout
     seconds: float = 0.0
 
-    @property
-    def device(self) -> torch.device:
-        return torch.device("cpu")
-
-    @property
-    def multiple(self) -> int:
-        return 1
-
-    def forward(self, batch: FlatBatch, cache: _Places) -> Tensor:
-        self.seconds += expected(self.work, self.rates, step_load(self.work, batch)).total
-        return torch.zeros(len(batch.rows), 1)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        return hidden
+    def run(self, step: StepInput) -> Iterator[Tensor]:
+        self.seconds += expected(self.work, self.rates, step_load(self.work, step.batch)).total
+        return iter((torch.zeros(len(step.batch.rows), 1),))
 
 
 def step_load(work: Workload, batch: FlatBatch) -> StepLoad:

@@ -10,7 +10,7 @@ from compress.formats.weights import Weights
 from compress.machine.memory import available_bytes
 from compress.runtime.decoder.decoder import Decoder
 from compress.runtime.decoder.kv import KVCache
-from compress.runtime.engine.batch import FlatBatch
+from compress.runtime.engine.batch import TextChunk, build_batch
 from compress_exporters.decoded import Decoded
 
 BLOCK = 16  # positions of a block of the cache
@@ -56,7 +56,9 @@ class Reference:
             dtype=self.decoder.dtype,
             device=self.decoder.device,
         )
-        batch = _batch(ids, multiple, len(how.windows), blocks, prompt or len(ids))
+        table = range(1, blocks + 1)
+        chunk = TextChunk(ids, 0, 0, (table,) * len(how.windows), prompt or len(ids))
+        batch = build_batch([chunk], BLOCK, multiple).to(self.decoder.device)
         return self.decoder.logits(self.decoder.forward(batch, cache))[: len(ids)]
 
     def apart(self, prompt: Sequence[int], chosen: Sequence[int], slack: float) -> Apart | None:
@@ -70,27 +72,6 @@ class Reference:
                 return Apart(number, token, int(logits.argmax()), by)
             so_far.append(token)
         return None
-
-
-def _batch(ids: Sequence[int], multiple: int, groups: int, blocks: int, prompt: int) -> FlatBatch:
-    """One text whose blocks of the cache lie in order behind the null block."""
-    count, missing = len(ids), -len(ids) % multiple
-    positions = torch.tensor([*range(count), *[0] * missing])
-    # Padding belongs to a text of its own, whose blocks are all the null block.
-    tables = torch.tensor([[*range(1, blocks + 1)], [0] * blocks], dtype=torch.int32)
-    sequence = torch.tensor([0] * count + [1] * missing, dtype=torch.int32)
-    slots = tables[sequence.long(), positions // BLOCK].long() * BLOCK + positions % BLOCK
-    return FlatBatch(
-        ids=torch.tensor([*ids, *[0] * missing]),
-        positions=positions,
-        sequence=sequence,
-        tables=(tables,) * groups,
-        slots=(slots,) * groups,
-        rows=torch.tensor([*range(count), *[0] * missing]),
-        count=count,
-        multiple=multiple,
-        lengths=torch.tensor([prompt, 0]),
-    )
 
 
 def text(source: Weights, length: int = LENGTH) -> list[int]:

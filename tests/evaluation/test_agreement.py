@@ -19,6 +19,7 @@ from compress.formats import open_weights
 from compress.quant.scheme import PRESETS, QuantScheme
 from compress.recipe.evaluation_config import EvaluationConfig, TextConfig
 from compress.runtime.engine.engine import Engine
+from compress.runtime.engine.runner import LocalRunner
 from compress.runtime.loading.open_engine import Opening, open_engine
 from compress.runtime.sequences.limits import Limits
 from compress.runtime.sequences.request import Request, RequestResult
@@ -130,7 +131,8 @@ class Watched:
 def distributions(folder: Path, windows: TokenWindows) -> Tensor:
     """Log-probabilities [scored tokens, vocabulary] of an engine that reads a window at a time."""
     engine = opened(folder)
-    engine.decoder = watched = Watched(engine.decoder)
+    watched = Watched(engine.runner.decoder)
+    engine.runner = LocalRunner(watched, engine.runner.cache)
     rows = []
     for request in requests(windows):
         watched.seen = []

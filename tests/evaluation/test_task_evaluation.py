@@ -242,7 +242,7 @@ def test_one_model_is_in_memory_at_a_time(
     def watched(*arguments: Any) -> Any:
         assert [reference() for reference in alive] == [None] * len(alive)
         model = whole(*arguments)
-        alive.append(weakref.ref(model.engine.decoder.embedding))
+        alive.append(weakref.ref(model.engine.runner.decoder.embedding))
         return model
 
     monkeypatch.setattr(models, "model_of", watched)

@@ -90,7 +90,7 @@ def test_the_engine_stores_what_was_asked(source: Path, monkeypatch: pytest.Monk
 
     def watched(weights: Any, how: Any) -> Any:
         engine, notices = whole(weights, how)
-        opened.append(engine.cache.states[0][0].dtype)
+        opened.append(engine.runner.cache.states[0][0].dtype)
         return engine, notices
 
     monkeypatch.setattr(bench, "open_engine", watched)

@@ -8,18 +8,17 @@ One thread works with an engine; between two steps it may add and abort requests
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from time import monotonic
-from typing import Generic
 
 from compress.errors import RequestError
 from compress.runtime.engine.arrivals import sequences_of
 from compress.runtime.engine.batch import build_batch
 from compress.runtime.engine.commit import abort, accept, refused, result_of
-from compress.runtime.engine.interfaces import Cache, DecoderLike
+from compress.runtime.engine.interfaces import StepInput, StepRunner
 from compress.runtime.engine.policies import schedule
 from compress.runtime.engine.refusals import ModelFacts, check_request
 from compress.runtime.engine.scheduler import Scheduler
 from compress.runtime.engine.step import Item, Step
-from compress.runtime.sampling.head import LogitsRow, Sampler, choices
+from compress.runtime.sampling.head import LogitsRow, Sampler, choices, rows_at_once
 from compress.runtime.sampling.sampling import Choice, sample
 from compress.runtime.sequences.limits import Limits, check_limits
 from compress.runtime.sequences.request import Request, RequestResult, Update
@@ -44,16 +43,16 @@ class EngineStats:
     hit: int = 0
 
 
-class Engine(Generic[Cache]):
-    """decode: ids -> text, special tokens left out; without it results have no text.
+class Engine:
+    """runner: computes the steps. decode: ids -> text, special tokens left out; without it results
+    have no text.
 
     reuse: requests that begin alike share keys and values. notices: settings without effect.
     """
 
     def __init__(
         self,
-        decoder: DecoderLike[Cache],
-        cache: Cache,
+        runner: StepRunner,
         facts: ModelFacts,
         limits: Limits | None = None,
         *,
@@ -63,10 +62,11 @@ class Engine(Generic[Cache]):
     ) -> None:
         limits = limits or Limits()
         self.notices = check_limits(limits)
-        self.decoder, self.cache, self.facts, self.limits = decoder, cache, facts, limits
+        self.runner, self.layout = runner, runner.layout
+        self.facts, self.limits = facts, limits
         self.decode, self.sampler = decode, sampler
-        chunk = limits.chunk(cache.block_size)
-        self.tables = BlockTables(cache.groups, cache.block_size, chunk, reuse)
+        groups, size = self.layout.groups, self.layout.block_size
+        self.tables = BlockTables(groups, size, limits.chunk(size), reuse)
         self.scheduler = Scheduler(limits, self.tables)
         self.stats = EngineStats()
         self._live: dict[str, list[Sequence]] = {}
@@ -106,7 +106,7 @@ class Engine(Generic[Cache]):
     def step(self) -> list[Update]:
         """Computes one step; returns what came of it.
 
-        Where decoder or sampler raise (memory, Ctrl-C), the error passes on and no token is lost:
+        Where runner or sampler raise (memory, Ctrl-C), the error passes on and no token is lost:
         the running sequences begin anew with the next step.
         """
         step = schedule(self.scheduler)
@@ -184,15 +184,11 @@ class Engine(Generic[Cache]):
                 item.sequence.times.scheduled, item.sequence.cached = now, item.start
 
     def _run(self, step: Step) -> list[tuple[LogitsRow, Choice | None]]:
-        for copy in step.copies:
-            self.cache.copy(*copy)
-        groups, size = len(self.tables.groups), self.tables.block_size
-        decoder = self.decoder
-        batch = build_batch(step.items, groups, size, decoder.device, decoder.multiple)
-        hidden = decoder.forward(batch, self.cache)
-        rows = self._advance(step.items)
-        vocabulary = self.facts.vocabulary
-        return list(choices(decoder.logits, vocabulary, hidden, rows, self.sampler))
+        chunks = [item.chunk for item in step.items]
+        batch = build_batch(chunks, self.layout.block_size, self.layout.multiple)
+        most = rows_at_once(self.facts.vocabulary)
+        logits = self.runner.run(StepInput(step.copies, batch, most))
+        return list(choices(logits, self._advance(step.items), self.sampler))
 
     def _advance(self, items: tuple[Item, ...]) -> list[LogitsRow]:
         """Counts the tokens as computed; whose choice each row is. Whoever waited for a prompt

@@ -1,12 +1,58 @@
-"""What the engine needs of a decoder and of its cache; any pair that offers this will do."""
+"""What the engine needs of whatever computes its steps: one call, with all that a step is in it."""
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from compress.runtime.engine.batch import FlatBatch
-from compress.runtime.sequences.tables import CacheGroup
+from compress.runtime.sequences.tables import CacheGroup, Copy
+
+
+@dataclass(frozen=True, slots=True)
+class StepLayout:
+    """How a step is laid out for a runner.
+
+    groups, block_size: of its cache. multiple: batches have multiples of so many rows; the bits of
+    a row do not change with them.
+    """
+
+    groups: tuple[CacheGroup, ...]
+    block_size: int
+    multiple: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepInput:
+    """copies: of blocks, in this order, before any token's keys and values are written. batch: on
+    the CPU. rows: of logits that are wanted at once, at most; a multiple of the layout's."""
+
+    copies: tuple[Copy, ...]
+    batch: FlatBatch
+    rows: int
+
+
+class StepRunner(Protocol):
+    """Holds the weights, and the keys and values; the engine touches neither.
+
+    What a step needs is in its input and what comes of it in its output, so a runner may be another
+    process, or many ranks that each get the same input.
+    """
+
+    @property
+    def layout(self) -> StepLayout:
+        """Always the same."""
+
+    def run(self, step: StepInput) -> Iterator[Tensor]:
+        """Logits of the batch's `rows`, padding included: fp32 [up to step.rows, vocabulary] at a
+        time, in order.
+
+        When it returns, blocks are copied and the keys and values of all tokens written; logits may
+        be made when they are taken. The next step comes when they are taken, or given up for an
+        error: then every running text is computed anew.
+        """
 
 
 class CacheLike(Protocol):
@@ -34,7 +80,7 @@ class DecoderLike(Protocol[Taken]):
 
     @property
     def multiple(self) -> int:
-        """Batches have multiples of so many rows: the bits of a row do not change with them."""
+        """As StepLayout's."""
 
     def forward(self, batch: FlatBatch, cache: Taken) -> Tensor:
         """Writes keys and values of all tokens; returns the last hidden states [R, width]."""

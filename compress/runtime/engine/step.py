@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from compress.runtime.engine.batch import TextChunk
 from compress.runtime.sequences.sequence import Sequence
 from compress.runtime.sequences.tables import Copy
 
@@ -21,6 +22,12 @@ class Item:
     @property
     def end(self) -> int:
         return self.start + self.count
+
+    @property
+    def chunk(self) -> TextChunk:
+        sequence = self.sequence
+        ids = sequence.tokens[self.start : self.end]
+        return TextChunk(ids, self.start, self.wanted, sequence.tables, sequence.given)
 
 
 @dataclass(frozen=True, slots=True)

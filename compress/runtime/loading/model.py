@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any
 
 from compress.errors import RequestError
 from compress.runtime.engine.engine import Engine
@@ -20,7 +19,7 @@ class Model:
     One thread at a time works with it.
     """
 
-    engine: Engine[Any]
+    engine: Engine
     tokenizer: TextTokenizer
     notices: tuple[str, ...] = ()
     _numbers: Iterator[int] = field(default_factory=count)

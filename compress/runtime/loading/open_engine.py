@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -11,11 +11,14 @@ from compress.arch.forward.forward import ForwardSpec, describe_forward
 from compress.arch.text_config import config_at
 from compress.errors import CheckpointError, RequestError
 from compress.machine.memory import available_bytes
+from compress.runtime.decoder.build import Loader
 from compress.runtime.decoder.decoder import Decoder
 from compress.runtime.decoder.kv import KVCache, cache_bytes
 from compress.runtime.decoder.linear import multiplied, refusals, weight_bytes
 from compress.runtime.engine.engine import Engine
+from compress.runtime.engine.interfaces import StepRunner
 from compress.runtime.engine.refusals import ModelFacts, one_variant
+from compress.runtime.engine.runner import LocalRunner
 from compress.runtime.forms.form import Arithmetic
 from compress.runtime.loading.selfcheck import check_bits
 from compress.runtime.sequences.limits import Limits, check_limits, check_whole
@@ -52,6 +55,10 @@ class Opening:
     kv_dtype: torch.dtype | None = None
 
     @property
+    def arithmetic(self) -> Arithmetic:
+        return Arithmetic.here(self.dtype, self.device)
+
+    @property
     def stored(self) -> torch.dtype:
         """Of keys and values."""
         return self.kv_dtype or self.dtype
@@ -59,15 +66,14 @@ class Opening:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Parts:
-    decoder: Any
-    cache: Any
+    runner: StepRunner
     variant: Callable[[int], int]
     notices: tuple[str, ...]
 
 
 def open_engine(
     weights: "Weights", how: Opening | None = None, decode: Decode | None = None
-) -> tuple[Engine[Any], tuple[str, ...]]:
+) -> tuple[Engine, tuple[str, ...]]:
     """The engine, and what one should know of it, in lines.
 
     decode: ids -> text, special tokens left out. Errors: RequestError where the memory does not
@@ -85,7 +91,7 @@ def open_engine(
         _check_memory(weights, linears, how.dtype, free)
         parts = _in_transformers(weights, how, context, str(error))
     else:
-        linears = weight_bytes(weights, Arithmetic.here(how.dtype, how.device))
+        linears = weight_bytes(weights, how.arithmetic)
         _check_memory(weights, linears, how.dtype, free)
         parts = _native(weights, how, context, forward, free)
     facts = ModelFacts(
@@ -95,7 +101,7 @@ def open_engine(
         fingerprint=str(weights.checkpoint.path),
         variant=parts.variant,
     )
-    engine = Engine(parts.decoder, parts.cache, facts, how.limits, decode=decode, reuse=how.reuse)
+    engine = Engine(parts.runner, facts, how.limits, decode=decode, reuse=how.reuse)
     return engine, (*parts.notices, *engine.notices)
 
 
@@ -121,7 +127,7 @@ def _native(
             f"keys and values of {tokens} tokens take {needed / 2**30:.1f} GiB of memory,"
             f" {free / 2**30:.1f} GiB are free; take fewer cache_tokens"
         )
-    decoder = Decoder.load(weights, dtype=how.dtype, device=how.device)
+    decoder = Decoder.of(Loader(weights, forward, how.arithmetic))
     cache = KVCache(
         forward,
         blocks,
@@ -131,7 +137,7 @@ def _native(
     )
     checked = check_bits(decoder, how.limits.tokens_per_step, how.stored)
     notices = [checked.notice] if checked.notice is not None else []
-    notices += refusals(weights, Arithmetic.here(how.dtype, how.device))
+    notices += refusals(weights, how.arithmetic)
     if weights.kv_cache is not None:
         # Codes of 8 bits with such scales are nothing that attention reads.
         notices.append(
@@ -140,7 +146,7 @@ def _native(
         )
     if tokens < context:
         notices.append(f"the cache has room for {tokens} tokens; the model reads {context}")
-    return _Parts(checked.decoder, cache, decoder.variant, tuple(notices))
+    return _Parts(LocalRunner(checked.decoder, cache), decoder.variant, tuple(notices))
 
 
 def _blocks(window: int | None, tokens: int, how: Opening) -> int:
@@ -173,7 +179,7 @@ def _in_transformers(weights: "Weights", how: Opening, context: int, reason: str
     )
     kept = f"keys and values are transformers' own, in {how.dtype}, whatever was asked"
     asked = how.kv_dtype or weights.kv_cache
-    return _Parts(decoder, cache, one_variant, (notice, *((kept,) if asked else ())))
+    return _Parts(LocalRunner(decoder, cache), one_variant, (notice, *((kept,) if asked else ())))
 
 
 def _named_ends(weights: "Weights") -> set[int]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from compress.runtime.decoder.decoder import Decoder
 from compress.runtime.decoder.kv import KVCache
-from compress.runtime.engine.batch import FlatBatch
+from compress.runtime.engine.batch import FlatBatch, TextChunk, build_batch
 from compress.runtime.engine.interfaces import DecoderLike
 from compress.runtime.loading.tiled import Tiled
 from compress_kernels.ops.linear import ROWS
@@ -109,23 +109,9 @@ class _Runs:
         return list(torch.split(found[: batch.count], [len(ids) for _, ids, _ in chunks]))
 
     def _batch(self, chunks: Sequence[Chunk]) -> FlatBatch:
-        device = self.tried.device
-        ids = [token for _, tokens, _ in chunks for token in tokens]
-        texts = [text for text, tokens, _ in chunks for _ in tokens]
-        positions = [start + i for _, tokens, start in chunks for i in range(len(tokens))]
-        padding = [0] * (-len(ids) % self.tried.multiple)
-        sequence = torch.tensor(texts + [2] * len(padding), dtype=torch.int32, device=device)
-        at = torch.tensor(positions + padding, device=device)
-        blocks = torch.tensor([[1], [2], [0]], dtype=torch.int32, device=device)
-        slots = blocks[sequence.long(), 0].long() * self.most + at
-        return FlatBatch(
-            ids=torch.tensor(ids + padding, device=device),
-            positions=at,
-            sequence=sequence,
-            tables=(blocks,) * self.groups,
-            slots=(slots,) * self.groups,
-            rows=torch.arange(len(at), device=device),
-            count=len(ids),
-            multiple=self.tried.multiple,
-            lengths=torch.tensor([LENGTH, self.most, 0], device=device),
-        )
+        given = (LENGTH, self.most)
+        found = [
+            TextChunk(ids, start, start, ((1 + text,),) * self.groups, given[text])
+            for text, ids, start in chunks
+        ]
+        return build_batch(found, self.most, self.tried.multiple).to(self.tried.device)

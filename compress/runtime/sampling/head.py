@@ -1,6 +1,6 @@
-"""From the decoder's output to tokens and scores, a bounded number of logits at a time."""
+"""From logits to tokens and scores, a bounded number of rows at a time."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Several
 from typing import NamedTuple
 
@@ -19,36 +19,33 @@ Sampler = Callable[[Tensor, Several[Sequence]], list[Choice | None]]
 
 
 class LogitsRow(NamedTuple):
-    """The logits of a position, for a sequence. at: row of the decoder's output."""
+    """The logits of a position, for a sequence. at: row of a step's logits."""
 
     at: int
     sequence: Sequence
     position: int
 
 
+def rows_at_once(vocabulary: int) -> int:
+    """Rows of logits that may be there at once: a multiple of 16."""
+    return max(1, LOGITS_BYTES // (4 * vocabulary * ROWS)) * ROWS
+
+
 def choices(
-    logits_of: Callable[[Tensor], Tensor],
-    vocabulary: int,
-    hidden: Tensor,
-    rows: Several[LogitsRow],
-    sampler: Sampler,
+    logits: Iterable[Tensor], rows: Several[LogitsRow], sampler: Sampler
 ) -> Iterator[tuple[LogitsRow, Choice | None]]:
     """The choice for each row: a new token, or the score of the token that the text has next.
 
-    hidden: [R, width]. logits_of: rows of it -> fp32 [rows, vocabulary]; it is asked for multiples
-    of 16 rows, and for those that are left. rows: in ascending order of `at`. None where the logits
-    are infinite or not a number.
+    logits: fp32 [some rows, vocabulary] at a time. rows: in ascending order of `at`. None where the
+    logits are infinite or not a number.
     """
-    size = max(1, LOGITS_BYTES // (4 * vocabulary * ROWS)) * ROWS
-    begin = 0
-    for start in range(0, len(hidden), size):
+    begin = start = 0
+    for some in logits:
         end = begin
-        while end < len(rows) and rows[end].at < start + size:
+        while end < len(rows) and rows[end].at < start + len(some):
             end += 1
-        if end > begin:
-            logits = logits_of(hidden[start : start + size])
-            yield from _of_chunk(logits, rows[begin:end], start, sampler)
-        begin = end
+        yield from _of_chunk(some, rows[begin:end], start, sampler)
+        begin, start = end, start + len(some)
 
 
 def _of_chunk(

@@ -14,6 +14,7 @@ from torch import Tensor
 from compress.runtime.decoder.kv import KVCache
 from compress.runtime.engine.engine import Engine
 from compress.runtime.engine.refusals import ModelFacts
+from compress.runtime.engine.runner import LocalRunner
 from compress.runtime.sampling.sampling import Choice, sample
 from compress.runtime.sequences.limits import Limits
 from compress.runtime.sequences.request import Request, RequestResult, Sampling
@@ -85,7 +86,7 @@ def _sampling(random: Random) -> Sampling:
     )
 
 
-def engine_of(oracle: OneByOne, random: Random, sampler: Seen) -> Engine[KVCache]:
+def engine_of(oracle: OneByOne, random: Random, sampler: Seen) -> Engine:
     decoder, block_size = oracle.decoder, random.choice((1, 2, 3, 4, 8, 16))
     limits = Limits(
         tokens_per_step=random.choice((4, 7, 16, 24, 64)),
@@ -103,10 +104,10 @@ def engine_of(oracle: OneByOne, random: Random, sampler: Seen) -> Engine[KVCache
     cache = KVCache(decoder.how, blocks, block_size, dtype=decoder.dtype, device=decoder.device)
     facts = ModelFacts(decoder.spec.context, decoder.spec.vocab, variant=decoder.variant)
     reuse = random.random() < 0.8
-    return Engine(decoder, cache, facts, limits, reuse=reuse, sampler=sampler)
+    return Engine(LocalRunner(decoder, cache), facts, limits, reuse=reuse, sampler=sampler)
 
 
-def play(oracle: OneByOne, pool: list[Request], seed: int) -> Engine[KVCache]:
+def play(oracle: OneByOne, pool: list[Request], seed: int) -> Engine:
     """One life: two loads in a row, so that the second finds the cache of the first."""
     random, sampler = Random(seed), Seen({})
     engine = engine_of(oracle, random, sampler)
@@ -121,7 +122,7 @@ def play(oracle: OneByOne, pool: list[Request], seed: int) -> Engine[KVCache]:
 
 
 def _serve(
-    engine: Engine[KVCache], random: Random, requests: list[Request], preempt: float
+    engine: Engine, random: Random, requests: list[Request], preempt: float
 ) -> dict[str, list[RequestResult]]:
     span = random.choice((1, 3, 6))
     arrivals = [(random.randrange(span), request) for request in requests]

@@ -15,6 +15,7 @@ from torch import Tensor
 from compress.runtime.engine.batch import FlatBatch
 from compress.runtime.engine.engine import Engine
 from compress.runtime.engine.refusals import ModelFacts
+from compress.runtime.engine.runner import LocalRunner
 from compress.runtime.sampling.head import Sampler
 from compress.runtime.sampling.sampling import Choice
 from compress.runtime.sequences.limits import Limits
@@ -159,12 +160,11 @@ def engine_with(
     reuse: bool = True,
     decode: Decode | None = None,
     sampler: Sampler = fake_sampler,
-) -> Engine[FakeCache]:
+) -> Engine:
     """blocks: in each group, beside the null block."""
     groups = tuple(CacheGroup(window, blocks + 1) for window in windows)
     return Engine(
-        decoder or FakeDecoder(),
-        FakeCache(groups, block_size),
+        LocalRunner(decoder or FakeDecoder(), FakeCache(groups, block_size)),
         facts(eos),
         limits,
         decode=decode,

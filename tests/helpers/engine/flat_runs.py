@@ -1,7 +1,7 @@
 """Texts through the engine's decoder, in chunks of any size, several in one batch."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -11,7 +11,7 @@ from compress.checkpoint import Checkpoint
 from compress.formats import open_weights
 from compress.runtime.decoder.decoder import Decoder
 from compress.runtime.decoder.kv import KVCache
-from compress.runtime.engine.batch import FlatBatch
+from compress.runtime.engine.batch import FlatBatch, TextChunk, build_batch
 
 
 def load(folder: Path, dtype: torch.dtype = torch.float32) -> Decoder:
@@ -31,7 +31,7 @@ class Runs:
     most: int
     block_size: int = 4
     cache: KVCache = field(init=False)
-    tables: Tensor = field(init=False)
+    tables: list[list[int]] = field(init=False)
 
     def __post_init__(self) -> None:
         each = -(-self.most // self.block_size)
@@ -44,8 +44,7 @@ class Runs:
             device=self.decoder.device,
         )
         order = torch.randperm(self.texts * each, generator=torch.Generator().manual_seed(7))
-        tables = (order + 1).view(self.texts, each).to(torch.int32)
-        self.tables = torch.cat((tables, torch.zeros(1, each, dtype=torch.int32)))
+        self.tables = (order + 1).view(self.texts, each).tolist()
 
     def step(self, chunks: Sequence[Chunk]) -> list[Tensor]:
         """Logits of all tokens of the chunks, [tokens, vocab] each."""
@@ -55,31 +54,16 @@ class Runs:
 
     def batch(self, chunks: Sequence[Chunk], rows: Sequence[int] | None = None) -> FlatBatch:
         """rows: those that are asked, all of them when left out."""
-        ids = [token for _, tokens, _, _ in chunks for token in tokens]
-        where = [number for number, tokens, _, _ in chunks for _ in tokens]
-        positions = [start + i for _, tokens, start, _ in chunks for i in range(len(tokens))]
-        multiple = self.decoder.multiple
-        missing = [0] * (-len(ids) % multiple)
-        sequence = torch.tensor(where + [self.texts] * len(missing), dtype=torch.int32)
-        at = torch.tensor(positions + missing)
-        blocks = self.tables[sequence.long(), at // self.block_size].long()
-        slots = blocks * self.block_size + at % self.block_size
-        lengths = torch.zeros(self.texts + 1, dtype=torch.int64)
-        for number, _, _, prompt in chunks:
-            lengths[number] = prompt
-        asked = list(range(len(ids)) if rows is None else rows)
         groups = len(self.decoder.how.windows)
-        return FlatBatch(
-            ids=torch.tensor(ids + missing),
-            positions=at,
-            sequence=sequence,
-            tables=(self.tables,) * groups,
-            slots=(slots,) * groups,
-            rows=torch.tensor(asked + [0] * (-len(asked) % multiple)),
-            count=len(ids),
-            multiple=multiple,
-            lengths=lengths,
-        )
+        found = [
+            TextChunk(tokens, start, start, (self.tables[number],) * groups, prompt)
+            for number, tokens, start, prompt in chunks
+        ]
+        batch = build_batch(found, self.block_size, self.decoder.multiple)
+        if rows is None:
+            return batch
+        missing = [0] * (-len(rows) % batch.multiple)
+        return replace(batch, rows=torch.tensor([*rows, *missing]))
 
     def whole(self, ids: Sequence[int], number: int = 0) -> Tensor:
         """Logits of a text in one step, [tokens, vocab]."""

@@ -7,12 +7,12 @@ results to the fake decoder alone with each text.
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
-from typing import Any
 
 import torch
 
 from compress.runtime.engine.batch import FlatBatch
 from compress.runtime.engine.engine import Engine
+from compress.runtime.engine.runner import LocalRunner
 from compress.runtime.sequences.limits import Limits
 from compress.runtime.sequences.request import Request, RequestResult, Sampling, Update
 from compress.runtime.sequences.sequence import Sequence, Status
@@ -138,12 +138,11 @@ class Watched(FakeDecoder):
         return super().forward(batch, cache)
 
 
-def engine_of(schedule: Schedule) -> Engine[FakeCache]:
+def engine_of(schedule: Schedule) -> Engine:
     groups = tuple(map(CacheGroup, schedule.windows, schedule.blocks))
-
+    decoder = Watched(lambda batch: check_batch(engine, batch), schedule.multiple)
     engine = Engine(
-        Watched(lambda batch: check_batch(engine, batch), schedule.multiple),
-        FakeCache(groups, schedule.block_size),
+        LocalRunner(decoder, FakeCache(groups, schedule.block_size)),
         facts(schedule.eos),
         schedule.limits,
         reuse=schedule.reuse,
@@ -152,12 +151,12 @@ def engine_of(schedule: Schedule) -> Engine[FakeCache]:
     return engine
 
 
-def check_batch(engine: Engine[FakeCache], batch: FlatBatch) -> None:
+def check_batch(engine: Engine, batch: FlatBatch) -> None:
     """Nothing shared and nothing cached is written, nothing twice; the budget holds."""
     limits, size = engine.limits, engine.tables.block_size
     separate = limits.policy == "separate"
     assert batch.count <= (limits.prompt_step(size) if separate else limits.tokens_per_step)
-    multiple = engine.decoder.multiple
+    multiple = engine.layout.multiple
     assert batch.multiple == multiple
     assert len(batch.ids) - batch.count == -batch.count % multiple
     assert len(batch.rows) % multiple == 0
@@ -170,7 +169,7 @@ def check_batch(engine: Engine[FakeCache], batch: FlatBatch) -> None:
             assert pool.cached[block] is None
 
 
-def check_books(engine: Engine[Any]) -> None:
+def check_books(engine: Engine) -> None:
     scheduler = engine.scheduler
     engine.tables.check(scheduler.running)
     assert len(scheduler.running) <= engine.limits.running
@@ -194,7 +193,7 @@ def _check_tables(tables: BlockTables, sequence: Sequence) -> None:
         assert len(table) - trimmed <= tables.bound(g, len(sequence.tokens))
 
 
-def run(schedule: Schedule) -> tuple[dict[str, list[RequestResult]], Engine[FakeCache]]:
+def run(schedule: Schedule) -> tuple[dict[str, list[RequestResult]], Engine]:
     """The results of each request, in order of index, and the engine at rest."""
     engine, random = engine_of(schedule), schedule.random
     results: dict[str, list[RequestResult]] = {request.id: [] for request in schedule.requests}

@@ -94,7 +94,7 @@ def test_chunks_neighbours_and_blocks_leave_no_trace(
 def test_a_copied_block_is_copied_with_its_scales(tmp_path: Path) -> None:
     found = runs(tiny_models.make("llama", tmp_path, dtype="fp32"), EIGHT, texts=2)
     found.whole(ids(4))
-    source, target = int(found.tables[0, 0]), int(found.tables[1, 0])
+    source, target = found.tables[0][0], found.tables[1][0]
     found.cache.copy(source, target, 0)
     for parts in (*found.cache.states, *found.cache.scales):
         for states in parts:

@@ -16,7 +16,7 @@ from compress.runtime.sampling import head
 from compress.runtime.sequences.limits import Limits
 from compress.runtime.sequences.request import Request, Sampling
 from compress.runtime.sequences.sequence import Sequence
-from helpers.engine.fake_decoder import VOCABULARY, FakeCache, FakeDecoder, alone, engine_with
+from helpers.engine.fake_decoder import VOCABULARY, FakeDecoder, alone, engine_with
 
 PROMPT = tuple(i % 23 for i in range(3, 63, 3))
 
@@ -92,7 +92,7 @@ def test_whoever_is_put_back_leaves_no_block_that_nobody_computed(
     assert any(back), "nobody was put back with a prefix"
 
 
-def states(engine: Engine[FakeCache]) -> set[str]:
+def states(engine: Engine) -> set[str]:
     sequences = [s for live in engine._live.values() for s in live]
     return {f"{s.status.value}{' in its prompt' * (0 < s.computed < s.given)}" for s in sequences}
 

@@ -191,7 +191,7 @@ def test_memory_is_compared_with_what_each_layer_needs(
     free = needed
     monkeypatch.setattr(open_engine_module, "_free_bytes", lambda device: free)
     engine, _ = open_engine(weights, opening)
-    stored = (x for parts in engine.cache.states for x in parts)
+    stored = (x for parts in engine.runner.cache.states for x in parts)
     assert sum(x.nbytes for x in stored) == needed
     free = needed - 1
     with pytest.raises(RequestError, match=r"keys and values of 1000 tokens take 0\.0 GiB of mem"):

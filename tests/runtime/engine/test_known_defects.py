@@ -13,7 +13,7 @@ from compress.runtime.sampling.sampling import sample
 from compress.runtime.sequences.blocks import NULL, BlockPool, Cached
 from compress.runtime.sequences.limits import Limits
 from compress.runtime.sequences.request import Request, RequestResult, Sampling
-from helpers.engine.fake_decoder import FakeCache, FakeDecoder, alone, engine_with
+from helpers.engine.fake_decoder import FakeDecoder, alone, engine_with
 
 PROMPT = tuple(i % 23 for i in range(3, 40, 3))
 
@@ -22,7 +22,7 @@ def ask(name: str, prompt: tuple[int, ...], most: int = 6, **options: object) ->
     return Request(name, prompt, Sampling(max_tokens=most, **options))  # type: ignore[arg-type]
 
 
-def drain(engine: Engine[FakeCache]) -> dict[str, RequestResult]:
+def drain(engine: Engine) -> dict[str, RequestResult]:
     results = {}
     while not engine.idle:
         for update in engine.step():

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from compress.runtime.engine.engine import Engine
 from compress.runtime.sequences.limits import Limits
 from compress.runtime.sequences.request import Request, Sampling
-from helpers.engine.fake_decoder import FakeCache, engine_with
+from helpers.engine.fake_decoder import engine_with
 
 SIZE = 4
 # What a step did: "prompt" or "output", and for whom.
@@ -98,7 +98,7 @@ class Router:
         self.queue += [job for job in self.jobs if job.arrival == len(self.done)]
 
 
-def operations(engine: Engine[FakeCache], jobs: list[Job]) -> list[Operation]:
+def operations(engine: Engine, jobs: list[Job]) -> list[Operation]:
     """What the engine does, read from the tokens that it hands out."""
     begun: set[str] = set()
     found: list[Operation] = []

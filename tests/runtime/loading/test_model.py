@@ -20,6 +20,7 @@ from compress.runtime.decoder.kv import KVCache
 from compress.runtime.engine.batch import FlatBatch
 from compress.runtime.engine.engine import Engine
 from compress.runtime.engine.refusals import ModelFacts
+from compress.runtime.engine.runner import LocalRunner
 from compress.runtime.loading import open_engine as engine_opening
 from compress.runtime.loading.model import Model
 from compress.runtime.loading.open_engine import Opening, open_engine
@@ -95,7 +96,7 @@ def test_ctrl_c_leaves_an_engine_that_works(
     """Wherever it comes: nothing of the request stays, and the next one gets what it would get."""
     sampling, calls = Sampling(max_tokens=8, n=2, temperature=1.0), count()
     expected = [result.tokens for result in model.generate(["once"], sampling)]
-    forward = type(model.engine.decoder).forward
+    forward = Decoder.forward
 
     def interrupting(*arguments: object) -> object:
         if next(calls) == call:
@@ -103,7 +104,7 @@ def test_ctrl_c_leaves_an_engine_that_works(
         return forward(*arguments)
 
     with monkeypatch.context() as patched:
-        patched.setattr(type(model.engine.decoder), "forward", interrupting)
+        patched.setattr(Decoder, "forward", interrupting)
         with pytest.raises(KeyboardInterrupt):
             list(model.stream("once", sampling))
     assert model.engine.idle
@@ -213,12 +214,12 @@ def test_codes_count_as_they_are_kept(
 
 def test_the_cache_fits_the_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Room for all contexts where there is memory; less is said."""
-    assert open_model(folder, limits=Limits(sequences=3)).engine.cache.groups[0].blocks == 25
+    assert open_model(folder, limits=Limits(sequences=3)).engine.layout.groups[0].blocks == 25
     token = 2 * 2 * 2 * 16 * 4
     monkeypatch.setattr(engine_opening, "available_bytes", lambda: 2**20)
     monkeypatch.setattr(engine_opening, "CACHE_SHARE", 100 * token / 2**20)
     model = open_model(folder)
-    assert model.engine.cache.groups[0].blocks == 1 + 7
+    assert model.engine.layout.groups[0].blocks == 1 + 7
     assert model.notices == ("the cache has room for 100 tokens; the model reads 128",)
     with pytest.raises(RequestError, match="120 positions need 8 blocks of 16: the cache has 7"):
         list(model.stream("once", Sampling(max_tokens=121 - len(model.encode("once")))))
@@ -262,14 +263,16 @@ def test_a_cache_that_no_memory_holds(folder: Path, monkeypatch: pytest.MonkeyPa
         "keys and values of 2097137 tokens take 1.0 GiB of memory, 1.0 GiB are free;"
         " take fewer cache_tokens"
     )
-    blocks = open_model(folder, cache=CacheOptions(tokens=2**21 - 16)).engine.cache.groups[0].blocks
+    blocks = (
+        open_model(folder, cache=CacheOptions(tokens=2**21 - 16)).engine.layout.groups[0].blocks
+    )
     assert blocks == 2**17
 
 
-def by_hand(folder: Path, stored: torch.dtype) -> Engine[KVCache]:
+def by_hand(folder: Path, stored: torch.dtype) -> Engine:
     decoder = Decoder.load(open_weights(Checkpoint.open(folder)))
     cache = KVCache(decoder.how, [30], 16, dtype=stored, device=decoder.device)
-    return Engine(decoder, cache, ModelFacts(128, decoder.spec.vocab, (0,)))
+    return Engine(LocalRunner(decoder, cache), ModelFacts(128, decoder.spec.vocab, (0,)))
 
 
 @pytest.mark.parametrize(("name", "stored"), KV_DTYPES.items(), ids=KV_DTYPES)
@@ -277,7 +280,8 @@ def test_keys_and_values_are_stored_as_asked(folder: Path, name: Any, stored: to
     """Tokens and scores are those of an engine with such a cache, and fp32's are others."""
     model = open_model(folder, kv_dtype=name)
     assert model.notices == ()
-    assert {keys.dtype for keys, _ in model.engine.cache.states} == {stored}
+    assert isinstance(model.engine.runner, LocalRunner)
+    assert {keys.dtype for keys, _ in model.engine.runner.cache.states} == {stored}
     requests = [
         Request("a", tuple(range(3, 40)), Sampling(max_tokens=12, temperature=1.0, seed=3)),
         Request("b", tuple(range(60, 3, -1)), score_from=1),
@@ -296,7 +300,7 @@ def test_smaller_keys_and_values_leave_room_for_more(
     monkeypatch.setattr(engine_opening, "available_bytes", lambda: 2**20)
     monkeypatch.setattr(engine_opening, "CACHE_SHARE", 2 * 2 * 2 * 16 * 4 * 32 / 2**20)
     blocks = [
-        open_model(folder, kv_dtype=name, limits=Limits(sequences=1)).engine.cache.groups[0].blocks
+        open_model(folder, kv_dtype=name, limits=Limits(sequences=1)).engine.layout.groups[0].blocks
         for name in (None, "bf16", "int8")
     ]
     assert blocks == [1 + 2, 1 + 4, 1 + 8]
@@ -323,7 +327,7 @@ def test_bits_are_tried_with_keys_and_values_as_they_are_stored(
 def test_windows_need_less_room(tmp_path: Path) -> None:
     folder = tiny_models.make("gemma3_text", tmp_path, dtype="fp32")
     limits = Limits(tokens_per_step=16, sequences=2)
-    groups = {g.window: g.blocks for g in open_model(folder, limits=limits).engine.cache.groups}
+    groups = {g.window: g.blocks for g in open_model(folder, limits=limits).engine.layout.groups}
     assert groups == {32: 1 + 2 * 4, None: 1 + 2 * 8}
 
 
@@ -349,7 +353,8 @@ def test_what_8_bits_of_the_checkpoint_take_is_said(folder: Path, tmp_path: Path
         "keys and values are rounded to 8 bits by the checkpoint's scales, and take the memory of"
         " torch.bfloat16"
     )
-    assert model.engine.decoder.dtype == torch.bfloat16
+    assert isinstance(model.engine.runner, LocalRunner)
+    assert model.engine.runner.decoder.dtype == torch.bfloat16
 
 
 def test_wrong_arguments_are_one_line(folder: Path) -> None:

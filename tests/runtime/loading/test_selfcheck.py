@@ -13,6 +13,7 @@ from compress.runtime.engine.batch import FlatBatch
 from compress.runtime.engine.engine import Engine
 from compress.runtime.engine.interfaces import DecoderLike
 from compress.runtime.engine.refusals import ModelFacts
+from compress.runtime.engine.runner import LocalRunner
 from compress.runtime.loading.selfcheck import check_bits
 from compress.runtime.loading.tiled import Tiled
 from compress.runtime.sequences.request import Request, Sampling
@@ -107,10 +108,10 @@ def test_tiles_compute_what_the_decoder_computes(decoder: Decoder) -> None:
     assert found[0] == found[1]
 
 
-def engine_of(decoder: Decoder, each: DecoderLike[KVCache]) -> Engine[KVCache]:
+def engine_of(decoder: Decoder, each: DecoderLike[KVCache]) -> Engine:
     groups = [40] * len(decoder.how.windows)
     cache = KVCache(decoder.how, groups, 8, dtype=torch.float32, device=decoder.device)
-    return Engine(each, cache, ModelFacts(128, decoder.spec.vocab))
+    return Engine(LocalRunner(each, cache), ModelFacts(128, decoder.spec.vocab))
 
 
 def test_rows_that_matter_do_not_in_tiles(decoder: Decoder) -> None:
