@@ -162,6 +162,17 @@ def arrows() -> Iterator[tuple[str, str]]:
                     yield name, inner if inner in modules else node.module
 
 
+def test_every_operation_has_a_reference_and_compiled_code() -> None:
+    def names(folder: str) -> set[str]:
+        files = (REPO / "kernels" / "compress_kernels" / folder).glob("[a-z]*.py")
+        return {path.stem for path in files}
+
+    operations = names("ops") - {"checks", "tiled_attention"}
+    assert names("reference") == operations
+    assert names("cpu") - {"build", "library"} == operations
+    assert names("triton") - {"grid"} <= operations
+
+
 def test_folders_are_small() -> None:
     roots = (*ROOTS, REPO / "tests")
     files = Counter(path.parent for root in roots for path in root.rglob("*.py"))

@@ -1,10 +1,14 @@
 """Rows times a weight: torch's product, and bits that depend on the row alone."""
 
+import math
+
 import pytest
 import torch
 
+from compress_kernels.cpu import linear as compiled
 from compress_kernels.cpu.library import native
 from compress_kernels.ops.linear import linear
+from compress_kernels.reference import linear as reference
 
 needs_native = pytest.mark.skipif(native().library is None, reason=native().reason)
 
@@ -21,6 +25,27 @@ def test_is_the_product(rows: int, n: int, k: int, dtype: torch.dtype) -> None:
     assert torch.equal(linear(x, w, b, apart[:, 1:-1]), linear(x, w, b))
     assert (apart[:, [0, -1]] == 7).all()
     assert torch.equal(linear(torch.cat((x, x), 1)[:, :k], w, b), linear(x, w, b))
+
+
+def test_the_reference_is_a_loop_over_sums() -> None:
+    x, w, b = torch.randn(3, 7), torch.randn(5, 7), torch.randn(5)
+    found = reference.linear(x, w, b)
+    for row in range(3):
+        for output in range(5):
+            terms = [float(x[row, k]) * float(w[output, k]) for k in range(7)]
+            assert float(found[row, output]) == pytest.approx(
+                math.fsum((*terms, float(b[output]))), abs=1e-5
+            )
+
+
+@needs_native
+@pytest.mark.parametrize(("rows", "n", "k"), [(1, 3, 8), (5, 7, 15), (37, 53, 100), (64, 130, 256)])
+def test_compiled_code_computes_what_the_reference_does(rows: int, n: int, k: int) -> None:
+    x, w, b = torch.randn(rows, k), torch.randn(n, k), torch.randn(n)
+    out = torch.empty(rows, n)
+    for bias in (b, None):
+        compiled.linear(x, w, bias, out)
+        torch.testing.assert_close(out, reference.linear(x, w, bias), atol=1e-4, rtol=1e-5)
 
 
 @needs_native
