@@ -6,6 +6,7 @@ end they are joined, one tensor in memory at a time.
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote
 
@@ -28,7 +29,8 @@ def keep(partial: Path, module: ModulePlan, outliers: OutlierColumns, file: Outl
     folder = partial / WORKING
     if not folder.is_dir():
         with disk.refusing(f"make {folder}"):
-            disk.mkdir(folder)
+            with suppress(FileExistsError):  # another rank was first
+                disk.mkdir(folder)
             disk.fsync_path(partial)
     tensors = file.encode(module.linear.tensor, outliers)
     cpu = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}

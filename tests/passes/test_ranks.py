@@ -15,8 +15,9 @@ from torch import Tensor
 from compress.blocks.skeleton import Skeleton
 from compress.blocks.states import HiddenStates
 from compress.blocks.walk import Chain, token_batches, walk
-from compress.checkpoint import Checkpoint, ShardWriter
+from compress.checkpoint import Checkpoint, ShardWriter, disk
 from compress.formats import open_weights
+from compress.passes import outliers
 from compress.passes.context import PassContext
 from compress.passes.journal import Journal, PassJournal
 from compress.passes.quantize import calibrated, stream
@@ -192,6 +193,11 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runs]:
     return found
 
 
+FIXED = {
+    "bits": 8,
+    "granularity": "channel",
+    "activation": {"outliers": "calibrated", "threshold": 2.0},
+}
 Case = tuple[str, list[dict[str, Any]], dict[str, Any]]
 OWN = {"calibration": {**SELF, "samples": 6}}  # rows that differ, so that one has the largest key
 CASES: dict[str, Case] = {
@@ -199,6 +205,11 @@ CASES: dict[str, Case] = {
     "experts": ("mixtral", [GPTQ], {}),
     "no table": ("granite", [GPTQ], {}),
     "folds": ("llama", [{"method": "awq", "grid": 5}, GPTQ], {}),
+    "outliers": (
+        "llama",
+        [{"method": "llm_int8", "scheme": FIXED}],
+        {},
+    ),
     "static": ("llama", [{"method": "fp8", "scheme": "FP8"}], {"kv_cache": "fp8", **OWN}),
 }
 
@@ -227,8 +238,27 @@ def test_ranks_make_the_result_of_one(
         assert all(bool(alike(found[key], one[key]).all()) for key in cache)
         assert bool(cache) == ("kv_cache" in rest)
         assert errors(report) == pytest.approx(errors(reports[0]), rel=1e-2)
-        facts = [(x.name, x.tokens, x.passes, x.method) for x in report.layers]
-        assert facts == [(x.name, x.tokens, x.passes, x.method) for x in reports[0].layers]
+        assert facts(report) == facts(reports[0])
+
+
+def test_two_ranks_may_make_one_folder(
+    tiny: Callable[..., Path], tmp_path: Path, runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both see that the folder of outlier columns is missing; the second finds it made."""
+    made: list[Path] = []
+    mkdir = disk.mkdir
+
+    def twice(path: Path) -> None:
+        mkdir(path)
+        if path.name == outliers.WORKING:
+            made.append(path)
+            mkdir(path)
+
+    monkeypatch.setattr(disk, "mkdir", twice)
+    family, stages, rest = CASES["outliers"]
+    asked = recipe(*stages, calibration=text_source(tmp_path, samples=6), **rest)
+    run(asked, tiny(family, dtype="fp32"), tmp_path / "out")
+    assert [path.parent.name for path in made] == ["out.partial"]
 
 
 @pytest.mark.parametrize(("method", "scheme"), [("rtn", W4), ("nvfp4", "NVFP4A16")])
@@ -262,6 +292,10 @@ def alike(one: Tensor, other: Tensor) -> Tensor:
     """Codes are the same or not; scales and norms may differ in their last bits."""
     exact = not one.dtype.is_floating_point or one.dtype.itemsize == 1
     return one == other if exact else torch.isclose(one, other, rtol=1e-4, atol=1e-6)
+
+
+def facts(report: Report) -> list[tuple[object, ...]]:
+    return [(x.name, x.tokens, x.passes, x.method, x.outlier_columns) for x in report.layers]
 
 
 def errors(report: Report) -> list[float]:
