@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Generic
 
-import torch
 from torch import Tensor
 
 from compress.runtime.engine.interfaces import Cache, DecoderLike, StepInput, StepLayout
@@ -25,5 +24,5 @@ class LocalRunner(Generic[Cache]):
         for copy in step.copies:
             self.cache.copy(*copy)
         hidden = self.decoder.forward(step.batch.to(self.decoder.device), self.cache)
-        parts = torch.split(hidden, step.rows) if len(hidden) else ()
-        return map(self.decoder.logits, parts)
+        starts = range(0, len(hidden), step.rows)
+        return (self.decoder.logits(hidden[at : at + step.rows]) for at in starts)
