@@ -1,8 +1,8 @@
-"""Documents out of files and folders, streamed: a file is never in memory as a whole.
+"""Reads documents from files and folders as streams: a file is never in memory as a whole.
 
-Every reader yields documents lazily. Without `rng` they come in file order; with it, files, row
-groups and blocks of rows come in an order drawn from it, so that another seed starts elsewhere
-even where a source is too large to shuffle as a whole.
+Every reader yields its documents lazily. Without `rng` they come in file order. With it the order
+of files, row groups and blocks of rows is drawn from `rng`, so that another seed starts at another
+place even in a source that is too large to shuffle as a whole.
 """
 
 import glob
@@ -20,16 +20,17 @@ from compress.text.tokenizer import Tokenizer
 from compress_calibration.config import SourceConfig
 from compress_calibration.rows import pick_field, row_text
 
-CHUNK_CHARS = 1 << 20
-# Of one document that is read as a whole: as many as read_lines takes for a line.
+CHUNK_CHARS = 1 << 20  # characters read at a time, at least
+# Characters of one document, which is held in memory until its end is found. `read_lines` allows a
+# line as many bytes.
 MOST_CHARS = 1 << 28
-BATCH_ROWS = 1024
+BATCH_ROWS = 1024  # rows of a parquet file or data set in memory at a time
 
 
 def permuted(count: int, rng: Random | None) -> list[int]:
-    """0 .. count-1, in a drawn order when there is an `rng`.
+    """The numbers 0 .. count-1, in an order drawn from `rng` where there is one.
 
-    Only `Random.random` is used: Python promises that sequence across versions.
+    Calls only `Random.random`: Python promises the same sequence of it in all versions.
     """
     order = list(range(count))
     if rng is not None:
@@ -40,9 +41,10 @@ def permuted(count: int, rng: Random | None) -> list[int]:
 
 
 def source_files(source: SourceConfig) -> list[Path]:
-    """The files (for kind "dataset" the folders) a source names, patterns filled in, sorted.
+    """The files that a source names, or the folders for kind "dataset".
 
-    Raises DataError for a path that is not there and a pattern that matches nothing.
+    A pattern stands for all that it matches, sorted. Raises DataError for a path that does not
+    exist and for a pattern that matches nothing.
     """
     folders = source.kind == "dataset"
     found: list[Path] = []
@@ -52,6 +54,8 @@ def source_files(source: SourceConfig) -> list[Path]:
 
 
 def _matches(pattern: str, folders: bool) -> list[Path]:
+    """The path itself where it exists, else what it matches as a pattern. folders: look for folders
+    and pass over files, else the other way round."""
     path = usable(os.path.expanduser(pattern), "path", DataError)
     if path.exists():
         if path.is_dir() != folders:
@@ -59,7 +63,7 @@ def _matches(pattern: str, folders: bool) -> list[Path]:
         return [_regular(path, folders)]
     names = glob.glob(str(path), recursive=True)
     found = [Path(name) for name in sorted(names) if os.path.isdir(name) == folders]
-    matches = [_regular(path, folders) for path in found]
+    matches = [_regular(match, folders) for match in found]
     if not matches:
         what = "folder" if folders else "file"
         raise DataError(f"{pattern}: there is no such {what} (looked from {Path.cwd()})")
@@ -67,7 +71,8 @@ def _matches(pattern: str, folders: bool) -> list[Path]:
 
 
 def _regular(path: Path, folders: bool) -> Path:
-    """The path, of a file that can be read to an end; found here, before a run begins."""
+    """The path unchanged. DataError for a file that is not regular, such as a pipe, which may have
+    no end: so a run refuses it before it begins."""
     try:
         if not folders:
             require_regular(path)
@@ -83,9 +88,9 @@ def _wrong_kind(pattern: str, folders: bool) -> str:
 
 
 def read_text(source: SourceConfig, piece: int | None, rng: Random | None) -> Iterator[str]:
-    """Documents of text files, parted by the separator, white space at their ends removed.
+    """Documents of text files, split at the separator and stripped of white space at both ends.
 
-    `piece` (characters) bounds memory: a longer document comes as several, cut at line ends.
+    `piece` (characters) bounds memory: `cut` makes several documents of a longer one.
     """
     files = source_files(source)
     for index in permuted(len(files), rng):
@@ -96,7 +101,8 @@ def _file_documents(path: Path, separator: str, piece: int | None) -> Iterator[s
     buffer = ""
     try:
         with io.TextIOWrapper(open_regular(path), encoding="utf-8-sig") as file:
-            # Reading as much again as is left over keeps one huge document linear in time.
+            # Every split searches the whole buffer. Reading as much as it already holds doubles it,
+            # so one huge document takes linear time.
             while chunk := file.read(max(CHUNK_CHARS, len(buffer))):
                 *whole, buffer = (buffer + chunk).split(separator)
                 for document in whole:
@@ -127,10 +133,11 @@ def _stripped(document: str, piece: int | None) -> Iterator[str]:
 
 
 def cut(document: str, piece: int | None) -> list[str]:
-    """A document in pieces of at most about `piece` characters, ending at line ends or blanks.
+    """Cut a document into pieces whose concatenation is the document.
 
-    Always one piece or more; the last one is longer than `piece` / 2 where there are several,
-    and the pieces joined are the document. `None`: one piece.
+    A piece has `piece` / 2 to `piece` characters and ends after a line end where it can, else after
+    a blank, else anywhere. The last piece has at most 1.5 * `piece` characters, and more than
+    `piece` / 2 unless it is the only one. piece: None for one piece.
     """
     pieces: list[str] = []
     start = 0
@@ -146,13 +153,13 @@ def cut(document: str, piece: int | None) -> list[str]:
 
 
 def read_jsonl(source: SourceConfig, tokenizer: Tokenizer, rng: Random | None) -> Iterator[str]:
-    """One document a line. Raises DataError with file and line for a malformed one."""
+    """One document a line. Raises DataError with file and line for a malformed line."""
     files = source_files(source)
     for index in permuted(len(files), rng):
-        yield from _lines(files[index], source.field, tokenizer)
+        yield from _jsonl_rows(files[index], source.field, tokenizer)
 
 
-def _lines(path: Path, field: str, tokenizer: Tokenizer) -> Iterator[str]:
+def _jsonl_rows(path: Path, field: str, tokenizer: Tokenizer) -> Iterator[str]:
     try:
         for number, line in enumerate(read_lines(path), start=1):
             if line.strip():
@@ -173,7 +180,7 @@ def _json_object(line: bytes, where: str) -> dict[str, Any]:
 
 
 def read_parquet(source: SourceConfig, tokenizer: Tokenizer, rng: Random | None) -> Iterator[str]:
-    """One document a row, read by row group and batch, the one column needed only."""
+    """One document a row. Reads a batch of rows at a time, and only the column that is needed."""
     files = source_files(source)
     for index in permuted(len(files), rng):
         yield from _parquet_rows(files[index], source.field, tokenizer, rng)
@@ -198,11 +205,11 @@ def _parquet_rows(
                 for number, row in enumerate(rows, start=first):
                     yield row_text(row, name, f"{path} row {number}", tokenizer)
     except (ArrowException, OSError) as error:
-        raise DataError(f"{path} cannot be read as parquet: {_line(error)}") from error
+        raise DataError(f"{path} cannot be read as parquet: {_one_line(error)}") from error
 
 
 def read_dataset(source: SourceConfig, tokenizer: Tokenizer, rng: Random | None) -> Iterator[str]:
-    """One document a row of folders that `Dataset.save_to_disk` wrote."""
+    """One document a row, from folders that `Dataset.save_to_disk` wrote."""
     for path in source_files(source):
         data = _load_folder(path, source.split)
         name = pick_field(data.column_names, source.field, str(path))
@@ -223,7 +230,7 @@ def _load_folder(path: Path, split: str) -> Any:
     try:
         data = load_from_disk(str(path))
     except (OSError, ValueError) as error:
-        raise DataError(f"{path} is no saved data set ({_line(error)})") from error
+        raise DataError(f"{path} is no saved data set ({_one_line(error)})") from error
     if isinstance(data, DatasetDict):
         return data[pick_split(list(data), split, str(path))]
     if split:
@@ -232,7 +239,7 @@ def _load_folder(path: Path, split: str) -> Any:
 
 
 def pick_split(names: Sequence[str], split: str, where: str) -> str:
-    """The split asked for, or the only one. Raises DataError that says which exist."""
+    """The split that is asked for, or the only one. Else DataError, which lists the splits."""
     known = ", ".join(names)
     if split and split not in names:
         raise DataError(f"{where} has no split {split!r}; its splits: {known}")
@@ -247,5 +254,5 @@ def _needs_data_extra(kind: str) -> DependencyError:
     )
 
 
-def _line(error: BaseException) -> str:
+def _one_line(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__

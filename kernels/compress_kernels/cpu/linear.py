@@ -1,4 +1,4 @@
-"""Rows times a weight by csrc/linear.cpp, fp32."""
+"""Multiplies rows by a weight in fp32, with csrc/linear.cpp."""
 
 import ctypes
 
@@ -9,7 +9,7 @@ from compress_kernels.cpu.library import address, native
 
 
 class LinearStruct(ctypes.Structure):
-    """Mirrors `Linear` in csrc/linear.cpp."""
+    """Mirrors `Linear` in csrc/linear.cpp. stride, out_stride: numbers from row to row."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("x", "weight", "bias", "out")),
@@ -20,9 +20,13 @@ class LinearStruct(ctypes.Structure):
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
-    """As linear.linear, arguments checked; the result goes to `out`, whose rows may lie apart."""
+    """x [rows, K], weight [N, K], bias [N] or None -> out [rows, N], all fp32 on the CPU.
+
+    `ops.linear.linear` calls it and has checked the arguments. Rows of x and of out may lie apart
+    in memory.
+    """
     library = native().library
-    assert library is not None, "the op falls back to torch"
+    assert library is not None, "ops.linear falls back to torch where nothing was compiled"
     x = x if x.stride(1) == 1 else x.contiguous()
     weight = weight.contiguous()
     bias = None if bias is None else bias.contiguous()
