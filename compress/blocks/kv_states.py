@@ -16,7 +16,8 @@ ARGUMENTS = ("past_key_values", "layer_past")  # what blocks of transformers 5 c
 class PassingCache:
     """Takes the place of transformers' cache in one call of a block and stores nothing.
 
-    change: keys or values [batch, heads, seq, head_dim], already rotated -> what attention uses.
+    key, value: keys or values [batch, heads, seq, head_dim], keys already rotated -> what attention
+    uses.
     met: whether a block called it.
     """
 

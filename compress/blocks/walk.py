@@ -1,9 +1,10 @@
-"""One walk over the blocks of a decoder, with all hidden states between two blocks in a store.
+"""Walks over the blocks of a decoder; the hidden states between two blocks are in a store.
 
-Embed, load a block, run it over every batch, store what leaves it, go on to the next: calibration,
-sensitivities and evaluation differ in what they do at a block, and in nothing else. A model is a
-chain: its weights, and the states that it has passed on so far. A second chain goes beside the
-first as its teacher. Of each there is one block in memory, and one batch of states.
+The caller embeds the tokens (`Chain.embed`), and `walk` loads the first block. At each block the
+caller runs every batch through it and stores what leaves it (`LoadedBlock.run_on`), then `walk`
+loads the next. Calibration, sensitivities and evaluation differ only in what they do at a block. A
+`Chain` is a model on this walk: its weights, and the states between its blocks. A second chain may
+go beside it as its teacher. Memory holds one block and one batch of states of each chain.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 class TokenBatch:
     """Rows that go through a block together.
 
-    index: of the tensor in the states that holds theirs. ids: int64 [rows, length]. mask: bool of
-    the same shape, False for padding; None without any.
+    index: which tensor of the `HiddenStates` is theirs. ids: token ids, int64 [rows, length].
+    mask: bool [rows, length], False for padding; None where there is no padding.
     """
 
     index: int
@@ -36,14 +37,14 @@ class TokenBatch:
 
 
 def token_batches(ids: Tensor, mask: Tensor | None, rows: int) -> tuple[TokenBatch, ...]:
-    """ids [n, length] and their mask, at most `rows` rows at a time."""
+    """Cut ids [n, length] and their mask into batches of at most `rows` rows."""
     cuts = [slice(start, start + rows) for start in range(0, len(ids), rows)]
     masks = [None if mask is None else mask[cut] for cut in cuts]
     return tuple(TokenBatch(i, ids[cut], masks[i]) for i, cut in enumerate(cuts))
 
 
 def no_cache(mask: Tensor | None) -> PassingCache | None:
-    """Keys and values go from a block's projections to its attention as they are."""
+    """Attention reads keys and values as the block computed them."""
     return None
 
 
@@ -51,10 +52,11 @@ def no_cache(mask: Tensor | None) -> PassingCache | None:
 class Chain:
     """A model on its way through its blocks.
 
-    batches: what goes through; there may be others, whose states another process has to do with.
-    states: a tensor [rows, length, hidden] a batch. What enters block i is in number i modulo how
-        many there are, what leaves it goes into the next. Of two that take turns, the one that
-        enters a block is still whole when the block is done, or dies; one alone is overwritten.
+    batches: those that this process runs; other ranks may run others of the same states.
+    states: one store or several, each with a tensor [rows, length, hidden] for each batch. What
+        enters block i is in store i modulo their number, what leaves it goes into the next store.
+        With two, the input of a block is still whole when the process dies in that block; a single
+        store is overwritten in place.
     """
 
     skeleton: Skeleton
@@ -63,17 +65,17 @@ class Chain:
     states: tuple[HiddenStates, ...]
 
     def entering(self, index: int) -> HiddenStates:
-        """The states that enter block `index`; those that left the last one, for their number."""
+        """The states that enter block `index`. Behind the last block: those that left it."""
         return self.states[index % len(self.states)]
 
     def embed(self, change: Callable[[Tensor], Tensor] = lambda rows: rows) -> None:
-        """Store what enters block 0. change: as `Skeleton.embed` takes it."""
+        """Store the embeddings, which enter block 0. change: see `Skeleton.embed`."""
         for batch in self.batches:
             hidden = self.skeleton.embed(self.weights, batch.ids, batch.mask, change)
             self.entering(0).write(batch.index, hidden)
 
     def load(self, spec: BlockSpec, teacher: "LoadedBlock | None" = None) -> "LoadedBlock":
-        """One block, between its states."""
+        """Load a block, with the states that enter it and those that leave it."""
         return LoadedBlock(
             spec,
             self.skeleton.load_block(self.weights, spec.index),
@@ -83,7 +85,10 @@ class Chain:
         )
 
     def final(self) -> Iterator[Tensor]:
-        """What left the last block, behind the final norm: [rows, length, hidden], by batch."""
+        """For each batch, what the final norm makes of the last block's output.
+
+        Yields [rows, length, hidden].
+        """
         last = self.entering(len(self.weights.spec.blocks))
         for batch in self.batches:
             hidden = last.read(batch.index, 0, len(batch.ids)).to(self.skeleton.device)
@@ -92,8 +97,10 @@ class Chain:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Passage:
-    """States before and behind a block. They may hold more rows of a batch than the batch has: then
-    its first ones are meant."""
+    """The states that enter a block (source) and those that leave it (target).
+
+    Where they hold more rows for a batch than the batch has, its rows are the first ones.
+    """
 
     batches: Sequence[TokenBatch]
     source: HiddenStates
@@ -112,10 +119,11 @@ class BlockInput:
 
 @dataclass(slots=True, eq=False)
 class LoadedBlock:
-    """A block with its weights, where the walk has stopped.
+    """A block with its weights: where the walk has stopped.
 
-    held: the module, None once the walk went on. between: the states of its chain. teacher: the
-    same block of the chain beside. passed: whether the states behind it are complete.
+    held: the module; None once it is freed. between: the states before and after the block.
+    teacher: the same block of the teacher's chain. passed: whether the outputs of all batches are
+    stored.
     """
 
     spec: BlockSpec
@@ -127,7 +135,7 @@ class LoadedBlock:
 
     @property
     def module(self) -> nn.Module:
-        assert self.held is not None, "the walk went on, and freed this block"
+        assert self.held is not None, "this block was freed"
         return self.held
 
     @property
@@ -136,11 +144,11 @@ class LoadedBlock:
 
     @property
     def is_passed(self) -> bool:
-        """Whether all that goes on to the next block is stored."""
+        """Whether the outputs of this block, and of its teacher's, are stored."""
         return self.passed and (self.teacher is None or self.teacher.passed)
 
     def inputs(self) -> Iterator[BlockInput]:
-        """Every batch, as it enters."""
+        """Every batch, as it enters the block."""
         source, device = self.between.source, self.skeleton.device
         for batch in self.between.batches:
             context = self.skeleton.context(batch.ids, batch.mask)
@@ -148,12 +156,18 @@ class LoadedBlock:
             yield BlockInput(batch.index, hidden, batch.mask, context)
 
     def run(self, entering: BlockInput, cache: PassingCache | None = None) -> Tensor:
-        """What leaves for what enters. Gradients are recorded where the module asks for them."""
+        """The block's output [rows, length, hidden] for one batch.
+
+        Gradients are recorded where the module's parameters require them.
+        """
         hidden, context = entering.hidden, entering.context
         return self.skeleton.run_block(self.module, self.spec.index, hidden, context, cache)
 
     def run_first_row(self) -> Tensor:
-        """One row, padding and all: for a look at what the module does."""
+        """The block's output [1, length, hidden] for the first row, its padding included.
+
+        For a caller that observes how the module runs, and not what it computes.
+        """
         first = self.between.batches[0]
         hidden = self.between.source.read(first.index, 0, 1).to(self.skeleton.device)
         context = self.skeleton.context(first.ids[:1])
@@ -165,10 +179,10 @@ class LoadedBlock:
         *,
         store: bool = True,
     ) -> None:
-        """Run every batch, and store what leaves: the block is done, as the module is now.
+        """Run every batch through the module as it is now, and store the outputs.
 
-        cache: what keys and values of a batch pass through, by its mask. store: False to run for
-        that alone.
+        cache: makes of a batch's mask the cache that its keys and values pass through. store: False
+        to run only for what that cache sees.
         """
         with torch.no_grad():
             for entering in self.inputs():
@@ -178,11 +192,11 @@ class LoadedBlock:
         self.passed = store
 
     def on(self, between: Passage) -> "LoadedBlock":
-        """The same module between other states."""
+        """The same module with other states before and after it, and without a teacher."""
         return replace(self, between=between, teacher=None, passed=False)
 
     def free(self) -> None:
-        """Let go of the weights."""
+        """Free the weights."""
         self.held = None
 
 
@@ -193,20 +207,21 @@ def walk(
     teacher: Chain | None = None,
     gradients: bool = False,
 ) -> Iterator[LoadedBlock]:
-    """Stop at one block after another, which are all unless they are given, in order.
+    """Load one block after another and stop at each.
 
-    Who walks runs each block on, and its teacher's too, before asking for the next; what was a
-    block is free by then, for two at a time would double the peak. teacher: a chain over the same
-    batches, whose block is loaded beside; free it early where its states are enough. gradients:
-    have the parameters of the chain's blocks ask for them; the teacher's never do.
+    The caller runs each block with `run_on`, and its teacher's block too, before it asks for the
+    next. A block is freed before the next is loaded: two at a time would double the peak memory.
+    blocks: in order; None for all. teacher: a chain over the same batches, whose block is loaded
+    too; the caller may free it once its outputs are stored. gradients: the parameters of the
+    chain's blocks require gradients; the teacher's never do.
     """
-    before: LoadedBlock | None = None
+    loaded: LoadedBlock | None = None
     for spec in chain.weights.spec.blocks if blocks is None else blocks:
-        assert before is None or before.is_passed, f"nothing was stored behind {before.spec.prefix}"
+        assert loaded is None or loaded.is_passed, f"no output of {loaded.spec.prefix} is stored"
         beside = None if teacher is None else teacher.load(teacher.weights.spec.blocks[spec.index])
-        before = chain.load(spec, beside)
-        before.module.requires_grad_(gradients)
-        yield before
-        for loaded in (before, beside):
-            if loaded is not None:
-                loaded.free()
+        loaded = chain.load(spec, beside)
+        loaded.module.requires_grad_(gradients)
+        yield loaded
+        loaded.free()
+        if beside is not None:
+            beside.free()
