@@ -1,10 +1,11 @@
-"""An artifact beside the weights of its checkpoint, in one folder: it is whole or not there.
+"""Puts an artifact into the folder of its checkpoint, beside the weights: whole, or not at all.
 
-Work goes on in GRAPH.partial, a folder in the checkpoint's. The graph can only be opened beside the
-weights, so for its proof it lies there under a name that nobody takes for a graph's, with its other
-files. By one rename it is then there, or in the place of an earlier one of ours, whose files are
-its own until then. What a kill leaves is taken away by the next export; nothing else in the folder
-is ever touched, also not what others put into GRAPH.partial.
+The export works in GRAPH.partial, a folder inside the checkpoint's. A graph can only be opened
+beside its weights. So for the proof the graph and its other files are moved there, the graph under
+a name that no reader takes for a graph. One rename then gives it its real name, or puts it in the
+place of an earlier graph of ours, which keeps its own files until then. What a killed export leaves
+is removed by the next one. Nothing else in the folder is touched, not even what others put into
+GRAPH.partial.
 """
 
 import os
@@ -25,7 +26,11 @@ ELSEWHERE = "export with -o FOLDER instead"
 
 @dataclass(frozen=True, slots=True)
 class InPlaceFolder:
-    """folder: the checkpoint's, without links. overwrite: an earlier graph of ours may go."""
+    """Where the artifact goes, and where the export works.
+
+    folder: the checkpoint's, with symbolic links resolved. how: names of the target's files.
+    overwrite: an earlier graph of ours may be replaced.
+    """
 
     folder: Path
     how: InPlace
@@ -44,33 +49,37 @@ class InPlaceFolder:
         return self.folder / f"{self.how.graph}.json"
 
     def read(self) -> frozenset[str] | None:
-        """Names that the graph reads that is there; None for another tool's."""
+        """Names of the files that the existing graph reads: none without a graph, and None for a
+        graph of another tool."""
         return self.how.reads(self.graph) if os.path.lexists(self.graph) else frozenset()
 
     def unread(self) -> list[Path]:
-        """What is there of our names and belongs to no graph: left by a kill, or not ours."""
+        """Files that have our names and that no graph reads: a killed export left them, or they
+        are not ours."""
         read = self.read()
-        # Of another tool's graph nobody knows what it reads.
+        # It is not known what a graph of another tool reads: it may be any of these.
         others = () if read is None else (x for x in self.how.others if x not in read)
         names = (self.how.unproved, *others)
         return [self.folder / name for name in names if os.path.lexists(self.folder / name)]
 
     def strange(self) -> list[Path]:
-        """What is there instead of our work, or in it, and was not made by it."""
+        """What an export of ours did not make: a file in place of GRAPH.partial, or in it."""
         if not os.path.lexists(self.work):
             return []
         if self.work.is_symlink() or not self.work.is_dir():
             return [self.work]
         with disk.refusing(f"look into {self.work}", AGAIN):
             there = sorted(self.work.iterdir())
-        # Packages that write have folders of their own there, .NAME.something.
+        # Packages that write graphs make folders of their own in it, called .GRAPH.something.
         return [x for x in there if not x.name.removeprefix(".").startswith(self.how.graph)]
 
 
 def prepare(how: InPlace, checkpoint: Checkpoint, needed: int, *, overwrite: bool) -> InPlaceFolder:
-    """The place, looked at and not changed. OutputError for weights that no reader of graphs takes
-    from there, for what is in the way, for a process that works there, and unless the disk has room
-    for `needed` bytes."""
+    """Check the place without changing it, and return it.
+
+    Raises OutputError for weights that readers of graphs refuse (links), for files in the way, for
+    a process that works there, and where the disk has no room for `needed` bytes.
+    """
     place = InPlaceFolder(checkpoint.path.resolve(), how, overwrite)
     require_idle(place.work)
     _require_plain(place.folder, checkpoint.files)
@@ -82,9 +91,11 @@ def prepare(how: InPlace, checkpoint: Checkpoint, needed: int, *, overwrite: boo
 
 
 def added(place: InPlaceFolder, work: Callable[[], tuple[T, bytes]]) -> T:
-    """What `work` returns with the bytes of its report, once the artifact is there: it fills
-    place.work, calls `move_into_place`, and proves what is there then. Nothing is left of one that
-    fails."""
+    """Make an artifact by `work`, give it its real name, and return the result of `work`.
+
+    `work` fills place.work, calls `move_into_place`, proves the artifact and returns its result and
+    the bytes of its report. Where it fails, nothing is left.
+    """
     with disk.refusing(f"make {place.work}", AGAIN):
         disk.require_handles(place.folder)
         if not place.work.is_dir():
@@ -95,7 +106,7 @@ def added(place: InPlaceFolder, work: Callable[[], tuple[T, bytes]]) -> T:
             _clear(place)
             result, report = work()
             write_atomic(place.work / place.report.name, report)
-            _require_free(place)  # and what came meanwhile, as a proof takes minutes
+            _require_free(place)  # again: a proof takes minutes, and files may have appeared
             earlier = place.read() or frozenset()
             with disk.refusing(f"write {place.graph}", AGAIN):
                 disk.rename(place.folder / place.how.unproved, place.graph)
@@ -110,7 +121,7 @@ def added(place: InPlaceFolder, work: Callable[[], tuple[T, bytes]]) -> T:
 
 
 def move_into_place(place: InPlaceFolder, files: Iterable[str]) -> None:
-    """Moves files from place.work to where they are read, the graph under its name for a proof."""
+    """Move files from place.work beside the weights; the graph gets its name for the proof."""
     with disk.refusing(f"write into {place.folder}", AGAIN):
         for name in files:
             disk.fsync_path(place.work / name)
@@ -120,7 +131,10 @@ def move_into_place(place: InPlaceFolder, files: Iterable[str]) -> None:
 
 
 def _finish(place: InPlaceFolder, earlier: frozenset[str]) -> None:
-    """Puts the report to the graph, and takes away what the one before it read."""
+    """Put the report beside the graph, and remove files that only the earlier graph read.
+
+    earlier: names of the files that it read.
+    """
     with disk.refusing(f"finish {place.graph}, which is whole", AGAIN):
         disk.fsync_path(place.folder)
         kept = place.read() or frozenset()
@@ -133,13 +147,14 @@ def _finish(place: InPlaceFolder, earlier: frozenset[str]) -> None:
 
 
 def _clear(place: InPlaceFolder) -> None:
-    """Takes away what work has made, or work before it that was killed."""
+    """Remove what this export made, or what a killed one left."""
     with disk.refusing(f"clear {place.work}", AGAIN):
         for path in (*place.unread(), *place.work.iterdir()):
             disk.remove_tree(path)
 
 
 def _require_plain(folder: Path, files: Iterable[str]) -> None:
+    """OutputError for a file that is a link or has hard links."""
     for name in files:
         path = folder / name
         if path.resolve() != path:
@@ -155,7 +170,7 @@ def _require_plain(folder: Path, files: Iterable[str]) -> None:
 
 
 def _require_free(place: InPlaceFolder) -> None:
-    """OutputError for what is there under our names and may not go."""
+    """OutputError for files under our names that the export may not replace."""
     if strange := place.strange():
         names = ", ".join(str(path.relative_to(place.folder)) for path in strange)
         raise OutputError(
@@ -170,10 +185,11 @@ def _require_free(place: InPlaceFolder) -> None:
         )
     if there and not place.overwrite:
         raise OutputError(f"{place.graph} is there; add --overwrite to replace it, or remove it")
-    alone = [] if there or not os.path.lexists(place.report) else [place.report]
-    left = alone if place.work.is_dir() else [*place.unread(), *alone]
-    if left:
-        names = ", ".join(path.name for path in left)
+    orphan = [] if there or not os.path.lexists(place.report) else [place.report]
+    # Beside GRAPH.partial, files that no graph reads are what a killed export left, or our own.
+    in_the_way = orphan if place.work.is_dir() else [*place.unread(), *orphan]
+    if in_the_way:
+        names = ", ".join(path.name for path in in_the_way)
         raise OutputError(
             f"{place.folder} has {names} without the graph to it, and the export would write files"
             f" of that name; move them away, or {ELSEWHERE}"

@@ -27,13 +27,14 @@ PACKAGES = (
 
 @dataclass(frozen=True, slots=True)
 class ArtifactReport:
-    """All of such an export's report.json.
+    """The content of report.json.
 
-    source: path, format, bytes of weight files. result: path, target, bytes, bytes of the source
-    that it points to, files. schemes: how many quantized layers of the source have which. exports:
-    one row, as in the report of a run. detail: what was compared. fused, unfused: operators that do
-    several steps at once, and what stayed in single steps, why. written: false of a plan. seconds:
-    of writing and of verifying.
+    source: path, format, bytes of the weight files. result: path, target, bytes, files, and
+    linked_bytes: those of the source's weights that it reads where they are. schemes: number of
+    quantized layers of the source by scheme. exports: one row, as in the report of a run; none for
+    a plan. detail: what the proof compared, a line each. fused: number of operators by name that do
+    several steps at once. unfused: what stayed in single steps, and why. written: False for a plan.
+    seconds: of writing and of verifying.
     """
 
     source: Mapping[str, Any]
@@ -58,8 +59,11 @@ class ArtifactReport:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """An artifact that was made. size: bytes of its files. proof: None where none was asked for.
-    seconds: of writing and of verifying."""
+    """An artifact that was made.
+
+    size: bytes of its files. proof: None where the user asked for none. seconds: of writing and of
+    verifying.
+    """
 
     written: Written
     size: int
@@ -73,7 +77,10 @@ def size_of(folder: Path, written: Written) -> int:
 
 
 def build(plan: ArtifactPlan, out: Path | None, made: Made | None = None) -> ArtifactReport:
-    """out: the artifact's folder, where there is one. made: None of a plan."""
+    """The report of an export, or of its plan.
+
+    out: the artifact's folder; None for a plan without one. made: None for a plan.
+    """
     source, target = plan.source, plan.exporter.name
     path = None if out is None else str(out)
     written = Written(()) if made is None else made.written
@@ -108,8 +115,10 @@ def build(plan: ArtifactPlan, out: Path | None, made: Made | None = None) -> Art
 
 
 def row(target: str, path: str, made: Made, notes: Sequence[str] = ()) -> Export:
-    """What a report says of an artifact. notes: those of the check that came before; what was
-    written adds its own."""
+    """The row of an artifact in a report.
+
+    notes: those of the check before the export; those of the writing are added.
+    """
     written, proof = made.written, made.proof
     return Export(
         target,
@@ -126,6 +135,7 @@ def row(target: str, path: str, made: Made, notes: Sequence[str] = ()) -> Export
 
 
 def _schemes(source: Weights) -> dict[str, int]:
+    """Number of quantized layers by the words for their scheme."""
     found = (source.scheme(linear.name) for linear in source.spec.all_linears())
     return dict(Counter(scheme.describe() for scheme in found if scheme is not None))
 
@@ -136,7 +146,7 @@ def as_json(report: ArtifactReport) -> bytes:
 
 
 def write(report: ArtifactReport, folder: Path) -> None:
-    """report/report.json, the same in words, and the card."""
+    """Write report/report.json, report/report.md (the same as text) and README.md into a folder."""
     target = folder / FOLDER
     with disk.refusing(f"make {target}"):
         disk.mkdir(target)
@@ -150,7 +160,7 @@ def write(report: ArtifactReport, folder: Path) -> None:
 
 
 def table(report: ArtifactReport) -> str:
-    """The export, or its plan, for a person; one fact a line."""
+    """The report of an export, or of its plan, as text: one fact a line."""
     before, after = report.source, report.result
     schemes = ", ".join(f"{n} x {name}" for name, n in report.schemes.items())
     lines = [
@@ -181,21 +191,23 @@ def _linked(result: Mapping[str, Any]) -> str:
 
 
 def _card(report: ArtifactReport) -> str:
-    """README.md of the result. Holds nothing that differs between two equal exports."""
+    """README.md of the result. It is the same for two equal exports, so it holds no times."""
     name, target = Path(report.source["path"]).name, report.result["target"]
+    kind = _source_kind(report.source["format"])
     notes = "".join(f"- {line}\n" for line in report.notes)
     return f"""---
 tags: [compress-model, {target}]
 ---
 # {name} for {target}
 
-Made by compress-model {report.versions["compress-model"]} from {_kind(report.source["format"])}:
+Made by compress-model {report.versions["compress-model"]} from {kind}:
 {shown_size(report.source["bytes"])} became {shown_size(report.result["bytes"])}.
 Proof: {proved(report.exports[0])}.
 
 {notes}"""
 
 
-def _kind(form: str) -> str:
-    dense = "a checkpoint with unquantized weights"
-    return dense if form == "dense" else f"a quantized checkpoint (format {form})"
+def _source_kind(format_name: str) -> str:
+    if format_name == "dense":
+        return "a checkpoint with unquantized weights"
+    return f"a quantized checkpoint (format {format_name})"

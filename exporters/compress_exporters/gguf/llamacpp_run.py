@@ -1,7 +1,10 @@
-"""Run by a python that has xllamacpp: real llama.cpp on one GGUF file. Usage: JOB RESULT.
+"""Runs llama.cpp on one GGUF file, in a Python that has xllamacpp. Arguments: JOB RESULT.
 
-JOB: {model, vocab, context, prompts: [ids], texts: [text], greedy: tokens}. RESULT: {logprobs: one
-row a prompt, of the token after it; tokens: ids of each text; greedy: ids behind each prompt}.
+JOB and RESULT are JSON files.
+JOB: {model: path, vocab: number of tokens, context: positions, prompts: [[id]], texts: [str],
+greedy: number of tokens to write behind each prompt}.
+RESULT: {logprobs: [prompts, vocab], natural logarithms for the token after each prompt; tokens:
+[[id]] of each text; greedy: [[id]] behind each prompt}.
 """
 
 import json
@@ -14,6 +17,7 @@ import xllamacpp
 
 
 def serve(job: dict[str, Any]) -> Any:
+    """A server of llama.cpp with the job's model, in this process."""
     params = xllamacpp.CommonParams()
     params.model.path = job["model"]
     params.n_ctx = job["context"]
@@ -28,6 +32,7 @@ def serve(job: dict[str, Any]) -> Any:
 
 
 def logprobs(server: Any, ids: list[int], vocab: int) -> list[float]:
+    """Log-probability of every token, by id, as the one after `ids`."""
     asked = {"prompt": ids, "max_tokens": 1, "logprobs": vocab, "cache_prompt": False}
     found = server.handle_completions(asked | {"temperature": 0})
     top = found["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
@@ -36,12 +41,14 @@ def logprobs(server: Any, ids: list[int], vocab: int) -> list[float]:
 
 
 def greedy(server: Any, ids: list[int], count: int) -> list[int]:
+    """The `count` tokens that llama.cpp writes after `ids` at temperature 0."""
     asked = {"prompt": ids, "max_tokens": count, "logprobs": 1, "temperature": 0}
     found = server.handle_completions(asked | {"cache_prompt": False})
     return [entry["id"] for entry in found["choices"][0]["logprobs"]["content"]]
 
 
 def tokenize(server: Any, text: str) -> list[int]:
+    """Ids of a text. xllamacpp has no function for it, so the server is asked by HTTP."""
     asked = {"content": text, "add_special": True, "parse_special": True}
     request = urllib.request.Request(
         f"{server.listening_address}/tokenize",

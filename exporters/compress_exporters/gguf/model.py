@@ -1,4 +1,4 @@
-"""The decoder in GGUF's words: sizes and settings, and refusals of what it has no word for."""
+"""A decoder's sizes and settings as keys of GGUF; what GGUF has no key for is refused."""
 
 from collections.abc import Iterator
 
@@ -13,7 +13,7 @@ from compress_exporters.heads import shared_heads
 
 
 def arch_of(spec: DecoderSpec) -> Arch:
-    """CheckpointError for a family that is in no row."""
+    """The family's row of ARCHES; CheckpointError for a family that has none."""
     found = ARCHES.get(spec.family)
     if found is None:
         remedy = "; take onnx" if spec.family in FORWARDS else ""
@@ -25,7 +25,10 @@ def arch_of(spec: DecoderSpec) -> Arch:
 
 
 def check_model(source: Weights, how: ForwardSpec, arch: Arch) -> tuple[str, ...]:
-    """Notes; CheckpointError, in one line, for what the architecture does not compute."""
+    """Refuse a decoder that llama.cpp's architecture would compute differently; return the notes.
+
+    Raises CheckpointError.
+    """
     spec = source.spec
     _check_layers(spec, how, arch)
     _check_activation(how, arch)
@@ -38,7 +41,7 @@ def check_model(source: Weights, how: ForwardSpec, arch: Arch) -> tuple[str, ...
     if how.activation in arch.approximate:
         notes.append(f"llama.cpp computes {how.activation} by its tanh approximation")
     context = context_length(spec, how, arch)
-    if _cut(how, arch):
+    if _loses_windows(how, arch):
         notes.append(
             f"GGUF's {arch.name} has no window; the file is for {context} positions, for which"
             " none is needed"
@@ -49,8 +52,12 @@ def check_model(source: Weights, how: ForwardSpec, arch: Arch) -> tuple[str, ...
 def settings(
     spec: DecoderSpec, how: ForwardSpec, arch: Arch, most: int | None = None
 ) -> Iterator[Field]:
-    """Keys below the architecture's name. most: positions, where the user wants fewer."""
+    """The architecture's keys, without its name in front, and their values.
+
+    most: positions that the user asks for, where they are fewer than the model's.
+    """
     context, heads = context_length(spec, how, arch), how.grouped(0)
+    # llama.cpp loads a table of learned positions only with exactly this many rows.
     yield "context_length", context if how.positions or not most else min(most, context)
     yield "embedding_length", spec.hidden
     yield "block_count", len(spec.blocks)
@@ -73,23 +80,24 @@ def settings(
 
 
 def context_length(spec: DecoderSpec, how: ForwardSpec, arch: Arch) -> int:
-    """Positions that the file is for: those of the model, or those of the narrowest window where
-    the architecture has none."""
+    """Number of positions that the file is for: the model's, or no more than its narrowest window
+    where the architecture has no windows. CheckpointError where config.json does not say."""
     if not spec.context:
         raise CheckpointError(
             "config.json does not say how many positions the model reads; GGUF needs"
             " max_position_embeddings"
         )
     windows = [x.window for x in how.layers if x.window is not None]
-    return min(spec.context, *windows) if _cut(how, arch) else spec.context
+    return min(spec.context, *windows) if _loses_windows(how, arch) else spec.context
 
 
-def _cut(how: ForwardSpec, arch: Arch) -> bool:
+def _loses_windows(how: ForwardSpec, arch: Arch) -> bool:
+    """Whether the model has windows and the architecture has none."""
     return arch.period is None and any(x.window is not None for x in how.layers)
 
 
 def _windows(how: ForwardSpec, arch: Arch) -> Fields:
-    if arch.window_key:
+    if arch.window_key:  # 0 is "no window"
         return (("attention.sliding_window", 0),)
     width = next((x.window for x in how.layers if x.window is not None), None)
     if arch.period is None or width is None:
@@ -102,7 +110,7 @@ def _windows(how: ForwardSpec, arch: Arch) -> Fields:
 
 
 def _period(how: ForwardSpec, arch: Arch) -> int:
-    """The p for which every layer but each p-th has the window. CheckpointError where none fits."""
+    """The n for which every layer has the window but each n-th; CheckpointError where none fits."""
     windows = [x.window for x in how.layers]
     usual = 1 if arch.period is None else arch.period
     periods: list[int] = [usual, *range(1, len(windows) + 2)]
@@ -116,7 +124,7 @@ def _period(how: ForwardSpec, arch: Arch) -> int:
 
 
 def _repeats(windows: list[int | None], period: int) -> bool:
-    """Whether every layer but each period-th has the one window that there is."""
+    """Whether every layer has the same window, but each `period`-th has none."""
     width = next(x for x in windows if x is not None)
     return windows == [width if (i + 1) % period else None for i in range(len(windows))]
 
@@ -196,7 +204,7 @@ def _expert_width(spec: DecoderSpec) -> int:
 
 
 def _check_layers(spec: DecoderSpec, how: ForwardSpec, arch: Arch) -> None:
-    """That sizes are those of all layers."""
+    """CheckpointError where layers differ in heads or inner width: GGUF has one number for all."""
     shared_heads(how, f"GGUF's {arch.name}")
     widths = [block.sizes.intermediate for block in spec.blocks]
     if len(set(widths)) > 1:
