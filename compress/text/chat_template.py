@@ -1,7 +1,7 @@
-"""Chats to text with a checkpoint's own Jinja template, as transformers renders it.
+"""Renders a chat as text by the checkpoint's own Jinja template, as transformers does.
 
 A template comes with the checkpoint and is untrusted code: it runs in Jinja's immutable sandbox
-and sees plain JSON data only.
+and is given plain JSON data only.
 """
 
 import json
@@ -15,7 +15,8 @@ from compress.errors import DataError
 if TYPE_CHECKING:
     from jinja2 import Template
 
-# Names a message's reasoning goes by; templates read the first one (gpt-oss: the second).
+# Keys under which a message may hold its reasoning. Templates read the first key, gpt-oss' the
+# second; the third is only taken from messages.
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 
 # Templates that print today's date would make calibration differ from day to day.
@@ -24,7 +25,10 @@ FIXED_DATE = (2024, 7, 26)
 
 @dataclass(frozen=True, slots=True)
 class ChatTemplate:
-    """A template and the special tokens it may name (`bos_token`, `eos_token` ...)."""
+    """A template, and the special tokens that it may name (`bos_token`, `eos_token` ...).
+
+    tokens: the text of each.
+    """
 
     text: str
     tokens: Mapping[str, str] = field(default_factory=dict)
@@ -34,8 +38,8 @@ class ChatTemplate:
     ) -> str:
         """Text of one chat, with its special tokens written out.
 
-        Raises DataError when a message is no mapping, or the template is broken or refuses the
-        chat.
+        add_generation_prompt: end with the words that open the assistant's turn. Raises DataError
+        when a message is no mapping, or the template is broken or refuses the chat.
         """
         try:
             return _compiled(self.text).render(
@@ -45,14 +49,15 @@ class ChatTemplate:
                 add_generation_prompt=add_generation_prompt,
                 **self.tokens,
             )
-        # The template is code that came with the checkpoint: it can raise whatever Python can.
-        # Jinja's sandbox bounds its ranges, by OverflowError.
+        # The template is code that came with the checkpoint: it can raise any exception, such as
+        # the OverflowError by which Jinja's sandbox refuses a range that is too long.
         except Exception as error:
             reason = " ".join(str(error).split()) or type(error).__name__
             raise DataError(f"the chat template cannot render this chat: {reason}") from error
 
 
 def _with_reasoning(message: Mapping[str, Any]) -> dict[str, Any]:
+    """The message with its reasoning under the keys that templates read."""
     if not isinstance(message, Mapping):
         raise TypeError(f"a message is {message!r}; it must be a mapping with role and content")
     known = (message[name] for name in REASONING_FIELDS if message.get(name) is not None)
@@ -71,7 +76,7 @@ def _compiled(text: str) -> "Template":
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(Extension):
-        """`{% generation %}` marks the assistant's words; here only its body counts."""
+        """`{% generation %}` marks what the assistant wrote; its body is rendered as it is."""
 
         tags = {"generation"}  # noqa: RUF012 (Jinja's own protocol)
 
@@ -103,7 +108,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    # Jinja's own filter escapes HTML characters, which no model was trained on.
+    # Jinja's own `tojson` escapes HTML characters, and no model was trained on such text.
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,

@@ -1,8 +1,9 @@
-"""The architecture tables: what a family's tensors are called and what they are for.
+"""The table of families: what the tensors of a family are called, and what each is for.
 
-One literal entry a family, composed of shared tuples. Nothing here is code about one model;
-`describe` reads these rows for all of them. Facts are those of transformers 5: the disk names are
-what its `save_pretrained` writes and hub checkpoints hold, the module names what its classes have.
+A family is one literal row, composed of shared tuples. There is no code for a single family:
+`compress/arch/describe.py` reads all rows alike. The facts are those of transformers 5: disk names
+are what its `save_pretrained` writes and hub checkpoints hold, module names are what its classes
+have.
 """
 
 from collections.abc import Mapping
