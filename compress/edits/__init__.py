@@ -1,4 +1,4 @@
-"""The edits that a recipe's first stages can name: one file and one row each, beside METHODS."""
+"""The table of edits, which a recipe's first stages name. Each edit is one file and one row."""
 
 from collections.abc import Mapping
 from types import MappingProxyType

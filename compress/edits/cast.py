@@ -1,10 +1,10 @@
-"""cast: every floating-point tensor in one dtype, and a config.json that says so.
+"""cast: stores every floating-point tensor in one dtype, and names that dtype in config.json.
 
-Widening is exact. Narrowing rounds to nearest, ties to even, as torch does; what it costs is in the
-report. Two things it must not do are refused with the tensor's name: a value that would become
-infinite (fp16 ends at 65,504, bf16 has the range of fp32), and a row that would become 0 although
-it is not (fp16 has nothing between 0 and 6e-8), which would silence an output or a token.
-Tensors of whole numbers stay as they are.
+Widening is exact. Narrowing rounds to nearest, ties to even, as torch does; the report shows what
+it costs. Two losses are refused, with the tensor's name. One is a value that would become infinite:
+fp16 ends at 65,504, while bf16 has the range of fp32. The other is a row with values other than 0
+that would become all 0, which would silence an output or a token: fp16 has nothing between 0 and
+6e-8. Tensors of whole numbers stay as they are.
 """
 
 from collections.abc import Iterator, Mapping
@@ -28,13 +28,13 @@ NAMES: Mapping[str, torch.dtype] = MappingProxyType(
     {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 )
 DTYPE_KEYS = ("dtype", "torch_dtype")  # transformers 5 writes the first, versions before the second
-# Bytes of a number beside what it is read and written as: the masks of what is lost.
+# Bytes that `_refuse_lost` adds to each number that is read and cast: two masks of bool.
 MASKS = 2
 
 
 @dataclass(frozen=True, slots=True)
 class CastConfig:
-    """dtype: that all floating-point tensors get."""
+    """dtype: what all floating-point tensors get."""
 
     dtype: Literal["bf16", "fp16", "fp32"]
 
@@ -52,7 +52,7 @@ def plan(source: Outline, config: CastConfig) -> Edited:
 
 
 def apply(part: Part, config: CastConfig) -> Iterator[Rows]:
-    """Every tensor by itself, in runs of rows."""
+    """Cast every tensor by itself, a run of rows at a time."""
     for name in part.names:
         target = TORCH_DTYPES[part.source.tensors[name].dtype]
         if part.source.tensors[name].dtype in FLOATS:
@@ -64,7 +64,7 @@ def apply(part: Part, config: CastConfig) -> Iterator[Rows]:
 
 
 def held(source: Outline, config: CastConfig, run: int) -> int:
-    """A run of rows as it is read and as it becomes, and the masks."""
+    """Bytes of one run of rows: as it is read, as it is cast, and its masks."""
     read = max(itemsize(info.dtype) for info in source.tensors.values())
     return run * (read + NAMES[config.dtype].itemsize + MASKS)
 
@@ -90,24 +90,25 @@ def _refuse_lost(name: str, start: int, before: Tensor, after: Tensor) -> None:
         which = f"row {start + int(gone.nonzero()[0])} of tensor" if before.dim() > 1 else "tensor"
         raise CheckpointError(
             f"{which} {name!r} would become 0 in {dtype}: its values are below"
-            f" {_smallest(after.dtype):.2g}; cast to bf16 or fp32"
+            f" {_zero_below(after.dtype):.2g}; cast to bf16 or fp32"
         )
 
 
-def _smallest(dtype: torch.dtype) -> float:
-    """Half of the smallest number above 0: what is below it becomes 0."""
+def _zero_below(dtype: torch.dtype) -> float:
+    """Half of the dtype's smallest number above 0: magnitudes below it become 0."""
     return torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps / 2
 
 
 def _with_dtype(config: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Any]:
-    """config.json that names the dtype wherever it named one, and at the top."""
+    """config.json with the dtype at the top, and wherever else it named one."""
     word = str(dtype).removeprefix("torch.")
     keys = [key for key in DTYPE_KEYS if key in config] or [DTYPE_KEYS[1]]
     return {key: _nested(value, word) for key, value in config.items()} | dict.fromkeys(keys, word)
 
 
 def _nested(value: Any, word: str) -> Any:
-    """A config inside of config.json: that of a text decoder or of a vision tower."""
+    """A value of config.json; where it is itself a config (of a text decoder or a vision tower), it
+    names the dtype wherever it named one."""
     if not isinstance(value, dict):
         return value
     return {k: word if k in DTYPE_KEYS else v for k, v in value.items()}

@@ -1,8 +1,9 @@
 """What an edit is: a change of the model itself, before any layer is rounded.
 
-`plan` says without weights what config.json and the tensors will be, so that all later stages are
-planned and refused before work. `apply` makes the tensors of one part from those of the source.
-Neither knows of files, journals or recipes.
+`plan` says, without reading weights, what config.json and the tensors will be. So all later stages
+are planned, or refused, before any work. `apply` makes the tensors of one part of the model.
+Neither knows of files, journals or recipes. `source` is the model before the edit, which an earlier
+edit may have left.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,8 +22,11 @@ Config = TypeVar("Config")
 
 @dataclass(frozen=True, slots=True)
 class Edited:
-    """What an edit will leave: config.json, and name, dtype code and shape of every tensor, in file
-    order. notes: what a person should know beside."""
+    """The model that an edit will leave.
+
+    config: its config.json. entries: name, dtype code and shape of every tensor, in file order.
+    notes: lines that a user should read.
+    """
 
     config: dict[str, Any]
     entries: tuple[Entry, ...]
@@ -30,7 +34,11 @@ class Edited:
 
 
 class Rows(NamedTuple):
-    """Rows start.. of dimension 0 of a tensor of the result, in its dtype."""
+    """A run of rows of one tensor that the edit leaves.
+
+    start: index of the first row, along dimension 0. values: [rows, ...] in the tensor's dtype; a
+    tensor without dimensions comes whole.
+    """
 
     name: str
     start: int
@@ -39,11 +47,11 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:
-    """A block of the source, or what lies outside of the blocks (block: None).
+    """One block of the source, or all that lies outside of its blocks (block: None).
 
-    names: its tensors, in file order. whole: reads one. in_rows: reads one in runs of rows that
-    bound memory, each with the row it begins at. All values are finite: others are a
-    CheckpointError that names the tensor.
+    names: its tensors, in file order. whole: reads a tensor by its name. in_rows: reads a tensor in
+    runs of rows, to bound memory; yields the index of each run's first row, and the run. Both raise
+    a CheckpointError that names the tensor for a value that is not finite.
     """
 
     source: Outline
@@ -54,22 +62,23 @@ class Part:
 
 
 class PlanEdit(Protocol[Options]):
-    """What becomes of a model; CheckpointError for one that the edit is not for."""
+    """What the edit will leave of a model; CheckpointError for a model that it cannot change."""
 
     def __call__(self, source: Outline, config: Options) -> Edited: ...
 
 
 class ApplyEdit(Protocol[Options]):
-    """The tensors of the result that come of a part, each from its first row to its last.
+    """The tensors that the edit makes of a part, each from its first row to its last.
 
-    CheckpointError, with the tensor's name, for values that cannot be what the edit makes of them.
+    CheckpointError, with the tensor's name, for values that the edit cannot change without a loss
+    that it refuses.
     """
 
     def __call__(self, part: Part, config: Options) -> Iterator[Rows]: ...
 
 
 class HeldBytes(Protocol[Options]):
-    """Bytes of memory that `apply` holds at its worst moment, what it reads included.
+    """Most bytes of memory that `apply` holds at a time, including what it reads.
 
     run: elements of the largest run of rows that `Part.in_rows` reads.
     """
@@ -79,7 +88,7 @@ class HeldBytes(Protocol[Options]):
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """A row of EDITS; made by `row`, which checks that its functions go together.
+    """A row of EDITS. Make it by `row`, whose types hold its functions to one type of options.
 
     config: dataclass of the options that a stage may set. summary: one line for
     `compress-model recipes` and the docs.
@@ -99,5 +108,8 @@ def row(
     held: HeldBytes[Config],
     summary: str,
 ) -> Edit:
-    """A row of EDITS. `Edit` says what each is; here mypy holds all to one type of options."""
+    """Make a row of EDITS; `Edit` says what the arguments are.
+
+    A function, because mypy checks here that all take the same type of options.
+    """
     return Edit(config, plan, apply, held, summary)

@@ -1,7 +1,7 @@
-"""untie: an output head of its own for a model whose head is the embedding.
+"""untie: gives a model whose output head is the embedding a head of its own.
 
-The head begins with the embedding's values, so the model computes what it did; from then on the two
-may be rounded, cut or trained apart. Costs the embedding's bytes once more.
+The head has the embedding's values, so the model computes the same as before. Later stages can then
+change the head and the embedding separately. The model grows by the bytes of the embedding.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,10 @@ class UntieConfig:
 
 
 def plan(source: Outline, config: UntieConfig) -> Edited:
-    """The same tensors and the head behind them; CheckpointError where there is one."""
+    """All tensors of the source and, after them, the head.
+
+    CheckpointError for a model that has a head of its own already.
+    """
     spec = source.spec
     if not spec.tied:
         raise CheckpointError(
@@ -33,7 +36,7 @@ def plan(source: Outline, config: UntieConfig) -> Edited:
 
 
 def apply(part: Part, config: UntieConfig) -> Iterator[Rows]:
-    """Every tensor as it is, and the embedding once more."""
+    """Every tensor unchanged, and the embedding a second time as the head."""
     spec = part.source.spec
     for name in part.names:
         for start, rows in part.in_rows(name):
@@ -43,5 +46,5 @@ def apply(part: Part, config: UntieConfig) -> Iterator[Rows]:
 
 
 def held(source: Outline, config: UntieConfig, run: int) -> int:
-    """A run of rows."""
+    """Bytes of one run of rows."""
     return run * max(itemsize(info.dtype) for info in source.tensors.values())

@@ -1,9 +1,9 @@
-"""Several processes that make one result together, as a pass sees them.
+"""Ranks: several processes that make one result together, as a pass sees them.
 
-Each rank has the whole plan, a share of the calibration rows, and every block in turn. What is
-summed over rows is summed over ranks, what is decided of a layer is decided by one rank and told to
-all, and a unit is recorded when all have flushed what they wrote of it. Passes ask for no more than
-this, so how many ranks there are changes no algorithm; one rank is the case where nothing is sent.
+Each rank has the whole plan and a share of the calibration rows, and runs every block in turn. A
+sum over rows is summed over the ranks too. One rank decides about a layer and tells the others. A
+unit is recorded when all ranks have flushed what they wrote of it. Passes ask for no more than
+this, so the number of ranks changes no algorithm. With one rank nothing is sent.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,27 +22,32 @@ class Ranks(Protocol):
 
     @property
     def rank(self) -> int:
-        """Of this process, from 0 on. Rank 0 keeps the journal."""
+        """Number of this process, from 0 to size - 1. Rank 0 keeps the journal."""
 
     @property
     def size(self) -> int:
-        """How many there are."""
+        """Number of ranks."""
 
     def sum(self, x: Tensor) -> Tensor:
-        """The sum of what all ranks give, the same bits on each. x: of one shape and dtype; it may
-        be used up."""
+        """The sum of x over all ranks, with the same bits on each.
+
+        x: of the same shape and dtype on every rank. It may be overwritten.
+        """
 
     def broadcast(self, value: T | None, source: int) -> T:
-        """What rank `source` gives, on all: a tensor, or a record with tensors, which then lie on
-        each rank's own device. value: not looked at on the other ranks."""
+        """The value of rank `source`, on every rank.
+
+        value: a tensor, or a record with tensors; they arrive on each rank's own device. On other
+        ranks than `source` it is not read.
+        """
 
     def barrier(self) -> None:
-        """Return when all ranks are here."""
+        """Wait until all ranks have called this."""
 
 
 @dataclass(frozen=True, slots=True)
 class OneRank:
-    """A process by itself."""
+    """A single process: it keeps what it has."""
 
     rank: int = 0
     size: int = 1
@@ -62,21 +67,25 @@ ONE_RANK: Ranks = OneRank()
 
 
 def largest(ranks: Ranks, x: Tensor) -> Tensor:
-    """The largest of each element over all ranks; NaN where any has it."""
-    seen = x.new_zeros(ranks.size, *x.shape)
+    """The largest value of each element of x over all ranks; NaN where a rank has NaN.
+
+    x: of the same shape and dtype on every rank.
+    """
+    seen = x.new_zeros(ranks.size, *x.shape)  # seen: [ranks, ...], a row of each rank
     seen[ranks.rank] = x
     return ranks.sum(seen).amax(dim=0)
 
 
 def decided(ranks: Ranks, decide: Callable[[], T]) -> T:
-    """What rank 0 decides, on all ranks."""
+    """Call `decide` on rank 0, and return its value on every rank."""
     return ranks.broadcast(decide() if ranks.rank == 0 else None, 0)
 
 
 def dealt(ranks: Ranks, items: Sequence[Item], work: Callable[[Item], T]) -> Iterator[T]:
-    """What `work` makes of every item, in order and on all ranks; each item is one rank's work.
+    """Deal items to the ranks; yield on every rank what `work` returns for each item, in order.
 
-    An item is begun when its turn comes, not before: of one rank nothing is held for later.
+    Each rank works on one item at a time and begins the next when all ranks have finished theirs,
+    so a single rank holds no results for later.
     """
     for start in range(0, len(items), ranks.size):
         mine = start + ranks.rank
@@ -86,5 +95,5 @@ def dealt(ranks: Ranks, items: Sequence[Item], work: Callable[[Item], T]) -> Ite
 
 
 def summed_count(ranks: Ranks, count: int) -> int:
-    """The sum of a number over all ranks."""
+    """The sum of a count over all ranks."""
     return int(ranks.sum(torch.tensor([count], dtype=torch.int64)))

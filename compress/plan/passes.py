@@ -1,4 +1,7 @@
-"""What each pass of a run reads and leaves, planned on each other's outlines before any work."""
+"""The plan of every pass of a run, made before any work.
+
+Each pass is planned on the outline that the pass before it will leave.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,17 +13,16 @@ from compress.plan.row_counts import ROWS_AT_ONCE
 from compress.recipe import EditStage, Recipe
 from compress.recipe.placing import placed
 
-ROUNDING = "quantize"
+ROUNDING = "quantize"  # name of the pass that rounds
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PassPlan:
-    """One pass over the whole model. All stages that round are one pass, the last; each edit before
-    them is one.
+    """One pass over the whole model. Each edit is a pass; all stages that round are one, the last.
 
-    name: in the journal, and of its folder. stage: of an edit; None for the pass that rounds.
-    source, result: the model before and after. layout: of the files that the pass writes. notes: of
-    the edit.
+    name: the pass in the journal and its folder in OUT.partial. stage: the edit; None for the pass
+    that rounds. source, result: the model before and after the pass. layout: the weight files that
+    the pass writes. notes: those of the edit.
     """
 
     name: str
@@ -32,12 +34,12 @@ class PassPlan:
 
     @property
     def label(self) -> str:
-        """What a person reads: "cast", "quantize"."""
+        """The pass in reports and on the terminal: "cast", "quantize"."""
         return self.name if self.stage is None else self.stage.method
 
 
 def edit_bytes(planned: PassPlan) -> int:
-    """Memory that an edit works with."""
+    """Most bytes of memory that the edit of a pass holds at a time."""
     assert planned.stage is not None, "the pass is no edit"
     largest = max(info.numel for info in planned.source.tensors.values())
     edit = EDITS[planned.stage.method]
@@ -45,8 +47,10 @@ def edit_bytes(planned: PassPlan) -> int:
 
 
 def plan_edits(recipe: Recipe, source: Outline) -> Iterator[PassPlan]:
-    """The passes of the recipe's edits, in order; CheckpointError, with the stage's place, for a
-    model that an edit is not for."""
+    """The passes of the recipe's edits, in order.
+
+    CheckpointError, with the stage's place in the recipe, for a model that an edit cannot change.
+    """
     for stage in recipe.edits:
         with placed(recipe, stage.label):
             draft = EDITS[stage.method].plan(source, stage.config)

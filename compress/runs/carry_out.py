@@ -1,7 +1,7 @@
-"""The passes of a run, one after the other: each reads the model that the one before it wrote.
+"""Carries out the passes of a run; each reads the model that the pass before it wrote.
 
-The last writes OUT.partial itself, those before it OUT.partial/stage.N, a checkpoint like any
-other, which goes as soon as what was made of it is whole.
+The last pass writes into OUT.partial itself. An earlier one writes a checkpoint of its own,
+OUT.partial/stage.N, which is removed as soon as the next pass has finished.
 """
 
 from dataclasses import asdict, replace
@@ -24,8 +24,12 @@ from compress.runs.summary import layers_of
 
 
 def carry_out(session: Session, journal: Journal) -> tuple[Session, list[StageRecord]]:
-    """All passes; units that the journal has are skipped. The session has the plan as it was
-    settled, where a target waited for what the edits made. A record for each pass."""
+    """Carry out all passes, without the units that the journal has as finished.
+
+    Returns a record of each pass, and the session. Where a target needs sensitivities of the model
+    that the edits leave, they are measured after the edits, and the session has the plan with the
+    schemes chosen by them.
+    """
     stages = [_edit(session, journal, i) for i in range(len(session.plan.edits))]
     if session.plan.budget is not None and session.plan.budget.is_open:
         session, stage = _settled(session, journal)
@@ -36,6 +40,7 @@ def carry_out(session: Session, journal: Journal) -> tuple[Session, list[StageRe
 
 
 def _edit(session: Session, journal: Journal, index: int) -> StageRecord:
+    """Carry out the pass of edit `index`, or what a killed run left to do of it."""
     plan = session.plan
     planned, is_last = plan.edits[index], len(plan.passes) == index + 1
     begun = journal.passes.get(planned.name)
@@ -58,16 +63,17 @@ def _edit(session: Session, journal: Journal, index: int) -> StageRecord:
 
 
 def _rounding(session: Session, journal: Journal) -> StageRecord:
+    """Carry out the pass that rounds, or what a killed run left to do of it."""
     plan, index = session.plan, len(session.plan.edits)
     part = journal.begin(plan.passes[-1].name)
     units = stream.units(plan)
-    before = [name for unit, _, names in units if unit in part.units for name in names]
-    earlier = [entry[0] for name in before for entry in plan.tensors[name]]
+    rounded = [name for unit, _, names in units if unit in part.units for name in names]
+    earlier = [entry[0] for name in rounded for entry in plan.tensors[name]]
     writer = _writer(part, session.output.partial, plan.passes[-1])
     if not {unit for unit, _, _ in units} <= part.units.keys():
         work = _context(session, part, writer, _model(session, journal, index))
         if plan.needs_calibration:
-            # Late: a data-free run never loads transformers.
+            # Imported here, because a run without calibration never loads transformers.
             from compress.passes.quantize.calibrated import calibrate
 
             calibrate(work, session.output.partial)
@@ -80,12 +86,13 @@ def _rounding(session: Session, journal: Journal) -> StageRecord:
 
 
 def _writer(part: PassJournal, folder: Path, planned: PassPlan) -> ShardWriter:
-    """Weight files: new ones, or those that an earlier process began."""
+    """The writer of a pass's weight files: new files, or those that an earlier process began."""
     if not folder.is_dir():
         with disk.refusing(f"make {folder}"):
             disk.mkdir(folder)
             disk.fsync_path(folder.parent)
-    # Files that recorded units have written to are never made anew: holes read as zeros.
+    # Files that recorded units have written to are never created again: their tensors would read
+    # as zeros.
     open_shards = ShardWriter.reopen if part.has_written else ShardWriter.create
     writer = open_shards(folder, planned.layout)
     if journals.START not in part.units:
@@ -109,9 +116,9 @@ def _context(
 
 
 def _model(session: Session, journal: Journal, index: int) -> Weights:
-    """What the pass at this place reads: the source, or what the pass before it wrote.
+    """The model that pass `index` reads: the source, or what the pass before it wrote.
 
-    OutputError when that is no longer what was written.
+    OutputError when that checkpoint was changed since.
     """
     if index == 0:
         return session.weights
@@ -127,8 +134,10 @@ def _model(session: Session, journal: Journal, index: int) -> Weights:
 
 
 def _settled(session: Session, journal: Journal) -> tuple[Session, StageRecord | None]:
-    """The session with the schemes that the targets choose for what the edits made of the model,
-    and what it took to measure them, where an earlier process had not."""
+    """The session with the schemes that the targets choose for the model that the edits leave.
+
+    Also returns a record of the measurement; None where an earlier process measured.
+    """
     plan, stage = session.plan, None
     part = journal.begin(plan.passes[-1].name)
     found = measuring.recorded(part)
@@ -142,7 +151,7 @@ def _settled(session: Session, journal: Journal) -> tuple[Session, StageRecord |
 
 
 def _remove_input(session: Session, index: int) -> None:
-    """Of the pass at this place, where it is ours; what was made of it is whole."""
+    """Remove the checkpoint that pass `index`, now finished, has read, unless it is the source."""
     if index:
         folder = _folder(session, session.plan.passes[index - 1])
         if folder.exists():
@@ -150,4 +159,5 @@ def _remove_input(session: Session, index: int) -> None:
 
 
 def _folder(session: Session, planned: PassPlan) -> Path:
+    """Where a pass before the last writes its checkpoint."""
     return session.output.partial / planned.name

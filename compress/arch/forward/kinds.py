@@ -1,4 +1,4 @@
-"""Kinds of layers: how one looks at the positions of a text, and what it keeps of them."""
+"""Kinds of layers: how a layer reads the positions of a text, and what it keeps of them."""
 
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -8,12 +8,13 @@ from compress.arch.layer_cache import LayerCache, keys_and_values
 
 
 class LayerKind(Protocol):
-    """What every kind says of itself. A kind is a frozen record: layers that compute alike are
-    equal.
+    """What every kind says of itself. A kind is a frozen record; layers that compute the same way
+    have equal ones.
 
-    window: positions that a token sees, itself included; None for all before it.
-    rope: None where nothing is rotated.
-    products: multiplications of one token with one position that it sees.
+    window: number of positions that a token sees, its own included; None for its own and all
+        before it.
+    rope: the rotation of queries and keys; None where nothing is rotated.
+    products: multiplications that one token needs for one position that it sees.
     """
 
     @property
@@ -26,21 +27,23 @@ class LayerKind(Protocol):
     def products(self) -> int: ...
 
     def cache(self) -> LayerCache:
-        """What one token leaves behind."""
+        """What one token leaves in this layer for later tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grouped:
-    """Attention of heads, groups of which read one head of keys and values (GQA; MHA and MQA are
-    its ends).
+    """Grouped-query attention: a group of query heads reads one head of keys and values. MHA has
+    one query head a group, MQA one group.
 
-    heads: of queries. kv_heads: of keys and values, a divisor of them.
-    key_width, value_width: numbers of a head of queries and keys, and of values.
-    window, rope: as LayerKind.
-    scale: what the products of queries and keys are multiplied by.
-    softcap: c of c * tanh(score / c), None without.
-    qk_norm: of queries and keys: "head" over each head, "full" over all heads together.
-    qkv: how a fused q/k/v lies: "parts" (all of q, then k, then v) or "heads" (of each head).
+    heads: number of query heads. kv_heads: number of heads of keys and values, a divisor of heads.
+    key_width: numbers in a head of queries or keys. value_width: numbers in a head of values.
+    window, rope: see LayerKind.
+    scale: the factor of the products of queries and keys.
+    softcap: the c of c * tanh(score / c), which bounds scores; None where they are not bounded.
+    qk_norm: the norm of queries and keys: "head" over each head, "full" over all heads together,
+        None without one.
+    qkv: the order of rows in a fused q/k/v: "parts" has all of q, then k, then v; "heads" has q, k
+        and v of each head in turn.
     """
 
     heads: int
@@ -60,7 +63,7 @@ class Grouped:
 
     @property
     def widths(self) -> tuple[int, int, int]:
-        """Of all heads together: queries, keys, values."""
+        """Numbers of a token in all heads together: of queries, keys and values."""
         return (
             self.heads * self.key_width,
             self.kv_heads * self.key_width,
