@@ -1,4 +1,4 @@
-"""The pass of one edit: tensors of the model before, part by part, into the model behind it."""
+"""The pass of one edit: reads the model before it part by part, and writes the model after it."""
 
 import time
 from collections.abc import Iterable, Iterator
@@ -18,18 +18,18 @@ from compress.passes.units import OUTSIDE, block_unit, shown
 from compress.plan.passes import PassPlan
 from compress.recipe.placing import placed
 
-WRITTEN = "written"  # what a unit's record says: tensors of the result
+WRITTEN = "written"  # key of a unit's record: names of the tensors that the unit wrote
 
 
 def edit_units(model: Outline) -> list[tuple[str, int | None, tuple[str, ...]]]:
-    """(name, block, source tensors) of everything the pass works off, in order."""
+    """All units of the pass in order: (name, index of the block or None, tensors that it reads)."""
     blocks = [(block_unit(b.index), b.index, tuple(block_tensors(b))) for b in model.spec.blocks]
     inside = {name for _, _, names in blocks for name in names}
     return [(OUTSIDE, None, tuple(x for x in model.tensors if x not in inside)), *blocks]
 
 
 def apply_edit(work: PassContext, planned: PassPlan) -> None:
-    """Every unit that the journal does not have."""
+    """Carry out every unit that the journal does not have as finished."""
     every = edit_units(planned.source)
     todo = [unit for unit in every if unit[0] not in work.journal.units]
     done, began = len(every) - len(todo), time.perf_counter()
@@ -45,7 +45,7 @@ def apply_edit(work: PassContext, planned: PassPlan) -> None:
 def _apply(
     work: PassContext, planned: PassPlan, unit: tuple[str, int | None, tuple[str, ...]]
 ) -> list[str]:
-    """Work off one unit and flush it; the names of the tensors that came of it."""
+    """Carry out one unit and flush it; return the names of the tensors that it wrote."""
     stage, (_, block, names) = planned.stage, unit
     assert stage is not None, "the pass is no edit"
     with placed(work.plan.recipe, stage.label):
@@ -68,7 +68,7 @@ def _part(
 
 
 def _in_rows(checkpoint: Checkpoint, name: str) -> Iterator[tuple[int, Tensor]]:
-    """One run where a tensor has no rows."""
+    """Read a tensor in runs of rows; a tensor without rows is one run."""
     shape = checkpoint.tensors[name].shape
     ranges = row_ranges(shape) if shape else []
     if len(ranges) < 2:
@@ -79,7 +79,7 @@ def _in_rows(checkpoint: Checkpoint, name: str) -> Iterator[tuple[int, Tensor]]:
 
 
 def _write(writer: ShardWriter, pieces: Iterable[Rows]) -> list[str]:
-    """Put them in their places; the names of the tensors, in order."""
+    """Write the rows to their places; return the names of the tensors, in order."""
     written: dict[str, None] = {}
     for name, start, values in pieces:
         if tuple(values.shape) == writer.layout.tensors[name].shape:

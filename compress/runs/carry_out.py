@@ -26,9 +26,9 @@ from compress.runs.summary import layers_of
 def carry_out(session: Session, journal: Journal) -> tuple[Session, list[StageRecord]]:
     """Carry out all passes, without the units that the journal has as finished.
 
-    Returns a record of each pass, and the session. Where a target needs sensitivities of the model
-    that the edits leave, they are measured after the edits, and the session has the plan with the
-    schemes chosen by them.
+    Returns the session and a record of each pass. Where a target needs sensitivities of the model
+    that the edits leave, they are measured after the edits: the session then has the plan with the
+    schemes chosen by them, and the measurement has a record too.
     """
     stages = [_edit(session, journal, i) for i in range(len(session.plan.edits))]
     if session.plan.budget is not None and session.plan.budget.is_open:
@@ -67,8 +67,8 @@ def _rounding(session: Session, journal: Journal) -> StageRecord:
     plan, index = session.plan, len(session.plan.edits)
     part = journal.begin(plan.passes[-1].name)
     units = stream.units(plan)
-    rounded = [name for unit, _, names in units if unit in part.units for name in names]
-    earlier = [entry[0] for name in rounded for entry in plan.tensors[name]]
+    finished = [name for unit, _, names in units if unit in part.units for name in names]
+    earlier = [entry[0] for name in finished for entry in plan.tensors[name]]
     writer = _writer(part, session.output.partial, plan.passes[-1])
     if not {unit for unit, _, _ in units} <= part.units.keys():
         work = _context(session, part, writer, _model(session, journal, index))
