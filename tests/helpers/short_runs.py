@@ -76,15 +76,17 @@ def kill_and_go_on(
     return found
 
 
-def kill_at_each_fifth(asked: Recipe, source: Path, folder: Path, first: int) -> Counter[str]:
-    """Kill a run at operation `first` and each fifth behind it, compare the results; what was
-    killed."""
+def kill_at_each_fifth(
+    asked: Recipe, source: Path, folder: Path, first: int, step: int = 5
+) -> Counter[str]:
+    """Kill a run at operation `first` and each fifth (or `step`th) behind it, compare the results;
+    what was killed."""
     with faults.counting() as calls:
         run(asked, source, folder / "whole")
     whole, killed = result_of(folder / "whole"), Counter[str]()
     assert whole
     for number, name in enumerate(calls.names):
-        if number % 5 != first:
+        if number % step != first:
             continue
         effects: tuple[faults.Effect, ...] = ("before", "torn") if name == "pwrite" else ("before",)
         for effect in effects:

@@ -168,20 +168,22 @@ def test_stages_that_round_are_one_pass(tiny, tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("first", [pytest.param(1, id="some"), *(
-    pytest.param(i, marks=pytest.mark.long) for i in (0, 2, 3, 4))])  # fmt: skip
-def test_killed_in_any_pass_it_goes_on_to_the_same_bytes(tiny, tmp_path: Path, first: int) -> None:
+@pytest.mark.parametrize(("first", "step"), [pytest.param(1, 13, id="some"), *(
+    pytest.param(i, 5, marks=pytest.mark.long) for i in range(5))])  # fmt: skip
+def test_killed_in_any_pass_it_goes_on_to_the_same_bytes(
+    tiny, tmp_path: Path, first: int, step: int
+) -> None:
     asked = recipe(UNTIE, CAST, RTN, output={"shard_size": "100KB"})
     small = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2}
-    killed = kill_at_each_fifth(asked, tiny("llama", **TIED, **small), tmp_path, first)
-    assert killed.keys() >= {"open_write", "pwrite", "fsync", "rename"}
-    assert killed.total() > 20
+    killed = kill_at_each_fifth(asked, tiny("llama", **TIED, **small), tmp_path, first, step)
+    assert killed.keys() >= {"pwrite", "fsync"}
+    assert killed.total() > 100 / step
 
 
 @pytest.mark.parametrize("asked", [recipe(CAST), recipe(UNTIE, CAST)], ids=["one", "two"])
 def test_a_recipe_that_only_edits_goes_on_as_well(tiny, tmp_path: Path, asked: Any) -> None:
     source = tiny("llama", **TIED)
-    assert kill_at_each_fifth(asked, source, tmp_path, 2).total() > 5
+    assert kill_at_each_fifth(asked, source, tmp_path, 2, step=11).total() > 2
 
 
 def killed_behind(source: Path, asked: Any, out: Path, made: str) -> None:

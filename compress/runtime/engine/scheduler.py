@@ -77,7 +77,8 @@ class Scheduler:
         """Lets the first of the queue in, with its cached prefix, if it has room beside the others.
 
         whole: room for all it may ever need is asked, for it and the others; else for the tokens
-        that are known. Alone it is always let in: the door has seen to that.
+        that are known. Alone it is always let in: what the cache cannot hold at all was refused
+        when it came (refusals.py).
         """
         self.tables.attach(sequence)
         if self.running and not self._room(sequence, whole, watermark):

@@ -20,7 +20,7 @@ class Arch:
     name: general.architecture. neighbours: it rotates neighbouring numbers of a head, so rows of q
     and k change places. ropes: kinds of rotation that it knows. part: it may rotate a part of a
     head. activations: that it computes; approximate: those that it computes a little differently.
-    biases: roles of linears that may have one. bias_needed: and must.
+    biases: roles of linears that may have a bias. bias_needed: those of them that must have one.
     period: every layer but each period-th has a window; None for an architecture without windows.
     local_rope: layers with a window have a rotation of their own.
     unrotated: every such layer does not rotate.
