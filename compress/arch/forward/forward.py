@@ -91,6 +91,10 @@ class ForwardSpec:
         keys and values are kept equally long."""
         return tuple(dict.fromkeys(layer.window for layer in self.layers))
 
+    def variant(self, length: int) -> int:
+        """Texts that came with lengths of one variant may share keys and values."""
+        return max((rope.variant(length) for rope in self.ropes), default=0)
+
     def group(self, layer: int) -> int:
         """Which of `windows` a layer has."""
         return self.windows.index(self.layers[layer].window)

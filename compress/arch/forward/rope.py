@@ -35,6 +35,14 @@ class Rope:
         key = {"longrope": "original_max_position_embeddings", "dynamic": "max_position_embeddings"}
         return self.parameters[key[self.kind]] if self.kind in key else None
 
+    def variant(self, length: int) -> int:
+        """Texts that came with lengths of one variant have the same rotation at each position:
+        longrope has one set of frequencies for all that are longer, dynamic one for each length."""
+        most = self.length
+        if most is None or length <= most:
+            return 0
+        return 1 if self.kind == "longrope" else length
+
 
 @dataclass(frozen=True, slots=True)
 class RopeRule:

@@ -112,10 +112,6 @@ class Decoder:
         cap = self.how.final_softcap
         return logits if cap is None else torch.tanh(logits / cap) * cap
 
-    def variant(self, length: int) -> int:
-        """Texts that came with lengths of one variant may share keys and values."""
-        return max((rotation.variant(length) for rotation in self.rotations), default=0)
-
     def _embed(self, batch: FlatBatch) -> Tensor:
         hidden = self.embedding[batch.ids]
         if self.how.embedding_scale != 1:

@@ -34,13 +34,6 @@ class Rotation:
         short, long = FREQUENCIES[rope.kind](rope)
         return cls(rope, short.to(device), None if long is None else long.to(device))
 
-    def variant(self, length: int) -> int:
-        """Texts that came with lengths of one variant have the same rotation at each position."""
-        most = self.rope.length
-        if most is None or length <= most:
-            return 0
-        return 1 if self.long is not None else length
-
     def angles(self, positions: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Cosine and sine, fp32 [T, pairs] each, times the attention factor.
 

@@ -146,7 +146,7 @@ def _native(
         )
     if tokens < context:
         notices.append(f"the cache has room for {tokens} tokens; the model reads {context}")
-    return _Parts(LocalRunner(checked.decoder, cache), decoder.variant, tuple(notices))
+    return _Parts(LocalRunner(checked.decoder, cache), forward.variant, tuple(notices))
 
 
 def _blocks(window: int | None, tokens: int, how: Opening) -> int:

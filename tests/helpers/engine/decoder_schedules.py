@@ -102,7 +102,7 @@ def engine_of(oracle: OneByOne, random: Random, sampler: Seen) -> Engine:
     spare = random.choice((1.0, 1.0, 1.5, 4.0))
     blocks = [1 + int(spare * tables.bound(g, LONGEST)) for g in range(len(windows))]
     cache = KVCache(decoder.how, blocks, block_size, dtype=decoder.dtype, device=decoder.device)
-    facts = ModelFacts(decoder.spec.context, decoder.spec.vocab, variant=decoder.variant)
+    facts = ModelFacts(decoder.spec.context, decoder.spec.vocab, variant=decoder.how.variant)
     reuse = random.random() < 0.8
     return Engine(LocalRunner(decoder, cache), facts, limits, reuse=reuse, sampler=sampler)
 

@@ -85,7 +85,7 @@ def test_frequencies_go_by_the_text_not_by_the_chunk(tmp_path: Path) -> None:
     decoder = load(tiny_models.make("llama", tmp_path, dtype="fp32", **DYNAMIC))
     check(decoder, text(37))
     short, long = text(12), text(37)
-    assert [decoder.variant(n) for n in (1, 16, 17, 37)] == [0, 0, 17, 37]
+    assert [decoder.how.variant(n) for n in (1, 16, 17, 37)] == [0, 0, 17, 37]
     alone = Runs(decoder, texts=1, most=64).whole(short)
     beside = Runs(decoder, texts=2, most=64)
     assert torch.equal(beside.step([(1, long, 0, 37), (0, short, 0, 12)])[1], alone)

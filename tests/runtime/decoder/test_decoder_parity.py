@@ -130,7 +130,7 @@ def test_phi3_computed_anew_where_it_outgrows_its_short_frequencies(tmp_path: Pa
     logits = runs.whole(found)
     while len(found) < 30:
         found.append(int(logits[-1].argmax()))
-        if decoder.variant(len(found)) != decoder.variant(given):
+        if decoder.how.variant(len(found)) != decoder.how.variant(given):
             given = len(found)
             logits = runs.whole(found)
         else:

@@ -86,9 +86,9 @@ def test_a_tokens_angles_are_its_own(kind: str) -> None:
 
 def test_texts_of_one_variant_share_their_angles() -> None:
     long, dynamic = ours(KINDS["longrope"]), ours(KINDS["dynamic"])
-    assert [long.variant(n) for n in (1, 64, 65, 300)] == [0, 0, 1, 1]
-    assert [dynamic.variant(n) for n in (1, 256, 257, 300)] == [0, 0, 257, 300]
-    assert ours(KINDS["yarn"]).variant(10**6) == 0
+    assert [long.rope.variant(n) for n in (1, 64, 65, 300)] == [0, 0, 1, 1]
+    assert [dynamic.rope.variant(n) for n in (1, 256, 257, 300)] == [0, 0, 257, 300]
+    assert ours(KINDS["yarn"]).rope.variant(10**6) == 0
     positions = torch.arange(80)
     one, other = (long.angles(positions, torch.full((80,), n))[0] for n in (65, 300))
     assert torch.equal(one, other)

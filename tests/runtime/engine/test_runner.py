@@ -1,7 +1,10 @@
 """The boundary of a step: what computes may sit elsewhere, with nothing but inputs and outputs."""
 
+import gc
 import pickle
+import weakref
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any
@@ -10,9 +13,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from compress.checkpoint import Checkpoint
+from compress.formats import open_weights
 from compress.runtime.engine.batch import TextChunk, build_batch
 from compress.runtime.engine.interfaces import StepInput, StepLayout, StepRunner
 from compress.runtime.engine.runner import LocalRunner
+from compress.runtime.loading.open_engine import Opening, open_engine
 from compress.runtime.sampling import head
 from compress.runtime.sequences.request import Request, Sampling
 from helpers import tiny_models
@@ -121,6 +127,20 @@ def test_an_error_comes_back(elsewhere: Callable[..., Elsewhere]) -> None:
     while not engine.idle:
         updates += engine.step()
     assert tuple(token for update in updates for token in update.tokens) == want.tokens
+
+
+def test_without_its_runner_an_engine_holds_no_weight(tmp_path: Path) -> None:
+    """Nor a cache: what it knows of the model are facts."""
+    weights = open_weights(Checkpoint.open(tiny_models.make("llama", tmp_path)))
+    engine, _ = open_engine(weights, Opening(cache_tokens=64))
+    inner = engine.runner
+    assert isinstance(inner, LocalRunner)
+    held = [weakref.ref(inner.decoder.embedding), weakref.ref(inner.cache)]
+    engine.runner = engine_with().runner
+    del inner
+    gc.collect()
+    assert [reference() for reference in held] == [None, None]
+    assert engine.facts.variant(5) == 0
 
 
 class Seen:
