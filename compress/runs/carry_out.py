@@ -146,7 +146,8 @@ def _settled(session: Session, journal: Journal) -> tuple[Session, StageRecord |
         found, stage = measuring.measure_layers(
             plan, model, session.checkpoint, session.device, session.progress
         )
-        measuring.record(found, part)
+        # Begun anew: measuring has a record of its own, and is no time of the pass that rounds.
+        measuring.record(found, journal.begin(plan.passes[-1].name))
     return replace(session, plan=measuring.chosen_by(found, plan, session.dtype)), stage
 
 
