@@ -1,6 +1,6 @@
 """What makes two runs the same: recipe, source and environment. A resumed run must match."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +41,13 @@ def refuse_other(folder: Path, before: Mapping[str, str], now: Mapping[str, str]
 
 
 def refuse_other_result(
-    folder: Path, recipe: Recipe, sha256: str, side_files: Mapping[str, str]
+    folder: Path, recipe: Recipe, sha256: str, side_files: Mapping[str, str], *, is_open: bool
 ) -> None:
-    """The same for a complete result whose journal is gone: by its recipe, report and files."""
+    """The same for a complete result whose journal is gone: by its recipe, report and files.
+
+    is_open: nobody knows any more what the recipe's targets chose, so its stages are told by its
+    words.
+    """
     report = read_json(folder / "report" / "report.json")
     try:
         before = _flat(yaml.safe_load((folder / "recipe.yaml").read_text()), "recipe")
@@ -51,12 +55,23 @@ def refuse_other_result(
         raise OutputError(
             f"cannot read {folder / 'recipe.yaml'}; remove {folder} and start again"
         ) from error
-    held = Checkpoint.open(folder).side_hashes()
-    refuse_other(
-        folder,
-        {**_source(report.source.sha256, held), **before},
-        marks(recipe, sha256, side_files, {}),
-    )
+    before |= _source(report.source.sha256, Checkpoint.open(folder).side_hashes())
+    now = marks(recipe, sha256, side_files, {})
+    if is_open:
+        before, now = _but_chosen(before), _but_chosen(now)
+        before |= _words(report.recipe.text, report.recipe.overrides)
+        now |= _words(recipe.text, recipe.overrides)
+    refuse_other(folder, before, now)
+
+
+def _but_chosen(marks: Mapping[str, str]) -> dict[str, str]:
+    """Without what a target fills in."""
+    chosen = ("recipe.stages", "recipe.description")
+    return {key: value for key, value in marks.items() if not key.startswith(chosen)}
+
+
+def _words(text: str, overrides: Sequence[str]) -> dict[str, str]:
+    return {"recipe": text, "recipe's --set": " ".join(overrides)}
 
 
 def _source(sha256: str, side_files: Mapping[str, str]) -> dict[str, str]:

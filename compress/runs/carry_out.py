@@ -19,6 +19,7 @@ from compress.plan.passes import PassPlan
 from compress.report.schema import StageRecord
 from compress.runs import measuring
 from compress.runs.finish import finish_between, finish_result
+from compress.runs.output import require_space, space_warnings
 from compress.runs.session import Session
 from compress.runs.summary import layers_of
 
@@ -27,11 +28,11 @@ def carry_out(session: Session, journal: Journal) -> tuple[Session, list[StageRe
     """Carry out all passes, without the units that the journal has as finished.
 
     Returns the session and a record of each pass. Where a target needs sensitivities of the model
-    that the edits leave, they are measured after the edits: the session then has the plan with the
-    schemes chosen by them, and the measurement has a record too.
+    that the edits leave, they are settled after the edits: the session then has the plan with the
+    schemes chosen by them, and a measurement has a record too.
     """
     stages = [_edit(session, journal, i) for i in range(len(session.plan.edits))]
-    if session.plan.budget is not None and session.plan.budget.is_open:
+    if session.plan.budget is not None and session.plan.edits:
         session, stage = _settled(session, journal)
         stages += [] if stage is None else [stage]
     if session.plan.recipe.stages:
@@ -45,6 +46,7 @@ def _edit(session: Session, journal: Journal, index: int) -> StageRecord:
     planned, is_last = plan.edits[index], len(plan.passes) == index + 1
     begun = journal.passes.get(planned.name)
     if begun is not None and journals.WHOLE in begun.units:
+        _remove_input(session, index)
         return StageRecord(planned.label, **asdict(begun.spent))
     part = journal.begin(planned.name)
     earlier = [x for unit in part.units.values() for x in unit.get(WRITTEN, ())]
@@ -136,19 +138,26 @@ def _model(session: Session, journal: Journal, index: int) -> Weights:
 def _settled(session: Session, journal: Journal) -> tuple[Session, StageRecord | None]:
     """The session with the schemes that the targets choose for the model that the edits leave.
 
-    Also returns a record of the measurement; None where an earlier process measured.
+    Also returns a record of the measurement; None where it was known. The journal has what was
+    chosen by, so a resumed run chooses the same, whatever became of the cache. OutputError where
+    the disk has no room for the chosen schemes.
     """
     plan, stage = session.plan, None
-    part = journal.begin(plan.passes[-1].name)
-    found = measuring.recorded(part)
+    name, folder = plan.passes[-1].name, session.output.partial
+    found = measuring.recorded(journal.begin(name))
     if found is None:
-        model = _model(session, journal, len(plan.edits))
-        found, stage = measuring.measure_layers(
-            plan, model, session.checkpoint, session.device, session.progress
-        )
+        found = measuring.cached(plan, session.checkpoint, session.device)
+        if found is None:
+            model = _model(session, journal, len(plan.edits))
+            found, stage = measuring.measure_layers(
+                plan, model, session.checkpoint, session.device, session.progress
+            )
         # Begun anew: measuring has a record of its own, and is no time of the pass that rounds.
-        measuring.record(found, journal.begin(plan.passes[-1].name))
-    return replace(session, plan=measuring.chosen_by(found, plan, session.dtype)), stage
+        measuring.record(found, journal.begin(name))
+    plan = measuring.chosen_by(found, plan, session.dtype)
+    require_space(plan, folder, session.dtype)
+    tight = space_warnings(plan, folder, session.dtype)
+    return replace(session, plan=replace(plan, warnings=(*plan.warnings, *tight))), stage
 
 
 def _remove_input(session: Session, index: int) -> None:

@@ -48,6 +48,13 @@ def chosen_by(found: Sensitivities, plan: Plan, compute: torch.dtype) -> Plan:
     return in_room(plan_with_choice(plan.given, units, found, plan.source, compute), plan.room)
 
 
+def cached(plan: Plan, source: Checkpoint, device: str) -> Sensitivities | None:
+    """Those that another run kept; None where there are none. source: of the run."""
+    units = budget_units(plan.given, plan.rounded)
+    measured = Measurement(measured_on(plan.given, plan.rounded), plan.given.edits)
+    return sensitivity_cache.find(units, measured, source, device)
+
+
 def recorded(part: PassJournal) -> Sensitivities | None:
     """Those that an earlier process of the run measured."""
     held = part.units.get(MEASURED)

@@ -48,7 +48,7 @@ def run_checks(
         return
     yield from requirement_checks(plan, checkpoint, dtype, device, drawn=is_drawn(output))
     if output.state == "publish":
-        yield partial(_require_same_result, plan, checkpoint, output)
+        yield partial(require_same_result, plan, checkpoint, output)
         return
     yield partial(require_space, plan, output.partial, dtype)
     if output.state == "resume":
@@ -172,8 +172,10 @@ def _taken(folder: Path) -> int:
     return sum(p.stat().st_blocks * 512 for p in folder.rglob("*")) if folder.is_dir() else 0
 
 
-def _require_same_result(plan: Plan, checkpoint: Checkpoint, output: Output) -> None:
-    refuse_other_result(output.complete, plan.recipe, checkpoint.sha256(), checkpoint.side_hashes())
+def require_same_result(plan: Plan, checkpoint: Checkpoint, output: Output) -> None:
+    """OutputError unless what waits for its publication is the result of this run."""
+    sha256, side_files = checkpoint.sha256(), checkpoint.side_hashes()
+    refuse_other_result(output.complete, plan.recipe, sha256, side_files, is_open=plan.is_open)
 
 
 def _require_same_run(

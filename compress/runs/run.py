@@ -30,7 +30,7 @@ from compress.formats import open_weights
 from compress.machine.environment import check_device, fingerprint, peak_gpu_bytes, peak_rss_bytes
 from compress.machine.other_work import read_processor, share_since
 from compress.passes import journal as journals
-from compress.passes.identity import marks, refuse_other_result
+from compress.passes.identity import marks
 from compress.passes.journal import Journal
 from compress.plan.room import find_room
 from compress.plan.source import open_source
@@ -43,6 +43,7 @@ from compress.runs.options import RunOptions
 from compress.runs.output import (
     is_drawn,
     leaving_no_beginning,
+    require_same_result,
     require_space,
     space_warnings,
     working_files,
@@ -81,8 +82,7 @@ def run(
     output = session.output
     if output.state == "publish":
         with claimed(output):
-            recipe, complete = session.plan.recipe, output.complete
-            refuse_other_result(complete, recipe, session.sha256, session.side_files)
+            require_same_result(session.plan, session.checkpoint, output)
             publish(output, working_files(session.plan))
         return _published_report(output.out)
     require_space(session.plan, output.partial, session.dtype)
