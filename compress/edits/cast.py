@@ -2,9 +2,9 @@
 
 Widening is exact. Narrowing rounds to nearest, ties to even, as torch does; the report shows what
 it costs. Two losses are refused, with the tensor's name. One is a value that would become infinite:
-fp16 ends at 65,504, while bf16 has the range of fp32. The other is a row with values other than 0
-that would become all 0, which would silence an output or a token: fp16 has nothing between 0 and
-6e-8. Tensors of whole numbers stay as they are.
+fp16 ends at 65,504, while bf16 has the range of fp32 but for its last 0.4 %. The other is a row
+with values other than 0 that would become all 0, which would silence an output or a token: fp16 has
+nothing between 0 and 6e-8. Tensors of whole numbers stay as they are.
 """
 
 from collections.abc import Iterator, Mapping
@@ -28,6 +28,14 @@ NAMES: Mapping[str, torch.dtype] = MappingProxyType(
     {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 )
 DTYPE_KEYS = ("dtype", "torch_dtype")  # transformers 5 writes the first, versions before the second
+# What to do where a dtype does not hold the values.
+WIDER: Mapping[torch.dtype, str] = MappingProxyType(
+    {
+        torch.float16: "cast to bf16 or fp32",
+        torch.bfloat16: "cast to fp32",
+        torch.float32: "take the stage out",
+    }
+)
 # Bytes that `_refuse_lost` adds to each number that is read and cast: two masks of bool.
 MASKS = 2
 
@@ -80,7 +88,7 @@ def _refuse_lost(name: str, start: int, before: Tensor, after: Tensor) -> None:
         values = counted(int(lost.sum()), "value")
         raise CheckpointError(
             f"tensor {name!r} has {values} beyond {most:g}, the largest of {dtype}"
-            f" (one is {float(before[lost][0]):g}); cast to bf16 or fp32"
+            f" (one is {float(before[lost][0]):g}); {WIDER[after.dtype]}"
         )
     # A vector is one row: a norm or a bias may well have zeros.
     flat = (before.reshape(len(before), -1), after.reshape(len(after), -1))
@@ -90,7 +98,7 @@ def _refuse_lost(name: str, start: int, before: Tensor, after: Tensor) -> None:
         which = f"row {start + int(gone.nonzero()[0])} of tensor" if before.dim() > 1 else "tensor"
         raise CheckpointError(
             f"{which} {name!r} would become 0 in {dtype}: its values are below"
-            f" {_zero_below(after.dtype):.2g}; cast to bf16 or fp32"
+            f" {_zero_below(after.dtype):.2g}; {WIDER[after.dtype]}"
         )
 
 

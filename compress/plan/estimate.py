@@ -72,6 +72,13 @@ class Estimate:
         low, high = self.quiet_range
         return low * self.load.slowdown, WAITING * high * self.load.slowdown
 
+    def _parts(self) -> dict[str, int]:
+        """Memory by part; of two edits of one name, which are two parts, the larger."""
+        parts: dict[str, int] = {}
+        for need in self.needs:
+            parts[need.part] = max(need.bytes, parts.get(need.part, 0))
+        return parts
+
     def to_json(self) -> dict[str, Any]:
         """Plain data; "loaded" is null on a quiet machine."""
         (low, high), loaded, load = self.quiet_range, self.loaded_range, self.load
@@ -88,7 +95,7 @@ class Estimate:
                 "cores": load.cores,
             },
             "peak_rss_bytes": self.peak_rss_bytes,
-            "parts": {need.part: need.bytes for need in self.needs},
+            "parts": self._parts(),
         }
 
 

@@ -97,6 +97,15 @@ def test_a_value_that_would_be_infinite_is_refused_by_name(tiny, tmp_path: Path)
     run(recipe(cast("bf16")), source, tmp_path / "bf16")
 
 
+def test_the_remedy_is_a_dtype_that_holds_the_value(tiny, tmp_path: Path) -> None:
+    weight = torch.ones(96, 64)
+    weight[5, 7] = 3.4e38
+    assert refusal(damaged(tiny, tmp_path, weight), tmp_path, "bf16") == (
+        f"{AT}tensor '{WEIGHT}' has 1 value beyond 3.38953e+38, the largest of bfloat16 (one is"
+        " 3.4e+38); cast to fp32"
+    )
+
+
 def test_a_row_that_would_become_0_is_refused_by_name(tiny, tmp_path: Path) -> None:
     weight = torch.ones(96, 64)
     weight[3], weight[4] = 0.0, 2e-8  # a row of zeros is nobody's loss

@@ -262,6 +262,14 @@ def test_memory_and_time_of_edits_are_in_the_plan(tiny) -> None:
     assert make_plan(recipe(CAST), tiny("llama")).estimate.seconds > 0
 
 
+def test_the_memory_of_two_edits_of_one_name_is_that_of_the_larger(tiny) -> None:
+    wide = {"method": "cast", "dtype": "fp32"}
+    found = make_plan(recipe(wide, CAST, CAST), tiny("llama")).estimate
+    assert [need.part for need in found.needs] == ["cast"] * 3
+    assert found.needs[1].bytes > found.needs[2].bytes
+    assert found.to_json()["parts"] == {"cast": found.peak_rss_bytes}
+
+
 def test_a_target_behind_edits_is_measured_on_what_they_made(
     tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
