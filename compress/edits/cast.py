@@ -67,7 +67,7 @@ def apply(part: Part, config: CastConfig) -> Iterator[Rows]:
             target = NAMES[config.dtype]
         for start, rows in part.in_rows(name):
             cast = rows.to(target)
-            _refuse_lost(name, start, rows, cast)
+            _refuse_lost(name, start, _in_two(rows, part), _in_two(cast, part))
             yield Rows(name, start, cast)
 
 
@@ -78,7 +78,11 @@ def held(source: Outline, config: CastConfig, run: int) -> int:
 
 
 def _refuse_lost(name: str, start: int, before: Tensor, after: Tensor) -> None:
-    """CheckpointError for values that the new dtype cannot hold. before, after: [rows, ...]."""
+    """CheckpointError for values that the new dtype cannot hold.
+
+    before, after: [..., columns], the rows of one run, as it is read and as it is cast. start: of
+    the run.
+    """
     if before.dtype == after.dtype or not before.numel():
         return
     dtype = str(after.dtype).removeprefix("torch.")
@@ -90,16 +94,23 @@ def _refuse_lost(name: str, start: int, before: Tensor, after: Tensor) -> None:
             f"tensor {name!r} has {values} beyond {most:g}, the largest of {dtype}"
             f" (one is {float(before[lost][0]):g}); {WIDER[after.dtype]}"
         )
-    # A vector is one row: a norm or a bias may well have zeros.
-    flat = (before.reshape(len(before), -1), after.reshape(len(after), -1))
-    rows = flat if before.dim() > 1 else (before.reshape(1, -1), after.reshape(1, -1))
-    gone = rows[0].ne(0).any(1) & rows[1].eq(0).all(1)
+    gone = before.ne(0).any(-1) & after.eq(0).all(-1)
     if bool(gone.any()):
-        which = f"row {start + int(gone.nonzero()[0])} of tensor" if before.dim() > 1 else "tensor"
+        first, *rest = gone.nonzero()[0].tolist() or [None]
+        place = ", ".join(map(str, [] if first is None else [start + first, *rest]))
+        which = f"row {place} of tensor" if place else "tensor"
         raise CheckpointError(
             f"{which} {name!r} would become 0 in {dtype}: its values are below"
             f" {_zero_below(after.dtype):.2g}; {WIDER[after.dtype]}"
         )
+
+
+def _in_two(rows: Tensor, part: Part) -> Tensor:
+    """The same values as [..., columns]. A vector is one row: a norm or a bias may well have zeros.
+    Of more than two dimensions all but the last count rows inside a block, where experts lie as one
+    tensor [experts, rows, columns]; outside, where convolutions do, the first."""
+    deep = rows.dim() > 2 and part.block is None
+    return rows.reshape(len(rows), -1) if deep else rows
 
 
 def _zero_below(dtype: torch.dtype) -> float:
@@ -119,4 +130,4 @@ def _nested(value: Any, word: str) -> Any:
     names the dtype wherever it named one."""
     if not isinstance(value, dict):
         return value
-    return {k: word if k in DTYPE_KEYS else v for k, v in value.items()}
+    return {k: word if k in DTYPE_KEYS else _nested(v, word) for k, v in value.items()}

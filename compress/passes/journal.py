@@ -143,6 +143,15 @@ def is_empty(folder: Path) -> bool:
         return False
 
 
+def whole(folder: Path) -> frozenset[str]:
+    """Names of the passes whose result in this folder is whole; none where nobody can tell."""
+    try:
+        passes = json.loads((folder / NAME).read_text())["passes"]
+        return frozenset(name for name, held in passes.items() if WHOLE in held["units"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return frozenset()
+
+
 def found(folder: Path, fingerprint: dict[str, str], device: str) -> Journal | None:
     """The journal of a killed run; refused, with every difference, if this run is another one.
     None when it was killed before the first record."""

@@ -46,6 +46,24 @@ def edit_bytes(planned: PassPlan) -> int:
     return edit.held(planned.source, planned.stage.config, min(largest, ROWS_AT_ONCE))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class EditedModel:
+    """The model that a run is given, and the passes of the recipe's edits on it; often none."""
+
+    source: Outline
+    edits: tuple[PassPlan, ...] = ()
+
+    @property
+    def rounded(self) -> Outline:
+        """The model whose layers the stages round."""
+        return self.edits[-1].result if self.edits else self.source
+
+
+def edited(recipe: Recipe, source: Outline) -> EditedModel:
+    """The model with the recipe's edits planned; raises as `plan_edits` does."""
+    return EditedModel(source, tuple(plan_edits(recipe, source)))
+
+
 def plan_edits(recipe: Recipe, source: Outline) -> Iterator[PassPlan]:
     """The passes of the recipe's edits, in order.
 

@@ -32,7 +32,7 @@ from compress.plan.layers import (
 from compress.plan.lengths import cap_defaults
 from compress.plan.memory_needs import RunSize
 from compress.plan.output_format import check_config, check_experts, choose_format, notes
-from compress.plan.passes import ROUNDING, PassPlan, edit_bytes, plan_edits
+from compress.plan.passes import ROUNDING, EditedModel, PassPlan, edit_bytes
 from compress.plan.room import UNKNOWN, Room
 from compress.plan.unlisted import opened
 from compress.quant.scheme import ActivationScheme
@@ -121,9 +121,14 @@ class Plan:
         return tuple(each for each in self.passes if each.stage is not None)
 
     @property
+    def model(self) -> EditedModel:
+        """What the plan was made of."""
+        return EditedModel(self.source, self.edits)
+
+    @property
     def rounded(self) -> Outline:
         """The model whose layers the stages round: the source, or what the edits make of it."""
-        return self.edits[-1].result if self.edits else self.source
+        return self.model.rounded
 
     @property
     def head(self) -> ModulePlan | None:
@@ -185,13 +190,12 @@ def _module_json(m: ModulePlan) -> dict[str, Any]:
     }
 
 
-def build_plan(recipe: Recipe, source: Outline, *, dtype: torch.dtype) -> Plan:
+def build_plan(recipe: Recipe, given: EditedModel, *, dtype: torch.dtype) -> Plan:
     """Plan of a recipe for a model; refuses what cannot work, with the place and a remedy.
 
     dtype: of the calibrated passes, for the estimate.
     """
-    edits = tuple(plan_edits(recipe, source))
-    model = edits[-1].result if edits else source
+    source, edits, model = given.source, given.edits, given.rounded
     spec = model.spec
     recipe, shortened = cap_defaults(recipe, spec.context)
     fmt = choose_format(recipe)

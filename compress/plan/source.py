@@ -8,30 +8,30 @@ from types import MappingProxyType
 from compress.arch.spec import DecoderSpec, LinearSpec
 from compress.checkpoint import Checkpoint, TensorInfo
 from compress.checkpoint.detect import detect
-from compress.checkpoint.outline import Outline, outline_of
+from compress.checkpoint.outline import outline_of
 from compress.checkpoint.ties import head_name, settled, tied_config
 from compress.errors import CheckpointError
-from compress.plan.passes import plan_edits
+from compress.plan.passes import EditedModel, edited
 from compress.recipe import Recipe
 from compress.recipe.matching import of_stage
 
 
-def open_source(recipe: Recipe, folder: Path) -> tuple[Checkpoint, Outline]:
-    """The checkpoint in `folder` and its outline: untied when a stage means the head of a model
-    whose head is the embedding, and with a config that says whether it is. CheckpointError for one
-    that is compressed already."""
+def open_source(recipe: Recipe, folder: Path) -> tuple[Checkpoint, EditedModel]:
+    """The checkpoint in `folder`, and its outline with the recipe's edits planned: untied when a
+    stage means the head of a model whose head is the embedding, and with a config that says whether
+    it is. CheckpointError for one that is compressed already."""
     checkpoint = Checkpoint.open(folder)
     refuse_quantized(checkpoint)
-    outline = outline_of(checkpoint)
-    spec, edited = outline.spec, [each.result.spec for each in plan_edits(recipe, outline)]
+    model = edited(recipe, outline_of(checkpoint))
     # An edit may give the model a head of its own, which is then the one that stages mean.
-    rounded = edited[-1] if edited else spec
+    spec, rounded = model.source.spec, model.rounded.spec
     apart = _names_head(recipe, rounded)
     if spec.tied and rounded.tied and apart:
         checkpoint = untied(checkpoint, spec)
-        return checkpoint, outline_of(checkpoint)
-    checkpoint = settled(checkpoint, spec, apart)
-    return checkpoint, outline_of(checkpoint, spec)
+        return checkpoint, edited(recipe, outline_of(checkpoint))
+    found = settled(checkpoint, spec, apart)
+    same = found is checkpoint
+    return found, model if same else edited(recipe, outline_of(found, spec))
 
 
 def refuse_quantized(checkpoint: Checkpoint) -> None:

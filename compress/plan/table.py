@@ -143,7 +143,7 @@ def _memory(plan: Plan) -> str:
 
 def _left_out(plan: Plan) -> str:
     """What the time of the work leaves out."""
-    measuring = plan.budget is not None and plan.budget.is_open
+    measuring = plan.is_open
     return "evaluation and the measurement of schemes" if measuring else "evaluation"
 
 

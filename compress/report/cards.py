@@ -9,6 +9,7 @@ from compress.report.summary import (
     bits_before,
     has_before,
     headline,
+    is_rounded,
     model_name,
     perplexity,
     spoken_name,
@@ -84,9 +85,10 @@ def _size(report: Report) -> Html:
 
 def _bits(report: Report) -> Html:
     before, whole = bits_before(report), whole_file_bits(report)
-    under = "of the compressed linears, scales included"
+    counted = "compressed linears" if is_rounded(report) else "linears"
+    under = f"of the {counted}, scales included"
     if whole is not None:
-        under = f"compressed linears; {units.trimmed(whole)} over the whole model"
+        under = f"{counted}; {units.trimmed(whole)} over the whole model"
     return _card(
         "Bits per weight",
         units.trimmed(report.result.bits_per_weight),

@@ -69,12 +69,17 @@ _DTYPE_BITS = {"F32": 32.0, "BF16": 16.0, "F16": 16.0}
 
 def bits_before(report: Report) -> float | None:
     """Bits a weight took in the source, over the layers that were compressed; where the report
-    lists none (an evaluation), those of the source's dtype."""
-    if not report.layers and has_before(report):
+    lists none (an evaluation, a recipe of edits alone), those of the source's dtype."""
+    if not compressed(report) and has_before(report):
         return _DTYPE_BITS.get(report.source.dtype)
     layers = [layer for layer in compressed(report) if layer.bits_per_weight > 0]
     weights = sum(8 * layer.bytes_after / layer.bits_per_weight for layer in layers)
     return 8 * sum(layer.bytes_before for layer in layers) / weights if weights else None
+
+
+def is_rounded(report: Report) -> bool:
+    """Whether some linears of the result were compressed, which its bits a weight are then of."""
+    return report.result.format != "dense" or bool(compressed(report))
 
 
 def whole_file_bits(report: Report) -> float | None:

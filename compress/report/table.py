@@ -10,6 +10,7 @@ from compress.report.schema import Export, Report, Sample, TextQuality
 from compress.report.summary import (
     bits_before,
     has_before,
+    is_rounded,
     model_changes,
     model_name,
     perplexity,
@@ -82,9 +83,9 @@ def _rows(report: Report) -> list[Row]:
 
 def _sizes(report: Report) -> list[Row]:
     before, after = report.source.bytes, report.result.bytes
-    stored, remark = units.trimmed(report.result.bits_per_weight), "compressed linears, with scales"
+    stored = units.trimmed(report.result.bits_per_weight)
+    remark = "compressed linears, with scales" if is_rounded(report) else "linears"
     if not has_before(report):
-        remark = remark if report.result.format != "dense" else "linears"
         return [("Size", "", units.size(after), ""), ("Bits per weight", "", stored, remark)]
     bits = bits_before(report)
     return [

@@ -45,7 +45,7 @@ def measure_layers(
 def chosen_by(found: Sensitivities, plan: Plan, compute: torch.dtype) -> Plan:
     """The plan with the schemes that the targets choose by them."""
     units = budget_units(plan.given, plan.rounded)
-    return in_room(plan_with_choice(plan.given, units, found, plan.source, compute), plan.room)
+    return in_room(plan_with_choice(plan.given, units, found, plan.model, compute), plan.room)
 
 
 def cached(plan: Plan, source: Checkpoint, device: str) -> Sensitivities | None:

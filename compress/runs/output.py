@@ -1,6 +1,6 @@
 """Where a run writes: whether it may, whether the disk has room, and what a failure leaves."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -125,7 +125,14 @@ def disk_space(plan: Plan, folder: Path, dtype: torch.dtype) -> DiskSpace:
     result = plan.shards.total_bytes - taken + max(pieces - joined, 0)
     passing, evaluating = _passing_bytes(plan, dtype), evaluation_bytes(plan)
     free = free_bytes(folder.parent)
-    return DiskSpace(folder.parent, result, _between_bytes(plan), passing, evaluating, free)
+    return DiskSpace(
+        folder.parent,
+        result,
+        _between_bytes(plan, journals.whole(folder)),
+        passing,
+        evaluating,
+        free,
+    )
 
 
 def _less(plan: Plan, space: DiskSpace) -> str:
@@ -140,11 +147,15 @@ def _less(plan: Plan, space: DiskSpace) -> str:
     return ", or ".join([*ways, "make room or choose another disk"])
 
 
-def _between_bytes(plan: Plan) -> int:
+def _between_bytes(plan: Plan, whole: Collection[str]) -> int:
     """Of models that one pass leaves for the next, beside the result: the most that a pass reads
-    and writes of ours at once, beyond the result's own bytes."""
+    and writes of ours at once, beyond the result's own bytes. whole: passes that are finished."""
     read = (0, *(planned.layout.total_bytes for planned in plan.passes[:-1]))
-    both = (r + p.layout.total_bytes for r, p in zip(read, plan.passes, strict=True))
+    both = [
+        bytes_read + planned.layout.total_bytes
+        for bytes_read, planned in zip(read, plan.passes, strict=True)
+        if planned.name not in whole
+    ]
     return max(both) - plan.shards.total_bytes
 
 

@@ -12,7 +12,7 @@ from compress.machine.environment import check_device, compute_dtype
 from compress.plan import sensitivity_cache
 from compress.plan.budget import BudgetUnit, Sensitivities, budget_units, with_choice
 from compress.plan.lengths import cap_defaults
-from compress.plan.passes import plan_edits
+from compress.plan.passes import EditedModel
 from compress.plan.plan import Plan, build_plan
 from compress.plan.room import Room, find_room, fitting_needs, left_out, memory_warnings
 from compress.plan.sensitivity_cache import Measurement
@@ -46,8 +46,8 @@ def make_plan(
     check_device(device)
     source = resolve_model(model)
     checked = load(recipe, overrides)
-    checkpoint, outline = open_source(checked, source)
-    plan, compute = plan_of(checked, checkpoint, outline, options)
+    checkpoint, given = open_source(checked, source)
+    plan, compute = plan_of(checked, checkpoint, given, options)
     plan = in_room(plan, find_room(device, memory))
     plan = replace(plan, warnings=(*plan.warnings, *left_out(plan.run_size, plan.room)))
     if out is not None and Path(out).absolute().parent.is_dir():
@@ -80,36 +80,29 @@ def in_room(plan: Plan, room: Room) -> Plan:
 
 
 def plan_of(
-    recipe: Recipe, checkpoint: Checkpoint, source: Outline, options: RunOptions
+    recipe: Recipe, checkpoint: Checkpoint, model: EditedModel, options: RunOptions
 ) -> tuple[Plan, torch.dtype]:
-    """The plan and the dtype of calibrated passes. source: the outline of `checkpoint`."""
-    model = edited(recipe, source)
-    compute = compute_dtype(model.main_dtype, options.device, options.dtype)
-    units = budget_units(recipe, model)
+    """The plan and the dtype of calibrated passes. model: that of `checkpoint`."""
+    compute = compute_dtype(model.rounded.main_dtype, options.device, options.dtype)
+    units = budget_units(recipe, model.rounded)
     if not units:
-        return build_plan(recipe, source, dtype=compute), compute
-    measured = Measurement(measured_on(recipe, model), recipe.edits)
+        return build_plan(recipe, model, dtype=compute), compute
+    measured = Measurement(measured_on(recipe, model.rounded), recipe.edits)
     found = sensitivity_cache.find(units, measured, checkpoint, options.device)
-    return plan_with_choice(recipe, units, found, source, compute), compute
-
-
-def edited(recipe: Recipe, source: Outline) -> Outline:
-    """The model whose layers are rounded."""
-    passes = tuple(plan_edits(recipe, source))
-    return passes[-1].result if passes else source
+    return plan_with_choice(recipe, units, found, model, compute), compute
 
 
 def plan_with_choice(
     recipe: Recipe,
     units: Sequence[BudgetUnit],
     found: Sensitivities | None,
-    source: Outline,
+    model: EditedModel,
     compute: torch.dtype,
 ) -> Plan:
     """The plan with the schemes that the targets choose; with the smallest, where nothing is
     measured yet."""
     settled, budget = with_choice(recipe, units, found)
-    plan = build_plan(settled, source, dtype=compute)
+    plan = build_plan(settled, model, dtype=compute)
     if budget.is_open:
         measured = replace(plan.run_size, measured=measured_on(recipe, plan.rounded))
         plan = replace(plan, run_size=measured)

@@ -32,6 +32,7 @@ from compress.machine.other_work import read_processor, share_since
 from compress.passes import journal as journals
 from compress.passes.identity import marks
 from compress.passes.journal import Journal
+from compress.plan.passes import edited
 from compress.plan.room import find_room
 from compress.plan.source import open_source
 from compress.recipe import Recipe, load
@@ -108,9 +109,9 @@ def prepare(
     check_device(device)
     checked = load(recipe, overrides)
     source = resolve_model(model)
-    checkpoint, outline = open_source(checked, source)
+    checkpoint, given = open_source(checked, source)
     output = prepare_output(out, source=source, overwrite=options.overwrite, resume=options.resume)
-    plan, compute = plan_of(checked, checkpoint, outline, options)
+    plan, compute = plan_of(checked, checkpoint, given, options)
     room = replace(find_room(device), drawn=is_drawn(output))
     plan = in_room(plan, room)
     check_requirements(plan, checkpoint, compute, device, drawn=room.drawn)
@@ -118,11 +119,11 @@ def prepare(
     weights = open_weights(checkpoint, plan.source.spec)
     measuring = None
     if plan.budget is not None:  # what it chose by is now known to be of these weights
-        outline = outline_of(checkpoint, plan.source.spec)
-        plan, compute = plan_of(checked, checkpoint, outline, options)
+        given = edited(checked, outline_of(checkpoint, plan.source.spec))
+        plan, compute = plan_of(checked, checkpoint, given, options)
         plan = in_room(plan, room)
     # What edits make of the model is measured once it is there.
-    if plan.budget is not None and plan.budget.is_open and not plan.edits:
+    if plan.is_open and not plan.edits:
         found, measuring = measure_layers(plan, weights, checkpoint, device, progress)
         plan = chosen_by(found, plan, compute)
     if output.state != "publish":

@@ -2,13 +2,17 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from compress.edits.cast import NAMES
+from compress.checkpoint import TensorInfo
+from compress.edits.cast import NAMES, CastConfig, _with_dtype, apply
+from compress.edits.edit import Part
 from compress.errors import CheckpointError
 from compress.verbs import make_plan, run
 from helpers.in_transformers import logits
@@ -136,3 +140,29 @@ def test_numbers_that_are_no_floats_stay_and_are_named(tiny, tmp_path: Path) -> 
     run(recipe(WIDE), copy, tmp_path / "out")
     found = load_file(tmp_path / "out" / "model.safetensors")["extra.counts"]
     assert torch.equal(found, counts["extra.counts"])
+
+
+def test_a_lost_row_of_one_expert_in_a_stack_is_refused_by_its_place() -> None:
+    """Experts may lie as one tensor [experts, rows, columns]; zeros that were zeros are no loss."""
+    name, weight = "model.layers.0.mlp.experts.down_proj", torch.ones(2, 4, 8)
+    weight[0, 1], weight[1, 2] = 0.0, 1e-9
+    info = TensorInfo(name, "F32", (2, 4, 8), "model.safetensors", 0, weight.nbytes)
+    source: Any = SimpleNamespace(tensors={name: info})
+
+    def part(block: Any) -> Part:
+        return Part(source, block, (name,), lambda _: weight, lambda _: iter([(0, weight)]))
+
+    inside: Any = object()
+    with pytest.raises(CheckpointError, match=r"row 1, 2 of tensor '.*' would become 0"):
+        list(apply(part(inside), CastConfig("fp16")))
+    # Outside of the blocks lie convolutions, whose rows have all that an output reads.
+    ((_, _, cast_to),) = apply(part(None), CastConfig("fp16"))
+    assert torch.equal(cast_to, weight.half())
+
+
+def test_a_dtype_is_named_however_deep_it_lies() -> None:
+    deep = {"dtype": "bfloat16", "thinker": {"text_config": {"torch_dtype": "bfloat16", "n": 1}}}
+    assert _with_dtype(deep, torch.float16) == {
+        "dtype": "float16",
+        "thinker": {"text_config": {"torch_dtype": "float16", "n": 1}},
+    }

@@ -427,3 +427,26 @@ def test_an_input_that_a_kill_left_goes_when_the_run_goes_on(
     monkeypatch.setattr(carry_out, "_rounding", rounding)
     go_on(asked, source, out)
     assert present == ["stage.1"]
+
+
+def test_bits_of_a_recipe_that_rounds_nothing_are_of_all_linears(tiny, tmp_path: Path) -> None:
+    report = run(recipe({"method": "cast", "dtype": "fp32"}), tiny("llama"), tmp_path / "out")
+    (line,) = [x for x in render_table(report).splitlines() if x.startswith("Bits per weight")]
+    assert line.split() == ["Bits", "per", "weight", "16", "32", "linears"]
+    assert "compressed linears" not in render_html(report)
+
+
+def test_a_run_plans_its_edits_and_describes_its_models_once(
+    tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from compress.checkpoint import outline
+
+    seen = []
+
+    def describe(config: Any, shapes: Any, real: Any = outline.describe) -> Any:
+        seen.append(config["tie_word_embeddings"])
+        return real(config, shapes)
+
+    monkeypatch.setattr(outline, "describe", describe)
+    run(recipe(UNTIE, CAST, RTN), tiny("llama", **TIED), tmp_path / "out")
+    assert seen == [True, False, False]
