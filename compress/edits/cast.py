@@ -49,14 +49,15 @@ class CastConfig:
 
 def plan(source: Outline, config: CastConfig) -> Edited:
     """The same tensors and shapes in the new dtype."""
-    code = DTYPE_CODES[NAMES[config.dtype]]
+    code, tensors = DTYPE_CODES[NAMES[config.dtype]], source.tensors.values()
     entries: list[Entry] = [
-        (info.name, code if info.dtype in FLOATS else info.dtype, info.shape)
-        for info in source.tensors.values()
+        (info.name, code if info.dtype in FLOATS else info.dtype, info.shape) for info in tensors
     ]
-    kept = [info for info in source.tensors.values() if info.dtype not in FLOATS]
-    notes = tuple(f"{info.name} stays {info.dtype}, as it holds no floats" for info in kept)
-    return Edited(_with_dtype(source.config, NAMES[config.dtype]), tuple(entries), notes)
+    kept = [info for info in tensors if info.dtype not in FLOATS]
+    notes = [f"{info.name} stays {info.dtype}, as it holds no floats" for info in kept]
+    if all(info.dtype == dtype for info, (_, dtype, _) in zip(tensors, entries, strict=True)):
+        notes.append(f"cast to {config.dtype} changes nothing: every tensor is stored so already")
+    return Edited(_with_dtype(source.config, NAMES[config.dtype]), tuple(entries), tuple(notes))
 
 
 def apply(part: Part, config: CastConfig) -> Iterator[Rows]:

@@ -38,8 +38,9 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class SizePart:
-    """A share of the weight files: "quantized weights", "scales", "embeddings", "norms and other",
-    "file headers". The parts add up to `Source.bytes` and `Result.bytes`.
+    """A share of the weight files: "quantized weights", "scales", "dense linears" (of the blocks),
+    "embeddings", "norms and other", "file headers". The parts add up to `Source.bytes` and
+    `Result.bytes`.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Result:
         embedding or, where the checkpoint has scales for a cache of 8 bits, one byte a number.
     format: storage format, "compressed-tensors pack-quantized".
     architecture: as of the source; empty where it is not told.
+    dtype: of what is not compressed, as of the source; empty where it is not told.
     """
 
     path: str
@@ -65,6 +67,7 @@ class Result:
     kv_bytes_per_token: int | None
     format: str = ""
     architecture: str = ""
+    dtype: str = ""
     sizes: tuple[SizePart, ...] = ()
 
 

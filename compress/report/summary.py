@@ -56,12 +56,17 @@ def has_before(report: Report) -> bool:
 def model_changes(report: Report) -> list[tuple[str, str, str]]:
     """What became another model, not only stored otherwise: name, before and after; mostly none."""
     source, result = report.source, report.result
-    if not has_before(report) or result.architecture in ("", source.architecture):
+    if not has_before(report):
         return []
-    return [
-        ("Model", source.architecture, result.architecture),
-        ("Params", units.count(source.params), units.count(result.params)),
-    ]
+    changes = []
+    if result.architecture not in ("", source.architecture):
+        changes += [
+            ("Model", source.architecture, result.architecture),
+            ("Params", units.count(source.params), units.count(result.params)),
+        ]
+    if result.dtype not in ("", source.dtype) and source.dtype:
+        changes.append(("Dtype", source.dtype, result.dtype))
+    return changes
 
 
 _DTYPE_BITS = {"F32": 32.0, "BF16": 16.0, "F16": 16.0}

@@ -68,8 +68,8 @@ def _edits(plan: Plan) -> str:
 
 def _model(model: Outline, cache: int) -> str:
     """cache: bytes of its keys and values a token."""
-    sizes = f"{count(model.params)} parameters, {size(cache)} of KV cache a token"
-    return f"{architecture_of(model.spec)}; {sizes}"
+    params = f"{count(model.params)} parameters in {model.main_dtype}"
+    return f"{architecture_of(model.spec)}; {params}, {size(cache)} of KV cache a token"
 
 
 def _schemes(plan: Plan) -> str:

@@ -160,6 +160,7 @@ def result_of(session: Session, layers: Sequence[Layer]) -> Result:
         kv_bytes_per_token=plan.kv_bytes_per_token[1] or None,
         format=plan.format,
         architecture=architecture_of(plan.spec),
+        dtype=plan.rounded.main_dtype,
         sizes=tuple(_sizes(session)),
     )
 
@@ -182,13 +183,17 @@ def _sizes(session: Session) -> Iterable[SizePart]:
     side_bytes = outliers.side_bytes(session.output.partial)
     quantized = {m.linear.tensor for m in plan.modules}
     large = {plan.spec.embedding, plan.spec.head, plan.source.spec.head}
+    linears = {x.tensor for spec in (plan.source.spec, plan.spec) for x in spec.linears()}
 
     def kind(name: str) -> str:
         if name in quantized:
             return "quantized weights"
+        if name in linears:
+            return "dense linears"
         return "embeddings" if name in large else "norms and other"
 
-    before = dict.fromkeys(("quantized weights", "scales", "embeddings", "norms and other"), 0)
+    kinds = ("quantized weights", "scales", "dense linears", "embeddings", "norms and other")
+    before = dict.fromkeys(kinds, 0)
     after = dict(before)
     # A head that a stage unties has no bytes of its own in the source.
     once = plan.source.spec.head if shares_bytes(checkpoint.tensors, plan.source.spec) else None
@@ -199,6 +204,8 @@ def _sizes(session: Session) -> Iterable[SizePart]:
             # The codes come first in every format; what follows serves to read them.
             part = "scales" if source in quantized and position else kind(source)
             after[part] += plan.shards.tensors[name].nbytes
+    if not before["dense linears"] and not after["dense linears"]:
+        del before["dense linears"], after["dense linears"]
     if side_bytes:
         before["outlier columns"], after["outlier columns"] = 0, side_bytes
     before["file headers"] = checkpoint.file_bytes - sum(before.values())

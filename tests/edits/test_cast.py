@@ -14,6 +14,8 @@ from compress.checkpoint import TensorInfo
 from compress.edits.cast import NAMES, CastConfig, _with_dtype, apply
 from compress.edits.edit import Part
 from compress.errors import CheckpointError
+from compress.report.html import render_html
+from compress.report.table import render_table
 from compress.verbs import make_plan, run
 from helpers.in_transformers import logits
 from helpers.short_runs import recipe, text_source
@@ -166,3 +168,24 @@ def test_a_dtype_is_named_however_deep_it_lies() -> None:
         "dtype": "float16",
         "thinker": {"text_config": {"torch_dtype": "float16", "n": 1}},
     }
+
+
+def test_a_cast_that_changes_nothing_says_so(tiny) -> None:
+    same, other = (
+        make_plan(recipe(cast(x)), tiny("llama", dtype="bf16")) for x in ("bf16", "fp16")
+    )
+    line = "cast to bf16 changes nothing: every tensor is stored so already"
+    assert line in same.warnings
+    assert not any("changes nothing" in x for x in other.warnings)
+
+
+def test_report_and_card_tell_the_dtype_before_and_after(tiny, tmp_path: Path) -> None:
+    report = run(recipe(cast("fp16")), tiny("llama", dtype="bf16"), tmp_path / "out")
+    table = render_table(report)
+    assert "Dtype     BF16 became F16" in table
+    assert "Dtype" in render_html(report)
+    parts = {part.name: (part.bytes_before, part.bytes_after) for part in report.result.sizes}
+    assert parts["dense linears"][0] == parts["dense linears"][1] > parts["norms and other"][0]
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "parameters in BF16" in card
+    assert "parameters in F16" in card
