@@ -20,7 +20,7 @@ from compress.checkpoint.shards.dtype_codes import itemsize
 from compress.checkpoint.shards.dtypes import DTYPE_CODES, TORCH_DTYPES
 from compress.checkpoint.shards.layout import Entry
 from compress.edits.edit import Edited, Part, Rows
-from compress.errors import CheckpointError
+from compress.errors import CheckpointError, RecipeError
 from compress.report.units import counted
 
 FLOATS = ("F64", "F32", "F16", "BF16")
@@ -45,6 +45,10 @@ class CastConfig:
     """dtype: what all floating-point tensors get."""
 
     dtype: Literal["bf16", "fp16", "fp32"]
+
+    def __post_init__(self) -> None:
+        if self.dtype not in NAMES:
+            raise RecipeError(f"dtype is {self.dtype!r}; it is one of {', '.join(NAMES)}")
 
 
 def plan(source: Outline, config: CastConfig) -> Edited:

@@ -144,6 +144,28 @@ def test_numbers_that_are_no_floats_stay_and_are_named(tiny, tmp_path: Path) -> 
     assert torch.equal(found, counts["extra.counts"])
 
 
+def test_tensors_without_rows_are_cast_too(tiny, tmp_path: Path) -> None:
+    odd = {
+        "extra.scale": torch.tensor(0.1),
+        "extra.zero": torch.tensor(0.0),
+        "extra.none": torch.ones(0, 8),
+    }
+    source, copy = tiny("llama"), tmp_path / "copy"
+    copy.mkdir()
+    for path in source.iterdir():
+        (copy / path.name).write_bytes(path.read_bytes())
+    save_file(load_file(copy / "model.safetensors") | odd, copy / "model.safetensors")
+    run(recipe(cast("fp16")), copy, tmp_path / "out")
+    found = load_file(tmp_path / "out" / "model.safetensors")
+    for name, tensor in odd.items():
+        assert found[name].shape == tensor.shape
+        assert torch.equal(found[name], tensor.half())
+    save_file(load_file(copy / "model.safetensors") | {"extra.scale": torch.tensor(1e-9)},
+              copy / "model.safetensors")  # fmt: skip
+    (tmp_path / "second").mkdir()
+    assert refusal(copy, tmp_path / "second").startswith(f"{AT}tensor 'extra.scale' would become 0")
+
+
 def test_a_lost_row_of_one_expert_in_a_stack_is_refused_by_its_place() -> None:
     """Experts may lie as one tensor [experts, rows, columns]; zeros that were zeros are no loss."""
     name, weight = "model.layers.0.mlp.experts.down_proj", torch.ones(2, 4, 8)

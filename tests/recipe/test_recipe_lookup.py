@@ -1,11 +1,13 @@
 """A path, a built-in name, or a helpful refusal."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from compress.edits.cast import CastConfig
 from compress.errors import RecipeError
-from compress.recipe import Recipe, builtin_names, load
+from compress.recipe import EditStage, Recipe, builtin_names, load
 from compress.recipe.reading.parse import parse
 
 TEXT = "name: mine\nstages:\n  - method: rtn\n    scheme: W8A16\n"
@@ -82,3 +84,19 @@ def test_a_recipe_object_is_checked_and_takes_no_overrides() -> None:
     assert refusal(Recipe(name="bare", stages=())) == (
         "stages: is empty; a recipe has one stage or more"
     )
+
+
+@pytest.mark.parametrize(
+    ("edits", "message"),
+    [
+        (["cast"], "stages: is ['cast']; edits take a tuple of EditStage"),
+        (("cast",), "stages: is ('cast',); edits take a tuple of EditStage"),
+        ((EditStage("prune", None),), "stages[0].method: is 'prune'; allowed: cast, untie"),
+        ((EditStage("cast", None),), "stages[0]: config is None; cast takes CastConfig"),
+    ],
+)
+def test_edits_of_a_recipe_object_are_checked(edits: Any, message: str) -> None:
+    assert refusal(Recipe(name="bare", stages=(), edits=edits)) == message
+    assert load(Recipe("fine", (), edits=(EditStage("cast", CastConfig("bf16")),))).stages == ()
+    with pytest.raises(RecipeError, match="dtype is 'int8'; it is one of bf16, fp16, fp32"):
+        CastConfig("int8")  # type: ignore[arg-type]  # from Python anything can be given

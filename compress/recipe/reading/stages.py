@@ -73,6 +73,11 @@ def check_edits(recipe: Recipe) -> None:
         if stage.method not in EDITS:
             known = ", ".join(EDITS)
             raise RecipeError(f"{stage.at('method')}: is {stage.method!r}; allowed: {known}")
+        wanted = EDITS[stage.method].config
+        if not isinstance(stage.config, wanted):
+            raise RecipeError(
+                f"{stage.label}: config is {stage.config!r}; {stage.method} takes {wanted.__name__}"
+            )
 
 
 def _read_edit(node: Node, index: int, places: Places) -> EditStage | None:
