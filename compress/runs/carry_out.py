@@ -31,40 +31,53 @@ def carry_out(session: Session, journal: Journal) -> tuple[Session, list[StageRe
     that the edits leave, they are settled after the edits: the session then has the plan with the
     schemes chosen by them, and a measurement has a record too.
     """
-    stages = [_edit(session, journal, i) for i in range(len(session.plan.edits))]
+    stages: list[StageRecord] = []
+    made: Checkpoint | None = None
+    for index in range(len(session.plan.edits)):
+        stage, made = _edit(session, journal, index, made)
+        stages.append(stage)
     if session.plan.budget is not None and session.plan.edits:
-        session, stage = _settled(session, journal)
-        stages += [] if stage is None else [stage]
+        session, measurement = _settled(session, journal, made)
+        stages += [] if measurement is None else [measurement]
     if session.plan.recipe.stages:
-        stages.append(_rounding(session, journal))
+        stages.append(_rounding(session, journal, made))
     return session, stages
 
 
-def _edit(session: Session, journal: Journal, index: int) -> StageRecord:
-    """Carry out the pass of edit `index`, or what a killed run left to do of it."""
+def _edit(
+    session: Session, journal: Journal, index: int, made: Checkpoint | None
+) -> tuple[StageRecord, Checkpoint | None]:
+    """Carry out the pass of edit `index`, or what a killed run left to do of it.
+
+    made: what the pass before it wrote, where this process hashed it. Returns the record of the
+    pass, and the same of what this one wrote.
+    """
     plan = session.plan
     planned, is_last = plan.edits[index], len(plan.passes) == index + 1
     begun = journal.passes.get(planned.name)
     if begun is not None and journals.WHOLE in begun.units:
         _remove_input(session, index)
-        return StageRecord(planned.label, **asdict(begun.spent))
+        return StageRecord(planned.label, **asdict(begun.spent)), None
     part = journal.begin(planned.name)
     earlier = [x for unit in part.units.values() for x in unit.get(WRITTEN, ())]
     folder = session.output.partial if is_last else _folder(session, planned)
     writer = _writer(part, folder, planned)
     if not {unit for unit, _, _ in edit_units(planned.source)} <= part.units.keys():
-        apply_edit(_context(session, part, writer, _model(session, journal, index)), planned)
+        model = _model(session, journal, index, made)
+        apply_edit(_context(session, part, writer, model), planned)
     if is_last:
         finish_result(plan, writer, earlier, session.checkpoint)
+        written = None
     else:
         finish_between(writer, earlier, planned.result.config, session.checkpoint)
-        part.record(journals.WHOLE, {"sha256": Checkpoint.open(folder).sha256()})
+        written = Checkpoint.open(folder).sealed()
+        part.record(journals.WHOLE, {"sha256": written.sha256()})
     _remove_input(session, index)
     layers = layers_of(plan, {}) if is_last else ()
-    return StageRecord(planned.label, **asdict(part.spent_so_far()), layers=layers)
+    return StageRecord(planned.label, **asdict(part.spent_so_far()), layers=layers), written
 
 
-def _rounding(session: Session, journal: Journal) -> StageRecord:
+def _rounding(session: Session, journal: Journal, made: Checkpoint | None) -> StageRecord:
     """Carry out the pass that rounds, or what a killed run left to do of it."""
     plan, index = session.plan, len(session.plan.edits)
     part = journal.begin(plan.passes[-1].name)
@@ -73,7 +86,7 @@ def _rounding(session: Session, journal: Journal) -> StageRecord:
     earlier = [entry[0] for name in finished for entry in plan.tensors[name]]
     writer = _writer(part, session.output.partial, plan.passes[-1])
     if not {unit for unit, _, _ in units} <= part.units.keys():
-        work = _context(session, part, writer, _model(session, journal, index))
+        work = _context(session, part, writer, _model(session, journal, index, made))
         if plan.needs_calibration:
             # Imported here, because a run without calibration never loads transformers.
             from compress.passes.quantize.calibrated import calibrate
@@ -117,14 +130,17 @@ def _context(
     )
 
 
-def _model(session: Session, journal: Journal, index: int) -> Weights:
+def _model(session: Session, journal: Journal, index: int, made: Checkpoint | None) -> Weights:
     """The model that pass `index` reads: the source, or what the pass before it wrote.
 
+    made: that checkpoint, where this process hashed it; else it is held to the journal's hash.
     OutputError when that checkpoint was changed since.
     """
     if index == 0:
         return session.weights
     planned = session.plan.passes[index - 1]
+    if made is not None:
+        return open_weights(made, planned.result.spec)
     folder = _folder(session, planned)
     checkpoint = Checkpoint.open(folder).sealed()
     if checkpoint.sha256() != journal.passes[planned.name].units[journals.WHOLE]["sha256"]:
@@ -135,7 +151,9 @@ def _model(session: Session, journal: Journal, index: int) -> Weights:
     return open_weights(checkpoint, planned.result.spec)
 
 
-def _settled(session: Session, journal: Journal) -> tuple[Session, StageRecord | None]:
+def _settled(
+    session: Session, journal: Journal, made: Checkpoint | None
+) -> tuple[Session, StageRecord | None]:
     """The session with the schemes that the targets choose for the model that the edits leave.
 
     Also returns a record of the measurement; None where it was known. The journal has what was
@@ -148,7 +166,7 @@ def _settled(session: Session, journal: Journal) -> tuple[Session, StageRecord |
     if found is None:
         found = measuring.cached(plan, session.checkpoint, session.device)
         if found is None:
-            model = _model(session, journal, len(plan.edits))
+            model = _model(session, journal, len(plan.edits), made)
             found, stage = measuring.measure_layers(
                 plan, model, session.checkpoint, session.device, session.progress
             )

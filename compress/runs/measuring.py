@@ -13,7 +13,7 @@ from compress.machine.environment import peak_gpu_bytes, peak_rss_bytes
 from compress.machine.other_work import read_processor, share_since
 from compress.passes.journal import MEASURED, PassJournal
 from compress.plan import sensitivity_cache
-from compress.plan.budget import Sensitivities, budget_units
+from compress.plan.budget import BudgetUnit, Sensitivities, budget_units
 from compress.plan.plan import Plan
 from compress.plan.sensitivity_cache import Measurement
 from compress.report.schema import StageRecord
@@ -30,8 +30,7 @@ def measure_layers(
     # Late: a data-free run never loads transformers.
     from compress.passes.quantize.sensitivity import measure
 
-    units = budget_units(plan.given, plan.rounded)
-    measured = Measurement(measured_on(plan.given, plan.rounded), plan.given.edits)
+    units, measured = _sought(plan)
     began, processor = time.perf_counter(), read_processor()
     progress(note("measure", "what every layer loses under each candidate"))
     with tempfile.TemporaryDirectory(prefix="compress-model-") as folder:
@@ -44,15 +43,20 @@ def measure_layers(
 
 def chosen_by(found: Sensitivities, plan: Plan, compute: torch.dtype) -> Plan:
     """The plan with the schemes that the targets choose by them."""
-    units = budget_units(plan.given, plan.rounded)
+    units, _ = _sought(plan)
     return in_room(plan_with_choice(plan.given, units, found, plan.model, compute), plan.room)
 
 
 def cached(plan: Plan, source: Checkpoint, device: str) -> Sensitivities | None:
     """Those that another run kept; None where there are none. source: of the run."""
-    units = budget_units(plan.given, plan.rounded)
-    measured = Measurement(measured_on(plan.given, plan.rounded), plan.given.edits)
+    units, measured = _sought(plan)
     return sensitivity_cache.find(units, measured, source, device)
+
+
+def _sought(plan: Plan) -> tuple[tuple[BudgetUnit, ...], Measurement]:
+    """Whose sensitivities, and on which data."""
+    recipe, model = plan.given, plan.rounded
+    return budget_units(recipe, model), Measurement(measured_on(recipe, model), recipe.edits)
 
 
 def recorded(part: PassJournal) -> Sensitivities | None:

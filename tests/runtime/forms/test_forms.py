@@ -134,10 +134,10 @@ class Rounding:
         return None if "avx512_vnni" in how.isa else "the processor has no AVX512_VNNI"
 
     def nbytes(self, facts: LinearFacts, how: Arithmetic) -> int:
-        raise NotImplementedError
+        raise NotImplementedError  # a row that refuses is asked for no more than its reason
 
     def pack(self, weight: QuantizedTensor, facts: LinearFacts, how: Arithmetic) -> LinearWeight:
-        raise NotImplementedError
+        raise NotImplementedError  # a row that refuses is asked for no more than its reason
 
 
 def test_a_row_chooses_by_math_and_instruction_set() -> None:
