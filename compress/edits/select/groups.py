@@ -28,6 +28,16 @@ class Groups:
         inner = torch.arange(self.width, device=kept.device)
         return (kept[:, None] * self.width + inner).flatten()
 
+    def rows(self, channels: Tensor) -> Tensor:
+        """The channels of each group: [K] -> [groups, width]."""
+        return channels.view(self.count(len(channels)), self.width)
+
+    def blocks(self, matrix: Tensor) -> Tensor:
+        """Copies of the diagonal blocks: [K, K] -> [groups, width, width]."""
+        count = self.count(matrix.shape[0])
+        blocks = matrix.view(count, self.width, count, self.width).diagonal(dim1=0, dim2=2)
+        return blocks.permute(2, 0, 1).clone()
+
     def highest(self, scores: Tensor, keep: int) -> Tensor:
         """The groups with the highest scores, as many of each pool: int64 [keep], ascending.
 

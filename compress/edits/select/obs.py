@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from compress.edits.select.groups import ALONE, Groups
+from compress.edits.select.seen import Seen
 from compress.errors import DataError
 
 BLOCK = 128  # columns that are removed between two updates of whole matrices
@@ -68,6 +69,12 @@ class _Downdated:
     weight_blocks: Tensor
     strips: tuple[slice, ...]
     filled: int = 0
+
+
+def choose(seen: Seen, groups: Groups, keep: int) -> Tensor:
+    """The groups that stay, of a linear of least squared error."""
+    assert seen.moments is not None, "obs looks at moments"
+    return select(seen.moments.gram, seen.weight, keep, groups)
 
 
 def select(
@@ -136,7 +143,7 @@ def _start(gram: Tensor, weight: Tensor, groups: Groups, damping: float, block: 
     products = damped.zero_()  # the factor's memory becomes M's
     _add_product(products, weight.double(), weight.double(), strips)
     taken, turned = inverse.new_empty(2, block, inverse.shape[0])
-    blocks = (_blocks(inverse, groups.width), _blocks(products, groups.width))
+    blocks = groups.blocks(inverse), groups.blocks(products)
     return _Downdated(inverse, products, taken, turned, *blocks, strips)
 
 
@@ -158,13 +165,6 @@ def _rows(matrix: Tensor, here: slice, strips: Sequence[slice]) -> Tensor:
     """Rows of a symmetric matrix that is kept in strips: a copy, [width, K]."""
     start = next(s.start for s in reversed(strips) if s.start <= here.start)
     return torch.cat([matrix[:start, here].T, matrix[here, start:]], dim=1)
-
-
-def _blocks(matrix: Tensor, width: int) -> Tensor:
-    """Copies of the diagonal blocks: [K, K] -> [K / width, width, width]."""
-    count = matrix.shape[0] // width
-    blocks = matrix.view(count, width, count, width).diagonal(dim1=0, dim2=2)
-    return blocks.permute(2, 0, 1).clone()
 
 
 def _rises(state: _Downdated) -> Tensor:

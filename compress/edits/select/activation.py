@@ -1,0 +1,27 @@
+"""activation: keeps the channels that are largest on calibration text.
+
+Compact language models via pruning and knowledge distillation (Minitron). Muralidharan et al. 2024,
+https://arxiv.org/abs/2407.14679
+
+The score of a channel is an aggregate over the batch of an aggregate over each sequence; the
+paper's best pair (its table of aggregations) is the l2 norm over the batch of the mean of |x| over
+a sequence. A head's score is the l2 norm of those of its channels, as in NVIDIA's Model-Optimizer.
+"""
+
+from torch import Tensor
+
+from compress.edits.select.groups import Groups
+from compress.edits.select.seen import Seen
+from compress_calibration.sequences import Aggregate
+
+
+def scores(seen: Seen, groups: Groups, *, batch: Aggregate = "l2") -> Tensor:
+    """fp64 [groups]. batch: aggregate over sequences; that over a sequence is the accumulator's."""
+    assert seen.sequences is not None, "activation looks at sequences"
+    channels = seen.sequences.aggregate(batch)
+    return groups.rows(channels).square().sum(dim=1).sqrt()
+
+
+def choose(seen: Seen, groups: Groups, keep: int) -> Tensor:
+    """The groups with the highest scores."""
+    return groups.highest(scores(seen, groups), keep)
