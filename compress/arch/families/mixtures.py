@@ -64,24 +64,6 @@ QWEN_EXPERTS = (
         "experts.{e}.mid",
     ),
 )
-# None from c_fc to mlp.c_proj: GELU lies between.
-GPT2_FOLDS = (
-    FoldRow("ln_1", ("qkv",), "hidden"),
-    FoldRow("attn.c_attn", ("o",), "v", skip=("q", "k")),
-    FoldRow("ln_2", ("up",), "hidden"),
-)
-MIXTRAL_FOLDS = (
-    FoldRow("input_layernorm", ("q", "k", "v"), "hidden"),
-    FoldRow("self_attn.v_proj", ("o",), "v"),
-    FoldRow("post_attention_layernorm", ("router", "gate", "up"), "hidden"),
-    FoldRow("block_sparse_moe.experts.{e}.w3", ("down",), "expert"),
-)
-# None from c_fc to mlp.c_proj: GELU lies between.
-GPT2_FOLDS = (
-    FoldRow("ln_1", ("qkv",), "hidden"),
-    FoldRow("attn.c_attn", ("o",), "v", skip=("q", "k")),
-    FoldRow("ln_2", ("up",), "hidden"),
-)
 MIXTRAL_FOLDS = (
     FoldRow("input_layernorm", ("q", "k", "v"), "hidden"),
     FoldRow("self_attn.v_proj", ("o",), "v"),
