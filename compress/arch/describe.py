@@ -49,6 +49,7 @@ class _Found:
     tensor: str
     parameter: str
     shape: tuple[int, ...]  # logical
+    axes: tuple[str, ...]  # as stored
 
 
 def describe(config: Mapping[str, Any], tensors: Shapes) -> DecoderSpec:
@@ -138,9 +139,11 @@ def _block(source: _Source, index: int, present: Sequence[str]) -> BlockSpec:
     place = _Place(prefix, sizes)
     linears: list[LinearSpec] = []
     modules: list[tuple[str, str]] = []
+    axes: list[tuple[str, tuple[str, ...]]] = []
     for row, expert in _rows(family, sizes):
         found = _row_tensors(row, expert, source, place)
         modules += [(each.tensor, each.parameter) for each in found]
+        axes += [(each.tensor, each.axes) for each in found]
         if row.shared_input:
             linears.append(_linear(row, expert, prefix, found[0].shape))
     buffers = {f"{prefix}.{name}" for name in family.buffers}
@@ -150,7 +153,9 @@ def _block(source: _Source, index: int, present: Sequence[str]) -> BlockSpec:
     check_recognised(prefix, unrecognised, tensors, sum(prod(tensors[n]) for n in weighed))
     known = KnownBlock(prefix, sizes, linears, recognised, source.sizes.hidden)
     folds = resolve(family, source.text, known)
-    return BlockSpec(index, prefix, tuple(linears), tuple(modules), unrecognised, folds, sizes)
+    return BlockSpec(
+        index, prefix, tuple(linears), tuple(modules), unrecognised, folds, sizes, tuple(axes)
+    )
 
 
 def _rows(family: Family, sizes: BlockSizes) -> Iterator[tuple[TensorRow, int | None]]:
@@ -183,13 +188,13 @@ def _row_tensors(
     """The row's weight, and its bias if it has one, both checked."""
     disk, target = join(place.prefix, _expand(row.disk, expert)), _expand(row.target, expert)
     logical = tuple(source.sizes.of(name, place.sizes) for name in row.dims)
-    stored = logical[::-1] if row.transposed else logical
-    shape_of(source.tensors, disk + ".weight", stored)
-    found = [_Found(disk + ".weight", target + ".weight", logical)]
+    order = -1 if row.transposed else 1
+    shape_of(source.tensors, disk + ".weight", logical[::order])
+    found = [_Found(disk + ".weight", target + ".weight", logical, row.dims[::order])]
     wanted = source.text.get(row.bias) if isinstance(row.bias, str) else row.bias
     if wanted or disk + ".bias" in source.tensors:
         shape_of(source.tensors, disk + ".bias", logical[:1])
-        found.append(_Found(disk + ".bias", target + ".bias", logical[:1]))
+        found.append(_Found(disk + ".bias", target + ".bias", logical[:1], row.dims[:1]))
     return found
 
 

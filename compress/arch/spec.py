@@ -88,6 +88,8 @@ class BlockSpec:
         copied and listed.
     folds: pairs of modules between which channels can be scaled; none for a decoder in no table.
     sizes: as config.json has them for this block; zeros where nothing is known of them.
+    axes: of every checkpoint tensor of `modules` the names of its dimensions as it lies on disk
+        ("hidden", "q", "mlp"; see BlockSizes.of); empty for a decoder in no table.
     """
 
     index: int
@@ -97,6 +99,7 @@ class BlockSpec:
     unrecognised: tuple[str, ...] = ()
     folds: tuple[FoldPair, ...] = ()
     sizes: BlockSizes = NO_SIZES
+    axes: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
