@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 # pytest finds fixtures by their names here.
-from helpers.fixtures import _quick, compressed, small_process, tiny  # noqa: F401
+from helpers.fixtures import _quick, answered_here, compressed, small_process, tiny  # noqa: F401
 
 REPO = Path(__file__).resolve().parents[1]
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from compress.report.schema import Export
+from compress.report.schema import Export, StockLoad
 from compress.report.units import significant
 
 UNPROVED = "none"
@@ -17,6 +17,15 @@ LEVELS: Mapping[str, str] = {
 
 def proved(export: Export) -> str:
     """The level, and the largest difference of a logit where some were compared."""
-    error = export.max_logit_error
+    return _level(export.proof, export.max_logit_error)
+
+
+def loaded(load: StockLoad) -> str:
+    """In what plain transformers the model loads, and how far that was proved."""
+    where = f"transformers {load.transformers}, {load.model_class}"
+    return f"{where}: {_level(load.proof, load.max_logit_error)}"
+
+
+def _level(proof: str, error: float | None) -> str:
     within = "" if error is None else f" (largest difference of a logit {significant(error)})"
-    return f"{LEVELS.get(export.proof, export.proof)}{within}"
+    return f"{LEVELS.get(proof, proof)}{within}"

@@ -219,6 +219,24 @@ class Export:
 
 
 @dataclass(frozen=True, slots=True)
+class StockLoad:
+    """The dense model that the edits of a recipe left, as plain transformers loads it in a process
+    of its own.
+
+    transformers: its version. model_class: what AutoModelForCausalLM chose. proof: "logits", or
+    "form" where the memory lacked: names and shapes of all tensors, and logits of the first block
+    alone. max_logit_error: largest difference from our own reading. detail: why no more was proved,
+    and what became of the tokenizer's ids.
+    """
+
+    transformers: str
+    model_class: str
+    proof: str
+    max_logit_error: float
+    detail: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Planned:
     """A number that the plan gave before the work, and what was then measured."""
 
@@ -279,7 +297,7 @@ class Report:
     samples_reason: why there are no samples, None when there are some.
     copied_tensors, copied_files: what was carried over untouched; skipped_files: left behind.
     open_with: lines to copy that open the result; open_reason: why there are none.
-    budget: for a recipe with a target.
+    budget: for a recipe with a target. loads: for one with stages that change the structure.
     """
 
     tool: str
@@ -307,6 +325,7 @@ class Report:
     open_with: tuple[str, ...] = ()
     open_reason: str | None = None
     budget: Budget | None = None
+    loads: StockLoad | None = None
     schema: int = SCHEMA_VERSION
 
     @property

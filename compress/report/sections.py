@@ -6,7 +6,7 @@ from compress.report import units
 from compress.report.disturbance import disturbance, taken
 from compress.report.markup import Html, Node, el, join
 from compress.report.parts import Cell, Column, facts, facts_of, number, section, table
-from compress.report.proofs import LEVELS
+from compress.report.proofs import LEVELS, loaded
 from compress.report.schema import Export, Planned, Report
 from compress.report.summary import model_changes
 
@@ -48,16 +48,25 @@ def plan(report: Report) -> Html | None:
 
 
 def model(report: Report) -> Html | None:
-    """What the edits of a recipe made of the model; None where it is the same one."""
+    """What the edits of a recipe made of the model, and where that loads; None where it is the same
+    one and nothing was tried."""
     changes = model_changes(report)
     if not changes:
-        return None
+        return section("model", "Model", _loads(report)) if report.loads else None
     rows = [[Cell(name), Cell(before), Cell(after)] for name, before, after in changes]
     kv = (report.source.kv_bytes_per_token, report.result.kv_bytes_per_token)
     shown = [Cell(units.MISSING if x is None else units.size(x)) for x in kv]
     rows.append([Cell("KV cache a token"), *shown])
     columns = [Column(""), Column("Before"), Column("After")]
-    return section("model", "Model", table("Model", columns, rows))
+    return section("model", "Model", table("Model", columns, rows), _loads(report))
+
+
+def _loads(report: Report) -> Html | None:
+    """What plain transformers made of it, before anything was rounded."""
+    if report.loads is None:
+        return None
+    found: list[tuple[str, Node]] = [("loads in", loaded(report.loads))]
+    return facts([*found, *(("note", line) for line in report.loads.detail)])
 
 
 def _planned(name: str, pair: Planned, unit: object) -> list[Cell]:

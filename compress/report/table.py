@@ -5,7 +5,7 @@ from pathlib import Path
 
 from compress.report import tasks, units
 from compress.report.disturbance import disturbance, taken
-from compress.report.proofs import proved
+from compress.report.proofs import loaded, proved
 from compress.report.schema import Export, Report, Sample, TextQuality
 from compress.report.summary import (
     bits_before,
@@ -47,6 +47,8 @@ def render_table(report: Report, page: str | Path | None = None) -> str:
         lines += ["", *_said("Note", disturbed)]
     for warning in report.warnings:
         lines += ["", *_said("Warning", warning)]
+    if report.loads is not None:
+        lines += ["", *_said("Loads", loaded(report.loads)), *_notes(report.loads.detail)]
     for export in report.exports:
         lines += ["", *_export(export)]
     if report.samples:
@@ -60,7 +62,11 @@ def render_table(report: Report, page: str | Path | None = None) -> str:
 def _export(export: Export) -> list[str]:
     """An artifact for another runtime: its size, how far it was proved, what was converted."""
     made = f"{export.target}, {units.size(export.bytes)}: {proved(export)}"
-    return [*_said("Export", made), *(x for note in export.notes for x in _said("  note", note))]
+    return [*_said("Export", made), *_notes(export.notes)]
+
+
+def _notes(notes: tuple[str, ...]) -> list[str]:
+    return [line for note in notes for line in _said("  note", note)]
 
 
 def _said(name: str, text: str) -> list[str]:

@@ -9,6 +9,7 @@ import pytest
 from compress.checkpoint import disk
 from compress.machine import memory
 from compress.plan import probes
+from compress.proof.question import Answer
 from compress.quant.scheme import QuantScheme
 from helpers import compressed_models, tiny_models
 from helpers.exporters.exports import SYM
@@ -63,6 +64,18 @@ def small_process(
     (folder / "self").mkdir()
     (folder / "self" / "status").write_text("VmRSS:   100000 kB\n")
     monkeypatch.setattr(memory, "PROC", folder)
+
+
+@pytest.fixture
+def answered_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a fresh process is asked about a model is answered in this one, which need not start."""
+    from compress.proof import loads, stock
+    from compress.proof.question import Question
+
+    def ask(path: Path, nbytes: int) -> Answer:
+        return stock.answer_to(Question.read(path))
+
+    monkeypatch.setattr(loads, "ask", ask)
 
 
 @pytest.fixture(autouse=True)

@@ -27,6 +27,7 @@ from compress.report.schema import (
     Report,
     Sample,
     StageRecord,
+    StockLoad,
     TaskNumber,
     TaskQuality,
     TextQuality,
@@ -149,6 +150,16 @@ def test_exports_say_what_they_are_made_of(report: Report) -> None:
     bare = section(Export("onnx", "onnx", 10, "none"))
     assert "not verified" in bare
     assert "<h3>" not in bare
+
+
+def test_where_the_edited_model_loads_is_on_the_page(report: Report) -> None:
+    found = StockLoad("5.23.0", "MistralForCausalLM", "logits", 2.5e-6, ("the source's <ids>",))
+    for shown in (report, replace(report, result=replace(report.result, architecture="small"))):
+        page = Page(render_html(replace(shown, loads=found))).text
+        said = "transformers 5.23.0, MistralForCausalLM: logits are those of the weights"
+        assert f"{said} (largest difference of a logit 2.50e-06)" in " ".join(page.split())
+        assert "the source's <ids>" in page
+    assert "loads in" not in Page(render_html(report)).text
 
 
 def test_hostile_strings_add_no_markup(report: Report) -> None:

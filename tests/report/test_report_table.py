@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compress.report.schema import Export, RecipeInfo, Report, Sample, StageRecord
+from compress.report.schema import Export, RecipeInfo, Report, Sample, StageRecord, StockLoad
 from compress.report.table import render_table
 from compress.report.units import duration, size
 
@@ -31,6 +31,15 @@ def test_the_numbers_are_there(report: Report) -> None:
     assert rows["Peak memory"] == ["702", "MB"]
     assert text.endswith("Report\n  /home/me/out/report/report.html\n")
     assert report.warnings[0] in " ".join(text.split())
+
+
+def test_where_the_edited_model_loads_is_said(report: Report) -> None:
+    why = "28 GB of memory are needed, 20 GB are free: compared were names and shapes"
+    found = StockLoad("5.23.0", "MistralForCausalLM", "form", 0.0, (why, "the source's ids"))
+    text = " ".join(render_table(replace(report, loads=found)).split())
+    assert "Loads transformers 5.23.0, MistralForCausalLM: well-formed (largest" in text
+    assert f"note {why} note the source's ids" in text
+    assert "Loads" not in render_table(report)
 
 
 @pytest.mark.parametrize("seconds", [9.94, 754.0, 754_000.0])

@@ -19,6 +19,7 @@ from compress.report.schema import (
     Report,
     Sample,
     StageRecord,
+    StockLoad,
     TaskNumber,
     TaskQuality,
     TextQuality,
@@ -79,6 +80,7 @@ ALL_TASKS = st.dictionaries(WORDS, TASKS, max_size=3)
     stages=tuples(STAGES),
     quality=st.none() | st.builds(Quality, texts=tuples(TEXTS), tasks=ALL_TASKS),
     samples=tuples(st.builds(Sample)),
+    loads=st.none() | st.builds(StockLoad, max_logit_error=NUMBERS, detail=tuples(WORDS)),
     calibration=st.none() | OBJECTS,
     warnings=tuples(st.text(st.characters(categories=("Cs", "L", "P")), max_size=5)),
 )
@@ -224,7 +226,7 @@ def test_reports_of_earlier_versions_are_read(report: Report) -> None:
     data = json.loads(to_json(report))
     for stage in data["stages"]:
         del stage["others"]
-    del data["budget"]
+    del data["budget"], data["loads"]
     assert from_json(json.dumps(data)) == report
     del data["stages"][0]["seconds"]
     with pytest.raises(OutputError, match=r"key 'stages\[0\].seconds' is missing"):

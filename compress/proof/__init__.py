@@ -1,0 +1,1 @@
+"""Proves that plain transformers loads a checkpoint that we wrote, in a process of its own."""
