@@ -60,6 +60,30 @@ def collect(
             return
 
 
+@contextmanager
+def calls(block: nn.Module, paths: Sequence[str]) -> Iterator[dict[str, tuple[Tensor, Tensor]]]:
+    """While it is open, what the modules at these paths below a block read and gave in the last
+    forward, by path: [..., in] and [..., out], of a tuple the first."""
+    seen: dict[str, tuple[Tensor, Tensor]] = {}
+
+    def hook_of(path: str) -> Callable[..., None]:
+        def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+            read = args[0] if args else next(iter(kwargs.values()))
+            seen[path] = read, out[0] if isinstance(out, tuple) else out
+
+        return hook
+
+    handles = [
+        block.get_submodule(path).register_forward_hook(hook_of(path), with_kwargs=True)
+        for path in paths
+    ]
+    try:
+        yield seen
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
 def regroup(
     block: nn.Module, linears: Sequence[LinearSpec], run: Callable[[], object]
 ) -> tuple[LinearSpec, ...]:

@@ -14,6 +14,13 @@ def linear_weight(block: nn.Module, linear: LinearSpec) -> Tensor:
     return weight.data.t() if is_conv1d(module) else weight.data
 
 
+def linear_bias(block: nn.Module, linear: LinearSpec) -> Tensor:
+    """View [N] of a linear's bias inside a loaded block; the linear must have one."""
+    bias = block.get_submodule(linear.module).bias
+    assert isinstance(bias, Tensor), linear.module
+    return bias.data
+
+
 def set_linear_weight(block: nn.Module, linear: LinearSpec, weight: Tensor) -> None:
     """Overwrite a linear's weight in place. weight: [N, K], cast to the block's dtype."""
     linear_weight(block, linear).copy_(weight)

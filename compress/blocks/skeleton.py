@@ -10,6 +10,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -116,6 +117,17 @@ class Skeleton:
         infinity, and when disk and transformers' module do not match.
         """
         self._rows.forget()  # embedding comes before the blocks
+        block = self.fill_block(index, partial(weights.read, check_finite=True))
+        for linear in self.spec.blocks[index].linears:
+            check_linear(block, linear)
+            scheme = weights.activation(linear.name)
+            if scheme is not None:
+                quantize_inputs(block.get_submodule(linear.module), scheme)
+        return block
+
+    def fill_block(self, index: int, read: Callable[[str], Tensor]) -> nn.Module:
+        """Block `index` with the tensors that `read` gives by name, in `dtype` on `device`, experts
+        as separate linears. CheckpointError when they do not match transformers' module."""
         spec = self.spec.blocks[index]
         block: nn.Module = copy.deepcopy(
             self.blocks[index], {id(self.model.config): self.model.config}
@@ -126,7 +138,7 @@ class Skeleton:
         check_names(spec, wanted)
         state: dict[str, Tensor] = {}
         for tensor, path in spec.modules:
-            value = weights.read(tensor, check_finite=True)
+            value = read(tensor)
             if value.shape != wanted[path].shape:
                 raise CheckpointError(
                     f"tensor {tensor} has shape {list(value.shape)}, transformers'"
@@ -134,11 +146,6 @@ class Skeleton:
                 )
             state[path] = value.to(self.device, wanted[path].dtype)
         block.load_state_dict(state, assign=True)
-        for linear in spec.linears:
-            check_linear(block, linear)
-            scheme = weights.activation(linear.name)
-            if scheme is not None:
-                quantize_inputs(block.get_submodule(linear.module), scheme)
         return block.eval().requires_grad_(False)
 
     def run_block(

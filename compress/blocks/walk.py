@@ -149,11 +149,17 @@ class LoadedBlock:
 
     def inputs(self) -> Iterator[BlockInput]:
         """Every batch, as it enters the block."""
-        source, device = self.between.source, self.skeleton.device
         for batch in self.between.batches:
-            context = self.skeleton.context(batch.ids, batch.mask)
-            hidden = source.read(batch.index, 0, len(batch.ids)).to(device)
-            yield BlockInput(batch.index, hidden, batch.mask, context)
+            yield self._entering(batch)
+
+    def input(self, index: int) -> BlockInput:
+        """The batch of that index, as it enters the block."""
+        return self._entering(next(x for x in self.between.batches if x.index == index))
+
+    def _entering(self, batch: TokenBatch) -> BlockInput:
+        context = self.skeleton.context(batch.ids, batch.mask)
+        hidden = self.between.source.read(batch.index, 0, len(batch.ids)).to(self.skeleton.device)
+        return BlockInput(batch.index, hidden, batch.mask, context)
 
     def run(self, entering: BlockInput, cache: PassingCache | None = None) -> Tensor:
         """The block's output [rows, length, hidden] for one batch.

@@ -30,6 +30,11 @@ class Outline:
         return {name: info.shape for name, info in self.tensors.items()}
 
     @property
+    def entries(self) -> list[Entry]:
+        """Name, dtype code and shape of every tensor, in file order."""
+        return [(info.name, info.dtype, info.shape) for info in self.tensors.values()]
+
+    @property
     def nbytes(self) -> int:
         """Bytes of all tensors, headers left out."""
         return sum(info.nbytes for info in self.tensors.values())

@@ -3,9 +3,11 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from compress.edits import cast, untie
+from compress.edits import cast, prune_depth, prune_width, untie
 from compress.edits.cast import CastConfig
-from compress.edits.edit import Edit, row
+from compress.edits.edit import Edit, learned_row, row
+from compress.edits.prune_depth import PruneDepthConfig
+from compress.edits.prune_width import PruneWidthConfig
 from compress.edits.untie import UntieConfig
 
 EDITS: Mapping[str, Edit] = MappingProxyType(
@@ -23,6 +25,22 @@ EDITS: Mapping[str, Edit] = MappingProxyType(
             untie.apply,
             untie.held,
             "gives a model whose output head is the embedding a head of its own",
+        ),
+        "prune_width": learned_row(
+            PruneWidthConfig,
+            prune_width.plan,
+            prune_width.sites,
+            prune_width.change,
+            prune_width.neutral,
+            "cuts heads and FFN channels, and refits what is left to the source's residual stream",
+        ),
+        "prune_depth": learned_row(
+            PruneDepthConfig,
+            prune_depth.plan,
+            prune_depth.sites,
+            prune_depth.change,
+            prune_depth.neutral,
+            "takes blocks out, and refits those before a gap to the source's residual stream",
         ),
     }
 )

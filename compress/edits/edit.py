@@ -15,6 +15,7 @@ from torch import Tensor
 from compress.arch.spec import BlockSpec
 from compress.checkpoint.outline import Outline
 from compress.checkpoint.shards.layout import Entry
+from compress.edits.learned import ChangeLinear, FindSites, Learned, Neutral
 
 Options = TypeVar("Options", contravariant=True)
 Config = TypeVar("Config")
@@ -25,12 +26,14 @@ class Edited:
     """The model that an edit will leave.
 
     config: its config.json. entries: name, dtype code and shape of every tensor, in file order.
-    notes: lines that a user should read.
+    notes: lines that a user should read. blocks: indices of the source's blocks that stay; None
+    for all.
     """
 
     config: dict[str, Any]
     entries: tuple[Entry, ...]
     notes: tuple[str, ...] = ()
+    blocks: tuple[int, ...] | None = None
 
 
 class Rows(NamedTuple):
@@ -87,18 +90,31 @@ class HeldBytes(Protocol[Options]):
 
 
 @dataclass(frozen=True, slots=True)
-class Edit:
-    """A row of EDITS. Make it by `row`, whose types hold its functions to one type of options.
+class ByTensor:
+    """The functions of an edit that changes tensors by themselves, without data."""
 
-    config: dataclass of the options that a stage may set. summary: one line for
-    `compress-model recipes` and the docs.
+    apply: ApplyEdit[Any]
+    held: HeldBytes[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """A row of EDITS. Make it by `row` or by `learned_row`, whose types hold its functions to one
+    type of options.
+
+    config: dataclass of the options that a stage may set. work: how its pass is carried out.
+    summary: one line for `compress-model recipes` and the docs.
     """
 
     config: type
     plan: PlanEdit[Any]
-    apply: ApplyEdit[Any]
-    held: HeldBytes[Any]
+    work: ByTensor | Learned
     summary: str
+
+    @property
+    def needs_data(self) -> bool:
+        """Whether it looks at calibration data."""
+        return isinstance(self.work, Learned)
 
 
 def row(
@@ -108,8 +124,20 @@ def row(
     held: HeldBytes[Config],
     summary: str,
 ) -> Edit:
-    """Make a row of EDITS; `Edit` says what the arguments are.
+    """Make a row of an edit by tensor; `Edit` and `ByTensor` say what the arguments are.
 
     A function, because mypy checks here that all take the same type of options.
     """
-    return Edit(config, plan, apply, held, summary)
+    return Edit(config, plan, ByTensor(apply, held), summary)
+
+
+def learned_row(
+    config: type[Config],
+    plan: PlanEdit[Config],
+    sites: FindSites[Config],
+    change: ChangeLinear[Config],
+    neutral: Neutral[Config],
+    summary: str,
+) -> Edit:
+    """Make a row of an edit that looks at data; `Edit` and `Learned` say what the arguments are."""
+    return Edit(config, plan, Learned(sites, change, neutral), summary)

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from compress.arch.spec import DecoderSpec
+from compress.blocks.live import live_bytes
 from compress.evaluation.task_quality import SEQUENCES
 from compress.plan import probes
 from compress.plan.estimate import DISPATCH_SECONDS, attention_seconds
-from compress.plan.memory_needs import LIVE_HIDDEN, LIVE_WIDE
 from compress.recipe.evaluation_config import EvaluationConfig
 from compress.report.units import counted, duration
 
@@ -108,12 +108,12 @@ def _block_seconds(
     """One model's blocks over so many tokens in windows of `length`."""
     blocks = len(spec.blocks)
     weights = _weights_of_a_token(spec)
-    wide = LIVE_WIDE * spec.intermediate + LIVE_HIDDEN * spec.hidden
+    live = live_bytes(spec, tokens, dtype.itemsize)
     row = attention_seconds((1, spec.heads, length, spec.head_dim), length, dtype)
     return (
         2 * tokens * weights / rates.product
         + blocks * row * tokens / length
-        + tokens * blocks * wide * dtype.itemsize * 2 / rates.elementwise
+        + 2 * blocks * live / rates.elementwise
     )
 
 

@@ -1,5 +1,6 @@
 """Calibration tokens of a run: built once, kept in OUT.partial for a resumed run to see again."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from compress.checkpoint.output.folder import write_atomic
 from compress.errors import OutputError
 from compress.events import Progress, by_tenths, note, silent
 from compress.formats import Weights
+from compress.passes.journal import CALIBRATION, Journal
 from compress.text.tokenizer import load_tokenizer
 from compress_calibration.config import CalibrationConfig
 from compress_calibration.dataset import build, digest
@@ -46,6 +48,21 @@ def prepare(
         stored["mask"] = tokens.mask
     write_atomic(folder / FILE, save(stored))
     return tokens.summary.to_json()
+
+
+def of_run(
+    config: CalibrationConfig,
+    weights: Weights,
+    skeleton: Callable[[], Skeleton],
+    folder: Path,
+    journal: Journal,
+    progress: Progress = silent,
+) -> dict[str, Any]:
+    """As `prepare`; where an earlier pass of the run has drawn them, what it has recorded."""
+    for part in journal.passes.values():
+        if CALIBRATION in part.units:
+            return dict(part.units[CALIBRATION])
+    return prepare(config, weights, skeleton(), folder, progress)
 
 
 def reload(folder: Path, sha256: str) -> tuple[Tensor, Tensor | None]:

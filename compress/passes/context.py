@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -20,6 +20,15 @@ from compress.plan.layers import ModulePlan
 from compress.plan.plan import Plan
 from compress.quant.tensor import QuantizedTensor
 from compress.report.schema import Layer
+
+
+class Records(Protocol):
+    """What has a journal of its pass."""
+
+    @property
+    def journal(self) -> PassJournal: ...
+    @property
+    def ranks(self) -> Ranks: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,7 +101,7 @@ def finish_unit(work: PassContext, unit: str, sources: Iterable[str], layers: li
     record_unit(work, unit, [asdict(layer) for layer in layers])
 
 
-def record_unit(work: PassContext, unit: str, data: Any) -> None:
+def record_unit(work: Records, unit: str, data: Any) -> None:
     """Mark a unit as done when every rank has flushed what it wrote of it. None goes on before that
     is on the disk: the next block's outputs take the place of what entered this one."""
     work.ranks.barrier()

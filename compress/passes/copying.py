@@ -1,6 +1,6 @@
 """Tensors that go from one checkpoint into another as they are, in pieces that fit in memory."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 
@@ -8,16 +8,25 @@ from compress.checkpoint import Checkpoint, ShardWriter
 from compress.plan.row_counts import ROWS_AT_ONCE
 
 
-def copy(checkpoint: Checkpoint, writer: ShardWriter, names: Iterable[str]) -> None:
-    """Carry tensors over in pieces; NaN or Inf in one is a CheckpointError that names it."""
+def copy(
+    checkpoint: Checkpoint,
+    writer: ShardWriter,
+    names: Iterable[str],
+    called: Mapping[str, str] | None = None,
+) -> None:
+    """Carry tensors over in pieces; NaN or Inf in one is a CheckpointError that names it.
+
+    called: what each is called from now on, where that is another name.
+    """
     for name in names:
+        to = name if called is None else called.get(name, name)
         shape = checkpoint.tensors[name].shape
         if torch.Size(shape).numel() <= ROWS_AT_ONCE:
-            writer.write(name, checkpoint.read(name, check_finite=True))
+            writer.write(to, checkpoint.read(name, check_finite=True))
             continue
         for start, stop in row_ranges(shape):
             rows = checkpoint.read_rows(name, start, stop, check_finite=True)
-            writer.write_rows(name, start, rows)
+            writer.write_rows(to, start, rows)
 
 
 def row_ranges(shape: tuple[int, ...], multiple: int = 1) -> list[tuple[int, int]]:

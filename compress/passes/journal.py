@@ -26,6 +26,8 @@ NAME = "journal.json"
 START = "start"  # recorded as soon as the files of the result are reserved
 CALIBRATION = "calibration"  # the unit whose data is the summary of the calibration set
 MEASURED = "measured"  # the unit whose data are the sensitivities that schemes were chosen by
+CHOSEN = "chosen"  # the unit whose data an open edit was settled by
+LOADS = "loads"  # the unit whose data says how plain transformers loaded what a pass wrote
 WHOLE = "whole"  # recorded once what a pass wrote is a checkpoint; its data has its sha256
 
 
@@ -101,7 +103,7 @@ class PassJournal:
     @property
     def has_written(self) -> bool:
         """Whether files of the result may hold what a unit wrote."""
-        return bool(self.units.keys() - {START, MEASURED})
+        return bool(self.units.keys() - {START, MEASURED, CHOSEN, CALIBRATION})
 
     def record(self, unit: str, data: Any) -> None:
         """Mark a unit as done. Everything it wrote must be flushed before."""

@@ -3,10 +3,13 @@
 OUTSIDE = "outside"
 EMBED = "embed"
 HEAD = "head"
+IDENTITY = "identity"  # that an edit changes nothing where it leaves everything
 _SHOWN = {
     OUTSIDE: "tensors outside the blocks",
     EMBED: "embedded tokens",
     HEAD: "output head",
+    IDENTITY: "identity at zero compression",
+    "calibration": "calibration tokens",
 }
 
 

@@ -12,11 +12,10 @@ from typing import Any
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from compress.blocks.live import live_bytes
 from compress.machine.memory import resident_bytes
 from compress.plan import probes
 from compress.plan.memory_needs import (
-    LIVE_HIDDEN,
-    LIVE_WIDE,
     MemoryNeed,
     RunSize,
     block_of,
@@ -102,7 +101,7 @@ class Estimate:
 def estimate(run_size: RunSize) -> Estimate:
     """Time of the passes and memory of the run on this machine."""
     rates = probes.measure_rates(run_size.dtype)
-    read = sum(model.nbytes for _, model, _ in run_size.edits)
+    read = sum(edit.model.nbytes for edit in run_size.edits)
     seconds = EDIT_SECONDS * len(run_size.edits) + EDIT_PASSES * read / rates.elementwise
     if run_size.calibration is not None:
         seconds += _calibrated_seconds(run_size, rates)
@@ -147,8 +146,8 @@ def _calibrated_seconds(run_size: RunSize, rates: MachineRates) -> float:
     gram = tokens * sum(k * k for k in inputs.values())
     factor = sum(k**3 for k in inputs.values()) * 2 / 3
     loops = sum(2 * n * k * k for n, k in (x.shape for x in inside)) * 5
-    wide = LIVE_WIDE * run_size.spec.intermediate + LIVE_HIDDEN * run_size.spec.hidden
-    passing = 2 * tokens * blocks * wide * run_size.dtype.itemsize * 2 / rates.elementwise
+    live = live_bytes(run_size.spec, tokens, run_size.dtype.itemsize)
+    passing = 4 * blocks * live / rates.elementwise
     searched = sum(prod(x.shape) for x, _ in run_size.linears)
     return (
         SKELETON_SECONDS

@@ -11,6 +11,7 @@ from math import prod
 import torch
 
 from compress.arch.spec import DecoderSpec, LinearSpec
+from compress.blocks.live import live_bytes
 from compress.checkpoint.outline import Outline
 from compress.checkpoint.shards.dtypes import TORCH_DTYPES
 from compress.errors import DataError
@@ -27,9 +28,6 @@ TORCH_BYTES, TRANSFORMERS_BYTES = 300 * MB, 260 * MB
 # The allocator keeps freed buffers below 32 MB, so small parts add up: models of 6M and 58M weights
 # had 98 to 166 MB more than the largest of their parts.
 KEPT_BYTES = 150 * MB
-# What a forward keeps alive: hidden-sized tensors (residual, norms in fp32, q, k, v, rotated
-# copies) and feed-forward ones (gate, its activation, up, their product) a token.
-LIVE_HIDDEN, LIVE_WIDE = 12, 4
 # While two models are compared: buffers of a chunk of logits, as many as fp32 ones, and heads, with
 # the one that a product or a read has beside them.
 LIVE_LOGITS, LIVE_HEADS = 7, 3
@@ -48,13 +46,24 @@ QUANTIZING, WRITING = "quantizing", "text that the model writes to calibrate on"
 MEASURING, EVALUATION = "measuring the schemes", "evaluation"
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class EditSize:
+    """A pass that changes the model. name: what it is called. model: what it reads. bytes: of
+    memory that it works with. runs_blocks: whether it looks at data."""
+
+    name: str
+    model: Outline
+    bytes: int
+    runs_blocks: bool
+
+
 @dataclass(frozen=True, slots=True)
 class RunSize:
     """What is to be done. `linears`: those to quantize; `dtype`: of the calibrated passes; `head`:
     the output head, where it is solved by what it reads. measured: the calibration data that the
     schemes of a target are chosen by, where they are not chosen yet. exports: there are some.
-    model: whose layers are rounded. edits: passes that change the model before: what each is
-    called, what it reads, and the bytes of memory that it works with."""
+    model: whose layers are rounded. edits: passes that change the model before. drawn: the
+    calibration data that one of them looks at."""
 
     model: Outline
     spec: DecoderSpec
@@ -65,12 +74,13 @@ class RunSize:
     evaluation: EvaluationConfig | None = None
     measured: CalibrationConfig | None = None
     exports: bool = False
-    edits: Sequence[tuple[str, Outline, int]] = ()
+    edits: Sequence[EditSize] = ()
+    drawn: CalibrationConfig | None = None
 
     @property
     def given(self) -> Outline:
         """The model that the run is given, before all edits."""
-        return self.edits[0][1] if self.edits else self.model
+        return self.edits[0].model if self.edits else self.model
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,14 +101,19 @@ def memory_needs(run_size: RunSize, held: int = 0) -> tuple[MemoryNeed, ...]:
 
 def _needs(run_size: RunSize, held: int) -> Iterator[MemoryNeed]:
     forwards = max(TORCH_BYTES + TRANSFORMERS_BYTES, held)
-    for name, _, edited in run_size.edits:
-        yield MemoryNeed(name, max(TORCH_BYTES, held) + edited)
+    if run_size.drawn is not None and own_share(run_size.drawn) > 0:
+        given = replace(run_size, model=run_size.given, spec=run_size.given.spec)
+        own = replace(given, calibration=run_size.drawn)
+        yield MemoryNeed(WRITING, forwards + _with_ids(run_size.drawn, _written(own)))
+    for edit in run_size.edits:
+        base = forwards if edit.runs_blocks else max(TORCH_BYTES, held)
+        yield MemoryNeed(edit.name, base + edit.bytes)
     if run_size.measured is not None:
         wide = partial_run(run_size, run_size.measured, torch.float32)
         worst = max(_calibrated(wide), _written(wide))
         yield MemoryNeed(MEASURING, forwards + _with_ids(run_size.measured, worst))
     if run_size.calibration is not None:
-        if own_share(run_size.calibration) > 0:
+        if own_share(run_size.calibration) > 0 and run_size.drawn is None:
             written = _with_ids(run_size.calibration, _written(run_size))
             yield MemoryNeed(WRITING, forwards + written)
         kept = min(KEPT_BYTES, _written(run_size))
@@ -175,12 +190,7 @@ def _calibrated(run_size: RunSize) -> int:
         + SOLVED_COPIES * 4 * sum(prod(x.shape) for x in of_block if x.shared_input == key)
         for key, k in inputs.items()
     ]
-    return weights + hessians + max(_live(spec, batch, width), *solves)
-
-
-def _live(spec: DecoderSpec, tokens: int, width: int) -> int:
-    """Of so many tokens inside a block."""
-    return tokens * width * (LIVE_WIDE * spec.intermediate + LIVE_HIDDEN * spec.hidden)
+    return weights + hessians + max(live_bytes(spec, batch, width), *solves)
 
 
 def _outside(run_size: RunSize) -> int:
@@ -259,7 +269,7 @@ def _block_by_block(run_size: RunSize, config: EvaluationConfig) -> int:
     batch = min(max(config.batch_tokens, window), max(tokens, 1))
     rows = min(chunk_rows(spec.vocab), max(tokens, 1))
     heads = LIVE_HEADS * 4 * spec.vocab * spec.hidden + LIVE_LOGITS * 4 * rows * spec.vocab
-    in_block = weights * width + _live(spec, batch, width)
+    in_block = weights * width + live_bytes(spec, batch, width)
     # The final states of the source wait while the result's pass through the blocks.
     return 2 * states + max(in_block, heads) + min(KEPT_BYTES, in_block, heads)
 

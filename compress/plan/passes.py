@@ -6,12 +6,17 @@ Each pass is planned on the outline that the pass before it will leave.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import torch
+
 from compress.checkpoint import ShardLayout
 from compress.checkpoint.outline import Outline, outline_from
 from compress.edits import EDITS
-from compress.plan.row_counts import ROWS_AT_ONCE
+from compress.edits.learned import Learned, learned_bytes
+from compress.plan.memory_needs import EditSize
+from compress.plan.row_counts import ROWS_AT_ONCE, rows_at_once
 from compress.recipe import EditStage, Recipe
 from compress.recipe.placing import placed
+from compress_calibration.config import CalibrationConfig
 
 ROUNDING = "quantize"  # name of the pass that rounds
 
@@ -22,7 +27,8 @@ class PassPlan:
 
     name: the pass in the journal and its folder in OUT.partial. stage: the edit; None for the pass
     that rounds. source, result: the model before and after the pass. layout: the weight files that
-    the pass writes. notes: those of the edit.
+    the pass writes. notes: those of the edit. kept: for each block of the result the index of the
+    block of `source` that it is made of. origin: the same of the model that the run was given.
     """
 
     name: str
@@ -31,6 +37,13 @@ class PassPlan:
     result: Outline
     layout: ShardLayout
     notes: tuple[str, ...] = ()
+    kept: tuple[int, ...] = ()
+    origin: tuple[int, ...] = ()
+
+    @property
+    def needs_data(self) -> bool:
+        """Whether the pass is that of an edit which looks at calibration data."""
+        return self.stage is not None and EDITS[self.stage.method].needs_data
 
     @property
     def label(self) -> str:
@@ -38,12 +51,20 @@ class PassPlan:
         return self.name if self.stage is None else self.stage.method
 
 
-def edit_bytes(planned: PassPlan) -> int:
-    """Most bytes of memory that the edit of a pass holds at a time."""
-    assert planned.stage is not None, "the pass is no edit"
-    largest = max(info.numel for info in planned.source.tensors.values())
-    edit = EDITS[planned.stage.method]
-    return edit.held(planned.source, planned.stage.config, min(largest, ROWS_AT_ONCE))
+def edit_size(planned: PassPlan, data: CalibrationConfig | None, dtype: torch.dtype) -> EditSize:
+    """What the pass of an edit takes. data: that the recipe calibrates on; dtype: of blocks."""
+    source, stage = planned.source, planned.stage
+    assert stage is not None, "the pass is no edit"
+    work = EDITS[stage.method].work
+    if isinstance(work, Learned):
+        assert data is not None, "the recipe parser asks for calibration where an edit needs it"
+        shape = (data.samples, data.length, 2 * source.spec.hidden)
+        rows = rows_at_once(shape, dtype, data.spill_bytes)
+        most = learned_bytes(source, dtype, rows * data.length)
+    else:
+        run = min(max(info.numel for info in source.tensors.values()), ROWS_AT_ONCE)
+        most = work.held(source, stage.config, run)
+    return EditSize(planned.label, source, most, planned.needs_data)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,9 +90,12 @@ def plan_edits(recipe: Recipe, source: Outline) -> Iterator[PassPlan]:
 
     CheckpointError, with the stage's place in the recipe, for a model that an edit cannot change.
     """
+    origin = tuple(range(len(source.spec.blocks)))
     for stage in recipe.edits:
         with placed(recipe, stage.label):
             draft = EDITS[stage.method].plan(source, stage.config)
             result, layout = outline_from(draft.config, draft.entries, recipe.output.shard_size)
-        yield PassPlan(f"stage.{stage.index}", stage, source, result, layout, draft.notes)
+        kept = tuple(range(len(origin))) if draft.blocks is None else draft.blocks
+        origin, name = tuple(origin[i] for i in kept), f"stage.{stage.index}"
+        yield PassPlan(name, stage, source, result, layout, draft.notes, kept, origin)
         source = result

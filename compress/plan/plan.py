@@ -32,7 +32,7 @@ from compress.plan.layers import (
 from compress.plan.lengths import cap_defaults
 from compress.plan.memory_needs import RunSize
 from compress.plan.output_format import check_config, check_experts, choose_format, notes
-from compress.plan.passes import ROUNDING, EditedModel, PassPlan, edit_bytes
+from compress.plan.passes import ROUNDING, EditedModel, PassPlan, edit_size
 from compress.plan.room import UNKNOWN, Room
 from compress.plan.unlisted import opened
 from compress.quant.scheme import ActivationScheme
@@ -79,12 +79,14 @@ class Plan:
     def asked(self) -> Recipe:
         """What makes two runs the same: with the schemes that a target chose, where that is known
         before any work."""
-        return self.given if self.edits and self.budget is not None else self.recipe
+        late = self.budget is not None or any(edit.is_open for edit in self.given.edits)
+        return self.given if self.edits and late else self.recipe
 
     @property
     def is_open(self) -> bool:
-        """Whether the choice of a target waits for a measurement."""
-        return self.budget is not None and self.budget.is_open
+        """Whether the choice of a target, or of an edit, waits for a measurement."""
+        edits = any(edit.is_open for edit in self.recipe.edits)
+        return edits or (self.budget is not None and self.budget.is_open)
 
     @property
     def kv_cache(self) -> ActivationScheme | None:
@@ -93,7 +95,13 @@ class Plan:
 
     @property
     def needs_calibration(self) -> bool:
+        """Whether the pass that rounds does."""
         return _calibrated(self.recipe)
+
+    @property
+    def looks_at_data(self) -> bool:
+        """Whether any pass reads calibration data."""
+        return self.needs_calibration or any(each.needs_data for each in self.passes)
 
     @property
     def bits_per_weight(self) -> float:
@@ -273,7 +281,8 @@ def _run_size(
         None if head is None else head.linear,
         recipe.evaluation,
         exports=bool(recipe.export),
-        edits=[(each.label, each.source, edit_bytes(each)) for each in passes if each.stage],
+        edits=[edit_size(each, recipe.calibration, dtype) for each in passes if each.stage],
+        drawn=recipe.calibration if any(each.needs_data for each in passes) else None,
     )
 
 

@@ -156,6 +156,14 @@ class Stage:
         return self.places.at(self.label if of_base else f"{self.label}.{key}")
 
 
+@runtime_checkable
+class MayBeOpen(Protocol):
+    """Options of an edit that is measured before it is known what it does."""
+
+    @property
+    def is_open(self) -> bool: ...
+
+
 @dataclass(frozen=True, slots=True)
 class EditStage:
     """A stage that changes the model itself; all of them come before those that round layers.
@@ -172,6 +180,11 @@ class EditStage:
     @property
     def label(self) -> str:
         return f"stages[{self.index}]"
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a measurement has yet to say what it does."""
+        return isinstance(self.config, MayBeOpen) and self.config.is_open
 
     def describe(self) -> str:
         """ "cast, dtype bf16"."""

@@ -9,17 +9,20 @@ from pathlib import Path
 
 from compress.checkpoint import Checkpoint, ShardWriter, disk
 from compress.errors import OutputError
+from compress.events import note
 from compress.formats import Weights, open_weights
 from compress.passes import journal as journals
 from compress.passes.context import PassContext
 from compress.passes.edit import WRITTEN, apply_edit, edit_units
 from compress.passes.journal import Journal, PassJournal
 from compress.passes.quantize import stream
+from compress.passes.structure.files import learned_units
 from compress.plan.passes import PassPlan
-from compress.report.schema import StageRecord
+from compress.report.schema import StageRecord, StockLoad
 from compress.runs import measuring
 from compress.runs.finish import finish_between, finish_result
-from compress.runs.output import require_space, space_warnings
+from compress.runs.output import PROOF, require_space, space_warnings
+from compress.runs.planning import replanned
 from compress.runs.session import Session
 from compress.runs.summary import layers_of
 
@@ -34,6 +37,7 @@ def carry_out(session: Session, journal: Journal) -> tuple[Session, list[StageRe
     stages: list[StageRecord] = []
     made: Checkpoint | None = None
     for index in range(len(session.plan.edits)):
+        session = _chosen(session, journal, index, made)
         stage, made = _edit(session, journal, index, made)
         stages.append(stage)
     if session.plan.budget is not None and session.plan.edits:
@@ -41,7 +45,31 @@ def carry_out(session: Session, journal: Journal) -> tuple[Session, list[StageRe
         stages += [] if measurement is None else [measurement]
     if session.plan.recipe.stages:
         stages.append(_rounding(session, journal, made))
-    return session, stages
+    return replace(session, loads=_loads(journal)), stages
+
+
+def _chosen(session: Session, journal: Journal, index: int, made: Checkpoint | None) -> Session:
+    """The session with what edit `index` will do, where that has to be measured first.
+
+    The journal has what was chosen, so a resumed run goes on with it.
+    """
+    plan = session.plan
+    stage = plan.recipe.edits[index]
+    if not stage.is_open:
+        return session
+    # Late: an edit by tensor never loads transformers.
+    from compress.passes.structure.choices import choose, chosen
+    from compress.passes.structure.tokens import Looking
+
+    part = journal.begin(plan.edits[index].name)
+    if journals.CHOSEN not in part.units:
+        model = _model(session, journal, index, made)
+        look = Looking(plan, model, part, session.progress, session.dtype, session.device)
+        choose(look, stage, session.weights, session.output.partial)
+    settled = replace(stage, config=chosen(stage.config, part.units[journals.CHOSEN]))
+    edits = tuple(settled if x.index == stage.index else x for x in plan.recipe.edits)
+    recipe = replace(plan.given, edits=edits)
+    return replace(session, plan=replanned(plan, recipe, session.dtype))
 
 
 def _edit(
@@ -62,19 +90,61 @@ def _edit(
     earlier = [x for unit in part.units.values() for x in unit.get(WRITTEN, ())]
     folder = session.output.partial if is_last else _folder(session, planned)
     writer = _writer(part, folder, planned)
-    if not {unit for unit, _, _ in edit_units(planned.source)} <= part.units.keys():
+    if not set(_units_of(planned)) <= part.units.keys():
         model = _model(session, journal, index, made)
-        apply_edit(_context(session, part, writer, model), planned)
+        _apply(session, _context(session, part, writer, model), planned)
     if is_last:
         finish_result(plan, writer, earlier, session.checkpoint)
         written = None
     else:
         finish_between(writer, earlier, planned.result.config, session.checkpoint)
         written = Checkpoint.open(folder).sealed()
+    _prove(session, part, folder, planned)
+    if written is not None:
         part.record(journals.WHOLE, {"sha256": written.sha256()})
     _remove_input(session, index)
     layers = layers_of(plan, {}) if is_last else ()
     return StageRecord(planned.label, **asdict(part.spent_so_far()), layers=layers), written
+
+
+def _prove(session: Session, part: PassJournal, folder: Path, planned: PassPlan) -> None:
+    """Have a fresh process load what the last edit that looks at data left, and record how."""
+    last = [each for each in session.plan.edits if each.needs_data][-1:]
+    if last != [planned] or journals.LOADS in part.units:
+        return
+    # Late: an edit by tensor never loads transformers.
+    from compress.proof.loads import prove_load
+
+    session.progress(note("prove", "a fresh process loads the model in plain transformers"))
+    weights = open_weights(Checkpoint.open(folder), planned.result.spec)
+    work = session.output.partial / PROOF
+    found = prove_load(weights, session.checkpoint.small, work)
+    part.record(journals.LOADS, asdict(found))
+
+
+def _loads(journal: Journal) -> StockLoad | None:
+    """What a fresh process found of what the edits left; None where it was not asked."""
+    found = [x.units[journals.LOADS] for x in journal.passes.values() if journals.LOADS in x.units]
+    return StockLoad(**{**found[-1], "detail": tuple(found[-1]["detail"])}) if found else None
+
+
+def _units_of(planned: PassPlan) -> list[str]:
+    """All units of the pass of an edit."""
+    if planned.needs_data:
+        return learned_units(planned)
+    return [unit for unit, _, _ in edit_units(planned.source)]
+
+
+def _apply(session: Session, work: PassContext, planned: PassPlan) -> None:
+    """Carry out what is left of the pass of an edit."""
+    if not planned.needs_data:
+        apply_edit(work, planned)
+        return
+    # Late: an edit by tensor never loads transformers.
+    from compress.passes.structure.change import LearnedPass
+    from compress.passes.structure.learned import apply_learned
+
+    apply_learned(LearnedPass(work, planned, session.weights, session.output.partial))
 
 
 def _rounding(session: Session, journal: Journal, made: Checkpoint | None) -> StageRecord:

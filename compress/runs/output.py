@@ -16,15 +16,19 @@ from compress.machine.memory import TOLERANCE
 from compress.passes import journal as journals
 from compress.passes import outliers
 from compress.passes.identity import marks, refuse_other_result
+from compress.passes.structure.files import STATES
 from compress.plan.memory_needs import evaluated_tokens
 from compress.plan.plan import Plan
 from compress.report.units import size, two_sizes
 from compress.runs.requirements import Check, requirement_checks
 
 CALIBRATION_FILE = "calibration.safetensors"
+PROOF = "loading"  # the folder of what a fresh process is asked
 # The run's own files inside OUT.partial, gone when it is published; stages' folders beside.
 WORKING = (
     *("journal.json", CALIBRATION_FILE, "hidden.0", "hidden.1", "evaluation"),
+    *STATES,
+    PROOF,
     outliers.WORKING,
 )
 
@@ -160,11 +164,14 @@ def _between_bytes(plan: Plan, whole: Collection[str]) -> int:
 
 
 def _passing_bytes(plan: Plan, dtype: torch.dtype) -> int:
-    """Hidden states of the calibration set in the two files that take turns."""
+    """Hidden states of the calibration set in files that take turns: two of each chain."""
     config = plan.recipe.calibration
-    if not plan.needs_calibration or config is None:
+    if config is None:
         return 0
-    return 2 * config.samples * config.length * plan.spec.hidden * dtype.itemsize
+    widths = [plan.spec.hidden] if plan.needs_calibration else []
+    hidden = plan.source.spec.hidden
+    widths += [hidden + x.result.spec.hidden for x in plan.passes if x.needs_data]
+    return 2 * config.samples * config.length * max(widths, default=0) * dtype.itemsize
 
 
 def evaluation_bytes(plan: Plan) -> int:

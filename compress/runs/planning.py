@@ -12,7 +12,7 @@ from compress.machine.environment import check_device, compute_dtype
 from compress.plan import sensitivity_cache
 from compress.plan.budget import BudgetUnit, Sensitivities, budget_units, with_choice
 from compress.plan.lengths import cap_defaults
-from compress.plan.passes import EditedModel
+from compress.plan.passes import EditedModel, edited
 from compress.plan.plan import Plan, build_plan
 from compress.plan.room import Room, find_room, fitting_needs, left_out, memory_warnings
 from compress.plan.sensitivity_cache import Measurement
@@ -107,6 +107,18 @@ def plan_with_choice(
         measured = replace(plan.run_size, measured=measured_on(recipe, plan.rounded))
         plan = replace(plan, run_size=measured)
     return replace(plan, given=recipe, budget=budget, warnings=(*plan.warnings, *budget.notes))
+
+
+def replanned(plan: Plan, recipe: Recipe, compute: torch.dtype) -> Plan:
+    """The plan with what a measurement has said of an edit.
+
+    recipe: as it was given, with that. The plan goes on knowing the recipe that was given.
+    """
+    model = edited(recipe, plan.source)
+    units = budget_units(recipe, model.rounded)
+    made = plan_with_choice(recipe, units, None, model, compute) if units else None
+    made = made or build_plan(recipe, model, dtype=compute)
+    return replace(in_room(made, plan.room), given=plan.given)
 
 
 def measured_on(recipe: Recipe, model: Outline) -> CalibrationConfig:

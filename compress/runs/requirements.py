@@ -63,7 +63,7 @@ def requirement_checks(
 ) -> Iterator[Check]:
     """What `check_requirements` looks at, each by itself."""
     recipe, evaluation = plan.recipe, plan.recipe.evaluation
-    calibration = recipe.calibration if plan.needs_calibration else None
+    calibration = recipe.calibration if plan.looks_at_data else None
     yield from _lengths(plan, calibration)
     sources = list(_sources(calibration, evaluation))
     for key, source in sources:

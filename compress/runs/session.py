@@ -9,7 +9,7 @@ from compress.checkpoint import Checkpoint, Output
 from compress.events import Progress
 from compress.formats import Weights
 from compress.plan.plan import Plan
-from compress.report.schema import StageRecord
+from compress.report.schema import StageRecord, StockLoad
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -17,6 +17,7 @@ class Session:
     """What the run reads, where it writes and how. sha256: of the source; dtype: of the blocks.
 
     measuring: the time that sensitivities took, where they were not known before.
+    loads: how plain transformers loads what the edits left; None before it was asked.
     side_files: name -> sha256 of what goes along with the weights.
     """
 
@@ -30,3 +31,4 @@ class Session:
     side_files: Mapping[str, str]
     progress: Progress
     measuring: StageRecord | None = None
+    loads: StockLoad | None = None

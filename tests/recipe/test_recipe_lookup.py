@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from compress.edits import EDITS
 from compress.edits.cast import CastConfig
 from compress.errors import RecipeError
 from compress.recipe import EditStage, Recipe, builtin_names, load
@@ -91,7 +92,7 @@ def test_a_recipe_object_is_checked_and_takes_no_overrides() -> None:
     [
         (["cast"], "stages: is ['cast']; edits take a tuple of EditStage"),
         (("cast",), "stages: is ('cast',); edits take a tuple of EditStage"),
-        ((EditStage("prune", None),), "stages[0].method: is 'prune'; allowed: cast, untie"),
+        ((EditStage("cut", None),), f"stages[0].method: is 'cut'; allowed: {', '.join(EDITS)}"),
         ((EditStage("cast", None),), "stages[0]: config is None; cast takes CastConfig"),
     ],
 )

@@ -7,10 +7,10 @@ from types import MappingProxyType
 from torch import Tensor
 
 from compress.edits.select import activation, contribution, fluctuation, magnitude, obs, taylor
+from compress.edits.select.evidence import Evidence, Want
 from compress.edits.select.groups import Groups
-from compress.edits.select.seen import Seen, Want
 
-Choose = Callable[[Seen, Groups, int], Tensor]
+Choose = Callable[[Evidence, Groups, int], Tensor]
 
 
 @dataclass(frozen=True, slots=True)

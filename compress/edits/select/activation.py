@@ -10,18 +10,18 @@ a sequence. A head's score is the l2 norm of those of its channels, as in NVIDIA
 
 from torch import Tensor
 
+from compress.edits.select.evidence import Evidence
 from compress.edits.select.groups import Groups
-from compress.edits.select.seen import Seen
 from compress_calibration.sequences import Aggregate
 
 
-def scores(seen: Seen, groups: Groups, *, batch: Aggregate = "l2") -> Tensor:
+def scores(seen: Evidence, groups: Groups, *, batch: Aggregate = "l2") -> Tensor:
     """fp64 [groups]. batch: aggregate over sequences; that over a sequence is the accumulator's."""
     assert seen.sequences is not None, "activation looks at sequences"
     channels = seen.sequences.aggregate(batch)
     return groups.rows(channels).square().sum(dim=1).sqrt()
 
 
-def choose(seen: Seen, groups: Groups, keep: int) -> Tensor:
+def choose(seen: Evidence, groups: Groups, keep: int) -> Tensor:
     """The groups with the highest scores."""
     return groups.highest(scores(seen, groups), keep)

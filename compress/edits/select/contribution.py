@@ -8,11 +8,11 @@ Wanda (Sun et al. 2023, https://arxiv.org/abs/2306.11695) summed over a column.
 import torch
 from torch import Tensor
 
+from compress.edits.select.evidence import Evidence
 from compress.edits.select.groups import Groups
-from compress.edits.select.seen import Seen
 
 
-def scores(seen: Seen, groups: Groups) -> Tensor:
+def scores(seen: Evidence, groups: Groups) -> Tensor:
     """fp64 [groups]."""
     assert seen.moments is not None, "contribution looks at moments"
     grams = groups.blocks(seen.moments.gram).double()  # [groups, width, width]
@@ -20,6 +20,6 @@ def scores(seen: Seen, groups: Groups) -> Tensor:
     return torch.einsum("gni,gij,gnj->g", weights, grams, weights).clamp(min=0).sqrt()
 
 
-def choose(seen: Seen, groups: Groups, keep: int) -> Tensor:
+def choose(seen: Evidence, groups: Groups, keep: int) -> Tensor:
     """The groups with the highest scores."""
     return groups.highest(scores(seen, groups), keep)

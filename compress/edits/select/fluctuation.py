@@ -10,11 +10,11 @@ of a linear that has one. FLAP also shares a cut out among layers, which here al
 
 from torch import Tensor
 
+from compress.edits.select.evidence import Evidence
 from compress.edits.select.groups import Groups
-from compress.edits.select.seen import Seen
 
 
-def scores(seen: Seen, groups: Groups) -> Tensor:
+def scores(seen: Evidence, groups: Groups) -> Tensor:
     """fp64 [groups]."""
     assert seen.moments is not None, "fluctuation looks at moments"
     tokens = max(1, seen.moments.tokens)
@@ -23,6 +23,6 @@ def scores(seen: Seen, groups: Groups) -> Tensor:
     return groups.rows(variance * seen.weight.double().square().sum(dim=0)).sum(dim=1)
 
 
-def choose(seen: Seen, groups: Groups, keep: int) -> Tensor:
+def choose(seen: Evidence, groups: Groups, keep: int) -> Tensor:
     """The groups with the highest scores."""
     return groups.highest(scores(seen, groups), keep)

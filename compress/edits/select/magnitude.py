@@ -8,11 +8,11 @@ rows that make it. The score of a group is their l2 norm.
 
 from torch import Tensor
 
+from compress.edits.select.evidence import Evidence
 from compress.edits.select.groups import Groups
-from compress.edits.select.seen import Seen
 
 
-def scores(seen: Seen, groups: Groups) -> Tensor:
+def scores(seen: Evidence, groups: Groups) -> Tensor:
     """fp64 [groups]."""
     channels = seen.weight.double().square().sum(dim=0)
     for producer in seen.producers:
@@ -20,6 +20,6 @@ def scores(seen: Seen, groups: Groups) -> Tensor:
     return groups.rows(channels).sum(dim=1).sqrt()
 
 
-def choose(seen: Seen, groups: Groups, keep: int) -> Tensor:
+def choose(seen: Evidence, groups: Groups, keep: int) -> Tensor:
     """The groups with the highest scores."""
     return groups.highest(scores(seen, groups), keep)

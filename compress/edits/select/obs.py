@@ -29,8 +29,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from compress.edits.select.evidence import Evidence
 from compress.edits.select.groups import ALONE, Groups
-from compress.edits.select.seen import Seen
 from compress.errors import DataError
 
 BLOCK = 128  # columns that are removed between two updates of whole matrices
@@ -71,7 +71,7 @@ class _Downdated:
     filled: int = 0
 
 
-def choose(seen: Seen, groups: Groups, keep: int) -> Tensor:
+def choose(seen: Evidence, groups: Groups, keep: int) -> Tensor:
     """The groups that stay, of a linear of least squared error."""
     assert seen.moments is not None, "obs looks at moments"
     return select(seen.moments.gram, seen.weight, keep, groups)

@@ -14,13 +14,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from compress.edits.select.evidence import Evidence
 from compress.edits.select.groups import Groups
-from compress.edits.select.seen import Seen
 
 Unit = Literal["vector", "weight"]
 
 
-def scores(seen: Seen, groups: Groups, *, of: Unit = "vector") -> Tensor:
+def scores(seen: Evidence, groups: Groups, *, of: Unit = "vector") -> Tensor:
     """fp64 [groups]."""
     weights = (seen.weight.T, *seen.producers)
     assert len(seen.gradients) == len(weights), "taylor looks at a gradient of every weight"
@@ -32,6 +32,6 @@ def scores(seen: Seen, groups: Groups, *, of: Unit = "vector") -> Tensor:
     return groups.rows(channels).sum(dim=1)
 
 
-def choose(seen: Seen, groups: Groups, keep: int) -> Tensor:
+def choose(seen: Evidence, groups: Groups, keep: int) -> Tensor:
     """The groups with the highest scores."""
     return groups.highest(scores(seen, groups), keep)

@@ -46,7 +46,8 @@ def calibrate(work: PassContext, folder: Path) -> None:
     skeleton = Skeleton(work.checkpoint.config, spec, dtype=work.dtype, device=work.device)
     if CALIBRATION not in work.journal.units:
         began = time.perf_counter()
-        draw = partial(calibration_tokens.prepare, config, work.weights, skeleton, folder)
+        places = (lambda: skeleton, folder, work.journal.journal)
+        draw = partial(calibration_tokens.of_run, config, work.weights, *places)
         record_unit(work, CALIBRATION, decided(work.ranks, partial(draw, work.progress)))
         work.progress(Event("calibrate", "all tokens drawn", 1, 1, time.perf_counter() - began))
     ids, mask = calibration_tokens.reload(folder, work.journal.units[CALIBRATION]["sha256"])

@@ -121,15 +121,21 @@ def check(recipe: Recipe) -> None:
             f"{recipe.at('calibration')}: no stage looks at calibration data; take it out"
         )
     _check_held_out(recipe)
+    _check_rows(recipe)
     if recipe.export:
         check_exports(recipe)
 
 
 def _needing_data(recipe: Recipe) -> list[str]:
     """Every place that asks for calibration data, as the front of a message."""
+    from compress.edits import EDITS
     from compress.methods import METHODS
 
-    places = []
+    places = [
+        f"{edit.at('method')}: {edit.method!r}"
+        for edit in recipe.edits
+        if EDITS[edit.method].needs_data
+    ]
     for stage in recipe.stages:
         if stage.target is not None:
             places.append(f"{stage.at('target')}: measuring what each layer loses")
@@ -187,6 +193,19 @@ def _check_held_out(recipe: Recipe) -> None:
                 f"{recipe.at(f'evaluation.texts[{i}].seed')}: is {text.seed}, the seed of the"
                 " calibration's self-generated text; give another, so that it is held out"
             )
+
+
+def _check_rows(recipe: Recipe) -> None:
+    """An edit that looks at data holds rows out of what it fits by."""
+    from compress.edits import EDITS
+
+    calibration = recipe.calibration
+    edit = next((x for x in recipe.edits if EDITS[x.method].needs_data), None)
+    if edit is not None and calibration is not None and calibration.samples < 2:
+        raise RecipeError(
+            f"{recipe.at('calibration.samples')}: is {calibration.samples}; {edit.method} holds a"
+            " row out of what it fits by, so give it 2 or more"
+        )
 
 
 def _read_name(root: Node, keys: Mapping[str, Node]) -> str:

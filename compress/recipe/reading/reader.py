@@ -1,8 +1,8 @@
 """From a tree to dataclasses, driven by their type hints: one reader for every part of a recipe.
 
 A field without a default is required; its annotation says what it takes: bool, int, float, str,
-Literal, tuple[X, ...], another dataclass, or a union of these with None. A new method's options
-need no code here.
+Literal, tuple[X, ...], another dataclass, or a union of these with None; int | float is a whole
+number where it has no point. A new method's options need no code here.
 """
 
 import difflib
@@ -162,6 +162,9 @@ def _read_union(kinds: tuple[Any, ...], node: Node) -> Any:
     others = [kind for kind in kinds if get_origin(kind) is not tuple]
     wants_list = isinstance(node.content, tuple)
     chosen = lists if lists and (wants_list or not others) else others
+    if chosen == [int, float]:  # a count or a share: the point tells
+        whole = isinstance(node.content, Scalar) and _INT.fullmatch(node.content.text)
+        chosen = [int if whole else float]
     assert len(chosen) == 1, f"ambiguous annotation {kinds}"
     return read(chosen[0], node)
 

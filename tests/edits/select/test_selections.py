@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from compress.edits.select import SELECTIONS, activation, contribution, fluctuation, taylor
+from compress.edits.select.evidence import Evidence
 from compress.edits.select.groups import Groups
-from compress.edits.select.seen import Seen
 from compress_calibration.moments import MomentsAccumulator
 from compress_calibration.sequences import SequenceAccumulator
 
@@ -31,7 +31,7 @@ def seen(x=X):
     sequences = SequenceAccumulator.create("down", K)
     sequences.add(x)
     gradients = tuple(normal(*w.shape, seed=4 + i) for i, w in enumerate((weight, *producers)))
-    return Seen(weight, producers, moments.moments(), sequences, gradients)
+    return Evidence(weight, producers, moments.moments(), sequences, gradients)
 
 
 @pytest.mark.parametrize("groups", SHAPES, ids=str)

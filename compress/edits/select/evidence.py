@@ -12,7 +12,7 @@ Want = Literal["moments", "sequences", "gradients"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Seen:
+class Evidence:
     """A linear whose K input channels are to be cut, and what was seen of them.
 
     weight: [N, K], of the linear that reads the channels (`down`, `o`). producers: weights [K, *]

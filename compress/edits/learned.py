@@ -1,0 +1,140 @@
+"""What an edit is that looks at data: it changes a block site by site, as it is seen to work.
+
+A site is what a block writes to its residual stream with: the output of attention, or of the MLP.
+The pass shows each site what it reads in the edited model and what it should give, and puts what
+the edit makes of it in place before it looks at the next. So a site mends what was lost before it.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from math import prod
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from compress.arch.resize.cut import Kept
+from compress.arch.spec import BlockSpec, LinearSpec
+from compress.blocks.live import live_bytes
+from compress.checkpoint.outline import Outline
+from compress.edits.repair.ridge import Affine
+from compress_calibration.moments import Moments
+from compress_calibration.sequences import SequenceAccumulator
+
+Options = TypeVar("Options", contravariant=True)
+WRITERS = ("o", "down")  # roles of what writes to the residual stream
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Linears that are looked at together and changed one by one.
+
+    own: each shall give what it gave itself before the change; else what brings the edited residual
+    stream to the source's. Linears of several experts are their own, as no stream is one's alone.
+    sequences: whether their inputs are also summed sequence by sequence.
+    """
+
+    linears: tuple[LinearSpec, ...]
+    own: bool = False
+    sequences: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SiteMoments:
+    """What a linear reads in the edited block (x, [tokens, K]) and what it lacks: what it should
+    give beside what it gives now (y, [tokens, N]). Over the rows to fit by, and those held out.
+
+    sequences: sums of x by sequence, where the site asks for them. producers: weights [K, *] in the
+    edited block whose row c makes channel c of x, as far as they lie row by row.
+    """
+
+    fit: Moments
+    held: Moments
+    sequences: SequenceAccumulator | None = None
+    producers: tuple[Tensor, ...] = ()
+
+
+class Fact(NamedTuple):
+    """A line of the report about a linear.
+
+    kept, of: input columns, heads or channels that stay, and that there were. penalty: of the fit.
+    before, after: share of the energy of what it should give that it misses on held-out rows,
+    without and with the repair; None without repair. note: why it was not repaired.
+    """
+
+    linear: str
+    kept: int
+    of: int
+    penalty: float | None = None
+    before: float | None = None
+    after: float | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LinearChange:
+    """What a linear becomes. now: with zeros in columns that go. kept: what that says of the block;
+    of experts `ffn` has an entry for this one alone."""
+
+    linear: LinearSpec
+    now: Affine
+    kept: Kept
+    fact: Fact
+
+
+class FindSites(Protocol[Options]):
+    """The sites of a block, in the order it computes them; none where nothing is to be done."""
+
+    def __call__(self, block: BlockSpec, config: Options) -> Iterator[Site]: ...
+
+
+class ChangeLinear(Protocol[Options]):
+    """What a linear of a site becomes. block: that it lies in. now: what it is; seen: on data."""
+
+    def __call__(
+        self, block: BlockSpec, linear: LinearSpec, now: Affine, seen: SiteMoments, config: Options
+    ) -> LinearChange: ...
+
+
+class Neutral(Protocol[Options]):
+    """The same options at zero compression: the edit must then change nothing."""
+
+    def __call__(self, config: Options) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """The functions of an edit that looks at data."""
+
+    sites: FindSites[Any]
+    change: ChangeLinear[Any]
+    neutral: Neutral[Any]
+
+
+def joined(parts: Sequence[Kept]) -> Kept:
+    """What all changes of a block say together; channels of experts in the order of these."""
+    found: dict[str, Any] = {}
+    for part in parts:
+        for item in fields(part):
+            value = getattr(part, item.name)
+            if value is None:
+                continue
+            assert item.name == "ffn" or item.name not in found, f"{item.name} is cut twice"
+            found[item.name] = found.get(item.name, ()) + value if item.name == "ffn" else value
+    return Kept(**found)
+
+
+# Copies of a K x K matrix in fp32 while a linear is chosen from and refitted.
+SOLVE_COPIES = 8
+
+
+def learned_bytes(source: Outline, dtype: torch.dtype, tokens: int) -> int:
+    """Most bytes that a pass works with: two blocks with a batch of `tokens` tokens in each, and
+    the moments of a site; then one block and the solve of its widest linear."""
+    block = max(source.spec.blocks, key=lambda x: sum(prod(y.shape) for y in x.linears))
+    weights = sum(prod(x.shape) for x in block.linears) * dtype.itemsize
+    live = live_bytes(source.spec, tokens, dtype.itemsize)
+    writers = [x.shape for x in block.linears if x.role in WRITERS]
+    seen = 2 * 4 * max((k * k + n * k for n, k in writers), default=0)
+    solving = SOLVE_COPIES * 4 * max((k * k for _, k in writers), default=0)
+    return max(2 * (weights + live) + seen, weights + seen + solving)

@@ -1,0 +1,170 @@
+"""prune_width: fewer heads, FFN channels and experts in every block, the same number in each.
+
+Which ones go is chosen block by block by what they give (`select`), and what is left is refitted
+(`repair`). Both see the linears that write to the residual stream: `o`, whose columns are heads,
+and `down`, whose columns are channels. With `repair: drift` these are refitted by least squares to
+what brings the edited model's residual stream back to the source's, so each of them also mends what
+all before it lost.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from compress.arch.resize.config import resized
+from compress.arch.resize.cut import Kept
+from compress.arch.resize.entries import entries
+from compress.arch.resize.shape import Shape
+from compress.arch.sizes import BlockSizes
+from compress.arch.spec import BlockSpec, LinearSpec
+from compress.checkpoint.outline import Outline
+from compress.edits.counts import Amount, check_amount, counted_of
+from compress.edits.edit import Edited
+from compress.edits.learned import LinearChange, Site, SiteMoments
+from compress.edits.repair.ridge import Affine, refit
+from compress.edits.select import SELECTIONS, magnitude
+from compress.edits.select.evidence import Evidence
+from compress.edits.select.groups import ALONE, Groups
+from compress.edits.writers import Repair, check_roles, refitted, wanted, writer_sites
+from compress.errors import RecipeError
+
+Select = Literal["obs", "activation", "contribution", "fluctuation", "magnitude"]
+AXES = ("ffn", "heads", "kv_heads")
+
+
+@dataclass(frozen=True, slots=True)
+class PruneWidthConfig:
+    """What stays: with a point a share of the source's, without one a count.
+
+    ffn: channels of the MLP, in a mixture of each expert. heads: query heads, spread evenly over
+    the groups that share keys and values. kv_heads: such groups, with their query heads.
+    multiple_of: what shares are rounded down to a multiple of.
+    select: by what is chosen. repair: what is refitted.
+    """
+
+    ffn: Amount | None = None
+    heads: Amount | None = None
+    kv_heads: Amount | None = None
+    multiple_of: int = 1
+    select: Select = "obs"
+    repair: Repair = "drift"
+
+    def __post_init__(self) -> None:
+        for name in AXES:
+            check_amount(name, getattr(self, name))
+        if self.multiple_of < 1:
+            raise RecipeError(f"multiple_of is {self.multiple_of}; it is 1 or more")
+        if self.ffn is None and self.heads is None and self.kv_heads is None:
+            raise RecipeError("ffn, heads and kv_heads are missing; name one that is to be cut")
+
+
+def shape_of(sizes: BlockSizes, config: PruneWidthConfig) -> Shape:
+    """The counts that stay of a block with these sizes; RecipeError for what it does not have."""
+    channels = sizes.intermediate if sizes.dense else sizes.expert
+    kv_heads = _counted("kv_heads", config, sizes.kv_heads)
+    heads = _counted("heads", config, sizes.heads)
+    if heads is None and kv_heads is not None:
+        heads = sizes.heads // sizes.kv_heads * kv_heads
+    return Shape(ffn=_counted("ffn", config, channels), heads=heads, kv_heads=kv_heads)
+
+
+def _counted(name: str, config: PruneWidthConfig, there: int) -> int | None:
+    amount = getattr(config, name)
+    return None if amount is None else counted_of(name, amount, there, config.multiple_of)
+
+
+def plan(source: Outline, config: PruneWidthConfig) -> Edited:
+    """The same tensors with fewer rows and columns.
+
+    CheckpointError for sizes that transformers' class does not take, and for a decoder in no table.
+    """
+    check_roles(source.spec)
+    shape = shape_of(source.spec.blocks[0].sizes, config)
+    made = resized(source.config, source.spec, shape)
+    return Edited(made.config, entries(source.spec, source.entries, shape), made.notes)
+
+
+def sites(block: BlockSpec, config: PruneWidthConfig) -> Iterator[Site]:
+    """What writes to the residual stream, where it is cut or refitted."""
+    heads = config.heads is not None or config.kv_heads is not None
+    cut = (("o",) if heads else ()) + (("down",) if config.ffn is not None else ())
+    sequences = "sequences" in SELECTIONS[config.select].wants
+    yield from writer_sites(block, cut, config.repair, sequences=sequences)
+
+
+def change(
+    block: BlockSpec, linear: LinearSpec, now: Affine, seen: SiteMoments, config: PruneWidthConfig
+) -> LinearChange:
+    """Choose what stays of the linear's columns, and refit it to what it should give."""
+    whole, shape = wanted(now, seen), shape_of(block.sizes, config)
+    if linear.role == "down":
+        channels = _channels(now, whole, shape, config)
+        made = refitted(linear, now, whole, channels, config.repair)
+        kept = Kept() if channels is None else Kept(ffn=(channels,))
+        return LinearChange(linear, made.now, kept, made.fact)
+    heads, kept = _heads(block.sizes, now, whole, shape, config)
+    columns = None if heads is None else Groups(block.sizes.value_width).columns(heads)
+    made = refitted(linear, now, whole, columns, config.repair)
+    return LinearChange(linear, made.now, kept, made.fact)
+
+
+def _channels(
+    now: Affine, whole: SiteMoments, shape: Shape, config: PruneWidthConfig
+) -> Tensor | None:
+    """Channels that stay; None for all, where they are not cut."""
+    return None if shape.ffn is None else _select(now, whole, shape.ffn, ALONE, config)
+
+
+def _heads(
+    sizes: BlockSizes, now: Affine, whole: SiteMoments, shape: Shape, config: PruneWidthConfig
+) -> tuple[Tensor | None, Kept]:
+    """Query heads that stay, None for all, and what that says of the block.
+
+    Whole groups go first, then heads within each group that is left.
+    """
+    if shape.heads is None:
+        return None, Kept()
+    width, group = sizes.value_width, sizes.heads // sizes.kv_heads
+    heads, groups, kept = torch.arange(sizes.heads), sizes.kv_heads, Kept()
+    if shape.kv_heads is not None or group == 1:
+        groups = shape.kv_heads or shape.heads
+        left = _select(now, whole, groups, Groups(width * group), config)
+        heads, kept = Groups(group).columns(left), Kept(kv_heads=left)
+    if shape.heads < len(heads):
+        few = Groups(width).columns(heads)
+        inner = _of(whole, few)
+        within = Affine(now.weight[:, few], now.bias)
+        heads = heads[_select(within, inner, shape.heads, Groups(width, groups), config)]
+    return heads, replace(kept, heads=heads)
+
+
+def _of(whole: SiteMoments, columns: Tensor) -> SiteMoments:
+    """What was seen of some columns."""
+    sequences = whole.sequences
+    if sequences is not None:
+        some = (sequences.total[columns], sequences.square[columns])
+        sequences = replace(sequences, total=some[0], square=some[1])
+    producers = tuple(weight[columns] for weight in whole.producers)
+    return SiteMoments(whole.fit.of(columns), whole.held.of(columns), sequences, producers)
+
+
+def _select(
+    now: Affine, whole: SiteMoments, keep: int, groups: Groups, config: PruneWidthConfig
+) -> Tensor:
+    """Groups of columns that stay, chosen by what the linear of least error would give."""
+    moments, repaired = whole.fit + whole.held, config.repair != "none"
+    if not whole.fit.tokens or not whole.held.tokens:
+        # An expert that hardly a token was sent to: its weights alone say something.
+        return magnitude.choose(Evidence(now.weight, whole.producers), groups, keep)
+    best = refit(whole.fit, whole.held, now).linear if repaired else now
+    seen = Evidence(best.weight, whole.producers, moments, whole.sequences)
+    return SELECTIONS[config.select].choose(seen, groups, keep)
+
+
+def neutral(config: PruneWidthConfig) -> PruneWidthConfig:
+    """All that is named stays whole."""
+    whole: dict[str, Any] = {x: 1.0 for x in AXES if getattr(config, x) is not None}
+    return replace(config, **whole)

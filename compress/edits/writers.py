@@ -1,0 +1,91 @@
+"""Which linears of a block an edit looks at, and how each is refitted.
+
+A block writes to the residual stream with attention's output and with the MLP's. With `repair:
+drift` they are refitted to what brings the edited stream to the source's, so each also mends what
+all before it lost; with `output` to what they gave themselves before the cut; with `none` not.
+"""
+
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from compress.arch.families.table import FAMILIES
+from compress.arch.spec import BlockSpec, DecoderSpec, LinearSpec
+from compress.edits.learned import Fact, Site, SiteMoments
+from compress.edits.repair.ridge import Affine, refit, remainder
+from compress.errors import CheckpointError
+
+Repair = Literal["drift", "output", "none"]
+UNSEEN = "too few tokens reached the expert to repair it"
+WRITERS = ("o", "down")  # roles of what writes to the residual stream
+
+
+def writer_sites(
+    block: BlockSpec, cut: Collection[str], repair: Repair, *, sequences: bool = False
+) -> Iterator[Site]:
+    """Attention's output, then the MLP's, as far as something becomes of them.
+
+    cut: roles that lose columns. sequences: see `Site`. Experts are all looked at together, each
+    held to itself: no residual stream is one expert's alone.
+    """
+    for role in WRITERS:
+        linears = tuple(x for x in block.linears if x.role == role)
+        routed = any(x.expert is not None for x in linears)
+        if role in cut or (repair == "drift" and not routed):
+            yield Site(linears, own=repair != "drift" or routed, sequences=sequences)
+
+
+def wanted(now: Affine, seen: SiteMoments) -> SiteMoments:
+    """Moments of all that a linear should give, from those of what it lacks."""
+    bias = None if now.bias is None else -now.bias.double()
+    negative = Affine(-now.weight.double(), bias)  # what lacks beside 0 and what it gives
+    return replace(seen, fit=remainder(seen.fit, negative), held=remainder(seen.held, negative))
+
+
+class Rewritten(NamedTuple):
+    """now: the linear with zeros in columns that went. fact: the report's line."""
+
+    now: Affine
+    fact: Fact
+
+
+def refitted(
+    linear: LinearSpec, now: Affine, whole: SiteMoments, columns: Tensor | None, repair: Repair
+) -> Rewritten:
+    """The linear without the columns that go.
+
+    whole: as `wanted` gives it. columns: int64, ascending, those that stay; None for all.
+    """
+    kept, there = linear.shape[1] if columns is None else len(columns), linear.shape[1]
+    if repair == "none":
+        return Rewritten(_spread(now.weight, columns, now), Fact(linear.name, kept, there))
+    if not whole.fit.tokens or not whole.held.tokens:
+        fact = Fact(linear.name, kept, there, note=UNSEEN)
+        return Rewritten(_spread(now.weight, columns, now), fact)
+    made = refit(whole.fit, whole.held, now, kept=columns)
+    weight = torch.zeros_like(now.weight, dtype=torch.float32)
+    weight[:, slice(None) if columns is None else columns] = made.linear.weight
+    energy = float(whole.held.energy.sum())
+    before, after = (x / energy if energy > 0 else 0.0 for x in (made.before, made.after))
+    fact = Fact(linear.name, kept, there, made.penalty, before, after)
+    return Rewritten(Affine(weight, made.linear.bias), fact)
+
+
+def _spread(weight: Tensor, columns: Tensor | None, now: Affine) -> Affine:
+    if columns is None:
+        return now
+    only = torch.zeros_like(weight)
+    only[:, columns] = weight[:, columns]
+    return Affine(only, now.bias)
+
+
+def check_roles(spec: DecoderSpec) -> None:
+    """CheckpointError for a decoder whose linears nobody knows the roles of."""
+    if spec.family not in FAMILIES:
+        raise CheckpointError(
+            f"{spec.model_type!r} is in no table of architectures, so nobody knows which of its"
+            f" linears write to the residual stream; known are {', '.join(FAMILIES)}"
+        )

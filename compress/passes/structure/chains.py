@@ -1,0 +1,91 @@
+"""Two chains over the calibration rows: the recipe's source, and the model as it is edited.
+
+Each has two files of hidden states that take turns, so a run that dies inside a block finds what
+enters it as it was.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from compress.blocks.skeleton import Skeleton
+from compress.blocks.states import HiddenStates
+from compress.blocks.walk import Chain, TokenBatch, token_batches
+from compress.formats import Weights
+from compress.passes.context import PassContext
+from compress.passes.structure.files import EDITED, SOURCE, states_path
+from compress.passes.structure.tokens import skeleton_of
+from compress.plan.passes import PassPlan
+from compress.plan.row_counts import rows_at_once
+
+HELD_OUT = 8  # one row of so many, and at least one, is held out of every fit
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Chains:
+    """source: of the recipe. edited: the model that the pass reads, with the states of the model
+    that it leaves. held: the first batch whose rows are held out of every fit; so are all later.
+
+    origin: for each block that the pass leaves, the index of the source's block it stands for;
+    then the number of the source's blocks. A block also stands for those between it and the next.
+    """
+
+    source: Chain
+    edited: Chain
+    result: Skeleton
+    held: int
+    origin: tuple[int, ...]
+
+    @property
+    def batches(self) -> Sequence[TokenBatch]:
+        return self.edited.batches
+
+    def flush(self, turn: int) -> None:
+        """Make the states that enter block `turn` survive a power cut."""
+        for chain in (self.source, self.edited):
+            chain.entering(turn).flush()
+
+
+def open_chains(
+    work: PassContext,
+    planned: PassPlan,
+    source: Weights,
+    tokens: tuple[Tensor, Tensor | None],
+    folder: Path,
+) -> Chains:
+    """The chains over those tokens, with their files in `folder`; nothing is written yet."""
+    config = work.plan.recipe.calibration
+    assert config is not None, "the recipe parser asks for calibration where an edit needs it"
+    ids, mask = tokens
+    hidden = source.spec.hidden
+    rows = rows_at_once((*ids.shape, 2 * hidden), torch.float32, config.spill_bytes)
+    batches, held = _batches(ids, mask, min(rows, max(1, len(ids) // work.ranks.size)))
+    share = batches[work.ranks.rank :: work.ranks.size]
+
+    def chain(name: str, weights: Weights, width: int) -> Chain:
+        shapes = [(*batch.ids.shape, width) for batch in batches]
+        states = tuple(
+            HiddenStates(states_path(folder, name, turn), shapes, work.dtype) for turn in (0, 1)
+        )
+        return Chain(skeleton_of(work, weights), weights, share, states)
+
+    result = planned.result
+    skeleton = Skeleton(result.config, result.spec, dtype=work.dtype, device=work.device)
+    edited = chain(EDITED, work.weights, result.spec.hidden)
+    same = source.checkpoint.path == work.weights.checkpoint.path
+    begun = chain(SOURCE, source, hidden)
+    begun = replace(begun, skeleton=edited.skeleton) if same else begun
+    count = len(source.spec.blocks)
+    return Chains(begun, edited, skeleton, held, (*planned.origin, count))
+
+
+def _batches(ids: Tensor, mask: Tensor | None, rows: int) -> tuple[tuple[TokenBatch, ...], int]:
+    """Batches of at most `rows` rows, and the number of those that hold nothing held out."""
+    first = len(ids) - max(1, len(ids) // HELD_OUT)
+    masks = (None, None) if mask is None else (mask[:first], mask[first:])
+    fit = token_batches(ids[:first], masks[0], rows)
+    held = token_batches(ids[first:], masks[1], rows)
+    return (*fit, *(replace(x, index=x.index + len(fit)) for x in held)), len(fit)

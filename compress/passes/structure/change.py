@@ -1,0 +1,129 @@
+"""What becomes of one block: its sites are changed in place one after the other, then it is cut."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from compress.arch.resize.cut import cut, cut_name
+from compress.arch.spec import BlockSpec, LinearSpec
+from compress.blocks.linear import linear_bias, linear_weight, set_linear_weight
+from compress.blocks.walk import Chain, LoadedBlock, Passage
+from compress.checkpoint.shards.dtypes import TORCH_DTYPES
+from compress.edits import EDITS
+from compress.edits.learned import Learned, LinearChange, joined
+from compress.edits.repair.ridge import Affine
+from compress.formats import Weights
+from compress.passes.context import PassContext, block_tensors
+from compress.passes.ranks import decided
+from compress.passes.structure.observe import Pair, observe
+from compress.plan.passes import PassPlan
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LearnedPass:
+    """What the pass works with. source: the recipe's, which the chain beside it is of."""
+
+    work: PassContext
+    planned: PassPlan
+    source: Weights
+    folder: Path
+
+    @property
+    def learned(self) -> Learned:
+        found = EDITS[self.method].work
+        assert isinstance(found, Learned), "the edit looks at no data"
+        return found
+
+    @property
+    def method(self) -> str:
+        assert self.planned.stage is not None, "the pass is no edit"
+        return self.planned.stage.method
+
+    @property
+    def config(self) -> Any:
+        assert self.planned.stage is not None, "the pass is no edit"
+        return self.planned.stage.config
+
+
+def load(chain: Chain, index: int, turn: int) -> LoadedBlock:
+    """A block of a chain, with the states that enter block `turn` of the result."""
+    passage = Passage(chain.batches, chain.entering(turn), chain.entering(turn + 1))
+    module = chain.skeleton.load_block(chain.weights, index)
+    return LoadedBlock(chain.weights.spec.blocks[index], module, chain.skeleton, passage)
+
+
+def changed(each: LearnedPass, pair: Pair, config: Any) -> Iterator[LinearChange]:
+    """Change the linears of the edited block site by site, in place."""
+    work, block = each.work, pair.edited.spec
+    for site in each.learned.sites(block, config):
+        if pair.plain and all(x.role == "down" for x in site.linears):
+            pair.source.free()  # its stored outputs say all that is asked
+        seen = observe(pair, site, work.ranks)
+        for linear in site.linears:
+            now = _as_is(pair.edited.module, linear)
+            of_it = replace(seen.pop(linear.name), producers=_producers(pair.edited, linear))
+            parts = (block, linear, now, of_it, config)
+            change = decided(work.ranks, partial(each.learned.change, *parts))
+            yield _in_place(work, pair.edited.module, linear, change)
+
+
+def _producers(block: LoadedBlock, linear: LinearSpec) -> tuple[Tensor, ...]:
+    """Weights [K, *] whose row c makes channel c of what a linear reads, as far as they lie row by
+    row; q, k and v in one matrix do not."""
+    sizes = block.spec.sizes
+    roles = ("q", "k", "v") if sizes.heads == sizes.kv_heads else ("q",)
+    roles = ("gate", "up", "gate_up") if linear.role == "down" else roles
+    found = [x for x in block.spec.linears if x.role in roles and x.expert == linear.expert]
+    weights = [linear_weight(block.module, x) for x in found]
+    return tuple(part for weight in weights for part in torch.split(weight, linear.shape[1]))
+
+
+def _as_is(module: nn.Module, linear: LinearSpec) -> Affine:
+    """A linear of a loaded block, as views."""
+    has_bias = getattr(module.get_submodule(linear.module), "bias", None) is not None
+    return Affine(linear_weight(module, linear), linear_bias(module, linear) if has_bias else None)
+
+
+def _in_place(
+    work: PassContext, module: nn.Module, linear: LinearSpec, change: LinearChange
+) -> LinearChange:
+    """The change with the values that the checkpoint will hold; the block computes with them."""
+    stored = TORCH_DTYPES[work.checkpoint.tensors[linear.tensor].dtype]
+    bias = change.now.bias
+    now = Affine(change.now.weight.to(stored), None if bias is None else bias.to(stored))
+    set_linear_weight(module, linear, now.weight)
+    if now.bias is not None:
+        linear_bias(module, linear).copy_(now.bias)
+    return replace(change, now=now)
+
+
+def cut_block(
+    each: LearnedPass,
+    block: BlockSpec,
+    changes: Sequence[LinearChange],
+    layers: Sequence[int] | None,
+) -> dict[str, Tensor]:
+    """The tensors that are left of a block, by the names they have when these blocks stay."""
+    kept = joined([change.kept for change in changes])
+    after: dict[str, Tensor] = {}
+    for change in changes:
+        linear = change.linear
+        weight = change.now.weight
+        after[linear.tensor] = weight.t() if linear.transposed else weight
+        if change.now.bias is not None:
+            after[f"{linear.name}.bias"] = change.now.bias
+    tensors = {}
+    for name in block_tensors(block):
+        value = after.pop(name, None)
+        if value is None:
+            value = each.work.checkpoint.read(name, check_finite=True)
+        to = cut_name(each.work.weights.spec, name, kept, layers)
+        if to is not None:
+            tensors[to] = cut(block, name, value.cpu(), kept).contiguous()
+    assert not after, f"no tensor of the block: {sorted(after)}"
+    return tensors

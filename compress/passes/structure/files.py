@@ -1,0 +1,31 @@
+"""Units of a pass that looks at data, and the files of hidden states that it keeps."""
+
+from pathlib import Path
+
+from compress.checkpoint import disk
+from compress.passes.journal import CALIBRATION
+from compress.passes.units import EMBED, IDENTITY, OUTSIDE, block_unit
+from compress.plan.passes import PassPlan
+
+SOURCE, EDITED = "source", "edited"  # the two chains
+
+
+def states_path(folder: Path, chain: str, turn: int) -> Path:
+    """Of the states of a chain; the two turns are used one after the other."""
+    return folder / f"states.{chain}.{turn}"
+
+
+STATES = tuple(states_path(Path(), x, turn).name for x in (SOURCE, EDITED) for turn in (0, 1))
+
+
+def learned_units(planned: PassPlan) -> list[str]:
+    """All units of the pass in order."""
+    blocks = [block_unit(block.index) for block in planned.result.spec.blocks]
+    return [CALIBRATION, IDENTITY, OUTSIDE, EMBED, *blocks]
+
+
+def remove_states(folder: Path) -> None:
+    """Remove the hidden states of a pass that is done."""
+    for name in STATES:
+        if (folder / name).exists():
+            disk.unlink(folder / name)

@@ -1,0 +1,113 @@
+"""The pass of an edit that looks at data: block by block, with the source's chain beside it.
+
+At a block the edit changes one site after another; each is put in place before the next is looked
+at. The block is then written, and run as it was written, so what the next one reads is what it will
+read in the result. Memory holds a block of each chain, and the moments of a site.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from compress.arch.resize.cut import Kept, cut_name
+from compress.arch.spec import BlockSpec
+from compress.blocks.walk import Passage
+from compress.events import Event
+from compress.passes.context import block_tensors, record_unit
+from compress.passes.copying import copy
+from compress.passes.edit import WRITTEN
+from compress.passes.structure.chains import Chains, open_chains
+from compress.passes.structure.change import LearnedPass, changed, cut_block, load
+from compress.passes.structure.files import learned_units, remove_states
+from compress.passes.structure.identity import check_identity
+from compress.passes.structure.observe import Pair, is_plain
+from compress.passes.structure.tokens import tokens_of
+from compress.passes.units import EMBED, IDENTITY, OUTSIDE, block_unit, shown
+from compress.recipe.placing import placed
+
+DIFFERENCE = "difference"  # key of the record of the identity
+FACTS = "facts"  # key of a block's record: lines of the report about its linears
+
+
+def apply_learned(each: LearnedPass) -> None:
+    """Carry out every unit that the journal does not have as finished."""
+    work, stage = each.work, each.planned.stage
+    assert stage is not None, "the pass is no edit"
+    with placed(work.plan.recipe, stage.label):
+        tokens = tokens_of(work, each.source, each.folder)
+        if IDENTITY not in work.journal.units:
+            record_unit(work, IDENTITY, {DIFFERENCE: check_identity(each, tokens[0])})
+        chains = open_chains(work, each.planned, each.source, tokens, each.folder)
+        names, began = learned_units(each.planned), time.perf_counter()
+        for unit in _all_units(each, chains):
+            now = time.perf_counter()
+            position = names.index(unit) + 1
+            work.progress(Event(stage.method, shown(unit), position, len(names), now - began))
+            began = now
+    remove_states(each.folder)
+
+
+def _all_units(each: LearnedPass, chains: Chains) -> Iterator[str]:
+    """What lies outside the blocks, the embedded tokens, then block after block."""
+    work, done = each.work, each.work.journal.units
+    if OUTSIDE not in done:
+        inside = {name for block in work.weights.spec.blocks for name in block_tensors(block)}
+        outside = [name for name in each.planned.source.tensors if name not in inside]
+        spec, layers = work.weights.spec, each.planned.kept
+        names = {name: cut_name(spec, name, Kept(), layers) or name for name in outside}
+        copy(work.checkpoint, work.writer, outside, names)
+        _record(each, OUTSIDE, list(names.values()))
+        yield OUTSIDE
+    if EMBED not in done:
+        chains.source.embed()
+        chains.edited.embed()
+        _skip(chains, range(chains.origin[0]), 0)
+        chains.flush(0)
+        record_unit(work, EMBED, {})
+        yield EMBED
+    for block in each.planned.result.spec.blocks:
+        if block_unit(block.index) not in done:
+            _block(each, chains, block)
+            yield block_unit(block.index)
+
+
+def _skip(chains: Chains, gap: range, turn: int) -> None:
+    """Pass the source's states that enter block `turn` of the edited model through its blocks that
+    nothing stands for, in place: who dies here begins the unit again, from the other file."""
+    chain, states = chains.source, chains.source.entering(turn)
+    for index in gap:
+        loaded = chain.load(chain.weights.spec.blocks[index])
+        loaded.on(Passage(chain.batches, states, states)).run_on()
+
+
+def _block(each: LearnedPass, chains: Chains, result: BlockSpec) -> None:
+    """Change, write and record one block; leave the states behind it. result: of the result."""
+    work, turn = each.work, result.index
+    kept = each.planned.kept[turn]
+    source = load(chains.source, chains.origin[turn], turn)
+    source.run_on()
+    _skip(chains, range(chains.origin[turn] + 1, chains.origin[turn + 1]), turn + 1)
+    edited = load(chains.edited, kept, turn)
+    pair = Pair(chains, source, edited, is_plain(source))
+    changes = list(changed(each, pair, each.config))
+    source.free()
+    edited.free()
+    tensors = cut_block(each, edited.spec, changes, each.planned.kept)
+    module = chains.result.fill_block(turn, tensors.__getitem__)
+    replace(edited, spec=result, held=module, skeleton=chains.result).run_on()
+    chains.flush(turn + 1)
+    for name, value in tensors.items():
+        if work.ranks.rank == 0:
+            work.writer.write(name, value)
+    _record(each, block_unit(turn), list(tensors), [list(x.fact) for x in changes])
+
+
+def _record(
+    each: LearnedPass, unit: str, names: list[str], facts: Sequence[list[Any]] = ()
+) -> None:
+    """Flush what a unit wrote, then record it."""
+    if each.work.ranks.rank == 0:
+        each.work.writer.flush(names)
+    each.work.writer.written |= set(names)
+    record_unit(each.work, unit, {WRITTEN: names, FACTS: list(facts)})

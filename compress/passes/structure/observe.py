@@ -1,0 +1,149 @@
+"""What the linears of a site read in the edited block, and what they should give beside what they
+give now: what the source's residual stream, or its block, has and the edited one lacks."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from compress.arch.spec import BlockSpec, LinearSpec
+from compress.blocks.capture import calls, collect
+from compress.blocks.walk import BlockInput, LoadedBlock
+from compress.edits.learned import Site, SiteMoments
+from compress.passes.ranks import Ranks, summed_count
+from compress.passes.structure.chains import Chains
+from compress_calibration.moments import MomentsAccumulator
+from compress_calibration.sequences import SequenceAccumulator
+
+# How far the sum of what a block read and wrote may be from its output, as a share of that, for its
+# residual stream to be plain. A norm behind attention changes it by far more.
+PLAIN = 1e-3
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pair:
+    """A block of the edited model and its source block, each with the states that enter it.
+
+    plain: whether the source block is, as `is_plain` says.
+    """
+
+    chains: Chains
+    source: LoadedBlock
+    edited: LoadedBlock
+    plain: bool
+
+
+def is_plain(block: LoadedBlock) -> bool:
+    """Whether the block adds what attention and MLP give to its residual stream as they give it."""
+    attention, mlp = _writers(block.spec)
+    entering = next(block.inputs())
+    with torch.no_grad(), calls(block.module, [attention, mlp]) as seen:
+        out = block.run(entering)
+    written = entering.hidden + seen[attention][1] + seen[mlp][1].view_as(out)
+    return bool((out - written).norm() <= PLAIN * out.norm())
+
+
+def _writers(block: BlockSpec) -> tuple[str, str]:
+    """Paths of the output of attention and of the MLP; of a mixture the module with the router."""
+    by_role = {linear.role: linear for linear in block.linears}
+    router = by_role.get("router")
+    mlp = by_role["down"].module if router is None else router.module.rpartition(".")[0]
+    return by_role["o"].module, mlp
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Sums:
+    """What is summed of a linear: moments of rows to fit by and of rows held out, and its inputs
+    sequence by sequence where the site asks."""
+
+    fit: MomentsAccumulator
+    held: MomentsAccumulator
+    sequences: SequenceAccumulator | None
+
+    def over(self, ranks: Ranks) -> SiteMoments:
+        """What all ranks have seen."""
+        sequences = self.sequences
+        if sequences is not None:
+            total, square = ranks.sum(sequences.total), ranks.sum(sequences.square)
+            count = summed_count(ranks, sequences.sequences)
+            sequences = replace(sequences, total=total, square=square, sequences=count)
+        fit, held = (x.over(ranks.sum).moments() for x in (self.fit, self.held))
+        return SiteMoments(fit, held, sequences)
+
+
+def observe(pair: Pair, site: Site, ranks: Ranks) -> dict[str, SiteMoments]:
+    """What is seen of every linear of a site, by name.
+
+    The site of the MLP is held to what the source's stored states behind the block are.
+    """
+    sums = {x.name: _sums(x, site, pair.edited.skeleton.device) for x in site.linears}
+    for batch, entering in zip(pair.chains.batches, pair.edited.inputs(), strict=True):
+        is_held = batch.index >= pair.chains.held
+        if site.own:
+            _add_inputs(pair.edited, site, entering, sums, is_held=is_held)
+            continue
+        (linear,) = site.linears
+        each = sums[linear.name]
+        x, y = _missing(pair, linear, entering)
+        if each.sequences is not None:
+            each.sequences.add(x, entering.mask)
+        real = slice(None) if entering.mask is None else entering.mask.to(x.device)
+        moments = each.held if is_held else each.fit
+        moments.add(x[real].flatten(0, -2), y[real].flatten(0, -2))
+    return {name: each.over(ranks) for name, each in sums.items()}
+
+
+def _sums(linear: LinearSpec, site: Site, device: str) -> _Sums:
+    outputs, inputs = linear.shape
+    fit, held = (
+        MomentsAccumulator.create(linear.name, inputs, outputs, device=device) for _ in range(2)
+    )
+    if not site.sequences:
+        return _Sums(fit, held, None)
+    return _Sums(fit, held, SequenceAccumulator.create(linear.name, inputs, device=device))
+
+
+def _add_inputs(
+    block: LoadedBlock,
+    site: Site,
+    entering: BlockInput,
+    sums: Mapping[str, _Sums],
+    *,
+    is_held: bool,
+) -> None:
+    """Of linears that are held to themselves: nothing is missing of what they give."""
+    names = {linear.shared_input: linear.name for linear in site.linears}
+
+    def add(key: str, x: Tensor) -> None:
+        each = sums[names[key]]
+        moments = each.held if is_held else each.fit
+        moments.add(x, x.new_zeros(()).expand(len(x), moments.sums.cross.shape[1]))
+        if each.sequences is not None and len(x):
+            each.sequences.add(x[None])  # of a batch, as rows behind a router are not in order
+
+    run = partial(block.run, entering)
+    collect(block.module, site.linears, run, add, mask=entering.mask, stop_after_last=True)
+
+
+def _missing(pair: Pair, linear: LinearSpec, entering: BlockInput) -> tuple[Tensor, Tensor]:
+    """What a linear reads in the edited block, [rows, length, K], and what it lacks, [.., N]."""
+    read, gave, out = _run(pair.edited, linear, entering)
+    source, index = pair.source, entering.index
+    if pair.plain and linear.role == "down":
+        stored = source.target.read(index, 0, len(out)).to(out.device)
+        return read, stored.float() - out.float()
+    before = source.input(index)
+    _, wanted, _ = _run(source, linear, before)
+    lacks = wanted.float() - gave.float()
+    return read, lacks + (before.hidden.float() - entering.hidden.float() if pair.plain else 0)
+
+
+def _run(
+    block: LoadedBlock, linear: LinearSpec, entering: BlockInput
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What a linear reads and gives, and what its block gives."""
+    with torch.no_grad(), calls(block.module, [linear.module]) as seen:
+        out = block.run(entering)
+    return *seen[linear.module], out

@@ -1,0 +1,161 @@
+"""Structural stages as a user runs them: stock classes load what comes out, and kills cost nothing.
+
+At zero compression nothing changes; what is cut is closer to the source with repair than without.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from compress.errors import CheckpointError, RecipeError
+from compress.verbs import make_plan, run
+from helpers.in_transformers import logits
+from helpers.short_runs import GPTQ, SELF, WORDS, kill_at_each_fifth, recipe, result_of, text_source
+
+pytestmark = pytest.mark.usefixtures("answered_here")
+# All that the families differ in: norms behind attention, fused linears, Conv1D, experts, biases.
+KINDS = ("llama", "gemma2", "phi3", "gpt2", "qwen3_moe", "qwen2", "gpt_neox")
+
+
+def width(**options: Any) -> dict[str, Any]:
+    return {"method": "prune_width", **options}
+
+
+def depth(**options: Any) -> dict[str, Any]:
+    return {"method": "prune_depth", **options}
+
+
+def given_by(folder: Path) -> torch.Tensor:
+    """Logits of a stock class on text as the one that was calibrated on."""
+    ids = torch.tensor(AutoTokenizer.from_pretrained(folder)(WORDS * 5)["input_ids"])
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return logits(model, ids[: len(ids) // 16 * 16].view(-1, 16))
+
+
+def lost(folder: Path, source: Path) -> float:
+    """Mean squared difference of the logits."""
+    return float((given_by(folder) - given_by(source)).square().mean())
+
+
+@pytest.mark.parametrize("family", KINDS)
+def test_a_share_of_1_changes_no_bit(tiny, tmp_path: Path, family: str) -> None:
+    source = tiny(family)
+    asked = recipe(width(ffn=1.0, heads=1.0), calibration=text_source(tmp_path))
+    run(asked, source, tmp_path / "out")
+    before, after = (load_file(x / "model.safetensors") for x in (source, tmp_path / "out"))
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.parametrize("family", KINDS)
+def test_what_is_cut_loads_in_a_stock_class_and_repair_brings_it_closer(
+    tiny, tmp_path: Path, family: str
+) -> None:
+    source, data, found = tiny(family, dtype="fp32"), text_source(tmp_path, samples=24), {}
+    for repair in ("none", "output", "drift"):
+        asked = recipe(width(ffn=0.5, repair=repair), calibration=data)
+        out = tmp_path / repair
+        report = run(asked, source, out)
+        plan = make_plan(asked, source)
+        assert report.result.bytes == plan.shards.total_bytes
+        found[repair] = lost(out, source)
+    assert found["drift"] < found["none"]
+    assert found["output"] < found["none"]
+
+
+def test_heads_of_groups_and_whole_groups_go(tiny, tmp_path: Path) -> None:
+    sizes = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 8}
+    source, data = tiny("qwen3", **sizes), text_source(tmp_path)
+    cases = {(4, 4): {"heads": 4}, (4, 2): {"kv_heads": 2}, (2, 2): {"heads": 2, "kv_heads": 2}}
+    for (heads, kv_heads), options in cases.items():
+        out = tmp_path / f"{heads}.{kv_heads}"
+        run(recipe(width(**options), calibration=data), source, out)
+        config = json.loads((out / "config.json").read_text())
+        assert (config["num_attention_heads"], config["num_key_value_heads"]) == (heads, kv_heads)
+        assert torch.isfinite(given_by(out)).all()
+
+
+def test_blocks_go_and_those_before_take_over(tiny, tmp_path: Path) -> None:
+    source = tiny("llama", num_hidden_layers=4, dtype="fp32")
+    data = text_source(tmp_path, samples=24)
+    for repair in ("none", "drift"):
+        asked = recipe(depth(keep=[1, 3], repair=repair), calibration=data)
+        run(asked, source, tmp_path / repair)
+    assert lost(tmp_path / "drift", source) < lost(tmp_path / "none", source)
+    before, after = (load_file(x / "model.safetensors") for x in (source, tmp_path / "none"))
+    for old, new in ((1, 0), (3, 1)):
+        name = "model.layers.{}.mlp.up_proj.weight"
+        assert torch.equal(before[name.format(old)], after[name.format(new)])
+
+
+def test_later_stages_are_held_to_the_model_that_the_run_was_given(tiny, tmp_path: Path) -> None:
+    """After a cut in depth each block still knows which of the source's blocks it stands for."""
+    source = tiny("llama", num_hidden_layers=3, dtype="fp32")
+    data, first = text_source(tmp_path, samples=24), depth(keep=[0, 2], repair="none")
+    for repair in ("none", "drift"):
+        asked = recipe(first, width(ffn=1.0, repair=repair), calibration=data)
+        run(asked, source, tmp_path / repair)
+    assert lost(tmp_path / "drift", source) < lost(tmp_path / "none", source)
+
+
+def test_a_later_pass_rounds_what_structural_stages_leave(tiny, tmp_path: Path) -> None:
+    source, data = tiny("llama"), text_source(tmp_path)
+    asked = recipe(width(ffn=64), GPTQ, calibration=data)
+    whole = run(asked, source, tmp_path / "whole")
+    assert [stage.name for stage in whole.stages] == ["prune_width", "quantize"]
+    assert whole.calibration is not None
+    run(recipe(width(ffn=64), calibration=data), source, tmp_path / "1")
+    run(recipe(GPTQ, calibration=data), tmp_path / "1", tmp_path / "2")
+    mine, theirs = (result_of(tmp_path / name) for name in ("whole", "2"))
+    for written in (mine, theirs):
+        assert written.pop("README.md")
+        assert written.pop("recipe.yaml")
+    assert mine == theirs
+
+
+@pytest.mark.parametrize(("first", "step"), [pytest.param(1, 71, id="some"), *(
+    pytest.param(i, 5, marks=pytest.mark.long) for i in range(5))])  # fmt: skip
+def test_killed_anywhere_it_goes_on_to_the_same_bytes(
+    tiny, tmp_path: Path, first: int, step: int
+) -> None:
+    (tmp_path / "runs").mkdir()
+    asked = recipe(
+        width(ffn=16), depth(keep=[0]), {"method": "rtn", "scheme": "W8A16"},
+        calibration=text_source(tmp_path, samples=2, length=8),
+    )  # fmt: skip
+    small = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2}
+    killed = kill_at_each_fifth(asked, tiny("llama", **small), tmp_path / "runs", first, step)
+    assert killed.keys() >= {"pwrite", "fsync"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"ffn": 0}, "is 0; 1 or more must stay"),
+        ({"ffn": 0.0}, "is 0.0; a share of the source's is above 0 and at most 1.0"),
+        ({"ffn": 97}, "stages[0].ffn: is 97; the source has 96"),
+        ({"ffn": 0.1, "multiple_of": 64}, "of the source's 96 that is less than 64"),
+        ({"heads": 3}, "heads: is 3; with kv_heads 2 it must be 2 or 4"),
+        ({}, "ffn, heads and kv_heads are missing"),
+        ({"ffn": 8, "targets": ["*"]}, "unknown key 'targets'"),
+        ({"ffn": 8, "select": "obz"}, "is 'obz'; allowed: obs"),
+    ],
+)
+def test_what_cannot_stay_is_refused_before_work(
+    tiny, tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises((RecipeError, CheckpointError)) as caught:
+        make_plan(recipe(width(**options), calibration=SELF), tiny("llama"))
+    assert message in str(caught.value)
+
+
+def test_data_is_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="'prune_width' needs calibration data"):
+        recipe(width(ffn=8))
+    with pytest.raises(RecipeError, match=r"calibration.samples: is 1; .* 2 or more"):
+        recipe(width(ffn=8), calibration={"sources": "self", "samples": 1})
