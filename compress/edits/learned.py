@@ -8,7 +8,7 @@ the edit makes of it in place before it looks at the next. So a site mends what 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from math import prod
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from compress.arch.spec import BlockSpec, LinearSpec
 from compress.blocks.live import live_bytes
 from compress.checkpoint.outline import Outline
 from compress.edits.repair.ridge import Affine
+from compress.report.schema import LinearRepair
 from compress_calibration.moments import Moments
 from compress_calibration.sequences import SequenceAccumulator
 
@@ -54,23 +55,6 @@ class SiteMoments:
     producers: tuple[Tensor, ...] = ()
 
 
-class Fact(NamedTuple):
-    """A line of the report about a linear.
-
-    kept, of: input columns, heads or channels that stay, and that there were. penalty: of the fit.
-    before, after: share of the energy of what it should give that it misses on held-out rows,
-    without and with the repair; None without repair. note: why it was not repaired.
-    """
-
-    linear: str
-    kept: int
-    of: int
-    penalty: float | None = None
-    before: float | None = None
-    after: float | None = None
-    note: str = ""
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class LinearChange:
     """What a linear becomes. now: with zeros in columns that go. kept: what that says of the block;
@@ -79,7 +63,7 @@ class LinearChange:
     linear: LinearSpec
     now: Affine
     kept: Kept
-    fact: Fact
+    fact: LinearRepair
 
 
 class FindSites(Protocol[Options]):

@@ -14,9 +14,11 @@ from torch import Tensor
 
 from compress.arch.families.table import FAMILIES
 from compress.arch.spec import BlockSpec, DecoderSpec, LinearSpec
-from compress.edits.learned import Fact, Site, SiteMoments
-from compress.edits.repair.ridge import Affine, refit, remainder
+from compress.edits.learned import Site, SiteMoments
+from compress.edits.repair.ridge import Affine, Refit, refit, remainder
 from compress.errors import CheckpointError
+from compress.report.schema import LinearRepair
+from compress.report.units import counted
 
 Repair = Literal["drift", "output", "none"]
 UNSEEN = "too few tokens reached the expert to repair it"
@@ -49,7 +51,7 @@ class Rewritten(NamedTuple):
     """now: the linear with zeros in columns that went. fact: the report's line."""
 
     now: Affine
-    fact: Fact
+    fact: LinearRepair
 
 
 def refitted(
@@ -61,17 +63,29 @@ def refitted(
     """
     kept, there = linear.shape[1] if columns is None else len(columns), linear.shape[1]
     if repair == "none":
-        return Rewritten(_spread(now.weight, columns, now), Fact(linear.name, kept, there))
+        return Rewritten(_spread(now.weight, columns, now), LinearRepair(linear.name, kept, there))
     if not whole.fit.tokens or not whole.held.tokens:
-        fact = Fact(linear.name, kept, there, note=UNSEEN)
+        fact = LinearRepair(linear.name, kept, there, note=UNSEEN)
         return Rewritten(_spread(now.weight, columns, now), fact)
     made = refit(whole.fit, whole.held, now, kept=columns)
     weight = torch.zeros_like(now.weight, dtype=torch.float32)
     weight[:, slice(None) if columns is None else columns] = made.linear.weight
     energy = float(whole.held.energy.sum())
     before, after = (x / energy if energy > 0 else 0.0 for x in (made.before, made.after))
-    fact = Fact(linear.name, kept, there, made.penalty, before, after)
+    fact = LinearRepair(linear.name, kept, there, made.penalty, before, after, _odd(made))
     return Rewritten(Affine(weight, made.linear.bias), fact)
+
+
+def _odd(made: Refit) -> str:
+    """What was out of the ordinary; "" mostly."""
+    said = []
+    if made.dead:
+        columns = counted(made.dead, "column")
+        said.append(f"no token drove {columns}, which kept the source's weights")
+    if made.singular:
+        tried = ", ".join(f"{penalty:g}" for penalty in made.singular)
+        said.append(f"no unique solution with a penalty of {tried}")
+    return "; ".join(said)
 
 
 def _spread(weight: Tensor, columns: Tensor | None, now: Affine) -> Affine:

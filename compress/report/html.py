@@ -17,6 +17,7 @@ from compress.report.codec import Writer, write_whole
 from compress.report.layers import layers
 from compress.report.markup import Html, el, join, raw
 from compress.report.quality import quality, samples
+from compress.report.repairs import repairs
 from compress.report.schema import Report
 from compress.report.sections import (
     calibration,
@@ -78,6 +79,7 @@ def _body(report: Report, script: str) -> Html:
         samples(report),
         opening(report),
         model(report),
+        repairs(report),
         sizes(report),
         errors(report),
         plan(report),

@@ -111,11 +111,32 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True)
+class LinearRepair:
+    """A linear that a stage cut or refitted.
+
+    kept, of: input columns that stay, and that there were. penalty: of the fit that was chosen;
+        None where the source's columns stay as they are.
+    before, after: share of the energy of what it should give that it misses on held-out rows of the
+        calibration, without and with the refit; None where nothing was refitted.
+    note: why not, or what was out of the ordinary.
+    """
+
+    linear: str
+    kept: int
+    of: int
+    penalty: float | None = None
+    before: float | None = None
+    after: float | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class StageRecord:
     """A step of the run, in the order of the recipe; evaluation is a stage too.
 
     others: share of the machine's processor time that other programs took meanwhile, in [0, 1];
         None where the system does not say.
+    repairs: of a stage that changes the structure, by what data shows.
     """
 
     name: str
@@ -124,6 +145,7 @@ class StageRecord:
     peak_gpu_bytes: int | None = None
     layers: tuple[Layer, ...] = ()
     others: float | None = None
+    repairs: tuple[LinearRepair, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

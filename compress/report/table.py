@@ -6,6 +6,7 @@ from pathlib import Path
 from compress.report import tasks, units
 from compress.report.disturbance import disturbance, taken
 from compress.report.proofs import loaded, proved
+from compress.report.repairs import repaired
 from compress.report.schema import Export, Report, Sample, TextQuality
 from compress.report.summary import (
     bits_before,
@@ -47,6 +48,8 @@ def render_table(report: Report, page: str | Path | None = None) -> str:
         lines += ["", *_said("Note", disturbed)]
     for warning in report.warnings:
         lines += ["", *_said("Warning", warning)]
+    for line in filter(None, map(repaired, report.stages)):
+        lines += ["", *_said("Refitted", line)]
     if report.loads is not None:
         lines += ["", *_said("Loads", loaded(report.loads)), *_notes(report.loads.detail)]
     for export in report.exports:

@@ -16,7 +16,7 @@ from compress.passes.context import PassContext
 from compress.passes.edit import WRITTEN, apply_edit, edit_units
 from compress.passes.journal import Journal, PassJournal
 from compress.passes.quantize import stream
-from compress.passes.structure.files import learned_units
+from compress.passes.structure.files import learned_units, repairs_of
 from compress.plan.passes import PassPlan
 from compress.report.schema import StageRecord, StockLoad
 from compress.runs import measuring
@@ -85,7 +85,8 @@ def _edit(
     begun = journal.passes.get(planned.name)
     if begun is not None and journals.WHOLE in begun.units:
         _remove_input(session, index)
-        return StageRecord(planned.label, **asdict(begun.spent)), None
+        repairs = repairs_of(begun.units)
+        return StageRecord(planned.label, **asdict(begun.spent), repairs=repairs), None
     part = journal.begin(planned.name)
     earlier = [x for unit in part.units.values() for x in unit.get(WRITTEN, ())]
     folder = session.output.partial if is_last else _folder(session, planned)
@@ -103,8 +104,9 @@ def _edit(
     if written is not None:
         part.record(journals.WHOLE, {"sha256": written.sha256()})
     _remove_input(session, index)
-    layers = layers_of(plan, {}) if is_last else ()
-    return StageRecord(planned.label, **asdict(part.spent_so_far()), layers=layers), written
+    layers, repairs = layers_of(plan, {}) if is_last else (), repairs_of(part.units)
+    spent = asdict(part.spent_so_far())
+    return StageRecord(planned.label, **spent, layers=layers, repairs=repairs), written
 
 
 def _prove(session: Session, part: PassJournal, folder: Path, planned: PassPlan) -> None:

@@ -1,12 +1,16 @@
 """Units of a pass that looks at data, and the files of hidden states that it keeps."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from compress.checkpoint import disk
 from compress.passes.journal import CALIBRATION
 from compress.passes.units import EMBED, IDENTITY, OUTSIDE, block_unit
 from compress.plan.passes import PassPlan
+from compress.report.schema import LinearRepair
 
+FACTS = "facts"  # key of a block's record: lines of the report about its linears
 SOURCE, EDITED = "source", "edited"  # the two chains
 
 
@@ -22,6 +26,12 @@ def learned_units(planned: PassPlan) -> list[str]:
     """All units of the pass in order."""
     blocks = [block_unit(block.index) for block in planned.result.spec.blocks]
     return [CALIBRATION, IDENTITY, OUTSIDE, EMBED, *blocks]
+
+
+def repairs_of(units: Mapping[str, Any]) -> tuple[LinearRepair, ...]:
+    """Lines of the report from what such a pass has recorded."""
+    listed = (data[FACTS] for data in units.values() if FACTS in data)
+    return tuple(LinearRepair(**fact) for facts in listed for fact in facts)
 
 
 def remove_states(folder: Path) -> None:

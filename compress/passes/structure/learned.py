@@ -7,7 +7,7 @@ read in the result. Memory holds a block of each chain, and the moments of a sit
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from compress.arch.resize.cut import Kept, cut_name
@@ -19,7 +19,7 @@ from compress.passes.copying import copy
 from compress.passes.edit import WRITTEN
 from compress.passes.structure.chains import Chains, open_chains
 from compress.passes.structure.change import LearnedPass, changed, cut_block, load
-from compress.passes.structure.files import learned_units, remove_states
+from compress.passes.structure.files import FACTS, learned_units, remove_states
 from compress.passes.structure.identity import check_identity
 from compress.passes.structure.observe import Pair, is_plain
 from compress.passes.structure.tokens import tokens_of
@@ -27,7 +27,6 @@ from compress.passes.units import EMBED, IDENTITY, OUTSIDE, block_unit, shown
 from compress.recipe.placing import placed
 
 DIFFERENCE = "difference"  # key of the record of the identity
-FACTS = "facts"  # key of a block's record: lines of the report about its linears
 
 
 def apply_learned(each: LearnedPass) -> None:
@@ -100,11 +99,11 @@ def _block(each: LearnedPass, chains: Chains, result: BlockSpec) -> None:
     for name, value in tensors.items():
         if work.ranks.rank == 0:
             work.writer.write(name, value)
-    _record(each, block_unit(turn), list(tensors), [list(x.fact) for x in changes])
+    _record(each, block_unit(turn), list(tensors), [asdict(x.fact) for x in changes])
 
 
 def _record(
-    each: LearnedPass, unit: str, names: list[str], facts: Sequence[list[Any]] = ()
+    each: LearnedPass, unit: str, names: list[str], facts: Sequence[dict[str, Any]] = ()
 ) -> None:
     """Flush what a unit wrote, then record it."""
     if each.work.ranks.rank == 0:

@@ -13,6 +13,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from compress.errors import CheckpointError, RecipeError
+from compress.report.html import render_html
+from compress.report.table import render_table
 from compress.verbs import make_plan, run
 from helpers.in_transformers import logits
 from helpers.short_runs import GPTQ, SELF, WORDS, kill_at_each_fifth, recipe, result_of, text_source
@@ -63,6 +65,15 @@ def test_what_is_cut_loads_in_a_stock_class_and_repair_brings_it_closer(
         report = run(asked, source, out)
         plan = make_plan(asked, source)
         assert report.result.bytes == plan.shards.total_bytes
+        assert report.loads is not None
+        assert report.loads.proof == "logits"
+        told = report.stages[0].repairs
+        assert {(x.kept, x.of) for x in told if "down" in x.linear} <= {(48, 96), (16, 32)}
+        fitted = [x for x in told if x.after is not None]
+        assert all(x.after <= x.before for x in fitted)
+        assert bool(fitted) == (repair != "none")
+        assert ("Refitted" in render_table(report)) == (repair != "none")
+        assert "Missed, refitted" in render_html(report)
         found[repair] = lost(out, source)
     assert found["drift"] < found["none"]
     assert found["output"] < found["none"]
