@@ -97,7 +97,7 @@ class Skeleton:
         used, index = torch.unique(ids, return_inverse=True)
         rows = change(self._rows.read(weights, self.spec.embedding, used))
         table = rows.to(self.device, self.dtype)
-        paths = self._outside_paths()
+        paths = self.outside_paths()
         state = self._read_outside(weights)
         state[paths[self.spec.embedding]] = table
         with (
@@ -213,7 +213,7 @@ class Skeleton:
 
     def read_all_outside(self, weights: "Weights") -> dict[str, Tensor]:
         """Parameter path in the causal LM -> value, of everything beside the blocks."""
-        paths = self._outside_paths()
+        paths = self.outside_paths()
         state = self._read_outside(weights) | self._read_head(weights)
         tied = state.get(f"{self.head_path}.weight") if self.spec.tied else None
         if tied is None:
@@ -222,7 +222,7 @@ class Skeleton:
 
     def check_outside(self) -> None:
         """CheckpointError for a parameter beside the blocks that no tensor of the spec fills."""
-        filled = {*self._outside_paths().values(), f"{self.head_path}.weight"}
+        filled = {*self.outside_paths().values(), f"{self.head_path}.weight"}
         filled |= {path for _, path in self.spec.outside}
         for path, _ in self.model.named_parameters(remove_duplicate=False):
             if path not in filled and not path.startswith(self.stack + "."):
@@ -275,7 +275,7 @@ class Skeleton:
             f"transformers' {type(self.model).__name__} has no output head; {remedy(self.spec)}"
         )
 
-    def _outside_paths(self) -> dict[str, str]:
+    def outside_paths(self) -> dict[str, str]:
         """Parameter path of every tensor beside the blocks, the head's left out."""
         paths: dict[str, str] = {}
         for tensor, path in self.spec.outside:
@@ -300,7 +300,7 @@ class Skeleton:
         """Everything beside the blocks except the embedding and the head: small tensors."""
         return {
             path: weights.read(tensor, check_finite=True).to(self.device, self.dtype)
-            for tensor, path in self._outside_paths().items()
+            for tensor, path in self.outside_paths().items()
             if tensor != self.spec.embedding
         }
 
@@ -330,21 +330,21 @@ class Skeleton:
     @contextmanager
     def _base_returning(self, hidden: Tensor) -> Iterator[None]:
         base = getattr(self.model, self.base_name)
-        setattr(self.model, self.base_name, _Given(hidden))
+        setattr(self.model, self.base_name, GivenHidden(hidden))
         try:
             yield
         finally:
             setattr(self.model, self.base_name, base)
 
 
-class _Given(nn.Module):
+class GivenHidden(nn.Module):
     """Stands in for the decoder when only the head is to be run."""
 
     def __init__(self, hidden: Tensor) -> None:
         super().__init__()
         self.output = _Output((hidden,))
 
-    def __getattr__(self, name: str) -> "_Given":
+    def __getattr__(self, name: str) -> "GivenHidden":
         return self  # some models call `self.model.decoder(...)`
 
     def forward(self, *args: Any, **kwargs: Any) -> "_Output":

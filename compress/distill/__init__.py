@@ -1,0 +1,1 @@
+"""Training that repairs a student by its teacher."""

@@ -1,0 +1,132 @@
+"""What a teacher says of tokens: computed at each step, or kept from one run over all rows."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from compress.blocks.states import HiddenStates
+from compress.distill.head import Head, Targets
+from compress.distill.losses import AllClasses, ChosenClasses, choose
+from compress.distill.rows import TokenRows
+from compress.distill.student import WholeModel
+
+
+class Teacher(Protocol):
+    """Whoever knows what a student is to say."""
+
+    def targets(self, rows: TokenRows) -> Targets:
+        """For all tokens of some rows, laid end to end."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ResidentTeacher:
+    """A whole model in memory that reads the rows of each step."""
+
+    decoder: WholeModel
+
+    def targets(self, rows: TokenRows) -> Targets:
+        with torch.no_grad():
+            hidden = self.decoder.hidden(rows.ids, rows.mask)
+        return _Computed(hidden.flatten(0, 1), self.decoder.head)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredTeacher:
+    """The final norm's outputs of all rows, and the head in memory: exact, hidden numbers a token.
+
+    states: one tensor [rows, length, hidden], as `Chain.final` yields it batch by batch.
+    """
+
+    states: HiddenStates
+    head: Head
+
+    def targets(self, rows: TokenRows) -> Targets:
+        device = self.head.parameters[0].device
+        hidden = _gathered(self.states, rows.index).to(device, self.head.parameters[0].dtype)
+        return _Computed(hidden.flatten(0, 1), self.head)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Computed:
+    hidden: Tensor  # [n, hidden]
+    head: Head
+
+    def of(self, cut: slice) -> AllClasses:
+        with torch.no_grad():
+            return AllClasses(self.head.run(self.hidden[cut]))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CachedTeacher:
+    """The k likeliest tokens of every position and the mass of the rest, and no model.
+
+    ids: int32 [rows, length, k]. log_probs: fp16 of the same shape; fp16 is 2^-11 of log p, so
+    0.004 at a probability of e^-8. rest: fp32 [rows, length, 1], exact. vocab: the classes; at most
+    the student's.
+    """
+
+    ids: HiddenStates
+    log_probs: HiddenStates
+    rest: HiddenStates
+    vocab: int
+
+    def targets(self, rows: TokenRows) -> Targets:
+        device = rows.ids.device
+        ids, log_probs, rest = (
+            _gathered(store, rows.index).to(device).flatten(0, 1)
+            for store in (self.ids, self.log_probs, self.rest)
+        )
+        return _Kept(ChosenClasses(ids.long(), log_probs.float(), rest.squeeze(-1), self.vocab))
+
+    def fill(self, start: int, hidden: Tensor, head: Head) -> None:
+        """Keep what a teacher says of rows start.. from their final states.
+
+        hidden: [rows, length, hidden] behind the final norm, on the head's device.
+        """
+        k, flat = self.ids.shapes[0][-1], hidden.flatten(0, 1)
+        step = head.rows_at_once
+        with torch.no_grad():
+            logits = (head.run(flat[i : i + step]) for i in range(0, len(flat), step))
+            parts = [choose(some, k, self.vocab) for some in logits]
+        shape = hidden.shape[:2]
+        self.ids.write(0, torch.cat([p.ids for p in parts]).view(*shape, k), start)
+        self.log_probs.write(0, torch.cat([p.log_probs for p in parts]).view(*shape, k), start)
+        self.rest.write(0, torch.cat([p.rest for p in parts]).view(*shape, 1), start)
+
+    def flush(self) -> None:
+        """Make what was filled survive a power cut."""
+        for store in (self.ids, self.log_probs, self.rest):
+            store.flush()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Kept:
+    classes: ChosenClasses
+
+    def of(self, cut: slice) -> ChosenClasses:
+        held = self.classes
+        return ChosenClasses(held.ids[cut], held.log_probs[cut], held.rest[cut], held.vocab)
+
+
+def open_cache(folder: Path, shape: tuple[int, int], k: int, vocab: int) -> CachedTeacher:
+    """Files of a cache in `folder`, as an earlier process left them or still to be filled.
+
+    shape: (rows, length).
+    """
+    k = min(k, vocab)
+    ids, chosen, rest = (
+        HiddenStates(folder / f"teacher.{name}", [(*shape, width)], dtype)
+        for name, width, dtype in (
+            ("ids", k, torch.int32),
+            ("log_probs", k, torch.float16),
+            ("rest", 1, torch.float32),
+        )
+    )
+    return CachedTeacher(ids, chosen, rest, vocab)
+
+
+def _gathered(store: HiddenStates, rows: Tensor) -> Tensor:
+    return torch.cat([store.read(0, row, row + 1) for row in rows.tolist()])
