@@ -3,7 +3,7 @@
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from random import Random
 from typing import Any
 
@@ -74,8 +74,11 @@ def build(
     *,
     generate: Generate | None,
     vocab: int,
+    fewest: int | None = None,
 ) -> TokenSet:
     """Exactly the rows that the recipe asks for, the same ones for the same seed.
+
+    fewest: rows that do where a source holds no more; None for all that are asked for.
 
     generate(count, length) -> ids [count, length] serves the source "self" and is called at most
     once; `vocab` is the number of embeddings of the model. `tokenizer` may be None where "self"
@@ -83,7 +86,8 @@ def build(
     mixture, cannot be read, or when an id has no embedding.
     """
     streams = [_rows(config, index, tokenizer, generate) for index in range(len(config.sources))]
-    taken = _mix(config, streams)
+    taken = _mix(config, streams, config.samples if fewest is None else fewest)
+    config = replace(config, samples=len(taken))
     rows = [row for _, row in taken]
     fill = _pad_id(tokenizer)
     ids = torch.full((config.samples, config.length), fill, dtype=torch.int64)
@@ -103,7 +107,7 @@ def shares(sources: Sequence[SourceConfig]) -> list[float]:
 
 
 def _mix(
-    config: CalibrationConfig, streams: Sequence[Iterator[PackedRow]]
+    config: CalibrationConfig, streams: Sequence[Iterator[PackedRow]], fewest: int
 ) -> list[tuple[int, PackedRow]]:
     """Rows of all sources, interleaved so that their tokens keep to the shares at any time.
 
@@ -116,6 +120,8 @@ def _mix(
     for _ in range(config.samples):
         index = min(range(len(streams)), key=lambda i: (tokens[i] + config.length / 2) / share[i])
         row = next(streams[index], None)
+        if row is None and len(taken) >= fewest:
+            break
         if row is None:
             found = sum(source == index for source, _ in taken)
             raise DataError(_too_little(config, index, found))

@@ -25,6 +25,7 @@ FOLDER_OF_OUTLIERS = "compress_model"  # of a result: columns that stay in 16 bi
 # What a run itself makes in the folder of its result.
 RUNS_OWN = (
     *("journal.json", "hidden.0", "hidden.1", "evaluation", "outliers"),
+    *("working", "loading"),
     *("report", "recipe.yaml", FOLDER_OF_OUTLIERS),
 )
 RUN_MAKES = "a run makes a file of this name"

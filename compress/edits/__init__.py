@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from compress.edits import cast, prune_depth, prune_width, untie
+from compress.edits import cast, distill, prune_depth, prune_width, untie
 from compress.edits.cast import CastConfig
-from compress.edits.edit import Edit, learned_row, row
+from compress.edits.distill import DistillConfig
+from compress.edits.edit import ByTraining, Edit, learned_row, row
 from compress.edits.prune_depth import PruneDepthConfig
 from compress.edits.prune_width import PruneWidthConfig
 from compress.edits.untie import UntieConfig
@@ -41,6 +42,12 @@ EDITS: Mapping[str, Edit] = MappingProxyType(
             prune_depth.change,
             prune_depth.neutral,
             "takes blocks out, and refits those before a gap to the source's residual stream",
+        ),
+        "distill": Edit(
+            DistillConfig,
+            distill.plan,
+            ByTraining(),
+            "trains what is left to say what the source says, block by block and whole",
         ),
     }
 )

@@ -15,7 +15,7 @@ from torch import Tensor
 from compress.arch.spec import BlockSpec
 from compress.checkpoint.outline import Outline
 from compress.checkpoint.shards.layout import Entry
-from compress.edits.learned import ChangeLinear, FindSites, Learned, Neutral
+from compress.edits.learned import BySite, ChangeLinear, FindSites, Neutral
 
 Options = TypeVar("Options", contravariant=True)
 Config = TypeVar("Config")
@@ -98,6 +98,11 @@ class ByTensor:
 
 
 @dataclass(frozen=True, slots=True)
+class ByTraining:
+    """An edit that trains the model by the one that the run was given."""
+
+
+@dataclass(frozen=True, slots=True)
 class Edit:
     """A row of EDITS. Make it by `row` or by `learned_row`, whose types hold its functions to one
     type of options.
@@ -108,13 +113,13 @@ class Edit:
 
     config: type
     plan: PlanEdit[Any]
-    work: ByTensor | Learned
+    work: ByTensor | BySite | ByTraining
     summary: str
 
     @property
     def needs_data(self) -> bool:
         """Whether it looks at calibration data."""
-        return isinstance(self.work, Learned)
+        return not isinstance(self.work, ByTensor)
 
 
 def row(
@@ -139,5 +144,5 @@ def learned_row(
     neutral: Neutral[Config],
     summary: str,
 ) -> Edit:
-    """Make a row of an edit that looks at data; `Edit` and `Learned` say what the arguments are."""
-    return Edit(config, plan, Learned(sites, change, neutral), summary)
+    """Make a row of an edit that looks at data; `Edit` and `BySite` say what the arguments are."""
+    return Edit(config, plan, BySite(sites, change, neutral), summary)

@@ -87,7 +87,7 @@ class Neutral(Protocol[Options]):
 
 
 @dataclass(frozen=True, slots=True)
-class Learned:
+class BySite:
     """The functions of an edit that looks at data."""
 
     sites: FindSites[Any]

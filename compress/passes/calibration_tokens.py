@@ -17,7 +17,7 @@ from compress.formats import Weights
 from compress.passes.journal import CALIBRATION, Journal
 from compress.text.tokenizer import load_tokenizer
 from compress_calibration.config import CalibrationConfig
-from compress_calibration.dataset import build, digest
+from compress_calibration.dataset import TokenSet, build, digest
 
 FILE = "calibration.safetensors"
 
@@ -33,6 +33,24 @@ def prepare(
 
     Text of the model's own is sampled from the source model.
     """
+    tokens = built(config, weights, lambda: skeleton, progress)
+    stored = {"ids": tokens.ids}
+    if tokens.mask is not None:
+        stored["mask"] = tokens.mask
+    write_atomic(folder / FILE, save(stored))
+    return tokens.summary.to_json()
+
+
+def built(
+    config: CalibrationConfig,
+    weights: Weights,
+    skeleton: Callable[[], Skeleton],
+    progress: Progress = silent,
+    *,
+    fewest: int | None = None,
+) -> TokenSet:
+    """The rows that a config asks for. skeleton: of the model that writes text of its own. fewest:
+    rows that do, where the texts hold no more; None for all."""
     only_self = all(source.kind == "self" for source in config.sources)
     tokenizer = None if only_self else load_tokenizer(weights.checkpoint.small)
 
@@ -40,14 +58,10 @@ def prepare(
         progress(note("calibrate", f"the model writes {count} rows of {length} tokens"))
         counter = by_tenths(progress, "calibrate", "text written")
         asked = OwnText(count, length, config.seed)
-        return generate(weights, skeleton, asked, progress=counter)
+        return generate(weights, skeleton(), asked, progress=counter)
 
-    tokens = build(config, tokenizer, generate=sample, vocab=weights.spec.vocab)
-    stored = {"ids": tokens.ids}
-    if tokens.mask is not None:
-        stored["mask"] = tokens.mask
-    write_atomic(folder / FILE, save(stored))
-    return tokens.summary.to_json()
+    vocab = weights.spec.vocab
+    return build(config, tokenizer, generate=sample, vocab=vocab, fewest=fewest)
 
 
 def of_run(
@@ -65,12 +79,12 @@ def of_run(
     return prepare(config, weights, skeleton(), folder, progress)
 
 
-def reload(folder: Path, sha256: str) -> tuple[Tensor, Tensor | None]:
+def reload(folder: Path, sha256: str, file: str = FILE) -> tuple[Tensor, Tensor | None]:
     """ids int64 [samples, length] and mask, as `prepare` stored them.
 
     sha256: of the summary. OutputError when the file is gone or holds other tokens.
     """
-    path = folder / FILE
+    path = folder / file
     try:
         stored = load(path.read_bytes())
     except OSError as error:

@@ -11,7 +11,9 @@ import torch
 from compress.checkpoint import ShardLayout
 from compress.checkpoint.outline import Outline, outline_from
 from compress.edits import EDITS
-from compress.edits.learned import Learned, learned_bytes
+from compress.edits.distill import training_bytes
+from compress.edits.edit import ByTraining
+from compress.edits.learned import BySite, learned_bytes
 from compress.plan.memory_needs import EditSize
 from compress.plan.row_counts import ROWS_AT_ONCE, rows_at_once
 from compress.recipe import EditStage, Recipe
@@ -29,6 +31,7 @@ class PassPlan:
     that rounds. source, result: the model before and after the pass. layout: the weight files that
     the pass writes. notes: those of the edit. kept: for each block of the result the index of the
     block of `source` that it is made of. origin: the same of the model that the run was given.
+    part: of the stage that the pass is, where that has several passes.
     """
 
     name: str
@@ -39,6 +42,7 @@ class PassPlan:
     notes: tuple[str, ...] = ()
     kept: tuple[int, ...] = ()
     origin: tuple[int, ...] = ()
+    part: str = ""
 
     @property
     def needs_data(self) -> bool:
@@ -46,21 +50,35 @@ class PassPlan:
         return self.stage is not None and EDITS[self.stage.method].needs_data
 
     @property
+    def trains(self) -> bool:
+        """Whether the pass trains the model."""
+        return self.stage is not None and isinstance(EDITS[self.stage.method].work, ByTraining)
+
+    @property
     def label(self) -> str:
         """The pass in reports and on the terminal: "cast", "quantize"."""
-        return self.name if self.stage is None else self.stage.method
+        if self.stage is None:
+            return self.name
+        return f"{self.stage.method} {self.part}".rstrip()
 
 
-def edit_size(planned: PassPlan, data: CalibrationConfig | None, dtype: torch.dtype) -> EditSize:
-    """What the pass of an edit takes. data: that the recipe calibrates on; dtype: of blocks."""
+def edit_size(
+    planned: PassPlan, given: Outline, data: CalibrationConfig | None, dtype: torch.dtype
+) -> EditSize:
+    """What the pass of an edit takes.
+
+    given: the model that the run was given. data: that the recipe calibrates on; dtype: of blocks.
+    """
     source, stage = planned.source, planned.stage
     assert stage is not None, "the pass is no edit"
     work = EDITS[stage.method].work
-    if isinstance(work, Learned):
+    if isinstance(work, BySite):
         assert data is not None, "the recipe parser asks for calibration where an edit needs it"
         shape = (data.samples, data.length, 2 * source.spec.hidden)
         rows = rows_at_once(shape, dtype, data.spill_bytes)
         most = learned_bytes(source, dtype, rows * data.length)
+    elif isinstance(work, ByTraining):
+        most = training_bytes(source, given, stage.config, data)
     else:
         run = min(max(info.numel for info in source.tensors.values()), ROWS_AT_ONCE)
         most = work.held(source, stage.config, run)
@@ -91,11 +109,14 @@ def plan_edits(recipe: Recipe, source: Outline) -> Iterator[PassPlan]:
     CheckpointError, with the stage's place in the recipe, for a model that an edit cannot change.
     """
     origin = tuple(range(len(source.spec.blocks)))
-    for stage in recipe.edits:
-        with placed(recipe, stage.label):
-            draft = EDITS[stage.method].plan(source, stage.config)
-            result, layout = outline_from(draft.config, draft.entries, recipe.output.shard_size)
-        kept = tuple(range(len(origin))) if draft.blocks is None else draft.blocks
-        origin, name = tuple(origin[i] for i in kept), f"stage.{stage.index}"
-        yield PassPlan(name, stage, source, result, layout, draft.notes, kept, origin)
-        source = result
+    for whole in recipe.edits:
+        for part, stage in whole.parts().items():
+            with placed(recipe, stage.label):
+                draft = EDITS[stage.method].plan(source, stage.config)
+                result, layout = outline_from(draft.config, draft.entries, recipe.output.shard_size)
+            kept = tuple(range(len(origin))) if draft.blocks is None else draft.blocks
+            origin = tuple(origin[i] for i in kept)
+            name = ".".join(filter(None, ("stage", str(stage.index), part)))
+            pair = (source, result)
+            yield PassPlan(name, stage, *pair, layout, draft.notes, kept, origin, part)
+            source = result

@@ -281,7 +281,11 @@ def _run_size(
         None if head is None else head.linear,
         recipe.evaluation,
         exports=bool(recipe.export),
-        edits=[edit_size(each, recipe.calibration, dtype) for each in passes if each.stage],
+        edits=[
+            edit_size(each, passes[0].source, recipe.calibration, dtype)
+            for each in passes
+            if each.stage
+        ],
         drawn=recipe.calibration if any(each.needs_data for each in passes) else None,
     )
 

@@ -52,11 +52,12 @@ def plan_table(plan: Plan, *, modules: bool = False) -> str:
 def _edited(plan: Plan) -> list[str]:
     """What each edit does, and the parameters and bytes that it leaves."""
     lines = []
-    for stage, each in zip(plan.recipe.edits, plan.edits, strict=True):
+    for each in plan.edits:
+        assert each.stage is not None, "the pass is no edit"
         before, after = each.source, each.result
         params = f"{units.count(before.params)} -> {units.count(after.params)} parameters"
         stored = f"{size(before.file_bytes)} -> {size(after.file_bytes)}"
-        lines.append(f"edit     {stage.describe()}: {params}, {stored}")
+        lines.append(f"edit     {each.stage.describe()}: {params}, {stored}")
     return lines
 
 

@@ -1,4 +1,4 @@
-"""Sizes as people write them: 5GB, 500MB, 2GiB."""
+"""Sizes and counts as people write them: 5GB, 500MB, 2GiB; 3M, 300k."""
 
 import re
 
@@ -17,3 +17,13 @@ def byte_size(text: str) -> int | None:
     match = _SIZE.fullmatch(text.strip())
     size = float(match[1]) * _UNITS[(match[2] or "").lower()] if match else 0
     return int(size) if 1 <= size <= _MOST else None
+
+
+_COUNT = re.compile(r"(\d+(?:\.\d+)?)([kMG])")
+_THOUSANDS = {"k": 10**3, "M": 10**6, "G": 10**9}
+
+
+def plain_count(text: str) -> int | None:
+    """The whole number that a count with a letter means; None for any other text."""
+    match = _COUNT.fullmatch(text.strip())
+    return round(float(match[1]) * _THOUSANDS[match[2]]) if match else None

@@ -1,7 +1,7 @@
 """Recipe and Stage: what to do to a checkpoint, in order; complete after parsing."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -164,6 +164,14 @@ class MayBeOpen(Protocol):
     def is_open(self) -> bool: ...
 
 
+@runtime_checkable
+class HasParts(Protocol):
+    """Options of an edit that is several passes, one after another."""
+
+    def parts(self) -> Mapping[str, Any]:
+        """The options of each pass, by its name; a single one has the name ''."""
+
+
 @dataclass(frozen=True, slots=True)
 class EditStage:
     """A stage that changes the model itself; all of them come before those that round layers.
@@ -185,6 +193,12 @@ class EditStage:
     def is_open(self) -> bool:
         """Whether a measurement has yet to say what it does."""
         return isinstance(self.config, MayBeOpen) and self.config.is_open
+
+    def parts(self) -> "dict[str, EditStage]":
+        """The stage of each of its passes, by the pass's name in it, "" for a single one."""
+        if not isinstance(self.config, HasParts):
+            return {"": self}
+        return {name: replace(self, config=part) for name, part in self.config.parts().items()}
 
     def describe(self) -> str:
         """ "cast, dtype bf16"."""

@@ -17,7 +17,6 @@ from compress.report.codec import Writer, write_whole
 from compress.report.layers import layers
 from compress.report.markup import Html, el, join, raw
 from compress.report.quality import quality, samples
-from compress.report.repairs import repairs
 from compress.report.schema import Report
 from compress.report.sections import (
     calibration,
@@ -32,6 +31,7 @@ from compress.report.sections import (
     stages,
     warnings,
 )
+from compress.report.structure import courses, repairs
 from compress.report.summary import model_name
 
 
@@ -80,6 +80,7 @@ def _body(report: Report, script: str) -> Html:
         opening(report),
         model(report),
         repairs(report),
+        courses(report),
         sizes(report),
         errors(report),
         plan(report),

@@ -131,12 +131,34 @@ class LinearRepair:
 
 
 @dataclass(frozen=True, slots=True)
+class Course:
+    """A training, measured from its start to its end.
+
+    name: what was trained, "model" or "block 3". start, end: loss on held-out rows, before and with
+        the state that was kept. ended: why it went no further.
+    steps, tokens, losses, held, rates: a number for each measurement: steps done, tokens trained
+        on, mean loss since the measurement before (None at the start), loss on held-out rows, and
+        rate of the last step.
+    """
+
+    name: str
+    start: float
+    end: float
+    ended: str
+    steps: tuple[int, ...] = ()
+    tokens: tuple[int, ...] = ()
+    losses: tuple[float | None, ...] = ()
+    held: tuple[float, ...] = ()
+    rates: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class StageRecord:
     """A step of the run, in the order of the recipe; evaluation is a stage too.
 
     others: share of the machine's processor time that other programs took meanwhile, in [0, 1];
         None where the system does not say.
-    repairs: of a stage that changes the structure, by what data shows.
+    repairs: of a stage that changes the structure, by what data shows. courses: of one that trains.
     """
 
     name: str
@@ -146,6 +168,7 @@ class StageRecord:
     layers: tuple[Layer, ...] = ()
     others: float | None = None
     repairs: tuple[LinearRepair, ...] = ()
+    courses: tuple[Course, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

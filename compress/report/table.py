@@ -6,8 +6,8 @@ from pathlib import Path
 from compress.report import tasks, units
 from compress.report.disturbance import disturbance, taken
 from compress.report.proofs import loaded, proved
-from compress.report.repairs import repaired
 from compress.report.schema import Export, Report, Sample, TextQuality
+from compress.report.structure import repaired, trained
 from compress.report.summary import (
     bits_before,
     has_before,
@@ -50,6 +50,8 @@ def render_table(report: Report, page: str | Path | None = None) -> str:
         lines += ["", *_said("Warning", warning)]
     for line in filter(None, map(repaired, report.stages)):
         lines += ["", *_said("Refitted", line)]
+    for line in filter(None, map(trained, report.stages)):
+        lines += ["", *_said("Trained", line)]
     if report.loads is not None:
         lines += ["", *_said("Loads", loaded(report.loads)), *_notes(report.loads.detail)]
     for export in report.exports:

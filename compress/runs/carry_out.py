@@ -14,9 +14,10 @@ from compress.formats import Weights, open_weights
 from compress.passes import journal as journals
 from compress.passes.context import PassContext
 from compress.passes.edit import WRITTEN, apply_edit, edit_units
-from compress.passes.journal import Journal, PassJournal
+from compress.passes.journal import Journal, PassJournal, Spent
 from compress.passes.quantize import stream
 from compress.passes.structure.files import learned_units, repairs_of
+from compress.passes.training.units import courses_of, training_units
 from compress.plan.passes import PassPlan
 from compress.report.schema import StageRecord, StockLoad
 from compress.runs import measuring
@@ -54,8 +55,8 @@ def _chosen(session: Session, journal: Journal, index: int, made: Checkpoint | N
     The journal has what was chosen, so a resumed run goes on with it.
     """
     plan = session.plan
-    stage = plan.recipe.edits[index]
-    if not stage.is_open:
+    stage = plan.edits[index].stage
+    if stage is None or not stage.is_open:
         return session
     # Late: an edit by tensor never loads transformers.
     from compress.passes.structure.choices import choose, chosen
@@ -85,8 +86,7 @@ def _edit(
     begun = journal.passes.get(planned.name)
     if begun is not None and journals.WHOLE in begun.units:
         _remove_input(session, index)
-        repairs = repairs_of(begun.units)
-        return StageRecord(planned.label, **asdict(begun.spent), repairs=repairs), None
+        return _told(planned, begun, begun.spent), None
     part = journal.begin(planned.name)
     earlier = [x for unit in part.units.values() for x in unit.get(WRITTEN, ())]
     folder = session.output.partial if is_last else _folder(session, planned)
@@ -104,9 +104,14 @@ def _edit(
     if written is not None:
         part.record(journals.WHOLE, {"sha256": written.sha256()})
     _remove_input(session, index)
-    layers, repairs = layers_of(plan, {}) if is_last else (), repairs_of(part.units)
-    spent = asdict(part.spent_so_far())
-    return StageRecord(planned.label, **spent, layers=layers, repairs=repairs), written
+    record = _told(planned, part, part.spent_so_far())
+    return replace(record, layers=layers_of(plan, {}) if is_last else ()), written
+
+
+def _told(planned: PassPlan, part: PassJournal, spent: Spent) -> StageRecord:
+    """The record of the pass of an edit."""
+    repairs, courses = repairs_of(part.units), courses_of(part.units)
+    return StageRecord(planned.label, **asdict(spent), repairs=repairs, courses=courses)
 
 
 def _prove(session: Session, part: PassJournal, folder: Path, planned: PassPlan) -> None:
@@ -132,6 +137,8 @@ def _loads(journal: Journal) -> StockLoad | None:
 
 def _units_of(planned: PassPlan) -> list[str]:
     """All units of the pass of an edit."""
+    if planned.trains:
+        return training_units(planned)
     if planned.needs_data:
         return learned_units(planned)
     return [unit for unit, _, _ in edit_units(planned.source)]
@@ -143,6 +150,12 @@ def _apply(session: Session, work: PassContext, planned: PassPlan) -> None:
         apply_edit(work, planned)
         return
     # Late: an edit by tensor never loads transformers.
+    if planned.trains:
+        from compress.passes.training.setting import TrainingPass
+        from compress.passes.training.train import carry_out_training
+
+        carry_out_training(TrainingPass(work, planned, session.weights, session.output.partial))
+        return
     from compress.passes.structure.change import LearnedPass
     from compress.passes.structure.learned import apply_learned
 

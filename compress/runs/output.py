@@ -16,7 +16,7 @@ from compress.machine.memory import TOLERANCE
 from compress.passes import journal as journals
 from compress.passes import outliers
 from compress.passes.identity import marks, refuse_other_result
-from compress.passes.structure.files import STATES
+from compress.passes.structure.files import WORKING as WORKING_FOLDER
 from compress.plan.memory_needs import evaluated_tokens
 from compress.plan.plan import Plan
 from compress.report.units import size, two_sizes
@@ -27,7 +27,7 @@ PROOF = "loading"  # the folder of what a fresh process is asked
 # The run's own files inside OUT.partial, gone when it is published; stages' folders beside.
 WORKING = (
     *("journal.json", CALIBRATION_FILE, "hidden.0", "hidden.1", "evaluation"),
-    *STATES,
+    WORKING_FOLDER,
     PROOF,
     outliers.WORKING,
 )

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from compress.blocks.skeleton import Skeleton
 from compress.blocks.states import HiddenStates
-from compress.blocks.walk import Chain, TokenBatch, token_batches
+from compress.blocks.walk import Chain, LoadedBlock, Passage, TokenBatch, token_batches
 from compress.formats import Weights
 from compress.passes.context import PassContext
 from compress.passes.structure.files import EDITED, SOURCE, states_path
@@ -21,6 +21,7 @@ from compress.passes.structure.tokens import skeleton_of
 from compress.plan.passes import PassPlan
 from compress.plan.row_counts import rows_at_once
 
+DEFAULT_SPILL = 256 << 20  # bytes of a batch where no calibration says how many
 HELD_OUT = 8  # one row of so many, and at least one, is held out of every fit
 
 
@@ -58,10 +59,10 @@ def open_chains(
 ) -> Chains:
     """The chains over those tokens, with their files in `folder`; nothing is written yet."""
     config = work.plan.recipe.calibration
-    assert config is not None, "the recipe parser asks for calibration where an edit needs it"
+    spill = DEFAULT_SPILL if config is None else config.spill_bytes
     ids, mask = tokens
     hidden = source.spec.hidden
-    rows = rows_at_once((*ids.shape, 2 * hidden), torch.float32, config.spill_bytes)
+    rows = rows_at_once((*ids.shape, 2 * hidden), torch.float32, spill)
     batches, held = _batches(ids, mask, min(rows, max(1, len(ids) // work.ranks.size)))
     share = batches[work.ranks.rank :: work.ranks.size]
 
@@ -89,3 +90,40 @@ def _batches(ids: Tensor, mask: Tensor | None, rows: int) -> tuple[tuple[TokenBa
     fit = token_batches(ids[:first], masks[0], rows)
     held = token_batches(ids[first:], masks[1], rows)
     return (*fit, *(replace(x, index=x.index + len(fit)) for x in held)), len(fit)
+
+
+def embed(chains: Chains) -> None:
+    """Store what enters the first block of each chain."""
+    for chain in (chains.source, chains.edited):
+        chain.embed()
+    _pass_through(chains, range(chains.origin[0]), 0)
+    chains.flush(0)
+
+
+def load(chain: Chain, index: int, turn: int) -> LoadedBlock:
+    """A block of a chain, with the states that enter block `turn` of the result."""
+    passage = Passage(chain.batches, chain.entering(turn), chain.entering(turn + 1))
+    module = chain.skeleton.load_block(chain.weights, index)
+    return LoadedBlock(chain.weights.spec.blocks[index], module, chain.skeleton, passage)
+
+
+def advance_source(chains: Chains, turn: int) -> LoadedBlock:
+    """The source's block that block `turn` of the result stands for, loaded.
+
+    Its outputs, behind those of the blocks that nothing stands for, are stored as what enters the
+    next.
+    """
+    first, after = chains.origin[turn], chains.origin[turn + 1]
+    source = load(chains.source, first, turn)
+    source.run_on()
+    _pass_through(chains, range(first + 1, after), turn + 1)
+    return source
+
+
+def _pass_through(chains: Chains, gap: range, turn: int) -> None:
+    """Pass the source's states that enter block `turn` of the result through some of its blocks, in
+    place: who dies here begins the unit again, from the other file."""
+    chain, states = chains.source, chains.source.entering(turn)
+    for index in gap:
+        loaded = chain.load(chain.weights.spec.blocks[index])
+        loaded.on(Passage(chain.batches, states, states)).run_on()

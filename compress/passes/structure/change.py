@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from compress.arch.resize.cut import cut, cut_name
 from compress.arch.spec import BlockSpec, LinearSpec
 from compress.blocks.linear import linear_bias, linear_weight, set_linear_weight
-from compress.blocks.walk import Chain, LoadedBlock, Passage
+from compress.blocks.walk import LoadedBlock
 from compress.checkpoint.shards.dtypes import TORCH_DTYPES
 from compress.edits import EDITS
-from compress.edits.learned import Learned, LinearChange, joined
+from compress.edits.learned import BySite, LinearChange, joined
 from compress.edits.repair.ridge import Affine
 from compress.formats import Weights
 from compress.passes.context import PassContext, block_tensors
@@ -34,9 +34,9 @@ class LearnedPass:
     folder: Path
 
     @property
-    def learned(self) -> Learned:
+    def learned(self) -> BySite:
         found = EDITS[self.method].work
-        assert isinstance(found, Learned), "the edit looks at no data"
+        assert isinstance(found, BySite), "the edit looks at no data"
         return found
 
     @property
@@ -48,13 +48,6 @@ class LearnedPass:
     def config(self) -> Any:
         assert self.planned.stage is not None, "the pass is no edit"
         return self.planned.stage.config
-
-
-def load(chain: Chain, index: int, turn: int) -> LoadedBlock:
-    """A block of a chain, with the states that enter block `turn` of the result."""
-    passage = Passage(chain.batches, chain.entering(turn), chain.entering(turn + 1))
-    module = chain.skeleton.load_block(chain.weights, index)
-    return LoadedBlock(chain.weights.spec.blocks[index], module, chain.skeleton, passage)
 
 
 def changed(each: LearnedPass, pair: Pair, config: Any) -> Iterator[LinearChange]:

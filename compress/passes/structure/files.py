@@ -1,6 +1,6 @@
 """Units of a pass that looks at data, and the files of hidden states that it keeps."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,22 @@ FACTS = "facts"  # key of a block's record: lines of the report about its linear
 SOURCE, EDITED = "source", "edited"  # the two chains
 
 
+WORKING = "working"  # the folder in OUT.partial of such files
+
+
 def states_path(folder: Path, chain: str, turn: int) -> Path:
     """Of the states of a chain; the two turns are used one after the other."""
     return folder / f"states.{chain}.{turn}"
 
 
-STATES = tuple(states_path(Path(), x, turn).name for x in (SOURCE, EDITED) for turn in (0, 1))
+def make_working(partial: Path) -> Path:
+    """The folder of files that a pass keeps for the time being, in OUT.partial."""
+    folder = partial / WORKING
+    if not folder.is_dir():
+        with disk.refusing(f"make {folder}"):
+            disk.mkdir(folder)
+            disk.fsync_path(partial)
+    return folder
 
 
 def learned_units(planned: PassPlan) -> list[str]:
@@ -34,8 +44,14 @@ def repairs_of(units: Mapping[str, Any]) -> tuple[LinearRepair, ...]:
     return tuple(LinearRepair(**fact) for facts in listed for fact in facts)
 
 
-def remove_states(folder: Path) -> None:
-    """Remove the hidden states of a pass that is done."""
-    for name in STATES:
+def remove_files(folder: Path, names: Iterable[str]) -> None:
+    """Remove files of a pass that is done, as far as they are there."""
+    for name in names:
         if (folder / name).exists():
             disk.unlink(folder / name)
+
+
+def remove_states(folder: Path) -> None:
+    """Remove the hidden states of a pass that is done."""
+    paths = [states_path(folder, x, turn) for x in (SOURCE, EDITED) for turn in (0, 1)]
+    remove_files(folder, [path.name for path in paths])

@@ -10,8 +10,8 @@ from compress.blocks.skeleton import Skeleton
 from compress.blocks.states import HiddenStates
 from compress.blocks.walk import Chain, LoadedBlock, token_batches
 from compress.errors import CheckpointError
-from compress.passes.structure.chains import Chains
-from compress.passes.structure.change import LearnedPass, changed, cut_block, load
+from compress.passes.structure.chains import Chains, load
+from compress.passes.structure.change import LearnedPass, changed, cut_block
 from compress.passes.structure.observe import Pair, is_plain
 
 # What rounding in fp32 leaves of the output; sums of 2,048 tokens and a solve leave 1e-6 of it.

@@ -12,14 +12,13 @@ from typing import Any
 
 from compress.arch.resize.cut import Kept, cut_name
 from compress.arch.spec import BlockSpec
-from compress.blocks.walk import Passage
 from compress.events import Event
 from compress.passes.context import block_tensors, record_unit
 from compress.passes.copying import copy
 from compress.passes.edit import WRITTEN
-from compress.passes.structure.chains import Chains, open_chains
-from compress.passes.structure.change import LearnedPass, changed, cut_block, load
-from compress.passes.structure.files import FACTS, learned_units, remove_states
+from compress.passes.structure.chains import Chains, advance_source, embed, load, open_chains
+from compress.passes.structure.change import LearnedPass, changed, cut_block
+from compress.passes.structure.files import FACTS, learned_units, make_working, remove_states
 from compress.passes.structure.identity import check_identity
 from compress.passes.structure.observe import Pair, is_plain
 from compress.passes.structure.tokens import tokens_of
@@ -37,14 +36,15 @@ def apply_learned(each: LearnedPass) -> None:
         tokens = tokens_of(work, each.source, each.folder)
         if IDENTITY not in work.journal.units:
             record_unit(work, IDENTITY, {DIFFERENCE: check_identity(each, tokens[0])})
-        chains = open_chains(work, each.planned, each.source, tokens, each.folder)
+        folder = make_working(each.folder)
+        chains = open_chains(work, each.planned, each.source, tokens, folder)
         names, began = learned_units(each.planned), time.perf_counter()
         for unit in _all_units(each, chains):
             now = time.perf_counter()
             position = names.index(unit) + 1
             work.progress(Event(stage.method, shown(unit), position, len(names), now - began))
             began = now
-    remove_states(each.folder)
+    remove_states(folder)
 
 
 def _all_units(each: LearnedPass, chains: Chains) -> Iterator[str]:
@@ -54,15 +54,13 @@ def _all_units(each: LearnedPass, chains: Chains) -> Iterator[str]:
         inside = {name for block in work.weights.spec.blocks for name in block_tensors(block)}
         outside = [name for name in each.planned.source.tensors if name not in inside]
         spec, layers = work.weights.spec, each.planned.kept
-        names = {name: cut_name(spec, name, Kept(), layers) or name for name in outside}
-        copy(work.checkpoint, work.writer, outside, names)
+        called = {name: cut_name(spec, name, Kept(), layers) for name in outside}
+        names = {name: to for name, to in called.items() if to is not None}
+        copy(work.checkpoint, work.writer, names, names)
         _record(each, OUTSIDE, list(names.values()))
         yield OUTSIDE
     if EMBED not in done:
-        chains.source.embed()
-        chains.edited.embed()
-        _skip(chains, range(chains.origin[0]), 0)
-        chains.flush(0)
+        embed(chains)
         record_unit(work, EMBED, {})
         yield EMBED
     for block in each.planned.result.spec.blocks:
@@ -71,22 +69,11 @@ def _all_units(each: LearnedPass, chains: Chains) -> Iterator[str]:
             yield block_unit(block.index)
 
 
-def _skip(chains: Chains, gap: range, turn: int) -> None:
-    """Pass the source's states that enter block `turn` of the edited model through its blocks that
-    nothing stands for, in place: who dies here begins the unit again, from the other file."""
-    chain, states = chains.source, chains.source.entering(turn)
-    for index in gap:
-        loaded = chain.load(chain.weights.spec.blocks[index])
-        loaded.on(Passage(chain.batches, states, states)).run_on()
-
-
 def _block(each: LearnedPass, chains: Chains, result: BlockSpec) -> None:
     """Change, write and record one block; leave the states behind it. result: of the result."""
     work, turn = each.work, result.index
     kept = each.planned.kept[turn]
-    source = load(chains.source, chains.origin[turn], turn)
-    source.run_on()
-    _skip(chains, range(chains.origin[turn] + 1, chains.origin[turn + 1]), turn + 1)
+    source = advance_source(chains, turn)
     edited = load(chains.edited, kept, turn)
     pair = Pair(chains, source, edited, is_plain(source))
     changes = list(changed(each, pair, each.config))

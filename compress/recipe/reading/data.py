@@ -38,7 +38,7 @@ def read_calibration(node: Node | None, seed: int) -> CalibrationConfig | None:
     check_keys(node, keys, field_names(CalibrationConfig))
     if "sources" not in keys:
         raise missing(node, "sources", "'self' or a list of texts")
-    keys["sources"] = _long_list(keys["sources"], SOURCE_KINDS, field_names(SourceConfig))
+    keys["sources"] = source_list(keys["sources"])
     values = {"seed": seed, **read_fields(CalibrationConfig, node, keys)}
     return make(CalibrationConfig, values, node)
 
@@ -58,6 +58,11 @@ def read_evaluation(node: Node | None, seed: int) -> EvaluationConfig | None:
     if "tasks" in keys:
         keys["tasks"] = task_list(keys["tasks"])
     return make(EvaluationConfig, read_fields(EvaluationConfig, node, keys), node)
+
+
+def source_list(node: Node) -> Node:
+    """Sources of tokens with every entry in its long form."""
+    return _long_list(node, SOURCE_KINDS, field_names(SourceConfig))
 
 
 def _long_list(node: Node, kinds: tuple[str, ...], fields: tuple[str, ...]) -> Node:

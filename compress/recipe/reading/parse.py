@@ -22,6 +22,7 @@ from compress.recipe.reading.reader import (
 from compress.recipe.reading.stages import as_bytes, check_edits, read_stages
 from compress.recipe.reading.tree import Node, Origin, problem, read_tree, walk
 from compress.recipe.schema import (
+    EditStage,
     KvCache,
     OutputConfig,
     Places,
@@ -122,19 +123,17 @@ def check(recipe: Recipe) -> None:
         )
     _check_held_out(recipe)
     _check_rows(recipe)
+    _check_trained(recipe)
     if recipe.export:
         check_exports(recipe)
 
 
 def _needing_data(recipe: Recipe) -> list[str]:
     """Every place that asks for calibration data, as the front of a message."""
-    from compress.edits import EDITS
     from compress.methods import METHODS
 
     places = [
-        f"{edit.at('method')}: {edit.method!r}"
-        for edit in recipe.edits
-        if EDITS[edit.method].needs_data
+        f"{edit.at('method')}: {edit.method!r}" for edit in recipe.edits if _reads_calibration(edit)
     ]
     for stage in recipe.stages:
         if stage.target is not None:
@@ -195,17 +194,43 @@ def _check_held_out(recipe: Recipe) -> None:
             )
 
 
+def _reads_calibration(edit: EditStage) -> bool:
+    """Whether an edit looks at the recipe's calibration data; one may have texts of its own."""
+    from compress.edits import EDITS
+    from compress.edits.distill import DistillConfig
+
+    own = isinstance(edit.config, DistillConfig) and edit.config.sources is not None
+    return EDITS[edit.method].needs_data and not own
+
+
 def _check_rows(recipe: Recipe) -> None:
     """An edit that looks at data holds rows out of what it fits by."""
-    from compress.edits import EDITS
-
     calibration = recipe.calibration
-    edit = next((x for x in recipe.edits if EDITS[x.method].needs_data), None)
+    edit = next((x for x in recipe.edits if _reads_calibration(x)), None)
     if edit is not None and calibration is not None and calibration.samples < 2:
         raise RecipeError(
             f"{recipe.at('calibration.samples')}: is {calibration.samples}; {edit.method} holds a"
             " row out of what it fits by, so give it 2 or more"
         )
+
+
+def _check_trained(recipe: Recipe) -> None:
+    """What is evaluated on is no text to train on."""
+    from compress.edits.distill import DistillConfig
+
+    texts = () if recipe.evaluation is None else recipe.evaluation.texts
+    evaluated = {path for text in texts for path in text.source().paths}
+    for edit in recipe.edits:
+        if not isinstance(edit.config, DistillConfig):
+            continue
+        own = edit.config.sources
+        calibrated = () if recipe.calibration is None else recipe.calibration.sources
+        both = [x for s in (calibrated if own is None else own) for x in s.paths if x in evaluated]
+        if both:
+            raise RecipeError(
+                f"{edit.at('method')}: distill trains on {both[0]}, which is also evaluated on;"
+                " give it another text (sources), or evaluate on another"
+            )
 
 
 def _read_name(root: Node, keys: Mapping[str, Node]) -> str:

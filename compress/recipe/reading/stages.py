@@ -5,8 +5,9 @@ from dataclasses import replace
 
 from compress.errors import RecipeError
 from compress.quant.scheme import QuantScheme
-from compress.recipe.byte_sizes import EXPECTED, byte_size
+from compress.recipe.byte_sizes import EXPECTED, byte_size, plain_count
 from compress.recipe.reading.budget import read_budget
+from compress.recipe.reading.data import source_list
 from compress.recipe.reading.patterns import read_patterns
 from compress.recipe.reading.reader import (
     check_keys,
@@ -91,6 +92,12 @@ def _read_edit(node: Node, index: int, places: Places) -> EditStage | None:
         return None
     config = EDITS[word.text].config
     check_keys(node, keys, ("method", *field_names(config)))
+    if "tokens" in keys:
+        keys["tokens"] = as_count(keys["tokens"])
+    if "sources" in keys:
+        keys["sources"] = source_list(keys["sources"])
+    if "scope" in keys:
+        keys["scope"] = as_list(keys["scope"])
     return EditStage(word.text, make(config, read_fields(config, node, keys), node), index, places)
 
 
@@ -138,6 +145,18 @@ def _targets(node: Node | None) -> tuple[str, ...]:
     if node is not None and not patterns:
         raise problem(node, "is empty; leave it out to take all layers of the blocks")
     return patterns
+
+
+def as_list(node: Node) -> Node:
+    """One word as a list of one."""
+    return node if isinstance(node.content, tuple) else replace(node, content=(node,))
+
+
+def as_count(node: Node) -> Node:
+    """A number like "3M" or "300k" as the same node in plain digits; any other as it is."""
+    text = node.content.text if isinstance(node.content, Scalar) else ""
+    count = plain_count(text)
+    return node if count is None else replace(node, content=Scalar(str(count)))
 
 
 def as_bytes(node: Node) -> Node:

@@ -1,0 +1,113 @@
+"""distill: trains what earlier edits left to say what the source says.
+
+Knowledge distillation (Hinton et al. 2015, https://arxiv.org/abs/1503.02531) on the model's own
+logits, as Minitron does behind its cuts (https://arxiv.org/abs/2407.14679): no labels but the
+teacher's. Scope `block` trains each block alone to give what the source's gave, scope `model` the
+whole model on the divergence of its next tokens. Names, shapes and config.json stay as they are.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from compress.checkpoint.outline import Outline
+from compress.distill.memory import (
+    MicroBatch,
+    adapter_shapes,
+    all_shapes,
+    block_bytes,
+    model_bytes,
+)
+from compress.edits.edit import Edited
+from compress.edits.writers import check_roles
+from compress.errors import CheckpointError, RecipeError
+from compress_calibration.config import CalibrationConfig, SourceConfig
+
+FLOATS = ("F32", "BF16", "F16")
+MICRO = 8  # rows at once: more were no faster on two cores
+DEFAULT_LENGTH = 512  # of a row, where no calibration says
+ScopeName = Literal["block", "model"]
+
+
+@dataclass(frozen=True, slots=True)
+class DistillConfig:
+    """tokens: to train on, in each scope; texts that hold fewer are read again and again.
+
+    scope: "block", "model", or both in this order. teacher: the model that the run was given.
+    train: "all" parameters, those that edits have "changed", or "lora" (adapters of `rank` on all
+    linears, merged in the end); of scope "model". loss: "kl" (of the student from the teacher),
+    "reverse_kl" or "jsd"; ce: share of the text's own next token in it, 0 to 1.
+    rate: the peak; None for one that follows the damage. schedule, optimizer: docs/structure.md.
+    batch: rows of a step. every: steps between two looks at held-out rows. patience: such looks
+    without a better one after which it stops; 0 for never.
+    cache: likeliest tokens of the teacher that are kept for each token, with the mass of the rest;
+    0 for none: the teacher is then in memory too.
+    sources, length: texts of its own and their rows; None for those of the calibration, behind its
+    rows.
+    """
+
+    tokens: int
+    scope: tuple[ScopeName, ...] = ("block", "model")
+    teacher: Literal["source"] = "source"
+    train: Literal["all", "changed", "lora"] = "all"
+    rank: int = 16
+    loss: Literal["kl", "reverse_kl", "jsd"] = "kl"
+    ce: float = 0.0
+    rate: float | None = None
+    schedule: Literal["cosine", "wsd"] = "cosine"
+    optimizer: Literal["adamw", "adafactor"] = "adamw"
+    batch: int = 16
+    every: int = 50
+    patience: int = 0
+    cache: int = 64
+    sources: tuple[SourceConfig, ...] | None = None
+    length: int | None = None
+
+    def __post_init__(self) -> None:
+        at_least = {"tokens": 1, "rank": 1, "batch": 1, "every": 1, "patience": 0, "cache": 0}
+        for name, least in at_least.items():
+            if getattr(self, name) < least:
+                raise RecipeError(f"{name} is {getattr(self, name)}; it is {least} or more")
+        if self.length is not None and self.length < 2:
+            raise RecipeError(f"length is {self.length}; a row holds 2 tokens or more")
+        if not 0 <= self.ce <= 1:
+            raise RecipeError(f"ce is {self.ce:g}; it is a share, 0 to 1")
+        if self.rate is not None and self.rate <= 0:
+            raise RecipeError(f"rate is {self.rate:g}; it is above 0")
+        if self.scope not in (("block",), ("model",), ("block", "model")):
+            words = ", ".join(self.scope)
+            raise RecipeError(f"scope is [{words}]; it takes block, model, or [block, model]")
+
+    def parts(self) -> Mapping[str, "DistillConfig"]:
+        """Each scope is a pass of its own."""
+        if len(self.scope) < 2:
+            return {"": self}
+        return {scope: replace(self, scope=(scope,)) for scope in self.scope}
+
+
+def plan(source: Outline, config: DistillConfig) -> Edited:
+    """The same tensors. CheckpointError for weights that are no floats of 16 or 32 bits."""
+    check_roles(source.spec)
+    trained = {name for block in source.spec.blocks for name, _ in block.modules}
+    tensors = [x for x in source.tensors.values() if x.name in trained]
+    odd = next((x for x in tensors if x.dtype not in FLOATS), None)
+    if odd is not None:
+        raise CheckpointError(
+            f"tensor {odd.name} is stored as {odd.dtype}; {', '.join(FLOATS)} can be trained"
+        )
+    return Edited(dict(source.config), tuple(source.entries))
+
+
+def training_bytes(
+    source: Outline, given: Outline, config: DistillConfig, data: CalibrationConfig | None
+) -> int:
+    """Most bytes that a pass of one scope works with. given: the model that the teacher is."""
+    length = config.length or (DEFAULT_LENGTH if data is None else data.length)
+    rows = min(config.batch, MICRO)
+    batch = MicroBatch(rows, length)
+    if config.scope == ("block",):
+        return block_bytes(source, batch, config.optimizer).total
+    lora = config.train == "lora"
+    trained = adapter_shapes(source.spec, config.rank) if lora else all_shapes(source)
+    teacher = None if config.cache else given
+    return model_bytes(source, trained, batch, config.optimizer, teacher).total

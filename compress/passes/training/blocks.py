@@ -1,0 +1,103 @@
+"""The pass that trains each block alone, on what enters it in the edited model: scope "block".
+
+In memory are one block of each chain and the optimizer of one.
+"""
+
+import time
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from compress.arch.spec import BlockSpec
+from compress.blocks.walk import LoadedBlock
+from compress.checkpoint.shards.dtypes import TORCH_DTYPES
+from compress.distill.block import block_scope
+from compress.distill.loop import Learned, train
+from compress.distill.trained import Trained
+from compress.events import Event
+from compress.passes.context import block_tensors, record_unit
+from compress.passes.copying import copy
+from compress.passes.edit import WRITTEN
+from compress.passes.ranks import decided
+from compress.passes.structure.chains import Chains, advance_source, embed, load, open_chains
+from compress.passes.structure.files import remove_states
+from compress.passes.training.rows import rows_of
+from compress.passes.training.setting import TrainingPass, training_of
+from compress.passes.training.units import LEARNED, told
+from compress.passes.training.whole import joined
+from compress.passes.units import EMBED, OUTSIDE, block_unit, shown
+
+
+def train_blocks(each: TrainingPass) -> None:
+    """Carry out what the journal does not have as finished."""
+    work, done = each.work, each.work.journal.units
+    learn, held = rows_of(each)
+    rows = joined(learn, held)
+    chains = open_chains(work, each.planned, each.source, (rows.ids, rows.mask), each.working)
+    blocks = each.planned.result.spec.blocks
+    if OUTSIDE not in done:
+        inside = {name for block in blocks for name in block_tensors(block)}
+        outside = [name for name in work.checkpoint.tensors if name not in inside]
+        copy(work.checkpoint, work.writer, outside)
+        _record(each, OUTSIDE, outside)
+    if EMBED not in done:
+        embed(chains)
+        record_unit(work, EMBED, {})
+    for block in blocks:
+        began = time.perf_counter()
+        if block_unit(block.index) not in done:
+            _block(each, chains, block, len(held.ids))
+            spent = time.perf_counter() - began
+            unit = shown(block_unit(block.index))
+            work.progress(Event("distill", unit, block.index + 1, len(blocks), spent))
+    remove_states(each.working)
+
+
+def _block(each: TrainingPass, chains: Chains, spec: BlockSpec, held: int) -> None:
+    """Train, write and record one block; leave the states behind it."""
+    work, turn = each.work, spec.index
+    advance_source(chains, turn).free()
+    edited = load(chains.edited, turn, turn)
+    learned = decided(work.ranks, partial(_trained, each, chains, edited, held))
+    names = block_tensors(spec)
+    rest = [name for name in names if name not in learned.weights]
+    copy(work.checkpoint, work.writer, rest)
+    for name, value in learned.weights.items():
+        work.writer.write(name, value)
+    edited.run_on()
+    chains.flush(turn + 1)
+    _record(each, block_unit(turn), names, learned)
+
+
+def _trained(each: TrainingPass, chains: Chains, edited: LoadedBlock, held: int) -> Learned:
+    """What becomes of a block; its module computes with that from here on."""
+    work, spec = each.work, edited.spec
+    edited.module.requires_grad_(True)
+    parameters = dict(edited.module.named_parameters())
+    named = {tensor: parameters[path] for tensor, path in spec.modules if path in parameters}
+    before = {name: value.detach().clone() for name, value in named.items()}
+    scope = block_scope(
+        edited, Trained(named, named), chains.source.entering(spec.index + 1), held, each.seed
+    )
+    length = edited.between.batches[0].ids.shape[1]
+    training = training_of(each.config, scope.rows, length, each.seed)
+    stored = TORCH_DTYPES[work.checkpoint.main_dtype]
+    learned = train(replace(scope, micro=training.micro), training, stored, progress=work.progress)
+    with torch.no_grad():
+        for name, value in () if learned.weights else before.items():
+            named[name].copy_(value)
+    edited.module.requires_grad_(False)
+    return learned
+
+
+def _record(
+    each: TrainingPass, unit: str, names: list[str], learned: Learned | None = None
+) -> None:
+    """Flush what a unit wrote, then record it."""
+    work = each.work
+    if work.ranks.rank == 0:
+        work.writer.flush(names)
+    work.writer.written |= set(names)
+    what = {} if learned is None else {LEARNED: told(unit, learned)}
+    record_unit(work, unit, {WRITTEN: names, **what})

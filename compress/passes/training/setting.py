@@ -1,0 +1,74 @@
+"""What a pass that trains works with, and how its stage asks for it."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from compress.distill.loop import Training
+from compress.distill.losses import Objective
+from compress.edits.distill import MICRO, DistillConfig
+from compress.formats import Weights
+from compress.passes.context import PassContext
+from compress.passes.structure.files import make_working
+from compress.plan.passes import PassPlan
+from compress.recipe import Recipe
+from compress_calibration.config import CalibrationConfig
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TrainingPass:
+    """source: the recipe's model, the teacher. folder: OUT.partial."""
+
+    work: PassContext
+    planned: PassPlan
+    source: Weights
+    folder: Path
+
+    @property
+    def config(self) -> DistillConfig:
+        stage = self.planned.stage
+        assert stage is not None and isinstance(stage.config, DistillConfig), "no such stage"
+        return stage.config
+
+    @property
+    def working(self) -> Path:
+        """The folder of files for the time being."""
+        return make_working(self.folder)
+
+    @property
+    def seed(self) -> int:
+        return self.work.plan.recipe.seed
+
+
+def training_of(config: DistillConfig, rows: int, length: int, seed: int) -> Training:
+    """How long and how fast. rows: to train on, each of `length` tokens."""
+    batch = min(config.batch, rows)
+    return Training(
+        steps=max(1, config.tokens // (batch * length)),
+        batch=batch,
+        micro=min(MICRO, batch),
+        optimizer=config.optimizer,
+        schedule=config.schedule,
+        rate=config.rate,
+        every=config.every,
+        patience=config.patience,
+        seed=seed,
+    )
+
+
+def objective_of(config: DistillConfig) -> Objective:
+    """What the student is held to."""
+    return Objective(config.loss, config.ce)
+
+
+def data_of(recipe: Recipe, config: DistillConfig, context: int) -> tuple[CalibrationConfig, int]:
+    """The rows that are drawn, at most, and how many of the first of them are calibration's."""
+    base, own = recipe.calibration, config.sources
+    if base is None:
+        assert own is not None, "the recipe parser asks for texts"
+        base = CalibrationConfig(own, seed=recipe.seed)
+        base = replace(base, length=min(base.length, context or base.length))
+    length = config.length or base.length
+    skip = base.samples if own is None else 0
+    most = -(-config.tokens // length)
+    sources = base.sources if own is None else own
+    return replace(base, sources=sources, length=length, samples=skip + most), skip

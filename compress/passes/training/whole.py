@@ -1,0 +1,97 @@
+"""The pass that trains the whole student: scope "model"."""
+
+import time
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from compress.checkpoint.shards.dtypes import TORCH_DTYPES
+from compress.distill.loop import Learned, train
+from compress.distill.model import ModelScope
+from compress.distill.rows import TokenRows
+from compress.distill.state import State, read_state, write_state
+from compress.distill.student import WholeModel, open_whole
+from compress.distill.trained import Trained, adapters, only, whole
+from compress.passes.context import record_unit
+from compress.passes.copying import copy
+from compress.passes.edit import WRITTEN
+from compress.passes.structure.files import remove_files
+from compress.passes.structure.tokens import skeleton_of
+from compress.passes.training.changed import changed_tensors
+from compress.passes.training.rows import rows_of
+from compress.passes.training.setting import (
+    TrainingPass,
+    objective_of,
+    training_of,
+)
+from compress.passes.training.teacher import teacher_of
+from compress.passes.training.units import LEARNED, OF_MODEL, STATE, WEIGHTS, told
+
+SAVED_EVERY = 30.0  # seconds of a training that a kill may cost
+
+
+def train_model(each: TrainingPass) -> None:
+    """Carry out what the journal does not have as finished."""
+    work = each.work
+    learn, held = rows_of(each)
+    every = joined(learn, held)
+    teacher = teacher_of(each, every)
+    student = open_whole(work.weights, skeleton_of(work, work.weights))
+    trained = _trained(each, student)
+    training = training_of(each.config, len(learn.ids), learn.ids.shape[1], each.seed)
+    scope = ModelScope(
+        student, trained, teacher, learn, held, objective_of(each.config), training.micro
+    )
+    path = each.working / STATE
+    dtype = TORCH_DTYPES[work.checkpoint.main_dtype]
+    learned = train(scope, training, dtype, read_state(path), _Saver(path), work.progress)
+    _write(each, learned)
+    remove_files(each.working, OF_MODEL)
+
+
+def joined(learn: TokenRows, held: TokenRows) -> TokenRows:
+    """All rows, in the order of their index."""
+    index = torch.cat([learn.index, held.index])
+    order = index.argsort()
+    masks = None
+    if learn.mask is not None and held.mask is not None:
+        masks = torch.cat([learn.mask, held.mask])[order]
+    return TokenRows(torch.cat([learn.ids, held.ids])[order], masks, index[order])
+
+
+def _trained(each: TrainingPass, student: WholeModel) -> Trained:
+    config = each.config
+    if config.train == "lora":
+        return adapters(student.model, student.linears, config.rank, each.seed)
+    if config.train == "changed":
+        return only(student.model, student.names, changed_tensors(each, student.names))
+    return whole(student.model, student.names)
+
+
+class _Saver:
+    """Keeps a training's state now and then; what is lost by a kill is done again to the bit."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.saved = path, time.perf_counter()
+
+    def __call__(self, state: State) -> None:
+        if state.standing.ended or time.perf_counter() - self.saved > SAVED_EVERY:
+            write_state(self.path, state)
+            self.saved = time.perf_counter()
+
+
+def _write(each: TrainingPass, learned: Learned) -> None:
+    """Write every tensor, and record what became of the training."""
+    work = each.work
+    names = list(work.checkpoint.tensors)
+    for name in names:
+        value: Tensor | None = learned.weights.get(name)
+        if value is None:
+            copy(work.checkpoint, work.writer, [name])
+        else:
+            stored = TORCH_DTYPES[work.checkpoint.tensors[name].dtype]
+            work.writer.write(name, value.to(stored))
+    work.writer.flush(names)
+    work.writer.written |= set(names)
+    record_unit(work, WEIGHTS, {WRITTEN: names, LEARNED: told("model", learned)})

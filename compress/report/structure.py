@@ -1,0 +1,116 @@
+"""What stages that change the structure did: what they took from each linear and how well the rest
+was refitted, and what became of trainings. Each a line for the terminal, and a table for the page.
+"""
+
+from collections.abc import Sequence
+
+from compress.report import units
+from compress.report.markup import Html
+from compress.report.parts import Cell, Column, number, section, table
+from compress.report.schema import Course, LinearRepair, Report, StageRecord
+
+NOTE = (
+    "Missed is the share of the energy of what a linear should give beside what it keeps of the"
+    " source that it does not give, on calibration rows that no fit saw: the others were fitted."
+)
+TRAINED_NOTE = (
+    "Of scope model the loss is the divergence from the teacher in nats a token; of a block the"
+    " squared error of its output, as a share of what the block is to add. Both are of rows that"
+    " were not trained on. The best state is kept, which may be the start."
+)
+
+
+def repairs(report: Report) -> Html | None:
+    """A table of all linears of all such stages; None without."""
+    rows = [_row(stage, x) for stage in report.stages for x in stage.repairs]
+    if not rows:
+        return None
+    columns = [
+        *(Column("Stage"), Column("Linear"), Column("Kept", True), Column("Penalty", True)),
+        *(Column("Missed, cut", True), Column("Missed, refitted", True), Column("Note")),
+    ]
+    return section("repairs", "Structure", table("Structure", columns, rows), note=NOTE)
+
+
+def _row(stage: StageRecord, repair: LinearRepair) -> list[Cell]:
+    def share(value: float | None) -> Cell:
+        return number(value, None if value is None else units.percent(value))
+
+    penalty = repair.penalty
+    return [
+        Cell(stage.name),
+        Cell(repair.linear),
+        Cell(f"{repair.kept} of {repair.of}"),
+        number(penalty, None if penalty is None else units.significant(penalty)),
+        share(repair.before),
+        share(repair.after),
+        Cell(repair.note),
+    ]
+
+
+def repaired(stage: StageRecord) -> str | None:
+    """One line about a stage: "24 linears, of what they should give 8.2 % was missed, 2.1 %
+    refitted"; None for a stage that refits nothing."""
+    found = [x for x in stage.repairs if x.before is not None and x.after is not None]
+    if not found:
+        return None
+    before, after = (_mean([getattr(x, name) for x in found]) for name in ("before", "after"))
+    linears = units.counted(len(found), "linear")
+    return (
+        f"{stage.name}: of what {linears} should give, {units.percent(before)} is missed on"
+        f" held-out rows without refitting, {units.percent(after)} with it"
+    )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def courses(report: Report) -> Html | None:
+    """Every measurement of every training; None without."""
+    rows = [
+        _point(stage, course, point)
+        for stage in report.stages
+        for course in stage.courses
+        for point in range(len(course.steps))
+    ]
+    if not rows:
+        return None
+    columns = [
+        *(Column("Stage"), Column("Of"), Column("Step", True), Column("Tokens", True)),
+        *(Column("Loss", True), Column("Held-out loss", True), Column("Rate", True)),
+        Column("End"),
+    ]
+    return section("training", "Training", table("Training", columns, rows), note=TRAINED_NOTE)
+
+
+def _point(stage: StageRecord, course: Course, point: int) -> list[Cell]:
+    def loss(value: float | None) -> Cell:
+        return number(value, None if value is None else units.significant(value))
+
+    last = point == len(course.steps) - 1
+    return [
+        Cell(stage.name),
+        Cell(course.name),
+        number(course.steps[point], str(course.steps[point])),
+        number(course.tokens[point], units.count(course.tokens[point])),
+        loss(course.losses[point]),
+        loss(course.held[point]),
+        loss(course.rates[point]),
+        Cell(course.ended if last else ""),
+    ]
+
+
+def trained(stage: StageRecord) -> str | None:
+    """One line about a stage: its losses on held-out rows, and how it ended; None for a stage that
+    trains nothing."""
+    found = stage.courses
+    if not found:
+        return None
+    start, end = (sum(getattr(x, name) for x in found) / len(found) for name in ("start", "end"))
+    of = f" (mean of {units.counted(len(found), 'block')})" if len(found) > 1 else ""
+    ended = f"; {found[0].ended}" if len(found) == 1 else ""
+    return (
+        f"{stage.name}: held-out loss {units.significant(start)} became"
+        f" {units.significant(end)}{of}{ended}"
+    )

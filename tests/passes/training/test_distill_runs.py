@@ -1,0 +1,135 @@
+"""Distillation as a stage: it mends what edits lost, never makes it worse, and survives kills."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from compress.errors import DataError, RecipeError
+from compress.report.html import render_html
+from compress.report.schema import Report
+from compress.report.table import render_table
+from compress.verbs import make_plan, run
+from helpers.short_runs import RTN, kill_at_each_fifth, recipe, result_of, text_source
+
+pytestmark = pytest.mark.usefixtures("answered_here")
+CUT = {"method": "prune_width", "ffn": 24, "repair": "none"}
+FEW = {"batch": 4, "every": 4, "length": 8}
+
+
+def distill(tokens: int | str = 640, **options: Any) -> dict[str, Any]:
+    return {"method": "distill", "tokens": tokens, **FEW, **options}
+
+
+def held_out(report: Report) -> list[tuple[float, float]]:
+    """Losses before and after each training."""
+    return [(x.start, x.end) for stage in report.stages for x in stage.courses]
+
+
+@pytest.mark.parametrize("options", [
+    {"scope": "model"}, {"scope": "model", "cache": 0}, {"scope": "model", "train": "lora"},
+    {"scope": "model", "loss": "jsd", "ce": 0.1, "optimizer": "adafactor"}, {"scope": "block"},
+], ids=["cached", "resident", "lora", "jsd", "block"])  # fmt: skip
+def test_what_was_cut_comes_nearer_to_the_source(
+    tiny, tmp_path: Path, options: Mapping[str, Any]
+) -> None:
+    data = text_source(tmp_path)
+    report = run(recipe(CUT, distill(**options), calibration=data), tiny("llama"), tmp_path / "out")
+    losses = held_out(report)
+    assert len(losses) == (2 if options["scope"] == "block" else 1)
+    assert all(end <= start for start, end in losses)
+    assert sum(end for _, end in losses) < 0.98 * sum(start for start, _ in losses)
+    assert report.loads is not None
+    assert report.loads.proof == "logits"
+    assert "Trained" in render_table(report)
+    assert "Held-out loss" in render_html(report)
+    left = {p.name for p in (tmp_path / "out").iterdir()}
+    assert not {x for x in left if x.startswith(("teacher", "training", "states"))}
+
+
+def test_both_scopes_are_passes_of_their_own(tiny, tmp_path: Path) -> None:
+    source, data = tiny("llama"), text_source(tmp_path)
+    asked = recipe(CUT, distill(), RTN | {"scheme": "W8A16", "group_size": 8}, calibration=data)
+    plan = make_plan(asked, source)
+    names = ["stage.0", "stage.1.block", "stage.1.model", "quantize"]
+    assert [each.name for each in plan.passes] == names
+    whole = run(asked, source, tmp_path / "whole")
+    labels = ["prune_width", "distill block", "distill model", "quantize"]
+    assert [stage.name for stage in whole.stages] == labels
+    rounding = RTN | {"scheme": "W8A16", "group_size": 8}
+    apart = (CUT, distill(scope="block"), distill(scope="model"), rounding)
+    run(recipe(*apart, calibration=data), source, tmp_path / "apart")
+    mine, theirs = (result_of(tmp_path / name) for name in ("whole", "apart"))
+    assert mine["model.safetensors"] == theirs["model.safetensors"]
+
+
+def test_only_what_edits_changed_is_trained(tiny, tmp_path: Path) -> None:
+    source, data = tiny("llama"), text_source(tmp_path)
+    run(recipe(CUT, calibration=data), source, tmp_path / "cut")
+    asked = recipe(CUT, distill(scope="model", train="changed"), calibration=data)
+    run(asked, source, tmp_path / "out")
+    cut, out = (load_file(tmp_path / x / "model.safetensors") for x in ("cut", "out"))
+    moved = {name for name in cut if not torch.equal(cut[name], out[name])}
+    assert moved
+    assert all(".mlp." in name for name in moved)
+
+
+def test_a_stage_may_have_texts_of_its_own(tiny, tmp_path: Path) -> None:
+    sources = text_source(tmp_path)["sources"]
+    cast = {"method": "cast", "dtype": "fp32"}
+    asked = recipe(cast, distill(64, scope="model", sources=sources))
+    report = run(asked, tiny("llama"), tmp_path / "out")
+    # The source itself is not to be mended.
+    assert held_out(report)[0][1] == held_out(report)[0][0]
+
+
+@pytest.mark.parametrize(("first", "step"), [pytest.param(1, 149, id="some"), *(
+    pytest.param(i, 5, marks=pytest.mark.long) for i in range(5))])  # fmt: skip
+def test_killed_anywhere_it_goes_on_to_the_same_bytes(
+    tiny, tmp_path: Path, first: int, step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("compress.passes.training.whole.SAVED_EVERY", 0.0)
+    (tmp_path / "runs").mkdir()
+    asked = recipe(CUT, distill(96), calibration=text_source(tmp_path, samples=2, length=8))
+    small = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2}
+    killed = kill_at_each_fifth(asked, tiny("llama", **small), tmp_path / "runs", first, step)
+    assert killed.keys() >= {"pwrite", "fsync"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tokens": 0}, "tokens is 0; it is 1 or more"),
+        ({"tokens": "3 many"}, "tokens: is '3 many'; it takes a whole number"),
+        ({"scope": ["model", "block"]}, "it takes block, model, or [block, model]"),
+        ({"ce": 2}, "ce is 2; it is a share, 0 to 1"),
+        ({"rate": 0}, "rate is 0; it is above 0"),
+        ({"teacher": "other"}, "teacher: is 'other'; allowed: source"),
+        ({"targets": ["*"]}, "unknown key 'targets'"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        recipe({**distill(), **options}, calibration={"sources": "self"})
+    assert message in str(caught.value)
+
+
+def test_evaluation_text_is_no_text_to_train_on(tmp_path: Path) -> None:
+    data = text_source(tmp_path)
+    with pytest.raises(RecipeError, match="is also evaluated on"):
+        recipe(distill(), calibration=data, evaluation={"texts": text_source(tmp_path)["sources"]})
+
+
+def test_too_little_text_is_told_with_what_there_is(tiny, tmp_path: Path) -> None:
+    data = text_source(tmp_path, samples=27, length=16)
+    with pytest.raises(DataError, match="the texts hold . rows of 16 tokens behind those of the"):
+        run(recipe(distill(length=16), calibration=data), tiny("llama"), tmp_path / "out")
+
+
+@pytest.mark.parametrize(("text", "count"), [("3M", 3_000_000), ("300k", 300_000), ("1.5k", 1500)])
+def test_tokens_may_have_a_letter(text: str, count: int) -> None:
+    (edit,) = recipe(distill(text), calibration={"sources": "self"}).edits
+    assert edit.config.tokens == count
