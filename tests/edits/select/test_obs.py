@@ -84,10 +84,30 @@ def test_strips_of_a_wide_matrix(monkeypatch):
     )
 
 
-def test_fp32_grams_are_taken():
-    gram, weight = problem(24)
-    exact, single = (removals(g, weight, 16) for g in (gram, gram.float()))
-    assert torch.equal(exact.order, single.order)
+def hard(kind, columns=96):
+    g = torch.Generator().manual_seed(5)
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=g)
+
+    x = {
+        "few tokens": lambda: normal(columns // 4, columns),
+        "copies": lambda: normal(400, columns // 2).repeat(1, 2) + 1e-3 * normal(400, columns),
+        "one direction": lambda: 0.1 * normal(400, columns) + 10 * normal(400, 1),
+        "scales": lambda: (
+            normal(400, 12) @ normal(12, columns) * 10 ** (6 * torch.rand(columns, generator=g) - 3)
+        ),
+    }[kind]()
+    return (x.double().T @ x.double()), normal(24, columns) / x.std(0)
+
+
+@pytest.mark.parametrize("damping", [0.01, 1e-4])
+@pytest.mark.parametrize("kind", ["few tokens", "copies", "one direction", "scales"])
+def test_fp32_grams_lose_the_same_channels(kind, damping):
+    gram, weight = hard(kind)
+    exact, single = (removals(g, weight, 32, damping=damping) for g in (gram, gram.float()))
+    assert set(exact.order.tolist()) == set(single.order.tolist())
+    torch.testing.assert_close(single.rise.sum(), exact.rise.sum(), rtol=1e-4, atol=0)
 
 
 def test_what_stays_is_what_did_not_go():
