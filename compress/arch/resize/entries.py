@@ -24,7 +24,7 @@ def entries(
     have to change with the widths.
     """
     sizes, layers = sizes_after(spec, shape), kept_layers(spec, shape)
-    _refuse_unknown(spec, shape)
+    _refuse_unknown(spec, sizes, layers)
     axes = _axes(spec, sizes, layers)
     outside = {name for name, _ in spec.outside}
     experts = None if shape.experts is None else range(shape.experts)
@@ -40,7 +40,7 @@ def entries(
         elif name in outside:
             found.append((new, dtype, (*old[:-1], sizes.hidden)))
         else:
-            _refuse_reader(spec, shape, name, old)
+            _refuse_reader(spec, sizes, name, old)
             found.append((new, dtype, old))
     return tuple(found)
 
@@ -56,19 +56,20 @@ def _axes(
     }
 
 
-def _refuse_unknown(spec: DecoderSpec, shape: Shape) -> None:
+def _refuse_unknown(spec: DecoderSpec, sizes: Sizes, layers: Iterable[int]) -> None:
+    same = sizes.blocks == tuple(spec.blocks[index].sizes for index in layers)
     unknown = [name for block in spec.blocks for name in block.unrecognised]
-    if shape.narrows and unknown:
+    if unknown and not (same and sizes.hidden == spec.hidden):
         raise CheckpointError(
             f"tensor {unknown[0]} is in no row of {spec.model_type}'s table, so nobody knows what"
             " it becomes at other widths; only blocks can be taken out of this model"
         )
 
 
-def _refuse_reader(spec: DecoderSpec, shape: Shape, name: str, dims: tuple[int, ...]) -> None:
+def _refuse_reader(spec: DecoderSpec, sizes: Sizes, name: str, dims: tuple[int, ...]) -> None:
     """A tower beside the decoder that writes or reads the residual would no longer fit."""
     buffer = any(name.endswith(f".{x}") for x in FAMILIES[spec.family].buffers)
-    if shape.hidden not in (None, spec.hidden) and spec.hidden in dims and not buffer:
+    if sizes.hidden != spec.hidden and spec.hidden in dims and not buffer:
         raise CheckpointError(
             f"tensor {name} lies outside of the decoder and has shape {list(dims)}, as wide as the"
             f" residual ({spec.hidden}); hidden cannot be cut in this model, leave it out"

@@ -70,7 +70,7 @@ def _check_places(text: Mapping[str, Any], spec: DecoderSpec, kept: Sequence[int
         if scale(text, width, index) != scale(text, width, place):
             raise CheckpointError(
                 f"block {index} would become block {place}, and its attention is scaled by its"
-                f" place (scale_attn_by_inverse_layer_idx); only the last blocks can go"
+                " place (scale_attn_by_inverse_layer_idx); only the last blocks can go"
             )
 
 

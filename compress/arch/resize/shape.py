@@ -29,11 +29,6 @@ class Shape:
     experts: int | None = None
     layers: tuple[int, ...] | None = None
 
-    @property
-    def narrows(self) -> bool:
-        """Whether any size but the number of blocks is named."""
-        return any(x is not None for _, x in self.widths())
-
     def widths(self) -> Iterator[tuple[str, int | None]]:
         """All sizes but `layers`, by name."""
         yield "hidden", self.hidden
@@ -141,6 +136,8 @@ def _block(spec: DecoderSpec, sizes: BlockSizes, shape: Shape) -> BlockSizes:
 
 def _heads(spec: DecoderSpec, sizes: BlockSizes, shape: Shape) -> tuple[int, int]:
     """Heads of queries, and of keys and values. A group loses its query heads with its keys."""
+    if shape.heads is None and shape.kv_heads is None:
+        return sizes.heads, sizes.kv_heads
     group = sizes.heads // sizes.kv_heads
     if group == 1:  # each query head has keys and values of its own, and takes them along
         kv_heads = shape.kv_heads or shape.heads or sizes.kv_heads

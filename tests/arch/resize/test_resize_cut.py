@@ -233,3 +233,4 @@ def test_names_of_experts_and_blocks_move_down(sources: Any) -> None:
     assert cut_name(source.spec, "model.norm.weight", kept, layers) == "model.norm.weight"
     behind = "model.layers.{}.eh_proj.weight"  # a module that predicts further tokens
     assert cut_name(source.spec, behind.format(3), Kept(), layers) == behind.format(2)
+    assert cut_name(source.spec, behind.format(4), Kept(), layers) == behind.format(3)
