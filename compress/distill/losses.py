@@ -22,13 +22,15 @@ NO_LABEL = -100  # of a position whose next token is not known
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """(1 - ce) · divergence + ce · cross-entropy with the text's next token.
+    """(1 - ce) · divergence + ce · cross-entropy with the text's next token + blocks · the relative
+    error of block outputs.
 
-    divergence: a key of DIVERGENCES. ce: share of the cross-entropy, 0 to 1.
+    divergence: a key of DIVERGENCES. ce: share of the cross-entropy, 0 to 1. blocks: 0 for none.
     """
 
     divergence: DivergenceName = "kl"
     ce: float = 0.0
+    blocks: float = 0.0
 
 
 def forward_kl(log_q: Tensor, log_p: Tensor) -> tuple[Tensor, Tensor]:
@@ -159,17 +161,19 @@ def row_losses(
     return torch.lerp(value, entropy, share), gradient.lerp_(error, share)
 
 
-def block_output_loss(outputs: Sequence[Tensor], targets: Sequence[Tensor]) -> Tensor:
-    """Mean over blocks of ‖output - target‖² / ‖target‖².
+def block_output_losses(outputs: Sequence[Tensor], targets: Sequence[Tensor]) -> Tensor:
+    """Of each token, the mean over blocks of ‖output - target‖² / ‖target‖².
 
-    Balanced by size: the residual stream grows with depth, so plain squared errors would be those
-    of the last blocks. outputs, targets: of each block, [..., hidden]; differentiable.
+    Balanced by size: the residual stream grows with depth, and some tokens are a thousand times as
+    large as others, so plain squared errors would be those of few blocks and tokens. outputs,
+    targets: of each block, [n, hidden]; differentiable by the outputs -> [n].
     """
     shares = [
-        (wide(ours) - wide(theirs)).pow(2).sum() / wide(theirs).pow(2).sum().clamp_min(1e-30)
+        (wide(ours) - wide(theirs)).square().sum(-1)
+        / wide(theirs).square().sum(-1).clamp_min(1e-30)
         for ours, theirs in zip(outputs, targets, strict=True)
     ]
-    return torch.stack(shares).mean()
+    return torch.stack(shares).mean(0)
 
 
 def wide(values: Tensor) -> Tensor:

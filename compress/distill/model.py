@@ -5,11 +5,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from compress.distill.head import Lesson, head_loss
-from compress.distill.losses import Objective
+from compress.distill.head import Lesson, Targets, head_loss
+from compress.distill.losses import Objective, block_output_losses
 from compress.distill.rows import TokenRows
 from compress.distill.student import WholeModel
-from compress.distill.teacher import Teacher
+from compress.distill.teacher import Computed, ResidentTeacher, Teacher
 from compress.distill.trained import Trained
 
 
@@ -18,6 +18,8 @@ class ModelScope:
     """Who learns what of whom; a scope for `loop.train`.
 
     learn: rows to train on. held: to measure on, and for nothing else. micro: rows of them at once.
+    matched: (block of the student, block of the teacher) whose outputs are compared where the
+    objective asks; that takes a resident teacher of the student's width.
     """
 
     student: WholeModel
@@ -27,6 +29,7 @@ class ModelScope:
     held: TokenRows
     objective: Objective
     micro: int = 8
+    matched: tuple[tuple[int, int], ...] = ()
 
     @property
     def stage(self) -> str:
@@ -54,11 +57,37 @@ class ModelScope:
 
     def _loss(self, rows: TokenRows) -> Tensor:
         """Sum over all tokens."""
-        hidden = self.student.hidden(rows.ids, rows.mask).flatten(0, 1)
-        lesson = Lesson(
-            self.teacher.targets(rows),
-            self.objective,
-            rows.labels() if self.objective.ce else None,
-            None if rows.mask is None else rows.mask.flatten(),
-        )
-        return head_loss(hidden, self.student.head, lesson)
+        hidden, outputs = self._forward(self.student, rows, [ours for ours, _ in self.matched])
+        mask = None if rows.mask is None else rows.mask.flatten()
+        labels = rows.labels() if self.objective.ce else None
+        targets, expected = self._taught(rows)
+        lesson = Lesson(targets, self.objective, labels, mask)
+        total = head_loss(hidden, self.student.head, lesson)
+        if not outputs:
+            return total
+        apart = block_output_losses(outputs, expected)
+        apart = apart if mask is None else apart.masked_fill(~mask, 0.0)
+        return total + self.objective.blocks * apart.sum()
+
+    def _taught(self, rows: TokenRows) -> tuple[Targets, list[Tensor]]:
+        """What the teacher says, and the outputs of its blocks that are matched."""
+        if not self._matches:
+            return self.teacher.targets(rows), []
+        assert isinstance(self.teacher, ResidentTeacher), "a cache holds no outputs of blocks"
+        with torch.no_grad():
+            whole = self.teacher.model
+            hidden, found = self._forward(whole, rows, [theirs for _, theirs in self.matched])
+        return Computed(hidden, whole.head), found
+
+    @property
+    def _matches(self) -> bool:
+        return bool(self.objective.blocks and self.matched)
+
+    def _forward(
+        self, model: WholeModel, rows: TokenRows, blocks: list[int]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Final states [n, hidden], and the outputs of blocks, where any are matched."""
+        if not self._matches:
+            return model.hidden(rows.ids, rows.mask).flatten(0, 1), []
+        hidden, outputs = model.watched(rows.ids, rows.mask, blocks)
+        return hidden.flatten(0, 1), [each.flatten(0, 1) for each in outputs]

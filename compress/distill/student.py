@@ -1,6 +1,6 @@
 """A whole decoder in memory, run without a cache: a student with gradients, or its teacher."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -53,6 +53,24 @@ class WholeModel:
         seen = None if mask is None else mask.to(torch.int64)
         out: Tensor = base(input_ids=ids, attention_mask=seen, use_cache=False)[0]
         return out
+
+    def watched(
+        self, ids: Tensor, mask: Tensor | None, blocks: Sequence[int]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """As `hidden`, and what leaves some blocks: each [batch, length, hidden]."""
+        found: dict[int, Tensor] = {}
+
+        def keep(index: int, module: Any, given: Any, out: Any) -> None:
+            found[index] = out[0] if isinstance(out, tuple) else out
+
+        modules = [(i, self.model.get_submodule(self.blocks[i])) for i in dict.fromkeys(blocks)]
+        hooks = [module.register_forward_hook(partial(keep, i)) for i, module in modules]
+        try:
+            hidden = self.hidden(ids, mask)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return hidden, [found[i] for i in blocks]
 
     def checkpoint_blocks(self) -> None:
         """Keep no activations inside blocks: backward computes a block's forward again."""

@@ -25,12 +25,12 @@ class Teacher(Protocol):
 class ResidentTeacher:
     """A whole model in memory that reads the rows of each step."""
 
-    decoder: WholeModel
+    model: WholeModel
 
     def targets(self, rows: TokenRows) -> Targets:
         with torch.no_grad():
-            hidden = self.decoder.hidden(rows.ids, rows.mask)
-        return _Computed(hidden.flatten(0, 1), self.decoder.head)
+            hidden = self.model.hidden(rows.ids, rows.mask)
+        return Computed(hidden.flatten(0, 1), self.model.head)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,11 +46,13 @@ class StoredTeacher:
     def targets(self, rows: TokenRows) -> Targets:
         device = self.head.parameters[0].device
         hidden = _gathered(self.states, rows.index).to(device, self.head.parameters[0].dtype)
-        return _Computed(hidden.flatten(0, 1), self.head)
+        return Computed(hidden.flatten(0, 1), self.head)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Computed:
+class Computed:
+    """Targets from final states and a head: logits are made when they are asked for."""
+
     hidden: Tensor  # [n, hidden]
     head: Head
 

@@ -14,7 +14,7 @@ from compress.distill.losses import (
     ChosenClasses,
     Divergence,
     Objective,
-    block_output_loss,
+    block_output_losses,
     choose,
     row_losses,
 )
@@ -160,6 +160,9 @@ def test_fp16_log_probs_are_normalised_again() -> None:
 
 def test_block_outputs_are_balanced_by_size() -> None:
     ours, theirs = _drawn(4, 6)
-    plain = block_output_loss([ours, ours], [theirs, theirs])
-    torch.testing.assert_close(block_output_loss([ours, 100 * ours], [theirs, 100 * theirs]), plain)
-    torch.testing.assert_close(plain, (ours - theirs).square().sum() / theirs.square().sum())
+    plain = block_output_losses([ours, ours], [theirs, theirs])
+    size = torch.tensor([1.0, 10.0, 100.0, 1e3]).unsqueeze(-1)
+    found = block_output_losses([ours, size * ours], [theirs, size * theirs])
+    torch.testing.assert_close(found, plain)
+    expected = (ours - theirs).square().sum(-1) / theirs.square().sum(-1)
+    torch.testing.assert_close(plain, expected)

@@ -184,3 +184,27 @@ def test_nothing_to_train_is_refused(pair: Pair) -> None:
 def test_other_objectives_fall_as_well(pair: Pair, rows: TokenRows, objective: Objective) -> None:
     learned = train(replace(course(pair, rows), objective=objective), SHORT, FP32)
     assert learned.end < learned.start
+
+
+def test_block_outputs_come_nearer_where_they_are_asked_for(
+    make_pair: Callable[..., Pair], rows: TokenRows
+) -> None:
+    """Of two blocks; the last one's output is what the final norm reads."""
+    pair = make_pair("qwen3")
+    both = ((0, 0), (1, 1))
+    plain = course(pair, rows)
+    matched = replace(plain, objective=Objective(blocks=5.0), matched=both)
+    apart = (matched.held_loss() - plain.held_loss()) / 5.0
+    with torch.no_grad():
+        few = plain.held
+        ours, theirs = (
+            x.watched(few.ids, None, [0, 1])[1] for x in (plain.student, pair.teacher())
+        )
+    shares = [
+        ((a - b).norm(dim=-1) / b.norm(dim=-1)).square().mean()
+        for a, b in zip(ours, theirs, strict=True)
+    ]
+    assert apart == pytest.approx(float(sum(shares) / 2), rel=1e-4)
+    learned = train(matched, replace(SHORT, steps=8), FP32)
+    assert learned.end < learned.start
+    assert matched.held_loss() - plain.held_loss() < 5.0 * apart
