@@ -112,7 +112,8 @@ def _head(model: Any) -> Head:
 def _logits(model: Any, hidden: Tensor) -> Tensor:
     """hidden: [n, hidden] -> [n, vocab], by the model's own forward behind its blocks: with the
     caps and scalings that it has."""
-    rows = hidden.unsqueeze(0)
+    weight = model.get_output_embeddings().weight
+    rows = hidden.to(weight.device, weight.dtype).unsqueeze(0)
     ids = torch.zeros(rows.shape[:2], dtype=torch.int64, device=hidden.device)
     with _base_giving(model, rows):
         out: Tensor = model(input_ids=ids, use_cache=False).logits

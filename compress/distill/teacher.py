@@ -1,6 +1,8 @@
 """What a teacher says of tokens: computed at each step, or kept from one run over all rows."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -8,6 +10,7 @@ import torch
 from torch import Tensor
 
 from compress.blocks.states import HiddenStates
+from compress.blocks.walk import Chain
 from compress.distill.head import Head, Targets
 from compress.distill.losses import AllClasses, ChosenClasses, choose
 from compress.distill.rows import TokenRows
@@ -44,8 +47,7 @@ class StoredTeacher:
     head: Head
 
     def targets(self, rows: TokenRows) -> Targets:
-        device = self.head.parameters[0].device
-        hidden = _gathered(self.states, rows.index).to(device, self.head.parameters[0].dtype)
+        hidden = _gathered(self.states, rows.index).to(rows.ids.device)
         return Computed(hidden.flatten(0, 1), self.head)
 
 
@@ -128,6 +130,27 @@ def open_cache(folder: Path, shape: tuple[int, int], k: int, vocab: int) -> Cach
         )
     )
     return CachedTeacher(ids, chosen, rest, vocab)
+
+
+def head_of(chain: Chain) -> Head:
+    """The output head of a model that is streamed; it stays in memory until its skeleton is told to
+    release it. It has no parameters to train."""
+    spec = chain.weights.spec
+    run = partial(chain.skeleton.logits, chain.weights)
+    return Head(run, (), (spec.head_shape or spec.embedding_shape)[0])
+
+
+def keep_final(chain: Chain, keep: Callable[[int, Tensor], None]) -> None:
+    """Give the final states of a chain, whose walk is done, to a cache or a store, batch by batch.
+
+    keep: called with the first row and the states [rows, length, hidden], such as
+    `lambda start, states: cache.fill(start, states, head_of(chain))`, or of a store
+    `lambda start, states: store.write(0, states, start)`.
+    """
+    start = 0
+    for states in chain.final():
+        keep(start, states)
+        start += len(states)
 
 
 def _gathered(store: HiddenStates, rows: Tensor) -> Tensor:

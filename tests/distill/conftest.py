@@ -9,11 +9,33 @@ import torch
 
 from compress.arch.spec import DecoderSpec
 from compress.blocks.skeleton import Skeleton
+from compress.blocks.states import HiddenStates
+from compress.blocks.walk import Chain, TokenBatch, token_batches
 from compress.checkpoint.reader import Checkpoint
 from compress.distill.rows import TokenRows, all_rows
 from compress.distill.student import WholeModel, open_whole
 from compress.formats import open_weights
 from helpers import tiny_models
+
+ROWS, LENGTH = 12, 10  # of the tokens that walk through blocks
+
+
+def batches() -> tuple[TokenBatch, ...]:
+    drawn = torch.Generator().manual_seed(0)
+    ids = torch.randint(1, tiny_models.VOCAB, (ROWS, LENGTH), generator=drawn)
+    mask = torch.ones_like(ids, dtype=torch.bool)
+    mask[3, 6:] = False
+    return token_batches(ids, mask, 5)
+
+
+def chain(model: Path) -> Chain:
+    weights = open_weights(Checkpoint.open(model))
+    skeleton = Skeleton(weights.checkpoint.config, weights.spec, dtype=torch.float32)
+    shapes = [(*batch.ids.shape, weights.spec.hidden) for batch in batches()]
+    states = (HiddenStates(Path("unused"), shapes, torch.float32, budget=1 << 20) for _ in range(2))
+    made = Chain(skeleton, weights, batches(), tuple(states))
+    made.embed()
+    return made
 
 
 @dataclass(frozen=True)

@@ -8,43 +8,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from compress.blocks.skeleton import Skeleton
-from compress.blocks.states import HiddenStates
-from compress.blocks.walk import Chain, LoadedBlock, TokenBatch, token_batches, walk
-from compress.checkpoint.reader import Checkpoint
+from compress.blocks.walk import LoadedBlock, walk
 from compress.distill.block import BlockScope, block_scope
 from compress.distill.loop import Training, train
 from compress.distill.state import State, read_state, write_state
 from compress.distill.trained import whole
-from compress.formats import open_weights
-from distill.conftest import Pair
-from helpers import tiny_models
+from distill.conftest import LENGTH, ROWS, Pair, chain
 
 FP32 = torch.float32
 SHORT = Training(steps=6, batch=4, micro=3, rate=3e-3, every=3)
-ROWS, LENGTH, HELD = 12, 10, 4
+HELD = 4
 
 
 class KilledError(Exception):
     pass
-
-
-def batches() -> tuple[TokenBatch, ...]:
-    drawn = torch.Generator().manual_seed(0)
-    ids = torch.randint(1, tiny_models.VOCAB, (ROWS, LENGTH), generator=drawn)
-    mask = torch.ones_like(ids, dtype=torch.bool)
-    mask[3, 6:] = False
-    return token_batches(ids, mask, 5)
-
-
-def chain(model: Path) -> Chain:
-    weights = open_weights(Checkpoint.open(model))
-    skeleton = Skeleton(weights.checkpoint.config, weights.spec, dtype=FP32)
-    shapes = [(*batch.ids.shape, weights.spec.hidden) for batch in batches()]
-    states = (HiddenStates(Path("unused"), shapes, FP32, budget=1 << 20) for _ in range(2))
-    made = Chain(skeleton, weights, batches(), tuple(states))
-    made.embed()
-    return made
 
 
 def damaged(block: LoadedBlock, noise: float) -> None:

@@ -8,11 +8,19 @@ import torch
 from torch import Tensor
 
 from compress.blocks.states import HiddenStates
+from compress.blocks.walk import walk
 from compress.distill.losses import choose
-from compress.distill.rows import TokenRows
-from compress.distill.teacher import ResidentTeacher, StoredTeacher, Teacher, open_cache
+from compress.distill.rows import TokenRows, all_rows
+from compress.distill.teacher import (
+    ResidentTeacher,
+    StoredTeacher,
+    Teacher,
+    head_of,
+    keep_final,
+    open_cache,
+)
 from compress.distill.trained import whole
-from distill.conftest import Pair
+from distill.conftest import Pair, chain
 from helpers import tiny_models
 
 FIRST = slice(0, 1000)
@@ -85,3 +93,23 @@ def test_cache_holds_what_was_chosen_and_outlives_its_process(
     torch.testing.assert_close(found.rest, exact.rest)
     torch.testing.assert_close(found.log_probs, exact.log_probs.half().float())
     assert vocab < tiny_models.VOCAB
+
+
+def test_streamed_teacher_says_what_a_whole_one_would(pair: Pair, tmp_path: Path) -> None:
+    """Block by block, then kept as final states or as the likeliest tokens. Also of padded rows."""
+    streamed = chain(pair.model)
+    for block in walk(streamed):
+        block.run_on()
+    ids = torch.cat([batch.ids for batch in streamed.batches])
+    mask = torch.cat([batch.mask for batch in streamed.batches if batch.mask is not None])
+    rows, head = all_rows(ids, mask), head_of(streamed)
+    expected = logits(ResidentTeacher(pair.teacher()), rows)[mask.flatten()]
+    shape = (*ids.shape, streamed.weights.spec.hidden)
+    store = HiddenStates(tmp_path / "final", [shape], torch.float32)
+    keep_final(streamed, lambda start, states: store.write(0, states, start))
+    found = logits(StoredTeacher(store, head), rows)[mask.flatten()]
+    torch.testing.assert_close(found, expected)
+    cache = open_cache(tmp_path, (len(ids), ids.shape[1]), 5, tiny_models.VOCAB)
+    keep_final(streamed, lambda start, states: cache.fill(start, states, head))
+    kept = cache.targets(rows).of(FIRST).ids[mask.flatten()]
+    assert torch.equal(kept, choose(expected, 5, tiny_models.VOCAB).ids)
