@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -116,6 +117,26 @@ def losses_without(
         chains = [chain, *(replace(chain, states=(states,)) for states in without.values())]
         whole, *found = (math.inf if math.isnan(x) else x for x in losses(chains))
     return whole, dict(zip(without, found, strict=True))
+
+
+def _by_loss(chain: Chain, count: int, scratch: Scratch, losses: Losses) -> tuple[int, ...]:
+    return tuple(removal.block for removal in remove_by_loss(chain, count, scratch, losses))
+
+
+def _by_influence(chain: Chain, count: int, scratch: Scratch, losses: Losses) -> tuple[int, ...]:
+    every = range(len(chain.weights.spec.blocks))
+    return least(influence(chain, every, scratch), every, count)
+
+
+def _by_angular(chain: Chain, count: int, scratch: Scratch, losses: Losses) -> tuple[int, ...]:
+    every = range(len(chain.weights.spec.blocks))
+    return least_run(angular(chain, every, count, scratch), every)
+
+
+# What to go by -> the `count` blocks (one or more) of a whole model that go, the first to go first.
+REMOVALS: Mapping[str, Callable[[Chain, int, Scratch, Losses], tuple[int, ...]]] = MappingProxyType(
+    {"loss": _by_loss, "influence": _by_influence, "angular": _by_angular}
+)
 
 
 def _walk(chain: Chain, kept: Sequence[int]) -> Iterator[LoadedBlock]:

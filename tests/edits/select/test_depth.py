@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -18,7 +18,9 @@ from compress.blocks.skeleton import Skeleton
 from compress.blocks.states import HiddenStates
 from compress.blocks.walk import Chain, token_batches, walk
 from compress.checkpoint import Checkpoint
+from compress.edits.prune_depth import By
 from compress.edits.select.depth import (
+    REMOVALS,
     angular,
     influence,
     least,
@@ -264,6 +266,23 @@ def test_the_lowest_scores_go_first() -> None:
     assert least(scores, [0, 2, 3, 5, 6], 3) == (2, 5, 6)
     assert least_run(scores, [0, 2, 3, 5, 6, 7, 8]) == (2, 3, 5)
     assert least_run(torch.tensor([0.5]), [4, 5]) == (4, 5)
+
+
+def test_the_table_of_removals_goes_by_what_it_names(pairs: Callable[[str], Pair]) -> None:
+    assert set(REMOVALS) == set(get_args(By))
+    pair = pairs("llama")
+    chain, source = pair.chain(), pair.source()
+
+    def losses(chains: Sequence[Chain]) -> list[float]:
+        return divergences(source, chains)
+
+    found = {by: row(chain, 2, pair.scratch, losses) for by, row in REMOVALS.items()}
+    assert found == {
+        "loss": tuple(x.block for x in remove_by_loss(chain, 2, pair.scratch, losses)),
+        "influence": least(influence(chain, EVERY, pair.scratch), EVERY, 2),
+        "angular": least_run(angular(chain, EVERY, 2, pair.scratch), EVERY),
+    }
+    assert all(len(set(gone)) == 2 for gone in found.values())
 
 
 def test_states_that_are_not_finite_are_refused(pairs: Callable[[str], Pair]) -> None:
