@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from compress.edits import EDITS
 from compress.methods import METHODS
 from compress.quant.scheme import PRESETS
 from compress.recipe import builtin_names, load
@@ -24,6 +25,7 @@ def first_column(heading: str) -> set[str]:
 
 def test_tables_are_complete() -> None:
     assert first_column("Methods") == set(METHODS)
+    assert first_column("Edits") == set(EDITS)
     assert first_column("Schemes") == set(PRESETS)
     assert first_column("Built-in recipes") == set(builtin_names())
 
