@@ -154,8 +154,10 @@ def _of(whole: SiteMoments, columns: Tensor) -> SiteMoments:
 def _select(
     now: Affine, whole: SiteMoments, keep: int, groups: Groups, config: PruneWidthConfig
 ) -> Tensor:
-    """Groups of columns that stay, chosen by what the linear of least error would give."""
-    moments, repaired = whole.fit + whole.held, config.repair != "none"
+    """Groups of columns that stay. Heads are chosen by what the linear of least error would give;
+    channels by what it gives now, which on tale-6m is as good (+4.04 % perplexity against +4.09 %
+    with FFN 512, where heads 4 gain half a percent) and half the work."""
+    moments, repaired = whole.fit + whole.held, config.repair != "none" and groups.width > 1
     if not whole.fit.tokens or not whole.held.tokens:
         # An expert that hardly a token was sent to: its weights alone say something.
         return magnitude.choose(Evidence(now.weight, whole.producers), groups, keep)

@@ -13,6 +13,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from compress.blocks.live import live_bytes
+from compress.edits.work import Work
 from compress.machine.memory import resident_bytes
 from compress.plan import probes
 from compress.plan.memory_needs import (
@@ -103,11 +104,18 @@ def estimate(run_size: RunSize) -> Estimate:
     rates = probes.measure_rates(run_size.dtype)
     read = sum(edit.model.nbytes for edit in run_size.edits)
     seconds = EDIT_SECONDS * len(run_size.edits) + EDIT_PASSES * read / rates.elementwise
+    seconds += sum(_edit_seconds(edit.work, rates) for edit in run_size.edits if edit.work)
     if run_size.calibration is not None:
         seconds += _calibrated_seconds(run_size, rates)
     elif run_size.linears:
         seconds += _stream_seconds(run_size, rates)
     return Estimate(seconds, memory_needs(run_size, resident_bytes()), rates.load)
+
+
+def _edit_seconds(work: Work, rates: MachineRates) -> float:
+    """Of a pass that looks at data; sums and solves in fp64 go at half the speed of fp32."""
+    solving = 2 * work.solves / rates.product_fp32
+    return SKELETON_SECONDS + work.products / rates.product + work.grams / rates.gram + solving
 
 
 def attention_seconds(shape: tuple[int, int, int, int], keys: int, dtype: torch.dtype) -> float:

@@ -14,6 +14,7 @@ from compress.arch.spec import DecoderSpec, LinearSpec
 from compress.blocks.live import live_bytes
 from compress.checkpoint.outline import Outline
 from compress.checkpoint.shards.dtypes import TORCH_DTYPES
+from compress.edits.work import Work
 from compress.errors import DataError
 from compress.plan.row_counts import ROWS_AT_ONCE, rows_at_once
 from compress.quant.scheme import QuantScheme
@@ -49,12 +50,12 @@ MEASURING, EVALUATION = "measuring the schemes", "evaluation"
 @dataclass(frozen=True, slots=True, eq=False)
 class EditSize:
     """A pass that changes the model. name: what it is called. model: what it reads. bytes: of
-    memory that it works with. runs_blocks: whether it looks at data."""
+    memory that it works with. work: what it computes, where it looks at data."""
 
     name: str
     model: Outline
     bytes: int
-    runs_blocks: bool
+    work: Work | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +107,7 @@ def _needs(run_size: RunSize, held: int) -> Iterator[MemoryNeed]:
         own = replace(given, calibration=run_size.drawn)
         yield MemoryNeed(WRITING, forwards + _with_ids(run_size.drawn, _written(own)))
     for edit in run_size.edits:
-        base = forwards if edit.runs_blocks else max(TORCH_BYTES, held)
+        base = forwards if edit.work is not None else max(TORCH_BYTES, held)
         yield MemoryNeed(edit.name, base + edit.bytes)
     if run_size.measured is not None:
         wide = partial_run(run_size, run_size.measured, torch.float32)

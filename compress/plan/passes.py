@@ -14,6 +14,7 @@ from compress.edits import EDITS
 from compress.edits.distill import training_bytes
 from compress.edits.edit import ByTraining
 from compress.edits.learned import BySite, learned_bytes
+from compress.edits.work import learned_work, training_work
 from compress.plan.memory_needs import EditSize
 from compress.plan.row_counts import ROWS_AT_ONCE, rows_at_once
 from compress.recipe import EditStage, Recipe
@@ -77,12 +78,15 @@ def edit_size(
         shape = (data.samples, data.length, 2 * source.spec.hidden)
         rows = rows_at_once(shape, dtype, data.spill_bytes)
         most = learned_bytes(source, dtype, rows * data.length)
-    elif isinstance(work, ByTraining):
+        counted = learned_work(source, data.samples * data.length)
+        return EditSize(planned.label, source, most, counted)
+    if isinstance(work, ByTraining):
         most = training_bytes(source, given, stage.config, data)
-    else:
-        run = min(max(info.numel for info in source.tensors.values()), ROWS_AT_ONCE)
-        most = work.held(source, stage.config, run)
-    return EditSize(planned.label, source, most, planned.needs_data)
+        tokens, whole = stage.config.tokens, stage.config.scope == ("model",)
+        counted = training_work(source, given, tokens, tokens, head=whole)
+        return EditSize(planned.label, source, most, counted)
+    run = min(max(info.numel for info in source.tensors.values()), ROWS_AT_ONCE)
+    return EditSize(planned.label, source, work.held(source, stage.config, run))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,7 +1,7 @@
 """Recipe and Stage: what to do to a checkpoint, in order; complete after parsing."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -201,13 +201,19 @@ class EditStage:
         return {name: replace(self, config=part) for name, part in self.config.parts().items()}
 
     def describe(self) -> str:
-        """ "cast, dtype bf16"."""
-        options = (f"{key} {value}" for key, value in asdict(self.config).items())
+        """ "cast, dtype bf16"; options that have their defaults are left out."""
+        told = [(x.name, getattr(self.config, x.name), x.default) for x in fields(self.config)]
+        options = (f"{key} {_spoken(value)}" for key, value, usual in told if value != usual)
         return ", ".join([self.method, *options])
 
     def at(self, key: str) -> str:
         """ "file.yaml:12: stages[0].key", for the front of a message."""
         return self.places.at(f"{self.label}.{key}")
+
+
+def _spoken(value: Any) -> str:
+    """A value of an option; of several, with spaces between them."""
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 @dataclass(frozen=True, slots=True)

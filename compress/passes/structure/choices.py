@@ -52,7 +52,8 @@ def settled(stage: EditStage, record: Mapping[str, Any]) -> EditStage:
 def _blocks(look: Looking, stage: EditStage, source: Weights, folder: Path) -> dict[str, Any]:
     """Blocks that stay, ascending."""
     config, count = stage.config, len(look.weights.spec.blocks)
-    assert isinstance(config, PruneDepthConfig) and config.layers is not None, "nothing is open"
+    assert isinstance(config, PruneDepthConfig), "another edit is open"
+    assert config.layers is not None, "nothing is open"
     gone = count - counted_of("layers", config.layers, count)
     if not gone:
         return {KEEP: list(range(count))}

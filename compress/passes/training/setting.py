@@ -26,8 +26,9 @@ class TrainingPass:
     @property
     def config(self) -> DistillConfig:
         stage = self.planned.stage
-        assert stage is not None and isinstance(stage.config, DistillConfig), "no such stage"
-        return stage.config
+        config = None if stage is None else stage.config
+        assert isinstance(config, DistillConfig), "the pass does not train"
+        return config
 
     @property
     def working(self) -> Path:

@@ -25,9 +25,10 @@ OF_MODEL = (STATE, f"{STATE}.new", STATES, *KEPT)  # all that scope "model" make
 def training_units(planned: PassPlan) -> list[str]:
     """All units of the pass in order."""
     stage = planned.stage
-    assert stage is not None and isinstance(stage.config, DistillConfig), "the pass does not train"
-    if stage.config.scope == ("model",):
-        kept = [TEACHER] if stage.config.cache else []
+    config = None if stage is None else stage.config
+    assert isinstance(config, DistillConfig), "the pass does not train"
+    if config.scope == ("model",):
+        kept = [TEACHER] if config.cache else []
         return [ROWS, *kept, WEIGHTS]
     blocks = [block_unit(block.index) for block in planned.result.spec.blocks]
     return [ROWS, OUTSIDE, EMBED, *blocks]

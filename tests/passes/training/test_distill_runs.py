@@ -125,7 +125,7 @@ def test_evaluation_text_is_no_text_to_train_on(tmp_path: Path) -> None:
 
 def test_too_little_text_is_told_with_what_there_is(tiny, tmp_path: Path) -> None:
     data = text_source(tmp_path, samples=27, length=16)
-    with pytest.raises(DataError, match="the texts hold . rows of 16 tokens behind those of the"):
+    with pytest.raises(DataError, match=r"the texts hold . rows of 16 tokens behind those of the"):
         run(recipe(distill(length=16), calibration=data), tiny("llama"), tmp_path / "out")
 
 

@@ -1,0 +1,48 @@
+"""What an edit that looks at data computes, counted before it starts."""
+
+from dataclasses import dataclass
+from math import prod
+
+from compress.arch.spec import DecoderSpec
+from compress.checkpoint.outline import Outline
+
+# Of a block: the source's is run on and looked at, the edited one is looked at twice and run on.
+FORWARDS = 5
+# Fits of a linear: one for each penalty and the one that is kept, before and after the choice.
+FITS = 12
+BACKWARD = 3  # forwards that a step of training costs
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Operations: of products with weights, of sums of x xT, and of solves in fp64."""
+
+    products: float
+    grams: float = 0.0
+    solves: float = 0.0
+
+
+def learned_work(source: Outline, tokens: int) -> Work:
+    """Of an edit that goes site by site, over so many calibration tokens."""
+    writers = [x.shape for x in source.spec.linears() if x.role in ("o", "down")]
+    return Work(
+        FORWARDS * 2.0 * tokens * _weights(source.spec),
+        sum(tokens * k * (k + 2.0 * n) for n, k in writers),
+        sum(FITS * (k**3 / 3 + 2.0 * n * k * k) + 4.0 * k**3 for n, k in writers),
+    )
+
+
+def training_work(student: Outline, given: Outline, tokens: int, rows: int, *, head: bool) -> Work:
+    """Of a training on so many tokens. rows: tokens that the teacher reads once. head: whether the
+    loss is one of next tokens."""
+    own, teacher = _weights(student.spec), _weights(given.spec)
+    if head:
+        own += student.spec.vocab * student.spec.hidden
+        teacher += given.spec.vocab * given.spec.hidden
+    return Work(2.0 * (BACKWARD * tokens * own + rows * teacher))
+
+
+def _weights(spec: DecoderSpec) -> float:
+    """Of all blocks, that a token is multiplied with: of experts, those it is sent to."""
+    sent = spec.experts_per_token / spec.experts if spec.experts else 1.0
+    return sum(prod(x.shape) * (1.0 if x.expert is None else sent) for x in spec.linears())
