@@ -12,6 +12,7 @@ from torch import Tensor
 from compress.blocks.states import HiddenStates
 from compress.blocks.walk import BlockInput, LoadedBlock, TokenBatch
 from compress.distill.rows import split_places
+from compress.distill.schedule import highest_rate
 from compress.distill.trained import Trained
 
 
@@ -39,12 +40,13 @@ class BlockScope:
         return f"distill block {self.block.spec.index}"
 
     @property
-    def hidden(self) -> int:
-        return self.targets.shapes[0][-1]
-
-    @property
     def rows(self) -> int:
         return len(self.places)
+
+    def peak(self, loss: float) -> float:
+        """The most, whatever the damage: of tale-6m (60 % of it, 20 steps) blocks with errors of
+        0.033 and 0.36 came to 0.0296 and 0.353 at 2e-3, to 0.0307 and 0.358 at 5e-4."""
+        return highest_rate(self.targets.shapes[0][-1])
 
     def tokens(self, places: Tensor) -> int:
         return sum(int(mask.sum()) for mask in self._masks(self.places[places]))

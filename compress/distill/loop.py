@@ -12,7 +12,7 @@ from torch import Tensor
 from compress.distill import optimizer as optimizers
 from compress.distill.optimizer import OptimizerName
 from compress.distill.rows import Order
-from compress.distill.schedule import ScheduleName, rate_for, rates
+from compress.distill.schedule import ScheduleName, rates
 from compress.distill.state import CurvePoint, Standing, State
 from compress.distill.trained import Trained
 from compress.events import Event, Progress, silent
@@ -51,12 +51,11 @@ class Scope(Protocol):
     def trained(self) -> Trained: ...
 
     @property
-    def hidden(self) -> int:
-        """Width of the residual stream."""
-
-    @property
     def rows(self) -> int:
         """How many there are to train on."""
+
+    def peak(self, loss: float) -> float:
+        """The rate for a student whose loss is that before the first step."""
 
     def tokens(self, places: Tensor) -> int:
         """Those of the rows that count."""
@@ -133,7 +132,7 @@ class _Run:
         """Measure the start, which the rate follows."""
         held = self.scope.held_loss()
         peak = self.training.rate
-        peak = rate_for(held, self.scope.hidden) if peak is None else peak
+        peak = self.scope.peak(held) if peak is None else peak
         ended = "" if isfinite(held) else f"the student's loss is {held} before the first step"
         self.standing = Standing(0, (CurvePoint(0, 0, None, held, 0.0),), 0, peak, ended=ended)
         self.best = self._copied()

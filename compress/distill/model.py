@@ -8,6 +8,7 @@ from torch import Tensor
 from compress.distill.head import Lesson, Targets, head_loss
 from compress.distill.losses import Objective, block_output_losses
 from compress.distill.rows import TokenRows
+from compress.distill.schedule import rate_for
 from compress.distill.student import WholeModel
 from compress.distill.teacher import Computed, ResidentTeacher, Teacher
 from compress.distill.trained import Trained
@@ -36,12 +37,11 @@ class ModelScope:
         return "distill"
 
     @property
-    def hidden(self) -> int:
-        return self.student.hidden_size
-
-    @property
     def rows(self) -> int:
         return len(self.learn.ids)
+
+    def peak(self, loss: float) -> float:
+        return rate_for(loss, self.student.hidden_size)
 
     def tokens(self, places: Tensor) -> int:
         return self.learn.take(places).tokens

@@ -5,7 +5,7 @@ import torch
 from transformers import get_cosine_schedule_with_warmup
 
 from compress.distill.optimizer import OPTIMIZERS, load_state_tensors, make, state_tensors
-from compress.distill.schedule import ScheduleName, rate_for, rates
+from compress.distill.schedule import ScheduleName, highest_rate, rate_for, rates
 
 
 def test_cosine_is_that_of_transformers_without_its_zeros() -> None:
@@ -38,7 +38,7 @@ def test_peak_follows_damage_and_width() -> None:
     """Never more than at full damage, and never nothing."""
     assert rate_for(9.0, 256) == rate_for(0.5, 256) > rate_for(0.1, 256) > rate_for(0.01, 256) > 0
     assert rate_for(0.2, 4096) == pytest.approx(rate_for(0.2, 256) / 16)
-    assert rate_for(float("inf"), 256) == rate_for(9.0, 256)
+    assert rate_for(float("inf"), 256) == rate_for(9.0, 256) == highest_rate(256)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

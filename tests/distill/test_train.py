@@ -222,3 +222,12 @@ def test_a_cache_teaches_as_well(pair: Pair, rows: TokenRows, tmp_path: Path) ->
     assert replace(judged, teacher=cache).held_loss() < before
     train(replace(judged, teacher=cache), replace(SHORT, steps=12), FP32)
     assert judged.held_loss() < 0.85 * before
+
+
+def test_rate_follows_the_damage_where_none_is_named(pair: Pair, rows: TokenRows) -> None:
+    free = replace(SHORT, rate=None, steps=2)
+    peaks = [
+        max(point.rate for point in train(course(pair, rows, noise=n), free, FP32).curve)
+        for n in (0.01, 0.05)
+    ]
+    assert 0 < peaks[0] < peaks[1]
