@@ -16,6 +16,7 @@ NONE = ("evaluation=null",)
 KEYS = ("For", "Needs", "Loads", "Size", "On tale-6m")
 
 
+@pytest.mark.usefixtures("answered_here")
 @pytest.mark.parametrize("name", builtin_names())
 def test_it_runs_and_is_as_large_as_its_header_says(
     name: str, demo_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -27,7 +28,7 @@ def test_it_runs_and_is_as_large_as_its_header_says(
     assert said is not None
     assert report.result.bytes / 1e6 == pytest.approx(float(said[1]), abs=0.006)
     compressed = [layer for layer in report.layers if layer.skipped_reason is None]
-    assert len(compressed) == 42
+    assert len(compressed) == (42 if load(name).stages else 0)
     assert all(layer.error is not None and layer.error < 0.2 for layer in compressed)
     weights = open_weights(Checkpoint.open(tmp_path / "out"))
     assert weights.spec.family == "llama"
@@ -40,7 +41,7 @@ def test_it_loads_where_its_header_says(name: str, demo_model: Path) -> None:
     loads = re.search(r"^# Loads: (.*?)^# Size: ", builtin(name).text, re.MULTILINE | re.DOTALL)
     assert loads is not None
     said = {
-        "transformers": r"transformers with (compressed-tensors|bitsandbytes)",
+        "transformers": r"transformers(?: with (?:compressed-tensors|bitsandbytes)|, )",
         "vLLM on GPU": r"vLLM(?! on CPU)",
         "vLLM on CPU": r"vLLM(?! on GPU)",
     }
