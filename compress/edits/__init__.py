@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any
 
 from compress.edits import cast, distill, prune_depth, prune_width, untie
 from compress.edits.cast import CastConfig
@@ -51,3 +52,9 @@ EDITS: Mapping[str, Edit] = MappingProxyType(
         ),
     }
 )
+
+
+def reads_calibration(method: str, config: Any) -> bool:
+    """Whether an edit looks at the recipe's calibration data; one may have texts of its own."""
+    own = isinstance(config, DistillConfig) and config.sources is not None
+    return EDITS[method].needs_data and not own

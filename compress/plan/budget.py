@@ -12,6 +12,7 @@ from typing import Any
 from compress.arch.spec import DecoderSpec, LinearSpec
 from compress.checkpoint.outline import Outline
 from compress.checkpoint.shards.layout import nbytes
+from compress.edits import reads_calibration
 from compress.errors import RecipeError
 from compress.formats import FORMATS
 from compress.formats.storage import WeightStorage
@@ -291,6 +292,7 @@ def _rebuilt(recipe: Recipe, stages: Sequence[Stage], budget: BudgetChoice) -> R
     seeing = recipe.kv_cache is not None or any(
         METHODS[s.method].needs_calibration(s.config, s.scheme) for s in numbered
     )
+    seeing = seeing or any(reads_calibration(x.method, x.config) for x in recipe.edits)
     return replace(
         recipe,
         stages=tuple(numbered),

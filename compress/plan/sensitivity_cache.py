@@ -10,14 +10,16 @@ import math
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from compress.checkpoint import Checkpoint, write_atomic
+from compress.edits import EDITS
+from compress.edits.distill import DistillConfig
 from compress.errors import CompressError, DataError
 from compress.plan.budget import BudgetUnit, Sensitivities
-from compress.recipe import EditStage
+from compress.recipe import EditStage, Recipe
 from compress.version import VERSION as OURS
 from compress_calibration.config import CalibrationConfig
 from compress_calibration.readers import source_files
@@ -27,10 +29,23 @@ VERSION = 2  # of what is measured; goes up when the same inputs would give othe
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """What is measured: on which data, and of the model behind which edits of the source."""
+    """What is measured: on which data, and of the model behind which edits of the source.
+
+    shown: the calibration data that those edits look at; None where none does. seed: the recipe's,
+    by which a training draws its rows.
+    """
 
     config: CalibrationConfig
     edits: tuple[EditStage, ...] = ()
+    shown: CalibrationConfig | None = None
+    seed: int = 0
+
+
+def measurement(recipe: Recipe, config: CalibrationConfig) -> Measurement:
+    """Of the model that a recipe's edits leave. config: the data that is measured on."""
+    if not any(EDITS[edit.method].needs_data for edit in recipe.edits):
+        return Measurement(config, recipe.edits)
+    return Measurement(config, recipe.edits, recipe.calibration, recipe.seed)
 
 
 def cache_folder() -> Path:
@@ -93,8 +108,18 @@ def _front(
         "source": [list(checkpoint.files), dict(checkpoint.side_hashes())],
         "device": device.partition(":")[0],
     }
+    if measured.shown is not None:
+        facts["shown"] = [asdict(measured.shown), measured.seed, *_trained_on(measured)]
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
     return f"sensitivity-{digest[:20]}"
+
+
+def _trained_on(measured: Measurement) -> Iterator[list[str]]:
+    """Files of texts that edits have for themselves, each with its hash."""
+    for stage in measured.edits:
+        if isinstance(stage.config, DistillConfig) and stage.config.sources is not None:
+            own = replace(measured.config, sources=stage.config.sources)
+            yield from ([name, digest] for name, digest in _data(own))
 
 
 def _unit(unit: BudgetUnit) -> list[Any]:

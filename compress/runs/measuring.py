@@ -2,6 +2,7 @@
 
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -15,7 +16,7 @@ from compress.passes.journal import MEASURED, PassJournal
 from compress.plan import sensitivity_cache
 from compress.plan.budget import BudgetUnit, Sensitivities, budget_units
 from compress.plan.plan import Plan
-from compress.plan.sensitivity_cache import Measurement
+from compress.plan.sensitivity_cache import Measurement, measurement
 from compress.report.schema import StageRecord
 from compress.runs.planning import in_room, measured_on, plan_with_choice
 
@@ -44,7 +45,9 @@ def measure_layers(
 def chosen_by(found: Sensitivities, plan: Plan, compute: torch.dtype) -> Plan:
     """The plan with the schemes that the targets choose by them."""
     units, _ = _sought(plan)
-    return in_room(plan_with_choice(plan.given, units, found, plan.model, compute), plan.room)
+    # What was measured of open edits stays known.
+    recipe = replace(plan.given, edits=plan.recipe.edits)
+    return in_room(plan_with_choice(recipe, units, found, plan.model, compute), plan.room)
 
 
 def cached(plan: Plan, source: Checkpoint, device: str) -> Sensitivities | None:
@@ -56,7 +59,7 @@ def cached(plan: Plan, source: Checkpoint, device: str) -> Sensitivities | None:
 def _sought(plan: Plan) -> tuple[tuple[BudgetUnit, ...], Measurement]:
     """Whose sensitivities, and on which data."""
     recipe, model = plan.given, plan.rounded
-    return budget_units(recipe, model), Measurement(measured_on(recipe, model), recipe.edits)
+    return budget_units(recipe, model), measurement(recipe, measured_on(recipe, model))
 
 
 def recorded(part: PassJournal) -> Sensitivities | None:

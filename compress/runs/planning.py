@@ -15,7 +15,7 @@ from compress.plan.lengths import cap_defaults
 from compress.plan.passes import EditedModel, edited
 from compress.plan.plan import Plan, build_plan
 from compress.plan.room import Room, find_room, fitting_needs, left_out, memory_warnings
-from compress.plan.sensitivity_cache import Measurement
+from compress.plan.sensitivity_cache import measurement
 from compress.plan.source import open_source
 from compress.recipe import Recipe, load
 from compress.runs.options import RunOptions
@@ -87,7 +87,7 @@ def plan_of(
     units = budget_units(recipe, model.rounded)
     if not units:
         return build_plan(recipe, model, dtype=compute), compute
-    measured = Measurement(measured_on(recipe, model.rounded), recipe.edits)
+    measured = measurement(recipe, measured_on(recipe, model.rounded))
     found = sensitivity_cache.find(units, measured, checkpoint, options.device)
     return plan_with_choice(recipe, units, found, model, compute), compute
 

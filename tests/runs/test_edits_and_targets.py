@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 
 from compress.checkpoint import disk
 from compress.errors import OutputError
+from compress.recipe import load
 from compress.runs import measuring
 from compress.runs.output import _taken, disk_space
 from compress.verbs import RunOptions, make_plan, run
@@ -49,6 +50,29 @@ def test_a_target_behind_edits_is_measured_on_what_they_made(
     settled = run(asked, source, tmp_path / "again")
     assert "measure" not in [stage.name for stage in settled.stages]
     assert result_of(tmp_path / "again") == result_of(tmp_path / "out")
+
+
+@pytest.mark.usefixtures("answered_here")
+def test_what_edits_look_at_is_part_of_what_is_measured(
+    tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another calibration leaves another model; and what is chosen twice is told in the recipe."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    rounding = {
+        "method": "rtn",
+        "candidates": ["W8A16", {"bits": 4, "group_size": 32}],
+        "target": {"bits_per_weight": 6},
+    }
+    depth = {"method": "prune_depth", "layers": 1, "by": "influence"}
+    source = tiny("llama")
+    monkeypatch.setattr("compress.runs.planning.MEASURED_TOKENS", 64)  # of the same four rows
+    for samples, known in ((8, False), (8, True), (9, False)):
+        data = text_source(tmp_path, samples=samples)
+        asked = recipe(depth, rounding, calibration=data)
+        report = run(asked, source, tmp_path / f"{samples}.{known}")
+        assert ("measure" in [stage.name for stage in report.stages]) != known
+        (edit,) = load(tmp_path / f"{samples}.{known}" / "recipe.yaml").edits
+        assert len(edit.config.keep) == 1
 
 
 @pytest.fixture

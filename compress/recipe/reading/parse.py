@@ -22,7 +22,6 @@ from compress.recipe.reading.reader import (
 from compress.recipe.reading.stages import as_bytes, check_edits, read_stages
 from compress.recipe.reading.tree import Node, Origin, problem, read_tree, walk
 from compress.recipe.schema import (
-    EditStage,
     KvCache,
     OutputConfig,
     Places,
@@ -130,10 +129,13 @@ def check(recipe: Recipe) -> None:
 
 def _needing_data(recipe: Recipe) -> list[str]:
     """Every place that asks for calibration data, as the front of a message."""
+    from compress.edits import reads_calibration
     from compress.methods import METHODS
 
     places = [
-        f"{edit.at('method')}: {edit.method!r}" for edit in recipe.edits if _reads_calibration(edit)
+        f"{edit.at('method')}: {edit.method!r}"
+        for edit in recipe.edits
+        if reads_calibration(edit.method, edit.config)
     ]
     for stage in recipe.stages:
         if stage.target is not None:
@@ -194,19 +196,12 @@ def _check_held_out(recipe: Recipe) -> None:
             )
 
 
-def _reads_calibration(edit: EditStage) -> bool:
-    """Whether an edit looks at the recipe's calibration data; one may have texts of its own."""
-    from compress.edits import EDITS
-    from compress.edits.distill import DistillConfig
-
-    own = isinstance(edit.config, DistillConfig) and edit.config.sources is not None
-    return EDITS[edit.method].needs_data and not own
-
-
 def _check_rows(recipe: Recipe) -> None:
     """An edit that looks at data holds rows out of what it fits by."""
+    from compress.edits import reads_calibration
+
     calibration = recipe.calibration
-    edit = next((x for x in recipe.edits if _reads_calibration(x)), None)
+    edit = next((x for x in recipe.edits if reads_calibration(x.method, x.config)), None)
     if edit is not None and calibration is not None and calibration.samples < 2:
         raise RecipeError(
             f"{recipe.at('calibration.samples')}: is {calibration.samples}; {edit.method} holds a"
