@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from compress.arch.text_config import config_at
+from compress.blocks.model import short_reason
 from compress.errors import CheckpointError
 from compress_exporters.gguf.blocks import KINDS
 from compress_exporters.gguf.plan import GgufPlan
@@ -79,6 +80,18 @@ def _config(plan: GgufPlan) -> Any:
     kept = {k: v for k, v in text.items() if k not in ("model_type", "quantization_config")}
     kept["tie_word_embeddings"] = not any(x.name == "output.weight" for x in plan.pieces)
     return AutoConfig.for_model(plan.arch.read_as, **kept)
+
+
+def why_not_in_transformers(plan: GgufPlan) -> str | None:
+    """Why its reader does not open the file: it takes several kinds of models for one class, which
+    may refuse what theirs takes (a mistral whose heads do not divide hidden is read as a llama)."""
+    if plan.arch.read_as is None:
+        return f"transformers reads no GGUF files of {plan.source.spec.model_type}"
+    try:
+        _config(plan)
+    except Exception as error:  # transformers' classes check in many ways
+        return f"transformers reads the file as {plan.arch.read_as}: {short_reason(error)}"
+    return None
 
 
 def _room(ids: Sequence[int], prompt: Sequence[int]) -> int:

@@ -12,6 +12,7 @@ from compress_exporters.gguf.loaded import (
     has_llamacpp,
     in_llamacpp,
     in_transformers,
+    why_not_in_transformers,
 )
 from compress_exporters.gguf.plan import GgufPlan, make_plan
 from compress_exporters.gguf.readback import read_back
@@ -61,8 +62,8 @@ def _compared(plan: GgufPlan, path: Path) -> Proof:
         return Proof("form", None, (*detail, "too little memory is free to compare logits"))
     reference, ids = Reference.load(source), _text(source, plan)
     seen = []
-    if plan.arch.read_as is None:
-        detail += (f"transformers reads no GGUF files of {source.spec.model_type}",)
+    if (refused := why_not_in_transformers(plan)) is not None:
+        detail += (refused,)
     elif not has_accelerate():
         detail += ("transformers was not asked; it reads GGUF files where accelerate is installed",)
     else:

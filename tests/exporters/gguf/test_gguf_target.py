@@ -311,6 +311,20 @@ def test_a_file_that_only_gguf_reads(tmp_path: Path, monkeypatch: pytest.MonkeyP
     )
 
 
+def test_a_class_that_takes_fewer_shapes_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers reads a mistral as a llama, whose heads must divide hidden."""
+    monkeypatch.setattr(target, "has_llamacpp", lambda: False)
+    heads = {"num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": 16}
+    checkpoint = tiny(tmp_path / "model", "mistral", **heads)
+    GGUF.plan(checkpoint, Options()).write(tmp_path, lambda *_: None)
+    proof = GGUF.plan(checkpoint, Options()).verify(tmp_path)
+    said = [x for x in proof.detail if x.startswith("transformers reads the file as llama: ")]
+    assert len(said) == 1
+    assert "not a multiple" in said[0]
+
+
 def test_transformers_needs_accelerate(
     plain: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
