@@ -4,11 +4,12 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from compress.edits import cast, distill, prune_depth, prune_width, untie
+from compress.edits import cast, distill, prune_depth, prune_hidden, prune_width, untie
 from compress.edits.cast import CastConfig
 from compress.edits.distill import DistillConfig
-from compress.edits.edit import ByTraining, Edit, learned_row, row
+from compress.edits.edit import ByTraining, Edit, learned_row, narrowing_row, row
 from compress.edits.prune_depth import PruneDepthConfig
+from compress.edits.prune_hidden import PruneHiddenConfig
 from compress.edits.prune_width import PruneWidthConfig
 from compress.edits.untie import UntieConfig
 
@@ -34,7 +35,16 @@ EDITS: Mapping[str, Edit] = MappingProxyType(
             prune_width.sites,
             prune_width.change,
             prune_width.neutral,
-            "cuts heads and FFN channels, and refits what is left to the source's residual stream",
+            "cuts heads, FFN channels and the residual stream, and refits what is left to the"
+            " source's residual stream",
+        ),
+        "prune_hidden": narrowing_row(
+            PruneHiddenConfig,
+            prune_hidden.plan,
+            prune_hidden.kind,
+            prune_hidden.neutral,
+            "narrows the residual stream to one basis of all layers, and refits what reads and"
+            " writes it",
         ),
         "prune_depth": learned_row(
             PruneDepthConfig,

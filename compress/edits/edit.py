@@ -16,6 +16,7 @@ from compress.arch.spec import BlockSpec
 from compress.checkpoint.outline import Outline
 from compress.checkpoint.shards.layout import Entry
 from compress.edits.learned import BySite, ChangeLinear, FindSites, Neutral
+from compress.edits.narrowing import AtFullWidth, ByBasis, ChooseKind
 
 Options = TypeVar("Options", contravariant=True)
 Config = TypeVar("Config")
@@ -113,7 +114,7 @@ class Edit:
 
     config: type
     plan: PlanEdit[Any]
-    work: ByTensor | BySite | ByTraining
+    work: ByTensor | BySite | ByBasis | ByTraining
     summary: str
 
     @property
@@ -146,3 +147,15 @@ def learned_row(
 ) -> Edit:
     """Make a row of an edit that looks at data; `Edit` and `BySite` say what the arguments are."""
     return Edit(config, plan, BySite(sites, change, neutral), summary)
+
+
+def narrowing_row(
+    config: type[Config],
+    plan: PlanEdit[Config],
+    kind: ChooseKind[Config],
+    neutral: AtFullWidth[Config],
+    summary: str,
+) -> Edit:
+    """Make a row of an edit that narrows the residual stream; `Edit` and `ByBasis` say what the
+    arguments are."""
+    return Edit(config, plan, ByBasis(kind, neutral), summary)

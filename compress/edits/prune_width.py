@@ -7,7 +7,7 @@ what brings the edited model's residual stream back to the source's, so each of 
 all before it lost.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -24,6 +24,8 @@ from compress.checkpoint.outline import Outline
 from compress.edits.counts import Amount, check_amount, counted_of
 from compress.edits.edit import Edited
 from compress.edits.learned import LinearChange, Site, SiteMoments
+from compress.edits.narrowing import BasisKind
+from compress.edits.prune_hidden import PruneHiddenConfig
 from compress.edits.repair.ridge import Affine, refit
 from compress.edits.select import SELECTIONS, magnitude
 from compress.edits.select.evidence import Evidence
@@ -41,6 +43,7 @@ class PruneWidthConfig:
 
     ffn: channels of the MLP, in a mixture of each expert. heads: query heads, spread evenly over
     the groups that share keys and values. kv_heads: such groups, with their query heads.
+    hidden, basis: of the residual stream, see `prune_hidden`, which is a pass of its own.
     multiple_of: what shares are rounded down to a multiple of.
     select: by what is chosen. repair: what is refitted.
     """
@@ -48,17 +51,41 @@ class PruneWidthConfig:
     ffn: Amount | None = None
     heads: Amount | None = None
     kv_heads: Amount | None = None
+    hidden: Amount | None = None
+    basis: BasisKind | None = None
     multiple_of: int = 1
     select: Select = "obs"
     repair: Repair = "drift"
 
     def __post_init__(self) -> None:
-        for name in AXES:
+        for name in (*AXES, "hidden"):
             check_amount(name, getattr(self, name))
         if self.multiple_of < 1:
             raise RecipeError(f"multiple_of is {self.multiple_of}; it is 1 or more")
-        if self.ffn is None and self.heads is None and self.kv_heads is None:
-            raise RecipeError("ffn, heads and kv_heads are missing; name one that is to be cut")
+        if not self.cuts_blocks and self.hidden is None:
+            raise RecipeError(
+                "ffn, heads, kv_heads and hidden are missing; name one that is to be cut"
+            )
+        if self.basis is not None and self.hidden is None:
+            raise RecipeError("basis is that of hidden, which is missing; give it, or leave both")
+
+    @property
+    def cuts_blocks(self) -> bool:
+        """Whether anything but the residual stream is cut."""
+        return any(getattr(self, name) is not None for name in AXES)
+
+    def parts(self) -> Mapping[str, Any]:
+        """The cut within blocks, then that of the residual stream: two passes, as the basis of the
+        stream is found by all layers. On tale-6m (FFN 512, hidden 208, 64 x 256 tokens): perplexity
+        9.333 in this order, 9.376 in the other."""
+        found: dict[str, Any] = {}
+        if self.cuts_blocks:
+            found[""] = replace(self, hidden=None, basis=None)
+        if self.hidden is not None:
+            found["hidden"] = PruneHiddenConfig(
+                self.hidden, self.basis, multiple_of=self.multiple_of, repair=self.repair
+            )
+        return found
 
 
 def shape_of(sizes: BlockSizes, config: PruneWidthConfig) -> Shape:

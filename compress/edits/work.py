@@ -32,6 +32,18 @@ def learned_work(source: Outline, tokens: int) -> Work:
     )
 
 
+def narrowing_work(source: Outline, tokens: int) -> Work:
+    """Of an edit that narrows the residual stream: it walks the source once before, and looks at
+    what reads the stream as well as at what writes it."""
+    of_writers, hidden = learned_work(source, tokens), source.spec.hidden
+    places = 2.0 * len(source.spec.blocks) + 1
+    return Work(
+        2 * of_writers.products,
+        of_writers.grams + places * tokens * hidden * 4.0 * hidden,
+        of_writers.solves + places * FITS * 2.4 * hidden**3,
+    )
+
+
 def training_work(student: Outline, given: Outline, tokens: int, rows: int, *, head: bool) -> Work:
     """Of a training on so many tokens. rows: tokens that the teacher reads once. head: whether the
     loss is one of next tokens."""

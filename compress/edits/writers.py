@@ -72,11 +72,11 @@ def refitted(
     weight[:, slice(None) if columns is None else columns] = made.linear.weight
     energy = float(whole.held.energy.sum())
     before, after = (x / energy if energy > 0 else 0.0 for x in (made.before, made.after))
-    fact = LinearRepair(linear.name, kept, there, made.penalty, before, after, _odd(made))
+    fact = LinearRepair(linear.name, kept, there, made.penalty, before, after, odd(made))
     return Rewritten(Affine(weight, made.linear.bias), fact)
 
 
-def _odd(made: Refit) -> str:
+def odd(made: Refit) -> str:
     """What was out of the ordinary; "" mostly."""
     said = []
     if made.dead:

@@ -10,6 +10,7 @@ _SHOWN = {
     HEAD: "output head",
     IDENTITY: "identity at zero compression",
     "calibration": "calibration tokens",
+    "basis": "basis of the residual stream",
 }
 
 

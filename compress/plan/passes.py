@@ -14,7 +14,8 @@ from compress.edits import EDITS
 from compress.edits.distill import training_bytes
 from compress.edits.edit import ByTraining
 from compress.edits.learned import BySite, learned_bytes
-from compress.edits.work import learned_work, training_work
+from compress.edits.narrowing import ByBasis, narrowing_bytes
+from compress.edits.work import learned_work, narrowing_work, training_work
 from compress.plan.memory_needs import EditSize
 from compress.plan.row_counts import ROWS_AT_ONCE, rows_at_once
 from compress.recipe import EditStage, Recipe
@@ -33,6 +34,7 @@ class PassPlan:
     the pass writes. notes: those of the edit. kept: for each block of the result the index of the
     block of `source` that it is made of. origin: the same of the model that the run was given.
     part: of the stage that the pass is, where that has several passes.
+    narrowed: names of the passes before it that narrowed the residual stream, in order.
     """
 
     name: str
@@ -44,11 +46,17 @@ class PassPlan:
     kept: tuple[int, ...] = ()
     origin: tuple[int, ...] = ()
     part: str = ""
+    narrowed: tuple[str, ...] = ()
 
     @property
     def needs_data(self) -> bool:
         """Whether the pass is that of an edit which looks at calibration data."""
         return self.stage is not None and EDITS[self.stage.method].needs_data
+
+    @property
+    def narrows(self) -> bool:
+        """Whether the pass narrows the residual stream."""
+        return self.stage is not None and isinstance(EDITS[self.stage.method].work, ByBasis)
 
     @property
     def trains(self) -> bool:
@@ -73,12 +81,14 @@ def edit_size(
     source, stage = planned.source, planned.stage
     assert stage is not None, "the pass is no edit"
     work = EDITS[stage.method].work
-    if isinstance(work, BySite):
+    if isinstance(work, BySite | ByBasis):
         assert data is not None, "the recipe parser asks for calibration where an edit needs it"
         shape = (data.samples, data.length, 2 * source.spec.hidden)
         rows = rows_at_once(shape, dtype, data.spill_bytes)
-        most = learned_bytes(source, dtype, rows * data.length)
-        counted = learned_work(source, data.samples * data.length)
+        of_pass = narrowing_bytes if isinstance(work, ByBasis) else learned_bytes
+        most = of_pass(source, dtype, rows * data.length)
+        counts = narrowing_work if isinstance(work, ByBasis) else learned_work
+        counted = counts(source, data.samples * data.length)
         return EditSize(planned.label, source, most, counted)
     if isinstance(work, ByTraining):
         most = training_bytes(source, given, stage.config, data)
@@ -112,7 +122,7 @@ def plan_edits(recipe: Recipe, source: Outline) -> Iterator[PassPlan]:
 
     CheckpointError, with the stage's place in the recipe, for a model that an edit cannot change.
     """
-    origin = tuple(range(len(source.spec.blocks)))
+    origin, narrowed = tuple(range(len(source.spec.blocks))), tuple[str, ...]()
     for whole in recipe.edits:
         for part, stage in whole.parts().items():
             with placed(recipe, stage.label):
@@ -121,6 +131,10 @@ def plan_edits(recipe: Recipe, source: Outline) -> Iterator[PassPlan]:
             kept = tuple(range(len(origin))) if draft.blocks is None else draft.blocks
             origin = tuple(origin[i] for i in kept)
             name = ".".join(filter(None, ("stage", str(stage.index), part)))
-            pair = (source, result)
-            yield PassPlan(name, stage, *pair, layout, draft.notes, kept, origin, part)
+            said, notes = part if stage.method == whole.method else "", draft.notes
+            planned = PassPlan(
+                name, stage, source, result, layout, notes, kept, origin, said, narrowed
+            )
+            yield planned
+            narrowed += (name,) if planned.narrows else ()
             source = result

@@ -169,7 +169,8 @@ class HasParts(Protocol):
     """Options of an edit that is several passes, one after another."""
 
     def parts(self) -> Mapping[str, Any]:
-        """The options of each pass, by its name; a single one has the name ''."""
+        """The options of each pass, by its name; a single one has the name ''. They may be those of
+        another edit, whose pass it then is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +199,14 @@ class EditStage:
         """The stage of each of its passes, by the pass's name in it, "" for a single one."""
         if not isinstance(self.config, HasParts):
             return {"": self}
-        return {name: replace(self, config=part) for name, part in self.config.parts().items()}
+        # Late: what a recipe can name is told without torch.
+        from compress.edits import EDITS
+
+        methods = {edit.config: method for method, edit in EDITS.items()}
+        return {
+            name: replace(self, method=methods[type(part)], config=part)
+            for name, part in self.config.parts().items()
+        }
 
     def describe(self) -> str:
         """ "cast, dtype bf16"; options that have their defaults are left out."""

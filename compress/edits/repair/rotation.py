@@ -11,6 +11,13 @@ each block and matrices between them; one for all needs none, and the result is 
 `principal` takes the directions in which the normalised stream is largest, summed over all norms,
 since what a reader sees is what must be kept. `channels` takes channels as they are, which also
 goes with other norms.
+
+A head that is the embedding has no place for the gain g of the final norm: logits are E diag(g) x,
+and E R Rᵀ x without it. So there the stream is first scaled channel by channel, h' = Rᵀ diag(s) h
+with s = √g: E diag(s) R, as embedding and as head, then gives E diag(s) R Rᵀ diag(s) x, the logits.
+What is lost is that |diag(s) h| is not the same share of |h| for every token, so that a norm of h'
+is right on average alone. On tale-6m (64 x 256 tokens of calibration, hidden 208 of 256):
+perplexity is in docs/structure.md beside a head of its own.
 """
 
 from dataclasses import dataclass
@@ -24,10 +31,30 @@ from compress_calibration.moments import Moments
 @dataclass(frozen=True, slots=True, eq=False)
 class Basis:
     """directions: fp64 [hidden, k], orthonormal columns. share: how much of the stream's energy at
-    the norms (of its scores, where it is of channels) lies in them, 0 to 1."""
+    the norms (of its scores, where it is of channels) lies in them, 0 to 1. scale: fp64 [hidden],
+    above 0, what channels are multiplied by before; None for 1."""
 
     directions: Tensor
     share: float
+    scale: Tensor | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing of the stream goes."""
+        return self.directions.shape[0] == self.directions.shape[1]
+
+    @property
+    def into(self) -> Tensor:
+        """fp64 [hidden, k]: a row of the stream times this is one of the narrow stream."""
+        scale = self.scale
+        return self.directions if scale is None else scale[:, None] * self.directions
+
+    @property
+    def back(self) -> Tensor:
+        """fp64 [k, hidden]: a row of the narrow stream times this is the stream, as far as it lies
+        in the directions."""
+        scale = self.scale
+        return self.directions.T if scale is None else self.directions.T / scale
 
 
 def normalised(stream: Tensor, eps: float) -> Tensor:
@@ -36,18 +63,22 @@ def normalised(stream: Tensor, eps: float) -> Tensor:
     return wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)
 
 
-def principal(gram: Tensor, keep: int) -> Basis:
+def principal(gram: Tensor, keep: int, scale: Tensor | None = None) -> Basis:
     """The directions of greatest energy, the greatest first.
 
     gram: [hidden, hidden], sum of x xᵀ over the normalised inputs x of all norms and tokens.
+    scale: see `Basis`.
     """
     assert 0 < keep <= gram.shape[0], f"{keep} of {gram.shape[0]}"
-    energy, directions = torch.linalg.eigh(gram.double())
+    gram = gram.double()
+    if scale is not None:
+        gram = scale[:, None] * gram * scale
+    energy, directions = torch.linalg.eigh(gram)
     directions = directions[:, -keep:].flip(1)
     # A direction has no sign of its own; one is chosen, as a resumed run must make the same bytes.
     largest = directions.gather(0, directions.abs().argmax(dim=0, keepdim=True))
     share = energy[-keep:].sum() / energy.sum()
-    return Basis(directions * largest.sign(), float(share))
+    return Basis(directions * largest.sign(), float(share), scale)
 
 
 def channels(scores: Tensor, keep: int) -> Basis:
@@ -61,27 +92,40 @@ def channels(scores: Tensor, keep: int) -> Basis:
     return Basis(eye[:, kept], float(scores[kept].sum() / scores.sum()))
 
 
-def rotated_reader(weight: Tensor, gain: Tensor | None, basis: Basis) -> Tensor:
-    """W diag(gain) R: [N, hidden] -> fp64 [N, k].
+def reader_map(gain: Tensor | None, basis: Basis) -> Tensor:
+    """What a reader's weight [N, hidden] is multiplied by: fp64 [hidden, k].
 
-    gain: [hidden], what the norm before the reader multiplies by; None where nothing does, as for
-    an embedding or a table of positions, [rows, hidden].
+    gain: [hidden], what the norm before the reader multiplied by, where the narrow norm no longer
+    does; None where nothing did, or where it still does.
     """
-    wide = weight.double() if gain is None else weight.double() * gain.double()
-    return wide @ basis.directions
+    back = basis.back.T
+    return back if gain is None else gain.double()[:, None] * back
+
+
+def rotated_reader(weight: Tensor, gain: Tensor | None, basis: Basis) -> Tensor:
+    """W diag(gain) R: [N, hidden] -> fp64 [N, k]; see `reader_map`."""
+    return weight.double() @ reader_map(gain, basis)
+
+
+def rotated_rows(table: Tensor, basis: Basis) -> Tensor:
+    """Rows that are added to the stream, as of an embedding or of positions: [rows, hidden] ->
+    fp64 [rows, k]."""
+    return table.double() @ basis.into
 
 
 def rotated_writer(weight: Tensor, basis: Basis) -> Tensor:
     """Rᵀ W: [hidden, K] -> fp64 [k, K]; a bias [hidden] -> [k]."""
-    return basis.directions.T @ weight.double()
+    return basis.into.T @ weight.double()
 
 
-def norm_gain(moments: Moments) -> float:
+def norm_gain(moments: Moments, back: Tensor, metric: Tensor | None = None) -> float:
     """The gain of a norm of the narrower stream, one number for all k channels.
 
-    moments: of what the norm makes of h' without a gain [tokens, k], and of Rᵀ x, what the source's
-    norm without a gain made of h, in the basis. The gain is the g of least squared error; with
-    fewer channels the mean square is of others, so it is not 1. 1 where nothing was seen.
+    moments: of what the norm gives without it [tokens, k], and of what the readers saw in the
+    source [tokens, N]. back: fp64 [N, k], what brings the one to the other but for the gain, which
+    is the g of least squared error; with fewer channels the mean square is of others, so it is not
+    1. 1 where nothing was seen. metric: [N, N], what errors are measured in; None for each alike.
     """
-    seen = float(moments.gram.diagonal().double().sum())
-    return float(moments.cross.diagonal().double().sum()) / seen if seen > 0 else 1.0
+    seen_by = back if metric is None else metric @ back
+    seen = float((moments.gram.double() * (back.T @ seen_by)).sum())
+    return float((moments.cross.double().T * seen_by).sum()) / seen if seen > 0 else 1.0

@@ -4,7 +4,8 @@ Each has two files of hidden states that take turns, so a run that dies inside a
 enters it as it was.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from compress.blocks.states import HiddenStates
 from compress.blocks.walk import Chain, LoadedBlock, Passage, TokenBatch, token_batches
 from compress.formats import Weights
 from compress.passes.context import PassContext
+from compress.passes.structure.basis import basis_before
 from compress.passes.structure.files import EDITED, SOURCE, states_path
 from compress.passes.structure.tokens import skeleton_of
 from compress.plan.passes import PassPlan
@@ -32,6 +34,8 @@ class Chains:
 
     origin: for each block that the pass leaves, the index of the source's block it stands for;
     then the number of the source's blocks. A block also stands for those between it and the next.
+    basis: fp32 [source's hidden, edited hidden], where earlier passes narrowed the residual stream;
+    None where both models have the same.
     """
 
     source: Chain
@@ -39,6 +43,11 @@ class Chains:
     result: Skeleton
     held: int
     origin: tuple[int, ...]
+    basis: Tensor | None = None
+
+    def onto(self, stream: Tensor) -> Tensor:
+        """The source's stream [..., hidden] as the edited model should have it: fp32."""
+        return onto(self.basis, stream)
 
     @property
     def batches(self) -> Sequence[TokenBatch]:
@@ -48,6 +57,11 @@ class Chains:
         """Make the states that enter block `turn` survive a power cut."""
         for chain in (self.source, self.edited):
             chain.entering(turn).flush()
+
+
+def onto(basis: Tensor | None, stream: Tensor) -> Tensor:
+    """A stream [..., hidden] in a basis [hidden, k], fp32; as it is without one."""
+    return stream.float() if basis is None else stream.float() @ basis
 
 
 def open_chains(
@@ -79,8 +93,8 @@ def open_chains(
     same = source.checkpoint.path == work.weights.checkpoint.path
     begun = chain(SOURCE, source, hidden)
     begun = replace(begun, skeleton=edited.skeleton) if same else begun
-    count = len(source.spec.blocks)
-    return Chains(begun, edited, skeleton, held, (*planned.origin, count))
+    origin, basis = (*planned.origin, len(source.spec.blocks)), basis_before(work, planned, folder)
+    return Chains(begun, edited, skeleton, held, origin, basis)
 
 
 def held_batches(ids: Tensor, mask: Tensor | None, hidden: int) -> tuple[TokenBatch, ...]:
@@ -103,7 +117,7 @@ def embed(chains: Chains) -> None:
     """Store what enters the first block of each chain."""
     for chain in (chains.source, chains.edited):
         chain.embed()
-    _pass_through(chains, range(chains.origin[0]), 0)
+    pass_through(chains, range(chains.origin[0]), 0)
     chains.flush(0)
 
 
@@ -123,11 +137,29 @@ def advance_source(chains: Chains, turn: int) -> LoadedBlock:
     first, after = chains.origin[turn], chains.origin[turn + 1]
     source = load(chains.source, first, turn)
     source.run_on()
-    _pass_through(chains, range(first + 1, after), turn + 1)
+    pass_through(chains, range(first + 1, after), turn + 1)
     return source
 
 
-def _pass_through(chains: Chains, gap: range, turn: int) -> None:
+@contextmanager
+def wanted(chains: Chains, turn: int, folder: Path) -> Iterator[HiddenStates]:
+    """What should enter block `turn` of the edited model: the source's states, in its basis.
+
+    folder: for a file of them, where they are not as they are and memory is not to hold them.
+    """
+    given = chains.source.entering(turn)
+    if chains.basis is None:
+        yield given
+        return
+    shapes = chains.edited.entering(turn).shapes
+    with HiddenStates(folder / "wanted", shapes, given.dtype, budget=DEFAULT_SPILL) as states:
+        for index in range(len(shapes)):
+            stream = given.read(index).to(chains.basis.device)
+            states.write(index, chains.onto(stream))
+        yield states
+
+
+def pass_through(chains: Chains, gap: range, turn: int) -> None:
     """Pass the source's states that enter block `turn` of the result through some of its blocks, in
     place: who dies here begins the unit again, from the other file."""
     chain, states = chains.source, chains.source.entering(turn)

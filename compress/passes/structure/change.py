@@ -18,8 +18,10 @@ from compress.edits import EDITS
 from compress.edits.learned import BySite, LinearChange, joined
 from compress.edits.repair.ridge import Affine
 from compress.formats import Weights
-from compress.passes.context import PassContext, block_tensors
+from compress.passes.context import PassContext, block_tensors, record_unit
+from compress.passes.edit import WRITTEN
 from compress.passes.ranks import decided
+from compress.passes.structure.files import FACTS
 from compress.passes.structure.observe import Pair, observe
 from compress.plan.passes import PassPlan
 
@@ -120,3 +122,13 @@ def cut_block(
             tensors[to] = cut(block, name, value.cpu(), kept).contiguous()
     assert not after, f"no tensor of the block: {sorted(after)}"
     return tensors
+
+
+def record_written(
+    each: LearnedPass, unit: str, names: list[str], facts: Sequence[dict[str, Any]] = ()
+) -> None:
+    """Flush what a unit wrote, then record it. facts: lines of the report."""
+    if each.work.ranks.rank == 0:
+        each.work.writer.flush(names)
+    each.work.writer.written |= set(names)
+    record_unit(each.work, unit, {WRITTEN: names, FACTS: list(facts)})

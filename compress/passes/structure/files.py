@@ -6,12 +6,13 @@ from typing import Any
 
 from compress.checkpoint import disk
 from compress.passes.journal import CALIBRATION
-from compress.passes.units import EMBED, IDENTITY, OUTSIDE, block_unit
+from compress.passes.units import EMBED, HEAD, IDENTITY, OUTSIDE, block_unit
 from compress.plan.passes import PassPlan
 from compress.report.schema import LinearRepair
 
 FACTS = "facts"  # key of a block's record: lines of the report about its linears
 SOURCE, EDITED = "source", "edited"  # the two chains
+BASIS = "basis"  # the unit that finds what stays of the residual stream
 
 
 WORKING = "working"  # the folder in OUT.partial of such files
@@ -35,7 +36,14 @@ def make_working(partial: Path) -> Path:
 def learned_units(planned: PassPlan) -> list[str]:
     """All units of the pass in order."""
     blocks = [block_unit(block.index) for block in planned.result.spec.blocks]
+    if planned.narrows:
+        return [CALIBRATION, IDENTITY, BASIS, OUTSIDE, EMBED, *blocks, HEAD]
     return [CALIBRATION, IDENTITY, OUTSIDE, EMBED, *blocks]
+
+
+def basis_path(folder: Path, name: str) -> Path:
+    """Of the basis that pass `name` found. It stays until the run ends: later passes read it."""
+    return folder / f"basis.{name}.safetensors"
 
 
 def repairs_of(units: Mapping[str, Any]) -> tuple[LinearRepair, ...]:

@@ -1,18 +1,26 @@
 """An edit that leaves everything must change nothing: looked at on the first block, before work."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
+from compress.arch.forward.norms import StreamNorms, stream_norms
 from compress.blocks.skeleton import Skeleton
 from compress.blocks.states import HiddenStates
-from compress.blocks.walk import Chain, LoadedBlock, token_batches
+from compress.blocks.walk import Chain, LoadedBlock, Passage, TokenBatch, token_batches
+from compress.edits.repair.rotation import Basis, channels, principal
 from compress.errors import CheckpointError
-from compress.passes.structure.chains import Chains, load
+from compress.passes.context import block_tensors
+from compress.passes.structure.chains import Chains, load, onto
 from compress.passes.structure.change import LearnedPass, changed, cut_block
+from compress.passes.structure.find_basis import kind_of, pooled, streams_of
+from compress.passes.structure.narrow_block import NarrowBlock, Turn, narrowed, turned
 from compress.passes.structure.observe import Pair, is_plain
+from compress.passes.structure.streams import StreamNorm, readings
 
 # What rounding in fp32 leaves of the output; sums of 2,048 tokens and a solve leave 1e-6 of it.
 BOUND = 1e-5
@@ -20,7 +28,7 @@ ROWS = 4  # at least two, one of which is held out
 TOKENS = 2048
 
 
-def check_identity(each: LearnedPass, ids: torch.Tensor) -> float:
+def check_identity(each: LearnedPass, ids: Tensor) -> float:
     """Change the first block in fp32 by the edit at zero compression.
 
     ids: [rows, length], calibration tokens. Returns the difference of its outputs as a share of
@@ -32,18 +40,13 @@ def check_identity(each: LearnedPass, ids: torch.Tensor) -> float:
     skeleton = Skeleton(
         work.checkpoint.config, work.weights.spec, dtype=torch.float32, device=work.device
     )
-    shapes = [(*batch.ids.shape, work.weights.spec.hidden) for batch in batches]
-    states = tuple(HiddenStates(Path(), shapes, torch.float32, budget=1 << 62) for _ in (0, 1))
-    chain = Chain(skeleton, work.weights, batches, states)
+    chain = Chain(skeleton, work.weights, batches, _in_memory(batches, work.weights.spec.hidden))
     chain.embed()
     source = load(chain, first.index, 0)
     source.run_on()
     chains = Chains(chain, chain, skeleton, held=1, origin=(0, 1))
-    pair = Pair(chains, source, load(chain, first.index, 0), is_plain(source))
-    changes = list(changed(each, pair, each.learned.neutral(each.config)))
-    tensors = cut_block(each, first, changes, None)
-    after = replace(pair.edited, held=skeleton.fill_block(first.index, tensors.__getitem__))
-    share = _difference(after)
+    made = _turned_whole if each.planned.narrows else _cut_whole
+    share = made(each, chains, source)
     if not share <= BOUND:
         raise CheckpointError(
             f"at zero compression the stage changes what block {first.index} gives by {share:.1g}"
@@ -52,13 +55,61 @@ def check_identity(each: LearnedPass, ids: torch.Tensor) -> float:
     return share
 
 
-def _difference(after: LoadedBlock) -> float:
-    """Norm of what a block gives beside its stored outputs, as a share of theirs."""
+def _in_memory(batches: Sequence[TokenBatch], hidden: int) -> tuple[HiddenStates, HiddenStates]:
+    shapes = [(*batch.ids.shape, hidden) for batch in batches]
+    one, other = (HiddenStates(Path(), shapes, torch.float32, budget=1 << 62) for _ in range(2))
+    return one, other
+
+
+def _cut_whole(each: LearnedPass, chains: Chains, source: LoadedBlock) -> float:
+    """What an edit of blocks changes when all of them stays."""
+    pair = Pair(chains, source, load(chains.edited, source.spec.index, 0), is_plain(source))
+    changes = list(changed(each, pair, each.learned.neutral(each.config)))
+    tensors = cut_block(each, source.spec, changes, None)
+    held = chains.result.fill_block(source.spec.index, tensors.__getitem__)
+    return _difference(replace(pair.edited, held=held), None)
+
+
+def _turned_whole(each: LearnedPass, chains: Chains, source: LoadedBlock) -> float:
+    """What another basis of the stream changes when all directions stay: of the first block's own
+    stream."""
+    work, block, chain = each.work, source.spec, chains.source
+    norms, kind = stream_norms(work.checkpoint.config, work.weights.spec), kind_of(each)
+    read = {name: work.checkpoint.read(name, check_finite=True) for name in block_tensors(block)}
+    basis = _whole_basis(each, chains, source, norms)
+    turn = Turn(basis, kind == "pca", norms, None, each.config.repair, exact=True)
+    into, states = basis.into.float(), _in_memory(chains.batches, work.weights.spec.hidden)
+    for batch in chains.batches:
+        states[0].write(batch.index, onto(into, chain.entering(0).read(batch.index)))
+    tensors = turned(block, read, turn)
+    module = chains.result.fill_block(block.index, tensors.__getitem__)
+    between = Passage(chains.batches, *states)
+    loaded = LoadedBlock(block, module, chains.result, between)
+    pair = Pair(replace(chains, basis=into), source, loaded, is_plain(source))
+    narrowed(NarrowBlock(block, read, loaded, tensors), turn, pair, work.ranks)
+    return _difference(replace(loaded, between=replace(between, target=source.target)), into)
+
+
+def _whole_basis(
+    each: LearnedPass, chains: Chains, source: LoadedBlock, norms: StreamNorms
+) -> Basis:
+    """All directions of the stream at the norms of one block, or all channels."""
+    hidden, device = each.work.weights.spec.hidden, each.work.device
+    if kind_of(each) == "channels":
+        return channels(torch.ones(hidden, device=device), hidden)
+    plain = [StreamNorm(norms) for _ in readings(source.spec, norms)]
+    gram = pooled(streams_of(chains, source, plain), hidden, each.work.ranks, device)
+    return principal(gram, hidden)
+
+
+def _difference(after: LoadedBlock, into: Tensor | None) -> float:
+    """Norm of what a block gives beside its stored outputs, as a share of theirs. into: the basis
+    that the block is in; None for that of the outputs."""
     change, whole = 0.0, 0.0
     for entering in after.inputs():
         with torch.no_grad():
             out = after.run(entering)
-        stored = after.target.read(entering.index).to(out.device)
+        stored = onto(into, after.target.read(entering.index).to(out.device))
         change += float((out - stored).double().square().sum())
         whole += float(stored.double().square().sum())
     return math.sqrt(change / whole) if whole > 0 else 0.0

@@ -6,20 +6,19 @@ read in the result. Memory holds a block of each chain, and the moments of a sit
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, replace
-from typing import Any
 
 from compress.arch.resize.cut import Kept, cut_name
 from compress.arch.spec import BlockSpec
 from compress.events import Event
 from compress.passes.context import block_tensors, record_unit
 from compress.passes.copying import copy
-from compress.passes.edit import WRITTEN
 from compress.passes.structure.chains import Chains, advance_source, embed, load, open_chains
-from compress.passes.structure.change import LearnedPass, changed, cut_block
-from compress.passes.structure.files import FACTS, learned_units, make_working, remove_states
+from compress.passes.structure.change import LearnedPass, changed, cut_block, record_written
+from compress.passes.structure.files import learned_units, make_working, remove_states
 from compress.passes.structure.identity import check_identity
+from compress.passes.structure.narrow import narrowing_units
 from compress.passes.structure.observe import Pair, is_plain
 from compress.passes.structure.tokens import tokens_of
 from compress.passes.units import EMBED, IDENTITY, OUTSIDE, block_unit, shown
@@ -38,8 +37,9 @@ def apply_learned(each: LearnedPass) -> None:
             record_unit(work, IDENTITY, {DIFFERENCE: check_identity(each, tokens[0])})
         folder = make_working(each.folder)
         chains = open_chains(work, each.planned, each.source, tokens, folder)
+        carry = narrowing_units if each.planned.narrows else _all_units
         names, began = learned_units(each.planned), time.perf_counter()
-        for unit in _all_units(each, chains):
+        for unit in carry(each, chains):
             now = time.perf_counter()
             position = names.index(unit) + 1
             work.progress(Event(stage.method, shown(unit), position, len(names), now - began))
@@ -57,7 +57,7 @@ def _all_units(each: LearnedPass, chains: Chains) -> Iterator[str]:
         called = {name: cut_name(spec, name, Kept(), layers) for name in outside}
         names = {name: to for name, to in called.items() if to is not None}
         copy(work.checkpoint, work.writer, names, names)
-        _record(each, OUTSIDE, list(names.values()))
+        record_written(each, OUTSIDE, list(names.values()))
         yield OUTSIDE
     if EMBED not in done:
         embed(chains)
@@ -86,14 +86,4 @@ def _block(each: LearnedPass, chains: Chains, result: BlockSpec) -> None:
     for name, value in tensors.items():
         if work.ranks.rank == 0:
             work.writer.write(name, value)
-    _record(each, block_unit(turn), list(tensors), [asdict(x.fact) for x in changes])
-
-
-def _record(
-    each: LearnedPass, unit: str, names: list[str], facts: Sequence[dict[str, Any]] = ()
-) -> None:
-    """Flush what a unit wrote, then record it."""
-    if each.work.ranks.rank == 0:
-        each.work.writer.flush(names)
-    each.work.writer.written |= set(names)
-    record_unit(each.work, unit, {WRITTEN: names, FACTS: list(facts)})
+    record_written(each, block_unit(turn), list(tensors), [asdict(x.fact) for x in changes])

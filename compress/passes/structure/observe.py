@@ -130,14 +130,14 @@ def _add_inputs(
 def _missing(pair: Pair, linear: LinearSpec, entering: BlockInput) -> tuple[Tensor, Tensor]:
     """What a linear reads in the edited block, [rows, length, K], and what it lacks, [.., N]."""
     read, gave, out = _run(pair.edited, linear, entering)
-    source, index = pair.source, entering.index
+    source, index, onto = pair.source, entering.index, pair.chains.onto
     if pair.plain and linear.role == "down":
         stored = source.target.read(index, 0, len(out)).to(out.device)
-        return read, stored.float() - out.float()
+        return read, onto(stored) - out.float()
     before = source.input(index)
     _, wanted, _ = _run(source, linear, before)
-    lacks = wanted.float() - gave.float()
-    return read, lacks + (before.hidden.float() - entering.hidden.float() if pair.plain else 0)
+    lacks = onto(wanted) - gave.float()
+    return read, lacks + (onto(before.hidden) - entering.hidden.float() if pair.plain else 0)
 
 
 def _run(

@@ -20,7 +20,14 @@ from compress.passes.context import block_tensors, record_unit
 from compress.passes.copying import copy
 from compress.passes.edit import WRITTEN
 from compress.passes.ranks import decided
-from compress.passes.structure.chains import Chains, advance_source, embed, load, open_chains
+from compress.passes.structure.chains import (
+    Chains,
+    advance_source,
+    embed,
+    load,
+    open_chains,
+    wanted,
+)
 from compress.passes.structure.files import remove_states
 from compress.passes.training.rows import rows_of
 from compress.passes.training.setting import TrainingPass, training_of
@@ -77,13 +84,15 @@ def _trained(each: TrainingPass, chains: Chains, edited: LoadedBlock, held: int)
     parameters = dict(edited.module.named_parameters())
     named = {tensor: parameters[path] for tensor, path in spec.modules if path in parameters}
     before = {name: value.detach().clone() for name, value in named.items()}
-    scope = block_scope(
-        edited, Trained(named, named), chains.source.entering(spec.index + 1), held, each.seed
+    length, stored = (
+        edited.between.batches[0].ids.shape[1],
+        TORCH_DTYPES[work.checkpoint.main_dtype],
     )
-    length = edited.between.batches[0].ids.shape[1]
-    training = training_of(each.config, scope.rows, length, each.seed)
-    stored = TORCH_DTYPES[work.checkpoint.main_dtype]
-    learned = train(replace(scope, micro=training.micro), training, stored, progress=work.progress)
+    with wanted(chains, spec.index + 1, each.working) as targets:
+        scope = block_scope(edited, Trained(named, named), targets, held, each.seed)
+        training = training_of(each.config, scope.rows, length, each.seed)
+        scope = replace(scope, micro=training.micro)
+        learned = train(scope, training, stored, progress=work.progress)
     with torch.no_grad():
         for name, value in () if learned.weights else before.items():
             named[name].copy_(value)

@@ -11,6 +11,7 @@ from compress.edits.repair.rotation import (
     normalised,
     principal,
     rotated_reader,
+    rotated_rows,
     rotated_writer,
 )
 from compress_calibration.moments import MomentsAccumulator
@@ -60,7 +61,7 @@ def rotated(m, basis, gains=None):
         }
         for b, one in zip(m["blocks"], ones, strict=False)
     ]
-    table = rotated_reader(m["table"], None, basis).float()
+    table = rotated_rows(m["table"], basis).float()
     head = rotated_reader(m["head"], m["gain"], basis).float()
     return {"table": table, "blocks": blocks, "head": head, "gain": ones[-1]}
 
@@ -127,11 +128,12 @@ def moments(x, y):
 
 def test_the_gain_is_the_best_single_factor():
     x, y = normal(80, 6), 0.7 * normal(80, 6) + 0.1 * normal(80, 6, seed=1)
-    got = norm_gain(moments(x, y))
+    eye = torch.eye(6).double()
+    got = norm_gain(moments(x, y), eye)
     error = [float((y - g * x).square().sum()) for g in (got - 1e-2, got, got + 1e-2)]
     assert error[1] < min(error[0], error[2])
     assert got == pytest.approx(float((x * y).sum() / x.square().sum()), rel=1e-5)
-    assert norm_gain(moments(0 * x, y)) == 1.0
+    assert norm_gain(moments(0 * x, y), eye) == 1.0
 
 
 def test_gain_and_refit_bring_a_cut_model_nearer():
@@ -142,7 +144,10 @@ def test_gain_and_refit_bring_a_cut_model_nearer():
     plain = rotated(m, basis)
     _, narrow = run(plain, IDS)
     r = basis.directions.float()
-    gains = [norm_gain(moments(b, a @ r)) for a, b in zip(seen, narrow, strict=True)]
+    gains = [
+        norm_gain(moments(b, a @ r), torch.eye(18).double())
+        for a, b in zip(seen, narrow, strict=True)
+    ]
     scaled = rotated(m, basis, gains)
     sees = run(scaled, IDS)[1][-1] * scaled["gain"]
     fit, held = (moments(sees[p::2], logits[p::2]) for p in (0, 1))

@@ -1,0 +1,90 @@
+"""prune_hidden: a narrower residual stream, one basis for the whole model.
+
+`basis: pca` keeps the directions in which the normalised stream is largest. It asks for RMS norms
+before attention and MLP, whose gains go into what reads them. `channels` keeps channels as they
+are, those of the highest score (Minitron, https://arxiv.org/abs/2407.14679), with any norm.
+
+Every linear that reads the stream is refitted to what it gave on the source's stream, and every one
+that writes it to what brings the narrow stream to the source's. A head that is the embedding stays
+it, or with `head: own` gets weights of its own.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from compress.arch.forward.norms import stream_norms
+from compress.arch.resize.config import resized
+from compress.arch.resize.entries import entries
+from compress.arch.resize.shape import Shape
+from compress.checkpoint.outline import Outline
+from compress.checkpoint.shards.layout import Entry
+from compress.checkpoint.ties import head_name, tied_config
+from compress.edits.counts import Amount, check_amount, counted_of
+from compress.edits.edit import Edited
+from compress.edits.narrowing import BasisKind
+from compress.edits.writers import Repair, check_roles
+from compress.errors import CheckpointError, RecipeError
+
+
+@dataclass(frozen=True, slots=True)
+class PruneHiddenConfig:
+    """hidden: what stays of the residual's width; with a point a share of the source's, without one
+    a count. multiple_of: what a share is rounded down to a multiple of.
+
+    basis: pca or channels; None for pca where the model's norms take it. head: `own` parts it from
+    the embedding where it is that; None leaves it. repair: what is refitted.
+    """
+
+    hidden: Amount
+    basis: BasisKind | None = None
+    head: Literal["own"] | None = None
+    multiple_of: int = 1
+    repair: Repair = "drift"
+
+    def __post_init__(self) -> None:
+        check_amount("hidden", self.hidden)
+        if self.multiple_of < 1:
+            raise RecipeError(f"multiple_of is {self.multiple_of}; it is 1 or more")
+
+
+def kind(source: Outline, config: PruneHiddenConfig) -> BasisKind:
+    """The basis that the model gets; CheckpointError for pca where its norms do not take it."""
+    turns = stream_norms(source.config, source.spec).pass_rotations
+    if config.basis == "pca" and not turns:
+        raise CheckpointError(
+            f"basis is pca, and {source.spec.model_type} has other norms than RMS norms before"
+            " attention and MLP, which a rotation does not pass; take basis channels"
+        )
+    return config.basis or ("pca" if turns else "channels")
+
+
+def plan(source: Outline, config: PruneHiddenConfig) -> Edited:
+    """The same tensors for a narrower residual, and a head where it is parted from the embedding.
+
+    CheckpointError for a width that transformers' class does not take, and where the model cannot
+    have the basis or has a head of its own already.
+    """
+    check_roles(source.spec)
+    kind(source, config)
+    if config.head == "own" and not source.spec.tied:
+        raise CheckpointError(
+            f"head is own, and the model has one already ({source.spec.head}); take it out"
+        )
+    keep = counted_of("hidden", config.hidden, source.spec.hidden, config.multiple_of)
+    shape = Shape(hidden=keep)
+    made = resized(source.config, source.spec, shape)
+    left = entries(source.spec, source.entries, shape)
+    if config.head is None:
+        return Edited(made.config, left, made.notes)
+    parted = tied_config(made.config, tied=False)
+    return Edited(parted, (*left, _head(source, keep)), made.notes)
+
+
+def _head(source: Outline, keep: int) -> Entry:
+    embedding = source.tensors[source.spec.embedding]
+    return head_name(source.spec), embedding.dtype, (embedding.shape[0], keep)
+
+
+def neutral(config: PruneHiddenConfig) -> PruneHiddenConfig:
+    """All directions stay."""
+    return replace(config, hidden=1.0)

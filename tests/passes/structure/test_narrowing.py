@@ -1,0 +1,197 @@
+"""A narrower residual stream as a user asks for it: stock classes load it, all that read and write
+the stream are mended, later stages know its basis, and kills cost nothing."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from compress.errors import CheckpointError, OutputError, RecipeError
+from compress.passes.structure import identity, learned
+from compress.passes.structure.files import WORKING, basis_path
+from compress.verbs import RunOptions, make_plan, run
+from helpers.in_transformers import logits
+from helpers.short_runs import SELF, WORDS, kill_at_each_fifth, recipe, text_source
+
+pytestmark = pytest.mark.usefixtures("answered_here")
+SMALL = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2, "head_dim": 16}
+
+
+def width(**options: Any) -> dict[str, Any]:
+    return {"method": "prune_width", **options}
+
+
+def given_by(folder: Path) -> torch.Tensor:
+    """Logits of a stock class on text as the one that was calibrated on."""
+    ids = torch.tensor(AutoTokenizer.from_pretrained(folder)(WORDS * 5)["input_ids"])
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return logits(model, ids[: len(ids) // 16 * 16].view(-1, 16))
+
+
+def lost(folder: Path, source: Path) -> float:
+    """Mean squared difference of the logits."""
+    return float((given_by(folder) - given_by(source)).square().mean())
+
+
+def narrowed(folder: Path, source: Path, **options: Any) -> float:
+    """What a narrower stream loses."""
+    out = folder / "-".join(f"{key}.{value}" for key, value in options.items())
+    stage = {"method": "prune_hidden", **options}
+    asked = recipe(stage, calibration=text_source(folder, samples=24))
+    report = run(asked, source, out)
+    assert report.result.bytes == make_plan(asked, source).shards.total_bytes
+    assert report.loads is not None
+    assert report.loads.proof == "logits"
+    return lost(out, source)
+
+
+def test_directions_lose_less_than_channels_and_repair_brings_both_closer(
+    tiny, tmp_path: Path
+) -> None:
+    source = tiny("llama", dtype="fp32")
+    found = {
+        (basis, repair): narrowed(tmp_path, source, hidden=48, basis=basis, repair=repair)
+        for basis, repair in (("pca", "none"), ("pca", "drift"), ("channels", "drift"))
+    }
+    assert found["pca", "drift"] < 0.8 * found["pca", "none"]
+    assert found["pca", "drift"] < 0.8 * found["channels", "drift"]
+
+
+@pytest.mark.parametrize(
+    "family", ["gemma2", pytest.param("olmo2", marks=pytest.mark.long), "qwen3_moe"]
+)
+def test_channels_go_where_norms_do_not_turn_and_readers_of_experts_are_mended(
+    tiny, tmp_path: Path, family: str
+) -> None:
+    source = tiny(family, dtype="fp32")
+    kept = [narrowed(tmp_path, source, hidden=48, repair=x) for x in ("none", "drift")]
+    assert kept[1] < 0.8 * kept[0]
+
+
+def test_a_head_that_is_the_embedding_stays_it_or_gets_weights_of_its_own(
+    tiny, tmp_path: Path
+) -> None:
+    source = tiny("llama", dtype="fp32", tied=True)
+    shared = narrowed(tmp_path, source, hidden=48)
+    apart = narrowed(tmp_path, source, hidden=48, head="own")
+    rotated = narrowed(tmp_path, source, hidden=48, repair="none")
+    assert apart < shared < rotated
+    for name, tied in (("hidden.48", True), ("hidden.48-head.own", False)):
+        config = json.loads((tmp_path / name / "config.json").read_text())
+        assert config["tie_word_embeddings"] is tied
+        assert ("lm_head.weight" in load_file(tmp_path / name / "model.safetensors")) is not tied
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2"])
+def test_a_share_of_1_changes_no_bit(tiny, tmp_path: Path, family: str) -> None:
+    source = tiny(family)
+    run(recipe(width(hidden=1.0), calibration=text_source(tmp_path)), source, tmp_path / "out")
+    before, after = (load_file(x / "model.safetensors") for x in (source, tmp_path / "out"))
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_later_stages_bring_the_source_into_the_basis(tiny, tmp_path: Path) -> None:
+    """A refit behind a narrower stream, and a second narrowing, still mend against the source."""
+    source = tiny("llama", num_hidden_layers=3, dtype="fp32")
+    data = text_source(tmp_path, samples=24)
+    first = width(ffn=80, hidden=56, repair="none")
+    stages: dict[str, list[dict[str, Any]]] = {
+        "plain": [],
+        "refitted": [width(ffn=1.0)],
+        "again": [{"method": "prune_depth", "keep": [0, 1, 2]}, width(hidden=55)],
+    }
+    for name, more in stages.items():
+        run(recipe(first, *more, calibration=data), source, tmp_path / name)
+    plain = lost(tmp_path / "plain", source)
+    assert lost(tmp_path / "refitted", source) < 0.9 * plain
+    assert lost(tmp_path / "again", source) < 0.9 * plain
+
+
+def test_blocks_are_trained_towards_the_source_in_the_basis(tiny, tmp_path: Path) -> None:
+    source, data = tiny("llama", dtype="fp32"), text_source(tmp_path, samples=24)
+    first = {"method": "prune_hidden", "hidden": 48, "repair": "none"}
+    train = {"method": "distill", "tokens": 1536, "scope": ["block"], "rate": 0.003, "every": 2}
+    for name, more in {"cut": [], "trained": [train]}.items():
+        run(recipe(first, *more, calibration=data), source, tmp_path / name)
+    assert lost(tmp_path / "trained", source) < lost(tmp_path / "cut", source)
+
+
+def test_a_rotation_that_is_not_exact_stops_the_run(
+    tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turned = identity.turned
+
+    def bent(block: Any, read: Any, turn: Any) -> Any:
+        tensors = turned(block, read, turn)
+        return {n: 1.01 * x if n.endswith("o_proj.weight") else x for n, x in tensors.items()}
+
+    monkeypatch.setattr(identity, "turned", bent)
+    asked = recipe(width(hidden=48, repair="none"), calibration=text_source(tmp_path))
+    with pytest.raises(CheckpointError, match="at zero compression the stage changes"):
+        run(asked, tiny("llama"), tmp_path / "out")
+
+
+def test_a_basis_that_was_changed_is_refused(
+    tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = recipe(width(hidden=48), calibration=text_source(tmp_path))
+    with monkeypatch.context() as patch:
+        patch.setattr(learned, "remove_states", _interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            run(asked, tiny("llama"), tmp_path / "out")
+    journal = tmp_path / "out.partial" / "journal.json"
+    held = json.loads(journal.read_text())
+    del held["passes"]["stage.0.hidden"]["units"]["head"]
+    journal.write_text(json.dumps(held))
+    path = basis_path(tmp_path / "out.partial" / WORKING, "stage.0.hidden")
+    path.write_bytes(path.read_bytes()[:-1] + b"\0")
+    with pytest.raises(OutputError, match="was changed while the run was stopped"):
+        run(asked, tiny("llama"), tmp_path / "out", options=RunOptions(resume=True))
+
+
+def _interrupt(folder: Path) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(("first", "step"), [pytest.param(60, 131, id="some"), *(
+    pytest.param(i, 5, marks=pytest.mark.long) for i in range(5))])  # fmt: skip
+def test_killed_anywhere_it_goes_on_to_the_same_bytes(
+    tiny, tmp_path: Path, first: int, step: int
+) -> None:
+    (tmp_path / "runs").mkdir()
+    asked = recipe(
+        width(hidden=16), {"method": "prune_depth", "keep": [0]},
+        calibration=text_source(tmp_path, samples=2, length=8),
+    )  # fmt: skip
+    source = tiny("mistral", **SMALL)
+    assert kill_at_each_fifth(asked, source, tmp_path / "runs", first, step)
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "message"),
+    [
+        ("llama", {"hidden": 0}, "is 0; 1 or more must stay"),
+        ("llama", {"hidden": 65}, "stages[0].hidden: is 65; the source has 64"),
+        ("llama", {"ffn": 8, "basis": "pca"}, "basis is that of hidden, which is missing"),
+        ("gemma2", {"hidden": 48, "basis": "pca"}, "take basis channels"),
+        ("gemma2", {"hidden": 50}, "gemma2 takes no hidden 50 with 4 heads"),
+        ("gpt2", {"hidden": 48}, "heads × 16 must be hidden; 3 heads fit hidden 48"),
+    ],
+)
+def test_what_cannot_stay_is_refused_before_work(
+    tiny, family: str, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises((RecipeError, CheckpointError)) as caught:
+        make_plan(recipe(width(**options), calibration=SELF), tiny(family))
+    assert message in str(caught.value)
+
+
+def test_a_head_cannot_be_parted_twice(tiny) -> None:
+    stage = {"method": "prune_hidden", "hidden": 48, "head": "own"}
+    with pytest.raises(CheckpointError, match=r"head: is own, and the model has one"):
+        make_plan(recipe(stage, calibration=SELF), tiny("llama"))
