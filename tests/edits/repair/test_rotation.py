@@ -10,9 +10,8 @@ from compress.edits.repair.rotation import (
     norm_gain,
     normalised,
     principal,
-    rotated_reader,
+    reader_map,
     rotated_rows,
-    rotated_writer,
 )
 from compress_calibration.moments import MomentsAccumulator
 
@@ -64,6 +63,14 @@ def rotated(m, basis, gains=None):
     table = rotated_rows(m["table"], basis).float()
     head = rotated_reader(m["head"], m["gain"], basis).float()
     return {"table": table, "blocks": blocks, "head": head, "gain": ones[-1]}
+
+
+def rotated_reader(weight, gain, basis):
+    return weight.double() @ reader_map(gain, basis)
+
+
+def rotated_writer(weight, basis):
+    return rotated_rows(weight.movedim(0, -1), basis).movedim(-1, 0)
 
 
 def gram(seen):
@@ -156,3 +163,14 @@ def test_gain_and_refit_bring_a_cut_model_nearer():
         float((run(x, IDS)[0] - logits).norm()) for x in (plain, scaled, {**scaled, "head": head})
     ]
     assert errors[0] > errors[1] > errors[2]
+
+
+def test_a_head_that_is_the_embedding_needs_channels_scaled_by_half_the_gain():
+    """One matrix for both gives the source's logits, but for the scale that a norm takes out."""
+    table, gain = normal(WORDS, HIDDEN).double(), 1 + normal(HIDDEN, seed=1).double().abs()
+    stream = normal(50, HIDDEN, seed=2).double()
+    basis = principal(stream.T @ stream, HIDDEN, gain.sqrt())
+    shared = rotated_rows(table, basis)
+    logits = (stream @ basis.into) @ shared.T
+    torch.testing.assert_close(logits, (stream * gain) @ table.T)
+    torch.testing.assert_close(basis.into @ basis.back, torch.eye(HIDDEN, dtype=torch.float64))

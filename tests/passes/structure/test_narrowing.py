@@ -62,7 +62,7 @@ def test_directions_lose_less_than_channels_and_repair_brings_both_closer(
 
 
 @pytest.mark.parametrize(
-    "family", ["gemma2", pytest.param("olmo2", marks=pytest.mark.long), "qwen3_moe"]
+    "family", [pytest.param("gemma2", marks=pytest.mark.long), "olmo2", "qwen3_moe"]
 )
 def test_channels_go_where_norms_do_not_turn_and_readers_of_experts_are_mended(
     tiny, tmp_path: Path, family: str
@@ -86,7 +86,7 @@ def test_a_head_that_is_the_embedding_stays_it_or_gets_weights_of_its_own(
         assert ("lm_head.weight" in load_file(tmp_path / name / "model.safetensors")) is not tied
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2"])
+@pytest.mark.parametrize("family", ["gemma2", "gpt2"])
 def test_a_share_of_1_changes_no_bit(tiny, tmp_path: Path, family: str) -> None:
     source = tiny(family)
     run(recipe(width(hidden=1.0), calibration=text_source(tmp_path)), source, tmp_path / "out")
@@ -158,7 +158,7 @@ def _interrupt(folder: Path) -> None:
     raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize(("first", "step"), [pytest.param(60, 131, id="some"), *(
+@pytest.mark.parametrize(("first", "step"), [pytest.param(60, 197, id="some"), *(
     pytest.param(i, 5, marks=pytest.mark.long) for i in range(5))])  # fmt: skip
 def test_killed_anywhere_it_goes_on_to_the_same_bytes(
     tiny, tmp_path: Path, first: int, step: int
