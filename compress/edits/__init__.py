@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from compress.edits import cast, distill, prune_depth, prune_hidden, prune_width, untie
+from compress.edits import cast, distill, prune, prune_depth, prune_hidden, prune_width, untie
 from compress.edits.cast import CastConfig
 from compress.edits.distill import DistillConfig
 from compress.edits.edit import ByTraining, Edit, learned_row, narrowing_row, row
+from compress.edits.prune import PruneConfig
 from compress.edits.prune_depth import PruneDepthConfig
 from compress.edits.prune_hidden import PruneHiddenConfig
 from compress.edits.prune_width import PruneWidthConfig
@@ -53,6 +54,14 @@ EDITS: Mapping[str, Edit] = MappingProxyType(
             prune_depth.change,
             prune_depth.neutral,
             "takes blocks out, and refits those before a gap to the source's residual stream",
+        ),
+        "prune": learned_row(
+            PruneConfig,
+            prune.plan,
+            prune.sites,
+            prune.change,
+            prune.neutral,
+            "cuts heads, FFN channels and blocks to a budget, so many of each as cost the least",
         ),
         "distill": Edit(
             DistillConfig,

@@ -75,7 +75,7 @@ def plan(source: Outline, config: PruneDepthConfig) -> Edited:
     check_roles(source.spec)
     keep = config.keep
     if keep is None:
-        _require_alike(source)
+        require_alike(source)
         keep = tuple(range(count_of(source, config)))
     shape = Shape(layers=keep)
     made = resized(source.config, source.spec, shape)
@@ -83,7 +83,7 @@ def plan(source: Outline, config: PruneDepthConfig) -> Edited:
     return Edited(made.config, left, made.notes, keep)
 
 
-def _require_alike(source: Outline) -> None:
+def require_alike(source: Outline) -> None:
     """Only then is the result's size known before it is measured which blocks go."""
 
     def shapes(block: BlockSpec) -> list[tuple[str, tuple[int, ...]]]:

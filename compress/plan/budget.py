@@ -110,7 +110,7 @@ def budget_units(recipe: Recipe, model: Outline) -> tuple[BudgetUnit, ...]:
     if all(stage.target is None for stage in recipe.stages):
         return ()
     spec = model.spec
-    fmt = choose_format(replace(recipe, stages=tuple(_one_by_one(recipe.stages))))
+    fmt = choose_format(replace(recipe, stages=tuple(one_by_one(recipe.stages))))
     blocks = {x.name: block.index for block in spec.blocks for x in block.linears}
     units = []
     for stage in recipe.stages:
@@ -137,7 +137,7 @@ def _refuse_split(stage: Stage, names: Collection[str], spec: DecoderSpec) -> No
                 )
 
 
-def _one_by_one(stages: Sequence[Stage]) -> Iterator[Stage]:
+def one_by_one(stages: Sequence[Stage]) -> Iterator[Stage]:
     """A stage for each candidate."""
     for stage in stages:
         schemes = stage.candidates or (stage.scheme,)

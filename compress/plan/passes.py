@@ -4,7 +4,7 @@ Each pass is planned on the outline that the pass before it will leave.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -15,9 +15,12 @@ from compress.edits.distill import training_bytes
 from compress.edits.edit import ByTraining
 from compress.edits.learned import BySite, learned_bytes
 from compress.edits.narrowing import ByBasis, narrowing_bytes
+from compress.edits.prune import PruneConfig, with_sizes
 from compress.edits.work import learned_work, narrowing_work, training_work
 from compress.plan.memory_needs import EditSize
 from compress.plan.row_counts import ROWS_AT_ONCE, rows_at_once
+from compress.plan.search.sizes import Counter, Counts, SizeSpace
+from compress.plan.search.space import space_of
 from compress.recipe import EditStage, Recipe
 from compress.recipe.placing import placed
 from compress_calibration.config import CalibrationConfig
@@ -35,6 +38,7 @@ class PassPlan:
     block of `source` that it is made of. origin: the same of the model that the run was given.
     part: of the stage that the pass is, where that has several passes.
     narrowed: names of the passes before it that narrowed the residual stream, in order.
+    space: the sizes that a measurement has yet to choose among; result is then the largest of them.
     """
 
     name: str
@@ -47,6 +51,7 @@ class PassPlan:
     origin: tuple[int, ...] = ()
     part: str = ""
     narrowed: tuple[str, ...] = ()
+    space: SizeSpace | None = None
 
     @property
     def needs_data(self) -> bool:
@@ -126,15 +131,37 @@ def plan_edits(recipe: Recipe, source: Outline) -> Iterator[PassPlan]:
     for whole in recipe.edits:
         for part, stage in whole.parts().items():
             with placed(recipe, stage.label):
-                draft = EDITS[stage.method].plan(source, stage.config)
+                space = _space(recipe, source, stage)
+                known = stage if space is None else _largest(stage, space)
+                draft = EDITS[stage.method].plan(source, known.config)
                 result, layout = outline_from(draft.config, draft.entries, recipe.output.shard_size)
             kept = tuple(range(len(origin))) if draft.blocks is None else draft.blocks
             origin = tuple(origin[i] for i in kept)
             name = ".".join(filter(None, ("stage", str(stage.index), part)))
             said, notes = part if stage.method == whole.method else "", draft.notes
             planned = PassPlan(
-                name, stage, source, result, layout, notes, kept, origin, said, narrowed
+                name, stage, source, result, layout, notes, kept, origin, said, narrowed, space
             )
             yield planned
             narrowed += (name,) if planned.narrows else ()
             source = result
+
+
+def _space(recipe: Recipe, source: Outline, stage: EditStage) -> SizeSpace | None:
+    """The sizes that a stage leaves open; None for most stages."""
+    if not isinstance(stage.config, PruneConfig) or not stage.is_open:
+        return None
+    return space_of(recipe, source, stage.config)
+
+
+def with_point(stage: EditStage, space: SizeSpace, point: Counts) -> EditStage:
+    """The stage with the sizes of a point, and the first blocks where some go: all are alike."""
+    return replace(
+        stage, config=with_sizes(stage.config, space.sizes(point, space.first_blocks(point)))
+    )
+
+
+def _largest(stage: EditStage, space: SizeSpace) -> EditStage:
+    """The stage with the sizes of most bytes."""
+    stored = SizeSpace(space.source, space.axes, Counter(space.source, "bytes"), space.limit)
+    return with_point(stage, space, max(space.points, key=stored.takes))

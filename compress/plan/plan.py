@@ -53,6 +53,8 @@ class Plan:
     chosen by it, or that nothing is yet.
     run_size: what the estimate is of. room: memory that the run may have.
     problems: what would stop a run that was started now, as `make_plan` found it.
+    bytes_range: least and most bytes of the result, where sizes wait for a measurement; shards is
+    then that of the largest model.
     """
 
     recipe: Recipe
@@ -74,6 +76,7 @@ class Plan:
     problems: tuple[str, ...] = ()
     budget: BudgetChoice | None = None
     room: Room = UNKNOWN
+    bytes_range: tuple[int, int] | None = None
 
     @property
     def asked(self) -> Recipe:
@@ -152,6 +155,7 @@ class Plan:
             "format": self.format,
             "source_bytes": self.source_bytes,
             "result_bytes": self.shards.total_bytes,
+            "result_bytes_range": None if self.bytes_range is None else list(self.bytes_range),
             "shards": {file.name: file.size for file in self.shards.files},
             "bits_per_weight": self.bits_per_weight,
             "source_kv_bytes_per_token": self.kv_bytes_per_token[0],

@@ -103,7 +103,7 @@ def _front(
         "versions": [VERSION, OURS],
         "units": [_unit(unit) for unit in units],
         "calibration": asdict(config),
-        "data": [[name, digest] for name, digest in _data(config)],
+        "data": [[name, digest] for name, digest in data_hashes(config)],
         "edits": [[stage.method, asdict(stage.config)] for stage in measured.edits],
         "source": [list(checkpoint.files), dict(checkpoint.side_hashes())],
         "device": device.partition(":")[0],
@@ -119,7 +119,7 @@ def _trained_on(measured: Measurement) -> Iterator[list[str]]:
     for stage in measured.edits:
         if isinstance(stage.config, DistillConfig) and stage.config.sources is not None:
             own = replace(measured.config, sources=stage.config.sources)
-            yield from ([name, digest] for name, digest in _data(own))
+            yield from ([name, digest] for name, digest in data_hashes(own))
 
 
 def _unit(unit: BudgetUnit) -> list[Any]:
@@ -128,7 +128,7 @@ def _unit(unit: BudgetUnit) -> list[Any]:
     return [unit.block, names, schemes, unit.sensitivity, unit.signs]
 
 
-def _data(config: CalibrationConfig) -> Iterator[tuple[str, str]]:
+def data_hashes(config: CalibrationConfig) -> Iterator[tuple[str, str]]:
     """Every file that the calibration text comes from, with its hash; a hub data set is told by its
     name, which the configuration has. What is missing is for the checks of inputs to say."""
     for source in config.sources:

@@ -28,6 +28,7 @@ def plan_table(plan: Plan, *, modules: bool = False) -> str:
         f"model    {spec.model_type}, {counted(len(spec.blocks), 'block')}, hidden {spec.hidden}",
         *_edited(plan),
         f"size     {size(plan.source_bytes)} -> {size(exact)} ({exact} bytes in {files})",
+        *_range(plan),
         f"weights  {plan.bits_per_weight:.2f} bits each in the {_counted_layers(plan)}",
         *_cache(plan),
         *_budget(plan),
@@ -59,6 +60,14 @@ def _edited(plan: Plan) -> list[str]:
         stored = f"{size(before.file_bytes)} -> {size(after.file_bytes)}"
         lines.append(f"edit     {each.stage.describe()}: {params}, {stored}")
     return lines
+
+
+def _range(plan: Plan) -> list[str]:
+    """Where the sizes wait for a measurement: between what the result lies."""
+    if plan.bytes_range is None:
+        return []
+    low, high = plan.bytes_range
+    return [f"range    {low} to {high} bytes, as the run's measurement chooses; shown is the most"]
 
 
 def _counted_layers(plan: Plan) -> str:

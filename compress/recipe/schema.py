@@ -1,7 +1,7 @@
 """Recipe and Stage: what to do to a checkpoint, in order; complete after parsing."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from types import MappingProxyType
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -220,7 +220,10 @@ class EditStage:
 
 
 def _spoken(value: Any) -> str:
-    """A value of an option; of several, with spaces between them."""
+    """A value of an option; of several, with spaces between them, and those that are set."""
+    if is_dataclass(value):
+        told = ((x.name, getattr(value, x.name)) for x in fields(value))
+        return " ".join(f"{name} {_spoken(x)}" for name, x in told if x is not None)
     return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 

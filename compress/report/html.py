@@ -31,7 +31,7 @@ from compress.report.sections import (
     stages,
     warnings,
 )
-from compress.report.structure import courses, repairs
+from compress.report.structure import courses, repairs, searched
 from compress.report.summary import model_name
 
 
@@ -79,6 +79,7 @@ def _body(report: Report, script: str) -> Html:
         samples(report),
         opening(report),
         model(report),
+        searched(report),
         repairs(report),
         courses(report),
         sizes(report),

@@ -7,6 +7,8 @@ not apply"; a page says so and never prints a made-up zero.
 from dataclasses import dataclass, field
 from typing import Any
 
+from compress.report.records.sizes import SizeCandidate
+
 SCHEMA_VERSION = 1
 
 
@@ -159,6 +161,7 @@ class StageRecord:
     others: share of the machine's processor time that other programs took meanwhile, in [0, 1];
         None where the system does not say.
     repairs: of a stage that changes the structure, by what data shows. courses: of one that trains.
+    candidates: of one that searches sizes, those that were measured.
     """
 
     name: str
@@ -169,6 +172,7 @@ class StageRecord:
     others: float | None = None
     repairs: tuple[LinearRepair, ...] = ()
     courses: tuple[Course, ...] = ()
+    candidates: tuple[SizeCandidate, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from compress.report import units
 from compress.report.markup import Html
 from compress.report.parts import Cell, Column, number, section, table
+from compress.report.records.sizes import SizeCandidate
 from compress.report.schema import Course, LinearRepair, Report, StageRecord
 
 NOTE = (
@@ -18,6 +19,12 @@ TRAINED_NOTE = (
     " squared error of its output, as a share of what the block is to add. Both are of rows that"
     " were not trained on. The best state is kept, which may be the start."
 )
+SEARCHED_NOTE = (
+    "Loss is the divergence from the source in nats a token, on calibration rows that no fit saw,"
+    " of the model cut and refitted on few rows. Predicted is the sum of what each axis loses by"
+    " itself. The front has the candidates of which none other takes and loses less."
+)
+TAKEN = {"params": "Parameters", "bytes": "Bytes", "kv_bytes_per_token": "Cache bytes a token"}
 
 
 def repairs(report: Report) -> Html | None:
@@ -113,4 +120,57 @@ def trained(stage: StageRecord) -> str | None:
     return (
         f"{stage.name}: held-out loss {units.significant(start)} became"
         f" {units.significant(end)}{of}{ended}"
+    )
+
+
+def searched(report: Report) -> Html | None:
+    """A table of all sizes that were measured, the smallest first; None without a search."""
+    found = [(stage, x) for stage in report.stages for x in stage.candidates]
+    if not found:
+        return None
+    rows = [_tried(stage, x) for stage, x in sorted(found, key=lambda pair: pair[1].takes)]
+    columns = [
+        *(Column("Stage"), Column("FFN", True), Column("Heads", True)),
+        *(Column("Key/value heads", True), Column("Blocks", True)),
+        Column(TAKEN[found[0][1].measure], True),
+        *(Column("Loss", True), Column("Predicted", True), Column("Place")),
+    ]
+    return section("sizes", "Sizes", table("Sizes", columns, rows), note=SEARCHED_NOTE)
+
+
+def _tried(stage: StageRecord, tried: SizeCandidate) -> list[Cell]:
+    counts = [tried.sizes[name] for name in ("ffn", "heads", "kv_heads", "layers")]
+    place = tried.place or ("front" if tried in front(stage.candidates) else "")
+    predicted = tried.predicted
+    return [
+        Cell(stage.name),
+        *(number(count, units.whole(count)) for count in counts),
+        number(tried.takes, units.whole(tried.takes)),
+        number(tried.loss, units.significant(tried.loss)),
+        number(predicted, None if predicted is None else units.significant(predicted)),
+        Cell(place),
+    ]
+
+
+def front(tried: Sequence[SizeCandidate]) -> list[SizeCandidate]:
+    """Those of which none other takes no more and loses less, or takes less and loses no more."""
+
+    def better(x: SizeCandidate, y: SizeCandidate) -> bool:
+        return x.takes <= y.takes and x.loss <= y.loss and (x.takes, x.loss) != (y.takes, y.loss)
+
+    return [x for x in tried if not any(better(y, x) for y in tried)]
+
+
+def chosen_sizes(stage: StageRecord) -> str | None:
+    """One line about a stage: "prune: ffn 320, heads 5, 6 blocks lose 0.42 nats a token ..., the
+    least of 6 that were measured together"; None for a stage that searches nothing."""
+    best = next((x for x in stage.candidates if x.place), None)
+    if best is None:
+        return None
+    together = sum(x.predicted is not None for x in stage.candidates)
+    sizes, blocks = best.sizes, units.counted(best.sizes["layers"], "block")
+    return (
+        f"{stage.name}: ffn {sizes['ffn']}, heads {sizes['heads']}, {blocks} lose"
+        f" {units.significant(best.loss)} nats a token on held-out rows, the least of"
+        f" {units.counted(together, 'combination')} that were measured"
     )

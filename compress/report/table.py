@@ -7,7 +7,7 @@ from compress.report import tasks, units
 from compress.report.disturbance import disturbance, taken
 from compress.report.proofs import loaded, proved
 from compress.report.schema import Export, Report, Sample, TextQuality
-from compress.report.structure import repaired, trained
+from compress.report.structure import chosen_sizes, repaired, trained
 from compress.report.summary import (
     bits_before,
     has_before,
@@ -48,6 +48,8 @@ def render_table(report: Report, page: str | Path | None = None) -> str:
         lines += ["", *_said("Note", disturbed)]
     for warning in report.warnings:
         lines += ["", *_said("Warning", warning)]
+    for line in filter(None, map(chosen_sizes, report.stages)):
+        lines += ["", *_said("Sizes", line)]
     for line in filter(None, map(repaired, report.stages)):
         lines += ["", *_said("Refitted", line)]
     for line in filter(None, map(trained, report.stages)):

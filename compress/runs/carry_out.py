@@ -16,7 +16,7 @@ from compress.passes.context import PassContext
 from compress.passes.edit import WRITTEN, apply_edit, edit_units
 from compress.passes.journal import Journal, PassJournal, Spent
 from compress.passes.quantize import stream
-from compress.passes.structure.files import learned_units, repairs_of
+from compress.passes.structure.files import candidates_of, learned_units, repairs_of
 from compress.passes.training.units import courses_of, training_units
 from compress.plan.passes import PassPlan
 from compress.report.schema import StageRecord, StockLoad
@@ -111,7 +111,10 @@ def _edit(
 def _told(planned: PassPlan, part: PassJournal, spent: Spent) -> StageRecord:
     """The record of the pass of an edit."""
     repairs, courses = repairs_of(part.units), courses_of(part.units)
-    return StageRecord(planned.label, **asdict(spent), repairs=repairs, courses=courses)
+    tried = candidates_of(part.units)
+    return StageRecord(
+        planned.label, **asdict(spent), repairs=repairs, courses=courses, candidates=tried
+    )
 
 
 def _prove(session: Session, part: PassJournal, folder: Path, planned: PassPlan) -> None:

@@ -21,6 +21,7 @@ from compress.recipe import Recipe, load
 from compress.runs.options import RunOptions
 from compress.runs.output import run_checks, space_warnings
 from compress.runs.requirements import problems, requirement_checks
+from compress.runs.size_range import result_range
 from compress_calibration.config import CalibrationConfig
 
 MEASURED_TOKENS = 16_384  # of the calibration data that sensitivities are measured on
@@ -86,10 +87,12 @@ def plan_of(
     compute = compute_dtype(model.rounded.main_dtype, options.device, options.dtype)
     units = budget_units(recipe, model.rounded)
     if not units:
-        return build_plan(recipe, model, dtype=compute), compute
+        plan = build_plan(recipe, model, dtype=compute)
+        return replace(plan, bytes_range=result_range(recipe, model, compute)), compute
     measured = measurement(recipe, measured_on(recipe, model.rounded))
     found = sensitivity_cache.find(units, measured, checkpoint, options.device)
-    return plan_with_choice(recipe, units, found, model, compute), compute
+    plan = plan_with_choice(recipe, units, found, model, compute)
+    return replace(plan, bytes_range=result_range(recipe, model, compute)), compute
 
 
 def plan_with_choice(
@@ -118,7 +121,8 @@ def replanned(plan: Plan, recipe: Recipe, compute: torch.dtype) -> Plan:
     units = budget_units(recipe, model.rounded)
     made = plan_with_choice(recipe, units, None, model, compute) if units else None
     made = made or build_plan(recipe, model, dtype=compute)
-    return replace(in_room(made, plan.room), given=plan.given)
+    between = result_range(recipe, model, compute)
+    return replace(in_room(made, plan.room), given=plan.given, bytes_range=between)
 
 
 def measured_on(recipe: Recipe, model: Outline) -> CalibrationConfig:

@@ -17,6 +17,7 @@ from compress.errors import OutputError
 from compress.passes.context import PassContext, record_unit
 from compress.passes.journal import Journal
 from compress.passes.structure.files import BASIS, basis_path
+from compress.passes.structure.tokens import ReadsModel
 from compress.plan.passes import PassPlan
 
 
@@ -31,7 +32,7 @@ def keep_basis(work: PassContext, planned: PassPlan, folder: Path, basis: Basis)
     record_unit(work, BASIS, facts)
 
 
-def basis_before(work: PassContext, planned: PassPlan, folder: Path) -> Tensor | None:
+def basis_before(work: ReadsModel, planned: PassPlan, folder: Path) -> Tensor | None:
     """What brings the source's stream into that of the model which a pass reads: fp32
     [source's hidden, hidden]; None where no pass before it narrowed the stream."""
     found: Tensor | None = None

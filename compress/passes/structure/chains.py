@@ -16,10 +16,9 @@ from compress.blocks.skeleton import Skeleton
 from compress.blocks.states import HiddenStates
 from compress.blocks.walk import Chain, LoadedBlock, Passage, TokenBatch, token_batches
 from compress.formats import Weights
-from compress.passes.context import PassContext
 from compress.passes.structure.basis import basis_before
 from compress.passes.structure.files import EDITED, SOURCE, states_path
-from compress.passes.structure.tokens import skeleton_of
+from compress.passes.structure.tokens import ReadsModel, skeleton_of
 from compress.plan.passes import PassPlan
 from compress.plan.row_counts import rows_at_once
 
@@ -65,13 +64,19 @@ def onto(basis: Tensor | None, stream: Tensor) -> Tensor:
 
 
 def open_chains(
-    work: PassContext,
+    work: ReadsModel,
     planned: PassPlan,
     source: Weights,
     tokens: tuple[Tensor, Tensor | None],
     folder: Path,
+    *,
+    scratch: int | None = None,
 ) -> Chains:
-    """The chains over those tokens, with their files in `folder`; nothing is written yet."""
+    """The chains over those tokens, with their files in `folder`; nothing is written yet.
+
+    scratch: the states end with the caller's work, and are in memory where those of a file take at
+    most so many bytes; None for states that a killed run finds again.
+    """
     config = work.plan.recipe.calibration
     spill = DEFAULT_SPILL if config is None else config.spill_bytes
     ids, mask = tokens
@@ -83,7 +88,8 @@ def open_chains(
     def chain(name: str, weights: Weights, width: int) -> Chain:
         shapes = [(*batch.ids.shape, width) for batch in batches]
         states = tuple(
-            HiddenStates(states_path(folder, name, turn), shapes, work.dtype) for turn in (0, 1)
+            HiddenStates(states_path(folder, name, turn), shapes, work.dtype, budget=scratch)
+            for turn in (0, 1)
         )
         return Chain(skeleton_of(work, weights), weights, share, states)
 
@@ -113,12 +119,13 @@ def _batches(ids: Tensor, mask: Tensor | None, rows: int) -> tuple[tuple[TokenBa
     return (*fit, *(replace(x, index=x.index + len(fit)) for x in held)), len(fit)
 
 
-def embed(chains: Chains) -> None:
-    """Store what enters the first block of each chain."""
+def embed(chains: Chains, *, kept: bool = True) -> None:
+    """Store what enters the first block of each chain. kept: so that it survives a power cut."""
     for chain in (chains.source, chains.edited):
         chain.embed()
     pass_through(chains, range(chains.origin[0]), 0)
-    chains.flush(0)
+    if kept:
+        chains.flush(0)
 
 
 def load(chain: Chain, index: int, turn: int) -> LoadedBlock:

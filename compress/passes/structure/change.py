@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,17 @@ from compress.passes.edit import WRITTEN
 from compress.passes.ranks import decided
 from compress.passes.structure.files import FACTS
 from compress.passes.structure.observe import Pair, observe
+from compress.passes.structure.tokens import ReadsModel
 from compress.plan.passes import PassPlan
+
+
+class ChangesBlocks(Protocol):
+    """What changing a block takes; a pass that writes has it too."""
+
+    @property
+    def work(self) -> ReadsModel: ...
+    @property
+    def learned(self) -> BySite: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,7 +62,7 @@ class LearnedPass:
         return self.planned.stage.config
 
 
-def changed(each: LearnedPass, pair: Pair, config: Any) -> Iterator[LinearChange]:
+def changed(each: ChangesBlocks, pair: Pair, config: Any) -> Iterator[LinearChange]:
     """Change the linears of the edited block site by site, in place."""
     work, block = each.work, pair.edited.spec
     for site in each.learned.sites(block, config):
@@ -85,10 +95,10 @@ def _as_is(module: nn.Module, linear: LinearSpec) -> Affine:
 
 
 def _in_place(
-    work: PassContext, module: nn.Module, linear: LinearSpec, change: LinearChange
+    work: ReadsModel, module: nn.Module, linear: LinearSpec, change: LinearChange
 ) -> LinearChange:
     """The change with the values that the checkpoint will hold; the block computes with them."""
-    stored = TORCH_DTYPES[work.checkpoint.tensors[linear.tensor].dtype]
+    stored = TORCH_DTYPES[work.weights.checkpoint.tensors[linear.tensor].dtype]
     bias = change.now.bias
     now = Affine(change.now.weight.to(stored), None if bias is None else bias.to(stored))
     set_linear_weight(module, linear, now.weight)
@@ -98,7 +108,7 @@ def _in_place(
 
 
 def cut_block(
-    each: LearnedPass,
+    each: ChangesBlocks,
     block: BlockSpec,
     changes: Sequence[LinearChange],
     layers: Sequence[int] | None,
@@ -116,7 +126,7 @@ def cut_block(
     for name in block_tensors(block):
         value = after.pop(name, None)
         if value is None:
-            value = each.work.checkpoint.read(name, check_finite=True)
+            value = each.work.weights.checkpoint.read(name, check_finite=True)
         to = cut_name(each.work.weights.spec, name, kept, layers)
         if to is not None:
             tensors[to] = cut(block, name, value.cpu(), kept).contiguous()

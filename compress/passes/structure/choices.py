@@ -26,6 +26,7 @@ from compress.passes.journal import CHOSEN
 from compress.passes.ranks import decided
 from compress.passes.structure.chains import held_batches
 from compress.passes.structure.files import make_working
+from compress.passes.structure.search import search_sizes, with_found
 from compress.passes.structure.tokens import Looking, skeleton_of, tokens_of
 from compress.recipe.placing import placed
 from compress.recipe.schema import EditStage
@@ -90,8 +91,8 @@ def _kept(config: PruneDepthConfig, record: Mapping[str, Any]) -> PruneDepthConf
 
 
 CHOICES: Mapping[str, Callable[[Looking, EditStage, Weights, Path], dict[str, Any]]] = (
-    MappingProxyType({"prune_depth": _blocks})
+    MappingProxyType({"prune_depth": _blocks, "prune": search_sizes})
 )
 SETTLED: Mapping[str, Callable[[Any, Mapping[str, Any]], Any]] = MappingProxyType(
-    {"prune_depth": _kept}
+    {"prune_depth": _kept, "prune": with_found}
 )

@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from compress.checkpoint import disk
-from compress.passes.journal import CALIBRATION
+from compress.passes.journal import CALIBRATION, CHOSEN
 from compress.passes.units import EMBED, HEAD, IDENTITY, OUTSIDE, block_unit
 from compress.plan.passes import PassPlan
+from compress.report.records.sizes import SizeCandidate
 from compress.report.schema import LinearRepair
 
 FACTS = "facts"  # key of a block's record: lines of the report about its linears
@@ -50,6 +51,11 @@ def repairs_of(units: Mapping[str, Any]) -> tuple[LinearRepair, ...]:
     """Lines of the report from what such a pass has recorded."""
     listed = (data[FACTS] for data in units.values() if FACTS in data)
     return tuple(LinearRepair(**fact) for facts in listed for fact in facts)
+
+
+def candidates_of(units: Mapping[str, Any]) -> tuple[SizeCandidate, ...]:
+    """Lines of the report from what a search of sizes has recorded."""
+    return tuple(SizeCandidate(**x) for x in units.get(CHOSEN, {}).get("candidates", ()))
 
 
 def remove_files(folder: Path, names: Iterable[str]) -> None:

@@ -21,7 +21,7 @@ from compress.recipe.reading.reader import (
 )
 from compress.recipe.reading.scheme import SCHEME_KEYS, read_scheme
 from compress.recipe.reading.splitting import split
-from compress.recipe.reading.tree import Node, Scalar, problem
+from compress.recipe.reading.tree import Node, Scalar, is_mapping, problem
 from compress.recipe.schema import (
     DEFAULT_TARGETS,
     EditStage,
@@ -92,6 +92,8 @@ def _read_edit(node: Node, index: int, places: Places) -> EditStage | None:
         return None
     config = EDITS[word.text].config
     check_keys(node, keys, ("method", *field_names(config)))
+    if "budget" in keys:
+        keys["budget"] = _in_numbers(keys["budget"])
     if "tokens" in keys:
         keys["tokens"] = as_count(keys["tokens"])
     if "sources" in keys:
@@ -157,6 +159,20 @@ def as_count(node: Node) -> Node:
     text = node.content.text if isinstance(node.content, Scalar) else ""
     count = plain_count(text)
     return node if count is None else replace(node, content=Scalar(str(count)))
+
+
+def _in_numbers(node: Node) -> Node:
+    """A budget with its numbers as plain digits: "5GB" of bytes, "3M" of parameters."""
+    if not is_mapping(node.content):
+        return node
+    keys = {key: _as_size(x) if "bytes" in key else as_count(x) for key, x in node.content.items()}
+    return replace(node, content=keys)
+
+
+def _as_size(node: Node) -> Node:
+    """A size with its unit as plain bytes; any other number as it is."""
+    text = node.content.text if isinstance(node.content, Scalar) else ""
+    return as_bytes(node) if text[-1:].isalpha() else node
 
 
 def as_bytes(node: Node) -> Node:

@@ -1,0 +1,139 @@
+"""What a model loses under sizes that may be chosen: it is cut and repaired on few rows, in memory.
+
+The cut is that of the pass itself, so what is measured is what would be written, but for the rows
+that it is fitted on. The loss is the divergence from the recipe's source on rows that no fit saw.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from compress.blocks.states import HiddenStates
+from compress.blocks.walk import Chain, Passage, TokenBatch, token_batches, walk
+from compress.edits import EDITS
+from compress.edits.learned import BySite
+from compress.evaluation.chains import divergences
+from compress.formats import Weights
+from compress.passes.structure.chains import (
+    DEFAULT_SPILL,
+    HELD_OUT,
+    Chains,
+    advance_source,
+    embed,
+    load,
+    open_chains,
+)
+from compress.passes.structure.change import changed, cut_block
+from compress.passes.structure.observe import Pair, is_plain
+from compress.passes.structure.tokens import Looking, skeleton_of, tokens_of
+from compress.plan.passes import PassPlan
+from compress.plan.row_counts import rows_at_once
+
+MEMORY = 64 << 20  # bytes of one store of states; a larger one is a file
+ROWS = 16  # that a trial fits on
+MEASURED = 8  # rows that a trial is measured on, at most
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trial:
+    """A pass that is tried. planned: with the sizes that are tried."""
+
+    work: Looking
+    planned: PassPlan
+
+    @property
+    def learned(self) -> BySite:
+        assert self.planned.stage is not None, "the pass is no edit"
+        found = EDITS[self.planned.stage.method].work
+        assert isinstance(found, BySite), "the edit looks at no data"
+        return found
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Bench:
+    """What all trials share.
+
+    fit: ids and mask of the rows to fit on. teacher: the recipe's source, behind its last block on
+    the rows to measure on. folder: of scratch files.
+    """
+
+    work: Looking
+    source: Weights
+    fit: tuple[torch.Tensor, torch.Tensor | None]
+    teacher: Chain
+    folder: Path
+
+    def store(self, name: str) -> HiddenStates:
+        """Scratch for the states of the rows to measure on."""
+        return _store(self.work, self.work.weights, self.teacher.batches, self.folder / name)
+
+
+@contextmanager
+def open_bench(look: Looking, source: Weights, folder: Path, working: Path) -> Iterator[Bench]:
+    """Draw the rows, and run the source on those to measure on. folder: OUT.partial."""
+    ids, mask = tokens_of(look, source, folder)
+    rest = len(ids) - max(1, len(ids) // HELD_OUT)
+    held = _measured(ids[rest:], None if mask is None else mask[rest:], source.spec.hidden)
+    # Where one row is left to fit on, the row that is held out of it is also measured on.
+    rows = min(ROWS, rest) if rest > 1 else len(ids)
+    fit = ids[:rows], None if mask is None else mask[:rows]
+    with _store(look, source, held, working / "trial.source") as states:
+        teacher = Chain(skeleton_of(look, source), source, held, (states,))
+        teacher.embed()
+        for block in walk(teacher):
+            block.run_on()
+        yield Bench(look, source, fit, teacher, working)
+
+
+def _measured(ids: torch.Tensor, mask: torch.Tensor | None, hidden: int) -> tuple[TokenBatch, ...]:
+    """Batches of the rows to measure on."""
+    ids, mask = ids[:MEASURED], None if mask is None else mask[:MEASURED]
+    rows = rows_at_once((*ids.shape, 2 * hidden), torch.float32, DEFAULT_SPILL)
+    return token_batches(ids, mask, rows)
+
+
+def _store(
+    look: Looking, weights: Weights, batches: Sequence[TokenBatch], path: Path
+) -> HiddenStates:
+    shapes = [(*batch.ids.shape, weights.spec.hidden) for batch in batches]
+    return HiddenStates(path, shapes, look.dtype, budget=MEMORY)
+
+
+def loss_of(bench: Bench, planned: PassPlan) -> float:
+    """Mean KL(source || tried) of the next token in nats, on the rows to measure on."""
+    work = bench.work
+    trial = Trial(work, planned)
+    chains = open_chains(work, planned, bench.source, bench.fit, bench.folder, scratch=MEMORY)
+    with ExitStack() as stack:
+        for chain in {id(x): x for x in (chains.source, chains.edited)}.values():
+            for states in chain.states:
+                stack.enter_context(states)
+        own = stack.enter_context(bench.store("trial.model"))
+        tried = Chain(chains.edited.skeleton, work.weights, bench.teacher.batches, (own,))
+        embed(chains, kept=False)
+        tried.embed()
+        for block in planned.result.spec.blocks:
+            _block(trial, chains, block.index, Passage(tried.batches, own, own))
+        (loss,) = divergences(bench.teacher, [tried])
+    return loss
+
+
+def _block(trial: Trial, chains: Chains, turn: int, measured: Passage) -> None:
+    """Change a block, and pass the rows of both kinds through it."""
+    planned = trial.planned
+    assert planned.stage is not None, "the pass is no edit"
+    source = advance_source(chains, turn)
+    edited = load(chains.edited, planned.kept[turn], turn)
+    pair = Pair(chains, source, edited, is_plain(source))
+    changes = list(changed(trial, pair, planned.stage.config))
+    source.free()
+    edited.free()
+    tensors = cut_block(trial, edited.spec, changes, planned.kept)
+    module = chains.result.fill_block(turn, tensors.__getitem__)
+    spec = planned.result.spec.blocks[turn]
+    after = replace(edited, spec=spec, held=module, skeleton=chains.result)
+    after.run_on()
+    after.on(measured).run_on()

@@ -1,0 +1,1 @@
+"""Sizes that a budget leaves open: which there are, what each takes, and what was measured."""

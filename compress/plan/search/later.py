@@ -1,0 +1,74 @@
+"""Which sizes later stages take: the groups and formats of those that round."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from compress.arch.sizes import BlockSizes
+from compress.arch.spec import DecoderSpec, LinearSpec
+from compress.formats import FORMATS
+from compress.methods import METHODS
+from compress.plan.budget import one_by_one
+from compress.plan.output_format import choose_format
+from compress.quant.scheme import QuantScheme
+from compress.recipe import Recipe
+from compress.recipe.matching import select
+
+
+@dataclass(frozen=True, slots=True)
+class Rounded:
+    """A linear of the first block that a stage rounds. schemes: one of them is enough."""
+
+    linear: LinearSpec
+    schemes: tuple[QuantScheme, ...]
+    g_idx: bool
+
+
+def rounded_linears(recipe: Recipe, spec: DecoderSpec) -> tuple[Rounded, ...]:
+    """Of the first block, for which all others stand."""
+    return tuple(_rounded(recipe, spec))
+
+
+def _rounded(recipe: Recipe, spec: DecoderSpec) -> Iterator[Rounded]:
+    linears = tuple(spec.all_linears())
+    first = {x.name: x for x in spec.blocks[0].linears}
+    for stage in recipe.stages:
+        schemes = stage.candidates or (() if stage.scheme is None else (stage.scheme,))
+        g_idx = METHODS[stage.method].needs(stage.config).g_idx
+        for name in select(stage, linears)[0]:
+            if schemes and name in first:
+                yield Rounded(first[name], schemes, g_idx)
+
+
+def why_not_rounded(recipe: Recipe, rounded: tuple[Rounded, ...], sizes: BlockSizes) -> str | None:
+    """Why a stage does not take a block of these sizes; None where all do."""
+    if not rounded:
+        return None
+    fmt = choose_format(replace(recipe, stages=tuple(one_by_one(recipe.stages))))
+    for each in rounded:
+        shape = _shape(each.linear, sizes)
+        found = [_why_not(scheme, shape, fmt, g_idx=each.g_idx) for scheme in each.schemes]
+        if all(found):
+            return f"{each.linear.name} would have {shape[0]} rows and {shape[1]} columns: " + str(
+                found[0]
+            )
+    return None
+
+
+def _shape(linear: LinearSpec, sizes: BlockSizes) -> tuple[int, int]:
+    """Rows and columns of a linear in a block of other sizes."""
+    inner = sizes.expert if linear.expert is not None else sizes.intermediate
+    rows = {x: sizes.of(x) for x in ("q", "k", "v", "qkv")}
+    rows |= {"gate": inner, "up": inner, "gate_up": 2 * inner}
+    columns = {"o": sizes.of("attended"), "down": inner}
+    outputs, inputs = linear.shape
+    return rows.get(linear.role, outputs), columns.get(linear.role, inputs)
+
+
+def _why_not(scheme: QuantScheme, shape: tuple[int, int], fmt: str, *, g_idx: bool) -> str | None:
+    steps, inputs = [scheme.columns_per_scale(shape[1])], scheme.activation
+    if inputs is not None and inputs.granularity == "group":
+        steps.append(inputs.group_size)
+    broken = next((step for step in steps if shape[1] % step), None)
+    if broken is not None:
+        return f"no multiple of {broken}, which {scheme.describe()} has a scale for"
+    return FORMATS[fmt].why_not(scheme, shape, g_idx=g_idx)

@@ -1,0 +1,1 @@
+"""Records of report.json that have a file of their own; the others are in schema.py."""

@@ -1,0 +1,53 @@
+"""Between how many bytes the result lies, while its sizes wait for a measurement."""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+
+import torch
+
+from compress.errors import CompressError
+from compress.plan.budget import budget_units, with_choice
+from compress.plan.passes import EditedModel, edited, with_point
+from compress.plan.plan import build_plan
+from compress.recipe import Recipe
+
+
+def result_range(recipe: Recipe, model: EditedModel, dtype: torch.dtype) -> tuple[int, int] | None:
+    """Least and most bytes of the files of the result; None where all sizes are known.
+
+    model: that of the recipe. dtype: of calibrated passes.
+    """
+    if all(each.space is None for each in model.edits):
+        return None
+    found = list(_all_bytes(recipe, model, dtype))
+    lows, highs = zip(*found, strict=True)
+    return min(lows), max(highs)
+
+
+def _all_bytes(recipe: Recipe, model: EditedModel, dtype: torch.dtype) -> Iterator[tuple[int, int]]:
+    """Of every model that there may be, the least and most that its schemes take."""
+    planned = next((x for x in model.edits if x.space is not None), None)
+    if planned is None:
+        yield _bytes(recipe, model, dtype)
+        return
+    assert planned.stage is not None, "an open pass is one of an edit"
+    assert planned.space is not None, "the pass was looked for by its space"
+    for point in planned.space.points:
+        known = with_point(planned.stage, planned.space, point)
+        edits = tuple(known if x.index == known.index else x for x in recipe.edits)
+        settled = replace(recipe, edits=edits)
+        with suppress(CompressError):  # what a later stage refuses is not chosen either
+            yield from _all_bytes(settled, edited(settled, model.source), dtype)
+
+
+def _bytes(recipe: Recipe, model: EditedModel, dtype: torch.dtype) -> tuple[int, int]:
+    if not recipe.stages:
+        return model.rounded.file_bytes, model.rounded.file_bytes
+    units = budget_units(recipe, model.rounded)
+    if not units:
+        size = build_plan(recipe, model, dtype=dtype).shards.total_bytes
+        return size, size
+    settled, budget = with_choice(recipe, units, None)
+    size = build_plan(settled, model, dtype=dtype).shards.total_bytes
+    return size, size + budget.high - budget.low
