@@ -22,6 +22,17 @@ class Work:
     solves: float = 0.0
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class EditSize:
+    """A pass that changes the model. name: what it is called. model: what it reads. bytes: of
+    memory that it works with. work: what it computes, where it looks at data."""
+
+    name: str
+    model: Outline
+    bytes: int
+    work: Work | None = None
+
+
 def learned_work(source: Outline, tokens: int) -> Work:
     """Of an edit that goes site by site, over so many calibration tokens."""
     writers = [x.shape for x in source.spec.linears() if x.role in ("o", "down")]

@@ -14,7 +14,7 @@ from compress.arch.spec import DecoderSpec, LinearSpec
 from compress.blocks.live import live_bytes
 from compress.checkpoint.outline import Outline
 from compress.checkpoint.shards.dtypes import TORCH_DTYPES
-from compress.edits.work import Work
+from compress.edits.work import EditSize
 from compress.errors import DataError
 from compress.plan.row_counts import ROWS_AT_ONCE, rows_at_once
 from compress.quant.scheme import QuantScheme
@@ -45,17 +45,6 @@ EXPORTED_BYTES = 10
 
 QUANTIZING, WRITING = "quantizing", "text that the model writes to calibrate on"
 MEASURING, EVALUATION = "measuring the schemes", "evaluation"
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class EditSize:
-    """A pass that changes the model. name: what it is called. model: what it reads. bytes: of
-    memory that it works with. work: what it computes, where it looks at data."""
-
-    name: str
-    model: Outline
-    bytes: int
-    work: Work | None = None
 
 
 @dataclass(frozen=True, slots=True)

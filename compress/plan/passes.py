@@ -16,8 +16,7 @@ from compress.edits.edit import ByTraining
 from compress.edits.learned import BySite, learned_bytes
 from compress.edits.narrowing import ByBasis, narrowing_bytes
 from compress.edits.prune import PruneConfig, with_sizes
-from compress.edits.work import learned_work, narrowing_work, training_work
-from compress.plan.memory_needs import EditSize
+from compress.edits.work import EditSize, learned_work, narrowing_work, training_work
 from compress.plan.row_counts import ROWS_AT_ONCE, rows_at_once
 from compress.plan.search.sizes import Counter, Counts, SizeSpace
 from compress.plan.search.space import space_of
