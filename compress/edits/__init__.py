@@ -43,7 +43,6 @@ EDITS: Mapping[str, Edit] = MappingProxyType(
             PruneHiddenConfig,
             prune_hidden.plan,
             prune_hidden.kind,
-            prune_hidden.neutral,
             "narrows the residual stream to one basis of all layers, and refits what reads and"
             " writes it",
         ),

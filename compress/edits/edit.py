@@ -16,7 +16,7 @@ from compress.arch.spec import BlockSpec
 from compress.checkpoint.outline import Outline
 from compress.checkpoint.shards.layout import Entry
 from compress.edits.learned import BySite, ChangeLinear, FindSites, Neutral
-from compress.edits.narrowing import AtFullWidth, ByBasis, ChooseKind
+from compress.edits.narrowing import ByBasis, ChooseKind
 
 Options = TypeVar("Options", contravariant=True)
 Config = TypeVar("Config")
@@ -153,9 +153,8 @@ def narrowing_row(
     config: type[Config],
     plan: PlanEdit[Config],
     kind: ChooseKind[Config],
-    neutral: AtFullWidth[Config],
     summary: str,
 ) -> Edit:
     """Make a row of an edit that narrows the residual stream; `Edit` and `ByBasis` say what the
     arguments are."""
-    return Edit(config, plan, ByBasis(kind, neutral), summary)
+    return Edit(config, plan, ByBasis(kind), summary)

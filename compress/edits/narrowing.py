@@ -25,18 +25,11 @@ class ChooseKind(Protocol[Options]):
     def __call__(self, source: Outline, config: Options) -> BasisKind: ...
 
 
-class AtFullWidth(Protocol[Options]):
-    """The same options with all directions kept: the edit must then change nothing."""
-
-    def __call__(self, config: Options) -> Any: ...
-
-
 @dataclass(frozen=True, slots=True)
 class ByBasis:
-    """The functions of an edit that narrows the residual stream."""
+    """The function of an edit that narrows the residual stream; all else its pass does."""
 
     kind: ChooseKind[Any]
-    neutral: AtFullWidth[Any]
 
 
 # Of a block's weights: the source's module, those that the pass reads, what is made of them, and

@@ -9,7 +9,7 @@ that writes it to what brings the narrow stream to the source's. A head that is 
 it, or with `head: own` gets weights of its own.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from compress.arch.forward.norms import stream_norms
@@ -83,8 +83,3 @@ def plan(source: Outline, config: PruneHiddenConfig) -> Edited:
 def _head(source: Outline, keep: int) -> Entry:
     embedding = source.tensors[source.spec.embedding]
     return head_name(source.spec), embedding.dtype, (embedding.shape[0], keep)
-
-
-def neutral(config: PruneHiddenConfig) -> PruneHiddenConfig:
-    """All directions stay."""
-    return replace(config, hidden=1.0)
