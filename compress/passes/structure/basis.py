@@ -7,7 +7,6 @@ the same basis, and a pass behind brings the source's states into it.
 import hashlib
 from pathlib import Path
 
-import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
@@ -15,7 +14,6 @@ from compress.checkpoint.output.folder import write_atomic
 from compress.edits.repair.rotation import Basis
 from compress.errors import OutputError
 from compress.passes.context import PassContext, record_unit
-from compress.passes.journal import Journal
 from compress.passes.structure.files import BASIS, basis_path
 from compress.passes.structure.tokens import ReadsModel
 from compress.plan.passes import PassPlan
@@ -37,14 +35,14 @@ def basis_before(work: ReadsModel, planned: PassPlan, folder: Path) -> Tensor | 
     [source's hidden, hidden]; None where no pass before it narrowed the stream."""
     found: Tensor | None = None
     for name in planned.narrowed:
-        into = read_basis(folder, name, work.journal.journal).into
+        into = read_basis(work, folder, name).into
         found = into if found is None else found @ into
-    return None if found is None else found.to(work.device, torch.float32)
+    return None if found is None else found.float()
 
 
-def read_basis(folder: Path, name: str, journal: Journal) -> Basis:
-    """The basis that a pass found; OutputError when its file is not what was recorded."""
-    path, facts = basis_path(folder, name), journal.passes[name].units[BASIS]
+def read_basis(work: PassContext, folder: Path, name: str) -> Basis:
+    """The basis that pass `name` found; OutputError when its file is not what was recorded."""
+    path, facts = basis_path(folder, name), work.journal.journal.passes[name].units[BASIS]
     try:
         held = path.read_bytes()
     except OSError as error:
@@ -55,5 +53,5 @@ def read_basis(folder: Path, name: str, journal: Journal) -> Basis:
         raise OutputError(
             f"{path} was changed while the run was stopped; remove {folder} and start again"
         )
-    tensors = load(held)
+    tensors = {key: value.to(work.device) for key, value in load(held).items()}
     return Basis(tensors["directions"], float(facts["share"]), tensors.get("scale"))

@@ -36,7 +36,7 @@ def basis_of_pass(each: LearnedPass, chains: Chains) -> Basis:
     work, planned, folder = each.work, each.planned, make_working(each.folder)
     if BASIS not in work.journal.units:
         keep_basis(work, planned, folder, find_basis(each, chains, kind_of(each)))
-    return read_basis(folder, planned.name, work.journal.journal)
+    return read_basis(work, folder, planned.name)
 
 
 def kind_of(each: LearnedPass) -> BasisKind:

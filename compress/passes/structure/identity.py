@@ -80,7 +80,8 @@ def _turned_whole(each: LearnedPass, chains: Chains, source: LoadedBlock) -> flo
     turn = Turn(basis, kind == "pca", norms, None, each.config.repair, exact=True)
     into, states = basis.into.float(), _in_memory(chains.batches, work.weights.spec.hidden)
     for batch in chains.batches:
-        states[0].write(batch.index, onto(into, chain.entering(0).read(batch.index)))
+        stream = chain.entering(0).read(batch.index).to(into.device)
+        states[0].write(batch.index, onto(into, stream))
     tensors = turned(block, read, turn)
     module = chains.result.fill_block(block.index, tensors.__getitem__)
     between = Passage(chains.batches, *states)

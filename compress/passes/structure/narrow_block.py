@@ -91,7 +91,8 @@ def _folded(
     block: BlockSpec, read: Mapping[str, Tensor], reading: Reading, turn: Turn
 ) -> Tensor | None:
     """The gain that goes into what reads the stream; None where it stays in the norm."""
-    norm = norm_of(turn.norms, by_path(block, read), reading.norm, "cpu")
+    device = str(turn.basis.directions.device)
+    norm = norm_of(turn.norms, by_path(block, read), reading.norm, device)
     return norm.gain if norm is not None and turn.folds else None
 
 
