@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from compress.arch.text_config import config_at
-from compress.blocks.model import short_reason
 from compress.errors import CheckpointError
 from compress_exporters.gguf.blocks import KINDS
 from compress_exporters.gguf.plan import GgufPlan
@@ -87,6 +86,9 @@ def why_not_in_transformers(plan: GgufPlan) -> str | None:
     may refuse what theirs takes (a mistral whose heads do not divide hidden is read as a llama)."""
     if plan.arch.read_as is None:
         return f"transformers reads no GGUF files of {plan.source.spec.model_type}"
+    # Late: a plan of an export runs no block.
+    from compress.blocks.model import short_reason
+
     try:
         _config(plan)
     except Exception as error:  # transformers' classes check in many ways

@@ -95,6 +95,7 @@ def test_a_share_of_1_changes_no_bit(tiny, tmp_path: Path, family: str) -> None:
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
+@pytest.mark.long
 def test_later_stages_bring_the_source_into_the_basis(tiny, tmp_path: Path) -> None:
     """A refit behind a narrower stream, and a second narrowing, still mend against the source."""
     source = tiny("llama", num_hidden_layers=3, dtype="fp32")

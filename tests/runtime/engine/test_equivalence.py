@@ -64,7 +64,7 @@ def run(played: Played, seeds: range) -> None:
             raise AssertionError(f"schedule {seed}: {error}") from error
 
 
-@pytest.mark.parametrize("part", range(2))
+@pytest.mark.parametrize("part", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_five_hundred_lives_as_one_request_at_a_time(shallow: Played, part: int) -> None:
     run(shallow, range(part * PART, (part + 1) * PART))
 

@@ -17,7 +17,7 @@ def play(seeds: range) -> None:
             raise AssertionError(f"schedule {seed}: {error}") from error
 
 
-@pytest.mark.parametrize("part", range(2))
+@pytest.mark.parametrize("part", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_five_hundred_schedules(part: int) -> None:
     """Those with a real decoder are in test_equivalence.py."""
     play(range(part * PART, (part + 1) * PART))
