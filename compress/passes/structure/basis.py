@@ -40,7 +40,7 @@ def basis_before(work: ReadsModel, planned: PassPlan, folder: Path) -> Tensor | 
     return None if found is None else found.float()
 
 
-def read_basis(work: PassContext, folder: Path, name: str) -> Basis:
+def read_basis(work: ReadsModel, folder: Path, name: str) -> Basis:
     """The basis that pass `name` found; OutputError when its file is not what was recorded."""
     path, facts = basis_path(folder, name), work.journal.journal.passes[name].units[BASIS]
     try:
