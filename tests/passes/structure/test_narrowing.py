@@ -72,6 +72,7 @@ def test_channels_go_where_norms_do_not_turn_and_readers_of_experts_are_mended(
     assert kept[1] < 0.8 * kept[0]
 
 
+@pytest.mark.long
 def test_a_head_that_is_the_embedding_stays_it_or_gets_weights_of_its_own(
     tiny, tmp_path: Path
 ) -> None:
@@ -114,6 +115,7 @@ def test_later_stages_bring_the_source_into_the_basis(tiny, tmp_path: Path) -> N
     assert again < 0.9 * plain
 
 
+@pytest.mark.long
 def test_blocks_are_trained_towards_the_source_in_the_basis(tiny, tmp_path: Path) -> None:
     source, data = tiny("llama", dtype="fp32"), text_source(tmp_path, samples=24)
     first = {"method": "prune_hidden", "hidden": 48, "repair": "none"}

@@ -118,6 +118,7 @@ def test_the_budget_is_met_and_the_plan_has_the_result_in_its_range(
     assert "chosen" in render_html(report)
 
 
+@pytest.mark.long
 def test_a_second_target_measures_only_what_is_new(tiny, tmp_path: Path, trials) -> None:
     source, data = tiny("llama", **FEW), text_source(tmp_path)
     axes = ("ffn", "heads", "layers")
@@ -158,6 +159,7 @@ def few(tmp_path: Path) -> Recipe:
     return recipe(prune(("ffn",), budget={"params": 0.85}), calibration=data)
 
 
+@pytest.mark.long
 def test_interrupted_among_its_trials_it_makes_the_same_choice(
     tiny, tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
