@@ -1,4 +1,4 @@
-"""prune_width: fewer heads, FFN channels and experts in every block, the same number in each.
+"""prune_width: fewer heads and FFN channels in every block, the same number in each.
 
 Which ones go is chosen block by block by what they give (`select`), and what is left is refitted
 (`repair`). Both see the linears that write to the residual stream: `o`, whose columns are heads,
@@ -44,8 +44,8 @@ class PruneWidthConfig:
     ffn: channels of the MLP, in a mixture of each expert. heads: query heads, spread evenly over
     the groups that share keys and values. kv_heads: such groups, with their query heads.
     hidden, basis: of the residual stream, see `prune_hidden`, which is a pass of its own.
-    multiple_of: what shares are rounded down to a multiple of.
-    select: by what is chosen. repair: what is refitted.
+    multiple_of: what shares of channels are rounded down to a multiple of; those of heads are to
+    one of the groups that stay. select: by what is chosen. repair: what is refitted.
     """
 
     ffn: Amount | None = None
@@ -91,16 +91,19 @@ class PruneWidthConfig:
 def shape_of(sizes: BlockSizes, config: PruneWidthConfig) -> Shape:
     """The counts that stay of a block with these sizes; RecipeError for what it does not have."""
     channels = sizes.intermediate if sizes.dense else sizes.expert
+    group = sizes.heads // sizes.kv_heads
     kv_heads = _counted("kv_heads", config, sizes.kv_heads)
-    heads = _counted("heads", config, sizes.heads)
+    each = 1 if group == 1 else kv_heads or sizes.kv_heads
+    heads = _counted("heads", config, sizes.heads, each)
     if heads is None and kv_heads is not None:
-        heads = sizes.heads // sizes.kv_heads * kv_heads
-    return Shape(ffn=_counted("ffn", config, channels), heads=heads, kv_heads=kv_heads)
+        heads = group * kv_heads
+    ffn = _counted("ffn", config, channels, config.multiple_of)
+    return Shape(ffn=ffn, heads=heads, kv_heads=kv_heads)
 
 
-def _counted(name: str, config: PruneWidthConfig, there: int) -> int | None:
+def _counted(name: str, config: PruneWidthConfig, there: int, multiple: int = 1) -> int | None:
     amount = getattr(config, name)
-    return None if amount is None else counted_of(name, amount, there, config.multiple_of)
+    return None if amount is None else counted_of(name, amount, there, multiple)
 
 
 def plan(source: Outline, config: PruneWidthConfig) -> Edited:

@@ -8,33 +8,21 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from compress.errors import CheckpointError, OutputError, RecipeError
 from compress.passes.structure import identity, learned
 from compress.passes.structure.files import WORKING, basis_path
 from compress.verbs import RunOptions, make_plan, run
-from helpers.in_transformers import logits
+from helpers.in_transformers import lost
 from helpers.short_runs import SELF, WORDS, kill_at_each_fifth, recipe, text_source
 
 pytestmark = pytest.mark.usefixtures("answered_here")
+TEXT = WORDS * 5
 SMALL = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2, "head_dim": 16}
 
 
 def width(**options: Any) -> dict[str, Any]:
     return {"method": "prune_width", **options}
-
-
-def given_by(folder: Path) -> torch.Tensor:
-    """Logits of a stock class on text as the one that was calibrated on."""
-    ids = torch.tensor(AutoTokenizer.from_pretrained(folder)(WORDS * 5)["input_ids"])
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    return logits(model, ids[: len(ids) // 16 * 16].view(-1, 16))
-
-
-def lost(folder: Path, source: Path) -> float:
-    """Mean squared difference of the logits."""
-    return float((given_by(folder) - given_by(source)).square().mean())
 
 
 def narrowed(folder: Path, source: Path, **options: Any) -> float:
@@ -46,7 +34,7 @@ def narrowed(folder: Path, source: Path, **options: Any) -> float:
     assert report.result.bytes == make_plan(asked, source).shards.total_bytes
     assert report.loads is not None
     assert report.loads.proof == "logits"
-    return lost(out, source)
+    return lost(out, source, TEXT)
 
 
 def test_directions_lose_less_than_channels_and_repair_brings_both_closer(
@@ -109,9 +97,9 @@ def test_later_stages_bring_the_source_into_the_basis(tiny, tmp_path: Path) -> N
     }
     for name, more in stages.items():
         run(recipe(first, *more, calibration=data), source, tmp_path / name)
-    plain = lost(tmp_path / "plain", source)
-    assert lost(tmp_path / "refitted", source) < 0.9 * plain
-    again = lost(tmp_path / "again", source)
+    plain = lost(tmp_path / "plain", source, TEXT)
+    assert lost(tmp_path / "refitted", source, TEXT) < 0.9 * plain
+    again = lost(tmp_path / "again", source, TEXT)
     assert again < 0.9 * plain
 
 
@@ -122,7 +110,7 @@ def test_blocks_are_trained_towards_the_source_in_the_basis(tiny, tmp_path: Path
     train = {"method": "distill", "tokens": 1536, "scope": ["block"], "rate": 0.003, "every": 2}
     for name, more in {"cut": [], "trained": [train]}.items():
         run(recipe(first, *more, calibration=data), source, tmp_path / name)
-    assert lost(tmp_path / "trained", source) < lost(tmp_path / "cut", source)
+    assert lost(tmp_path / "trained", source, TEXT) < lost(tmp_path / "cut", source, TEXT)
 
 
 def test_a_stage_that_cuts_blocks_too_is_two_passes(tiny) -> None:
