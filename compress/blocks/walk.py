@@ -206,6 +206,13 @@ class LoadedBlock:
         self.held = None
 
 
+def run_through(chain: Chain) -> None:
+    """Embed the tokens and pass them through all blocks: what left the last one is stored."""
+    chain.embed()
+    for block in walk(chain):
+        block.run_on()
+
+
 def walk(
     chain: Chain,
     blocks: Sequence[BlockSpec] | None = None,

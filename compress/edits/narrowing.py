@@ -14,6 +14,7 @@ import torch
 from compress.blocks.live import live_bytes
 from compress.checkpoint.outline import Outline
 from compress.edits.learned import SOLVE_COPIES as LEARNED_COPIES
+from compress.edits.learned import WRITERS
 
 Options = TypeVar("Options", contravariant=True)
 BasisKind = Literal["pca", "channels"]
@@ -45,7 +46,7 @@ def narrowing_bytes(source: Outline, dtype: torch.dtype, tokens: int) -> int:
     live = live_bytes(source.spec, tokens, dtype.itemsize)
     block = max(source.spec.blocks, key=lambda x: sum(prod(y.shape) for y in x.linears))
     weights = sum(prod(x.shape) for x in block.linears) * max(dtype.itemsize, 2)
-    width = max(k for _, k in (x.shape for x in block.linears if x.role in ("o", "down")))
+    width = max(k for _, k in (x.shape for x in block.linears if x.role in WRITERS))
     hidden = source.spec.hidden
     sums = 2 * 4 * max(2 * hidden**2, width**2 + width * hidden)
     solving = max(8 * SOLVE_COPIES * hidden**2, 4 * LEARNED_COPIES * width**2)

@@ -5,6 +5,7 @@ from math import prod
 
 from compress.arch.spec import DecoderSpec
 from compress.checkpoint.outline import Outline
+from compress.edits.learned import WRITERS
 
 # Of a block: the source's is run on and looked at, the edited one is looked at twice and run on.
 FORWARDS = 5
@@ -35,7 +36,7 @@ class EditSize:
 
 def learned_work(source: Outline, tokens: int) -> Work:
     """Of an edit that goes site by site, over so many calibration tokens."""
-    writers = [x.shape for x in source.spec.linears() if x.role in ("o", "down")]
+    writers = [x.shape for x in source.spec.linears() if x.role in WRITERS]
     return Work(
         FORWARDS * 2.0 * tokens * _weights(source.spec),
         sum(tokens * k * (k + 2.0 * n) for n, k in writers),

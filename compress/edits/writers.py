@@ -14,7 +14,7 @@ from torch import Tensor
 
 from compress.arch.families.table import FAMILIES
 from compress.arch.spec import BlockSpec, DecoderSpec, LinearSpec
-from compress.edits.learned import Site, SiteMoments
+from compress.edits.learned import WRITERS, Site, SiteMoments
 from compress.edits.repair.ridge import Affine, Refit, refit, remainder
 from compress.errors import CheckpointError
 from compress.report.schema import LinearRepair
@@ -22,7 +22,6 @@ from compress.report.units import counted
 
 Repair = Literal["drift", "output", "none"]
 UNSEEN = "too few tokens reached the expert to repair it"
-WRITERS = ("o", "down")  # roles of what writes to the residual stream
 
 
 def writer_sites(

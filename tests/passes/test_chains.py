@@ -44,8 +44,16 @@ def change(result: Path, source: Path) -> float:
     return float((got - want).norm() / want.norm())
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("method", [AWQ, SMOOTH], ids=["awq", "smoothquant"])
+# Each family by one of both, in turns; by the other in the long set.
+PAIRS = [
+    pytest.param(family, method, id=f"{family}-{method['method']}",
+                 marks=() if (place + turn) % 2 == 0 else pytest.mark.long)
+    for place, family in enumerate(FAMILIES)
+    for turn, method in enumerate((AWQ, SMOOTH))
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("family", "method"), PAIRS)
 def test_scaling_every_pair_leaves_the_model_as_it_is(
     tiny, tmp_path: Path, family: str, method: dict[str, object]
 ) -> None:

@@ -21,8 +21,9 @@ from compress.formats import Weights
 from compress.passes.context import PassContext, block_tensors, record_unit
 from compress.passes.edit import WRITTEN
 from compress.passes.ranks import decided
+from compress.passes.structure.chains import Chains, advance_source, load
 from compress.passes.structure.files import FACTS
-from compress.passes.structure.observe import Pair, observe
+from compress.passes.structure.observe import Pair, is_plain, observe
 from compress.passes.structure.tokens import ReadsModel
 from compress.plan.passes import PassPlan
 
@@ -32,6 +33,8 @@ class ChangesBlocks(Protocol):
 
     @property
     def work(self) -> ReadsModel: ...
+    @property
+    def planned(self) -> PassPlan: ...
     @property
     def learned(self) -> BySite: ...
 
@@ -60,6 +63,33 @@ class LearnedPass:
     def config(self) -> Any:
         assert self.planned.stage is not None, "the pass is no edit"
         return self.planned.stage.config
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rebuilt:
+    """A block as the result has it. tensors: by their names there. block: with them, between the
+    states of the edited chain. changes: what became of its linears."""
+
+    tensors: dict[str, Tensor]
+    block: LoadedBlock
+    changes: list[LinearChange]
+
+
+def rebuilt(each: ChangesBlocks, chains: Chains, turn: int) -> Rebuilt:
+    """Block `turn` of the result, from the block that is read; the source's outputs are stored."""
+    planned = each.planned
+    assert planned.stage is not None, "the pass is no edit"
+    source = advance_source(chains, turn)
+    edited = load(chains.edited, planned.kept[turn], turn)
+    pair = Pair(chains, source, edited, is_plain(source))
+    changes = list(changed(each, pair, planned.stage.config))
+    source.free()
+    edited.free()
+    tensors = cut_block(each, edited.spec, changes, planned.kept)
+    module = chains.result.fill_block(turn, tensors.__getitem__)
+    spec = planned.result.spec.blocks[turn]
+    block = replace(edited, spec=spec, held=module, skeleton=chains.result)
+    return Rebuilt(tensors, block, changes)
 
 
 def changed(each: ChangesBlocks, pair: Pair, config: Any) -> Iterator[LinearChange]:

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from compress.blocks.states import HiddenStates
-from compress.blocks.walk import Chain, walk
+from compress.blocks.walk import Chain, run_through
 from compress.edits.counts import counted_of
 from compress.edits.prune_depth import PruneDepthConfig
 from compress.edits.select.depth import REMOVALS
@@ -69,7 +69,7 @@ def _blocks(look: Looking, stage: EditStage, source: Weights, folder: Path) -> d
     with store("chosen.source", source) as given, store("chosen.model", look.weights) as own:
         teacher = Chain(skeleton_of(look, source), source, batches, (given,))
         if config.by == "loss":
-            _run(teacher)
+            run_through(teacher)
         chain = Chain(skeleton_of(look, look.weights), look.weights, batches, (own,))
         order = REMOVALS[config.by](
             chain,
@@ -78,12 +78,6 @@ def _blocks(look: Looking, stage: EditStage, source: Weights, folder: Path) -> d
             partial(divergences, teacher),
         )
     return {KEEP: [index for index in range(count) if index not in order], "order": list(order)}
-
-
-def _run(chain: Chain) -> None:
-    chain.embed()
-    for block in walk(chain):
-        block.run_on()
 
 
 def _kept(config: PruneDepthConfig, record: Mapping[str, Any]) -> PruneDepthConfig:

@@ -7,19 +7,17 @@ read in the result. Memory holds a block of each chain, and the moments of a sit
 
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 from compress.arch.resize.cut import Kept, cut_name
-from compress.arch.spec import BlockSpec
 from compress.events import Event
 from compress.passes.context import block_tensors, record_unit
 from compress.passes.copying import copy
-from compress.passes.structure.chains import Chains, advance_source, embed, load, open_chains
-from compress.passes.structure.change import LearnedPass, changed, cut_block, record_written
+from compress.passes.structure.chains import Chains, embed, open_chains
+from compress.passes.structure.change import LearnedPass, rebuilt, record_written
 from compress.passes.structure.files import learned_units, make_working, remove_states
 from compress.passes.structure.identity import check_identity
 from compress.passes.structure.narrow import narrowing_units
-from compress.passes.structure.observe import Pair, is_plain
 from compress.passes.structure.tokens import tokens_of
 from compress.passes.units import EMBED, IDENTITY, OUTSIDE, block_unit, shown
 from compress.recipe.placing import placed
@@ -65,25 +63,17 @@ def _all_units(each: LearnedPass, chains: Chains) -> Iterator[str]:
         yield EMBED
     for block in each.planned.result.spec.blocks:
         if block_unit(block.index) not in done:
-            _block(each, chains, block)
+            _block(each, chains, block.index)
             yield block_unit(block.index)
 
 
-def _block(each: LearnedPass, chains: Chains, result: BlockSpec) -> None:
-    """Change, write and record one block; leave the states behind it. result: of the result."""
-    work, turn = each.work, result.index
-    kept = each.planned.kept[turn]
-    source = advance_source(chains, turn)
-    edited = load(chains.edited, kept, turn)
-    pair = Pair(chains, source, edited, is_plain(source))
-    changes = list(changed(each, pair, each.config))
-    source.free()
-    edited.free()
-    tensors = cut_block(each, edited.spec, changes, each.planned.kept)
-    module = chains.result.fill_block(turn, tensors.__getitem__)
-    replace(edited, spec=result, held=module, skeleton=chains.result).run_on()
+def _block(each: LearnedPass, chains: Chains, turn: int) -> None:
+    """Change, write and record block `turn` of the result; leave the states behind it."""
+    work, made = each.work, rebuilt(each, chains, turn)
+    made.block.run_on()
     chains.flush(turn + 1)
-    for name, value in tensors.items():
+    for name, value in made.tensors.items():
         if work.ranks.rank == 0:
             work.writer.write(name, value)
-    record_written(each, block_unit(turn), list(tensors), [asdict(x.fact) for x in changes])
+    facts = [asdict(x.fact) for x in made.changes]
+    record_written(each, block_unit(turn), list(made.tensors), facts)

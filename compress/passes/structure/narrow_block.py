@@ -18,10 +18,10 @@ from compress.arch.spec import BlockSpec, LinearSpec
 from compress.blocks.capture import calls
 from compress.blocks.linear import linear_bias, linear_weight
 from compress.blocks.walk import BlockInput, LoadedBlock
-from compress.edits.learned import Site
+from compress.edits.learned import WRITERS, Site
 from compress.edits.repair.ridge import Affine, Refit, refit
 from compress.edits.repair.rotation import Basis, norm_gain, reader_map
-from compress.edits.writers import WRITERS, Repair, odd, refitted, wanted
+from compress.edits.writers import Repair, odd, refitted, wanted
 from compress.passes.ranks import Ranks, decided
 from compress.passes.structure.chains import onto
 from compress.passes.structure.observe import Pair, observe

@@ -6,28 +6,19 @@ that it is fitted on. The loss is the divergence from the recipe's source on row
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from compress.blocks.states import HiddenStates
-from compress.blocks.walk import Chain, Passage, TokenBatch, token_batches, walk
+from compress.blocks.walk import Chain, Passage, TokenBatch, run_through, token_batches
 from compress.edits import EDITS
 from compress.edits.learned import BySite
 from compress.evaluation.chains import divergences
 from compress.formats import Weights
-from compress.passes.structure.chains import (
-    DEFAULT_SPILL,
-    HELD_OUT,
-    Chains,
-    advance_source,
-    embed,
-    load,
-    open_chains,
-)
-from compress.passes.structure.change import changed, cut_block
-from compress.passes.structure.observe import Pair, is_plain
+from compress.passes.structure.chains import DEFAULT_SPILL, HELD_OUT, embed, open_chains
+from compress.passes.structure.change import rebuilt
 from compress.passes.structure.tokens import Looking, skeleton_of, tokens_of
 from compress.plan.passes import PassPlan
 from compress.plan.row_counts import rows_at_once
@@ -82,9 +73,7 @@ def open_bench(look: Looking, source: Weights, folder: Path, working: Path) -> I
     fit = ids[:rows], None if mask is None else mask[:rows]
     with _store(look, source, held, working / "trial.source") as states:
         teacher = Chain(skeleton_of(look, source), source, held, (states,))
-        teacher.embed()
-        for block in walk(teacher):
-            block.run_on()
+        run_through(teacher)
         yield Bench(look, source, fit, teacher, working)
 
 
@@ -116,24 +105,8 @@ def loss_of(bench: Bench, planned: PassPlan) -> float:
         embed(chains, kept=False)
         tried.embed()
         for block in planned.result.spec.blocks:
-            _block(trial, chains, block.index, Passage(tried.batches, own, own))
+            after = rebuilt(trial, chains, block.index).block
+            after.run_on()
+            after.on(Passage(tried.batches, own, own)).run_on()
         (loss,) = divergences(bench.teacher, [tried])
     return loss
-
-
-def _block(trial: Trial, chains: Chains, turn: int, measured: Passage) -> None:
-    """Change a block, and pass the rows of both kinds through it."""
-    planned = trial.planned
-    assert planned.stage is not None, "the pass is no edit"
-    source = advance_source(chains, turn)
-    edited = load(chains.edited, planned.kept[turn], turn)
-    pair = Pair(chains, source, edited, is_plain(source))
-    changes = list(changed(trial, pair, planned.stage.config))
-    source.free()
-    edited.free()
-    tensors = cut_block(trial, edited.spec, changes, planned.kept)
-    module = chains.result.fill_block(turn, tensors.__getitem__)
-    spec = planned.result.spec.blocks[turn]
-    after = replace(edited, spec=spec, held=module, skeleton=chains.result)
-    after.run_on()
-    after.on(measured).run_on()
