@@ -4,7 +4,13 @@ import pytest
 import torch
 from transformers import get_cosine_schedule_with_warmup
 
-from compress.distill.optimizer import OPTIMIZERS, load_state_tensors, make, state_tensors
+from compress.distill.optimizer import (
+    OPTIMIZERS,
+    OptimizerName,
+    load_state_tensors,
+    make,
+    state_tensors,
+)
 from compress.distill.schedule import ScheduleName, highest_rate, rate_for, rates
 
 
@@ -42,7 +48,7 @@ def test_peak_follows_damage_and_width() -> None:
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_optimizer_goes_on_from_its_tensors(name: str) -> None:
+def test_optimizer_goes_on_from_its_tensors(name: OptimizerName) -> None:
     """To the bit, with a matrix and a vector."""
     drawn = torch.Generator().manual_seed(0)
     start = [torch.randn(4, 3, generator=drawn), torch.randn(3, generator=drawn)]
@@ -54,11 +60,11 @@ def test_optimizer_goes_on_from_its_tensors(name: str) -> None:
         optimizer.step()
 
     whole = [x.clone().requires_grad_() for x in start]
-    optimizer = make(name, whole, 0.1)  # type: ignore[arg-type]
+    optimizer = make(name, whole, 0.1)
     for step in range(4):
         if step == 2:
             half = [x.detach().clone().requires_grad_() for x in whole]
-            other = make(name, half, 0.1)  # type: ignore[arg-type]
+            other = make(name, half, 0.1)
             kept = {key: value.clone() for key, value in state_tensors(optimizer).items()}
             load_state_tensors(other, kept)
         moved(whole, optimizer, step)

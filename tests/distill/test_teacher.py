@@ -49,7 +49,8 @@ def test_decoder_is_transformers_own_and_trained_as_a_whole(
     torch.testing.assert_close(found, expected.flatten(0, 1), rtol=1e-4, atol=1e-4)
     trained = whole(decoder.model, decoder.names)
     assert len(trained.parameters) == len(list(decoder.model.parameters()))
-    decoder.head.run(decoder.hidden(few.ids).flatten(0, 1)).square().sum().backward()  # type: ignore[no-untyped-call]
+    said = decoder.head.run(decoder.hidden(few.ids).flatten(0, 1))
+    torch.autograd.backward(said.square().sum())
     assert all(p.grad is not None for p in trained.parameters.values())
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from compress.distill.loop import Learned, Training, train
 from compress.distill.losses import Objective
 from compress.distill.model import ModelScope
+from compress.distill.optimizer import OptimizerName
 from compress.distill.rows import TokenRows, split
 from compress.distill.state import State, read_state, write_state
 from compress.distill.student import WholeModel
@@ -74,10 +75,10 @@ def test_student_comes_nearer_to_its_teacher(pair: Pair, rows: TokenRows) -> Non
 
 @pytest.mark.parametrize("optimizer", ["adamw", "adafactor"])
 def test_killed_after_any_step_it_resumes_to_the_same_bits(
-    pair: Pair, rows: TokenRows, tmp_path: Path, optimizer: str
+    pair: Pair, rows: TokenRows, tmp_path: Path, optimizer: OptimizerName
 ) -> None:
     """Steps 1 to 4, measured ones and others, across the end of an epoch (18 rows, 6 a step)."""
-    training = replace(SHORT, batch=6, micro=4, optimizer=optimizer)  # type: ignore[arg-type]
+    training = replace(SHORT, batch=6, micro=4, optimizer=optimizer)
     wanted = train(course(pair, rows), training, torch.bfloat16)
     path = tmp_path / "state.safetensors"
     for killed in range(1, training.steps + 1):

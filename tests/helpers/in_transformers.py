@@ -54,6 +54,19 @@ def logits(model: Any, ids: Tensor = IDS) -> Tensor:
         return model(ids).logits
 
 
+def said(folder: Path, text: str, length: int = 16) -> Tensor:
+    """Logits [rows, length, vocab] of a folder on the whole rows that a text makes."""
+    from transformers import AutoTokenizer
+
+    ids = torch.tensor(AutoTokenizer.from_pretrained(folder)(text)["input_ids"])
+    return logits(load(folder), ids[: len(ids) // length * length].view(-1, length))
+
+
+def lost(folder: Path, source: Path, text: str) -> float:
+    """Mean squared difference of the logits of two folders on a text."""
+    return float((said(folder, text) - said(source, text)).square().mean())
+
+
 def verdict_of(written: Compressed) -> Any:
     schemes = {name: t.scheme for name, t in written.quantized.items()}
     g_idx = any(t.g_idx is not None for t in written.quantized.values())

@@ -20,6 +20,11 @@ from helpers.short_runs import recipe, result_of, text_source
 
 UNTIE, CAST = {"method": "untie"}, {"method": "cast", "dtype": "fp16"}
 TIED = {"tie_word_embeddings": True}
+TARGETED = {
+    "method": "rtn",
+    "candidates": ["W8A16", {"bits": 4, "group_size": 32}],
+    "target": {"bits_per_weight": 6},
+}
 
 
 def test_a_target_behind_edits_is_measured_on_what_they_made(
@@ -27,19 +32,14 @@ def test_a_target_behind_edits_is_measured_on_what_they_made(
 ) -> None:
     """The same choice as for the cast model by itself; killed and gone on with, without a cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    rounding = {
-        "method": "rtn",
-        "candidates": ["W8A16", {"bits": 4, "group_size": 32}],
-        "target": {"bits_per_weight": 6},
-    }
     data = {"calibration": text_source(tmp_path)}
-    source, asked = tiny("llama"), recipe(CAST, rounding, **data)
+    source, asked = tiny("llama"), recipe(CAST, TARGETED, **data)
     plan = make_plan(asked, source)
     assert plan.is_open
     report = run(asked, source, tmp_path / "out")
     assert [stage.name for stage in report.stages] == ["cast", "measure", "quantize"]
     run(recipe(CAST), source, tmp_path / "cast")
-    run(recipe(rounding, **data), tmp_path / "cast", tmp_path / "alone")
+    run(recipe(TARGETED, **data), tmp_path / "cast", tmp_path / "alone")
     assert load_file(tmp_path / "out" / "model.safetensors").keys() == (
         load_file(tmp_path / "alone" / "model.safetensors").keys()
     )
@@ -58,17 +58,12 @@ def test_what_edits_look_at_is_part_of_what_is_measured(
 ) -> None:
     """Another calibration leaves another model; and what is chosen twice is told in the recipe."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    rounding = {
-        "method": "rtn",
-        "candidates": ["W8A16", {"bits": 4, "group_size": 32}],
-        "target": {"bits_per_weight": 6},
-    }
     depth = {"method": "prune_depth", "layers": 1, "by": "influence"}
     source = tiny("llama")
     monkeypatch.setattr("compress.runs.planning.MEASURED_TOKENS", 64)  # of the same four rows
     for samples, known in ((8, False), (8, True), (9, False)):
         data = text_source(tmp_path, samples=samples)
-        asked = recipe(depth, rounding, calibration=data)
+        asked = recipe(depth, TARGETED, calibration=data)
         report = run(asked, source, tmp_path / f"{samples}.{known}")
         assert ("measure" in [stage.name for stage in report.stages]) != known
         (edit,) = load(tmp_path / f"{samples}.{known}" / "recipe.yaml").edits
@@ -79,12 +74,7 @@ def test_what_edits_look_at_is_part_of_what_is_measured(
 def targeted(tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Any]:
     """A source, and a recipe with two edits and a target; sensitivities are kept in `cache`."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    rounding = {
-        "method": "rtn",
-        "candidates": ["W8A16", {"bits": 4, "group_size": 32}],
-        "target": {"bits_per_weight": 6},
-    }
-    asked = recipe(UNTIE, CAST, rounding, calibration=text_source(tmp_path))
+    asked = recipe(UNTIE, CAST, TARGETED, calibration=text_source(tmp_path))
     return tiny("llama", **TIED), asked
 
 

@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -240,8 +240,8 @@ def test_what_is_before_a_removed_block_is_run_once(
     assert sorted(x.name for x in pair.folder.iterdir()) == ["chain"]
 
 
-def given(*losses: float) -> Callable[[Sequence[Chain]], Iterator[float]]:
-    return lambda chains: iter((0.0, *losses))
+def given(*losses: float) -> Callable[[Sequence[Chain]], Sequence[float]]:
+    return lambda chains: (0.0, *losses)
 
 
 @pytest.mark.parametrize(
@@ -257,7 +257,7 @@ def test_equals_and_losses_that_are_no_numbers(
     pairs: Callable[[str], Pair], losses: tuple[float, ...], gone: int
 ) -> None:
     pair = pairs("llama")
-    (removal,) = remove_by_loss(pair.chain(), 1, pair.scratch, given(*losses))  # type: ignore[arg-type]
+    (removal,) = remove_by_loss(pair.chain(), 1, pair.scratch, given(*losses))
     assert removal.block == gone
 
 
@@ -285,7 +285,9 @@ def test_the_table_of_removals_goes_by_what_it_names(pairs: Callable[[str], Pair
     assert all(len(set(gone)) == 2 for gone in found.values())
 
 
-def test_states_that_are_not_finite_are_refused(pairs: Callable[[str], Pair]) -> None:
+def test_states_that_are_not_finite_are_refused(
+    pairs: Callable[[str], Pair], monkeypatch: pytest.MonkeyPatch
+) -> None:
     pair = pairs("llama")
     chain = pair.chain()
     embed = chain.skeleton.embed
@@ -293,7 +295,7 @@ def test_states_that_are_not_finite_are_refused(pairs: Callable[[str], Pair]) ->
     def huge(*args: Any) -> Tensor:
         return embed(*args) * float("inf")
 
-    chain.skeleton.embed = huge  # type: ignore[method-assign]
+    monkeypatch.setattr(chain.skeleton, "embed", huge)
     with pytest.raises(DataError, match=r"model\.layers\.0 makes numbers .* that are not finite"):
         influence(chain, EVERY, pair.scratch)
     assert [x.name for x in pair.folder.iterdir()] == ["chain"]
