@@ -1,0 +1,119 @@
+"""What is measured: recipes of structural stages on tale-6m, in groups."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from benchmarks.processes import SHARED
+
+SOURCE = SHARED / "models" / "tale-6m"
+CALIBRATION = SHARED / "text" / "tinystories" / "tinystories_train.txt"
+SAMPLES, LENGTH = 128, 256
+Stage = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A recipe. seeds: how many draws of calibration rows it is made from."""
+
+    group: str
+    name: str
+    stages: tuple[Stage, ...]
+    seeds: int = 1
+
+    @property
+    def label(self) -> str:
+        return f"{self.group}/{self.name}"
+
+
+# Of each share of the parameters: the sizes of every axis that leave at most so many, and the
+# budget of the search over all of them. Heads alone cannot leave 60 %.
+SIZES: Mapping[str, Mapping[str, Stage]] = MappingProxyType(
+    {
+        "80": {
+            "ffn": {"method": "prune_width", "ffn": 500},
+            "heads": {"method": "prune_width", "heads": 1},
+            "hidden": {"method": "prune_width", "hidden": 204},
+            "layers": {"method": "prune_depth", "layers": 4},
+            "mix": {"method": "prune", "budget": {"params": 0.8}},
+        },
+        "60": {
+            "ffn": {"method": "prune_width", "ffn": 232},
+            "hidden": {"method": "prune_width", "hidden": 153},
+            "layers": {"method": "prune_depth", "layers": 3},
+            "mix": {"method": "prune", "budget": {"params": 0.6}},
+        },
+        "50": {
+            "ffn": {"method": "prune_width", "ffn": 99},
+            "hidden": {"method": "prune_width", "hidden": 128},
+            "layers": {"method": "prune_depth", "layers": 2},
+            "mix": {"method": "prune", "budget": {"params": 0.5}},
+        },
+    }
+)
+FEW = "300k"  # tokens of a short training
+
+
+def repairs(stage: Stage) -> Iterator[tuple[str, tuple[Stage, ...]]]:
+    """The same sizes, mended in four ways."""
+    train = {"method": "distill", "tokens": FEW}
+    yield "none", ({**stage, "repair": "none"},)
+    yield "closed form", (stage,)
+    yield "block", (stage, {**train, "scope": "block"})
+    yield "model", (stage, {**train, "scope": "model"})
+
+
+def sizes() -> Iterator[Point]:
+    for share, axes in SIZES.items():
+        for axis, stage in axes.items():
+            for repair, stages in repairs(stage):
+                yield Point("sizes", f"{share} % {axis}, {repair}", stages)
+
+
+CHOICES = ("obs", "fluctuation", "taylor", "activation", "magnitude")
+EQUAL: Mapping[str, Stage] = MappingProxyType({"ffn 512": {"ffn": 512}, "heads 4": {"heads": 4}})
+
+
+def choices() -> Iterator[Point]:
+    """What stays, by five measures at one size: as they are, and with our refit."""
+    for name, sizes in EQUAL.items():
+        for select in CHOICES:
+            for repair in ("none", "drift"):
+                stage = {"method": "prune_width", **sizes, "select": select, "repair": repair}
+                yield Point("choices", f"{name} {select}, {repair}", (stage,), seeds=5)
+
+
+def rounding() -> Iterator[Point]:
+    """Fewer weights or fewer bits, at about equal bytes."""
+    cut = {"method": "prune", "budget": {"params": 0.6}}
+    train = {"method": "distill", "tokens": FEW, "scope": "model"}
+
+    def gptq(bits: int) -> Stage:
+        return {"method": "gptq", "scheme": f"W{bits}A16", "group_size": 128}
+
+    yield Point("bytes", "8 bits", (gptq(8),))
+    yield Point("bytes", "4 bits", (gptq(4),))
+    yield Point("bytes", "3 bits", (gptq(3),))
+    yield Point("bytes", "60 %, 8 bits", (cut, gptq(8)))
+    yield Point("bytes", "60 %, trained, 8 bits", (cut, train, gptq(8)))
+    yield Point("bytes", "60 %, trained, 4 bits", (cut, train, gptq(4)))
+    small = {"method": "prune_width", "ffn": 512}
+    yield Point("bytes", "FFN 512, 4 bits", (small, gptq(4)))
+    yield Point("bytes", "FFN 512, trained, 4 bits", (small, train, gptq(4)))
+
+
+# Five blocks of six, six heads of eight, FFN 435 of 768: 60.1 % of the parameters.
+SHAPE_60 = (
+    {"method": "prune_depth", "keep": [0, 1, 3, 4, 5]},
+    {"method": "prune_width", "heads": 6, "ffn": 435},
+)
+
+
+def trained() -> Iterator[Point]:
+    yield Point("trained", "60 %", SHAPE_60)
+    yield Point("trained", "60 %, 3M tokens", (*SHAPE_60, {"method": "distill", "tokens": "3M"}))
+
+
+POINTS = (*sizes(), *choices(), *rounding(), *trained())
+GROUPS = tuple(dict.fromkeys(point.group for point in POINTS))

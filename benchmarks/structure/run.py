@@ -1,0 +1,120 @@
+"""What structural stages cost and what mends it, point by point on tale-6m.
+
+    python -m benchmarks.structure.run [--points sizes "trained/60 %" ...] [--work FOLDER] [--again]
+    python -m benchmarks.structure.table
+
+A point is a recipe; a seed draws other rows of real text. Results are measured against the source
+on the first 120 stories of TinyStories' test text and stored in benchmarks/results, point by point;
+what is stored is not made again, and checkpoints stay in the work folder, so that a stopped run
+goes on. Seconds are processor time of the whole process.
+"""
+
+import argparse
+import json
+import shutil
+import statistics
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks.processes import REPO, package_versions, run, setting
+from benchmarks.quality.results import locked, standard_error
+from benchmarks.quality.rows import MODELS
+from benchmarks.quality.tools import OUR_PACKAGES, Made, measure, slug
+from benchmarks.structure.points import (
+    CALIBRATION,
+    LENGTH,
+    POINTS,
+    SAMPLES,
+    SOURCE,
+    Point,
+)
+from benchmarks.structure.stored import load, path_of, write
+
+MEASURES = ("perplexity", "kl", "top1_agreement", "bytes", "cpu_s", "peak_rss_mb")
+
+
+def make(point: Point, seed: int, work: Path) -> Made:
+    """The checkpoint of a point from one draw of rows; one that is finished is taken as it is.
+
+    RuntimeError with the last lines of the run where it fails.
+    """
+    out = work / slug(f"{point.group}-{point.name}") / str(seed)
+    cost = out / "cost.json"
+    if not cost.is_file():
+        shutil.rmtree(out, ignore_errors=True)
+        out.mkdir(parents=True)
+        (out / "recipe.yaml").write_text(json.dumps(recipe(point, seed), indent=1))  # JSON is YAML
+        words = ["run", str(out / "recipe.yaml"), "--model", str(SOURCE)]
+        command = [sys.executable, "-m", "compress.cli", *words, "--out", str(out / "result")]
+        cost.write_text(json.dumps(asdict(run(command, out / "log"))))
+    return Made(out / "result", json.loads(cost.read_text()))
+
+
+def recipe(point: Point, seed: int) -> dict[str, Any]:
+    calibration = {
+        "sources": [{"text": str(CALIBRATION)}],
+        "samples": SAMPLES,
+        "length": LENGTH,
+    }
+    stages = [dict(stage) for stage in point.stages]
+    return {"name": "structure", "seed": seed, "stages": stages, "calibration": calibration}
+
+
+def result_of(made: Made, quality: Mapping[str, float]) -> dict[str, float]:
+    """One seed's numbers. bytes: of the weight files."""
+    sizes = [path.stat().st_size for path in made.out.glob("*.safetensors")]
+    costs = {"cpu_s": made.cost["cpu_s"], "peak_rss_mb": made.cost["peak_rss_bytes"] / 1e6}
+    whole = {**quality, "bytes": float(sum(sizes)), **costs}
+    return {name: round(whole[name], 5) for name in MEASURES}
+
+
+def store(point: Point, made: list[Made]) -> None:
+    qualities = measure(made, MODELS[0])
+    runs = [result_of(one, q) for one, q in zip(made, qualities, strict=True)]
+    found = {
+        **setting("benchmarks.structure.run"),
+        "versions": package_versions(sys.executable, OUR_PACKAGES),
+        "recipe": recipe(point, 0),
+        "perplexity_source": round(qualities[0]["perplexity_source"], 5),
+        "mean": {n: round(statistics.fmean(r[n] for r in runs), 5) for n in MEASURES},
+        "standard_error": {n: round(standard_error([r[n] for r in runs]), 5) for n in MEASURES},
+        "by_seed": runs,
+    }
+    with locked(path_of(point.group)):
+        write(point.group, {**load(point.group), point.name: found})
+    mean = found["mean"]
+    tell(f"{point.label}: {mean['perplexity']:.3f}, KL {mean['kl']:.4f}, {mean['cpu_s']:.0f} s")
+
+
+def wanted(point: Point, names: list[str]) -> bool:
+    """Whether a point is named: "sizes" is a group, "trained/60 %" a point; no names are all."""
+    return not names or point.group in names or point.label in names
+
+
+def tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--points", nargs="+", default=[], metavar="GROUP[/NAME]")
+    parser.add_argument("--work", type=Path, default=REPO / "out" / "structure")
+    parser.add_argument("--again", action="store_true", help="make what is stored again too")
+    options = parser.parse_args()
+    for point in POINTS:
+        if not wanted(point, options.points):
+            continue
+        if options.again or point.name not in load(point.group):
+            try:
+                store(point, [make(point, seed, options.work) for seed in range(point.seeds)])
+            except RuntimeError as error:  # the next points are worth having
+                tell(f"{point.label}: FAILED: {str(error).strip()[-1500:]}")
+
+
+if __name__ == "__main__":
+    main()
