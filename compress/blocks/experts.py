@@ -6,6 +6,7 @@ stacked form never exists.
 """
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +35,8 @@ class ExpertViews(nn.Module):
         uses only what the router chose.
     row_mask: bool [tokens]; rows that are False (padding) are not shown to any expert and give
         zero.
+    kept: int64, the experts that the router knows, in its order; None for all.
+    told: gets the experts and their shares of each token, [tokens, k] each, when it is a list.
     """
 
     def __init__(self, fused: nn.Module) -> None:
@@ -52,10 +55,16 @@ class ExpertViews(nn.Module):
             self.add_module(str(index), _Expert(hidden, double // 2, act, gate_up.dtype))
         self.all_tokens = False
         self.row_mask: Tensor | None = None
+        self.kept: Tensor | None = None
+        self.told: list[tuple[Tensor, Tensor]] | None = None
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """hidden_states: [tokens, hidden]; index and weights: [tokens, k] -> [tokens, hidden]."""
         tokens, chosen = top_k_index.shape
+        if self.kept is not None:
+            top_k_index = self.kept[top_k_index]
+        if self.told is not None:
+            self.told.append((top_k_index, top_k_weights))
         dtype = torch.result_type(hidden_states, top_k_weights)
         slots = hidden_states.new_zeros(tokens * chosen, hidden_states.shape[1], dtype=dtype)
         # Cut once: with all tokens shown, every expert must be seen to read one and the same input.
@@ -100,6 +109,35 @@ def split_experts(block: nn.Module, path: str) -> None:
 def expert_views(block: nn.Module) -> Iterator[ExpertViews]:
     """The mixtures of a loaded block (none in a dense one)."""
     return (module for module in block.modules() if isinstance(module, ExpertViews))
+
+
+def mixture_of(block: nn.Module) -> ExpertViews:
+    """The one mixture of a loaded block that has one."""
+    (views,) = expert_views(block)
+    return views
+
+
+def route_among(block: nn.Module, router: str, kept: Tensor) -> None:
+    """Send tokens of a loaded block to some experts alone, as its router shares them out then.
+
+    router: path of its module. kept: int64, ascending. Experts keep their numbers.
+    """
+    module, views = block.get_submodule(router), mixture_of(block)
+    assert isinstance(module.weight, Tensor), router
+    kept = kept.to(module.weight.device)
+    module.weight = nn.Parameter(module.weight.data[kept], requires_grad=False)
+    views.kept = kept
+
+
+@contextmanager
+def told_routes(views: ExpertViews) -> Iterator[list[tuple[Tensor, Tensor]]]:
+    """While it is open, for each forward which experts every token went to, and their shares:
+    [tokens, k] each."""
+    views.told = []
+    try:
+        yield views.told
+    finally:
+        views.told = None
 
 
 def _check_plain(fused: nn.Module) -> None:

@@ -36,8 +36,8 @@ EDITS: Mapping[str, Edit] = MappingProxyType(
             prune_width.sites,
             prune_width.change,
             prune_width.neutral,
-            "cuts heads, FFN channels and the residual stream, and refits what is left to the"
-            " source's residual stream",
+            "cuts heads, FFN channels, experts and the residual stream, and refits what is left to"
+            " the source's residual stream",
         ),
         "prune_hidden": narrowing_row(
             PruneHiddenConfig,

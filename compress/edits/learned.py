@@ -5,8 +5,8 @@ The pass shows each site what it reads in the edited model and what it should gi
 the edit makes of it in place before it looks at the next. So a site mends what was lost before it.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from math import prod
 from typing import Any, Protocol, TypeVar
 
@@ -18,12 +18,30 @@ from compress.arch.spec import BlockSpec, LinearSpec
 from compress.blocks.live import live_bytes
 from compress.checkpoint.outline import Outline
 from compress.edits.repair.ridge import Affine
+from compress.edits.select.experts import ChooseExperts, asking_bytes
 from compress.report.schema import LinearRepair
 from compress_calibration.moments import Moments
 from compress_calibration.sequences import SequenceAccumulator
 
 Options = TypeVar("Options", contravariant=True)
 WRITERS = ("o", "down")  # roles of what writes to the residual stream
+MOMENTS = 2 << 30  # bytes of sums of the linears of a site; of more linears they are taken in turns
+
+
+def moment_bytes(linear: LinearSpec) -> int:
+    """Of the sums of a linear: gram and cross moments in fp32, of rows to fit and rows held out."""
+    outputs, inputs = linear.shape
+    return 2 * 4 * (inputs**2 + outputs * inputs)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertChoice:
+    """How many experts of a mixture stay, and by what they are chosen. drift: the mixture should
+    bring the edited residual stream to the source's; else give what it gave itself."""
+
+    keep: int
+    choose: ChooseExperts
+    drift: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +49,34 @@ class Site:
     """Linears that are looked at together and changed one by one.
 
     own: each shall give what it gave itself before the change; else what brings the edited residual
-    stream to the source's. Linears of several experts are their own, as no stream is one's alone.
+    stream to the source's. Experts that are not their own make up together for what their mixture
+    lacks, each by its share of a token.
     sequences: whether their inputs are also summed sequence by sequence.
+    experts: of a router, which is then not changed itself but asked which experts stay; later sites
+    of the block are without those that go.
     """
 
     linears: tuple[LinearSpec, ...]
     own: bool = False
     sequences: bool = False
+    experts: ExpertChoice | None = None
+
+    @property
+    def is_mixture(self) -> bool:
+        """Whether its linears are experts that make up for something together."""
+        return not self.own and any(x.expert is not None for x in self.linears)
+
+    def among(self, experts: Collection[int]) -> "Site":
+        """The site without the linears of other experts."""
+        stay = [x for x in self.linears if x.expert is None or x.expert in experts]
+        return replace(self, linears=tuple(stay))
+
+    def turns(self) -> Iterator["Site"]:
+        """The site in parts whose sums fit MOMENTS together; later parts see the earlier changed.
+        Sums of one linear may take more."""
+        each = max(1, MOMENTS // max(map(moment_bytes, self.linears), default=1))
+        for start in range(0, len(self.linears), each):
+            yield replace(self, linears=self.linears[start : start + each])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,11 +96,11 @@ class SiteMoments:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LinearChange:
-    """What a linear becomes. now: with zeros in columns that go. kept: what that says of the block;
-    of experts `ffn` has an entry for this one alone."""
+    """What a linear becomes. now: with zeros in columns that go; None where it is as it was. kept:
+    what that says of the block; of experts `ffn` has an entry for this one alone."""
 
     linear: LinearSpec
-    now: Affine
+    now: Affine | None
     kept: Kept
     fact: LinearRepair
 
@@ -118,7 +157,9 @@ def learned_bytes(source: Outline, dtype: torch.dtype, tokens: int) -> int:
     block = max(source.spec.blocks, key=lambda x: sum(prod(y.shape) for y in x.linears))
     weights = sum(prod(x.shape) for x in block.linears) * dtype.itemsize
     live = live_bytes(source.spec, tokens, dtype.itemsize)
-    writers = [x.shape for x in block.linears if x.role in WRITERS]
-    seen = 2 * 4 * max((k * k + n * k for n, k in writers), default=0)
-    solving = SOLVE_COPIES * 4 * max((k * k for _, k in writers), default=0)
+    writers = [x for x in block.linears if x.role in WRITERS]
+    sums = [sum(moment_bytes(x) for x in writers if x.role == role) for role in WRITERS]
+    most = max(map(moment_bytes, writers), default=0)
+    seen = max(most, min(max(sums), MOMENTS), asking_bytes(source.spec.experts))
+    solving = SOLVE_COPIES * 4 * max((x.shape[1] ** 2 for x in writers), default=0)
     return max(2 * (weights + live) + seen, weights + seen + solving)

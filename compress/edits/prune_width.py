@@ -1,4 +1,4 @@
-"""prune_width: fewer heads and FFN channels in every block, the same number in each.
+"""prune_width: fewer heads, FFN channels and experts in every block, the same number in each.
 
 Which ones go is chosen block by block by what they give (`select`), and what is left is refitted
 (`repair`). Both see the linears that write to the residual stream: `o`, whose columns are heads,
@@ -23,18 +23,19 @@ from compress.arch.spec import BlockSpec, LinearSpec
 from compress.checkpoint.outline import Outline
 from compress.edits.counts import Amount, check_amount, counted_of
 from compress.edits.edit import Edited
-from compress.edits.learned import LinearChange, Site, SiteMoments
+from compress.edits.learned import ExpertChoice, LinearChange, Site, SiteMoments
 from compress.edits.narrowing import BasisKind
 from compress.edits.prune_hidden import PruneHiddenConfig
 from compress.edits.repair.ridge import Affine, refit
 from compress.edits.select import SELECTIONS, magnitude
 from compress.edits.select.evidence import Evidence
+from compress.edits.select.experts import EXPERT_CHOICES
 from compress.edits.select.groups import ALONE, Groups
 from compress.edits.writers import Repair, check_roles, refitted, wanted, writer_sites
 from compress.errors import RecipeError
 
 Select = Literal["obs", "activation", "contribution", "fluctuation", "magnitude"]
-AXES = ("ffn", "heads", "kv_heads")
+AXES = ("ffn", "heads", "kv_heads", "experts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,7 @@ class PruneWidthConfig:
 
     ffn: channels of the MLP, in a mixture of each expert. heads: query heads, spread evenly over
     the groups that share keys and values. kv_heads: such groups, with their query heads.
+    experts: of a mixture; a token still goes to as many of them.
     hidden, basis: of the residual stream, see `prune_hidden`, which is a pass of its own.
     multiple_of: what shares of channels are rounded down to a multiple of; those of heads are to
     one of the groups that stay. select: by what is chosen. repair: what is refitted.
@@ -51,6 +53,7 @@ class PruneWidthConfig:
     ffn: Amount | None = None
     heads: Amount | None = None
     kv_heads: Amount | None = None
+    experts: Amount | None = None
     hidden: Amount | None = None
     basis: BasisKind | None = None
     multiple_of: int = 1
@@ -64,7 +67,12 @@ class PruneWidthConfig:
             raise RecipeError(f"multiple_of is {self.multiple_of}; it is 1 or more")
         if not self.cuts_blocks and self.hidden is None:
             raise RecipeError(
-                "ffn, heads, kv_heads and hidden are missing; name one that is to be cut"
+                "ffn, heads, kv_heads, experts and hidden are missing; name one that is to be cut"
+            )
+        if self.experts is not None and self.select not in EXPERT_CHOICES:
+            raise RecipeError(
+                f"select is {self.select}, which says nothing of experts; with experts it is one of"
+                f" {', '.join(EXPERT_CHOICES)}"
             )
         if self.basis is not None and self.hidden is None:
             raise RecipeError("basis is that of hidden, which is missing; give it, or leave both")
@@ -98,11 +106,14 @@ def shape_of(sizes: BlockSizes, config: PruneWidthConfig) -> Shape:
     if heads is None and kv_heads is not None:
         heads = group * kv_heads
     ffn = _counted("ffn", config, channels, config.multiple_of)
-    return Shape(ffn=ffn, heads=heads, kv_heads=kv_heads)
+    experts = _counted("experts", config, sizes.experts)
+    return Shape(ffn=ffn, heads=heads, kv_heads=kv_heads, experts=experts)
 
 
 def _counted(name: str, config: PruneWidthConfig, there: int, multiple: int = 1) -> int | None:
     amount = getattr(config, name)
+    if amount is not None and not there:
+        raise RecipeError(f"{name} is {amount}; the model is no mixture of {name}, so leave it out")
     return None if amount is None else counted_of(name, amount, there, multiple)
 
 
@@ -122,7 +133,9 @@ def sites(block: BlockSpec, config: PruneWidthConfig) -> Iterator[Site]:
     heads = config.heads is not None or config.kv_heads is not None
     cut = (("o",) if heads else ()) + (("down",) if config.ffn is not None else ())
     sequences = "sequences" in SELECTIONS[config.select].wants
-    yield from writer_sites(block, cut, config.repair, sequences=sequences)
+    keep, drift = shape_of(block.sizes, config).experts, config.repair == "drift"
+    fewer = None if keep is None else ExpertChoice(keep, EXPERT_CHOICES[config.select], drift)
+    yield from writer_sites(block, cut, config.repair, sequences=sequences, experts=fewer)
 
 
 def change(

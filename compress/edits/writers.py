@@ -14,7 +14,7 @@ from torch import Tensor
 
 from compress.arch.families.table import FAMILIES
 from compress.arch.spec import BlockSpec, DecoderSpec, LinearSpec
-from compress.edits.learned import WRITERS, Site, SiteMoments
+from compress.edits.learned import WRITERS, ExpertChoice, Site, SiteMoments
 from compress.edits.repair.ridge import Affine, Refit, refit, remainder
 from compress.errors import CheckpointError
 from compress.report.schema import LinearRepair
@@ -25,18 +25,28 @@ UNSEEN = "too few tokens reached the expert to repair it"
 
 
 def writer_sites(
-    block: BlockSpec, cut: Collection[str], repair: Repair, *, sequences: bool = False
+    block: BlockSpec,
+    cut: Collection[str],
+    repair: Repair,
+    *,
+    sequences: bool = False,
+    experts: ExpertChoice | None = None,
 ) -> Iterator[Site]:
     """Attention's output, then the MLP's, as far as something becomes of them.
 
     cut: roles that lose columns. sequences: see `Site`. Experts are all looked at together, each
-    held to itself: no residual stream is one expert's alone.
+    held to itself, as no residual stream is one expert's alone. Where some of them go (`experts`),
+    they are chosen in between, and those that stay are held to the stream together.
     """
     for role in WRITERS:
         linears = tuple(x for x in block.linears if x.role == role)
         routed = any(x.expert is not None for x in linears)
-        if role in cut or (repair == "drift" and not routed):
-            yield Site(linears, own=repair != "drift" or routed, sequences=sequences)
+        fewer = routed and experts is not None
+        if fewer:
+            yield Site(tuple(x for x in block.linears if x.role == "router"), experts=experts)
+        together = repair == "drift" and (fewer or not routed)
+        if role in cut or together:
+            yield Site(linears, own=not together, sequences=sequences)
 
 
 def wanted(now: Affine, seen: SiteMoments) -> SiteMoments:

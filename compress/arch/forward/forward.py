@@ -100,6 +100,24 @@ class ForwardSpec:
         return self.windows.index(self.layers[layer].window)
 
 
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """How the router of a mixture shares a token out: by a softmax over all experts, to those with
+    the largest shares.
+
+    chosen: how many these are. normalised: their shares are scaled to add up to 1.
+    """
+
+    chosen: int
+    normalised: bool
+
+
+def routing_of(config: Mapping[str, Any], spec: DecoderSpec) -> Routing:
+    """Of a mixture of a family that is in the tables. config: config.json."""
+    row, text = FORWARDS[spec.family], config_at(config, spec.text_config)
+    return Routing(_experts(row, text, spec), _normalised(row, text))
+
+
 def describe_forward(config: Mapping[str, Any], spec: DecoderSpec) -> ForwardSpec:
     """How the decoder of a checkpoint computes. config: config.json. spec: as `describe` gave it.
 
@@ -131,7 +149,7 @@ def describe_forward(config: Mapping[str, Any], spec: DecoderSpec) -> ForwardSpe
         embedding_scale=spec.hidden**0.5 if row.scaled_embedding else 1.0,
         final_softcap=None if row.final_softcap is None else optional(text, *row.final_softcap),
         experts_per_token=_experts(row, text, spec),
-        norm_topk=row.norm_topk is not None and flag(text, *row.norm_topk),
+        norm_topk=_normalised(row, text),
     )
 
 
@@ -206,3 +224,7 @@ def _experts(row: Forward, text: Mapping[str, Any], spec: DecoderSpec) -> int:
     if chosen > experts:
         raise refuse("num_experts_per_tok", chosen, f"there are {experts} experts")
     return chosen
+
+
+def _normalised(row: Forward, text: Mapping[str, Any]) -> bool:
+    return row.norm_topk is not None and flag(text, *row.norm_topk)

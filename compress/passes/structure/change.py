@@ -1,6 +1,6 @@
 """What becomes of one block: its sites are changed in place one after the other, then it is cut."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -9,20 +9,22 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from compress.arch.resize.cut import cut, cut_name
+from compress.arch.resize.cut import Kept, cut, cut_name
 from compress.arch.spec import BlockSpec, LinearSpec
+from compress.blocks.experts import route_among
 from compress.blocks.linear import linear_bias, linear_weight, set_linear_weight
 from compress.blocks.walk import LoadedBlock
 from compress.checkpoint.shards.dtypes import TORCH_DTYPES
 from compress.edits import EDITS
-from compress.edits.learned import BySite, LinearChange, joined
+from compress.edits.learned import BySite, ExpertChoice, LinearChange, Site, joined
 from compress.edits.repair.ridge import Affine
 from compress.formats import Weights
 from compress.passes.context import PassContext, block_tensors, record_unit
 from compress.passes.edit import WRITTEN
-from compress.passes.ranks import decided
+from compress.passes.ranks import Ranks, decided
 from compress.passes.structure.chains import Chains, advance_source, load
 from compress.passes.structure.files import FACTS
+from compress.passes.structure.mixture import expert_fact, look_at_experts, observe_mixture
 from compress.passes.structure.observe import Pair, is_plain, observe
 from compress.passes.structure.tokens import ReadsModel
 from compress.plan.passes import PassPlan
@@ -95,16 +97,34 @@ def rebuilt(each: ChangesBlocks, chains: Chains, turn: int) -> Rebuilt:
 def changed(each: ChangesBlocks, pair: Pair, config: Any) -> Iterator[LinearChange]:
     """Change the linears of the edited block site by site, in place."""
     work, block = each.work, pair.edited.spec
+    experts: Collection[int] = range(block.sizes.experts)
     for site in each.learned.sites(block, config):
-        if pair.plain and all(x.role == "down" for x in site.linears):
+        if pair.plain and all(x.role in ("router", "down") for x in site.linears):
             pair.source.free()  # its stored outputs say all that is asked
-        seen = observe(pair, site, work.ranks)
-        for linear in site.linears:
-            now = _as_is(pair.edited.module, linear)
-            of_it = replace(seen.pop(linear.name), producers=_producers(pair.edited, linear))
-            parts = (block, linear, now, of_it, config)
-            change = decided(work.ranks, partial(each.learned.change, *parts))
-            yield _in_place(work, pair.edited.module, linear, change)
+        if site.experts is not None:
+            choice = _experts_in_place(pair, site, site.experts, work.ranks)
+            assert choice.kept.experts is not None, "no expert stays"
+            experts = choice.kept.experts.tolist()
+            yield choice
+            continue
+        for turn in site.among(experts).turns():
+            seen = (observe_mixture if turn.is_mixture else observe)(pair, turn, work.ranks)
+            for linear in turn.linears:
+                now = _as_is(pair.edited.module, linear)
+                of_it = replace(seen.pop(linear.name), producers=_producers(pair.edited, linear))
+                parts = (block, linear, now, of_it, config)
+                change = decided(work.ranks, partial(each.learned.change, *parts))
+                yield _in_place(work, pair.edited.module, linear, change)
+
+
+def _experts_in_place(pair: Pair, site: Site, choice: ExpertChoice, ranks: Ranks) -> LinearChange:
+    """The choice of the experts that stay; from now on the edited block knows no others."""
+    (router,) = site.linears
+    seen = look_at_experts(pair, router, ranks, drift=choice.drift)
+    kept = decided(ranks, partial(choice.choose, seen, choice.keep))
+    fact = expert_fact(router, seen, kept)
+    route_among(pair.edited.module, router.module, kept)
+    return LinearChange(router, None, Kept(experts=kept.cpu()), fact)
 
 
 def _producers(block: LoadedBlock, linear: LinearSpec) -> tuple[Tensor, ...]:
@@ -128,6 +148,7 @@ def _in_place(
     work: ReadsModel, module: nn.Module, linear: LinearSpec, change: LinearChange
 ) -> LinearChange:
     """The change with the values that the checkpoint will hold; the block computes with them."""
+    assert change.now is not None, "an edit says what a linear becomes"
     stored = TORCH_DTYPES[work.weights.checkpoint.tensors[linear.tensor].dtype]
     bias = change.now.bias
     now = Affine(change.now.weight.to(stored), None if bias is None else bias.to(stored))
@@ -147,8 +168,9 @@ def cut_block(
     kept = joined([change.kept for change in changes])
     after: dict[str, Tensor] = {}
     for change in changes:
-        linear = change.linear
-        weight = change.now.weight
+        if change.now is None:
+            continue
+        linear, weight = change.linear, change.now.weight
         after[linear.tensor] = weight.t() if linear.transposed else weight
         if change.now.bias is not None:
             after[f"{linear.name}.bias"] = change.now.bias

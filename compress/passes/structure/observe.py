@@ -37,7 +37,7 @@ class Pair:
 
 def is_plain(block: LoadedBlock) -> bool:
     """Whether the block adds what attention and MLP give to its residual stream as they give it."""
-    attention, mlp = _writers(block.spec)
+    attention, mlp = writers(block.spec)
     entering = next(block.inputs())
     with torch.no_grad(), calls(block.module, [attention, mlp]) as seen:
         out = block.run(entering)
@@ -45,7 +45,7 @@ def is_plain(block: LoadedBlock) -> bool:
     return bool((out - written).norm() <= PLAIN * out.norm())
 
 
-def _writers(block: BlockSpec) -> tuple[str, str]:
+def writers(block: BlockSpec) -> tuple[str, str]:
     """Paths of the output of attention and of the MLP; of a mixture the module with the router."""
     by_role = {linear.role: linear for linear in block.linears}
     router = by_role.get("router")
@@ -54,13 +54,17 @@ def _writers(block: BlockSpec) -> tuple[str, str]:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Sums:
+class Sums:
     """What is summed of a linear: moments of rows to fit by and of rows held out, and its inputs
     sequence by sequence where the site asks."""
 
     fit: MomentsAccumulator
     held: MomentsAccumulator
     sequences: SequenceAccumulator | None
+
+    def of(self, pair: Pair, batch: int) -> MomentsAccumulator:
+        """The sums that a batch belongs to."""
+        return self.held if batch >= pair.chains.held else self.fit
 
     def over(self, ranks: Ranks) -> SiteMoments:
         """What all ranks have seen."""
@@ -78,47 +82,40 @@ def observe(pair: Pair, site: Site, ranks: Ranks) -> dict[str, SiteMoments]:
 
     The site of the MLP is held to what the source's stored states behind the block are.
     """
-    sums = {x.name: _sums(x, site, pair.edited.skeleton.device) for x in site.linears}
+    sums = {x.name: sums_of(x, site, pair.edited.skeleton.device) for x in site.linears}
     for batch, entering in zip(pair.chains.batches, pair.edited.inputs(), strict=True):
-        is_held = batch.index >= pair.chains.held
         if site.own:
-            _add_inputs(pair.edited, site, entering, sums, is_held=is_held)
+            _add_inputs(pair, site, entering, sums)
             continue
         (linear,) = site.linears
         each = sums[linear.name]
-        x, y = _missing(pair, linear, entering)
+        x, _, y = missing(pair, linear.module, entering, last=linear.role == "down")
         if each.sequences is not None:
             each.sequences.add(x, entering.mask)
         real = slice(None) if entering.mask is None else entering.mask.to(x.device)
-        moments = each.held if is_held else each.fit
-        moments.add(x[real].flatten(0, -2), y[real].flatten(0, -2))
+        each.of(pair, batch.index).add(x[real].flatten(0, -2), y[real].flatten(0, -2))
     return {name: each.over(ranks) for name, each in sums.items()}
 
 
-def _sums(linear: LinearSpec, site: Site, device: str) -> _Sums:
+def sums_of(linear: LinearSpec, site: Site, device: str) -> Sums:
+    """Empty sums of a linear."""
     outputs, inputs = linear.shape
     fit, held = (
         MomentsAccumulator.create(linear.name, inputs, outputs, device=device) for _ in range(2)
     )
     if not site.sequences:
-        return _Sums(fit, held, None)
-    return _Sums(fit, held, SequenceAccumulator.create(linear.name, inputs, device=device))
+        return Sums(fit, held, None)
+    return Sums(fit, held, SequenceAccumulator.create(linear.name, inputs, device=device))
 
 
-def _add_inputs(
-    block: LoadedBlock,
-    site: Site,
-    entering: BlockInput,
-    sums: Mapping[str, _Sums],
-    *,
-    is_held: bool,
-) -> None:
+def _add_inputs(pair: Pair, site: Site, entering: BlockInput, sums: Mapping[str, Sums]) -> None:
     """Of linears that are held to themselves: nothing is missing of what they give."""
+    block = pair.edited
     names = {linear.shared_input: linear.name for linear in site.linears}
 
     def add(key: str, x: Tensor) -> None:
         each = sums[names[key]]
-        moments = each.held if is_held else each.fit
+        moments = each.of(pair, entering.index)
         moments.add(x, x.new_zeros(()).expand(len(x), moments.sums.cross.shape[1]))
         if each.sequences is not None and len(x):
             each.sequences.add(x[None])  # of a batch, as rows behind a router are not in order
@@ -127,23 +124,24 @@ def _add_inputs(
     collect(block.module, site.linears, run, add, mask=entering.mask, stop_after_last=True)
 
 
-def _missing(pair: Pair, linear: LinearSpec, entering: BlockInput) -> tuple[Tensor, Tensor]:
-    """What a linear reads in the edited block, [rows, length, K], and what it lacks, [.., N]."""
-    read, gave, out = _run(pair.edited, linear, entering)
-    source, index, onto = pair.source, entering.index, pair.chains.onto
-    if pair.plain and linear.role == "down":
-        stored = source.target.read(index, 0, len(out)).to(out.device)
-        return read, onto(stored) - out.float()
-    before = source.input(index)
-    _, wanted, _ = _run(source, linear, before)
-    lacks = onto(wanted) - gave.float()
-    return read, lacks + (onto(before.hidden) - entering.hidden.float() if pair.plain else 0)
-
-
-def _run(
-    block: LoadedBlock, linear: LinearSpec, entering: BlockInput
+def missing(
+    pair: Pair, path: str, entering: BlockInput, *, last: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What a linear reads and gives, and what its block gives."""
-    with torch.no_grad(), calls(block.module, [linear.module]) as seen:
+    """What a module reads in the edited block, [rows, length, K], what it gives, and what it lacks,
+    [rows, length, N] each. last: whether it is what the block writes last."""
+    read, gave, out = _run(pair.edited, path, entering)
+    source, index, onto = pair.source, entering.index, pair.chains.onto
+    if pair.plain and last:
+        stored = source.target.read(index, 0, len(out)).to(out.device)
+        return read, gave, onto(stored) - out.float()
+    before = source.input(index)
+    _, wanted, _ = _run(source, path, before)
+    lacks = onto(wanted) - gave.float()
+    return read, gave, lacks + (onto(before.hidden) - entering.hidden.float() if pair.plain else 0)
+
+
+def _run(block: LoadedBlock, path: str, entering: BlockInput) -> tuple[Tensor, Tensor, Tensor]:
+    """What a module reads and gives, and what its block gives."""
+    with torch.no_grad(), calls(block.module, [path]) as seen:
         out = block.run(entering)
-    return *seen[linear.module], out
+    return *seen[path], out

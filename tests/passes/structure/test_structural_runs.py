@@ -188,7 +188,7 @@ def test_killed_anywhere_it_goes_on_to_the_same_bytes(
         ({"ffn": 97}, "stages[0].ffn: is 97; the source has 96"),
         ({"ffn": 0.1, "multiple_of": 64}, "of the source's 96 that is less than 64"),
         ({"heads": 3}, "heads: is 3; with kv_heads 2 it must be 2 or 4"),
-        ({}, "ffn, heads, kv_heads and hidden are missing"),
+        ({}, "ffn, heads, kv_heads, experts and hidden are missing"),
         ({"ffn": 8, "targets": ["*"]}, "unknown key 'targets'"),
         ({"ffn": 8, "select": "obz"}, "is 'obz'; allowed: obs"),
     ],
