@@ -1,6 +1,6 @@
 """The stored points as tables.
 
-    python -m benchmarks.structure.table [GROUP ...]
+python -m benchmarks.structure.table [GROUP ...]
 """
 
 import argparse

@@ -10,6 +10,7 @@ from compress.distill.head import CHUNK_ELEMENTS
 from compress.distill.optimizer import OptimizerName
 
 FP32 = 4
+LOGITS = 1 << 24  # numbers of them at once, where gradients are taken and a row has no more; 64 MiB
 # What autograd keeps of a token in a block, in numbers: so many times the hidden size, once and for
 # each norm; the width of all queries; the inner width. Chosen experts keep their inputs and outputs
 # besides. Against what it kept of tiny models of 10 families and of tale-6m: 4 % less (gemma2) to
@@ -82,6 +83,16 @@ def block_bytes(
     """Of scope "block", for the largest of them; the teacher's block is freed by then."""
     every = [_of_block(student, block, batch, optimizer) for block in student.spec.blocks]
     return max(every, key=lambda needs: needs.total)
+
+
+def gradient_bytes(model: Outline, length: int) -> int:
+    """Of gradients of all linears, a few rows of `length` tokens at a time: weights and gradients
+    in fp32, what backward needs, and the logits of those rows three times."""
+    shapes = [x.shape for x in model.spec.linears()]
+    logits = max(LOGITS, length * model.spec.vocab)
+    batch = MicroBatch(max(1, logits // (length * model.spec.vocab)), length)
+    needs = model_bytes(model, shapes, batch)
+    return needs.weights + needs.gradients + needs.activations + 3 * FP32 * logits
 
 
 def all_shapes(student: Outline) -> list[tuple[int, ...]]:

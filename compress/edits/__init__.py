@@ -8,6 +8,7 @@ from compress.edits import cast, distill, prune, prune_depth, prune_hidden, prun
 from compress.edits.cast import CastConfig
 from compress.edits.distill import DistillConfig
 from compress.edits.edit import ByTraining, Edit, learned_row, narrowing_row, row
+from compress.edits.learned import BySite
 from compress.edits.prune import PruneConfig
 from compress.edits.prune_depth import PruneDepthConfig
 from compress.edits.prune_hidden import PruneHiddenConfig
@@ -30,12 +31,15 @@ EDITS: Mapping[str, Edit] = MappingProxyType(
             untie.held,
             "gives a model whose output head is the embedding a head of its own",
         ),
-        "prune_width": learned_row(
+        "prune_width": Edit(
             PruneWidthConfig,
             prune_width.plan,
-            prune_width.sites,
-            prune_width.change,
-            prune_width.neutral,
+            BySite(
+                prune_width.sites,
+                prune_width.change,
+                prune_width.neutral,
+                prune_width.by_gradients,
+            ),
             "cuts heads, FFN channels, experts and the residual stream, and refits what is left to"
             " the source's residual stream",
         ),

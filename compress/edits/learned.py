@@ -5,7 +5,7 @@ The pass shows each site what it reads in the edited model and what it should gi
 the edit makes of it in place before it looks at the next. So a site mends what was lost before it.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from math import prod
 from typing import Any, Protocol, TypeVar
@@ -85,13 +85,15 @@ class SiteMoments:
     give beside what it gives now (y, [tokens, N]). Over the rows to fit by, and those held out.
 
     sequences: sums of x by sequence, where the site asks for them. producers: weights [K, *] in the
-    edited block whose row c makes channel c of x, as far as they lie row by row.
+    edited block whose row c makes channel c of x, as far as they lie row by row. changes: of the
+    loss without each channel, see `Evidence`; where the edit asks for gradients.
     """
 
     fit: Moments
     held: Moments
     sequences: SequenceAccumulator | None = None
     producers: tuple[Tensor, ...] = ()
+    changes: tuple[Tensor, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -125,13 +127,28 @@ class Neutral(Protocol[Options]):
     def __call__(self, config: Options) -> Any: ...
 
 
+def _never(config: Any) -> bool:
+    return False
+
+
 @dataclass(frozen=True, slots=True)
 class BySite:
-    """The functions of an edit that looks at data."""
+    """The functions of an edit that looks at data. by_gradients: whether its options ask for the
+    gradients of the whole model, before the first block is changed."""
 
     sites: FindSites[Any]
     change: ChangeLinear[Any]
     neutral: Neutral[Any]
+    by_gradients: Callable[[Any], bool] = _never
+
+
+def producers_of(block: BlockSpec, linear: LinearSpec) -> list[LinearSpec]:
+    """What makes the channels that a writer reads, as far as they lie row by row: one row, or with
+    gate and up in one matrix two, for each channel; q, k and v in one matrix do not."""
+    sizes = block.sizes
+    roles = ("q", "k", "v") if sizes.heads == sizes.kv_heads else ("q",)
+    roles = ("gate", "up", "gate_up") if linear.role == "down" else roles
+    return [x for x in block.linears if x.role in roles and x.expert == linear.expert]
 
 
 def joined(parts: Sequence[Kept]) -> Kept:

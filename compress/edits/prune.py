@@ -19,12 +19,14 @@ from compress.edits import prune_width
 from compress.edits.counts import Amount, check_amount
 from compress.edits.edit import Edited
 from compress.edits.learned import LinearChange, Site, SiteMoments
-from compress.edits.prune_width import PruneWidthConfig, Select
+from compress.edits.prune_width import PruneWidthConfig
 from compress.edits.repair.ridge import Affine
 from compress.edits.writers import Repair, check_roles, refitted, wanted, writer_sites
 from compress.errors import RecipeError
 
 Axis = Literal["ffn", "heads", "kv_heads", "layers"]
+# Without taylor, whose gradients of the whole model every size that is tried would ask for.
+SearchedSelect = Literal["obs", "activation", "contribution", "fluctuation", "magnitude"]
 WIDTHS = ("ffn", "heads", "kv_heads")
 MEASURES = ("params", "bytes", "kv_bytes_per_token")
 
@@ -88,7 +90,7 @@ class PruneConfig:
     budget: SizeBudget | None = None
     axes: tuple[Axis, ...] = ("ffn", "heads", "layers")
     multiple_of: int = 1
-    select: Select = "obs"
+    select: SearchedSelect = "obs"
     repair: Repair = "drift"
     sizes: PrunedSizes | None = None
 

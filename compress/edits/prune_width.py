@@ -34,7 +34,7 @@ from compress.edits.select.groups import ALONE, Groups
 from compress.edits.writers import Repair, check_roles, refitted, wanted, writer_sites
 from compress.errors import RecipeError
 
-Select = Literal["obs", "activation", "contribution", "fluctuation", "magnitude"]
+Select = Literal["obs", "activation", "contribution", "fluctuation", "taylor", "magnitude"]
 AXES = ("ffn", "heads", "kv_heads", "experts")
 
 
@@ -191,7 +191,9 @@ def _of(whole: SiteMoments, columns: Tensor) -> SiteMoments:
         some = (sequences.total[columns], sequences.square[columns])
         sequences = replace(sequences, total=some[0], square=some[1])
     producers = tuple(weight[columns] for weight in whole.producers)
-    return SiteMoments(whole.fit.of(columns), whole.held.of(columns), sequences, producers)
+    changes = tuple(each[columns] for each in whole.changes)
+    fit, held = whole.fit.of(columns), whole.held.of(columns)
+    return SiteMoments(fit, held, sequences, producers, changes)
 
 
 def _select(
@@ -205,8 +207,13 @@ def _select(
         # An expert that hardly a token was sent to: its weights alone say something.
         return magnitude.choose(Evidence(now.weight, whole.producers), groups, keep)
     best = refit(whole.fit, whole.held, now).linear if repaired else now
-    seen = Evidence(best.weight, whole.producers, moments, whole.sequences)
+    seen = Evidence(best.weight, whole.producers, moments, whole.sequences, whole.changes)
     return SELECTIONS[config.select].choose(seen, groups, keep)
+
+
+def by_gradients(config: PruneWidthConfig) -> bool:
+    """Whether the choice looks at gradients of the whole model."""
+    return "gradients" in SELECTIONS[config.select].wants
 
 
 def neutral(config: PruneWidthConfig) -> PruneWidthConfig:

@@ -22,6 +22,11 @@ class Work:
     grams: float = 0.0
     solves: float = 0.0
 
+    def __add__(self, other: "Work") -> "Work":
+        return Work(
+            self.products + other.products, self.grams + other.grams, self.solves + other.solves
+        )
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EditSize:

@@ -10,6 +10,7 @@ _SHOWN = {
     HEAD: "output head",
     IDENTITY: "identity at zero compression",
     "calibration": "calibration tokens",
+    "gradients": "gradients of the whole model",
     "basis": "basis of the residual stream",
 }
 

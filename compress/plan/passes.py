@@ -10,6 +10,7 @@ import torch
 
 from compress.checkpoint import ShardLayout
 from compress.checkpoint.outline import Outline, outline_from
+from compress.distill.memory import gradient_bytes
 from compress.edits import EDITS
 from compress.edits.distill import training_bytes
 from compress.edits.edit import ByTraining
@@ -92,7 +93,11 @@ def edit_size(
         of_pass = narrowing_bytes if isinstance(work, ByBasis) else learned_bytes
         most = of_pass(source, dtype, rows * data.length)
         counts = narrowing_work if isinstance(work, ByBasis) else learned_work
-        counted = counts(source, data.samples * data.length)
+        tokens = data.samples * data.length
+        counted = counts(source, tokens)
+        if isinstance(work, BySite) and work.by_gradients(stage.config):
+            most = max(most, gradient_bytes(source, data.length))
+            counted += training_work(source, source, tokens, 0, head=True)
         return EditSize(planned.label, source, most, counted)
     if isinstance(work, ByTraining):
         most = training_bytes(source, given, stage.config, data)

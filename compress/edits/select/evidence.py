@@ -17,12 +17,12 @@ class Evidence:
 
     weight: [N, K], of the linear that reads the channels (`down`, `o`). producers: weights [K, *]
     whose row c makes channel c (`gate` and `up`; `q`, and `k` and `v` where they go with it).
-    gradients: of the loss, for weight and each of the producers, in their shapes. What a selection
-    does not want (`Criterion.wants`) may be None or empty.
+    changes: of the loss without each channel, to first order, for weight and each of the producers,
+    fp64 [K]. What a selection does not want (`Criterion.wants`) may be None or empty.
     """
 
     weight: Tensor
     producers: tuple[Tensor, ...] = ()
     moments: Moments | None = None
     sequences: SequenceAccumulator | None = None
-    gradients: tuple[Tensor, ...] = ()
+    changes: tuple[Tensor, ...] = ()

@@ -3,13 +3,11 @@
 LLM-Pruner: on the structural pruning of large language models. Ma, Fang, Wang 2023,
 https://arxiv.org/abs/2305.11627
 
-Without the weights w the loss changes by gradient · w to first order. LLM-Pruner looks at it of a
-vector, the weights of one matrix that go with one channel, |Σ gradient · w|, or of each weight,
-Σ |gradient · w|; vectors are the default here. A group's score is the sum over its channels and
-over the matrices (the authors' `sum`).
+Without the weights w the loss changes by gradient · w to first order. Of a channel LLM-Pruner looks
+at the vectors that go with it, one in each matrix: |Σ gradient · w|. A group's score is the sum
+over its channels and over the matrices (the authors' `sum`). Left out: the second order, and the
+score of each weight for itself, which are options of the authors.
 """
-
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -17,19 +15,19 @@ from torch import Tensor
 from compress.edits.select.evidence import Evidence
 from compress.edits.select.groups import Groups
 
-Unit = Literal["vector", "weight"]
+
+def change_of_loss(weight: Tensor, gradient: Tensor) -> Tensor:
+    """What the loss would change by without each row, to first order: fp64 [K].
+
+    weight, gradient: [K, *], a row for each channel.
+    """
+    return (weight.double() * gradient.double()).sum(dim=1)
 
 
-def scores(seen: Evidence, groups: Groups, *, of: Unit = "vector") -> Tensor:
+def scores(seen: Evidence, groups: Groups) -> Tensor:
     """fp64 [groups]."""
-    weights = (seen.weight.T, *seen.producers)
-    assert len(seen.gradients) == len(weights), "taylor looks at a gradient of every weight"
-    gradients = (seen.gradients[0].T, *seen.gradients[1:])
-    channels = torch.zeros(seen.weight.shape[1], dtype=torch.float64, device=seen.weight.device)
-    for weight, gradient in zip(weights, gradients, strict=True):
-        changes = weight.double() * gradient.double()  # [K, *]
-        channels += changes.sum(dim=1).abs() if of == "vector" else changes.abs().sum(dim=1)
-    return groups.rows(channels).sum(dim=1)
+    assert seen.changes, "taylor looks at what the loss would change by"
+    return groups.rows(torch.stack(seen.changes).abs().sum(dim=0)).sum(dim=1)
 
 
 def choose(seen: Evidence, groups: Groups, keep: int) -> Tensor:

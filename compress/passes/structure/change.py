@@ -1,7 +1,7 @@
 """What becomes of one block: its sites are changed in place one after the other, then it is cut."""
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,7 +16,14 @@ from compress.blocks.linear import linear_bias, linear_weight, set_linear_weight
 from compress.blocks.walk import LoadedBlock
 from compress.checkpoint.shards.dtypes import TORCH_DTYPES
 from compress.edits import EDITS
-from compress.edits.learned import BySite, ExpertChoice, LinearChange, Site, joined
+from compress.edits.learned import (
+    BySite,
+    ExpertChoice,
+    LinearChange,
+    Site,
+    joined,
+    producers_of,
+)
 from compress.edits.repair.ridge import Affine
 from compress.formats import Weights
 from compress.passes.context import PassContext, block_tensors, record_unit
@@ -24,6 +31,7 @@ from compress.passes.edit import WRITTEN
 from compress.passes.ranks import Ranks, decided
 from compress.passes.structure.chains import Chains, advance_source, load
 from compress.passes.structure.files import FACTS
+from compress.passes.structure.gradients import Changes
 from compress.passes.structure.mixture import expert_fact, look_at_experts, observe_mixture
 from compress.passes.structure.observe import Pair, is_plain, observe
 from compress.passes.structure.tokens import ReadsModel
@@ -39,16 +47,21 @@ class ChangesBlocks(Protocol):
     def planned(self) -> PassPlan: ...
     @property
     def learned(self) -> BySite: ...
+    @property
+    def changes(self) -> Changes:
+        """Of the loss, where the edit asks for gradients."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LearnedPass:
-    """What the pass works with. source: the recipe's, which the chain beside it is of."""
+    """What the pass works with. source: the recipe's, which the chain beside it is of. changes: of
+    the loss without each channel, where the edit asks for gradients."""
 
     work: PassContext
     planned: PassPlan
     source: Weights
     folder: Path
+    changes: Changes = field(default_factory=dict)
 
     @property
     def learned(self) -> BySite:
@@ -111,7 +124,11 @@ def changed(each: ChangesBlocks, pair: Pair, config: Any) -> Iterator[LinearChan
             seen = (observe_mixture if turn.is_mixture else observe)(pair, turn, work.ranks)
             for linear in turn.linears:
                 now = _as_is(pair.edited.module, linear)
-                of_it = replace(seen.pop(linear.name), producers=_producers(pair.edited, linear))
+                of_it = replace(
+                    seen.pop(linear.name),
+                    producers=_producers(pair.edited, linear),
+                    changes=each.changes.get(linear.name, ()),
+                )
                 parts = (block, linear, now, of_it, config)
                 change = decided(work.ranks, partial(each.learned.change, *parts))
                 yield _in_place(work, pair.edited.module, linear, change)
@@ -128,13 +145,8 @@ def _experts_in_place(pair: Pair, site: Site, choice: ExpertChoice, ranks: Ranks
 
 
 def _producers(block: LoadedBlock, linear: LinearSpec) -> tuple[Tensor, ...]:
-    """Weights [K, *] whose row c makes channel c of what a linear reads, as far as they lie row by
-    row; q, k and v in one matrix do not."""
-    sizes = block.spec.sizes
-    roles = ("q", "k", "v") if sizes.heads == sizes.kv_heads else ("q",)
-    roles = ("gate", "up", "gate_up") if linear.role == "down" else roles
-    found = [x for x in block.spec.linears if x.role in roles and x.expert == linear.expert]
-    weights = [linear_weight(block.module, x) for x in found]
+    """Weights [K, *] whose row c makes channel c of what a linear reads."""
+    weights = [linear_weight(block.module, x) for x in producers_of(block.spec, linear)]
     return tuple(part for weight in weights for part in torch.split(weight, linear.shape[1]))
 
 

@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from compress.checkpoint import disk
+from compress.edits import EDITS
+from compress.edits.learned import BySite
 from compress.passes.journal import CALIBRATION, CHOSEN
 from compress.passes.units import EMBED, HEAD, IDENTITY, OUTSIDE, block_unit
 from compress.plan.passes import PassPlan
@@ -13,6 +15,7 @@ from compress.report.schema import LinearRepair
 
 FACTS = "facts"  # key of a block's record: lines of the report about its linears
 SOURCE, EDITED = "source", "edited"  # the two chains
+GRADIENTS = "gradients"  # the unit that takes those of the whole model
 BASIS = "basis"  # the unit that finds what stays of the residual stream
 
 
@@ -37,9 +40,17 @@ def make_working(partial: Path) -> Path:
 def learned_units(planned: PassPlan) -> list[str]:
     """All units of the pass in order."""
     blocks = [block_unit(block.index) for block in planned.result.spec.blocks]
+    before = [CALIBRATION, *([GRADIENTS] if by_gradients(planned) else []), IDENTITY]
     if planned.narrows:
-        return [CALIBRATION, IDENTITY, BASIS, OUTSIDE, EMBED, *blocks, HEAD]
-    return [CALIBRATION, IDENTITY, OUTSIDE, EMBED, *blocks]
+        return [*before, BASIS, OUTSIDE, EMBED, *blocks, HEAD]
+    return [*before, OUTSIDE, EMBED, *blocks]
+
+
+def by_gradients(planned: PassPlan) -> bool:
+    """Whether the pass looks at the gradients of the whole model."""
+    stage = planned.stage
+    work = None if stage is None else EDITS[stage.method].work
+    return stage is not None and isinstance(work, BySite) and work.by_gradients(stage.config)
 
 
 def basis_path(folder: Path, name: str) -> Path:

@@ -7,15 +7,27 @@ read in the result. Memory holds a block of each chain, and the moments of a sit
 
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from functools import partial
+from typing import Any
+
+from torch import Tensor
 
 from compress.arch.resize.cut import Kept, cut_name
 from compress.events import Event
 from compress.passes.context import block_tensors, record_unit
 from compress.passes.copying import copy
+from compress.passes.ranks import decided
 from compress.passes.structure.chains import Chains, embed, open_chains
 from compress.passes.structure.change import LearnedPass, rebuilt, record_written
-from compress.passes.structure.files import learned_units, make_working, remove_states
+from compress.passes.structure.files import (
+    GRADIENTS,
+    learned_units,
+    make_working,
+    remove_files,
+    remove_states,
+)
+from compress.passes.structure.gradients import FILE, find_changes, read_changes
 from compress.passes.structure.identity import check_identity
 from compress.passes.structure.narrow import narrowing_units
 from compress.passes.structure.tokens import tokens_of
@@ -31,9 +43,13 @@ def apply_learned(each: LearnedPass) -> None:
     assert stage is not None, "the pass is no edit"
     with placed(work.plan.recipe, stage.label):
         tokens = tokens_of(work, each.source, each.folder)
+        folder = make_working(each.folder)
+        if GRADIENTS in learned_units(each.planned):
+            if GRADIENTS not in work.journal.units:
+                record_unit(work, GRADIENTS, decided(work.ranks, partial(_gradients, each, tokens)))
+            each = replace(each, changes=read_changes(folder))
         if IDENTITY not in work.journal.units:
             record_unit(work, IDENTITY, {DIFFERENCE: check_identity(each, tokens[0])})
-        folder = make_working(each.folder)
         chains = open_chains(work, each.planned, each.source, tokens, folder)
         carry = narrowing_units if each.planned.narrows else _all_units
         names, began = learned_units(each.planned), time.perf_counter()
@@ -43,6 +59,12 @@ def apply_learned(each: LearnedPass) -> None:
             work.progress(Event(stage.method, shown(unit), position, len(names), now - began))
             began = now
     remove_states(folder)
+    remove_files(folder, [FILE])
+
+
+def _gradients(each: LearnedPass, tokens: tuple[Tensor, Tensor | None]) -> dict[str, Any]:
+    find_changes(each.work, tokens, make_working(each.folder))
+    return {}
 
 
 def _all_units(each: LearnedPass, chains: Chains) -> Iterator[str]:

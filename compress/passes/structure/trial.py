@@ -6,7 +6,7 @@ that it is fitted on. The loss is the divergence from the recipe's source on row
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -19,6 +19,7 @@ from compress.evaluation.chains import divergences
 from compress.formats import Weights
 from compress.passes.structure.chains import DEFAULT_SPILL, HELD_OUT, embed, open_chains
 from compress.passes.structure.change import rebuilt
+from compress.passes.structure.gradients import Changes
 from compress.passes.structure.tokens import Looking, skeleton_of, tokens_of
 from compress.plan.passes import PassPlan
 from compress.plan.row_counts import rows_at_once
@@ -34,6 +35,7 @@ class Trial:
 
     work: Looking
     planned: PassPlan
+    changes: Changes = field(default_factory=dict)
 
     @property
     def learned(self) -> BySite:

@@ -30,8 +30,8 @@ def seen(x=X):
     moments.add(tokens, tokens @ weight.T)
     sequences = SequenceAccumulator.create("down", K)
     sequences.add(x)
-    gradients = tuple(normal(*w.shape, seed=4 + i) for i, w in enumerate((weight, *producers)))
-    return Evidence(weight, producers, moments.moments(), sequences, gradients)
+    changes = tuple(normal(K, seed=4 + i) for i in range(3))
+    return Evidence(weight, producers, moments.moments(), sequences, changes)
 
 
 @pytest.mark.parametrize("groups", SHAPES, ids=str)
@@ -57,8 +57,8 @@ def test_what_gives_nothing_goes(name, groups):
     x[..., gone] = 0
     given = seen(x)
     given.weight[:, gone] = 0
-    for producer in given.producers:
-        producer[gone] = 0
+    for each in (*given.producers, *given.changes):
+        each[gone] = 0
     kept = SELECTIONS[name].choose(given, groups, count - groups.pools)
     assert set(kept.tolist()) == set(range(count)) - set(last.tolist())
 
@@ -71,7 +71,7 @@ def test_only_what_is_wanted_is_looked_at(name):
         given,
         moments=given.moments if "moments" in wanted else None,
         sequences=given.sequences if "sequences" in wanted else None,
-        gradients=given.gradients if "gradients" in wanted else (),
+        changes=given.changes if "gradients" in wanted else (),
     )
     choose = SELECTIONS[name].choose
     assert torch.equal(choose(less, HEADS, 2), choose(given, HEADS, 2))
@@ -107,25 +107,22 @@ def test_magnitude_counts_all_weights_of_a_group():
 
 
 def test_taylor_is_the_change_of_loss():
-    """A loss that is linear in the weights changes by just that when a channel goes."""
-    given = replace(seen(), producers=(), gradients=seen().gradients[:1])
+    """A loss that is linear in the weights changes by just that when a row goes."""
+    weight, gradient = normal(K, 7, seed=2), normal(K, 7, seed=5)
 
     def loss(weight):
-        return float((weight.double() * given.gradients[0].double()).sum())
+        return float((weight.double() * gradient.double()).sum())
 
-    for channel, score in enumerate(taylor.scores(given, Groups())):
-        without = given.weight.clone()
-        without[:, channel] = 0
-        assert float(score) == pytest.approx(abs(loss(given.weight) - loss(without)), rel=1e-6)
+    for channel, change in enumerate(taylor.change_of_loss(weight, gradient)):
+        without = weight.clone()
+        without[channel] = 0
+        assert float(change) == pytest.approx(loss(weight) - loss(without), rel=1e-6)
 
 
-def test_taylor_by_weight_adds_sizes():
-    given = seen()
-    pairs = zip((given.weight, *given.producers), given.gradients, strict=True)
-    (first, *others) = [(w * g).abs().double() for w, g in pairs]
-    want = first.sum(0) + sum(other.sum(1) for other in others)
-    got = taylor.scores(given, Groups(), of="weight")
-    torch.testing.assert_close(got, want, rtol=1e-6, atol=0)
+def test_taylor_adds_the_sizes_of_what_each_matrix_says():
+    given = replace(seen(), changes=(normal(K, seed=1), -3 * normal(K, seed=2)))
+    want = sum(part.abs() for part in given.changes)
+    torch.testing.assert_close(taylor.scores(given, Groups()), want)
 
 
 def test_fluctuation_looks_past_the_mean():
