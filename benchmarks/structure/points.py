@@ -110,9 +110,20 @@ SHAPE_60 = (
 )
 
 
+LONG: Stage = {
+    "method": "distill",
+    "tokens": "3M",
+    "scope": "model",
+    "optimizer": "muon",
+    "batch": 4,
+    "rate": 1.5e-3,
+    "every": 300,
+}
+
+
 def trained() -> Iterator[Point]:
     yield Point("trained", "60 %", SHAPE_60)
-    yield Point("trained", "60 %, 3M tokens", (*SHAPE_60, {"method": "distill", "tokens": "3M"}))
+    yield Point("trained", "60 %, 3M tokens", (*SHAPE_60, LONG))
 
 
 POINTS = (*sizes(), *choices(), *rounding(), *trained())

@@ -126,7 +126,10 @@ class _Run:
         assert training.steps > 0, "nothing to do"
         self.shares = rates(training.schedule, training.steps)
         self.order = Order(self.scope.rows, training.batch, training.seed)
-        self.optimizer = optimizers.make(training.optimizer, self._parameters(), 0.0)
+        trained = self.scope.trained
+        self.optimizer = optimizers.make(
+            training.optimizer, trained.parameters, 0.0, trained.matrices
+        )
 
     def begin(self) -> None:
         """Measure the start, which the rate follows."""

@@ -129,7 +129,8 @@ def _trained_bytes(
 ) -> tuple[int, int, int]:
     """Gradients, optimizer's state, best state."""
     numbers = sum(prod(shape) for shape in trained)
-    state = {"adamw": 2 * numbers, "adafactor": sum(_factored(shape) for shape in trained)}
+    factored = sum(_factored(shape) for shape in trained)
+    state = {"adamw": 2 * numbers, "muon": 2 * numbers, "adafactor": factored}  # muon: at most
     return FP32 * numbers, FP32 * state[optimizer], FP32 * numbers
 
 

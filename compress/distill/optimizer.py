@@ -1,6 +1,6 @@
 """The optimizers of torch that a student may be trained with, and their state as tensors."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal
@@ -8,13 +8,16 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-OptimizerName = Literal["adamw", "adafactor"]
+from compress.distill.muon import Muon
+
+OptimizerName = Literal["adamw", "muon", "adafactor"]
 
 # No weight decay: the student starts where it should stay near. Betas as in pre-training of
 # decoders, since a run has some hundred steps and Adam's 0.999 would remember the first of them.
 OPTIMIZERS: Mapping[OptimizerName, Callable[..., torch.optim.Optimizer]] = MappingProxyType(
     {
         "adamw": partial(torch.optim.AdamW, betas=(0.9, 0.95), weight_decay=0.0, fused=True),
+        "muon": Muon,
         "adafactor": partial(torch.optim.Adafactor, weight_decay=0.0),
     }
 )
@@ -41,9 +44,19 @@ def load_state_tensors(optimizer: torch.optim.Optimizer, tensors: Mapping[str, T
     optimizer.load_state_dict({"state": held, "param_groups": groups})
 
 
-def make(name: OptimizerName, parameters: Sequence[Tensor], rate: float) -> torch.optim.Optimizer:
-    """A fresh optimizer. parameters: leaves, fp32, in an order that is always the same."""
-    return OPTIMIZERS[name](parameters, lr=rate)
+def make(
+    name: OptimizerName,
+    parameters: Mapping[str, Tensor],
+    rate: float,
+    matrices: Collection[str] = (),
+) -> torch.optim.Optimizer:
+    """A fresh optimizer. parameters: leaves, fp32, in an order that is always the same. matrices:
+    which of them are weights of linears in blocks; muon moves them in its own way."""
+    groups = [
+        {"params": [p for key, p in parameters.items() if (key in matrices) == own], "matrix": own}
+        for own in (True, False)
+    ]
+    return OPTIMIZERS[name]([group for group in groups if group["params"]], lr=rate)
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

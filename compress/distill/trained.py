@@ -17,11 +17,13 @@ TrainName = Literal["all", "changed", "lora"]
 class Trained:
     """parameters: leaves that require gradients, in a fixed order, by the checkpoint's tensor, or
     for an adapter by its path and half. results: tensor of the checkpoint -> the parameter that
-    holds it in the end. adapters: to be merged then."""
+    holds it in the end. adapters: to be merged then. matrices: names of the parameters that are
+    weights of linears in blocks."""
 
     parameters: Mapping[str, nn.Parameter]
     results: Mapping[str, nn.Parameter]
     adapters: tuple[Adapter, ...] = ()
+    matrices: frozenset[str] = frozenset()
 
     def settle(self, dtype: torch.dtype) -> dict[str, Tensor]:
         """Merge the adapters, round to the dtype that the result is stored in, and give copies in

@@ -18,6 +18,7 @@ from compress.distill.memory import (
     block_bytes,
     model_bytes,
 )
+from compress.distill.optimizer import OptimizerName
 from compress.edits.edit import Edited
 from compress.edits.writers import check_roles
 from compress.errors import CheckpointError, RecipeError
@@ -55,7 +56,7 @@ class DistillConfig:
     ce: float = 0.0
     rate: float | None = None
     schedule: Literal["cosine", "wsd"] = "cosine"
-    optimizer: Literal["adamw", "adafactor"] = "adamw"
+    optimizer: OptimizerName = "adamw"
     batch: int = 16
     every: int = 50
     patience: int = 0

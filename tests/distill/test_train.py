@@ -73,7 +73,7 @@ def test_student_comes_nearer_to_its_teacher(pair: Pair, rows: TokenRows) -> Non
         assert torch.equal(value, parameter(work.student, name))
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "adafactor"])
+@pytest.mark.parametrize("optimizer", ["adamw", "muon", "adafactor"])
 def test_killed_after_any_step_it_resumes_to_the_same_bits(
     pair: Pair, rows: TokenRows, tmp_path: Path, optimizer: OptimizerName
 ) -> None:

@@ -59,10 +59,11 @@ def test_activations_are_about_what_autograd_keeps(
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizer_holds_what_was_said(pair: Pair, name: OptimizerName) -> None:
     decoder = pair.teacher()
-    parameters = list(whole(decoder.model, decoder.names).parameters.values())
+    named = whole(decoder.model, decoder.names).parameters
+    parameters = list(named.values())
     for parameter in parameters:
         parameter.grad = torch.ones_like(parameter)
-    optimizer = make(name, parameters, 1e-3)
+    optimizer = make(name, named, 1e-3)
     optimizer.step()
     held = [v for k, v in state_tensors(optimizer).items() if not k.endswith(".step")]
     needs = model_bytes(outline(pair), [tuple(p.shape) for p in parameters], BATCH, name)

@@ -14,6 +14,7 @@ from compress.blocks.walk import LoadedBlock
 from compress.checkpoint.shards.dtypes import TORCH_DTYPES
 from compress.distill.block import block_scope
 from compress.distill.loop import Learned, train
+from compress.distill.student import linears_of
 from compress.distill.trained import Trained
 from compress.events import Event
 from compress.passes.context import block_tensors, record_unit
@@ -89,7 +90,8 @@ def _trained(each: TrainingPass, chains: Chains, edited: LoadedBlock, held: int)
         TORCH_DTYPES[work.checkpoint.main_dtype],
     )
     with wanted(chains, spec.index + 1, each.working) as targets:
-        scope = block_scope(edited, Trained(named, named), targets, held, each.seed)
+        trained = Trained(named, named, matrices=frozenset(linears_of(spec)) & named.keys())
+        scope = block_scope(edited, trained, targets, held, each.seed)
         training = training_of(each.config, scope.rows, length, each.seed)
         scope = replace(scope, micro=training.micro)
         learned = train(scope, training, stored, progress=work.progress)

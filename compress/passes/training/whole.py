@@ -1,6 +1,7 @@
 """The pass that trains the whole student: scope "model"."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -65,8 +66,10 @@ def _trained(each: TrainingPass, student: WholeModel) -> Trained:
     if config.train == "lora":
         return adapters(student.model, student.linears, config.rank, each.seed)
     if config.train == "changed":
-        return only(student.model, student.names, changed_tensors(each, student.names))
-    return whole(student.model, student.names)
+        found = only(student.model, student.names, changed_tensors(each, student.names))
+    else:
+        found = whole(student.model, student.names)
+    return replace(found, matrices=frozenset(found.parameters.keys() & student.linears.keys()))
 
 
 class _Saver:
