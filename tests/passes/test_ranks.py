@@ -19,10 +19,12 @@ from compress.checkpoint import Checkpoint, ShardWriter, disk
 from compress.formats import open_weights
 from compress.passes import outliers
 from compress.passes.context import PassContext
-from compress.passes.journal import Journal, PassJournal
+from compress.passes.journal import LOADS, Journal, PassJournal
 from compress.passes.quantize import calibrated, stream
 from compress.passes.quantize.observe import input_stats
 from compress.passes.ranks import Ranks, largest
+from compress.passes.structure import learned
+from compress.passes.structure.change import LearnedPass
 from compress.passes.units import EMBED
 from compress.plan.passes import PassPlan
 from compress.recipe import Recipe
@@ -166,7 +168,14 @@ class Runs:
         journal, writer = work.journal, work.writer
         if ranks.rank:
             nowhere = self.folder / "nowhere" / "journal.json"
-            journal = PassJournal(Journal(nowhere, {}, "cpu"), dict(journal.units))
+            passes, journal = (
+                journal.journal.passes,
+                PassJournal(Journal(nowhere, {}, "cpu"), dict(journal.units)),
+            )
+            of_all = {
+                name: journal if each is work.journal else each for name, each in passes.items()
+            }
+            journal.journal.passes.update(of_all)
             writer = ShardWriter.reopen(writer.folder, writer.layout)
         go(replace(work, journal=journal, writer=writer, ranks=ranks))
         return journal
@@ -190,6 +199,12 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runs]:
 
     monkeypatch.setattr(stream, "run", lambda work: found.shared(work, streamed))
     monkeypatch.setattr(carry_out, "apply_edit", edit)
+    changed = learned.apply_learned
+
+    def change(each: LearnedPass) -> None:
+        found.shared(each.work, lambda mine: changed(replace(each, work=mine)))
+
+    monkeypatch.setattr(learned, "apply_learned", change)
     return found
 
 
@@ -281,6 +296,39 @@ def test_ranks_share_the_units_of_an_edit(
         assert all(units == first for units in others)
     one, two = (tmp_path / out / "model.safetensors" for out in ("one", "two"))
     assert one.read_bytes() == two.read_bytes()
+
+
+WIDTH = {"method": "prune_width", "ffn": 40, "heads": 2}
+STRUCTURAL: dict[str, Case] = {
+    "width": ("llama", [WIDTH], {}),
+    "sequences": ("llama", [{**WIDTH, "select": "activation"}], {}),
+    "gradients": ("llama", [{**WIDTH, "select": "taylor"}], {}),
+    "depth": ("gemma2", [{"method": "prune_depth", "keep": [1]}], {}),
+    "hidden": ("llama", [{"method": "prune_hidden", "hidden": 48}], {}),
+    "mixture": ("qwen3_moe", [{"method": "prune_width", "experts": 3, "ffn": 24}], {}),
+}
+FEW = ["width", "hidden"]
+MORE = [name for name in STRUCTURAL if name not in FEW]
+
+
+@pytest.mark.usefixtures("answered_here")
+@pytest.mark.parametrize("name", FEW + [pytest.param(x, marks=pytest.mark.long) for x in MORE])
+def test_ranks_cut_what_one_cuts(
+    tiny: Callable[..., Path], tmp_path: Path, runs: Runs, name: str
+) -> None:
+    """But for the order of sums, which a solve makes larger."""
+    family, stages, _ = STRUCTURAL[name]
+    asked = recipe(*stages, calibration=text_source(tmp_path, samples=24))
+    for runs.size, out in ((1, "one"), (3, "three")):
+        options = RunOptions(dtype="fp32")
+        run(asked, tiny(family, dtype="fp32"), tmp_path / out, options=options)
+        first, *others = (journal.units for journal in runs.journals)
+        seen = {name: data for name, data in first.items() if name != LOADS}  # behind the pass
+        assert all(units == seen for units in others)
+    one, three = tensors(tmp_path / "one"), tensors(tmp_path / "three")
+    assert one.keys() == three.keys()
+    for key, value in one.items():
+        assert (three[key] - value).norm() <= 1e-2 * value.norm(), key
 
 
 def tensors(folder: Path) -> dict[str, Tensor]:
