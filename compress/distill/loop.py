@@ -12,7 +12,7 @@ from torch import Tensor
 from compress.distill import optimizer as optimizers
 from compress.distill.optimizer import OptimizerName
 from compress.distill.rows import Order
-from compress.distill.schedule import ScheduleName, rates
+from compress.distill.schedule import ScheduleName, by_rows, rates
 from compress.distill.state import CurvePoint, Standing, State
 from compress.distill.trained import Trained
 from compress.events import Event, Progress, silent
@@ -135,7 +135,8 @@ class _Run:
         """Measure the start, which the rate follows."""
         held = self.scope.held_loss()
         peak = self.training.rate
-        peak = self.scope.peak(held) if peak is None else peak
+        if peak is None:
+            peak = self.scope.peak(held) * by_rows(self.training.batch)
         ended = "" if isfinite(held) else f"the student's loss is {held} before the first step"
         self.standing = Standing(0, (CurvePoint(0, 0, None, held, 0.0),), 0, peak, ended=ended)
         self.best = self._copied()

@@ -57,8 +57,8 @@ class DistillConfig:
     rate: float | None = None
     schedule: Literal["cosine", "wsd"] = "cosine"
     optimizer: OptimizerName = "adamw"
-    batch: int = 16
-    every: int = 50
+    batch: int = 4
+    every: int = 100
     patience: int = 0
     cache: int = 64
     sources: tuple[SourceConfig, ...] | None = None

@@ -11,7 +11,7 @@ from compress.distill.optimizer import (
     make,
     state_tensors,
 )
-from compress.distill.schedule import ScheduleName, highest_rate, rate_for, rates
+from compress.distill.schedule import ScheduleName, by_rows, highest_rate, rate_for, rates
 
 
 def test_cosine_is_that_of_transformers_without_its_zeros() -> None:
@@ -42,8 +42,10 @@ def test_rates_rise_to_the_peak_and_fall(name: ScheduleName, steps: int) -> None
 
 def test_peak_follows_damage_and_width() -> None:
     """Never more than at full damage, and never nothing."""
-    assert rate_for(9.0, 256) == rate_for(0.5, 256) > rate_for(0.1, 256) > rate_for(0.01, 256) > 0
+    assert rate_for(9.0, 256) == rate_for(0.5, 256) > rate_for(0.1, 256) >= rate_for(0.01, 256) > 0
     assert rate_for(0.2, 4096) == pytest.approx(rate_for(0.2, 256) / 16)
+    assert by_rows(16) == 1
+    assert by_rows(4) == by_rows(64) / 4
     assert rate_for(float("inf"), 256) == rate_for(9.0, 256) == highest_rate(256)
 
 
