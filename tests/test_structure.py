@@ -10,6 +10,7 @@ import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -37,11 +38,16 @@ def sources() -> Iterator[Path]:
         yield from sorted(root.rglob("*.py"))
 
 
+@cache
+def syntax(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def functions() -> dict[str, int]:
     """Place -> lines, of every function outside the tests."""
     found = {}
     for path in sources():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(syntax(path)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 assert node.end_lineno is not None
                 place = f"{path.relative_to(REPO)}:{node.lineno} {node.name}"
@@ -87,7 +93,7 @@ def test_functions_take_few_parameters() -> None:
     """Calls into C are no definitions, so none counts here."""
     found = {}
     for path in sources():
-        for name, count in parameters(ast.parse(path.read_text())):
+        for name, count in parameters(syntax(path)):
             if count > PARAMETERS:
                 found[f"{path.relative_to(REPO)} {name}"] = count
     assert found == {}, "group what travels together in a dataclass"
@@ -145,7 +151,7 @@ def product() -> dict[str, ast.Module]:
             for path in sorted((REPO / folder / package).rglob("*.py")):
                 parts = path.relative_to(REPO / folder).with_suffix("").parts
                 name = ".".join(parts).removesuffix(".__init__")
-                found[name] = ast.parse(path.read_text())
+                found[name] = syntax(path)
     return found
 
 

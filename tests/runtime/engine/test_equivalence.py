@@ -126,6 +126,7 @@ def test_all_families(tiny: Callable[[str], Played], family: str) -> None:
     run(tiny(family), range(100, 200))
 
 
+@pytest.mark.long
 def test_lives_reach_what_they_are_for(shallow: Played, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prefixes found and evicted, blocks shared and copied, preemption, all policies."""
     copies: list[int] = []

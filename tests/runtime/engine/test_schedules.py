@@ -32,6 +32,7 @@ def test_twenty_thousand_schedules(part: int) -> None:
     play(range((part + 2) * PART, (part + 3) * PART))
 
 
+@pytest.mark.long
 def test_schedules_reach_what_they_are_for() -> None:
     """Hits, preemptions by force and for room, forks, aborts, scores, all policies."""
     engines, reasons, counts = [], set(), []

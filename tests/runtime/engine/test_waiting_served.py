@@ -167,7 +167,7 @@ def test_after_idleness_prompts_may_follow_prompts_else_outputs_come_between() -
     assert kinds[:7] == ["prompt", "prompt", "output", "prompt", "output", "prompt", "output"]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_every_step_is_the_routers(data: st.DataObject) -> None:
     limits = Limits(
