@@ -9,8 +9,8 @@ import sys
 import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from graphlib import CycleError, TopologicalSorter
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest

@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields
 from math import prod
 
 from compress.arch.spec import BlockSpec, DecoderSpec
+from compress.blocks.live import live_bytes
 from compress.checkpoint.outline import Outline
 from compress.distill.head import CHUNK_ELEMENTS
 from compress.distill.optimizer import OptimizerName
@@ -18,6 +19,7 @@ LOGITS = 1 << 24  # numbers of them at once, where gradients are taken and a row
 _KEPT_HIDDEN, _KEPT_NORM, _KEPT_QUERIES, _KEPT_INNER, _KEPT_EXPERT = 2, 4, 4, 4, 2
 # Buffers of a chunk of logits while the losses of both models are taken.
 _CHUNK_BUFFERS = 7
+WALKED_STATES = 256 << 20  # bytes of hidden states in memory, and of a batch of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,18 @@ def gradient_bytes(model: Outline, length: int) -> int:
     batch = MicroBatch(max(1, logits // (length * model.spec.vocab)), length)
     needs = model_bytes(model, shapes, batch)
     return needs.weights + needs.gradients + needs.activations + 3 * FP32 * logits
+
+
+def walked_bytes(model: Outline, tokens: int, *, head: bool) -> int:
+    """Of a walk over a model's blocks with so many tokens, about: a block with a batch in it, or
+    the head with a chunk of logits, beside hidden states. head: whether the walk ends there."""
+    spec = model.spec
+    batch = min(tokens, WALKED_STATES // (FP32 * spec.hidden))
+    weights = max(sum(prod(x.shape) for x in block.linears) for block in spec.blocks)
+    in_block = FP32 * weights + live_bytes(spec, batch, FP32)
+    of_head = FP32 * (prod(spec.head_shape or spec.embedding_shape) + 3 * CHUNK_ELEMENTS)
+    states = min(WALKED_STATES, FP32 * tokens * spec.hidden)
+    return states + max(in_block, of_head if head else 0)
 
 
 def all_shapes(student: Outline) -> list[tuple[int, ...]]:

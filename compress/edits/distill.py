@@ -17,6 +17,7 @@ from compress.distill.memory import (
     all_shapes,
     block_bytes,
     model_bytes,
+    walked_bytes,
 )
 from compress.distill.optimizer import OptimizerName
 from compress.edits.edit import Edited
@@ -27,6 +28,7 @@ from compress_calibration.config import CalibrationConfig, SourceConfig
 FLOATS = ("F32", "BF16", "F16")
 MICRO = 8  # rows at once: more were no faster on two cores
 DEFAULT_LENGTH = 512  # of a row, where no calibration says
+SOURCE = "source"  # the teacher that is the model that the run was given
 ScopeName = Literal["block", "model"]
 
 
@@ -34,7 +36,8 @@ ScopeName = Literal["block", "model"]
 class DistillConfig:
     """tokens: to train on, in each scope; texts that hold fewer are read again and again.
 
-    scope: "block", "model", or both in this order. teacher: the model that the run was given.
+    scope: "block", "model", or both in this order. teacher: "source" for the model that the run was
+    given, or another one that reads the same ids: a folder or a hub id.
     train: "all" parameters, those that edits have "changed", or "lora" (adapters of `rank` on all
     linears, merged in the end); of scope "model". loss: "kl" (of the student from the teacher),
     "reverse_kl" or "jsd"; ce: share of the text's own next token in it, 0 to 1.
@@ -49,7 +52,7 @@ class DistillConfig:
 
     tokens: int
     scope: tuple[ScopeName, ...] = ("block", "model")
-    teacher: Literal["source"] = "source"
+    teacher: str = SOURCE
     train: Literal["all", "changed", "lora"] = "all"
     rank: int = 16
     loss: Literal["kl", "reverse_kl", "jsd"] = "kl"
@@ -99,12 +102,26 @@ def plan(source: Outline, config: DistillConfig) -> Edited:
     return Edited(dict(source.config), tuple(source.entries))
 
 
+def row_length(config: DistillConfig, data: CalibrationConfig | None) -> int:
+    """Tokens of a row. data: that the recipe calibrates on."""
+    return config.length or (DEFAULT_LENGTH if data is None else data.length)
+
+
 def training_bytes(
     source: Outline, given: Outline, config: DistillConfig, data: CalibrationConfig | None
 ) -> int:
     """Most bytes that a pass of one scope works with. given: the model that the teacher is."""
-    length = config.length or (DEFAULT_LENGTH if data is None else data.length)
-    rows = min(config.batch, MICRO)
+    whole = config.scope == ("model",)
+    walks = (given, source) if not whole else (given,) if config.cache else ()
+    walked = (walked_bytes(x, config.tokens, head=whole) for x in walks)
+    return max(_trained_bytes(source, given, config, data), *walked, 0)
+
+
+def _trained_bytes(
+    source: Outline, given: Outline, config: DistillConfig, data: CalibrationConfig | None
+) -> int:
+    """Of the training itself."""
+    length, rows = row_length(config, data), min(config.batch, MICRO)
     batch = MicroBatch(rows, length)
     if config.scope == ("block",):
         return block_bytes(source, batch, config.optimizer).total

@@ -4,7 +4,7 @@ Each pass is planned on the outline that the pass before it will leave.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -12,7 +12,7 @@ from compress.checkpoint import ShardLayout
 from compress.checkpoint.outline import Outline, outline_from
 from compress.distill.memory import gradient_bytes
 from compress.edits import EDITS
-from compress.edits.distill import training_bytes
+from compress.edits.distill import SOURCE, DistillConfig, row_length, training_bytes
 from compress.edits.edit import ByTraining
 from compress.edits.learned import BySite, learned_bytes
 from compress.edits.narrowing import ByBasis, narrowing_bytes
@@ -21,6 +21,7 @@ from compress.edits.work import EditSize, learned_work, narrowing_work, training
 from compress.plan.row_counts import ROWS_AT_ONCE, rows_at_once
 from compress.plan.search.sizes import Counter, Counts, SizeSpace
 from compress.plan.search.space import space_of
+from compress.plan.training.teachers import NO_TEACHERS, Teachers, check_teacher
 from compress.recipe import EditStage, Recipe
 from compress.recipe.placing import placed
 from compress_calibration.config import CalibrationConfig
@@ -69,6 +70,12 @@ class PassPlan:
         return self.stage is not None and isinstance(EDITS[self.stage.method].work, ByTraining)
 
     @property
+    def teacher(self) -> str:
+        """Who a pass trains by, as the recipe says it; the source where it does not train."""
+        config = None if self.stage is None else self.stage.config
+        return config.teacher if isinstance(config, DistillConfig) else SOURCE
+
+    @property
     def label(self) -> str:
         """The pass in reports and on the terminal: "cast", "quantize"."""
         if self.stage is None:
@@ -81,7 +88,8 @@ def edit_size(
 ) -> EditSize:
     """What the pass of an edit takes.
 
-    given: the model that the run was given. data: that the recipe calibrates on; dtype: of blocks.
+    given: the model that the run was given, or another one that the pass trains by. data: that the
+    recipe calibrates on; dtype: of blocks.
     """
     source, stage = planned.source, planned.stage
     assert stage is not None, "the pass is no edit"
@@ -110,10 +118,19 @@ def edit_size(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EditedModel:
-    """The model that a run is given, and the passes of the recipe's edits on it; often none."""
+    """The model that a run is given, and the passes of the recipe's edits on it; often none.
+
+    teachers: the other models that passes train by.
+    """
 
     source: Outline
     edits: tuple[PassPlan, ...] = ()
+    teachers: Teachers = field(default_factory=lambda: NO_TEACHERS)
+
+    def taught_by(self, planned: PassPlan) -> Outline:
+        """The model that a pass trains by; the source for any other pass."""
+        other = self.teachers.get(planned.teacher)
+        return self.source if other is None else other.outline
 
     @property
     def rounded(self) -> Outline:
@@ -121,9 +138,18 @@ class EditedModel:
         return self.edits[-1].result if self.edits else self.source
 
 
-def edited(recipe: Recipe, source: Outline) -> EditedModel:
-    """The model with the recipe's edits planned; raises as `plan_edits` does."""
-    return EditedModel(source, tuple(plan_edits(recipe, source)))
+def edited(recipe: Recipe, source: Outline, teachers: Teachers = NO_TEACHERS) -> EditedModel:
+    """The model with the recipe's edits planned; raises as `plan_edits` does, and RecipeError for a
+    teacher that cannot teach."""
+    passes = tuple(plan_edits(recipe, source))
+    for planned in passes:
+        if planned.teacher != SOURCE and planned.stage is not None:
+            with placed(recipe, planned.stage.label):
+                teacher = teachers[planned.teacher].outline
+                length = row_length(planned.stage.config, recipe.calibration)
+                narrowed = bool(planned.narrowed)
+                check_teacher(planned.stage.config, teacher, source, length, narrowed=narrowed)
+    return EditedModel(source, passes, teachers)
 
 
 def plan_edits(recipe: Recipe, source: Outline) -> Iterator[PassPlan]:

@@ -4,8 +4,8 @@ Sizes of the safetensors files are exact (the writer lays them out before the fi
 memory are estimates that the report later sets beside what was measured.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -34,6 +34,7 @@ from compress.plan.memory_needs import RunSize
 from compress.plan.output_format import check_config, check_experts, choose_format, notes
 from compress.plan.passes import ROUNDING, EditedModel, PassPlan, edit_size
 from compress.plan.room import UNKNOWN, Room
+from compress.plan.training.teachers import NO_TEACHERS, Teachers
 from compress.plan.unlisted import opened
 from compress.quant.scheme import ActivationScheme
 from compress.recipe import Recipe
@@ -55,6 +56,7 @@ class Plan:
     problems: what would stop a run that was started now, as `make_plan` found it.
     bytes_range: least and most bytes of the result, where sizes wait for a measurement; shards is
     then that of the largest model.
+    teachers: other models that passes train by.
     """
 
     recipe: Recipe
@@ -77,6 +79,7 @@ class Plan:
     budget: BudgetChoice | None = None
     room: Room = UNKNOWN
     bytes_range: tuple[int, int] | None = None
+    teachers: Teachers = field(default_factory=lambda: NO_TEACHERS)
 
     @property
     def asked(self) -> Recipe:
@@ -134,7 +137,7 @@ class Plan:
     @property
     def model(self) -> EditedModel:
         """What the plan was made of."""
-        return EditedModel(self.source, self.edits)
+        return EditedModel(self.source, self.edits, self.teachers)
 
     @property
     def rounded(self) -> Outline:
@@ -229,7 +232,7 @@ def build_plan(recipe: Recipe, given: EditedModel, *, dtype: torch.dtype) -> Pla
     passes = edits
     if recipe.stages:
         passes = (*edits, _rounding(recipe, model, tensors))
-    run_size = _run_size(recipe, passes, spec, modules, dtype)
+    run_size = _run_size(recipe, replace(given, edits=passes), spec, modules, dtype)
     return Plan(
         recipe=recipe,
         spec=spec,
@@ -255,6 +258,7 @@ def build_plan(recipe: Recipe, given: EditedModel, *, dtype: torch.dtype) -> Pla
             cache_scales.planned_bytes(recipe, model),
         ),
         given=recipe,
+        teachers=given.teachers,
     )
 
 
@@ -268,12 +272,13 @@ def _rounding(recipe: Recipe, model: Outline, tensors: Mapping[str, tuple[Entry,
 
 def _run_size(
     recipe: Recipe,
-    passes: Sequence[PassPlan],
+    planned: EditedModel,
     spec: DecoderSpec,
     modules: Iterable[ModulePlan],
     dtype: torch.dtype,
 ) -> RunSize:
-    modules = list(modules)
+    """planned: the model with all passes on it."""
+    modules, passes = list(modules), planned.edits
     head = calibrated_head(recipe, modules)
     last = passes[-1]
     return RunSize(
@@ -286,7 +291,7 @@ def _run_size(
         recipe.evaluation,
         exports=bool(recipe.export),
         edits=[
-            edit_size(each, passes[0].source, recipe.calibration, dtype)
+            edit_size(each, planned.taught_by(each), recipe.calibration, dtype)
             for each in passes
             if each.stage
         ],

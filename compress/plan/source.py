@@ -12,6 +12,7 @@ from compress.checkpoint.outline import outline_of
 from compress.checkpoint.ties import head_name, settled, tied_config
 from compress.errors import CheckpointError
 from compress.plan.passes import EditedModel, edited
+from compress.plan.training.teachers import open_teachers
 from compress.recipe import Recipe
 from compress.recipe.matching import of_stage
 
@@ -22,16 +23,17 @@ def open_source(recipe: Recipe, folder: Path) -> tuple[Checkpoint, EditedModel]:
     it is. CheckpointError for one that is compressed already."""
     checkpoint = Checkpoint.open(folder)
     refuse_quantized(checkpoint)
-    model = edited(recipe, outline_of(checkpoint))
+    teachers = open_teachers(recipe, checkpoint)
+    model = edited(recipe, outline_of(checkpoint), teachers)
     # An edit may give the model a head of its own, which is then the one that stages mean.
     spec, rounded = model.source.spec, model.rounded.spec
     apart = _names_head(recipe, rounded)
     if spec.tied and rounded.tied and apart:
         checkpoint = untied(checkpoint, spec)
-        return checkpoint, edited(recipe, outline_of(checkpoint))
+        return checkpoint, edited(recipe, outline_of(checkpoint), teachers)
     found = settled(checkpoint, spec, apart)
     same = found is checkpoint
-    return found, model if same else edited(recipe, outline_of(found, spec))
+    return found, model if same else edited(recipe, outline_of(found, spec), teachers)
 
 
 def refuse_quantized(checkpoint: Checkpoint) -> None:

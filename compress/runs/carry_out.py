@@ -157,7 +157,10 @@ def _apply(session: Session, work: PassContext, planned: PassPlan) -> None:
         from compress.passes.training.setting import TrainingPass
         from compress.passes.training.train import carry_out_training
 
-        carry_out_training(TrainingPass(work, planned, session.weights, session.output.partial))
+        other = session.teachers.get(planned.teacher)
+        source = session.weights
+        teacher = source if other is None else open_weights(other.checkpoint, other.outline.spec)
+        carry_out_training(TrainingPass(work, planned, source, teacher, session.output.partial))
         return
     from compress.passes.structure.change import LearnedPass
     from compress.passes.structure.learned import apply_learned

@@ -19,6 +19,7 @@ from compress.passes.identity import marks, refuse_other_result
 from compress.passes.structure.files import WORKING as WORKING_FOLDER
 from compress.plan.memory_needs import evaluated_tokens
 from compress.plan.plan import Plan
+from compress.plan.training.teachers import marks_of
 from compress.report.units import size, two_sizes
 from compress.runs.requirements import Check, requirement_checks
 
@@ -201,7 +202,7 @@ def _require_same_run(
 ) -> None:
     """OutputError unless OUT.partial was begun by this run, is whole and nobody works in it."""
     with locked(output.partial):
-        environment = fingerprint(device, dtype)
+        environment = fingerprint(device, dtype) | marks_of(plan.teachers)
         mine = marks(plan.asked, checkpoint.sha256(), checkpoint.side_hashes(), environment)
         journal = journals.found(output.partial, mine, device)
         last = plan.passes[-1]

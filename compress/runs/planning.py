@@ -117,7 +117,7 @@ def replanned(plan: Plan, recipe: Recipe, compute: torch.dtype) -> Plan:
 
     recipe: as it was given, with that. The plan goes on knowing the recipe that was given.
     """
-    model = edited(recipe, plan.source)
+    model = edited(recipe, plan.source, plan.teachers)
     units = budget_units(recipe, model.rounded)
     made = plan_with_choice(recipe, units, None, model, compute) if units else None
     made = made or build_plan(recipe, model, dtype=compute)

@@ -35,6 +35,7 @@ from compress.passes.journal import Journal
 from compress.plan.passes import edited
 from compress.plan.room import find_room
 from compress.plan.source import open_source
+from compress.plan.training.teachers import marks_of, sealed
 from compress.recipe import Recipe, load
 from compress.report.codec import read_json
 from compress.report.schema import Report, StageRecord
@@ -117,9 +118,10 @@ def prepare(
     check_requirements(plan, checkpoint, compute, device, drawn=room.drawn)
     checkpoint = _hashed(checkpoint, plan.source.spec, progress)
     weights = open_weights(checkpoint, plan.source.spec)
+    teachers = sealed(plan.teachers)
     measuring = None
     if plan.budget is not None:  # what it chose by is now known to be of these weights
-        given = edited(checked, outline_of(checkpoint, plan.source.spec))
+        given = edited(checked, outline_of(checkpoint, plan.source.spec), given.teachers)
         plan, compute = plan_of(checked, checkpoint, given, options)
         plan = in_room(plan, room)
     # What edits make of the model is measured once it is there.
@@ -140,6 +142,7 @@ def prepare(
         checkpoint.side_hashes(),
         progress,
         measuring,
+        teachers=teachers,
     )
 
 
@@ -170,7 +173,8 @@ def _work(session: Session, started: datetime, *, resumed: bool) -> Report:
         stages.append(StageRecord("evaluate", seconds, peak_rss_bytes(), gpu, others=others))
     artifacts = make_artifacts(plan.recipe, partial, session.progress)
     stages += [] if artifacts.stage is None else [artifacts.stage]
-    session.checkpoint.require_unchanged()  # the report says what it is
+    for read in (session.checkpoint, *(x.checkpoint for x in session.teachers.values())):
+        read.require_unchanged()  # the report says what it is
     report = build_report(session, stages, journal, measured, started)
     report = replace(
         report, exports=artifacts.rows, warnings=(*report.warnings, *artifacts.left_out)
@@ -182,7 +186,7 @@ def _work(session: Session, started: datetime, *, resumed: bool) -> Report:
 def _journal(session: Session, *, resumed: bool) -> Journal:
     """A new one, or that of the run that is resumed."""
     plan, partial = session.plan, session.output.partial
-    environment = fingerprint(session.device, session.dtype)
+    environment = fingerprint(session.device, session.dtype) | marks_of(session.teachers)
     mine = marks(plan.asked, session.sha256, session.side_files, environment)
     begin = journals.resume if resumed else journals.start
     return begin(partial, mine, session.device)

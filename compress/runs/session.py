@@ -1,7 +1,7 @@
 """A run that has been checked and may begin."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -9,6 +9,7 @@ from compress.checkpoint import Checkpoint, Output
 from compress.events import Progress
 from compress.formats import Weights
 from compress.plan.plan import Plan
+from compress.plan.training.teachers import NO_TEACHERS, Teachers
 from compress.report.schema import StageRecord, StockLoad
 
 
@@ -18,6 +19,7 @@ class Session:
 
     measuring: the time that sensitivities took, where they were not known before.
     loads: how plain transformers loads what the edits left; None before it was asked.
+    teachers: other models that passes train by, sealed.
     side_files: name -> sha256 of what goes along with the weights.
     """
 
@@ -32,3 +34,4 @@ class Session:
     progress: Progress
     measuring: StageRecord | None = None
     loads: StockLoad | None = None
+    teachers: Teachers = field(default_factory=lambda: NO_TEACHERS)

@@ -38,7 +38,7 @@ def _all_bytes(recipe: Recipe, model: EditedModel, dtype: torch.dtype) -> Iterat
         edits = tuple(known if x.index == known.index else x for x in recipe.edits)
         settled = replace(recipe, edits=edits)
         with suppress(CompressError):  # what a later stage refuses is not chosen either
-            yield from _all_bytes(settled, edited(settled, model.source), dtype)
+            yield from _all_bytes(settled, edited(settled, model.source, model.teachers), dtype)
 
 
 def _bytes(recipe: Recipe, model: EditedModel, dtype: torch.dtype) -> tuple[int, int]:

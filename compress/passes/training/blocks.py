@@ -42,7 +42,7 @@ def train_blocks(each: TrainingPass) -> None:
     work, done = each.work, each.work.journal.units
     learn, held = rows_of(each)
     rows = joined(learn, held)
-    chains = open_chains(work, each.planned, each.source, (rows.ids, rows.mask), each.working)
+    chains = open_chains(work, each.planned, each.teacher, (rows.ids, rows.mask), each.working)
     blocks = each.planned.result.spec.blocks
     if OUTSIDE not in done:
         inside = {name for block in blocks for name in block_tensors(block)}

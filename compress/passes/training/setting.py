@@ -16,11 +16,12 @@ from compress_calibration.config import CalibrationConfig
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainingPass:
-    """source: the recipe's model, the teacher. folder: OUT.partial."""
+    """source: the recipe's model. teacher: that, or another one. folder: OUT.partial."""
 
     work: PassContext
     planned: PassPlan
     source: Weights
+    teacher: Weights
     folder: Path
 
     @property

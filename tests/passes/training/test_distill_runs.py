@@ -107,7 +107,6 @@ def test_killed_anywhere_it_goes_on_to_the_same_bytes(
         ({"scope": ["model", "block"]}, "it takes block, model, or [block, model]"),
         ({"ce": 2}, "ce is 2; it is a share, 0 to 1"),
         ({"rate": 0}, "rate is 0; it is above 0"),
-        ({"teacher": "other"}, "teacher: is 'other'; allowed: source"),
         ({"targets": ["*"]}, "unknown key 'targets'"),
     ],
 )

@@ -1,0 +1,1 @@
+"""What trainings take: other models that teach, and files for the time being."""
