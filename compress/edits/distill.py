@@ -40,12 +40,14 @@ class DistillConfig:
     given, or another one that reads the same ids: a folder or a hub id.
     train: "all" parameters, those that edits have "changed", or "lora" (adapters of `rank` on all
     linears, merged in the end); of scope "model". loss: "kl" (of the student from the teacher),
-    "reverse_kl" or "jsd"; ce: share of the text's own next token in it, 0 to 1.
+    "reverse_kl" or "jsd"; ce: share of the text's own next token in it, 0 to 1; blocks: weight of
+    the relative error of the blocks' outputs beside it, for which the teacher is in memory.
     rate: the peak; None for one that follows the damage. schedule, optimizer: docs/structure.md.
     batch: rows of a step. every: steps between two looks at held-out rows. patience: such looks
     without a better one after which it stops; 0 for never.
     cache: likeliest tokens of the teacher that are kept for each token, with the mass of the rest;
-    0 for none: the teacher is then in memory too.
+    0 for none: the teacher is then in memory too. recompute: blocks keep what enters them alone,
+    and compute the rest again for the gradients: less memory for a third more time.
     sources, length: texts of its own and their rows; None for those of the calibration, behind its
     rows.
     """
@@ -57,6 +59,7 @@ class DistillConfig:
     rank: int = 16
     loss: Literal["kl", "reverse_kl", "jsd"] = "kl"
     ce: float = 0.0
+    blocks: float = 0.0
     rate: float | None = None
     schedule: Literal["cosine", "wsd"] = "cosine"
     optimizer: OptimizerName = "adamw"
@@ -64,6 +67,7 @@ class DistillConfig:
     every: int = 100
     patience: int = 0
     cache: int = 64
+    recompute: bool = False
     sources: tuple[SourceConfig, ...] | None = None
     length: int | None = None
 
@@ -76,11 +80,18 @@ class DistillConfig:
             raise RecipeError(f"length is {self.length}; a row holds 2 tokens or more")
         if not 0 <= self.ce <= 1:
             raise RecipeError(f"ce is {self.ce:g}; it is a share, 0 to 1")
+        if self.blocks < 0:
+            raise RecipeError(f"blocks is {self.blocks:g}; it is 0 or more")
         if self.rate is not None and self.rate <= 0:
             raise RecipeError(f"rate is {self.rate:g}; it is above 0")
         if self.scope not in (("block",), ("model",), ("block", "model")):
             words = ", ".join(self.scope)
             raise RecipeError(f"scope is [{words}]; it takes block, model, or [block, model]")
+
+    @property
+    def by_cache(self) -> bool:
+        """Whether what the teacher says is kept, and no teacher stays in memory."""
+        return self.cache > 0 and not self.blocks
 
     def parts(self) -> Mapping[str, "DistillConfig"]:
         """Each scope is a pass of its own."""
@@ -112,7 +123,7 @@ def training_bytes(
 ) -> int:
     """Most bytes that a pass of one scope works with. given: the model that the teacher is."""
     whole = config.scope == ("model",)
-    walks = (given, source) if not whole else (given,) if config.cache else ()
+    walks = (given, source) if not whole else (given,) if config.by_cache else ()
     walked = (walked_bytes(x, config.tokens, head=whole) for x in walks)
     return max(_trained_bytes(source, given, config, data), *walked, 0)
 
@@ -122,10 +133,10 @@ def _trained_bytes(
 ) -> int:
     """Of the training itself."""
     length, rows = row_length(config, data), min(config.batch, MICRO)
-    batch = MicroBatch(rows, length)
+    batch = MicroBatch(rows, length, checkpointed=config.recompute)
     if config.scope == ("block",):
         return block_bytes(source, batch, config.optimizer).total
     lora = config.train == "lora"
     trained = adapter_shapes(source.spec, config.rank) if lora else all_shapes(source)
-    teacher = None if config.cache else given
+    teacher = None if config.by_cache else given
     return model_bytes(source, trained, batch, config.optimizer, teacher).total

@@ -141,15 +141,18 @@ class EditedModel:
 def edited(recipe: Recipe, source: Outline, teachers: Teachers = NO_TEACHERS) -> EditedModel:
     """The model with the recipe's edits planned; raises as `plan_edits` does, and RecipeError for a
     teacher that cannot teach."""
-    passes = tuple(plan_edits(recipe, source))
-    for planned in passes:
-        if planned.teacher != SOURCE and planned.stage is not None:
+    found = EditedModel(source, tuple(plan_edits(recipe, source)), teachers)
+    for planned in found.edits:
+        config = None if planned.stage is None else planned.stage.config
+        if not isinstance(config, DistillConfig) or planned.stage is None:
+            continue
+        if config.teacher != SOURCE or config.blocks:
             with placed(recipe, planned.stage.label):
-                teacher = teachers[planned.teacher].outline
-                length = row_length(planned.stage.config, recipe.calibration)
+                teacher = found.taught_by(planned)
+                length = row_length(config, recipe.calibration)
                 narrowed = bool(planned.narrowed)
-                check_teacher(planned.stage.config, teacher, source, length, narrowed=narrowed)
-    return EditedModel(source, passes, teachers)
+                check_teacher(config, teacher, source, length, narrowed=narrowed)
+    return found
 
 
 def plan_edits(recipe: Recipe, source: Outline) -> Iterator[PassPlan]:

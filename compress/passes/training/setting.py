@@ -59,7 +59,7 @@ def training_of(config: DistillConfig, rows: int, length: int, seed: int) -> Tra
 
 def objective_of(config: DistillConfig) -> Objective:
     """What the student is held to."""
-    return Objective(config.loss, config.ce)
+    return Objective(config.loss, config.ce, config.blocks)
 
 
 def data_of(recipe: Recipe, config: DistillConfig, context: int) -> tuple[CalibrationConfig, int]:

@@ -27,7 +27,7 @@ def teacher_of(each: TrainingPass, rows: TokenRows) -> Teacher:
     """rows: all, in the order of their index."""
     config, work = each.config, each.work
     skeleton = skeleton_of(work, each.teacher)
-    if not config.cache:
+    if not config.by_cache:
         return ResidentTeacher(open_whole(each.teacher, skeleton))
     count, length = rows.ids.shape
     # Padded vocabularies are cut to what both have, which is all that the tokenizer knows.

@@ -39,16 +39,24 @@ def train_model(each: TrainingPass) -> None:
     every = joined(learn, held)
     teacher = teacher_of(each, every)
     student = open_whole(work.weights, skeleton_of(work, work.weights))
+    if each.config.recompute:
+        student.checkpoint_blocks()
     trained = _trained(each, student)
     training = training_of(each.config, len(learn.ids), learn.ids.shape[1], each.seed)
-    scope = ModelScope(
-        student, trained, teacher, learn, held, objective_of(each.config), training.micro
-    )
+    objective = objective_of(each.config)
+    scope = ModelScope(student, trained, teacher, learn, held, objective, training.micro)
+    scope = replace(scope, matched=_matched(each) if objective.blocks else ())
     path = each.working / STATE
     dtype = TORCH_DTYPES[work.checkpoint.main_dtype]
     learned = train(scope, training, dtype, read_state(path), _Saver(path), work.progress)
     _write(each, learned)
     remove_files(each.working, OF_MODEL)
+
+
+def _matched(each: TrainingPass) -> tuple[tuple[int, int], ...]:
+    """Each of the student's blocks with the last of the teacher's that it stands for."""
+    origin = (*each.planned.origin, len(each.source.spec.blocks))
+    return tuple((turn, after - 1) for turn, after in enumerate(origin[1:]))
 
 
 def joined(learn: TokenRows, held: TokenRows) -> TokenRows:

@@ -76,21 +76,20 @@ def check_teacher(
         raise RecipeError(
             f"teacher has a context of {context} tokens, and rows have {length}; set length to that"
         )
-    if config.scope != ("block",):
+    if config.scope != ("block",) and not config.blocks:
         return
+    why = "scope block holds each block to the same block of the teacher, so take scope [model]"
+    if config.blocks:
+        why = "blocks compares outputs with those of the same blocks, so leave it out"
     for word, theirs, ours in (
         ("hidden", teacher.spec.hidden, given.spec.hidden),
         ("layers", len(teacher.spec.blocks), len(given.spec.blocks)),
     ):
         if theirs != ours:
-            raise RecipeError(
-                f"teacher has {word} {theirs} and the source {ours}; scope block holds each block"
-                " to the same block of the teacher, so take scope [model]"
-            )
+            raise RecipeError(f"teacher has {word} {theirs} and the source {ours}; {why}")
     if narrowed:
         raise RecipeError(
-            "teacher is another model, and the residual stream was narrowed to a basis of the"
-            " source's own; scope block cannot compare them, so take scope [model]"
+            f"teacher has the source's residual stream, which was narrowed to another basis; {why}"
         )
 
 

@@ -32,7 +32,8 @@ def held_out(report: Report) -> list[tuple[float, float]]:
 @pytest.mark.parametrize("options", [
     {"scope": "model"}, {"scope": "model", "cache": 0}, {"scope": "model", "train": "lora"},
     {"scope": "model", "loss": "jsd", "ce": 0.1, "optimizer": "adafactor"}, {"scope": "block"},
-], ids=["cached", "resident", "lora", "jsd", "block"])  # fmt: skip
+    {"scope": "model", "blocks": 1.0, "optimizer": "muon"},
+], ids=["cached", "resident", "lora", "jsd", "block", "outputs"])  # fmt: skip
 def test_what_was_cut_comes_nearer_to_the_source(
     tiny, tmp_path: Path, options: Mapping[str, Any]
 ) -> None:
@@ -64,6 +65,27 @@ def test_both_scopes_are_passes_of_their_own(tiny, tmp_path: Path) -> None:
     run(recipe(*apart, calibration=data), source, tmp_path / "apart")
     mine, theirs = (result_of(tmp_path / name) for name in ("whole", "apart"))
     assert mine["model.safetensors"] == theirs["model.safetensors"]
+
+
+def test_blocks_that_are_computed_again_learn_the_same(tiny, tmp_path: Path) -> None:
+    """To the bit, with less memory. Outputs are compared behind the gap that a block fills."""
+    source, data = tiny("llama", num_hidden_layers=3), text_source(tmp_path)
+    cut, found, most = {"method": "prune_depth", "keep": [0, 2]}, [], []
+    for recompute in (False, True):
+        stage = distill(160, scope="model", blocks=0.5, recompute=recompute)
+        asked, out = recipe(cut, stage, calibration=data), tmp_path / str(recompute)
+        most.append(make_plan(asked, source).run_size.edits[-1].bytes)
+        run(asked, source, out)
+        found.append((out / "model.safetensors").read_bytes())
+    assert found[0] == found[1]
+    assert most[1] < most[0]
+
+
+def test_outputs_of_blocks_that_cannot_be_compared_are_refused(tiny, tmp_path: Path) -> None:
+    narrow = {"method": "prune_hidden", "hidden": 48}
+    asked = recipe(narrow, distill(scope="model", blocks=1), calibration=text_source(tmp_path))
+    with pytest.raises(RecipeError, match="was narrowed to another basis; blocks compares"):
+        make_plan(asked, tiny("llama"))
 
 
 def test_only_what_edits_changed_is_trained(tiny, tmp_path: Path) -> None:
