@@ -71,6 +71,11 @@ def training_work(student: Outline, given: Outline, tokens: int, rows: int, *, h
     return Work(2.0 * (BACKWARD * tokens * own + rows * teacher))
 
 
+def forward_work(model: Outline, tokens: int) -> float:
+    """Products of one forward of so many tokens through all blocks."""
+    return 2.0 * tokens * _weights(model.spec)
+
+
 def _weights(spec: DecoderSpec) -> float:
     """Of all blocks, that a token is multiplied with: of experts, those it is sent to."""
     sent = spec.experts_per_token / spec.experts if spec.experts else 1.0

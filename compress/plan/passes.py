@@ -17,10 +17,18 @@ from compress.edits.edit import ByTraining
 from compress.edits.learned import BySite, learned_bytes
 from compress.edits.narrowing import ByBasis, narrowing_bytes
 from compress.edits.prune import PruneConfig, with_sizes
+from compress.edits.prune_depth import PruneDepthConfig
 from compress.edits.work import EditSize, learned_work, narrowing_work, training_work
 from compress.plan.row_counts import ROWS_AT_ONCE, rows_at_once
 from compress.plan.search.sizes import Counter, Counts, SizeSpace
 from compress.plan.search.space import space_of
+from compress.plan.search.trials import (
+    Choosing,
+    blocks_choosing,
+    choosing_bytes,
+    choosing_work,
+    sizes_choosing,
+)
 from compress.plan.training.teachers import NO_TEACHERS, Teachers, check_teacher
 from compress.recipe import EditStage, Recipe
 from compress.recipe.placing import placed
@@ -116,6 +124,28 @@ def edit_size(
     return EditSize(planned.label, source, work.held(source, stage.config, run))
 
 
+def choosing_of(planned: PassPlan, given: Outline, data: CalibrationConfig) -> Choosing | None:
+    """What is measured before a pass to know what it does; None where that is known."""
+    stage = planned.stage
+    if planned.space is not None:
+        return sizes_choosing(planned.space, given, data)
+    if stage is None or not stage.is_open:
+        return None
+    assert isinstance(stage.config, PruneDepthConfig), "another edit is open"
+    return blocks_choosing(planned.source, given, stage.config, data)
+
+
+def choosing_size(
+    planned: PassPlan, given: Outline, data: CalibrationConfig | None, dtype: torch.dtype
+) -> EditSize | None:
+    """What that measurement takes; arguments as of `edit_size`."""
+    choosing = None if data is None else choosing_of(planned, given, data)
+    if choosing is None:
+        return None
+    name, bytes_held = f"choosing for {planned.label}", choosing_bytes(choosing, dtype)
+    return EditSize(name, planned.source, bytes_held, choosing_work(choosing))
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class EditedModel:
     """The model that a run is given, and the passes of the recipe's edits on it; often none.
@@ -126,6 +156,14 @@ class EditedModel:
     source: Outline
     edits: tuple[PassPlan, ...] = ()
     teachers: Teachers = field(default_factory=lambda: NO_TEACHERS)
+
+    def sizes(self, data: CalibrationConfig | None, dtype: torch.dtype) -> Iterator[EditSize]:
+        """What each edit takes, and what is measured before it."""
+        for planned in self.edits:
+            if planned.stage is not None:
+                choosing = choosing_size(planned, self.source, data, dtype)
+                yield from () if choosing is None else (choosing,)
+                yield edit_size(planned, self.taught_by(planned), data, dtype)
 
     def taught_by(self, planned: PassPlan) -> Outline:
         """The model that a pass trains by; the source for any other pass."""

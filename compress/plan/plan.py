@@ -32,7 +32,7 @@ from compress.plan.layers import (
 from compress.plan.lengths import cap_defaults
 from compress.plan.memory_needs import RunSize
 from compress.plan.output_format import check_config, check_experts, choose_format, notes
-from compress.plan.passes import ROUNDING, EditedModel, PassPlan, edit_size
+from compress.plan.passes import ROUNDING, EditedModel, PassPlan
 from compress.plan.room import UNKNOWN, Room
 from compress.plan.training.teachers import NO_TEACHERS, Teachers
 from compress.plan.unlisted import opened
@@ -290,11 +290,7 @@ def _run_size(
         None if head is None else head.linear,
         recipe.evaluation,
         exports=bool(recipe.export),
-        edits=[
-            edit_size(each, planned.taught_by(each), recipe.calibration, dtype)
-            for each in passes
-            if each.stage
-        ],
+        edits=list(planned.sizes(recipe.calibration, dtype)),
         drawn=recipe.calibration if any(each.needs_data for each in passes) else None,
     )
 

@@ -19,6 +19,7 @@ def rows_at_once(shape: tuple[int, int, int], dtype: torch.dtype, budget: int) -
     return max(1, min(rows, fitting, MAX_BATCH_TOKENS // length))
 
 
+HELD_OUT = 8  # of rows that edits look at, one of so many, and at least one, is held out of fits
 MAX_ROWS = 1024
 
 

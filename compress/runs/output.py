@@ -19,8 +19,10 @@ from compress.passes.identity import marks, refuse_other_result
 from compress.passes.structure.files import WORKING as WORKING_FOLDER
 from compress.plan.memory_needs import evaluated_tokens
 from compress.plan.plan import Plan
+from compress.plan.training.files import FileBytes
 from compress.plan.training.teachers import marks_of
 from compress.report.units import size, two_sizes
+from compress.runs.passing import passing_files
 from compress.runs.requirements import Check, requirement_checks
 
 CALIBRATION_FILE = "calibration.safetensors"
@@ -73,15 +75,19 @@ def is_drawn(output: Output) -> bool:
 @dataclass(frozen=True, slots=True)
 class DiskSpace:
     """Bytes of a disk: result, and what lies beside it on the way: between, models that one pass
-    leaves for the next; passing, the hidden states of the calibration set, twice; evaluating, those
-    of evaluation, about. free: that there are."""
+    leaves for the next; files, that the pass which keeps most of its own has for the time being;
+    evaluating, hidden states of evaluation, about. free: that there are."""
 
     folder: Path
     result: int
     between: int
-    passing: int
+    files: FileBytes
     evaluating: int
     free: int
+
+    @property
+    def passing(self) -> int:
+        return self.files.total
 
     @property
     def needed(self) -> int:
@@ -128,7 +134,7 @@ def disk_space(plan: Plan, folder: Path, dtype: torch.dtype) -> DiskSpace:
     joined = 0 if side is None else _taken(folder / side.folder)
     taken = _taken(folder) - pieces - joined
     result = plan.shards.total_bytes - taken + max(pieces - joined, 0)
-    passing, evaluating = _passing_bytes(plan, dtype), evaluation_bytes(plan)
+    passing, evaluating = passing_files(plan, dtype), evaluation_bytes(plan)
     free = free_bytes(folder.parent)
     return DiskSpace(
         folder.parent,
@@ -142,11 +148,12 @@ def disk_space(plan: Plan, folder: Path, dtype: torch.dtype) -> DiskSpace:
 
 def _less(plan: Plan, space: DiskSpace) -> str:
     """What would fit."""
-    config, ways = plan.recipe.calibration, []
-    if config is not None and space.passing:
-        row = space.passing // config.samples
-        rows = (space.free - space.result - space.between - space.evaluating) // row
-        ways += [f"--set calibration.samples={rows} would fit"] if 0 < rows < config.samples else []
+    files, ways = space.files, []
+    if files.each:
+        rest = space.result + space.between + space.evaluating + files.fixed
+        count = (space.free - rest) // files.each
+        fits = 0 < count < files.count
+        ways += [f"--set {files.setting}={count} would fit"] if fits else []
     if space.evaluating and space.needed - space.evaluating <= space.free:
         ways.append("--set evaluation=null would fit")
     return ", or ".join([*ways, "make room or choose another disk"])
@@ -162,17 +169,6 @@ def _between_bytes(plan: Plan, whole: Collection[str]) -> int:
         if planned.name not in whole
     ]
     return max(both) - plan.shards.total_bytes
-
-
-def _passing_bytes(plan: Plan, dtype: torch.dtype) -> int:
-    """Hidden states of the calibration set in files that take turns: two of each chain."""
-    config = plan.recipe.calibration
-    if config is None:
-        return 0
-    widths = [plan.spec.hidden] if plan.needs_calibration else []
-    hidden = plan.source.spec.hidden
-    widths += [hidden + x.result.spec.hidden for x in plan.passes if x.needs_data]
-    return 2 * config.samples * config.length * max(widths, default=0) * dtype.itemsize
 
 
 def evaluation_bytes(plan: Plan) -> int:

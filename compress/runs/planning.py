@@ -122,7 +122,10 @@ def replanned(plan: Plan, recipe: Recipe, compute: torch.dtype) -> Plan:
     made = plan_with_choice(recipe, units, None, model, compute) if units else None
     made = made or build_plan(recipe, model, dtype=compute)
     between = result_range(recipe, model, compute)
-    return replace(in_room(made, plan.room), given=plan.given, bytes_range=between)
+    known = in_room(made, plan.room)
+    # The time that was promised is that of the search, too.
+    promised = replace(known.estimate, seconds=plan.estimate.seconds)
+    return replace(known, given=plan.given, bytes_range=between, estimate=promised)
 
 
 def measured_on(recipe: Recipe, model: Outline) -> CalibrationConfig:

@@ -20,10 +20,9 @@ from compress.passes.structure.basis import basis_before
 from compress.passes.structure.files import EDITED, SOURCE, states_path
 from compress.passes.structure.tokens import ReadsModel, skeleton_of
 from compress.plan.passes import PassPlan
-from compress.plan.row_counts import rows_at_once
+from compress.plan.row_counts import HELD_OUT, rows_at_once
 
 DEFAULT_SPILL = 256 << 20  # bytes of a batch where no calibration says how many
-HELD_OUT = 8  # one row of so many, and at least one, is held out of every fit
 
 
 @dataclass(frozen=True, slots=True, eq=False)

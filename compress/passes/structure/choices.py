@@ -28,10 +28,10 @@ from compress.passes.structure.chains import held_batches
 from compress.passes.structure.files import make_working
 from compress.passes.structure.search import search_sizes, with_found
 from compress.passes.structure.tokens import Looking, skeleton_of, tokens_of
+from compress.plan.search.trials import STORE
 from compress.recipe.placing import placed
 from compress.recipe.schema import EditStage
 
-MEMORY = 64 << 20  # bytes of one store of states; a larger one is a file
 KEEP = "keep"  # key of the record: indices of the blocks that stay
 
 
@@ -64,7 +64,7 @@ def _blocks(look: Looking, stage: EditStage, source: Weights, folder: Path) -> d
 
     def store(name: str, weights: Weights) -> HiddenStates:
         shapes = [(*batch.ids.shape, weights.spec.hidden) for batch in batches]
-        return HiddenStates(working / name, shapes, look.dtype, budget=MEMORY)
+        return HiddenStates(working / name, shapes, look.dtype, budget=STORE)
 
     with store("chosen.source", source) as given, store("chosen.model", look.weights) as own:
         teacher = Chain(skeleton_of(look, source), source, batches, (given,))

@@ -31,12 +31,11 @@ from compress.plan.passes import PassPlan, plan_edits
 from compress.plan.search.costs import SizeCosts, known_costs, label_of
 from compress.plan.search.sizes import Counts, SizeSpace, fine_axis, grid_of
 from compress.plan.search.space import measured
+from compress.plan.search.trials import SWAPS, TOGETHER
 from compress.recipe import Recipe
 from compress.recipe.schema import EditStage
 from compress.report.records.sizes import SizeCandidate
 
-TOGETHER = 6  # combinations that are measured
-SWAPS = 2  # blocks that are tried in place of the last one that goes
 LOST = 1e9  # what stands for a loss that is not a number: JSON has no infinity
 SIZES, CANDIDATES = "sizes", "candidates"  # keys of the record
 

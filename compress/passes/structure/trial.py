@@ -17,16 +17,13 @@ from compress.edits import EDITS
 from compress.edits.learned import BySite
 from compress.evaluation.chains import divergences
 from compress.formats import Weights
-from compress.passes.structure.chains import DEFAULT_SPILL, HELD_OUT, embed, open_chains
+from compress.passes.structure.chains import DEFAULT_SPILL, embed, open_chains
 from compress.passes.structure.change import rebuilt
 from compress.passes.structure.gradients import Changes
 from compress.passes.structure.tokens import Looking, skeleton_of, tokens_of
 from compress.plan.passes import PassPlan
-from compress.plan.row_counts import rows_at_once
-
-MEMORY = 64 << 20  # bytes of one store of states; a larger one is a file
-ROWS = 16  # that a trial fits on
-MEASURED = 8  # rows that a trial is measured on, at most
+from compress.plan.row_counts import HELD_OUT, rows_at_once
+from compress.plan.search.trials import MEASURED, ROWS, STORE
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,14 +87,14 @@ def _store(
     look: Looking, weights: Weights, batches: Sequence[TokenBatch], path: Path
 ) -> HiddenStates:
     shapes = [(*batch.ids.shape, weights.spec.hidden) for batch in batches]
-    return HiddenStates(path, shapes, look.dtype, budget=MEMORY)
+    return HiddenStates(path, shapes, look.dtype, budget=STORE)
 
 
 def loss_of(bench: Bench, planned: PassPlan) -> float:
     """Mean KL(source || tried) of the next token in nats, on the rows to measure on."""
     work = bench.work
     trial = Trial(work, planned)
-    chains = open_chains(work, planned, bench.source, bench.fit, bench.folder, scratch=MEMORY)
+    chains = open_chains(work, planned, bench.source, bench.fit, bench.folder, scratch=STORE)
     with ExitStack() as stack:
         for chain in {id(x): x for x in (chains.source, chains.edited)}.values():
             for states in chain.states:

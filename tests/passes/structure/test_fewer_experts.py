@@ -34,7 +34,8 @@ def with_idle_experts(source: Path) -> Path:
     return source
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.long  # every run looks at this on its first block
+@pytest.mark.parametrize("family", MIXTURES)
 def test_where_all_experts_stay_no_bit_changes(tiny, tmp_path: Path, family: str) -> None:
     source = tiny(family)
     asked = recipe(width(experts=1.0, ffn=1.0), calibration=text_source(tmp_path))
@@ -63,7 +64,7 @@ def test_an_expert_that_gets_no_token_goes_without_a_loss(
 def test_those_that_stay_make_up_for_those_that_go(tiny, tmp_path: Path, family: str) -> None:
     """A stock class loads it, with heads and channels cut in the same stage; bytes are as planned;
     the repair of experts adds to that of attention."""
-    source, data, found = tiny(family, dtype="fp32"), text_source(tmp_path, samples=24), {}
+    source, data, found = tiny(family, dtype="fp32"), text_source(tmp_path, samples=16), {}
     cuts = {"none": {"repair": "none"}, "drift": {}, "all": {"ffn": 0.75, "heads": 2}}
     for name, options in cuts.items():
         asked = recipe(width(experts=0.75, **options), calibration=data)

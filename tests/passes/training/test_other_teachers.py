@@ -23,7 +23,8 @@ def distill(teacher: Path | str, **options: Any) -> dict[str, Any]:
     return {"method": "distill", "teacher": str(teacher), **few, **options}
 
 
-@pytest.mark.parametrize("scope", ["model", pytest.param("block", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("scope", ["model", "block"])
 def test_a_copy_of_the_source_teaches_what_the_source_does(
     tiny, tmp_path: Path, scope: str
 ) -> None:

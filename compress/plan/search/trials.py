@@ -1,0 +1,114 @@
+"""What it takes to choose what an open edit cuts, counted before: the models that are tried."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from compress.blocks.live import live_bytes
+from compress.checkpoint.outline import Outline
+from compress.edits.learned import learned_bytes
+from compress.edits.prune_depth import PruneDepthConfig, count_of
+from compress.edits.work import Work, forward_work, learned_work
+from compress.plan.memory_needs import LIVE_HEADS, LIVE_LOGITS
+from compress.plan.row_counts import HELD_OUT, chunk_rows
+from compress.plan.search.sizes import GRID, SizeSpace
+from compress_calibration.config import CalibrationConfig
+
+ROWS = 16  # that a trial of sizes fits on
+MEASURED = 8  # rows that it is measured on, at most
+TOGETHER = 6  # combinations that are measured
+SWAPS = 2  # blocks that are tried in place of the last one that goes
+STORE = 64 << 20  # bytes of one store of states; a larger one is a file
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Choosing:
+    """What is measured before a pass, all at most.
+
+    model: that the pass reads. given: that the run was given, which it is measured by. fitted,
+    measured: tokens that a trial of sizes fits on, and tokens that losses are of. trials: of sizes.
+    removals: blocks that go one by one, each time the one that the loss misses least. walks: of the
+    model beside. stores: of states of measured tokens that are there at once.
+    """
+
+    model: Outline
+    given: Outline
+    fitted: int
+    measured: int
+    trials: int = 0
+    removals: int = 0
+    walks: int = 1
+    stores: int = 2
+
+
+def sizes_choosing(space: SizeSpace, given: Outline, data: CalibrationConfig) -> Choosing:
+    """Of an open `prune`; known losses cost nothing, but nobody knows which will be known."""
+    held = max(1, data.samples // HELD_OUT)
+    rows, whole = min(ROWS, max(1, data.samples - held)), len(space.source.spec.blocks)
+    kept = [whole if x is None else len(x) for x in map(space.first_blocks, space.points)]
+    gone = min(whole - min(kept) + SWAPS, whole - 1) if min(kept) < whole else 0
+    alone = sum(min(GRID, len(values)) - 1 for values in space.axes.values())
+    together = min(TOGETHER, len(space.points)) + (SWAPS if gone else 0)
+    return Choosing(
+        space.source,
+        given,
+        rows * data.length,
+        min(MEASURED, held) * data.length,
+        trials=alone + together,
+        removals=gone,
+        stores=2 + (whole if gone else 0),
+    )
+
+
+def blocks_choosing(
+    model: Outline, given: Outline, config: PruneDepthConfig, data: CalibrationConfig
+) -> Choosing:
+    """Of an open `prune_depth`."""
+    whole, measured = len(model.spec.blocks), max(1, data.samples // HELD_OUT) * data.length
+    gone = whole - count_of(model, config)
+    if not gone:
+        return Choosing(model, given, 0, 0, walks=0, stores=0)
+    if config.by == "loss":
+        return Choosing(model, given, 0, measured, removals=gone, stores=2 + whole)
+    return Choosing(model, given, 0, measured, stores=2 + (gone if config.by == "angular" else 1))
+
+
+def choosing_work(choosing: Choosing) -> Work:
+    """Of all of it."""
+    model, tokens = choosing.model, choosing.measured
+    forward, head = forward_work(model, tokens), 2.0 * tokens * model.spec.vocab * model.spec.hidden
+    blocks = len(model.spec.blocks)
+    products = choosing.walks * (forward + forward_work(choosing.given, tokens))
+    for left in range(blocks, blocks - choosing.removals, -1):
+        products += forward / blocks * left * (left + 1) / 2 + (left + 2) * head
+    fit = learned_work(model, choosing.fitted) if choosing.trials else Work(0.0)
+    return Work(
+        products + choosing.trials * (fit.products + forward + 2 * head),
+        choosing.trials * fit.grams,
+        choosing.trials * fit.solves,
+    )
+
+
+def choosing_bytes(choosing: Choosing, dtype: torch.dtype) -> int:
+    """Most bytes of memory: stores, and a block with its work or the heads."""
+    spec = choosing.model.spec
+    trial = learned_bytes(choosing.model, dtype, choosing.fitted) if choosing.trials else 0
+    walk = live_bytes(spec, choosing.measured, dtype.itemsize)
+    rows = min(chunk_rows(spec.vocab), choosing.measured)
+    heads = 4 * spec.vocab * (LIVE_HEADS * spec.hidden + LIVE_LOGITS * rows)
+    held = sum(min(STORE, store) for store in _stores(choosing, dtype))
+    return held + max(trial, walk, heads)
+
+
+def choosing_files(choosing: Choosing, dtype: torch.dtype) -> int:
+    """Bytes of the stores that are too large for memory."""
+    return sum(store for store in _stores(choosing, dtype) if store > STORE)
+
+
+def _stores(choosing: Choosing, dtype: torch.dtype) -> Sequence[int]:
+    """Bytes of every store that is there at once: of trials two of each chain."""
+    width = dtype.itemsize
+    wide = max(choosing.model.spec.hidden, choosing.given.spec.hidden) * width
+    fitted = [choosing.fitted * wide] * (4 if choosing.trials else 0)
+    return [*fitted, *([choosing.measured * wide] * choosing.stores)]
