@@ -1,6 +1,6 @@
 """What structural stages cost and what mends it, point by point on tale-6m.
 
-    python -m benchmarks.structure.run [--points sizes "trained/60 %" ...] [--work FOLDER] [--again]
+    python -m benchmarks.structure.run [--points sizes "bytes/4 bits" ...] [--work FOLDER] [--again]
     python -m benchmarks.structure.table
 
 A point is a recipe; a seed draws other rows of real text. Results are measured against the source
@@ -90,7 +90,7 @@ def store(point: Point, made: list[Made]) -> None:
 
 
 def wanted(point: Point, names: list[str]) -> bool:
-    """Whether a point is named: "sizes" is a group, "trained/60 %" a point; no names are all."""
+    """Whether a point is named: "sizes" is a group, "bytes/4 bits" a point; no names are all."""
     return not names or point.group in names or point.label in names
 
 
