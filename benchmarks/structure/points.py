@@ -103,27 +103,24 @@ def rounding() -> Iterator[Point]:
     yield Point("bytes", "FFN 512, trained, 4 bits", (small, train, gptq(4)))
 
 
-# Five blocks of six, six heads of eight, FFN 435 of 768: 60.1 % of the parameters.
-SHAPE_60 = (
+# Two shapes of 60 % of the parameters. The first loses least while nothing is trained, the second
+# learns most: with 200k tokens they came from KL 0.277 to 0.187, and from 0.275 to 0.156.
+SHALLOW: tuple[Stage, ...] = (
     {"method": "prune_depth", "keep": [0, 1, 3, 4, 5]},
     {"method": "prune_width", "heads": 6, "ffn": 435},
 )
+NARROW: tuple[Stage, ...] = ({"method": "prune_width", "hidden": 208, "heads": 7, "ffn": 462},)
 
 
-LONG: Stage = {
-    "method": "distill",
-    "tokens": "3M",
-    "scope": "model",
-    "optimizer": "muon",
-    "batch": 4,
-    "rate": 1.5e-3,
-    "every": 300,
-}
+def long(rate: float) -> Stage:
+    train = {"method": "distill", "tokens": "3M", "scope": "model", "optimizer": "muon"}
+    return {**train, "batch": 4, "rate": rate, "every": 300}
 
 
 def trained() -> Iterator[Point]:
-    yield Point("trained", "60 %", SHAPE_60)
-    yield Point("trained", "60 %, 3M tokens", (*SHAPE_60, LONG))
+    for name, shape, rate in (("shallow", SHALLOW, 1.5e-3), ("narrow", NARROW, 2e-3)):
+        yield Point("trained", f"60 %, {name}", shape)
+        yield Point("trained", f"60 %, {name}, 3M tokens", (*shape, long(rate)))
 
 
 POINTS = (*sizes(), *choices(), *rounding(), *trained())
