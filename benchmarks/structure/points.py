@@ -15,12 +15,15 @@ Stage = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A recipe. seeds: how many draws of calibration rows it is made from."""
+    """A recipe. seeds: how many draws of calibration rows it is made from. like: the name of the
+    point in the same group whose shape is trained from scratch; None for a recipe that changes the
+    source."""
 
     group: str
     name: str
     stages: tuple[Stage, ...]
     seeds: int = 1
+    like: str | None = None
 
     @property
     def label(self) -> str:
@@ -121,6 +124,10 @@ def trained() -> Iterator[Point]:
     for name, shape, rate in (("shallow", SHALLOW, 1.5e-3), ("narrow", NARROW, 2e-3)):
         yield Point("trained", f"60 %, {name}", shape)
         yield Point("trained", f"60 %, {name}, 3M tokens", (*shape, long(rate)))
+    for rate in (2e-3, 4e-3, 8e-3):
+        stage = {**long(rate), "teacher": str(SOURCE)}
+        name = f"60 %, shallow, 3M tokens from scratch at {rate:g}"
+        yield Point("trained", name, (stage,), like="60 %, shallow")
 
 
 POINTS = (*sizes(), *choices(), *rounding(), *trained())

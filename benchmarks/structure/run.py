@@ -47,10 +47,20 @@ def make(point: Point, seed: int, work: Path) -> Made:
         shutil.rmtree(out, ignore_errors=True)
         out.mkdir(parents=True)
         (out / "recipe.yaml").write_text(json.dumps(recipe(point, seed), indent=1))  # JSON is YAML
-        words = ["run", str(out / "recipe.yaml"), "--model", str(SOURCE)]
+        model = SOURCE if point.like is None else scratch(point, out, work)
+        words = ["run", str(out / "recipe.yaml"), "--model", str(model)]
         command = [sys.executable, "-m", "compress.cli", *words, "--out", str(out / "result")]
         cost.write_text(json.dumps(asdict(run(command, out / "log"))))
     return Made(out / "result", json.loads(cost.read_text()))
+
+
+def scratch(point: Point, out: Path, work: Path) -> Path:
+    """A model in the shape of another point's result that has learned nothing."""
+    (like,) = (x for x in POINTS if (x.group, x.name) == (point.group, point.like))
+    shape, folder = make(like, 0, work).out, out / "scratch"
+    command = [sys.executable, "-m", "benchmarks.structure.scratch", str(shape), str(folder)]
+    run(command, out / "scratch.log")
+    return folder
 
 
 def recipe(point: Point, seed: int) -> dict[str, Any]:
