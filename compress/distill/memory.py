@@ -124,6 +124,14 @@ def adapter_shapes(spec: DecoderSpec, rank: int) -> list[tuple[int, ...]]:
     return shapes + [(linear.shape[0], rank) for linear in linears]
 
 
+def tuned_shapes(student: Outline, stored: Outline) -> list[tuple[int, ...]]:
+    """Of what `train: [scales, norms]` trains, at most: all that has one dimension, and the scales.
+    stored: the checkpoint of codes; what it has of floats beside the student's own are scales."""
+    floats = [x for x in stored.tensors.values() if x.dtype in ("F32", "F16", "BF16")]
+    scales = [x.shape for x in floats if x.name not in student.tensors]
+    return scales + [x for x in all_shapes(student) if len(x) == 1]
+
+
 def _of_block(
     student: Outline, block: BlockSpec, batch: MicroBatch, optimizer: OptimizerName
 ) -> TrainingBytes:

@@ -1,16 +1,16 @@
-"""What of a student is trained: all of it, the tensors that an edit changed, or adapters."""
+"""What of a student is trained: all of it, tensors that an edit changed, adapters, or scales and
+norms of a rounded one."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from compress.distill.coded import CodedLinear, train_scales
 from compress.distill.lora import Adapter, adapt, merge
 from compress.errors import RecipeError
-
-TrainName = Literal["all", "changed", "lora"]
+from compress.quant.tensor import QuantizedTensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -18,22 +18,24 @@ class Trained:
     """parameters: leaves that require gradients, in a fixed order, by the checkpoint's tensor, or
     for an adapter by its path and half. results: tensor of the checkpoint -> the parameter that
     holds it in the end. adapters: to be merged then. matrices: names of the parameters that are
-    weights of linears in blocks."""
+    weights of linears in blocks. coded: linears whose scales are told by factors among the
+    parameters; a result of theirs is the scale [N, G]."""
 
     parameters: Mapping[str, nn.Parameter]
     results: Mapping[str, nn.Parameter]
     adapters: tuple[Adapter, ...] = ()
     matrices: frozenset[str] = frozenset()
+    coded: tuple[CodedLinear, ...] = ()
 
     def settle(self, dtype: torch.dtype) -> dict[str, Tensor]:
-        """Merge the adapters, round to the dtype that the result is stored in, and give copies in
-        it; the student computes with these values from now on."""
+        """Merge the adapters, round to the dtype that the result is stored in (scales: to their
+        own), and give copies in it; the student computes with these values from now on."""
         merge(self.adapters)
         rounded = {name: value.detach().to("cpu", dtype) for name, value in self.results.items()}
         with torch.no_grad():
             for name, value in rounded.items():
                 self.results[name].copy_(value)
-        return rounded
+        return rounded | {each.tensor: each.settle() for each in self.coded}
 
 
 def whole(model: nn.Module, names: Mapping[str, str]) -> Trained:
@@ -65,3 +67,30 @@ def adapters(model: nn.Module, linears: Mapping[str, str], rank: int, seed: int)
     }
     results = {name: model.get_parameter(f"{path}.weight") for name, path in linears.items()}
     return Trained(halves, results, tuple(made))
+
+
+def tuned(
+    model: nn.Module,
+    names: Mapping[str, str],
+    linears: Mapping[str, str],
+    codes: Mapping[str, tuple[QuantizedTensor, bool]],
+    train: Collection[str],
+) -> Trained:
+    """Of a rounded model the "scales" of linears in blocks, the weights of "norms", or both.
+
+    names, linears: as in `whole` and `adapters`. codes: of the linears that are rounded, with
+    whether the original has them as [K, N].
+    """
+    model.requires_grad_(False)
+    norms: dict[str, nn.Parameter] = {}
+    if "norms" in train:
+        known = {name: value for name, value in model.named_parameters() if value.dim() == 1}
+        named = {x: path for x, path in names.items() if path in known and x.endswith(".weight")}
+        norms = {name: known[path] for name, path in named.items()}
+    coded = train_scales(model, linears, codes) if "scales" in train else []
+    factors = {each.tensor: each.factor for each in coded}
+    for parameter in (*norms.values(), *factors.values()):
+        parameter.requires_grad_(True)
+    if not norms and not factors:
+        raise RecipeError(f"the model has no {' and no '.join(sorted(train))} to train")
+    return Trained(factors | norms, norms, coded=tuple(coded))

@@ -17,12 +17,14 @@ from compress.distill.memory import (
     all_shapes,
     block_bytes,
     model_bytes,
+    tuned_shapes,
     walked_bytes,
 )
 from compress.distill.optimizer import OptimizerName
 from compress.edits.edit import Edited
 from compress.edits.writers import check_roles
 from compress.errors import CheckpointError, RecipeError
+from compress.quant.scheme import QuantScheme
 from compress_calibration.config import CalibrationConfig, SourceConfig
 
 FLOATS = ("F32", "BF16", "F16")
@@ -30,6 +32,8 @@ MICRO = 8  # rows at once: more were no faster on two cores
 DEFAULT_LENGTH = 512  # of a row, where no calibration says
 SOURCE = "source"  # the teacher that is the model that the run was given
 ScopeName = Literal["block", "model"]
+TrainName = Literal["all", "changed", "lora", "scales", "norms"]
+TUNED: tuple[TrainName, ...] = ("scales", "norms")  # of what rounding left
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +43,10 @@ class DistillConfig:
     scope: "block", "model", or both in this order. teacher: "source" for the model that the run was
     given, or another one that reads the same ids: a folder or a hub id.
     train: "all" parameters, those that edits have "changed", or "lora" (adapters of `rank` on all
-    linears, merged in the end); of scope "model". loss: "kl" (of the student from the teacher),
-    "reverse_kl" or "jsd"; ce: share of the text's own next token in it, 0 to 1; blocks: weight of
-    the relative error of the blocks' outputs beside it, for which the teacher is in memory.
+    linears, merged in the end), of scope "model"; behind stages that round "scales", "norms" or
+    both. loss: "kl" (of the student from the teacher), "reverse_kl" or "jsd"; ce: share of the
+    text's own next token in it, 0 to 1; blocks: weight of the relative error of the blocks' outputs
+    beside it, for which the teacher is in memory.
     rate: the peak; None for one that follows the damage. schedule, optimizer: docs/structure.md.
     batch: rows of a step. every: steps between two looks at held-out rows. patience: such looks
     without a better one after which it stops; 0 for never.
@@ -55,7 +60,7 @@ class DistillConfig:
     tokens: int
     scope: tuple[ScopeName, ...] = ("block", "model")
     teacher: str = SOURCE
-    train: Literal["all", "changed", "lora"] = "all"
+    train: tuple[TrainName, ...] = ("all",)
     rank: int = 16
     loss: Literal["kl", "reverse_kl", "jsd"] = "kl"
     ce: float = 0.0
@@ -87,6 +92,17 @@ class DistillConfig:
         if self.scope not in (("block",), ("model",), ("block", "model")):
             words = ", ".join(self.scope)
             raise RecipeError(f"scope is [{words}]; it takes block, model, or [block, model]")
+        if len(self.train) != 1 and not self.tunes:
+            words = ", ".join(self.train)
+            raise RecipeError(
+                f"train is [{words}]; it takes all, changed or lora, and behind stages that round"
+                " scales, norms, or [scales, norms]"
+            )
+
+    @property
+    def tunes(self) -> bool:
+        """Whether it trains what stages that round have left."""
+        return bool(self.train) and set(self.train) <= set(TUNED)
 
     @property
     def by_cache(self) -> bool:
@@ -119,24 +135,55 @@ def row_length(config: DistillConfig, data: CalibrationConfig | None) -> int:
 
 
 def training_bytes(
-    source: Outline, given: Outline, config: DistillConfig, data: CalibrationConfig | None
+    source: Outline,
+    given: Outline,
+    config: DistillConfig,
+    data: CalibrationConfig | None,
+    stored: Outline | None = None,
 ) -> int:
-    """Most bytes that a pass of one scope works with. given: the model that the teacher is."""
+    """Most bytes that a pass of one scope works with. given: the model that the teacher is. stored:
+    the checkpoint of codes that stands for `source`, where stages have rounded it."""
     whole = config.scope == ("model",)
     walks = (given, source) if not whole else (given,) if config.by_cache else ()
     walked = (walked_bytes(x, config.tokens, head=whole) for x in walks)
-    return max(_trained_bytes(source, given, config, data), *walked, 0)
+    return max(_trained_bytes(source, given, config, data, stored), *walked, 0)
 
 
 def _trained_bytes(
-    source: Outline, given: Outline, config: DistillConfig, data: CalibrationConfig | None
+    source: Outline,
+    given: Outline,
+    config: DistillConfig,
+    data: CalibrationConfig | None,
+    stored: Outline | None,
 ) -> int:
     """Of the training itself."""
     length, rows = row_length(config, data), min(config.batch, MICRO)
     batch = MicroBatch(rows, length, checkpointed=config.recompute)
     if config.scope == ("block",):
         return block_bytes(source, batch, config.optimizer).total
-    lora = config.train == "lora"
-    trained = adapter_shapes(source.spec, config.rank) if lora else all_shapes(source)
+    trained = trained_shapes(config, source, stored)
     teacher = None if config.by_cache else given
     return model_bytes(source, trained, batch, config.optimizer, teacher).total
+
+
+def trained_shapes(
+    config: DistillConfig, student: Outline, stored: Outline | None
+) -> list[tuple[int, ...]]:
+    """Of what scope model trains; arguments as of `training_bytes`."""
+    if stored is not None:
+        return tuned_shapes(student, stored)
+    if config.train == ("lora",):
+        return adapter_shapes(student.spec, config.rank)
+    return all_shapes(student)
+
+
+def why_not_tuned(scheme: QuantScheme, coded: bool) -> str | None:
+    """Why scales of such a linear cannot be trained; None where they can. coded: whether the
+    result's format stores codes."""
+    if not coded:
+        return "the result stores dequantized weights, which have no scales"
+    if scheme.type != "int":
+        return f"codes of {scheme.describe()} are floats, and scales of integers can be trained"
+    if scheme.activation is not None:
+        return f"{scheme.describe()} rounds inputs too, and gradients do not pass through that"
+    return None

@@ -5,6 +5,7 @@ from math import gcd
 
 from compress.arch.spec import DecoderSpec, LinearSpec
 from compress.checkpoint.outline import Outline
+from compress.edits.distill import why_not_tuned
 from compress.errors import RecipeError
 from compress.formats import FORMATS
 from compress.formats.compressed_tensors.encode import is_packed
@@ -45,6 +46,20 @@ def check_embedding(recipe: Recipe, spec: DecoderSpec, modules: Iterable[ModuleP
             " looked up: it takes weight-only schemes with a scale a row or a group; use W8A16 or"
             " W4A16 with method rtn"
         )
+
+
+def check_tuning(recipe: Recipe, modules: Iterable[ModulePlan], fmt: str) -> None:
+    """RecipeError for a training behind the stages that round whose linears it cannot train."""
+    if not recipe.tuning:
+        return
+    place = recipe.tuning[0].at("train")
+    inside = [m for m in modules if m.block is not None and m.linear.role != "router"]
+    if not inside:
+        raise RecipeError(f"{place}: no linear of a block is rounded, so nothing is left to train")
+    for module in inside:
+        reason = why_not_tuned(module.scheme, FORMATS[fmt].coded)
+        if reason is not None:
+            raise RecipeError(f"{place}: {module.linear.name}: {reason}; take the stage out")
 
 
 def check_groups(recipe: Recipe, modules: Iterable[ModulePlan]) -> None:

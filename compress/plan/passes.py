@@ -3,7 +3,7 @@
 Each pass is planned on the outline that the pass before it will leave.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -32,6 +32,7 @@ from compress.plan.search.trials import (
 from compress.plan.training.teachers import NO_TEACHERS, Teachers, check_teacher
 from compress.recipe import EditStage, Recipe
 from compress.recipe.placing import placed
+from compress.recipe.reading.stages import is_tuning
 from compress_calibration.config import CalibrationConfig
 
 ROUNDING = "quantize"  # name of the pass that rounds
@@ -39,12 +40,14 @@ ROUNDING = "quantize"  # name of the pass that rounds
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PassPlan:
-    """One pass over the whole model. Each edit is a pass; all stages that round are one, the last.
+    """One pass over the whole model. Each edit is a pass; all stages that round are one, with
+    nothing behind it but trainings of scales and norms.
 
-    name: the pass in the journal and its folder in OUT.partial. stage: the edit; None for the pass
-    that rounds. source, result: the model before and after the pass. layout: the weight files that
-    the pass writes. notes: those of the edit. kept: for each block of the result the index of the
-    block of `source` that it is made of. origin: the same of the model that the run was given.
+    name: the pass in the journal and its folder in OUT.partial. stage: the edit, or the training;
+    None for the pass that rounds. source, result: the model before and after the pass. layout: the
+    weight files that the pass writes. notes: those of the edit. kept: for each block of the result
+    the index of the block of `source` that it is made of. origin: the same of the model that the
+    run was given.
     part: of the stage that the pass is, where that has several passes.
     narrowed: names of the passes before it that narrowed the residual stream, in order.
     space: the sizes that a measurement has yet to choose among; result is then the largest of them.
@@ -84,6 +87,11 @@ class PassPlan:
         return config.teacher if isinstance(config, DistillConfig) else SOURCE
 
     @property
+    def tunes(self) -> bool:
+        """Whether the pass trains what the stages that round have left."""
+        return self.stage is not None and is_tuning(self.stage)
+
+    @property
     def label(self) -> str:
         """The pass in reports and on the terminal: "cast", "quantize"."""
         if self.stage is None:
@@ -92,14 +100,18 @@ class PassPlan:
 
 
 def edit_size(
-    planned: PassPlan, given: Outline, data: CalibrationConfig | None, dtype: torch.dtype
+    planned: PassPlan,
+    model: "EditedModel",
+    data: CalibrationConfig | None,
+    dtype: torch.dtype,
 ) -> EditSize:
-    """What the pass of an edit takes.
+    """What the pass of an edit takes, or of a training behind the stages that round.
 
-    given: the model that the run was given, or another one that the pass trains by. data: that the
-    recipe calibrates on; dtype: of blocks.
+    model: of the run. data: that the recipe calibrates on; dtype: of blocks.
     """
-    source, stage = planned.source, planned.stage
+    stored = planned.source if planned.tunes else None
+    given, stage = model.taught_by(planned), planned.stage
+    source = planned.source if stored is None else model.rounded
     assert stage is not None, "the pass is no edit"
     work = EDITS[stage.method].work
     if isinstance(work, BySite | ByBasis):
@@ -116,7 +128,7 @@ def edit_size(
             counted += training_work(source, source, tokens, 0, head=True)
         return EditSize(planned.label, source, most, counted)
     if isinstance(work, ByTraining):
-        most = training_bytes(source, given, stage.config, data)
+        most = training_bytes(source, given, stage.config, data, stored)
         tokens, whole = stage.config.tokens, stage.config.scope == ("model",)
         counted = training_work(source, given, tokens, tokens, head=whole)
         return EditSize(planned.label, source, most, counted)
@@ -157,13 +169,15 @@ class EditedModel:
     edits: tuple[PassPlan, ...] = ()
     teachers: Teachers = field(default_factory=lambda: NO_TEACHERS)
 
-    def sizes(self, data: CalibrationConfig | None, dtype: torch.dtype) -> Iterator[EditSize]:
-        """What each edit takes, and what is measured before it."""
-        for planned in self.edits:
+    def sizes(
+        self, passes: Sequence[PassPlan], data: CalibrationConfig | None, dtype: torch.dtype
+    ) -> Iterator[EditSize]:
+        """What each pass but the one that rounds takes, and what is measured before it."""
+        for planned in passes:
             if planned.stage is not None:
                 choosing = choosing_size(planned, self.source, data, dtype)
                 yield from () if choosing is None else (choosing,)
-                yield edit_size(planned, self.taught_by(planned), data, dtype)
+                yield edit_size(planned, self, data, dtype)
 
     def taught_by(self, planned: PassPlan) -> Outline:
         """The model that a pass trains by; the source for any other pass."""
@@ -216,6 +230,20 @@ def plan_edits(recipe: Recipe, source: Outline) -> Iterator[PassPlan]:
             yield planned
             narrowed += (name,) if planned.narrows else ()
             source = result
+
+
+def plan_tuning(recipe: Recipe, model: EditedModel, rounding: PassPlan) -> Iterator[PassPlan]:
+    """The passes that train what the pass that rounds has left: the same tensors, in its layout."""
+    edits, result = model.edits, rounding.result
+    blocks = tuple(range(len(result.spec.blocks)))
+    origin = edits[-1].origin if edits else blocks
+    narrowed = tuple(each.name for each in edits if each.narrows)
+    for whole in recipe.tuning:
+        for part, stage in whole.parts().items():
+            name = ".".join(filter(None, ("stage", str(stage.index), part)))
+            yield PassPlan(
+                name, stage, result, result, rounding.layout, (), blocks, origin, part, narrowed
+            )
 
 
 def _space(recipe: Recipe, source: Outline, stage: EditStage) -> SizeSpace | None:

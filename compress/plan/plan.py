@@ -4,7 +4,7 @@ Sizes of the safetensors files are exact (the writer lays them out before the fi
 memory are estimates that the report later sets beside what was measured.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -32,7 +32,7 @@ from compress.plan.layers import (
 from compress.plan.lengths import cap_defaults
 from compress.plan.memory_needs import RunSize
 from compress.plan.output_format import check_config, check_experts, choose_format, notes
-from compress.plan.passes import ROUNDING, EditedModel, PassPlan
+from compress.plan.passes import ROUNDING, EditedModel, PassPlan, plan_tuning
 from compress.plan.room import UNKNOWN, Room
 from compress.plan.training.teachers import NO_TEACHERS, Teachers
 from compress.plan.unlisted import opened
@@ -131,8 +131,18 @@ class Plan:
 
     @property
     def edits(self) -> tuple[PassPlan, ...]:
-        """The passes that change the model itself."""
-        return tuple(each for each in self.passes if each.stage is not None)
+        """The passes that change the model itself, before any layer is rounded."""
+        return tuple(each for each in self.passes if each.stage is not None and not each.tunes)
+
+    @property
+    def rounding(self) -> PassPlan:
+        """The pass of all stages that round; only of a recipe that has some."""
+        return next(each for each in self.passes if each.stage is None)
+
+    @property
+    def tuning(self) -> tuple[PassPlan, ...]:
+        """The passes that train what the stages that round have left."""
+        return tuple(each for each in self.passes if each.tunes)
 
     @property
     def model(self) -> EditedModel:
@@ -231,8 +241,10 @@ def build_plan(recipe: Recipe, given: EditedModel, *, dtype: torch.dtype) -> Pla
         tensors = cache_scales.reserve(recipe, spec, model.main_dtype, tensors, fmt)
     passes = edits
     if recipe.stages:
-        passes = (*edits, _rounding(recipe, model, tensors))
-    run_size = _run_size(recipe, replace(given, edits=passes), spec, modules, dtype)
+        rounding = _rounding(recipe, model, tensors)
+        passes = (*edits, rounding, *plan_tuning(recipe, given, rounding))
+        checks.check_tuning(recipe, modules, fmt)
+    run_size = _run_size(recipe, given, model, passes, modules, dtype)
     return Plan(
         recipe=recipe,
         spec=spec,
@@ -272,25 +284,23 @@ def _rounding(recipe: Recipe, model: Outline, tensors: Mapping[str, tuple[Entry,
 
 def _run_size(
     recipe: Recipe,
-    planned: EditedModel,
-    spec: DecoderSpec,
-    modules: Iterable[ModulePlan],
+    given: EditedModel,
+    model: Outline,
+    passes: Sequence[PassPlan],
+    modules: Sequence[ModulePlan],
     dtype: torch.dtype,
 ) -> RunSize:
-    """planned: the model with all passes on it."""
-    modules, passes = list(modules), planned.edits
     head = calibrated_head(recipe, modules)
-    last = passes[-1]
     return RunSize(
-        last.source if recipe.stages else last.result,
-        spec,
+        model,
+        model.spec,
         [(m.linear, m.scheme) for m in modules],
         recipe.calibration if _calibrated(recipe) else None,
         dtype,
         None if head is None else head.linear,
         recipe.evaluation,
         exports=bool(recipe.export),
-        edits=list(planned.sizes(recipe.calibration, dtype)),
+        edits=list(given.sizes(passes, recipe.calibration, dtype)),
         drawn=recipe.calibration if any(each.needs_data for each in passes) else None,
     )
 

@@ -16,7 +16,11 @@ def dump(recipe: Recipe) -> str:
         data["description"] = recipe.description
     data["seed"] = recipe.seed
     rounding = [_stage(x, recipe.stages) for x in recipe.stages if not x.within]
-    data["stages"] = [{"method": x.method, **_plain(x.config)} for x in recipe.edits] + rounding
+    edits, tuning = (
+        [{"method": x.method, **_plain(x.config)} for x in some]
+        for some in (recipe.edits, recipe.tuning)
+    )
+    data["stages"] = [*edits, *rounding, *tuning]
     if recipe.kv_cache is not None:
         data["kv_cache"] = recipe.kv_cache
     for part in ("calibration", "evaluation", "output"):

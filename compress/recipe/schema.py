@@ -175,7 +175,8 @@ class HasParts(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EditStage:
-    """A stage that changes the model itself; all of them come before those that round layers.
+    """A stage that changes the model itself, before any that rounds layers; or a training behind
+    those.
 
     method: a key of compress.edits.EDITS; config: an instance of that row's dataclass.
     index: place in the recipe; label: what messages call the stage, "stages[0]".
@@ -264,6 +265,7 @@ class Recipe:
     evaluation: None when nothing is to be measured.
     kv_cache: calibrated scales with which runtimes store keys and values in 8 bits; None for none.
     export: artifacts that are made of the result.
+    tuning: trainings of what the stages have left, behind them.
     text: the YAML as it was written, before `overrides` ("key=value"); empty for one built in
         Python. Both, and `places`, are history: they play no part in equality.
     """
@@ -278,6 +280,7 @@ class Recipe:
     kv_cache: KvCache | None = None
     export: tuple[ExportConfig, ...] = ()
     edits: tuple[EditStage, ...] = ()
+    tuning: tuple[EditStage, ...] = ()
     text: str = field(default="", compare=False, repr=False)
     overrides: tuple[str, ...] = field(default=(), compare=False)
     places: Places = field(default_factory=Places, compare=False, repr=False)

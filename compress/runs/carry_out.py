@@ -8,19 +8,23 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from compress.checkpoint import Checkpoint, ShardWriter, disk
+from compress.checkpoint.jsonfile import as_json
 from compress.errors import OutputError
 from compress.events import note
 from compress.formats import Weights, open_weights
 from compress.passes import journal as journals
 from compress.passes.context import PassContext
-from compress.passes.edit import WRITTEN, apply_edit, edit_units
+from compress.passes.edit import WRITTEN
 from compress.passes.journal import Journal, PassJournal, Spent
 from compress.passes.quantize import stream
-from compress.passes.structure.files import candidates_of, learned_units, repairs_of
-from compress.passes.training.units import courses_of, training_units
+from compress.passes.structure.files import candidates_of, repairs_of
+from compress.passes.training.units import courses_of
 from compress.plan.passes import PassPlan
+from compress.plan.plan import Plan
 from compress.report.schema import StageRecord, StockLoad
 from compress.runs import measuring
+from compress.runs.apply_pass import apply_pass, units_of
+from compress.runs.card import config_files
 from compress.runs.finish import finish_between, finish_result
 from compress.runs.output import PROOF, require_space, space_warnings
 from compress.runs.planning import replanned
@@ -45,7 +49,12 @@ def carry_out(session: Session, journal: Journal) -> tuple[Session, list[StageRe
         session, measurement = _settled(session, journal, made)
         stages += [] if measurement is None else [measurement]
     if session.plan.recipe.stages:
-        stages.append(_rounding(session, journal, made))
+        stage, made = _rounding(session, journal, made)
+        stages.append(stage)
+    for index, planned in enumerate(session.plan.passes):
+        if planned.tunes:
+            stage, made = _edit(session, journal, index, made)
+            stages.append(stage)
     return replace(session, loads=_loads(journal)), stages
 
 
@@ -76,36 +85,47 @@ def _chosen(session: Session, journal: Journal, index: int, made: Checkpoint | N
 def _edit(
     session: Session, journal: Journal, index: int, made: Checkpoint | None
 ) -> tuple[StageRecord, Checkpoint | None]:
-    """Carry out the pass of edit `index`, or what a killed run left to do of it.
+    """Carry out pass `index`, of an edit or of a training behind the stages that round, or what a
+    killed run left to do of it.
 
     made: what the pass before it wrote, where this process hashed it. Returns the record of the
     pass, and the same of what this one wrote.
     """
     plan = session.plan
-    planned, is_last = plan.edits[index], len(plan.passes) == index + 1
+    planned, is_last = plan.passes[index], len(plan.passes) == index + 1
     begun = journal.passes.get(planned.name)
     if begun is not None and journals.WHOLE in begun.units:
         _remove_input(session, index)
         return _told(planned, begun, begun.spent), None
     part = journal.begin(planned.name)
     earlier = [x for unit in part.units.values() for x in unit.get(WRITTEN, ())]
-    folder = session.output.partial if is_last else _folder(session, planned)
+    folder = _folder(session, planned)
     writer = _writer(part, folder, planned)
-    if not set(_units_of(planned)) <= part.units.keys():
+    if not set(units_of(planned)) <= part.units.keys():
         model = _model(session, journal, index, made)
-        _apply(session, _context(session, part, writer, model), planned)
-    if is_last:
-        finish_result(plan, writer, earlier, session.checkpoint)
-        written = None
-    else:
-        finish_between(writer, earlier, planned.result.config, session.checkpoint)
-        written = Checkpoint.open(folder).sealed()
+        apply_pass(session, _context(session, part, writer, model), planned)
+    written = _finish(session, planned, writer, earlier)
     _prove(session, part, folder, planned)
     if written is not None:
         part.record(journals.WHOLE, {"sha256": written.sha256()})
     _remove_input(session, index)
     record = _told(planned, part, part.spent_so_far())
-    return replace(record, layers=layers_of(plan, {}) if is_last else ()), written
+    last_edit = is_last and not planned.tunes
+    return replace(record, layers=layers_of(plan, {}) if last_edit else ()), written
+
+
+def _finish(
+    session: Session, planned: PassPlan, writer: ShardWriter, earlier: list[str]
+) -> Checkpoint | None:
+    """Make a checkpoint of what a pass wrote; one that a next pass reads is returned."""
+    plan = session.plan
+    if planned is plan.passes[-1]:
+        finish_result(plan, writer, earlier, session.checkpoint)
+        return None
+    rounded = planned.tunes or planned.stage is None
+    files = config_files(plan) if rounded else {"config.json": as_json(dict(planned.result.config))}
+    finish_between(writer, earlier, files, session.checkpoint)
+    return Checkpoint.open(writer.folder).sealed()
 
 
 def _told(planned: PassPlan, part: PassJournal, spent: Spent) -> StageRecord:
@@ -138,44 +158,21 @@ def _loads(journal: Journal) -> StockLoad | None:
     return StockLoad(**{**found[-1], "detail": tuple(found[-1]["detail"])}) if found else None
 
 
-def _units_of(planned: PassPlan) -> list[str]:
-    """All units of the pass of an edit."""
-    if planned.trains:
-        return training_units(planned)
-    if planned.needs_data:
-        return learned_units(planned)
-    return [unit for unit, _, _ in edit_units(planned.source)]
-
-
-def _apply(session: Session, work: PassContext, planned: PassPlan) -> None:
-    """Carry out what is left of the pass of an edit."""
-    if not planned.needs_data:
-        apply_edit(work, planned)
-        return
-    # Late: an edit by tensor never loads transformers.
-    if planned.trains:
-        from compress.passes.training.setting import TrainingPass
-        from compress.passes.training.train import carry_out_training
-
-        other = session.teachers.get(planned.teacher)
-        source = session.weights
-        teacher = source if other is None else open_weights(other.checkpoint, other.outline.spec)
-        carry_out_training(TrainingPass(work, planned, source, teacher, session.output.partial))
-        return
-    from compress.passes.structure.change import LearnedPass
-    from compress.passes.structure.learned import apply_learned
-
-    apply_learned(LearnedPass(work, planned, session.weights, session.output.partial))
-
-
-def _rounding(session: Session, journal: Journal, made: Checkpoint | None) -> StageRecord:
-    """Carry out the pass that rounds, or what a killed run left to do of it."""
+def _rounding(
+    session: Session, journal: Journal, made: Checkpoint | None
+) -> tuple[StageRecord, Checkpoint | None]:
+    """Carry out the pass that rounds, or what a killed run left to do of it; returns as `_edit`."""
     plan, index = session.plan, len(session.plan.edits)
-    part = journal.begin(plan.passes[-1].name)
+    planned = plan.rounding
+    begun = journal.passes.get(planned.name)
+    if begun is not None and journals.WHOLE in begun.units:
+        _remove_input(session, index)
+        return _rounded(plan, begun, begun.spent), None
+    part = journal.begin(planned.name)
     units = stream.units(plan)
     finished = [name for unit, _, names in units if unit in part.units for name in names]
     earlier = [entry[0] for name in finished for entry in plan.tensors[name]]
-    writer = _writer(part, session.output.partial, plan.passes[-1])
+    writer = _writer(part, _folder(session, planned), planned)
     if not {unit for unit, _, _ in units} <= part.units.keys():
         work = _context(session, part, writer, _model(session, journal, index, made))
         if plan.needs_calibration:
@@ -185,10 +182,17 @@ def _rounding(session: Session, journal: Journal, made: Checkpoint | None) -> St
             calibrate(work, session.output.partial)
         else:
             stream.run(work)
-    finish_result(plan, writer, earlier, session.checkpoint)
+    written = _finish(session, planned, writer, earlier)
+    if written is not None:
+        part.record(journals.WHOLE, {"sha256": written.sha256()})
     _remove_input(session, index)
+    return _rounded(plan, part, part.spent_so_far()), written
+
+
+def _rounded(plan: Plan, part: PassJournal, spent: Spent) -> StageRecord:
+    """The record of the pass that rounds."""
     layers = layers_of(plan, part.units)
-    return StageRecord(plan.passes[-1].label, **asdict(part.spent_so_far()), layers=layers)
+    return StageRecord(plan.rounding.label, **asdict(spent), layers=layers)
 
 
 def _writer(part: PassJournal, folder: Path, planned: PassPlan) -> ShardWriter:
@@ -252,7 +256,7 @@ def _settled(
     the disk has no room for the chosen schemes.
     """
     plan, stage = session.plan, None
-    name, folder = plan.passes[-1].name, session.output.partial
+    name, folder = plan.rounding.name, session.output.partial
     found = measuring.recorded(journal.begin(name))
     if found is None:
         found = measuring.cached(plan, session.checkpoint, session.device)
@@ -278,5 +282,6 @@ def _remove_input(session: Session, index: int) -> None:
 
 
 def _folder(session: Session, planned: PassPlan) -> Path:
-    """Where a pass before the last writes its checkpoint."""
-    return session.output.partial / planned.name
+    """Where a pass writes its checkpoint."""
+    partial = session.output.partial
+    return partial if planned.name == session.plan.passes[-1].name else partial / planned.name

@@ -4,7 +4,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from compress.checkpoint import Checkpoint, ShardWriter, write_atomic
-from compress.checkpoint.jsonfile import as_json
 from compress.errors import OutputError
 from compress.formats.validate import Expected, validate
 from compress.passes import outliers
@@ -15,16 +14,17 @@ from compress.version import VERSION
 
 
 def finish_between(
-    writer: ShardWriter, earlier: Iterable[str], config: Mapping[str, object], source: Checkpoint
+    writer: ShardWriter, earlier: Iterable[str], files: Mapping[str, bytes], source: Checkpoint
 ) -> None:
     """Make a checkpoint of what a pass before the last wrote; may be repeated after a kill.
 
     earlier: tensors that were written before this process began. source: of the run, whose side
-    files go along.
+    files go along. files: config.json and what goes with it, by name.
     """
     writer.finish(earlier)
     _carry(source, writer.folder)
-    write_atomic(writer.folder / "config.json", as_json(dict(config)))
+    for name, content in files.items():
+        write_atomic(writer.folder / name, content)
 
 
 def finish_result(

@@ -31,8 +31,11 @@ def _of_pass(plan: Plan, planned: PassPlan, dtype: torch.dtype) -> Iterator[File
     given, stage = plan.source, planned.stage
     if stage is not None and isinstance(stage.config, DistillConfig):
         teacher, length = plan.model.taught_by(planned), row_length(stage.config, data)
+        student, stored = planned.source, None
+        if planned.tunes:
+            student, stored = plan.model.rounded, planned.source
         fixed, each = training_files(
-            stage.config, planned.source, teacher, length=length, width=width
+            stage.config, student, teacher, length=length, width=width, stored=stored
         )
         rows = -(-stage.config.tokens // length)
         yield FileBytes(fixed, each, rows * length, f"{stage.label}.tokens")

@@ -29,7 +29,7 @@ from compress.passes.units import EMBED
 from compress.plan.passes import PassPlan
 from compress.recipe import Recipe
 from compress.report.schema import Report
-from compress.runs import carry_out
+from compress.runs import apply_pass
 from compress.verbs import RunOptions, run
 from compress_calibration.hessian import InputStats
 from helpers import faults, tiny_models
@@ -187,7 +187,7 @@ class Runs:
 @pytest.fixture
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runs]:
     found = Runs(tmp_path)
-    alone, streamed, edited = calibrated.calibrate, stream.run, carry_out.apply_edit
+    alone, streamed, edited = calibrated.calibrate, stream.run, apply_pass.apply_edit
 
     def calibrate(work: PassContext, folder: Path) -> None:
         found.shared(work, lambda mine: alone(mine, folder))
@@ -198,7 +198,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runs]:
         found.shared(work, lambda mine: edited(mine, planned))
 
     monkeypatch.setattr(stream, "run", lambda work: found.shared(work, streamed))
-    monkeypatch.setattr(carry_out, "apply_edit", edit)
+    monkeypatch.setattr(apply_pass, "apply_edit", edit)
     changed = learned.apply_learned
 
     def change(each: LearnedPass) -> None:

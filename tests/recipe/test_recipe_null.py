@@ -43,7 +43,7 @@ FULL: dict[str, Any] = {
     "export": ["gguf"],
 }
 # History, or of another name in a recipe: the claims of a Stage are its `overrides`.
-UNWRITTEN = {"text", "overrides", "places", "within", "claims", "config", "edits"}
+UNWRITTEN = {"text", "overrides", "places", "within", "claims", "config", "edits", "tuning"}
 # What the types do not say: `claims`; a word that takes a part out; what Stage always has.
 UNTYPED = {"stages[].overrides", "stages[].overrides[].scheme", "kv_cache", "stages[].scheme"}
 

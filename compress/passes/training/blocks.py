@@ -11,13 +11,12 @@ import torch
 
 from compress.arch.spec import BlockSpec
 from compress.blocks.walk import LoadedBlock
-from compress.checkpoint.shards.dtypes import TORCH_DTYPES
 from compress.distill.block import block_scope
 from compress.distill.loop import Learned, train
 from compress.distill.student import linears_of
-from compress.distill.trained import Trained
+from compress.distill.trained import Trained, tuned
 from compress.events import Event
-from compress.passes.context import block_tensors, record_unit
+from compress.passes.context import record_unit
 from compress.passes.copying import copy
 from compress.passes.edit import WRITTEN
 from compress.passes.ranks import decided
@@ -30,6 +29,12 @@ from compress.passes.structure.chains import (
     wanted,
 )
 from compress.passes.structure.files import remove_states
+from compress.passes.training.codes import (
+    codes_of,
+    stored_dtype,
+    stored_parts,
+    stored_tensors,
+)
 from compress.passes.training.rows import rows_of
 from compress.passes.training.setting import TrainingPass, training_of
 from compress.passes.training.units import LEARNED, told
@@ -45,7 +50,7 @@ def train_blocks(each: TrainingPass) -> None:
     chains = open_chains(work, each.planned, each.teacher, (rows.ids, rows.mask), each.working)
     blocks = each.planned.result.spec.blocks
     if OUTSIDE not in done:
-        inside = {name for block in blocks for name in block_tensors(block)}
+        inside = {name for block in blocks for name in stored_tensors(work.weights, block)}
         outside = [name for name in work.checkpoint.tensors if name not in inside]
         copy(work.checkpoint, work.writer, outside)
         _record(each, OUTSIDE, outside)
@@ -68,10 +73,11 @@ def _block(each: TrainingPass, chains: Chains, spec: BlockSpec, held: int) -> No
     advance_source(chains, turn).free()
     edited = load(chains.edited, turn, turn)
     learned = decided(work.ranks, partial(_trained, each, chains, edited, held))
-    names = block_tensors(spec)
-    rest = [name for name in names if name not in learned.weights]
+    names = stored_tensors(work.weights, spec)
+    parts = stored_parts(work.weights, learned.weights)
+    rest = [name for name in names if name not in parts]
     copy(work.checkpoint, work.writer, rest)
-    for name, value in learned.weights.items():
+    for name, value in parts.items():
         work.writer.write(name, value)
     edited.run_on()
     chains.flush(turn + 1)
@@ -81,25 +87,34 @@ def _block(each: TrainingPass, chains: Chains, spec: BlockSpec, held: int) -> No
 def _trained(each: TrainingPass, chains: Chains, edited: LoadedBlock, held: int) -> Learned:
     """What becomes of a block; its module computes with that from here on."""
     work, spec = each.work, edited.spec
-    edited.module.requires_grad_(True)
-    parameters = dict(edited.module.named_parameters())
-    named = {tensor: parameters[path] for tensor, path in spec.modules if path in parameters}
-    before = {name: value.detach().clone() for name, value in named.items()}
-    length, stored = (
-        edited.between.batches[0].ids.shape[1],
-        TORCH_DTYPES[work.checkpoint.main_dtype],
-    )
+    trained = _of_block(each, edited)
+    before = {name: value.detach().clone() for name, value in trained.parameters.items()}
+    length, stored = edited.between.batches[0].ids.shape[1], stored_dtype(work)
     with wanted(chains, spec.index + 1, each.working) as targets:
-        trained = Trained(named, named, matrices=frozenset(linears_of(spec)) & named.keys())
         scope = block_scope(edited, trained, targets, held, each.seed)
         training = training_of(each.config, scope.rows, length, each.seed)
         scope = replace(scope, micro=training.micro)
         learned = train(scope, training, stored, progress=work.progress)
     with torch.no_grad():
         for name, value in () if learned.weights else before.items():
-            named[name].copy_(value)
+            trained.parameters[name].copy_(value)
+    for coded in () if learned.weights else trained.coded:
+        coded.undo()
     edited.module.requires_grad_(False)
     return learned
+
+
+def _of_block(each: TrainingPass, edited: LoadedBlock) -> Trained:
+    """All parameters of a block, or of a rounded one what the stage names."""
+    spec, names = edited.spec, dict(edited.spec.modules)
+    if each.config.tunes:
+        linears = linears_of(spec)
+        codes = codes_of(each.work.weights, linears)
+        return tuned(edited.module, names, linears, codes, each.config.train)
+    edited.module.requires_grad_(True)
+    parameters = dict(edited.module.named_parameters())
+    named = {tensor: parameters[path] for tensor, path in names.items() if path in parameters}
+    return Trained(named, named, matrices=frozenset(linears_of(spec)) & named.keys())
 
 
 def _record(

@@ -13,6 +13,10 @@ from compress.plan.passes import PassPlan
 from compress.recipe import Recipe
 from compress_calibration.config import CalibrationConfig
 
+# The peak for scales (as shares of themselves) and norms, whatever the damage. int4 g128 of tale-6m
+# by GPTQ, 90 steps of 8 x 256 tokens: KL on stories from 0.0220 to 0.0210.
+TUNING_RATE = 1e-3
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainingPass:
@@ -50,7 +54,7 @@ def training_of(config: DistillConfig, rows: int, length: int, seed: int) -> Tra
         micro=min(MICRO, batch),
         optimizer=config.optimizer,
         schedule=config.schedule,
-        rate=config.rate,
+        rate=TUNING_RATE if config.tunes and config.rate is None else config.rate,
         every=config.every,
         patience=config.patience,
         seed=seed,

@@ -13,13 +13,14 @@ from compress.distill.model import ModelScope
 from compress.distill.rows import TokenRows
 from compress.distill.state import State, read_state, write_state
 from compress.distill.student import WholeModel, open_whole
-from compress.distill.trained import Trained, adapters, only, whole
+from compress.distill.trained import Trained, adapters, only, tuned, whole
 from compress.passes.context import record_unit
 from compress.passes.copying import copy
 from compress.passes.edit import WRITTEN
 from compress.passes.structure.files import remove_files
 from compress.passes.structure.tokens import skeleton_of
 from compress.passes.training.changed import changed_tensors
+from compress.passes.training.codes import codes_of, stored_dtype, stored_parts
 from compress.passes.training.rows import rows_of
 from compress.passes.training.setting import (
     TrainingPass,
@@ -47,8 +48,9 @@ def train_model(each: TrainingPass) -> None:
     scope = ModelScope(student, trained, teacher, learn, held, objective, training.micro)
     scope = replace(scope, matched=_matched(each) if objective.blocks else ())
     path = each.working / STATE
-    dtype = TORCH_DTYPES[work.checkpoint.main_dtype]
-    learned = train(scope, training, dtype, read_state(path), _Saver(path), work.progress)
+    learned = train(
+        scope, training, stored_dtype(work), read_state(path), _Saver(path), work.progress
+    )
     _write(each, learned)
     remove_files(each.working, OF_MODEL)
 
@@ -71,9 +73,12 @@ def joined(learn: TokenRows, held: TokenRows) -> TokenRows:
 
 def _trained(each: TrainingPass, student: WholeModel) -> Trained:
     config = each.config
-    if config.train == "lora":
+    if config.tunes:
+        codes = codes_of(each.work.weights, student.linears)
+        return tuned(student.model, student.names, student.linears, codes, config.train)
+    if config.train == ("lora",):
         return adapters(student.model, student.linears, config.rank, each.seed)
-    if config.train == "changed":
+    if config.train == ("changed",):
         found = only(student.model, student.names, changed_tensors(each, student.names))
     else:
         found = whole(student.model, student.names)
@@ -96,8 +101,9 @@ def _write(each: TrainingPass, learned: Learned) -> None:
     """Write every tensor, and record what became of the training."""
     work = each.work
     names = list(work.checkpoint.tensors)
+    parts = stored_parts(work.weights, learned.weights)
     for name in names:
-        value: Tensor | None = learned.weights.get(name)
+        value: Tensor | None = parts.get(name)
         if value is None:
             copy(work.checkpoint, work.writer, [name])
         else:

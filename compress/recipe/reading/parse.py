@@ -75,10 +75,10 @@ def _read_recipe(root: Node, text: str, overrides: tuple[str, ...]) -> Recipe:
     places = Places(MappingProxyType({node.path: node.place for node in walk(root)}))
     name = _read_name(root, keys)
     seed = _read_seed(keys)
-    edits, stages = read_stages(root, keys, places)
+    found = read_stages(root, keys, places)
     recipe = Recipe(
         name=name,
-        stages=stages,
+        stages=tuple(found.rounding),
         description=read(str, keys["description"]) if "description" in keys else "",
         seed=seed,
         calibration=read_calibration(keys.get("calibration"), seed),
@@ -86,7 +86,8 @@ def _read_recipe(root: Node, text: str, overrides: tuple[str, ...]) -> Recipe:
         output=_read_output(keys.get("output")),
         kv_cache=read(KvCache, keys["kv_cache"]) if "kv_cache" in keys else None,
         export=read_exports(keys.get("export")),
-        edits=edits,
+        edits=tuple(found.edits),
+        tuning=tuple(found.tuning),
         text=text,
         overrides=overrides,
         places=places,
@@ -134,7 +135,7 @@ def _needing_data(recipe: Recipe) -> list[str]:
 
     places = [
         f"{edit.at('method')}: {edit.method!r}"
-        for edit in recipe.edits
+        for edit in (*recipe.edits, *recipe.tuning)
         if reads_calibration(edit.method, edit.config)
     ]
     for stage in recipe.stages:
@@ -201,7 +202,8 @@ def _check_rows(recipe: Recipe) -> None:
     from compress.edits import reads_calibration
 
     calibration = recipe.calibration
-    edit = next((x for x in recipe.edits if reads_calibration(x.method, x.config)), None)
+    every = (*recipe.edits, *recipe.tuning)
+    edit = next((x for x in every if reads_calibration(x.method, x.config)), None)
     if edit is not None and calibration is not None and calibration.samples < 2:
         raise RecipeError(
             f"{recipe.at('calibration.samples')}: is {calibration.samples}; {edit.method} holds a"
@@ -215,7 +217,7 @@ def _check_trained(recipe: Recipe) -> None:
 
     texts = () if recipe.evaluation is None else recipe.evaluation.texts
     evaluated = {path for text in texts for path in text.source().paths}
-    for edit in recipe.edits:
+    for edit in (*recipe.edits, *recipe.tuning):
         if not isinstance(edit.config, DistillConfig):
             continue
         own = edit.config.sources

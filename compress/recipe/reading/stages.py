@@ -1,7 +1,8 @@
-"""The stages of a recipe: those that edit the model, then those that round its layers."""
+"""The stages of a recipe: those that edit the model, those that round its layers, and trainings of
+what these leave."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from compress.errors import RecipeError
 from compress.quant.scheme import QuantScheme
@@ -37,30 +38,71 @@ STAGE_SECTIONS = ("scheme", "candidates", "target", "targets", "ignore", "overri
 STAGE_KEYS = ("method", *SCHEME_KEYS, *BUDGET_KEYS, "targets", "ignore", "overrides")
 
 
-def read_stages(
-    root: Node, keys: Mapping[str, Node], places: Places
-) -> tuple[tuple[EditStage, ...], tuple[Stage, ...]]:
-    """All stages; RecipeError for an edit behind a stage that rounds."""
+@dataclass(frozen=True, slots=True)
+class StageLists:
+    """The stages in their three parts, each in the recipe's order."""
+
+    edits: list[EditStage] = field(default_factory=list)
+    rounding: list[Stage] = field(default_factory=list)
+    tuning: list[EditStage] = field(default_factory=list)
+
+
+def read_stages(root: Node, keys: Mapping[str, Node], places: Places) -> StageLists:
+    """All stages; RecipeError for one at a place that is not its own."""
     if "stages" not in keys:
         raise missing(root, "stages", "a list of at least one stage")
     node = keys["stages"]
     if not isinstance(node.content, tuple):
         raise problem(node, f"is {node.shown()}; it takes a list of stages (- method: ...)")
-    edits: list[EditStage] = []
-    stages: list[Stage] = []
+    found = StageLists()
     for i, item in enumerate(node.content):
-        found = _read_edit(item, i, places)
-        if found is None:
-            stages += _read_stage(item, places)
-        elif stages:
-            raise problem(
-                item,
-                f"{found.method} changes the model itself, and {stages[0].label} rounds its layers;"
-                " put it in front",
-            )
+        edit = _read_edit(item, i, places)
+        if edit is None:
+            _refuse_behind_tuning(item, found)
+            found.rounding.extend(_read_stage(item, places))
+        elif is_tuning(edit):
+            _refuse_in_front(item, edit, found)
+            found.tuning.append(edit)
         else:
-            edits.append(found)
-    return tuple(edits), tuple(replace(stage, index=i) for i, stage in enumerate(stages))
+            _refuse_behind(item, edit, found)
+            found.edits.append(edit)
+    rounding = [replace(stage, index=i) for i, stage in enumerate(found.rounding)]
+    return replace(found, rounding=rounding)
+
+
+def is_tuning(edit: EditStage) -> bool:
+    """Whether it trains what the stages that round have left."""
+    from compress.edits.distill import DistillConfig
+
+    return isinstance(edit.config, DistillConfig) and edit.config.tunes
+
+
+def _refuse_behind_tuning(node: Node, before: StageLists) -> None:
+    if before.tuning:
+        raise problem(
+            node,
+            f"rounds layers, and {before.tuning[0].label} trains what is rounded; put it in front",
+        )
+
+
+def _refuse_in_front(node: Node, edit: EditStage, before: StageLists) -> None:
+    if not before.rounding:
+        raise problem(
+            node,
+            f"trains {' and '.join(edit.config.train)} of rounded layers, and no stage in front of"
+            " it rounds; put one there, or train all",
+        )
+
+
+def _refuse_behind(node: Node, edit: EditStage, before: StageLists) -> None:
+    if not before.rounding:
+        return
+    what = f"{edit.method} changes the model itself"
+    remedy = "put it in front"
+    if edit.method == "distill":
+        what = f"distill trains weights ({', '.join(edit.config.train)})"
+        remedy += ", or train: [scales, norms]"
+    raise problem(node, f"{what}, and {before.rounding[0].label} rounds its layers; {remedy}")
 
 
 def check_edits(recipe: Recipe) -> None:
@@ -70,7 +112,10 @@ def check_edits(recipe: Recipe) -> None:
     edits = recipe.edits
     if not isinstance(edits, tuple) or not all(isinstance(stage, EditStage) for stage in edits):
         raise RecipeError(f"{recipe.at('stages')}: is {edits!r}; edits take a tuple of EditStage")
-    for stage in edits:
+    for stage in (*edits, *recipe.tuning):
+        if is_tuning(stage) != (stage in recipe.tuning):
+            what = "scales and norms go behind the stages that round, all else before them"
+            raise RecipeError(f"{stage.at('train')}: is {stage.config.train}; {what}")
         if stage.method not in EDITS:
             known = ", ".join(EDITS)
             raise RecipeError(f"{stage.at('method')}: is {stage.method!r}; allowed: {known}")
@@ -98,8 +143,8 @@ def _read_edit(node: Node, index: int, places: Places) -> EditStage | None:
         keys["tokens"] = as_count(keys["tokens"])
     if "sources" in keys:
         keys["sources"] = source_list(keys["sources"])
-    if "scope" in keys:
-        keys["scope"] = as_list(keys["scope"])
+    for several in keys.keys() & {"scope", "train"}:
+        keys[several] = as_list(keys[several])
     return EditStage(word.text, make(config, read_fields(config, node, keys), node), index, places)
 
 
