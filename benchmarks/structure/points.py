@@ -10,6 +10,7 @@ from benchmarks.processes import SHARED
 SOURCE = SHARED / "models" / "tale-6m"
 CALIBRATION = SHARED / "text" / "tinystories" / "tinystories_train.txt"
 SAMPLES, LENGTH = 128, 256
+TEACHER = "SOURCE"  # stands for the source's folder where it only teaches
 Stage = Mapping[str, Any]
 
 
@@ -125,7 +126,7 @@ def trained() -> Iterator[Point]:
         yield Point("trained", f"60 %, {name}", shape)
         yield Point("trained", f"60 %, {name}, 3M tokens", (*shape, long(rate)))
     for rate in (2e-3, 4e-3, 8e-3):
-        stage = {**long(rate), "teacher": str(SOURCE)}
+        stage = {**long(rate), "teacher": TEACHER}
         name = f"60 %, shallow, 3M tokens from scratch at {rate:g}"
         yield Point("trained", name, (stage,), like="60 %, shallow")
 

@@ -29,6 +29,7 @@ from benchmarks.structure.points import (
     POINTS,
     SAMPLES,
     SOURCE,
+    TEACHER,
     Point,
 )
 from benchmarks.structure.stored import load, path_of, write
@@ -69,7 +70,10 @@ def recipe(point: Point, seed: int) -> dict[str, Any]:
         "samples": SAMPLES,
         "length": LENGTH,
     }
-    stages = [dict(stage) for stage in point.stages]
+    named = {TEACHER: str(SOURCE)}
+    stages = [
+        {k: named.get(v, v) if k == "teacher" else v for k, v in x.items()} for x in point.stages
+    ]
     return {"name": "structure", "seed": seed, "stages": stages, "calibration": calibration}
 
 
@@ -87,7 +91,7 @@ def store(point: Point, made: list[Made]) -> None:
     found = {
         **setting("benchmarks.structure.run"),
         "versions": package_versions(sys.executable, OUR_PACKAGES),
-        "recipe": recipe(point, 0),
+        "stages": [dict(stage) for stage in point.stages],
         "perplexity_source": round(qualities[0]["perplexity_source"], 5),
         "mean": {n: round(statistics.fmean(r[n] for r in runs), 5) for n in MEASURES},
         "standard_error": {n: round(standard_error([r[n] for r in runs]), 5) for n in MEASURES},
