@@ -34,6 +34,11 @@ class Moments:
         gram = self.gram[columns][:, columns]
         return replace(self, gram=gram, cross=self.cross[columns], x_sum=self.x_sum[columns])
 
+    def outputs(self, some: slice) -> "Moments":
+        """The moments of all inputs and some of the targets, as views."""
+        of = self.cross[:, some], self.energy[some], self.y_sum[some]
+        return replace(self, cross=of[0], energy=of[1], y_sum=of[2])
+
     def __add__(self, other: "Moments") -> "Moments":
         """The moments of the tokens of both."""
         return Moments(

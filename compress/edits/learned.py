@@ -7,18 +7,14 @@ the edit makes of it in place before it looks at the next. So a site mends what 
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from math import prod
 from typing import Any, Protocol, TypeVar
 
-import torch
 from torch import Tensor
 
 from compress.arch.resize.cut import Kept
 from compress.arch.spec import BlockSpec, LinearSpec
-from compress.blocks.live import live_bytes
-from compress.checkpoint.outline import Outline
 from compress.edits.repair.ridge import Affine
-from compress.edits.select.experts import ChooseExperts, asking_bytes
+from compress.edits.select.experts import ChooseExperts
 from compress.report.schema import LinearRepair
 from compress_calibration.moments import Moments
 from compress_calibration.sequences import SequenceAccumulator
@@ -28,10 +24,10 @@ WRITERS = ("o", "down")  # roles of what writes to the residual stream
 MOMENTS = 2 << 30  # bytes of sums of the linears of a site; of more linears they are taken in turns
 
 
-def moment_bytes(linear: LinearSpec) -> int:
-    """Of the sums of a linear: gram and cross moments in fp32, of rows to fit and rows held out."""
-    outputs, inputs = linear.shape
-    return 2 * 4 * (inputs**2 + outputs * inputs)
+def moments_bytes(n: int, k: int) -> int:
+    """Of the sums of a linear [n, k]: gram and cross moments in fp32, of rows to fit by and of
+    those held out."""
+    return 2 * 4 * (k * k + n * k)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +47,8 @@ class Site:
     own: each shall give what it gave itself before the change; else what brings the edited residual
     stream to the source's. Experts that are not their own make up together for what their mixture
     lacks, each by its share of a token.
-    sequences: whether their inputs are also summed sequence by sequence.
+    sequences: whether their inputs are also summed sequence by sequence. producers: whether the
+    weights that make their inputs are looked at.
     experts: of a router, which is then not changed itself but asked which experts stay; later sites
     of the block are without those that go.
     """
@@ -59,6 +56,7 @@ class Site:
     linears: tuple[LinearSpec, ...]
     own: bool = False
     sequences: bool = False
+    producers: bool = False
     experts: ExpertChoice | None = None
 
     @property
@@ -74,7 +72,7 @@ class Site:
     def turns(self) -> Iterator["Site"]:
         """The site in parts whose sums fit MOMENTS together; later parts see the earlier changed.
         Sums of one linear may take more."""
-        each = max(1, MOMENTS // max(map(moment_bytes, self.linears), default=1))
+        each = max(1, MOMENTS // max((moments_bytes(*x.shape) for x in self.linears), default=1))
         for start in range(0, len(self.linears), each):
             yield replace(self, linears=self.linears[start : start + each])
 
@@ -84,13 +82,15 @@ class SiteMoments:
     """What a linear reads in the edited block (x, [tokens, K]) and what it lacks: what it should
     give beside what it gives now (y, [tokens, N]). Over the rows to fit by, and those held out.
 
-    sequences: sums of x by sequence, where the site asks for them. producers: weights [K, *] in the
-    edited block whose row c makes channel c of x, as far as they lie row by row. changes: of the
-    loss without each channel, see `Evidence`; where the edit asks for gradients.
+    energy: the sum of squares of all that it should give, over the rows held out. sequences: sums
+    of x by sequence; producers: weights [K, *] in the edited block whose row c makes channel c of
+    x, as far as they lie row by row; both where the site asks for them. changes: of the loss
+    without each channel, see `Evidence`; where the edit asks for gradients.
     """
 
     fit: Moments
     held: Moments
+    energy: float
     sequences: SequenceAccumulator | None = None
     producers: tuple[Tensor, ...] = ()
     changes: tuple[Tensor, ...] = ()
@@ -162,21 +162,3 @@ def joined(parts: Sequence[Kept]) -> Kept:
             assert item.name == "ffn" or item.name not in found, f"{item.name} is cut twice"
             found[item.name] = found.get(item.name, ()) + value if item.name == "ffn" else value
     return Kept(**found)
-
-
-# Copies of a K x K matrix in fp32 while a linear is chosen from and refitted.
-SOLVE_COPIES = 8
-
-
-def learned_bytes(source: Outline, dtype: torch.dtype, tokens: int) -> int:
-    """Most bytes that a pass works with: two blocks with a batch of `tokens` tokens in each, and
-    the moments of a site; then one block and the solve of its widest linear."""
-    block = max(source.spec.blocks, key=lambda x: sum(prod(y.shape) for y in x.linears))
-    weights = sum(prod(x.shape) for x in block.linears) * dtype.itemsize
-    live = live_bytes(source.spec, tokens, dtype.itemsize)
-    writers = [x for x in block.linears if x.role in WRITERS]
-    sums = [sum(moment_bytes(x) for x in writers if x.role == role) for role in WRITERS]
-    most = max(map(moment_bytes, writers), default=0)
-    seen = max(most, min(max(sums), MOMENTS), asking_bytes(source.spec.experts))
-    solving = SOLVE_COPIES * 4 * max((x.shape[1] ** 2 for x in writers), default=0)
-    return max(2 * (weights + live) + seen, weights + seen + solving)

@@ -6,15 +6,15 @@ which the block computes.
 """
 
 from dataclasses import dataclass
-from math import prod
 from typing import Any, Literal, Protocol, TypeVar
 
 import torch
 
 from compress.blocks.live import live_bytes
 from compress.checkpoint.outline import Outline
-from compress.edits.learned import SOLVE_COPIES as LEARNED_COPIES
-from compress.edits.learned import WRITERS
+from compress.edits.learned import WRITERS, moments_bytes
+from compress.edits.memory import Between, block_weights
+from compress.edits.repair.ridge import refit_bytes
 
 Options = TypeVar("Options", contravariant=True)
 BasisKind = Literal["pca", "channels"]
@@ -40,14 +40,14 @@ BLOCK_COPIES = 4
 SOLVE_COPIES = 8
 
 
-def narrowing_bytes(source: Outline, dtype: torch.dtype, tokens: int) -> int:
+def narrowing_bytes(models: Between, dtype: torch.dtype, tokens: int) -> int:
     """Most bytes that the pass works with: a block of each chain with a batch of `tokens` tokens,
     and the sums of what it reads or writes; or one block, and a solve."""
-    live = live_bytes(source.spec, tokens, dtype.itemsize)
-    block = max(source.spec.blocks, key=lambda x: sum(prod(y.shape) for y in x.linears))
-    weights = sum(prod(x.shape) for x in block.linears) * max(dtype.itemsize, 2)
-    width = max(k for _, k in (x.shape for x in block.linears if x.role in WRITERS))
+    source = models.source
+    live = live_bytes(models.given.spec, tokens, dtype.itemsize)
+    weights = block_weights(source) * max(dtype.itemsize, 4)  # the first block is tried in fp32
     hidden = source.spec.hidden
-    sums = 2 * 4 * max(2 * hidden**2, width**2 + width * hidden)
-    solving = max(8 * SOLVE_COPIES * hidden**2, 4 * LEARNED_COPIES * width**2)
+    width = max(x.shape[1] for x in source.spec.linears() if x.role in WRITERS)
+    sums = moments_bytes(hidden, max(hidden, width))
+    solving = max(8 * SOLVE_COPIES * hidden**2, refit_bytes(hidden, width, width))
     return BLOCK_COPIES * weights + 2 * live + sums + solving

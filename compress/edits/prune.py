@@ -21,7 +21,7 @@ from compress.edits.edit import Edited
 from compress.edits.learned import LinearChange, Site, SiteMoments
 from compress.edits.prune_width import PruneWidthConfig
 from compress.edits.repair.ridge import Affine
-from compress.edits.writers import Repair, check_roles, refitted, wanted, writer_sites
+from compress.edits.writers import Repair, check_roles, refitted, writer_sites
 from compress.errors import RecipeError
 
 Axis = Literal["ffn", "heads", "kv_heads", "layers"]
@@ -163,7 +163,7 @@ def change(
     width = _width(config)
     if width is not None:
         return prune_width.change(block, linear, now, seen, width)
-    made = refitted(linear, now, wanted(now, seen), None, config.repair)
+    made = refitted(linear, now, seen, None, config.repair)
     return LinearChange(linear, made.now, Kept(), made.fact)
 
 

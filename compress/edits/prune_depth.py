@@ -21,7 +21,7 @@ from compress.edits.counts import Amount, check_amount, counted_of
 from compress.edits.edit import Edited
 from compress.edits.learned import LinearChange, Site, SiteMoments
 from compress.edits.repair.ridge import Affine
-from compress.edits.writers import check_roles, refitted, wanted, writer_sites
+from compress.edits.writers import check_roles, refitted, writer_sites
 from compress.errors import CheckpointError, RecipeError
 
 By = Literal["loss", "influence", "angular"]
@@ -107,7 +107,7 @@ def change(
     block: BlockSpec, linear: LinearSpec, now: Affine, seen: SiteMoments, config: PruneDepthConfig
 ) -> LinearChange:
     """Refit a linear to the source's residual stream."""
-    made = refitted(linear, now, wanted(now, seen), None, config.repair)
+    made = refitted(linear, now, seen, None, config.repair)
     return LinearChange(linear, made.now, Kept(), made.fact)
 
 

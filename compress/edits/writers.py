@@ -6,7 +6,6 @@ all before it lost; with `output` to what they gave themselves before the cut; w
 """
 
 from collections.abc import Collection, Iterator
-from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import torch
@@ -15,7 +14,8 @@ from torch import Tensor
 from compress.arch.families.table import FAMILIES
 from compress.arch.spec import BlockSpec, DecoderSpec, LinearSpec
 from compress.edits.learned import WRITERS, ExpertChoice, Site, SiteMoments
-from compress.edits.repair.ridge import Affine, Refit, refit, remainder
+from compress.edits.repair.ridge import Affine, Refit, refit_to_lack
+from compress.edits.select.evidence import Want
 from compress.errors import CheckpointError
 from compress.report.schema import LinearRepair
 from compress.report.units import counted
@@ -28,15 +28,14 @@ def writer_sites(
     block: BlockSpec,
     cut: Collection[str],
     repair: Repair,
-    *,
-    sequences: bool = False,
+    wants: Collection[Want] = (),
     experts: ExpertChoice | None = None,
 ) -> Iterator[Site]:
     """Attention's output, then the MLP's, as far as something becomes of them.
 
-    cut: roles that lose columns. sequences: see `Site`. Experts are all looked at together, each
-    held to itself, as no residual stream is one expert's alone. Where some of them go (`experts`),
-    they are chosen in between, and those that stay are held to the stream together.
+    cut: roles that lose columns. wants: what these are chosen by. Experts are all looked at
+    together, each held to itself, as no residual stream is one expert's alone. Where some of them
+    go (`experts`), they are chosen in between, and those that stay are held to the stream together.
     """
     for role in WRITERS:
         linears = tuple(x for x in block.linears if x.role == role)
@@ -46,14 +45,13 @@ def writer_sites(
             yield Site(tuple(x for x in block.linears if x.role == "router"), experts=experts)
         together = repair == "drift" and (fewer or not routed)
         if role in cut or together:
-            yield Site(linears, own=not together, sequences=sequences)
-
-
-def wanted(now: Affine, seen: SiteMoments) -> SiteMoments:
-    """Moments of all that a linear should give, from those of what it lacks."""
-    bias = None if now.bias is None else -now.bias.double()
-    negative = Affine(-now.weight.double(), bias)  # what lacks beside 0 and what it gives
-    return replace(seen, fit=remainder(seen.fit, negative), held=remainder(seen.held, negative))
+            yield Site(
+                linears,
+                own=not together,
+                sequences="sequences" in wants,
+                # Of an expert that hardly a token was sent to, weights alone say something.
+                producers=role in cut and (routed or "producers" in wants),
+            )
 
 
 class Rewritten(NamedTuple):
@@ -64,23 +62,22 @@ class Rewritten(NamedTuple):
 
 
 def refitted(
-    linear: LinearSpec, now: Affine, whole: SiteMoments, columns: Tensor | None, repair: Repair
+    linear: LinearSpec, now: Affine, seen: SiteMoments, columns: Tensor | None, repair: Repair
 ) -> Rewritten:
     """The linear without the columns that go.
 
-    whole: as `wanted` gives it. columns: int64, ascending, those that stay; None for all.
+    columns: int64, ascending, those that stay; None for all.
     """
     kept, there = linear.shape[1] if columns is None else len(columns), linear.shape[1]
     if repair == "none":
         return Rewritten(_spread(now.weight, columns, now), LinearRepair(linear.name, kept, there))
-    if not whole.fit.tokens or not whole.held.tokens:
+    if not seen.fit.tokens or not seen.held.tokens:
         fact = LinearRepair(linear.name, kept, there, note=UNSEEN)
         return Rewritten(_spread(now.weight, columns, now), fact)
-    made = refit(whole.fit, whole.held, now, kept=columns)
+    made = refit_to_lack(seen.fit, seen.held, now, kept=columns)
     weight = torch.zeros_like(now.weight, dtype=torch.float32)
     weight[:, slice(None) if columns is None else columns] = made.linear.weight
-    energy = float(whole.held.energy.sum())
-    before, after = (x / energy if energy > 0 else 0.0 for x in (made.before, made.after))
+    before, after = (x / seen.energy if seen.energy > 0 else 0.0 for x in (made.before, made.after))
     fact = LinearRepair(linear.name, kept, there, made.penalty, before, after, odd(made))
     return Rewritten(Affine(weight, made.linear.bias), fact)
 

@@ -96,7 +96,8 @@ def _needs(run_size: RunSize, held: int) -> Iterator[MemoryNeed]:
         own = replace(given, calibration=run_size.drawn)
         yield MemoryNeed(WRITING, forwards + _with_ids(run_size.drawn, _written(own)))
     for edit in run_size.edits:
-        base = forwards if edit.work is not None else max(TORCH_BYTES, held)
+        looks = edit.work is not None
+        base = forwards + min(KEPT_BYTES, edit.bytes) if looks else max(TORCH_BYTES, held)
         yield MemoryNeed(edit.name, base + edit.bytes)
     if run_size.measured is not None:
         wide = partial_run(run_size, run_size.measured, torch.float32)

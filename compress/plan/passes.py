@@ -14,12 +14,13 @@ from compress.distill.memory import gradient_bytes
 from compress.edits import EDITS
 from compress.edits.distill import SOURCE, DistillConfig, row_length, training_bytes
 from compress.edits.edit import ByTraining
-from compress.edits.learned import BySite, learned_bytes
+from compress.edits.learned import BySite
+from compress.edits.memory import Between, learned_bytes
 from compress.edits.narrowing import ByBasis, narrowing_bytes
 from compress.edits.prune import PruneConfig, with_sizes
 from compress.edits.prune_depth import PruneDepthConfig
 from compress.edits.work import EditSize, learned_work, narrowing_work, training_work
-from compress.plan.row_counts import ROWS_AT_ONCE, rows_at_once
+from compress.plan.row_counts import ROWS_AT_ONCE, chain_rows
 from compress.plan.search.sizes import Counter, Counts, SizeSpace
 from compress.plan.search.space import space_of
 from compress.plan.search.trials import (
@@ -116,10 +117,10 @@ def edit_size(
     work = EDITS[stage.method].work
     if isinstance(work, BySite | ByBasis):
         assert data is not None, "the recipe parser asks for calibration where an edit needs it"
-        shape = (data.samples, data.length, 2 * source.spec.hidden)
-        rows = rows_at_once(shape, dtype, data.spill_bytes)
+        rows = chain_rows(given.spec, data.samples, data.length, data.spill_bytes)
+        between = Between(given, source, planned.result, planned.space is not None)
         of_pass = narrowing_bytes if isinstance(work, ByBasis) else learned_bytes
-        most = of_pass(source, dtype, rows * data.length)
+        most = of_pass(between, dtype, rows * data.length)
         counts = narrowing_work if isinstance(work, ByBasis) else learned_work
         tokens = data.samples * data.length
         counted = counts(source, tokens)

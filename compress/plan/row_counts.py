@@ -2,6 +2,9 @@
 
 import torch
 
+from compress.arch.spec import DecoderSpec
+from compress.blocks.live import live_bytes
+
 # A copy or a plain rounding holds this many elements at once (256 MB in fp32).
 ROWS_AT_ONCE = 1 << 26
 # Longer batches gain nothing, every matrix product is large enough by then, and cost memory:
@@ -20,6 +23,21 @@ def rows_at_once(shape: tuple[int, int, int], dtype: torch.dtype, budget: int) -
 
 
 HELD_OUT = 8  # of rows that edits look at, one of so many, and at least one, is held out of fits
+# Bytes that a batch keeps alive in a block where two blocks and the moments of a linear are beside
+# it: at 7B widths in fp32 720 tokens, where 8,192 would take 3 GB, more than both blocks.
+MAX_LIVE = 256 << 20
+
+
+def chain_rows(spec: DecoderSpec, rows: int, length: int, budget: int) -> int:
+    """Rows of [rows, length] tokens that go together through a block of two models, in fp32.
+
+    budget: bytes that inputs and outputs of one batch may take, of both.
+    """
+    dtype = torch.float32
+    fitting = MAX_LIVE // live_bytes(spec, length, dtype.itemsize)
+    return max(1, min(fitting, rows_at_once((rows, length, 2 * spec.hidden), dtype, budget)))
+
+
 MAX_ROWS = 1024
 
 

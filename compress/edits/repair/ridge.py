@@ -16,7 +16,7 @@ are fitted with it. Where no penalty beats W0 on the held-out rows, W0 stays. A 
 with the weight and never penalised.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -27,6 +27,8 @@ from compress_calibration.moments import Moments
 
 PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 LEAST_UNIT = 1e-12  # of the mean of the gram's diagonal: the unit of a column that no token drove
+OUTPUTS = 512  # of a linear that are solved together: what is held of them in fp64 follows
+STRIP = 1024  # rows of a gram of which there is a copy at a time
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,30 +74,90 @@ def refit(
 
     fit, held: moments of inputs [tokens, K] and targets [tokens, N] of the rows to fit on, and of
     held-out rows. source: the linear before, weight [N, K]. kept: int64 [k], None for all columns.
+    Raises DataError without held-out tokens.
+    """
+    left = remainder(fit, source), remainder(held, source)
+    return refit_to_lack(*left, source, kept=kept, penalties=penalties)
 
-    For K = 11008, k = 7339 and N = 4096, 4.1 GiB are resident, the moments included, and a penalty
-    takes 29 s (one thread, AMD EPYC). Raises DataError without held-out tokens.
+
+def refit_to_lack(
+    fit: Moments,
+    held: Moments,
+    source: Affine,
+    *,
+    kept: Tensor | None = None,
+    penalties: Sequence[float] = PENALTIES,
+) -> Refit:
+    """As `refit`, from moments of what the targets have beyond what the source's linear gives. What
+    was given by columns that go lacks, too.
+
+    With K = 5504, k = 3671 and N = 2048 a penalty takes 3.1 s of a core (AMD EPYC).
     """
     if held.tokens == 0:
         raise DataError("no held-out tokens to choose the penalty of a repair by; take more rows")
-    if kept is not None:
-        fit, held = fit.of(kept), held.of(kept)
+    if kept is not None and len(kept) < source.weight.shape[1]:
+        fit, held = without(fit, source, kept), without(held, source, kept)
         source = Affine(source.weight[:, kept], source.bias)
-    with_bias = source.bias is not None
-    fit, held = remainder(fit, source), remainder(held, source)
     best, gain, singular = None, 0.0, []
-    for penalty in penalties:
-        change = ridge(fit, penalty, bias=with_bias)
-        if change is None:
+    for penalty in penalties if bool(fit.energy.any()) else ():
+        saved = _saved(fit, held, penalty, bias=source.bias is not None)
+        if saved is None:
             singular.append(penalty)
-        elif (saved := error_saved(held, change)) > gain:
+        elif saved > gain:
             best, gain = penalty, saved
-    change = None
-    if best is not None:  # with more rows there is a solution, unless rounding is in the way
-        change = ridge(fit + held, best, bias=with_bias) or ridge(fit, best, bias=with_bias)
+    linear = _changed(source, (fit, held), best)
     before = max(float(held.energy.sum()), gain)
     dead = int((fit.gram.diagonal() + held.gram.diagonal() <= 0).sum())
-    return Refit(_changed(source, change), best, before, before - gain, dead, tuple(singular))
+    return Refit(linear, best, before, before - gain, dead, tuple(singular))
+
+
+def _saved(fit: Moments, held: Moments, penalty: float, *, bias: bool) -> float | None:
+    """By how much the fit of one lowers the squared error of the other; None without a solution."""
+    factor = _factor((fit,), penalty, bias=bias)
+    if factor is None:
+        return None
+    parts = (
+        error_saved(held.outputs(some), _solve((fit.outputs(some),), factor, bias=bias))
+        for some in _outputs(fit)
+    )
+    return sum(parts, 0.0)
+
+
+def _changed(source: Affine, seen: tuple[Moments, Moments], penalty: float | None) -> Affine:
+    """The linear with its fit to all rows added, fp32; to those of the first moments alone, should
+    rounding be in the way; as it is without a penalty."""
+    weight = source.weight.to(torch.float32, copy=True)
+    bias = None if source.bias is None else source.bias.to(torch.float32, copy=True)
+    if penalty is None:
+        return Affine(weight, bias)
+    moments: tuple[Moments, ...] = seen
+    factor = _factor(moments, penalty, bias=bias is not None)
+    if factor is None:
+        moments = seen[:1]
+        factor = _factor(moments, penalty, bias=bias is not None)
+        assert factor is not None, "the penalty was chosen by this fit"
+    for some in _outputs(seen[0]):
+        part = tuple(x.outputs(some) for x in moments)
+        change = _solve(part, factor, bias=bias is not None)
+        weight[some] = (source.weight[some].double() + change.weight).float()
+        if bias is not None and source.bias is not None and change.bias is not None:
+            bias[some] = (source.bias[some].double() + change.bias).float()
+    return Affine(weight, bias)
+
+
+def _outputs(moments: Moments) -> Iterator[slice]:
+    """Runs of outputs that are solved together."""
+    count = moments.cross.shape[1]
+    yield from (slice(a, min(a + OUTPUTS, count)) for a in range(0, count, OUTPUTS))
+
+
+def refit_bytes(n: int, k: int, kept: int) -> int:
+    """Most bytes that `refit_to_lack` has beside moments and weight of a linear [n, k]."""
+    some = min(OUTPUTS, n) * kept
+    left = 2 * 4 * (kept * kept + n * kept) if kept < k else 0  # as `without` gives them
+    strips = 2 * 4 * min(STRIP, k) * k
+    # The factor, what is solved of some outputs and judged, the linear before and after.
+    return left + max(strips + 4 * n * (k - kept), 8 * kept * kept + 5 * 8 * some + 3 * 4 * n * k)
 
 
 def remainder(moments: Moments, linear: Affine) -> Moments:
@@ -114,24 +176,75 @@ def remainder(moments: Moments, linear: Affine) -> Moments:
     return Moments(moments.gram, cross, energy, x_sum, y_sum, tokens)
 
 
+def without(moments: Moments, linear: Affine, kept: Tensor) -> Moments:
+    """The moments of the columns that stay, and of what lacks when the others give nothing.
+
+    moments: of inputs [tokens, K] and of what lacks of a linear [N, K]. kept: int64 [k].
+    """
+    stays = torch.zeros(len(moments.x_sum), dtype=torch.bool, device=kept.device)
+    stays[kept] = True
+    gone = (~stays).nonzero().flatten()
+    weight = linear.weight[:, gone].T.to(moments.gram.dtype)  # [gone, N]
+    gram = moments.gram.new_empty(len(kept), len(kept))
+    cross = moments.cross[kept]
+    for start in range(0, len(kept), STRIP):
+        rows = moments.gram[kept[start : start + STRIP]]
+        gram[start : start + STRIP] = rows[:, kept]
+        cross[start : start + STRIP] += rows[:, gone] @ weight
+    energy = moments.energy.clone()
+    for start in range(0, len(gone), STRIP):
+        some = gone[start : start + STRIP]
+        given = 2 * moments.cross[some].double() + moments.gram[some][:, gone] @ weight
+        energy += (given * weight[start : start + STRIP]).sum(dim=0)
+    x_sum = moments.x_sum[kept]
+    y_sum = moments.y_sum + moments.x_sum[gone] @ weight.double()
+    return Moments(gram, cross, energy, x_sum, y_sum, moments.tokens)
+
+
 def ridge(moments: Moments, penalty: float, *, bias: bool) -> Affine | None:
     """The fit of y by W x + b with the least penalised squared error, fp64.
 
     The penalty draws to zero: of the moments of a remainder, the fit is a change of weights.
     None where rounding leaves more than one solution.
     """
-    gram, cross = moments.gram.to(torch.float64, copy=True), moments.cross.double()
+    factor = _factor((moments,), penalty, bias=bias)
+    return None if factor is None else _solve((moments,), factor, bias=bias)
+
+
+def _factor(seen: Sequence[Moments], penalty: float, *, bias: bool) -> Tensor | None:
+    """L of L Lᵀ, the penalised gram of all tokens, fp64 [K, K]."""
+    gram = seen[0].gram.to(torch.float64, copy=True)
+    for other in seen[1:]:
+        for start in range(0, len(gram), STRIP):  # or torch makes an fp64 copy of all of it
+            gram[start : start + STRIP] += other.gram[start : start + STRIP]
     unit = gram.diagonal().clamp(min=LEAST_UNIT * float(gram.diagonal().mean()))
-    x_sum, y_sum, tokens = moments.x_sum, moments.y_sum, max(1, moments.tokens)
     if bias:  # of what lies around the means
+        x_sum, tokens = _sums(seen)
         gram.addr_(x_sum, x_sum, alpha=-1 / tokens)
-        cross = cross - torch.outer(x_sum, y_sum / tokens)
     gram.diagonal().add_(unit, alpha=penalty)
     failed = torch.empty((), dtype=torch.int32, device=gram.device)
-    torch.linalg.cholesky_ex(gram, out=(gram, failed))
-    if int(failed):
-        return None
-    weight = torch.cholesky_solve(cross, gram).T
+    columns = gram.mT  # the order of LAPACK; of the other, torch makes a copy
+    torch.linalg.cholesky_ex(columns, out=(columns, failed))
+    return None if int(failed) else columns
+
+
+def _sums(seen: Sequence[Moments]) -> tuple[Tensor, int]:
+    """Sum of x over all tokens, fp64 [K], and their number, at least 1."""
+    return torch.stack([x.x_sum for x in seen]).sum(dim=0), max(1, sum(x.tokens for x in seen))
+
+
+def _solve(seen: Sequence[Moments], factor: Tensor, *, bias: bool) -> Affine:
+    """The fit of some outputs of all tokens, fp64."""
+    cross = seen[0].cross.to(torch.float64, copy=True)
+    for other in seen[1:]:
+        cross += other.cross
+    x_sum, tokens = _sums(seen)
+    y_sum = torch.stack([x.y_sum for x in seen]).sum(dim=0)
+    if bias:
+        cross.addr_(x_sum, y_sum, alpha=-1 / tokens)
+    # Not cholesky_solve, which copies the factor.
+    half = torch.linalg.solve_triangular(factor, cross, upper=False)
+    weight = torch.linalg.solve_triangular(factor.mT, half, upper=True).T
     return Affine(weight, (y_sum - weight @ x_sum) / tokens if bias else None)
 
 
@@ -153,13 +266,3 @@ def error_saved(moments: Moments, change: Affine) -> float:
 def _through(gram: Tensor, weight: Tensor) -> Tensor:
     """G Wᵀ [K, N] in fp64, multiplied in the gram's dtype."""
     return (gram @ weight.T.to(gram.dtype)).double()
-
-
-def _changed(linear: Affine, change: Affine | None) -> Affine:
-    """linear + change, fp32."""
-    weight, bias = linear.weight.double(), linear.bias
-    if change is not None:
-        weight = weight + change.weight
-        if bias is not None and change.bias is not None:
-            bias = bias.double() + change.bias
-    return Affine(weight.float(), None if bias is None else bias.float())

@@ -50,7 +50,7 @@ SELECTIONS: Mapping[str, Criterion] = MappingProxyType(
         ),
         "magnitude": Criterion(
             magnitude.choose,
-            frozenset(),
+            frozenset({"producers"}),
             "keeps the largest weights",
         ),
         "fluctuation": Criterion(

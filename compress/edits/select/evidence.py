@@ -8,7 +8,7 @@ from torch import Tensor
 from compress_calibration.moments import Moments
 from compress_calibration.sequences import SequenceAccumulator
 
-Want = Literal["moments", "sequences", "gradients"]
+Want = Literal["producers", "moments", "sequences", "gradients"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -17,8 +17,9 @@ class Evidence:
 
     weight: [N, K], of the linear that reads the channels (`down`, `o`). producers: weights [K, *]
     whose row c makes channel c (`gate` and `up`; `q`, and `k` and `v` where they go with it).
-    changes: of the loss without each channel, to first order, for weight and each of the producers,
-    fp64 [K]. What a selection does not want (`Criterion.wants`) may be None or empty.
+    moments: of what the channels hold, and of no targets. changes: of the loss without each
+    channel, to first order, for weight and each of the producers, fp64 [K]. What a selection does
+    not want (`Criterion.wants`) may be None or empty.
     """
 
     weight: Tensor

@@ -87,6 +87,8 @@ def select(
 ) -> Tensor:
     """The groups that stay: int64 [keep], ascending. Arguments and errors as of `removals`."""
     count = groups.count(gram.shape[0])
+    if keep == count:  # nothing is to be known of the others
+        return torch.arange(count)
     gone = removals(gram, weight, count - keep, groups, damping=damping).order
     stays = torch.ones(count, dtype=torch.bool)
     stays[gone] = False
@@ -134,6 +136,12 @@ def removals(
     return Removals(torch.tensor(order, dtype=torch.int64), torch.tensor(rise, dtype=torch.float64))
 
 
+def select_bytes(k: int) -> int:
+    """Most bytes that a selection by the moments of k columns holds: their sum over all rows, its
+    inverse in fp64 and in fp32; or that and the products, with what was removed since an update."""
+    return 4 * k * k * 4 + 2 * 4 * max(BLOCK, 1) * k
+
+
 def _start(gram: Tensor, weight: Tensor, groups: Groups, damping: float, block: int) -> _Downdated:
     """Hinv and M of the linear with all its columns, and room for `block` removals."""
     inverse = _inverse(gram, damping).to(gram.dtype)
@@ -152,10 +160,11 @@ def _inverse(gram: Tensor, damping: float) -> Tensor:
     diagonal = damped.diagonal()
     diagonal += damping * diagonal.clamp(min=LEAST_UNIT * float(diagonal.mean()))
     failed = torch.empty((), dtype=torch.int32, device=gram.device)
-    torch.linalg.cholesky_ex(damped, out=(damped, failed))
+    columns = damped.mT  # the order of LAPACK; of the other, torch makes copies
+    torch.linalg.cholesky_ex(columns, out=(columns, failed))
     if int(failed):
         raise DataError(f"a gram has no inverse with a damping of {damping}; take a greater one")
-    return torch.cholesky_inverse(damped, out=damped)
+    return torch.cholesky_inverse(columns, out=columns).mT
 
 
 def _strips(columns: int, width: int) -> tuple[slice, ...]:

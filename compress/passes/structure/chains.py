@@ -14,13 +14,13 @@ from torch import Tensor
 
 from compress.blocks.skeleton import Skeleton
 from compress.blocks.states import HiddenStates
-from compress.blocks.walk import Chain, LoadedBlock, Passage, TokenBatch, token_batches
+from compress.blocks.walk import BlockInput, Chain, LoadedBlock, Passage, TokenBatch, token_batches
 from compress.formats import Weights
 from compress.passes.structure.basis import basis_before
 from compress.passes.structure.files import EDITED, SOURCE, states_path
 from compress.passes.structure.tokens import ReadsModel, skeleton_of
 from compress.plan.passes import PassPlan
-from compress.plan.row_counts import HELD_OUT, rows_at_once
+from compress.plan.row_counts import HELD_OUT, chain_rows, rows_at_once
 
 DEFAULT_SPILL = 256 << 20  # bytes of a batch where no calibration says how many
 
@@ -46,6 +46,10 @@ class Chains:
     def onto(self, stream: Tensor) -> Tensor:
         """The source's stream [..., hidden] as the edited model should have it: fp32."""
         return onto(self.basis, stream)
+
+    def is_held(self, batch: TokenBatch | BlockInput) -> bool:
+        """Whether the rows of a batch are held out of every fit."""
+        return batch.index >= self.held
 
     @property
     def batches(self) -> Sequence[TokenBatch]:
@@ -80,7 +84,7 @@ def open_chains(
     spill = DEFAULT_SPILL if config is None else config.spill_bytes
     ids, mask = tokens
     hidden = source.spec.hidden
-    rows = rows_at_once((*ids.shape, 2 * hidden), torch.float32, spill)
+    rows = chain_rows(source.spec, len(ids), ids.shape[1], spill)
     batches, held = _batches(ids, mask, min(rows, max(1, len(ids) // work.ranks.size)))
     share = batches[work.ranks.rank :: work.ranks.size]
 

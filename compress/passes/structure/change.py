@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from compress.arch.resize.cut import Kept, cut, cut_name
 from compress.arch.spec import BlockSpec, LinearSpec
@@ -33,7 +33,7 @@ from compress.passes.structure.chains import Chains, advance_source, load
 from compress.passes.structure.files import FACTS
 from compress.passes.structure.gradients import Changes
 from compress.passes.structure.mixture import expert_fact, look_at_experts, observe_mixture
-from compress.passes.structure.observe import Pair, is_plain, observe
+from compress.passes.structure.observe import Pair, affine_of, is_plain, observe
 from compress.passes.structure.tokens import ReadsModel
 from compress.plan.passes import PassPlan
 
@@ -98,7 +98,7 @@ def rebuilt(each: ChangesBlocks, chains: Chains, turn: int) -> Rebuilt:
     edited = load(chains.edited, planned.kept[turn], turn)
     pair = Pair(chains, source, edited, is_plain(source))
     changes = list(changed(each, pair, planned.stage.config))
-    source.free()
+    source.free()  # where no linear was changed
     edited.free()
     tensors = cut_block(each, edited.spec, changes, planned.kept)
     module = chains.result.fill_block(turn, tensors.__getitem__)
@@ -108,10 +108,15 @@ def rebuilt(each: ChangesBlocks, chains: Chains, turn: int) -> Rebuilt:
 
 
 def changed(each: ChangesBlocks, pair: Pair, config: Any) -> Iterator[LinearChange]:
-    """Change the linears of the edited block site by site, in place."""
+    """Change the linears of the edited block site by site, in place.
+
+    Both blocks are freed before the last linears are changed: all else of them lies in checkpoints,
+    and the widest solve of the pass is that of the last site.
+    """
     work, block = each.work, pair.edited.spec
     experts: Collection[int] = range(block.sizes.experts)
-    for site in each.learned.sites(block, config):
+    sites = list(each.learned.sites(block, config))
+    for place, site in enumerate(sites, 1):
         if pair.plain and all(x.role in ("router", "down") for x in site.linears):
             pair.source.free()  # its stored outputs say all that is asked
         if site.experts is not None:
@@ -120,18 +125,10 @@ def changed(each: ChangesBlocks, pair: Pair, config: Any) -> Iterator[LinearChan
             experts = choice.kept.experts.tolist()
             yield choice
             continue
-        for turn in site.among(experts).turns():
-            seen = (observe_mixture if turn.is_mixture else observe)(pair, turn, work.ranks)
-            for linear in turn.linears:
-                now = _as_is(pair.edited.module, linear)
-                of_it = replace(
-                    seen.pop(linear.name),
-                    producers=_producers(pair.edited, linear),
-                    changes=each.changes.get(linear.name, ()),
-                )
-                parts = (block, linear, now, of_it, config)
-                change = decided(work.ranks, partial(each.learned.change, *parts))
-                yield _in_place(work, pair.edited.module, linear, change)
+        turns = list(site.among(experts).turns())
+        for turn in turns:
+            is_last = place == len(sites) and turn is turns[-1]
+            yield from _changed_at(each, pair, turn, config, is_last=is_last)
 
 
 def _experts_in_place(pair: Pair, site: Site, choice: ExpertChoice, ranks: Ranks) -> LinearChange:
@@ -144,29 +141,58 @@ def _experts_in_place(pair: Pair, site: Site, choice: ExpertChoice, ranks: Ranks
     return LinearChange(router, None, Kept(experts=kept.cpu()), fact)
 
 
+def _changed_at(
+    each: ChangesBlocks, pair: Pair, turn: Site, config: Any, *, is_last: bool
+) -> Iterator[LinearChange]:
+    """Change the linears of a turn of a site. is_last: whether no other follows in the block."""
+    ranks, block = each.work.ranks, pair.edited.spec
+    seen = (observe_mixture if turn.is_mixture else observe)(pair, turn, ranks)
+    linears = [_Linear.of(pair.edited, x, turn) for x in turn.linears]
+    if is_last:
+        pair.source.free()
+        pair.edited.free()
+    while linears:
+        linear = linears.pop(0)
+        name = linear.spec.name
+        changes = each.changes.get(name, ())
+        of_it = replace(seen.pop(name), producers=linear.producers, changes=changes)
+        parts = (block, linear.spec, linear.now, of_it, config)
+        change = decided(ranks, partial(each.learned.change, *parts))
+        del of_it, parts, linear
+        yield _in_place(each.work, pair.edited, change)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Linear:
+    """A linear of a block that may be freed. producers: see `SiteMoments`."""
+
+    spec: LinearSpec
+    now: Affine
+    producers: tuple[Tensor, ...]
+
+    @classmethod
+    def of(cls, block: LoadedBlock, linear: LinearSpec, site: Site) -> "_Linear":
+        """A linear of a site, as views."""
+        producers = _producers(block, linear) if site.producers else ()
+        return cls(linear, affine_of(block, linear), producers)
+
+
 def _producers(block: LoadedBlock, linear: LinearSpec) -> tuple[Tensor, ...]:
     """Weights [K, *] whose row c makes channel c of what a linear reads."""
     weights = [linear_weight(block.module, x) for x in producers_of(block.spec, linear)]
     return tuple(part for weight in weights for part in torch.split(weight, linear.shape[1]))
 
 
-def _as_is(module: nn.Module, linear: LinearSpec) -> Affine:
-    """A linear of a loaded block, as views."""
-    has_bias = getattr(module.get_submodule(linear.module), "bias", None) is not None
-    return Affine(linear_weight(module, linear), linear_bias(module, linear) if has_bias else None)
-
-
-def _in_place(
-    work: ReadsModel, module: nn.Module, linear: LinearSpec, change: LinearChange
-) -> LinearChange:
+def _in_place(work: ReadsModel, block: LoadedBlock, change: LinearChange) -> LinearChange:
     """The change with the values that the checkpoint will hold; the block computes with them."""
     assert change.now is not None, "an edit says what a linear becomes"
+    linear, bias = change.linear, change.now.bias
     stored = TORCH_DTYPES[work.weights.checkpoint.tensors[linear.tensor].dtype]
-    bias = change.now.bias
     now = Affine(change.now.weight.to(stored), None if bias is None else bias.to(stored))
-    set_linear_weight(module, linear, now.weight)
-    if now.bias is not None:
-        linear_bias(module, linear).copy_(now.bias)
+    if block.held is not None:
+        set_linear_weight(block.held, linear, now.weight)
+        if now.bias is not None:
+            linear_bias(block.held, linear).copy_(now.bias)
     return replace(change, now=now)
 
 

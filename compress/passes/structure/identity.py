@@ -36,7 +36,7 @@ def check_identity(each: LearnedPass, ids: Tensor) -> float:
     """
     work, first = each.work, each.work.weights.spec.blocks[0]
     rows = max(2, min(ROWS, len(ids), TOKENS // ids.shape[1]))
-    batches = token_batches(ids[:rows], None, rows - 1)
+    batches = token_batches(ids[:rows], None, 1)
     skeleton = Skeleton(
         work.checkpoint.config, work.weights.spec, dtype=torch.float32, device=work.device
     )
@@ -44,7 +44,7 @@ def check_identity(each: LearnedPass, ids: Tensor) -> float:
     chain.embed()
     source = load(chain, first.index, 0)
     source.run_on()
-    chains = Chains(chain, chain, skeleton, held=1, origin=(0, 1))
+    chains = Chains(chain, chain, skeleton, held=rows - 1, origin=(0, 1))
     made = _turned_whole if each.planned.narrows else _cut_whole
     share = made(each, chains, source)
     if not share <= BOUND:

@@ -134,11 +134,12 @@ def expert_fact(router: LinearSpec, seen: ExpertEvidence, kept: Tensor) -> Linea
 def observe_mixture(pair: Pair, site: Site, ranks: Ranks) -> dict[str, SiteMoments]:
     """What is seen of every expert of a site, by name: what it reads, and its part of what the
     mixture lacks; see above."""
-    sums = {x.name: sums_of(x, site, pair.edited.skeleton.device) for x in site.linears}
+    sums = {x.name: sums_of(pair.edited, x, site) for x in site.linears}
     for batch, entering in zip(pair.chains.batches, pair.edited.inputs(), strict=True):
         for name, read, whole, lacks, part in _parts(pair, site, entering):
             each, root = sums[name], part.sqrt()
-            each.of(pair, batch.index).add(root * whole * read, root * lacks)
+            is_held = pair.chains.is_held(batch)
+            each.add(root * whole * read, root * lacks, is_held=is_held)
             if each.sequences is not None and len(read):
                 each.sequences.add(read[None])  # of a batch, as rows behind a router have no order
     return {name: each.over(ranks) for name, each in sums.items()}

@@ -21,7 +21,7 @@ from compress.blocks.walk import BlockInput, LoadedBlock
 from compress.edits.learned import WRITERS, Site
 from compress.edits.repair.ridge import Affine, Refit, refit
 from compress.edits.repair.rotation import Basis, norm_gain, reader_map
-from compress.edits.writers import Repair, odd, refitted, wanted
+from compress.edits.writers import Repair, odd, refitted
 from compress.passes.ranks import Ranks, decided
 from compress.passes.structure.chains import onto
 from compress.passes.structure.observe import Pair, observe
@@ -203,7 +203,7 @@ def _written_again(
         bias = linear_bias(pair.edited.module, linear).clone() if biased else None
         now = Affine(linear_weight(pair.edited.module, linear).clone(), bias)
         seen = observe(held, Site((linear,)), ranks)[linear.name]
-        made = decided(ranks, partial(refitted, linear, now, wanted(now, seen), None, turn.repair))
+        made = decided(ranks, partial(refitted, linear, now, seen, None, turn.repair))
         new = made.now.weight
         narrow.put(linear.tensor, new.t() if linear.transposed else new)
         if made.now.bias is not None:

@@ -6,12 +6,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from compress.arch.spec import BlockSpec, LinearSpec
 from compress.blocks.capture import calls, collect
+from compress.blocks.linear import linear_bias, linear_weight
 from compress.blocks.walk import BlockInput, LoadedBlock
 from compress.edits.learned import Site, SiteMoments
+from compress.edits.repair.ridge import Affine
 from compress.passes.ranks import Ranks, summed_count
 from compress.passes.structure.chains import Chains
 from compress_calibration.moments import MomentsAccumulator
@@ -56,15 +58,26 @@ def writers(block: BlockSpec) -> tuple[str, str]:
 @dataclass(frozen=True, slots=True, eq=False)
 class Sums:
     """What is summed of a linear: moments of rows to fit by and of rows held out, and its inputs
-    sequence by sequence where the site asks."""
+    sequence by sequence where the site asks.
 
+    now: what it is. energy: of all that it should give on rows held out, fp64 [].
+    """
+
+    now: Affine
     fit: MomentsAccumulator
     held: MomentsAccumulator
+    energy: Tensor
     sequences: SequenceAccumulator | None
 
-    def of(self, pair: Pair, batch: int) -> MomentsAccumulator:
-        """The sums that a batch belongs to."""
-        return self.held if batch >= pair.chains.held else self.fit
+    def add(self, x: Tensor, y: Tensor, *, is_held: bool) -> None:
+        """Add tokens: what the linear reads, [tokens, K], and what it lacks, [tokens, N]."""
+        if not is_held:
+            self.fit.add(x, y)
+            return
+        self.held.add(x, y)
+        weight, bias = self.now.weight, self.now.bias
+        whole = nn.functional.linear(x.to(weight.dtype), weight, bias).float() + y
+        self.energy.add_(whole.double().square().sum())
 
     def over(self, ranks: Ranks) -> SiteMoments:
         """What all ranks have seen."""
@@ -74,7 +87,7 @@ class Sums:
             count = summed_count(ranks, sequences.sequences)
             sequences = replace(sequences, total=total, square=square, sequences=count)
         fit, held = (x.over(ranks.sum).moments() for x in (self.fit, self.held))
-        return SiteMoments(fit, held, sequences)
+        return SiteMoments(fit, held, float(ranks.sum(self.energy)), sequences)
 
 
 def observe(pair: Pair, site: Site, ranks: Ranks) -> dict[str, SiteMoments]:
@@ -82,7 +95,7 @@ def observe(pair: Pair, site: Site, ranks: Ranks) -> dict[str, SiteMoments]:
 
     The site of the MLP is held to what the source's stored states behind the block are.
     """
-    sums = {x.name: sums_of(x, site, pair.edited.skeleton.device) for x in site.linears}
+    sums = {x.name: sums_of(pair.edited, x, site) for x in site.linears}
     for batch, entering in zip(pair.chains.batches, pair.edited.inputs(), strict=True):
         if site.own:
             _add_inputs(pair, site, entering, sums)
@@ -93,19 +106,28 @@ def observe(pair: Pair, site: Site, ranks: Ranks) -> dict[str, SiteMoments]:
         if each.sequences is not None:
             each.sequences.add(x, entering.mask)
         real = slice(None) if entering.mask is None else entering.mask.to(x.device)
-        each.of(pair, batch.index).add(x[real].flatten(0, -2), y[real].flatten(0, -2))
+        is_held = pair.chains.is_held(batch)
+        each.add(x[real].flatten(0, -2), y[real].flatten(0, -2), is_held=is_held)
     return {name: each.over(ranks) for name, each in sums.items()}
 
 
-def sums_of(linear: LinearSpec, site: Site, device: str) -> Sums:
+def affine_of(block: LoadedBlock, linear: LinearSpec) -> Affine:
+    """A linear of a loaded block, as views."""
+    has_bias = getattr(block.module.get_submodule(linear.module), "bias", None) is not None
+    bias = linear_bias(block.module, linear) if has_bias else None
+    return Affine(linear_weight(block.module, linear), bias)
+
+
+def sums_of(block: LoadedBlock, linear: LinearSpec, site: Site) -> Sums:
     """Empty sums of a linear."""
-    outputs, inputs = linear.shape
+    device, (outputs, inputs) = block.skeleton.device, linear.shape
     fit, held = (
         MomentsAccumulator.create(linear.name, inputs, outputs, device=device) for _ in range(2)
     )
-    if not site.sequences:
-        return Sums(fit, held, None)
-    return Sums(fit, held, SequenceAccumulator.create(linear.name, inputs, device=device))
+    sequences = SequenceAccumulator.create(linear.name, inputs, device=device)
+    energy = torch.zeros((), dtype=torch.float64, device=device)
+    now = affine_of(block, linear)
+    return Sums(now, fit, held, energy, sequences if site.sequences else None)
 
 
 def _add_inputs(pair: Pair, site: Site, entering: BlockInput, sums: Mapping[str, Sums]) -> None:
@@ -115,8 +137,8 @@ def _add_inputs(pair: Pair, site: Site, entering: BlockInput, sums: Mapping[str,
 
     def add(key: str, x: Tensor) -> None:
         each = sums[names[key]]
-        moments = each.of(pair, entering.index)
-        moments.add(x, x.new_zeros(()).expand(len(x), moments.sums.cross.shape[1]))
+        lacks = x.new_zeros(()).expand(len(x), len(each.now.weight))
+        each.add(x, lacks, is_held=pair.chains.is_held(entering))
         if each.sequences is not None and len(x):
             each.sequences.add(x[None])  # of a batch, as rows behind a router are not in order
 

@@ -7,11 +7,11 @@ import torch
 
 from compress.blocks.live import live_bytes
 from compress.checkpoint.outline import Outline
-from compress.edits.learned import learned_bytes
+from compress.edits.memory import Between, learned_bytes
 from compress.edits.prune_depth import PruneDepthConfig, count_of
 from compress.edits.work import Work, forward_work, learned_work
 from compress.plan.memory_needs import LIVE_HEADS, LIVE_LOGITS
-from compress.plan.row_counts import HELD_OUT, chunk_rows
+from compress.plan.row_counts import HELD_OUT, chain_rows, chunk_rows
 from compress.plan.search.sizes import GRID, SizeSpace
 from compress_calibration.config import CalibrationConfig
 
@@ -27,7 +27,8 @@ class Choosing:
     """What is measured before a pass, all at most.
 
     model: that the pass reads. given: that the run was given, which it is measured by. fitted,
-    measured: tokens that a trial of sizes fits on, and tokens that losses are of. trials: of sizes.
+    measured: tokens that a trial of sizes fits on, and tokens that losses are of. batch: of the
+    former those that go through a block together. trials: of sizes.
     removals: blocks that go one by one, each time the one that the loss misses least. walks: of the
     model beside. stores: of states of measured tokens that are there at once.
     """
@@ -36,6 +37,7 @@ class Choosing:
     given: Outline
     fitted: int
     measured: int
+    batch: int = 0
     trials: int = 0
     removals: int = 0
     walks: int = 1
@@ -55,6 +57,7 @@ def sizes_choosing(space: SizeSpace, given: Outline, data: CalibrationConfig) ->
         given,
         rows * data.length,
         min(MEASURED, held) * data.length,
+        batch=chain_rows(given.spec, rows, data.length, data.spill_bytes) * data.length,
         trials=alone + together,
         removals=gone,
         stores=2 + (whole if gone else 0),
@@ -93,7 +96,8 @@ def choosing_work(choosing: Choosing) -> Work:
 def choosing_bytes(choosing: Choosing, dtype: torch.dtype) -> int:
     """Most bytes of memory: stores, and a block with its work or the heads."""
     spec = choosing.model.spec
-    trial = learned_bytes(choosing.model, dtype, choosing.fitted) if choosing.trials else 0
+    between = Between(choosing.given, choosing.model, choosing.model, is_open=True)
+    trial = learned_bytes(between, dtype, choosing.batch) if choosing.trials else 0
     walk = live_bytes(spec, choosing.measured, dtype.itemsize)
     rows = min(chunk_rows(spec.vocab), choosing.measured)
     heads = 4 * spec.vocab * (LIVE_HEADS * spec.hidden + LIVE_LOGITS * rows)

@@ -7,7 +7,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compress.edits.repair.ridge import PENALTIES, Affine, error_saved, refit, remainder, ridge
+from compress.edits.repair import ridge as ridge_module
+from compress.edits.repair.ridge import (
+    PENALTIES,
+    Affine,
+    error_saved,
+    refit,
+    refit_to_lack,
+    remainder,
+    ridge,
+)
 from compress.errors import DataError
 from compress_calibration.moments import Moments, MomentsAccumulator
 
@@ -190,3 +199,36 @@ def test_order_and_scale_of_channels_change_nothing(bias):
     assert got.penalty == want.penalty
     torch.testing.assert_close(got.linear.weight * scale[kept], want.linear.weight)
     assert math.isclose(got.gain, want.gain, rel_tol=1e-9)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("few", [(0, 1, 3, 4, 6, 7), tuple(range(9))])
+def test_what_lacks_says_as_much_as_the_targets_whatever_is_solved_together(
+    bias, few, monkeypatch: pytest.MonkeyPatch
+):
+    x, h, kept = correlated(60, 9), correlated(30, 9, seed=5), torch.tensor(few)
+    source = Affine(normal(7, 9, seed=2), normal(7, seed=3) if bias else None)
+    y, hy = (v.sin() @ normal(9, 7, seed=6) for v in (x, h))
+    start = Affine(source.weight[:, kept], source.bias)
+    fits = {p: textbook(x[:, kept], y, start, p) for p in PENALTIES}
+    errors = {p: error(h[:, kept], hy, fit) for p, fit in fits.items()}
+    given = [v @ source.weight.T + (source.bias if bias else 0) for v in (x, h)]
+    lacks = [exactly(v, u - z) for (v, u), z in zip(((x, y), (h, hy)), given, strict=True)]
+    monkeypatch.setattr(ridge_module, "OUTPUTS", 3)
+    monkeypatch.setattr(ridge_module, "STRIP", 4)
+    got = refit_to_lack(*lacks, source, kept=kept)
+    assert got.penalty == min(errors, key=errors.get)
+    assert got.before == pytest.approx(error(h[:, kept], hy, start), rel=1e-5)
+    assert got.after == pytest.approx(min(errors.values()), rel=1e-5)
+    rows = torch.cat([x, h])[:, kept], torch.cat([y, hy])
+    want = textbook(*rows, start, got.penalty)
+    torch.testing.assert_close(got.linear.weight, want.weight.float(), rtol=1e-5, atol=1e-5)
+
+
+def test_where_nothing_lacks_nothing_is_solved(monkeypatch: pytest.MonkeyPatch):
+    """At zero compression that took as long as the cut of a block."""
+    x, source = correlated(60, 9), Affine(normal(4, 9))
+    monkeypatch.setattr(torch.linalg, "cholesky_ex", None)
+    got = refit_to_lack(*[exactly(x, torch.zeros(60, 4))] * 2, source, kept=torch.arange(9))
+    assert (got.penalty, got.before, got.after) == (None, 0, 0)
+    assert torch.equal(got.linear.weight, source.weight)
