@@ -229,7 +229,12 @@ CASES: dict[str, Case] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+SOME = ("gptq", "experts", "folds")
+
+
+@pytest.mark.parametrize(
+    "name", [x if x in SOME else pytest.param(x, marks=pytest.mark.long) for x in CASES]
+)
 def test_ranks_make_the_result_of_one(
     tiny: Callable[..., Path], tmp_path: Path, runs: Runs, name: str
 ) -> None:
@@ -307,7 +312,7 @@ STRUCTURAL: dict[str, Case] = {
     "hidden": ("llama", [{"method": "prune_hidden", "hidden": 48}], {}),
     "mixture": ("qwen3_moe", [{"method": "prune_width", "experts": 3, "ffn": 24}], {}),
 }
-FEW = ["width", "hidden"]
+FEW = ["width"]
 MORE = [name for name in STRUCTURAL if name not in FEW]
 
 

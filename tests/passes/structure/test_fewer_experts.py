@@ -85,7 +85,9 @@ def test_those_that_stay_make_up_for_those_that_go(tiny, tmp_path: Path, family:
     assert not any(".experts.3." in name for name in names)
 
 
-@pytest.mark.parametrize("options", [{"ffn": 0.75}, {"experts": 3}])
+@pytest.mark.parametrize(
+    "options", [{"ffn": 0.75}, pytest.param({"experts": 3}, marks=pytest.mark.long)]
+)
 def test_experts_in_turns_change_as_together(
     tiny, tmp_path: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

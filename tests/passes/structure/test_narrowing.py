@@ -50,7 +50,7 @@ def test_directions_lose_less_than_channels_and_repair_brings_both_closer(
 
 
 @pytest.mark.parametrize(
-    "family", [pytest.param("gemma2", marks=pytest.mark.long), "olmo2", "qwen3_moe"]
+    "family", [*(pytest.param(x, marks=pytest.mark.long) for x in ("gemma2", "olmo2")), "qwen3_moe"]
 )
 def test_channels_go_where_norms_do_not_turn_and_readers_of_experts_are_mended(
     tiny, tmp_path: Path, family: str
@@ -160,8 +160,10 @@ def _interrupt(folder: Path) -> None:
     raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize(("first", "step"), [pytest.param(200, 400, id="some"), *(
-    pytest.param(i, 5, marks=pytest.mark.long) for i in range(5))])  # fmt: skip
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("first", "step"), [pytest.param(200, 400, id="some"), *((i, 5) for i in range(5))]
+)
 def test_killed_anywhere_it_goes_on_to_the_same_bytes(
     tiny, tmp_path: Path, first: int, step: int
 ) -> None:

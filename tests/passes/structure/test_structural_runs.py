@@ -34,6 +34,7 @@ TEXT = WORDS * 5
 FEW = ("llama", "gemma2", "gpt2", "qwen3_moe")
 MORE = ("phi3", "qwen2", "gpt_neox", "olmo2", "mixtral", "opt")
 KINDS = [*FEW, *(pytest.param(family, marks=pytest.mark.long) for family in MORE)]
+LONGER = [pytest.param(family, marks=pytest.mark.long) for family in (*FEW[1:3], *MORE)]
 
 
 def width(**options: Any) -> dict[str, Any]:
@@ -54,7 +55,7 @@ def test_a_share_of_1_changes_no_bit(tiny, tmp_path: Path, family: str) -> None:
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-@pytest.mark.parametrize("family", KINDS)
+@pytest.mark.parametrize("family", [FEW[0], FEW[3], *LONGER])
 def test_what_is_cut_loads_in_a_stock_class_and_repair_brings_it_closer(
     tiny, tmp_path: Path, family: str
 ) -> None:
@@ -108,7 +109,9 @@ def test_blocks_go_and_those_before_take_over(tiny, tmp_path: Path) -> None:
         assert torch.equal(before[name.format(old)], after[name.format(new)])
 
 
-@pytest.mark.parametrize("by", ["loss", "influence", "angular"])
+@pytest.mark.parametrize(
+    "by", ["loss", *(pytest.param(x, marks=pytest.mark.long) for x in ("influence", "angular"))]
+)
 def test_which_blocks_go_is_measured(tiny, tmp_path: Path, by: str) -> None:
     """The recipe in the result says which, and gives the same bytes where that is known."""
     source = tiny("llama", num_hidden_layers=4, dtype="fp32")

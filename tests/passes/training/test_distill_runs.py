@@ -30,10 +30,12 @@ def held_out(report: Report) -> list[tuple[float, float]]:
 
 
 @pytest.mark.parametrize("options", [
-    {"scope": "model"}, {"scope": "model", "cache": 0}, {"scope": "model", "train": "lora"},
-    {"scope": "model", "loss": "jsd", "ce": 0.1, "optimizer": "adafactor"}, {"scope": "block"},
+    {"scope": "model"}, {"scope": "model", "train": "lora"}, {"scope": "block"},
     {"scope": "model", "blocks": 1.0, "optimizer": "muon"},
-], ids=["cached", "resident", "lora", "jsd", "block", "outputs"])  # fmt: skip
+    pytest.param({"scope": "model", "cache": 0}, marks=pytest.mark.long), pytest.param(
+        {"scope": "model", "loss": "jsd", "ce": 0.1, "optimizer": "adafactor"},
+        marks=pytest.mark.long),
+], ids=["cached", "lora", "block", "outputs", "resident", "jsd"])  # fmt: skip
 def test_what_was_cut_comes_nearer_to_the_source(
     tiny, tmp_path: Path, options: Mapping[str, Any]
 ) -> None:
@@ -108,8 +110,10 @@ def test_a_stage_may_have_texts_of_its_own(tiny, tmp_path: Path) -> None:
     assert held_out(report)[0][1] == held_out(report)[0][0]
 
 
-@pytest.mark.parametrize(("first", "step"), [pytest.param(500, 999, id="some"), *(
-    pytest.param(i, 5, marks=pytest.mark.long) for i in range(5))])  # fmt: skip
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("first", "step"), [pytest.param(500, 999, id="some"), *((i, 5) for i in range(5))]
+)
 def test_killed_anywhere_it_goes_on_to_the_same_bytes(
     tiny, tmp_path: Path, first: int, step: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

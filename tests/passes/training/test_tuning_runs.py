@@ -74,8 +74,10 @@ def test_each_scope_is_a_pass_behind_the_one_that_rounds(tiny, tmp_path: Path) -
     assert not plan.edits
 
 
-@pytest.mark.parametrize(("first", "step"), [pytest.param(500, 999, id="some"), *(
-    pytest.param(i, 5, marks=pytest.mark.long) for i in range(5))])  # fmt: skip
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("first", "step"), [pytest.param(500, 999, id="some"), *((i, 5) for i in range(5))]
+)
 def test_killed_anywhere_it_goes_on_to_the_same_bytes(
     tiny, tmp_path: Path, first: int, step: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
