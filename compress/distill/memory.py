@@ -19,7 +19,7 @@ LOGITS = 1 << 24  # numbers of them at once, where gradients are taken and a row
 _KEPT_HIDDEN, _KEPT_NORM, _KEPT_QUERIES, _KEPT_INNER, _KEPT_EXPERT = 2, 4, 4, 4, 2
 # Buffers of a chunk of logits while the losses of both models are taken.
 _CHUNK_BUFFERS = 7
-WALKED_STATES = 256 << 20  # bytes of hidden states in memory, and of a batch of them
+WALKED_STATES = 256 << 20  # bytes of hidden states in memory, and at most of a batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +87,17 @@ def block_bytes(
     return max(every, key=lambda needs: needs.total)
 
 
+def gradient_rows(length: int, vocab: int) -> int:
+    """Rows of `length` tokens whose gradients are taken together."""
+    return max(1, LOGITS // (length * vocab))
+
+
 def gradient_bytes(model: Outline, length: int) -> int:
     """Of gradients of all linears, a few rows of `length` tokens at a time: weights and gradients
     in fp32, what backward needs, and the logits of those rows three times."""
     shapes = [x.shape for x in model.spec.linears()]
-    logits = max(LOGITS, length * model.spec.vocab)
-    batch = MicroBatch(max(1, logits // (length * model.spec.vocab)), length)
+    batch = MicroBatch(gradient_rows(length, model.spec.vocab), length)
+    logits = batch.tokens * model.spec.vocab
     needs = model_bytes(model, shapes, batch)
     return needs.weights + needs.gradients + needs.activations + 3 * FP32 * logits
 

@@ -32,7 +32,7 @@ class Muon(torch.optim.Optimizer):
         super().__init__(parameters, {"lr": lr, "matrix": False})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # torch overloads it
         """Move every parameter that has a gradient."""
         assert closure is None, "gradients are there already"
         for group in self.param_groups:

@@ -30,6 +30,7 @@ def plan_table(plan: Plan, *, modules: bool = False) -> str:
         f"size     {size(plan.source_bytes)} -> {size(exact)} ({exact} bytes in {files})",
         *_range(plan),
         f"weights  {plan.bits_per_weight:.2f} bits each in the {_counted_layers(plan)}",
+        *(f"then     {stage.describe()}" for stage in plan.recipe.tuning),
         *_cache(plan),
         *_budget(plan),
         f"time     {_time(plan)}",

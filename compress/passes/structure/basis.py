@@ -4,17 +4,16 @@ It stays until the run ends, and the journal has its hash: what is left of a kil
 the same basis, and a pass behind brings the source's states into it.
 """
 
-import hashlib
+from functools import partial
 from pathlib import Path
 
 from safetensors.torch import load, save
 from torch import Tensor
 
-from compress.checkpoint.output.folder import write_atomic
 from compress.edits.repair.rotation import Basis
-from compress.errors import OutputError
 from compress.passes.context import PassContext, record_unit
-from compress.passes.structure.files import BASIS, basis_path
+from compress.passes.ranks import decided
+from compress.passes.structure.files import BASIS, basis_path, keep, read_kept
 from compress.passes.structure.tokens import ReadsModel
 from compress.plan.passes import PassPlan
 
@@ -24,10 +23,9 @@ def keep_basis(work: PassContext, planned: PassPlan, folder: Path, basis: Basis)
     scale = {} if basis.scale is None else {"scale": basis.scale}
     tensors = {"directions": basis.directions, **scale}
     held = save({name: value.cpu().contiguous() for name, value in tensors.items()})
-    if work.ranks.rank == 0:
-        write_atomic(basis_path(folder, planned.name), held)
-    facts = {"sha256": hashlib.sha256(held).hexdigest(), "share": basis.share}
-    record_unit(work, BASIS, facts)
+    path = basis_path(folder, planned.name)
+    sha256 = decided(work.ranks, partial(keep, path, held))
+    record_unit(work, BASIS, {"sha256": sha256, "share": basis.share})
 
 
 def basis_before(work: ReadsModel, planned: PassPlan, folder: Path) -> Tensor | None:
@@ -43,15 +41,6 @@ def basis_before(work: ReadsModel, planned: PassPlan, folder: Path) -> Tensor | 
 def read_basis(work: ReadsModel, folder: Path, name: str) -> Basis:
     """The basis that pass `name` found; OutputError when its file is not what was recorded."""
     path, facts = basis_path(folder, name), work.journal.journal.passes[name].units[BASIS]
-    try:
-        held = path.read_bytes()
-    except OSError as error:
-        raise OutputError(
-            f"cannot read {path}: {error.strerror or error}; remove {folder} and start again"
-        ) from error
-    if hashlib.sha256(held).hexdigest() != facts["sha256"]:
-        raise OutputError(
-            f"{path} was changed while the run was stopped; remove {folder} and start again"
-        )
-    tensors = {key: value.to(work.device) for key, value in load(held).items()}
+    held = load(read_kept(path, facts["sha256"]))
+    tensors = {key: value.to(work.device) for key, value in held.items()}
     return Basis(tensors["directions"], float(facts["share"]), tensors.get("scale"))

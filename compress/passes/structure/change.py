@@ -158,7 +158,7 @@ def _changed_at(
         of_it = replace(seen.pop(name), producers=linear.producers, changes=changes)
         parts = (block, linear.spec, linear.now, of_it, config)
         change = decided(ranks, partial(each.learned.change, *parts))
-        del of_it, parts, linear
+        del of_it, parts, linear  # or they would live on beside the next one's solve
         yield _in_place(each.work, pair.edited, change)
 
 

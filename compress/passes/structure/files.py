@@ -1,12 +1,15 @@
 """Units of a pass that looks at data, and the files of hidden states that it keeps."""
 
+import hashlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from compress.checkpoint import disk
+from compress.checkpoint.output.folder import write_atomic
 from compress.edits import EDITS
 from compress.edits.learned import BySite
+from compress.errors import OutputError
 from compress.passes.journal import CALIBRATION, CHOSEN
 from compress.passes.units import EMBED, HEAD, IDENTITY, OUTSIDE, block_unit
 from compress.plan.passes import PassPlan
@@ -51,6 +54,24 @@ def by_gradients(planned: PassPlan) -> bool:
     stage = planned.stage
     work = None if stage is None else EDITS[stage.method].work
     return stage is not None and isinstance(work, BySite) and work.by_gradients(stage.config)
+
+
+def keep(path: Path, held: bytes) -> str:
+    """Write a file that a killed run finds again; what `read_kept` knows it by."""
+    write_atomic(path, held)
+    return hashlib.sha256(held).hexdigest()
+
+
+def read_kept(path: Path, sha256: str) -> bytes:
+    """What is left of it. OutputError when the file is gone or is not what was recorded."""
+    remedy = f"remove {path.parent.parent} and start again"
+    try:
+        held = path.read_bytes()
+    except OSError as error:
+        raise OutputError(f"cannot read {path}: {error.strerror or error}; {remedy}") from error
+    if hashlib.sha256(held).hexdigest() != sha256:
+        raise OutputError(f"{path} was changed while the run was stopped; {remedy}")
+    return held
 
 
 def basis_path(folder: Path, name: str) -> Path:

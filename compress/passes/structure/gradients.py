@@ -14,25 +14,26 @@ from torch.nn.functional import cross_entropy
 
 from compress.arch.spec import BlockSpec, LinearSpec
 from compress.blocks.linear import is_conv1d
-from compress.checkpoint.output.folder import write_atomic
 from compress.distill.losses import NO_LABEL
-from compress.distill.memory import LOGITS
+from compress.distill.memory import gradient_rows
 from compress.distill.rows import TokenRows, all_rows
 from compress.distill.student import WholeModel, open_whole
 from compress.edits.learned import WRITERS, producers_of
 from compress.edits.select.taylor import change_of_loss
 from compress.errors import CheckpointError
 from compress.events import by_tenths
+from compress.passes.structure.files import keep, read_kept
 from compress.passes.structure.tokens import ReadsModel, skeleton_of
 
 FILE = "gradients.safetensors"
 Changes = Mapping[str, tuple[Tensor, ...]]
 
 
-def find_changes(work: ReadsModel, tokens: tuple[Tensor, Tensor | None], folder: Path) -> None:
+def find_changes(work: ReadsModel, tokens: tuple[Tensor, Tensor | None], folder: Path) -> str:
     """Take the gradients of the next tokens' mean loss on all rows, and keep what they say.
 
-    tokens: ids [rows, length] and mask. CheckpointError where a gradient is not finite.
+    tokens: ids [rows, length] and mask. Returns the sha256 of the file in `folder`. CheckpointError
+    where a gradient is not finite.
     """
     whole = open_whole(work.weights, skeleton_of(work, work.weights))
     blocks = work.weights.spec.blocks
@@ -50,14 +51,14 @@ def find_changes(work: ReadsModel, tokens: tuple[Tensor, Tensor | None], folder:
                         f"gradients at {linear.name} are not finite; take another select"
                     )
                 found[f"{linear.name}:{index}"] = part
-    write_atomic(folder / FILE, save(found))
+    return keep(folder / FILE, save(found))
 
 
-def read_changes(folder: Path) -> Changes:
+def read_changes(folder: Path, sha256: str) -> Changes:
     """By name of each linear that writes to the residual stream: fp64 [K] of its own weight, and of
-    each of its producers."""
+    each of its producers. OutputError where the file is not what was recorded."""
     found: dict[str, tuple[Tensor, ...]] = {}
-    stored = load((folder / FILE).read_bytes())
+    stored = load(read_kept(folder / FILE, sha256))
     for key in sorted(stored):  # a linear has three producers at most
         name = key.rpartition(":")[0]
         found[name] = (*found.get(name, ()), stored[key])
@@ -75,7 +76,7 @@ def _watched(block: BlockSpec) -> Iterator[LinearSpec]:
 def _backward(work: ReadsModel, whole: WholeModel, rows: TokenRows) -> None:
     """Add up the gradients over all rows, some of them at a time."""
     counted = int((rows.labels() != NO_LABEL).sum())
-    size = max(1, LOGITS // (rows.ids.shape[1] * whole.head.vocab))
+    size = gradient_rows(rows.ids.shape[1], whole.head.vocab)
     counter = by_tenths(work.progress, "gradients", "rows")
     for index, part in enumerate(rows.parts(size, whole.device)):
         logits = whole.head.run(whole.hidden(part.ids, part.mask).flatten(0, 1))  # [tokens, vocab]

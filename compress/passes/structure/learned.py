@@ -47,7 +47,8 @@ def apply_learned(each: LearnedPass) -> None:
         if GRADIENTS in learned_units(each.planned):
             if GRADIENTS not in work.journal.units:
                 record_unit(work, GRADIENTS, decided(work.ranks, partial(_gradients, each, tokens)))
-            each = replace(each, changes=read_changes(folder))
+            sha256 = work.journal.units[GRADIENTS]["sha256"]
+            each = replace(each, changes=read_changes(folder, sha256))
         if IDENTITY not in work.journal.units:
             record_unit(work, IDENTITY, {DIFFERENCE: check_identity(each, tokens[0])})
         chains = open_chains(work, each.planned, each.source, tokens, folder)
@@ -63,8 +64,7 @@ def apply_learned(each: LearnedPass) -> None:
 
 
 def _gradients(each: LearnedPass, tokens: tuple[Tensor, Tensor | None]) -> dict[str, Any]:
-    find_changes(each.work, tokens, make_working(each.folder))
-    return {}
+    return {"sha256": find_changes(each.work, tokens, make_working(each.folder))}
 
 
 def _all_units(each: LearnedPass, chains: Chains) -> Iterator[str]:

@@ -11,6 +11,7 @@ from compress.errors import DataError
 from compress.passes import calibration_tokens
 from compress.passes.context import record_unit
 from compress.passes.ranks import decided
+from compress.passes.structure.files import WORKING
 from compress.passes.structure.tokens import skeleton_of
 from compress.passes.training.setting import TrainingPass, data_of
 from compress.passes.training.units import ROWS, ROWS_FILE
@@ -25,7 +26,7 @@ def rows_of(each: TrainingPass) -> tuple[TokenRows, TokenRows]:
     if ROWS not in work.journal.units:
         record_unit(work, ROWS, decided(work.ranks, partial(_drawn, each)))
     drawn = work.journal.units[ROWS]
-    ids, mask = calibration_tokens.reload(each.working, drawn["sha256"], ROWS_FILE)
+    ids, mask = calibration_tokens.reload(each.folder, drawn["sha256"], f"{WORKING}/{ROWS_FILE}")
     held = max(1, min(MOST_HELD, len(ids) // HELD_OUT))
     return split(all_rows(ids, mask), held, each.seed)
 

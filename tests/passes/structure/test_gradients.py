@@ -6,14 +6,16 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM
 
 from compress.checkpoint import Checkpoint
-from compress.errors import RecipeError
+from compress.errors import OutputError, RecipeError
 from compress.events import silent
 from compress.formats import open_weights
-from compress.passes.structure.gradients import find_changes, read_changes
+from compress.passes.structure.files import keep
+from compress.passes.structure.gradients import FILE, find_changes, read_changes
 from compress.recipe import Recipe
 from compress.verbs import make_plan, run
 from helpers.short_runs import kill_at_each_fifth, recipe, text_source
@@ -31,8 +33,7 @@ def test_it_is_the_slope_of_the_loss(tiny, tmp_path: Path, family: str) -> None:
     weights = open_weights(Checkpoint.open(source))
     work: Any = SimpleNamespace(weights=weights, dtype=torch.float32, device="cpu", progress=silent)
     ids = torch.randint(0, 100, (3, 24), generator=torch.Generator().manual_seed(0))
-    find_changes(work, (ids, None), tmp_path)
-    found = read_changes(tmp_path)
+    found = read_changes(tmp_path, find_changes(work, (ids, None), tmp_path))
     model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
     logits = model(ids).logits[:, :-1].flatten(0, 1)
     cross_entropy(logits, ids[:, 1:].flatten()).backward()
@@ -54,6 +55,20 @@ def test_a_run_keeps_what_the_loss_would_miss(tiny, tmp_path: Path) -> None:
     assert not list(tmp_path.glob("out*/working/*"))
     others = recipe({**TAYLOR, "select": "magnitude"}, calibration=data)
     assert most_bytes(asked, source) > most_bytes(others, source)
+
+
+def test_what_was_kept_of_them_is_held_to_its_hash(tmp_path: Path) -> None:
+    path = tmp_path / "out.partial" / "working" / FILE
+    path.parent.mkdir(parents=True)
+    sha256 = keep(path, save({"a:0": torch.ones(2)}))
+    assert read_changes(path.parent, sha256)["a"][0].tolist() == [1, 1]
+    path.write_bytes(path.read_bytes()[:-1] + b"\1")
+    changed = rf"was changed while the run was stopped; remove {tmp_path}/out.partial and start"
+    with pytest.raises(OutputError, match=changed):
+        read_changes(path.parent, sha256)
+    path.unlink()
+    with pytest.raises(OutputError, match=r"cannot read .*: No such file"):
+        read_changes(path.parent, sha256)
 
 
 def most_bytes(asked: Recipe, source: Path) -> int:

@@ -50,7 +50,7 @@ def torch_peak() -> Iterator[TensorPeak]:
     with torch.profiler.profile(activities=cpu, profile_memory=True, acc_events=True) as profile:
         yield peak
     assert profile.profiler is not None
-    events = profile.profiler.kineto_results.events()  # type: ignore[union-attr]
+    events = profile.profiler.kineto_results.events()  # type: ignore[union-attr]  # there by now
     for event in sorted(events, key=lambda x: x.start_ns()):
         if event.name() == "[memory]":
             total += event.nbytes()

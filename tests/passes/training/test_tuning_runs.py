@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from compress.errors import RecipeError
+from compress.plan.table import plan_table
 from compress.recipe.dump import dump
 from compress.recipe.reading.parse import parse
 from compress.report.table import render_table
@@ -19,13 +20,13 @@ pytestmark = pytest.mark.usefixtures("answered_here")
 SMALL = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2}
 RTN = {"method": "rtn", "scheme": "W4A16", "group_size": 16}
 ASYM = {"method": "rtn", "scheme": {"bits": 3, "symmetric": False, "group_size": 16}}
-EIGHT = {"method": "rtn", "scheme": {"bits": 8, "group_size": 16}}
 AWQ = {"method": "rtn", "scheme": "W4A16_ASYM", "group_size": 32}
 RUNS = [
     ("compressed-tensors", ASYM, "weight_scale", "block"),
     ("gptq", RTN, "scales", "model"),
-    ("compressed-tensors", EIGHT, "weight_scale", "model"),
+    ("compressed-tensors", RTN, "weight_scale", "model"),
     ("gptq", RTN | {"method": "gptq", "act_order": "group"}, "scales", "block"),
+    ("gptq_v2", RTN, "scales", "model"),
     ("awq", AWQ, "scales", "block"),
     ("awq", AWQ, "scales", "model"),
 ]
@@ -65,6 +66,18 @@ def test_scales_and_norms_learn_and_all_else_stays(
     assert "Trained" in render_table(report)
 
 
+@pytest.mark.parametrize("scope", ["model", pytest.param("block", marks=pytest.mark.long)])
+def test_what_gained_nothing_is_undone(tiny, tmp_path: Path, scope: str) -> None:
+    """A rate at which it diverges leaves all bytes as rounding left them."""
+    source, data = tiny("llama"), text_source(tmp_path)
+    run(recipe(RTN), source, tmp_path / "rounded")
+    asked = recipe(RTN, tune(scope=scope, rate=1e3), calibration=data)
+    report = run(asked, source, tmp_path / "out")
+    assert all(x.end == x.start for stage in report.stages for x in stage.courses)
+    one, other = ((tmp_path / x / "model.safetensors").read_bytes() for x in ("rounded", "out"))
+    assert one == other
+
+
 def test_each_scope_is_a_pass_behind_the_one_that_rounds(tiny, tmp_path: Path) -> None:
     data = text_source(tmp_path)
     plan = make_plan(recipe(RTN, tune(), tune(train="norms"), calibration=data), tiny("llama"))
@@ -72,6 +85,9 @@ def test_each_scope_is_a_pass_behind_the_one_that_rounds(tiny, tmp_path: Path) -
     assert [each.name for each in plan.passes] == names
     assert {each.layout.total_bytes for each in plan.passes} == {plan.shards.total_bytes}
     assert not plan.edits
+    assert [line for line in plan_table(plan).splitlines() if line.startswith("then")] == [
+        f"then     {stage.describe()}" for stage in plan.recipe.tuning
+    ]
 
 
 @pytest.mark.long
