@@ -16,6 +16,7 @@ from compress.distill.schedule import ScheduleName, by_rows, rates
 from compress.distill.state import CurvePoint, Standing, State
 from compress.distill.trained import Trained
 from compress.events import Event, Progress, silent
+from compress.quant.tensor import QuantizedTensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +72,13 @@ class Scope(Protocol):
 class Learned:
     """What became of it.
 
-    weights: by tensor of the checkpoint, in the dtype of the result; empty where nothing was better
+    weights: by tensor of the checkpoint, in the dtype of the result, and of what is rounded as
+    `Trained.settle` says; empty where nothing was better
     on the held-out rows than the start, which then stays. start, end: loss there, before and with
     these weights. ended: one line for the report. curve: from the start to the last step.
     """
 
-    weights: dict[str, Tensor]
+    weights: dict[str, Tensor | QuantizedTensor]
     start: float
     end: float
     ended: str
@@ -183,7 +185,7 @@ class _Run:
         It is measured once more, since rounding may cost what a short training gained.
         """
         start, standing = self.standing.curve[0].held, self.standing
-        weights: dict[str, Tensor] = {}
+        weights: dict[str, Tensor | QuantizedTensor] = {}
         end, ended = start, standing.ended
         if standing.best:
             self._put(self.best)

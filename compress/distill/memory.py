@@ -1,7 +1,7 @@
 """Bytes that a training holds, from shapes alone: what a plan shows and refuses by."""
 
 from collections.abc import Collection
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from math import prod
 
 from compress.arch.spec import BlockSpec, DecoderSpec
@@ -80,11 +80,13 @@ def model_bytes(
 
 
 def block_bytes(
-    student: Outline, batch: MicroBatch, optimizer: OptimizerName = "adamw"
+    student: Outline, batch: MicroBatch, optimizer: OptimizerName = "adamw", copies: int = 1
 ) -> TrainingBytes:
-    """Of scope "block", for the largest of them; the teacher's block is freed by then."""
+    """Of scope "block", for the largest of them; the teacher's block is freed by then. copies: of
+    its weights."""
     every = [_of_block(student, block, batch, optimizer) for block in student.spec.blocks]
-    return max(every, key=lambda needs: needs.total)
+    most = max(every, key=lambda needs: needs.total)
+    return replace(most, weights=copies * most.weights)
 
 
 def gradient_rows(length: int, vocab: int) -> int:

@@ -1,5 +1,5 @@
-"""What of a student is trained: all of it, tensors that an edit changed, adapters, or scales and
-norms of a rounded one."""
+"""What of a student is trained: all of it, tensors that an edit changed, adapters, or scales, codes
+and norms of a rounded one."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from compress.distill.coded import CodedLinear, train_scales
+from compress.distill.coded import CodedLinear, Moving, train_codes
 from compress.distill.lora import Adapter, adapt, merge
 from compress.errors import RecipeError
 from compress.quant.tensor import QuantizedTensor
@@ -19,7 +19,8 @@ class Trained:
     for an adapter by its path and half. results: tensor of the checkpoint -> the parameter that
     holds it in the end. adapters: to be merged then. matrices: names of the parameters that are
     weights of linears in blocks. coded: linears whose scales are told by factors among the
-    parameters; a result of theirs is the scale [N, G]."""
+    parameters, and codes that move by offsets; a result of theirs is the scale [N, G], or the whole
+    weight."""
 
     parameters: Mapping[str, nn.Parameter]
     results: Mapping[str, nn.Parameter]
@@ -27,7 +28,7 @@ class Trained:
     matrices: frozenset[str] = frozenset()
     coded: tuple[CodedLinear, ...] = ()
 
-    def settle(self, dtype: torch.dtype) -> dict[str, Tensor]:
+    def settle(self, dtype: torch.dtype) -> dict[str, Tensor | QuantizedTensor]:
         """Merge the adapters, round to the dtype that the result is stored in (scales: to their
         own), and give copies in it; the student computes with these values from now on."""
         merge(self.adapters)
@@ -75,11 +76,12 @@ def tuned(
     linears: Mapping[str, str],
     codes: Mapping[str, tuple[QuantizedTensor, bool]],
     train: Collection[str],
+    moving: Moving | None = None,
 ) -> Trained:
     """Of a rounded model the "scales" of linears in blocks, the weights of "norms", or both.
 
     names, linears: as in `whole` and `adapters`. codes: of the linears that are rounded, with
-    whether the original has them as [K, N].
+    whether the original has them as [K, N]. moving: how codes move, which are then trained too.
     """
     model.requires_grad_(False)
     norms: dict[str, nn.Parameter] = {}
@@ -87,10 +89,12 @@ def tuned(
         known = {name: value for name, value in model.named_parameters() if value.dim() == 1}
         named = {x: path for x, path in names.items() if path in known and x.endswith(".weight")}
         norms = {name: known[path] for name, path in named.items()}
-    coded = train_scales(model, linears, codes) if "scales" in train else []
-    factors = {each.tensor: each.factor for each in coded}
-    for parameter in (*norms.values(), *factors.values()):
+    coded = train_codes(model, linears, codes, moving) if set(train) - {"norms"} else []
+    own = dict(each for linear in coded for each in linear.parameters())
+    if "scales" not in train:
+        own = {name: value for name, value in own.items() if name not in codes}
+    for parameter in (*norms.values(), *own.values()):
         parameter.requires_grad_(True)
-    if not norms and not factors:
+    if not norms and not own:
         raise RecipeError(f"the model has no {' and no '.join(sorted(train))} to train")
-    return Trained(factors | norms, norms, coded=tuple(coded))
+    return Trained(own | norms, norms, coded=tuple(coded))

@@ -32,8 +32,8 @@ MICRO = 8  # rows at once: more were no faster on two cores
 DEFAULT_LENGTH = 512  # of a row, where no calibration says
 SOURCE = "source"  # the teacher that is the model that the run was given
 ScopeName = Literal["block", "model"]
-TrainName = Literal["all", "changed", "lora", "scales", "norms"]
-TUNED: tuple[TrainName, ...] = ("scales", "norms")  # of what rounding left
+TrainName = Literal["all", "changed", "lora", "rounding", "scales", "norms"]
+TUNED: tuple[TrainName, ...] = ("rounding", "scales", "norms")  # of what rounding left
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +43,10 @@ class DistillConfig:
     scope: "block", "model", or both in this order. teacher: "source" for the model that the run was
     given, or another one that reads the same ids: a folder or a hub id.
     train: "all" parameters, those that edits have "changed", or "lora" (adapters of `rank` on all
-    linears, merged in the end), of scope "model"; behind stages that round "scales", "norms" or
-    both. loss: "kl" (of the student from the teacher), "reverse_kl" or "jsd"; ce: share of the
-    text's own next token in it, 0 to 1; blocks: weight of the relative error of the blocks' outputs
-    beside it, for which the teacher is in memory.
+    linears, merged in the end), of scope "model"; behind stages that round some of "scales",
+    "norms" and in scope "block" "rounding". loss: "kl" (of the student from the teacher),
+    "reverse_kl" or "jsd"; ce: share of the text's own next token in it, 0 to 1; blocks: weight of
+    the relative error of the blocks' outputs beside it, for which the teacher is in memory.
     rate: the peak; None for one that follows the damage. schedule, optimizer: docs/structure.md.
     batch: rows of a step. every: steps between two looks at held-out rows. patience: such looks
     without a better one after which it stops; 0 for never.
@@ -54,7 +54,7 @@ class DistillConfig:
     0 for none: the teacher is then in memory too. recompute: blocks keep what enters them alone,
     and compute the rest again for the gradients: less memory for a third more time.
     sources, length: texts of its own and their rows; None for those of the calibration, behind its
-    rows.
+    rows. samples: rows that are drawn at most, and read again for more tokens.
     """
 
     tokens: int
@@ -75,6 +75,7 @@ class DistillConfig:
     recompute: bool = False
     sources: tuple[SourceConfig, ...] | None = None
     length: int | None = None
+    samples: int | None = None
 
     def __post_init__(self) -> None:
         at_least = {"tokens": 1, "rank": 1, "batch": 1, "every": 1, "patience": 0, "cache": 0}
@@ -83,6 +84,8 @@ class DistillConfig:
                 raise RecipeError(f"{name} is {getattr(self, name)}; it is {least} or more")
         if self.length is not None and self.length < 2:
             raise RecipeError(f"length is {self.length}; a row holds 2 tokens or more")
+        if self.samples is not None and self.samples < 2:
+            raise RecipeError(f"samples is {self.samples}; training takes 2 rows or more")
         if not 0 <= self.ce <= 1:
             raise RecipeError(f"ce is {self.ce:g}; it is a share, 0 to 1")
         if self.blocks < 0:
@@ -92,17 +95,41 @@ class DistillConfig:
         if self.scope not in (("block",), ("model",), ("block", "model")):
             words = ", ".join(self.scope)
             raise RecipeError(f"scope is [{words}]; it takes block, model, or [block, model]")
+        self._check_train()
+
+    def _check_train(self) -> None:
+        words = ", ".join(self.train)
         if len(self.train) != 1 and not self.tunes:
-            words = ", ".join(self.train)
             raise RecipeError(
                 f"train is [{words}]; it takes all, changed or lora, and behind stages that round"
-                " scales, norms, or [scales, norms]"
+                " some of rounding, scales and norms"
+            )
+        alone = len(self.scope) == 1 or not self._of_model
+        if self.moves_codes and "model" in self.scope and alone:
+            raise RecipeError(
+                f"scope is [{', '.join(self.scope)}], and rounding is trained block by block; set"
+                " scope: block"
             )
 
     @property
     def tunes(self) -> bool:
         """Whether it trains what stages that round have left."""
         return bool(self.train) and set(self.train) <= set(TUNED)
+
+    @property
+    def moves_codes(self) -> bool:
+        """Whether it trains to which code a weight is rounded."""
+        return "rounding" in self.train
+
+    @property
+    def _of_model(self) -> tuple[TrainName, ...]:
+        """What scope model trains."""
+        return tuple(each for each in self.train if each != "rounding")
+
+    def rows(self, length: int) -> int:
+        """Rows of so many tokens that are drawn at most."""
+        whole = -(-self.tokens // length)
+        return whole if self.samples is None else min(whole, self.samples)
 
     @property
     def by_cache(self) -> bool:
@@ -113,7 +140,8 @@ class DistillConfig:
         """Each scope is a pass of its own."""
         if len(self.scope) < 2:
             return {"": self}
-        return {scope: replace(self, scope=(scope,)) for scope in self.scope}
+        trained = {"block": self.train, "model": self._of_model}
+        return {x: replace(self, scope=(x,), train=trained[x]) for x in self.scope}
 
 
 def plan(source: Outline, config: DistillConfig) -> Edited:
@@ -145,7 +173,9 @@ def training_bytes(
     the checkpoint of codes that stands for `source`, where stages have rounded it."""
     whole = config.scope == ("model",)
     walks = (given, source) if not whole else (given,) if config.by_cache else ()
-    walked = (walked_bytes(x, config.tokens, head=whole) for x in walks)
+    length = row_length(config, data)
+    tokens = config.rows(length) * length
+    walked = (walked_bytes(x, tokens, head=whole) for x in walks)
     return max(_trained_bytes(source, given, config, data, stored), *walked, 0)
 
 
@@ -160,7 +190,9 @@ def _trained_bytes(
     length, rows = row_length(config, data), min(config.batch, MICRO)
     batch = MicroBatch(rows, length, checkpointed=config.recompute)
     if config.scope == ("block",):
-        return block_bytes(source, batch, config.optimizer).total
+        # Where codes move, each weight's place between two of them is there too.
+        copies = 2 if config.moves_codes else 1
+        return block_bytes(source, batch, config.optimizer, copies).total
     trained = trained_shapes(config, source, stored)
     teacher = None if config.by_cache else given
     return model_bytes(source, trained, batch, config.optimizer, teacher).total

@@ -60,6 +60,14 @@ def check_tuning(recipe: Recipe, modules: Iterable[ModulePlan], fmt: str) -> Non
         reason = why_not_tuned(module.scheme, FORMATS[fmt].coded)
         if reason is not None:
             raise RecipeError(f"{place}: {module.linear.name}: {reason}; take the stage out")
+    moving = next((x for x in recipe.tuning if x.config.moves_codes), None)
+    folding = next((x for x in recipe.stages if METHODS[x.method].fold is not None), None)
+    if moving is not None and folding is not None:
+        raise RecipeError(
+            f"{moving.at('train')}: rounding is trained from the weights as they were, and"
+            f" {folding.label} ({folding.method}) scales them before they are rounded; take either"
+            " out"
+        )
 
 
 def check_groups(recipe: Recipe, modules: Iterable[ModulePlan]) -> None:

@@ -93,11 +93,31 @@ class PassPlan:
         return self.stage is not None and is_tuning(self.stage)
 
     @property
+    def moves_codes(self) -> bool:
+        """Whether the pass trains to which codes weights are rounded."""
+        config = None if self.stage is None else self.stage.config
+        return isinstance(config, DistillConfig) and config.moves_codes
+
+    @property
     def label(self) -> str:
         """The pass in reports and on the terminal: "cast", "quantize"."""
         if self.stage is None:
             return self.name
         return f"{self.stage.method} {self.part}".rstrip()
+
+
+def models_read(passes: Sequence[PassPlan], index: int) -> set[int]:
+    """Which passes wrote the models that pass `index` reads; the run's source is none of them."""
+    found = {index - 1}
+    if passes[index].moves_codes:
+        names = [each.name for each in passes]
+        found.add(names.index(ROUNDING) - 1)
+    return found - {-1}
+
+
+def models_needed(passes: Sequence[PassPlan], index: int) -> set[int]:
+    """Which passes wrote the models that pass `index` or one behind it reads."""
+    return set[int]().union(*(models_read(passes, i) for i in range(index, len(passes))))
 
 
 def edit_size(
@@ -131,7 +151,9 @@ def edit_size(
     if isinstance(work, ByTraining):
         most = training_bytes(source, given, stage.config, data, stored)
         tokens, whole = stage.config.tokens, stage.config.scope == ("model",)
-        counted = training_work(source, given, tokens, tokens, head=whole)
+        length = row_length(stage.config, data)
+        rows = stage.config.rows(length) * length
+        counted = training_work(source, given, tokens, rows, head=whole)
         return EditSize(planned.label, source, most, counted)
     run = min(max(info.numel for info in source.tensors.values()), ROWS_AT_ONCE)
     return EditSize(planned.label, source, work.held(source, stage.config, run))

@@ -1,6 +1,6 @@
 """One pass of an edit, or of a training, by the kind of work that it is."""
 
-from compress.formats import open_weights
+from compress.formats import Weights, open_weights
 from compress.passes.context import PassContext
 from compress.passes.edit import apply_edit, edit_units
 from compress.passes.structure.files import learned_units
@@ -18,8 +18,11 @@ def units_of(planned: PassPlan) -> list[str]:
     return [unit for unit, _, _ in edit_units(planned.source)]
 
 
-def apply_pass(session: Session, work: PassContext, planned: PassPlan) -> None:
-    """Carry out what is left of the pass."""
+def apply_pass(
+    session: Session, work: PassContext, planned: PassPlan, dense: Weights | None = None
+) -> None:
+    """Carry out what is left of the pass. dense: what the stages that round have read, for a pass
+    that moves codes."""
     if not planned.needs_data:
         apply_edit(work, planned)
         return
@@ -30,7 +33,8 @@ def apply_pass(session: Session, work: PassContext, planned: PassPlan) -> None:
 
         other, source = session.teachers.get(planned.teacher), session.weights
         teacher = source if other is None else open_weights(other.checkpoint, other.outline.spec)
-        carry_out_training(TrainingPass(work, planned, source, teacher, session.output.partial))
+        folder = session.output.partial
+        carry_out_training(TrainingPass(work, planned, source, teacher, folder, dense))
         return
     from compress.passes.structure.change import LearnedPass
     from compress.passes.structure.learned import apply_learned

@@ -1,7 +1,7 @@
 """Carries out the passes of a run; each reads the model that the pass before it wrote.
 
 The last pass writes into OUT.partial itself. An earlier one writes a checkpoint of its own,
-OUT.partial/stage.N, which is removed as soon as the next pass has finished.
+OUT.partial/stage.N, which is removed as soon as no pass will read it any more.
 """
 
 from dataclasses import asdict, replace
@@ -19,7 +19,7 @@ from compress.passes.journal import Journal, PassJournal, Spent
 from compress.passes.quantize import stream
 from compress.passes.structure.files import candidates_of, repairs_of
 from compress.passes.training.units import courses_of
-from compress.plan.passes import PassPlan
+from compress.plan.passes import PassPlan, models_needed, models_read
 from compress.plan.plan import Plan
 from compress.report.schema import StageRecord, StockLoad
 from compress.runs import measuring
@@ -95,7 +95,7 @@ def _edit(
     planned, is_last = plan.passes[index], len(plan.passes) == index + 1
     begun = journal.passes.get(planned.name)
     if begun is not None and journals.WHOLE in begun.units:
-        _remove_input(session, index)
+        _remove_read(session, index)
         return _told(planned, begun, begun.spent), None
     part = journal.begin(planned.name)
     earlier = [x for unit in part.units.values() for x in unit.get(WRITTEN, ())]
@@ -103,12 +103,13 @@ def _edit(
     writer = _writer(part, folder, planned)
     if not set(units_of(planned)) <= part.units.keys():
         model = _model(session, journal, index, made)
-        apply_pass(session, _context(session, part, writer, model), planned)
+        dense = _model(session, journal, len(plan.edits), None) if planned.moves_codes else None
+        apply_pass(session, _context(session, part, writer, model), planned, dense)
     written = _finish(session, planned, writer, earlier)
     _prove(session, part, folder, planned)
     if written is not None:
         part.record(journals.WHOLE, {"sha256": written.sha256()})
-    _remove_input(session, index)
+    _remove_read(session, index)
     record = _told(planned, part, part.spent_so_far())
     last_edit = is_last and not planned.tunes
     return replace(record, layers=layers_of(plan, {}) if last_edit else ()), written
@@ -166,7 +167,7 @@ def _rounding(
     planned = plan.rounding
     begun = journal.passes.get(planned.name)
     if begun is not None and journals.WHOLE in begun.units:
-        _remove_input(session, index)
+        _remove_read(session, index)
         return _rounded(plan, begun, begun.spent), None
     part = journal.begin(planned.name)
     units = stream.units(plan)
@@ -185,7 +186,7 @@ def _rounding(
     written = _finish(session, planned, writer, earlier)
     if written is not None:
         part.record(journals.WHOLE, {"sha256": written.sha256()})
-    _remove_input(session, index)
+    _remove_read(session, index)
     return _rounded(plan, part, part.spent_so_far()), written
 
 
@@ -273,10 +274,11 @@ def _settled(
     return replace(session, plan=replace(plan, warnings=(*plan.warnings, *tight))), stage
 
 
-def _remove_input(session: Session, index: int) -> None:
-    """Remove the checkpoint that pass `index`, now finished, has read, unless it is the source."""
-    if index:
-        folder = _folder(session, session.plan.passes[index - 1])
+def _remove_read(session: Session, index: int) -> None:
+    """Remove the checkpoints that pass `index`, now finished, has read and none behind it reads."""
+    passes = session.plan.passes
+    for earlier in models_read(passes, index) - models_needed(passes, index + 1):
+        folder = _folder(session, passes[earlier])
         if folder.exists():
             disk.remove_tree(folder)
 

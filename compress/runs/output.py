@@ -18,6 +18,7 @@ from compress.passes import outliers
 from compress.passes.identity import marks, refuse_other_result
 from compress.passes.structure.files import WORKING as WORKING_FOLDER
 from compress.plan.memory_needs import evaluated_tokens
+from compress.plan.passes import models_needed
 from compress.plan.plan import Plan
 from compress.plan.training.files import FileBytes
 from compress.plan.training.teachers import marks_of
@@ -160,12 +161,12 @@ def _less(plan: Plan, space: DiskSpace) -> str:
 
 
 def _between_bytes(plan: Plan, whole: Collection[str]) -> int:
-    """Of models that one pass leaves for the next, beside the result: the most that a pass reads
-    and writes of ours at once, beyond the result's own bytes. whole: passes that are finished."""
-    read = (0, *(planned.layout.total_bytes for planned in plan.passes[:-1]))
+    """Of models that passes leave for others, beside the result: the most that is there at once of
+    what they read and write, beyond the result's own bytes. whole: passes that are finished."""
+    sizes = [planned.layout.total_bytes for planned in plan.passes]
     both = [
-        bytes_read + planned.layout.total_bytes
-        for bytes_read, planned in zip(read, plan.passes, strict=True)
+        sizes[i] + sum(sizes[j] for j in models_needed(plan.passes, i) if j < i)
+        for i, planned in enumerate(plan.passes)
         if planned.name not in whole
     ]
     return max(both) - plan.shards.total_bytes

@@ -37,8 +37,10 @@ def _of_pass(plan: Plan, planned: PassPlan, dtype: torch.dtype) -> Iterator[File
         fixed, each = training_files(
             stage.config, student, teacher, length=length, width=width, stored=stored
         )
-        rows = -(-stage.config.tokens // length)
-        yield FileBytes(fixed, each, rows * length, f"{stage.label}.tokens")
+        rows, bound = stage.config.rows(length), stage.config.samples
+        key = "tokens" if bound is None else "samples"
+        each, count = (each, rows * length) if bound is None else (each * length, rows)
+        yield FileBytes(fixed, each, count, f"{stage.label}.{key}")
         return
     if data is None:
         return

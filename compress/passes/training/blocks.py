@@ -12,6 +12,7 @@ import torch
 from compress.arch.spec import BlockSpec
 from compress.blocks.walk import LoadedBlock
 from compress.distill.block import block_scope
+from compress.distill.coded import Moving
 from compress.distill.loop import Learned, train
 from compress.distill.student import linears_of
 from compress.distill.trained import Trained, tuned
@@ -31,6 +32,7 @@ from compress.passes.structure.chains import (
 from compress.passes.structure.files import remove_states
 from compress.passes.training.codes import (
     codes_of,
+    moving_of,
     stored_dtype,
     stored_parts,
     stored_tensors,
@@ -40,6 +42,7 @@ from compress.passes.training.setting import TrainingPass, training_of
 from compress.passes.training.units import LEARNED, told
 from compress.passes.training.whole import joined
 from compress.passes.units import EMBED, OUTSIDE, block_unit, shown
+from compress.quant.tensor import QuantizedTensor
 
 
 def train_blocks(each: TrainingPass) -> None:
@@ -87,12 +90,13 @@ def _block(each: TrainingPass, chains: Chains, spec: BlockSpec, held: int) -> No
 def _trained(each: TrainingPass, chains: Chains, edited: LoadedBlock, held: int) -> Learned:
     """What becomes of a block; its module computes with that from here on."""
     work, spec = each.work, edited.spec
-    trained = _of_block(each, edited)
-    before = {name: value.detach().clone() for name, value in trained.parameters.items()}
     length, stored = edited.between.batches[0].ids.shape[1], stored_dtype(work)
+    rows = sum(len(batch.ids) for batch in edited.between.batches) - held
+    training = training_of(each.config, rows, length, each.seed)
+    trained = _of_block(each, edited, moving_of(each, training))
+    before = {name: value.detach().clone() for name, value in trained.parameters.items()}
     with wanted(chains, spec.index + 1, each.working) as targets:
         scope = block_scope(edited, trained, targets, held, each.seed)
-        training = training_of(each.config, scope.rows, length, each.seed)
         scope = replace(scope, micro=training.micro)
         learned = train(scope, training, stored, progress=work.progress)
     with torch.no_grad():
@@ -101,16 +105,27 @@ def _trained(each: TrainingPass, chains: Chains, edited: LoadedBlock, held: int)
     for coded in () if learned.weights else trained.coded:
         coded.undo()
     edited.module.requires_grad_(False)
-    return learned
+    return replace(learned, ended=learned.ended + _moved(trained, learned))
 
 
-def _of_block(each: TrainingPass, edited: LoadedBlock) -> Trained:
-    """All parameters of a block, or of a rounded one what the stage names."""
+def _moved(trained: Trained, learned: Learned) -> str:
+    """How many codes are others than before, for the report."""
+    pairs = [(each.start, learned.weights.get(each.tensor)) for each in trained.coded]
+    both = [(old, new) for old, new in pairs if isinstance(new, QuantizedTensor)]
+    count = sum(old.codes.numel() for old, _ in both)
+    if not count:
+        return ""
+    others = sum(int((old.codes != new.codes).sum()) for old, new in both)
+    return f"; {others / count:.1%} of the codes moved"
+
+
+def _of_block(each: TrainingPass, edited: LoadedBlock, moving: Moving | None) -> Trained:
+    """All parameters of a block, or of a rounded one what the stage names. moving: how codes do."""
     spec, names = edited.spec, dict(edited.spec.modules)
     if each.config.tunes:
         linears = linears_of(spec)
         codes = codes_of(each.work.weights, linears)
-        return tuned(edited.module, names, linears, codes, each.config.train)
+        return tuned(edited.module, names, linears, codes, each.config.train, moving)
     edited.module.requires_grad_(True)
     parameters = dict(edited.module.named_parameters())
     named = {tensor: parameters[path] for tensor, path in names.items() if path in parameters}

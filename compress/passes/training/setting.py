@@ -20,13 +20,15 @@ TUNING_RATE = 1e-3
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainingPass:
-    """source: the recipe's model. teacher: that, or another one. folder: OUT.partial."""
+    """source: the recipe's model. teacher: that, or another one. folder: OUT.partial. dense: what
+    the stages that round have read, where codes move."""
 
     work: PassContext
     planned: PassPlan
     source: Weights
     teacher: Weights
     folder: Path
+    dense: Weights | None = None
 
     @property
     def config(self) -> DistillConfig:
@@ -54,11 +56,16 @@ def training_of(config: DistillConfig, rows: int, length: int, seed: int) -> Tra
         micro=min(MICRO, batch),
         optimizer=config.optimizer,
         schedule=config.schedule,
-        rate=TUNING_RATE if config.tunes and config.rate is None else config.rate,
+        rate=rate_of(config),
         every=config.every,
         patience=config.patience,
         seed=seed,
     )
+
+
+def rate_of(config: DistillConfig) -> float | None:
+    """The peak; None for one that follows the damage."""
+    return TUNING_RATE if config.tunes and config.rate is None else config.rate
 
 
 def objective_of(config: DistillConfig) -> Objective:
@@ -75,6 +82,6 @@ def data_of(recipe: Recipe, config: DistillConfig, context: int) -> tuple[Calibr
         base = replace(base, length=min(base.length, context or base.length))
     length = config.length or base.length
     skip = base.samples if own is None else 0
-    most = -(-config.tokens // length)
     sources = base.sources if own is None else own
-    return replace(base, sources=sources, length=length, samples=skip + most), skip
+    samples = skip + config.rows(length)
+    return replace(base, sources=sources, length=length, samples=samples), skip

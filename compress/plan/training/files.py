@@ -56,6 +56,6 @@ def training_files(
     if not config.by_cache:
         return state, IDS
     kept = KEPT * min(config.cache, teacher.spec.embedding_shape[0]) + REST
-    rows = -(-config.tokens // length) * length
+    rows = config.rows(length) * length
     states = width * taught
     return state, IDS + kept + (states if rows * states > WALKED_STATES else 0)

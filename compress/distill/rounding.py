@@ -1,0 +1,72 @@
+"""SignRound: the rounding of weights as what is trained (Cheng et al. 2023,
+https://arxiv.org/abs/2309.05516).
+
+There (eq. 3) a weight is s * clip(round(W/s + zp + V), n, m), with V trained on the outputs of a
+block and gradients that pass the rounding as if it were not there. Here the codes of the stage that
+rounded stay the middle: V moves one by at most 1, and begins where that stage left the weight.
+Scales are trained beside it as factors (compress/distill/coded.py), in place of the ends of the
+range (eq. 4). Steps are Adam's and not the signs of gradients: after 60 steps on int4 g128 of
+tale-6m by GPTQ, two blocks had 21 and 19 % less error than with its codes, 19 and 15 % by signs.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from compress.quant.tensor import QuantizedTensor
+
+# Share of what rounding left of a weight that V begins with. At 0 no code is nearer to its
+# neighbour than another; at 1 those in the middle move for nothing. Block error after 60 steps of
+# signs on tale-6m's second block, 0.5, 0.7 and 0.9: 0.0125, 0.0132 and 0.0122 (GPTQ: 0.0145).
+KEPT = 0.9
+# What V may move by in the mean of all steps, were their sum twice as large; so a training of more
+# steps takes smaller ones.
+TRAVEL = 0.35
+_MOST = 0.499  # a code begins as it is
+
+
+def begin(tensor: QuantizedTensor, dense: Tensor) -> Tensor:
+    """Where V begins: fp32 [N, K], below half a code. dense: the weight before rounding, [N, K]."""
+    codes = tensor.codes.float()
+    if tensor.zero is not None:
+        codes -= tensor.zero.float()[:, tensor.column_groups()]
+    left = dense.float().to(codes.device).div_(tensor.steps()).sub_(codes)
+    return left.clamp_(-_MOST, _MOST).mul_(KEPT)
+
+
+def moved(codes: Tensor, place: Tensor, ends: tuple[int, int]) -> Tensor:
+    """The codes next to these, by at most 1 and within the ends of their range: int8 [N, K]. place:
+    V, fp32 [N, K]."""
+    steps = place.round().clamp_(-1, 1).to(torch.int8)
+    return steps.add_(codes).clamp_(*ends)
+
+
+class MovedProduct(torch.autograd.Function):
+    """(code - zero) * scale [N, K] of moved codes; what V gets is the gradient of the weight times
+    the scale, but where the code is at an end of its range."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        scale: Tensor,
+        place: Tensor,
+        codes: Tensor,
+        zero: Tensor | None,
+        ends: tuple[int, int],
+    ) -> Tensor:
+        found = moved(codes, place, ends)
+        ctx.save_for_backward(scale, place, codes, found, zero)
+        return steps(found, zero).mul_(scale)
+
+    @staticmethod
+    def backward(ctx: Any, *flowing: Tensor) -> tuple[Tensor | None, ...]:
+        scale, place, codes, found, zero = ctx.saved_tensors
+        free = found == place.round().add_(codes)
+        return steps(found, zero).mul_(flowing[0]), flowing[0] * scale * free, None, None, None
+
+
+def steps(codes: Tensor, zero: Tensor | None) -> Tensor:
+    """Codes over their zero points: fp32 [N, K]. zero: shaped as the codes."""
+    values = codes.float()
+    return values if zero is None else values.sub_(zero.float())
