@@ -11,20 +11,22 @@ SOURCE = SHARED / "models" / "tale-6m"
 CALIBRATION = SHARED / "text" / "tinystories" / "tinystories_train.txt"
 SAMPLES, LENGTH = 128, 256
 TEACHER = "SOURCE"  # stands for the source's folder where it only teaches
+TEXT = "TEXT"  # stands for the text of the calibration where a stage reads it again
 Stage = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A recipe. seeds: how many draws of calibration rows it is made from. like: the name of the
-    point in the same group whose shape is trained from scratch; None for a recipe that changes the
-    source."""
+    """A recipe. seeds: how many draws of calibration rows it is made from. samples: rows of each.
+    like: the name of the point in the same group whose shape is trained from scratch; None for a
+    recipe that changes the source."""
 
     group: str
     name: str
     stages: tuple[Stage, ...]
     seeds: int = 1
     like: str | None = None
+    samples: int = SAMPLES
 
     @property
     def label(self) -> str:
@@ -131,5 +133,24 @@ def trained() -> Iterator[Point]:
         yield Point("trained", name, (stage,), like="60 %, shallow")
 
 
-POINTS = (*sizes(), *choices(), *rounding(), *trained())
+FEWER = 64  # rows, as auto-round was given
+
+
+def tuned() -> Iterator[Point]:
+    """Behind GPTQ, on its own rows: scales and norms, the rounding block by block, and both."""
+    gptq = {"method": "gptq", "scheme": "W4A16", "group_size": 128}
+    own = {"method": "distill", "samples": FEWER, "sources": TEXT, "batch": 8}
+    scales = {**own, "train": ["scales", "norms"], "scope": "model", "tokens": "32k", "every": 8}
+    moved = ["rounding", "scales", "norms"]
+    blocks = {**own, "train": moved, "scope": "block", "tokens": "184k", "every": 30}
+    for name, stages in (
+        ("GPTQ", (gptq,)),
+        ("GPTQ, scales", (gptq, scales)),
+        ("GPTQ, rounding", (gptq, blocks)),
+        ("GPTQ, rounding, scales", (gptq, blocks, scales)),
+    ):
+        yield Point("tuned", name, stages, samples=FEWER)
+
+
+POINTS = (*sizes(), *choices(), *rounding(), *trained(), *tuned())
 GROUPS = tuple(dict.fromkeys(point.group for point in POINTS))

@@ -27,9 +27,9 @@ from benchmarks.structure.points import (
     CALIBRATION,
     LENGTH,
     POINTS,
-    SAMPLES,
     SOURCE,
     TEACHER,
+    TEXT,
     Point,
 )
 from benchmarks.structure.stored import load, path_of, write
@@ -67,13 +67,11 @@ def scratch(point: Point, out: Path, work: Path) -> Path:
 def recipe(point: Point, seed: int) -> dict[str, Any]:
     calibration = {
         "sources": [{"text": str(CALIBRATION)}],
-        "samples": SAMPLES,
+        "samples": point.samples,
         "length": LENGTH,
     }
-    named = {TEACHER: str(SOURCE)}
-    stages = [
-        {k: named.get(v, v) if k == "teacher" else v for k, v in x.items()} for x in point.stages
-    ]
+    named = {"teacher": {TEACHER: str(SOURCE)}, "sources": {TEXT: calibration["sources"]}}
+    stages = [{k: named[k][v] if k in named else v for k, v in x.items()} for x in point.stages]
     return {"name": "structure", "seed": seed, "stages": stages, "calibration": calibration}
 
 
