@@ -20,8 +20,8 @@ from compress.quant.tensor import QuantizedTensor
 # neighbour than another; at 1 those in the middle move for nothing. Block error after 60 steps of
 # signs on tale-6m's second block, 0.5, 0.7 and 0.9: 0.0125, 0.0132 and 0.0122 (GPTQ: 0.0145).
 KEPT = 0.9
-# What V may move by in the mean of all steps, were their sum twice as large; so a training of more
-# steps takes smaller ones.
+# The sum of V's rates over all steps at their peak, of which a schedule takes about half; so more
+# steps are smaller ones. KL after 60 steps at 0.2 and 0.35: 0.0190 and 0.0189 (GPTQ: 0.0220).
 TRAVEL = 0.35
 _MOST = 0.499  # a code begins as it is
 
@@ -31,7 +31,7 @@ def begin(tensor: QuantizedTensor, dense: Tensor) -> Tensor:
     codes = tensor.codes.float()
     if tensor.zero is not None:
         codes -= tensor.zero.float()[:, tensor.column_groups()]
-    left = dense.float().to(codes.device).div_(tensor.steps()).sub_(codes)
+    left = dense.to(codes).div(tensor.steps().to(codes)).sub_(codes)
     return left.clamp_(-_MOST, _MOST).mul_(KEPT)
 
 
