@@ -128,12 +128,14 @@ def copy_tokenizer(model: Model, folder: Path) -> None:
             shutil.copyfile(model.path / name, folder / name)
 
 
-def measure(made: Sequence[Made], model: Model) -> list[dict[str, float]]:
+def measure(
+    made: Sequence[Made], model: Model, flags: Sequence[str] = ()
+) -> list[dict[str, float]]:
     """What benchmarks.quality.measure finds of each checkpoint against its source."""
     folder = made[0].out.parent
     found = folder / "quality.json"
     command = [sys.executable, "-m", "benchmarks.quality.measure", str(found), str(model.path)]
-    run([*command, *(str(one.out) for one in made)], folder / "quality.log")
+    run([*command, *(str(one.out) for one in made), *flags], folder / "quality.log")
     return list(json.loads(found.read_text()))
 
 

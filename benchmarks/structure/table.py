@@ -10,7 +10,7 @@ from benchmarks.quality.table import table
 from benchmarks.structure.points import GROUPS, POINTS, Point
 from benchmarks.structure.stored import load
 
-HEAD = ("point", "MB", "perplexity", "of the source's", "KL", "top-1", "s")
+HEAD = ("point", "MB", "perplexity", "of the source's", "KL", "top-1", "wikitext-2 KL", "s")
 
 
 def columns(point: Point, found: dict[str, Any]) -> list[str]:
@@ -25,6 +25,7 @@ def columns(point: Point, found: dict[str, Any]) -> list[str]:
         f"{more:+.1f} %",
         f"{mean['kl']:.4f}",
         f"{100 * mean['top1_agreement']:.1f} %",
+        f"{found['wikitext2']['kl']:.3f}" if "wikitext2" in found else "",
         f"{mean['cpu_s']:.0f}",
     ]
 
