@@ -14,7 +14,8 @@ from compress.recipe.reading.parse import parse
 def test_a_point_is_a_valid_recipe(point: Point) -> None:
     parsed = parse(json.dumps(recipe(point, 3)))
     assert parsed.seed == 3
-    assert len(parsed.stages) + len(parsed.edits) == len(point.stages)
+    stages = (*parsed.edits, *parsed.stages, *parsed.tuning)
+    assert len(stages) == len(point.stages)
 
 
 def test_every_point_and_folder_has_a_name_of_its_own() -> None:
