@@ -1,4 +1,4 @@
-"""prune: fewer heads, FFN channels and blocks, so many of each as cost the least.
+"""prune: fewer heads, FFN channels, experts and blocks, so many of each as cost the least.
 
 The recipe says what the model may take; which sizes it gets is measured, as `prune_depth` measures
 which blocks go. Once they are known, all that goes is cut in one pass: a linear that loses columns
@@ -21,13 +21,14 @@ from compress.edits.edit import Edited
 from compress.edits.learned import LinearChange, Site, SiteMoments
 from compress.edits.prune_width import PruneWidthConfig
 from compress.edits.repair.ridge import Affine
+from compress.edits.select.experts import EXPERT_CHOICES
 from compress.edits.writers import Repair, check_roles, refitted, writer_sites
 from compress.errors import RecipeError
 
-Axis = Literal["ffn", "heads", "kv_heads", "layers"]
+Axis = Literal["ffn", "heads", "kv_heads", "experts", "layers"]
 # Without taylor, whose gradients of the whole model every size that is tried would ask for.
 SearchedSelect = Literal["obs", "activation", "contribution", "fluctuation", "magnitude"]
-WIDTHS = ("ffn", "heads", "kv_heads")
+WIDTHS = ("ffn", "heads", "kv_heads", "experts")
 MEASURES = ("params", "bytes", "kv_bytes_per_token")
 
 
@@ -68,6 +69,7 @@ class PrunedSizes:
     ffn: Amount | None = None
     heads: Amount | None = None
     kv_heads: Amount | None = None
+    experts: Amount | None = None
     layers: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
@@ -105,6 +107,12 @@ class PruneConfig:
             raise RecipeError(f"axes is [{', '.join(self.axes)}]; it takes one or more, each once")
         if self.multiple_of < 1:
             raise RecipeError(f"multiple_of is {self.multiple_of}; it is 1 or more")
+        experts = "experts" in self.axes or (self.sizes is not None and self.sizes.experts)
+        if experts and self.select not in EXPERT_CHOICES:
+            raise RecipeError(
+                f"select is {self.select}, which says nothing of experts; with experts it is one of"
+                f" {', '.join(EXPERT_CHOICES)}"
+            )
 
     @property
     def is_open(self) -> bool:
@@ -125,9 +133,9 @@ def _sizes(config: PruneConfig) -> PrunedSizes:
 def _width(config: PruneConfig) -> PruneWidthConfig | None:
     """What `prune_width` does of it; None where only blocks go."""
     sizes = _sizes(config)
-    if sizes.ffn is None and sizes.heads is None and sizes.kv_heads is None:
-        return None
     counts = {name: getattr(sizes, name) for name in WIDTHS}
+    if all(count is None for count in counts.values()):
+        return None
     return PruneWidthConfig(**counts, select=config.select, repair=config.repair)
 
 

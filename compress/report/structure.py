@@ -24,6 +24,13 @@ SEARCHED_NOTE = (
     " of the model cut and refitted on few rows. Predicted is the sum of what each axis loses by"
     " itself. The front has the candidates of which none other takes and loses less."
 )
+AXES = {
+    "ffn": "FFN",
+    "heads": "Heads",
+    "kv_heads": "Key/value heads",
+    "experts": "Experts",
+    "layers": "Blocks",
+}
 TAKEN = {"params": "Parameters", "bytes": "Bytes", "kv_bytes_per_token": "Cache bytes a token"}
 
 
@@ -128,28 +135,31 @@ def searched(report: Report) -> Html | None:
     found = [(stage, x) for stage in report.stages for x in stage.candidates]
     if not found:
         return None
-    rows = [_tried(stage, x) for stage, x in sorted(found, key=lambda pair: pair[1].takes)]
+    axes = [name for name in AXES if any(name in x.sizes for _, x in found)]
+    rows = [_tried(stage, x, axes) for stage, x in sorted(found, key=lambda pair: pair[1].takes)]
     columns = [
-        *(Column("Stage"), Column("FFN", True), Column("Heads", True)),
-        *(Column("Key/value heads", True), Column("Blocks", True)),
+        *(Column("Stage"), *(Column(AXES[name], True) for name in axes)),
         Column(TAKEN[found[0][1].measure], True),
         *(Column("Loss", True), Column("Predicted", True), Column("Place")),
     ]
     return section("sizes", "Sizes", table("Sizes", columns, rows), note=SEARCHED_NOTE)
 
 
-def _tried(stage: StageRecord, tried: SizeCandidate) -> list[Cell]:
-    counts = [tried.sizes[name] for name in ("ffn", "heads", "kv_heads", "layers")]
+def _tried(stage: StageRecord, tried: SizeCandidate, axes: Sequence[str]) -> list[Cell]:
     place = tried.place or ("front" if tried in front(stage.candidates) else "")
     predicted = tried.predicted
     return [
         Cell(stage.name),
-        *(number(count, units.whole(count)) for count in counts),
+        *(_count(tried.sizes.get(name)) for name in axes),
         number(tried.takes, units.whole(tried.takes)),
         number(tried.loss, units.significant(tried.loss)),
         number(predicted, None if predicted is None else units.significant(predicted)),
         Cell(place),
     ]
+
+
+def _count(value: int | None) -> Cell:
+    return number(value, None if value is None else units.whole(value))
 
 
 def front(tried: Sequence[SizeCandidate]) -> list[SizeCandidate]:
@@ -169,8 +179,9 @@ def chosen_sizes(stage: StageRecord) -> str | None:
         return None
     together = sum(x.predicted is not None for x in stage.candidates)
     sizes, blocks = best.sizes, units.counted(best.sizes["layers"], "block")
+    experts = f", experts {sizes['experts']}" if "experts" in sizes else ""
     return (
-        f"{stage.name}: ffn {sizes['ffn']}, heads {sizes['heads']}, {blocks} lose"
+        f"{stage.name}: ffn {sizes['ffn']}, heads {sizes['heads']}{experts}, {blocks} lose"
         f" {units.significant(best.loss)} nats a token on held-out rows, the least of"
         f" {units.counted(together, 'combination')} that were measured"
     )

@@ -276,5 +276,7 @@ def _candidate(space: SizeSpace, tried: Tried, place: str) -> SizeCandidate:
         "kv_heads": after.kv_heads,
         "layers": whole if layers is None else len(layers),
     }
+    if after.experts:
+        counts["experts"] = after.experts
     takes = space.takes(tried.point)
     return SizeCandidate(counts, space.counter.measure, takes, tried.loss, tried.predicted, place)

@@ -38,7 +38,7 @@ class Counter:
         """What the source takes with these widths and so many blocks."""
         whole = self._blocks(Shape())
         attention = self._blocks(Shape(heads=shape.heads, kv_heads=shape.kv_heads))
-        inner = self._blocks(Shape(ffn=shape.ffn))
+        inner = self._blocks(Shape(ffn=shape.ffn, experts=shape.experts))
         there = len(self.source.spec.blocks)
         return self._outside() + (attention + inner - whole) * layers // there
 
@@ -79,6 +79,7 @@ def whole_of(model: Outline, axis: Axis) -> int:
         "ffn": sizes.intermediate if sizes.dense else sizes.expert,
         "heads": _in_group(sizes) if _grouped(sizes) else sizes.heads,
         "kv_heads": sizes.kv_heads,
+        "experts": sizes.experts,
         "layers": len(model.spec.blocks),
     }
     return counts[axis]
@@ -129,7 +130,7 @@ class SizeSpace:
     def sizes(self, counts: Counts, layers: tuple[int, ...] | None) -> PrunedSizes:
         """The options that say a point. layers: the blocks that stay; None for all."""
         shape = self.shape(counts)
-        return PrunedSizes(shape.ffn, shape.heads, shape.kv_heads, layers)
+        return PrunedSizes(shape.ffn, shape.heads, shape.kv_heads, shape.experts, layers)
 
     def first_blocks(self, counts: Counts) -> tuple[int, ...] | None:
         """So many of the first blocks as stay; None for all. For plans: all blocks are alike."""
@@ -144,11 +145,12 @@ def widths_of(model: Outline, asked: Mapping[Axis, int]) -> Shape:
     kv_heads = asked.get("kv_heads", sizes.kv_heads)
     heads = asked.get("heads", _in_group(sizes) if _grouped(sizes) else sizes.heads)
     heads = heads * kv_heads if _grouped(sizes) else min(heads, kv_heads * _in_group(sizes))
-    ffn = asked.get("ffn")
+    ffn, experts = asked.get("ffn"), asked.get("experts")
     return Shape(
         ffn=None if ffn == whole_of(model, "ffn") else ffn,
         heads=None if heads == sizes.heads else heads,
         kv_heads=None if kv_heads == sizes.kv_heads else kv_heads,
+        experts=None if experts == sizes.experts else experts,
     )
 
 

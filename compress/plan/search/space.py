@@ -43,6 +43,8 @@ def _check_axes(source: Outline, config: PruneConfig) -> None:
             "axes has kv_heads, and each of the model's query heads has keys and values of its own;"
             " name heads alone"
         )
+    if "experts" in config.axes and not sizes.experts:
+        raise RecipeError("axes has experts, and the model is no mixture of experts; take it out")
     require_alike(source)
 
 

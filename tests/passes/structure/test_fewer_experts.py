@@ -9,7 +9,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from compress.edits import learned
+from compress.edits.prune import PrunedSizes
 from compress.errors import CheckpointError, RecipeError
+from compress.plan.search import costs
+from compress.recipe import load
+from compress.report.html import render_html
+from compress.report.table import render_table
 from compress.verbs import make_plan, run
 from helpers.in_transformers import lost
 from helpers.short_runs import SELF, WORDS, kill_at_each_fifth, recipe, text_source
@@ -44,6 +49,47 @@ def test_where_all_experts_stay_no_bit_changes(tiny, tmp_path: Path, family: str
     before, after = (load_file(x / "model.safetensors") for x in (source, tmp_path / "out"))
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_a_budget_takes_the_expert_that_gets_no_token(
+    tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of all sizes that meet the budget one expert less loses nothing."""
+    monkeypatch.setattr(costs, "cache_folder", lambda: tmp_path / "cache")
+    source = with_idle_experts(tiny("qwen3_moe", dtype="fp32", num_experts=5))
+    data = text_source(tmp_path, samples=8)
+    known = recipe({"method": "prune", "sizes": {"experts": 4}}, calibration=data)
+    budget = {"params": make_plan(known, source).result.params}
+    open_stage = {"method": "prune", "axes": ["ffn", "experts"], "multiple_of": 8, "budget": budget}
+    report = run(recipe(open_stage, calibration=data), source, tmp_path / "out")
+    (edit,) = load(tmp_path / "out" / "recipe.yaml").edits
+    assert edit.config.sizes == PrunedSizes(experts=4)
+    (best,) = [x for x in report.stages[0].candidates if x.place]
+    assert best.loss < 1e-6
+    assert best.sizes["experts"] == 4
+    assert best.takes == budget["params"]
+    assert "experts 4" in render_table(report)
+    assert "Experts" in render_html(report)
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "message"),
+    [
+        (
+            "llama",
+            {},
+            "stages[0].axes: has experts, and the model is no mixture of experts; take it out",
+        ),
+        ("mixtral", {"select": "fluctuation"}, "select is fluctuation, which says nothing of exp"),
+    ],
+)
+def test_experts_of_a_budget_that_cannot_be_are_refused(
+    tiny, family: str, options: dict[str, Any], message: str
+) -> None:
+    stage = {"method": "prune", "axes": ["experts"], "budget": {"params": 0.8}, **options}
+    with pytest.raises(RecipeError) as caught:
+        make_plan(recipe(stage, calibration=SELF), tiny(family))
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
