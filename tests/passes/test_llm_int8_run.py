@@ -146,8 +146,9 @@ def test_stopped_after_any_unit_and_resumed(tiny, tmp_path: Path) -> None:
         assert {k: v for k, v in tree_hashes(out).items() if "report/" not in k} == whole
 
 
-def test_killed_while_columns_are_put_aside_and_joined(tiny, tmp_path: Path) -> None:
-    """Every eighteenth operation, and each of those of the folder that the side file lies in."""
+@pytest.mark.parametrize("step", [90, pytest.param(18, marks=pytest.mark.long)])
+def test_killed_while_columns_are_put_aside_and_joined(tiny, tmp_path: Path, step: int) -> None:
+    """Every `step`th operation, and each of those of the folder that the side file lies in."""
     source = tiny("phi3", num_key_value_heads=1, **SMALL)
     asked = recipe(fixed(1.0), calibration=text_source(tmp_path, samples=2, length=8))
     with faults.counting() as calls:
@@ -155,7 +156,7 @@ def test_killed_while_columns_are_put_aside_and_joined(tiny, tmp_path: Path) -> 
     whole = {k: v for k, v in tree_hashes(tmp_path / "whole").items() if "report/" not in k}
     folders = [i for i, name in enumerate(calls.names) if name == "mkdir"]
     joining = range(folders[-2], folders[-2] + 10)  # the last folder made is the report's
-    for number in sorted({*range(5, len(calls), 18), *joining}):
+    for number in sorted({*range(5, len(calls), step), *joining}):
         out = tmp_path / str(number)
         with pytest.raises(faults.Killed), faults.fault_at(number, "torn"):
             run(asked, source, out)

@@ -27,9 +27,9 @@ from helpers.short_runs import (
 
 SMALL = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2}  # two blocks
 
-# Every tenth operation; all of them in the long set.
+# Every thirtieth operation; all of them in the long set.
 SOME = (
-    pytest.param(1, 10, id="some"),
+    pytest.param(1, 30, id="some"),
     *(pytest.param(i, 5, marks=pytest.mark.long) for i in range(5)),
 )
 
