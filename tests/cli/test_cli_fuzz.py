@@ -17,7 +17,7 @@ from compress.formats import open_weights
 from helpers.fuzzing import KINDS, Sound, copy_into, tries
 from helpers.mutations import change_config, change_header
 
-QUICK = ("ct-mixed", "gptq-asym", "modelopt-nvfp4", "bitsandbytes")
+QUICK = ("ct-mixed", "gptq-asym", "bitsandbytes")
 
 
 @pytest.fixture(scope="module")

@@ -50,7 +50,7 @@ def run(kind: str, change: str, sound: Sound, folder: Path, examples: int, fixed
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_changes(kind: str, change: str, sound: Callable[[str], Sound], tmp_path: Path) -> None:
-    run(kind, change, sound(kind), tmp_path / "model", 14, fixed=True)
+    run(kind, change, sound(kind), tmp_path / "model", 8, fixed=True)
 
 
 @pytest.mark.long

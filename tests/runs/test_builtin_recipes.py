@@ -12,8 +12,8 @@ from compress.verbs import make_plan, run
 from helpers import tiny_models
 
 # Few tokens: what is tried is that the recipe runs and what it stores, not how well it does.
-FEW = ("calibration.samples=8", "calibration.length=64")
-TOKENS = 512  # of a training: one step
+FEW = ("calibration.samples=8", "calibration.length=32")
+TOKENS = 256  # of a training: one step
 NONE = ("evaluation=null",)
 KEYS = ("For", "Needs", "Loads", "Size", "On tale-6m")
 SHARED_BITS = "smallest"  # its bits are measured, so its plan has no bytes to compare
@@ -24,7 +24,7 @@ SHARED_BITS = "smallest"  # its bits are measured, so its plan has no bytes to c
 def test_it_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a model whose widths take every group size."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    sizes = {"hidden_size": 256, "intermediate_size": 384, "num_attention_heads": 8}
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 8}
     source = tiny_models.make("llama", tmp_path / "source", **sizes)
     report = run(name, source, tmp_path / "out", overrides=few_tokens(name))
     spec = open_weights(Checkpoint.open(tmp_path / "out")).spec
