@@ -4,10 +4,13 @@ Starting Python with torch and transformers takes 4 to 5 s of processor time, su
 """
 
 import multiprocessing
+import os
+import signal
 import sys
 from multiprocessing.context import ForkServerProcess
+from pathlib import Path
 
-from compress.cli.main import main
+from compress.cli.main import entry, main
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
@@ -22,5 +25,22 @@ def start(words: list[str]) -> ForkServerProcess:
     return process
 
 
+def start_heard(words: list[str], said: Path) -> ForkServerProcess:
+    """The same as the console script does it, with all that it prints in the file `said`."""
+    process = _CONTEXT.Process(target=_enter, args=(words, said))
+    process.start()
+    return process
+
+
 def _obey(words: list[str]) -> None:
     sys.exit(main(words))
+
+
+def _enter(words: list[str], said: Path) -> None:
+    # A job that a shell starts in the background ignores SIGINT, and so do its children.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    with said.open("w") as stream:
+        os.dup2(stream.fileno(), 1)
+        os.dup2(stream.fileno(), 2)
+    sys.argv = ["compress-model", *words]
+    entry()

@@ -5,25 +5,18 @@ import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from conftest import REPO, tree_hashes
+from conftest import tree_hashes
 from helpers import forked
 from helpers.short_runs import recipe_file
 
 STAGE = {"method": "gptq", "scheme": "W4A16", "group_size": 64}
 DATA = {"sources": "self", "samples": 8, "length": 32}
-
-
-def hear_control_c() -> None:
-    """A job that a shell starts in the background ignores SIGINT, and so do its children."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 class Job:
@@ -36,18 +29,6 @@ class Job:
     def words(self, out: str, *options: str) -> list[str]:
         words = ["run", str(self.recipe), "--model", str(self.model)]
         return [*words, "--out", str(self.folder / out), *options]
-
-    def start(self, out: str, *options: str) -> subprocess.Popen[str]:
-        """With what it says, in a Python of its own."""
-        roots = [str(REPO / root) for root in ("", "calibration", "exporters", "kernels")]
-        return subprocess.Popen(
-            [sys.executable, "-m", "compress.cli", *self.words(out, *options)],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(roots), "OMP_NUM_THREADS": "1"},
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            preexec_fn=hear_control_c,
-        )
 
     def finish(self, out: str, *options: str) -> dict[str, str]:
         """Run to the end: hashes of everything but the report."""
@@ -111,20 +92,23 @@ def test_twenty_real_kills(demo_model: Path, tmp_path: Path) -> None:
 
 
 def test_control_c_says_how_to_resume(demo_model: Path, tmp_path: Path) -> None:
-    job = Job(demo_model, tmp_path)
-    child = job.start("out")
-    assert job.wait_for_unit("out", 2, lambda: child.poll() is None)
-    child.send_signal(signal.SIGINT)
-    _, said = child.communicate(timeout=60)
-    assert child.returncode == 130, said
+    job, heard = Job(demo_model, tmp_path), tmp_path / "said"
+    child = forked.start_heard(job.words("out"), heard)
+    assert job.wait_for_unit("out", 2, child.is_alive), heard.read_text()
+    assert child.pid is not None
+    os.kill(child.pid, signal.SIGINT)
+    child.join(timeout=60)
+    said = heard.read_text()
+    assert child.exitcode == 130, said
     assert "Traceback" not in said
     assert f"lies in {tmp_path / 'out.partial'}. To go on:" in said
     line = next(line for line in said.splitlines() if line.strip().startswith("compress-model"))
     assert line.split()[:2] == ["compress-model", "run"]
     assert line.split()[-1] == "--resume"
     assert not (tmp_path / "out").exists()
-    child = job.start("out")
-    _, said = child.communicate(timeout=60)
-    assert child.returncode == 2
+    child = forked.start_heard(job.words("out"), heard)
+    child.join(timeout=60)
+    said = heard.read_text()
+    assert child.exitcode == 2
     assert "is left from a run that was stopped; remove it to start again, or add --resume" in said
     assert "Traceback" not in said
