@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -19,10 +20,16 @@ from compress.verbs import Conversion, dry_export, export, export_table
 from conftest import tree_hashes
 from helpers.exporters.exports import ASYM, CT, SYM, assert_same_weights, copied, opened
 
+# Experts are as other linears here, only more.
+THERE = [
+    pytest.param(to, scheme, family, id=f"{to}-{scheme.describe()}-{family}",
+                 marks=pytest.mark.long if family == "mixtral" and to != "awq" else ())
+    for to, scheme, family in product(
+        ("gptq", "gptq_v2", "awq"), (SYM, ASYM), ("llama", "gpt2", "phi3", "mixtral"))
+]  # fmt: skip
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "phi3", "mixtral"])
-@pytest.mark.parametrize("scheme", [SYM, ASYM], ids=QuantScheme.describe)
-@pytest.mark.parametrize("to", ["gptq", "gptq_v2", "awq"])
+
+@pytest.mark.parametrize(("to", "scheme", "family"), THERE)
 def test_there_and_back_is_bit_exact(
     compressed: Callable[..., Path], tmp_path: Path, family: str, scheme: QuantScheme, to: str
 ) -> None:

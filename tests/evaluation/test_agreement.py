@@ -27,7 +27,7 @@ from compress.text.tokenizer import load_tokenizer
 from helpers import compressed_models
 
 AGREE = 1e-5  # nats a token
-MODELS = ("tale-6m", "stories260K")
+FEW = (pytest.param("tale-6m", marks=pytest.mark.long), "stories260K")
 CONFIG = EvaluationConfig(window=128, stride=64)
 
 
@@ -96,7 +96,7 @@ def nlls(results: list[RequestResult]) -> Tensor:
 
 
 @pytest.mark.parametrize("scheme", [None, QuantScheme(bits=4, group_size=4)], ids=["dense", "int4"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", FEW)
 def test_both_ways_agree(
     name: str,
     scheme: QuantScheme | None,
@@ -156,7 +156,7 @@ def test_the_divergence_agrees_too(shared_dir: Path, stories: TextConfig, tmp_pa
     )
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", FEW)
 def test_rounded_inputs_agree_but_for_chance(
     name: str,
     shared_dir: Path,

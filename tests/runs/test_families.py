@@ -1,6 +1,7 @@
 """Every family through a run and opened again: what was stored is what was reported."""
 
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -78,8 +79,18 @@ def finite_logits(out: Path) -> None:
     assert torch.isfinite(skeleton.logits(weights, skeleton.final_hidden(weights, hidden)[0])).all()
 
 
-@pytest.mark.parametrize("family", TABLED)
-@pytest.mark.parametrize("method", ["rtn", "gptq"])
+# Each that differs in what is read, merged, turned or scaled: the rest are put together of these.
+APART = ("llama", "phi3", "gpt2", "gemma2", "opt", "qwen3_moe")
+BY_METHOD = [
+    pytest.param("rtn", family, id=f"rtn-{family}") for family in TABLED
+] + [
+    pytest.param("gptq", family, id=f"gptq-{family}",
+                 marks=() if family in APART else pytest.mark.long)
+    for family in TABLED
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("method", "family"), BY_METHOD)
 def test_every_family(tiny, tmp_path: Path, family: str, method: str) -> None:
     source, out = tiny(family), tmp_path / "out"
     with_data = {"calibration": {**SELF, "samples": 16}} if method == "gptq" else {}
@@ -107,7 +118,9 @@ def test_other_decoders_weight_only(tiny, tmp_path: Path, family: str) -> None:
     assert any("is in no architecture table" in line for line in report.warnings)
 
 
-@pytest.mark.parametrize("family", UNLISTED)
+@pytest.mark.parametrize(
+    "family", [UNLISTED[0], *(pytest.param(x, marks=pytest.mark.long) for x in UNLISTED[1:])]
+)
 def test_other_decoders_calibrated(tiny, tmp_path: Path, family: str) -> None:
     source, out = tiny(family), tmp_path / "out"
     report = run(recipe(GPTQ, calibration=SELF), source, out)
@@ -116,9 +129,20 @@ def test_other_decoders_calibrated(tiny, tmp_path: Path, family: str) -> None:
     assert all(x.tokens == 64 for x in by_name.values() if x.skipped_reason is None)
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("bias", [True, False])
+# Each value of each by default; all together in the long set.
+DEFAULT = {
+    ("bf16", True, False),
+    ("fp16", False, True),
+    ("fp32", True, True),
+    ("fp32", False, False),
+}
+SOURCES = [
+    pytest.param(*case, marks=() if case in DEFAULT else pytest.mark.long)
+    for case in product(("bf16", "fp16", "fp32"), (True, False), (True, False))
+]
+
+
+@pytest.mark.parametrize(("dtype", "tied", "bias"), SOURCES)
 def test_dtypes_ties_and_biases(tiny, tmp_path: Path, dtype: str, tied: bool, bias: bool) -> None:
     source, out = tiny("llama", dtype=dtype, tied=tied, bias=bias), tmp_path / "out"
     report = run(recipe(RTN), source, out)
