@@ -6,10 +6,17 @@ from typing import Any
 
 import pytest
 
+from compress.cli.process import tune_process
+
 # pytest finds fixtures by their names here.
 from helpers.fixtures import _quick, answered_here, compressed, small_process, tiny  # noqa: F401
 
 REPO = Path(__file__).resolve().parents[1]
+
+
+def pytest_configure() -> None:
+    """As a command line does, and as the first test of one would for all behind it."""
+    tune_process()
 
 
 def _shared() -> Path | None:
