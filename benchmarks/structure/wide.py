@@ -1,0 +1,97 @@
+"""A width stage at the widths of 7B: memory, and obs against a GPTQ solve of the same linear.
+
+    python -m benchmarks.structure.wide [--work FOLDER]
+
+One block of llama-7b with random weights and real text, `ffn: 0.667` with obs and drift, from 9
+rows of 256 tokens in fp32: the whole run's resident peak and processor time. Then, in this process
+and one after the other, what obs takes to choose two thirds of the columns of a `down` of
+[4096, 11008], and what a GPTQ solve of it takes (4 bits, groups of 128, scale search of 40 ratios).
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.processes import REPO, package_versions, run, setting
+from benchmarks.quality.tools import OUR_PACKAGES
+from benchmarks.structure.points import CALIBRATION, LENGTH
+from benchmarks.structure.stored import path_of
+from compress.edits.select.obs import select
+from compress_kernels import Grid, SearchedScales, gptq_columns, hessian_factor
+
+ROWS, SHARE = 9, 0.667
+DOWN = (4096, 11008)
+GROUP, BITS = 128, 4
+
+
+def whole_run(work: Path) -> dict[str, float]:
+    """The stage by the command line, in a process of its own."""
+    work.mkdir(parents=True, exist_ok=True)
+    model = work / "llama-7b"
+    if not (model / "config.json").is_file():
+        command = [sys.executable, "-m", "benchmarks.models", "llama-7b", str(model)]
+        run([*command, "--blocks", "1"], work / "model.log")
+    recipe = {
+        "name": "wide",
+        "stages": [{"method": "prune_width", "ffn": SHARE}],
+        "calibration": {
+            "sources": [{"text": str(CALIBRATION)}], "samples": ROWS, "length": LENGTH
+        },
+    }  # fmt: skip
+    (work / "recipe.yaml").write_text(json.dumps(recipe))
+    words = ["run", str(work / "recipe.yaml"), "--model", str(model), "--dtype", "fp32"]
+    words += ["--out", str(work / "out"), "--overwrite"]
+    cost = run([sys.executable, "-m", "compress.cli", *words], work / "run.log")
+    return {"peak_rss_gb": cost.peak_rss_bytes / 1e9, "cpu_s": cost.cpu_s, "others": cost.others}
+
+
+def solves() -> dict[str, float]:
+    """Processor seconds of a choice by obs and of a GPTQ solve."""
+    n, k = DOWN
+    torch.manual_seed(0)
+    inputs, weight = torch.randn(k, k), torch.randn(n, k)
+    gram = (inputs.T @ inputs).div_(k)
+    gram.diagonal().add_(0.01 * gram.diagonal().mean())
+    del inputs
+    found = {"obs_cpu_s": timed(lambda: select(gram, weight, int(SHARE * k)))}
+    found["gptq_cpu_s"] = timed(lambda: solve(weight, gram))
+    return {**found, "ratio": found["obs_cpu_s"] / found["gptq_cpu_s"]}
+
+
+def solve(weight: torch.Tensor, gram: torch.Tensor) -> None:
+    factor = hessian_factor(gram.clone())
+    scales = SearchedScales(torch.linspace(1.0, 0.5, 40), factor.diagonal().square())
+    gptq_columns(weight, factor, Grid(BITS, True, torch.bfloat16), GROUP, scales)
+
+
+def timed(work: Callable[[], Any]) -> float:
+    began = time.process_time()
+    work()
+    return time.process_time() - began
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--work", type=Path, default=REPO / "out" / "structure" / "wide")
+    options = parser.parse_args()
+    numbers = {**whole_run(options.work), **solves()}
+    found = {
+        **setting("benchmarks.structure.wide"),
+        "versions": package_versions(sys.executable, OUR_PACKAGES),
+        "rows": ROWS,
+        "length": LENGTH,
+        **{name: round(value, 3) for name, value in numbers.items()},
+    }
+    path_of("wide").write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
