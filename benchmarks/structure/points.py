@@ -19,7 +19,7 @@ Stage = Mapping[str, Any]
 class Point:
     """A recipe. seeds: how many draws of calibration rows it is made from. samples: rows of each.
     like: the name of the point in the same group whose shape is trained from scratch; None for a
-    recipe that changes the source."""
+    recipe that changes the source. peer: auto-round makes it, from the same rows."""
 
     group: str
     name: str
@@ -27,6 +27,7 @@ class Point:
     seeds: int = 1
     like: str | None = None
     samples: int = SAMPLES
+    peer: bool = False
 
     @property
     def label(self) -> str:
@@ -137,7 +138,8 @@ FEWER = 64  # rows, as auto-round was given
 
 
 def tuned() -> Iterator[Point]:
-    """Behind GPTQ, on its own rows: scales and norms, the rounding block by block, and both."""
+    """Behind GPTQ, on its own rows: scales and norms, the rounding block by block, and both; and
+    what auto-round makes of these rows in 200 iterations."""
     gptq = {"method": "gptq", "scheme": "W4A16", "group_size": 128}
     own = {"method": "distill", "samples": FEWER, "sources": TEXT, "batch": 8}
     scales = {**own, "train": ["scales", "norms"], "scope": "model", "tokens": "32k", "every": 8}
@@ -150,6 +152,7 @@ def tuned() -> Iterator[Point]:
         ("GPTQ, rounding, scales", (gptq, blocks, scales)),
     ):
         yield Point("tuned", name, stages, samples=FEWER)
+    yield Point("tuned", "auto-round", (), samples=FEWER, peer=True)
 
 
 POINTS = (*sizes(), *choices(), *rounding(), *trained(), *tuned())

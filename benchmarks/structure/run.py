@@ -23,7 +23,7 @@ from typing import Any
 from benchmarks.processes import REPO, package_versions, run, setting
 from benchmarks.quality.results import locked, standard_error
 from benchmarks.quality.rows import MODELS
-from benchmarks.quality.tools import OUR_PACKAGES, Made, measure, slug
+from benchmarks.quality.tools import OUR_PACKAGES, Made, environment, measure, peer_python, slug
 from benchmarks.structure.points import (
     CALIBRATION,
     LENGTH,
@@ -35,6 +35,7 @@ from benchmarks.structure.points import (
 )
 from benchmarks.structure.stored import load, path_of, write
 
+PEER, PEER_PACKAGES = "llm-compressor", ("auto-round", "torch", "transformers")
 OF_TEXT = ("perplexity", "perplexity_source", "kl", "top1_agreement")
 BESIDE = "wikitext2"
 MEASURES = ("perplexity", "kl", "top1_agreement", "bytes", "cpu_s", "peak_rss_mb")
@@ -45,17 +46,38 @@ def make(point: Point, seed: int, work: Path) -> Made:
 
     RuntimeError with the last lines of the run where it fails.
     """
-    out = work / slug(f"{point.group}-{point.name}") / str(seed)
+    out = folder_of(point, seed, work)
     cost = out / "cost.json"
     if not cost.is_file():
         shutil.rmtree(out, ignore_errors=True)
         out.mkdir(parents=True)
-        (out / "recipe.yaml").write_text(json.dumps(recipe(point, seed), indent=1))  # JSON is YAML
-        model = SOURCE if point.like is None else scratch(point, out, work)
-        words = ["run", str(out / "recipe.yaml"), "--model", str(model)]
-        command = [sys.executable, "-m", "compress.cli", *words, "--out", str(out / "result")]
-        cost.write_text(json.dumps(asdict(run(command, out / "log"))))
+        command = peer_command(point, seed, out) if point.peer else our_command(point, seed, work)
+        given = environment(PEER) if point.peer else None
+        cost.write_text(json.dumps(asdict(run(command, out / "log", given))))
     return Made(out / "result", json.loads(cost.read_text()))
+
+
+def our_command(point: Point, seed: int, work: Path) -> list[str]:
+    out = folder_of(point, seed, work)
+    (out / "recipe.yaml").write_text(json.dumps(recipe(point, seed), indent=1))  # JSON is YAML
+    model = SOURCE if point.like is None else scratch(point, out, work)
+    words = ["run", str(out / "recipe.yaml"), "--model", str(model)]
+    return [sys.executable, "-m", "compress.cli", *words, "--out", str(out / "result")]
+
+
+def peer_command(point: Point, seed: int, out: Path) -> list[str]:
+    """auto-round's script, which comes with llm-compressor; it is handed the rows, tokenized."""
+    rows = out / "rows.safetensors"
+    words = [str(SOURCE), str(CALIBRATION), str(rows), "--samples", str(point.samples)]
+    words += ["--length", str(LENGTH), "--seed", str(seed)]
+    run([sys.executable, "-m", "benchmarks.peers.rows", *words], out / "rows.log")
+    script = REPO / "benchmarks" / "peers" / "autoround_run.py"
+    asked = [str(SOURCE), str(out / "result"), "--rows", str(rows)]
+    return [peer_python(PEER), str(script), *asked]
+
+
+def folder_of(point: Point, seed: int, work: Path) -> Path:
+    return work / slug(f"{point.group}-{point.name}") / str(seed)
 
 
 def scratch(point: Point, out: Path, work: Path) -> Path:
@@ -78,6 +100,12 @@ def recipe(point: Point, seed: int) -> dict[str, Any]:
     return {"name": "structure", "seed": seed, "stages": stages, "calibration": calibration}
 
 
+def versions_of(point: Point) -> dict[str, str]:
+    if point.peer:
+        return package_versions(peer_python(PEER), PEER_PACKAGES)
+    return package_versions(sys.executable, OUR_PACKAGES)
+
+
 def result_of(made: Made, quality: Mapping[str, float]) -> dict[str, float]:
     """One seed's numbers. bytes: of the weight files."""
     sizes = [path.stat().st_size for path in made.out.glob("*.safetensors")]
@@ -92,7 +120,7 @@ def store(point: Point, made: list[Made]) -> None:
     runs = [result_of(one, q) for one, q in zip(made, qualities, strict=True)]
     found = {
         **setting("benchmarks.structure.run"),
-        "versions": package_versions(sys.executable, OUR_PACKAGES),
+        "versions": versions_of(point),
         "stages": [dict(stage) for stage in point.stages],
         "perplexity_source": round(qualities[0]["perplexity_source"], 5),
         "mean": {n: round(statistics.fmean(r[n] for r in runs), 5) for n in MEASURES},
