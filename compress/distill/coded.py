@@ -108,16 +108,17 @@ class ScaledCodes(nn.Module):
         return replace(self.tensor, codes=codes, scale=scale)
 
     def forward(self, factor: Tensor, offset: Tensor | None = None) -> Tensor:
-        scale = self.scale.float() * factor
         height, width = self.codes.shape
-        rows = scale.expand(height, -1)[:, self.groups.expand(width)]
+        scale = (self.scale.float() * factor).expand(height, -1)
+        groups = self.groups.expand(width)
         apply: Any  # torch gives them no types
         if offset is None:
             apply = _Product.apply
-            weight: Tensor = apply(rows, self.codes, self._zeros()).to(self.dtype)
+            weight: Tensor = apply(scale[:, groups], self.codes, self.zero, groups)
         else:
-            apply, place = MovedProduct.apply, self._place(offset)
-            weight = apply(rows, place, self.codes, self._zeros(), self._ends()).to(self.dtype)
+            apply, ends = MovedProduct.apply, self._ends()
+            weight = apply(scale, self._place(offset), self.codes, self.zero, groups, ends)
+        weight = weight.to(self.dtype)
         return weight.t() if self.transposed else weight
 
     def right_inverse(self, weight: Tensor) -> Tensor | tuple[Tensor, Tensor]:
@@ -133,22 +134,21 @@ class ScaledCodes(nn.Module):
     def _ends(self) -> tuple[int, int]:
         return self.tensor.scheme.code_min, self.tensor.scheme.code_max
 
-    def _zeros(self) -> Tensor | None:
-        return None if self.zero is None else self.zero[:, self.groups]
-
 
 class _Product(torch.autograd.Function):
     """(code - zero) * scale [N, K]; backward keeps codes, not their floats."""
 
     @staticmethod
-    def forward(ctx: Any, scale: Tensor, codes: Tensor, zero: Tensor | None) -> Tensor:
-        ctx.save_for_backward(codes, zero)
-        return steps(codes, zero).mul_(scale)
+    def forward(
+        ctx: Any, scale: Tensor, codes: Tensor, zero: Tensor | None, groups: Tensor
+    ) -> Tensor:
+        ctx.save_for_backward(codes, zero, groups)
+        return steps(codes, zero, groups).mul_(scale)
 
     @staticmethod
     def backward(ctx: Any, *flowing: Tensor) -> tuple[Tensor | None, ...]:
-        codes, zero = ctx.saved_tensors
-        return steps(codes, zero).mul_(flowing[0]), None, None
+        codes, zero, groups = ctx.saved_tensors
+        return steps(codes, zero, groups).mul_(flowing[0]), None, None, None
 
 
 def train_codes(

@@ -19,6 +19,9 @@ LOGITS = 1 << 24  # numbers of them at once, where gradients are taken and a row
 _KEPT_HIDDEN, _KEPT_NORM, _KEPT_QUERIES, _KEPT_INNER, _KEPT_EXPERT = 2, 4, 4, 4, 2
 # Buffers of a chunk of logits while the losses of both models are taken.
 _CHUNK_BUFFERS = 7
+# Bytes beside the offset of a weight whose code moves: where it begins, the weight itself, and for
+# backward its code, the code that it moved to and whether that was free.
+_MOVED = FP32 + FP32 + 3
 WALKED_STATES = 256 << 20  # bytes of hidden states in memory, and at most of a batch
 
 
@@ -80,13 +83,17 @@ def model_bytes(
 
 
 def block_bytes(
-    student: Outline, batch: MicroBatch, optimizer: OptimizerName = "adamw", copies: int = 1
+    student: Outline,
+    batch: MicroBatch,
+    optimizer: OptimizerName = "adamw",
+    *,
+    moving: bool = False,
 ) -> TrainingBytes:
-    """Of scope "block", for the largest of them; the teacher's block is freed by then. copies: of
-    its weights."""
+    """Of scope "block", for the largest of them; the teacher's block is freed by then. moving:
+    whether codes of its weights move."""
     every = [_of_block(student, block, batch, optimizer) for block in student.spec.blocks]
     most = max(every, key=lambda needs: needs.total)
-    return replace(most, weights=copies * most.weights)
+    return replace(most, weights=most.weights * (FP32 + _MOVED) // FP32) if moving else most
 
 
 def gradient_rows(length: int, vocab: int) -> int:

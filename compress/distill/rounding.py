@@ -38,13 +38,16 @@ def begin(tensor: QuantizedTensor, dense: Tensor) -> Tensor:
 def moved(codes: Tensor, place: Tensor, ends: tuple[int, int]) -> Tensor:
     """The codes next to these, by at most 1 and within the ends of their range: int8 [N, K]. place:
     V, fp32 [N, K]."""
-    steps = place.round().clamp_(-1, 1).to(torch.int8)
-    return steps.add_(codes).clamp_(*ends)
+    # In fp32, as the int8 of 8 bits would wrap around at the ends.
+    return place.round().clamp_(-1, 1).add_(codes).clamp_(*ends).to(torch.int8)
 
 
 class MovedProduct(torch.autograd.Function):
-    """(code - zero) * scale [N, K] of moved codes; what V gets is the gradient of the weight times
-    the scale, but where the code is at an end of its range."""
+    """(code - zero) * scale [N, K] of moved codes. V gets the gradient of the weight times the
+    scale, but where it is more than a code away or its code at an end of the range.
+
+    scale, zero: [N, G]; groups: int64 [K], the G of each column.
+    """
 
     @staticmethod
     def forward(
@@ -53,20 +56,23 @@ class MovedProduct(torch.autograd.Function):
         place: Tensor,
         codes: Tensor,
         zero: Tensor | None,
+        groups: Tensor,
         ends: tuple[int, int],
     ) -> Tensor:
         found = moved(codes, place, ends)
-        ctx.save_for_backward(scale, place, codes, found, zero)
-        return steps(found, zero).mul_(scale)
+        free = found == place.round().add_(codes)
+        ctx.save_for_backward(scale, found, free, zero, groups)
+        return steps(found, zero, groups).mul_(scale[:, groups])
 
     @staticmethod
     def backward(ctx: Any, *flowing: Tensor) -> tuple[Tensor | None, ...]:
-        scale, place, codes, found, zero = ctx.saved_tensors
-        free = found == place.round().add_(codes)
-        return steps(found, zero).mul_(flowing[0]), flowing[0] * scale * free, None, None, None
+        scale, found, free, zero, groups = ctx.saved_tensors
+        of_scale = torch.zeros_like(scale)
+        of_scale.index_add_(1, groups, steps(found, zero, groups).mul_(flowing[0]))
+        return of_scale, flowing[0] * scale[:, groups] * free, None, None, None, None
 
 
-def steps(codes: Tensor, zero: Tensor | None) -> Tensor:
-    """Codes over their zero points: fp32 [N, K]. zero: shaped as the codes."""
+def steps(codes: Tensor, zero: Tensor | None, groups: Tensor) -> Tensor:
+    """Codes over their zero points: fp32 [N, K]. zero: [N, G]; groups: the G of each column."""
     values = codes.float()
-    return values if zero is None else values.sub_(zero.float())
+    return values if zero is None else values.sub_(zero.float()[:, groups])

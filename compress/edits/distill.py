@@ -104,6 +104,16 @@ class DistillConfig:
                 f"train is [{words}]; it takes all, changed or lora, and behind stages that round"
                 " some of rounding, scales and norms"
             )
+        if self.moves_codes and self.optimizer == "adafactor":
+            raise RecipeError(
+                "optimizer is adafactor, whose steps are shares of what it moves, and the rounding"
+                " begins at 0; take adamw or muon"
+            )
+        if self.train == ("rounding",) and self.rate is not None:
+            raise RecipeError(
+                f"rate is {self.rate:g}, and train is rounding alone, which goes one way whatever"
+                " the rate; leave it out, or train scales too"
+            )
         alone = len(self.scope) == 1 or not self._of_model
         if self.moves_codes and "model" in self.scope and alone:
             raise RecipeError(
@@ -190,9 +200,8 @@ def _trained_bytes(
     length, rows = row_length(config, data), min(config.batch, MICRO)
     batch = MicroBatch(rows, length, checkpointed=config.recompute)
     if config.scope == ("block",):
-        # Where codes move, each weight's place between two of them is there too.
-        copies = 2 if config.moves_codes else 1
-        return block_bytes(source, batch, config.optimizer, copies).total
+        moving = config.moves_codes
+        return block_bytes(source, batch, config.optimizer, moving=moving).total
     trained = trained_shapes(config, source, stored)
     teacher = None if config.by_cache else given
     return model_bytes(source, trained, batch, config.optimizer, teacher).total

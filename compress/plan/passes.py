@@ -42,7 +42,7 @@ ROUNDING = "quantize"  # name of the pass that rounds
 @dataclass(frozen=True, slots=True, eq=False)
 class PassPlan:
     """One pass over the whole model. Each edit is a pass; all stages that round are one, with
-    nothing behind it but trainings of scales and norms.
+    nothing behind it but trainings of what it left.
 
     name: the pass in the journal and its folder in OUT.partial. stage: the edit, or the training;
     None for the pass that rounds. source, result: the model before and after the pass. layout: the
@@ -218,16 +218,21 @@ def edited(recipe: Recipe, source: Outline, teachers: Teachers = NO_TEACHERS) ->
     teacher that cannot teach."""
     found = EditedModel(source, tuple(plan_edits(recipe, source)), teachers)
     for planned in found.edits:
-        config = None if planned.stage is None else planned.stage.config
-        if not isinstance(config, DistillConfig) or planned.stage is None:
-            continue
-        if config.teacher != SOURCE or config.blocks:
-            with placed(recipe, planned.stage.label):
-                teacher = found.taught_by(planned)
-                length = row_length(config, recipe.calibration)
-                narrowed = bool(planned.narrowed)
-                check_teacher(config, teacher, source, length, narrowed=narrowed)
+        _check_taught(recipe, found, planned)
     return found
+
+
+def _check_taught(recipe: Recipe, model: EditedModel, planned: PassPlan) -> None:
+    """RecipeError for a pass whose teacher cannot teach it."""
+    stage = planned.stage
+    config = None if stage is None else stage.config
+    if stage is None or not isinstance(config, DistillConfig):
+        return
+    if config.teacher != SOURCE or config.blocks:
+        with placed(recipe, stage.label):
+            teacher, length = model.taught_by(planned), row_length(config, recipe.calibration)
+            narrowed = bool(planned.narrowed)
+            check_teacher(config, teacher, model.source, length, narrowed=narrowed)
 
 
 def plan_edits(recipe: Recipe, source: Outline) -> Iterator[PassPlan]:
@@ -264,9 +269,11 @@ def plan_tuning(recipe: Recipe, model: EditedModel, rounding: PassPlan) -> Itera
     for whole in recipe.tuning:
         for part, stage in whole.parts().items():
             name = ".".join(filter(None, ("stage", str(stage.index), part)))
-            yield PassPlan(
+            planned = PassPlan(
                 name, stage, result, result, rounding.layout, (), blocks, origin, part, narrowed
             )
+            _check_taught(recipe, model, planned)
+            yield planned
 
 
 def _space(recipe: Recipe, source: Outline, stage: EditStage) -> SizeSpace | None:

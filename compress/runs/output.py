@@ -153,7 +153,8 @@ def _less(plan: Plan, space: DiskSpace) -> str:
     if files.each:
         rest = space.result + space.between + space.evaluating + files.fixed
         count = (space.free - rest) // files.each
-        fits = 0 < count < files.count
+        least = 2 if files.setting.endswith(".samples") else 1  # rows: one of them is held out
+        fits = least <= count < files.count
         ways += [f"--set {files.setting}={count} would fit"] if fits else []
     if space.evaluating and space.needed - space.evaluating <= space.free:
         ways.append("--set evaluation=null would fit")

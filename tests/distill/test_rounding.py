@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from compress.distill import rounding
+from compress.distill import memory, rounding
 from compress.distill.coded import Moving, train_codes
 from compress.distill.trained import tuned
 from compress.quant.rounding import round_to_nearest
@@ -37,24 +37,27 @@ def test_it_begins_at_the_codes_that_are_there(scheme: QuantScheme) -> None:
         assert torch.equal(rounding.moved(tensor.codes, place, ends), tensor.codes)
 
 
-def test_a_code_moves_by_one_at_most_and_stays_in_its_range() -> None:
-    codes = torch.tensor([[-8, -8, 0, 0, 7, 7]], dtype=torch.int8)
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_code_moves_by_one_at_most_and_stays_in_its_range(bits: int) -> None:
+    low, high = -(1 << (bits - 1)), (1 << (bits - 1)) - 1
+    codes = torch.tensor([[low, low, 0, 0, high, high]], dtype=torch.int8)
     place = torch.tensor([[-3.0, 0.6, 2.7, -0.4, 0.9, -0.6]])
-    found = rounding.moved(codes, place, (-8, 7))
-    assert found.tolist() == [[-8, -7, 1, 0, 7, 6]]
+    found = rounding.moved(codes, place, (low, high))
+    assert found.tolist() == [[low, low + 1, 1, 0, high, high - 1]]
 
 
 def test_gradients_pass_the_rounding_but_at_the_ends() -> None:
     codes = torch.tensor([[-8, 0, 7]], dtype=torch.int8)
     place = torch.tensor([[-0.7, 0.7, 0.2]], requires_grad=True)
-    scale = torch.tensor([[2.0, 3.0, 4.0]], requires_grad=True)
-    weight = rounding.MovedProduct.apply(scale, place, codes, None, (-8, 7))
-    assert weight.tolist() == [[-16.0, 3.0, 28.0]]
+    scale = torch.tensor([[2.0, 4.0]], requires_grad=True)
+    zero, groups = torch.tensor([[-1, 3]], dtype=torch.int8), torch.tensor([0, 0, 1])
+    weight = rounding.MovedProduct.apply(scale, place, codes, zero, groups, (-8, 7))
+    assert weight.tolist() == [[-14.0, 4.0, 16.0]]
     (weight * torch.tensor([[1.0, 10.0, 100.0]])).sum().backward()
     assert place.grad is not None
-    assert place.grad.tolist() == [[0.0, 30.0, 400.0]]
+    assert place.grad.tolist() == [[0.0, 20.0, 400.0]]
     assert scale.grad is not None
-    assert scale.grad.tolist() == [[-8.0, 10.0, 700.0]]
+    assert scale.grad.tolist() == [[-7.0 + 20.0, 400.0]]
 
 
 @pytest.mark.parametrize("transposed", [False, True])
@@ -111,3 +114,28 @@ def test_it_finds_the_best_of_all_neighbours() -> None:
     assert tries[0] == pytest.approx(error(tensor.codes))
     assert min(tries) == pytest.approx(best)
     assert best < 0.1 * tries[0]
+
+
+def test_what_a_moving_code_holds_is_what_the_estimate_has() -> None:
+    """Where it begins, its code, and what autograd keeps: the weight, the code it moved to and
+    whether it was free; beside its offset, which stands for the weight of other trainings."""
+    weight = random(64, 64)
+    tensor = rounded(weight, QuantScheme(bits=4, group_size=64, granularity="group"))
+    model = nn.Module()
+    model.linear = nn.Linear(64, 64, bias=False)
+    (coded,) = train_codes(
+        model, {"w": "linear"}, {"w": (tensor, False)}, Moving(lambda _: weight, 1)
+    )
+    kept: dict[int, int] = {}
+
+    def keep(saved: Tensor) -> Tensor:
+        if saved.shape == weight.shape:
+            kept[saved.untyped_storage().data_ptr()] = saved.nbytes
+        return saved
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda saved: saved):
+        found = model.linear(random(8, 64).requires_grad_())
+    assert found.requires_grad
+    assert coded.weight.begin is not None
+    held = coded.weight.begin.nbytes + coded.weight.codes.nbytes + sum(kept.values())
+    assert held == memory._MOVED * weight.numel()

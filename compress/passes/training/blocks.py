@@ -94,14 +94,14 @@ def _trained(each: TrainingPass, chains: Chains, edited: LoadedBlock, held: int)
     rows = sum(len(batch.ids) for batch in edited.between.batches) - held
     training = training_of(each.config, rows, length, each.seed)
     trained = _of_block(each, edited, moving_of(each, training))
-    before = {name: value.detach().clone() for name, value in trained.parameters.items()}
+    before = {name: value.detach().clone() for name, value in trained.results.items()}
     with wanted(chains, spec.index + 1, each.working) as targets:
         scope = block_scope(edited, trained, targets, held, each.seed)
         scope = replace(scope, micro=training.micro)
         learned = train(scope, training, stored, progress=work.progress)
     with torch.no_grad():
         for name, value in () if learned.weights else before.items():
-            trained.parameters[name].copy_(value)
+            trained.results[name].copy_(value)
     for coded in () if learned.weights else trained.coded:
         coded.undo()
     edited.module.requires_grad_(False)

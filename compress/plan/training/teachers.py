@@ -95,7 +95,7 @@ def check_teacher(
 
 def _trainings(recipe: Recipe) -> Iterator[tuple[str, DistillConfig]]:
     """The stages that train, each with its place."""
-    for stage in recipe.edits:
+    for stage in (*recipe.edits, *recipe.tuning):
         if isinstance(stage.config, DistillConfig):
             yield stage.label, stage.config
 

@@ -101,7 +101,7 @@ def _refuse_behind(node: Node, edit: EditStage, before: StageLists) -> None:
     remedy = "put it in front"
     if edit.method == "distill":
         what = f"distill trains weights ({', '.join(edit.config.train)})"
-        remedy += ", or train: [scales, norms]"
+        remedy += ", or train some of [rounding, scales, norms]"
     raise problem(node, f"{what}, and {before.rounding[0].label} rounds its layers; {remedy}")
 
 
@@ -114,7 +114,7 @@ def check_edits(recipe: Recipe) -> None:
         raise RecipeError(f"{recipe.at('stages')}: is {edits!r}; edits take a tuple of EditStage")
     for stage in (*edits, *recipe.tuning):
         if is_tuning(stage) != (stage in recipe.tuning):
-            what = "scales and norms go behind the stages that round, all else before them"
+            what = "what rounding left is trained behind it, all else before it"
             raise RecipeError(f"{stage.at('train')}: is {stage.config.train}; {what}")
         if stage.method not in EDITS:
             known = ", ".join(EDITS)

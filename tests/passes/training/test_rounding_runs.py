@@ -1,6 +1,7 @@
 """A training of the rounding itself: codes move by one at most, by weights as they were."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ from safetensors.torch import load_file
 from compress.checkpoint import Checkpoint
 from compress.errors import RecipeError
 from compress.formats import open_weights
+from compress.passes.training import blocks
+from compress.quant.tensor import QuantizedTensor
 from compress.runs.output import disk_space
-from compress.verbs import make_plan, run
+from compress.verbs import RunOptions, make_plan, run
 from helpers.short_runs import kill_at_each_fifth, recipe, text_source
 
 pytestmark = pytest.mark.usefixtures("answered_here")
@@ -20,6 +23,7 @@ SMALL = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2}
 RTN = {"method": "rtn", "scheme": "W4A16", "group_size": 16}
 ASYM = {"method": "rtn", "scheme": {"bits": 3, "symmetric": False, "group_size": 16}}
 AWQ = {"method": "rtn", "scheme": "W4A16_ASYM", "group_size": 32}
+EIGHT = {"method": "rtn", "scheme": {"bits": 8, "group_size": 16}}
 ORDERED = RTN | {"method": "gptq", "act_order": "group"}
 CUT = {"method": "prune_width", "ffn": 0.5}
 RUNS = [
@@ -27,9 +31,14 @@ RUNS = [
     ("gpt2", "gptq", RTN),
     ("llama", "gptq", ORDERED),
     ("llama", "gptq_v2", RTN),
+    ("llama", "compressed-tensors", EIGHT),
     ("llama", "awq", AWQ),
     ("mixtral", "compressed-tensors", RTN),
 ]
+
+
+class KilledError(Exception):
+    pass
 
 
 def tune(tokens: int = 320, **options: Any) -> dict[str, Any]:
@@ -74,22 +83,53 @@ def test_codes_move_by_one_and_lose_less(
     assert all(torch.equal(first[name], second[name]) for name in plain)
 
 
-def test_weights_before_rounding_are_those_that_the_edits_leave(tiny, tmp_path: Path) -> None:
-    """A cut and all behind it in one run give the bytes of a run on what the cut has left."""
-    source = tiny("llama")
-    data = text_source(tmp_path)
-    wide = {"method": "cast", "dtype": "fp32"}
-    whole, rest = recipe(wide, RTN, tune(), calibration=data), recipe(RTN, tune(), calibration=data)
-    run(recipe(wide), source, tmp_path / "cast")
+def test_weights_before_rounding_are_those_that_the_edits_leave(
+    tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cut and all behind it in one run, killed in between, give the bytes of a run on what the
+    cut has left, taught by the same model."""
+    source, data = tiny("llama", **SMALL), text_source(tmp_path)
+    whole = recipe(CUT, RTN, tune(), calibration=data)
     plan = make_plan(whole, source)
     space = disk_space(plan, tmp_path / "out.partial", torch.float32)
     first, second, third = (each.layout.total_bytes for each in plan.passes)
     assert space.result + space.between == first + second + third
-    run(whole, source, tmp_path / "out")
-    run(rest, tmp_path / "cast", tmp_path / "other")
+    really = blocks.train
+
+    def killed(scope: Any, *rest: Any, **options: Any) -> Any:
+        if scope.block.spec.index:
+            raise KilledError
+        return really(scope, *rest, **options)
+
+    monkeypatch.setattr(blocks, "train", killed)
+    with pytest.raises(KilledError):
+        run(whole, source, tmp_path / "out")
+    monkeypatch.setattr(blocks, "train", really)
+    assert (tmp_path / "out.partial" / "stage.0").is_dir()
+    run(whole, source, tmp_path / "out", options=RunOptions(resume=True))
+    run(recipe(CUT, calibration=data), source, tmp_path / "cut")
+    rest = recipe(RTN, tune(teacher=str(source)), calibration=data)
+    run(rest, tmp_path / "cut", tmp_path / "other")
     one, other = ((tmp_path / x / "model.safetensors").read_bytes() for x in ("out", "other"))
     assert one == other
     assert not list((tmp_path / "out").glob("stage.*"))
+
+
+def test_codes_that_gained_nothing_are_as_they_were(
+    tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, data, really = tiny("llama", **SMALL), text_source(tmp_path), blocks.train
+
+    def worse(scope: Any, *rest: Any, **options: Any) -> Any:
+        found = really(scope, *rest, **options)
+        assert any(isinstance(x, QuantizedTensor) for x in found.weights.values())
+        return replace(found, weights={})
+
+    monkeypatch.setattr(blocks, "train", worse)
+    run(recipe(RTN), source, tmp_path / "rounded")
+    run(recipe(RTN, tune(), calibration=data), source, tmp_path / "out")
+    one, other = ((tmp_path / x / "model.safetensors").read_bytes() for x in ("rounded", "out"))
+    assert one == other
 
 
 @pytest.mark.long
@@ -113,12 +153,23 @@ def test_killed_anywhere_it_goes_on_to_the_same_bytes(
         ({"train": "rounding", "scope": ["block", "model"]}, "scope is [block, model], and"),
         ({"train": ["rounding", "all"]}, "behind stages that round some of rounding, scales and"),
         ({"samples": 1}, "samples is 1; training takes 2 rows or more"),
+        ({"optimizer": "adafactor"}, "optimizer is adafactor, whose steps are shares of what it"),
+        ({"train": "rounding", "rate": 1e-3}, "rate is 0.001, and train is rounding alone"),
     ],
 )
 def test_what_cannot_be_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(RecipeError) as caught:
         recipe(RTN, tune(**options), calibration={"sources": "self"})
     assert message in str(caught.value)
+
+
+def test_who_teaches_is_held_to_what_that_takes(tiny) -> None:
+    other = tiny("llama", hidden_size=32)
+    asked = recipe(RTN, tune(teacher=str(other)), calibration={"sources": "self"})
+    with pytest.raises(RecipeError) as caught:
+        make_plan(asked, tiny("llama"))
+    assert "stages[1].teacher" in str(caught.value)
+    assert "hidden" in str(caught.value)
 
 
 def test_weights_that_are_scaled_before_they_are_rounded_are_refused(tiny) -> None:
