@@ -28,6 +28,11 @@ from compress.recipe.schema import Claim
 UNITS_OF_LOSS = {"kl": "nats a token", "output_error": "of the energy of blocks' outputs"}
 
 
+def waits_for_prune(recipe: Recipe) -> bool:
+    """Whether a stage and a prune in front of it have yet to share the bytes of a budget."""
+    return any(x.target is not None and x.target.of is not None for x in recipe.stages)
+
+
 @dataclass(frozen=True, slots=True)
 class BudgetUnit:
     """Layers of a block that are stored alike. stage: of the recipe as given. schemes: those of its
@@ -244,7 +249,9 @@ def _choose(
     weights = sum(unit.weights for unit in units)
     bits = stage.target.bits_per_weight
     limit = stage.target.bytes if bits is None else bytes_for(bits, weights)
-    assert limit is not None, "a target gives one of the two"
+    if limit is None:  # prune has not said yet what is left
+        assert found is None, "what the layers may take is known before they are measured"
+        limit = sum(max(unit.sizes) for unit in units)
     asked = [
         Choosable(
             unit.name,

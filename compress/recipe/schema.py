@@ -57,13 +57,17 @@ class Places:
 @dataclass(frozen=True, slots=True)
 class Target:
     """What the layers of a stage may take, scales and zeros included: bits for each of their
-    weights, or bytes of them all. RecipeError unless one of the two is given, and above 0."""
+    weights, bytes of them all, or what they leave each other of the bytes of a `prune` in front.
+    RecipeError unless one of the three is given, and above 0."""
 
     bits_per_weight: float | None = None
     bytes: int | None = None
+    of: Literal["prune"] | None = None
 
     def __post_init__(self) -> None:
-        if (self.bits_per_weight is None) == (self.bytes is None):
+        if self.of is not None and (self.bits_per_weight, self.bytes) != (None, None):
+            raise RecipeError("of is prune, whose bytes are shared; take the other number out")
+        if self.of is None and (self.bits_per_weight is None) == (self.bytes is None):
             given = "neither" if self.bytes is None else "both"
             raise RecipeError(f"gives {given} of bits_per_weight and bytes; it takes one of them")
         for key in ("bits_per_weight", "bytes"):
@@ -73,7 +77,9 @@ class Target:
                 raise RecipeError(f"{key} is {value}; it is a number above 0{most}")
 
     def describe(self) -> str:
-        """ "4.25 bits a weight" or "4000000000 bytes"."""
+        """ "4.25 bits a weight", "4000000000 bytes" or "the bytes of prune"."""
+        if self.of is not None:
+            return f"the bytes of {self.of}"
         if self.bytes is not None:
             return f"{self.bytes} bytes"
         return f"{self.bits_per_weight:g} bits a weight"

@@ -74,7 +74,11 @@ def _chosen(session: Session, journal: Journal, index: int, made: Checkpoint | N
     part = journal.begin(plan.edits[index].name)
     if journals.CHOSEN not in part.units:
         model = _model(session, journal, index, made)
-        look = Looking(plan, model, part, session.progress, session.dtype, session.device)
+        told = session.progress
+        shared = measuring.shared_bytes(
+            plan, plan.edits[index], model, session.checkpoint, session.device, told
+        )
+        look = Looking(plan, model, part, told, session.dtype, session.device, shared=shared)
         choose(look, stage, session.weights, session.output.partial)
     known = settled(stage, part.units[journals.CHOSEN])
     edits = tuple(known if x.index == stage.index else x for x in plan.recipe.edits)

@@ -2,6 +2,7 @@
 
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,10 +16,12 @@ from compress.machine.other_work import read_processor, share_since
 from compress.passes.journal import MEASURED, PassJournal
 from compress.plan import sensitivity_cache
 from compress.plan.budget import BudgetUnit, Sensitivities, budget_units
+from compress.plan.passes import PassPlan
 from compress.plan.plan import Plan
+from compress.plan.search.bits import SharedBytes
 from compress.plan.sensitivity_cache import Measurement, measurement
 from compress.report.schema import StageRecord
-from compress.runs.planning import in_room, measured_on, plan_with_choice
+from compress.runs.planning import in_room, measured_on, plan_with_choice, with_left
 
 
 def measure_layers(
@@ -28,25 +31,61 @@ def measure_layers(
 
     model: what the stages round. source: of the run; another where edits come first.
     """
-    # Late: a data-free run never loads transformers.
-    from compress.passes.quantize.sensitivity import measure
-
     units, measured = _sought(plan)
     began, processor = time.perf_counter(), read_processor()
-    progress(note("measure", "what every layer loses under each candidate"))
-    with tempfile.TemporaryDirectory(prefix="compress-model-") as folder:
-        found = measure(units, measured.config, model, device, Path(folder), progress)
+    found = _measured(units, measured, model, device, progress)
     sensitivity_cache.keep(found, units, measured, source, device)
     spent, gpu = time.perf_counter() - began, peak_gpu_bytes(device)
     others = share_since(processor)
     return found, StageRecord("measure", spent, peak_rss_bytes(), gpu, others=others)
 
 
+def shared_bytes(
+    plan: Plan,
+    planned: PassPlan,
+    model: Weights,
+    source: Checkpoint,
+    device: str,
+    progress: Progress,
+) -> SharedBytes | None:
+    """What an edit and a stage behind it share, with what layers lose before the cut; None for one
+    that shares nothing. model: what the edit reads. source: of the run."""
+    space, stage = planned.space, planned.stage
+    if space is None or stage is None or not space.shared:
+        return None
+    before = tuple(x for x in plan.recipe.edits if x.index < stage.index)
+    recipe, outline = replace(plan.given, edits=before), planned.source
+    units, measured = (
+        budget_units(recipe, outline),
+        measurement(recipe, measured_on(recipe, outline)),
+    )
+    found = sensitivity_cache.find(units, measured, source, device)
+    if found is None:
+        found = _measured(units, measured, model, device, progress)
+        sensitivity_cache.keep(found, units, measured, source, device)
+    return SharedBytes(recipe, outline, found, space.limit)
+
+
+def _measured(
+    units: Sequence[BudgetUnit],
+    measured: Measurement,
+    model: Weights,
+    device: str,
+    progress: Progress,
+) -> Sensitivities:
+    # Late: a data-free run never loads transformers.
+    from compress.passes.quantize.sensitivity import measure
+
+    progress(note("measure", "what every layer loses under each candidate"))
+    with tempfile.TemporaryDirectory(prefix="compress-model-") as folder:
+        return measure(units, measured.config, model, device, Path(folder), progress)
+
+
 def chosen_by(found: Sensitivities, plan: Plan, compute: torch.dtype) -> Plan:
     """The plan with the schemes that the targets choose by them."""
     units, _ = _sought(plan)
     # What was measured of open edits stays known.
-    recipe = replace(plan.given, edits=plan.recipe.edits)
+    recipe = with_left(replace(plan.given, edits=plan.recipe.edits), plan)
     return in_room(plan_with_choice(recipe, units, found, plan.model, compute), plan.room)
 
 

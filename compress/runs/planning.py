@@ -8,16 +8,26 @@ import torch
 
 from compress.checkpoint import Checkpoint, prepare_output, resolve_model
 from compress.checkpoint.outline import Outline
+from compress.errors import RecipeError
 from compress.machine.environment import check_device, compute_dtype
 from compress.plan import sensitivity_cache
-from compress.plan.budget import BudgetUnit, Sensitivities, budget_units, with_choice
+from compress.plan.budget import (
+    BudgetUnit,
+    Sensitivities,
+    budget_units,
+    waits_for_prune,
+    with_choice,
+)
 from compress.plan.lengths import cap_defaults
 from compress.plan.passes import EditedModel, edited
 from compress.plan.plan import Plan, build_plan
 from compress.plan.room import Room, find_room, fitting_needs, left_out, memory_warnings
+from compress.plan.search.bits import DIGITS, budget_of
+from compress.plan.search.space import limit_of
 from compress.plan.sensitivity_cache import measurement
 from compress.plan.source import open_source
 from compress.recipe import Recipe, load
+from compress.recipe.schema import Target
 from compress.runs.options import RunOptions
 from compress.runs.output import run_checks, space_warnings
 from compress.runs.requirements import problems, requirement_checks
@@ -90,7 +100,9 @@ def plan_of(
         plan = build_plan(recipe, model, dtype=compute)
         return replace(plan, bytes_range=result_range(recipe, model, compute)), compute
     measured = measurement(recipe, measured_on(recipe, model.rounded))
-    found = sensitivity_cache.find(units, measured, checkpoint, options.device)
+    found = None
+    if not waits_for_prune(recipe):
+        found = sensitivity_cache.find(units, measured, checkpoint, options.device)
     plan = plan_with_choice(recipe, units, found, model, compute)
     return replace(plan, bytes_range=result_range(recipe, model, compute)), compute
 
@@ -120,12 +132,40 @@ def replanned(plan: Plan, recipe: Recipe, compute: torch.dtype) -> Plan:
     model = edited(recipe, plan.source, plan.teachers)
     units = budget_units(recipe, model.rounded)
     made = plan_with_choice(recipe, units, None, model, compute) if units else None
+    if made is not None and waits_for_prune(recipe):
+        known = with_left(recipe, replace(made, given=plan.given))
+        made = plan_with_choice(known, units, None, model, compute)
     made = made or build_plan(recipe, model, dtype=compute)
     between = result_range(recipe, model, compute)
-    known = in_room(made, plan.room)
+    roomy = in_room(made, plan.room)
     # The time that was promised is that of the search, too.
-    promised = replace(known.estimate, seconds=plan.estimate.seconds)
-    return replace(known, given=plan.given, bytes_range=between, estimate=promised)
+    promised = replace(roomy.estimate, seconds=plan.estimate.seconds)
+    return replace(roomy, given=plan.given, bytes_range=between, estimate=promised)
+
+
+def with_left(recipe: Recipe, plan: Plan) -> Recipe:
+    """The recipe with what its prune leaves of shared bytes for the stage that shares them; as it
+    is where nothing is shared, or the sizes are not known yet.
+
+    plan: with the smallest schemes. RecipeError where these take more.
+    """
+    shared = next((x for x in recipe.stages if x.target is not None and x.target.of), None)
+    if shared is None or any(x.is_open for x in recipe.edits):
+        return recipe
+    config = budget_of(plan.given)
+    assert config is not None, "the recipe parser asks for a prune in front"
+    stage = next(x for x in plan.given.edits if x.config is config)
+    planned = next(x for x in plan.edits if x.stage is not None and x.stage.index == stage.index)
+    limit = limit_of(planned.source, config)
+    smallest = sum(min(unit.sizes) for unit in budget_units(recipe, plan.rounded))
+    left = limit - DIGITS * len(plan.shards.tensors) - (plan.shards.total_bytes - smallest)
+    if left < smallest:
+        raise RecipeError(
+            f"{shared.at('candidates')}: the smallest of them take {smallest} bytes, and {left} of"
+            f" {limit} are left; raise the budget"
+        )
+    known = replace(shared, target=Target(bytes=left))
+    return replace(recipe, stages=tuple(known if x is shared else x for x in recipe.stages))
 
 
 def measured_on(recipe: Recipe, model: Outline) -> CalibrationConfig:

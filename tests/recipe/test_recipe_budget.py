@@ -70,7 +70,7 @@ def test_presets_and_mappings_and_both_targets() -> None:
         ),
         (
             TWO,
-            ": required key 'target' is missing; it takes {bits_per_weight: 4.25} or {bytes: 4GB}",
+            ".target: is missing; give {bits_per_weight: 4.25} or {bytes: 4GB}, or put a prune in",
         ),
         (
             "target: {bytes: 3}",

@@ -9,6 +9,7 @@ that went, as the order in which blocks go is that without repair; and the least
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -86,7 +87,8 @@ def search_sizes(look: Looking, stage: EditStage, source: Weights, folder: Path)
         search.order = _order(search)
         alone = [_tried(search, point) for point in _alone(space)]
         losses = {x.point: x.loss for x in alone}
-        together = _together(search, {x: _predicted(space, x, losses) for x in space.points})
+        predicted = {x: _predicted(space, x, losses) for x in space.points}
+        together = _together(search, _with_bits(search, predicted))
         best = min(together, key=_rank)
         together += _swapped(search, best)
     best = min(together, key=_rank)
@@ -94,7 +96,7 @@ def search_sizes(look: Looking, stage: EditStage, source: Weights, folder: Path)
         raise DataError("no sizes that meet the budget leave numbers that are finite; raise it")
     known = {x.sizes for x in together}
     found = [*together, *(x for x in alone if x.sizes not in known)]
-    listed = [_candidate(space, x, "chosen" if x is best else "") for x in found]
+    listed = [_candidate(search, x, "chosen" if x is best else "") for x in found]
     return {SIZES: asdict(best.sizes), CANDIDATES: [asdict(x) for x in listed]}
 
 
@@ -108,6 +110,26 @@ def with_found(config: PruneConfig, record: Mapping[str, Any]) -> PruneConfig:
     held, layers = record[SIZES], record[SIZES]["layers"]
     sizes = PrunedSizes(**{**held, "layers": None if layers is None else tuple(layers)})
     return with_sizes(config, sizes)
+
+
+def _with_bits(search: Search, predicted: Mapping[Counts, float]) -> dict[Counts, float]:
+    """The predictions, where schemes share the bytes with what the best of these lose added; sizes
+    that leave too little for the smallest are none."""
+    if search.bench.work.shared is None:
+        return dict(predicted)
+    found = {}
+    for point, loss in predicted.items():
+        with suppress(RecipeError):
+            found[point] = loss + _bits(search, search.sizes(point))[0]
+    return found
+
+
+def _bits(search: Search, sizes: PrunedSizes) -> tuple[float, int]:
+    """What the best schemes lose beside these sizes, and the bytes of the result."""
+    shared, count = search.bench.work.shared, len(search.space.source.spec.blocks)
+    assert shared is not None, "no stage behind shares the bytes"
+    kept = range(count) if sizes.layers is None else sizes.layers
+    return shared.best(_planned(search, sizes).result, tuple(kept))
 
 
 def _order(search: Search) -> Sequence[int]:
@@ -181,7 +203,8 @@ def _together(search: Search, predicted: Mapping[Counts, float]) -> list[Tried]:
         except CompressError as error:
             refused = str(error)
         else:
-            found.append(replace(_tried(search, point), predicted=predicted[point]))
+            sizes = search.sizes(point)
+            found.append(Tried(point, sizes, _loss_together(search, sizes), predicted[point]))
     if not found:
         raise RecipeError(
             f"no sizes that meet the budget are taken by what comes behind: {refused}"
@@ -200,7 +223,7 @@ def _swapped(search: Search, best: Tried) -> Iterator[Tried]:
         kept = tuple(i for i in range(count) if i not in without)
         sizes = replace(best.sizes, layers=kept)
         try:
-            loss = _loss(search, sizes)
+            loss = _loss_together(search, sizes)
         except CheckpointError:  # config.json cannot say what these blocks leave
             continue
         yield replace(best, sizes=sizes, loss=loss)
@@ -213,7 +236,7 @@ def _check(search: Search, point: Counts) -> None:
     passes = list(plan_edits(_recipe(search, search.sizes(point)), work.plan.source))
     mine = next(x for x in passes if x.stage is not None and x.stage.index == search.stage.index)
     takes = measured(mine.result)[space.counter.measure]
-    if takes > space.limit:
+    if takes > space.limit and not space.shared:
         raise RecipeError(f"{takes} are more than {space.limit}")
     last = passes[-1].result
     checkpoint = replace(
@@ -251,6 +274,12 @@ def _loss(search: Search, sizes: PrunedSizes) -> float:
     return known[label]
 
 
+def _loss_together(search: Search, sizes: PrunedSizes) -> float:
+    """What sizes lose, with the best schemes where these share the bytes."""
+    shared = search.bench.work.shared is not None
+    return _loss(search, sizes) + (_bits(search, sizes)[0] if shared else 0.0)
+
+
 def _trials(search: Search) -> int:
     """How many there are in all, at most."""
     space = search.space
@@ -265,8 +294,9 @@ def _planned(search: Search, sizes: PrunedSizes) -> PassPlan:
     return next(x for x in passes if x.stage is not None and x.stage.index == index)
 
 
-def _candidate(space: SizeSpace, tried: Tried, place: str) -> SizeCandidate:
-    """The report's line."""
+def _candidate(search: Search, tried: Tried, place: str) -> SizeCandidate:
+    """The report's line; of sizes that were measured with schemes, with the bytes of both."""
+    space, shared = search.space, search.bench.work.shared
     shape, sizes = space.shape(tried.point), space.source.spec.blocks[0].sizes
     layers, whole = tried.sizes.layers, len(space.source.spec.blocks)
     after = sizes_after(space.source.spec, shape).blocks[0]
@@ -278,5 +308,6 @@ def _candidate(space: SizeSpace, tried: Tried, place: str) -> SizeCandidate:
     }
     if after.experts:
         counts["experts"] = after.experts
-    takes = space.takes(tried.point)
+    together = shared is not None and tried.predicted is not None
+    takes = _bits(search, tried.sizes)[1] if together else space.takes(tried.point)
     return SizeCandidate(counts, space.counter.measure, takes, tried.loss, tried.predicted, place)

@@ -16,6 +16,7 @@ from compress.passes.context import record_unit
 from compress.passes.journal import CALIBRATION, PassJournal
 from compress.passes.ranks import ONE_RANK, Ranks, decided
 from compress.plan.plan import Plan
+from compress.plan.search.bits import SharedBytes
 
 
 class ReadsModel(Protocol):
@@ -39,7 +40,8 @@ class ReadsModel(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Looking:
-    """A pass that is not known well enough yet to write anything; as PassContext."""
+    """A pass that is not known well enough yet to write anything; as PassContext. shared: what it
+    shares with the stage behind it, where it does."""
 
     plan: Plan
     weights: Weights
@@ -48,6 +50,7 @@ class Looking:
     dtype: torch.dtype
     device: str
     ranks: Ranks = ONE_RANK
+    shared: SharedBytes | None = None
 
 
 def skeleton_of(work: ReadsModel, weights: Weights) -> Skeleton:

@@ -16,7 +16,7 @@ from compress.arch.resize.shape import Shape, sizes_after
 from compress.arch.sizes import BlockSizes
 from compress.checkpoint.outline import Outline
 from compress.checkpoint.shards.dtype_codes import itemsize
-from compress.checkpoint.shards.layout import nbytes
+from compress.checkpoint.shards.layout import Entry, nbytes
 from compress.edits.prune import Axis, PrunedSizes
 
 GRID = 8  # values of an axis that are measured, the source's included
@@ -28,10 +28,13 @@ Counts = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Counter:
-    """Counts what a model of other sizes takes. measure: a field of SizeBudget."""
+    """Counts what a model of other sizes takes. measure: a field of SizeBudget. stored: what its
+    tensors become, and header the bytes of its files beside them, where bytes are the result's."""
 
     source: Outline
     measure: str
+    stored: Callable[[Entry], int] = nbytes
+    header: int | None = None
     known: dict[Shape, int] = field(default_factory=dict)
 
     def of(self, shape: Shape, layers: int) -> int:
@@ -56,7 +59,7 @@ class Counter:
             return sum(block.cache().nbytes(width) for block in sizes.blocks)
         left = entries(model.spec, model.entries, shape)
         if self.measure == "bytes":
-            return sum(map(nbytes, left)) + model.file_bytes - model.nbytes
+            return sum(map(self.stored, left)) + self._header()
         return sum(prod(dims) for _, _, dims in left)
 
     def _outside(self) -> int:
@@ -66,10 +69,14 @@ class Counter:
         model = self.source
         inside = {name for block in model.spec.blocks for name, _ in block.modules}
         inside |= {name for block in model.spec.blocks for name in block.unrecognised}
-        found = [x for x in model.tensors.values() if x.name not in inside]
+        found = [x for x in model.entries if x[0] not in inside]
         if self.measure == "bytes":
-            return sum(x.nbytes for x in found) + model.file_bytes - model.nbytes
-        return sum(x.numel for x in found)
+            return sum(map(self.stored, found)) + self._header()
+        return sum(prod(dims) for _, _, dims in found)
+
+    def _header(self) -> int:
+        model = self.source
+        return model.file_bytes - model.nbytes if self.header is None else self.header
 
 
 def whole_of(model: Outline, axis: Axis) -> int:
@@ -99,7 +106,8 @@ class SizeSpace:
 
     axes: for each the counts that the carrier and later stages take, ascending; the last is the
     source's. limit: of what the counter counts. points: combinations that meet it, of which none
-    has more than another on every axis.
+    has more than another on every axis; or all on the grids that do, where the stages behind share
+    the limit.
     """
 
     source: Outline
@@ -107,6 +115,7 @@ class SizeSpace:
     counter: Counter
     limit: int
     points: tuple[Counts, ...] = ()
+    shared: bool = False
 
     @property
     def whole(self) -> Counts:
@@ -164,6 +173,9 @@ def grid_of(values: Sequence[int]) -> tuple[int, ...]:
 
 def with_points(space: SizeSpace) -> SizeSpace:
     """The space with its points; none where even the least is too much."""
+    if space.shared:
+        every = product(*map(grid_of, space.axes.values()))
+        return replace(space, points=tuple(x for x in every if space.takes(x) <= space.limit))
     return replace(space, points=tuple(_maximal(list(_filled(space)))))
 
 

@@ -9,6 +9,7 @@ from compress.edits.prune import Axis, PruneConfig
 from compress.edits.prune_depth import require_alike
 from compress.edits.writers import check_roles
 from compress.errors import CheckpointError, RecipeError
+from compress.plan.search.bits import budget_of, stored_entries
 from compress.plan.search.later import rounded_linears, why_not_rounded
 from compress.plan.search.sizes import Counter, SizeSpace, whole_of, widths_of, with_points
 from compress.recipe import Recipe
@@ -29,8 +30,13 @@ def space_of(recipe: Recipe, source: Outline, config: PruneConfig) -> SizeSpace:
     _check_axes(source, config)
     why_not, measure = _why_not(recipe, source), config.budget.asked[0]
     axes = {axis: _values(source, axis, config, why_not) for axis in config.axes}
-    counter = Counter(source, measure)
-    space = with_points(SizeSpace(source, axes, counter, limit_of(source, config)))
+    counter, shared = Counter(source, measure), budget_of(recipe) == config
+    if shared:
+        stored = stored_entries(recipe, source.spec)
+        header = stored.header_bytes(list(source.entries), recipe.output.shard_size)
+        counter = Counter(source, measure, stored.nbytes, header)
+    limit = limit_of(source, config)
+    space = with_points(SizeSpace(source, axes, counter, limit, shared=shared))
     if not space.points:
         raise RecipeError(_out_of_reach(space, config))
     return space

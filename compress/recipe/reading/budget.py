@@ -9,7 +9,7 @@ from compress.quant.scheme import QuantScheme
 from compress.recipe.reading.reader import missing, read
 from compress.recipe.reading.scheme import SCHEME_KEYS, read_scheme
 from compress.recipe.reading.tree import Node, is_mapping, problem
-from compress.recipe.schema import Sensitivity, Stage, Target
+from compress.recipe.schema import Recipe, Sensitivity, Stage, Target
 
 
 def read_budget(
@@ -28,15 +28,47 @@ def read_budget(
             raise problem(keys[key], "candidates stand in its place; give one of the two")
     if "candidates" not in keys:
         raise missing(stage, "candidates", "a list of two schemes or more to choose from")
-    if "target" not in keys:
-        raise missing(stage, "target", "{bits_per_weight: 4.25} or {bytes: 4GB}")
     found: dict[str, Any] = {
         "candidates": _candidates(keys["candidates"]),
-        "target": read(Target, _in_bytes(keys["target"], size)),
+        "target": SHARED,
     }
+    if "target" in keys:
+        found["target"] = read(Target, _in_bytes(keys["target"], size))
+    if found["target"] == SHARED:
+        found["sensitivity"] = "kl"  # of the losses that it is weighed against
     if "sensitivity" in keys:
         found["sensitivity"] = read(Sensitivity, keys["sensitivity"])
     return found
+
+
+SHARED = Target(of="prune")
+
+
+def check_shared(recipe: Recipe) -> None:
+    """RecipeError for candidates that nothing says how many bytes there are for."""
+    from compress.edits.prune import PruneConfig
+
+    shared = [stage for stage in recipe.stages if stage.target == SHARED]
+    others = [stage for stage in recipe.stages if stage.target not in (None, SHARED)]
+    if not shared:
+        return
+    configs = [x.config for x in recipe.edits if isinstance(x.config, PruneConfig)]
+    budgets = [x.budget for x in configs if x.budget is not None and x.budget.bytes is not None]
+    if len(budgets) != 1:
+        raise RecipeError(
+            f"{shared[0].at('target')}: is missing; give {{bits_per_weight: 4.25}} or {{bytes:"
+            f" 4GB}}, or put a prune in front whose budget is in bytes, which it then shares"
+        )
+    if shared[0].sensitivity != "kl":
+        raise RecipeError(
+            f"{shared[0].at('sensitivity')}: is {shared[0].sensitivity}, and what prune loses is"
+            " measured in nats; take kl, or leave it out"
+        )
+    if len(shared) + len(others) > 1:
+        both = [*shared, *others][1]
+        raise RecipeError(
+            f"{both.at('candidates')}: {shared[0].label} shares the bytes of prune; one stage can"
+        )
 
 
 def check_budget(stage: Stage) -> None:

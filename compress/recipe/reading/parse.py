@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 from compress.errors import RecipeError
 from compress.quant.scheme import PRESETS, QuantScheme
-from compress.recipe.reading.budget import check_budget
+from compress.recipe.reading.budget import check_budget, check_shared
 from compress.recipe.reading.data import read_calibration, read_evaluation
 from compress.recipe.reading.exports import check_exports, read_exports, with_signs
 from compress.recipe.reading.overrides import apply_overrides
@@ -122,6 +122,7 @@ def check(recipe: Recipe) -> None:
             f"{recipe.at('calibration')}: no stage looks at calibration data; take it out"
         )
     _check_held_out(recipe)
+    check_shared(recipe)
     _check_rows(recipe)
     _check_trained(recipe)
     if recipe.export:
