@@ -142,13 +142,14 @@ def test_the_least_that_can_be_is_named(tiny) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("first", "step"), [pytest.param(500, 999, id="some"), *((i, 5) for i in range(5))]
+    ("first", "step"), [pytest.param(37, 50, id="some"), *((i, 5) for i in range(5))]
 )
 def test_killed_anywhere_it_goes_on_to_the_same_bytes(
     tiny, tmp_path: Path, first: int, step: int
 ) -> None:
     (tmp_path / "runs").mkdir()
+    (tmp_path / "cache").touch()  # nothing can be kept there: all runs measure alike
     data = text_source(tmp_path, samples=4, length=8)
-    asked = recipe(prune(0.3), ROUND, calibration=data)
+    asked = recipe(prune(0.8), ROUND, calibration=data)
     killed = kill_at_each_fifth(asked, tiny("llama", **SMALL), tmp_path / "runs", first, step)
     assert killed.total()
