@@ -116,7 +116,6 @@ def result_of(made: Made, quality: Mapping[str, float]) -> dict[str, float]:
 
 def store(point: Point, made: list[Made]) -> None:
     qualities = measure(made, MODELS[0])
-    (other,) = measure(made[:1], MODELS[0], ["--wikitext"])
     runs = [result_of(one, q) for one, q in zip(made, qualities, strict=True)]
     found = {
         **setting("benchmarks.structure.run"),
@@ -126,12 +125,27 @@ def store(point: Point, made: list[Made]) -> None:
         "mean": {n: round(statistics.fmean(r[n] for r in runs), 5) for n in MEASURES},
         "standard_error": {n: round(standard_error([r[n] for r in runs]), 5) for n in MEASURES},
         "by_seed": runs,
-        BESIDE: {name: round(other[name], 5) for name in OF_TEXT},
+        BESIDE: beside(made[0]),
     }
     with locked(path_of(point.group)):
         write(point.group, {**load(point.group), point.name: found})
     mean = found["mean"]
     tell(f"{point.label}: {mean['perplexity']:.3f}, KL {mean['kl']:.4f}, {mean['cpu_s']:.0f} s")
+
+
+def beside(made: Made) -> dict[str, float]:
+    """What a checkpoint loses on the other text."""
+    (found,) = measure([made], MODELS[0], ["--wikitext"])
+    return {name: round(found[name], 5) for name in OF_TEXT}
+
+
+def add_beside(point: Point, work: Path) -> None:
+    """Measure a stored point on the other text too, where its checkpoint is still there."""
+    if (folder_of(point, 0, work) / "cost.json").is_file():
+        found = beside(make(point, 0, work))
+        with locked(path_of(point.group)):
+            stored = load(point.group)
+            write(point.group, {**stored, point.name: {**stored[point.name], BESIDE: found}})
 
 
 def wanted(point: Point, names: list[str]) -> bool:
@@ -154,11 +168,14 @@ def main() -> None:
     for point in POINTS:
         if not wanted(point, options.points):
             continue
-        if options.again or BESIDE not in load(point.group).get(point.name, {}):
-            try:
+        stored = load(point.group).get(point.name)
+        try:
+            if options.again or stored is None:
                 store(point, [make(point, seed, options.work) for seed in range(point.seeds)])
-            except RuntimeError as error:  # the next points are worth having
-                tell(f"{point.label}: FAILED: {str(error).strip()[-1500:]}")
+            elif BESIDE not in stored:
+                add_beside(point, options.work)
+        except RuntimeError as error:  # the next points are worth having
+            tell(f"{point.label}: FAILED: {str(error).strip()[-1500:]}")
 
 
 if __name__ == "__main__":
