@@ -206,7 +206,7 @@ def test_a_search_is_written_out_and_read_again(tmp_path: Path) -> None:
         ({"budget": {}}, "budget has nothing; it takes one of params, bytes, kv_bytes_per_token"),
         ({"budget": {"params": 0}}, "is 0; 1 or more must stay"),
         ({"budget": {"parms": 0.5}}, "did you mean 'params'?"),
-        ({"axes": ["ffn", "width"]}, "is 'width'; allowed: ffn, heads, kv_heads, layers"),
+        ({"axes": ["ffn", "width"]}, "is 'width'; allowed: ffn, heads, kv_heads, experts, layers"),
         ({"axes": ["ffn", "ffn"]}, "axes is [ffn, ffn]; it takes one or more, each once"),
         ({"multiple_of": 64}, "axes: has ffn, of which the model has 64 and multiple_of is 64"),
         ({"sizes": {"ffn": 8}}, "sizes is given beside budget"),
