@@ -229,9 +229,9 @@ class EditStage:
 def _spoken(value: Any) -> str:
     """A value of an option; of several, with spaces between them, and those that are set."""
     if is_dataclass(value):
-        told = ((x.name, getattr(value, x.name)) for x in fields(value))
-        return " ".join(f"{name} {_spoken(x)}" for name, x in told if x is not None)
-    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        told = ((x.name, getattr(value, x.name), x.default) for x in fields(value))
+        return " ".join(f"{name} {_spoken(x)}" for name, x, usual in told if x != usual)
+    return " ".join(map(_spoken, value)) if isinstance(value, tuple) else str(value)
 
 
 @dataclass(frozen=True, slots=True)

@@ -148,3 +148,8 @@ def test_a_recipe_that_tunes_is_read_again_as_it_was_written() -> None:
     asked = recipe(RTN, tune(), calibration={"sources": "self"})
     assert parse(dump(asked)) == asked
     assert asked.tuning[0].config.train == ("scales", "norms")
+
+
+def test_its_texts_are_told_in_words() -> None:
+    (stage,) = recipe(RTN, tune(sources=[{"text": "a.txt"}])).tuning
+    assert f"sources kind text path {Path.cwd() / 'a.txt'}," in stage.describe()
