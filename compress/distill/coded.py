@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from compress.distill import rounding
-from compress.distill.rounding import MovedProduct, steps
+from compress.distill.rounding import CodeGrid, MovedProduct
 from compress.quant.tensor import QuantizedTensor
 
 DenseOf = Callable[[str], Tensor]
@@ -85,8 +85,9 @@ class ScaledCodes(nn.Module):
         """begin: where V begins, for codes that move."""
         super().__init__()
         self.transposed, self.dtype, self.device = transposed, like.dtype, like.device
-        self.groups = tensor.column_groups().to(like.device)
-        self.zero = None if tensor.zero is None else tensor.zero.to(like.device)
+        groups = tensor.column_groups().to(like.device).expand(tensor.shape[1])
+        zero, ends = tensor.zero, (tensor.scheme.code_min, tensor.scheme.code_max)
+        self.grid = CodeGrid(None if zero is None else zero.to(like.device), groups, ends)
         self.begin_at(tensor)
         self.begin = None if begin is None else begin.to(like.device)
         self.reach = reach
@@ -104,20 +105,18 @@ class ScaledCodes(nn.Module):
         scale = torch.where(torch.isfinite(found) & (found != 0), found, self.scale)
         codes = self.codes
         if offset is not None:
-            codes = rounding.moved(codes, self._place(offset), self._ends())
+            codes = rounding.moved(codes, self._place(offset), self.grid.ends)
         return replace(self.tensor, codes=codes, scale=scale)
 
     def forward(self, factor: Tensor, offset: Tensor | None = None) -> Tensor:
-        height, width = self.codes.shape
-        scale = (self.scale.float() * factor).expand(height, -1)
-        groups = self.groups.expand(width)
+        scale = (self.scale.float() * factor).expand(len(self.codes), -1)
         apply: Any  # torch gives them no types
         if offset is None:
             apply = _Product.apply
-            weight: Tensor = apply(scale[:, groups], self.codes, self.zero, groups)
+            weight: Tensor = apply(scale[:, self.grid.groups], self.codes, self.grid)
         else:
-            apply, ends = MovedProduct.apply, self._ends()
-            weight = apply(scale, self._place(offset), self.codes, self.zero, groups, ends)
+            apply = MovedProduct.apply
+            weight = apply(scale, self._place(offset), self.codes, self.grid)
         weight = weight.to(self.dtype)
         return weight.t() if self.transposed else weight
 
@@ -131,24 +130,21 @@ class ScaledCodes(nn.Module):
         away = offset * self.reach
         return away if self.begin is None else self.begin + away
 
-    def _ends(self) -> tuple[int, int]:
-        return self.tensor.scheme.code_min, self.tensor.scheme.code_max
-
 
 class _Product(torch.autograd.Function):
     """(code - zero) * scale [N, K]; backward keeps codes, not their floats."""
 
     @staticmethod
-    def forward(
-        ctx: Any, scale: Tensor, codes: Tensor, zero: Tensor | None, groups: Tensor
-    ) -> Tensor:
-        ctx.save_for_backward(codes, zero, groups)
-        return steps(codes, zero, groups).mul_(scale)
+    def forward(ctx: Any, scale: Tensor, codes: Tensor, grid: CodeGrid) -> Tensor:
+        ctx.save_for_backward(codes)
+        ctx.grid = grid
+        return grid.steps(codes).mul_(scale)
 
     @staticmethod
     def backward(ctx: Any, *flowing: Tensor) -> tuple[Tensor | None, ...]:
-        codes, zero, groups = ctx.saved_tensors
-        return steps(codes, zero, groups).mul_(flowing[0]), None, None, None
+        (codes,) = ctx.saved_tensors
+        grid: CodeGrid = ctx.grid
+        return grid.steps(codes).mul_(flowing[0]), None, None
 
 
 def train_codes(

@@ -9,6 +9,7 @@ range (eq. 4). Steps are Adam's and not the signs of gradients: after 60 steps o
 tale-6m by GPTQ, two blocks had 21 and 19 % less error than with its codes, 19 and 15 % by signs.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -42,37 +43,39 @@ def moved(codes: Tensor, place: Tensor, ends: tuple[int, int]) -> Tensor:
     return place.round().clamp_(-1, 1).add_(codes).clamp_(*ends).to(torch.int8)
 
 
-class MovedProduct(torch.autograd.Function):
-    """(code - zero) * scale [N, K] of moved codes. V gets the gradient of the weight times the
-    scale, but where it is more than a code away or its code at an end of the range.
+@dataclass(frozen=True, slots=True, eq=False)
+class CodeGrid:
+    """What codes mean beside their scales. zero: [N, G], None for symmetric ones. groups: int64
+    [K], the G of each column. ends: least and largest code."""
 
-    scale, zero: [N, G]; groups: int64 [K], the G of each column.
-    """
+    zero: Tensor | None
+    groups: Tensor
+    ends: tuple[int, int]
+
+    def steps(self, codes: Tensor) -> Tensor:
+        """Codes over their zero points: fp32 [N, K]."""
+        values = codes.float()
+        if self.zero is None:
+            return values
+        return values.sub_(self.zero.float()[:, self.groups])
+
+
+class MovedProduct(torch.autograd.Function):
+    """(code - zero) * scale [N, K] of moved codes; scale: [N, G]. V gets the gradient of the weight
+    times the scale, but where it is more than a code away or its code at an end of the range."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        scale: Tensor,
-        place: Tensor,
-        codes: Tensor,
-        zero: Tensor | None,
-        groups: Tensor,
-        ends: tuple[int, int],
-    ) -> Tensor:
-        found = moved(codes, place, ends)
+    def forward(ctx: Any, scale: Tensor, place: Tensor, codes: Tensor, grid: CodeGrid) -> Tensor:
+        found = moved(codes, place, grid.ends)
         free = found == place.round().add_(codes)
-        ctx.save_for_backward(scale, found, free, zero, groups)
-        return steps(found, zero, groups).mul_(scale[:, groups])
+        ctx.save_for_backward(scale, found, free)
+        ctx.grid = grid
+        return grid.steps(found).mul_(scale[:, grid.groups])
 
     @staticmethod
     def backward(ctx: Any, *flowing: Tensor) -> tuple[Tensor | None, ...]:
-        scale, found, free, zero, groups = ctx.saved_tensors
+        scale, found, free = ctx.saved_tensors
+        grid: CodeGrid = ctx.grid
         of_scale = torch.zeros_like(scale)
-        of_scale.index_add_(1, groups, steps(found, zero, groups).mul_(flowing[0]))
-        return of_scale, flowing[0] * scale[:, groups] * free, None, None, None, None
-
-
-def steps(codes: Tensor, zero: Tensor | None, groups: Tensor) -> Tensor:
-    """Codes over their zero points: fp32 [N, K]. zero: [N, G]; groups: the G of each column."""
-    values = codes.float()
-    return values if zero is None else values.sub_(zero.float()[:, groups])
+        of_scale.index_add_(1, grid.groups, grid.steps(found).mul_(flowing[0]))
+        return of_scale, flowing[0] * scale[:, grid.groups] * free, None, None

@@ -1,6 +1,6 @@
 """Between how many bytes the result lies, while its sizes wait for a measurement."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -10,6 +10,7 @@ from compress.errors import CompressError
 from compress.plan.budget import budget_units, with_choice
 from compress.plan.passes import EditedModel, edited, with_point
 from compress.plan.plan import build_plan
+from compress.plan.search.sizes import Counts, SizeSpace
 from compress.recipe import Recipe
 
 
@@ -33,12 +34,23 @@ def _all_bytes(recipe: Recipe, model: EditedModel, dtype: torch.dtype) -> Iterat
         return
     assert planned.stage is not None, "an open pass is one of an edit"
     assert planned.space is not None, "the pass was looked for by its space"
-    for point in planned.space.points:
+    for point in _told(planned.space):
         known = with_point(planned.stage, planned.space, point)
         edits = tuple(known if x.index == known.index else x for x in recipe.edits)
         settled = replace(recipe, edits=edits)
+        most = planned.space.limit if planned.space.shared else None
         with suppress(CompressError):  # what a later stage refuses is not chosen either
-            yield from _all_bytes(settled, edited(settled, model.source, model.teachers), dtype)
+            now = edited(settled, model.source, model.teachers)
+            for low, high in _all_bytes(settled, now, dtype):
+                yield low, high if most is None else min(high, most)
+
+
+def _told(space: SizeSpace) -> Sequence[Counts]:
+    """Points whose results have all others between them: where schemes share the bytes, which all
+    sizes use up, the least and the largest of some hundreds."""
+    if not space.shared:
+        return space.points
+    return tuple({pick(space.points, key=space.takes): None for pick in (min, max)})
 
 
 def _bytes(recipe: Recipe, model: EditedModel, dtype: torch.dtype) -> tuple[int, int]:

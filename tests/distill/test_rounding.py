@@ -51,7 +51,8 @@ def test_gradients_pass_the_rounding_but_at_the_ends() -> None:
     place = torch.tensor([[-0.7, 0.7, 0.2]], requires_grad=True)
     scale = torch.tensor([[2.0, 4.0]], requires_grad=True)
     zero, groups = torch.tensor([[-1, 3]], dtype=torch.int8), torch.tensor([0, 0, 1])
-    weight = rounding.MovedProduct.apply(scale, place, codes, zero, groups, (-8, 7))
+    grid = rounding.CodeGrid(zero, groups, (-8, 7))
+    weight = rounding.MovedProduct.apply(scale, place, codes, grid)
     assert weight.tolist() == [[-14.0, 4.0, 16.0]]
     (weight * torch.tensor([[1.0, 10.0, 100.0]])).sum().backward()
     assert place.grad is not None

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,8 @@ from compress.passes.structure.tokens import Looking, skeleton_of
 from compress.passes.structure.trial import Bench, loss_of, open_bench
 from compress.plan.passes import PassPlan, plan_edits
 from compress.plan.search.costs import SizeCosts, known_costs, label_of
-from compress.plan.search.sizes import Counts, SizeSpace, fine_axis, grid_of
+from compress.plan.search.predicted import points_alone, predicted_loss
+from compress.plan.search.sizes import Counts, SizeSpace
 from compress.plan.search.space import measured
 from compress.plan.search.trials import SWAPS, TOGETHER
 from compress.recipe import Recipe
@@ -85,9 +85,9 @@ def search_sizes(look: Looking, stage: EditStage, source: Weights, folder: Path)
     with open_bench(look, source, folder, make_working(folder)) as bench:
         search = Search(bench, stage, space, costs)
         search.order = _order(search)
-        alone = [_tried(search, point) for point in _alone(space)]
+        alone = [_tried(search, point) for point in points_alone(space)]
         losses = {x.point: x.loss for x in alone}
-        predicted = {x: _predicted(space, x, losses) for x in space.points}
+        predicted = {x: predicted_loss(space, x, losses) for x in space.points}
         together = _together(search, _with_bits(search, predicted))
         best = min(together, key=_rank)
         together += _swapped(search, best)
@@ -95,7 +95,9 @@ def search_sizes(look: Looking, stage: EditStage, source: Weights, folder: Path)
     if best.loss == LOST:
         raise DataError("no sizes that meet the budget leave numbers that are finite; raise it")
     known = {x.sizes for x in together}
-    found = [*together, *(x for x in alone if x.sizes not in known)]
+    # Beside losses that have those of schemes in them, the losses of sizes alone say nothing.
+    rest = () if space.shared else (x for x in alone if x.sizes not in known)
+    found = [*together, *rest]
     listed = [_candidate(search, x, "chosen" if x is best else "") for x in found]
     return {SIZES: asdict(best.sizes), CANDIDATES: [asdict(x) for x in listed]}
 
@@ -147,48 +149,6 @@ def _order(search: Search) -> Sequence[int]:
             costs.order = list(REMOVALS["loss"](chain, gone, bench.store, losses))
         costs.keep()
     return costs.order
-
-
-def _alone(space: SizeSpace) -> Iterator[Counts]:
-    """Points at which one axis is cut, as far as they say something of the combinations."""
-    fine = fine_axis(space)
-    for place, values in enumerate(space.axes.values()):
-        used = {point[place] for point in space.points}
-        grid = grid_of(values)
-        if place == fine:  # what lies between is interpolated
-            low = max((x for x in grid if x <= min(used)), default=grid[0])
-            high = min(x for x in grid if x >= max(used))
-            used = {x for x in grid if low <= x <= high}
-        for value in sorted(used - {values[-1]}):
-            yield (*space.whole[:place], value, *space.whole[place + 1 :])
-
-
-def _predicted(space: SizeSpace, point: Counts, alone: dict[Counts, float]) -> float:
-    """The sum of what each axis loses by itself."""
-    return sum(_lost(space, place, value, alone) for place, value in enumerate(point))
-
-
-def _lost(space: SizeSpace, place: int, value: int, alone: dict[Counts, float]) -> float:
-    """What an axis loses at a value; between two that were measured it follows a power law of what
-    goes."""
-    whole = space.whole
-    if value == whole[place]:
-        return 0.0
-    rest = whole[:place] + whole[place + 1 :]
-    known = {x[place]: loss for x, loss in alone.items() if x[:place] + x[place + 1 :] == rest}
-    known.pop(whole[place], None)
-    if value in known:
-        return known[value]
-    curve = sorted((whole[place] - x, max(loss, 1e-9)) for x, loss in known.items())
-    ends = [pair for pair in pairwise(curve) if pair[1][0] >= whole[place] - value] or [
-        *pairwise(curve)
-    ][-1:]
-    gone = whole[place] - value
-    if not ends:  # one point: losses grow about with the square of what goes
-        return curve[0][1] * (gone / curve[0][0]) ** 2
-    (first, low), (last, high) = ends[0]
-    power = math.log(high / low) / math.log(last / first)
-    return low * float((gone / first) ** power)
 
 
 def _together(search: Search, predicted: Mapping[Counts, float]) -> list[Tried]:
@@ -284,7 +244,7 @@ def _trials(search: Search) -> int:
     """How many there are in all, at most."""
     space = search.space
     swaps = SWAPS if search.order else 0
-    return len(list(_alone(space))) + min(TOGETHER, len(space.points)) + swaps
+    return len(list(points_alone(space))) + min(TOGETHER, len(space.points)) + swaps
 
 
 def _planned(search: Search, sizes: PrunedSizes) -> PassPlan:
@@ -295,7 +255,7 @@ def _planned(search: Search, sizes: PrunedSizes) -> PassPlan:
 
 
 def _candidate(search: Search, tried: Tried, place: str) -> SizeCandidate:
-    """The report's line; of sizes that were measured with schemes, with the bytes of both."""
+    """The report's line; where schemes share the bytes, with the bytes of both."""
     space, shared = search.space, search.bench.work.shared
     shape, sizes = space.shape(tried.point), space.source.spec.blocks[0].sizes
     layers, whole = tried.sizes.layers, len(space.source.spec.blocks)
@@ -308,6 +268,5 @@ def _candidate(search: Search, tried: Tried, place: str) -> SizeCandidate:
     }
     if after.experts:
         counts["experts"] = after.experts
-    together = shared is not None and tried.predicted is not None
-    takes = _bits(search, tried.sizes)[1] if together else space.takes(tried.point)
+    takes = space.takes(tried.point) if shared is None else _bits(search, tried.sizes)[1]
     return SizeCandidate(counts, space.counter.measure, takes, tried.loss, tried.predicted, place)

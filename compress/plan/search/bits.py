@@ -28,7 +28,7 @@ DIGITS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Rounding:
+class StoredWeight:
     """How the result stores a weight. schemes: one of these. transposed: the source has [K, N]."""
 
     schemes: tuple[QuantScheme, ...]
@@ -41,7 +41,7 @@ class StoredEntries:
     """What the tensors of a dense model become in the result, where each takes the least."""
 
     fmt: str
-    rounded: Mapping[str, Rounding]
+    rounded: Mapping[str, StoredWeight]
 
     def of(self, entry: Entry) -> list[Entry]:
         """The tensors that one becomes."""
@@ -82,7 +82,7 @@ def stored_entries(recipe: Recipe, spec: DecoderSpec) -> StoredEntries:
             width = linear.shape[1]
             fitting = [s for s in schemes if width % s.columns_per_scale(width) == 0]
             kept = tuple(fitting or schemes)
-            found[linear.tensor] = Rounding(kept, linear.transposed, g_idx)
+            found[linear.tensor] = StoredWeight(kept, linear.transposed, g_idx)
     return StoredEntries(fmt, found)
 
 

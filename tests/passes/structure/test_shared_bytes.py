@@ -69,6 +69,9 @@ def test_one_budget_takes_width_or_bits_as_loses_less(tiny, tmp_path: Path) -> N
     )  # fmt: skip
     budget = make_plan(cut, idle).shards.total_bytes + 1000
     asked = recipe(prune(budget), ROUND, calibration=data)
+    low, high = make_plan(asked, idle).bytes_range or (0, 0)
+    assert low < weights_of(idle)
+    assert high == budget
     report = run(asked, idle, tmp_path / "idle")
     settled = load(tmp_path / "idle" / "recipe.yaml")
     assert settled.edits[0].config.sizes.ffn == 32
