@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from compress.checkpoint import Checkpoint
 from compress.errors import RecipeError
-from compress.formats import open_weights
 from compress.plan import sensitivity_cache
 from compress.plan.search import costs
 from compress.plan.search.bits import least_bytes
@@ -102,7 +100,6 @@ def test_what_sizes_take_is_counted_before(tiny, family: str, fmt: str) -> None:
     source, output = tiny(family), {"format": fmt}
     rounded = {"method": "rtn", "candidates": [{"bits": b, "group_size": 16} for b in (8, 4)]}
     asked = recipe(prune(0.9, multiple_of=16), rounded, calibration=SELF, output=output)
-    checkpoint = Checkpoint.open(source)
     outline = make_plan(asked, source).source
     space = space_of(asked, outline, asked.edits[0].config)
     assert space.shared
@@ -116,7 +113,6 @@ def test_what_sizes_take_is_counted_before(tiny, family: str, fmt: str) -> None:
         exact, tensors = plan.shards.total_bytes, len(plan.shards.tensors)
         assert exact <= least_bytes(asked, plan.rounded) <= exact + 8 * tensors + 8
         assert exact <= space.takes(point) <= exact + 8 * tensors + 1000
-    assert open_weights(checkpoint).spec.family == family
 
 
 @pytest.mark.parametrize(
