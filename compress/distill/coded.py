@@ -85,9 +85,7 @@ class ScaledCodes(nn.Module):
         """begin: where V begins, for codes that move."""
         super().__init__()
         self.transposed, self.dtype, self.device = transposed, like.dtype, like.device
-        groups = tensor.column_groups().to(like.device).expand(tensor.shape[1])
-        zero, ends = tensor.zero, (tensor.scheme.code_min, tensor.scheme.code_max)
-        self.grid = CodeGrid(None if zero is None else zero.to(like.device), groups, ends)
+        self.grid = rounding.grid_of(tensor, like.device)
         self.begin_at(tensor)
         self.begin = None if begin is None else begin.to(like.device)
         self.reach = reach

@@ -76,6 +76,12 @@ def kill_and_go_on(
     return found
 
 
+def killed_at(first: int, step: int) -> pytest.MarkDecorator:
+    """Parameters of `kill_at_each_fifth`: a sample, "some", and all fifths one after the other."""
+    some = pytest.param(first, step, id="some")
+    return pytest.mark.parametrize(("first", "step"), [some, *((i, 5) for i in range(5))])
+
+
 def kill_at_each_fifth(
     asked: Recipe, source: Path, folder: Path, first: int, step: int = 5
 ) -> Counter[str]:

@@ -48,17 +48,34 @@ def test_no_pass_keeps_more_on_disk_than_was_planned(
     assert 0.5 * planned < seen["most"] < planned + headers
 
 
+@pytest.mark.parametrize(("key", "bound"), [("tokens", {}), ("samples", {"samples": 100_000})])
 def test_a_full_disk_is_told_by_what_fills_it(
+    tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, bound: dict[str, int]
+) -> None:
+    texts = text_source(tmp_path)["sources"]
+    asked = recipe({**DISTILL, "tokens": "3M", "scope": "model", "sources": texts, **bound})
+    plan, partial = make_plan(asked, tiny("llama")), tmp_path / "out.partial"
+    needed = disk_space(plan, partial, torch.float32).needed
+    assert needed > (8 * 100_000 if bound else 3_000_000) * 64 * 6
+    monkeypatch.setattr("compress.runs.output.free_bytes", lambda _: needed // 2)
+    with pytest.raises(OutputError, match=rf"--set stages\[0\].{key}=\d+ would fit"):
+        require_space(plan, partial, torch.float32)
+
+
+def test_less_rows_than_a_training_takes_are_not_proposed(
     tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts = text_source(tmp_path)["sources"]
-    asked = recipe({**DISTILL, "tokens": "3M", "scope": "model", "sources": texts})
-    plan, partial = make_plan(asked, tiny("llama")), tmp_path / "out.partial"
-    needed = disk_space(plan, partial, torch.float32).needed
-    assert needed > 3_000_000 * 64 * 6
-    monkeypatch.setattr("compress.runs.output.free_bytes", lambda _: needed // 2)
-    with pytest.raises(OutputError, match=r"--set stages\[0\].tokens=\d+ would fit"):
-        require_space(plan, partial, torch.float32)
+    stage = {**DISTILL, "tokens": "3M", "scope": "block", "samples": 100_000, "sources": texts}
+    plan, partial = make_plan(recipe(stage), tiny("llama")), tmp_path / "out.partial"
+    space = disk_space(plan, partial, torch.float32)
+    rest = space.result + space.between + space.evaluating + space.files.fixed
+    for rows, proposed in ((1, False), (2, True)):
+        free = rest + rows * space.files.each
+        monkeypatch.setattr("compress.runs.output.free_bytes", lambda _, free=free: free)
+        with pytest.raises(OutputError) as caught:
+            require_space(plan, partial, torch.float32)
+        assert ("would fit" in str(caught.value)) is proposed
 
 
 @pytest.mark.parametrize(

@@ -56,16 +56,11 @@ def training_of(config: DistillConfig, rows: int, length: int, seed: int) -> Tra
         micro=min(MICRO, batch),
         optimizer=config.optimizer,
         schedule=config.schedule,
-        rate=rate_of(config),
+        rate=TUNING_RATE if config.tunes and config.rate is None else config.rate,
         every=config.every,
         patience=config.patience,
         seed=seed,
     )
-
-
-def rate_of(config: DistillConfig) -> float | None:
-    """The peak; None for one that follows the damage."""
-    return TUNING_RATE if config.tunes and config.rate is None else config.rate
 
 
 def objective_of(config: DistillConfig) -> Objective:

@@ -7,7 +7,7 @@ error with it, and a layer keeps its weight: what is chosen in the end is measur
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from compress.arch.spec import DecoderSpec
 from compress.checkpoint.outline import Outline
@@ -15,33 +15,22 @@ from compress.checkpoint.shards.layout import Entry, nbytes, plan_shards
 from compress.edits.prune import PruneConfig
 from compress.formats import FORMATS
 from compress.formats.storage import WeightStorage
-from compress.methods import METHODS
 from compress.methods.budget import Option, Unit, choose
-from compress.plan.budget import BudgetUnit, Sensitivities, budget_units, one_by_one
-from compress.plan.output_format import choose_format
-from compress.quant.scheme import QuantScheme
+from compress.plan.budget import BudgetUnit, Sensitivities, budget_units, waits_for_prune
+from compress.plan.search.later import Rounded, format_of, rounded_linears
 from compress.recipe import Recipe
-from compress.recipe.matching import select
 
 # Bytes of a header that a tensor of other bits may take more: digits of its shape and offsets.
 DIGITS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class StoredWeight:
-    """How the result stores a weight. schemes: one of these. transposed: the source has [K, N]."""
-
-    schemes: tuple[QuantScheme, ...]
-    transposed: bool
-    g_idx: bool
-
-
-@dataclass(frozen=True, slots=True)
 class StoredEntries:
-    """What the tensors of a dense model become in the result, where each takes the least."""
+    """What the tensors of a dense model become in the result, where each takes the least. rounded:
+    by tensor."""
 
     fmt: str
-    rounded: Mapping[str, StoredWeight]
+    rounded: Mapping[str, Rounded]
 
     def of(self, entry: Entry) -> list[Entry]:
         """The tensors that one becomes."""
@@ -49,14 +38,17 @@ class StoredEntries:
         how = self.rounded.get(name)
         if how is None:
             return [entry]
-        rows, columns = reversed(dims) if how.transposed else dims
+        transposed = how.linear.transposed
+        rows, columns = reversed(dims) if transposed else dims
+        fitting = [s for s in how.schemes if columns % s.columns_per_scale(columns) == 0]
         made = [
             FORMATS[self.fmt].layout(
-                WeightStorage(name, (rows, columns), scheme, dtype, how.transposed, how.g_idx)
+                WeightStorage(name, (rows, columns), scheme, dtype, transposed, how.g_idx)
             )
-            for scheme in how.schemes
+            for scheme in fitting
         ]
-        return min(made, key=lambda parts: sum(map(nbytes, parts)))
+        # Sizes that no candidate divides are none of the space.
+        return min(made, key=lambda parts: sum(map(nbytes, parts))) if made else [entry]
 
     def nbytes(self, entry: Entry) -> int:
         """Bytes of the tensors that one becomes."""
@@ -71,24 +63,13 @@ class StoredEntries:
 
 def stored_entries(recipe: Recipe, spec: DecoderSpec) -> StoredEntries:
     """Of a recipe whose stages round the layers of a decoder."""
-    fmt = choose_format(replace(recipe, stages=tuple(one_by_one(recipe.stages))))
-    linears = {x.name: x for x in spec.all_linears()}
-    found = {}
-    for stage in recipe.stages:
-        schemes = stage.candidates or (() if stage.scheme is None else (stage.scheme,))
-        g_idx = METHODS[stage.method].needs(stage.config).g_idx
-        for name in select(stage, tuple(linears.values()))[0] if schemes else ():
-            linear = linears[name]
-            width = linear.shape[1]
-            fitting = [s for s in schemes if width % s.columns_per_scale(width) == 0]
-            kept = tuple(fitting or schemes)
-            found[linear.tensor] = StoredWeight(kept, linear.transposed, g_idx)
-    return StoredEntries(fmt, found)
+    rounded = {x.linear.tensor: x for x in rounded_linears(recipe, spec)}
+    return StoredEntries(format_of(recipe), rounded)
 
 
 def budget_of(recipe: Recipe) -> PruneConfig | None:
     """The options of the prune whose bytes a stage behind it shares; None for most recipes."""
-    if not any(x.target is not None and x.target.of is not None for x in recipe.stages):
+    if not waits_for_prune(recipe):
         return None
     found = [x.config for x in recipe.edits if isinstance(x.config, PruneConfig)]
     return next((x for x in found if x.budget is not None), None)

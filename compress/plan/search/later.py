@@ -1,6 +1,6 @@
 """Which sizes later stages take: the groups and formats of those that round."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from compress.arch.sizes import BlockSizes
@@ -16,34 +16,34 @@ from compress.recipe.matching import select
 
 @dataclass(frozen=True, slots=True)
 class Rounded:
-    """A linear of the first block that a stage rounds. schemes: one of them is enough."""
+    """A linear that a stage rounds. schemes: those that it may have. g_idx: its columns may be
+    grouped in another order."""
 
     linear: LinearSpec
     schemes: tuple[QuantScheme, ...]
     g_idx: bool
 
 
-def rounded_linears(recipe: Recipe, spec: DecoderSpec) -> tuple[Rounded, ...]:
-    """Of the first block, for which all others stand."""
-    return tuple(_rounded(recipe, spec))
-
-
-def _rounded(recipe: Recipe, spec: DecoderSpec) -> Iterator[Rounded]:
-    linears = tuple(spec.all_linears())
-    first = {x.name: x for x in spec.blocks[0].linears}
+def rounded_linears(recipe: Recipe, spec: DecoderSpec) -> Iterator[Rounded]:
+    """All of a decoder, stage by stage."""
+    linears = {x.name: x for x in spec.all_linears()}
     for stage in recipe.stages:
         schemes = stage.candidates or (() if stage.scheme is None else (stage.scheme,))
         g_idx = METHODS[stage.method].needs(stage.config).g_idx
-        for name in select(stage, linears)[0]:
-            if schemes and name in first:
-                yield Rounded(first[name], schemes, g_idx)
+        for name in select(stage, tuple(linears.values()))[0] if schemes else ():
+            yield Rounded(linears[name], schemes, g_idx)
 
 
-def why_not_rounded(recipe: Recipe, rounded: tuple[Rounded, ...], sizes: BlockSizes) -> str | None:
-    """Why a stage does not take a block of these sizes; None where all do."""
+def format_of(recipe: Recipe) -> str:
+    """The format of the result, whichever of their candidates the stages take."""
+    return choose_format(replace(recipe, stages=tuple(one_by_one(recipe.stages))))
+
+
+def why_not_rounded(recipe: Recipe, rounded: Sequence[Rounded], sizes: BlockSizes) -> str | None:
+    """Why a stage does not take a block of these sizes; None where all do. rounded: of a block."""
     if not rounded:
         return None
-    fmt = choose_format(replace(recipe, stages=tuple(one_by_one(recipe.stages))))
+    fmt = format_of(recipe)
     for each in rounded:
         shape = _shape(each.linear, sizes)
         found = [_why_not(scheme, shape, fmt, g_idx=each.g_idx) for scheme in each.schemes]

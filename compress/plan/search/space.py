@@ -71,7 +71,8 @@ def _values(source: Outline, axis: Axis, config: PruneConfig, why_not: WhyNot) -
 
 def _why_not(recipe: Recipe, source: Outline) -> WhyNot:
     spec = source.spec
-    rounded = rounded_linears(recipe, spec)
+    # Of the first block, for which all others stand.
+    rounded = [x for x in rounded_linears(recipe, spec) if x.linear in spec.blocks[0].linears]
 
     def asked(axis: Axis, count: int) -> str | None:
         if axis == "layers":

@@ -14,7 +14,7 @@ from compress.passes.structure import identity, learned
 from compress.passes.structure.files import WORKING, basis_path
 from compress.verbs import RunOptions, make_plan, run
 from helpers.in_transformers import lost
-from helpers.short_runs import SELF, WORDS, kill_at_each_fifth, recipe, text_source
+from helpers.short_runs import SELF, WORDS, kill_at_each_fifth, killed_at, recipe, text_source
 
 pytestmark = pytest.mark.usefixtures("answered_here")
 TEXT = WORDS * 5
@@ -161,9 +161,7 @@ def _interrupt(folder: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("first", "step"), [pytest.param(200, 400, id="some"), *((i, 5) for i in range(5))]
-)
+@killed_at(200, 400)
 def test_killed_anywhere_it_goes_on_to_the_same_bytes(
     tiny, tmp_path: Path, first: int, step: int
 ) -> None:

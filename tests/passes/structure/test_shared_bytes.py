@@ -16,7 +16,7 @@ from compress.plan.search.bits import least_bytes
 from compress.plan.search.space import space_of
 from compress.recipe import load
 from compress.verbs import make_plan, run
-from helpers.short_runs import SELF, kill_at_each_fifth, recipe, text_source
+from helpers.short_runs import SELF, kill_at_each_fifth, killed_at, recipe, text_source
 
 pytestmark = pytest.mark.usefixtures("answered_here")
 SMALL = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 64, "dtype": "fp32"}
@@ -140,9 +140,7 @@ def test_the_least_that_can_be_is_named(tiny) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("first", "step"), [pytest.param(37, 50, id="some"), *((i, 5) for i in range(5))]
-)
+@killed_at(37, 50)
 def test_killed_anywhere_it_goes_on_to_the_same_bytes(
     tiny, tmp_path: Path, first: int, step: int
 ) -> None:

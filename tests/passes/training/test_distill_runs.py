@@ -13,7 +13,7 @@ from compress.report.html import render_html
 from compress.report.schema import Report
 from compress.report.table import render_table
 from compress.verbs import make_plan, run
-from helpers.short_runs import RTN, kill_at_each_fifth, recipe, result_of, text_source
+from helpers.short_runs import RTN, kill_at_each_fifth, killed_at, recipe, result_of, text_source
 
 pytestmark = pytest.mark.usefixtures("answered_here")
 CUT = {"method": "prune_width", "ffn": 24, "repair": "none"}
@@ -111,9 +111,7 @@ def test_a_stage_may_have_texts_of_its_own(tiny, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("first", "step"), [pytest.param(500, 999, id="some"), *((i, 5) for i in range(5))]
-)
+@killed_at(500, 999)
 def test_killed_anywhere_it_goes_on_to_the_same_bytes(
     tiny, tmp_path: Path, first: int, step: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

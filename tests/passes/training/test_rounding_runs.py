@@ -16,7 +16,7 @@ from compress.passes.training import blocks
 from compress.quant.tensor import QuantizedTensor
 from compress.runs.output import disk_space
 from compress.verbs import RunOptions, make_plan, run
-from helpers.short_runs import kill_at_each_fifth, recipe, text_source
+from helpers.short_runs import kill_at_each_fifth, killed_at, recipe, text_source
 
 pytestmark = pytest.mark.usefixtures("answered_here")
 SMALL = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2}
@@ -133,9 +133,7 @@ def test_codes_that_gained_nothing_are_as_they_were(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("first", "step"), [pytest.param(500, 999, id="some"), *((i, 5) for i in range(5))]
-)
+@killed_at(500, 999)
 def test_killed_anywhere_it_goes_on_to_the_same_bytes(
     tiny, tmp_path: Path, first: int, step: int
 ) -> None:

@@ -14,7 +14,7 @@ from compress.recipe.dump import dump
 from compress.recipe.reading.parse import parse
 from compress.report.table import render_table
 from compress.verbs import make_plan, run
-from helpers.short_runs import kill_at_each_fifth, recipe, result_of, text_source
+from helpers.short_runs import kill_at_each_fifth, killed_at, recipe, result_of, text_source
 
 pytestmark = pytest.mark.usefixtures("answered_here")
 SMALL = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2}
@@ -91,9 +91,7 @@ def test_each_scope_is_a_pass_behind_the_one_that_rounds(tiny, tmp_path: Path) -
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("first", "step"), [pytest.param(500, 999, id="some"), *((i, 5) for i in range(5))]
-)
+@killed_at(500, 999)
 def test_killed_anywhere_it_goes_on_to_the_same_bytes(
     tiny, tmp_path: Path, first: int, step: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
