@@ -125,7 +125,8 @@ def _has_factors(text: Mapping[str, Any]) -> bool:
 
 
 def _refusal(spec: DecoderSpec, rule: Fit, sizes: Sizes) -> str:
-    """One line with what would fit: heads with this hidden, hidden with these heads."""
+    """One line with what would fit: heads with this hidden, hidden with these heads. Where one
+    binds the other nothing would, as a pass cuts one of them and leaves a model behind."""
     block, fits = sizes.blocks[0], FITS[rule]
     hidden, heads, width = sizes.hidden, block.heads, block.key_width
     counts = [x for x in head_counts(spec, block.kv_heads) if fits(hidden, x, width)]
@@ -135,9 +136,12 @@ def _refusal(spec: DecoderSpec, rule: Fit, sizes: Sizes) -> str:
         found.append(f"{listed(counts, heads)} heads fit hidden {hidden}")
     if widths:
         found.append(f"hidden {listed(widths, hidden)} fits {heads} heads")
+    remedy = ", and ".join(found) or "no other counts fit"
+    if rule == "exact":
+        remedy = "one is cut after the other, so both stay here; cut ffn or layers"
     biases = CARRIERS[spec.family].landing is not None
     return (
         f"{spec.model_type} takes no hidden {hidden} with {heads} heads:"
         f" {REASONS[rule].format(width=width)}{' in a model with biases' if biases else ''};"
-        f" {', and '.join(found) or 'no other counts fit'}"
+        f" {remedy}"
     )

@@ -154,15 +154,18 @@ LINES = [
         {},
         Shape(heads=3),
         (
-            "gpt2 takes no hidden 64 with 3 heads: heads × 16 must be hidden; 4 heads fit hidden"
-            " 64, and hidden 48 fits 3 heads"
+            "gpt2 takes no hidden 64 with 3 heads: heads × 16 must be hidden; one is cut after the"
+            " other, so both stay here; cut ffn or layers"
         ),
     ),
     (
         "opt",
         {},
         Shape(hidden=60),
-        "opt takes no hidden 60 with 4 heads: heads × 16 must be hidden; hidden 64 fits 4 heads",
+        (
+            "opt takes no hidden 60 with 4 heads: heads × 16 must be hidden; one is cut after the"
+            " other, so both stay here; cut ffn or layers"
+        ),
     ),
     (
         "phi3",
