@@ -138,18 +138,20 @@ FEWER = 64  # rows, as auto-round was given
 
 
 def tuned() -> Iterator[Point]:
-    """Behind GPTQ, on its own rows: scales and norms, the rounding block by block, and both; and
-    what auto-round makes of these rows in 200 iterations."""
+    """Behind GPTQ, on its own rows: scales and norms, the rounding block by block, also by half the
+    rows a step, and both; and what auto-round makes of these rows in 200 iterations."""
     gptq = {"method": "gptq", "scheme": "W4A16", "group_size": 128}
     own = {"method": "distill", "samples": FEWER, "sources": TEXT, "batch": 8}
     scales = {**own, "train": ["scales", "norms"], "scope": "model", "tokens": "32k", "every": 8}
     moved = ["rounding", "scales", "norms"]
     blocks = {**own, "train": moved, "scope": "block", "tokens": "184k", "every": 30}
+    half = {**blocks, "batch": 4, "tokens": "84k", "every": 27}
     for name, stages in (
         ("GPTQ", (gptq,)),
         ("GPTQ, scales", (gptq, scales)),
         ("GPTQ, rounding", (gptq, blocks)),
         ("GPTQ, rounding, scales", (gptq, blocks, scales)),
+        ("GPTQ, rounding by half", (gptq, half)),
     ):
         yield Point("tuned", name, stages, samples=FEWER)
     yield Point("tuned", "auto-round", (), samples=FEWER, peer=True)
