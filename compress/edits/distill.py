@@ -6,9 +6,10 @@ teacher's. Scope `block` trains each block alone to give what the source's gave,
 whole model on the divergence of its next tokens. Names, shapes and config.json stay as they are.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from types import MappingProxyType
+from typing import Any, Literal
 
 from compress.checkpoint.outline import Outline
 from compress.distill.memory import (
@@ -31,6 +32,10 @@ FLOATS = ("F32", "BF16", "F16")
 MICRO = 8  # rows at once: more were no faster on two cores
 DEFAULT_LENGTH = 512  # of a row, where no calibration says
 SOURCE = "source"  # the teacher that is the model that the run was given
+# Options of scope model alone, with what they are where nothing is said.
+OF_MODEL: Mapping[str, Any] = MappingProxyType(
+    {"rank": 16, "loss": "kl", "ce": 0.0, "blocks": 0.0, "cache": 64, "recompute": False}
+)
 ScopeName = Literal["block", "model"]
 TrainName = Literal["all", "changed", "lora", "rounding", "scales", "norms"]
 TUNED: tuple[TrainName, ...] = ("rounding", "scales", "norms")  # of what rounding left
@@ -42,11 +47,12 @@ class DistillConfig:
 
     scope: "block", "model", or both in this order. teacher: "source" for the model that the run was
     given, or another one that reads the same ids: a folder or a hub id.
-    train: "all" parameters, those that edits have "changed", or "lora" (adapters of `rank` on all
-    linears, merged in the end), of scope "model"; behind stages that round some of "scales",
-    "norms" and in scope "block" "rounding". loss: "kl" (of the student from the teacher),
-    "reverse_kl" or "jsd"; ce: share of the text's own next token in it, 0 to 1; blocks: weight of
-    the relative error of the blocks' outputs beside it, for which the teacher is in memory.
+    train: "all" parameters; of scope "model" those that edits have "changed", or "lora" (adapters
+    of `rank` on all linears, merged in the end), while scope "block" trains all; behind stages that
+    round some of "scales", "norms" and in scope "block" "rounding".
+    loss: "kl" (of the student from the teacher), "reverse_kl" or "jsd"; ce: share of the text's own
+    next token in it, 0 to 1; blocks: weight of the relative error of the blocks' outputs beside it,
+    for which the teacher is in memory.
     rate: the peak; None for one that follows the damage. schedule, optimizer: docs/structure.md.
     batch: rows of a step. every: steps between two looks at held-out rows. patience: such looks
     without a better one after which it stops; 0 for never.
@@ -96,6 +102,7 @@ class DistillConfig:
             words = ", ".join(self.scope)
             raise RecipeError(f"scope is [{words}]; it takes block, model, or [block, model]")
         self._check_train()
+        self._check_idle()
 
     def _check_train(self) -> None:
         words = ", ".join(self.train)
@@ -119,6 +126,27 @@ class DistillConfig:
             raise RecipeError(
                 f"scope is [{', '.join(self.scope)}], and rounding is trained block by block; set"
                 " scope: block"
+            )
+
+    def _check_idle(self) -> None:
+        """RecipeError for an option that would change nothing."""
+        if self.scope == ("block",):
+            said = next((x for x, none in OF_MODEL.items() if getattr(self, x) != none), None)
+            if said is not None:
+                raise RecipeError(
+                    f"{said} is {getattr(self, said)}, which is of scope model, and scope is block;"
+                    " leave it out, or set scope: [block, model]"
+                )
+            if self.train in (("changed",), ("lora",)):
+                raise RecipeError(
+                    f"train is {self.train[0]}, which is of scope model, and scope block trains all"
+                    " of each block; leave it out, or set scope: [block, model]"
+                )
+        if self.rank != OF_MODEL["rank"] and self.train != ("lora",):
+            raise RecipeError(f"rank is {self.rank}, that of adapters; set train: lora too")
+        if self.blocks and self.cache != OF_MODEL["cache"]:
+            raise RecipeError(
+                f"cache is {self.cache}, and with blocks the teacher is in memory; leave one out"
             )
 
     @property
@@ -150,8 +178,11 @@ class DistillConfig:
         """Each scope is a pass of its own."""
         if len(self.scope) < 2:
             return {"": self}
-        trained = {"block": self.train, "model": self._of_model}
-        return {x: replace(self, scope=(x,), train=trained[x]) for x in self.scope}
+        of_block = self.train if self.tunes else ("all",)
+        return {
+            "block": replace(self, scope=("block",), train=of_block, **OF_MODEL),
+            "model": replace(self, scope=("model",), train=self._of_model),
+        }
 
 
 def plan(source: Outline, config: DistillConfig) -> Edited:
@@ -165,6 +196,22 @@ def plan(source: Outline, config: DistillConfig) -> Edited:
             f"tensor {odd.name} is stored as {odd.dtype}; {', '.join(FLOATS)} can be trained"
         )
     return Edited(dict(source.config), tuple(source.entries))
+
+
+def smaller(config: DistillConfig, stage: str) -> Iterator[tuple[str, DistillConfig]]:
+    """Options that take less memory in scope model, the mildest first: as a command line sets them,
+    and all of them. stage: its place in the recipe."""
+    if config.scope != ("model",):
+        return
+    shared, adapted = f"--set {stage}.recompute=true", f"--set {stage}.train=lora"
+    if not config.recompute:
+        yield shared, replace(config, recompute=True)
+    if not config.tunes and config.train != ("lora",):
+        lora = replace(config, train=("lora",))
+        yield adapted, lora
+        yield f"{adapted} with {shared}", replace(lora, recompute=True)
+        block = replace(config, scope=("block",), train=("all",), **OF_MODEL)
+        yield f"--set {stage}.scope=block", block
 
 
 def row_length(config: DistillConfig, data: CalibrationConfig | None) -> int:
@@ -184,8 +231,7 @@ def training_bytes(
     whole = config.scope == ("model",)
     walks = (given, source) if not whole else (given,) if config.by_cache else ()
     length = row_length(config, data)
-    tokens = config.rows(length) * length
-    walked = (walked_bytes(x, tokens, head=whole) for x in walks)
+    walked = (walked_bytes(x, config.rows(length), length, head=whole) for x in walks)
     return max(_trained_bytes(source, given, config, data, stored), *walked, 0)
 
 

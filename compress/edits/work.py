@@ -31,12 +31,14 @@ class Work:
 @dataclass(frozen=True, slots=True, eq=False)
 class EditSize:
     """A pass that changes the model. name: what it is called. model: what it reads. bytes: of
-    memory that it works with. work: what it computes, where it looks at data."""
+    memory that it works with. work: what it computes, where it looks at data. otherwise: options
+    with which it takes less, as a command line sets them, and the bytes it takes then."""
 
     name: str
     model: Outline
     bytes: int
     work: Work | None = None
+    otherwise: tuple[tuple[str, int], ...] = ()
 
 
 def learned_work(source: Outline, tokens: int) -> Work:

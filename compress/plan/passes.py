@@ -12,7 +12,7 @@ from compress.checkpoint import ShardLayout
 from compress.checkpoint.outline import Outline, outline_from
 from compress.distill.memory import gradient_bytes
 from compress.edits import EDITS
-from compress.edits.distill import SOURCE, DistillConfig, row_length, training_bytes
+from compress.edits.distill import SOURCE, DistillConfig, row_length, smaller, training_bytes
 from compress.edits.edit import ByTraining
 from compress.edits.learned import BySite
 from compress.edits.memory import Between, learned_bytes
@@ -154,7 +154,11 @@ def edit_size(
         length = row_length(stage.config, data)
         rows = stage.config.rows(length) * length
         counted = training_work(source, given, tokens, rows, head=whole)
-        return EditSize(planned.label, source, most, counted)
+        less = tuple(
+            (words, training_bytes(source, given, config, data, stored))
+            for words, config in smaller(stage.config, stage.label)
+        )
+        return EditSize(planned.label, source, most, counted, less)
     run = min(max(info.numel for info in source.tensors.values()), ROWS_AT_ONCE)
     return EditSize(planned.label, source, work.held(source, stage.config, run))
 

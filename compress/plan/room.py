@@ -165,6 +165,7 @@ def _changes(run_size: RunSize) -> Iterator[tuple[str, RunSize]]:
     """What else could be asked for, the mildest first: in words, and the job."""
     if run_size.calibration is not None:
         yield from _calibrated_otherwise(run_size)
+    yield from _trained_otherwise(run_size)
     if run_size.evaluation is not None:
         less = replace(
             run_size.evaluation, batch_tokens=max(1, run_size.evaluation.batch_tokens // 8)
@@ -198,6 +199,15 @@ def _calibrated_otherwise(run_size: RunSize) -> Iterator[tuple[str, RunSize]]:
         if is_wide:
             words = "a text file in place of 'self' with --dtype bf16"
             yield words, replace(narrow, calibration=file)
+
+
+def _trained_otherwise(run_size: RunSize) -> Iterator[tuple[str, RunSize]]:
+    """Trainings with options that take less."""
+    edits = tuple(run_size.edits)
+    for place, edit in enumerate(edits):
+        for words, held in edit.otherwise:
+            less = replace(edit, bytes=held, otherwise=())
+            yield words, replace(run_size, edits=(*edits[:place], less, *edits[place + 1 :]))
 
 
 def _data_free(run_size: RunSize) -> RunSize:

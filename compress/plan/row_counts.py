@@ -3,13 +3,10 @@
 import torch
 
 from compress.arch.spec import DecoderSpec
-from compress.blocks.live import live_bytes
+from compress.blocks.live import MAX_BATCH_TOKENS, MAX_LIVE, live_bytes
 
 # A copy or a plain rounding holds this many elements at once (256 MB in fp32).
 ROWS_AT_ONCE = 1 << 26
-# Longer batches gain nothing, every matrix product is large enough by then, and cost memory:
-# 16,384 tokens of a 256-wide model took 72 MB more than 8,192 and not a moment less.
-MAX_BATCH_TOKENS = 8192
 
 
 def rows_at_once(shape: tuple[int, int, int], dtype: torch.dtype, budget: int) -> int:
@@ -23,9 +20,6 @@ def rows_at_once(shape: tuple[int, int, int], dtype: torch.dtype, budget: int) -
 
 
 HELD_OUT = 8  # of rows that edits look at, one of so many, and at least one, is held out of fits
-# Bytes that a batch keeps alive in a block where two blocks and the moments of a linear are beside
-# it: at 7B widths in fp32 720 tokens, where 8,192 would take 3 GB, more than both blocks.
-MAX_LIVE = 256 << 20
 
 
 def chain_rows(spec: DecoderSpec, rows: int, length: int, budget: int) -> int:

@@ -31,6 +31,8 @@ def test_it_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert spec.family in ("llama", "mistral")  # the second takes heads that do not fill hidden
     compressed = [layer for layer in report.layers if layer.skipped_reason is None]
     assert len(compressed) == (len(list(spec.linears())) if load(name).stages else 0)
+    assert [x.target for x in report.exports] == [x.to for x in load(name).export]
+    assert all(x.proof in ("logits", "tokens") for x in report.exports)
 
 
 @pytest.mark.parametrize("name", sorted({*builtin_names()} - {SHARED_BITS}))

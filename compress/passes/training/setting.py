@@ -76,7 +76,8 @@ def data_of(recipe: Recipe, config: DistillConfig, context: int) -> tuple[Calibr
         base = CalibrationConfig(own, seed=recipe.seed)
         base = replace(base, length=min(base.length, context or base.length))
     length = config.length or base.length
-    skip = base.samples if own is None else 0
+    # Rows of another length than the calibration's begin behind its last token.
+    skip = -(-base.samples * base.length // length) if own is None else 0
     sources = base.sources if own is None else own
     samples = skip + config.rows(length)
     return replace(base, sources=sources, length=length, samples=samples), skip

@@ -7,7 +7,7 @@ import torch
 from compress.blocks.states import HiddenStates
 from compress.blocks.walk import Chain, token_batches, walk
 from compress.distill.head import Head
-from compress.distill.memory import WALKED_STATES
+from compress.distill.memory import TEACHER_BATCH, WALKED_STATES
 from compress.distill.rows import TokenRows
 from compress.distill.student import open_whole
 from compress.distill.teacher import CachedTeacher, ResidentTeacher, Teacher, open_cache
@@ -17,10 +17,6 @@ from compress.passes.structure.tokens import skeleton_of
 from compress.passes.training.setting import TrainingPass
 from compress.passes.training.units import STATES, TEACHER
 from compress.plan.row_counts import rows_at_once
-
-# Bytes of the states of a batch. Of tale-6m a core walks 4,050 tokens a second 16 rows of 256 at a
-# time, 3,690 with 64 and 2,890 with 256: what is larger leaves the caches.
-BATCH = 8 << 20
 
 
 def teacher_of(each: TrainingPass, rows: TokenRows) -> Teacher:
@@ -44,7 +40,7 @@ def _fill(each: TrainingPass, cache: CachedTeacher, rows: TokenRows) -> None:
     """Walk over the teacher's blocks with all rows, in one file that is overwritten in place."""
     work, spec = each.work, each.teacher.spec
     shape = (*rows.ids.shape, spec.hidden)
-    batches = token_batches(rows.ids, rows.mask, rows_at_once(shape, work.dtype, BATCH))
+    batches = token_batches(rows.ids, rows.mask, rows_at_once(shape, work.dtype, TEACHER_BATCH))
     shapes = [(*batch.ids.shape, spec.hidden) for batch in batches]
     path, skeleton = each.working / STATES, skeleton_of(work, each.teacher)
     counter = by_tenths(work.progress, "distill", "what the teacher says")

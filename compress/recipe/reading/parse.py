@@ -1,6 +1,7 @@
 """A recipe's text as a Recipe: every mistake is one line with its place."""
 
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
@@ -28,6 +29,7 @@ from compress.recipe.schema import (
     Recipe,
     Stage,
 )
+from compress_calibration.config import SourceConfig
 
 RECIPE_KEYS = (
     "name",
@@ -213,22 +215,37 @@ def _check_rows(recipe: Recipe) -> None:
 
 
 def _check_trained(recipe: Recipe) -> None:
-    """What is evaluated on is no text to train on."""
+    """There is something to train, and what is evaluated on is no text to train on."""
     from compress.edits.distill import DistillConfig
 
-    texts = () if recipe.evaluation is None else recipe.evaluation.texts
-    evaluated = {path for text in texts for path in text.source().paths}
-    for edit in (*recipe.edits, *recipe.tuning):
+    for place, edit in enumerate((*recipe.edits, *recipe.tuning)):
         if not isinstance(edit.config, DistillConfig):
             continue
-        own = edit.config.sources
-        calibrated = () if recipe.calibration is None else recipe.calibration.sources
-        both = [x for s in (calibrated if own is None else own) for x in s.paths if x in evaluated]
-        if both:
+        if edit.config.train == ("changed",) and place == 0:
             raise RecipeError(
-                f"{edit.at('method')}: distill trains on {both[0]}, which is also evaluated on;"
+                f"{edit.at('train')}: is changed, and no edit stands before it; set train: all, or"
+                " put an edit before it"
+            )
+        calibrated = () if recipe.calibration is None else recipe.calibration.sources
+        own = edit.config.sources
+        both = _evaluated_too(recipe, calibrated if own is None else own)
+        if both is not None:
+            raise RecipeError(
+                f"{edit.at('method')}: distill trains on {both}, which is also evaluated on;"
                 " give it another text (sources), or evaluate on another"
             )
+
+
+def _evaluated_too(recipe: Recipe, sources: Sequence[SourceConfig]) -> str | None:
+    """What of these sources is evaluated on too; None for nothing. A link is what it leads to."""
+    texts = () if recipe.evaluation is None else recipe.evaluation.texts
+    evaluated = {os.path.realpath(path) for text in texts for path in text.source().paths}
+    found = [x for s in sources for x in s.paths if os.path.realpath(x) in evaluated]
+    seed = recipe.seed if recipe.calibration is None else recipe.calibration.seed
+    if any(s.kind == "self" for s in sources):
+        same = (x for x in texts if x.kind == "self" and x.seed == seed)
+        found += [f"text of its own by seed {x.seed}" for x in same]
+    return next(iter(found), None)
 
 
 def _read_name(root: Node, keys: Mapping[str, Node]) -> str:

@@ -15,7 +15,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from compress.blocks.live import live_bytes
+from compress.blocks.live import MAX_LIVE, live_bytes
 from compress.checkpoint.outline import Outline, outline_from
 from compress.checkpoint.shards.layout import Entry
 from compress.edits.memory import Between, learned_bytes
@@ -26,8 +26,8 @@ from compress.edits.select.obs import select, select_bytes
 from compress.passes.structure import learned
 from compress.passes.structure.change import LearnedPass
 from compress.plan.memory_needs import KEPT_BYTES, TORCH_BYTES, TRANSFORMERS_BYTES
-from compress.plan.passes import edit_size
-from compress.plan.row_counts import MAX_LIVE, chain_rows
+from compress.plan.passes import EditedModel, edit_size
+from compress.plan.row_counts import chain_rows
 from compress.verbs import run
 from compress_calibration.moments import Moments
 from helpers.short_runs import WORDS, recipe
@@ -129,7 +129,7 @@ def test_a_pass_holds_what_was_counted(
         with results_peak() as peak:
             really(each)
         planned = each.planned
-        counted = edit_size(planned, planned.source, asked.calibration, torch.float32)
+        counted = edit_size(planned, EditedModel(planned.source), asked.calibration, torch.float32)
         looked.append((peak.bytes, counted.bytes))
 
     monkeypatch.setattr(learned, "apply_learned", apply)

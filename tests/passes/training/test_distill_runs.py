@@ -8,7 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from compress.distill.memory import WALKED_STATES
 from compress.errors import DataError, RecipeError
+from compress.passes.training.setting import data_of
 from compress.report.html import render_html
 from compress.report.schema import Report
 from compress.report.table import render_table
@@ -132,6 +134,13 @@ def test_killed_anywhere_it_goes_on_to_the_same_bytes(
         ({"ce": 2}, "ce is 2; it is a share, 0 to 1"),
         ({"rate": 0}, "rate is 0; it is above 0"),
         ({"targets": ["*"]}, "unknown key 'targets'"),
+        ({"scope": "block", "loss": "jsd"}, "loss is jsd, which is of scope model"),
+        ({"scope": "block", "recompute": True}, "recompute is True, which is of scope model"),
+        ({"scope": "block", "train": "lora"}, "train is lora, which is of scope model"),
+        ({"scope": "block", "train": "changed"}, "train is changed, which is of scope model"),
+        ({"rank": 8}, "rank is 8, that of adapters; set train: lora too"),
+        ({"blocks": 1, "cache": 8}, "cache is 8, and with blocks the teacher is in memory"),
+        ({"train": "changed"}, "train: is changed, and no edit stands before it"),
     ],
 )
 def test_what_cannot_be_trained_is_refused(options: dict[str, Any], message: str) -> None:
@@ -144,6 +153,45 @@ def test_evaluation_text_is_no_text_to_train_on(tmp_path: Path) -> None:
     data = text_source(tmp_path)
     with pytest.raises(RecipeError, match="is also evaluated on"):
         recipe(distill(), calibration=data, evaluation={"texts": text_source(tmp_path)["sources"]})
+    link = tmp_path / "link.txt"
+    link.symlink_to(tmp_path / "words.txt")
+    with pytest.raises(RecipeError, match="is also evaluated on"):
+        recipe(distill(), calibration=data, evaluation={"texts": [{"text": str(link)}]})
+    own = distill(sources=[{"kind": "self"}])
+    with pytest.raises(RecipeError, match="text of its own by seed 0, which is also evaluated on"):
+        recipe(own, evaluation={"texts": [{"self": True, "seed": 0}]})
+    assert recipe(own, evaluation={"texts": [{"self": True, "seed": 1}]})
+
+
+def test_rows_of_another_length_begin_behind_the_calibration() -> None:
+    calibration = {"sources": "self", "samples": 5, "length": 24}
+    for length, behind in ((24, 5), (16, 8), (48, 3)):  # of 120 tokens
+        asked = recipe(distill(96, length=length), calibration=calibration)
+        data, skip = data_of(asked, asked.edits[0].config, 0)
+        assert (skip, data.samples) == (behind, behind + 96 // length)
+
+
+def test_a_training_that_does_not_fit_is_told_what_would(tiny, tmp_path: Path) -> None:
+    source = tiny("llama", intermediate_size=512, num_hidden_layers=24)
+    stage = distill("100k", scope="model", length=100, batch=8)
+    asked = recipe(stage, calibration=text_source(tmp_path))
+    least = [x for _, x in make_plan(asked, source).run_size.edits[0].otherwise]
+    assert min(least) == least[2]  # both together
+    whole = make_plan(asked, source).estimate.peak_rss_bytes
+    (problem,) = make_plan(asked, source, memory=int(0.8 * whole)).problems
+    assert "what would fit: --set stages[0].recompute=true, or " in problem
+
+
+def test_more_text_is_no_more_memory_than_a_batch_of_it(tiny, tmp_path: Path) -> None:
+    """What a training walks over goes through a block in batches; its states lie in a file."""
+    data, few, many = text_source(tmp_path), 100_000, 100_000_000
+    for scope in ("block", "model"):
+        need = [
+            make_plan(recipe(distill(x, scope=scope), calibration=data), tiny("llama"))
+            .run_size.edits[0].bytes
+            for x in (few, many)
+        ]  # fmt: skip
+        assert need[1] - need[0] <= WALKED_STATES
 
 
 def test_too_little_text_is_told_with_what_there_is(tiny, tmp_path: Path) -> None:
