@@ -15,8 +15,10 @@ from compress.distill.rows import Order
 from compress.distill.schedule import ScheduleName, by_rows, rates
 from compress.distill.state import CurvePoint, Standing, State
 from compress.distill.trained import Trained
-from compress.events import Event, Progress, silent
+from compress.events import Event, Progress, note, silent
 from compress.quant.tensor import QuantizedTensor
+
+QUIET = 10.0  # seconds without a word, at most about
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +124,7 @@ class _Run:
     order: Order = field(init=False)
     shares: tuple[float, ...] = field(init=False)
     clock: float = field(default_factory=time.perf_counter)
+    told: float = field(default_factory=time.perf_counter)
 
     def __post_init__(self) -> None:
         training = self.training
@@ -178,6 +181,8 @@ class _Run:
         )
         if done % training.every == 0 or done == training.steps:
             self._measure(rate)
+        elif time.perf_counter() - self.told > QUIET:
+            self._tell_between(loss / max(1, tokens))
 
     def finish(self, dtype: torch.dtype) -> Learned:
         """The best state, as the result stores it; nothing where that is no better than the start.
@@ -249,7 +254,13 @@ class _Run:
         index, total = ceil(point.step / every), ceil(steps / every)
         unit = f"step {point.step}" if point.step else "start"
         self.progress(Event(self.scope.stage, unit, index, total, now - self.clock, shown))
-        self.clock = now
+        self.clock = self.told = now
+
+    def _tell_between(self, loss: float) -> None:
+        """A sign of life between two measurements."""
+        self.told = time.perf_counter()
+        step, steps = self.standing.step, self.training.steps
+        self.progress(note(self.scope.stage, f"step {step} of {steps}, loss {loss:.4f}"))
 
     def _parameters(self) -> list[Tensor]:
         return list(self.scope.trained.parameters.values())

@@ -62,7 +62,9 @@ def test_codes_move_by_one_and_lose_less(
     rest = {"output": {"format": fmt}}
     alone = rest | ({"calibration": data} if rounding["method"] == "gptq" else {})
     run(recipe(rounding, **alone), source, tmp_path / "rounded")
-    report = run(recipe(rounding, tune(), calibration=data, **rest), source, tmp_path / "out")
+    # With a tenth of the text GPTQ's codes are the best there are.
+    trained = tune(2000, batch=8, every=25, samples=250)
+    report = run(recipe(rounding, trained, calibration=data, **rest), source, tmp_path / "out")
     courses = [x for stage in report.stages for x in stage.courses]
     assert sum(x.end for x in courses) < sum(x.start for x in courses)
     assert any("of the codes moved" in x.ended for x in courses)
