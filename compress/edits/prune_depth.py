@@ -48,8 +48,6 @@ class PruneDepthConfig:
                 if self.layers is None
                 else "keep is given beside layers; one of them says what stays"
             )
-        if self.keep is not None and self.by != "loss":
-            raise RecipeError(f"by is {self.by}, and keep says which blocks stay; leave one out")
         kept = self.keep
         if kept is not None and (not kept or list(kept) != sorted(set(kept)) or kept[0] < 0):
             raise RecipeError(
