@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from compress.edits import cast, distill, prune, prune_depth, prune_hidden, prune_width, untie
+from compress.edits import cast, distill, gqa, prune, prune_depth, prune_hidden, prune_width, untie
 from compress.edits.cast import CastConfig
 from compress.edits.distill import DistillConfig
 from compress.edits.edit import ByTraining, Edit, learned_row, narrowing_row, row
+from compress.edits.gqa import GqaConfig
 from compress.edits.learned import BySite
 from compress.edits.prune import PruneConfig
 from compress.edits.prune_depth import PruneDepthConfig
@@ -65,6 +66,15 @@ EDITS: Mapping[str, Edit] = MappingProxyType(
             prune.change,
             prune.neutral,
             "cuts heads, FFN channels and blocks to a budget, so many of each as cost the least",
+        ),
+        "gqa": learned_row(
+            GqaConfig,
+            gqa.plan,
+            gqa.sites,
+            gqa.change,
+            gqa.neutral,
+            "has query heads share keys and values, and refits outputs to the source's residual"
+            " stream",
         ),
         "distill": Edit(
             DistillConfig,

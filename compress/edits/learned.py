@@ -13,6 +13,8 @@ from torch import Tensor
 
 from compress.arch.resize.cut import Kept
 from compress.arch.spec import BlockSpec, LinearSpec
+from compress.edits.pool import Pool
+from compress.edits.pool.evidence import HeadEvidence
 from compress.edits.repair.ridge import Affine
 from compress.edits.select.experts import ChooseExperts
 from compress.report.schema import LinearRepair
@@ -41,6 +43,15 @@ class ExpertChoice:
 
 
 @dataclass(frozen=True, slots=True)
+class HeadChoice:
+    """How many heads of keys and values stay, which of them share one, and what that becomes."""
+
+    keep: int
+    groups: Callable[[HeadEvidence, int], tuple[tuple[int, ...], ...]]
+    pool: Pool
+
+
+@dataclass(frozen=True, slots=True)
 class Site:
     """Linears that are looked at together and changed one by one.
 
@@ -51,6 +62,7 @@ class Site:
     weights that make their inputs are looked at.
     experts: of a router, which is then not changed itself but asked which experts stay; later sites
     of the block are without those that go.
+    heads: of all linears of attention, which change together when heads share keys and values.
     """
 
     linears: tuple[LinearSpec, ...]
@@ -58,6 +70,7 @@ class Site:
     sequences: bool = False
     producers: bool = False
     experts: ExpertChoice | None = None
+    heads: HeadChoice | None = None
 
     @property
     def is_mixture(self) -> bool:
@@ -99,12 +112,13 @@ class SiteMoments:
 @dataclass(frozen=True, slots=True, eq=False)
 class LinearChange:
     """What a linear becomes. now: with zeros in columns that go; None where it is as it was. kept:
-    what that says of the block; of experts `ffn` has an entry for this one alone."""
+    what that says of the block; of experts `ffn` has an entry for this one alone. fact: the
+    report's line; None without one."""
 
     linear: LinearSpec
     now: Affine | None
     kept: Kept
-    fact: LinearRepair
+    fact: LinearRepair | None = None
 
 
 class FindSites(Protocol[Options]):

@@ -55,13 +55,15 @@ class Carrier:
 
     heads: rule for their number; but for "any" and "multiple" there is no head_dim in config.json.
     factors: the rule where the rotation has a factor for each frequency. words: keys of sizes where
-    config.json has none, if they are not the first of sizes.KEYS and sizes.BLOCK_KEYS.
+    config.json has none, if they are not the first of sizes.KEYS and sizes.BLOCK_KEYS. groups:
+    whether query heads may share keys and values.
     """
 
     heads: Fit = "any"
     factors: Fit | None = None
     words: Mapping[str, str] = field(default_factory=lambda: NONE)
     landing: Landing | None = None
+    groups: bool = True
 
 
 MISTRAL = Landing(
@@ -87,11 +89,21 @@ CARRIERS: Mapping[str, Carrier] = MappingProxyType(
         "gemma2": Carrier("multiple"),
         "gemma3_text": Carrier("multiple"),
         "olmo2": Carrier(),
-        "gpt2": Carrier("exact", words=MappingProxyType({"intermediate": "n_inner"})),
-        "gpt_neox": Carrier("exact"),
-        "opt": Carrier("exact", words=MappingProxyType({"intermediate": "ffn_dim"})),
+        "gpt2": Carrier("exact", words=MappingProxyType({"intermediate": "n_inner"}), groups=False),
+        "gpt_neox": Carrier("exact", groups=False),
+        "opt": Carrier("exact", words=MappingProxyType({"intermediate": "ffn_dim"}), groups=False),
     }
 )
+
+
+def check_groups(spec: DecoderSpec) -> None:
+    """CheckpointError for a class whose query heads have keys and values of their own."""
+    if not CARRIERS[spec.family].groups:
+        raise CheckpointError(
+            f"{spec.model_type} has keys and values for each query head, and its config.json no key"
+            " for fewer; families that have one are"
+            f" {', '.join(name for name, each in CARRIERS.items() if each.groups)}"
+        )
 
 
 def landing_of(spec: DecoderSpec, text: Mapping[str, Any], sizes: Sizes) -> Landing | None:

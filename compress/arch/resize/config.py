@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from compress.arch.families.table import FAMILIES
-from compress.arch.resize.carriers import CARRIERS, Landing, landing_of, note_of
+from compress.arch.resize.carriers import CARRIERS, Landing, check_groups, landing_of, note_of
 from compress.arch.resize.layers import reindexed
 from compress.arch.resize.shape import Shape, kept_layers, sizes_after
 from compress.arch.sizes import BLOCK_KEYS, KEYS, SizeRule, Sizes, read_sizes
@@ -51,6 +51,8 @@ def resized(config: Mapping[str, Any], spec: DecoderSpec, shape: Shape) -> Resiz
     sizes, kept = sizes_after(spec, shape), kept_layers(spec, shape)
     if shape != Shape():
         _refuse_unequal(text)
+    if shape.pooled:
+        check_groups(spec)
     inner, notes = dict(text), list[str]()
     if len(kept) < len(spec.blocks):
         inner, notes = reindexed(text, spec, kept)

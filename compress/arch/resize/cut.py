@@ -16,13 +16,15 @@ INNER = frozenset({"mlp", "mlp2", "expert"})
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Kept:
-    """What stays of one block: int64 indices in the source, ascending; None for all.
+    """What stays of one block: int64 indices in the source, ascending but for pooled heads; None
+    for all.
 
     heads: query heads, equally many of each group that stays. kv_heads: heads of keys and values;
     their query heads go with them, and where each query head has its own keys, `heads` or
-    `kv_heads` says both. ffn: inner channels, one entry, or one for each expert that stays, in
-    order; None in a plain block of a mixture. experts: of the block. hidden: channels of the
-    residual, the same in all blocks.
+    `kv_heads` says both; where heads are pooled, all query heads stay, those that share one behind
+    the other, and `kv_heads` has the one that stands for each group. ffn: inner channels, one
+    entry, or one for each expert that stays, in order; None in a plain block of a mixture. experts:
+    of the block. hidden: channels of the residual, the same in all blocks.
     """
 
     heads: Tensor | None = None
@@ -118,6 +120,9 @@ def kept_heads(sizes: BlockSizes, kept: Kept) -> tuple[Tensor, Tensor]:
     own = kept.heads if group == 1 else None
     kv_heads = next(x for x in (kept.kv_heads, own, torch.arange(sizes.kv_heads)) if x is not None)
     heads = _runs(kv_heads, group) if kept.heads is None else kept.heads
+    if len(heads) == sizes.heads:  # none goes: they share what stays
+        assert len(heads) % len(kv_heads) == 0, "not equally many query heads of each group"
+        return heads, kv_heads
     each = torch.bincount(heads // group, minlength=sizes.kv_heads)
     left = each.new_zeros(sizes.kv_heads).index_fill(0, kv_heads, len(heads) // len(kv_heads))
     assert bool(each.eq(left).all()), "not equally many query heads of each group that stays"

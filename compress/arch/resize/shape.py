@@ -18,7 +18,8 @@ class Shape:
 
     hidden: width of the residual. ffn: inner width of the MLP; in a mixture that of each expert,
     while its plain blocks keep theirs. heads: query heads. kv_heads: heads of keys and values;
-    where each query head has its own, one of the two says both. experts: of each mixture.
+    where each query head has its own, one of the two says both. pooled: all query heads stay and
+    share the heads of keys and values that `kv_heads` says. experts: of each mixture.
     layers: indices of the source's blocks that stay, ascending.
     """
 
@@ -28,6 +29,7 @@ class Shape:
     kv_heads: int | None = None
     experts: int | None = None
     layers: tuple[int, ...] | None = None
+    pooled: bool = False
 
     def widths(self) -> Iterator[tuple[str, int | None]]:
         """All sizes but `layers`, by name."""
@@ -134,10 +136,25 @@ def _block(spec: DecoderSpec, sizes: BlockSizes, shape: Shape) -> BlockSizes:
     )
 
 
+def _pooled(sizes: BlockSizes, shape: Shape) -> int:
+    """Heads of keys and values of which each stands for equally many."""
+    there, left = sizes.kv_heads, shape.kv_heads
+    assert left is not None, "nothing is pooled"
+    if there % left:
+        counts = [count for count in range(1, there) if there % count == 0]
+        raise CheckpointError(
+            f"{left} heads of keys and values do not stand for equally many of the model's"
+            f" {there}; {listed(counts, left)} do"
+        )
+    return left
+
+
 def _heads(spec: DecoderSpec, sizes: BlockSizes, shape: Shape) -> tuple[int, int]:
     """Heads of queries, and of keys and values. A group loses its query heads with its keys."""
     if shape.heads is None and shape.kv_heads is None:
         return sizes.heads, sizes.kv_heads
+    if shape.pooled:
+        return sizes.heads, _pooled(sizes, shape)
     group = sizes.heads // sizes.kv_heads
     if group == 1:  # each query head has keys and values of its own, and takes them along
         kv_heads = shape.kv_heads or shape.heads or sizes.kv_heads

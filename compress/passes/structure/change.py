@@ -32,6 +32,13 @@ from compress.passes.ranks import Ranks, decided
 from compress.passes.structure.chains import Chains, advance_source, load
 from compress.passes.structure.files import FACTS
 from compress.passes.structure.gradients import Changes
+from compress.passes.structure.heads import (
+    Pooling,
+    look_at_heads,
+    pooled_changes,
+    shared_heads,
+    turned_of,
+)
 from compress.passes.structure.mixture import expert_fact, look_at_experts, observe_mixture
 from compress.passes.structure.observe import Pair, affine_of, is_plain, observe
 from compress.passes.structure.tokens import ReadsModel
@@ -107,8 +114,11 @@ def rebuilt(each: ChangesBlocks, chains: Chains, turn: int) -> Rebuilt:
     return Rebuilt(tensors, block, changes)
 
 
-def changed(each: ChangesBlocks, pair: Pair, config: Any) -> Iterator[LinearChange]:
-    """Change the linears of the edited block site by site, in place.
+def changed(
+    each: ChangesBlocks, pair: Pair, config: Any, *, exact: bool = False
+) -> Iterator[LinearChange]:
+    """Change the linears of the edited block site by site, in place. exact: in fp32, whatever the
+    checkpoint holds.
 
     Both blocks are freed before the last linears are changed: all else of them lies in checkpoints,
     and the widest solve of the pass is that of the last site.
@@ -119,6 +129,9 @@ def changed(each: ChangesBlocks, pair: Pair, config: Any) -> Iterator[LinearChan
     for place, site in enumerate(sites, 1):
         if pair.plain and all(x.role in ("router", "down") for x in site.linears):
             pair.source.free()  # its stored outputs say all that is asked
+        if site.heads is not None:
+            yield from _heads_in_place(work, pair, site, exact=exact)
+            continue
         if site.experts is not None:
             choice = _experts_in_place(pair, site, site.experts, work.ranks)
             assert choice.kept.experts is not None, "no expert stays"
@@ -128,7 +141,8 @@ def changed(each: ChangesBlocks, pair: Pair, config: Any) -> Iterator[LinearChan
         turns = list(site.among(experts).turns())
         for turn in turns:
             is_last = place == len(sites) and turn is turns[-1]
-            yield from _changed_at(each, pair, turn, config, is_last=is_last)
+            for change in _changed_at(each, pair, turn, config, is_last=is_last):
+                yield _in_place(work, pair.edited, change, exact=exact)
 
 
 def _experts_in_place(pair: Pair, site: Site, choice: ExpertChoice, ranks: Ranks) -> LinearChange:
@@ -141,10 +155,24 @@ def _experts_in_place(pair: Pair, site: Site, choice: ExpertChoice, ranks: Ranks
     return LinearChange(router, None, Kept(experts=kept.cpu()), fact)
 
 
+def _heads_in_place(
+    work: ReadsModel, pair: Pair, site: Site, *, exact: bool
+) -> Iterator[LinearChange]:
+    """The linears of attention with heads that share keys and values."""
+    choice = site.heads
+    assert choice is not None, "no heads are to share"
+    turned = turned_of(work.weights, pair.edited.spec.index)
+    seen = look_at_heads(pair, site, turned, work.ranks)
+    shared = decided(work.ranks, partial(shared_heads, seen, choice))
+    pooling = Pooling(shared, turned, pair.edited.spec.sizes)
+    for change in pooled_changes(pair.edited, site, seen, pooling):
+        yield _in_place(work, pair.edited, change, exact=exact)
+
+
 def _changed_at(
     each: ChangesBlocks, pair: Pair, turn: Site, config: Any, *, is_last: bool
 ) -> Iterator[LinearChange]:
-    """Change the linears of a turn of a site. is_last: whether no other follows in the block."""
+    """What the linears of a turn of a site become. is_last: whether none follows in the block."""
     ranks, block = each.work.ranks, pair.edited.spec
     seen = (observe_mixture if turn.is_mixture else observe)(pair, turn, ranks)
     linears = [_Linear.of(pair.edited, x, turn) for x in turn.linears]
@@ -159,7 +187,7 @@ def _changed_at(
         parts = (block, linear.spec, linear.now, of_it, config)
         change = decided(ranks, partial(each.learned.change, *parts))
         del of_it, parts, linear  # or they would live on beside the next one's solve
-        yield _in_place(each.work, pair.edited, change)
+        yield change
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -183,11 +211,14 @@ def _producers(block: LoadedBlock, linear: LinearSpec) -> tuple[Tensor, ...]:
     return tuple(part for weight in weights for part in torch.split(weight, linear.shape[1]))
 
 
-def _in_place(work: ReadsModel, block: LoadedBlock, change: LinearChange) -> LinearChange:
+def _in_place(
+    work: ReadsModel, block: LoadedBlock, change: LinearChange, *, exact: bool
+) -> LinearChange:
     """The change with the values that the checkpoint will hold; the block computes with them."""
     assert change.now is not None, "an edit says what a linear becomes"
     linear, bias = change.linear, change.now.bias
-    stored = TORCH_DTYPES[work.weights.checkpoint.tensors[linear.tensor].dtype]
+    dtype = work.weights.checkpoint.tensors[linear.tensor].dtype
+    stored = torch.float32 if exact else TORCH_DTYPES[dtype]
     now = Affine(change.now.weight.to(stored), None if bias is None else bias.to(stored))
     if block.held is not None:
         set_linear_weight(block.held, linear, now.weight)

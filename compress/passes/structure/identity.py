@@ -64,7 +64,7 @@ def _in_memory(batches: Sequence[TokenBatch], hidden: int) -> tuple[HiddenStates
 def _cut_whole(each: LearnedPass, chains: Chains, source: LoadedBlock) -> float:
     """What an edit of blocks changes when all of them stays."""
     pair = Pair(chains, source, load(chains.edited, source.spec.index, 0), is_plain(source))
-    changes = list(changed(each, pair, each.learned.neutral(each.config)))
+    changes = list(changed(each, pair, each.learned.neutral(each.config), exact=True))
     tensors = cut_block(each, source.spec, changes, None)
     held = chains.result.fill_block(source.spec.index, tensors.__getitem__)
     return _difference(replace(pair.edited, held=held), None)

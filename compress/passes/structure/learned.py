@@ -97,5 +97,5 @@ def _block(each: LearnedPass, chains: Chains, turn: int) -> None:
     for name, value in made.tensors.items():
         if work.ranks.rank == 0:
             work.writer.write(name, value)
-    facts = [asdict(x.fact) for x in made.changes]
+    facts = [asdict(x.fact) for x in made.changes if x.fact is not None]
     record_written(each, block_unit(turn), list(made.tensors), facts)
