@@ -26,6 +26,7 @@ from compress.edits.pool import POOLS, chosen_groups
 from compress.edits.repair.ridge import Affine
 from compress.edits.writers import check_roles, refitted, writer_sites
 from compress.errors import CheckpointError, RecipeError
+from compress.report.units import counted
 
 HEADS = ("q", "k", "v", "qkv", "o")  # roles of what becomes something else when heads share
 
@@ -55,9 +56,10 @@ def plan(source: Outline, config: GqaConfig) -> Edited:
     there = source.spec.blocks[0].sizes.kv_heads
     left = counted_of("groups", _amount(config), there)
     if left == there:
+        fewer = "; give fewer" if there > 1 else ", which all query heads share; leave gqa out"
+        heads = counted(there, "head")
         raise RecipeError(
-            f"groups is {config.groups}, and the model has {there} heads of keys and values;"
-            f" fewer than {there} save something"
+            f"groups is {config.groups}, and the model has {heads} of keys and values{fewer}"
         )
     shape = Shape(kv_heads=left, pooled=True)
     made = resized(source.config, source.spec, shape)

@@ -48,22 +48,22 @@ def learned_bytes(models: Between, dtype: torch.dtype, tokens: int) -> int:
     blocks = width * (block_weights(models.given) + block_weights(models.source))
     live = live_bytes(models.given.spec, tokens, width)
     first, last = (_site(models, role) for role in WRITERS)
-    asked = max(asking_bytes(models.source.spec.experts), _pooled(models))
+    asked = max(asking_bytes(models.source.spec.experts), _heads_pooled(models))
     seen = max(first.moments, last.moments, asked)
     beside = blocks + max(2 * live + seen, live + first.moments + first.solve)
     stays = blocks if models.source.spec.experts else 0
     return max(beside, stays + live + last.moments + last.solve)
 
 
-def _pooled(models: Between) -> int:
-    """Where heads come to share keys and values: the sums of these in fp64, with a batch of them,
-    and four more of the widest linear of attention."""
+def _heads_pooled(models: Between) -> int:
+    """Where heads come to share keys and values, in fp64: the sums of these with what one group of
+    all of them takes, or with the linears of attention, of which one is being changed."""
     before, after = models.source.spec, models.result.spec
     if models.is_open or after.kv_heads == before.kv_heads or after.heads < before.heads:
         return 0
     values = max(block.sizes.of("v") for block in before.blocks)
     of_attention = [x.shape for x in before.linears() if x.role in ("q", "qkv", "o")]
-    return 8 * (2 * values**2 + 4 * max(map(prod, of_attention)))
+    return 8 * max(7 * values**2, values**2 + 6 * max(map(prod, of_attention)))
 
 
 def block_weights(model: Outline) -> int:

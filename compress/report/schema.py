@@ -116,11 +116,13 @@ class Layer:
 class LinearRepair:
     """A linear that a stage cut or refitted.
 
-    kept, of: input columns that stay, and that there were; of a router experts. penalty: of the fit
-        that was chosen; None where the source's columns stay as they are.
+    kept, of: input columns that stay, and that there were; of a router experts, and heads of keys
+        or values that are shared. penalty: of the fit that was chosen; None where the source's
+        columns stay as they are.
     before, after: share of the energy of what it should give that it misses on held-out rows of the
         calibration, without and with the refit; None where nothing was refitted. Of a router
-        `before` is what the mixture of the experts that stay misses.
+        `before` is what the mixture of the experts that stay misses; of shared keys and values what
+        scores and outputs miss of their energy, over all rows.
     note: why not, or what was out of the ordinary.
     """
 

@@ -120,8 +120,8 @@ def changed(
     """Change the linears of the edited block site by site, in place. exact: in fp32, whatever the
     checkpoint holds.
 
-    Both blocks are freed before the last linears are changed: all else of them lies in checkpoints,
-    and the widest solve of the pass is that of the last site.
+    Both blocks are freed before the last linears are refitted: all else of them lies in
+    checkpoints, and the widest solve of the pass is that of the last site.
     """
     work, block = each.work, pair.edited.spec
     experts: Collection[int] = range(block.sizes.experts)

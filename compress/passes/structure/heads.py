@@ -57,6 +57,7 @@ class Turned:
 def turned_of(weights: Weights, layer: int) -> Turned:
     """Of the heads of keys of a layer; numbers that are not rotated are taken by halves too."""
     kind = describe_forward(weights.checkpoint.config, weights.spec).grouped(layer)
+    assert kind.qkv == "parts", "rows of q, k and v lie head by head"
     rotated = 0 if kind.rope is None else kind.rope.dim + kind.rope.dim % 2
     numbers = torch.arange(kind.key_width)
     halves = [x.view(2, -1) for x in (numbers[:rotated], numbers[rotated:])]
@@ -179,10 +180,14 @@ def pooled_changes(
     shared, sizes = pooling.shared, pooling.sizes
     of_keys = sum(lost_keys(seen, x) for x in shared) / (key_energy(seen) or 1.0)
     of_values = sum(lost_values(seen, x) for x in shared) / (value_energy(seen) or 1.0)
-    together = ", ".join(" ".join(map(str, each.members)) for each in shared)
-    of_keys_said = of_keys, f"of keys; heads that share: {together}"
-    said = {"k": of_keys_said, "qkv": of_keys_said, "o": (of_values, "of values")}
-    kept = kept_heads(shared, sizes.heads // sizes.kv_heads)
+    groups = ", ".join(" ".join(map(str, each.members)) for each in shared)
+    together = f"heads that share: {groups}"
+    said = {
+        "k": (of_keys, together),
+        "v": (of_values, together),
+        "qkv": (of_keys, f"{together}; of values {100 * of_values:.2g} %"),
+    }
+    kept = all_kept(shared, sizes.heads // sizes.kv_heads)
     for x in site.linears:
         fact = None
         if x.role in said:
@@ -192,7 +197,7 @@ def pooled_changes(
         kept = Kept()
 
 
-def kept_heads(shared: Sequence[SharedHead], group: int) -> Kept:
+def all_kept(shared: Sequence[SharedHead], group: int) -> Kept:
     """All query heads, those that share behind one another, and the first head of each group, which
     is like the others. group: query heads that read a head."""
     members = torch.tensor([head for each in shared for head in each.members])

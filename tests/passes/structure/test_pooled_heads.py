@@ -81,7 +81,7 @@ def test_heads_that_are_one_are_found_and_nothing_is_lost(tiny, tmp_path: Path) 
 def test_what_is_shared_loads_in_its_own_class_and_loses_less_than_means(
     tiny, tmp_path: Path, family: str
 ) -> None:
-    source = tiny(family, num_key_value_heads=HEADS, dtype="fp32")
+    source = tiny(family, num_key_value_heads=HEADS)
     data, found = text_source(tmp_path, samples=24), {}
     for pool, repair in (("mean", "none"), ("pca", "none"), ("pca", "drift")):
         asked = recipe(gqa(2, pool=pool, repair=repair), calibration=data)
@@ -113,7 +113,7 @@ def test_other_ways_to_pool(tiny, tmp_path: Path, pool: str) -> None:
     [
         ("llama", gqa(3), "3 heads of keys and values do not stand for equally many of the"),
         ("llama", gqa(5), "groups: is 5; the source has 4"),
-        ("llama", gqa(4), "groups: is 4, and the model has 4 heads of keys and values; fewer"),
+        ("llama", gqa(4), "groups: is 4, and the model has 4 heads of keys and values; give"),
         ("llama", {"method": "gqa"}, "groups is missing; say how many heads of keys and values"),
         ("gpt2", gqa(2), "gpt2 has keys and values for each query head, and its config.json no"),
         ("qwen3", gqa(2), "qwen3 has a norm behind queries and keys"),
