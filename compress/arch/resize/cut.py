@@ -121,10 +121,9 @@ def kept_heads(sizes: BlockSizes, kept: Kept) -> tuple[Tensor, Tensor]:
     kv_heads = next(x for x in (kept.kv_heads, own, torch.arange(sizes.kv_heads)) if x is not None)
     heads = _runs(kv_heads, group) if kept.heads is None else kept.heads
     if len(heads) == sizes.heads:  # none goes: they share what stays
-        each, left = divmod(len(heads), len(kv_heads))
-        assert not left, "not equally many query heads of each group"
+        runs = heads.view(len(kv_heads), -1)
         assert len(heads.unique()) == len(heads), "a query head is there twice"
-        assert bool((heads.view(-1, each)[:, 0] // group == kv_heads).all()), "heads of others"
+        assert bool((runs[:, 0] // group == kv_heads).all()), "heads of others"
         return heads, kv_heads
     each = torch.bincount(heads // group, minlength=sizes.kv_heads)
     left = each.new_zeros(sizes.kv_heads).index_fill(0, kv_heads, len(heads) // len(kv_heads))
