@@ -122,7 +122,7 @@ def kept_heads(sizes: BlockSizes, kept: Kept) -> tuple[Tensor, Tensor]:
     heads = _runs(kv_heads, group) if kept.heads is None else kept.heads
     if len(heads) == sizes.heads:  # none goes: they share what stays
         runs = heads.view(len(kv_heads), -1)
-        assert len(heads.unique()) == len(heads), "a query head is there twice"
+        assert len(torch.unique(heads)) == len(heads), "a query head is there twice"
         assert bool((runs[:, 0] // group == kv_heads).all()), "heads of others"
         return heads, kv_heads
     each = torch.bincount(heads // group, minlength=sizes.kv_heads)
