@@ -26,7 +26,7 @@ def counted_of(name: str, amount: Amount, there: int, multiple: int = 1) -> int:
     """
     if isinstance(amount, int):
         if amount > there:
-            raise RecipeError(f"{name} is {amount}; the source has {there}")
+            raise RecipeError(f"{name} is {amount}; the source has {there}; give 1 to {there}")
         return amount
     count = int(amount * there + 1e-9) // multiple * multiple
     if amount == 1.0:
