@@ -19,7 +19,8 @@ Stage = Mapping[str, Any]
 class Point:
     """A recipe. seeds: how many draws of calibration rows it is made from. samples: rows of each.
     like: the name of the point in the same group whose shape is trained from scratch; None for a
-    recipe that changes the source. peer: auto-round makes it, from the same rows."""
+    recipe that changes the source. peer: auto-round makes it, from the same rows. study: whose
+    benchmark it is. recipe: a built-in one, which is run as it is in place of `stages`."""
 
     group: str
     name: str
@@ -28,10 +29,17 @@ class Point:
     like: str | None = None
     samples: int = SAMPLES
     peer: bool = False
+    study: str = "structure"
+    recipe: str = ""
 
     @property
     def label(self) -> str:
         return f"{self.group}/{self.name}"
+
+    @property
+    def file(self) -> str:
+        """Of the results of its group, in benchmarks/results."""
+        return f"{self.study}_{self.group}.json"
 
 
 # Of each share of the parameters: the sizes of every axis that leave at most so many, and the
@@ -160,5 +168,10 @@ def tuned() -> Iterator[Point]:
     yield Point("tuned", "auto-round", (), samples=FEWER, peer=True)
 
 
-POINTS = (*sizes(), *choices(), *rounding(), *trained(), *tuned())
-GROUPS = tuple(dict.fromkeys(point.group for point in POINTS))
+def recipes() -> Iterator[Point]:
+    """Built-in recipes as they come, on text that the model writes for itself."""
+    for name in ("prune-80", "prune-60-distill", "prune-distill-int4"):
+        yield Point("recipes", name, (), recipe=name)
+
+
+POINTS = (*sizes(), *choices(), *rounding(), *trained(), *tuned(), *recipes())

@@ -3,6 +3,8 @@
     python -m benchmarks.structure.run [--points sizes "bytes/4 bits" ...] [--work FOLDER] [--again]
     python -m benchmarks.structure.table
 
+The retrofits of benchmarks/retrofit are measured in the same way.
+
 A point is a recipe; a seed draws other rows of real text. Results are measured against the source
 on the first 120 stories of TinyStories' test text and stored in benchmarks/results, point by point;
 what is stored is not made again, and checkpoints stay in the work folder, so that a stopped run
@@ -15,12 +17,12 @@ import json
 import shutil
 import statistics
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.processes import REPO, package_versions, run, setting
+from benchmarks.processes import REPO, RESULTS, package_versions, run, setting
 from benchmarks.quality.results import locked, standard_error
 from benchmarks.quality.rows import MODELS
 from benchmarks.quality.tools import OUR_PACKAGES, Made, environment, measure, peer_python, slug
@@ -33,7 +35,7 @@ from benchmarks.structure.points import (
     TEXT,
     Point,
 )
-from benchmarks.structure.stored import load, path_of, write
+from benchmarks.structure.stored import load, write
 
 PEER, PEER_PACKAGES = "llm-compressor", ("auto-round", "torch", "transformers")
 OF_TEXT = ("perplexity", "perplexity_source", "kl", "top1_agreement")
@@ -59,9 +61,11 @@ def make(point: Point, seed: int, work: Path) -> Made:
 
 def our_command(point: Point, seed: int, work: Path) -> list[str]:
     out = folder_of(point, seed, work)
-    (out / "recipe.yaml").write_text(json.dumps(recipe(point, seed), indent=1))  # JSON is YAML
+    named = point.recipe or str(out / "recipe.yaml")
+    if not point.recipe:
+        (out / "recipe.yaml").write_text(json.dumps(recipe(point, seed), indent=1))  # JSON is YAML
     model = SOURCE if point.like is None else scratch(point, out, work)
-    words = ["run", str(out / "recipe.yaml"), "--model", str(model)]
+    words = ["run", named, "--model", str(model)]
     return [sys.executable, "-m", "compress.cli", *words, "--out", str(out / "result")]
 
 
@@ -118,7 +122,7 @@ def store(point: Point, made: list[Made]) -> None:
     qualities = measure(made, MODELS[0])
     runs = [result_of(one, q) for one, q in zip(made, qualities, strict=True)]
     found = {
-        **setting("benchmarks.structure.run"),
+        **setting(f"benchmarks.{point.study}.run"),
         "versions": versions_of(point),
         "stages": [dict(stage) for stage in point.stages],
         "perplexity_source": round(qualities[0]["perplexity_source"], 5),
@@ -127,8 +131,8 @@ def store(point: Point, made: list[Made]) -> None:
         "by_seed": runs,
         BESIDE: beside(made[0]),
     }
-    with locked(path_of(point.group)):
-        write(point.group, {**load(point.group), point.name: found})
+    with locked(RESULTS / point.file):
+        write(point.file, {**load(point.file), point.name: found})
     mean = found["mean"]
     tell(f"{point.label}: {mean['perplexity']:.3f}, KL {mean['kl']:.4f}, {mean['cpu_s']:.0f} s")
 
@@ -143,9 +147,9 @@ def add_beside(point: Point, work: Path) -> None:
     """Measure a stored point on the other text too, where its checkpoint is still there."""
     if (folder_of(point, 0, work) / "cost.json").is_file():
         found = beside(make(point, 0, work))
-        with locked(path_of(point.group)):
-            stored = load(point.group)
-            write(point.group, {**stored, point.name: {**stored[point.name], BESIDE: found}})
+        with locked(RESULTS / point.file):
+            stored = load(point.file)
+            write(point.file, {**stored, point.name: {**stored[point.name], BESIDE: found}})
 
 
 def wanted(point: Point, names: list[str]) -> bool:
@@ -157,18 +161,18 @@ def tell(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def main() -> None:
+def main(points: Sequence[Point] = POINTS, about: str | None = __doc__) -> None:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=about, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--points", nargs="+", default=[], metavar="GROUP[/NAME]")
     parser.add_argument("--work", type=Path, default=REPO / "out" / "structure")
     parser.add_argument("--again", action="store_true", help="make what is stored again too")
     options = parser.parse_args()
-    for point in POINTS:
+    for point in points:
         if not wanted(point, options.points):
             continue
-        stored = load(point.group).get(point.name)
+        stored = load(point.file).get(point.name)
         try:
             if options.again or stored is None:
                 store(point, [make(point, seed, options.work) for seed in range(point.seeds)])

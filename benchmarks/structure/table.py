@@ -4,10 +4,11 @@ python -m benchmarks.structure.table [GROUP ...]
 """
 
 import argparse
+from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.quality.table import table
-from benchmarks.structure.points import GROUPS, POINTS, Point
+from benchmarks.structure.points import POINTS, Point
 from benchmarks.structure.stored import load
 
 HEAD = ("point", "MB", "perplexity", "of the source's", "KL", "top-1", "wikitext-2 KL", "s")
@@ -30,17 +31,18 @@ def columns(point: Point, found: dict[str, Any]) -> list[str]:
     ]
 
 
-def main() -> None:
+def main(points: Sequence[Point] = POINTS, about: str | None = __doc__) -> None:
+    groups = {point.group: point.file for point in points}
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=about, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("groups", nargs="*", metavar="GROUP", help=", ".join(GROUPS))
+    parser.add_argument("groups", nargs="*", metavar="GROUP", help=", ".join(groups))
     options = parser.parse_args()
-    if unknown := set(options.groups) - set(GROUPS):
-        parser.error(f"no group {sorted(unknown)}; there are {list(GROUPS)}")
-    for group in options.groups or GROUPS:
-        found = load(group)
-        lines = [columns(p, found[p.name]) for p in POINTS if p.group == group and p.name in found]
+    if unknown := set(options.groups) - set(groups):
+        parser.error(f"no group {sorted(unknown)}; there are {list(groups)}")
+    for group in options.groups or groups:
+        found = load(groups[group])
+        lines = [columns(p, found[p.name]) for p in points if p.group == group and p.name in found]
         print(f"\n{group}\n")
         print(table([HEAD, *lines]))
 

@@ -20,10 +20,9 @@ from typing import Any
 
 import torch
 
-from benchmarks.processes import REPO, package_versions, run, setting
+from benchmarks.processes import REPO, RESULTS, package_versions, run, setting
 from benchmarks.quality.tools import OUR_PACKAGES
 from benchmarks.structure.points import CALIBRATION, LENGTH
-from benchmarks.structure.stored import path_of
 from compress.edits.select.obs import select
 from compress.methods.gptq import GptqConfig, quantize
 from compress.methods.observed import Observed
@@ -96,7 +95,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=REPO / "out" / "structure" / "wide")
     parser.add_argument("--parts", nargs="+", choices=tuple(PARTS), default=list(PARTS))
     options = parser.parse_args()
-    path = path_of("wide")
+    path = RESULTS / "structure_wide.json"
     found = json.loads(path.read_text()) if path.is_file() else {}
     numbers = {k: v for part in options.parts for k, v in PARTS[part](options.work).items()}
     found |= {

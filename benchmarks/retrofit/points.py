@@ -1,0 +1,40 @@
+"""What is measured: ways to a smaller cache on tale-6m, which has 8 heads of keys and values."""
+
+from collections.abc import Iterator
+
+from benchmarks.structure.points import TEXT, Point, Stage
+
+SEEDS = 5  # draws of rows of what the product claims; one of what it is compared with
+GROUPS = (4, 2, 1)
+
+
+def gqa() -> Iterator[Point]:
+    """Heads that share keys and values, not trained: ours, and what others pool them by."""
+    for groups in GROUPS:
+        for pool, repair in (
+            ("pca", "drift"),
+            ("pca", "none"),
+            ("align", "drift"),
+            ("align", "none"),
+            ("mean", "drift"),
+            ("mean", "none"),
+            ("first", "none"),
+        ):
+            stage: Stage = {"method": "gqa", "groups": groups, "pool": pool, "repair": repair}
+            seeds = SEEDS if (pool, repair) == ("pca", "drift") else 1
+            yield _point("gqa", f"gqa {groups}, {pool}, {repair}", (stage,), seeds)
+
+
+def repaired() -> Iterator[Point]:
+    """The same, trained: up to 2M tokens of the text that the calibration is of."""
+    stage: Stage = {"method": "gqa", "groups": 4}
+    train: Stage = {"method": "distill", "tokens": "2M", "scope": "model", "optimizer": "muon"}
+    few = {**train, "sources": TEXT, "rate": 1e-3, "every": 300}
+    yield _point("repaired", "gqa 4, 2M tokens", (stage, few), 1)
+
+
+def _point(group: str, name: str, stages: tuple[Stage, ...], seeds: int) -> Point:
+    return Point(group, name, stages, seeds, study="retrofit")
+
+
+POINTS = (*gqa(), *repaired())
