@@ -76,7 +76,10 @@ def plan(source: Outline, config: PruneDepthConfig) -> Edited:
     keep = config.keep
     if keep is None:
         require_alike(source)
-        keep = tuple(range(count_of(source, config)))
+        count, there = count_of(source, config), len(source.spec.blocks)
+        # Any may go, so what config.json cannot say of the last ones is refused before measuring.
+        resized(source.config, source.spec, Shape(layers=tuple(range(there - count, there))))
+        keep = tuple(range(count))
     shape = Shape(layers=keep)
     made = resized(source.config, source.spec, shape)
     left = entries(source.spec, source.entries, shape)

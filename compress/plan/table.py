@@ -6,6 +6,7 @@ from pathlib import Path
 
 from compress.checkpoint.regular import read_lines
 from compress.errors import DataError
+from compress.plan.budget import waits_for_prune
 from compress.plan.layers import ModulePlan
 from compress.plan.plan import Plan
 from compress.recipe.evaluation_config import TextConfig
@@ -68,7 +69,10 @@ def _range(plan: Plan) -> list[str]:
     if plan.bytes_range is None:
         return []
     low, high = plan.bytes_range
-    return [f"range    {low} to {high} bytes, as the run's measurement chooses; shown is the most"]
+    shown = "the most"
+    if waits_for_prune(plan.given):
+        shown = "the largest model in the smallest schemes"
+    return [f"range    {low} to {high} bytes, as the run's measurement chooses; shown is {shown}"]
 
 
 def _counted_layers(plan: Plan) -> str:
@@ -126,6 +130,8 @@ def _budget(plan: Plan) -> list[str]:
         return [
             f"{words}schemes chosen, predicted loss {budget.predicted:.4g} ({budget.sensitivity})"
         ]
+    if waits_for_prune(plan.given):
+        return [f"{words}sizes and schemes are weighed against each other by the run's measurement"]
     span = f"{budget.low} to {budget.high} bytes"
     return [f"{words}layers take {span}, as the run's measurement chooses; shown is the least"]
 

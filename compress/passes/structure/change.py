@@ -1,9 +1,10 @@
 """What becomes of one block: its sites are changed in place one after the other, then it is cut."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import torch
@@ -32,6 +33,7 @@ from compress.passes.ranks import Ranks, decided
 from compress.passes.structure.chains import Chains, advance_source, load
 from compress.passes.structure.files import FACTS
 from compress.passes.structure.gradients import Changes
+from compress.passes.structure.head_norms import look_at_norms
 from compress.passes.structure.heads import (
     Pooling,
     look_at_heads,
@@ -43,6 +45,8 @@ from compress.passes.structure.mixture import expert_fact, look_at_experts, obse
 from compress.passes.structure.observe import Pair, affine_of, is_plain, observe
 from compress.passes.structure.tokens import ReadsModel
 from compress.plan.passes import PassPlan
+
+NONE: Mapping[str, float] = MappingProxyType({})
 
 
 class ChangesBlocks(Protocol):
@@ -104,10 +108,13 @@ def rebuilt(each: ChangesBlocks, chains: Chains, turn: int) -> Rebuilt:
     source = advance_source(chains, turn)
     edited = load(chains.edited, planned.kept[turn], turn)
     pair = Pair(chains, source, edited, is_plain(source))
+    norms = look_at_norms(edited)
     changes = list(changed(each, pair, planned.stage.config))
     source.free()  # where no linear was changed
     edited.free()
-    tensors = cut_block(each, edited.spec, changes, planned.kept)
+    kept = joined([change.kept for change in changes])
+    scales = norms.scales(edited, kept, each.work.ranks)
+    tensors = cut_block(each, edited.spec, changes, planned.kept, scales)
     module = chains.result.fill_block(turn, tensors.__getitem__)
     spec = planned.result.spec.blocks[turn]
     block = replace(edited, spec=spec, held=module, skeleton=chains.result)
@@ -232,8 +239,10 @@ def cut_block(
     block: BlockSpec,
     changes: Sequence[LinearChange],
     layers: Sequence[int] | None,
+    scales: Mapping[str, float] = NONE,
 ) -> dict[str, Tensor]:
-    """The tensors that are left of a block, by the names they have when these blocks stay."""
+    """The tensors that are left of a block, by the names they have when these blocks stay. scales:
+    what some of them are multiplied by."""
     kept = joined([change.kept for change in changes])
     after: dict[str, Tensor] = {}
     for change in changes:
@@ -248,6 +257,8 @@ def cut_block(
         value = after.pop(name, None)
         if value is None:
             value = each.work.weights.checkpoint.read(name, check_finite=True)
+        if name in scales:
+            value = (value.float() * scales[name]).to(value.dtype)
         to = cut_name(each.work.weights.spec, name, kept, layers)
         if to is not None:
             tensors[to] = cut(block, name, value.cpu(), kept).contiguous()

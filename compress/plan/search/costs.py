@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from compress.checkpoint import Checkpoint, write_atomic
+from compress.edits.distill import SOURCE, DistillConfig
 from compress.edits.prune import PrunedSizes
 from compress.errors import CompressError
 from compress.plan.sensitivity_cache import cache_folder, data_hashes
@@ -54,8 +55,10 @@ def known_costs(
 ) -> SizeCosts:
     """What other runs have kept. recipe: with the edits before the stage. source: of the run.
     arithmetic: device and dtype."""
-    if any(getattr(x.config, "sources", None) for x in recipe.edits if x.index < stage.index):
-        return SizeCosts()  # a training on texts of its own, which nobody hashes
+    before = [x.config for x in recipe.edits if x.index < stage.index]
+    trained = [x for x in before if isinstance(x, DistillConfig)]
+    if any(x.sources is not None or x.teacher != SOURCE for x in trained):
+        return SizeCosts()  # by texts or a model of its own, which nobody hashes
     path = cache_folder() / f"sizes-{_front(recipe, stage, source, arithmetic)}.json"
     try:
         held = json.loads(path.read_text())

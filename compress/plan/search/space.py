@@ -75,8 +75,9 @@ def _why_not(recipe: Recipe, source: Outline) -> WhyNot:
     rounded = [x for x in rounded_linears(recipe, spec) if x.linear in spec.blocks[0].linears]
 
     def asked(axis: Axis, count: int) -> str | None:
-        if axis == "layers":
-            return _refusal(source, Shape(layers=tuple(range(count))))
+        if axis == "layers":  # any may go
+            whole = len(spec.blocks)
+            return _refusal(source, Shape(layers=tuple(range(whole - count, whole))))
         shape = widths_of(source, {axis: count})
         refusal = None if axis == "ffn" else _refusal(source, shape)
         return refusal or why_not_rounded(recipe, rounded, sizes_after(spec, shape).blocks[0])

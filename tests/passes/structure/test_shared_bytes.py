@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
+from compress.checkpoint import Checkpoint
 from compress.errors import RecipeError
 from compress.plan import sensitivity_cache
 from compress.plan.search import costs
 from compress.plan.search.bits import least_bytes
 from compress.plan.search.space import space_of
+from compress.plan.table import plan_table
 from compress.recipe import load
 from compress.verbs import make_plan, run
 from helpers.short_runs import SELF, kill_at_each_fifth, killed_at, recipe, text_source
@@ -67,7 +69,12 @@ def test_one_budget_takes_width_or_bits_as_loses_less(tiny, tmp_path: Path) -> N
     )  # fmt: skip
     budget = make_plan(cut, idle).shards.total_bytes + 1000
     asked = recipe(prune(budget), ROUND, calibration=data)
-    low, high = make_plan(asked, idle).bytes_range or (0, 0)
+    plan = make_plan(asked, idle)
+    told = plan_table(plan)
+    assert "shown is the largest model in the smallest schemes" in told
+    assert "sizes and schemes are weighed against each other" in told
+    assert "shown is the least" not in told
+    low, high = plan.bytes_range or (0, 0)
     assert low < weights_of(idle)
     assert high == budget
     report = run(asked, idle, tmp_path / "idle")
@@ -113,6 +120,16 @@ def test_what_sizes_take_is_counted_before(tiny, family: str, fmt: str) -> None:
         exact, tensors = plan.shards.total_bytes, len(plan.shards.tensors)
         assert exact <= least_bytes(asked, plan.rounded) <= exact + 8 * tensors + 8
         assert exact <= space.takes(point) <= exact + 8 * tensors + 1000
+
+
+def test_losses_by_another_teacher_are_kept_for_nobody(tiny) -> None:
+    """Its folder may have other weights by then."""
+    source, other = Checkpoint.open(tiny("llama", **SMALL)), str(tiny("llama"))
+    train = {"method": "distill", "tokens": 64, "scope": "model"}
+    for stage, is_kept in ((train, True), ({**train, "teacher": other}, False)):
+        asked = recipe(stage, prune(20_000), calibration=SELF)
+        known = costs.known_costs(asked, asked.edits[1], source, ("cpu", "fp32"))
+        assert (known.path is not None) == is_kept
 
 
 @pytest.mark.parametrize(

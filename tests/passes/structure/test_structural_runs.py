@@ -4,6 +4,7 @@ At zero compression nothing changes; what is cut is closer to the source with re
 """
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from compress.errors import CheckpointError, RecipeError
+from compress.passes.structure.head_norms import HeadNorms
 from compress.recipe import load
 from compress.report.html import render_html
 from compress.report.table import render_table
@@ -209,3 +211,41 @@ def test_data_is_asked_for(tmp_path: Path) -> None:
         recipe(width(ffn=8))
     with pytest.raises(RecipeError, match=r"calibration.samples: is 1; .* 2 or more"):
         recipe(width(ffn=8), calibration={"sources": "self", "samples": 1})
+
+
+def with_loud_heads(source: Path, folder: Path) -> Path:
+    """Heads 2 and 3 of all layers: queries and keys four times as large, and hardly an output."""
+    shutil.copytree(source, folder)
+    tensors = load_file(source / "model.safetensors")
+    for name, value in tensors.items():
+        if "q_proj" in name or "k_proj" in name:
+            value[32:] *= 4
+        if "o_proj" in name:
+            value[:, 32:] *= 1e-3
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def test_norms_over_all_heads_give_those_that_stay_what_they_gave_them(
+    tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The heads that go are most of what queries and keys were divided by."""
+    source = with_loud_heads(tiny("olmo2", num_key_value_heads=4, dtype="fp32"), tmp_path / "loud")
+    stage = width(heads=2, select="contribution", repair="none")
+    asked = recipe(stage, calibration=text_source(tmp_path))
+    run(asked, source, tmp_path / "out")
+    monkeypatch.setattr(HeadNorms, "scales", lambda *_: {})
+    run(asked, source, tmp_path / "as-they-are")
+    assert lost(tmp_path / "out", source, TEXT) < 0.2 * lost(tmp_path / "as-they-are", source, TEXT)
+
+
+@pytest.mark.parametrize(
+    "stage",
+    [depth(layers=1), {"method": "prune", "budget": {"params": 0.8}, "axes": ["layers"]}],
+    ids=["prune_depth", "prune"],
+)
+def test_blocks_that_compute_by_their_place_are_no_choice(tiny, stage: dict[str, Any]) -> None:
+    """Whichever is measured to go, the plan says so before."""
+    source = tiny("gpt2", scale_attn_by_inverse_layer_idx=True)
+    with pytest.raises(CheckpointError, match=r"block 1 would become block 0"):
+        make_plan(recipe(stage, calibration=SELF), source)
