@@ -14,7 +14,6 @@ from typing import Literal
 
 from compress.arch.forward.forward import describe_forward
 from compress.arch.resize.config import resized
-from compress.arch.resize.cut import Kept
 from compress.arch.resize.entries import entries
 from compress.arch.resize.shape import Shape
 from compress.arch.spec import BlockSpec, LinearSpec
@@ -24,7 +23,7 @@ from compress.edits.edit import Edited
 from compress.edits.learned import HeadChoice, LinearChange, Site, SiteMoments
 from compress.edits.pool import POOLS, chosen_groups
 from compress.edits.repair.ridge import Affine
-from compress.edits.writers import check_roles, refitted, writer_sites
+from compress.edits.writers import check_roles, mended, writer_sites
 from compress.errors import CheckpointError, RecipeError
 from compress.report.units import counted
 
@@ -100,8 +99,7 @@ def change(
     block: BlockSpec, linear: LinearSpec, now: Affine, seen: SiteMoments, config: GqaConfig
 ) -> LinearChange:
     """Refit a linear to the source's residual stream."""
-    made = refitted(linear, now, seen, None, config.repair)
-    return LinearChange(linear, made.now, Kept(), made.fact)
+    return mended(linear, now, seen, config.repair)
 
 
 def neutral(config: GqaConfig) -> GqaConfig:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from compress.arch.resize.config import resized
-from compress.arch.resize.cut import Kept
 from compress.arch.resize.entries import entries
 from compress.arch.resize.shape import Shape
 from compress.arch.spec import BlockSpec, LinearSpec
@@ -21,7 +20,7 @@ from compress.edits.counts import Amount, check_amount, counted_of
 from compress.edits.edit import Edited
 from compress.edits.learned import LinearChange, Site, SiteMoments
 from compress.edits.repair.ridge import Affine
-from compress.edits.writers import check_roles, refitted, writer_sites
+from compress.edits.writers import check_roles, mended, writer_sites
 from compress.errors import CheckpointError, RecipeError
 
 By = Literal["loss", "influence", "angular"]
@@ -110,8 +109,7 @@ def change(
     block: BlockSpec, linear: LinearSpec, now: Affine, seen: SiteMoments, config: PruneDepthConfig
 ) -> LinearChange:
     """Refit a linear to the source's residual stream."""
-    made = refitted(linear, now, seen, None, config.repair)
-    return LinearChange(linear, made.now, Kept(), made.fact)
+    return mended(linear, now, seen, config.repair)
 
 
 def neutral(config: PruneDepthConfig) -> PruneDepthConfig:

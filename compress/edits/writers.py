@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from compress.arch.families.table import FAMILIES
+from compress.arch.resize.cut import Kept
 from compress.arch.spec import BlockSpec, DecoderSpec, LinearSpec
-from compress.edits.learned import WRITERS, ExpertChoice, Site, SiteMoments
+from compress.edits.learned import WRITERS, ExpertChoice, LinearChange, Site, SiteMoments
 from compress.edits.repair.ridge import Affine, Refit, refit_to_lack
 from compress.edits.select.evidence import Want
 from compress.errors import CheckpointError
@@ -80,6 +81,12 @@ def refitted(
     before, after = (x / seen.energy if seen.energy > 0 else 0.0 for x in (made.before, made.after))
     fact = LinearRepair(linear.name, kept, there, made.penalty, before, after, odd(made))
     return Rewritten(Affine(weight, made.linear.bias), fact)
+
+
+def mended(linear: LinearSpec, now: Affine, seen: SiteMoments, repair: Repair) -> LinearChange:
+    """A linear of which nothing goes, refitted to the source's residual stream."""
+    made = refitted(linear, now, seen, None, repair)
+    return LinearChange(linear, made.now, Kept(), made.fact)
 
 
 def odd(made: Refit) -> str:
