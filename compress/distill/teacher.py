@@ -37,21 +37,6 @@ class ResidentTeacher:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class StoredTeacher:
-    """The final norm's outputs of all rows, and the head in memory: exact, hidden numbers a token.
-
-    states: one tensor [rows, length, hidden], as `Chain.final` yields it batch by batch.
-    """
-
-    states: HiddenStates
-    head: Head
-
-    def targets(self, rows: TokenRows) -> Targets:
-        hidden = _gathered(self.states, rows.index).to(rows.ids.device)
-        return Computed(hidden.flatten(0, 1), self.head)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class Computed:
     """Targets from final states and a head: logits are made when they are asked for."""
 

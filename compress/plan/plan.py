@@ -39,6 +39,7 @@ from compress.plan.unlisted import opened
 from compress.quant.scheme import ActivationScheme
 from compress.recipe import Recipe
 from compress.recipe.placing import placed
+from compress.recipe.seen_texts import calibrated_too
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,6 +263,7 @@ def build_plan(recipe: Recipe, given: EditedModel, *, dtype: torch.dtype) -> Pla
         warnings=(
             *checks.warnings(model),
             *shortened,
+            *calibrated_too(recipe),
             *(line for each in edits for line in each.notes),
             *notes(modules, fmt),
         ),

@@ -1,4 +1,4 @@
-"""What teachers say: the model's own logits, whether computed, stored or cut to the likeliest."""
+"""What teachers say: the model's own logits, whether computed or cut to the likeliest."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,13 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from compress.blocks.states import HiddenStates
 from compress.blocks.walk import walk
 from compress.distill.losses import choose
 from compress.distill.rows import TokenRows, all_rows
 from compress.distill.teacher import (
     ResidentTeacher,
-    StoredTeacher,
     Teacher,
     head_of,
     keep_final,
@@ -64,17 +62,6 @@ def test_rows_are_padded_as_their_mask_says(pair: Pair, rows: TokenRows) -> None
     assert TokenRows(rows.ids, mask, rows.index).tokens == 24 * 8
 
 
-def test_stored_states_give_the_same_logits(pair: Pair, rows: TokenRows) -> None:
-    decoder = pair.teacher()
-    with torch.no_grad():
-        hidden = decoder.hidden(rows.ids)
-    store = HiddenStates(Path("unused"), [tuple(hidden.shape)], torch.float32, budget=1 << 20)
-    store.write(0, hidden)
-    some = rows.take(torch.tensor([7, 2, 19]))
-    found = logits(StoredTeacher(store, decoder.head), some)
-    torch.testing.assert_close(found, logits(ResidentTeacher(decoder), some))
-
-
 def test_cache_holds_what_was_chosen_and_outlives_its_process(
     pair: Pair, rows: TokenRows, tmp_path: Path
 ) -> None:
@@ -97,7 +84,7 @@ def test_cache_holds_what_was_chosen_and_outlives_its_process(
 
 
 def test_streamed_teacher_says_what_a_whole_one_would(pair: Pair, tmp_path: Path) -> None:
-    """Block by block, then kept as final states or as the likeliest tokens. Also of padded rows."""
+    """Block by block, then kept as the likeliest tokens. Also of padded rows."""
     streamed = chain(pair.model)
     for block in walk(streamed):
         block.run_on()
@@ -105,10 +92,9 @@ def test_streamed_teacher_says_what_a_whole_one_would(pair: Pair, tmp_path: Path
     mask = torch.cat([batch.mask for batch in streamed.batches if batch.mask is not None])
     rows, head = all_rows(ids, mask), head_of(streamed)
     expected = logits(ResidentTeacher(pair.teacher()), rows)[mask.flatten()]
-    shape = (*ids.shape, streamed.weights.spec.hidden)
-    store = HiddenStates(tmp_path / "final", [shape], torch.float32)
-    keep_final(streamed, lambda start, states: store.write(0, states, start))
-    found = logits(StoredTeacher(store, head), rows)[mask.flatten()]
+    final: list[Tensor] = []
+    keep_final(streamed, lambda start, states: final.append(states.flatten(0, 1)))
+    found = head.run(torch.cat(final))[mask.flatten()]
     torch.testing.assert_close(found, expected)
     cache = open_cache(tmp_path, (len(ids), ids.shape[1]), 5, tiny_models.VOCAB)
     keep_final(streamed, lambda start, states: cache.fill(start, states, head))

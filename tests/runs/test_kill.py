@@ -6,8 +6,9 @@ import random
 import shutil
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,16 +16,18 @@ from conftest import tree_hashes
 from helpers import forked
 from helpers.short_runs import recipe_file
 
-STAGE = {"method": "gptq", "scheme": "W4A16", "group_size": 64}
+GPTQ = {"method": "gptq", "scheme": "W4A16", "group_size": 64}
+CUT = {"method": "prune_width", "ffn": 24}
+DISTILL = {"method": "distill", "tokens": 1280, "batch": 2, "every": 8, "length": 8}
 DATA = {"sources": "self", "samples": 8, "length": 32}
 
 
 class Job:
     """One recipe on one model, run as often as wanted in processes of their own."""
 
-    def __init__(self, model: Path, folder: Path) -> None:
+    def __init__(self, model: Path, folder: Path, *stages: Mapping[str, Any]) -> None:
         self.model, self.folder = model, folder
-        self.recipe = recipe_file(folder, STAGE, calibration=DATA)
+        self.recipe = recipe_file(folder, *(stages or (GPTQ,)), calibration=DATA)
 
     def words(self, out: str, *options: str) -> list[str]:
         words = ["run", str(self.recipe), "--model", str(self.model)]
@@ -89,6 +92,15 @@ def test_a_real_kill(demo_model: Path, tmp_path: Path) -> None:
 @pytest.mark.long
 def test_twenty_real_kills(demo_model: Path, tmp_path: Path) -> None:
     killed_again_and_again(Job(demo_model, tmp_path), 20, seed=2)
+
+
+@pytest.mark.long
+def test_fifty_real_kills_while_width_goes_and_what_is_left_is_trained(
+    tiny: Callable[..., Path], tmp_path: Path
+) -> None:
+    """At any moment of the structural stages, whose units are blocks, and steps of a training."""
+    model = tiny("llama", num_hidden_layers=3)
+    killed_again_and_again(Job(model, tmp_path, CUT, DISTILL), 50, seed=3)
 
 
 def test_control_c_says_how_to_resume(demo_model: Path, tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """A recipe's text as a Recipe: every mistake is one line with its place."""
 
-import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
@@ -29,7 +28,7 @@ from compress.recipe.schema import (
     Recipe,
     Stage,
 )
-from compress_calibration.config import SourceConfig
+from compress.recipe.seen_texts import evaluated_too
 
 RECIPE_KEYS = (
     "name",
@@ -228,24 +227,12 @@ def _check_trained(recipe: Recipe) -> None:
             )
         calibrated = () if recipe.calibration is None else recipe.calibration.sources
         own = edit.config.sources
-        both = _evaluated_too(recipe, calibrated if own is None else own)
+        both = evaluated_too(recipe, calibrated if own is None else own)
         if both is not None:
             raise RecipeError(
                 f"{edit.at('method')}: distill trains on {both}, which is also evaluated on;"
                 " give it another text (sources), or evaluate on another"
             )
-
-
-def _evaluated_too(recipe: Recipe, sources: Sequence[SourceConfig]) -> str | None:
-    """What of these sources is evaluated on too; None for nothing. A link is what it leads to."""
-    texts = () if recipe.evaluation is None else recipe.evaluation.texts
-    evaluated = {os.path.realpath(path) for text in texts for path in text.source().paths}
-    found = [x for s in sources for x in s.paths if os.path.realpath(x) in evaluated]
-    seed = recipe.seed if recipe.calibration is None else recipe.calibration.seed
-    if any(s.kind == "self" for s in sources):
-        same = (x for x in texts if x.kind == "self" and x.seed == seed)
-        found += [f"text of its own by seed {x.seed}" for x in same]
-    return next(iter(found), None)
 
 
 def _read_name(root: Node, keys: Mapping[str, Node]) -> str:

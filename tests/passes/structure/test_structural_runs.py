@@ -34,7 +34,10 @@ pytestmark = pytest.mark.usefixtures("answered_here")
 TEXT = WORDS * 5
 # All that the families differ in: norms behind attention, fused linears, Conv1D, experts, biases.
 FEW = ("llama", "gemma2", "gpt2", "qwen3_moe")
-MORE = ("phi3", "qwen2", "gpt_neox", "olmo2", "mixtral", "opt")
+MORE = (
+    *("phi3", "qwen2", "gpt_neox", "olmo2", "mixtral", "opt"),
+    *("mistral", "qwen3", "gemma3_text", "smollm3"),
+)
 KINDS = [*FEW, *(pytest.param(family, marks=pytest.mark.long) for family in MORE)]
 LONGER = [pytest.param(family, marks=pytest.mark.long) for family in (*FEW[1:3], *MORE)]
 

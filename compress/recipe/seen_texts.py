@@ -1,0 +1,29 @@
+"""Text that a recipe both learns from and is evaluated on."""
+
+import os
+from collections.abc import Sequence
+
+from compress.recipe.schema import Recipe
+from compress_calibration.config import SourceConfig
+
+
+def evaluated_too(recipe: Recipe, sources: Sequence[SourceConfig]) -> str | None:
+    """What of these sources is evaluated on too; None for nothing. A link is what it leads to."""
+    texts = () if recipe.evaluation is None else recipe.evaluation.texts
+    evaluated = {os.path.realpath(path) for text in texts for path in text.source().paths}
+    found = [x for s in sources for x in s.paths if os.path.realpath(x) in evaluated]
+    seed = recipe.seed if recipe.calibration is None else recipe.calibration.seed
+    if any(s.kind == "self" for s in sources):
+        same = (x for x in texts if x.kind == "self" and x.seed == seed)
+        found += [f"text of its own by seed {x.seed}" for x in same]
+    return next(iter(found), None)
+
+
+def calibrated_too(recipe: Recipe) -> tuple[str, ...]:
+    """A line for the plan where the evaluation reads what the calibration did, else nothing."""
+    sources = () if recipe.calibration is None else recipe.calibration.sources
+    both = evaluated_too(recipe, sources)
+    if both is None:
+        return ()
+    why = "what is measured there says little of other text; evaluate on another"
+    return (f"{both} is calibrated on and evaluated on: {why}",)
