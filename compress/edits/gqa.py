@@ -62,7 +62,7 @@ def plan(source: Outline, config: GqaConfig) -> Edited:
         )
     shape = Shape(kv_heads=left, pooled=True)
     made = resized(source.config, source.spec, shape)
-    _check_forward(source)
+    _check_forward(source, config)
     return Edited(made.config, entries(source.spec, source.entries, shape), made.notes)
 
 
@@ -71,15 +71,20 @@ def _amount(config: GqaConfig) -> Amount:
     return config.groups
 
 
-def _check_forward(source: Outline) -> None:
+def _check_forward(source: Outline, config: GqaConfig) -> None:
     """CheckpointError for what pooled keys would not pass through."""
     forward = describe_forward(source.config, source.spec)
     for block in source.spec.blocks:
         kind = forward.grouped(block.index)
-        if kind.qk_norm is not None:
+        if kind.qk_norm == "full":
+            raise CheckpointError(
+                f"{source.spec.model_type} has norms over all heads of queries and of keys, which"
+                " heads cannot share alone; gqa takes models with norms over each head, or without"
+            )
+        if kind.qk_norm == "head" and POOLS[config.pool].behind_norm is None:
             raise CheckpointError(
                 f"{source.spec.model_type} has a norm behind queries and keys, through which what"
-                " heads share does not pass; gqa takes models without one"
+                f" turns them does not pass; take another pool than {config.pool}"
             )
         if kind.key_width % 2:
             raise CheckpointError(

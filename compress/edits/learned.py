@@ -5,15 +5,15 @@ The pass shows each site what it reads in the edited model and what it should gi
 the edit makes of it in place before it looks at the next. So a site mends what was lost before it.
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
 from compress.arch.resize.cut import Kept
 from compress.arch.spec import BlockSpec, LinearSpec
-from compress.edits.pool import Pool
+from compress.edits.pool import WayToPool
 from compress.edits.pool.evidence import HeadEvidence
 from compress.edits.repair.ridge import Affine
 from compress.edits.select.experts import ChooseExperts
@@ -48,7 +48,7 @@ class HeadChoice:
 
     keep: int
     groups: Callable[[HeadEvidence, int], tuple[tuple[int, ...], ...]]
-    pool: Pool
+    way: WayToPool
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,12 +113,13 @@ class SiteMoments:
 class LinearChange:
     """What a linear becomes. now: with zeros in columns that go; None where it is as it was. kept:
     what that says of the block; of experts `ffn` has an entry for this one alone. fact: the
-    report's line; None without one."""
+    report's line; None without one. beside: norms that change with it, by their tensors."""
 
     linear: LinearSpec
     now: Affine | None
     kept: Kept
     fact: LinearRepair | None = None
+    beside: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 class FindSites(Protocol[Options]):

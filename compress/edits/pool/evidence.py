@@ -18,14 +18,16 @@ class HeadEvidence:
     """Of H heads of keys and values, F frequencies and values of width D, over T tokens, in fp64.
 
     keys: complex [F, H, H], sums of k_h conj(k_g). queries: [H, F], sums of |q|² over the query
-    heads that read a head. values: [H * D, H * D], sum of v vᵀ. outputs: [H, D, D], sum of W_oᵀ W_o
-    over the query heads that read a head.
+    heads that read a head; both behind their norms. values: [H * D, H * D], sum of v vᵀ. outputs:
+    [H, D, D], sum of W_oᵀ W_o over the query heads that read a head. normed: whether a norm over
+    each head stands behind q and k.
     """
 
     keys: Tensor
     queries: Tensor
     values: Tensor
     outputs: Tensor
+    normed: bool = False
 
     @property
     def heads(self) -> int:

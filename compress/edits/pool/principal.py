@@ -28,14 +28,19 @@ LEAST = 1e-8  # of the largest eigenvalue of W_oᵀ W_o; smaller ones count as t
 
 def pool(seen: HeadEvidence, members: Sequence[int]) -> SharedHead:
     """The shared head of these heads that loses the least of scores and outputs."""
-    return SharedHead(tuple(members), *_keys(seen, members), *_values(seen, members))
+    return SharedHead(tuple(members), *_keys(seen, members), *pooled_values(seen, members))
 
 
 def lost(seen: HeadEvidence, members: Sequence[int]) -> tuple[float, float]:
     """What `pool` loses of scores and of outputs, from eigenvalues alone."""
     of_keys = torch.linalg.eigvalsh(_weighted(seen, members)[0])
+    return float(of_keys[:, :-1].sum()), lost_of_values(seen, members)
+
+
+def lost_of_values(seen: HeadEvidence, members: Sequence[int]) -> float:
+    """What outputs lose."""
     of_values = torch.linalg.eigvalsh(_in_metric(seen, members)[0])
-    return float(of_keys[:, :-1].sum()), float(of_values[: -seen.width].sum())
+    return float(of_values[: -seen.width].sum())
 
 
 def _weighted(seen: HeadEvidence, members: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -77,7 +82,7 @@ def _in_metric(seen: HeadEvidence, members: Sequence[int]) -> tuple[Tensor, Tens
     )
 
 
-def _values(seen: HeadEvidence, members: Sequence[int]) -> tuple[Tensor, Tensor]:
+def pooled_values(seen: HeadEvidence, members: Sequence[int]) -> tuple[Tensor, Tensor]:
     """value_in [D, m * D] and value_out [m, D, D]."""
     gram, metric, inverse = _in_metric(seen, members)
     m, width = len(members), seen.width

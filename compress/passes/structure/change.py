@@ -30,17 +30,11 @@ from compress.formats import Weights
 from compress.passes.context import PassContext, block_tensors, record_unit
 from compress.passes.edit import WRITTEN
 from compress.passes.ranks import Ranks, decided
+from compress.passes.structure.attention.joint_norms import look_at_norms
+from compress.passes.structure.attention.heads import pooled
 from compress.passes.structure.chains import Chains, advance_source, load
 from compress.passes.structure.files import FACTS
 from compress.passes.structure.gradients import Changes
-from compress.passes.structure.head_norms import look_at_norms
-from compress.passes.structure.heads import (
-    Pooling,
-    look_at_heads,
-    pooled_changes,
-    shared_heads,
-    turned_of,
-)
 from compress.passes.structure.mixture import expert_fact, look_at_experts, observe_mixture
 from compress.passes.structure.observe import Pair, affine_of, is_plain, observe
 from compress.passes.structure.tokens import ReadsModel
@@ -166,13 +160,7 @@ def _heads_in_place(
     work: ReadsModel, pair: Pair, site: Site, *, exact: bool
 ) -> Iterator[LinearChange]:
     """The linears of attention with heads that share keys and values."""
-    choice = site.heads
-    assert choice is not None, "no heads are to share"
-    turned = turned_of(work.weights, pair.edited.spec.index)
-    seen = look_at_heads(pair, site, turned, work.ranks)
-    shared = decided(work.ranks, partial(shared_heads, seen, choice))
-    pooling = Pooling(shared, turned, pair.edited.spec.sizes)
-    for change in pooled_changes(pair.edited, site, seen, pooling):
+    for change in pooled(work, pair, site):
         yield _in_place(work, pair.edited, change, exact=exact)
 
 
@@ -224,14 +212,22 @@ def _in_place(
     """The change with the values that the checkpoint will hold; the block computes with them."""
     assert change.now is not None, "an edit says what a linear becomes"
     linear, bias = change.linear, change.now.bias
-    dtype = work.weights.checkpoint.tensors[linear.tensor].dtype
-    stored = torch.float32 if exact else TORCH_DTYPES[dtype]
-    now = Affine(change.now.weight.to(stored), None if bias is None else bias.to(stored))
+
+    def stored(value: Tensor, tensor: str) -> Tensor:
+        dtype = work.weights.checkpoint.tensors[tensor].dtype
+        return value.to(torch.float32 if exact else TORCH_DTYPES[dtype])
+
+    weight = stored(change.now.weight, linear.tensor)
+    now = Affine(weight, None if bias is None else stored(bias, linear.tensor))
+    beside = {name: stored(value, name) for name, value in change.beside.items()}
     if block.held is not None:
+        paths = dict(block.spec.modules)
+        for name, value in beside.items():
+            block.held.get_parameter(paths[name]).copy_(value)
         set_linear_weight(block.held, linear, now.weight)
         if now.bias is not None:
             linear_bias(block.held, linear).copy_(now.bias)
-    return replace(change, now=now)
+    return replace(change, now=now, beside=beside)
 
 
 def cut_block(
@@ -249,6 +245,7 @@ def cut_block(
         if change.now is None:
             continue
         linear, weight = change.linear, change.now.weight
+        after |= change.beside
         after[linear.tensor] = weight.t() if linear.transposed else weight
         if change.now.bias is not None:
             after[f"{linear.name}.bias"] = change.now.bias

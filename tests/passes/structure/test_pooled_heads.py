@@ -18,9 +18,10 @@ from helpers.short_runs import WORDS, kill_at_each_fifth, killed_at, recipe, tex
 pytestmark = pytest.mark.usefixtures("answered_here")
 TEXT = WORDS * 5
 HEADS, WIDTH = 4, 16
-# One linear for all; then biases, norms behind attention, layers without rotation, experts.
-MORE = ("llama", "mistral", "qwen2", "gemma2", "smollm3", "mixtral")
-KINDS = ["phi3", *(pytest.param(x, marks=pytest.mark.long) for x in MORE)]
+# One linear for all; norms of heads; then biases, norms behind attention, layers without rotation,
+# experts.
+MORE = ("llama", "mistral", "qwen2", "gemma2", "smollm3", "mixtral", "qwen3_moe", "gemma3_text")
+KINDS = ["phi3", "qwen3", *(pytest.param(x, marks=pytest.mark.long) for x in MORE)]
 
 
 def gqa(groups: float, **options: Any) -> dict[str, Any]:
@@ -34,7 +35,7 @@ def turned(weight: Tensor, phases: Tensor) -> Tensor:
     return torch.cat([cos * one - sin * other, sin * one + cos * other])
 
 
-def written_out(source: Path, out: Path) -> Path:
+def written_out(source: Path, out: Path, *, turns_keys: bool = True) -> Path:
     """The same function with keys and values for each query head, all turned and shuffled."""
     config = json.loads((source / "config.json").read_text())
     group = HEADS // config["num_key_value_heads"]
@@ -45,7 +46,7 @@ def written_out(source: Path, out: Path) -> Path:
         q, k, v = (tensors[name.format(x)].unflatten(0, (-1, WIDTH)) for x in "qkv")
         o = tensors[name.format("o")].unflatten(1, (-1, WIDTH)).transpose(0, 1)
         order = torch.randperm(HEADS, generator=generator)
-        phases = torch.rand(HEADS, WIDTH // 2, generator=generator) * 6
+        phases = torch.rand(HEADS, WIDTH // 2, generator=generator) * 6 * turns_keys
         turns = torch.linalg.qr(torch.randn(HEADS, WIDTH, WIDTH, generator=generator))[0]
         pairs = list(enumerate(order.tolist()))
         made = {
@@ -75,6 +76,16 @@ def test_heads_that_are_one_are_found_and_nothing_is_lost(tiny, tmp_path: Path) 
     assert report.loads is not None
     assert report.loads.proof == "logits"
     assert report.result.kv_bytes_per_token * 2 == report.source.kv_bytes_per_token
+
+
+def test_heads_that_are_one_behind_a_norm_are_found_and_nothing_is_lost(
+    tiny, tmp_path: Path
+) -> None:
+    """Also where all that is turned are values: no phase passes the gain of a norm."""
+    source = tiny("qwen3", num_key_value_heads=2, dtype="fp32")
+    twin = written_out(source, tmp_path / "twin", turns_keys=False)
+    run(recipe(gqa(0.5), calibration=text_source(tmp_path)), twin, tmp_path / "out")
+    assert lost(tmp_path / "out", source, TEXT) < 1e-9
 
 
 @pytest.mark.parametrize("family", KINDS)
@@ -116,9 +127,10 @@ def test_other_ways_to_pool(tiny, tmp_path: Path, pool: str) -> None:
         ("llama", gqa(4), "groups: is 4, and the model has 4 heads of keys and values; give"),
         ("llama", {"method": "gqa"}, "groups is missing; say how many heads of keys and values"),
         ("gpt2", gqa(2), "gpt2 has keys and values for each query head, and its config.json no"),
-        ("qwen3", gqa(2), "qwen3 has a norm behind queries and keys"),
+        ("qwen3", gqa(2, pool="align"), "take another pool than align"),
+        ("olmo2", gqa(2), "olmo2 has norms over all heads of queries and of keys"),
     ],
-    ids=range(6),
+    ids=range(7),
 )
 def test_what_cannot_be_shared_is_refused_before_work(
     tiny, family: str, stage: dict[str, Any], line: str

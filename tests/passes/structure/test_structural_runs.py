@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from compress.errors import CheckpointError, RecipeError
-from compress.passes.structure.head_norms import HeadNorms
+from compress.passes.structure.attention.joint_norms import JointNorms
 from compress.recipe import load
 from compress.report.html import render_html
 from compress.report.table import render_table
@@ -237,7 +237,7 @@ def test_norms_over_all_heads_give_those_that_stay_what_they_gave_them(
     stage = width(heads=2, select="contribution", repair="none")
     asked = recipe(stage, calibration=text_source(tmp_path))
     run(asked, source, tmp_path / "out")
-    monkeypatch.setattr(HeadNorms, "scales", lambda *_: {})
+    monkeypatch.setattr(JointNorms, "scales", lambda *_: {})
     run(asked, source, tmp_path / "as-they-are")
     assert lost(tmp_path / "out", source, TEXT) < 0.2 * lost(tmp_path / "as-they-are", source, TEXT)
 

@@ -6,11 +6,11 @@ so it computes what the result will, and its outputs are looked at and refitted 
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from compress.arch.forward.forward import describe_forward
 from compress.arch.resize.cut import Kept
 from compress.arch.sizes import BlockSizes
 from compress.arch.spec import LinearSpec
@@ -27,44 +27,40 @@ from compress.edits.pool.evidence import (
     value_energy,
 )
 from compress.edits.repair.ridge import Affine
-from compress.formats import Weights
-from compress.passes.ranks import Ranks
+from compress.passes.ranks import Ranks, decided
+from compress.passes.structure.attention.normed_keys import (
+    FittedKeys,
+    HeadNorms,
+    KeyFit,
+    fitted_keys,
+    head_norms,
+)
+from compress.passes.structure.attention.turned import Turned, turned_of
 from compress.passes.structure.observe import Pair, affine_of
+from compress.passes.structure.tokens import ReadsModel
 from compress.report.schema import LinearRepair
 
 PARTS = ("q", "k", "v")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Turned:
-    """Which numbers of a head are turned against each other, as complex ones: int64 [F] each."""
-
-    real: Tensor
-    imaginary: Tensor
-
-    def numbers(self, x: Tensor) -> Tensor:
-        """[..., D] as complex [..., F], in fp64."""
-        x = x.double()
-        return torch.complex(x[..., self.real], x[..., self.imaginary])
-
-    def rows(self, z: Tensor) -> Tensor:
-        """Complex [..., F] as [..., D]."""
-        made = z.real.new_empty(*z.shape[:-1], 2 * z.shape[-1])
-        made[..., self.real], made[..., self.imaginary] = z.real, z.imag
-        return made
+def pooled(work: ReadsModel, pair: Pair, site: Site) -> Iterator[LinearChange]:
+    """What becomes of each linear of attention when heads share keys and values."""
+    choice, block, ranks = site.heads, pair.edited, work.ranks
+    assert choice is not None, "no heads are to share"
+    turned = turned_of(work.weights, block.spec.index)
+    norms = head_norms(work.weights, block.spec, block.skeleton.device)
+    seen = look_at_heads(pair, site, turned, norms, ranks)
+    shared = decided(ranks, partial(shared_heads, seen, choice))
+    fitted = None
+    if norms is not None and choice.way.fits_keys and len(shared) < seen.heads:
+        linear = next(x for x in site.linears if x.role == "k")
+        fitted = fitted_keys(KeyFit(pair, linear, norms.k, turned, seen, ranks), shared)
+    yield from pooled_changes(block, site, seen, Pooling(shared, turned, block.spec.sizes, fitted))
 
 
-def turned_of(weights: Weights, layer: int) -> Turned:
-    """Of the heads of keys of a layer; numbers that are not rotated are taken by halves too."""
-    kind = describe_forward(weights.checkpoint.config, weights.spec).grouped(layer)
-    assert kind.qkv == "parts", "rows of q, k and v lie head by head"
-    rotated = 0 if kind.rope is None else kind.rope.dim + kind.rope.dim % 2
-    numbers = torch.arange(kind.key_width)
-    halves = [x.view(2, -1) for x in (numbers[:rotated], numbers[rotated:])]
-    return Turned(*(torch.cat([x[i] for x in halves]) for i in (0, 1)))
-
-
-def look_at_heads(pair: Pair, site: Site, turned: Turned, ranks: Ranks) -> HeadEvidence:
+def look_at_heads(
+    pair: Pair, site: Site, turned: Turned, norms: HeadNorms | None, ranks: Ranks
+) -> HeadEvidence:
     """What the heads of the edited block read and write, over all rows."""
     block, sizes = pair.edited, pair.edited.spec.sizes
     heads, width, group = sizes.kv_heads, sizes.value_width, sizes.heads // sizes.kv_heads
@@ -79,14 +75,18 @@ def look_at_heads(pair: Pair, site: Site, turned: Turned, ranks: Ranks) -> HeadE
         real = slice(None) if entering.mask is None else entering.mask.to(device)
         gave = {x.role: seen[x.module][1][real].flatten(0, -2) for x in linears}
         q, k, v = (_parts(gave, sizes)[part] for part in PARTS)
-        z = turned.numbers(torch.unflatten(k, 1, (heads, -1))).permute(2, 1, 0)  # [F, H, tokens]
+        q, k = torch.unflatten(q, 1, (heads, group, -1)), torch.unflatten(k, 1, (heads, -1))
+        if norms is not None:
+            q, k = norms.q.normed(q), norms.k.normed(k)
+        z = turned.numbers(k).permute(2, 1, 0)  # [F, H, tokens]
         keys += z @ z.mH
-        energy = turned.numbers(torch.unflatten(q, 1, (heads, group, -1))).abs().square()
+        energy = turned.numbers(q).abs().square()
         queries += energy.sum(dim=(0, 2))
         values += v.double().T @ v.double()
     whole = torch.view_as_complex(ranks.sum(torch.view_as_real(keys)))
     outputs = _outputs(block, next(x for x in site.linears if x.role == "o"))
-    return HeadEvidence(whole, ranks.sum(queries), ranks.sum(values), outputs)
+    summed = whole, ranks.sum(queries), ranks.sum(values)
+    return HeadEvidence(*summed, outputs, normed=norms is not None)
 
 
 def _outputs(block: LoadedBlock, linear: LinearSpec) -> Tensor:
@@ -108,19 +108,24 @@ def _parts(whole: Mapping[str, Tensor], sizes: BlockSizes) -> dict[str, Tensor]:
 
 def shared_heads(seen: HeadEvidence, choice: HeadChoice) -> list[SharedHead]:
     """The heads that stay, each of the heads that it stands for."""
-    return [choice.pool(seen, members) for members in choice.groups(seen, choice.keep)]
+    pool = choice.way.of(seen)
+    return [pool(seen, members) for members in choice.groups(seen, choice.keep)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pooling:
-    """What makes linears with shared heads of those that there are. sizes: of the block."""
+    """What makes linears with shared heads of those that there are. sizes: of the block. keys: as
+    they were fitted, behind a norm."""
 
     shared: Sequence[SharedHead]
     turned: Turned
     sizes: BlockSizes
+    keys: FittedKeys | None = None
 
     def linear(self, linear: LinearSpec, now: Affine) -> Affine:
         """What a linear of attention becomes: of all heads, those of a group alike."""
+        if linear.role == "k" and self.keys is not None:
+            return self.keys.linear
         joined = _joined(now)
         if linear.role == "o":
             made = self._reading(joined)
@@ -178,10 +183,14 @@ def pooled_changes(
 ) -> Iterator[LinearChange]:
     """What becomes of each linear of attention; the first says which heads share."""
     shared, sizes = pooling.shared, pooling.sizes
+    fitted = pooling.keys
     of_keys = sum(lost_keys(seen, x) for x in shared) / (key_energy(seen) or 1.0)
+    of_keys = of_keys if fitted is None else fitted.lost
     of_values = sum(lost_values(seen, x) for x in shared) / (value_energy(seen) or 1.0)
     groups = ", ".join(" ".join(map(str, each.members)) for each in shared)
     together = f"heads that share: {groups}"
+    if fitted is not None and fitted.is_mean:
+        together += "; the mean of what makes their keys, which loses less than a fit"
     said = {
         "k": (of_keys, together),
         "v": (of_values, together),
@@ -193,7 +202,8 @@ def pooled_changes(
         if x.role in said:
             lost, note = said[x.role]
             fact = LinearRepair(x.name, len(shared), seen.heads, before=lost, note=note)
-        yield LinearChange(x, pooling.linear(x, affine_of(block, x)), kept, fact)
+        beside = fitted.beside if fitted is not None and x.role == "k" else {}
+        yield LinearChange(x, pooling.linear(x, affine_of(block, x)), kept, fact, beside)
         kept = Kept()
 
 

@@ -19,7 +19,7 @@ TINY = 1e-30  # of a token whose queries are all zeros
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class HeadNorms:
+class JointNorms:
     """The norms of a block over all heads. squares: by tensor fp32 [tokens, heads], the mean square
     of each head. of_keys: those of keys."""
 
@@ -41,7 +41,7 @@ class HeadNorms:
         return found
 
 
-def look_at_norms(block: LoadedBlock) -> HeadNorms:
+def look_at_norms(block: LoadedBlock) -> JointNorms:
     """What such norms of a block read; of most families there are none."""
     linears = {x.name for x in block.spec.linears}
     names = {
@@ -50,7 +50,7 @@ def look_at_norms(block: LoadedBlock) -> HeadNorms:
         if dims in (("q",), ("k",)) and name.rpartition(".")[0] not in linears
     }
     if not names:
-        return HeadNorms({}, frozenset())
+        return JointNorms({}, frozenset())
     paths = {name: path.rpartition(".")[0] for name, path in block.spec.modules if name in names}
     found: dict[str, list[Tensor]] = {name: [] for name in names}
     for entering in block.inputs():
@@ -62,4 +62,4 @@ def look_at_norms(block: LoadedBlock) -> HeadNorms:
             heads = torch.unflatten(read, 1, (-1, block.spec.sizes.key_width))
             found[name].append(heads.square().mean(dim=2).cpu())
     squares = {name: torch.cat(each) for name, each in found.items()}
-    return HeadNorms(squares, frozenset(name for name, dim in names.items() if dim == "k"))
+    return JointNorms(squares, frozenset(name for name, dim in names.items() if dim == "k"))

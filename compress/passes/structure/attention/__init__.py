@@ -1,0 +1,1 @@
+"""What structural stages do to attention: heads that share, and norms of queries and keys."""
