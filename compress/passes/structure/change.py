@@ -30,8 +30,8 @@ from compress.formats import Weights
 from compress.passes.context import PassContext, block_tensors, record_unit
 from compress.passes.edit import WRITTEN
 from compress.passes.ranks import Ranks, decided
-from compress.passes.structure.attention.joint_norms import look_at_norms
 from compress.passes.structure.attention.heads import pooled
+from compress.passes.structure.attention.joint_norms import look_at_norms
 from compress.passes.structure.chains import Chains, advance_source, load
 from compress.passes.structure.files import FACTS
 from compress.passes.structure.gradients import Changes
