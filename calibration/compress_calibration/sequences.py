@@ -13,6 +13,8 @@ from torch import Tensor
 from compress.errors import DataError
 
 Aggregate = Literal["mean", "l2", "variance"]
+Aggregates = tuple[Aggregate, Aggregate]  # over a sequence, and across sequences
+MINITRON: Aggregates = ("mean", "l2")  # the best of the paper's table
 
 
 @dataclass(slots=True)
@@ -20,7 +22,7 @@ class SequenceAccumulator:
     """Sums over sequences of a, the aggregate of each of K features over one sequence.
 
     over: mean of |x|, l2 norm of x, or variance of x. total, square: fp64 [K], sums of a and a².
-    sequences: how many were added.
+    sequences: how many were added. across: the aggregate of a that is looked at in the end.
     """
 
     key: str
@@ -28,14 +30,15 @@ class SequenceAccumulator:
     total: Tensor
     square: Tensor
     sequences: int = 0
+    across: Aggregate = "l2"
 
     @classmethod
     def create(
-        cls, key: str, features: int, *, over: Aggregate = "mean", device: str = "cpu"
+        cls, key: str, features: int, *, by: Aggregates = MINITRON, device: str = "cpu"
     ) -> "SequenceAccumulator":
-        """Empty sums of K = features."""
+        """Empty sums of K = features. by: the aggregate over a sequence, and across them."""
         zeros = torch.zeros(features, dtype=torch.float64, device=device)
-        return cls(key, over, zeros, zeros.clone())
+        return cls(key, by[0], zeros, zeros.clone(), across=by[1])
 
     def add(self, x: Tensor, mask: Tensor | None = None) -> None:
         """Add sequences x [sequences, tokens, K]; mask: bool [sequences, tokens], False for
@@ -49,8 +52,8 @@ class SequenceAccumulator:
                 self.square += seen.square()
                 self.sequences += 1
 
-    def aggregate(self, over: Aggregate) -> Tensor:
-        """The aggregate over the sequences so far, fp64 [K].
+    def aggregate(self) -> Tensor:
+        """The aggregate across the sequences so far, fp64 [K].
 
         Raises DataError before the first sequence, and when an input was NaN or infinite.
         """
@@ -63,9 +66,9 @@ class SequenceAccumulator:
                 f" features (first: {int(bad[0])}); run with --dtype fp32"
             )
         mean = self.total / self.sequences
-        if over == "mean":
+        if self.across == "mean":
             return mean
-        if over == "l2":
+        if self.across == "l2":
             return self.square.sqrt()
         return (self.square / self.sequences - mean.square()).clamp(min=0)
 

@@ -19,7 +19,7 @@ from compress.edits.repair.ridge import Affine
 from compress.edits.select.experts import ChooseExperts
 from compress.report.schema import LinearRepair
 from compress_calibration.moments import Moments
-from compress_calibration.sequences import SequenceAccumulator
+from compress_calibration.sequences import Aggregates, SequenceAccumulator
 
 Options = TypeVar("Options", contravariant=True)
 WRITERS = ("o", "down")  # roles of what writes to the residual stream
@@ -58,8 +58,8 @@ class Site:
     own: each shall give what it gave itself before the change; else what brings the edited residual
     stream to the source's. Experts that are not their own make up together for what their mixture
     lacks, each by its share of a token.
-    sequences: whether their inputs are also summed sequence by sequence. producers: whether the
-    weights that make their inputs are looked at.
+    sequences: how their inputs are also summed sequence by sequence; None for not at all.
+    producers: whether the weights that make their inputs are looked at.
     experts: of a router, which is then not changed itself but asked which experts stay; later sites
     of the block are without those that go.
     heads: of all linears of attention, which change together when heads share keys and values.
@@ -67,7 +67,7 @@ class Site:
 
     linears: tuple[LinearSpec, ...]
     own: bool = False
-    sequences: bool = False
+    sequences: Aggregates | None = None
     producers: bool = False
     experts: ExpertChoice | None = None
     heads: HeadChoice | None = None

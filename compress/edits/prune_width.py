@@ -33,6 +33,7 @@ from compress.edits.select.experts import EXPERT_CHOICES
 from compress.edits.select.groups import ALONE, Groups
 from compress.edits.writers import Repair, check_roles, refitted, writer_sites
 from compress.errors import RecipeError
+from compress_calibration.sequences import MINITRON, Aggregate, Aggregates
 
 Select = Literal["obs", "activation", "contribution", "fluctuation", "taylor", "magnitude"]
 AXES = ("ffn", "heads", "kv_heads", "experts")
@@ -47,7 +48,8 @@ class PruneWidthConfig:
     experts: of a mixture; a token still goes to as many of them.
     hidden, basis: of the residual stream, see `prune_hidden`, which is a pass of its own.
     multiple_of: what shares of channels are rounded down to a multiple of; those of heads are to
-    one of the groups that stay. select: by what is chosen. repair: what is refitted.
+    one of the groups that stay. select: by what is chosen; aggregate: of activations over a
+    sequence, and across sequences. repair: what is refitted.
     """
 
     ffn: Amount | None = None
@@ -58,6 +60,7 @@ class PruneWidthConfig:
     basis: BasisKind | None = None
     multiple_of: int = 1
     select: Select = "obs"
+    aggregate: tuple[Aggregate, ...] | None = None
     repair: Repair = "drift"
 
     def __post_init__(self) -> None:
@@ -74,6 +77,16 @@ class PruneWidthConfig:
                 f"select is {self.select}, which says nothing of experts; with experts it is one of"
                 f" {', '.join(EXPERT_CHOICES)}"
             )
+        if self.aggregate is not None and self.select != "activation":
+            raise RecipeError(
+                f"aggregate is that of select: activation, and select is {self.select}; leave out"
+                " one of them"
+            )
+        if self.aggregate is not None and len(self.aggregate) != 2:
+            raise RecipeError(
+                f"aggregate names {len(self.aggregate)}; it takes two, the one over a"
+                " sequence and the one across sequences: [mean, l2]"
+            )
         if self.basis is not None and self.hidden is None:
             raise RecipeError("basis is that of hidden, which is missing; give it, or leave both")
 
@@ -81,6 +94,11 @@ class PruneWidthConfig:
     def cuts_blocks(self) -> bool:
         """Whether anything but the residual stream is cut."""
         return any(getattr(self, name) is not None for name in AXES)
+
+    @property
+    def aggregates(self) -> Aggregates:
+        """Of activations."""
+        return MINITRON if self.aggregate is None else (self.aggregate[0], self.aggregate[1])
 
     def parts(self) -> Mapping[str, Any]:
         """The cut within blocks, then that of the residual stream: two passes, as the basis of the
@@ -134,7 +152,8 @@ def sites(block: BlockSpec, config: PruneWidthConfig) -> Iterator[Site]:
     cut = (("o",) if heads else ()) + (("down",) if config.ffn is not None else ())
     keep, drift = shape_of(block.sizes, config).experts, config.repair == "drift"
     fewer = None if keep is None else ExpertChoice(keep, EXPERT_CHOICES[config.select], drift)
-    yield from writer_sites(block, cut, config.repair, SELECTIONS[config.select].wants, fewer)
+    wants = SELECTIONS[config.select].wants
+    yield from writer_sites(block, cut, config.repair, wants, fewer, config.aggregates)
 
 
 def change(

@@ -20,6 +20,7 @@ from compress.edits.select.evidence import Want
 from compress.errors import CheckpointError
 from compress.report.schema import LinearRepair
 from compress.report.units import counted
+from compress_calibration.sequences import MINITRON, Aggregates
 
 Repair = Literal["drift", "output", "none"]
 UNSEEN = "too few tokens reached the expert to repair it"
@@ -31,12 +32,14 @@ def writer_sites(
     repair: Repair,
     wants: Collection[Want] = (),
     experts: ExpertChoice | None = None,
+    sequences: Aggregates = MINITRON,
 ) -> Iterator[Site]:
     """Attention's output, then the MLP's, as far as something becomes of them.
 
     cut: roles that lose columns. wants: what these are chosen by. Experts are all looked at
     together, each held to itself, as no residual stream is one expert's alone. Where some of them
     go (`experts`), they are chosen in between, and those that stay are held to the stream together.
+    sequences: how inputs are summed sequence by sequence, where that is wanted.
     """
     for role in WRITERS:
         linears = tuple(x for x in block.linears if x.role == role)
@@ -49,7 +52,7 @@ def writer_sites(
             yield Site(
                 linears,
                 own=not together,
-                sequences="sequences" in wants,
+                sequences=sequences if "sequences" in wants else None,
                 # Of an expert that hardly a token was sent to, weights alone say something.
                 producers=role in cut and (routed or "producers" in wants),
             )

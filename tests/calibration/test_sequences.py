@@ -17,11 +17,11 @@ OVER = {
 @pytest.mark.parametrize("batch", OVER)
 @pytest.mark.parametrize("sequence", OVER)
 def test_both_aggregates_are_those_of_the_paper(sequence, batch):
-    sums = SequenceAccumulator.create("down", 3, over=sequence)
+    sums = SequenceAccumulator.create("down", 3, by=(sequence, batch))
     sums.add(X[:2])
     sums.add(X[2:])
     want = OVER[batch](OVER[sequence](X.double(), 1), 0)
-    torch.testing.assert_close(sums.aggregate(batch), want, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(sums.aggregate(), want, rtol=1e-5, atol=1e-6)
 
 
 def test_padding_is_left_out():
@@ -32,7 +32,7 @@ def test_padding_is_left_out():
     for row in (X[:1], X[1:2, :3], X[2:4]):
         plain.add(row)
     assert padded.sequences == 4
-    assert torch.equal(padded.aggregate("l2"), plain.aggregate("l2"))
+    assert torch.equal(padded.aggregate(), plain.aggregate())
 
 
 def test_values_that_are_not_finite_are_named():
@@ -41,9 +41,9 @@ def test_values_that_are_not_finite_are_named():
     sums = SequenceAccumulator.create("down", 3)
     sums.add(bad)
     with pytest.raises(DataError, match=r"of down are not finite in 1 of 3 features \(first: 2\)"):
-        sums.aggregate("mean")
+        sums.aggregate()
 
 
 def test_nothing_seen_is_told():
     with pytest.raises(DataError, match="no calibration sequence reached the inputs of down"):
-        SequenceAccumulator.create("down", 3).aggregate("mean")
+        SequenceAccumulator.create("down", 3).aggregate()

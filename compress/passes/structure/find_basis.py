@@ -142,7 +142,7 @@ def _scores(each: LearnedPass, seen: Iterator[StreamAt]) -> Tensor:
     total = torch.zeros(hidden, dtype=torch.float64, device=device)
     for place in sums.values():
         place.total, place.square = ranks.sum(place.total), ranks.sum(place.square)
-        total += place.aggregate("l2")
+        total += place.aggregate()
     return total
 
 

@@ -124,10 +124,13 @@ def sums_of(block: LoadedBlock, linear: LinearSpec, site: Site) -> Sums:
     fit, held = (
         MomentsAccumulator.create(linear.name, inputs, outputs, device=device) for _ in range(2)
     )
-    sequences = SequenceAccumulator.create(linear.name, inputs, device=device)
+    sequences = None
+    if site.sequences is not None:
+        name = linear.name
+        sequences = SequenceAccumulator.create(name, inputs, by=site.sequences, device=device)
     energy = torch.zeros((), dtype=torch.float64, device=device)
     now = affine_of(block, linear)
-    return Sums(now, fit, held, energy, sequences if site.sequences else None)
+    return Sums(now, fit, held, energy, sequences)
 
 
 def _add_inputs(pair: Pair, site: Site, entering: BlockInput, sums: Mapping[str, Sums]) -> None:

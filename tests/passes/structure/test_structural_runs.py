@@ -173,6 +173,17 @@ def test_a_later_pass_rounds_what_structural_stages_leave(tiny, tmp_path: Path) 
     assert mine == theirs
 
 
+@pytest.mark.long
+def test_activations_are_summed_up_as_asked(tiny, tmp_path: Path) -> None:
+    """Channels that vary most are others than those that are largest."""
+    source, data, found = tiny("llama"), text_source(tmp_path), []
+    for options in ({}, {"aggregate": ["mean", "l2"]}, {"aggregate": ["variance", "mean"]}):
+        stage = width(ffn=0.5, select="activation", repair="none", **options)
+        run(recipe(stage, calibration=data), source, tmp_path / str(len(found)))
+        found.append(result_of(tmp_path / str(len(found)))["model.safetensors"])
+    assert found[0] == found[1] != found[2]
+
+
 @pytest.mark.parametrize(("first", "step"), [pytest.param(1, 211, id="some"), *(
     pytest.param(i, 5, marks=pytest.mark.long) for i in range(5))])  # fmt: skip
 def test_killed_anywhere_it_goes_on_to_the_same_bytes(
@@ -199,6 +210,11 @@ def test_killed_anywhere_it_goes_on_to_the_same_bytes(
         ({}, "ffn, heads, kv_heads, experts and hidden are missing"),
         ({"ffn": 8, "targets": ["*"]}, "unknown key 'targets'"),
         ({"ffn": 8, "select": "obz"}, "is 'obz'; allowed: obs"),
+        ({"ffn": 8, "aggregate": ["l2", "l2"]}, "aggregate is that of select: activation, and"),
+        (
+            {"ffn": 8, "select": "activation", "aggregate": ["l2"]},
+            "aggregate names 1; it takes two",
+        ),
     ],
 )
 def test_what_cannot_stay_is_refused_before_work(
