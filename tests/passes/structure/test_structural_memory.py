@@ -112,16 +112,32 @@ def test_a_solve_holds_what_was_counted(kept: int) -> None:
     assert 0.7 * select_bytes(k) < choosing.bytes < select_bytes(k)
 
 
+CUT = {"method": "prune_width", "ffn": 700}
+SHARE = {"method": "gqa", "groups": 1, "repair": "none"}
+WIDE = {"hidden_size": 256, "intermediate_size": 768}
+MANY = {"hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 64}
+
+
 @pytest.mark.long
+@pytest.mark.parametrize(
+    ("family", "stage", "sizes"),
+    [("llama", CUT, WIDE), ("llama", SHARE, MANY), ("qwen3", SHARE, MANY)],
+    ids=["solve", "heads", "normed"],
+)
 def test_a_pass_holds_what_was_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answered_here: None
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    answered_here: None,
+    family: str,
+    stage: dict[str, Any],
+    sizes: dict[str, int],
 ) -> None:
     """With a block held beside the widest solve it would be a fifth more."""
-    sizes = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 1}
-    source, text = make("llama", tmp_path / "source", **sizes), tmp_path / "words.txt"
+    source = make(family, tmp_path / "source", num_hidden_layers=1, **sizes)
+    text = tmp_path / "words.txt"
     text.write_text(WORDS * 20)
     data = {"sources": [{"text": str(text)}], "samples": 4, "length": 16}
-    asked = recipe({"method": "prune_width", "ffn": 700}, calibration=data)
+    asked = recipe(stage, calibration=data)
     monkeypatch.setattr(ridge, "OUTPUTS", 32)
     looked, really = [], learned.apply_learned
 
