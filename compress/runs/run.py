@@ -25,7 +25,7 @@ from compress.checkpoint.ties import settled
 from compress.evaluation.compared import Compared
 from compress.evaluation.quality import measure
 from compress.evaluation.workspace import Workspace
-from compress.events import Event, Progress, silent
+from compress.events import Event, Progress, note, silent
 from compress.formats import open_weights
 from compress.machine.environment import check_device, fingerprint, peak_gpu_bytes, peak_rss_bytes
 from compress.machine.other_work import read_processor, share_since
@@ -52,6 +52,7 @@ from compress.runs.output import (
 )
 from compress.runs.planning import in_room, plan_of
 from compress.runs.requirements import check_requirements
+from compress.runs.resumed import where_it_goes_on
 from compress.runs.session import Session
 from compress.runs.summary import FOLDER, build_report, write_report
 
@@ -158,6 +159,8 @@ def _hashed(checkpoint: Checkpoint, spec: DecoderSpec, progress: Progress) -> Ch
 def _work(session: Session, started: datetime, *, resumed: bool) -> Report:
     """All passes, then evaluation and report, inside OUT.partial."""
     partial, journal = session.output.partial, _journal(session, resumed=resumed)
+    if resumed:
+        session.progress(note("resume", where_it_goes_on(session.plan, journal)))
     session, stages = carry_out(session, journal)
     plan = session.plan
     if session.measuring is not None:
