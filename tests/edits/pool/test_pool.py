@@ -1,13 +1,15 @@
 """Heads that share keys and values: nothing is lost where they are alike, and else the least."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
 import torch
 from torch import Tensor
 
-from compress.edits.pool import POOLS, chosen_groups, principal
+from compress.edits import pool as rooms
+from compress.edits.pool import chosen_groups, normed, principal
 from compress.edits.pool.evidence import (
     HeadEvidence,
     SharedHead,
@@ -18,6 +20,7 @@ from compress.edits.pool.evidence import (
 )
 from compress.edits.pool.partition import partition
 
+POOLS = {name: way.pool for name, way in rooms.POOLS.items()}
 HEADS, FREQUENCIES, WIDTH, HIDDEN, TOKENS = 4, 3, 5, 12, 200
 
 
@@ -168,3 +171,16 @@ def test_heads_that_are_alike_find_each_other_among_many() -> None:
     seen = evidence_of(keys, queries, values, weight)
     for group in chosen_groups(seen, 4):
         assert len({int(kinds[x]) for x in group}) == 1
+
+
+def test_behind_a_norm_no_other_key_of_a_group_loses_less(parts) -> None:
+    """All heads read the same: any other weights of the mean lose more."""
+    seen, members = evidence_of(*parts), (0, 1, 3)
+    shared = normed.pool(seen, members)
+    assert torch.equal(shared.key_out, torch.ones_like(shared.key_out))
+    torch.testing.assert_close(shared.key_in.sum(dim=0), shared.key_out[0])
+    least = lost_keys(seen, shared)
+    assert normed.lost(seen, members) == pytest.approx((least, lost_values(seen, shared)))
+    for seed in range(20):
+        moved = random_numbers(len(members), FREQUENCIES, seed=seed) * 0.1
+        assert lost_keys(seen, replace(shared, key_in=shared.key_in + moved)) > least
