@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.nn.functional import pad
 
 from compress.arch.describe import describe
 from compress.arch.spec import DecoderSpec, LinearSpec
@@ -84,13 +85,10 @@ def round_weight(
         groups = groups[torch.randperm(k, generator=torch.Generator().manual_seed(seed))]
     w = weight.float()
     flat = scheme.granularity == "tensor"
-    scales, zeros = [], []
-    for g in range(scheme.groups(k)):
-        piece = w.reshape(1, -1) if flat else w[:, groups == g]
-        scale, zero = _minmax(piece, scheme, weight.dtype)
-        scales.append(scale)
-        zeros.append(zero)
-    scale, zero = torch.stack(scales, 1), torch.stack(zeros, 1)
+    pieces, where = (
+        (w.reshape(1, -1), torch.zeros(w.numel(), dtype=torch.int64)) if flat else (w, groups)
+    )
+    scale, zero = _minmax(pieces, where, scheme, weight.dtype)
     if scheme.symmetric and act is None:
         turned = torch.arange(scale.shape[0])[:, None] + torch.arange(scale.shape[1])
         scale[turned % 2 == 0] *= -1
@@ -115,11 +113,11 @@ def _round_floats(weight: Tensor, scheme: QuantScheme, inputs: Tensor | None) ->
     n, k = weight.shape
     w, largest = weight.float(), 6.0 if scheme.is_fp4 else 448.0
     rows, columns = scheme.rows_per_scale(n), scheme.columns_per_scale(k)
-    scales = torch.ones(scheme.scale_shape(n, k))
-    for i in range(scales.shape[0]):
-        for j in range(scales.shape[1]):
-            block = w[i * rows : (i + 1) * rows, j * columns : (j + 1) * columns]
-            scales[i, j] = block.abs().max() / largest
+    over = -n % rows, -k % columns
+    blocks = (
+        pad(w.abs(), (0, over[1], 0, over[0])).unfold(0, rows, rows).unfold(1, columns, columns)
+    )
+    scales = blocks.amax((2, 3)) / largest
     if scheme.is_fp4:
         stored = (scales * GLOBAL).to(torch.float8_e4m3fn)
         steps = (stored.float() / GLOBAL).clamp(min=1e-9)
@@ -194,14 +192,19 @@ def write(
     return Compressed(folder, quantized, spec, tensors)
 
 
-def _minmax(piece: Tensor, scheme: QuantScheme, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Scale in `dtype` and int8 zero of every row of piece [N, g]."""
+def _minmax(
+    w: Tensor, groups: Tensor, scheme: QuantScheme, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Scale in `dtype` and int8 zero [N, groups] of w [N, K], whose columns are of `groups` [K]."""
     steps = scheme.code_max - scheme.code_min
+    where = groups.expand(w.shape[0], -1)
+    start = torch.zeros(w.shape[0], int(groups.max()) + 1)
     if scheme.symmetric:
-        scale = (piece.abs().amax(1) / (steps / 2)).to(dtype)
+        scale = (start.scatter_reduce(1, where, w.abs(), "amax") / (steps / 2)).to(dtype)
         scale[scale == 0] = 1
         return scale, torch.zeros_like(scale, dtype=torch.int8)
-    low, high = piece.amin(1).clamp(max=0), piece.amax(1).clamp(min=0)
+    # From 0 on: the grid holds it.
+    low, high = (start.scatter_reduce(1, where, w, end) for end in ("amin", "amax"))
     scale = ((high - low) / steps).to(dtype)
     scale[scale == 0] = 1
     zero = (scheme.code_min - low / scale.float()).round()

@@ -74,24 +74,39 @@ def pixels(path: Path) -> np.ndarray:
 
 def unfilter(kind: int, line: np.ndarray, above: np.ndarray) -> np.ndarray:
     """One PNG row from its filtered bytes and the row above, both [width, channels]."""
+    if kind > 2:
+        channels = range(line.shape[1])
+        undo = averages if kind == 3 else paeth
+        return np.array([undo(line[:, c].tolist(), above[:, c].tolist()) for c in channels]).T
     line = line.astype(np.int64)
     if kind == 1:
         line = np.cumsum(line, axis=0)
     if kind == 2:
         line = line + above
-    if kind <= 2:
-        return line % 256
-    result = np.zeros_like(line)
-    left = corner = np.zeros(line.shape[1], np.int64)
-    for x in range(len(line)):
-        up = above[x]
-        if kind == 3:
-            guess = (left + up) // 2
-        else:
-            distance = np.abs(np.stack([up - corner, left - corner, left + up - 2 * corner]))
-            guess = np.choose(distance.argmin(axis=0), [left, up, corner])
-        left, corner = (line[x] + guess) % 256, up
-        result[x] = left
+    return line % 256
+
+
+# Of one channel, in plain numbers: numpy takes 15 us for the few of a pixel, 2 s for a page.
+def averages(line: list[int], above: list[int]) -> list[int]:
+    left, result = 0, []
+    for value, up in zip(line, above, strict=True):
+        left = (value + (left + up) // 2) % 256
+        result.append(left)
+    return result
+
+
+def paeth(line: list[int], above: list[int]) -> list[int]:
+    left, corner, result = 0, 0, []
+    for value, up in zip(line, above, strict=True):
+        from_left, from_up = abs(up - corner), abs(left - corner)
+        from_corner = abs(left + up - 2 * corner)
+        guess = corner
+        if from_left <= from_up and from_left <= from_corner:
+            guess = left
+        elif from_up <= from_corner:
+            guess = up
+        left, corner = (value + guess) % 256, up
+        result.append(left)
     return result
 
 
