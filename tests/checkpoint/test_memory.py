@@ -7,7 +7,7 @@ from pathlib import Path
 
 from conftest import REPO
 
-_TENSORS, _MB = 10, 30
+_TENSORS, _MB = 5, 30
 
 # By default glibc keeps freed blocks below 32 MB, and those of aligned allocations pile up in
 # pieces: 30 tensors of 30 MB, one at a time, leave 246 MB behind. That is the allocator's doing and
