@@ -58,8 +58,19 @@ def losses(units: tuple[BudgetUnit, ...], cache: Path) -> Sensitivities:
     return Sensitivities(held["shares"], held["errors"])
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "mixtral", "starcoder2"])
-@pytest.mark.parametrize("sensitivity", ["kl", "output_error"])
+@pytest.mark.parametrize(
+    ("sensitivity", "family"),
+    [
+        ("kl", "llama"),
+        ("kl", "mixtral"),
+        ("output_error", "gpt2"),
+        ("output_error", "starcoder2"),
+        pytest.param("kl", "gpt2", marks=pytest.mark.long),
+        pytest.param("kl", "starcoder2", marks=pytest.mark.long),
+        pytest.param("output_error", "llama", marks=pytest.mark.long),
+        pytest.param("output_error", "mixtral", marks=pytest.mark.long),
+    ],
+)
 def test_merged_layers_are_alike_and_the_bytes_within_the_target(
     tiny, tmp_path: Path, cache: Path, family: str, sensitivity: str
 ) -> None:

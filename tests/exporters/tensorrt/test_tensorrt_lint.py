@@ -89,8 +89,16 @@ def test_every_rule_has_a_fault_and_is_documented() -> None:
     assert rows[rows.index("opset") :][: len(RULES)] == list(RULES)
 
 
-@pytest.mark.parametrize("case", [x for x in CASES if "dynamic" not in x])
-@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+# Each in one type, in turns; in the other in the long set.
+TYPED = [
+    pytest.param(case, dtype, id=f"{dtype}-{case}",
+                 marks=() if (place + turn) % 2 == 0 else pytest.mark.long)
+    for place, case in enumerate(x for x in CASES if "dynamic" not in x)
+    for turn, dtype in enumerate(("fp16", "fp32"))
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("case", "dtype"), TYPED)
 def test_graphs_of_all_families_are_clean(case: str, dtype: Any, tmp_path: Path) -> None:
     family, options = CASES[case]
     model = tiny_models.make(family, tmp_path / "model", dtype="fp32", **options)

@@ -103,8 +103,17 @@ def test_proof_of_a_good_graph(source: Weights, folder: Path) -> None:
     assert sum("padded" in line for line in proof.detail) == 2
 
 
-@pytest.mark.parametrize("preset", ["W8A8_STATIC", "FP8", "NVFP4A16"])
-@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+@pytest.mark.parametrize(
+    ("dtype", "preset"),
+    [
+        ("fp32", "W8A8_STATIC"),
+        ("fp16", "FP8"),
+        ("fp16", "NVFP4A16"),
+        pytest.param("fp16", "W8A8_STATIC", marks=pytest.mark.long),
+        pytest.param("fp32", "FP8", marks=pytest.mark.long),
+        pytest.param("fp32", "NVFP4A16", marks=pytest.mark.long),
+    ],
+)
 def test_proof_of_quantized_graphs(preset: str, dtype: Any, tmp_path: Path) -> None:
     dense = tiny_models.make("llama", tmp_path / "dense", dtype="fp32", **WIDE)
     model, options = positive(dense, tmp_path / "model", PRESETS[preset]), Options(dtype=dtype)

@@ -48,8 +48,17 @@ def check(folder: Path, rounded: bool = False) -> None:
     assert torch.equal(torch.cat(parts), whole)
 
 
-@pytest.mark.parametrize("family", ["llama", "phi3", "gpt2", "qwen3_moe", "gemma2", "opt"])
-@pytest.mark.parametrize("name", SCHEMES)
+FAMILIES = ("llama", "phi3", "gpt2", "qwen3_moe", "gemma2", "opt")
+# Each scheme with three families, each family with three schemes; all others in the long set.
+PAIRS = [
+    pytest.param(name, family, id=f"{name}-{family}",
+                 marks=() if (row + column) % 2 == 0 else pytest.mark.long)
+    for row, name in enumerate(SCHEMES)
+    for column, family in enumerate(FAMILIES)
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "family"), PAIRS)
 def test_families_and_schemes(name: str, family: str, tmp_path: Path) -> None:
     source = tiny_models.make(family, tmp_path / "source", dtype="fp32")
     compressed_models.write(source, tmp_path / "out", SCHEMES[name])
