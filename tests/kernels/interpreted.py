@@ -69,7 +69,7 @@ def main() -> None:
         "scale-fp16": scales(Grid(8, False, torch.float16), False),
         "columns-g8": loop(ONE, 8, True),
         "columns-g12-asym": loop(ONE, 12, False),
-        "columns-wide-group": loop(ONE, 24, True),
+        "columns-wide-group": loop(TWO, 24, True),
         "columns-fixed-order": loop(TWO, 12, False, fixed=True),
         "gram-fp16": sums(torch.float16),
     }
