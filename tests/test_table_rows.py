@@ -113,7 +113,9 @@ def refused(head: str, rows: list[str], read: str, folder: Path) -> list[bool]:
     ("head", "row", "wrong", "read"),
     [
         (METHODS_HEAD, METHODS_ROW, WRONG_METHODS, METHODS_READ),
-        (FORMATS_HEAD, FORMATS_ROW, WRONG_FORMATS, FORMATS_READ),
+        pytest.param(
+            *(FORMATS_HEAD, FORMATS_ROW, WRONG_FORMATS, FORMATS_READ), marks=pytest.mark.long
+        ),
     ],
     ids=["methods", "formats"],
 )

@@ -177,7 +177,10 @@ def test_what_fails_leaves_all_as_it_was(
     assert not (model / WORK).exists()
 
 
-@pytest.mark.parametrize("earlier", [False, True], ids=["first", "again"])
+@pytest.mark.parametrize(
+    "earlier",
+    [pytest.param(False, id="first", marks=pytest.mark.long), pytest.param(True, id="again")],
+)
 def test_a_kill_leaves_a_whole_graph_or_none(original: Path, tmp_path: Path, earlier: bool) -> None:
     """In front of every change of the disk, or amid it; the next export ends as if it were new."""
     whole = filled(original, tmp_path / "whole")

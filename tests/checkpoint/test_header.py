@@ -162,7 +162,7 @@ SAMPLE = save(
 )
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_mutated_bytes_are_read_truly_or_refused(tmp_path: Path, data: st.DataObject) -> None:
     raw = bytearray(SAMPLE)
@@ -180,7 +180,7 @@ def test_mutated_bytes_are_read_truly_or_refused(tmp_path: Path, data: st.DataOb
     check_whole(tmp_path, bytes(raw))
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     header=st.dictionaries(
         st.sampled_from(["a", "b", "c", "__metadata__"]),

@@ -112,8 +112,12 @@ WHOLE = ActivationScheme(granularity="tensor", dynamic=True)
 
 @pytest.mark.parametrize(
     ("fmt", "inputs"),
-    [("bitsandbytes", OUTLIERS), ("compressed-tensors", WHOLE)],
-    ids=["outlier columns of a call", "one scale for a call"],
+    [
+        pytest.param("bitsandbytes", OUTLIERS, id="outlier columns of a call"),
+        pytest.param(
+            "compressed-tensors", WHOLE, id="one scale for a call", marks=pytest.mark.long
+        ),
+    ],
 )
 def test_tokens_that_are_rounded_together_are_those_of_a_window(
     tmp_path: Path, fmt: str, inputs: ActivationScheme

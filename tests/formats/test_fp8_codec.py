@@ -244,7 +244,7 @@ KEYS = st.sampled_from(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(changes=st.dictionaries(KEYS, JSON, min_size=1, max_size=3))
 def test_any_config_is_read_or_refused(changes: dict[str, Any]) -> None:
     whole = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}

@@ -56,7 +56,7 @@ def same(found: torch.Tensor | None, wanted: torch.Tensor | None) -> bool:
     return found.dtype == wanted.dtype and torch.equal(found, wanted)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(tensor=weights(), codec=st.sampled_from(CODECS))
 def test_round_trip_is_exact(tensor: QuantizedTensor, codec: Any) -> None:
     if codec is gptq and tensor.zero is not None:

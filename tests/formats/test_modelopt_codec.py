@@ -46,7 +46,7 @@ def weights(draw: st.DrawFn) -> Tensor:
     return torch.randn(n, k, generator=torch.Generator().manual_seed(n * 100 + k)).to(dtype)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     scheme=st.sampled_from([*ALGORITHMS.values(), G4, QuantScheme(group_size=1)]),
     weight=weights(),
@@ -373,7 +373,7 @@ KEYS = st.sampled_from(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     algo=st.sampled_from([*ALGORITHMS, "MIXED_PRECISION", "NVFP4"]),
     changes=st.dictionaries(KEYS, JSON, min_size=1, max_size=3),

@@ -42,7 +42,7 @@ def best_of_all(units: list[Unit], most: int) -> tuple[float, int] | None:
     return min((f for f in found if f[1] <= most), default=None)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(PROBLEMS, st.integers(-1, 60))
 def test_no_choice_is_better(problem: Pairs, most: int) -> None:
     units = units_of(problem)

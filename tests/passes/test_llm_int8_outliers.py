@@ -54,6 +54,7 @@ def test_plain_w8a8_collapses_and_fixed_columns_do_not(loss: Loss) -> None:
     assert loss("tale-6m-outliers", "calibrated") == pytest.approx(1, abs=0.005)
 
 
+@pytest.mark.long
 def test_columns_found_at_run_time_pay_for_their_weights_only(loss: Loss) -> None:
     dynamic = loss("tale-6m-outliers", "dynamic")
     assert dynamic < 1.05

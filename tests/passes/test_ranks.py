@@ -229,7 +229,7 @@ CASES: dict[str, Case] = {
 }
 
 
-SOME = ("gptq", "experts", "folds")
+SOME = ("experts", "folds")
 
 
 @pytest.mark.parametrize(

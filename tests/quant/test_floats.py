@@ -26,7 +26,7 @@ E4M3 = [m / 8 * 2.0**-6 for m in range(8)]
 E4M3 += [(1 + m / 8) * 2.0 ** (e - 7) for e in range(1, 16) for m in range(8)][:-1]
 NVFP4 = PRESETS["NVFP4A16"]
 OFFSETS = (0, -1, 1, -2, 2, -3, 3, -4, 4, 5, 6, 7)
-quick = settings(max_examples=100, deadline=None)
+quick = settings(max_examples=40, deadline=None)
 
 
 def oracle(x: Tensor, values: list[float]) -> Tensor:

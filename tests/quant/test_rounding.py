@@ -48,7 +48,7 @@ def weights(draw: st.DrawFn) -> Tensor:
 
 searches = st.sampled_from(["minmax", "mse"])
 scale_dtypes = st.sampled_from(DTYPES)
-quick = settings(max_examples=80, deadline=None)
+quick = settings(max_examples=40, deadline=None)
 
 
 @quick

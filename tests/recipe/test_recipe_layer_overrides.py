@@ -359,7 +359,7 @@ any_override = st.tuples(
 
 
 @given(st.lists(any_override, max_size=4), st.sampled_from([("*",), ("mlp.*",), ("layers.0.*",)]))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_the_last_override_that_names_a_layer_has_it(
     overrides: list[tuple[list[str], int | None]], targets: tuple[str, ...]
 ) -> None:

@@ -207,7 +207,7 @@ def test_any_recipe_survives_a_dump(text: str) -> None:
 
 
 @given(st.text())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_any_text_is_a_recipe_or_one_line(text: str) -> None:
     with pytest.raises(RecipeError) as caught:
         parse(text)

@@ -310,7 +310,7 @@ def test_thousands_of_experts_share_rows(report: Report) -> None:
     assert len(text) < 200_000
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(st.lists(st.floats(0, 1e3), min_size=1, max_size=8))
 def test_the_scale_holds_every_error(values: list[float]) -> None:
     scale = chart.scale_of(values)

@@ -33,7 +33,8 @@ def held_out(report: Report) -> list[tuple[float, float]]:
 
 
 @pytest.mark.parametrize("options", [
-    {"scope": "model"}, {"scope": "model", "train": "lora"}, {"scope": "block"},
+    {"scope": "model"}, {"scope": "model", "train": "lora"},
+    pytest.param({"scope": "block"}, marks=pytest.mark.long),
     {"scope": "model", "blocks": 1.0, "optimizer": "muon"},
     pytest.param({"scope": "model", "cache": 0}, marks=pytest.mark.long), pytest.param(
         {"scope": "model", "loss": "jsd", "ce": 0.1, "optimizer": "adafactor"},
@@ -58,7 +59,7 @@ def test_what_was_cut_comes_nearer_to_the_source(
 
 def test_both_scopes_are_passes_of_their_own(tiny, tmp_path: Path) -> None:
     source, data = tiny("llama"), text_source(tmp_path)
-    asked = recipe(CUT, distill(), RTN | {"scheme": "W8A16", "group_size": 8}, calibration=data)
+    asked = recipe(CUT, distill(160), RTN | {"scheme": "W8A16", "group_size": 8}, calibration=data)
     plan = make_plan(asked, source)
     names = ["stage.0", "stage.1.block", "stage.1.model", "quantize"]
     assert [each.name for each in plan.passes] == names
@@ -66,7 +67,7 @@ def test_both_scopes_are_passes_of_their_own(tiny, tmp_path: Path) -> None:
     labels = ["prune_width", "distill block", "distill model", "quantize"]
     assert [stage.name for stage in whole.stages] == labels
     rounding = RTN | {"scheme": "W8A16", "group_size": 8}
-    apart = (CUT, distill(scope="block"), distill(scope="model"), rounding)
+    apart = (CUT, distill(160, scope="block"), distill(160, scope="model"), rounding)
     run(recipe(*apart, calibration=data), source, tmp_path / "apart")
     mine, theirs = (result_of(tmp_path / name) for name in ("whole", "apart"))
     assert mine["model.safetensors"] == theirs["model.safetensors"]

@@ -94,7 +94,9 @@ def test_equal_logits(tmp_path: Path, dtype: torch.dtype) -> None:
         assert all(token % 4 == at % 4 for at, (token, _) in enumerate(report.top))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.long)]
+)
 def test_in_16_bits(shared_dir: Path, dtype: torch.dtype) -> None:
     decoder = load(shared_dir / "models" / "stories260K", dtype)
     run((OneByOne(decoder, LONGEST), pool_of(decoder.spec.vocab)), range(2))
