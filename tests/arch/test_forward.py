@@ -87,6 +87,14 @@ def test_what_is_in_no_table_is_refused_with_what_is() -> None:
         ("llama", {"sliding_window": 4}, [None] * 6),
         ("mistral", {}, [4096] * 6),
         ("mistral", {"sliding_window": None}, [None] * 6),
+        ("ministral", {}, [4096] * 6),
+        ("ministral", {"sliding_window": None}, [None] * 6),
+        (
+            "ministral",
+            {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"] * 3},
+            [8, None] * 3,
+        ),
+        ("cwm", {}, [None, 8192, 8192, 8192, None, 8192]),
         ("mixtral", {}, [None] * 6),
         ("phi3", {"sliding_window": 9}, [9] * 6),
         ("qwen2", {"sliding_window": 8}, [None] * 6),
@@ -152,6 +160,16 @@ def test_rotations_of_some_layers_and_of_two_kinds() -> None:
 )
 def test_one_rotation(family: str, config: dict[str, Any], expected: Rope) -> None:
     assert rotation(forward(family, config)) == expected
+
+
+def test_cwm_stretches_its_rotation_where_config_json_has_none() -> None:
+    from transformers import CwmConfig
+
+    assumed = CwmConfig().rope_parameters
+    assert rotation(forward("cwm")) == rotation(forward("cwm", {"rope_parameters": assumed}))
+    assert rotation(forward("cwm")).kind == "llama3"
+    plain = {"rope_parameters": {"rope_type": "default"}}
+    assert rotation(forward("cwm", plain)) == Rope(16, 1e6, "default", {})
 
 
 def test_a_rotation_knows_beyond_which_length_it_changes() -> None:

@@ -34,7 +34,7 @@ def rope(**parameters: Any) -> dict[str, Any]:
 
 # What -> (family, options of tiny_models.make).
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    **{family: (family, {}) for family in tiny_models.TABLED},
+    **{family: (family, {}) for family in (*tiny_models.TABLED, *tiny_models.LANDINGS)},
     **{f"{x} with biases": (x, {"bias": True}) for x in tiny_models.BIAS_FAMILIES},
     "opt without biases": ("opt", {"bias": False}),
     "llama tied": ("llama", {"tied": True}),

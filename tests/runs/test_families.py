@@ -15,7 +15,7 @@ from compress.methods.outcome import relative_error
 from compress.report.schema import Layer, Report
 from compress.verbs import run
 from helpers.short_runs import GPTQ, RTN, SELF, recipe
-from helpers.tiny_models import TABLED, UNLISTED
+from helpers.tiny_models import LANDINGS, TABLED, UNLISTED
 
 EXPERTS = {"mixtral": 3 * 4, "qwen3_moe": 3 * 4}  # expert linears a block
 
@@ -82,11 +82,13 @@ def finite_logits(out: Path) -> None:
 # Each that differs in what is read, merged, turned or scaled: the rest are put together of these.
 APART = ("llama", "phi3", "gpt2", "gemma2", "opt", "qwen3_moe")
 BY_METHOD = [
-    pytest.param("rtn", family, id=f"rtn-{family}") for family in TABLED
+    pytest.param("rtn", family, id=f"rtn-{family}",
+                 marks=() if family in (*TABLED, *APART) else pytest.mark.long)
+    for family in (*TABLED, *LANDINGS)
 ] + [
     pytest.param("gptq", family, id=f"gptq-{family}",
                  marks=() if family in APART else pytest.mark.long)
-    for family in TABLED
+    for family in (*TABLED, *LANDINGS)
 ]  # fmt: skip
 
 

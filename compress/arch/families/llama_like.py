@@ -82,6 +82,22 @@ LLAMA_LIKE: Mapping[str, Family] = MappingProxyType(
             folds=LLAMA_FOLDS,
             defaults=MappingProxyType({"num_key_value_heads": 8}),
         ),
+        "ministral": Family(
+            attention=LLAMA_NORMS + LLAMA_ATTENTION,
+            dense=LLAMA_MLP,
+            outside=LLAMA_OUTSIDE,
+            anchor="self_attn.q_proj",
+            folds=LLAMA_FOLDS,
+            defaults=MappingProxyType({"num_key_value_heads": 8}),
+        ),
+        "cwm": Family(
+            attention=LLAMA_NORMS + LLAMA_ATTENTION,
+            dense=LLAMA_MLP,
+            outside=LLAMA_OUTSIDE,
+            anchor="self_attn.q_proj",
+            folds=LLAMA_FOLDS,
+            defaults=MappingProxyType({"num_key_value_heads": 8, "head_dim": 128}),
+        ),
         "qwen2": Family(
             attention=LLAMA_NORMS + QWEN2_ATTENTION,
             dense=LLAMA_MLP,

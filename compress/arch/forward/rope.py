@@ -53,6 +53,7 @@ class RopeRule:
         whole heads only. kinds: older names of kinds. only: the kinds it takes, () for all.
     original: original_max_position_embeddings where config.json does not have it beside the
         parameters; None for what the parameters say, or else max_position_embeddings.
+    absent: the parameters where config.json has none; of the default kind when empty.
     """
 
     theta: float = 10_000.0
@@ -62,6 +63,7 @@ class RopeRule:
     kinds: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     only: tuple[str, ...] = ()
     original: int | None = None
+    absent: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
 
 
 def rope_of(rule: RopeRule, text: Mapping[str, Any], head_dim: int, context: int) -> Rope:
@@ -70,7 +72,7 @@ def rope_of(rule: RopeRule, text: Mapping[str, Any], head_dim: int, context: int
     Raises CheckpointError with key, value and remedy.
     """
     name = next((name for name in NAMES if text.get(name)), NAMES[1])
-    given = {} if text.get(name) is None else text[name]
+    given = rule.absent if text.get(name) is None else text[name]
     return read_rope(rule, text, given, name, head_dim, context)
 
 

@@ -17,9 +17,11 @@ from compress.arch.forward.attention_rules import (
 from compress.arch.forward.rope import Rope, RopeRule
 from compress.arch.forward.windows import (
     Windows,
+    all_but_every_fourth,
     all_but_every_sixth,
     behind_the_first,
     every_other,
+    where_there_is_a_width,
     without_rotation,
 )
 from compress.arch.spec import DecoderSpec
@@ -105,12 +107,30 @@ OLMO2_NORMS = Norms(
     "self_attn.k_norm",
 )
 USUAL = one_rotation(RopeRule())
+CWM_ROTATION = MappingProxyType(
+    {
+        "rope_type": "llama3",
+        "factor": 16.0,
+        "high_freq_factor": 4.0,
+        "low_freq_factor": 1.0,
+        "original_max_position_embeddings": 8192,
+    }
+)
 GEMMA_ACTIVATION = ("hidden_activation", "gelu_pytorch_tanh")
 
 FORWARDS: Mapping[str, Forward] = MappingProxyType(
     {
         "llama": Forward(LLAMA_NORMS, USUAL),
         "mistral": Forward(LLAMA_NORMS, USUAL, windows=Windows(4096)),
+        "ministral": Forward(
+            LLAMA_NORMS, USUAL, windows=Windows(4096, slides=where_there_is_a_width)
+        ),
+        "cwm": Forward(
+            LLAMA_NORMS,
+            one_rotation(RopeRule(theta=1_000_000.0, absent=CWM_ROTATION)),
+            eps=("rms_norm_eps", 1e-5),
+            windows=Windows(8192, slides=all_but_every_fourth),
+        ),
         "qwen2": Forward(
             LLAMA_NORMS, USUAL, windows=Windows(4096, switch=True, slides=behind_the_first)
         ),

@@ -82,6 +82,16 @@ def every_other(text: Mapping[str, Any], index: int) -> bool:
     return (index + 1) % 2 > 0
 
 
+def where_there_is_a_width(text: Mapping[str, Any], index: int) -> bool:
+    """ministral: all, unless sliding_window is null."""
+    return text.get("sliding_window", 0) is not None
+
+
+def all_but_every_fourth(text: Mapping[str, Any], index: int) -> bool:
+    """cwm: the first, the fifth, ... see every position."""
+    return index % 4 > 0
+
+
 def all_but_every_sixth(text: Mapping[str, Any], index: int) -> bool:
     """gemma3, whose older configs name another distance."""
     return (index + 1) % whole(text, "sliding_window_pattern", 6) > 0

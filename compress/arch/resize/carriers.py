@@ -79,6 +79,8 @@ CARRIERS: Mapping[str, Carrier] = MappingProxyType(
     {
         "llama": Carrier("multiple", landing=MISTRAL),
         "mistral": Carrier(),
+        "ministral": Carrier(),
+        "cwm": Carrier("multiple"),
         "qwen2": Carrier(),
         "qwen3": Carrier(),
         # Phi3Config counts the factors of longrope by hidden // heads, whatever head_dim is.

@@ -21,7 +21,7 @@ from helpers.resizing.resized_models import (
     without_heads,
     write,
 )
-from helpers.tiny_models import TABLED
+from helpers.tiny_models import LANDINGS, TABLED
 
 WIDTH = 16
 REFUSALS = (ValueError, StrictDataclassClassValidationError)
@@ -54,7 +54,7 @@ def test_every_family_has_a_row() -> None:
     assert set(CARRIERS) == set(FAMILIES)
 
 
-@pytest.mark.parametrize("family", TABLED)
+@pytest.mark.parametrize("family", [*TABLED, *LANDINGS])
 def test_the_table_says_what_the_classes_take(family: str) -> None:
     tried = [(64, 4), (64, 3), (64, 2), (48, 3)]
     fits = FITS[CARRIERS[family].heads]
