@@ -194,6 +194,38 @@ def test_values_may_be_narrower_or_wider_than_keys(
 
 
 @BOTH
+@pytest.mark.parametrize("widths", [(24, 16), (72, 64), (37, 21)], ids=str)
+@pytest.mark.parametrize("options", [{}, {"window": 20, "softcap": 0.7}], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8], ids=str)
+def test_values_may_lie_in_the_keys(
+    attend: Attend, dtype: torch.dtype, options: dict[str, Any], widths: tuple[int, int]
+) -> None:
+    """What a copy of them gives, and the reference."""
+    options = {"scale": 0.3, **options}
+    texts = stored(2, 70, 16, (widths[0], 1))
+    keys, scales = texts.states.keys.nan_to_num(), None
+    if dtype == torch.int8:
+        scales = (keys.abs().amax(-1).clamp(min=1e-3) / 127).half()
+        keys = (keys / scales[..., None].float()).round().clamp(-127, 127)
+    keys = keys.to(dtype)
+    values = keys[..., : widths[1]]
+    shared = StoredStates(keys, values, scales, scales)
+    assert shared.shared
+    beside = StoredStates(keys, values.clone(memory_format=torch.contiguous_format), scales, scales)
+    assert not beside.shared
+    q = torch.randn(3, HEADS, widths[0], generator=torch.Generator().manual_seed(3))
+    sequence, positions = torch.tensor([0, 1, 0], dtype=torch.int32), torch.tensor([69, 33, 0])
+    places = texts.at(sequence, positions)
+    got = attend(q, shared, places, **options)
+    assert got.shape == (3, HEADS, widths[1])
+    torch.testing.assert_close(got, attend(q, beside, places, **options), atol=1e-6, rtol=1e-6)
+    want = reference.paged_attention(q, shared, places, **options)
+    torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
+    public = paged_attention(q, shared, places, **options)
+    torch.testing.assert_close(public, want, atol=1e-5, rtol=1e-5)
+
+
+@BOTH
 def test_threads_leave_no_trace(attend: Attend) -> None:
     texts = stored(2, 130, 16)
     q = torch.randn(256, HEADS, DIM)
@@ -277,6 +309,10 @@ def test_wrong_arguments_are_named() -> None:
         (
             {"keys": texts.states.keys.mT.contiguous().mT},
             r"keys has strides .*; a contiguous tensor",
+        ),
+        (
+            {"values": texts.states.keys.clone()[..., :5]},
+            r"values has strides .*; a contiguous tensor",
         ),
         ({"table": texts.table.long()}, r"table is torch.int64 .*; int32 \[S, blocks\]"),
         ({"sequence": torch.zeros(2, dtype=torch.int32)}, r"sequence is .*; torch.int32 \[1\]"),

@@ -18,14 +18,15 @@
 struct Attention {
   const float* q;           // [rows, heads, dim]
   const void* keys;         // [blocks, kv_heads, block_size, dim] of `kind`
-  const void* values;       // [blocks, kv_heads, block_size, value_dim] of `kind`
+  const void* values;       // [blocks, kv_heads, block_size, value_dim] of `kind`; value_stride
+                            // from one position to the next, more where they lie in the keys
   const Float16* key_scales;  // [blocks, kv_heads, block_size] for int8, else null
   const Float16* value_scales;
   const int32_t* table;      // [sequences, table_stride]
   const int32_t* sequence;   // [rows]
   const int64_t* positions;  // [rows]
   float* out;                // [rows, heads, value_dim]
-  int64_t rows, heads, kv_heads, dim, value_dim, block_size, table_stride;
+  int64_t rows, heads, kv_heads, dim, value_dim, value_stride, block_size, table_stride;
   int64_t window;  // 0 for none
   float scale, softcap;  // softcap 0 for none
   int32_t kind, threads;
@@ -46,11 +47,11 @@ struct Seen {
   int count;
 };
 
-// Keys or values of a layer, `dim` numbers of each head and position.
+// Keys or values of a layer, `dim` numbers of each head and position, `stride` from one to the next.
 struct States {
   const void* data;
   const Float16* scales;  // null where there are none
-  int64_t dim;
+  int64_t dim, stride;
 };
 
 // What is read next is asked for ahead: blocks lie anywhere, where a processor does not look by
@@ -60,14 +61,14 @@ template <typename T>
 __attribute__((always_inline)) inline void fetch(const States& states, const Attention& a,
                                                  const int32_t* blocks, int64_t from, int64_t to,
                                                  int64_t head, int64_t at, int64_t end) {
-  const int64_t bytes = kRows * states.dim * sizeof(T),
+  const int64_t bytes = kRows * states.stride * sizeof(T),
                 ahead = std::max<int64_t>(1, kAhead / bytes);
   const int64_t place = head - from + ahead;
   at += place / (to - from) * kRows;
   if (at >= end) return;
   const int64_t row = (blocks[at / a.block_size] * a.kv_heads + from + place % (to - from)) *
                           a.block_size + at % a.block_size;
-  const char* first = static_cast<const char*>(states.data) + row * states.dim * sizeof(T);
+  const char* first = static_cast<const char*>(states.data) + row * states.stride * sizeof(T);
   for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(first + line);
 }
 
@@ -79,7 +80,7 @@ Seen<T> look(const States& states, const Attention& a, const int32_t* blocks, in
   int64_t index = at / a.block_size, offset = at % a.block_size;
   for (int i = 0; i < seen.count; ++i) {
     const int64_t row = (blocks[index] * a.kv_heads + head) * a.block_size + offset;
-    seen.rows[i] = static_cast<const T*>(states.data) + row * states.dim;
+    seen.rows[i] = static_cast<const T*>(states.data) + row * states.stride;
     seen.scales[i] = states.scales ? load_stored(states.scales + row, 1)[0] : 1.0f;
     if (++offset == a.block_size) offset = 0, ++index;
   }
@@ -163,7 +164,8 @@ template <typename T>
 void attend(const Attention& a, int64_t row, int64_t from, int64_t to, std::vector<float>& memory) {
   const int64_t group = a.heads / a.kv_heads, count = (to - from) * group;
   const int64_t first = first_seen(a, row), end = a.positions[row] + 1;
-  const States keys{a.keys, a.key_scales, a.dim}, values{a.values, a.value_scales, a.value_dim};
+  const States keys{a.keys, a.key_scales, a.dim, a.dim};
+  const States values{a.values, a.value_scales, a.value_dim, a.value_stride};
   const int64_t wide = (a.dim + kRows - 1) / kRows * kRows;
   const int64_t wide_value = (a.value_dim + kRows - 1) / kRows * kRows;
   const int64_t width = (end - first + kRows - 1) / kRows * kRows;

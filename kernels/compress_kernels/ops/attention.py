@@ -28,9 +28,10 @@ def paged_attention(
     products of queries and keys. softcap: c of c * tanh(score / c).
 
     No token's result depends on the other tokens. Raises ValueError on a wrong shape or dtype,
-    and on keys, values or scales that are not contiguous.
+    and on keys, values or scales that are not contiguous, but for values that are the first
+    numbers of the keys.
     """
-    _check_states(q, stored.keys, stored.values)
+    _check_states(q, stored)
     _check_scales(stored.keys, stored.key_scales, "key_scales")
     _check_scales(stored.values, stored.value_scales, "value_scales")
     _check_places(len(q), places)
@@ -41,7 +42,8 @@ def paged_attention(
     return attend(q, stored, places, scale=scale, window=window, softcap=softcap)
 
 
-def _check_states(q: Tensor, keys: Tensor, values: Tensor) -> None:
+def _check_states(q: Tensor, stored: StoredStates) -> None:
+    keys, values = stored.keys, stored.values
     if q.dim() != 3 or q.dtype not in FLOATS:
         raise wrong("q", q, "floats [T, heads, key width]")
     heads, dim = q.shape[1:]
@@ -52,7 +54,8 @@ def _check_states(q: Tensor, keys: Tensor, values: Tensor) -> None:
         form = f"the shape of keys but for its last size, {list(keys.shape)}, and their dtype"
         raise wrong("values", values, form)
     require_whole("keys", keys)
-    require_whole("values", values)
+    if not stored.shared:
+        require_whole("values", values)
 
 
 def _check_places(tokens: int, places: TokenPlaces) -> None:

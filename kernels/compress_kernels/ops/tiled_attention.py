@@ -120,4 +120,7 @@ def _gather(stored: StoredStates, table: Tensor, at: Tensor, seen: Tensor) -> tu
             found *= scales.view(-1)[places][..., None].float()
         return found.masked_fill_(gone, 0.0)
 
+    if stored.shared:
+        keys = read(stored.keys, stored.key_scales)
+        return keys, keys[..., : stored.values.shape[3]]
     return read(stored.keys, stored.key_scales), read(stored.values, stored.value_scales)
