@@ -21,7 +21,7 @@ from compress.arch.names import (
     join,
     shape_of,
 )
-from compress.arch.sizes import BlockSizes, SizeRule, Sizes, read_sizes
+from compress.arch.sizes import BlockSizes, Sizes, read_sizes
 from compress.arch.spec import BlockSpec, DecoderSpec, LinearSpec
 from compress.arch.text_config import text_config
 from compress.errors import CheckpointError
@@ -72,9 +72,7 @@ def describe(config: Mapping[str, Any], tensors: Shapes) -> DecoderSpec:
     family = FAMILIES.get(model_type)
     if family is None or not _fits(family, text):
         return describe_generic(text, tensors, model_type, path)
-    sizes = read_sizes(
-        text, SizeRule(family.defaults, listed=family.listed, value_width=family.value_width)
-    )
+    sizes = read_sizes(text, family.sizes)
     prefix = _find_prefix(family, tensors, sizes.layers, model_type)
     source = _Source(family, text, sizes, tensors, prefix)
     inside = group_blocks(tensors, join(prefix, family.blocks))
@@ -85,10 +83,16 @@ def describe(config: Mapping[str, Any], tensors: Shapes) -> DecoderSpec:
 
 def _fits(family: Family, text: Mapping[str, Any]) -> bool:
     """Whether a checkpoint is as the family's table takes for granted."""
-    return all(
+    equal = all(
         text.get(key) in (None, text.get(value) if isinstance(value, str) else value)
         for key, value in family.assumes.items()
     )
+    return equal and all(_reaches(text, *keys) for keys in family.at_least.items())
+
+
+def _reaches(text: Mapping[str, Any], key: str, other: str) -> bool:
+    value, least = text.get(key), text.get(other)
+    return isinstance(value, int) and isinstance(least, int) and value >= least
 
 
 def _find_prefix(family: Family, tensors: Shapes, layers: int, model_type: str) -> str:
@@ -162,6 +166,7 @@ def _rows(family: Family, sizes: BlockSizes) -> Iterator[tuple[TensorRow, int | 
     """The rows of a block, those of experts repeated for each (expert by expert)."""
     dense = bool(family.dense) and sizes.dense
     rows = family.attention + (family.dense if dense else family.sparse)
+    rows = tuple(x for x in rows if x.where is None or bool(sizes.of(x.where[0])) == x.where[1])
     each = [row for row in rows if "{e}" in row.disk]
     yield from ((row, None) for row in rows if row not in each)
     yield from ((row, expert) for expert in range(sizes.experts) for row in each)

@@ -20,9 +20,11 @@ class LayerCache:
 
     parts: one tensor [heads, width] each: keys, and values. A kind of layer that reads both from
     one latent has one part; a kind that keeps nothing of a single token has none.
+    values: of a layer of one part, how many of its first numbers are the values.
     """
 
     parts: tuple[HeadShape, ...]
+    values: int = 0
 
     @property
     def numbers(self) -> int:
@@ -38,3 +40,9 @@ class LayerCache:
 def keys_and_values(heads: int, key_width: int, value_width: int) -> LayerCache:
     """The cache of a layer that keeps keys and values in the same number of heads."""
     return LayerCache((HeadShape(heads, key_width), HeadShape(heads, value_width)))
+
+
+def latent_cache(rank: int, rotated: int) -> LayerCache:
+    """The cache of latent attention: for all heads one latent of `rank` numbers, the values, and
+    one rotated key behind it."""
+    return LayerCache((HeadShape(1, rank + rotated),), values=rank)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from compress.arch.layer_cache import LayerCache, keys_and_values
+from compress.arch.layer_cache import LayerCache, keys_and_values, latent_cache
 from compress.errors import CheckpointError
 
 # One size, the config keys that may hold it; the first key that is there and not null counts.
@@ -26,7 +26,28 @@ BLOCK_KEYS: Mapping[str, tuple[str, ...]] = {
 }
 # That of values stands in a config of its own kind only; elsewhere they are as wide as keys.
 VALUE_KEY = "v_head_dim"
+# Sizes of latent attention, in a config of its own kind only; there heads have no head_dim.
+LATENT_KEYS: Mapping[str, tuple[str, ...]] = {
+    "rank": ("kv_lora_rank",),
+    "rotated": ("qk_rope_head_dim",),
+    "nope": ("qk_nope_head_dim",),
+    "query_rank": ("q_lora_rank",),
+}
 MAX_LAYERS = 100_000  # blocks are counted out before their tensors are looked for
+
+
+@dataclass(frozen=True, slots=True)
+class LatentSizes:
+    """Sizes of latent attention (MLA, arXiv 2405.04434).
+
+    rank: numbers of the latent that keys and values of all heads are made of. rotated: of each
+    head of queries and of the one key that all heads share, the last numbers, which positions
+    rotate. query_rank: of the latent that queries are made of; 0 where they have none.
+    """
+
+    rank: int
+    rotated: int
+    query_rank: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +56,7 @@ class BlockSizes:
 
     key_width, value_width: numbers of a head of queries and keys, and of values.
     expert: the inner width of one. dense: a plain MLP though the model is a mixture.
+    latent: of attention whose keys and values are made of a latent; None for any other.
     """
 
     heads: int = 0
@@ -45,9 +67,17 @@ class BlockSizes:
     expert: int = 0
     experts: int = 0
     dense: bool = True
+    latent: LatentSizes | None = None
+
+    @property
+    def rotated(self) -> int:
+        """Numbers of a head of queries and keys that a rotation is for."""
+        return self.key_width if self.latent is None else self.latent.rotated
 
     def cache(self) -> LayerCache:
-        """What a token's keys and values are, as attention over heads keeps them."""
+        """What a token leaves: keys and values of heads, or one latent for all."""
+        if self.latent is not None:
+            return latent_cache(self.latent.rank, self.latent.rotated)
         return keys_and_values(self.kv_heads, self.key_width, self.value_width)
 
     def of(self, name: str) -> int:
@@ -62,6 +92,15 @@ class BlockSizes:
             "mlp": self.intermediate,
             "mlp2": 2 * self.intermediate,
         }
+        if self.latent is not None:
+            nope = self.key_width - self.latent.rotated
+            derived |= {
+                "rank": self.latent.rank,
+                "query_rank": self.latent.query_rank,
+                "nope": nope,
+                "latent": self.latent.rank + self.latent.rotated,
+                "unfolded": self.heads * (nope + self.value_width),
+            }
         return derived[name] if name in derived else int(getattr(self, name))
 
 
@@ -101,13 +140,16 @@ class SizeRule:
 
     defaults: values by config key that hold when the key is absent. required: sizes that must be
     there. listed: sizes of blocks that may be lists, with a number for each block. value_width:
-    whether values may have a width of their own.
+    whether values may have a width of their own. latent: whether attention has the sizes of
+    LATENT_KEYS. plain: no block has experts, whatever the config says of them.
     """
 
     defaults: Mapping[str, int]
     required: tuple[str, ...] = ("hidden", "heads", "layers", "vocab")
     listed: tuple[str, ...] = ()
     value_width: bool = False
+    latent: bool = False
+    plain: bool = False
 
 
 def read_sizes(config: Mapping[str, Any], rule: SizeRule) -> Sizes:
@@ -117,6 +159,7 @@ def read_sizes(config: Mapping[str, Any], rule: SizeRule) -> Sizes:
     for a list that is not of one number a block.
     """
     found = {name: _size(config, keys, rule) for name, keys in KEYS.items()}
+    found |= {"experts_per_token": 0} if rule.plain else {}
     if found["layers"] > MAX_LAYERS:
         raise CheckpointError(
             f"config.json: {KEYS['layers'][0]} is {found['layers']}; decoders of up to {MAX_LAYERS}"
@@ -137,7 +180,7 @@ def _blocks(
     config: Mapping[str, Any], hidden: int, layers: int, rule: SizeRule
 ) -> tuple[BlockSizes, ...]:
     """The sizes of each block; those of one where their number is not known."""
-    keys = {**BLOCK_KEYS, "value_width": (VALUE_KEY,) if rule.value_width else ()}
+    keys = _block_keys(config, rule)
     listed = {name: _of_blocks(config, name, keys[name], layers, rule) for name in keys}
     dense = _dense_layers(config, layers, any(listed["experts"]))
     return tuple(
@@ -146,10 +189,37 @@ def _blocks(
     )
 
 
+def _block_keys(config: Mapping[str, Any], rule: SizeRule) -> dict[str, tuple[str, ...]]:
+    """One size of a block, the config keys that may hold it; none for what it does not have."""
+    keys = {**BLOCK_KEYS, "value_width": (VALUE_KEY,) if rule.value_width else ()}
+    if rule.plain:
+        keys |= {"expert": (), "experts": ()}
+    if rule.latent:
+        keys |= {**LATENT_KEYS, "key_width": ()}
+        if config.get("q_lora_rank", 0) is None:  # null says more than an absent key
+            keys["query_rank"] = ()
+    return keys
+
+
+def _latent_sizes(found: Mapping[str, int]) -> LatentSizes | None:
+    if "rank" not in found:
+        return None
+    if not found["rank"]:
+        raise CheckpointError("config.json: kv_lora_rank is 0; a latent has 1 number or more")
+    if not found["rotated"] or found["rotated"] % 2:
+        raise CheckpointError(
+            f"config.json: qk_rope_head_dim is {found['rotated']}; numbers are rotated in twos, so"
+            " it must be 2, 4, ..."
+        )
+    return LatentSizes(found["rank"], found["rotated"], found["query_rank"])
+
+
 def _block_sizes(found: Mapping[str, int], hidden: int, dense: bool) -> BlockSizes:
     """What is not said follows from what is."""
-    heads = found["heads"]
+    heads, latent = found["heads"], _latent_sizes(found)
     key_width = found["key_width"] or (hidden // heads if heads else 0)
+    if latent is not None:
+        key_width = found["nope"] + latent.rotated
     # GPT-2's n_inner is usually null and then means 4 * hidden.
     intermediate = found["intermediate"] or 4 * hidden
     return BlockSizes(
@@ -161,6 +231,7 @@ def _block_sizes(found: Mapping[str, int], hidden: int, dense: bool) -> BlockSiz
         expert=found["expert"] or intermediate,
         experts=found["experts"],
         dense=dense,
+        latent=latent,
     )
 
 

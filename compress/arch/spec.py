@@ -17,7 +17,8 @@ class LinearSpec:
     transposed: stored [K, N] on disk (GPT-2's Conv1D).
     role: "q", "k", "v", "qkv", "o", "gate", "up", "gate_up", "down", "router", "head",
         "embedding" (rows that are looked up, not multiplied), or "linear" for a decoder that is in
-        no table.
+        no table. Of latent attention "kv_a" makes the latent and the rotated key, "kv_b" keys and
+        values of the latent; "q_a" and "q_b" make queries where these have a latent of their own.
     shared_input: linears of a block with the same key read the same activations.
     module: path below the runnable block, "self_attn.q_proj"; for an expert the path of its
         per-expert view, "mlp.experts.3.gate".

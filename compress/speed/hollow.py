@@ -96,13 +96,19 @@ class _Hollow(Loader):
     made: dict[int, Tensor] = field(default_factory=dict)
 
     def linear(self, spec: LinearSpec) -> Linear:
-        width = spec.shape[0]
+        return self._ready(spec.shape)
+
+    def dense(self, weight: Tensor) -> Linear:
+        return self._ready((weight.shape[0], weight.shape[1]))
+
+    def _ready(self, shape: tuple[int, int]) -> Linear:
+        width = shape[0]
         if width not in self.made:
             # Random, so that a router sends tokens to all experts.
             values = torch.rand(self.rows, width, dtype=torch.float32)
             self.made[width] = values.to(self.device, self.dtype)
-        nbytes = prod(spec.shape) * self.dtype.itemsize
-        return Linear(_Ready(spec.shape, nbytes, self.made[width], self.read))
+        nbytes = prod(shape) * self.dtype.itemsize
+        return Linear(_Ready(shape, nbytes, self.made[width], self.read))
 
     def tensor(self, name: str) -> Tensor:
         spec = self.weights.spec

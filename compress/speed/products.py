@@ -20,7 +20,7 @@ from compress.speed.workload import AttentionWork, Part, Product, Workload
 
 DENSE = "dense"
 # Linears that are one product where their forms join, as runtime/decoder/build.py has them.
-_JOINT = (("q", "k", "v"), ("gate", "up"))
+_JOINT = (("q", "k", "v"), ("q", "kv_a"), ("q_a", "kv_a"), ("gate", "up"))
 
 
 class _Kind(NamedTuple):

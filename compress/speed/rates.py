@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from compress.arch.forward.forward import ForwardSpec, describe_forward
+from compress.arch.forward.kinds import Grouped, Latent
 from compress.formats import Weights
 from compress.runtime.decoder.kv import KVCache
 from compress.runtime.decoder.linear import Linear, facts_of
@@ -172,7 +173,8 @@ def _attention(
     as many texts as caches do not hold; 1 for all tokens of one text.
     """
     device, (dtype, kv_dtype) = timer.device, dtypes
-    layer = how.grouped(part.sample)
+    layer = how.layers[part.sample]
+    assert isinstance(layer, Grouped | Latent), "no other kind is computed"
     length = min(POSITIONS, layer.window or POSITIONS)
     blocks = -(-length // BLOCK)
     count = texts or max(1, min(64, STATE_BYTES // (blocks * BLOCK * part.state_bytes)))
@@ -180,11 +182,13 @@ def _attention(
     cache = KVCache(one, [1 + count * blocks], BLOCK, dtype=kv_dtype, device=device)
     at = torch.arange(count if texts is None else length, device=device)
     table = torch.arange(1, 1 + count * blocks, dtype=torch.int32, device=device)
-    q = torch.rand(len(at), layer.heads, layer.key_width, dtype=torch.float32).to(device, dtype)
+    stored = cache.keys_and_values(0)
+    width = stored.keys.shape[3]
+    q = torch.rand(len(at), layer.heads, width, dtype=torch.float32).to(device, dtype)
     call = partial(
         paged_attention,
         q,
-        cache.keys_and_values(0),
+        stored,
         TokenPlaces(
             table.view(count, blocks),
             (at if texts is None else torch.zeros_like(at)).to(torch.int32),

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from compress.arch.describe import describe
+from compress.arch.sizes import LatentSizes
 from compress.errors import CheckpointError
 
 Shapes = dict[str, tuple[int, ...]]
@@ -95,6 +96,95 @@ def test_llama_linears_and_their_inputs() -> None:
     assert [linear.shared_input for linear in block.linears] == inputs
     assert block.linears[0].tensor == "model.layers.1.self_attn.q_proj.weight"
     assert (spec.head_dim, spec.kv_heads, spec.tied, spec.copied) == (8, 2, False, ())
+
+
+LATENT = {
+    **CONFIG,
+    "model_type": "deepseek_v3",
+    "num_key_value_heads": 4,
+    "head_dim": 2,  # what its class writes there is qk_rope_head_dim
+    "first_k_dense_replace": 2,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 8,
+    "kv_lora_rank": 12,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 6,
+    "qk_rope_head_dim": 2,
+    "v_head_dim": 5,
+}
+
+
+def latent(query_rank: int = 0) -> Shapes:
+    queries = {"q_proj": (32, 32)}
+    if query_rank:
+        queries = {"q_a_proj": (query_rank, 32), "q_b_proj": (32, query_rank)}
+    attention = {
+        **queries,
+        **({"q_a_layernorm": (query_rank,)} if query_rank else {}),
+        "kv_a_proj_with_mqa": (14, 32),
+        "kv_a_layernorm": (12,),
+        "kv_b_proj": (4 * 11, 12),
+        "o_proj": (32, 20),
+    }
+    shapes = {name: shape for name, shape in llama().items() if "self_attn" not in name}
+    for index in range(2):
+        at = f"model.layers.{index}.self_attn"
+        shapes |= {f"{at}.{name}.weight": shape for name, shape in attention.items()}
+    return shapes
+
+
+def test_linears_of_latent_attention_and_their_inputs() -> None:
+    spec = describe(LATENT, latent())
+    assert (spec.family, spec.experts, spec.experts_per_token) == ("deepseek_v3", 0, 0)
+    assert [(x.role, x.shape, x.shared_input) for x in spec.blocks[1].linears][:4] == [
+        ("q", (32, 32), "attn_in"),
+        ("kv_a", (14, 32), "attn_in"),
+        ("kv_b", (44, 12), "kv_latent"),
+        ("o", (32, 20), "attn_out"),
+    ]
+    assert spec.blocks[0].sizes.latent == LatentSizes(rank=12, rotated=2)
+    assert (spec.head_dim, spec.blocks[0].sizes.value_width, spec.copied) == (8, 5, ())
+    assert spec.kv_bytes_per_token(2) == 2 * (12 + 2) * 2
+    made = describe({**LATENT, "q_lora_rank": 10}, latent(10))
+    assert [(x.role, x.shape, x.shared_input) for x in made.blocks[1].linears][:3] == [
+        ("q_a", (10, 32), "attn_in"),
+        ("q_b", (32, 10), "query_latent"),
+        ("kv_a", (14, 32), "attn_in"),
+    ]
+    assert made.blocks[0].sizes.latent == LatentSizes(rank=12, rotated=2, query_rank=10)
+
+
+def test_biases_of_latent_attention_are_asked_for_by_the_config() -> None:
+    biased = {**LATENT, "attention_bias": True}
+    with pytest.raises(CheckpointError, match=r"kv_a_proj_with_mqa.bias is missing"):
+        describe(biased, latent())
+    at = "model.layers.{}.self_attn.{}.bias"
+    names = {"kv_a_proj_with_mqa": (14,), "o_proj": (32,)}
+    biases = {at.format(i, name): shape for i in range(2) for name, shape in names.items()}
+    assert describe(biased, latent() | biases).blocks[0].unrecognised == ()
+
+
+@pytest.mark.parametrize("first", [1, None])
+def test_a_mixture_with_latent_attention_is_read_by_names(first: int | None) -> None:
+    spec = describe({**LATENT, "first_k_dense_replace": first}, latent())
+    assert spec.family == "generic"
+    assert spec.experts == 8
+    assert spec.blocks[0].sizes.latent is None
+    assert {x.role for x in spec.blocks[0].linears} == {"linear"}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kv_lora_rank": 0}, "kv_lora_rank is 0; a latent has 1 number or more"),
+        ({"qk_rope_head_dim": 3}, "qk_rope_head_dim is 3; numbers are rotated in twos, so it must"),
+        ({"q_lora_rank": 2.5}, "q_lora_rank is 2.5; it must be a whole number"),
+        ({"kv_lora_rank": 16}, r"has shape \[14, 32\], config.json asks for \[18, 32\]"),
+    ],
+)
+def test_sizes_of_latents_that_cannot_be(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        describe({**LATENT, **change}, latent())
 
 
 @pytest.mark.parametrize("prefix", ["", "model", "model.language_model", "language_model.model"])

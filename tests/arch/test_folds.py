@@ -55,6 +55,16 @@ GPT_NEOX = [
 ]
 
 
+DEEPSEEK = [
+    ("input_layernorm", (0, 64), ["self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa"]),
+    ("self_attn.q_a_layernorm", (0, 24), ["self_attn.q_b_proj"]),
+    ("self_attn.kv_a_layernorm", (0, 32), ["self_attn.kv_b_proj"]),
+    ("self_attn.kv_b_proj", (16, 128), ["self_attn.o_proj"]),
+    LLAMA[2],
+    LLAMA[3],
+]
+
+
 @pytest.mark.parametrize(
     ("family", "expected"),
     [
@@ -93,6 +103,17 @@ def test_channels_of_heads_that_lie_apart(tmp_path: Path) -> None:
     values = [head * 48 + 32 + within for head in range(4) for within in range(16)]
     assert block.folds[1].channels() == values
     assert block.folds[0].channels() == slice(0, 64)
+
+
+def test_pairs_of_latent_attention(tmp_path: Path) -> None:
+    """A latent's norm is read by nothing but what unfolds it, a value behind what a key is."""
+    block = block_of("deepseek_v3", tmp_path / "latent", q_lora_rank=24)
+    assert [short(block, pair) for pair in block.folds] == DEEPSEEK
+    values = [head * 32 + 16 + within for head in range(4) for within in range(16)]
+    assert block.folds[3].channels() == values
+    direct = block_of("deepseek_v3", tmp_path / "direct")
+    queries = ("input_layernorm", (0, 64), ["self_attn.q_proj", "self_attn.kv_a_proj_with_mqa"])
+    assert [short(direct, pair) for pair in direct.folds] == [queries, *DEEPSEEK[2:]]
 
 
 def test_an_activation_that_is_no_relu_lies_between(tmp_path: Path) -> None:

@@ -11,10 +11,11 @@ import pytest
 
 from compress.arch.families.table import FAMILIES
 from compress.arch.forward.forward import ForwardSpec, Positions, describe_forward
+from compress.arch.forward.kinds import Latent
 from compress.arch.forward.rope import KINDS, Rope
 from compress.arch.forward.table import FORWARDS
 from compress.arch.layer_cache import HeadShape, LayerCache
-from compress.arch.sizes import BlockSizes
+from compress.arch.sizes import BlockSizes, LatentSizes
 from compress.arch.spec import BlockSpec, DecoderSpec
 from compress.errors import CheckpointError
 
@@ -206,6 +207,44 @@ def test_scales_caps_and_switches() -> None:
     assert forward("qwen3_moe", {"num_experts_per_tok": 3}, experts=0).experts_per_token == 0
 
 
+LATENT = LatentSizes(rank=32, rotated=8)
+
+
+def test_latent_attention() -> None:
+    spec = spec_of("deepseek_v3", kv_heads=4, key_width=24, value_width=12, latent=LATENT)
+    found = describe_forward({"rms_norm_eps": 1e-3}, spec)
+    kind = found.layers[0]
+    rope = Rope(8, 1e4, "default", {})
+    assert kind == Latent(4, 32, 8, 16, 12, None, rope, True, 24**-0.5, 1e-6)
+    assert (found.eps, found.kinds, kind.products) == (1e-3, (0,) * LAYERS, 4 * (32 + 8 + 32))
+    assert (
+        kind.cache() == LayerCache((HeadShape(1, 40),), values=32) == spec.blocks[0].sizes.cache()
+    )
+    assert spec.kv_bytes_per_token(2) == LAYERS * (32 + 8) * 2
+    halves = describe_forward({"rope_interleave": False}, spec).layers[0]
+    assert isinstance(halves, Latent)
+    assert not halves.interleaved
+    with pytest.raises(CheckpointError, match="layer 0 is of the kind Latent; layers of the kind"):
+        found.grouped(0)
+
+
+def test_heads_that_share_a_latent_are_all_alike() -> None:
+    message = "num_key_value_heads is 2; it must be 4, all heads"
+    with pytest.raises(CheckpointError, match=f"^config.json: {message}$"):
+        forward("deepseek_v3", key_width=24, latent=LATENT)
+
+
+def test_factors_that_are_the_same_for_all_lengths_leave_texts_their_keys() -> None:
+    given = {"rope_type": "longrope", "original_max_position_embeddings": 32}
+    factors = [1.0, 1.0, 10.0, 2.5, 1.0, 1.0, 1.0, 1.0]
+    config = {**given, "short_factor": factors, "long_factor": factors}
+    found = forward("llama", {"rope_parameters": config})
+    assert rotation(found).length is None
+    assert found.variant(1000) == 0
+    other = {**config, "long_factor": [*factors[:-1], 3.0]}
+    assert forward("llama", {"rope_parameters": other}).variant(1000) == 1
+
+
 def test_the_decoders_own_config_counts() -> None:
     config = {"rms_norm_eps": 1.0, "text_config": {"rms_norm_eps": 1e-4}}
     assert forward("gemma3_text", config, text_config=("text_config",)).eps == 1e-4
@@ -323,8 +362,8 @@ def test_kinds_are_those_that_the_runtime_computes() -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Latent:
-    """A kind of layer that nothing computes yet: one latent, of which keys and values are made."""
+class Unbuilt:
+    """A kind of layer that nothing computes yet, with a cache of one part."""
 
     rank: int
     window: int | None = None
@@ -349,10 +388,10 @@ def test_layers_that_compute_alike_are_one_kind() -> None:
 
 def test_another_kind_of_layer_stands_beside_and_is_refused_by_its_number() -> None:
     found = forward("llama")
-    mixed = replace(found, rows=(*found.rows, Latent(40)), kinds=(0, 0, 0, 1, 0, 0))
+    mixed = replace(found, rows=(*found.rows, Unbuilt(40)), kinds=(0, 0, 0, 1, 0, 0))
     assert mixed.windows == (None,)
     assert mixed.ropes == found.ropes
     assert mixed.grouped(2) == found.rows[0]
-    message = "layer 3 is of the kind Latent; layers of the kind Grouped are computed here"
+    message = "layer 3 is of the kind Unbuilt; layers of the kind Grouped are computed here"
     with pytest.raises(CheckpointError, match=f"^{message}$"):
         mixed.grouped(3)

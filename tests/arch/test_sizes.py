@@ -121,5 +121,5 @@ def test_a_decoder_in_no_table_may_have_lists() -> None:
 
 
 def test_sizes_of_blocks_are_those_that_config_keys_are_known_for() -> None:
-    names = {*BLOCK_KEYS, "value_width", "dense"}
+    names = {*BLOCK_KEYS, "value_width", "dense", "latent"}
     assert names == set(BlockSizes.__dataclass_fields__)

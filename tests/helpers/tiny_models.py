@@ -64,6 +64,16 @@ _FAMILIES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
             "layer_types": ["sliding_attention", "full_attention"],
         },
         "cwm": {"head_dim": 16, "sliding_window": 7, "rope_parameters": {"rope_type": "default"}},
+        "deepseek_v3": {
+            "num_key_value_heads": 4,
+            "q_lora_rank": None,
+            "kv_lora_rank": 32,
+            "qk_nope_head_dim": 16,
+            "qk_rope_head_dim": 8,
+            "v_head_dim": 16,
+            "first_k_dense_replace": 2,
+            "num_nextn_predict_layers": 0,
+        },
         "qwen2": {},
         "qwen3": {"head_dim": 16},
         "phi3": {},
@@ -100,8 +110,8 @@ _FAMILIES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 )
 FAMILIES = tuple(_FAMILIES)
 UNLISTED = ("granite", "starcoder2", "glm4")  # in no architecture table
-# What retrofits write, in the tables: tests name them where they differ from a family of TABLED.
-LANDINGS = ("ministral", "cwm")
+# What retrofits write, in the tables. Tests name them where they differ from families of TABLED.
+LANDINGS = ("ministral", "cwm", "deepseek_v3")
 TABLED = tuple(family for family in FAMILIES if family not in (*UNLISTED, *LANDINGS))
 MIXTURES = ("mixtral", "qwen3_moe")
 # Of torch.nn.Linear alone: GPT-2 has Conv1D.
@@ -113,6 +123,7 @@ _BIAS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "llama": ("attention_bias", "mlp_bias"),
         "qwen3": ("attention_bias",),
+        "deepseek_v3": ("attention_bias",),
         "qwen3_moe": ("attention_bias",),
         "gemma2": ("attention_bias",),
         "gemma3_text": ("attention_bias",),
@@ -122,7 +133,7 @@ _BIAS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "smollm3": ("attention_bias", "mlp_bias"),
     }
 )
-BIAS_FAMILIES = tuple(_BIAS)
+BIAS_FAMILIES = tuple(family for family in _BIAS if family not in LANDINGS)
 
 
 def make(

@@ -17,7 +17,7 @@ from compress.quant.scheme import QuantScheme
 from compress_calibration.hessian import InputStats
 from helpers import tiny_models
 
-FAMILIES = tiny_models.TABLED
+FAMILIES = (*tiny_models.TABLED, "deepseek_v3")
 
 
 def random_scale(channels: int, generator: torch.Generator, spread: float = 2.0) -> Tensor:

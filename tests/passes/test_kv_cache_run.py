@@ -232,3 +232,9 @@ def test_formats_without_a_place_refuse(tiny, tmp_path: Path) -> None:
 def test_it_needs_data() -> None:
     with pytest.raises(RecipeError, match="kv_cache: 'int8' needs calibration data"):
         recipe(RTN, kv_cache="int8")
+
+
+def test_latents_have_no_place_for_scales(tiny, tmp_path: Path) -> None:
+    asked = recipe(RTN, kv_cache="fp8", calibration=text_source(tmp_path))
+    with pytest.raises(RecipeError, match=r"^model\.layers\.0: no key projection is known in it"):
+        make_plan(asked, tiny("deepseek_v3"))

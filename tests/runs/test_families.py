@@ -80,7 +80,7 @@ def finite_logits(out: Path) -> None:
 
 
 # Each that differs in what is read, merged, turned or scaled: the rest are put together of these.
-APART = ("llama", "phi3", "gpt2", "gemma2", "opt", "qwen3_moe")
+APART = ("llama", "phi3", "gpt2", "gemma2", "opt", "qwen3_moe", "deepseek_v3")
 BY_METHOD = [
     pytest.param("rtn", family, id=f"rtn-{family}",
                  marks=() if family in (*TABLED, *APART) else pytest.mark.long)

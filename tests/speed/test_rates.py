@@ -12,6 +12,7 @@ from compress.errors import CheckpointError
 from compress.formats import open_weights
 from compress.quant.scheme import PRESETS, QuantScheme
 from compress.runtime.decoder.decoder import Decoder
+from compress.runtime.decoder.latent import LatentAttention
 from compress.runtime.decoder.linear import Joint, Linear
 from compress.runtime.decoder.mlp import Mixture, Mlp
 from compress.runtime.decoder.norms import Norm
@@ -83,6 +84,34 @@ def test_products_are_those_of_the_loaded_decoder(family: str, tmp_path: Path) -
     mixture = family in tiny_models.MIXTURES
     assert work.chosen == (2 if mixture else 0)
     assert {p.experts for p in work.products if p.part == "expert"} == ({4} if mixture else set())
+
+
+@pytest.mark.parametrize("scheme", [None, G4], ids=["dense", "g4"])
+@pytest.mark.parametrize("rank", [None, 24], ids=["queries", "latent of queries"])
+def test_latent_attention_multiplies_what_its_linears_hold(
+    rank: int | None, scheme: QuantScheme | None, tmp_path: Path
+) -> None:
+    """Keys and values of latents are cut by heads, and dense."""
+    folder = tiny_models.make("deepseek_v3", tmp_path / "a", dtype="fp32", q_lora_rank=rank)
+    if scheme is not None:
+        compressed_models.write(folder, tmp_path / "b", scheme)
+        folder = tmp_path / "b"
+    weights = open_weights(Checkpoint.open(folder))
+    work = workload_of(weights, dtype=torch.float32)
+    held = 0
+    for layer in Decoder.load(weights).layers:
+        attention = layer.attention
+        assert isinstance(attention, LatentAttention)
+        cut = attention.unfolding
+        linears = [*attention.entering.linears, *cut.keys, *cut.values, attention.out]
+        linears += [attention.queries[1]] if attention.queries is not None else []
+        held += sum(x.weight.nbytes for x in (*linears, *_of_mlp(layer.mlp)))
+    assert sum(p.nbytes * p.count for p in work.products if p.part == "block") == held
+    unfolding = [p for p in work.products if p.shape == (4 * (16 + 16), 32)]
+    assert [(p.stored, p.count) for p in unfolding] == [("dense", 2)]
+    (attended,) = work.attention
+    assert attended.products == 4 * (32 + 8 + 32)
+    assert work.kv_bytes_per_token == 2 * (32 + 8) * 4
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3_moe"])

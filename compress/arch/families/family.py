@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from compress.arch.sizes import SizeRule
+
 NONE: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -20,6 +22,7 @@ class TensorRow:
     transposed: a linear whose weight lies [in, out] on disk.
     bias: True when there always is one, a config key when that switches it on, None when it may
         be there or not.
+    where: a size of the block, and whether a block with this row has it (True) or not (False).
     """
 
     role: str
@@ -30,6 +33,7 @@ class TensorRow:
     fused: str | None = None
     transposed: bool = False
     bias: bool | str | None = None
+    where: tuple[str, bool] | None = None
 
     @property
     def target(self) -> str:
@@ -74,8 +78,11 @@ class Family:
     listed: sizes (BLOCK_KEYS) that its config may give as a list, with a number for each block.
     value_width: whether its config may say how wide heads of values are (VALUE_KEY).
     assumes: config keys and the value that each must have, or be missing, for the table to hold;
-        a text names another key whose value it must have. Any other checkpoint is described by
-        its names alone.
+        a text names another key whose value it must have. at_least: config keys that must be there,
+        and other keys whose values theirs must reach. Any other checkpoint is described by its
+        names alone.
+    latent: whether attention keeps a latent, of sizes under LATENT_KEYS. plain: its config has
+        sizes of experts that no block has.
     """
 
     attention: tuple[TensorRow, ...]
@@ -93,3 +100,17 @@ class Family:
     listed: tuple[str, ...] = ()
     value_width: bool = False
     assumes: Mapping[str, Any] = field(default_factory=lambda: NONE)
+    at_least: Mapping[str, str] = field(default_factory=lambda: NONE)
+    latent: bool = False
+    plain: bool = False
+
+    @property
+    def sizes(self) -> SizeRule:
+        """How its config says sizes."""
+        return SizeRule(
+            self.defaults,
+            listed=self.listed,
+            value_width=self.value_width,
+            latent=self.latent,
+            plain=self.plain,
+        )

@@ -11,10 +11,11 @@ from types import MappingProxyType
 
 from compress.arch.families.family import Family
 from compress.arch.families.gpt_like import GPT_LIKE
+from compress.arch.families.latent import LATENT
 from compress.arch.families.llama_like import LLAMA_LIKE
 from compress.arch.families.mixtures import MIXTURES
 from compress.arch.families.post_norm import POST_NORM
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
-    {**LLAMA_LIKE, **MIXTURES, **POST_NORM, **GPT_LIKE}
+    {**LLAMA_LIKE, **LATENT, **MIXTURES, **POST_NORM, **GPT_LIKE}
 )

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from compress.arch.forward.rope import Rope, RopeRule, read_rope, rope_of
+from compress.arch.forward.rope import NAMES, Rope, RopeRule, read_rope, rope_of, yarn_scale
 from compress.arch.forward.values import flag, number, refuse
 from compress.arch.forward.windows import (
     SLIDING,
@@ -31,7 +31,7 @@ def one_rotation(rule: RopeRule) -> _Ropes:
 
     def ropes(text: Mapping[str, Any], spec: DecoderSpec) -> list[Rope | None]:
         of = _by_width(spec, lambda width: rope_of(rule, text, width, spec.context))
-        return [of[block.sizes.key_width] for block in spec.blocks]
+        return [of[block.sizes.rotated] for block in spec.blocks]
 
     return ropes
 
@@ -78,11 +78,25 @@ def by_two_rotations(text: Mapping[str, Any], spec: DecoderSpec) -> list[Rope | 
 
 def _by_width(spec: DecoderSpec, make: Callable[[int], _T]) -> dict[int, _T]:
     """What is made for each width of heads that there is, once."""
-    return {width: make(width) for width in {block.sizes.key_width for block in spec.blocks}}
+    return {width: make(width) for width in {block.sizes.rotated for block in spec.blocks}}
 
 
 def by_head_dim(text: Mapping[str, Any], head_dim: int, layer: int) -> float:
     return float(head_dim**-0.5)
+
+
+def by_stretched_head_dim(text: Mapping[str, Any], head_dim: int, layer: int) -> float:
+    """deepseek_v3: a rotation that stretches contexts makes attention sharper, whatever its kind
+    is (yarn's mscale, squared)."""
+    scale = by_head_dim(text, head_dim, layer)
+    given: Mapping[str, Any] = next((text[name] for name in NAMES if text.get(name)), {})
+    kind = given.get("rope_type") or given.get("type") or "default"
+    if kind == "default" or not given.get("mscale_all_dim"):
+        return scale
+    place = "rope_parameters"
+    factor = number(given, "factor", None, f"{place}.factor")
+    sharper = number(given, "mscale_all_dim", None, f"{place}.mscale_all_dim")
+    return scale * yarn_scale(factor, sharper) ** 2
 
 
 def by_scalar(text: Mapping[str, Any], head_dim: int, layer: int) -> float:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from compress.arch.forward.activations import ACTIVATIONS
-from compress.arch.forward.kinds import Grouped, LayerKind
+from compress.arch.forward.kinds import Grouped, Latent, LayerKind
 from compress.arch.forward.rope import Rope
 from compress.arch.forward.table import FORWARDS, Forward, Norms
 from compress.arch.forward.values import flag, number, optional, refuse, whole
@@ -159,10 +159,12 @@ def _refuse_unknown(row: Forward, text: Mapping[str, Any]) -> None:
             raise refuse(key, text[key], "a decoder that needs it runs in transformers only")
 
 
-def _layers(row: Forward, text: Mapping[str, Any], spec: DecoderSpec) -> list[Grouped]:
+def _layers(row: Forward, text: Mapping[str, Any], spec: DecoderSpec) -> Sequence[LayerKind]:
     """The kind of each block, by its sizes and by the family's rules."""
     windows = windows_of(row.windows, text, len(spec.blocks))
     ropes = row.ropes(text, spec)
+    if any(block.sizes.latent for block in spec.blocks):
+        return [_latent(row, text, *of) for of in zip(spec.blocks, ropes, strict=True)]
     softcap = None if row.softcap is None else optional(text, *row.softcap)
     return [
         Grouped(
@@ -179,6 +181,25 @@ def _layers(row: Forward, text: Mapping[str, Any], spec: DecoderSpec) -> list[Gr
         )
         for block, window, rope in zip(spec.blocks, windows, ropes, strict=True)
     ]
+
+
+def _latent(row: Forward, text: Mapping[str, Any], block: BlockSpec, rope: Rope | None) -> Latent:
+    sizes = block.sizes
+    assert sizes.latent is not None, "blocks of a family are of one kind"
+    if sizes.kv_heads != sizes.heads:
+        raise refuse("num_key_value_heads", sizes.kv_heads, f"it must be {sizes.heads}, all heads")
+    return Latent(
+        heads=sizes.heads,
+        rank=sizes.latent.rank,
+        rotated=sizes.latent.rotated,
+        nope=sizes.of("nope"),
+        value_width=sizes.value_width,
+        query_rank=sizes.latent.query_rank or None,
+        rope=rope,
+        interleaved=flag(text, *row.interleaved),
+        scale=row.scale(text, sizes.key_width, block.index),
+        eps=row.latent_eps,
+    )
 
 
 def _kv_heads(text: Mapping[str, Any], block: BlockSpec) -> int:

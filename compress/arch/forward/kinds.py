@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from compress.arch.forward.rope import Rope
-from compress.arch.layer_cache import LayerCache, keys_and_values
+from compress.arch.layer_cache import LayerCache, keys_and_values, latent_cache
 
 
 class LayerKind(Protocol):
@@ -73,3 +73,55 @@ class Grouped:
     def cache(self) -> LayerCache:
         """Keys and values."""
         return keys_and_values(self.kv_heads, self.key_width, self.value_width)
+
+
+@dataclass(frozen=True, slots=True)
+class Latent:
+    """Latent attention (MLA, arXiv 2405.04434): a token leaves one latent, of which keys and values
+    of all heads are made, and one rotated key for all heads.
+
+    A head's score is its query against its key of the latent, plus the rotated part of its query
+    against the rotated key. Keys and values are linear in the latent, so queries go into its space
+    first and values come out of it last: each head then reads `rank` + `rotated` numbers a token.
+
+    heads: number of query heads. rank: numbers of the latent. rotated: of the rotated key, and the
+    last numbers of a head of queries. nope: numbers of a head of queries before them, and of a key
+    that a head makes of the latent. value_width: of a value. query_rank: of the latent of queries,
+    None where they have none.
+    rope: see LayerKind. interleaved: it turns neighbours, and leaves the first of each pair in the
+    first half. scale: the factor of the products. eps: of the norms of both latents.
+    """
+
+    heads: int
+    rank: int
+    rotated: int
+    nope: int
+    value_width: int
+    query_rank: int | None
+    rope: Rope | None
+    interleaved: bool
+    scale: float
+    eps: float
+
+    @property
+    def window(self) -> None:
+        """Every position is seen."""
+        return None
+
+    @property
+    def softcap(self) -> None:
+        """Scores are not bounded."""
+        return None
+
+    @property
+    def key_width(self) -> int:
+        """Numbers in a head of queries."""
+        return self.nope + self.rotated
+
+    @property
+    def products(self) -> int:
+        return self.heads * (2 * self.rank + self.rotated)
+
+    def cache(self) -> LayerCache:
+        """The latent, and the rotated key behind it."""
+        return latent_cache(self.rank, self.rotated)

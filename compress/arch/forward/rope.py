@@ -32,6 +32,9 @@ class Rope:
     @property
     def length(self) -> int | None:
         """Texts longer than this have other frequencies; None where length does not matter."""
+        p = self.parameters
+        if self.kind == "longrope" and p["short_factor"] == p["long_factor"]:
+            return None
         key = {"longrope": "original_max_position_embeddings", "dynamic": "max_position_embeddings"}
         return self.parameters[key[self.kind]] if self.kind in key else None
 
@@ -175,11 +178,11 @@ def _yarn(given: Mapping[str, Any], stretch: Stretch) -> dict[str, Any]:
     place, original = stretch.place, stretch.original(given)
     factor = number(given, "factor", stretch.context / original or None, f"{place}.factor")
     scale, all_dim = given.get("mscale"), given.get("mscale_all_dim")
-    inferred = _yarn_scale(factor)
+    inferred = yarn_scale(factor)
     if scale and all_dim:
         scale = number(given, "mscale", None, f"{place}.mscale")
         all_dim = number(given, "mscale_all_dim", None, f"{place}.mscale_all_dim")
-        inferred = _yarn_scale(factor, scale) / _yarn_scale(factor, all_dim)
+        inferred = yarn_scale(factor, scale) / yarn_scale(factor, all_dim)
     return {
         "factor": factor,
         "attention_factor": number(
@@ -192,7 +195,8 @@ def _yarn(given: Mapping[str, Any], stretch: Stretch) -> dict[str, Any]:
     }
 
 
-def _yarn_scale(factor: float, scale: float = 1.0) -> float:
+def yarn_scale(factor: float, scale: float = 1.0) -> float:
+    """What attention is sharpened by where a rotation is stretched (arXiv 2309.00071)."""
     return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
 
 

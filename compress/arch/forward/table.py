@@ -8,6 +8,7 @@ from typing import Any, Literal
 from compress.arch.forward.attention_rules import (
     by_head_dim,
     by_scalar,
+    by_stretched_head_dim,
     by_two_rotations,
     gpt2_scale,
     no_rotation,
@@ -32,7 +33,8 @@ class Norms:
     """Modules below a block, None for a norm it does not have.
 
     attention_in, mlp_in: of what attention and MLP read. attention_out, mlp_out: of what they add
-    to the residual. q, k: of queries and keys, before they are rotated.
+    to the residual. q, k: of queries and keys, before they are rotated. query_latent, kv_latent:
+    of what queries, and keys and values, are made of.
     """
 
     attention_in: str | None = None
@@ -41,6 +43,8 @@ class Norms:
     mlp_out: str | None = None
     q: str | None = None
     k: str | None = None
+    query_latent: str | None = None
+    kv_latent: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +54,8 @@ class Forward:
 
     A pair is a config key and the value that holds where it is absent; without a key it always
     holds. positions: the table of learned ones, beside the embedding, and the offset into it.
-    must_be_off: config keys that mean another computation when they are true.
+    must_be_off: config keys that mean another computation when they are true. interleaved: whether
+    rotations turn neighbours. latent_eps: of the norms of latents.
     """
 
     norms: Norms
@@ -74,6 +79,8 @@ class Forward:
     experts_per_token: int | None = None
     norm_topk: tuple[str, bool] | None = None
     must_be_off: tuple[str, ...] = ()
+    interleaved: tuple[str, bool] = ("", False)
+    latent_eps: float = 1e-6
 
 
 LLAMA_NORMS = Norms("input_layernorm", None, "post_attention_layernorm")
@@ -105,6 +112,13 @@ OLMO2_NORMS = Norms(
     "post_feedforward_layernorm",
     "self_attn.q_norm",
     "self_attn.k_norm",
+)
+LATENT_NORMS = Norms(
+    "input_layernorm",
+    None,
+    "post_attention_layernorm",
+    query_latent="self_attn.q_a_layernorm",
+    kv_latent="self_attn.kv_a_layernorm",
 )
 USUAL = one_rotation(RopeRule())
 CWM_ROTATION = MappingProxyType(
@@ -157,6 +171,13 @@ FORWARDS: Mapping[str, Forward] = MappingProxyType(
             LLAMA_NORMS,
             some_layers_rotate(RopeRule(theta=2_000_000.0)),
             windows=Windows(None, slides=without_rotation),
+        ),
+        # The eps of its norms of latents is in no config: its class builds them without one.
+        "deepseek_v3": Forward(
+            LATENT_NORMS,
+            USUAL,
+            scale=by_stretched_head_dim,
+            interleaved=("rope_interleave", True),
         ),
         "mixtral": Forward(
             LLAMA_NORMS,

@@ -86,6 +86,7 @@ CARRIERS: Mapping[str, Carrier] = MappingProxyType(
         # Phi3Config counts the factors of longrope by hidden // heads, whatever head_dim is.
         "phi3": Carrier(factors="floor"),
         "smollm3": Carrier(),
+        "deepseek_v3": Carrier(),
         "mixtral": Carrier(),
         "qwen3_moe": Carrier(words=MappingProxyType({"experts": "num_experts"})),
         "gemma2": Carrier("multiple"),

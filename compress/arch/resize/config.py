@@ -8,7 +8,7 @@ from compress.arch.families.table import FAMILIES
 from compress.arch.resize.carriers import CARRIERS, Landing, check_groups, landing_of, note_of
 from compress.arch.resize.layers import reindexed
 from compress.arch.resize.shape import Shape, kept_layers, sizes_after
-from compress.arch.sizes import BLOCK_KEYS, KEYS, SizeRule, Sizes, read_sizes
+from compress.arch.sizes import BLOCK_KEYS, KEYS, Sizes, read_sizes
 from compress.arch.spec import DecoderSpec
 from compress.arch.text_config import config_at, with_config_at
 from compress.errors import CheckpointError
@@ -87,7 +87,7 @@ def _landed(inner: Mapping[str, Any], landing: Landing, at_top: bool) -> dict[st
 def _sized(inner: Mapping[str, Any], model_type: str, sizes: Sizes) -> dict[str, Any]:
     """The config with all sizes as wanted: written where reading it says something else."""
     family, carrier = FAMILIES[model_type], CARRIERS[model_type]
-    rule = SizeRule(family.defaults, listed=family.listed, value_width=family.value_width)
+    rule = family.sizes
     changed = dict(inner)
     for name, keys in WRITTEN.items():
         wanted = _size(sizes, name)

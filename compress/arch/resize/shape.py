@@ -153,6 +153,11 @@ def _heads(spec: DecoderSpec, sizes: BlockSizes, shape: Shape) -> tuple[int, int
     """Heads of queries, and of keys and values. A group loses its query heads with its keys."""
     if shape.heads is None and shape.kv_heads is None:
         return sizes.heads, sizes.kv_heads
+    if sizes.latent is not None:
+        raise CheckpointError(
+            f"{spec.model_type} has latent attention, whose keys and values are made of one latent;"
+            " its heads stay, cut ffn or layers"
+        )
     if shape.pooled:
         return sizes.heads, _pooled(sizes, shape)
     group = sizes.heads // sizes.kv_heads

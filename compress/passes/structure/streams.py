@@ -11,7 +11,7 @@ from compress.arch.forward.norms import StreamNorms
 from compress.arch.spec import BlockSpec, LinearSpec
 from compress.edits.repair.rotation import normalised
 
-ATTENTION_READERS = frozenset({"q", "k", "v", "qkv"})
+ATTENTION_READERS = frozenset({"q", "k", "v", "qkv", "q_a", "kv_a"})
 MLP_READERS = frozenset({"router", "gate", "up", "gate_up"})
 
 

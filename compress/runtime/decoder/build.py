@@ -8,13 +8,16 @@ import torch
 from torch import Tensor
 
 from compress.arch.forward.forward import ForwardSpec
+from compress.arch.forward.kinds import Latent
 from compress.arch.spec import BlockSpec, LinearSpec
 from compress.runtime.decoder.activations import activation, gating
 from compress.runtime.decoder.attention import Attention
+from compress.runtime.decoder.latent import LatentAttention, Unfolding
 from compress.runtime.decoder.layer import DecoderLayer
 from compress.runtime.decoder.linear import Joint, Linear, load_linear
 from compress.runtime.decoder.mlp import Mixture, Mlp
 from compress.runtime.decoder.norms import Norm
+from compress.runtime.forms.dense import FloatWeight
 from compress.runtime.forms.form import Arithmetic
 
 if TYPE_CHECKING:
@@ -40,24 +43,29 @@ class Loader:
     def tensor(self, name: str) -> Tensor:
         return self.weights.read(name, check_finite=True).to(self.device, self.dtype)
 
-    def norm(self, path: str) -> Norm:
-        """The norm at a path of the checkpoint."""
+    def norm(self, path: str, eps: float | None = None) -> Norm:
+        """The norm at a path of the checkpoint. eps: the decoder's where it is None."""
         weight, bias = self.tensor(f"{path}.weight"), None
         if f"{path}.bias" in self.weights.checkpoint.tensors:
             bias = self.tensor(f"{path}.bias")
         if self.how.norm_late:
             weight = weight.float() + self.how.norm_offset
-        return Norm(weight, bias, self.how.eps, self.how.norm == "layer", self.how.norm_late)
+        eps = self.how.eps if eps is None else eps
+        return Norm(weight, bias, eps, self.how.norm == "layer", self.how.norm_late)
 
     def linear(self, spec: LinearSpec) -> Linear:
         return load_linear(self.weights, spec, self.arithmetic)
+
+    def dense(self, weight: Tensor) -> Linear:
+        """A matrix [N, K] that was made of a checkpoint's, in the dtype of the products."""
+        return Linear(FloatWeight(weight))
 
     def layer(self, block: BlockSpec, rotation: int | None) -> DecoderLayer:
         """rotation: of the decoder's, which of them this block has."""
         by_role = {x.role: x for x in block.linears if x.expert is None}
         names = self.how.norms
         return DecoderLayer(
-            attention=self._attention(block, by_role, rotation),
+            attention=self._either_attention(block, by_role, rotation),
             mlp=self._mlp(block, by_role),
             attention_in=self._norm(block, names.attention_in),
             attention_out=self._norm(block, names.attention_out),
@@ -68,6 +76,41 @@ class Loader:
 
     def _norm(self, block: BlockSpec, name: str | None) -> Norm | None:
         return None if name is None else self.norm(f"{block.prefix}.{name}")
+
+    def _either_attention(
+        self, block: BlockSpec, by_role: Mapping[str, LinearSpec], rotation: int | None
+    ) -> Attention | LatentAttention:
+        how = self.how.layers[block.index]
+        if isinstance(how, Latent):
+            return self._latent(how, block, by_role, rotation)
+        return self._attention(block, by_role, rotation)
+
+    def _latent(
+        self,
+        how: Latent,
+        block: BlockSpec,
+        by_role: Mapping[str, LinearSpec],
+        rotation: int | None,
+    ) -> LatentAttention:
+        prefix, norms, unfolded = block.prefix, self.how.norms, by_role["kv_b"]
+        queries = None
+        if how.query_rank is not None:
+            norm = self.norm(f"{prefix}.{norms.query_latent}", how.eps)
+            queries = norm, self.linear(by_role["q_b"])
+        parts = tuple(self.linear(by_role[x]) for x in ("q", "q_a", "kv_a") if x in by_role)
+        sizes = (how.query_rank or how.heads * how.key_width, how.rank + how.rotated)
+        weight, inputs = self.tensor(unfolded.tensor), self.weights.activation(unfolded.name)
+        return LatentAttention(
+            how=how,
+            layer=block.index,
+            group=self.how.group(block.index),
+            entering=Joint.of(parts, sizes),
+            queries=queries,
+            norm=self.norm(f"{prefix}.{norms.kv_latent}", how.eps),
+            unfolding=Unfolding.of(weight, how, self.dense, inputs),
+            out=self.linear(by_role["o"]),
+            rotation=rotation,
+        )
 
     def _attention(
         self, block: BlockSpec, by_role: Mapping[str, LinearSpec], rotation: int | None

@@ -43,7 +43,7 @@ class KVCache:
             CacheGroup(window, count) for window, count in zip(spec.windows, blocks, strict=True)
         )
         self._group_of = tuple(spec.group(layer) for layer in range(len(spec.layers)))
-        caches = [layer.cache() for layer in spec.layers]
+        self._caches = caches = [layer.cache() for layer in spec.layers]
         self.states = tuple(
             tuple(
                 _zeros((blocks[group], part.heads, block_size, part.width), dtype, device)
@@ -62,7 +62,11 @@ class KVCache:
             store_states(part, states, slots, scales)
 
     def keys_and_values(self, layer: int) -> StoredStates:
-        """What attention reads of a layer that keeps both."""
+        """What attention reads of a layer that keeps both, or a latent that is both."""
+        if len(self.states[layer]) == 1:
+            (keys,), (scales,) = self.states[layer], self.scales[layer]
+            values = keys[..., : self._caches[layer].values]
+            return StoredStates(keys, values, scales, scales)
         (keys, values), (key_scales, value_scales) = self.states[layer], self.scales[layer]
         return StoredStates(keys, values, key_scales, value_scales)
 

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from compress.runtime.decoder.attention import Angles, Attention
 from compress.runtime.decoder.kv import KVCache
+from compress.runtime.decoder.latent import LatentAttention
 from compress.runtime.decoder.mlp import Mixture, Mlp
 from compress.runtime.decoder.norms import Norm, through
 from compress.runtime.engine.batch import FlatBatch
@@ -15,7 +16,7 @@ from compress.runtime.engine.batch import FlatBatch
 class DecoderLayer:
     """attention_in, mlp_in: norms of what is read. attention_out, mlp_out: of what is added."""
 
-    attention: Attention
+    attention: Attention | LatentAttention
     mlp: Mlp | Mixture
     attention_in: Norm | None
     attention_out: Norm | None

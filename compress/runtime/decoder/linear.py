@@ -49,9 +49,10 @@ def load_linear(weights: Weights, spec: LinearSpec, how: Arithmetic) -> Linear:
 
 def facts_of(weights: Weights, spec: LinearSpec) -> LinearFacts:
     """What is known of a linear's weight before it is read. Codes that `weights` decodes without
-    saying so come in fp32."""
+    saying so come in fp32; so do those of keys and values of latents, which are cut by heads."""
     tensors = weights.checkpoint.tensors
     scheme, reader = weights.scheme(spec.name), weights.format.reader
+    scheme = None if spec.role == "kv_b" else scheme
     if scheme is None or reader is None:
         info = tensors.get(spec.tensor)
         code = "F32" if info is None or info.dtype not in PLAIN_DTYPES else info.dtype

@@ -16,7 +16,8 @@ def arch_of(spec: DecoderSpec) -> Arch:
     """The family's row of ARCHES; CheckpointError for a family that has none."""
     found = ARCHES.get(spec.family)
     if found is None:
-        remedy = "; take onnx" if spec.family in FORWARDS else ""
+        plain = spec.family in FORWARDS and not any(block.sizes.latent for block in spec.blocks)
+        remedy = "; take onnx" if plain else ""
         raise CheckpointError(
             f"model type {spec.model_type!r} has no architecture in GGUF that is known here; known"
             f" are {', '.join(ARCHES)}{remedy}"

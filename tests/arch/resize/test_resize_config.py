@@ -323,3 +323,15 @@ def test_a_list_that_may_be_of_the_blocks_is_noted(sources: Any) -> None:
     assert resized(config, source.spec, Shape(layers=(0, 2))).notes == (
         "config.json: skips has 3 entries, as many as there were blocks; it stays as it is",
     )
+
+
+def test_heads_of_latent_attention_stay(tiny: Any) -> None:
+    source = read(tiny("deepseek_v3"))
+    assert resized(source.config, source.spec, Shape(ffn=80)).config["intermediate_size"] == 80
+    for shape in (Shape(heads=2), Shape(kv_heads=2), Shape(kv_heads=2, pooled=True)):
+        with pytest.raises(CheckpointError) as refusal:
+            resized(source.config, source.spec, shape)
+        assert str(refusal.value) == (
+            "deepseek_v3 has latent attention, whose keys and values are made of one latent; its"
+            " heads stay, cut ffn or layers"
+        )

@@ -21,6 +21,7 @@ WINDOWED: dict[str, dict[str, Any]] = {
     "gemma2": {"sliding_window": 5},
     "gemma3_text": {"sliding_window": 5},
 }
+FAMILIES = (*tiny_models.TABLED, "deepseek_v3")
 DYNAMIC = {
     "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0},
     "max_position_embeddings": 16,
@@ -33,7 +34,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         family: tiny_models.make(
             family, tmp_path_factory.mktemp(family), dtype="fp32", **WINDOWED.get(family, {})
         )
-        for family in tiny_models.TABLED
+        for family in FAMILIES
     }
 
 
@@ -71,12 +72,12 @@ def check(decoder: Decoder, ids: list[int]) -> None:
         assert torch.equal(in_chunks(runs, seed % 2, ids, sizes(seed)), whole)
 
 
-@pytest.mark.parametrize("family", tiny_models.TABLED)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_chunks_neighbours_and_block_sizes(folders: dict[str, Path], family: str) -> None:
     check(load(folders[family]), text(37))
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "qwen3_moe"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "qwen3_moe", "deepseek_v3"])
 def test_in_16_bit_too(folders: dict[str, Path], family: str) -> None:
     check(load(folders[family], torch.bfloat16), text(30))
 

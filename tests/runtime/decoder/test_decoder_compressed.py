@@ -16,6 +16,7 @@ from helpers import compressed_models, tiny_models
 from helpers.engine.flat_runs import Runs, load
 
 G4 = QuantScheme(bits=4, group_size=32)
+LATENT = "deepseek_v3"
 SCHEMES = {
     "int4": G4,
     "int4 asymmetric": QuantScheme(bits=4, group_size=32, symmetric=False),
@@ -55,6 +56,10 @@ PAIRS = [
                  marks=() if (row + column) % 2 == 0 else pytest.mark.long)
     for row, name in enumerate(SCHEMES)
     for column, family in enumerate(FAMILIES)
+] + [
+    pytest.param(name, LATENT, id=f"{name}-{LATENT}",
+                 marks=() if name == "W8A8" else pytest.mark.long)
+    for name in SCHEMES
 ]  # fmt: skip
 
 

@@ -72,7 +72,7 @@ def test_int8_halves_sixteen_bit() -> None:
 
 
 @pytest.mark.parametrize("dtype", STORED, ids=str)
-@pytest.mark.parametrize("family", ["llama", "gemma2"])
+@pytest.mark.parametrize("family", ["llama", "gemma2", "deepseek_v3"])
 def test_chunks_neighbours_and_blocks_leave_no_trace(
     family: str, dtype: torch.dtype, tmp_path: Path
 ) -> None:

@@ -71,8 +71,9 @@ def test_five_hundred_lives_as_one_request_at_a_time(shallow: Played, part: int)
     run(shallow, range(part * PART // 10, (part + 1) * PART // 10))
 
 
-@pytest.mark.parametrize("family", ["gemma3_text", "qwen3_moe", "gpt2"])
-def test_windows_experts_and_learned_positions(tiny: Callable[[str], Played], family: str) -> None:
+@pytest.mark.parametrize("family", ["gemma3_text", "qwen3_moe", "gpt2", "deepseek_v3"])
+def test_what_layers_differ_in(tiny: Callable[[str], Played], family: str) -> None:
+    """Windows, experts, learned positions, latents."""
     run(tiny(family), range(4))
 
 
@@ -123,7 +124,7 @@ def test_twenty_thousand_lives(stories: Played, part: int) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("family", tiny_models.TABLED)
+@pytest.mark.parametrize("family", [*tiny_models.TABLED, *tiny_models.LANDINGS])
 def test_all_families(tiny: Callable[[str], Played], family: str) -> None:
     run(tiny(family), range(100, 200))
 
