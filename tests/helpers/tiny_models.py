@@ -115,7 +115,7 @@ LANDINGS = ("ministral", "cwm", "deepseek_v3")
 TABLED = tuple(family for family in FAMILIES if family not in (*UNLISTED, *LANDINGS))
 MIXTURES = ("mixtral", "qwen3_moe")
 # Of torch.nn.Linear alone: GPT-2 has Conv1D.
-LINEAR = tuple(family for family in TABLED if family not in (*MIXTURES, "gpt2"))
+LINEAR = tuple(family for family in (*TABLED, *LANDINGS) if family not in (*MIXTURES, "gpt2"))
 
 # Keys by which a family switches the biases of its linears; a family that is not here has no
 # such switch (qwen2's q, k and v and all of gpt2 always have biases).

@@ -20,15 +20,27 @@ def verdicts(spec: DecoderSpec, schemes: Mapping[str, QuantScheme]) -> list[Foun
         s.activation is not None and s.activation.outliers == "calibrated" for s in schemes.values()
     )
     note = "; finds outlier columns itself, not those of the calibration" if calibrated else ""
-    reason = next(_vllm(spec, schemes), None)
+    reason, against = next(_vllm(spec, schemes), None), next(_transformers(spec, schemes), None)
     gpu: Found = ("vLLM on GPU", "expected", f"on one device, in fp16{note}")
     tried = spec.family in TRIED_IN_TRANSFORMERS
     known: Literal["yes", "expected"] = "yes" if tried else "expected"
     return [
         gpu if reason is None else ("vLLM on GPU", "no", reason),
         ("vLLM on CPU", "no", "vLLM 0.32 for CPU refuses bitsandbytes checkpoints"),
-        ("transformers", known, f"with bitsandbytes and accelerate{note}"),
+        ("transformers", known, f"with bitsandbytes and accelerate{note}")
+        if against is None
+        else ("transformers", "no", against),
     ]
+
+
+def _transformers(spec: DecoderSpec, schemes: Mapping[str, QuantScheme]) -> Iterator[str]:
+    """Tried on a CPU: its view of inputs fails on those that do not lie row by row."""
+    for linear in spec.linears():
+        if linear.role == "kv_b" and linear.tensor in schemes:
+            yield (
+                f"{linear.name}: bitsandbytes 0.50 does not read latents as they lie in memory;"
+                " leave it as it is (ignore)"
+            )
 
 
 def _vllm(spec: DecoderSpec, schemes: Mapping[str, QuantScheme]) -> Iterator[str]:

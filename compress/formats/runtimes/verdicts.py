@@ -19,7 +19,10 @@ TRIED = frozenset(
     ("llama", "mistral", "qwen2", "qwen3", "phi3", "gpt2", "mixtral", "qwen3_moe"),
 )
 # Families tried in transformers, where it needs no other project's quantizer.
-TRIED_IN_TRANSFORMERS = TRIED | {"gemma2", "gemma3_text", "gpt_neox", "opt", "olmo2", "smollm3"}
+TRIED_IN_TRANSFORMERS = TRIED.union(
+    ("gemma2", "gemma3_text", "gpt_neox", "opt", "olmo2", "smollm3"),
+    ("ministral", "cwm", "deepseek_v3"),
+)
 
 
 class Verdict(NamedTuple):
