@@ -36,21 +36,20 @@ def rope(**parameters: Any) -> dict[str, Any]:
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     **{family: (family, {}) for family in (*tiny_models.TABLED, *tiny_models.LANDINGS)},
     **{f"{x} with biases": (x, {"bias": True}) for x in tiny_models.BIAS_FAMILIES},
-    "deepseek_v3 with a latent of queries and biases": (
+    "deepseek_v3 with a latent of queries, biases and pairs alike": (
         "deepseek_v3",
-        {"q_lora_rank": 24, "bias": True, "tied": True, "rms_norm_eps": 1e-3},
-    ),
-    "deepseek_v3 in halves": ("deepseek_v3", {"rope_interleave": False, "v_head_dim": 24}),
-    "deepseek_v3 yarn": ("deepseek_v3", rope(**YARN, mscale=0.8, mscale_all_dim=0.6)),
-    "deepseek_v3 with every frequency twice": (
-        "deepseek_v3",
-        rope(
+        {"q_lora_rank": 24, "bias": True, "tied": True, "rms_norm_eps": 1e-3}
+        | rope(
             rope_type="longrope",
             short_factor=[1.0, 1.0, 10.0, 2.5],
             long_factor=[1.0, 1.0, 10.0, 2.5],
             attention_factor=1.0,
             original_max_position_embeddings=32,
         ),
+    ),
+    "deepseek_v3 yarn in halves": (
+        "deepseek_v3",
+        {"rope_interleave": False, "v_head_dim": 24} | rope(**YARN, mscale=0.8, mscale_all_dim=0.6),
     ),
     "opt without biases": ("opt", {"bias": False}),
     "llama tied": ("llama", {"tied": True}),

@@ -83,7 +83,7 @@ def finite_logits(out: Path) -> None:
 APART = ("llama", "phi3", "gpt2", "gemma2", "opt", "qwen3_moe", "deepseek_v3")
 BY_METHOD = [
     pytest.param("rtn", family, id=f"rtn-{family}",
-                 marks=() if family in (*TABLED, *APART) else pytest.mark.long)
+                 marks=() if family in TABLED else pytest.mark.long)
     for family in (*TABLED, *LANDINGS)
 ] + [
     pytest.param("gptq", family, id=f"gptq-{family}",

@@ -47,12 +47,16 @@ def load_linear(weights: Weights, spec: LinearSpec, how: Arithmetic) -> Linear:
     return Linear(pack_dense(weight, facts, how), bias, inputs)
 
 
+# Roles of linears that the decoder cuts by heads when it loads them, so of no form for codes.
+CUT = ("kv_b",)
+
+
 def facts_of(weights: Weights, spec: LinearSpec) -> LinearFacts:
     """What is known of a linear's weight before it is read. Codes that `weights` decodes without
     saying so come in fp32; so do those of keys and values of latents, which are cut by heads."""
     tensors = weights.checkpoint.tensors
     scheme, reader = weights.scheme(spec.name), weights.format.reader
-    scheme = None if spec.role == "kv_b" else scheme
+    scheme = None if spec.role in CUT else scheme
     if scheme is None or reader is None:
         info = tensors.get(spec.tensor)
         code = "F32" if info is None or info.dtype not in PLAIN_DTYPES else info.dtype
@@ -86,8 +90,11 @@ def refusals(weights: Weights, how: Arithmetic) -> tuple[str, ...]:
         facts = facts_of(weights, spec)
         chosen = chosen_form(facts, how)
         stored = "dense" if facts.scheme is None else facts.scheme.describe()
-        if chosen.refused:
-            kind = stored, chosen.form.name, chosen.refused
+        refused, coded = chosen.refused, weights.scheme(spec.name)
+        if coded is not None and spec.role in CUT:
+            stored, refused = coded.describe(), (("packed codes", "it is cut by heads"),)
+        if refused:
+            kind = stored, chosen.form.name, refused
             counts[kind] = counts.get(kind, 0) + 1
     return tuple(
         f"{count} linear{'s' * (count > 1)} ({stored}): {form};"

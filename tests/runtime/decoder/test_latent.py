@@ -1,5 +1,6 @@
 """Latent attention in the engine: what its cache holds, and what texts get of it."""
 
+from math import prod
 from pathlib import Path
 
 import pytest
@@ -8,10 +9,14 @@ import torch
 from compress.checkpoint import Checkpoint
 from compress.formats import open_weights
 from compress.inspect.inspect import inspect_checkpoint
+from compress.quant.scheme import QuantScheme
 from compress.runtime.decoder.kv import KVCache
+from compress.runtime.decoder.linear import facts_of
+from compress.runtime.forms.form import Arithmetic
+from compress.runtime.forms.table import chosen_form
 from compress.runtime.loading.open_engine import Opening, open_engine
 from compress.runtime.sequences.request import Request, Sampling
-from helpers import tiny_models
+from helpers import compressed_models, tiny_models
 from helpers.engine.flat_runs import Runs, load
 
 RANK, ROTATED, LAYERS = 32, 8, 2
@@ -46,15 +51,16 @@ def test_one_tensor_a_layer_whose_first_numbers_are_the_values(
     assert sum(x.nbytes for x in held) == cache.bytes_per_token * 5 * 4
 
 
-def test_what_is_told_of_a_token_is_what_the_allocator_takes(tmp_path: Path) -> None:
-    folder = tiny_models.make("deepseek_v3", tmp_path, dtype="bf16")
+def test_what_is_told_of_a_token_is_what_the_allocator_takes(folder: Path) -> None:
     weights = open_weights(Checkpoint.open(folder))
-    assert inspect_checkpoint(folder)["kv_bytes_per_token"] == LAYERS * (RANK + ROTATED) * 2
+    assert inspect_checkpoint(folder)["kv_bytes_per_token"] == LAYERS * (RANK + ROTATED) * 4
     engine, _ = open_engine(weights, Opening(dtype=torch.bfloat16, cache_tokens=64))
     assert engine.runner.cache.bytes_per_token == LAYERS * (RANK + ROTATED) * 2
 
 
-@pytest.mark.parametrize("kv_dtype", [None, torch.int8], ids=str)
+@pytest.mark.parametrize(
+    "kv_dtype", [pytest.param(None, marks=pytest.mark.long), torch.int8], ids=str
+)
 def test_texts_that_begin_alike_and_texts_that_wait(
     folder: Path, kv_dtype: torch.dtype | None
 ) -> None:
@@ -62,16 +68,16 @@ def test_texts_that_begin_alike_and_texts_that_wait(
     weights = open_weights(Checkpoint.open(folder))
     shared = text(17)
     prompts = [(*shared, *text(n, seed=n)) for n in (3, 5, 9)] + [tuple(shared)]
-    sampling = Sampling(max_tokens=12, ignore_eos=True)
+    sampling = Sampling(max_tokens=8, ignore_eos=True)
     requests = [Request(str(i), prompt, sampling) for i, prompt in enumerate(prompts)]
-    small, _ = open_engine(weights, Opening(cache_tokens=80, block_size=4, kv_dtype=kv_dtype))
+    small, _ = open_engine(weights, Opening(cache_tokens=60, block_size=4, kv_dtype=kv_dtype))
     small.generate(requests[:1])
     together = small.generate(requests)
     assert small.stats.hit > 0
     assert small.scheduler.preemptions > 0
+    one, _ = open_engine(weights, Opening(cache_tokens=80, reuse=False, kv_dtype=kv_dtype))
     for request, found in zip(requests, together, strict=True):
-        opening = Opening(cache_tokens=80, reuse=False, kv_dtype=kv_dtype)
-        (alone,) = open_engine(weights, opening)[0].generate([request])
+        (alone,) = one.generate([request])
         assert found.tokens == alone.tokens
 
 
@@ -84,3 +90,15 @@ def test_eight_bits_are_near_and_no_number_stands_out(folder: Path) -> None:
         found[dtype] = runs.whole(ids)
     error = (found[torch.int8] - found[torch.float32]).norm() / found[torch.float32].norm()
     assert 0 < error < 0.02
+
+
+def test_codes_that_are_cut_by_heads_are_decoded_and_named(folder: Path, tmp_path: Path) -> None:
+    scheme = QuantScheme(bits=4, group_size=32)
+    compressed_models.write(folder, tmp_path, scheme)
+    weights = open_weights(Checkpoint.open(tmp_path))
+    notices = open_engine(weights, Opening(cache_tokens=64))[1]
+    line = f"2 linears ({scheme.describe()}): dense weights; not packed codes (it is cut by heads)"
+    assert [x for x in notices if "linears" in x] == [line]
+    how = Arithmetic.here(torch.float32, "cpu")
+    facts = facts_of(weights, next(x for x in weights.spec.linears() if x.role == "kv_b"))
+    assert chosen_form(facts, how).form.nbytes(facts, how) == prod(facts.shape) * 4
