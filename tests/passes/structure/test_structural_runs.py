@@ -29,6 +29,7 @@ from helpers.short_runs import (
     result_of,
     text_source,
 )
+from helpers.tiny_models import LANDINGS
 
 pytestmark = pytest.mark.usefixtures("answered_here")
 TEXT = WORDS * 5
@@ -42,7 +43,7 @@ KINDS = [FEW[0], FEW[3], *(pytest.param(x, marks=pytest.mark.long) for x in (*FE
 BY = pytest.mark.parametrize(
     "by", ["loss", *(pytest.param(x, marks=pytest.mark.long) for x in ("influence", "angular"))]
 )
-LONGER = [pytest.param(family, marks=pytest.mark.long) for family in (*FEW[1:3], *MORE)]
+LONGER = [pytest.param(family, marks=pytest.mark.long) for family in (*FEW[1:3], *MORE, *LANDINGS)]
 
 
 def width(**options: Any) -> dict[str, Any]:
@@ -86,6 +87,18 @@ def test_what_is_cut_loads_in_a_stock_class_and_repair_brings_it_closer(
         found[repair] = lost(out, source, TEXT)
     assert found["drift"] < found["none"]
     assert found["output"] < found["none"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("rank", [None, 24])
+def test_a_narrower_stream_that_latents_read(tiny, tmp_path: Path, rank: int | None) -> None:
+    """With what makes them among its readers, directions of the stream go that few read."""
+    source, data = tiny("deepseek_v3", dtype="fp32", q_lora_rank=rank), text_source(tmp_path)
+    asked = recipe(width(hidden=48), calibration=data)
+    report = run(asked, source, tmp_path / "out")
+    assert report.loads is not None
+    assert report.loads.proof == "logits"
+    assert torch.isfinite(said(tmp_path / "out", TEXT)).all()
 
 
 def test_heads_of_groups_and_whole_groups_go(tiny, tmp_path: Path) -> None:
