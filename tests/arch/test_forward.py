@@ -224,7 +224,7 @@ def test_latent_attention() -> None:
     halves = describe_forward({"rope_interleave": False}, spec).layers[0]
     assert isinstance(halves, Latent)
     assert not halves.interleaved
-    with pytest.raises(CheckpointError, match="layer 0 is of the kind Latent; layers of the kind"):
+    with pytest.raises(CheckpointError, match="layer 0 has latent attention, which is rounded"):
         found.grouped(0)
 
 

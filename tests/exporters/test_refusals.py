@@ -97,6 +97,15 @@ def test_latent_attention(family: str, target: str, latent: dict[str, Path], ref
     assert refused(latent[family], target).startswith(LATENT_LINES[target].format(family))
 
 
+@pytest.mark.parametrize("target", EXPORTERS)
+def test_latent_attention_in_the_tables(target: str, refused: Any, tmp_path: Path) -> None:
+    """A dense deepseek_v3, which can be described and run."""
+    folder = tiny_models.make("deepseek_v3", tmp_path / "model")
+    line = "layer 0 has latent attention, which is rounded, evaluated and run by the engine;"
+    lines = dict.fromkeys(EXPORTERS, line) | {x: LATENT_LINES[x] for x in ("onnx-genai", "gguf")}
+    assert refused(folder, target).startswith(lines[target].format("deepseek_v3"))
+
+
 TOKENIZERS: dict[str, tuple[Any, str]] = {
     "none": (None, "has no tokenizer.json, and a GGUF file carries its tokenizer; copy it from"),
     "broken": ("{", "tokenizer.json:1:2 is not valid JSON"),

@@ -15,7 +15,7 @@ from compress_exporters.genai.config import NAME
 from compress_exporters.genai.running import generated
 from helpers import compressed_models, tiny_models
 from helpers.exporters.genai_graphs import GENAI, source, written
-from helpers.forward_cases import CASES, LONGROPE, plain_greedy, rope, text, transformers_model
+from helpers.forward_cases import HEADS, LONGROPE, plain_greedy, rope, text, transformers_model
 
 pytestmark = [pytest.mark.interop, pytest.mark.usefixtures("onnxruntime_genai")]
 
@@ -34,7 +34,7 @@ def endless(model: Path) -> Path:
 
 @pytest.mark.parametrize("case", [*tiny_models.TABLED, "llama dynamic", "gemma3 with a window"])
 def test_tokens_are_those_of_transformers(case: str, tmp_path: Path) -> None:
-    family, options = CASES[case]
+    family, options = HEADS[case]
     model = tiny_models.make(family, tmp_path / "model", **{"dtype": "fp32", **options})
     endless(model)
     written(model, tmp_path / "out")

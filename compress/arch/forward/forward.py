@@ -69,6 +69,11 @@ class ForwardSpec:
         Raises CheckpointError, with the layer, for any other kind.
         """
         kind = self.rows[self.kinds[layer]]
+        if isinstance(kind, Latent):
+            raise CheckpointError(
+                f"layer {layer} has latent attention, which is rounded, evaluated and run by the"
+                " engine; exports, kv_cache and edits of heads take keys and values of heads"
+            )
         if not isinstance(kind, Grouped):
             raise CheckpointError(
                 f"layer {layer} is of the kind {type(kind).__name__}; layers of the kind Grouped"

@@ -12,7 +12,7 @@ from compress.errors import CheckpointError, RecipeError
 from compress_exporters.exporter import Options
 from helpers import tiny_models
 from helpers.exporters.genai_graphs import GENAI, built, opened, source, written
-from helpers.forward_cases import CASES, LONGROPE, plain_greedy, rope, text, transformers_model
+from helpers.forward_cases import HEADS, LONGROPE, plain_greedy, rope, text, transformers_model
 
 STEP = "4 of 16 numbers of a head, not a multiple of 16"
 HALF = "8 of 16 numbers of a head, not a multiple of 16"
@@ -53,7 +53,7 @@ def wanted(folder: Path, ids: torch.Tensor) -> np.ndarray[Any, Any]:
 
 @pytest.mark.parametrize("case", UNFUSED)
 def test_logits_are_those_of_transformers(case: str, tmp_path: Path) -> None:
-    family, options = CASES[case]
+    family, options = HEADS[case]
     folder = tiny_models.make(family, tmp_path / "model", **{"dtype": "fp32", **options})
     graph, ids = built(folder), text()[None]
     assert graph.unfused == UNFUSED[case]

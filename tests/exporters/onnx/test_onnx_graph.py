@@ -14,7 +14,7 @@ from compress_exporters.exporter import Options
 from compress_exporters.onnx.saving import DATA, MODEL
 from helpers import tiny_models
 from helpers.exporters.onnx_graphs import built, opened
-from helpers.forward_cases import CASES, LONGROPE, plain_greedy, rope, text, transformers_model
+from helpers.forward_cases import HEADS, LONGROPE, plain_greedy, rope, text, transformers_model
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -29,9 +29,9 @@ def wanted(model: Any, ids: torch.Tensor, **more: Any) -> np.ndarray[Any, Any]:
         return model(ids, **more).logits.numpy()
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", HEADS)
 def test_logits_are_those_of_transformers(case: str, tmp_path: Path) -> None:
-    family, options = CASES[case]
+    family, options = HEADS[case]
     folder = tiny_models.make(family, tmp_path / "model", **{"dtype": "fp32", **options})
     runner, ids = opened(folder, tmp_path / "out"), text()[None]
     onnx.checker.check_model(tmp_path / "out" / MODEL, full_check=True)

@@ -20,7 +20,7 @@ from helpers import tiny_models
 from helpers.exporters.onnx_graphs import built
 from helpers.exporters.tensorrt_graphs import G64, WIDE, positive
 from helpers.exporters.tensorrt_seeds import SEEDS
-from helpers.forward_cases import CASES
+from helpers.forward_cases import HEADS
 
 SCHEMES = {
     "int4": G64,
@@ -93,14 +93,14 @@ def test_every_rule_has_a_fault_and_is_documented() -> None:
 TYPED = [
     pytest.param(case, dtype, id=f"{dtype}-{case}",
                  marks=() if (place + turn) % 2 == 0 else pytest.mark.long)
-    for place, case in enumerate(x for x in CASES if "dynamic" not in x)
+    for place, case in enumerate(x for x in HEADS if "dynamic" not in x)
     for turn, dtype in enumerate(("fp16", "fp32"))
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("case", "dtype"), TYPED)
 def test_graphs_of_all_families_are_clean(case: str, dtype: Any, tmp_path: Path) -> None:
-    family, options = CASES[case]
+    family, options = HEADS[case]
     model = tiny_models.make(family, tmp_path / "model", dtype="fp32", **options)
     assert lint(written(model, tmp_path / "out", Options(dtype=dtype)) / MODEL) == ()
 
