@@ -48,8 +48,9 @@ class GqaConfig:
 def plan(source: Outline, config: GqaConfig) -> Edited:
     """The same tensors with fewer rows of keys and values.
 
-    CheckpointError for a class whose query heads have keys of their own, for norms of queries and
-    keys, and for groups of unequal sizes; RecipeError where nothing would be saved.
+    CheckpointError for a class whose query heads have keys of their own, for norms over all heads
+    of queries and of keys, for `align` behind norms over each, and for groups of unequal sizes;
+    RecipeError where nothing would be saved.
     """
     check_roles(source.spec)
     there = source.spec.blocks[0].sizes.kv_heads

@@ -82,6 +82,11 @@ class PruneWidthConfig:
                 f"aggregate is that of select: activation, and select is {self.select}; leave out"
                 " one of them"
             )
+        if self.aggregate is not None and not (self.ffn or self.heads or self.kv_heads):
+            raise RecipeError(
+                "aggregate is that of ffn, heads and kv_heads, and none of them is cut; leave it"
+                " out"
+            )
         if self.aggregate is not None and len(self.aggregate) != 2:
             raise RecipeError(
                 f"aggregate names {len(self.aggregate)}; it takes two, the one over a"

@@ -2,11 +2,13 @@
 
 from compress.passes import journal as journals
 from compress.passes.journal import Journal
+from compress.passes.quantize import stream
 from compress.plan.passes import PassPlan
 from compress.plan.plan import Plan
+from compress.runs.apply_pass import units_of
 
-# Units that are not a part of the model.
-OTHERS = (journals.START, journals.CALIBRATION, journals.MEASURED, journals.CHOSEN, journals.LOADS)
+# How units that are a part of the model begin.
+PARTS = ("block ", "outside", "embed", "head")
 
 
 def where_it_goes_on(plan: Plan, journal: Journal) -> str:
@@ -16,7 +18,7 @@ def where_it_goes_on(plan: Plan, journal: Journal) -> str:
         part = journal.passes.get(planned.name)
         if part is None:
             break
-        if journals.WHOLE not in part.units:
+        if journals.WHOLE not in part.units and not _is_last_and_done(plan, planned, journal):
             begun = planned
             break
         done.append(planned.label)
@@ -27,7 +29,16 @@ def where_it_goes_on(plan: Plan, journal: Journal) -> str:
 
 
 def _within(planned: PassPlan, journal: Journal) -> str:
-    units = [x for x in journal.passes[planned.name].units if x not in OTHERS]
+    units = [x for x in journal.passes[planned.name].units if x.startswith(PARTS)]
     if not units:
-        return f"{planned.label} begins"
+        return f"{planned.label} goes on"
     return f"{planned.label} goes on behind {units[-1]}"
+
+
+def _is_last_and_done(plan: Plan, planned: PassPlan, journal: Journal) -> bool:
+    """The last pass is no checkpoint that another one reads: it is done with its last unit."""
+    if planned is not plan.passes[-1]:
+        return False
+    rounds = planned.stage is None
+    units = [unit for unit, _, _ in stream.units(plan)] if rounds else units_of(planned)
+    return set(units) <= journal.passes[planned.name].units.keys()

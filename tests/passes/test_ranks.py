@@ -311,6 +311,8 @@ STRUCTURAL: dict[str, Case] = {
     "depth": ("gemma2", [{"method": "prune_depth", "keep": [1]}], {}),
     "hidden": ("llama", [{"method": "prune_hidden", "hidden": 48}], {}),
     "mixture": ("qwen3_moe", [{"method": "prune_width", "experts": 3, "ffn": 24}], {}),
+    "pooled": ("llama", [{"method": "gqa", "groups": 1}], {}),
+    "normed": ("qwen3", [{"method": "gqa", "groups": 1}], {}),
 }
 FEW = ["width"]
 MORE = [name for name in STRUCTURAL if name not in FEW]

@@ -6,7 +6,7 @@ import pytest
 
 from compress.events import Event
 from compress.verbs import RunOptions, run
-from helpers.short_runs import RTN, recipe, text_source
+from helpers.short_runs import RTN, WORDS, recipe, text_source
 
 pytestmark = pytest.mark.usefixtures("answered_here")
 
@@ -17,14 +17,21 @@ pytestmark = pytest.mark.usefixtures("answered_here")
         ("prune_width", "block 0", "prune_width goes on behind block 0"),
         ("prove", "", "prune_width goes on behind block 1"),
         ("quantize", "block 0", "prune_width done before; quantize goes on behind block 0"),
+        ("evaluate", "", "prune_width, quantize done before"),
     ],
 )
 def test_it_says_what_is_done(tiny, tmp_path: Path, stage: str, unit: str, line: str) -> None:
-    asked = recipe({"method": "prune_width", "ffn": 64}, RTN, calibration=text_source(tmp_path))
+    other = tmp_path / "other.txt"
+    other.write_text(WORDS)
+    asked = recipe(
+        *({"method": "prune_width", "ffn": 64}, RTN),
+        calibration=text_source(tmp_path),
+        evaluation={"texts": [{"text": str(other)}]},
+    )
     heard: list[Event] = []
 
     def stop(event: Event) -> None:
-        if (event.stage, event.unit) == (stage, unit):
+        if event.stage.startswith(stage) and event.unit in (unit, unit or event.unit):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Literal
 
 from compress.edits.pool import align, normed, plain, principal
 from compress.edits.pool.evidence import HeadEvidence, SharedHead, key_energy, value_energy
@@ -14,11 +15,12 @@ Pool = Callable[[HeadEvidence, Sequence[int]], SharedHead]
 @dataclass(frozen=True, slots=True)
 class WayToPool:
     """pool: of heads as they are. behind_norm: of heads with a norm over each; None where there is
-    no such thing. fits_keys: whether what makes the keys is then fitted to what they shall be."""
+    no such thing. keys: what makes the keys then: a fit to what they shall be, the mean of what
+    made them, or that of one head."""
 
     pool: Pool
     behind_norm: Pool | None
-    fits_keys: bool = False
+    keys: Literal["fit", "mean", "one"] = "one"
 
     def of(self, seen: HeadEvidence) -> Pool:
         """The one for these heads."""
@@ -30,9 +32,9 @@ class WayToPool:
 
 POOLS: Mapping[str, WayToPool] = MappingProxyType(
     {
-        "pca": WayToPool(principal.pool, normed.pool, fits_keys=True),
+        "pca": WayToPool(principal.pool, normed.pool, "fit"),
         "align": WayToPool(align.pool, None),
-        "mean": WayToPool(plain.mean, plain.mean),
+        "mean": WayToPool(plain.mean, plain.mean, "mean"),
         "first": WayToPool(plain.first, plain.first),
     }
 )

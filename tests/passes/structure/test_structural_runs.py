@@ -228,6 +228,10 @@ def test_killed_anywhere_it_goes_on_to_the_same_bytes(
         ({"ffn": 8, "select": "obz"}, "is 'obz'; allowed: obs"),
         ({"ffn": 8, "aggregate": ["l2", "l2"]}, "aggregate is that of select: activation, and"),
         (
+            {"hidden": 8, "select": "activation", "aggregate": ["l2", "l2"]},
+            "aggregate is that of ffn, heads and kv_heads, and none of them is cut",
+        ),
+        (
             {"ffn": 8, "select": "activation", "aggregate": ["l2"]},
             "aggregate names 1; it takes two",
         ),

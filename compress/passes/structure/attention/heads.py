@@ -34,6 +34,7 @@ from compress.passes.structure.attention.normed_keys import (
     KeyFit,
     fitted_keys,
     head_norms,
+    mean_keys,
 )
 from compress.passes.structure.attention.turned import Turned, turned_of
 from compress.passes.structure.observe import Pair, affine_of
@@ -52,9 +53,10 @@ def pooled(work: ReadsModel, pair: Pair, site: Site) -> Iterator[LinearChange]:
     seen = look_at_heads(pair, site, turned, norms, ranks)
     shared = decided(ranks, partial(shared_heads, seen, choice))
     fitted = None
-    if norms is not None and choice.way.fits_keys and len(shared) < seen.heads:
+    if norms is not None and choice.way.keys != "one" and len(shared) < seen.heads:
         linear = next(x for x in site.linears if x.role == "k")
-        fitted = fitted_keys(KeyFit(pair, linear, norms.k, turned, seen, ranks), shared)
+        keys = KeyFit(pair, linear, norms.k, turned, seen, ranks)
+        fitted = (fitted_keys if choice.way.keys == "fit" else mean_keys)(keys, shared)
     yield from pooled_changes(block, site, seen, Pooling(shared, turned, block.spec.sizes, fitted))
 
 
@@ -189,7 +191,7 @@ def pooled_changes(
     of_values = sum(lost_values(seen, x) for x in shared) / (value_energy(seen) or 1.0)
     groups = ", ".join(" ".join(map(str, each.members)) for each in shared)
     together = f"heads that share: {groups}"
-    if fitted is not None and fitted.is_mean:
+    if fitted is not None and fitted.instead:
         together += "; the mean of what makes their keys, which loses less than a fit"
     said = {
         "k": (of_keys, together),

@@ -78,16 +78,13 @@ def head_norms(weights: Weights, block: BlockSpec, device: str) -> HeadNorms | N
 @dataclass(frozen=True, slots=True, eq=False)
 class FittedKeys:
     """linear: what makes the keys of all heads, those of a group alike. beside: the norm's tensor
-    by name, where it changes. lost: of the scores' energy, as a share."""
+    by name, where it changes. lost: of the scores' energy, as a share. instead: whether this is the
+    plain mean, as it loses less than the fit."""
 
     linear: Affine
     beside: Mapping[str, Tensor]
     lost: float
-
-    @property
-    def is_mean(self) -> bool:
-        """Whether the plain mean was better."""
-        return not self.beside
+    instead: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -135,9 +132,18 @@ def fitted_keys(keys: KeyFit, shared: Sequence[SharedHead]) -> FittedKeys:
     gain, lost, lost_by_mean = _judged(keys, shared, fit, mean)
     whole = key_energy(keys.seen) or 1.0
     if lost_by_mean <= lost:
-        return FittedKeys(_for_all(mean, shared, keys.seen.heads), {}, lost_by_mean / whole)
+        linear = _for_all(mean, shared, keys.seen.heads)
+        return FittedKeys(linear, {}, lost_by_mean / whole, instead=True)
     beside = {keys.norm.tensor: gain - keys.norm.offset}
     return FittedKeys(_for_all(fit, shared, keys.seen.heads), beside, lost / whole)
+
+
+def mean_keys(keys: KeyFit, shared: Sequence[SharedHead]) -> FittedKeys:
+    """The mean of what makes the keys of each group, which the norm makes as large as theirs."""
+    mean = _mean(keys.now, shared, keys.seen.heads)
+    _, _, lost = _judged(keys, shared, mean, mean)
+    linear = _for_all(mean, shared, keys.seen.heads)
+    return FittedKeys(linear, {}, lost / (key_energy(keys.seen) or 1.0))
 
 
 def _fit(keys: KeyFit, shared: Sequence[SharedHead], parts: Sequence[Tensor]) -> Affine:
