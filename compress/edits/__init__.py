@@ -4,12 +4,23 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from compress.edits import cast, distill, gqa, prune, prune_depth, prune_hidden, prune_width, untie
+from compress.edits import (
+    cast,
+    distill,
+    gqa,
+    mla,
+    prune,
+    prune_depth,
+    prune_hidden,
+    prune_width,
+    untie,
+)
 from compress.edits.cast import CastConfig
 from compress.edits.distill import DistillConfig
 from compress.edits.edit import ByTraining, Edit, learned_row, narrowing_row, row
 from compress.edits.gqa import GqaConfig
 from compress.edits.learned import BySite
+from compress.edits.mla import MlaConfig
 from compress.edits.prune import PruneConfig
 from compress.edits.prune_depth import PruneDepthConfig
 from compress.edits.prune_hidden import PruneHiddenConfig
@@ -75,6 +86,12 @@ EDITS: Mapping[str, Edit] = MappingProxyType(
             gqa.neutral,
             "has query heads share keys and values, and refits outputs to the source's residual"
             " stream",
+        ),
+        "mla": Edit(
+            MlaConfig,
+            mla.plan,
+            BySite(mla.sites, mla.change, mla.neutral, land=mla.land),
+            "makes keys and values of one latent and a rotated key, in the stock class of DeepSeek",
         ),
         "distill": Edit(
             DistillConfig,

@@ -28,13 +28,14 @@ class Edited:
 
     config: its config.json. entries: name, dtype code and shape of every tensor, in file order.
     notes: lines that a user should read. blocks: indices of the source's blocks that stay; None
-    for all.
+    for all. stream: what the residual stream is multiplied by.
     """
 
     config: dict[str, Any]
     entries: tuple[Entry, ...]
     notes: tuple[str, ...] = ()
     blocks: tuple[int, ...] | None = None
+    stream: float = 1.0
 
 
 class Rows(NamedTuple):

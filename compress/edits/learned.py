@@ -13,6 +13,8 @@ from torch import Tensor
 
 from compress.arch.resize.cut import Kept
 from compress.arch.spec import BlockSpec, LinearSpec
+from compress.checkpoint.outline import Outline
+from compress.edits.latent.evidence import AttentionEvidence
 from compress.edits.pool import WayToPool
 from compress.edits.pool.evidence import HeadEvidence
 from compress.edits.repair.ridge import Affine
@@ -142,6 +144,20 @@ class Neutral(Protocol[Options]):
     def __call__(self, config: Options) -> Any: ...
 
 
+class LandAttention(Protocol[Options]):
+    """The tensors that take the place of q, k and v in the result's class, by their names below
+    attention, in any float dtype. source: the model that the pass reads. parts: its "q", "k" and
+    "v". seen: of the attention that they make."""
+
+    def __call__(
+        self,
+        source: Outline,
+        parts: Mapping[str, Affine],
+        seen: AttentionEvidence,
+        config: Options,
+    ) -> Mapping[str, Tensor]: ...
+
+
 def _never(config: Any) -> bool:
     return False
 
@@ -149,12 +165,14 @@ def _never(config: Any) -> bool:
 @dataclass(frozen=True, slots=True)
 class BySite:
     """The functions of an edit that looks at data. by_gradients: whether its options ask for the
-    gradients of the whole model, before the first block is changed."""
+    gradients of the whole model, before the first block is changed. land: of an edit that puts
+    attention into another class, before the sites of that are looked at; None for any other."""
 
     sites: FindSites[Any]
     change: ChangeLinear[Any]
     neutral: Neutral[Any]
     by_gradients: Callable[[Any], bool] = _never
+    land: LandAttention[Any] | None = None
 
 
 def producers_of(block: BlockSpec, linear: LinearSpec) -> list[LinearSpec]:

@@ -52,6 +52,7 @@ class PassPlan:
     part: of the stage that the pass is, where that has several passes.
     narrowed: names of the passes before it that narrowed the residual stream, in order.
     space: the sizes that a measurement has yet to choose among; result is then the largest of them.
+    stream: what the pass multiplies the residual stream by; streamed: what those before it did.
     """
 
     name: str
@@ -65,6 +66,8 @@ class PassPlan:
     part: str = ""
     narrowed: tuple[str, ...] = ()
     space: SizeSpace | None = None
+    stream: float = 1.0
+    streamed: float = 1.0
 
     @property
     def needs_data(self) -> bool:
@@ -245,6 +248,7 @@ def plan_edits(recipe: Recipe, source: Outline) -> Iterator[PassPlan]:
     CheckpointError, with the stage's place in the recipe, for a model that an edit cannot change.
     """
     origin, narrowed = tuple(range(len(source.spec.blocks))), tuple[str, ...]()
+    streamed = 1.0
     for whole in recipe.edits:
         for part, stage in whole.parts().items():
             with placed(recipe, stage.label):
@@ -259,7 +263,8 @@ def plan_edits(recipe: Recipe, source: Outline) -> Iterator[PassPlan]:
             planned = PassPlan(
                 name, stage, source, result, layout, notes, kept, origin, said, narrowed, space
             )
-            yield planned
+            yield replace(planned, stream=draft.stream, streamed=streamed)
+            streamed *= draft.stream
             narrowed += (name,) if planned.narrows else ()
             source = result
 

@@ -7,6 +7,7 @@ the same basis, and a pass behind brings the source's states into it.
 from functools import partial
 from pathlib import Path
 
+import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
@@ -30,12 +31,14 @@ def keep_basis(work: PassContext, planned: PassPlan, folder: Path, basis: Basis)
 
 def basis_before(work: ReadsModel, planned: PassPlan, folder: Path) -> Tensor | None:
     """What brings the source's stream into that of the model which a pass reads: fp32
-    [source's hidden, hidden]; None where no pass before it narrowed the stream."""
+    [source's hidden, hidden]; None where no pass before it narrowed or scaled the stream."""
     found: Tensor | None = None
     for name in planned.narrowed:
         into = read_basis(work, folder, name).into
         found = into if found is None else found @ into
-    return None if found is None else found.float()
+    if found is None and planned.streamed != 1:
+        found = torch.eye(planned.source.spec.hidden, device=work.device)
+    return None if found is None else found.float() * planned.streamed
 
 
 def read_basis(work: ReadsModel, folder: Path, name: str) -> Basis:

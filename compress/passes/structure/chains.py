@@ -18,6 +18,7 @@ from compress.blocks.walk import BlockInput, Chain, LoadedBlock, Passage, TokenB
 from compress.formats import Weights
 from compress.passes.structure.basis import basis_before
 from compress.passes.structure.files import EDITED, SOURCE, states_path
+from compress.passes.structure.streams import unscaled
 from compress.passes.structure.tokens import ReadsModel, skeleton_of
 from compress.plan.passes import PassPlan
 from compress.plan.row_counts import HELD_OUT, chain_rows, rows_at_once
@@ -32,8 +33,9 @@ class Chains:
 
     origin: for each block that the pass leaves, the index of the source's block it stands for;
     then the number of the source's blocks. A block also stands for those between it and the next.
-    basis: fp32 [source's hidden, edited hidden], where earlier passes narrowed the residual stream;
-    None where both models have the same.
+    basis: fp32 [source's hidden, edited hidden], where earlier passes narrowed or scaled the
+    residual stream; None where both models have the same. result: computes what the pass leaves, on
+    the stream before the pass scales it.
     """
 
     source: Chain
@@ -97,7 +99,8 @@ def open_chains(
         return Chain(skeleton_of(work, weights), weights, share, states)
 
     result = planned.result
-    skeleton = Skeleton(result.config, result.spec, dtype=work.dtype, device=work.device)
+    config = unscaled(result.config, result.spec, planned.stream)
+    skeleton = Skeleton(config, result.spec, dtype=work.dtype, device=work.device)
     edited = chain(EDITED, work.weights, result.spec.hidden)
     same = source.checkpoint.path == work.weights.checkpoint.path
     begun = chain(SOURCE, source, hidden)

@@ -1,4 +1,4 @@
-"""What becomes of one block: its sites are changed in place one after the other, then it is cut."""
+"""What becomes of the linears of a block: its sites are changed in place one after the other."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -31,12 +31,10 @@ from compress.passes.context import PassContext, block_tensors, record_unit
 from compress.passes.edit import WRITTEN
 from compress.passes.ranks import Ranks, decided
 from compress.passes.structure.attention.heads import pooled
-from compress.passes.structure.attention.joint_norms import look_at_norms
-from compress.passes.structure.chains import Chains, advance_source, load
 from compress.passes.structure.files import FACTS
 from compress.passes.structure.gradients import Changes
 from compress.passes.structure.mixture import expert_fact, look_at_experts, observe_mixture
-from compress.passes.structure.observe import Pair, affine_of, is_plain, observe
+from compress.passes.structure.observe import Pair, affine_of, observe
 from compress.passes.structure.tokens import ReadsModel
 from compress.plan.passes import PassPlan
 
@@ -83,36 +81,6 @@ class LearnedPass:
     def config(self) -> Any:
         assert self.planned.stage is not None, "the pass is no edit"
         return self.planned.stage.config
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Rebuilt:
-    """A block as the result has it. tensors: by their names there. block: with them, between the
-    states of the edited chain. changes: what became of its linears."""
-
-    tensors: dict[str, Tensor]
-    block: LoadedBlock
-    changes: list[LinearChange]
-
-
-def rebuilt(each: ChangesBlocks, chains: Chains, turn: int) -> Rebuilt:
-    """Block `turn` of the result, from the block that is read; the source's outputs are stored."""
-    planned = each.planned
-    assert planned.stage is not None, "the pass is no edit"
-    source = advance_source(chains, turn)
-    edited = load(chains.edited, planned.kept[turn], turn)
-    pair = Pair(chains, source, edited, is_plain(source))
-    norms = look_at_norms(edited)
-    changes = list(changed(each, pair, planned.stage.config))
-    source.free()  # where no linear was changed
-    edited.free()
-    kept = joined([change.kept for change in changes])
-    scales = norms.scales(edited, kept, each.work.ranks)
-    tensors = cut_block(each, edited.spec, changes, planned.kept, scales)
-    module = chains.result.fill_block(turn, tensors.__getitem__)
-    spec = planned.result.spec.blocks[turn]
-    block = replace(edited, spec=spec, held=module, skeleton=chains.result)
-    return Rebuilt(tensors, block, changes)
 
 
 def changed(

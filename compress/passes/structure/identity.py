@@ -1,7 +1,7 @@
 """An edit that leaves everything must change nothing: looked at on the first block, before work."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +12,8 @@ from compress.arch.forward.norms import StreamNorms, stream_norms
 from compress.blocks.skeleton import Skeleton
 from compress.blocks.states import HiddenStates
 from compress.blocks.walk import Chain, LoadedBlock, Passage, TokenBatch, token_batches
+from compress.checkpoint.outline import outline_from
+from compress.edits import EDITS
 from compress.edits.repair.rotation import Basis, channels, principal
 from compress.errors import CheckpointError
 from compress.passes.context import block_tensors
@@ -20,7 +22,8 @@ from compress.passes.structure.change import LearnedPass, changed, cut_block
 from compress.passes.structure.find_basis import kind_of, pooled, streams_of
 from compress.passes.structure.narrow_block import NarrowBlock, Turn, narrowed, turned
 from compress.passes.structure.observe import Pair, is_plain
-from compress.passes.structure.streams import StreamNorm, readings
+from compress.passes.structure.rebuild import landed
+from compress.passes.structure.streams import StreamNorm, readings, unscaled
 
 # What rounding in fp32 leaves of the output; sums of 2,048 tokens and a solve leave 1e-6 of it.
 BOUND = 1e-5
@@ -45,14 +48,20 @@ def check_identity(each: LearnedPass, ids: Tensor) -> float:
     source = load(chain, first.index, 0)
     source.run_on()
     chains = Chains(chain, chain, skeleton, held=rows - 1, origin=(0, 1))
-    made = _turned_whole if each.planned.narrows else _cut_whole
-    share = made(each, chains, source)
+    share = _whole(each)(each, chains, source)
     if not share <= BOUND:
         raise CheckpointError(
             f"at zero compression the stage changes what block {first.index} gives by {share:.1g}"
             f" of it, more than {BOUND:g}: it would damage this decoder; leave the stage out"
         )
     return share
+
+
+def _whole(each: LearnedPass) -> Callable[[LearnedPass, Chains, LoadedBlock], float]:
+    """What looks at an edit of this kind."""
+    if each.planned.narrows:
+        return _turned_whole
+    return _cut_whole if each.learned.land is None else _landed_whole
 
 
 def _in_memory(batches: Sequence[TokenBatch], hidden: int) -> tuple[HiddenStates, HiddenStates]:
@@ -68,6 +77,22 @@ def _cut_whole(each: LearnedPass, chains: Chains, source: LoadedBlock) -> float:
     tensors = cut_block(each, source.spec, changes, None)
     held = chains.result.fill_block(source.spec.index, tensors.__getitem__)
     return _difference(replace(pair.edited, held=held), None)
+
+
+def _landed_whole(each: LearnedPass, chains: Chains, source: LoadedBlock) -> float:
+    """What another class changes when all of keys and values stays; with the source's eps, which a
+    stream that is scaled by a power of two only comes near to."""
+    work, source_model = each.work, each.planned.source
+    config = each.learned.neutral(each.config)
+    draft = EDITS[each.method].plan(source_model, config)
+    whole, _ = outline_from(draft.config, draft.entries, work.plan.recipe.output.shard_size)
+    before, after = (stream_norms(x.config, x.spec).eps for x in (source_model, whole))
+    computing = unscaled(whole.config, whole.spec, math.sqrt(after / before))
+    skeleton = Skeleton(computing, whole.spec, dtype=torch.float32, device=work.device)
+    read = load(chains.edited, source.spec.index, 0)
+    pair = Pair(replace(chains, result=skeleton), source, read, is_plain(source))
+    made = landed(each, pair, whole, config, exact=True)
+    return _difference(made.block, None)
 
 
 def _turned_whole(each: LearnedPass, chains: Chains, source: LoadedBlock) -> float:

@@ -19,7 +19,7 @@ from compress.passes.context import block_tensors, record_unit
 from compress.passes.copying import copy
 from compress.passes.ranks import decided
 from compress.passes.structure.chains import Chains, embed, open_chains
-from compress.passes.structure.change import LearnedPass, rebuilt, record_written
+from compress.passes.structure.change import LearnedPass, record_written
 from compress.passes.structure.files import (
     GRADIENTS,
     learned_units,
@@ -30,6 +30,8 @@ from compress.passes.structure.files import (
 from compress.passes.structure.gradients import FILE, find_changes, read_changes
 from compress.passes.structure.identity import check_identity
 from compress.passes.structure.narrow import narrowing_units
+from compress.passes.structure.rebuild import rebuilt
+from compress.passes.structure.streams import outside_factors
 from compress.passes.structure.tokens import tokens_of
 from compress.passes.units import EMBED, IDENTITY, OUTSIDE, block_unit, shown
 from compress.recipe.placing import placed
@@ -76,7 +78,8 @@ def _all_units(each: LearnedPass, chains: Chains) -> Iterator[str]:
         spec, layers = work.weights.spec, each.planned.kept
         called = {name: cut_name(spec, name, Kept(), layers) for name in outside}
         names = {name: to for name, to in called.items() if to is not None}
-        copy(work.checkpoint, work.writer, names, names)
+        factors = outside_factors(spec, each.planned.stream)
+        copy(work.checkpoint, work.writer, names, names, factors)
         record_written(each, OUTSIDE, list(names.values()))
         yield OUTSIDE
     if EMBED not in done:

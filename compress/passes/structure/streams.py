@@ -2,13 +2,16 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import layer_norm
 
 from compress.arch.forward.norms import StreamNorms
-from compress.arch.spec import BlockSpec, LinearSpec
+from compress.arch.forward.table import FORWARDS
+from compress.arch.spec import BlockSpec, DecoderSpec, LinearSpec
+from compress.arch.text_config import config_at, with_config_at
 from compress.edits.repair.rotation import normalised
 
 ATTENTION_READERS = frozenset({"q", "k", "v", "qkv", "q_a", "kv_a"})
@@ -66,3 +69,26 @@ def norm_of(
 def by_path(block: BlockSpec, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A block's tensors by the paths of its parameters."""
     return {path: tensors[name] for name, path in block.modules if name in tensors}
+
+
+def unscaled(config: Mapping[str, Any], spec: DecoderSpec, stream: float) -> Mapping[str, Any]:
+    """config.json of a model that computes the same on the stream before that is multiplied by
+    `stream`: norms with the eps that goes with it."""
+    if stream == 1:
+        return config
+    key, default = FORWARDS[spec.family].eps
+    text = config_at(config, spec.text_config)
+    eps = float(text.get(key, default)) / stream**2
+    return with_config_at(config, spec.text_config, {**text, key: eps})
+
+
+def outside_factors(spec: DecoderSpec, stream: float) -> dict[str, float]:
+    """What tensors outside of the blocks are multiplied by for a stream that is multiplied by
+    `stream`. An embedding that is the head too is undone in the norm before the head."""
+    if stream == 1:
+        return {}
+    factors = {spec.embedding: stream}
+    if spec.tied:
+        assert spec.final_norm is not None, "a model of the tables has a final norm"
+        factors[spec.final_norm] = 1 / stream
+    return factors

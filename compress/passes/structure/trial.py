@@ -18,8 +18,8 @@ from compress.edits.learned import BySite
 from compress.evaluation.chains import divergences
 from compress.formats import Weights
 from compress.passes.structure.chains import DEFAULT_SPILL, embed, open_chains
-from compress.passes.structure.change import rebuilt
 from compress.passes.structure.gradients import Changes
+from compress.passes.structure.rebuild import rebuilt
 from compress.passes.structure.tokens import Looking, skeleton_of, tokens_of
 from compress.plan.passes import PassPlan
 from compress.plan.row_counts import HELD_OUT, rows_at_once

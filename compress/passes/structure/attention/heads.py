@@ -27,6 +27,7 @@ from compress.edits.pool.evidence import (
     value_energy,
 )
 from compress.edits.repair.ridge import Affine
+from compress.edits.turned import Turned
 from compress.passes.ranks import Ranks, decided
 from compress.passes.structure.attention.normed_keys import (
     FittedKeys,
@@ -36,7 +37,7 @@ from compress.passes.structure.attention.normed_keys import (
     head_norms,
     mean_keys,
 )
-from compress.passes.structure.attention.turned import Turned, turned_of
+from compress.passes.structure.attention.turned import turned_of
 from compress.passes.structure.observe import Pair, affine_of
 from compress.passes.structure.tokens import ReadsModel
 from compress.report.schema import LinearRepair

@@ -18,9 +18,9 @@ from compress.blocks.capture import calls
 from compress.blocks.walk import BlockInput
 from compress.edits.pool.evidence import HeadEvidence, SharedHead, key_energy
 from compress.edits.repair.ridge import Affine, refit
+from compress.edits.turned import Turned
 from compress.formats import Weights
 from compress.passes.ranks import Ranks, decided, summed_count
-from compress.passes.structure.attention.turned import Turned
 from compress.passes.structure.observe import Pair, affine_of
 from compress_calibration.moments import MomentsAccumulator
 

@@ -1,0 +1,81 @@
+"""The latent: what is left of the keys, and the values, in few numbers.
+
+Keys are measured by the scores that they give, values by what the output of attention makes of
+them. Both are brought to the same energy, and the principal components of all together are the
+latent: so keys and values share it as they need it (TransMLA, arXiv 2502.07864, balances and joins
+them too, by the norms of keys and of values).
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from compress.edits.latent.evidence import AttentionEvidence
+from compress.edits.latent.rotated import RotatedKey, turned_on_average, without
+
+LEAST = 1e-6  # of the largest eigenvalue of a metric: what counts for nothing must stay invertible
+NOTHING = 1e-12  # of the energy of values: keys of which less is left are no part of the balance
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class JointLatent:
+    """A latent of R numbers, of mean square 1, in fp64.
+
+    into: [R, G * D + G * V], the latent of keys and values of all heads. keys: [G, D, R] and
+    values: [G, V, R], what heads make of it. lost: of the energy of both, the share that it lacks.
+    """
+
+    into: Tensor
+    keys: Tensor
+    values: Tensor
+    lost: float
+
+
+def joint_latent(seen: AttentionEvidence, key: RotatedKey, rank: int) -> JointLatent:
+    """The latent that loses the least, of what a shared key leaves."""
+    asked = _asked(seen)
+    roots = [*map(_roots, asked), *map(_roots, seen.outputs)]
+    metric = torch.block_diag(*(root for root, _ in roots))
+    back = torch.block_diag(*(inverse for _, inverse in roots))
+    metric[:, : seen.keys] = metric[:, : seen.keys] @ without(seen, key)
+    weighed = metric @ seen.states @ metric.T
+    balance = _balance(weighed, seen.keys)
+    energy, vectors = torch.linalg.eigh(weighed * balance[:, None] * balance)
+    kept = vectors[:, -rank:]
+    total = float(energy.clamp(min=0).sum()) or 1.0
+    lost = float(energy[:-rank].clamp(min=0).sum()) / total
+    size = (energy[-rank:].clamp(min=0).mean().sqrt()).item() or 1.0
+    into = kept.T @ (balance[:, None] * metric) / size
+    out = (back @ (kept / balance[:, None])) * size
+    keys, values = out[: seen.keys], out[seen.keys :]
+    return JointLatent(
+        into,
+        torch.unflatten(keys, 0, (seen.groups, -1)),
+        torch.unflatten(values, 0, (seen.groups, -1)),
+        lost,
+    )
+
+
+def _asked(seen: AttentionEvidence) -> Tensor:
+    """Mean of q qᵀ of all queries that read a head, as they ask what is not rotated: [G, D, D]."""
+    turns = turned_on_average(seen)
+    return seen.by_group(turns @ seen.queries @ turns.mT).sum(dim=1)
+
+
+def _roots(metric: Tensor) -> tuple[Tensor, Tensor]:
+    """The symmetric root of a metric, and its inverse."""
+    energy, vectors = torch.linalg.eigh(metric)
+    most = float(energy[-1])
+    root = energy.clamp(min=LEAST * most if most > 0 else 1.0).sqrt()
+    return (vectors * root) @ vectors.T, (vectors / root) @ vectors.T
+
+
+def _balance(weighed: Tensor, keys: int) -> Tensor:
+    """What brings keys to the energy of values: of each row."""
+    squares = weighed.diagonal()
+    of_keys, of_values = float(squares[:keys].sum()), float(squares[keys:].sum())
+    made = torch.ones_like(squares)
+    if of_keys > NOTHING * of_values > 0:
+        made[:keys] = (of_values / of_keys) ** 0.5
+    return made

@@ -1,0 +1,68 @@
+"""Which frequencies the shared key rotates at, and how config.json says it.
+
+`stride` takes every so many-th frequency of a head, and `top` its fastest: both are what the class
+makes of a theta. `any` takes each as often as it is worth it, and says them as factors of
+`longrope`, the same for short and long texts, with an attention factor of 1.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Literal
+
+import torch
+
+from compress.arch.forward.rope import Rope
+from compress.errors import RecipeError
+from compress.runtime.decoder.rope import FREQUENCIES
+
+Choice = Literal["any", "stride", "top"]
+
+
+def strided(count: int, kept: int) -> tuple[int, ...]:
+    """RecipeError where they are not every so many-th of `count`."""
+    if count % kept:
+        fits = [2 * x for x in range(1, count + 1) if count % x == 0]
+        raise RecipeError(
+            f"rope_dim is {2 * kept}, which takes no equal steps through the {count} frequencies of"
+            f" a head; with rope: stride it is one of {', '.join(map(str, fits))}"
+        )
+    return tuple(range(0, count, count // kept))
+
+
+def fastest(count: int, kept: int) -> tuple[int, ...]:
+    """RecipeError where there are fewer."""
+    if kept > count:
+        raise RecipeError(
+            f"rope_dim is {2 * kept}, and a head rotates {2 * count} numbers; with rope: top it is"
+            f" {2 * count} at most"
+        )
+    return tuple(range(kept))
+
+
+# Frequencies that are known before anything is measured: of so many, so many.
+KNOWN: Mapping[str, Callable[[int, int], tuple[int, ...]]] = MappingProxyType(
+    {"stride": strided, "top": fastest}
+)
+
+
+def rope_parameters(
+    rope: Rope, choice: Choice, frequencies: Sequence[int], context: int
+) -> dict[str, Any]:
+    """What config.json says of the shared key's rotation."""
+    kept = len(frequencies)
+    if choice == "stride":
+        return {"rope_type": "default", "rope_theta": rope.theta}
+    if choice == "top":
+        return {"rope_type": "default", "rope_theta": rope.theta ** (2 * kept / rope.dim)}
+    there = FREQUENCIES[rope.kind](rope)[0].double()[torch.tensor(frequencies)]
+    plain = rope.theta ** (torch.arange(kept, dtype=torch.float64) / kept)
+    factors = (1 / (there * plain)).tolist()
+    return {
+        "rope_type": "longrope",
+        "rope_theta": rope.theta,
+        "short_factor": factors,
+        "long_factor": factors,
+        "factor": 1.0,
+        "attention_factor": 1.0,
+        "original_max_position_embeddings": context,
+    }

@@ -1,0 +1,227 @@
+"""mla: keys and values of all heads become one latent and one rotated key, in a stock class.
+
+DeepSeek-V2: A strong, economical, and efficient mixture-of-experts language model. 2024,
+https://arxiv.org/abs/2405.04434, section 2.1, has the attention; that trained models can be brought
+into it is shown by TransMLA (https://arxiv.org/abs/2502.07864) and MHA2MLA
+(https://arxiv.org/abs/2502.14837). Here the keys' principal components at each frequency keep their
+rotation (compress/edits/latent/rotated.py), the rest of keys and the values share a latent in the
+metrics of scores and outputs (joint.py), and both land in DeepseekV3ForCausalLM as it is
+(landing.py, stock.py). With `repair: drift` the outputs of attention and MLP are then refitted to
+the source's residual stream. Left out: a latent of queries, which caches nothing.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Literal
+
+from torch import Tensor
+
+from compress.arch.forward.norms import stream_norms
+from compress.arch.spec import BlockSpec, LinearSpec
+from compress.checkpoint.outline import Outline
+from compress.edits.counts import Amount, check_amount, counted_of
+from compress.edits.edit import Edited
+from compress.edits.latent.evidence import AttentionEvidence
+from compress.edits.latent.joint import joint_latent
+from compress.edits.latent.landing import Latents, landed
+from compress.edits.latent.rotated import rotated_key
+from compress.edits.latent.rotation import KNOWN, Choice, rope_parameters
+from compress.edits.latent.source import Attention, attention_of
+from compress.edits.latent.stock import EPS, LatentShape, stock_config, stock_entries, stream_scale
+from compress.edits.learned import LinearChange, Site, SiteMoments
+from compress.edits.repair.ridge import Affine
+from compress.edits.writers import mended, writer_sites
+from compress.errors import RecipeError
+
+SPLITS = (0.25, 0.375, 0.5)  # shares of a budget that the rotated key gets, of which one is chosen
+
+
+@dataclass(frozen=True, slots=True)
+class MlaConfig:
+    """kv_bytes: what a token may leave in the cache, as a share of what it leaves in the source's;
+    or rank and rope_dim: numbers of the latent and of the rotated key, each with a point a share of
+    what loses nothing.
+
+    rope: which frequencies the rotated key has. frequencies: those that were chosen, by index, in
+    place of measuring them. repair: what is refitted.
+    """
+
+    kv_bytes: float | None = None
+    rank: Amount | None = None
+    rope_dim: Amount | None = None
+    rope: Choice = "any"
+    frequencies: tuple[int, ...] | None = None
+    repair: Literal["drift", "none"] = "drift"
+
+    def __post_init__(self) -> None:
+        check_amount("rank", self.rank)
+        check_amount("rope_dim", self.rope_dim)
+        if (self.rank is None) != (self.rope_dim is None):
+            given, missing = ("rank", "rope_dim") if self.rope_dim is None else ("rope_dim", "rank")
+            raise RecipeError(f"{given} is given and {missing} is not; both say what is cached")
+        if (self.kv_bytes is None) == (self.rank is None):
+            raise RecipeError(
+                "kv_bytes is missing; say what may be cached, 0.25 of the source's, or give rank"
+                " and rope_dim"
+                if self.kv_bytes is None
+                else "kv_bytes is given beside rank and rope_dim; one of them says what is cached"
+            )
+        if self.kv_bytes is not None and not 0 < self.kv_bytes < 1:
+            raise RecipeError(
+                f"kv_bytes is {self.kv_bytes}; it is a share of the source's cache, above 0 and"
+                " below 1"
+            )
+        if self.frequencies is not None and (self.rope != "any" or self.kv_bytes is not None):
+            raise RecipeError(
+                "frequencies says what rope: any has chosen, beside rank and rope_dim; leave it out"
+            )
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the rank, or frequencies, have yet to be measured."""
+        chosen = self.rope != "any" or self.frequencies is not None or self.rope_dim == 1.0
+        return self.kv_bytes is not None or not chosen
+
+
+def plan(source: Outline, config: MlaConfig) -> Edited:
+    """The same model in another class; where rank and rope_dim are not chosen yet, of most bytes.
+
+    CheckpointError for attention that the class does not have; RecipeError for sizes above what
+    loses nothing, and where no byte of the cache is saved.
+    """
+    attention = attention_of(source)
+    most = max(
+        (shape_of(attention, each) for each in splits(attention, config)),
+        key=lambda shape: sum(prod(dims) for _, _, dims in stock_entries(source, shape)),
+    )
+    known = replace(config, kv_bytes=None, rank=most.rank, rope_dim=most.rotated)
+    if not config.is_open:
+        known = config
+    kept = frequencies_of(attention, known)
+    rope = rope_parameters(attention.rope, config.rope, kept, source.spec.context)
+    made = stock_config(source, most, rope)
+    eps = stream_norms(source.config, source.spec).eps
+    scale = stream_scale(eps, source.main_dtype)
+    notes = (*_notes(most, config), *_of_eps(eps, EPS / scale**2))
+    return Edited(made, tuple(stock_entries(source, most)), notes, stream=scale)
+
+
+def _of_eps(before: float, after: float) -> Iterator[str]:
+    if abs(after / before - 1) > 1e-6:
+        yield (
+            f"norms get an eps of {after:.2g} in place of {before:.2g}: the class has 1e-6, and what"
+            " is stored in 16 bits is only scaled by powers of two; a stage {method: cast, dtype:"
+            " fp32} before it keeps the eps"
+        )
+
+
+def splits(attention: Attention, config: MlaConfig) -> list[MlaConfig]:
+    """The options with rank and rope_dim: as they are, or each that spends the budget."""
+    if config.kv_bytes is None:
+        return [config]
+    whole = int(config.kv_bytes * (attention.keys + attention.values) + 1e-9)
+    found = list[MlaConfig]()
+    for share in SPLITS:
+        rotated = _fitting(attention, config, min(share * whole, attention.keys))
+        rank = min(whole - rotated, attention.values)
+        each = replace(config, kv_bytes=None, rank=rank, rope_dim=rotated)
+        if rotated and rank > 0 and each not in found:
+            found.append(each)
+    if not found:
+        raise RecipeError(
+            f"kv_bytes is {config.kv_bytes}, which is {whole} numbers a token; a latent and a"
+            " rotated key take more"
+        )
+    return found
+
+
+def _fitting(attention: Attention, config: MlaConfig, wanted: float) -> int:
+    """The largest rope_dim that is not above what is wanted, and that `rope` takes."""
+    count = attention.rope.dim // 2
+    fits: dict[str, range | list[int]] = {
+        "stride": [x for x in range(1, count + 1) if count % x == 0],
+        "top": range(1, count + 1),
+        "any": range(1, attention.keys // 2 + 1),
+    }
+    return max((2 * x for x in fits[config.rope] if 2 * x <= wanted), default=0)
+
+
+def shape_of(attention: Attention, config: MlaConfig) -> LatentShape:
+    """RecipeError for sizes that the model does not have, or that save nothing."""
+    assert config.rank is not None, "splits have a rank"
+    assert config.rope_dim is not None, "splits have a rope_dim"
+    rank = counted_of("rank", config.rank, attention.values)
+    rotated = counted_of("rope_dim", config.rope_dim, attention.keys)
+    if rotated % 2:
+        raise RecipeError(f"rope_dim is {rotated}; numbers are rotated in twos, give an even one")
+    kind = attention.kind
+    return LatentShape(rank, rotated, kind.key_width, kind.value_width, attention.biased)
+
+
+def frequencies_of(attention: Attention, config: MlaConfig) -> tuple[int, ...]:
+    """Those of the rotated key; the fastest where data has yet to choose."""
+    count = attention.rope.dim // 2
+    shape = shape_of(attention, config)
+    kept = shape.rotated // 2
+    if config.rope != "any":
+        return KNOWN[config.rope](count, kept)
+    every = tuple(f for f in range(count) for _ in range(attention.kind.kv_heads))
+    if config.frequencies is None:
+        return every if shape.rotated == attention.keys else every[:kept]
+    given = config.frequencies
+    most = max((given.count(f) for f in given), default=0)
+    if len(given) != kept or most > attention.kind.kv_heads or not set(given) <= set(range(count)):
+        raise RecipeError(
+            f"frequencies has {len(given)} indices; it takes {kept} of 0 to {count - 1}, each at"
+            f" most {attention.kind.kv_heads} times"
+        )
+    return given
+
+
+def _notes(shape: LatentShape, config: MlaConfig) -> Iterator[str]:
+    yield (
+        f"the result is a deepseek_v3 (DeepseekV3ForCausalLM) without a mixture: a latent of"
+        f" {shape.rank} and a rotated key of {shape.rotated} numbers"
+    )
+    if config.rope == "any":
+        yield (
+            "its frequencies are factors of longrope, which transformers reads; vLLM puts another"
+            " rotation in their place without a word: for vLLM and llama.cpp take rope: stride or"
+            " top"
+        )
+    if shape.biased:
+        yield "vLLM's class has no biases of attention, and reads this model without them"
+    if shape.cached not in (320, 512, 576):
+        yield (
+            f"vLLM's kernels for latents take rank + rope_dim of 320, 512 or 576 (on a CPU 576"
+            f" with a rank of 512); these are {shape.cached}"
+        )
+
+
+def sites(block: BlockSpec, config: MlaConfig) -> Iterator[Site]:
+    """What writes to the residual stream, of a block that has its latents."""
+    yield from writer_sites(block, (), config.repair)
+
+
+def change(
+    block: BlockSpec, linear: LinearSpec, now: Affine, seen: SiteMoments, config: MlaConfig
+) -> LinearChange:
+    """Refit a linear to the source's residual stream."""
+    return mended(linear, now, seen, config.repair)
+
+
+def neutral(config: MlaConfig) -> MlaConfig:
+    """Every frequency of every head is rotated, and values have a number each."""
+    return replace(config, kv_bytes=None, rank=1.0, rope_dim=1.0, rope="any", frequencies=None)
+
+
+def land(
+    source: Outline, parts: Mapping[str, Affine], seen: AttentionEvidence, config: MlaConfig
+) -> Mapping[str, Tensor]:
+    """Attention's new tensors, by their names below it, fp64. parts: "q", "k" and "v" as they are;
+    seen: of them."""
+    attention = attention_of(source)
+    key = rotated_key(seen, frequencies_of(attention, config))
+    joint = joint_latent(seen, key, shape_of(attention, config).rank)
+    return landed(parts, seen, Latents(key, joint, attention.scale))

@@ -1,0 +1,137 @@
+"""What is seen of the attention of a block before its keys and values become one latent."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from compress.arch.forward.forward import describe_forward
+from compress.arch.forward.rope import Rope
+from compress.blocks.capture import calls
+from compress.blocks.linear import linear_weight
+from compress.blocks.walk import BlockInput, LoadedBlock
+from compress.edits.latent.evidence import AttentionEvidence
+from compress.edits.turned import Turned
+from compress.formats import Weights
+from compress.passes.ranks import Ranks, summed_count
+from compress.passes.structure.attention.turned import turned_of
+from compress.runtime.decoder.rope import FREQUENCIES
+
+ROWS = 16  # texts whose attention is looked at, at most: what it rotates by changes slowly
+PARTS = ("q", "k", "v")
+
+
+def look_at_attention(block: LoadedBlock, weights: Weights, ranks: Ranks) -> AttentionEvidence:
+    """What the heads of a block ask for and are made of, over all rows of its chain."""
+    sizes, device = block.spec.sizes, block.skeleton.device
+    made = _Sums.empty(block, turned_of(weights, block.spec.index), device)
+    attended = _Attended.of(block, weights, made.turned)
+    modules = {x.role: x.module for x in block.spec.linears if x.role in PARTS}
+    for entering in block.inputs():
+        with torch.no_grad(), calls(block.module, list(modules.values())) as seen:
+            block.run(entering)
+        q, k, v = (seen[modules[part]][1] for part in PARTS)
+        for row in _rows(entering, len(q)):
+            made.add(*(x[row] for x in (q, k, v)))
+            if attended.rows < ROWS:
+                attended.add(*(x[row].unflatten(-1, (-1, sizes.key_width)) for x in (q, k)))
+    return made.over(ranks, attended, _outputs(block))
+
+
+def _rows(entering: BlockInput, count: int) -> Iterator[tuple[int, Tensor | slice]]:
+    """Indices of the tokens of each text of a batch, without padding."""
+    for row in range(count):
+        yield row, slice(None) if entering.mask is None else entering.mask[row]
+
+
+@dataclass(slots=True, eq=False)
+class _Sums:
+    """Sums of what `AttentionEvidence` has means of."""
+
+    turned: Turned
+    states: Tensor
+    queries: Tensor
+    tokens: int = 0
+
+    @classmethod
+    def empty(cls, block: LoadedBlock, turned: Turned, device: str) -> "_Sums":
+        sizes = block.spec.sizes
+        width = sizes.of("k") + sizes.of("v")
+        states = torch.zeros(width, width, dtype=torch.float64, device=device)
+        queries = states.new_zeros(sizes.heads, sizes.key_width, sizes.key_width)
+        return cls(turned, states, queries)
+
+    def add(self, q: Tensor, k: Tensor, v: Tensor) -> None:
+        """q: [T, H * D], k: [T, G * D], v: [T, G * V]."""
+        x = torch.cat([k, v], dim=-1).float()
+        self.states += x.T @ x
+        q = q.float().unflatten(-1, (len(self.queries), -1))
+        self.queries += torch.einsum("thi,thj->hij", q, q)
+        self.tokens += len(x)
+
+    def over(self, ranks: Ranks, attended: "_Attended", outputs: Tensor) -> AttentionEvidence:
+        tokens = summed_count(ranks, self.tokens)
+        rows = summed_count(ranks, attended.rows)
+        turns = torch.view_as_complex(ranks.sum(torch.view_as_real(attended.turns)))
+        return AttentionEvidence(
+            self.turned,
+            ranks.sum(self.states) / tokens,
+            ranks.sum(self.queries) / tokens,
+            turns / rows,
+            outputs,
+        )
+
+
+@dataclass(slots=True, eq=False)
+class _Attended:
+    """The mean of e^(iθ(t - s)) over what each head attends to, summed over rows.
+
+    angles: fp64 [F], of one position. scale: of scores. turns: complex [H, F].
+    """
+
+    turned: Turned
+    angles: Tensor
+    scale: float
+    turns: Tensor
+    rows: int = 0
+
+    @classmethod
+    def of(cls, block: LoadedBlock, weights: Weights, turned: Turned) -> "_Attended":
+        kind = describe_forward(weights.checkpoint.config, weights.spec).grouped(block.spec.index)
+        rope, device = kind.rope, block.skeleton.device
+        assert rope is not None, "refused in the plan"
+        turns = torch.zeros(kind.heads, rope.dim // 2, dtype=torch.complex128, device=device)
+        scale = kind.scale * float(rope.parameters.get("attention_factor", 1.0)) ** 2
+        return cls(turned, frequencies(rope).to(device), scale, turns)
+
+    def add(self, q: Tensor, k: Tensor) -> None:
+        """A text. q: [T, H, D], k: [T, G, D]."""
+        positions = torch.arange(len(q), dtype=torch.float64, device=q.device)
+        turn = torch.polar(torch.ones((), dtype=torch.float64), positions[:, None] * self.angles)
+        later = torch.ones(len(q), len(q), dtype=torch.bool, device=q.device).triu(1)
+        asked, given = (self.turned.numbers(x) * turn[:, None] for x in (q, k))
+        group = asked.shape[1] // given.shape[1]
+        for head in range(asked.shape[1]):
+            left, right = (torch.view_as_real(x).flatten(1).float() for x in (
+                asked[:, head], given[:, head // group]
+            ))  # fmt: skip
+            scores = (left @ right.T * self.scale).masked_fill(later, -torch.inf)
+            shares = scores.softmax(dim=-1).double()
+            back = torch.complex(shares @ turn.real, -(shares @ turn.imag))  # of e^(-iθs)
+            self.turns[head] += (turn * back).mean(dim=0)
+        self.rows += 1
+
+
+def frequencies(rope: Rope) -> Tensor:
+    """Of each pair of numbers, in angles a position: fp64 [F]."""
+    return FREQUENCIES[rope.kind](rope)[0].double()
+
+
+def _outputs(block: LoadedBlock) -> Tensor:
+    """Sum of W_oᵀ W_o over the query heads that read a head of values: fp64 [G, V, V]."""
+    sizes = block.spec.sizes
+    linear = next(x for x in block.spec.linears if x.role == "o")
+    weight = linear_weight(block.module, linear).double()
+    heads = torch.unflatten(weight, 1, (sizes.kv_heads, -1, sizes.value_width))  # [hidden, G, g, V]
+    return torch.einsum("nhgi,nhgj->hij", heads, heads)
