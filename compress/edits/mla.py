@@ -110,8 +110,8 @@ def plan(source: Outline, config: MlaConfig) -> Edited:
 def _of_eps(before: float, after: float) -> Iterator[str]:
     if abs(after / before - 1) > 1e-6:
         yield (
-            f"norms get an eps of {after:.2g} in place of {before:.2g}: the class has 1e-6, and what"
-            " is stored in 16 bits is only scaled by powers of two; a stage {method: cast, dtype:"
+            f"norms get an eps of {after:.2g} in place of {before:.2g}: the class has 1e-6, and"
+            " what is stored in 16 bits is scaled by powers of two only; {method: cast, dtype:"
             " fp32} before it keeps the eps"
         )
 

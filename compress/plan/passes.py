@@ -16,6 +16,7 @@ from compress.edits.distill import SOURCE, DistillConfig, row_length, smaller, t
 from compress.edits.edit import ByTraining
 from compress.edits.learned import BySite
 from compress.edits.memory import Between, learned_bytes
+from compress.edits.mla import MlaConfig
 from compress.edits.narrowing import ByBasis, narrowing_bytes
 from compress.edits.prune import PruneConfig, with_sizes
 from compress.edits.prune_depth import PruneDepthConfig
@@ -28,6 +29,7 @@ from compress.plan.search.trials import (
     blocks_choosing,
     choosing_bytes,
     choosing_work,
+    latents_choosing,
     sizes_choosing,
 )
 from compress.plan.training.teachers import NO_TEACHERS, Teachers, check_teacher
@@ -173,6 +175,8 @@ def choosing_of(planned: PassPlan, given: Outline, data: CalibrationConfig) -> C
         return sizes_choosing(planned.space, given, data)
     if stage is None or not stage.is_open:
         return None
+    if isinstance(stage.config, MlaConfig):
+        return latents_choosing(planned.source, given, stage.config, data)
     assert isinstance(stage.config, PruneDepthConfig), "another edit is open"
     return blocks_choosing(planned.source, given, stage.config, data)
 

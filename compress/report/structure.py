@@ -30,7 +30,10 @@ AXES = {
     "kv_heads": "Key/value heads",
     "experts": "Experts",
     "layers": "Blocks",
+    "rank": "Latent",
+    "rope_dim": "Rotated",
 }
+TOLD = ("ffn", "heads", "experts", "rank", "rope_dim")  # in the line about what was chosen
 TAKEN = {"params": "Parameters", "bytes": "Bytes", "kv_bytes_per_token": "Cache bytes a token"}
 
 
@@ -177,11 +180,12 @@ def chosen_sizes(stage: StageRecord) -> str | None:
     best = next((x for x in stage.candidates if x.place), None)
     if best is None:
         return None
-    together = sum(x.predicted is not None for x in stage.candidates)
-    sizes, blocks = best.sizes, units.counted(best.sizes["layers"], "block")
-    experts = f", experts {sizes['experts']}" if "experts" in sizes else ""
+    # One axis alone has no prediction; where nothing is predicted, all were measured as they are.
+    together = sum(x.predicted is not None for x in stage.candidates) or len(stage.candidates)
+    said = [f"{name} {best.sizes[name]}" for name in TOLD if name in best.sizes]
+    if "layers" in best.sizes:
+        said.append(units.counted(best.sizes["layers"], "block"))
     return (
-        f"{stage.name}: ffn {sizes['ffn']}, heads {sizes['heads']}{experts}, {blocks} lose"
-        f" {units.significant(best.loss)} nats a token on held-out rows, the least of"
-        f" {units.counted(together, 'combination')} that were measured"
+        f"{stage.name}: {', '.join(said)} lose {units.significant(best.loss)} nats a token on"
+        f" held-out rows, the least of {units.counted(together, 'combination')} that were measured"
     )

@@ -6,10 +6,10 @@ so small here (2^-23) that its mean square is nothing beside the eps: the norm t
 and what reads it is 1024 / 1000 as large. Powers of two round nothing, in no dtype; the error is
 7e-9 of a latent times its mean square. fp16 has no numbers that small.
 
-Rotated numbers lie in twos (`rope_interleave`). Scores are divided by √(D + rotated) there, whatever
-the source divides them by, so queries are larger. The class has biases where queries come out of a
-latent of their own only: then that is what queries read, all of it, and one number that is always
-1, whose columns are the bias.
+Rotated numbers lie in twos (`rope_interleave`). Scores are divided by √(D + rotated) there,
+whatever the source divides them by, so queries are larger. The class has biases where queries come
+out of a latent of their own only: then that is all of what queries read, and one number that is
+always 1, whose columns are the bias.
 """
 
 from collections.abc import Mapping

@@ -24,6 +24,7 @@ from compress.formats import Weights
 from compress.passes.context import record_unit
 from compress.passes.journal import CHOSEN
 from compress.passes.ranks import decided
+from compress.passes.structure.attention.split import choose_latents, with_latents
 from compress.passes.structure.chains import held_batches
 from compress.passes.structure.files import make_working
 from compress.passes.structure.search import search_sizes, with_found
@@ -85,8 +86,8 @@ def _kept(config: PruneDepthConfig, record: Mapping[str, Any]) -> PruneDepthConf
 
 
 CHOICES: Mapping[str, Callable[[Looking, EditStage, Weights, Path], dict[str, Any]]] = (
-    MappingProxyType({"prune_depth": _blocks, "prune": search_sizes})
+    MappingProxyType({"prune_depth": _blocks, "prune": search_sizes, "mla": choose_latents})
 )
 SETTLED: Mapping[str, Callable[[Any, Mapping[str, Any]], Any]] = MappingProxyType(
-    {"prune_depth": _kept, "prune": with_found}
+    {"prune_depth": _kept, "prune": with_found, "mla": with_latents}
 )

@@ -7,7 +7,9 @@ import torch
 
 from compress.blocks.live import live_bytes
 from compress.checkpoint.outline import Outline
+from compress.edits.latent.source import attention_of
 from compress.edits.memory import Between, learned_bytes
+from compress.edits.mla import MlaConfig, splits
 from compress.edits.prune_depth import PruneDepthConfig, count_of
 from compress.edits.work import Work, forward_work, learned_work
 from compress.plan.memory_needs import LIVE_HEADS, LIVE_LOGITS
@@ -75,6 +77,23 @@ def blocks_choosing(
     if config.by == "loss":
         return Choosing(model, given, 0, measured, removals=gone, stores=2 + whole)
     return Choosing(model, given, 0, measured, stores=2 + (gone if config.by == "angular" else 1))
+
+
+def latents_choosing(
+    model: Outline, given: Outline, config: MlaConfig, data: CalibrationConfig
+) -> Choosing:
+    """Of an open `mla`: the splits of its budget, behind a walk that looks at frequencies."""
+    tried = len(splits(attention_of(model), config))
+    held = max(1, data.samples // HELD_OUT)
+    rows = min(ROWS, max(1, data.samples - held))
+    return Choosing(
+        model,
+        given,
+        rows * data.length,
+        min(MEASURED, held) * data.length,
+        batch=chain_rows(given.spec, rows, data.length, data.spill_bytes) * data.length,
+        trials=tried if tried > 1 else 0,
+    )
 
 
 def choosing_work(choosing: Choosing) -> Work:
