@@ -27,11 +27,11 @@ from compress.edits.latent.joint import joint_latent
 from compress.edits.latent.landing import Latents, landed
 from compress.edits.latent.rotated import rotated_key
 from compress.edits.latent.rotation import KNOWN, Choice, rope_parameters
-from compress.edits.latent.source import Attention, attention_of
+from compress.edits.latent.source import SourceAttention, attention_of
 from compress.edits.latent.stock import EPS, LatentShape, stock_config, stock_entries, stream_scale
 from compress.edits.learned import LinearChange, Site, SiteMoments
 from compress.edits.repair.ridge import Affine
-from compress.edits.writers import mended, writer_sites
+from compress.edits.writers import check_roles, mended, writer_sites
 from compress.errors import RecipeError
 
 SPLITS = (0.25, 0.375, 0.5)  # shares of a budget that the rotated key gets, of which one is chosen
@@ -90,6 +90,7 @@ def plan(source: Outline, config: MlaConfig) -> Edited:
     CheckpointError for attention that the class does not have; RecipeError for sizes above what
     loses nothing, and where no byte of the cache is saved.
     """
+    check_roles(source.spec)
     attention = attention_of(source)
     most = max(
         (shape_of(attention, each) for each in splits(attention, config)),
@@ -116,7 +117,7 @@ def _of_eps(before: float, after: float) -> Iterator[str]:
         )
 
 
-def splits(attention: Attention, config: MlaConfig) -> list[MlaConfig]:
+def splits(attention: SourceAttention, config: MlaConfig) -> list[MlaConfig]:
     """The options with rank and rope_dim: as they are, or each that spends the budget."""
     if config.kv_bytes is None:
         return [config]
@@ -136,7 +137,7 @@ def splits(attention: Attention, config: MlaConfig) -> list[MlaConfig]:
     return found
 
 
-def _fitting(attention: Attention, config: MlaConfig, wanted: float) -> int:
+def _fitting(attention: SourceAttention, config: MlaConfig, wanted: float) -> int:
     """The largest rope_dim that is not above what is wanted, and that `rope` takes."""
     count = attention.rope.dim // 2
     fits: dict[str, range | list[int]] = {
@@ -147,7 +148,7 @@ def _fitting(attention: Attention, config: MlaConfig, wanted: float) -> int:
     return max((2 * x for x in fits[config.rope] if 2 * x <= wanted), default=0)
 
 
-def shape_of(attention: Attention, config: MlaConfig) -> LatentShape:
+def shape_of(attention: SourceAttention, config: MlaConfig) -> LatentShape:
     """RecipeError for sizes that the model does not have, or that save nothing."""
     assert config.rank is not None, "splits have a rank"
     assert config.rope_dim is not None, "splits have a rope_dim"
@@ -159,7 +160,7 @@ def shape_of(attention: Attention, config: MlaConfig) -> LatentShape:
     return LatentShape(rank, rotated, kind.key_width, kind.value_width, attention.biased)
 
 
-def frequencies_of(attention: Attention, config: MlaConfig) -> tuple[int, ...]:
+def frequencies_of(attention: SourceAttention, config: MlaConfig) -> tuple[int, ...]:
     """Those of the rotated key; the fastest where data has yet to choose."""
     count = attention.rope.dim // 2
     shape = shape_of(attention, config)
@@ -219,8 +220,8 @@ def neutral(config: MlaConfig) -> MlaConfig:
 def land(
     source: Outline, parts: Mapping[str, Affine], seen: AttentionEvidence, config: MlaConfig
 ) -> Mapping[str, Tensor]:
-    """Attention's new tensors, by their names below it, fp64. parts: "q", "k" and "v" as they are;
-    seen: of them."""
+    """The new tensors of attention, by their names below it, fp64. parts: "q", "k" and "v" as they
+    are; seen: of them."""
     attention = attention_of(source)
     key = rotated_key(seen, frequencies_of(attention, config))
     joint = joint_latent(seen, key, shape_of(attention, config).rank)

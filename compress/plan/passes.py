@@ -16,20 +16,17 @@ from compress.edits.distill import SOURCE, DistillConfig, row_length, smaller, t
 from compress.edits.edit import ByTraining
 from compress.edits.learned import BySite
 from compress.edits.memory import Between, learned_bytes
-from compress.edits.mla import MlaConfig
 from compress.edits.narrowing import ByBasis, narrowing_bytes
 from compress.edits.prune import PruneConfig, with_sizes
-from compress.edits.prune_depth import PruneDepthConfig
 from compress.edits.work import EditSize, learned_work, narrowing_work, training_work
 from compress.plan.row_counts import ROWS_AT_ONCE, chain_rows
 from compress.plan.search.sizes import Counter, Counts, SizeSpace
 from compress.plan.search.space import space_of
 from compress.plan.search.trials import (
+    CHOOSING,
     Choosing,
-    blocks_choosing,
     choosing_bytes,
     choosing_work,
-    latents_choosing,
     sizes_choosing,
 )
 from compress.plan.training.teachers import NO_TEACHERS, Teachers, check_teacher
@@ -175,10 +172,7 @@ def choosing_of(planned: PassPlan, given: Outline, data: CalibrationConfig) -> C
         return sizes_choosing(planned.space, given, data)
     if stage is None or not stage.is_open:
         return None
-    if isinstance(stage.config, MlaConfig):
-        return latents_choosing(planned.source, given, stage.config, data)
-    assert isinstance(stage.config, PruneDepthConfig), "another edit is open"
-    return blocks_choosing(planned.source, given, stage.config, data)
+    return CHOOSING[stage.method](planned.source, given, stage.config, data)
 
 
 def choosing_size(

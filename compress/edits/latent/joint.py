@@ -6,6 +6,7 @@ latent: so keys and values share it as they need it (TransMLA, arXiv 2502.07864,
 them too, by the norms of keys and of values).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -34,27 +35,35 @@ class JointLatent:
 
 def joint_latent(seen: AttentionEvidence, key: RotatedKey, rank: int) -> JointLatent:
     """The latent that loses the least, of what a shared key leaves."""
-    asked = _asked(seen)
-    roots = [*map(_roots, asked), *map(_roots, seen.outputs)]
-    metric = torch.block_diag(*(root for root, _ in roots))
-    back = torch.block_diag(*(inverse for _, inverse in roots))
-    metric[:, : seen.keys] = metric[:, : seen.keys] @ without(seen, key)
-    weighed = metric @ seen.states @ metric.T
+    roots = [_roots(metric) for metric in (*_asked(seen), *seen.outputs)]
+    there, back = [root for root, _ in roots], [inverse for _, inverse in roots]
+    rest = without(seen, key)
+    weighed = _by_head(there, _by_head(there, _left(seen, rest)).T)
     balance = _balance(weighed, seen.keys)
     energy, vectors = torch.linalg.eigh(weighed * balance[:, None] * balance)
-    kept = vectors[:, -rank:]
-    total = float(energy.clamp(min=0).sum()) or 1.0
-    lost = float(energy[:-rank].clamp(min=0).sum()) / total
-    size = (energy[-rank:].clamp(min=0).mean().sqrt()).item() or 1.0
-    into = kept.T @ (balance[:, None] * metric) / size
-    out = (back @ (kept / balance[:, None])) * size
-    keys, values = out[: seen.keys], out[seen.keys :]
-    return JointLatent(
-        into,
-        torch.unflatten(keys, 0, (seen.groups, -1)),
-        torch.unflatten(values, 0, (seen.groups, -1)),
-        lost,
+    energy = energy.clamp(min=0)
+    kept, size = vectors[:, -rank:], float(energy[-rank:].mean().sqrt()) or 1.0
+    into = _by_head(there, balance[:, None] * kept).T / size
+    into[:, : seen.keys] = into[:, : seen.keys] @ rest
+    out = _by_head(back, kept / balance[:, None]) * size
+    keys, values = (
+        torch.unflatten(x, 0, (seen.groups, -1)) for x in (out[: seen.keys], out[seen.keys :])
     )
+    return JointLatent(into, keys, values, float(energy[:-rank].sum() / (energy.sum() or 1.0)))
+
+
+def _left(seen: AttentionEvidence, rest: Tensor) -> Tensor:
+    """Mean of x xᵀ where x is what is left of the keys, and the values. rest: [G * D, G * D]."""
+    left, keys = seen.states.clone(), seen.keys
+    left[:keys] = rest @ left[:keys]
+    left[:, :keys] = left[:, :keys] @ rest.T
+    return left
+
+
+def _by_head(blocks: Sequence[Tensor], rows: Tensor) -> Tensor:
+    """Rows of all heads, [G * D + G * V, n], each head's times a matrix of its own."""
+    parts = torch.split(rows, [len(block) for block in blocks])
+    return torch.cat([block @ part for block, part in zip(blocks, parts, strict=True)])
 
 
 def _asked(seen: AttentionEvidence) -> Tensor:

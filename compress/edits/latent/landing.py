@@ -12,6 +12,7 @@ out of a latent of their own only: then that is all of what queries read, and on
 always 1, whose columns are the bias.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -91,7 +92,8 @@ def _queries(q: Tensor, seen: AttentionEvidence, made: Latents) -> Tensor:
     reads = made.key.key_out.repeat_interleave(seen.heads // seen.groups, dim=0)
     turned = _in_twos(numbers * reads.conj()[:, None]).mT
     whole = torch.cat([plain, turned], dim=1)
-    return (whole * (made.scale * whole.shape[1] ** 0.5)).flatten(0, 1)
+    whole = whole * (made.scale * math.sqrt(whole.shape[1]))
+    return whole.flatten(0, 1)
 
 
 def _unfolding(seen: AttentionEvidence, joint: JointLatent) -> Tensor:

@@ -9,7 +9,6 @@ from compress.arch.forward.norms import stream_norms
 from compress.arch.forward.rope import Rope
 from compress.arch.spec import BlockSpec
 from compress.checkpoint.outline import Outline
-from compress.edits.writers import check_roles
 from compress.errors import CheckpointError
 
 ROLES = frozenset({"q", "k", "v", "o", "gate", "up", "down"})
@@ -18,7 +17,7 @@ KINDS = ("default", "linear", "llama3", "yarn", "longrope")
 
 
 @dataclass(frozen=True, slots=True)
-class Attention:
+class SourceAttention:
     """What all layers of a model have, that latent attention can take the place of.
 
     kind: their forward; rope: its rotation. biased: whether q, k or v have biases.
@@ -45,10 +44,9 @@ class Attention:
         return self.kind.scale * factor**2
 
 
-def attention_of(source: Outline) -> Attention:
+def attention_of(source: Outline) -> SourceAttention:
     """CheckpointError, with what is in the way, for a model whose computation the class does not
     have, and for fp16."""
-    check_roles(source.spec)
     forward = describe_forward(source.config, source.spec)
     in_the_way = next(_in_the_way(source, forward), None)
     if in_the_way is not None:
@@ -64,7 +62,7 @@ def attention_of(source: Outline) -> Attention:
     kind = forward.grouped(0)
     assert kind.rope is not None, "just looked at"
     biased = any(_bias_of(block, "self_attn.") for block in source.spec.blocks)
-    return Attention(kind, kind.rope, biased)
+    return SourceAttention(kind, kind.rope, biased)
 
 
 def _in_the_way(source: Outline, forward: ForwardSpec) -> Iterator[str]:

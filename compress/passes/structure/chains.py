@@ -99,8 +99,8 @@ def open_chains(
         return Chain(skeleton_of(work, weights), weights, share, states)
 
     result = planned.result
-    config = unscaled(result.config, result.spec, planned.stream)
-    skeleton = Skeleton(config, result.spec, dtype=work.dtype, device=work.device)
+    computing = unscaled(result.config, result.spec, planned.stream)
+    skeleton = Skeleton(computing, result.spec, dtype=work.dtype, device=work.device)
     edited = chain(EDITED, work.weights, result.spec.hidden)
     same = source.checkpoint.path == work.weights.checkpoint.path
     begun = chain(SOURCE, source, hidden)

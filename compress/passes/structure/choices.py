@@ -24,10 +24,10 @@ from compress.formats import Weights
 from compress.passes.context import record_unit
 from compress.passes.journal import CHOSEN
 from compress.passes.ranks import decided
-from compress.passes.structure.attention.split import choose_latents, with_latents
 from compress.passes.structure.chains import held_batches
 from compress.passes.structure.files import make_working
 from compress.passes.structure.search import search_sizes, with_found
+from compress.passes.structure.split import choose_latents, with_latents
 from compress.passes.structure.tokens import Looking, skeleton_of, tokens_of
 from compress.plan.search.trials import STORE
 from compress.recipe.placing import placed

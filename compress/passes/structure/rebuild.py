@@ -7,6 +7,7 @@ that (`chains.result`); what writes to the stream is multiplied when it is store
 """
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -65,7 +66,7 @@ def landed(
     that class. into: the model it comes into. exact: in fp32, whatever the checkpoint holds."""
     land, read, skeleton = each.learned.land, pair.edited, pair.chains.result
     assert land is not None, "the edit leaves the class as it is"
-    made = landed_tensors(each.work, each.planned.source, read, lambda *seen: land(*seen, config))
+    made = landed_tensors(each.work, each.planned.source, read, partial(land, config=config))
     spec = into.spec.blocks[read.spec.index]
     for name in block_tensors(spec):  # a bias that only the new class has
         made.setdefault(name, torch.zeros(into.tensors[name].shape))

@@ -1,7 +1,9 @@
 """What it takes to choose what an open edit cuts, counted before: the models that are tried."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
 
 import torch
 
@@ -94,6 +96,12 @@ def latents_choosing(
         batch=chain_rows(given.spec, rows, data.length, data.spill_bytes) * data.length,
         trials=tried if tried > 1 else 0,
     )
+
+
+# Open edits but `prune`, whose sizes are a space of their own.
+CHOOSING: Mapping[str, Callable[[Outline, Outline, Any, CalibrationConfig], Choosing]] = (
+    MappingProxyType({"prune_depth": blocks_choosing, "mla": latents_choosing})
+)
 
 
 def choosing_work(choosing: Choosing) -> Work:

@@ -35,7 +35,7 @@ def look_at_attention(block: LoadedBlock, weights: Weights, ranks: Ranks) -> Att
         for row in _rows(entering, len(q)):
             made.add(*(x[row] for x in (q, k, v)))
             if attended.rows < ROWS:
-                attended.add(*(x[row].unflatten(-1, (-1, sizes.key_width)) for x in (q, k)))
+                attended.add(*(torch.unflatten(x[row], -1, (-1, sizes.key_width)) for x in (q, k)))
     return made.over(ranks, attended, _outputs(block))
 
 
@@ -66,7 +66,7 @@ class _Sums:
         """q: [T, H * D], k: [T, G * D], v: [T, G * V]."""
         x = torch.cat([k, v], dim=-1).float()
         self.states += x.T @ x
-        q = q.float().unflatten(-1, (len(self.queries), -1))
+        q = torch.unflatten(q.float(), -1, (len(self.queries), -1))
         self.queries += torch.einsum("thi,thj->hij", q, q)
         self.tokens += len(x)
 
