@@ -5,8 +5,8 @@ the energy of the queries that read them, are turned by positions like the keys 
 that keep their rotation are the shared key, which is exact for them. All others go into the latent,
 which nothing rotates; there a query is turned by what its rotation is on average.
 
-A component may be taken at as many frequencies, and as often at one frequency, as there are heads:
-the second time at a frequency it is the second component.
+A frequency may be taken once for each head: the second time it is for its second component, in the
+order of what they gain by their rotation.
 """
 
 from collections.abc import Sequence
@@ -18,6 +18,7 @@ from torch import Tensor
 from compress.edits.latent.evidence import AttentionEvidence
 
 LEAST = 1e-6  # of the most energy of queries: what nothing asks for still has a weight
+TINY = 1e-300  # in place of an energy of 0 that something is divided by
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,9 +36,14 @@ class RotatedKey:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Components:
-    """Of the keys at each frequency. energy: [F, G], of scores, the largest first. vectors: complex
-    [F, G, G], a component in each column, of keys times weights. weights: [G, F]."""
+    """Of the keys at each frequency, those first that gain the most by their rotation.
 
+    gains: [F, G], energy times the share of it that the mean rotation leaves out, 1 - |mean|² of
+    the query heads that read the keys. energy: [F, G], of scores. vectors: complex [F, G, G], a
+    component in each column, of keys times weights. weights: [G, F].
+    """
+
+    gains: Tensor
     energy: Tensor
     vectors: Tensor
     weights: Tensor
@@ -45,26 +51,25 @@ class Components:
 
 def components_of(seen: AttentionEvidence) -> Components:
     """Principal components of the keys by the energy of the scores that they give."""
-    energy = seen.by_group(seen.query_energy()).sum(dim=1)  # [G, F]
-    weights = energy.clamp(min=LEAST * float(energy.max()) or 1.0).sqrt()
-    weighted = seen.key_grams() * weights.T[:, :, None] * weights.T[:, None, :]
-    found, vectors = torch.linalg.eigh(weighted)
-    return Components(found.flip(-1).clamp(min=0), vectors.flip(-1), weights)
-
-
-def gains(seen: AttentionEvidence) -> Tensor:
-    """What each component gains by its rotation: [F, G], its energy times the share that the mean
-    rotation leaves out, 1 - |mean|², of the query heads that read it."""
-    parts = components_of(seen)
     asked = seen.by_group(seen.query_energy())  # [G, H / G, F]
+    summed = asked.sum(dim=1)
+    weights = summed.clamp(min=LEAST * float(summed.max()) or 1.0).sqrt()
+    weighted = seen.key_grams() * weights.T[:, :, None] * weights.T[:, None, :]
+    energy, vectors = torch.linalg.eigh(weighted)
+    energy = energy.clamp(min=0)
     kept = seen.by_group(seen.rotation).abs().square()
-    lost = (asked * (1 - kept)).sum(dim=1) / asked.sum(dim=1).clamp(min=1e-300)  # [G, F]
-    shares = parts.vectors.abs().square()  # [F, G, component]
-    return parts.energy * torch.einsum("gf,fgj->fj", lost.clamp(min=0), shares)
+    lost = (asked * (1 - kept)).sum(dim=1) / summed.clamp(min=TINY)  # [G, F]
+    gains = energy * torch.einsum("gf,fgj->fj", lost.clamp(min=0), vectors.abs().square())
+    order = gains.argsort(dim=1, descending=True)
+    moved = order[:, None].expand_as(vectors)
+    return Components(
+        gains.gather(1, order), energy.gather(1, order), vectors.gather(2, moved), weights
+    )
 
 
 def rotated_key(seen: AttentionEvidence, frequencies: Sequence[int]) -> RotatedKey:
-    """The shared key of leading components at these frequencies, each as often as it is named."""
+    """The shared key of the components that gain the most, of each frequency as many as it is named
+    times."""
     parts = components_of(seen)
     met = [list(frequencies[:i]).count(f) for i, f in enumerate(frequencies)]
     at, component = torch.tensor(frequencies), torch.tensor(met)
@@ -102,6 +107,6 @@ def turned_on_average(seen: AttentionEvidence) -> Tensor:
 
 def chosen_frequencies(gained: Tensor, count: int) -> tuple[int, ...]:
     """The `count` of all components that gain the most, as frequencies, ascending. gained: [F, G],
-    the first component of a frequency gains no less than its second."""
+    of a frequency the most first."""
     best = gained.flatten().topk(count).indices // gained.shape[1]
     return tuple(sorted(best.tolist()))

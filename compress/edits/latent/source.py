@@ -47,6 +47,8 @@ class SourceAttention:
 def attention_of(source: Outline) -> SourceAttention:
     """CheckpointError, with what is in the way, for a model whose computation the class does not
     have, and for fp16."""
+    if source.spec.blocks[0].sizes.latent is not None:
+        raise CheckpointError(f"{source.spec.model_type} has latent attention already")
     forward = describe_forward(source.config, source.spec)
     in_the_way = next(_in_the_way(source, forward), None)
     if in_the_way is not None:

@@ -21,7 +21,7 @@ from compress.blocks.states import HiddenStates
 from compress.blocks.walk import Chain, token_batches, walk
 from compress.checkpoint.outline import outline_of
 from compress.checkpoint.shards.dtype_codes import itemsize
-from compress.edits.latent.rotated import chosen_frequencies, gains
+from compress.edits.latent.rotated import chosen_frequencies, components_of
 from compress.edits.latent.source import attention_of
 from compress.edits.mla import MlaConfig, shape_of, splits
 from compress.errors import DataError
@@ -124,7 +124,7 @@ def summed_gains(look: Looking, source: Weights, folder: Path) -> Tensor:
         chain = Chain(skeleton_of(look, look.weights), look.weights, batches, (states,))
         chain.embed()
         for block in walk(chain):
-            gained = gains(look_at_attention(block, look.weights, ONE_RANK))
+            gained = components_of(look_at_attention(block, look.weights, ONE_RANK)).gains
             share = gained / gained.sum().clamp(min=1e-300)
             total = share if total is None else total + share
             block.run_on()

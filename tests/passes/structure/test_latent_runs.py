@@ -1,0 +1,195 @@
+"""Keys and values that become one latent, as a user asks for it: nothing is lost where all stays,
+stock transformers loads the rest, and what is cached is what was asked for."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from safetensors.torch import load_file
+
+from compress.errors import CheckpointError, RecipeError
+from compress.recipe.reading.parse import parse
+from compress.verbs import make_plan, run
+from helpers.in_transformers import lost
+from helpers.short_runs import (
+    WORDS,
+    kill_at_each_fifth,
+    killed_at,
+    recipe,
+    result_of,
+    text_source,
+)
+
+pytestmark = pytest.mark.usefixtures("answered_here")
+TEXT = WORDS * 5
+WHOLE = {"rank": 1.0, "rope_dim": 1.0}
+# Grouped keys, biases of q, k and v, biases of all, other frequencies.
+YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4}
+STRETCHED = {"rope_parameters": YARN, "max_position_embeddings": 512}
+KINDS = [
+    pytest.param("llama", {}, id="llama"),
+    pytest.param("qwen2", {}, id="qwen2"),
+    pytest.param("llama", {"attention_bias": True, "tied": True}, id="biased"),
+    pytest.param("mistral", {}, id="mistral", marks=pytest.mark.long),
+    pytest.param("llama", STRETCHED, id="yarn", marks=pytest.mark.long),
+]
+
+
+def mla(**options: Any) -> dict[str, Any]:
+    return {"method": "mla", **options}
+
+
+@pytest.mark.parametrize(("family", "options"), KINDS)
+def test_all_of_it_in_another_class_says_the_same(
+    tiny, tmp_path: Path, family: str, options: dict[str, Any]
+) -> None:
+    source = tiny(family, dtype="fp32", rms_norm_eps=1e-5, **options)
+    report = run(recipe(mla(**WHOLE), calibration=text_source(tmp_path)), source, tmp_path / "out")
+    assert report.loads is not None
+    assert report.loads.proof == "logits"
+    assert report.loads.model_class == "DeepseekV3ForCausalLM"
+    assert lost(tmp_path / "out", source, TEXT) < 1e-8
+
+
+def test_in_16_bits_the_stream_is_scaled_by_a_power_of_two(tiny, tmp_path: Path) -> None:
+    """So what writes to it, and the embedding, lose no bit; a tied head is undone in the norm."""
+    source = tiny("llama", rms_norm_eps=1e-5, tied=True)
+    asked = recipe(mla(**WHOLE, repair="none"), calibration=text_source(tmp_path))
+    report = run(asked, source, tmp_path / "out")
+    before, after = (load_file(x / "model.safetensors") for x in (source, tmp_path / "out"))
+    for name, factor in (
+        ("model.embed_tokens", 0.25),
+        ("model.layers.1.self_attn.o_proj", 0.25),
+        ("model.layers.1.mlp.down_proj", 0.25),
+        ("model.layers.1.mlp.up_proj", 1),
+        ("model.norm", 4),
+    ):
+        assert (after[f"{name}.weight"] == before[f"{name}.weight"] * factor).all(), name
+    assert any("norms get an eps of 1.6e-05 in place of 1e-05" in x for x in report.warnings)
+    assert lost(tmp_path / "out", source, TEXT) < 1e-3
+
+
+@pytest.mark.parametrize("rope", ["stride", "top", "any"])
+def test_what_is_left_loads_and_takes_what_was_planned(tiny, tmp_path: Path, rope: str) -> None:
+    source = tiny("llama", num_key_value_heads=4, dtype="fp32")
+    data, found = text_source(tmp_path, samples=16), {}
+    for repair in ("none", "drift"):
+        asked = recipe(mla(rank=24, rope_dim=8, rope=rope, repair=repair), calibration=data)
+        report = run(asked, source, tmp_path / repair)
+        plan = make_plan(asked, source)
+        assert report.result.bytes == plan.shards.total_bytes
+        assert report.result.kv_bytes_per_token * 4 == report.source.kv_bytes_per_token
+        assert report.loads is not None
+        assert report.loads.proof == "logits"
+        found[repair] = lost(tmp_path / repair, source, TEXT)
+    assert found["drift"] < found["none"]
+
+
+def test_a_budget_is_split_as_it_loses_the_least_and_said_in_the_recipe(
+    tiny, tmp_path: Path
+) -> None:
+    source = tiny("llama", num_key_value_heads=4)
+    asked = recipe(mla(kv_bytes=0.25), calibration=text_source(tmp_path, samples=16))
+    out = tmp_path / "out"
+    report = run(asked, source, out)
+    (stage,) = (x for x in report.stages if x.candidates)
+    losses = {x.sizes["rope_dim"]: x.loss for x in stage.candidates}
+    assert len(losses) > 1
+    written = yaml.safe_load((out / "recipe.yaml").read_text())["stages"][0]
+    assert losses[written["rope_dim"]] == min(losses.values())
+    assert written["rank"] + written["rope_dim"] == 32
+    assert len(written["frequencies"]) * 2 == written["rope_dim"]
+    assert report.result.kv_bytes_per_token * 4 == report.source.kv_bytes_per_token
+    run(parse((out / "recipe.yaml").read_text()), source, tmp_path / "again")
+    left, right = result_of(out), result_of(tmp_path / "again")
+    assert left["model.safetensors"] == right["model.safetensors"]
+
+
+def test_later_stages_know_the_stream_by_its_factor(tiny, tmp_path: Path) -> None:
+    """A refit behind it is held to the source's stream as it is now: at full size it changes
+    nothing, and a cut is mended."""
+    source = tiny("llama", dtype="fp32", rms_norm_eps=1e-5)
+    data, width = text_source(tmp_path, samples=16), {"method": "prune_width", "ffn": 48}
+    found = {}
+    for repair in ("none", "drift"):
+        asked = recipe(mla(**WHOLE), {**width, "repair": repair}, calibration=data)
+        report = run(asked, source, tmp_path / repair)
+        assert report.loads is not None
+        assert report.loads.proof == "logits"
+        found[repair] = lost(tmp_path / repair, source, TEXT)
+    assert found["drift"] < 0.7 * found["none"]
+
+
+def test_frequencies_are_those_of_the_source(tiny, tmp_path: Path) -> None:
+    """As transformers computes them from config.json."""
+    from transformers import AutoModelForCausalLM
+
+    source = tiny("llama", num_key_value_heads=4, dtype="fp32")
+    theirs = AutoModelForCausalLM.from_pretrained(source).model.rotary_emb.inv_freq
+    data = text_source(tmp_path)
+    for rope, rotated, kept in (
+        ("stride", 8, [0, 2, 4, 6]),
+        ("top", 8, [0, 1, 2, 3]),
+        ("any", 12, [0, 0, 1, 3, 3, 7]),
+    ):
+        options = {"frequencies": kept} if rope == "any" else {}
+        stage = mla(rank=16, rope_dim=rotated, rope=rope, repair="none", **options)
+        run(recipe(stage, calibration=data), source, tmp_path / rope)
+        model = AutoModelForCausalLM.from_pretrained(tmp_path / rope)
+        found = model.model.rotary_emb.inv_freq
+        assert found.tolist() == pytest.approx(theirs[kept].tolist(), rel=3e-7)
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "stage", "line"),
+    [
+        ("llama", {}, mla(), "kv_bytes is missing; say what may be cached"),
+        ("llama", {}, mla(rank=8), "rank is given and rope_dim is not"),
+        ("llama", {}, mla(kv_bytes=0.5, **WHOLE), "kv_bytes is given beside rank and rope_dim"),
+        ("llama", {}, mla(kv_bytes=1.0), "kv_bytes is 1.0; it is a share of the source's cache"),
+        ("llama", {}, mla(kv_bytes=0.03), "is 0.03, which is 1 numbers a token"),
+        ("llama", {}, mla(rank=99, rope_dim=8), "rank: is 99; the source has 32; give 1 to 32"),
+        ("llama", {}, mla(rank=8, rope_dim=7), "rope_dim: is 7; numbers are rotated in twos"),
+        ("llama", {}, mla(rank=8, rope_dim=6, rope="stride"), "with rope: stride it is one of"),
+        ("llama", {}, mla(rank=8, rope_dim=32, rope="top"), "with rope: top it is 16 at most"),
+        ("llama", {}, mla(rank=8, rope_dim=4, frequencies=[0]), "has 1 indices; it takes 2 of 0 to 7, each at most 2 times"),
+        ("llama", {"dtype": "fp16"}, mla(kv_bytes=0.5), "put {method: cast, dtype: bf16} before"),
+        ("qwen3", {}, mla(kv_bytes=0.5), "qwen3 has norms over queries and keys"),
+        ("gemma2", {}, mla(kv_bytes=0.5), "gemma2 has other norms than an RMS norm before"),
+        ("smollm3", {}, mla(kv_bytes=0.5), "smollm3 has layers that rotate nothing"),
+        ("phi3", {}, mla(kv_bytes=0.5), "phi3 has no linears of their own for"),
+        ("mixtral", {}, mla(kv_bytes=0.5), "mixtral has a mixture of experts"),
+        ("mistral", {"sliding_window": 32}, mla(kv_bytes=0.5), "mistral has a window of 32 tokens"),
+        ("gpt2", {}, mla(kv_bytes=0.5), "gpt2 has other norms"),
+    ],
+    ids=range(18),
+)
+def test_what_cannot_become_a_latent_is_refused_before_work(
+    tiny, family: str, options: dict[str, Any], stage: dict[str, Any], line: str
+) -> None:
+    data = {"sources": "self", "samples": 4, "length": 16}
+    with pytest.raises((RecipeError, CheckpointError)) as caught:
+        make_plan(recipe(stage, calibration=data), tiny(family, **options))
+    assert line in str(caught.value)
+
+
+def test_a_second_one_is_refused(tiny) -> None:
+    data = {"sources": "self", "samples": 4, "length": 16}
+    asked = recipe(mla(**WHOLE), mla(kv_bytes=0.5), calibration=data)
+    with pytest.raises(CheckpointError, match="has latent attention already"):
+        make_plan(asked, tiny("llama"))
+
+
+@pytest.mark.long
+@killed_at(0, 40)
+def test_killed_anywhere_it_goes_on_to_the_same_bytes(
+    tiny, tmp_path: Path, first: int, step: int
+) -> None:
+    (tmp_path / "runs").mkdir()
+    data = text_source(tmp_path, samples=4, length=8)
+    asked = recipe(mla(kv_bytes=0.5), calibration=data)
+    source = tiny("llama", num_key_value_heads=4)
+    assert kill_at_each_fifth(asked, source, tmp_path / "runs", first, step)
+    assert json.loads((source / "config.json").read_text())["model_type"] == "llama"
