@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from compress.arch.spec import BlockSpec
+from compress.blocks.landed import unland
 from compress.blocks.sample import whole_model
 from compress.blocks.skeleton import GivenHidden, Skeleton
 from compress.distill.head import Head
@@ -27,7 +28,7 @@ class WholeModel:
     in the checkpoint -> parameter path in the model, for every tensor that the model computes with.
     linears: tensor of a weight in the checkpoint -> path of its module, of all linears in blocks
     but routers. blocks: paths of its blocks, in order. head: from the final norm's output to
-    logits.
+    logits. landed: see `unland`; it computes with these tensors in another form.
     """
 
     model: Any
@@ -35,6 +36,7 @@ class WholeModel:
     linears: Mapping[str, str]
     blocks: tuple[str, ...]
     head: Head
+    landed: Mapping[str, int]
 
     @property
     def hidden_size(self) -> int:
@@ -93,10 +95,13 @@ def open_whole(weights: "Weights", skeleton: Skeleton) -> WholeModel:
             leaf = "weight" if tensor == spec.head else "bias"
             names[tensor] = f"{skeleton.head_path}.{leaf}"
     linears: dict[str, str] = {}
+    landed: dict[str, int] = {}
     for block, prefix in zip(spec.blocks, blocks, strict=True):
+        landed |= unland(model.get_submodule(prefix), block, spec.family)
         names |= {tensor: f"{prefix}.{path}" for tensor, path in block.modules}
         linears |= {tensor: f"{prefix}.{path}" for tensor, path in linears_of(block).items()}
-    return WholeModel(model, names, linears, blocks, _head(model))
+    names = {name: path for name, path in names.items() if landed.get(name) != 0}
+    return WholeModel(model, names, linears, blocks, _head(model), landed)
 
 
 def linears_of(block: BlockSpec) -> dict[str, str]:

@@ -34,7 +34,13 @@ from compress.edits.repair.ridge import Affine
 from compress.edits.writers import check_roles, mended, writer_sites
 from compress.errors import RecipeError
 
-SPLITS = (0.25, 0.375, 0.5)  # shares of a budget that the rotated key gets, of which one is chosen
+SPLITS = (
+    0.125,
+    0.1875,
+    0.25,
+    0.375,
+    0.5,
+)  # shares of a budget that the rotated key gets, of which one is chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,9 +132,9 @@ def splits(attention: SourceAttention, config: MlaConfig) -> list[MlaConfig]:
     for share in SPLITS:
         rotated = _fitting(attention, config, min(share * whole, attention.keys))
         rank = min(whole - rotated, attention.values)
-        each = replace(config, kv_bytes=None, rank=rank, rope_dim=rotated)
-        if rotated and rank > 0 and each not in found:
-            found.append(each)
+        if rotated and rank > 0:
+            found.append(replace(config, kv_bytes=None, rank=rank, rope_dim=rotated))
+    found = list(dict.fromkeys(found))
     if not found:
         raise RecipeError(
             f"kv_bytes is {config.kv_bytes}, which is {whole} numbers a token; a latent and a"
@@ -185,6 +191,7 @@ def _notes(shape: LatentShape, config: MlaConfig) -> Iterator[str]:
         f"the result is a deepseek_v3 (DeepseekV3ForCausalLM) without a mixture: a latent of"
         f" {shape.rank} and a rotated key of {shape.rotated} numbers"
     )
+    yield "run it in bf16 or fp32: before its norm the latent is of 1e-7, which fp16 loses"
     if config.rope == "any":
         yield (
             "its frequencies are factors of longrope, which transformers reads; vLLM puts another"

@@ -17,6 +17,9 @@ from compress.recipe import Recipe
 from compress.recipe.matching import assign
 from compress.recipe.placing import placed
 
+LATENT_MAKERS = ("kv_a", "q_a")
+TOO_SMALL = "rows that make a latent may be of 1e-9, which this scheme or format stores as 0"
+
 
 @dataclass(frozen=True, slots=True)
 class ModulePlan:
@@ -71,10 +74,21 @@ def assign_layers(
         stage, block = assigned.stage_of.get(linear.name), blocks.get(linear.name)
         if stage is None:
             skipped.append(Skipped(linear, block, assigned.reason_of[linear.name]))
+        elif _is_too_small(linear, recipe.stages[stage].scheme, fmt):
+            skipped.append(Skipped(linear, block, TOO_SMALL))
         else:
             module = _module(recipe, stage, linear, block, model, fmt)
             modules.append(replace(module, folds=assigned.folds_of.get(linear.name, ())))
     return modules, skipped
+
+
+def _is_too_small(linear: LinearSpec, scheme: QuantScheme | None, fmt: str) -> bool:
+    """Whether rows as small as those that make a latent (compress/blocks/landed.py) would be 0: in
+    fp16, below one scale that larger rows share, or below a scale that is itself rounded."""
+    if linear.role not in LATENT_MAKERS or scheme is None:
+        return False
+    shared = scheme.granularity in ("tensor", "block") or scheme.is_fp4
+    return shared or FORMATS[fmt].scale_dtype == "F16" or fmt == "bitsandbytes"
 
 
 def _module(

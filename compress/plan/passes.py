@@ -236,7 +236,7 @@ def _check_taught(recipe: Recipe, model: EditedModel, planned: PassPlan) -> None
     if config.teacher != SOURCE or config.blocks:
         with placed(recipe, stage.label):
             teacher, length = model.taught_by(planned), row_length(config, recipe.calibration)
-            narrowed = bool(planned.narrowed)
+            narrowed = bool(planned.narrowed) or (planned.streamed != 1 and bool(config.blocks))
             check_teacher(config, teacher, model.source, length, narrowed=narrowed)
 
 

@@ -19,14 +19,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from compress.blocks.landed import KEPT, NORM_WEIGHT, SMALL
 from compress.edits.latent.evidence import AttentionEvidence
 from compress.edits.latent.joint import JointLatent
 from compress.edits.latent.rotated import RotatedKey, turned_on_average
 from compress.edits.repair.ridge import Affine
 
-SMALL = 2.0**-23  # times 1 / √eps and the weight of the norm: 1000 / 1024
-NORM_WEIGHT = 8192.0
-UNDONE = 1024 / 1000
+UNDONE = 1 / KEPT  # of what reads a latent
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -10,6 +10,7 @@ from functools import partial
 import torch
 
 from compress.arch.spec import BlockSpec
+from compress.blocks.landed import land, unland
 from compress.blocks.walk import LoadedBlock
 from compress.distill.block import block_scope
 from compress.distill.coded import Moving
@@ -75,9 +76,11 @@ def _block(each: TrainingPass, chains: Chains, spec: BlockSpec, held: int) -> No
     work, turn = each.work, spec.index
     advance_source(chains, turn).free()
     edited = load(chains.edited, turn, turn)
+    family = work.weights.spec.family
+    landed = {} if each.config.tunes else unland(edited.module, spec, family)
     learned = decided(work.ranks, partial(_trained, each, chains, edited, held))
     names = stored_tensors(work.weights, spec)
-    parts = stored_parts(work.weights, learned.weights)
+    parts = land(stored_parts(work.weights, learned.weights), landed)
     rest = [name for name in names if name not in parts]
     copy(work.checkpoint, work.writer, rest)
     for name, value in parts.items():

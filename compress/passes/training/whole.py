@@ -1,12 +1,14 @@
 """The pass that trains the whole student: scope "model"."""
 
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from compress.blocks.landed import land
 from compress.checkpoint.shards.dtypes import TORCH_DTYPES
 from compress.distill.loop import Learned, train
 from compress.distill.model import ModelScope
@@ -51,7 +53,7 @@ def train_model(each: TrainingPass) -> None:
     learned = train(
         scope, training, stored_dtype(work), read_state(path), _Saver(path), work.progress
     )
-    _write(each, learned)
+    _write(each, learned, student.landed)
     remove_files(each.working, OF_MODEL)
 
 
@@ -97,11 +99,11 @@ class _Saver:
             self.saved = time.perf_counter()
 
 
-def _write(each: TrainingPass, learned: Learned) -> None:
-    """Write every tensor, and record what became of the training."""
+def _write(each: TrainingPass, learned: Learned, landed: Mapping[str, int]) -> None:
+    """Write every tensor, and record what became of the training. landed: of the student."""
     work = each.work
     names = list(work.checkpoint.tensors)
-    parts = stored_parts(work.weights, learned.weights)
+    parts = land(stored_parts(work.weights, learned.weights), landed)
     for name in names:
         value: Tensor | None = parts.get(name)
         if value is None:

@@ -89,7 +89,7 @@ def check_teacher(
             raise RecipeError(f"teacher has {word} {theirs} and the source {ours}; {why}")
     if narrowed:
         raise RecipeError(
-            f"teacher has the source's residual stream, which was narrowed to another basis; {why}"
+            f"teacher has the source's residual stream, and the student another; {why}"
         )
 
 

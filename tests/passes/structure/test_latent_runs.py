@@ -142,6 +142,54 @@ def test_frequencies_are_those_of_the_source(tiny, tmp_path: Path) -> None:
         assert found.tolist() == pytest.approx(theirs[kept].tolist(), rel=3e-7)
 
 
+@pytest.mark.parametrize("scope", ["model", "block"])
+def test_what_is_left_can_be_trained_and_stays_stock(tiny, tmp_path: Path, scope: str) -> None:
+    """Latents are trained as they are, and stored as small as the class needs them."""
+    source = tiny("llama", num_key_value_heads=4, rms_norm_eps=1e-5)
+    data = text_source(tmp_path, samples=16)
+    train = {"method": "distill", "tokens": 2048, "scope": scope, "rate": 1e-3, "every": 8}
+    train["sources"] = [dict(x) for x in data["sources"]]
+    cut = mla(rank=12, rope_dim=8, rope="stride")
+    run(recipe(cut, calibration=data), source, tmp_path / "cut")
+    report = run(recipe(cut, train, calibration=data), source, tmp_path / "trained")
+    assert report.loads is not None
+    assert report.loads.proof == "logits"
+    assert report.loads.model_class == "DeepseekV3ForCausalLM"
+    assert lost(tmp_path / "trained", source, TEXT) < lost(tmp_path / "cut", source, TEXT)
+    before, after = (
+        load_file(tmp_path / name / "model.safetensors") for name in ("cut", "trained")
+    )
+    name = "model.layers.1.self_attn.kv_a_{}.weight"
+    assert (after[name.format("layernorm")] == 8192).all()
+    small = after[name.format("proj_with_mqa")][:12].abs().max()
+    assert small < 1e-6
+    assert (after[name.format("proj_with_mqa")] != before[name.format("proj_with_mqa")]).any()
+
+
+@pytest.mark.parametrize(
+    ("stage", "output", "kept"),
+    [
+        ({"method": "rtn", "scheme": "W4A16", "group_size": 16}, "compressed-tensors", False),
+        ({"method": "rtn", "scheme": "W4A16", "group_size": 16}, "gptq", True),
+        ({"method": "fp8", "scheme": "FP8"}, "compressed-tensors", True),
+    ],
+    ids=["bf16 scales", "fp16 scales", "one scale"],
+)
+def test_what_makes_a_latent_is_rounded_where_that_does_not_make_it_0(
+    tiny, stage: dict[str, Any], output: str, kept: bool
+) -> None:
+    source = tiny("llama", num_key_value_heads=4)
+    data = {"sources": "self", "samples": 4, "length": 16}
+    cut = mla(rank=16, rope_dim=8, rope="stride")
+    asked = recipe(cut, stage, calibration=data, output={"format": output})
+    plan = make_plan(asked, source)
+    reasons = {x.linear.role: x.reason for x in plan.skipped}
+    assert ("kv_a" in reasons) is kept
+    assert "kv_b" not in reasons
+    if kept:
+        assert "which this scheme or format stores as 0" in reasons["kv_a"]
+
+
 @pytest.mark.parametrize(
     ("family", "options", "stage", "line"),
     [
@@ -154,7 +202,12 @@ def test_frequencies_are_those_of_the_source(tiny, tmp_path: Path) -> None:
         ("llama", {}, mla(rank=8, rope_dim=7), "rope_dim: is 7; numbers are rotated in twos"),
         ("llama", {}, mla(rank=8, rope_dim=6, rope="stride"), "with rope: stride it is one of"),
         ("llama", {}, mla(rank=8, rope_dim=32, rope="top"), "with rope: top it is 16 at most"),
-        ("llama", {}, mla(rank=8, rope_dim=4, frequencies=[0]), "has 1 indices; it takes 2 of 0 to 7, each at most 2 times"),
+        (
+            "llama",
+            {},
+            mla(rank=8, rope_dim=4, frequencies=[0]),
+            "has 1 indices; it takes 2 of 0 to 7, each at most 2 times",
+        ),
         ("llama", {"dtype": "fp16"}, mla(kv_bytes=0.5), "put {method: cast, dtype: bf16} before"),
         ("qwen3", {}, mla(kv_bytes=0.5), "qwen3 has norms over queries and keys"),
         ("gemma2", {}, mla(kv_bytes=0.5), "gemma2 has other norms than an RMS norm before"),

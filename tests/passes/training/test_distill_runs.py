@@ -90,7 +90,7 @@ def test_blocks_that_are_computed_again_learn_the_same(tiny, tmp_path: Path) -> 
 def test_outputs_of_blocks_that_cannot_be_compared_are_refused(tiny, tmp_path: Path) -> None:
     narrow = {"method": "prune_hidden", "hidden": 48}
     asked = recipe(narrow, distill(scope="model", blocks=1), calibration=text_source(tmp_path))
-    with pytest.raises(RecipeError, match="was narrowed to another basis; blocks compares"):
+    with pytest.raises(RecipeError, match="and the student another; blocks compares"):
         make_plan(asked, tiny("llama"))
 
 
