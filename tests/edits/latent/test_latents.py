@@ -135,7 +135,7 @@ def test_a_whole_latent_loses_nothing(seen, kept: list[int]) -> None:
     made = joint_latent(seen, rotated_key(seen, kept), rank)
     of_keys, of_values = lost(seen, kept, made.into, (made.keys, made.values))
     assert max(of_keys, of_values) < 1e-12
-    assert made.lost < 1e-12
+    assert made.lost < 1e-6  # as it is counted, in fp32
 
 
 @pytest.mark.parametrize("rank", [2, 5])

@@ -114,6 +114,7 @@ def test_a_solve_holds_what_was_counted(kept: int) -> None:
 
 CUT = {"method": "prune_width", "ffn": 700}
 SHARE = {"method": "gqa", "groups": 1, "repair": "none"}
+LATENT = {"method": "mla", "rank": 64, "rope_dim": 32, "rope": "stride", "repair": "none"}
 WIDE = {"hidden_size": 256, "intermediate_size": 768}
 MANY = {"hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 64}
 
@@ -121,8 +122,13 @@ MANY = {"hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 8, "
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("family", "stage", "sizes"),
-    [("llama", CUT, WIDE), ("llama", SHARE, MANY), ("qwen3", SHARE, MANY)],
-    ids=["solve", "heads", "normed"],
+    [
+        ("llama", CUT, WIDE),
+        ("llama", SHARE, MANY),
+        ("qwen3", SHARE, MANY),
+        ("llama", LATENT, MANY),
+    ],
+    ids=["solve", "heads", "normed", "latent"],
 )
 def test_a_pass_holds_what_was_counted(
     tmp_path: Path,

@@ -18,7 +18,6 @@ from compress.passes.ranks import Ranks, summed_count
 from compress.passes.structure.attention.turned import turned_of
 from compress.runtime.decoder.rope import FREQUENCIES
 
-ROWS = 16  # texts whose attention is looked at, at most: what it rotates by changes slowly
 PARTS = ("q", "k", "v")
 
 
@@ -33,9 +32,8 @@ def look_at_attention(block: LoadedBlock, weights: Weights, ranks: Ranks) -> Att
             block.run(entering)
         q, k, v = (seen[modules[part]][1] for part in PARTS)
         for row in _rows(entering, len(q)):
-            made.add(*(x[row] for x in (q, k, v)))
-            if attended.rows < ROWS:
-                attended.add(*(torch.unflatten(x[row], -1, (-1, sizes.key_width)) for x in (q, k)))
+            heads = (torch.unflatten(x[row], -1, (-1, sizes.key_width)) for x in (q, k))
+            made.add(q[row], k[row], v[row], attended.add(*heads))
     return made.over(ranks, attended, _outputs(block))
 
 
@@ -62,10 +60,10 @@ class _Sums:
         queries = states.new_zeros(sizes.heads, sizes.key_width, sizes.key_width)
         return cls(turned, states, queries)
 
-    def add(self, q: Tensor, k: Tensor, v: Tensor) -> None:
-        """q: [T, H * D], k: [T, G * D], v: [T, G * V]."""
+    def add(self, q: Tensor, k: Tensor, v: Tensor, share: Tensor) -> None:
+        """q: [T, H * D], k: [T, G * D], v: [T, G * V]. share: fp64 [T], of attention."""
         x = torch.cat([k, v], dim=-1).float()
-        self.states += x.T @ x
+        self.states += (x * share.float()[:, None]).T @ x
         q = torch.unflatten(q.float(), -1, (len(self.queries), -1))
         self.queries += torch.einsum("thi,thj->hij", q, q)
         self.tokens += len(x)
@@ -105,13 +103,16 @@ class _Attended:
         scale = kind.scale * float(rope.parameters.get("attention_factor", 1.0)) ** 2
         return cls(turned, frequencies(rope).to(device), scale, turns)
 
-    def add(self, q: Tensor, k: Tensor) -> None:
-        """A text. q: [T, H, D], k: [T, G, D]."""
+    def add(self, q: Tensor, k: Tensor) -> Tensor:
+        """A text; how much heads attend to each token of it, in their mean: fp64 [T], of mean 1.
+
+        q: [T, H, D], k: [T, G, D].
+        """
         positions = torch.arange(len(q), dtype=torch.float64, device=q.device)
         turn = torch.polar(torch.ones((), dtype=torch.float64), positions[:, None] * self.angles)
         later = torch.ones(len(q), len(q), dtype=torch.bool, device=q.device).triu(1)
         asked, given = (self.turned.numbers(x) * turn[:, None] for x in (q, k))
-        group = asked.shape[1] // given.shape[1]
+        group, share = asked.shape[1] // given.shape[1], positions.new_zeros(len(q))
         for head in range(asked.shape[1]):
             left, right = (torch.view_as_real(x).flatten(1).float() for x in (
                 asked[:, head], given[:, head // group]
@@ -120,7 +121,9 @@ class _Attended:
             shares = scores.softmax(dim=-1).double()
             back = torch.complex(shares @ turn.real, -(shares @ turn.imag))  # of e^(-iθs)
             self.turns[head] += (turn * back).mean(dim=0)
+            share += shares.sum(dim=0) / asked.shape[1]
         self.rows += 1
+        return share
 
 
 def frequencies(rope: Rope) -> Tensor:
