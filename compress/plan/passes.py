@@ -12,17 +12,18 @@ from compress.checkpoint import ShardLayout
 from compress.checkpoint.outline import Outline, outline_from
 from compress.distill.memory import gradient_bytes
 from compress.edits import EDITS
+from compress.edits.counts import with_counts
 from compress.edits.distill import SOURCE, DistillConfig, row_length, smaller, training_bytes
 from compress.edits.edit import ByTraining
 from compress.edits.learned import BySite
 from compress.edits.memory import Between, learned_bytes
 from compress.edits.narrowing import ByBasis, narrowing_bytes
-from compress.edits.prune import PruneConfig, with_sizes
+from compress.edits.prune import PruneConfig
 from compress.edits.prune_depth import PruneDepthConfig
 from compress.edits.work import EditSize, learned_work, narrowing_work, training_work
 from compress.plan.row_counts import ROWS_AT_ONCE, chain_rows
-from compress.plan.search.sizes import Counter, Counts, SizeSpace
-from compress.plan.search.space import space_of
+from compress.plan.search.sizes import SizeSpace
+from compress.plan.search.space import largest, space_of
 from compress.plan.search.trials import (
     Choosing,
     blocks_choosing,
@@ -244,12 +245,14 @@ def plan_edits(recipe: Recipe, source: Outline) -> Iterator[PassPlan]:
 
     CheckpointError, with the stage's place in the recipe, for a model that an edit cannot change.
     """
-    origin, narrowed = tuple(range(len(source.spec.blocks))), tuple[str, ...]()
+    given, origin = source, tuple(range(len(source.spec.blocks)))
+    narrowed = tuple[str, ...]()
     for whole in recipe.edits:
         for part, stage in whole.parts().items():
             with placed(recipe, stage.label):
-                space = _space(recipe, source, stage)
-                known = stage if space is None else _largest(stage, space)
+                stage = replace(stage, config=with_counts(stage.config, given, source))
+                space = _space(recipe, given, source, stage)
+                known = stage if space is None else largest(stage, space)
                 draft = EDITS[stage.method].plan(source, known.config)
                 result, layout = outline_from(draft.config, draft.entries, recipe.output.shard_size)
             kept = tuple(range(len(origin))) if draft.blocks is None else draft.blocks
@@ -280,21 +283,8 @@ def plan_tuning(recipe: Recipe, model: EditedModel, rounding: PassPlan) -> Itera
             yield planned
 
 
-def _space(recipe: Recipe, source: Outline, stage: EditStage) -> SizeSpace | None:
+def _space(recipe: Recipe, given: Outline, source: Outline, stage: EditStage) -> SizeSpace | None:
     """The sizes that a stage leaves open; None for most stages."""
     if not isinstance(stage.config, PruneConfig) or not stage.is_open:
         return None
-    return space_of(recipe, source, stage.config)
-
-
-def with_point(stage: EditStage, space: SizeSpace, point: Counts) -> EditStage:
-    """The stage with the sizes of a point, and the first blocks where some go: all are alike."""
-    return replace(
-        stage, config=with_sizes(stage.config, space.sizes(point, space.first_blocks(point)))
-    )
-
-
-def _largest(stage: EditStage, space: SizeSpace) -> EditStage:
-    """The stage with the sizes of most bytes."""
-    stored = SizeSpace(space.source, space.axes, Counter(space.source, "bytes"), space.limit)
-    return with_point(stage, space, max(space.points, key=stored.takes))
+    return space_of(recipe, given, source, stage.config)
