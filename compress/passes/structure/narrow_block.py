@@ -180,10 +180,12 @@ def _norms(block: LoadedBlock) -> StreamNorms:
 
 
 def _call(block: LoadedBlock, path: str, entering: BlockInput) -> tuple[Tensor, Tensor]:
-    """What a module of a block reads and gives."""
+    """What a module of a block reads and gives, [rows, length, *]: opt's MLP has all tokens in one
+    row."""
     with torch.no_grad(), calls(block.module, [path]) as seen:
-        block.run(entering)
-    return seen[path]
+        rows = block.run(entering).shape[:-1]
+    read, gave = (x.reshape(*rows, -1) for x in seen[path])
+    return read, gave
 
 
 def _written_again(
