@@ -46,7 +46,12 @@ TIED: dict[str, dict[str, Any]] = {
 REFUSALS = (ValueError, StrictDataclassClassValidationError)
 
 
-@pytest.mark.parametrize("family", TIED)
+QUICK = ("gpt2", "opt", "gemma2", "phi3")
+
+
+@pytest.mark.parametrize(
+    "family", [pytest.param(x, marks=() if x in QUICK else pytest.mark.long) for x in TIED]
+)
 def test_we_read_what_the_class_refuses(tiny, tmp_path: Path, family: str) -> None:
     source = read(tiny(family, **{**options_of(family), **TIED[family]}))
     heads = torch.tensor([0, 1, 3])
