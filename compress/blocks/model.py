@@ -7,8 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from compress.arch.resize.between import built_with, is_between
 from compress.arch.spec import DecoderSpec
 from compress.arch.text_config import config_at
+from compress.blocks.between import fit_heads
 from compress.errors import CheckpointError
 
 
@@ -33,11 +35,13 @@ def build_model(
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
     text = config_at(checkpoint_config, spec.text_config)
+    heads_cut = is_between(text)
     if spec.model_type not in CONFIG_MAPPING:
         raise CheckpointError(
             f"model_type {spec.model_type!r} is unknown to this transformers; {remedy(spec)}"
         )
-    known = {key: value for key, value in text.items() if key != "quantization_config"}
+    known = built_with(text)
+    known.pop("quantization_config", None)
     with _refusing(spec):
         kind: Any = CONFIG_MAPPING[spec.model_type]
         # Infinity is {"__float__": "Infinity"} in files of transformers (mamba2's time_step_limit).
@@ -56,6 +60,8 @@ def build_model(
         model: nn.Module = model_class._from_config(
             config, dtype=dtype, attn_implementation=attention
         )
+    if heads_cut:
+        fit_heads(model, model.get_submodule(find_stack(model, spec)), spec)
     # Read for a warning about masks only; masks come from the caller. Set past checks of its type.
     vars(config)["pad_token_id"] = None
     with _refusing(spec):

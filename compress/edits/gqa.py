@@ -44,6 +44,12 @@ class GqaConfig:
         if self.groups is None:
             raise RecipeError("groups is missing; say how many heads of keys and values stay")
 
+    def counted(self, source: Outline, model: Outline) -> "GqaConfig":
+        """With a count; see HasShares."""
+        check_roles(model.spec)
+        there, of = (x.spec.blocks[0].sizes.kv_heads for x in (model, source))
+        return replace(self, groups=counted_of("groups", _amount(self), there, source=of))
+
 
 def plan(source: Outline, config: GqaConfig) -> Edited:
     """The same tensors with fewer rows of keys and values.

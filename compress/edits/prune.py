@@ -119,6 +119,15 @@ class PruneConfig:
         """Whether the sizes have yet to be measured."""
         return self.sizes is None
 
+    def counted(self, source: Outline, model: Outline) -> "PruneConfig":
+        """With sizes that are counts; see HasShares. A budget is counted by the search."""
+        width = None if self.sizes is None else _width(self)
+        if width is None:
+            return self
+        made = width.counted(source, model)
+        counts: dict[str, Any] = {name: getattr(made, name) for name in WIDTHS}
+        return replace(self, sizes=replace(_sizes(self), **counts))
+
 
 def with_sizes(config: PruneConfig, sizes: PrunedSizes) -> PruneConfig:
     """The options with nothing left open."""

@@ -58,6 +58,13 @@ class PruneDepthConfig:
         """Whether which blocks stay has yet to be measured."""
         return self.keep is None
 
+    def counted(self, source: Outline, model: Outline) -> "PruneDepthConfig":
+        """With a count; see HasShares."""
+        if self.layers is None:
+            return self
+        there, of = len(model.spec.blocks), len(source.spec.blocks)
+        return replace(self, layers=counted_of("layers", self.layers, there, source=of))
+
 
 def count_of(source: Outline, config: PruneDepthConfig) -> int:
     """How many blocks stay; RecipeError for more than there are."""

@@ -9,7 +9,7 @@ that writes it to what brings the narrow stream to the source's. A head that is 
 it, or with `head: own` gets weights of its own.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from compress.arch.forward.norms import stream_norms
@@ -45,6 +45,12 @@ class PruneHiddenConfig:
         check_amount("hidden", self.hidden)
         if self.multiple_of < 1:
             raise RecipeError(f"multiple_of is {self.multiple_of}; it is 1 or more")
+
+    def counted(self, source: Outline, model: Outline) -> "PruneHiddenConfig":
+        """With a count; see HasShares."""
+        there, of = model.spec.hidden, source.spec.hidden
+        keep = counted_of("hidden", self.hidden, there, self.multiple_of, source=of)
+        return replace(self, hidden=keep)
 
 
 def kind(source: Outline, config: PruneHiddenConfig) -> BasisKind:

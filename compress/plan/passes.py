@@ -12,6 +12,7 @@ from compress.checkpoint import ShardLayout
 from compress.checkpoint.outline import Outline, outline_from
 from compress.distill.memory import gradient_bytes
 from compress.edits import EDITS
+from compress.edits.counts import with_counts
 from compress.edits.distill import SOURCE, DistillConfig, row_length, smaller, training_bytes
 from compress.edits.edit import ByTraining
 from compress.edits.learned import BySite
@@ -245,12 +246,13 @@ def plan_edits(recipe: Recipe, source: Outline) -> Iterator[PassPlan]:
 
     CheckpointError, with the stage's place in the recipe, for a model that an edit cannot change.
     """
-    origin, narrowed = tuple(range(len(source.spec.blocks))), tuple[str, ...]()
-    streamed = 1.0
+    given, origin = source, tuple(range(len(source.spec.blocks)))
+    narrowed, streamed = tuple[str, ...](), 1.0
     for whole in recipe.edits:
         for part, stage in whole.parts().items():
             with placed(recipe, stage.label):
-                space = _space(recipe, source, stage)
+                stage = replace(stage, config=with_counts(stage.config, given, source))
+                space = _space(recipe, given, source, stage)
                 known = stage if space is None else largest(stage, space)
                 draft = EDITS[stage.method].plan(source, known.config)
                 result, layout = outline_from(draft.config, draft.entries, recipe.output.shard_size)
@@ -283,8 +285,8 @@ def plan_tuning(recipe: Recipe, model: EditedModel, rounding: PassPlan) -> Itera
             yield planned
 
 
-def _space(recipe: Recipe, source: Outline, stage: EditStage) -> SizeSpace | None:
+def _space(recipe: Recipe, given: Outline, source: Outline, stage: EditStage) -> SizeSpace | None:
     """The sizes that a stage leaves open; None for most stages."""
     if not isinstance(stage.config, PruneConfig) or not stage.is_open:
         return None
-    return space_of(recipe, source, stage.config)
+    return space_of(recipe, given, source, stage.config)

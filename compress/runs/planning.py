@@ -156,7 +156,7 @@ def with_left(recipe: Recipe, plan: Plan) -> Recipe:
     assert config is not None, "the recipe parser asks for a prune in front"
     stage = next(x for x in plan.given.edits if x.config is config)
     planned = next(x for x in plan.edits if x.stage is not None and x.stage.index == stage.index)
-    limit = limit_of(planned.source, config)
+    limit = limit_of(plan.source, planned.source, config)
     smallest = sum(min(unit.sizes) for unit in budget_units(recipe, plan.rounded))
     left = limit - DIGITS * len(plan.shards.tensors) - (plan.shards.total_bytes - smallest)
     if left < smallest:

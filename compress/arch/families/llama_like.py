@@ -70,26 +70,20 @@ LLAMA = Family(
     anchor="self_attn.q_proj",
     folds=LLAMA_FOLDS,
 )
+MISTRAL = Family(
+    attention=LLAMA_NORMS + LLAMA_ATTENTION,
+    dense=LLAMA_MLP,
+    outside=LLAMA_OUTSIDE,
+    anchor="self_attn.q_proj",
+    folds=LLAMA_FOLDS,
+    defaults=MappingProxyType({"num_key_value_heads": 8}),
+)
 
 LLAMA_LIKE: Mapping[str, Family] = MappingProxyType(
     {
         "llama": LLAMA,
-        "mistral": Family(
-            attention=LLAMA_NORMS + LLAMA_ATTENTION,
-            dense=LLAMA_MLP,
-            outside=LLAMA_OUTSIDE,
-            anchor="self_attn.q_proj",
-            folds=LLAMA_FOLDS,
-            defaults=MappingProxyType({"num_key_value_heads": 8}),
-        ),
-        "ministral": Family(
-            attention=LLAMA_NORMS + LLAMA_ATTENTION,
-            dense=LLAMA_MLP,
-            outside=LLAMA_OUTSIDE,
-            anchor="self_attn.q_proj",
-            folds=LLAMA_FOLDS,
-            defaults=MappingProxyType({"num_key_value_heads": 8}),
-        ),
+        "mistral": MISTRAL,
+        "ministral": MISTRAL,
         "cwm": Family(
             attention=LLAMA_NORMS + LLAMA_ATTENTION,
             dense=LLAMA_MLP,

@@ -114,14 +114,23 @@ def landing_of(spec: DecoderSpec, text: Mapping[str, Any], sizes: Sizes) -> Land
     text: the decoder's own config. Raises CheckpointError, with the counts that fit, where no class
     takes them.
     """
-    carrier, block = CARRIERS[spec.family], sizes.blocks[0]
-    rule = carrier.factors if carrier.factors and _has_factors(text) else carrier.heads
-    if FITS[rule](sizes.hidden, block.heads, block.key_width):
+    if takes(spec, text, sizes):
         return None
-    landing = carrier.landing
+    landing = CARRIERS[spec.family].landing
     if landing is not None and not any(text.get(key) for key in landing.unless):
         return landing
-    raise CheckpointError(_refusal(spec, rule, sizes))
+    raise CheckpointError(_refusal(spec, _rule(spec, text), sizes))
+
+
+def takes(spec: DecoderSpec, text: Mapping[str, Any], sizes: Sizes) -> bool:
+    """Whether the family's own class takes the sizes."""
+    block = sizes.blocks[0]
+    return FITS[_rule(spec, text)](sizes.hidden, block.heads, block.key_width)
+
+
+def _rule(spec: DecoderSpec, text: Mapping[str, Any]) -> Fit:
+    carrier = CARRIERS[spec.family]
+    return carrier.factors if carrier.factors and _has_factors(text) else carrier.heads
 
 
 def note_of(spec: DecoderSpec, landing: Landing, sizes: Sizes) -> str:
@@ -139,8 +148,7 @@ def _has_factors(text: Mapping[str, Any]) -> bool:
 
 
 def _refusal(spec: DecoderSpec, rule: Fit, sizes: Sizes) -> str:
-    """One line with what would fit: heads with this hidden, hidden with these heads. Where one
-    binds the other nothing would, as a pass cuts one of them and leaves a model behind."""
+    """One line with what would fit: heads with this hidden, hidden with these heads."""
     block, fits = sizes.blocks[0], FITS[rule]
     hidden, heads, width = sizes.hidden, block.heads, block.key_width
     counts = [x for x in head_counts(spec, block.kv_heads) if fits(hidden, x, width)]
@@ -151,8 +159,8 @@ def _refusal(spec: DecoderSpec, rule: Fit, sizes: Sizes) -> str:
     if widths:
         found.append(f"hidden {listed(widths, hidden)} fits {heads} heads")
     remedy = ", and ".join(found) or "no other counts fit"
-    if rule == "exact":
-        remedy = "one is cut after the other, so both stay here; cut ffn or layers"
+    if widths and (hidden == spec.hidden) != (heads == spec.blocks[0].sizes.heads):
+        remedy += "; a prune_width with both cuts them together"
     biases = CARRIERS[spec.family].landing is not None
     return (
         f"{spec.model_type} takes no hidden {hidden} with {heads} heads:"

@@ -1,11 +1,19 @@
 """config.json of a decoder with other sizes."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from compress.arch.families.table import FAMILIES
-from compress.arch.resize.carriers import CARRIERS, Landing, check_groups, landing_of, note_of
+from compress.arch.resize.between import behind, between
+from compress.arch.resize.carriers import (
+    CARRIERS,
+    Landing,
+    check_groups,
+    landing_of,
+    note_of,
+    takes,
+)
 from compress.arch.resize.layers import reindexed
 from compress.arch.resize.shape import Shape, kept_layers, sizes_after
 from compress.arch.sizes import BLOCK_KEYS, KEYS, Sizes, read_sizes
@@ -38,16 +46,21 @@ class Resized:
     notes: tuple[str, ...]
 
 
-def resized(config: Mapping[str, Any], spec: DecoderSpec, shape: Shape) -> Resized:
+def resized(
+    config: Mapping[str, Any], spec: DecoderSpec, shape: Shape, hidden: int | None = None
+) -> Resized:
     """config.json of the decoder that a shape leaves of the one that `spec` describes.
 
     Every size goes under the key that the config has it under; one that so far followed from
     another is written out where it no longer does. All other keys stay as they are.
 
+    hidden: what the next pass of the same stage narrows the residual stream to, where it does. The
+    class must then take the sizes behind that one; in between only we read the model.
+
     Raises CheckpointError, in one line with the counts that would fit, for sizes that transformers'
     classes do not take, and for blocks that compute something else at another place.
     """
-    text = config_at(config, spec.text_config)
+    text = behind(config_at(config, spec.text_config))
     sizes, kept = sizes_after(spec, shape), kept_layers(spec, shape)
     if shape != Shape():
         _refuse_unequal(text)
@@ -58,12 +71,15 @@ def resized(config: Mapping[str, Any], spec: DecoderSpec, shape: Shape) -> Resiz
         inner, notes = reindexed(text, spec, kept)
     model_type = spec.model_type
     resizes = (shape.hidden, shape.heads, shape.kv_heads) != (None, None, None)
-    landing = landing_of(spec, text, sizes) if resizes else None
+    last = replace(sizes, hidden=hidden or sizes.hidden)
+    landing = landing_of(spec, text, last) if resizes else None
     if landing is not None:
         model_type = landing.model_type
         inner = _landed(inner, landing, at_top=not spec.text_config)
-        notes.append(note_of(spec, landing, sizes))
+        notes.append(note_of(spec, landing, last))
     inner = _sized(inner, model_type, sizes)
+    if last != sizes and landing is None and not takes(spec, text, sizes):
+        inner = between(text, inner)
     return Resized(with_config_at(config, spec.text_config, inner), tuple(notes))
 
 

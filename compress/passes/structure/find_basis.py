@@ -115,7 +115,8 @@ def streams_of(
         source.target.write(entering.index, out)
         for path, norm in zip(paths, norms, strict=True):
             place = f"{source.spec.prefix}.{path}"
-            yield StreamAt(place, chains.onto(seen[path][0]), norm, entering.mask)
+            stream = seen[path][0].reshape(out.shape)  # opt's MLP has all tokens in one row
+            yield StreamAt(place, chains.onto(stream), norm, entering.mask)
 
 
 def pooled(seen: Iterator[StreamAt], hidden: int, ranks: Ranks, device: str) -> Tensor:

@@ -157,7 +157,11 @@ def _seen(
     """What a place of the narrow block reads, and what the model's reads on the source's stream; of
     rows to fit by and of rows held out."""
     reading, skeleton = list(readings(narrow.wide, turn.norms))[place], pair.edited.skeleton
-    norm = norm_of(turn.norms, by_path(narrow.wide, narrow.read), reading.norm, skeleton.device)
+    # Both in fp32: in bf16 a norm rounds what it gives, which would be fitted as if it were lost.
+    norm, own = (
+        norm_of(turn.norms, by_path(narrow.wide, x), reading.norm, skeleton.device)
+        for x in (narrow.read, narrow.tensors)
+    )
     theirs = list(readings(pair.source.spec, _norms(pair.source)))[place].path
     hidden, keep = turn.basis.directions.shape
     device = skeleton.device
@@ -165,10 +169,10 @@ def _seen(
         MomentsAccumulator.create(reading.path, keep, hidden, device=device) for _ in range(2)
     )
     for batch, entering in zip(pair.chains.batches, pair.edited.inputs(), strict=True):
-        stream, x = _call(pair.edited, reading.path, entering)
+        x, _ = _call(pair.edited, reading.path, entering)
         wide, _ = _call(pair.source, theirs, pair.source.input(entering.index))
         y = onto(turn.given, wide)
-        x, y = (stream, y) if norm is None else (x, norm.of(y))
+        x, y = x if own is None else own.of(x), y if norm is None else norm.of(y)
         real = slice(None) if entering.mask is None else entering.mask.to(x.device)
         sums[batch.index >= pair.chains.held].add(x[real].flatten(0, -2), y[real].flatten(0, -2))
     return sums[0], sums[1]
@@ -180,10 +184,12 @@ def _norms(block: LoadedBlock) -> StreamNorms:
 
 
 def _call(block: LoadedBlock, path: str, entering: BlockInput) -> tuple[Tensor, Tensor]:
-    """What a module of a block reads and gives."""
+    """What a module of a block reads and gives, [rows, length, *]: opt's MLP has all tokens in one
+    row."""
     with torch.no_grad(), calls(block.module, [path]) as seen:
-        block.run(entering)
-    return seen[path]
+        rows = block.run(entering).shape[:-1]
+    read, gave = (x.reshape(*rows, -1) for x in seen[path])
+    return read, gave
 
 
 def _written_again(

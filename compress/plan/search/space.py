@@ -12,7 +12,14 @@ from compress.edits.writers import check_roles
 from compress.errors import CheckpointError, RecipeError
 from compress.plan.search.bits import budget_of, stored_entries
 from compress.plan.search.later import rounded_linears, why_not_rounded
-from compress.plan.search.sizes import Counter, Counts, SizeSpace, whole_of, widths_of, with_points
+from compress.plan.search.sizes import (
+    Counter,
+    Counts,
+    SizeSpace,
+    whole_of,
+    widths_of,
+    with_points,
+)
 from compress.recipe import EditStage, Recipe
 from compress.report.units import counted, size
 
@@ -20,11 +27,11 @@ from compress.report.units import counted, size
 WhyNot = Callable[[Axis, int], str | None]
 
 
-def space_of(recipe: Recipe, source: Outline, config: PruneConfig) -> SizeSpace:
+def space_of(recipe: Recipe, given: Outline, source: Outline, config: PruneConfig) -> SizeSpace:
     """The sizes that a budget leaves open, and those that later stages take.
 
-    source: the model before the stage. RecipeError for a budget that is out of reach, with the
-    nearest; CheckpointError for an axis on which nothing can go.
+    given: the recipe's source. source: the model before the stage. RecipeError for a budget that is
+    out of reach, with the nearest; CheckpointError for an axis on which nothing can go.
     """
     assert config.budget is not None, "the sizes are known"
     check_roles(source.spec)
@@ -36,11 +43,24 @@ def space_of(recipe: Recipe, source: Outline, config: PruneConfig) -> SizeSpace:
         stored = stored_entries(recipe, source.spec)
         header = stored.header_bytes(list(source.entries), recipe.output.shard_size)
         counter = Counter(source, measure, stored.nbytes, header)
-    limit = limit_of(source, config)
+    limit = limit_of(given, source, config)
     space = with_points(SizeSpace(source, axes, counter, limit, shared=shared))
     if not space.points:
-        raise RecipeError(_out_of_reach(space, config))
+        raise RecipeError(_out_of_reach(space, given))
     return space
+
+
+def with_point(stage: EditStage, space: SizeSpace, point: Counts) -> EditStage:
+    """The stage with the sizes of a point, and the first blocks where some go: all are alike."""
+    return replace(
+        stage, config=with_sizes(stage.config, space.sizes(point, space.first_blocks(point)))
+    )
+
+
+def largest(stage: EditStage, space: SizeSpace) -> EditStage:
+    """The stage with the sizes of most bytes."""
+    stored = SizeSpace(space.source, space.axes, Counter(space.source, "bytes"), space.limit)
+    return with_point(stage, space, max(space.points, key=stored.takes))
 
 
 def _check_axes(source: Outline, config: PruneConfig) -> None:
@@ -94,16 +114,21 @@ def _refusal(source: Outline, shape: Shape) -> str | None:
     return None
 
 
-def limit_of(source: Outline, config: PruneConfig) -> int:
-    """The budget as a number. RecipeError for more than the source has."""
+def limit_of(given: Outline, source: Outline, config: PruneConfig) -> int:
+    """The budget as a number; arguments as of `space_of`. RecipeError for more than the source
+    has."""
     assert config.budget is not None, "the sizes are known"
     measure, amount = config.budget.asked
-    whole = measured(source)[measure]
-    if isinstance(amount, float):
-        return int(amount * whole + 1e-9)
-    if amount > whole:
-        raise RecipeError(f"budget is {shown(measure, amount)}; the source has {whole}")
-    return amount
+    whole, there = measured(given)[measure], measured(source)[measure]
+    limit = int(amount * whole + 1e-9) if isinstance(amount, float) else amount
+    if limit <= there:
+        return limit
+    said = f"budget is {shown(measure, limit)}"
+    if whole == there:
+        raise RecipeError(f"{said}; the source has {whole}")
+    raise RecipeError(
+        f"{said}; the source has {whole}, and the model that the stage reads {there}; give less"
+    )
 
 
 def measured(model: Outline) -> Mapping[str, int]:
@@ -112,10 +137,10 @@ def measured(model: Outline) -> Mapping[str, int]:
     return {"params": model.params, "bytes": model.file_bytes, "kv_bytes_per_token": cache}
 
 
-def _out_of_reach(space: SizeSpace, config: PruneConfig) -> str:
+def _out_of_reach(space: SizeSpace, given: Outline) -> str:
     """The nearest target, and what it would leave."""
     least, measure = space.takes(space.least), space.counter.measure
-    whole = measured(space.source)[measure]
+    whole = measured(given)[measure]
     left = " and ".join(_left(space))
     share = -(-1000 * least // whole) / 1000
     return (
@@ -134,16 +159,3 @@ def shown(measure: str, amount: int) -> str:
     if measure == "params":
         return counted(amount, "parameter")
     return f"{size(amount)} ({amount} bytes)"
-
-
-def with_point(stage: EditStage, space: SizeSpace, point: Counts) -> EditStage:
-    """The stage with the sizes of a point, and the first blocks where some go: all are alike."""
-    return replace(
-        stage, config=with_sizes(stage.config, space.sizes(point, space.first_blocks(point)))
-    )
-
-
-def largest(stage: EditStage, space: SizeSpace) -> EditStage:
-    """The stage with the sizes of most bytes."""
-    stored = SizeSpace(space.source, space.axes, Counter(space.source, "bytes"), space.limit)
-    return with_point(stage, space, max(space.points, key=stored.takes))

@@ -138,7 +138,8 @@ LINES = [
         Shape(hidden=50),
         (
             "llama takes no hidden 50 with 4 heads: hidden must be a multiple of heads in a model"
-            " with biases; 2 heads fit hidden 50, and hidden 40, 44, 48, 52, 56 or 60 fits 4 heads"
+            " with biases; 2 heads fit hidden 50, and hidden 40, 44, 48, 52, 56 or 60 fits 4 heads;"
+            " a prune_width with both cuts them together"
         ),
     ),
     (
@@ -147,7 +148,8 @@ LINES = [
         Shape(hidden=63),
         (
             "gemma2 takes no hidden 63 with 4 heads: hidden must be a multiple of heads;"
-            " hidden 44, 48, 52, 56, 60 or 64 fits 4 heads"
+            " hidden 44, 48, 52, 56, 60 or 64 fits 4 heads; a prune_width with both cuts them"
+            " together"
         ),
     ),
     (
@@ -155,8 +157,8 @@ LINES = [
         {},
         Shape(heads=3),
         (
-            "gpt2 takes no hidden 64 with 3 heads: heads × 16 must be hidden; one is cut after the"
-            " other, so both stay here; cut ffn or layers"
+            "gpt2 takes no hidden 64 with 3 heads: heads × 16 must be hidden; 4 heads fit hidden"
+            " 64, and hidden 48 fits 3 heads; a prune_width with both cuts them together"
         ),
     ),
     (
@@ -164,8 +166,8 @@ LINES = [
         {},
         Shape(hidden=60),
         (
-            "opt takes no hidden 60 with 4 heads: heads × 16 must be hidden; one is cut after the"
-            " other, so both stay here; cut ffn or layers"
+            "opt takes no hidden 60 with 4 heads: heads × 16 must be hidden; hidden 64 fits 4"
+            " heads; a prune_width with both cuts them together"
         ),
     ),
     (
@@ -174,7 +176,8 @@ LINES = [
         Shape(heads=2),
         (
             "phi3 takes no hidden 64 with 2 heads: hidden // heads must be 16, half of which are"
-            " its factors of rotation; 4 heads fit hidden 64, and hidden 32 or 33 fits 2 heads"
+            " its factors of rotation; 4 heads fit hidden 64, and hidden 32 or 33 fits 2 heads;"
+            " a prune_width with both cuts them together"
         ),
     ),
 ]

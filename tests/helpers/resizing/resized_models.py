@@ -61,14 +61,15 @@ def shapes(state: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
 
 
 def cut_model(
-    source: Source, shape: Shape, kept: Callable[[int], Kept]
+    source: Source, shape: Shape, kept: Callable[[int], Kept], hidden: int | None = None
 ) -> tuple[dict[str, Any], State]:
-    """Config and tensors of a result. kept: by index of the source's block.
+    """Config and tensors of a result. kept: by index of the source's block. hidden: as of
+    `resized`.
 
     Holds what a plan is promised: the entries are the tensors, and they are of the config.
     """
     spec = source.spec
-    config = resized(source.config, spec, shape).config
+    config = resized(source.config, spec, shape, hidden).config
     blocks = {name: block for block in spec.blocks for name, _ in block.modules}
     state: State = {}
     for name, value in source.state.items():

@@ -182,7 +182,7 @@ def test_killed_anywhere_it_goes_on_to_the_same_bytes(
         ("llama", {"ffn": 8, "basis": "pca"}, "basis is that of hidden, which is missing"),
         ("gemma2", {"hidden": 48, "basis": "pca"}, "take basis channels"),
         ("gemma2", {"hidden": 50}, "gemma2 takes no hidden 50 with 4 heads"),
-        ("gpt2", {"hidden": 48}, "heads × 16 must be hidden; one is cut after the other"),
+        ("gpt2", {"hidden": 48}, "a prune_width with both cuts them together"),
     ],
 )
 def test_what_cannot_stay_is_refused_before_work(

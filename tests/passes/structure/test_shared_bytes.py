@@ -108,7 +108,7 @@ def test_what_sizes_take_is_counted_before(tiny, family: str, fmt: str) -> None:
     rounded = {"method": "rtn", "candidates": [{"bits": b, "group_size": 16} for b in (8, 4)]}
     asked = recipe(prune(0.9, multiple_of=16), rounded, calibration=SELF, output=output)
     outline = make_plan(asked, source).source
-    space = space_of(asked, outline, asked.edits[0].config)
+    space = space_of(asked, outline, outline, asked.edits[0].config)
     assert space.shared
     assert len(space.points) > 1
     for point in {space.points[0], space.points[-1]}:
