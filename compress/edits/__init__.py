@@ -4,11 +4,22 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from compress.edits import cast, distill, gqa, prune, prune_depth, prune_hidden, prune_width, untie
+from compress.edits import (
+    cast,
+    distill,
+    gqa,
+    hybrid,
+    prune,
+    prune_depth,
+    prune_hidden,
+    prune_width,
+    untie,
+)
 from compress.edits.cast import CastConfig
 from compress.edits.distill import DistillConfig
-from compress.edits.edit import ByTraining, Edit, learned_row, narrowing_row, row
+from compress.edits.edit import ByConfig, ByTraining, Edit, learned_row, narrowing_row, row
 from compress.edits.gqa import GqaConfig
+from compress.edits.hybrid import HybridConfig
 from compress.edits.learned import BySite
 from compress.edits.prune import PruneConfig
 from compress.edits.prune_depth import PruneDepthConfig
@@ -76,6 +87,12 @@ EDITS: Mapping[str, Edit] = MappingProxyType(
             "has query heads share keys and values, and refits outputs to the source's residual"
             " stream",
         ),
+        "hybrid": Edit(
+            HybridConfig,
+            hybrid.plan,
+            ByConfig(),
+            "gives all but the most sensitive layers a window, in a class that has both kinds",
+        ),
         "distill": Edit(
             DistillConfig,
             distill.plan,
@@ -89,4 +106,5 @@ EDITS: Mapping[str, Edit] = MappingProxyType(
 def reads_calibration(method: str, config: Any) -> bool:
     """Whether an edit looks at the recipe's calibration data; one may have texts of its own."""
     own = isinstance(config, DistillConfig) and config.sources is not None
-    return EDITS[method].needs_data and not own
+    is_open = isinstance(config, HybridConfig) and config.is_open
+    return (EDITS[method].needs_data or is_open) and not own

@@ -13,13 +13,15 @@ from compress.checkpoint.outline import Outline, outline_from
 from compress.distill.memory import gradient_bytes
 from compress.edits import EDITS
 from compress.edits.distill import SOURCE, DistillConfig, row_length, smaller, training_bytes
-from compress.edits.edit import ByTraining
+from compress.edits.edit import ByTensor, ByTraining, copied_bytes
+from compress.edits.hybrid import HybridConfig
 from compress.edits.learned import BySite
 from compress.edits.memory import Between, learned_bytes
 from compress.edits.narrowing import ByBasis, narrowing_bytes
 from compress.edits.prune import PruneConfig, with_sizes
 from compress.edits.prune_depth import PruneDepthConfig
 from compress.edits.work import EditSize, learned_work, narrowing_work, training_work
+from compress.plan.lengths import check_rows
 from compress.plan.row_counts import ROWS_AT_ONCE, chain_rows
 from compress.plan.search.sizes import Counter, Counts, SizeSpace
 from compress.plan.search.space import space_of
@@ -29,6 +31,7 @@ from compress.plan.search.trials import (
     choosing_bytes,
     choosing_work,
     sizes_choosing,
+    windows_choosing,
 )
 from compress.plan.training.teachers import NO_TEACHERS, Teachers, check_teacher
 from compress.recipe import EditStage, Recipe
@@ -70,6 +73,16 @@ class PassPlan:
     def needs_data(self) -> bool:
         """Whether the pass is that of an edit which looks at calibration data."""
         return self.stage is not None and EDITS[self.stage.method].needs_data
+
+    @property
+    def looks_at_data(self) -> bool:
+        """Whether the pass does, or what is measured before it."""
+        return self.needs_data or (self.stage is not None and self.stage.is_open)
+
+    @property
+    def is_proved(self) -> bool:
+        """Whether a fresh process shows that a stock class computes what it leaves."""
+        return self.stage is not None and EDITS[self.stage.method].changes_class
 
     @property
     def narrows(self) -> bool:
@@ -160,7 +173,10 @@ def edit_size(
         )
         return EditSize(planned.label, source, most, counted, less)
     run = min(max(info.numel for info in source.tensors.values()), ROWS_AT_ONCE)
-    return EditSize(planned.label, source, work.held(source, stage.config, run))
+    most = copied_bytes(source, run)
+    if isinstance(work, ByTensor):
+        most = work.held(source, stage.config, run)
+    return EditSize(planned.label, source, most)
 
 
 def choosing_of(planned: PassPlan, given: Outline, data: CalibrationConfig) -> Choosing | None:
@@ -170,6 +186,8 @@ def choosing_of(planned: PassPlan, given: Outline, data: CalibrationConfig) -> C
         return sizes_choosing(planned.space, given, data)
     if stage is None or not stage.is_open:
         return None
+    if isinstance(stage.config, HybridConfig):
+        return windows_choosing(planned.source, given, stage.config, data)
     assert isinstance(stage.config, PruneDepthConfig), "another edit is open"
     return blocks_choosing(planned.source, given, stage.config, data)
 
@@ -252,6 +270,7 @@ def plan_edits(recipe: Recipe, source: Outline) -> Iterator[PassPlan]:
                 known = stage if space is None else _largest(stage, space)
                 draft = EDITS[stage.method].plan(source, known.config)
                 result, layout = outline_from(draft.config, draft.entries, recipe.output.shard_size)
+            check_rows(recipe, source, stage)
             kept = tuple(range(len(origin))) if draft.blocks is None else draft.blocks
             origin = tuple(origin[i] for i in kept)
             name = ".".join(filter(None, ("stage", str(stage.index), part)))

@@ -108,7 +108,7 @@ class Plan:
     @property
     def looks_at_data(self) -> bool:
         """Whether any pass reads calibration data."""
-        return self.needs_calibration or any(each.needs_data for each in self.passes)
+        return self.needs_calibration or any(each.looks_at_data for each in self.passes)
 
     @property
     def bits_per_weight(self) -> float:
@@ -303,7 +303,7 @@ def _run_size(
         recipe.evaluation,
         exports=bool(recipe.export),
         edits=list(given.sizes(passes, recipe.calibration, dtype)),
-        drawn=recipe.calibration if any(each.needs_data for each in passes) else None,
+        drawn=recipe.calibration if any(each.looks_at_data for each in passes) else None,
     )
 
 

@@ -118,7 +118,7 @@ def check(recipe: Recipe) -> None:
             f"{needing[0]} needs calibration data; add 'calibration: {{sources: self}}' or name"
             " your own texts"
         )
-    if recipe.calibration is not None and not needing:
+    if recipe.calibration is not None and not needing and not _chosen_by_data(recipe):
         raise RecipeError(
             f"{recipe.at('calibration')}: no stage looks at calibration data; take it out"
         )
@@ -128,6 +128,14 @@ def check(recipe: Recipe) -> None:
     _check_trained(recipe)
     if recipe.export:
         check_exports(recipe)
+
+
+def _chosen_by_data(recipe: Recipe) -> bool:
+    """Whether an edit may have been settled by the data, as the recipe of a result says it."""
+    from compress.edits import EDITS
+    from compress.edits.edit import ByConfig
+
+    return any(isinstance(EDITS[edit.method].work, ByConfig) for edit in recipe.edits)
 
 
 def _needing_data(recipe: Recipe) -> list[str]:
