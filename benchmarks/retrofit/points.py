@@ -1,6 +1,7 @@
 """What is measured: ways to a smaller cache on tale-6m, which has 8 heads of keys and values."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from benchmarks.structure.points import TEXT, Point, Stage
 
@@ -33,8 +34,27 @@ def repaired() -> Iterator[Point]:
     yield _point("repaired", "gqa 4, 2M tokens", (stage, few), 1)
 
 
+CONTEXT = 512  # of the source: rows of four windows
+GLOBAL = (1, 2, 3)  # of 6 layers
+
+
+def hybrid() -> Iterator[Point]:
+    """A window of a quarter of the context in all but some layers, not trained and trained."""
+    train: Stage = {"method": "distill", "tokens": "300k", "scope": "model", "optimizer": "muon"}
+    for count in GLOBAL:
+        stage: Stage = {"method": "hybrid", "window": 128, "global": count}
+        for name, stages in (("not trained", (stage,)), ("300k tokens", (stage, train))):
+            point = _point("hybrid", f"hybrid {count} of 6 global, {name}", stages, 1)
+            yield replace(point, length=CONTEXT)
+
+
+def recipes() -> Iterator[Point]:
+    """Built-in recipes as they come, on text that the model writes for itself."""
+    yield replace(_point("recipes", "long-context-hybrid", (), 1), recipe="long-context-hybrid")
+
+
 def _point(group: str, name: str, stages: tuple[Stage, ...], seeds: int) -> Point:
     return Point(group, name, stages, seeds, study="retrofit")
 
 
-POINTS = (*gqa(), *repaired())
+POINTS = (*gqa(), *repaired(), *hybrid(), *recipes())

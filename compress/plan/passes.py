@@ -4,7 +4,7 @@ Each pass is planned on the outline that the pass before it will leave.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 
@@ -14,24 +14,21 @@ from compress.distill.memory import gradient_bytes
 from compress.edits import EDITS
 from compress.edits.distill import SOURCE, DistillConfig, row_length, smaller, training_bytes
 from compress.edits.edit import ByTensor, ByTraining, copied_bytes
-from compress.edits.hybrid import HybridConfig
 from compress.edits.learned import BySite
 from compress.edits.memory import Between, learned_bytes
 from compress.edits.narrowing import ByBasis, narrowing_bytes
-from compress.edits.prune import PruneConfig, with_sizes
-from compress.edits.prune_depth import PruneDepthConfig
+from compress.edits.prune import PruneConfig
 from compress.edits.work import EditSize, learned_work, narrowing_work, training_work
 from compress.plan.lengths import check_rows
 from compress.plan.row_counts import ROWS_AT_ONCE, chain_rows
-from compress.plan.search.sizes import Counter, Counts, SizeSpace
-from compress.plan.search.space import space_of
+from compress.plan.search.sizes import SizeSpace
+from compress.plan.search.space import space_of, with_largest
 from compress.plan.search.trials import (
     Choosing,
-    blocks_choosing,
     choosing_bytes,
     choosing_work,
+    of_open,
     sizes_choosing,
-    windows_choosing,
 )
 from compress.plan.training.teachers import NO_TEACHERS, Teachers, check_teacher
 from compress.recipe import EditStage, Recipe
@@ -186,10 +183,7 @@ def choosing_of(planned: PassPlan, given: Outline, data: CalibrationConfig) -> C
         return sizes_choosing(planned.space, given, data)
     if stage is None or not stage.is_open:
         return None
-    if isinstance(stage.config, HybridConfig):
-        return windows_choosing(planned.source, given, stage.config, data)
-    assert isinstance(stage.config, PruneDepthConfig), "another edit is open"
-    return blocks_choosing(planned.source, given, stage.config, data)
+    return of_open(planned.source, given, stage.config, data)
 
 
 def choosing_size(
@@ -267,7 +261,7 @@ def plan_edits(recipe: Recipe, source: Outline) -> Iterator[PassPlan]:
         for part, stage in whole.parts().items():
             with placed(recipe, stage.label):
                 space = _space(recipe, source, stage)
-                known = stage if space is None else _largest(stage, space)
+                known = stage if space is None else with_largest(stage, space)
                 draft = EDITS[stage.method].plan(source, known.config)
                 result, layout = outline_from(draft.config, draft.entries, recipe.output.shard_size)
             check_rows(recipe, source, stage)
@@ -304,16 +298,3 @@ def _space(recipe: Recipe, source: Outline, stage: EditStage) -> SizeSpace | Non
     if not isinstance(stage.config, PruneConfig) or not stage.is_open:
         return None
     return space_of(recipe, source, stage.config)
-
-
-def with_point(stage: EditStage, space: SizeSpace, point: Counts) -> EditStage:
-    """The stage with the sizes of a point, and the first blocks where some go: all are alike."""
-    return replace(
-        stage, config=with_sizes(stage.config, space.sizes(point, space.first_blocks(point)))
-    )
-
-
-def _largest(stage: EditStage, space: SizeSpace) -> EditStage:
-    """The stage with the sizes of most bytes."""
-    stored = SizeSpace(space.source, space.axes, Counter(space.source, "bytes"), space.limit)
-    return with_point(stage, space, max(space.points, key=stored.takes))

@@ -8,9 +8,10 @@ import torch
 
 from compress.errors import CompressError
 from compress.plan.budget import budget_units, with_choice
-from compress.plan.passes import EditedModel, edited, with_point
+from compress.plan.passes import EditedModel, edited
 from compress.plan.plan import build_plan
 from compress.plan.search.sizes import Counts, SizeSpace
+from compress.plan.search.space import with_point
 from compress.recipe import Recipe
 
 

@@ -30,7 +30,7 @@ class WindowCarrier:
 
     landing: another class that says it, where the family's own has none. add: keys that turn
     windows on. first: whether older readers know the first layers without one by their number.
-    mixed: a model may come with layers of both kinds. told: what other loaders make of it.
+    mixed: a model may come with layers of both kinds. told: why there is a landing.
     """
 
     landing: Landing | None = None
@@ -50,9 +50,6 @@ MINISTRAL = Landing(
     fill=MappingProxyType({"max_position_embeddings": 2048}),
 )
 SWITCH = MappingProxyType({"use_sliding_window": True})
-HONOURED = "transformers honours layer_types; vLLM's {} "
-REFUSED = HONOURED + "refuses windows in some layers only"
-
 WINDOWED: Mapping[str, WindowCarrier] = MappingProxyType(
     {
         "llama": WindowCarrier(
@@ -65,12 +62,9 @@ WINDOWED: Mapping[str, WindowCarrier] = MappingProxyType(
         ),
         "ministral": WindowCarrier(),
         "cwm": WindowCarrier(mixed=True),
-        "qwen2": WindowCarrier(add=SWITCH, first=True, told=REFUSED.format("qwen2")),
-        "qwen3": WindowCarrier(add=SWITCH, first=True, told=REFUSED.format("qwen3")),
-        "smollm3": WindowCarrier(
-            add=SWITCH,
-            told=HONOURED.format("smollm3") + "was not tried",
-        ),
+        "qwen2": WindowCarrier(add=SWITCH, first=True),
+        "qwen3": WindowCarrier(add=SWITCH, first=True),
+        "smollm3": WindowCarrier(add=SWITCH),
         "gemma2": WindowCarrier(mixed=True),
         "gemma3_text": WindowCarrier(mixed=True),
     }

@@ -1,18 +1,26 @@
 """The space of sizes of an open `prune` stage, or why there is none."""
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 
 from compress.arch.resize.config import resized
 from compress.arch.resize.shape import Shape, sizes_after
 from compress.checkpoint.outline import Outline
-from compress.edits.prune import Axis, PruneConfig
+from compress.edits.prune import Axis, PruneConfig, with_sizes
 from compress.edits.prune_depth import require_alike
 from compress.edits.writers import check_roles
 from compress.errors import CheckpointError, RecipeError
 from compress.plan.search.bits import budget_of, stored_entries
 from compress.plan.search.later import rounded_linears, why_not_rounded
-from compress.plan.search.sizes import Counter, SizeSpace, whole_of, widths_of, with_points
-from compress.recipe import Recipe
+from compress.plan.search.sizes import (
+    Counter,
+    Counts,
+    SizeSpace,
+    whole_of,
+    widths_of,
+    with_points,
+)
+from compress.recipe import EditStage, Recipe
 from compress.report.units import counted, size
 
 # Why a count on an axis cannot be; None where it can.
@@ -133,3 +141,16 @@ def shown(measure: str, amount: int) -> str:
     if measure == "params":
         return counted(amount, "parameter")
     return f"{size(amount)} ({amount} bytes)"
+
+
+def with_point(stage: EditStage, space: SizeSpace, point: Counts) -> EditStage:
+    """The stage with the sizes of a point, and the first blocks where some go: all are alike."""
+    return replace(
+        stage, config=with_sizes(stage.config, space.sizes(point, space.first_blocks(point)))
+    )
+
+
+def with_largest(stage: EditStage, space: SizeSpace) -> EditStage:
+    """The stage with the sizes of most bytes."""
+    stored = SizeSpace(space.source, space.axes, Counter(space.source, "bytes"), space.limit)
+    return with_point(stage, space, max(space.points, key=stored.takes))

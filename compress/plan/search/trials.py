@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -66,6 +67,14 @@ def sizes_choosing(space: SizeSpace, given: Outline, data: CalibrationConfig) ->
         removals=gone,
         stores=2 + (whole if gone else 0),
     )
+
+
+def of_open(model: Outline, given: Outline, config: Any, data: CalibrationConfig) -> Choosing:
+    """Of an open edit whose sizes are known."""
+    if isinstance(config, HybridConfig):
+        return windows_choosing(model, given, config, data)
+    assert isinstance(config, PruneDepthConfig), "another edit is open"
+    return blocks_choosing(model, given, config, data)
 
 
 def blocks_choosing(
