@@ -34,18 +34,21 @@ def repaired() -> Iterator[Point]:
     yield _point("repaired", "gqa 4, 2M tokens", (stage, few), 1)
 
 
-CONTEXT = 512  # of the source: rows of four windows
 GLOBAL = (1, 2, 3)  # of 6 layers
+# A quarter of the rows each: of the context, and of what the source was trained to read, as beyond
+# 320 tokens it loses its way.
+WINDOWS = {128: 512, 64: 256}
 
 
 def hybrid() -> Iterator[Point]:
-    """A window of a quarter of the context in all but some layers, not trained and trained."""
+    """Windows in all but some layers, not trained and trained."""
     train: Stage = {"method": "distill", "tokens": "300k", "scope": "model", "optimizer": "muon"}
-    for count in GLOBAL:
-        stage: Stage = {"method": "hybrid", "window": 128, "global": count}
-        for name, stages in (("not trained", (stage,)), ("300k tokens", (stage, train))):
-            point = _point("hybrid", f"hybrid {count} of 6 global, {name}", stages, 1)
-            yield replace(point, length=CONTEXT)
+    for window, length in WINDOWS.items():
+        for count in GLOBAL:
+            stage: Stage = {"method": "hybrid", "window": window, "global": count}
+            for name, stages in (("not trained", (stage,)), ("300k tokens", (stage, train))):
+                point = _point("hybrid", f"{window}, {count} of 6 global, {name}", stages, 1)
+                yield replace(point, length=length)
 
 
 def recipes() -> Iterator[Point]:

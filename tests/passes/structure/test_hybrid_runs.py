@@ -58,7 +58,8 @@ def hybrid(**options: Any) -> dict[str, Any]:
 def test_layers_get_windows_and_no_tensor_changes(
     tiny, tmp_path: Path, family: str, kind: str
 ) -> None:
-    source = tiny(family, num_hidden_layers=LAYERS)
+    rotates = {"no_rope_layers": [1, 1, 1, 0]} if family == "smollm3" else {}
+    source = tiny(family, num_hidden_layers=LAYERS, **rotates)
     asked = recipe(hybrid(keep=[1, 2]))
     plan = make_plan(asked, source)
     report = run(asked, source, tmp_path / "out")
@@ -270,7 +271,7 @@ def test_what_cannot_be_is_refused_before_work(
     assert line in str(caught.value)
 
 
-def test_padded_rows_and_a_second_stage_are_refused(tiny) -> None:
+def test_what_does_not_go_with_it_is_refused(tiny) -> None:
     asked = hybrid(**{"global": 1})
     with pytest.raises(RecipeError, match=r"calibration.packing: is pad, and a padded text may be"):
         make_plan(recipe(asked, calibration={**LONG, "packing": "pad"}), tiny("llama"))
@@ -278,6 +279,8 @@ def test_padded_rows_and_a_second_stage_are_refused(tiny) -> None:
         recipe(hybrid(keep=[0]), hybrid(keep=[0]))
     with pytest.raises(RecipeError, match=r"'hybrid' needs calibration data"):
         recipe(asked)
+    with pytest.raises(RecipeError, match=r"train: is changed, and no edit changes a tensor"):
+        recipe(asked, {**DISTILL, "train": "changed"}, calibration=LONG)
 
 
 @pytest.mark.long
