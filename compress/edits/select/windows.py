@@ -7,9 +7,9 @@ of what the model gives with the window in it, too.
 The choice is greedy, from a model that sees everything: each time the layer gets a window with
 which the loss is least, beside those that have one. So the first step is each layer's loss alone,
 and every step is taken near the source, where losses tell layers apart; from the other end, with
-windows everywhere, the first one compares models that are all far from it. On tale-6m both ends,
-and what layers lose alone, came to the best of all sets of 2 to 5 of its 6 layers (a window of 64
-on rows of 256 tokens, one of 128 on rows of 512).
+windows everywhere, the first one compares models that are all far from it. On tale-6m both ends
+came to the best of all sets of 2 to 5 of its 6 layers, and what layers lose alone to all but one
+(windows of 32 and 64 on rows of 256 tokens, of 128 on rows of 512).
 """
 
 import math
