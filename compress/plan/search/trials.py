@@ -9,7 +9,7 @@ import torch
 from compress.blocks.live import live_bytes
 from compress.checkpoint.outline import Outline
 from compress.edits.hybrid import HybridConfig, able_layers
-from compress.edits.hybrid import count_of as windowless
+from compress.edits.hybrid import count_of as global_count
 from compress.edits.memory import Between, learned_bytes
 from compress.edits.prune_depth import PruneDepthConfig, count_of
 from compress.edits.work import Work, forward_work, learned_work
@@ -95,7 +95,7 @@ def windows_choosing(
 ) -> Choosing:
     """Of an open `hybrid`."""
     able = len(able_layers(model))
-    steps = able - windowless(model, config)
+    steps = able - global_count(model, config)
     changes = range(able, able - (1 if config.by == "alone" else steps), -1)
     measured = max(1, data.samples // HELD_OUT) * data.length
     return Choosing(model, given, 0, measured, changes=tuple(changes), stores=2 + able)
