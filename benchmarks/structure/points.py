@@ -17,7 +17,8 @@ Stage = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A recipe. seeds: how many draws of calibration rows it is made from. samples: rows of each.
+    """A recipe. seeds: how many draws of calibration rows it is made from. samples: rows of each,
+    of `length` tokens.
     like: the name of the point in the same group whose shape is trained from scratch; None for a
     recipe that changes the source. peer: auto-round makes it, from the same rows. study: whose
     benchmark it is. recipe: a built-in one, which is run as it is in place of `stages`."""
@@ -31,6 +32,7 @@ class Point:
     peer: bool = False
     study: str = "structure"
     recipe: str = ""
+    length: int = LENGTH
 
     @property
     def label(self) -> str:

@@ -28,7 +28,6 @@ from benchmarks.quality.rows import MODELS
 from benchmarks.quality.tools import OUR_PACKAGES, Made, environment, measure, peer_python, slug
 from benchmarks.structure.points import (
     CALIBRATION,
-    LENGTH,
     POINTS,
     SOURCE,
     TEACHER,
@@ -73,7 +72,7 @@ def peer_command(point: Point, seed: int, out: Path) -> list[str]:
     """auto-round's script, which comes with llm-compressor; it is handed the rows, tokenized."""
     rows = out / "rows.safetensors"
     words = [str(SOURCE), str(CALIBRATION), str(rows), "--samples", str(point.samples)]
-    words += ["--length", str(LENGTH), "--seed", str(seed)]
+    words += ["--length", str(point.length), "--seed", str(seed)]
     run([sys.executable, "-m", "benchmarks.peers.rows", *words], out / "rows.log")
     script = REPO / "benchmarks" / "peers" / "autoround_run.py"
     asked = [str(SOURCE), str(out / "result"), "--rows", str(rows)]
@@ -97,7 +96,7 @@ def recipe(point: Point, seed: int) -> dict[str, Any]:
     calibration = {
         "sources": [{"text": str(CALIBRATION)}],
         "samples": point.samples,
-        "length": LENGTH,
+        "length": point.length,
     }
     named = {"teacher": {TEACHER: str(SOURCE)}, "sources": {TEXT: calibration["sources"]}}
     stages = [{k: named[k][v] if k in named else v for k, v in x.items()} for x in point.stages]

@@ -8,6 +8,7 @@ from compress.edits import (
     cast,
     distill,
     gqa,
+    hybrid,
     mla,
     prune,
     prune_depth,
@@ -17,8 +18,9 @@ from compress.edits import (
 )
 from compress.edits.cast import CastConfig
 from compress.edits.distill import DistillConfig
-from compress.edits.edit import ByTraining, Edit, learned_row, narrowing_row, row
+from compress.edits.edit import ByConfig, ByTraining, Edit, learned_row, narrowing_row, row
 from compress.edits.gqa import GqaConfig
+from compress.edits.hybrid import HybridConfig
 from compress.edits.learned import BySite
 from compress.edits.mla import MlaConfig
 from compress.edits.prune import PruneConfig
@@ -93,6 +95,12 @@ EDITS: Mapping[str, Edit] = MappingProxyType(
             BySite(mla.sites, mla.change, mla.neutral, land=mla.land),
             "makes keys and values of one latent and a rotated key, in the stock class of DeepSeek",
         ),
+        "hybrid": Edit(
+            HybridConfig,
+            hybrid.plan,
+            ByConfig(),
+            "gives all but the most sensitive layers a window, in a class that has both kinds",
+        ),
         "distill": Edit(
             DistillConfig,
             distill.plan,
@@ -106,4 +114,5 @@ EDITS: Mapping[str, Edit] = MappingProxyType(
 def reads_calibration(method: str, config: Any) -> bool:
     """Whether an edit looks at the recipe's calibration data; one may have texts of its own."""
     own = isinstance(config, DistillConfig) and config.sources is not None
-    return EDITS[method].needs_data and not own
+    is_open = isinstance(config, HybridConfig) and config.is_open
+    return (EDITS[method].needs_data or is_open) and not own

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from compress.arch.spec import BlockSpec
 from compress.checkpoint.outline import Outline
+from compress.checkpoint.shards.dtype_codes import itemsize
 from compress.checkpoint.shards.layout import Entry
 from compress.edits.learned import BySite, ChangeLinear, FindSites, Neutral
 from compress.edits.narrowing import ByBasis, ChooseKind
@@ -66,6 +67,18 @@ class Part:
     in_rows: Callable[[str], Iterator[tuple[int, Tensor]]]
 
 
+def copied(part: Part) -> Iterator[Rows]:
+    """Every tensor of a part as it is."""
+    for name in part.names:
+        for start, rows in part.in_rows(name):
+            yield Rows(name, start, rows)
+
+
+def copied_bytes(source: Outline, run: int) -> int:
+    """Bytes of one run of rows. run: its elements at most."""
+    return run * max(itemsize(info.dtype) for info in source.tensors.values())
+
+
 class PlanEdit(Protocol[Options]):
     """What the edit will leave of a model; CheckpointError for a model that it cannot change."""
 
@@ -100,6 +113,12 @@ class ByTensor:
 
 
 @dataclass(frozen=True, slots=True)
+class ByConfig:
+    """An edit of config.json alone: every tensor is copied. Data is looked at only to choose what
+    config.json shall say, where the options leave that open."""
+
+
+@dataclass(frozen=True, slots=True)
 class ByTraining:
     """An edit that trains the model by the one that the run was given."""
 
@@ -115,12 +134,17 @@ class Edit:
 
     config: type
     plan: PlanEdit[Any]
-    work: ByTensor | BySite | ByBasis | ByTraining
+    work: ByTensor | ByConfig | BySite | ByBasis | ByTraining
     summary: str
 
     @property
     def needs_data(self) -> bool:
-        """Whether it looks at calibration data."""
+        """Whether its pass looks at calibration data."""
+        return not isinstance(self.work, ByTensor | ByConfig)
+
+    @property
+    def changes_class(self) -> bool:
+        """Whether it may leave what only a stock class can show to be right."""
         return not isinstance(self.work, ByTensor)
 
 

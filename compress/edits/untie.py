@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from compress.checkpoint.outline import Outline
-from compress.checkpoint.shards.dtype_codes import itemsize
 from compress.checkpoint.ties import head_name, tied_config
-from compress.edits.edit import Edited, Part, Rows
+from compress.edits.edit import Edited, Part, Rows, copied_bytes
 from compress.errors import CheckpointError
 
 
@@ -47,4 +46,4 @@ def apply(part: Part, config: UntieConfig) -> Iterator[Rows]:
 
 def held(source: Outline, config: UntieConfig, run: int) -> int:
     """Bytes of one run of rows."""
-    return run * max(itemsize(info.dtype) for info in source.tensors.values())
+    return copied_bytes(source, run)

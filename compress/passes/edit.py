@@ -9,7 +9,7 @@ from torch import Tensor
 from compress.checkpoint import Checkpoint, ShardWriter
 from compress.checkpoint.outline import Outline
 from compress.edits import EDITS
-from compress.edits.edit import ByTensor, Part, Rows
+from compress.edits.edit import ByConfig, ByTensor, Part, Rows, copied
 from compress.events import Event
 from compress.passes.context import PassContext, block_tensors, record_unit
 from compress.passes.copying import row_ranges
@@ -50,9 +50,10 @@ def _apply(
     assert stage is not None, "the pass is no edit"
     with placed(work.plan.recipe, stage.label):
         part = _part(planned.source, work.checkpoint, block, names)
-        by_tensor = EDITS[stage.method].work
-        assert isinstance(by_tensor, ByTensor), "what looks at data is another pass"
-        written = _write(work.writer, by_tensor.apply(part, stage.config))
+        kind = EDITS[stage.method].work
+        assert isinstance(kind, ByTensor | ByConfig), "what looks at data is another pass"
+        made = copied(part) if isinstance(kind, ByConfig) else kind.apply(part, stage.config)
+        written = _write(work.writer, made)
     work.writer.flush(written)
     return written
 

@@ -1,9 +1,12 @@
-"""Default lengths of text, cut to what the model can read."""
+"""Lengths of text: defaults, cut to what the model can read, and what windows are chosen on."""
 
 from collections.abc import Iterator
 from dataclasses import replace
 
-from compress.recipe import Recipe
+from compress.checkpoint.outline import Outline
+from compress.edits.hybrid import WINDOWS, HybridConfig, width_of
+from compress.errors import RecipeError
+from compress.recipe import EditStage, Recipe
 from compress.recipe.lookup import PACKAGE
 
 
@@ -43,6 +46,32 @@ def _notes(recipe: Recipe, context: int) -> Iterator[str]:
     for key, length in lengths:
         if length > context and _is_default(recipe, key):
             yield f"{key} is {context}, the model's context, instead of the default {length}"
+
+
+def check_rows(recipe: Recipe, model: Outline, stage: EditStage) -> None:
+    """RecipeError for calibration rows on which windows are hardly seen, where these are to choose
+    which layers get one. model: that the stage changes."""
+    config, data = stage.config, cap_defaults(recipe, model.spec.context)[0].calibration
+    if not isinstance(config, HybridConfig) or not config.is_open or data is None:
+        return
+    width, context = width_of(model, config), model.spec.context
+    need = WINDOWS * width
+    if context and need > context:
+        raise RecipeError(
+            f"{stage.at('window')}: is {width} tokens; by: {config.by} takes rows of {WINDOWS}"
+            f" windows, {need} tokens, and the model reads {context}; give {context // WINDOWS} or"
+            " less, or keep"
+        )
+    if data.length < need:
+        raise RecipeError(
+            f"{recipe.at('calibration.length')}: is {data.length}; by: {config.by} takes rows of"
+            f" {WINDOWS} windows of {width}, {need} tokens, so give that, or keep"
+        )
+    if data.packing == "pad":
+        raise RecipeError(
+            f"{recipe.at('calibration.packing')}: is pad, and a padded text may be shorter than the"
+            f" {WINDOWS} windows that by: {config.by} takes; give pack, or keep"
+        )
 
 
 def _is_default(recipe: Recipe, key: str) -> bool:

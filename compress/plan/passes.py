@@ -14,15 +14,15 @@ from compress.distill.memory import gradient_bytes
 from compress.edits import EDITS
 from compress.edits.counts import with_counts
 from compress.edits.distill import SOURCE, DistillConfig, row_length, smaller, training_bytes
-from compress.edits.edit import ByTraining
+from compress.edits.edit import ByTensor, ByTraining, copied_bytes
 from compress.edits.learned import BySite
 from compress.edits.memory import Between, learned_bytes
 from compress.edits.narrowing import ByBasis, narrowing_bytes
-from compress.edits.prune import PruneConfig
 from compress.edits.work import EditSize, learned_work, narrowing_work, training_work
+from compress.plan.lengths import check_rows
 from compress.plan.row_counts import ROWS_AT_ONCE, chain_rows
 from compress.plan.search.sizes import SizeSpace
-from compress.plan.search.space import largest, space_of
+from compress.plan.search.space import open_space, with_largest
 from compress.plan.search.trials import (
     CHOOSING,
     Choosing,
@@ -73,6 +73,16 @@ class PassPlan:
     def needs_data(self) -> bool:
         """Whether the pass is that of an edit which looks at calibration data."""
         return self.stage is not None and EDITS[self.stage.method].needs_data
+
+    @property
+    def looks_at_data(self) -> bool:
+        """Whether the pass does, or what is measured before it."""
+        return self.needs_data or (self.stage is not None and self.stage.is_open)
+
+    @property
+    def is_proved(self) -> bool:
+        """Whether a fresh process shows that a stock class computes what it leaves."""
+        return self.stage is not None and EDITS[self.stage.method].changes_class
 
     @property
     def narrows(self) -> bool:
@@ -145,11 +155,10 @@ def edit_size(
         of_pass = narrowing_bytes if isinstance(work, ByBasis) else learned_bytes
         most = of_pass(between, dtype, rows * data.length)
         counts = narrowing_work if isinstance(work, ByBasis) else learned_work
-        tokens = data.samples * data.length
-        counted = counts(source, tokens)
+        counted = counts(source, data.samples * data.length)
         if isinstance(work, BySite) and work.by_gradients(stage.config):
             most = max(most, gradient_bytes(source, data.length))
-            counted += training_work(source, source, tokens, 0, head=True)
+            counted += training_work(source, source, data.samples * data.length, 0, head=True)
         return EditSize(planned.label, source, most, counted)
     if isinstance(work, ByTraining):
         most = training_bytes(source, given, stage.config, data, stored)
@@ -163,7 +172,10 @@ def edit_size(
         )
         return EditSize(planned.label, source, most, counted, less)
     run = min(max(info.numel for info in source.tensors.values()), ROWS_AT_ONCE)
-    return EditSize(planned.label, source, work.held(source, stage.config, run))
+    most = copied_bytes(source, run)
+    if isinstance(work, ByTensor):
+        most = work.held(source, stage.config, run)
+    return EditSize(planned.label, source, most)
 
 
 def choosing_of(planned: PassPlan, given: Outline, data: CalibrationConfig) -> Choosing | None:
@@ -252,10 +264,11 @@ def plan_edits(recipe: Recipe, source: Outline) -> Iterator[PassPlan]:
         for part, stage in whole.parts().items():
             with placed(recipe, stage.label):
                 stage = replace(stage, config=with_counts(stage.config, given, source))
-                space = _space(recipe, given, source, stage)
-                known = stage if space is None else largest(stage, space)
+                space = open_space(recipe, given, source, stage)
+                known = stage if space is None else with_largest(stage, space)
                 draft = EDITS[stage.method].plan(source, known.config)
                 result, layout = outline_from(draft.config, draft.entries, recipe.output.shard_size)
+            check_rows(recipe, source, stage)
             kept = tuple(range(len(origin))) if draft.blocks is None else draft.blocks
             origin = tuple(origin[i] for i in kept)
             name = ".".join(filter(None, ("stage", str(stage.index), part)))
@@ -275,18 +288,13 @@ def plan_tuning(recipe: Recipe, model: EditedModel, rounding: PassPlan) -> Itera
     blocks = tuple(range(len(result.spec.blocks)))
     origin = edits[-1].origin if edits else blocks
     narrowed = tuple(each.name for each in edits if each.narrows)
+    streamed = edits[-1].stream * edits[-1].streamed if edits else 1.0
     for whole in recipe.tuning:
         for part, stage in whole.parts().items():
             name = ".".join(filter(None, ("stage", str(stage.index), part)))
             planned = PassPlan(
                 name, stage, result, result, rounding.layout, (), blocks, origin, part, narrowed
             )
+            planned = replace(planned, streamed=streamed)
             _check_taught(recipe, model, planned)
             yield planned
-
-
-def _space(recipe: Recipe, given: Outline, source: Outline, stage: EditStage) -> SizeSpace | None:
-    """The sizes that a stage leaves open; None for most stages."""
-    if not isinstance(stage.config, PruneConfig) or not stage.is_open:
-        return None
-    return space_of(recipe, given, source, stage.config)

@@ -16,6 +16,7 @@ from compress.checkpoint.outline import Outline
 from compress.checkpoint.shards.layout import Entry
 from compress.formats import Verdict
 from compress.formats.runtimes.judge import runtimes
+from compress.formats.runtimes.window_rules import with_windows
 from compress.methods import METHODS
 from compress.plan import cache_scales, checks
 from compress.plan.budget import BudgetChoice
@@ -108,7 +109,7 @@ class Plan:
     @property
     def looks_at_data(self) -> bool:
         """Whether any pass reads calibration data."""
-        return self.needs_calibration or any(each.needs_data for each in self.passes)
+        return self.needs_calibration or any(each.looks_at_data for each in self.passes)
 
     @property
     def bits_per_weight(self) -> float:
@@ -259,7 +260,7 @@ def build_plan(recipe: Recipe, given: EditedModel, *, dtype: torch.dtype) -> Pla
         estimate=estimate(run_size),
         run_size=run_size,
         tensor_parallel={n: checks.why_not_parallel(n, spec, modules, fmt) for n in (2, 4, 8)},
-        runtimes=_runtimes(fmt, spec, modules, cache_scales.scheme(recipe)),
+        runtimes=_runtimes(fmt, model, modules, cache_scales.scheme(recipe)),
         warnings=(
             *checks.warnings(model),
             *shortened,
@@ -303,14 +304,15 @@ def _run_size(
         recipe.evaluation,
         exports=bool(recipe.export),
         edits=list(given.sizes(passes, recipe.calibration, dtype)),
-        drawn=recipe.calibration if any(each.needs_data for each in passes) else None,
+        drawn=recipe.calibration if any(each.looks_at_data for each in passes) else None,
     )
 
 
 def _runtimes(
-    fmt: str, spec: DecoderSpec, modules: Iterable[ModulePlan], kv_cache: ActivationScheme | None
+    fmt: str, model: Outline, modules: Iterable[ModulePlan], kv_cache: ActivationScheme | None
 ) -> tuple[Verdict, ...]:
     modules = list(modules)
     schemes = {m.linear.tensor: m.scheme for m in modules}
     g_idx = any(m.g_idx for m in modules)
-    return tuple(runtimes(fmt, schemes, spec, g_idx=g_idx, kv_cache=kv_cache))
+    found = runtimes(fmt, schemes, model.spec, g_idx=g_idx, kv_cache=kv_cache)
+    return tuple(with_windows(found, model.config, model.spec))

@@ -6,6 +6,7 @@ from typing import Any
 
 import yaml
 
+from compress.recipe.keys import key_of
 from compress.recipe.schema import Recipe, Stage
 
 
@@ -58,7 +59,7 @@ def _overrides(stage: Stage, stages: Sequence[Stage]) -> Iterator[dict[str, Any]
 
 def _every_option(config: Any) -> dict[str, Any]:
     """The empty ones too: what an override leaves out is its stage's, not the default."""
-    return {item.name: _plain(getattr(config, item.name)) for item in fields(config)}
+    return {key_of(item): _plain(getattr(config, item.name)) for item in fields(config)}
 
 
 def _scheme(stage: Stage) -> dict[str, Any]:
@@ -79,7 +80,7 @@ def _plain(value: Any) -> Any:
     if is_dataclass(value):
         # A field left empty by default says nothing; some kinds of source even refuse it.
         return {
-            item.name: _plain(getattr(value, item.name))
+            key_of(item): _plain(getattr(value, item.name))
             for item in fields(value)
             if not _is_empty_default(getattr(value, item.name), item.default)
         }

@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from compress.errors import RecipeError
 from compress.quant.scheme import QuantScheme, Signs
 from compress.recipe.evaluation_config import EvaluationConfig
+from compress.recipe.keys import key_of
 from compress_calibration.config import CalibrationConfig
 
 OutputFormat = Literal[
@@ -217,7 +218,7 @@ class EditStage:
 
     def describe(self) -> str:
         """ "cast, dtype bf16"; options that have their defaults are left out."""
-        told = [(x.name, getattr(self.config, x.name), x.default) for x in fields(self.config)]
+        told = [(key_of(x), getattr(self.config, x.name), x.default) for x in fields(self.config)]
         options = (f"{key} {_spoken(value)}" for key, value, usual in told if value != usual)
         return ", ".join([self.method, *options])
 
@@ -229,7 +230,7 @@ class EditStage:
 def _spoken(value: Any) -> str:
     """A value of an option; of several, with spaces between them, and those that are set."""
     if is_dataclass(value):
-        told = ((x.name, getattr(value, x.name), x.default) for x in fields(value))
+        told = ((key_of(x), getattr(value, x.name), x.default) for x in fields(value))
         return " ".join(f"{name} {_spoken(x)}" for name, x, usual in told if x != usual)
     return " ".join(map(_spoken, value)) if isinstance(value, tuple) else str(value)
 

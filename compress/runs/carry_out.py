@@ -143,8 +143,8 @@ def _told(planned: PassPlan, part: PassJournal, spent: Spent) -> StageRecord:
 
 
 def _prove(session: Session, part: PassJournal, folder: Path, planned: PassPlan) -> None:
-    """Have a fresh process load what the last edit that looks at data left, and record how."""
-    last = [each for each in session.plan.edits if each.needs_data][-1:]
+    """Have a fresh process load what the last edit but for those by tensor left, and record how."""
+    last = [each for each in session.plan.edits if each.is_proved][-1:]
     if last != [planned] or journals.LOADS in part.units:
         return
     # Late: an edit by tensor never loads transformers.

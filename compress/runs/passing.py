@@ -52,9 +52,9 @@ def _of_pass(plan: Plan, planned: PassPlan, dtype: torch.dtype) -> Iterator[File
         # Where the stream is narrower, also the source's in that basis.
         basis = planned.result.spec.hidden if planned.narrowed else 0
         yield FileBytes(_basis(planned), row * (2 * hidden + basis), data.samples, SAMPLES)
-        choosing = choosing_of(planned, given, data)
-        if choosing is not None:
-            yield FileBytes(choosing_files(choosing, dtype), 0, 0, SAMPLES)
+    choosing = choosing_of(planned, given, data)
+    if choosing is not None:
+        yield FileBytes(choosing_files(choosing, dtype), 0, 0, SAMPLES)
 
 
 def _basis(planned: PassPlan) -> int:

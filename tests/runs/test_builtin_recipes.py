@@ -28,7 +28,8 @@ def test_it_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     source = tiny_models.make("llama", tmp_path / "source", **sizes)
     report = run(name, source, tmp_path / "out", overrides=few_tokens(name))
     spec = open_weights(Checkpoint.open(tmp_path / "out")).spec
-    assert spec.family in ("llama", "mistral")  # the second takes heads that do not fill hidden
+    # The second takes heads that do not fill hidden, the third has windows by layer.
+    assert spec.family in ("llama", "mistral", "ministral")
     compressed = [layer for layer in report.layers if layer.skipped_reason is None]
     assert len(compressed) == (len(list(spec.linears())) if load(name).stages else 0)
     assert [x.target for x in report.exports] == [x.to for x in load(name).export]
@@ -59,7 +60,9 @@ def few_tokens(name: str) -> tuple[str, ...]:
     recipe = load(name)
     trains = [edit.index for edit in recipe.edits if edit.method == "distill"]
     tokens = (f"stages[{index}].tokens={TOKENS}" for index in trains)
-    return (*(FEW if recipe.calibration else ()), *tokens, *NONE)
+    hybrids = [edit.index for edit in recipe.edits if edit.method == "hybrid"]
+    windows = (f"stages[{i}].{key}" for i in hybrids for key in ("window=8", "global=1"))
+    return (*(FEW if recipe.calibration else ()), *tokens, *windows, *NONE)
 
 
 def said_megabytes(name: str) -> float:
@@ -91,7 +94,7 @@ def test_its_header_has_all_that_a_user_asks(name: str) -> None:
     keys = [key for line in header if (key := line[2:].partition(":")[0]) in KEYS]
     assert keys == list(KEYS)
     assert re.search(
-        r"12\.3 -> \d\.\d\d MB; perplexity 7\.990 -> \d\.\d{3}, KL 0\.\d{4}, top-1 agreement"
+        r"12\.3 -> \d+\.\d\d MB; perplexity 7\.990 -> \d\.\d{3}, KL 0\.\d{4}, top-1 agreement"
         r" \d\d\.\d %\n#        \(first 120 stories of TinyStories' test set, windows of 512\)\.",
         "\n".join(header),
     )

@@ -75,9 +75,9 @@ def resized(
     landing = landing_of(spec, text, last) if resizes else None
     if landing is not None:
         model_type = landing.model_type
-        inner = _landed(inner, landing, at_top=not spec.text_config)
+        inner = landed(inner, landing, at_top=not spec.text_config)
         notes.append(note_of(spec, landing, last))
-    inner = _sized(inner, model_type, sizes)
+    inner = sized(inner, model_type, sizes)
     if last != sizes and landing is None and not takes(spec, text, sizes):
         inner = between(text, inner)
     return Resized(with_config_at(config, spec.text_config, inner), tuple(notes))
@@ -91,7 +91,7 @@ def _refuse_unequal(text: Mapping[str, Any]) -> None:
         )
 
 
-def _landed(inner: Mapping[str, Any], landing: Landing, at_top: bool) -> dict[str, Any]:
+def landed(inner: Mapping[str, Any], landing: Landing, at_top: bool) -> dict[str, Any]:
     """The config of another class that computes the same."""
     kept = {key: value for key, value in inner.items() if key not in landing.drop}
     changed = {**landing.fill, **kept, **landing.add, "model_type": landing.model_type}
@@ -100,7 +100,7 @@ def _landed(inner: Mapping[str, Any], landing: Landing, at_top: bool) -> dict[st
     return changed
 
 
-def _sized(inner: Mapping[str, Any], model_type: str, sizes: Sizes) -> dict[str, Any]:
+def sized(inner: Mapping[str, Any], model_type: str, sizes: Sizes) -> dict[str, Any]:
     """The config with all sizes as wanted: written where reading it says something else."""
     family, carrier = FAMILIES[model_type], CARRIERS[model_type]
     rule = family.sizes

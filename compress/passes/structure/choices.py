@@ -6,18 +6,23 @@ fit; by `loss` the models are compared with the one that the run was given.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from compress.arch.describe import describe
+from compress.blocks.skeleton import Skeleton
 from compress.blocks.states import HiddenStates
 from compress.blocks.walk import Chain, run_through
 from compress.edits.counts import counted_of
+from compress.edits.hybrid import HybridConfig, able_layers, count_of, width_of, with_windows
 from compress.edits.prune_depth import PruneDepthConfig
-from compress.edits.select.depth import REMOVALS
+from compress.edits.select.depth import REMOVALS, Scratch
+from compress.edits.select.windows import WINDOWS_BY, Versions
 from compress.evaluation.chains import divergences
 from compress.events import Event
 from compress.formats import Weights
@@ -33,7 +38,7 @@ from compress.plan.search.trials import STORE
 from compress.recipe.placing import placed
 from compress.recipe.schema import EditStage
 
-KEEP = "keep"  # key of the record: indices of the blocks that stay
+KEEP = "keep"  # key of the record: indices of the blocks that stay, or stay as they are
 
 
 def choose(look: Looking, stage: EditStage, source: Weights, folder: Path) -> None:
@@ -59,6 +64,42 @@ def _blocks(look: Looking, stage: EditStage, source: Weights, folder: Path) -> d
     gone = count - counted_of("layers", config.layers, count)
     if not gone:
         return {KEEP: list(range(count))}
+    with _measuring(look, source, folder) as (teacher, chain, scratch):
+        if config.by == "loss":
+            run_through(teacher)
+        order = REMOVALS[config.by](chain, gone, scratch, partial(divergences, teacher))
+    return {KEEP: [index for index in range(count) if index not in order], "order": list(order)}
+
+
+def _windows(look: Looking, stage: EditStage, source: Weights, folder: Path) -> dict[str, Any]:
+    """Layers that stay without a window, ascending."""
+    config, planned = stage.config, next(x for x in look.plan.edits if x.stage == stage)
+    assert isinstance(config, HybridConfig), "another edit is open"
+    model, able = planned.source, able_layers(planned.source)
+    steps = len(able) - count_of(model, config)
+    everywhere = with_windows(model, width_of(model, config), able).config
+    spec = describe(everywhere, model.shapes)
+    order: list[int] = []
+    with _measuring(look, source, folder) as (teacher, chain, scratch):
+        run_through(teacher)
+        skeleton = Skeleton(everywhere, spec, dtype=look.dtype, device=look.device)
+        versions = Versions(chain, replace(chain, skeleton=skeleton))
+        losses, began = partial(divergences, teacher), time.perf_counter()
+        for gain in WINDOWS_BY[config.by](versions, able, steps, scratch, losses):
+            order.append(gain.layer)
+            spent = time.perf_counter() - began
+            said = f"window in layer {gain.layer}, KL {gain.losses[gain.layer]:.4g}"
+            look.progress(Event(stage.method, said, len(order), steps, spent))
+            began = time.perf_counter()
+    return {KEEP: [index for index in able if index not in order], "order": order}
+
+
+@contextmanager
+def _measuring(
+    look: Looking, source: Weights, folder: Path
+) -> Iterator[tuple[Chain, Chain, Scratch]]:
+    """Chains of the source and of the model over the rows that are held out, neither run yet, and
+    what makes stores like the model's."""
     ids, mask = tokens_of(look, source, folder)
     batches = held_batches(ids, mask, look.weights.spec.hidden)
     working = make_working(folder)
@@ -69,25 +110,28 @@ def _blocks(look: Looking, stage: EditStage, source: Weights, folder: Path) -> d
 
     with store("chosen.source", source) as given, store("chosen.model", look.weights) as own:
         teacher = Chain(skeleton_of(look, source), source, batches, (given,))
-        if config.by == "loss":
-            run_through(teacher)
         chain = Chain(skeleton_of(look, look.weights), look.weights, batches, (own,))
-        order = REMOVALS[config.by](
-            chain,
-            gone,
-            lambda name: store(f"chosen.{name}", look.weights),
-            partial(divergences, teacher),
-        )
-    return {KEEP: [index for index in range(count) if index not in order], "order": list(order)}
+        yield teacher, chain, lambda name: store(f"chosen.{name}", look.weights)
 
 
 def _kept(config: PruneDepthConfig, record: Mapping[str, Any]) -> PruneDepthConfig:
     return replace(config, layers=None, keep=tuple(record[KEEP]))
 
 
+def _global(config: HybridConfig, record: Mapping[str, Any]) -> HybridConfig:
+    return replace(config, global_=None, keep=tuple(record[KEEP]))
+
+
 CHOICES: Mapping[str, Callable[[Looking, EditStage, Weights, Path], dict[str, Any]]] = (
-    MappingProxyType({"prune_depth": _blocks, "prune": search_sizes, "mla": choose_latents})
+    MappingProxyType(
+        {
+            "prune_depth": _blocks,
+            "prune": search_sizes,
+            "hybrid": _windows,
+            "mla": choose_latents,
+        }
+    )
 )
 SETTLED: Mapping[str, Callable[[Any, Mapping[str, Any]], Any]] = MappingProxyType(
-    {"prune_depth": _kept, "prune": with_found, "mla": with_latents}
+    {"prune_depth": _kept, "prune": with_found, "hybrid": _global, "mla": with_latents}
 )

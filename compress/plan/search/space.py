@@ -50,6 +50,15 @@ def space_of(recipe: Recipe, given: Outline, source: Outline, config: PruneConfi
     return space
 
 
+def open_space(
+    recipe: Recipe, given: Outline, source: Outline, stage: EditStage
+) -> SizeSpace | None:
+    """The sizes that a stage leaves open; None for most stages. Arguments as of `space_of`."""
+    if not isinstance(stage.config, PruneConfig) or not stage.is_open:
+        return None
+    return space_of(recipe, given, source, stage.config)
+
+
 def with_point(stage: EditStage, space: SizeSpace, point: Counts) -> EditStage:
     """The stage with the sizes of a point, and the first blocks where some go: all are alike."""
     return replace(
@@ -57,7 +66,7 @@ def with_point(stage: EditStage, space: SizeSpace, point: Counts) -> EditStage:
     )
 
 
-def largest(stage: EditStage, space: SizeSpace) -> EditStage:
+def with_largest(stage: EditStage, space: SizeSpace) -> EditStage:
     """The stage with the sizes of most bytes."""
     stored = SizeSpace(space.source, space.axes, Counter(space.source, "bytes"), space.limit)
     return with_point(stage, space, max(space.points, key=stored.takes))

@@ -9,6 +9,8 @@ import torch
 
 from compress.blocks.live import live_bytes
 from compress.checkpoint.outline import Outline
+from compress.edits.hybrid import HybridConfig, able_layers
+from compress.edits.hybrid import count_of as global_count
 from compress.edits.latent.source import attention_of
 from compress.edits.memory import Between, learned_bytes
 from compress.edits.mla import MlaConfig, splits
@@ -33,8 +35,9 @@ class Choosing:
     model: that the pass reads. given: that the run was given, which it is measured by. fitted,
     measured: tokens that a trial of sizes fits on, and tokens that losses are of. batch: of the
     former those that go through a block together. trials: of sizes.
-    removals: blocks that go one by one, each time the one that the loss misses least. walks: of the
-    model beside. stores: of states of measured tokens that are there at once.
+    removals: blocks that go one by one, each time the one that the loss misses least. changes: of
+    each step the number of layers that are changed one by one. walks: of the model beside. stores:
+    of states of measured tokens that are there at once.
     """
 
     model: Outline
@@ -44,6 +47,7 @@ class Choosing:
     batch: int = 0
     trials: int = 0
     removals: int = 0
+    changes: tuple[int, ...] = ()
     walks: int = 1
     stores: int = 2
 
@@ -81,6 +85,17 @@ def blocks_choosing(
     return Choosing(model, given, 0, measured, stores=2 + (gone if config.by == "angular" else 1))
 
 
+def windows_choosing(
+    model: Outline, given: Outline, config: HybridConfig, data: CalibrationConfig
+) -> Choosing:
+    """Of an open `hybrid`."""
+    able = len(able_layers(model))
+    steps = able - global_count(model, config)
+    changes = range(able, able - (1 if config.by == "alone" else steps), -1)
+    measured = max(1, data.samples // HELD_OUT) * data.length
+    return Choosing(model, given, 0, measured, changes=tuple(changes), stores=2 + able)
+
+
 def latents_choosing(
     model: Outline, given: Outline, config: MlaConfig, data: CalibrationConfig
 ) -> Choosing:
@@ -100,7 +115,9 @@ def latents_choosing(
 
 # Open edits but `prune`, whose sizes are a space of their own.
 CHOOSING: Mapping[str, Callable[[Outline, Outline, Any, CalibrationConfig], Choosing]] = (
-    MappingProxyType({"prune_depth": blocks_choosing, "mla": latents_choosing})
+    MappingProxyType(
+        {"prune_depth": blocks_choosing, "hybrid": windows_choosing, "mla": latents_choosing}
+    )
 )
 
 
@@ -112,6 +129,8 @@ def choosing_work(choosing: Choosing) -> Work:
     products = choosing.walks * (forward + forward_work(choosing.given, tokens))
     for left in range(blocks, blocks - choosing.removals, -1):
         products += forward / blocks * left * (left + 1) / 2 + (left + 2) * head
+    for tried in choosing.changes:
+        products += forward * (1 + tried / 2) + (tried + 2) * head
     fit = learned_work(model, choosing.fitted) if choosing.trials else Work(0.0)
     return Work(
         products + choosing.trials * (fit.products + forward + 2 * head),

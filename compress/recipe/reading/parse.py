@@ -22,6 +22,7 @@ from compress.recipe.reading.reader import (
 from compress.recipe.reading.stages import as_bytes, check_edits, read_stages
 from compress.recipe.reading.tree import Node, Origin, problem, read_tree, walk
 from compress.recipe.schema import (
+    EditStage,
     KvCache,
     OutputConfig,
     Places,
@@ -118,7 +119,7 @@ def check(recipe: Recipe) -> None:
             f"{needing[0]} needs calibration data; add 'calibration: {{sources: self}}' or name"
             " your own texts"
         )
-    if recipe.calibration is not None and not needing:
+    if recipe.calibration is not None and not needing and not _chosen_by_data(recipe):
         raise RecipeError(
             f"{recipe.at('calibration')}: no stage looks at calibration data; take it out"
         )
@@ -128,6 +129,19 @@ def check(recipe: Recipe) -> None:
     _check_trained(recipe)
     if recipe.export:
         check_exports(recipe)
+
+
+def _chosen_by_data(recipe: Recipe) -> bool:
+    """Whether an edit may have been settled by the data, as the recipe of a result says it."""
+    return any(map(_copies, recipe.edits))
+
+
+def _copies(edit: EditStage) -> bool:
+    """Whether an edit changes config.json alone."""
+    from compress.edits import EDITS
+    from compress.edits.edit import ByConfig
+
+    return isinstance(EDITS[edit.method].work, ByConfig)
 
 
 def _needing_data(recipe: Recipe) -> list[str]:
@@ -220,9 +234,10 @@ def _check_trained(recipe: Recipe) -> None:
     for place, edit in enumerate((*recipe.edits, *recipe.tuning)):
         if not isinstance(edit.config, DistillConfig):
             continue
-        if edit.config.train == ("changed",) and place == 0:
+        if edit.config.train == ("changed",) and all(map(_copies, recipe.edits[:place])):
+            what = "changes a tensor" if place else "stands"
             raise RecipeError(
-                f"{edit.at('train')}: is changed, and no edit stands before it; set train: all, or"
+                f"{edit.at('train')}: is changed, and no edit {what} before it; set train: all, or"
                 " put an edit before it"
             )
         calibrated = () if recipe.calibration is None else recipe.calibration.sources

@@ -15,6 +15,7 @@ from functools import cache
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from compress.errors import RecipeError
+from compress.recipe.keys import key_of
 from compress.recipe.reading.tree import Node, Scalar, is_mapping, problem
 
 T = TypeVar("T")
@@ -55,10 +56,11 @@ def read_fields(cls: type, node: Node, keys: Mapping[str, Node]) -> dict[str, An
     hints, optional = _hints(cls), sections(cls)
     values = {}
     for item in _init_fields(cls):
-        if item.name in keys and not (item.name in optional and keys[item.name].is_null):
-            values[item.name] = read(hints[item.name], keys[item.name])
+        key = key_of(item)
+        if key in keys and not (key in optional and keys[key].is_null):
+            values[item.name] = read(hints[item.name], keys[key])
         elif _required(item):
-            raise missing(node, item.name, _describe(hints[item.name]))
+            raise missing(node, key, _describe(hints[item.name]))
     return values
 
 
@@ -88,7 +90,7 @@ def sections(cls: type) -> tuple[str, ...]:
     """Fields that a mapping or a list fills, and that may be left out."""
     hints = _hints(cls)
     return tuple(
-        item.name
+        key_of(item)
         for item in _init_fields(cls)
         if not _required(item) and _holds_several(hints[item.name])
     )
@@ -104,7 +106,7 @@ def check_keys(node: Node, keys: Mapping[str, Node], allowed: Collection[str]) -
 
 
 def field_names(cls: type) -> tuple[str, ...]:
-    return tuple(item.name for item in _init_fields(cls))
+    return tuple(key_of(item) for item in _init_fields(cls))
 
 
 def missing(node: Node, key: str, wanted: str) -> RecipeError:

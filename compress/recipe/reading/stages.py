@@ -36,6 +36,8 @@ BUDGET_KEYS = ("candidates", "target", "sensitivity")
 # What null takes out, as if the key was not there.
 STAGE_SECTIONS = ("scheme", "candidates", "target", "targets", "ignore", "overrides")
 STAGE_KEYS = ("method", *SCHEME_KEYS, *BUDGET_KEYS, "targets", "ignore", "overrides")
+# Edits that say all of what they change at once.
+ONCE = ("hybrid",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +114,9 @@ def check_edits(recipe: Recipe) -> None:
     edits = recipe.edits
     if not isinstance(edits, tuple) or not all(isinstance(stage, EditStage) for stage in edits):
         raise RecipeError(f"{recipe.at('stages')}: is {edits!r}; edits take a tuple of EditStage")
+    for method in ONCE:
+        for stage in [stage for stage in edits if stage.method == method][1:]:
+            raise RecipeError(f"{stage.at('method')}: is a second {method}; one of them says all")
     for stage in (*edits, *recipe.tuning):
         if is_tuning(stage) != (stage in recipe.tuning):
             what = "what rounding left is trained behind it, all else before it"
