@@ -13,9 +13,9 @@ from compress.checkpoint.sidefiles import RUN_MAKES
 from compress.convert.plan import ExportPlan
 from compress.convert.source import ExportLayer
 from compress.formats import Verdict
+from compress.formats.runtimes.attention_rules import with_attention
 from compress.formats.runtimes.judge import runtimes
 from compress.formats.runtimes.snippets import all_lines, for_card, why_not_opened
-from compress.formats.runtimes.window_rules import with_windows
 from compress.formats.table import small_files
 from compress.machine.environment import peak_rss_bytes, versions
 from compress.plan import checks
@@ -123,7 +123,7 @@ def _runtimes(plan: ExportPlan) -> list[Verdict]:
         g_idx=bool(plan.held.with_g_idx),
         kv_cache=plan.held.kv_cache,
     )
-    return with_windows(found, plan.source.checkpoint.config, plan.source.spec)
+    return with_attention(found, plan.source.checkpoint.config, plan.source.spec)
 
 
 def _tensor_parallel(plan: ExportPlan) -> dict[str, tuple[str, ...]]:

@@ -15,8 +15,8 @@ from compress.checkpoint import ShardLayout, plan_shards
 from compress.checkpoint.outline import Outline
 from compress.checkpoint.shards.layout import Entry
 from compress.formats import Verdict
+from compress.formats.runtimes.attention_rules import with_attention
 from compress.formats.runtimes.judge import runtimes
-from compress.formats.runtimes.window_rules import with_windows
 from compress.methods import METHODS
 from compress.plan import cache_scales, checks
 from compress.plan.budget import BudgetChoice
@@ -315,4 +315,4 @@ def _runtimes(
     schemes = {m.linear.tensor: m.scheme for m in modules}
     g_idx = any(m.g_idx for m in modules)
     found = runtimes(fmt, schemes, model.spec, g_idx=g_idx, kv_cache=kv_cache)
-    return tuple(with_windows(found, model.config, model.spec))
+    return tuple(with_attention(found, model.config, model.spec))

@@ -16,7 +16,7 @@ from compress.checkpoint import Checkpoint
 from compress.errors import CheckpointError
 from compress.formats import open_weights
 from compress.formats.runtimes.verdicts import Verdict
-from compress.formats.runtimes.window_rules import with_windows
+from compress.formats.runtimes.attention_rules import with_attention
 from helpers.engine.flat_runs import Runs
 from helpers.engine.flat_runs import load as load_decoder
 from helpers.resizing.resized_models import IDS, Source, load, logits, read, shapes, write
@@ -141,8 +141,8 @@ def test_readers_of_the_first_layers_number_do_not_take_it_for_a_model_without_w
     assert config["use_sliding_window"] is True
     assert config["max_window_layers"] == 1
     plain = [Verdict("vLLM on CPU", "yes", ""), Verdict("transformers", "yes", "")]
-    assert with_windows(plain, source.config, source.spec) == plain
-    told = with_windows(plain, config, source.spec)
+    assert with_attention(plain, source.config, source.spec) == plain
+    told = with_attention(plain, config, source.spec)
     assert [x.verdict for x in told] == ["no", "yes"]
     assert "refuses windows in some layers" in told[0].reason
 
