@@ -28,8 +28,8 @@ def test_it_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     source = tiny_models.make("llama", tmp_path / "source", **sizes)
     report = run(name, source, tmp_path / "out", overrides=few_tokens(name))
     spec = open_weights(Checkpoint.open(tmp_path / "out")).spec
-    # The second takes heads that do not fill hidden, the third has windows by layer.
-    assert spec.family in ("llama", "mistral", "ministral")
+    # Of these mistral takes heads that do not fill hidden, ministral has windows by layer.
+    assert spec.family in ("llama", "mistral", "ministral", "deepseek_v3")
     compressed = [layer for layer in report.layers if layer.skipped_reason is None]
     assert len(compressed) == (len(list(spec.linears())) if load(name).stages else 0)
     assert [x.target for x in report.exports] == [x.to for x in load(name).export]

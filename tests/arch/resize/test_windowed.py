@@ -15,8 +15,8 @@ from compress.arch.resize.windowed import MINISTRAL, WINDOWED, windowed
 from compress.checkpoint import Checkpoint
 from compress.errors import CheckpointError
 from compress.formats import open_weights
-from compress.formats.runtimes.verdicts import Verdict
 from compress.formats.runtimes.attention_rules import with_attention
+from compress.formats.runtimes.verdicts import Verdict
 from helpers.engine.flat_runs import Runs
 from helpers.engine.flat_runs import load as load_decoder
 from helpers.resizing.resized_models import IDS, Source, load, logits, read, shapes, write
