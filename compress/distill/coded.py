@@ -118,11 +118,10 @@ class ScaledCodes(nn.Module):
         weight = weight.to(self.dtype)
         return weight.t() if self.transposed else weight
 
-    def right_inverse(self, weight: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+    def right_inverse(self, weight: Tensor) -> tuple[Tensor, ...]:
+        # A tuple, of one too: torch holds a single tensor to the weight's dtype, which may be bf16.
         factor = torch.ones_like(self.scale, dtype=torch.float32)
-        if self.begin is None:
-            return factor
-        return factor, torch.zeros_like(self.begin)
+        return (factor,) if self.begin is None else (factor, torch.zeros_like(self.begin))
 
     def _place(self, offset: Tensor) -> Tensor:
         away = offset * self.reach
@@ -164,8 +163,6 @@ def train_codes(
         weight = ScaledCodes(tensor, like, transposed=transposed, begin=begin, reach=reach)
         parametrize.register_parametrization(module, "weight", weight, unsafe=True)
         held: Any = module.get_submodule("parametrizations.weight")
-        factor, offset = held.original if begin is None else held.original0, None
-        if begin is not None:
-            offset = held.original1
+        factor, offset = held.original0, None if begin is None else held.original1
         made.append(CodedLinear(name, weight, factor, offset, tensor))
     return made

@@ -22,7 +22,7 @@ OTHERS = {
     "llama": "LlamaForCausalLM",
     "cwm": "CwmForCausalLM",
 }
-QUICK = ("gpt2", "opt")
+QUICK = ("gpt2",)
 FAMILIES = [
     pytest.param(family, name, marks=() if family in QUICK else pytest.mark.long)
     for family, name in {**TIED, **OTHERS}.items()

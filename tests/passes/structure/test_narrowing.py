@@ -92,7 +92,7 @@ def test_later_stages_bring_the_source_into_the_basis(tiny, tmp_path: Path) -> N
     first = width(ffn=80, hidden=56, repair="none")
     stages: dict[str, list[dict[str, Any]]] = {
         "plain": [],
-        "refitted": [width(ffn=1.0)],
+        "refitted": [width(ffn=80)],
         "again": [{"method": "prune_depth", "keep": [0, 1, 2]}, width(hidden=55)],
     }
     for name, more in stages.items():
