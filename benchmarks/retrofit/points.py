@@ -26,12 +26,29 @@ def gqa() -> Iterator[Point]:
             yield _point("gqa", f"gqa {groups}, {pool}, {repair}", (stage,), seeds)
 
 
+SHARES = (0.5, 0.25, 0.125)  # of the source's cache
+
+
+def mla() -> Iterator[Point]:
+    """Keys and values as one latent, not trained: all of it, which loses what 16 bits lose; what a
+    budget leaves, by frequencies that are chosen, with and without a refit; and by plain ones."""
+    whole: Stage = {"method": "mla", "rank": 1.0, "rope_dim": 1.0}
+    yield _point("mla", "mla whole", (whole,), 1)
+    for share in SHARES:
+        for rope, repair in (("any", "drift"), ("any", "none"), ("stride", "drift")):
+            stage: Stage = {"method": "mla", "kv_bytes": share, "rope": rope, "repair": repair}
+            seeds = SEEDS if repair == "drift" else 1
+            yield _point("mla", f"mla {share:g}, {rope}, {repair}", (stage,), seeds)
+
+
 def repaired() -> Iterator[Point]:
     """The same, trained: up to 2M tokens of the text that the calibration is of."""
-    stage: Stage = {"method": "gqa", "groups": 4}
     train: Stage = {"method": "distill", "tokens": "2M", "scope": "model", "optimizer": "muon"}
     few = {**train, "sources": TEXT, "rate": 1e-3, "every": 300}
-    yield _point("repaired", "gqa 4, 2M tokens", (stage, few), 1)
+    for share in SHARES:
+        stage: Stage = {"method": "mla", "kv_bytes": share}
+        yield _point("repaired", f"mla {share:g}, 2M tokens", (stage, few), 1)
+    yield _point("repaired", "gqa 4, 2M tokens", ({"method": "gqa", "groups": 4}, few), 1)
 
 
 GLOBAL = (1, 2, 3)  # of 6 layers
@@ -53,11 +70,12 @@ def hybrid() -> Iterator[Point]:
 
 def recipes() -> Iterator[Point]:
     """Built-in recipes as they come, on text that the model writes for itself."""
-    yield replace(_point("recipes", "long-context-hybrid", (), 1), recipe="long-context-hybrid")
+    for name in ("gqa-uptrain", "mla-retrofit", "mla-int4", "long-context-hybrid"):
+        yield replace(_point("recipes", name, (), 1), recipe=name)
 
 
 def _point(group: str, name: str, stages: tuple[Stage, ...], seeds: int) -> Point:
     return Point(group, name, stages, seeds, study="retrofit")
 
 
-POINTS = (*gqa(), *repaired(), *hybrid(), *recipes())
+POINTS = (*gqa(), *mla(), *repaired(), *hybrid(), *recipes())
