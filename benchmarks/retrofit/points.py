@@ -39,6 +39,8 @@ def mla() -> Iterator[Point]:
             stage: Stage = {"method": "mla", "kv_bytes": share, "rope": rope, "repair": repair}
             seeds = SEEDS if repair == "drift" else 1
             yield _point("mla", f"mla {share:g}, {rope}, {repair}", (stage,), seeds)
+        other = {"method": "mla", "kv_bytes": share, "rope": "stride", "start": "transmla"}
+        yield _point("mla", f"mla {share:g}, TransMLA's start", ({**other, "repair": "none"},), 1)
 
 
 def repaired() -> Iterator[Point]:

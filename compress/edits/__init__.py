@@ -92,7 +92,7 @@ EDITS: Mapping[str, Edit] = MappingProxyType(
         "mla": Edit(
             MlaConfig,
             mla.plan,
-            BySite(mla.sites, mla.change, mla.neutral, land=mla.land),
+            BySite(mla.sites, mla.change, mla.neutral, land=mla.land, evenly=mla.counts_evenly),
             "makes keys and values of one latent and a rotated key, in the stock class of DeepSeek",
         ),
         "hybrid": Edit(

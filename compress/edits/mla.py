@@ -29,6 +29,7 @@ from compress.edits.latent.rotated import rotated_key
 from compress.edits.latent.rotation import KNOWN, Choice, rope_parameters
 from compress.edits.latent.source import SourceAttention, attention_of
 from compress.edits.latent.stock import EPS, LatentShape, stock_config, stock_entries, stream_scale
+from compress.edits.latent.transmla import as_transmla
 from compress.edits.learned import LinearChange, Site, SiteMoments
 from compress.edits.repair.ridge import Affine
 from compress.edits.writers import check_roles, mended, writer_sites
@@ -50,7 +51,8 @@ class MlaConfig:
     what loses nothing.
 
     rope: which frequencies the rotated key has. frequencies: those that were chosen, by index, in
-    place of measuring them. repair: what is refitted.
+    place of measuring them. start: by what keys and values are measured, by scores and outputs or
+    as TransMLA does. repair: what is refitted.
     """
 
     kv_bytes: float | None = None
@@ -58,6 +60,7 @@ class MlaConfig:
     rope_dim: Amount | None = None
     rope: Choice = "any"
     frequencies: tuple[int, ...] | None = None
+    start: Literal["scores", "transmla"] = "scores"
     repair: Literal["drift", "none"] = "drift"
 
     def __post_init__(self) -> None:
@@ -78,6 +81,8 @@ class MlaConfig:
                 f"kv_bytes is {self.kv_bytes}; it is a share of the source's cache, above 0 and"
                 " below 1"
             )
+        if self.start == "transmla" and self.rope == "any":
+            raise RecipeError("start is transmla, which chooses no frequencies; take rope: stride")
         if self.frequencies is not None and (self.rope != "any" or self.kv_bytes is not None):
             raise RecipeError(
                 "frequencies says what rope: any has chosen, beside rank and rope_dim; leave it out"
@@ -221,7 +226,20 @@ def change(
 
 def neutral(config: MlaConfig) -> MlaConfig:
     """Every frequency of every head is rotated, and values have a number each."""
-    return replace(config, kv_bytes=None, rank=1.0, rope_dim=1.0, rope="any", frequencies=None)
+    return replace(
+        config,
+        kv_bytes=None,
+        rank=1.0,
+        rope_dim=1.0,
+        rope="any",
+        frequencies=None,
+        start="scores",
+    )
+
+
+def counts_evenly(config: MlaConfig) -> bool:
+    """Whether tokens count alike, however much heads attend to them."""
+    return config.start == "transmla"
 
 
 def land(
@@ -230,6 +248,7 @@ def land(
     """The new tensors of attention, by their names below it, fp64. parts: "q", "k" and "v" as they
     are; seen: of them."""
     attention = attention_of(source)
+    seen = as_transmla(seen) if config.start == "transmla" else seen
     key = rotated_key(seen, frequencies_of(attention, config))
     joint = joint_latent(seen, key, shape_of(attention, config).rank)
     return landed(parts, seen, Latents(key, joint, attention.scale))

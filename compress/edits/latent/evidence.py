@@ -22,7 +22,9 @@ class AttentionEvidence:
     attend to it: what nobody reads may be lost. On tale-6m with a quarter of the cache that takes
     perplexity from +5.5 % to +5.0 %. queries: [H, D, D], mean of q qᵀ.
     rotation: complex [H, F], the mean of e^(iθ(t - s)) over the positions s that a head attends to
-    from t. outputs: [G, V, V], sum of W_oᵀ W_o over the query heads that read a head.
+    from t. outputs: [G, V, V], sum of W_oᵀ W_o over the query heads that read a head. phases:
+    whether components of keys may have one for each head, and come by what they gain; else they are
+    real, and the largest come first.
     """
 
     turned: Turned
@@ -30,6 +32,7 @@ class AttentionEvidence:
     queries: Tensor
     rotation: Tensor
     outputs: Tensor
+    phases: bool = True
 
     @property
     def heads(self) -> int:
@@ -71,5 +74,7 @@ class AttentionEvidence:
             return parts[:, left, :, right]  # [F, G, G]
 
         same = between(real, real) + between(imaginary, imaginary)
+        if not self.phases:
+            return torch.complex(same, torch.zeros_like(same))
         across = between(imaginary, real) - between(real, imaginary)
         return torch.complex(same, across)

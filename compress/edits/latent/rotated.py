@@ -60,7 +60,7 @@ def components_of(seen: AttentionEvidence) -> Components:
     kept = seen.by_group(seen.rotation).abs().square()
     lost = (asked * (1 - kept)).sum(dim=1) / summed.clamp(min=TINY)  # [G, F]
     gains = energy * torch.einsum("gf,fgj->fj", lost.clamp(min=0), vectors.abs().square())
-    order = gains.argsort(dim=1, descending=True)
+    order = (gains if seen.phases else energy).argsort(dim=1, descending=True)
     moved = order[:, None].expand_as(vectors)
     return Components(
         gains.gather(1, order), energy.gather(1, order), vectors.gather(2, moved), weights

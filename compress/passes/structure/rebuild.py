@@ -21,6 +21,7 @@ from compress.edits.learned import WRITERS, LinearChange, joined
 from compress.passes.context import block_tensors
 from compress.passes.structure.attention.joint_norms import look_at_norms
 from compress.passes.structure.attention.landed import landed_tensors
+from compress.passes.structure.attention.latents import look_at_attention
 from compress.passes.structure.chains import Chains, advance_source, load
 from compress.passes.structure.change import ChangesBlocks, changed, cut_block
 from compress.passes.structure.observe import Pair, is_plain
@@ -66,7 +67,9 @@ def landed(
     that class. into: the model it comes into. exact: in fp32, whatever the checkpoint holds."""
     land, read, skeleton = each.learned.land, pair.edited, pair.chains.result
     assert land is not None, "the edit leaves the class as it is"
-    made = landed_tensors(each.work, each.planned.source, read, partial(land, config=config))
+    evenly = each.learned.evenly(config)
+    seen = look_at_attention(read, each.work.weights, each.work.ranks, evenly=evenly)
+    made = landed_tensors(each.work, each.planned.source, read, seen, partial(land, config=config))
     spec = into.spec.blocks[read.spec.index]
     for name in block_tensors(spec):  # a bias that only the new class has
         made.setdefault(name, torch.zeros(into.tensors[name].shape))

@@ -87,6 +87,17 @@ def test_what_is_left_loads_and_takes_what_was_planned(tiny, tmp_path: Path, rop
     assert found["drift"] < found["none"]
 
 
+def test_what_scores_and_outputs_say_loses_less_than_sizes(tiny, tmp_path: Path) -> None:
+    """Than TransMLA's start, which looks at keys and values alone."""
+    source = tiny("llama", num_key_value_heads=4, dtype="fp32")
+    data, found = text_source(tmp_path, samples=16), {}
+    for start in ("scores", "transmla"):
+        stage = mla(rank=24, rope_dim=8, rope="stride", start=start, repair="none")
+        run(recipe(stage, calibration=data), source, tmp_path / start)
+        found[start] = lost(tmp_path / start, source, TEXT)
+    assert found["scores"] < found["transmla"]
+
+
 def test_a_budget_is_split_as_it_loses_the_least_and_said_in_the_recipe(
     tiny, tmp_path: Path
 ) -> None:
@@ -147,7 +158,7 @@ def test_what_is_left_can_be_trained_and_stays_stock(tiny, tmp_path: Path, scope
     """Latents are trained as they are, and stored as small as the class needs them."""
     source = tiny("llama", num_key_value_heads=4, rms_norm_eps=1e-5)
     data = text_source(tmp_path, samples=16)
-    train = {"method": "distill", "tokens": 2048, "scope": scope, "rate": 1e-3, "every": 8}
+    train = {"method": "distill", "tokens": 4096, "scope": scope, "rate": 3e-4, "every": 8}
     train["sources"] = [dict(x) for x in data["sources"]]
     cut = mla(rank=12, rope_dim=8, rope="stride")
     run(recipe(cut, calibration=data), source, tmp_path / "cut")
@@ -198,6 +209,12 @@ def test_what_makes_a_latent_is_rounded_where_that_does_not_make_it_0(
         ("llama", {}, mla(kv_bytes=0.5, **WHOLE), "kv_bytes is given beside rank and rope_dim"),
         ("llama", {}, mla(kv_bytes=1.0), "kv_bytes is 1.0; it is a share of the source's cache"),
         ("llama", {}, mla(kv_bytes=0.03), "is 0.03, which is 1 numbers a token"),
+        (
+            "llama",
+            {},
+            mla(kv_bytes=0.5, start="transmla"),
+            "chooses no frequencies; take rope: stride",
+        ),
         ("llama", {}, mla(rank=99, rope_dim=8), "rank: is 99; the source has 32; give 1 to 32"),
         ("llama", {}, mla(rank=8, rope_dim=7), "rope_dim: is 7; numbers are rotated in twos"),
         ("llama", {}, mla(rank=8, rope_dim=6, rope="stride"), "with rope: stride it is one of"),
@@ -217,7 +234,7 @@ def test_what_makes_a_latent_is_rounded_where_that_does_not_make_it_0(
         ("mistral", {"sliding_window": 32}, mla(kv_bytes=0.5), "mistral has a window of 32 tokens"),
         ("gpt2", {}, mla(kv_bytes=0.5), "gpt2 has other norms"),
     ],
-    ids=range(18),
+    ids=range(19),
 )
 def test_what_cannot_become_a_latent_is_refused_before_work(
     tiny, family: str, options: dict[str, Any], stage: dict[str, Any], line: str

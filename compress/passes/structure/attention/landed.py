@@ -12,7 +12,7 @@ from compress.edits.latent.stock import attention_path
 from compress.edits.repair.ridge import Affine
 from compress.passes.context import block_tensors
 from compress.passes.ranks import decided
-from compress.passes.structure.attention.latents import PARTS, look_at_attention
+from compress.passes.structure.attention.latents import PARTS
 from compress.passes.structure.observe import affine_of
 from compress.passes.structure.tokens import ReadsModel
 
@@ -22,11 +22,10 @@ Landing = Callable[[Outline, Mapping[str, Affine], AttentionEvidence], Mapping[s
 
 
 def landed_tensors(
-    work: ReadsModel, source: Outline, read: LoadedBlock, land: Landing
+    work: ReadsModel, source: Outline, read: LoadedBlock, seen: AttentionEvidence, land: Landing
 ) -> dict[str, Tensor]:
-    """By their names in the result; new ones in fp32. read: of the model that the pass reads, with
-    the states that enter it."""
-    seen = look_at_attention(read, work.weights, work.ranks)
+    """By their names in the result; new ones in fp32. read: of the model that the pass reads;
+    seen: of its attention."""
     linears = [x for x in read.spec.linears if x.role in PARTS]
     parts = {x.role: affine_of(read, x) for x in linears}
     made = decided(work.ranks, partial(land, source, parts, seen))

@@ -21,8 +21,11 @@ from compress.runtime.decoder.rope import FREQUENCIES
 PARTS = ("q", "k", "v")
 
 
-def look_at_attention(block: LoadedBlock, weights: Weights, ranks: Ranks) -> AttentionEvidence:
-    """What the heads of a block ask for and are made of, over all rows of its chain."""
+def look_at_attention(
+    block: LoadedBlock, weights: Weights, ranks: Ranks, *, evenly: bool = False
+) -> AttentionEvidence:
+    """What the heads of a block ask for and are made of, over all rows of its chain. evenly: tokens
+    count alike, however much heads attend to them."""
     sizes, device = block.spec.sizes, block.skeleton.device
     made = _Sums.empty(block, turned_of(weights, block.spec.index), device)
     attended = _Attended.of(block, weights, made.turned)
@@ -33,7 +36,8 @@ def look_at_attention(block: LoadedBlock, weights: Weights, ranks: Ranks) -> Att
         q, k, v = (seen[modules[part]][1] for part in PARTS)
         for row in _rows(entering, len(q)):
             heads = (torch.unflatten(x[row], -1, (-1, sizes.key_width)) for x in (q, k))
-            made.add(q[row], k[row], v[row], attended.add(*heads))
+            share = attended.add(*heads)
+            made.add(q[row], k[row], v[row], torch.ones_like(share) if evenly else share)
     return made.over(ranks, attended, _outputs(block))
 
 
