@@ -7,12 +7,17 @@ and so is the way back, as they are powers of two.
 """
 
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from compress.arch.forward.table import FORWARDS
 from compress.arch.spec import BlockSpec
+from compress.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from compress.formats.weights import Weights
 
 SMALL = 2.0**-23
 NORM_WEIGHT = 8192.0
@@ -49,6 +54,22 @@ def unland(module: nn.Module, spec: BlockSpec, family: str) -> dict[str, int]:
         parent, _, leaf = path.rpartition(".")
         setattr(module.get_submodule(parent), leaf, LatentFactor())
     return changed
+
+
+def check_latents(weights: "Weights", dtype: torch.dtype) -> None:
+    """CheckpointError for fp16 where a model has such latents: they are of 1e-7 before their norm,
+    and would be lost."""
+    spec = weights.spec
+    if dtype != torch.float16 or not spec.blocks:
+        return
+    block = spec.blocks[0]
+    tensors = {path: name for name, path in block.modules}
+    norms = [tensors[f"{path}.weight"] for path, _, _ in _latents(block, spec.family)]
+    if any(bool((weights.read(name) == NORM_WEIGHT).all()) for name in norms):
+        raise CheckpointError(
+            f"{weights.checkpoint.path} has latents that mla has made, which fp16 is too coarse"
+            " for; take dtype bf16 or fp32"
+        )
 
 
 def _latents(spec: BlockSpec, family: str) -> Iterator[tuple[str, str, int]]:

@@ -81,8 +81,12 @@ class WholeModel:
             block.forward = partial(checkpoint, block.forward, use_reentrant=False)
 
 
-def open_whole(weights: "Weights", skeleton: Skeleton) -> WholeModel:
-    """Read all weights, in the skeleton's dtype on its device; no parameter has gradients yet."""
+def open_whole(weights: "Weights", skeleton: Skeleton, *, plain: bool = True) -> WholeModel:
+    """Read all weights, in the skeleton's dtype on its device; no parameter has gradients yet.
+
+    plain: landed latents become plain ones, see `unland`; not where codes are trained, which say
+    what is stored.
+    """
     model: Any = whole_model(weights, skeleton)
     spec = weights.spec
     blocks = tuple(f"{skeleton.stack}.{block.index}" for block in spec.blocks)
@@ -97,7 +101,7 @@ def open_whole(weights: "Weights", skeleton: Skeleton) -> WholeModel:
     linears: dict[str, str] = {}
     landed: dict[str, int] = {}
     for block, prefix in zip(spec.blocks, blocks, strict=True):
-        landed |= unland(model.get_submodule(prefix), block, spec.family)
+        landed |= unland(model.get_submodule(prefix), block, spec.family) if plain else {}
         names |= {tensor: f"{prefix}.{path}" for tensor, path in block.modules}
         linears |= {tensor: f"{prefix}.{path}" for tensor, path in linears_of(block).items()}
     names = {name: path for name, path in names.items() if landed.get(name) != 0}

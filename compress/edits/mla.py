@@ -18,6 +18,7 @@ from typing import Literal
 from torch import Tensor
 
 from compress.arch.forward.norms import stream_norms
+from compress.arch.sizes import BlockSizes
 from compress.arch.spec import BlockSpec, LinearSpec
 from compress.checkpoint.outline import Outline
 from compress.edits.counts import Amount, check_amount, counted_of
@@ -28,7 +29,14 @@ from compress.edits.latent.landing import Latents, landed
 from compress.edits.latent.rotated import rotated_key
 from compress.edits.latent.rotation import KNOWN, Choice, rope_parameters
 from compress.edits.latent.source import SourceAttention, attention_of
-from compress.edits.latent.stock import EPS, LatentShape, stock_config, stock_entries, stream_scale
+from compress.edits.latent.stock import (
+    EPS,
+    LatentShape,
+    context_of,
+    stock_config,
+    stock_entries,
+    stream_scale,
+)
 from compress.edits.latent.transmla import as_transmla
 from compress.edits.learned import LinearChange, Site, SiteMoments
 from compress.edits.repair.ridge import Affine
@@ -88,6 +96,28 @@ class MlaConfig:
                 "frequencies says what rope: any has chosen, beside rank and rope_dim; leave it out"
             )
 
+    def counted(self, source: Outline, model: Outline) -> "MlaConfig":
+        """Shares of what the recipe's source has as those of the model; see HasShares."""
+        check_roles(model.spec)
+        before, now = (x.spec.blocks[0].sizes for x in (source, model))
+        if before.latent is not None or now.latent is not None:
+            return self  # refused in the plan
+        if (before.of("k"), before.of("v")) == (now.of("k"), now.of("v")):
+            return self
+        if self.kv_bytes is not None:
+            share = self.kv_bytes * _cached(before) / _cached(now)
+            if share >= 1:
+                raise RecipeError(
+                    f"kv_bytes is {self.kv_bytes} of the source's cache, and the model that the"
+                    f" stage reads has {_cached(now) / _cached(before):g} of it; give less"
+                )
+            return replace(self, kv_bytes=share)
+        assert self.rank is not None, "one of them says what is cached"
+        assert self.rope_dim is not None, "rank comes with it"
+        rank = counted_of("rank", self.rank, now.of("v"), source=before.of("v"))
+        rotated = counted_of("rope_dim", self.rope_dim, now.of("k"), source=before.of("k"))
+        return replace(self, rank=rank, rope_dim=rotated)
+
     @property
     def is_open(self) -> bool:
         """Whether the rank, or frequencies, have yet to be measured."""
@@ -95,11 +125,16 @@ class MlaConfig:
         return self.kv_bytes is not None or not chosen
 
 
+def _cached(sizes: BlockSizes) -> int:
+    """Numbers of keys and values of a token in a layer."""
+    return sizes.of("k") + sizes.of("v")
+
+
 def plan(source: Outline, config: MlaConfig) -> Edited:
     """The same model in another class; where rank and rope_dim are not chosen yet, of most bytes.
 
     CheckpointError for attention that the class does not have; RecipeError for sizes above what
-    loses nothing, and where no byte of the cache is saved.
+    loses nothing.
     """
     check_roles(source.spec)
     attention = attention_of(source)
@@ -111,7 +146,7 @@ def plan(source: Outline, config: MlaConfig) -> Edited:
     if not config.is_open:
         known = config
     kept = frequencies_of(attention, known)
-    rope = rope_parameters(attention.rope, config.rope, kept, source.spec.context)
+    rope = rope_parameters(attention.rope, config.rope, kept, context_of(source))
     made = stock_config(source, most, rope)
     eps = stream_norms(source.config, source.spec).eps
     scale = stream_scale(eps, source.main_dtype)
@@ -160,7 +195,7 @@ def _fitting(attention: SourceAttention, config: MlaConfig, wanted: float) -> in
 
 
 def shape_of(attention: SourceAttention, config: MlaConfig) -> LatentShape:
-    """RecipeError for sizes that the model does not have, or that save nothing."""
+    """RecipeError for sizes above what loses nothing, and for an odd rope_dim."""
     assert config.rank is not None, "splits have a rank"
     assert config.rope_dim is not None, "splits have a rope_dim"
     rank = counted_of("rank", config.rank, attention.values)
@@ -203,13 +238,6 @@ def _notes(shape: LatentShape, config: MlaConfig) -> Iterator[str]:
             " rotation in their place without a word: for vLLM and llama.cpp take rope: stride or"
             " top"
         )
-    if shape.biased:
-        yield "vLLM's class has no biases of attention, and reads this model without them"
-    if shape.cached not in (320, 512, 576):
-        yield (
-            f"vLLM's kernels for latents take rank + rope_dim of 320, 512 or 576 (on a CPU 576"
-            f" with a rank of 512); these are {shape.cached}"
-        )
 
 
 def sites(block: BlockSpec, config: MlaConfig) -> Iterator[Site]:
@@ -251,4 +279,5 @@ def land(
     seen = as_transmla(seen) if config.start == "transmla" else seen
     key = rotated_key(seen, frequencies_of(attention, config))
     joint = joint_latent(seen, key, shape_of(attention, config).rank)
-    return landed(parts, seen, Latents(key, joint, attention.scale))
+    made = Latents(key, joint, attention.scale)
+    return landed(parts, seen, made, biased=attention.biased)

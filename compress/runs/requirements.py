@@ -77,6 +77,8 @@ def requirement_checks(
         yield partial(_placed, recipe, "calibration", amount)
     if evaluation is not None or calibration is not None:
         yield partial(_check_class, plan)
+    if dtype == torch.float16:
+        yield partial(_check_latents, plan)
     yield from _artifacts(plan, checkpoint)
     if plan.run_size.measured is not None:
         yield partial(_check_scratch, plan, plan.run_size.measured)
@@ -85,6 +87,17 @@ def requirement_checks(
     own = calibration is not None and any(s.kind == "self" for s in calibration.sources)
     if calibration is not None and own and not drawn and plan.room.bytes is None:
         yield partial(_check_sampling, plan, calibration, dtype, device)
+
+
+def _check_latents(plan: Plan) -> None:
+    """Latents that an edit makes are of 1e-7 before their norm, which fp16 is too coarse for."""
+    for each in plan.edits:
+        after, before = (x.spec.blocks[0].sizes.latent for x in (each.result, each.source))
+        if after is not None and before is None:
+            raise RecipeError(
+                f"dtype is fp16, too coarse for the latents that {each.label} makes; take bf16 or"
+                " fp32"
+            )
 
 
 def _placed(recipe: Recipe, key: str, check: Check) -> None:

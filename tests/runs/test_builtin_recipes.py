@@ -16,7 +16,8 @@ FEW = ("calibration.samples=8", "calibration.length=32")
 TOKENS = 256  # of a training: one step
 NONE = ("evaluation=null",)
 KEYS = ("For", "Needs", "Loads", "Size", "On tale-6m")
-SHARED_BITS = "smallest"  # its bits are measured, so its plan has no bytes to compare
+# Bits, or how a budget is split, are measured, so their plans have no bytes to compare.
+OPEN = {"smallest", "mla-retrofit", "mla-int4"}
 
 
 @pytest.mark.usefixtures("answered_here")
@@ -38,7 +39,7 @@ def test_it_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert all(x.proof in ("logits", "tokens") for x in report.exports)
 
 
-@pytest.mark.parametrize("name", sorted({*builtin_names()} - {SHARED_BITS}))
+@pytest.mark.parametrize("name", sorted({*builtin_names()} - OPEN))
 def test_its_result_is_as_large_as_its_header_says(name: str, demo_model: Path) -> None:
     planned = make_plan(name, demo_model).shards.total_bytes
     assert planned / 1e6 == pytest.approx(said_megabytes(name), abs=0.006)

@@ -71,8 +71,8 @@ def _principal(gram: Tensor, rank: int) -> tuple[Tensor, _Share]:
     there = gram.diagonal() > 0
     energy, vectors = torch.linalg.eigh(gram.float()[there][:, there])
     kept = torch.linalg.qr(vectors[:, -rank:].double())[0]
-    whole = kept.new_zeros(len(there), kept.shape[1])
-    whole[there] = kept
+    whole = kept.new_zeros(len(there), rank)  # more than there are directions with energy are 0
+    whole[there, : kept.shape[1]] = kept
     found = float(energy[-rank:].double().clamp(min=0).sum())
     return whole, _Share(found, max(0.0, 1 - found / total))
 

@@ -39,10 +39,10 @@ class Latents:
 
 
 def landed(
-    parts: Mapping[str, Affine], seen: AttentionEvidence, made: Latents
+    parts: Mapping[str, Affine], seen: AttentionEvidence, made: Latents, *, biased: bool
 ) -> dict[str, Tensor]:
-    """Tensors by their names below attention, fp64. parts: "q", "k" and "v" of the source."""
-    biased = any(part.bias is not None for part in parts.values())
+    """Tensors by their names below attention, fp64. parts: "q", "k" and "v" of the source. biased:
+    whether attention gets biases, as any of its linears has one."""
     q, k, v = (_with_bias(parts[role], biased=biased) for role in "qkv")
     latent = made.joint.into @ torch.cat([k, v])
     down = torch.cat([SMALL * latent, _rotated_rows(k, seen, made.key)])
@@ -68,7 +68,7 @@ def landed(
 
 
 def _with_bias(part: Affine, *, biased: bool) -> Tensor:
-    """[out, in] in fp64, with the bias as one more column where any part has one."""
+    """[out, in] in fp64, with the bias as one more column where any linear has one."""
     weight = part.weight.double()
     if not biased:
         return weight

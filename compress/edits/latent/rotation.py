@@ -20,6 +20,8 @@ Choice = Literal["any", "stride", "top"]
 
 def strided(count: int, kept: int) -> tuple[int, ...]:
     """RecipeError where they are not every so many-th of `count`."""
+    if kept > count:
+        raise RecipeError(_more_than_a_head("stride", count, kept))
     if count % kept:
         fits = [2 * x for x in range(1, count + 1) if count % x == 0]
         raise RecipeError(
@@ -32,11 +34,15 @@ def strided(count: int, kept: int) -> tuple[int, ...]:
 def fastest(count: int, kept: int) -> tuple[int, ...]:
     """RecipeError where there are fewer."""
     if kept > count:
-        raise RecipeError(
-            f"rope_dim is {2 * kept}, and a head rotates {2 * count} numbers; with rope: top it is"
-            f" {2 * count} at most"
-        )
+        raise RecipeError(_more_than_a_head("top", count, kept))
     return tuple(range(kept))
+
+
+def _more_than_a_head(rope: str, count: int, kept: int) -> str:
+    return (
+        f"rope_dim is {2 * kept}, and a head rotates {2 * count} numbers; with rope: {rope} it is"
+        f" {2 * count} at most"
+    )
 
 
 # Frequencies that are known before anything is measured: of so many, so many.
@@ -48,8 +54,16 @@ KNOWN: Mapping[str, Callable[[int, int], tuple[int, ...]]] = MappingProxyType(
 def rope_parameters(
     rope: Rope, choice: Choice, frequencies: Sequence[int], context: int
 ) -> dict[str, Any]:
-    """What config.json says of the shared key's rotation."""
+    """What config.json says of the shared key's rotation.
+
+    RecipeError where the source's frequencies are no powers of a theta and are not written out.
+    """
     kept = len(frequencies)
+    if choice != "any" and rope.kind != "default":
+        raise RecipeError(
+            f"rope is {choice}, whose frequencies follow from a theta, and the model's are of the"
+            f" kind {rope.kind}; take rope: any, which writes them out"
+        )
     if choice == "stride":
         return {"rope_type": "default", "rope_theta": rope.theta}
     if choice == "top":

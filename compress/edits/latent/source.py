@@ -20,7 +20,7 @@ KINDS = ("default", "linear", "llama3", "yarn", "longrope")
 class SourceAttention:
     """What all layers of a model have, that latent attention can take the place of.
 
-    kind: their forward; rope: its rotation. biased: whether q, k or v have biases.
+    kind: their forward; rope: its rotation. biased: whether any of its linears has a bias.
     """
 
     kind: Grouped

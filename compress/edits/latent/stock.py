@@ -4,6 +4,7 @@ dense, without a mixture and without prediction of several tokens."""
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from compress.arch.spec import BlockSpec
@@ -11,32 +12,39 @@ from compress.checkpoint.outline import Outline
 from compress.checkpoint.shards.layout import Entry
 
 EPS = 1e-6  # of the norm of the latent: transformers has that as a constant, others as rms_norm_eps
-# Keys of config.json that mean the same there; all others are the source's own.
+# Keys of config.json that mean the same there.
 SHARED = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
     "hidden_act",
-    "max_position_embeddings",
     "initializer_range",
     "use_cache",
-    "tie_word_embeddings",
     "bos_token_id",
     "eos_token_id",
     "pad_token_id",
     "attention_dropout",
     "dtype",
     "torch_dtype",
-    "transformers_version",
+)
+# What a family's class assumes where its config.json has no such key, and this one otherwise.
+NO_IDS = MappingProxyType({"bos_token_id": None, "eos_token_id": None})
+ASSUMED: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        **{
+            family: MappingProxyType({"bos_token_id": 1, "eos_token_id": 2})
+            for family in ("llama", "mistral", "ministral")
+        },
+        "cwm": MappingProxyType({"bos_token_id": 128000, "eos_token_id": [128001, 128008, 128009]}),
+    }
+)
+# The same of the context.
+CONTEXTS: Mapping[str, int] = MappingProxyType(
+    {"llama": 2048, "mistral": 131072, "qwen2": 32768, "ministral": 131072, "cwm": 131072}
 )
 
 
 @dataclass(frozen=True, slots=True)
 class LatentShape:
     """rank: numbers of the latent. rotated: of the shared key. nope: of a head's queries and keys
-    that nothing rotates. values: of a head. biased: whether q, k or v have biases."""
+    that nothing rotates. values: of a head. biased: whether attention has biases."""
 
     rank: int
     rotated: int
@@ -52,15 +60,25 @@ class LatentShape:
 
 def stock_config(source: Outline, shape: LatentShape, rope: Mapping[str, Any]) -> dict[str, Any]:
     """config.json of the result. rope: its rope_parameters."""
-    spec = source.spec
+    spec, sizes = source.spec, source.spec.blocks[0].sizes
+    assumed = ASSUMED.get(spec.family, NO_IDS)
     shared = {key: source.config[key] for key in SHARED if key in source.config}
     layers = len(spec.blocks)
+    # Releases before 5 know the rotation's base by the older key only.
+    base = {"rope_theta": rope["rope_theta"]} if rope["rope_type"] == "default" else {}
     return {
         "architectures": ["DeepseekV3ForCausalLM"],
         "model_type": "deepseek_v3",
+        **assumed,
         **shared,
+        "vocab_size": spec.vocab,
+        "hidden_size": spec.hidden,
+        "intermediate_size": sizes.intermediate,
+        "num_hidden_layers": layers,
+        "num_attention_heads": sizes.heads,
+        "max_position_embeddings": context_of(source),
         "tie_word_embeddings": spec.tied,
-        "num_key_value_heads": spec.blocks[0].sizes.heads,
+        "num_key_value_heads": sizes.heads,
         "q_lora_rank": spec.hidden + 1 if shape.biased else None,
         "kv_lora_rank": shape.rank,
         "qk_rope_head_dim": shape.rotated,
@@ -68,12 +86,18 @@ def stock_config(source: Outline, shape: LatentShape, rope: Mapping[str, Any]) -
         "v_head_dim": shape.values,
         "attention_bias": shape.biased,
         "rope_interleave": True,
+        **base,
         "rope_parameters": dict(rope),
         "rms_norm_eps": EPS,
         "first_k_dense_replace": layers,
         "moe_layer_freq": 1,
         "num_nextn_predict_layers": 0,
     }
+
+
+def context_of(source: Outline) -> int:
+    """Positions that the source reads, where its config.json does not say by its class."""
+    return source.spec.context or CONTEXTS[source.spec.family]
 
 
 def stock_entries(source: Outline, shape: LatentShape) -> Iterator[Entry]:

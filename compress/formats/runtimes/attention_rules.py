@@ -18,7 +18,9 @@ WINDOWS: Mapping[str, str] = MappingProxyType(
         for family in ("qwen2", "qwen3")
     }
 )
-# Of what vLLM's kernels on a CPU take of latents: rank, and numbers of the rotated key.
+# What vLLM takes of latents: numbers that are cached; on a CPU the rank, and numbers of the
+# rotated key.
+GPU_LATENTS = (320, 512, 576)
 CPU_LATENT = (512, 64)
 
 
@@ -48,5 +50,11 @@ def _against(runtime: str, forward: ForwardSpec, spec: DecoderSpec) -> Iterator[
             yield "vLLM's class puts another rotation in the place of longrope, without a word"
         if any(path.endswith("kv_a_proj_with_mqa.bias") for _, path in spec.blocks[0].modules):
             yield "vLLM's class has no biases of attention"
+        cached = kind.rank + kind.rotated
+        if cached not in GPU_LATENTS:
+            yield (
+                f"its kernels for latents take rank + rope_dim of"
+                f" {', '.join(map(str, GPU_LATENTS))}; these are {cached}"
+            )
         if runtime == "vLLM on CPU" and (kind.rank, kind.rotated) != CPU_LATENT:
             yield f"its kernels take latents of {CPU_LATENT[0]} + {CPU_LATENT[1]} numbers only"

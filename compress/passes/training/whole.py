@@ -41,7 +41,8 @@ def train_model(each: TrainingPass) -> None:
     learn, held = rows_of(each)
     every = joined(learn, held)
     teacher = teacher_of(each, every)
-    student = open_whole(work.weights, skeleton_of(work, work.weights))
+    skeleton = skeleton_of(work, work.weights)
+    student = open_whole(work.weights, skeleton, plain=not each.config.tunes)
     if each.config.recompute:
         student.checkpoint_blocks()
     trained = _trained(each, student)

@@ -9,6 +9,7 @@ import torch
 
 from compress.arch.forward.forward import ForwardSpec, describe_forward
 from compress.arch.text_config import config_at
+from compress.blocks.landed import check_latents
 from compress.errors import CheckpointError, RequestError
 from compress.machine.memory import available_bytes
 from compress.runtime.decoder.build import Loader
@@ -82,6 +83,7 @@ def open_engine(
     """
     how = how or Opening()
     _check_opening(how)
+    check_latents(weights, how.dtype)
     free = _free_bytes(how.device)
     context = weights.spec.context or UNKNOWN_CONTEXT
     try:

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import yaml
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from compress.errors import CheckpointError, RecipeError
 from compress.recipe.reading.parse import parse
-from compress.verbs import make_plan, run
+from compress.verbs import RunOptions, make_plan, open_model, run
 from helpers.in_transformers import lost
 from helpers.short_runs import (
     WORDS,
@@ -151,6 +151,64 @@ def test_frequencies_are_those_of_the_source(tiny, tmp_path: Path) -> None:
         model = AutoModelForCausalLM.from_pretrained(tmp_path / rope)
         found = model.model.rotary_emb.inv_freq
         assert found.tolist() == pytest.approx(theirs[kept].tolist(), rel=3e-7)
+
+
+def test_frequencies_that_follow_from_no_theta_are_written_out_or_refused(tiny) -> None:
+    source = tiny("llama", rope_parameters=YARN, max_position_embeddings=512)
+    data = {"sources": "self", "samples": 4, "length": 16}
+    for rope in ("stride", "top"):
+        with pytest.raises(RecipeError, match="take rope: any, which writes them out"):
+            make_plan(recipe(mla(rank=8, rope_dim=8, rope=rope), calibration=data), source)
+
+
+def test_shares_are_of_what_the_source_of_the_recipe_has(tiny) -> None:
+    source = tiny("llama", num_key_value_heads=4)
+    data = {"sources": "self", "samples": 4, "length": 16}
+    halved = {"method": "gqa", "groups": 2}
+    plan = make_plan(recipe(halved, mla(kv_bytes=0.25, rope="stride"), calibration=data), source)
+    assert plan.kv_bytes_per_token[1] * 4 == plan.kv_bytes_per_token[0]
+    with pytest.raises(
+        RecipeError, match="of the source's cache, and the model that the stage reads"
+    ):
+        make_plan(recipe(halved, mla(kv_bytes=0.5), calibration=data), source)
+
+
+def test_fp16_is_refused_where_a_latent_is_made_and_where_it_is_run(tiny, tmp_path: Path) -> None:
+    source = tiny("llama")
+    asked = recipe(mla(**WHOLE), calibration=text_source(tmp_path))
+    with pytest.raises(RecipeError, match="dtype is fp16, too coarse for the latents that mla"):
+        run(asked, source, tmp_path / "out", options=RunOptions(dtype="fp16"))
+    run(asked, source, tmp_path / "out")
+    with pytest.raises(CheckpointError, match="take dtype bf16 or fp32"):
+        open_model(tmp_path / "out", dtype="fp16")
+
+
+def test_heads_that_are_0_leave_a_latent_with_room(tiny, tmp_path: Path) -> None:
+    source = tiny("llama", num_key_value_heads=4, dtype="fp32")
+    path = source / "model.safetensors"
+    tensors = load_file(path)
+    for name in "kv":
+        for layer in (0, 1):
+            tensors[f"model.layers.{layer}.self_attn.{name}_proj.weight"][16:] = 0
+    save_file(tensors, path, metadata={"format": "pt"})
+    run(
+        recipe(mla(rank=40, rope_dim=16), calibration=text_source(tmp_path)), source, tmp_path / "o"
+    )
+    assert lost(tmp_path / "o", source, TEXT) < 1e-8
+
+
+def test_scales_behind_it_are_trained_as_they_are_stored(tiny, tmp_path: Path) -> None:
+    """A tuning begins where the rounding ended."""
+    source = tiny("llama", num_key_value_heads=4)
+    data = text_source(tmp_path, samples=16)
+    rounds = {"method": "rtn", "scheme": "W4A16", "group_size": 16}
+    tune = {"method": "distill", "train": ["scales"], "scope": "model", "tokens": 1024, "every": 4}
+    cut = mla(rank=16, rope_dim=16, rope="stride")
+    run(recipe(cut, rounds, calibration=data), source, tmp_path / "rounded")
+    report = run(recipe(cut, rounds, tune, calibration=data), source, tmp_path / "tuned")
+    assert lost(tmp_path / "tuned", source, TEXT) < lost(tmp_path / "rounded", source, TEXT)
+    (course,) = (x for stage in report.stages for x in stage.courses)
+    assert course.end < course.start
 
 
 @pytest.mark.parametrize("scope", ["model", "block"])

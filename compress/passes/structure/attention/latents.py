@@ -19,6 +19,9 @@ from compress.passes.structure.attention.turned import turned_of
 from compress.runtime.decoder.rope import FREQUENCIES
 
 PARTS = ("q", "k", "v")
+# Positions of a text whose attention is looked at, at most, in equal steps: of a text of 4,096
+# tokens all of them take half a second and 440 MB a head.
+QUERIES = 256
 
 
 def look_at_attention(
@@ -114,8 +117,10 @@ class _Attended:
         """
         positions = torch.arange(len(q), dtype=torch.float64, device=q.device)
         turn = torch.polar(torch.ones((), dtype=torch.float64), positions[:, None] * self.angles)
-        later = torch.ones(len(q), len(q), dtype=torch.bool, device=q.device).triu(1)
+        at = positions[:: -(-len(q) // QUERIES)].long()
+        later = positions > at[:, None]
         asked, given = (self.turned.numbers(x) * turn[:, None] for x in (q, k))
+        asked = asked[at]
         group, share = asked.shape[1] // given.shape[1], positions.new_zeros(len(q))
         for head in range(asked.shape[1]):
             left, right = (torch.view_as_real(x).flatten(1).float() for x in (
@@ -124,10 +129,10 @@ class _Attended:
             scores = (left @ right.T * self.scale).masked_fill(later, -torch.inf)
             shares = scores.softmax(dim=-1).double()
             back = torch.complex(shares @ turn.real, -(shares @ turn.imag))  # of e^(-iθs)
-            self.turns[head] += (turn * back).mean(dim=0)
+            self.turns[head] += (turn[at] * back).mean(dim=0)
             share += shares.sum(dim=0) / asked.shape[1]
         self.rows += 1
-        return share
+        return share * (len(q) / len(at))
 
 
 def frequencies(rope: Rope) -> Tensor:
