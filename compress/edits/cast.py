@@ -53,6 +53,10 @@ class CastConfig:
 
 def plan(source: Outline, config: CastConfig) -> Edited:
     """The same tensors and shapes in the new dtype."""
+    if config.dtype == "fp16" and any(x.sizes.latent for x in source.spec.blocks):
+        raise CheckpointError(
+            "fp16 has no numbers as small as those that make a latent; cast to bf16 or fp32"
+        )
     code, tensors = DTYPE_CODES[NAMES[config.dtype]], source.tensors.values()
     entries: list[Entry] = [
         (info.name, code if info.dtype in FLOATS else info.dtype, info.shape) for info in tensors

@@ -235,8 +235,7 @@ def _notes(shape: LatentShape, config: MlaConfig) -> Iterator[str]:
     if config.rope == "any":
         yield (
             "its frequencies are factors of longrope, which transformers reads; vLLM puts another"
-            " rotation in their place without a word: for vLLM and llama.cpp take rope: stride or"
-            " top"
+            " rotation in their place without a word: for vLLM take rope: stride or top"
         )
 
 

@@ -64,10 +64,12 @@ def rope_parameters(
             f"rope is {choice}, whose frequencies follow from a theta, and the model's are of the"
             f" kind {rope.kind}; take rope: any, which writes them out"
         )
-    if choice == "stride":
-        return {"rope_type": "default", "rope_theta": rope.theta}
-    if choice == "top":
-        return {"rope_type": "default", "rope_theta": rope.theta ** (2 * kept / rope.dim)}
+    count = rope.dim // 2
+    if rope.kind == "default" and kept <= count:  # `any` may come to the same
+        if tuple(frequencies) == fastest(count, kept):
+            return {"rope_type": "default", "rope_theta": rope.theta ** (kept / count)}
+        if count % kept == 0 and tuple(frequencies) == strided(count, kept):
+            return {"rope_type": "default", "rope_theta": rope.theta}
     there = FREQUENCIES[rope.kind](rope)[0].double()[torch.tensor(frequencies)]
     plain = rope.theta ** (torch.arange(kept, dtype=torch.float64) / kept)
     factors = (1 / (there * plain)).tolist()
