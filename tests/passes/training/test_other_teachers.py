@@ -79,7 +79,7 @@ def test_what_cannot_teach_is_refused_before_work(tiny, tmp_path: Path) -> None:
     assert "stages[0].teacher: has layers 1 and the source 2; scope block" in said(shallow, **block)
     assert "has hidden 48 and the source 64" in said(wide, scope=["block", "model"])
     copied = shutil.copytree(source, tmp_path / "copy")
-    assert "stages[1].teacher: has the source's residual stream, which was" in said(
+    assert "stages[1].teacher: has the source's residual stream, and" in said(
         copied, narrow, **block
     )
     assert "has a context of 128 tokens, and rows have 129" in said(copied, length=129)
