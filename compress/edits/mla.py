@@ -56,7 +56,8 @@ SPLITS = (
 class MlaConfig:
     """kv_bytes: what a token may leave in the cache, as a share of what it leaves in the source's;
     or rank and rope_dim: numbers of the latent and of the rotated key, each with a point a share of
-    what loses nothing.
+    what loses nothing. multiple_of: of what the rank is a multiple where a budget is split, as
+    stages that round in groups may need.
 
     rope: which frequencies the rotated key has. frequencies: those that were chosen, by index, in
     place of measuring them. start: by what keys and values are measured, by scores and outputs or
@@ -66,6 +67,7 @@ class MlaConfig:
     kv_bytes: float | None = None
     rank: Amount | None = None
     rope_dim: Amount | None = None
+    multiple_of: int = 1
     rope: Choice = "any"
     frequencies: tuple[int, ...] | None = None
     start: Literal["scores", "transmla"] = "scores"
@@ -74,6 +76,8 @@ class MlaConfig:
     def __post_init__(self) -> None:
         check_amount("rank", self.rank)
         check_amount("rope_dim", self.rope_dim)
+        if self.multiple_of < 1:
+            raise RecipeError(f"multiple_of is {self.multiple_of}; it is 1 or more")
         if (self.rank is None) != (self.rope_dim is None):
             given, missing = ("rank", "rope_dim") if self.rope_dim is None else ("rope_dim", "rank")
             raise RecipeError(f"{given} is given and {missing} is not; both say what is cached")
@@ -171,7 +175,8 @@ def splits(attention: SourceAttention, config: MlaConfig) -> list[MlaConfig]:
     found = list[MlaConfig]()
     for share in SPLITS:
         rotated = _fitting(attention, config, min(share * whole, attention.keys))
-        rank = min(whole - rotated, attention.values)
+        rank = min(whole - rotated, attention.values) // config.multiple_of * config.multiple_of
+        rotated = _fitting(attention, config, min(whole - rank, attention.keys))
         if rotated and rank > 0:
             found.append(replace(config, kv_bytes=None, rank=rank, rope_dim=rotated))
     found = list(dict.fromkeys(found))

@@ -118,6 +118,19 @@ def test_a_budget_is_split_as_it_loses_the_least_and_said_in_the_recipe(
     assert left["model.safetensors"] == right["model.safetensors"]
 
 
+def test_a_budget_is_split_so_that_groups_of_a_rounding_fit(tiny) -> None:
+    source = tiny("llama", num_key_value_heads=4)
+    data = {"sources": "self", "samples": 4, "length": 16}
+    rounds = {"method": "rtn", "scheme": "W4A16", "group_size": 16}
+    for multiple, fits in ((1, False), (16, True)):
+        asked = recipe(mla(kv_bytes=0.3, multiple_of=multiple), rounds, calibration=data)
+        if fits:
+            assert make_plan(asked, source).result.spec.blocks[0].sizes.latent.rank % 16 == 0
+        else:
+            with pytest.raises(RecipeError, match="not a multiple of 16"):
+                make_plan(asked, source)
+
+
 def test_later_stages_know_the_stream_by_its_factor(tiny, tmp_path: Path) -> None:
     """A refit behind it is held to the source's stream as it is now: at full size it changes
     nothing, and a cut is mended."""
