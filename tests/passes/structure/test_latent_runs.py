@@ -211,17 +211,16 @@ def test_heads_that_are_0_leave_a_latent_with_room(tiny, tmp_path: Path) -> None
 
 
 def test_scales_behind_it_are_trained_as_they_are_stored(tiny, tmp_path: Path) -> None:
-    """A tuning begins where the rounding ended."""
+    """A tuning begins where the rounding ended, with all of the latent: without it the loss is 0.39
+    at the start."""
     source = tiny("llama", num_key_value_heads=4)
     data = text_source(tmp_path, samples=16)
     rounds = {"method": "rtn", "scheme": "W4A16", "group_size": 16}
     tune = {"method": "distill", "train": ["scales"], "scope": "model", "tokens": 1024, "every": 4}
     cut = mla(rank=16, rope_dim=16, rope="stride")
-    run(recipe(cut, rounds, calibration=data), source, tmp_path / "rounded")
     report = run(recipe(cut, rounds, tune, calibration=data), source, tmp_path / "tuned")
-    assert lost(tmp_path / "tuned", source, TEXT) < lost(tmp_path / "rounded", source, TEXT)
     (course,) = (x for stage in report.stages for x in stage.courses)
-    assert course.end < course.start
+    assert course.end < course.start < 0.1
 
 
 @pytest.mark.parametrize("scope", ["model", "block"])
