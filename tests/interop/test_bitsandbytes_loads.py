@@ -127,7 +127,8 @@ def test_families_load_and_agree(family: str, dtype: str, tmp_path: Path) -> Non
     model = load(out, stored)
     assert differ(logits(model), reference(out, source, stored)) < BOUNDS[dtype]
     if dtype == "fp32":
-        linears = {"gpt2": 8, "phi3": 8, "gpt_neox": 8, "opt": 12, "deepseek_v3": 12}.get(
+        # Of deepseek_v3 kv_a stays too: bitsandbytes multiplies in fp16, which may lose a latent.
+        linears = {"gpt2": 8, "phi3": 8, "gpt_neox": 8, "opt": 12, "deepseek_v3": 10}.get(
             family, 14
         )
         assert check_linears(model, out) == linears
