@@ -167,7 +167,8 @@ class BySite:
     """The functions of an edit that looks at data. by_gradients: whether its options ask for the
     gradients of the whole model, before the first block is changed. land: of an edit that puts
     attention into another class, before the sites of that are looked at; None for any other.
-    evenly: whether all tokens count alike there, as `AttentionEvidence` has them."""
+    evenly: whether all tokens count alike there, as `AttentionEvidence` has them. requeries:
+    whether its queries are refitted then."""
 
     sites: FindSites[Any]
     change: ChangeLinear[Any]
@@ -175,6 +176,7 @@ class BySite:
     by_gradients: Callable[[Any], bool] = _never
     land: LandAttention[Any] | None = None
     evenly: Callable[[Any], bool] = _never
+    requeries: Callable[[Any], bool] = _never
 
 
 def producers_of(block: BlockSpec, linear: LinearSpec) -> list[LinearSpec]:

@@ -3,16 +3,19 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import torch
 
 from compress.arch.spec import BlockSpec, LinearSpec
 from compress.blocks.live import live_bytes
 from compress.checkpoint.outline import Outline
-from compress.edits.learned import MOMENTS, WRITERS, moments_bytes
+from compress.edits.latent.queries import looked_bytes
+from compress.edits.learned import MOMENTS, WRITERS, BySite, moments_bytes
 from compress.edits.repair.ridge import refit_bytes
 from compress.edits.select.experts import asking_bytes
 from compress.edits.select.obs import select_bytes
+from compress_calibration.config import CalibrationConfig
 
 FP32 = torch.float32.itemsize
 # Of the second moments of keys and values: they, weighed, and what finding components takes.
@@ -23,12 +26,13 @@ LATENT_COPIES = 4
 class Between:
     """What a pass goes between. given: the model of the run, whose blocks are looked at beside
     those of `source`. result: what it leaves. is_open: data has yet to choose among sizes of which
-    these are the largest."""
+    these are the largest. looked: bytes that are kept of texts while queries are refitted."""
 
     given: Outline
     source: Outline
     result: Outline
     is_open: bool = False
+    looked: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +54,8 @@ def learned_bytes(models: Between, dtype: torch.dtype, tokens: int) -> int:
     blocks = width * (block_weights(models.given) + block_weights(models.source))
     live = live_bytes(models.given.spec, tokens, width)
     first, last = (_site(models, role) for role in WRITERS)
-    asked = max(asking_bytes(models.source.spec.experts), _heads_pooled(models), _latent(models))
+    experts, heads = asking_bytes(models.source.spec.experts), _heads_pooled(models)
+    asked = max(experts, heads, _latent(models), models.looked)
     seen = max(first.moments, last.moments, asked)
     beside = blocks + max(2 * live + seen, live + first.moments + first.solve)
     stays = blocks if models.source.spec.experts else 0
@@ -75,6 +80,14 @@ def _latent(models: Between) -> int:
     if after.latent is None or before.latent is not None:
         return 0
     return 8 * LATENT_COPIES * (before.of("k") + before.of("v")) ** 2
+
+
+def looked_by(work: object, config: Any, result: Outline, data: CalibrationConfig) -> int:
+    """Bytes that are kept of texts where the pass refits queries; 0 where it does not."""
+    if not isinstance(work, BySite) or not work.requeries(config):
+        return 0
+    tokens, sizes = data.samples * data.length, result.spec.blocks[0].sizes
+    return looked_bytes(tokens, data.length, sizes, result.spec.hidden)
 
 
 def block_weights(model: Outline) -> int:

@@ -6,8 +6,9 @@ into it is shown by TransMLA (https://arxiv.org/abs/2502.07864) and MHA2MLA
 (https://arxiv.org/abs/2502.14837). Here the keys' principal components at each frequency keep their
 rotation (compress/edits/latent/rotated.py), the rest of keys and the values share a latent in the
 metrics of scores and outputs (joint.py), and both land in DeepseekV3ForCausalLM as it is
-(landing.py, stock.py). With `repair: drift` the outputs of attention and MLP are then refitted to
-the source's residual stream. Left out: a latent of queries, which caches nothing.
+(landing.py, stock.py). With `repair: drift` queries are then refitted to what the source's heads
+attend to (queries.py), and the outputs of attention and MLP to its residual stream. Left out: a
+latent of queries, which caches nothing.
 """
 
 from collections.abc import Iterator, Mapping
@@ -272,6 +273,11 @@ def neutral(config: MlaConfig) -> MlaConfig:
 def counts_evenly(config: MlaConfig) -> bool:
     """Whether tokens count alike, however much heads attend to them."""
     return config.start == "transmla"
+
+
+def refits_queries(config: MlaConfig) -> bool:
+    """Whether queries are refitted to what the source's heads attend to."""
+    return config.repair == "drift"
 
 
 def land(

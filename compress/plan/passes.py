@@ -1,7 +1,4 @@
-"""The plan of every pass of a run, made before any work.
-
-Each pass is planned on the outline that the pass before it will leave.
-"""
+"""The plan of every pass of a run, before any work, on the outline that the one before leaves."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,7 +13,7 @@ from compress.edits.counts import with_counts
 from compress.edits.distill import SOURCE, DistillConfig, row_length, smaller, training_bytes
 from compress.edits.edit import ByTensor, ByTraining, copied_bytes
 from compress.edits.learned import BySite
-from compress.edits.memory import Between, learned_bytes
+from compress.edits.memory import Between, learned_bytes, looked_by
 from compress.edits.narrowing import ByBasis, narrowing_bytes
 from compress.edits.work import EditSize, learned_work, narrowing_work, training_work
 from compress.plan.lengths import check_rows
@@ -151,7 +148,8 @@ def edit_size(
     if isinstance(work, BySite | ByBasis):
         assert data is not None, "the recipe parser asks for calibration where an edit needs it"
         rows = chain_rows(given.spec, data.samples, data.length, data.spill_bytes)
-        between = Between(given, source, planned.result, planned.space is not None)
+        looked = looked_by(work, stage.config, planned.result, data)
+        between = Between(given, source, planned.result, planned.space is not None, looked)
         of_pass = narrowing_bytes if isinstance(work, ByBasis) else learned_bytes
         most = of_pass(between, dtype, rows * data.length)
         counts = narrowing_work if isinstance(work, ByBasis) else learned_work

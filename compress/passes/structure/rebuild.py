@@ -14,14 +14,17 @@ import torch
 from torch import Tensor
 
 from compress.arch.spec import BlockSpec
+from compress.blocks.linear import set_linear_weight
 from compress.blocks.walk import LoadedBlock
 from compress.checkpoint.outline import Outline
 from compress.checkpoint.shards.dtypes import TORCH_DTYPES
 from compress.edits.learned import WRITERS, LinearChange, joined
+from compress.edits.repair.ridge import Affine
 from compress.passes.context import block_tensors
 from compress.passes.structure.attention.joint_norms import look_at_norms
 from compress.passes.structure.attention.landed import landed_tensors
 from compress.passes.structure.attention.latents import look_at_attention
+from compress.passes.structure.attention.queries import refitted_queries
 from compress.passes.structure.chains import Chains, advance_source, load
 from compress.passes.structure.change import ChangesBlocks, changed, cut_block
 from compress.passes.structure.observe import Pair, is_plain
@@ -79,8 +82,16 @@ def landed(
     }
     module = skeleton.fill_block(spec.index, tensors.__getitem__)
     block = LoadedBlock(spec, module, skeleton, read.between)
+    changes, edited = list[LinearChange](), replace(pair, edited=block)
+    if not exact and each.learned.requeries(config):  # where all stays, attention is as it was
+        asked = refitted_queries(edited, read, into, each.work.ranks)
+        assert asked.now is not None, "they are refitted"
+        dtype = TORCH_DTYPES[into.tensors[asked.linear.tensor].dtype]
+        weight = asked.now.weight.to(torch.float32 if exact else dtype)
+        set_linear_weight(module, asked.linear, weight)
+        changes.append(replace(asked, now=Affine(weight)))
     read.free()
-    changes = list(changed(each, replace(pair, edited=block), config, exact=exact))
+    changes += changed(each, edited, config, exact=exact)
     pair.source.free()  # where no linear was changed
     for change in changes:
         assert change.now is not None, "what writes is refitted"

@@ -2,6 +2,7 @@
 stock transformers loads the rest, and what is cached is what was asked for."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from compress.errors import CheckpointError, RecipeError
 from compress.recipe.reading.parse import parse
+from compress.report.schema import Report
 from compress.verbs import RunOptions, make_plan, open_model, run
 from helpers.in_transformers import lost
 from helpers.short_runs import (
@@ -51,6 +53,28 @@ def test_all_of_it_in_another_class_says_the_same(
     assert report.loads.proof == "logits"
     assert report.loads.model_class == "DeepseekV3ForCausalLM"
     assert lost(tmp_path / "out", source, TEXT) < 1e-8
+    for before, after in attention_off(report):
+        assert before == after < 1e-6
+
+
+def attention_off(report: Report) -> list[tuple[float, float]]:
+    """Of each block: how far attention was from the source's before queries were refitted, and is
+    then, in nats."""
+    notes = [x.note for stage in report.stages for x in stage.repairs if ".q_" in x.linear]
+    assert notes
+    found = [re.findall(r"(?:is|was) (\S+)", note) for note in notes]
+    return [(float(before), float(after)) for after, before in found]
+
+
+def test_queries_make_up_for_what_keys_lack(tiny, tmp_path: Path) -> None:
+    """In every block, on texts that no fit has seen; also where an earlier stage left the model."""
+    source = tiny("llama", num_key_value_heads=4, dtype="fp32")
+    data, stage = text_source(tmp_path, samples=16), mla(rank=24, rope_dim=8, rope="stride")
+    for name, before in (("alone", ()), ("behind", ({"method": "prune_width", "ffn": 96},))):
+        report = run(recipe(*before, stage, calibration=data), source, tmp_path / name)
+        off = attention_off(report)
+        assert len(off) == 2
+        assert all(after < before for before, after in off)
 
 
 def test_in_16_bits_the_stream_is_scaled_by_a_power_of_two(tiny, tmp_path: Path) -> None:

@@ -115,6 +115,7 @@ def test_a_solve_holds_what_was_counted(kept: int) -> None:
 CUT = {"method": "prune_width", "ffn": 700}
 SHARE = {"method": "gqa", "groups": 1, "repair": "none"}
 LATENT = {"method": "mla", "rank": 64, "rope_dim": 32, "rope": "stride", "repair": "none"}
+ASKED = {**LATENT, "repair": "drift"}
 WIDE = {"hidden_size": 256, "intermediate_size": 768}
 MANY = {"hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 64}
 
@@ -127,8 +128,9 @@ MANY = {"hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 8, "
         ("llama", SHARE, MANY),
         ("qwen3", SHARE, MANY),
         ("llama", LATENT, MANY),
+        ("llama", ASKED, MANY),
     ],
-    ids=["solve", "heads", "normed", "latent"],
+    ids=["solve", "heads", "normed", "latent", "asked"],
 )
 def test_a_pass_holds_what_was_counted(
     tmp_path: Path,

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from compress.arch.forward.forward import describe_forward
-from compress.arch.forward.rope import Rope
 from compress.blocks.capture import calls
 from compress.blocks.linear import linear_weight
 from compress.blocks.walk import BlockInput, LoadedBlock
@@ -15,8 +14,8 @@ from compress.edits.latent.evidence import AttentionEvidence
 from compress.edits.turned import Turned
 from compress.formats import Weights
 from compress.passes.ranks import Ranks, summed_count
+from compress.passes.structure.attention.shares import frequencies, shares, turns_at
 from compress.passes.structure.attention.turned import turned_of
-from compress.runtime.decoder.rope import FREQUENCIES
 
 PARTS = ("q", "k", "v")
 # Positions of a text whose attention is looked at, at most, in equal steps: of a text of 4,096
@@ -115,29 +114,20 @@ class _Attended:
 
         q: [T, H, D], k: [T, G, D].
         """
-        positions = torch.arange(len(q), dtype=torch.float64, device=q.device)
-        turn = torch.polar(torch.ones((), dtype=torch.float64), positions[:, None] * self.angles)
-        at = positions[:: -(-len(q) // QUERIES)].long()
+        positions = torch.arange(len(q), device=q.device)
+        turn = turns_at(positions, self.angles)
+        at = positions[:: -(-len(q) // QUERIES)]
         later = positions > at[:, None]
         asked, given = (self.turned.numbers(x) * turn[:, None] for x in (q, k))
         asked = asked[at]
-        group, share = asked.shape[1] // given.shape[1], positions.new_zeros(len(q))
+        group, share = asked.shape[1] // given.shape[1], turn.real.new_zeros(len(q))
         for head in range(asked.shape[1]):
-            left, right = (torch.view_as_real(x).flatten(1).float() for x in (
-                asked[:, head], given[:, head // group]
-            ))  # fmt: skip
-            scores = (left @ right.T * self.scale).masked_fill(later, -torch.inf)
-            shares = scores.softmax(dim=-1).double()
-            back = torch.complex(shares @ turn.real, -(shares @ turn.imag))  # of e^(-iθs)
+            seen = shares(asked[:, head], given[:, head // group], later, self.scale).double()
+            back = torch.complex(seen @ turn.real, -(seen @ turn.imag))  # of e^(-iθs)
             self.turns[head] += (turn[at] * back).mean(dim=0)
-            share += shares.sum(dim=0) / asked.shape[1]
+            share += seen.sum(dim=0) / asked.shape[1]
         self.rows += 1
         return share * (len(q) / len(at))
-
-
-def frequencies(rope: Rope) -> Tensor:
-    """Of each pair of numbers, in angles a position: fp64 [F]."""
-    return FREQUENCIES[rope.kind](rope)[0].double()
 
 
 def _outputs(block: LoadedBlock) -> Tensor:
