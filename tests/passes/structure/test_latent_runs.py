@@ -88,14 +88,25 @@ def test_what_is_left_loads_and_takes_what_was_planned(tiny, tmp_path: Path, rop
 
 
 def test_what_scores_and_outputs_say_loses_less_than_sizes(tiny, tmp_path: Path) -> None:
-    """Than TransMLA's start, which looks at keys and values alone."""
+    """Than the starts of others, which look at keys and values alone, or at weights."""
     source = tiny("llama", num_key_value_heads=4, dtype="fp32")
     data, found = text_source(tmp_path, samples=16), {}
-    for start in ("scores", "transmla"):
-        stage = mla(rank=24, rope_dim=8, rope="stride", start=start, repair="none")
-        run(recipe(stage, calibration=data), source, tmp_path / start)
-        found[start] = lost(tmp_path / start, source, TEXT)
-    assert found["scores"] < found["transmla"]
+    ways = [("scores", 1), ("transmla", 1), ("transmla", 2), ("care", 1), ("svd", 1)]
+    for start, fold in ways:
+        stage = mla(rank=24, rope_dim=8, rope="stride", start=start, freqfold=fold, repair="none")
+        out = tmp_path / f"{start}-{fold}"
+        run(recipe(stage, calibration=data), source, out)
+        found[start, fold] = lost(out, source, TEXT)
+    assert min(found, key=found.__getitem__) == ("scores", 1)
+    assert len(set(found.values())) == len(ways)
+
+
+@pytest.mark.parametrize("start", ["transmla", "care", "svd"])
+def test_one_head_of_keys_and_values_is_its_own_latent(tiny, tmp_path: Path, start: str) -> None:
+    source = tiny("llama", num_key_value_heads=1, dtype="fp32")
+    stage = mla(**WHOLE, rope="stride", start=start, repair="none")
+    run(recipe(stage, calibration=text_source(tmp_path)), source, tmp_path / "out")
+    assert lost(tmp_path / "out", source, TEXT) < 1e-8
 
 
 def test_a_budget_is_split_as_it_loses_the_least_and_said_in_the_recipe(
@@ -285,6 +296,31 @@ def test_what_makes_a_latent_is_rounded_where_that_does_not_make_it_0(
             mla(kv_bytes=0.5, start="transmla"),
             "chooses no frequencies; take rope: stride",
         ),
+        (
+            "llama",
+            {},
+            mla(kv_bytes=0.5, start="svd"),
+            "start is svd, which chooses no frequencies; take rope: stride",
+        ),
+        (
+            "llama",
+            {},
+            mla(kv_bytes=0.5, rope="stride", start="svd", freqfold=2),
+            "start: svd folds no frequencies; take start: transmla or care",
+        ),
+        (
+            "llama",
+            {},
+            mla(kv_bytes=0.5, rope="top", start="care", freqfold=2),
+            "freqfold is 2, which takes equal steps through the frequencies; take rope: stride",
+        ),
+        (
+            "llama",
+            {},
+            mla(kv_bytes=0.5, rope="stride", start="transmla", freqfold=3),
+            "freqfold: is 3, which does not divide the 8 frequencies of a head",
+        ),
+        ("llama", {}, mla(kv_bytes=0.5, freqfold=0), "freqfold is 0; it is 1 or more"),
         ("llama", {}, mla(rank=99, rope_dim=8), "rank: is 99; the source has 32; give 1 to 32"),
         ("llama", {}, mla(rank=8, rope_dim=7), "rope_dim: is 7; numbers are rotated in twos"),
         ("llama", {}, mla(rank=8, rope_dim=6, rope="stride"), "with rope: stride it is one of"),
@@ -304,7 +340,7 @@ def test_what_makes_a_latent_is_rounded_where_that_does_not_make_it_0(
         ("mistral", {"sliding_window": 32}, mla(kv_bytes=0.5), "mistral has a window of 32 tokens"),
         ("gpt2", {}, mla(kv_bytes=0.5), "gpt2 has other norms"),
     ],
-    ids=range(19),
+    ids=range(24),
 )
 def test_what_cannot_become_a_latent_is_refused_before_work(
     tiny, family: str, options: dict[str, Any], stage: dict[str, Any], line: str
