@@ -31,7 +31,7 @@ def numbers(*shape: int, seed: int) -> Tensor:
 Q = numbers(TOKENS, HEADS, WIDTH, seed=0)
 K = numbers(TOKENS, GROUPS * WIDTH, seed=1).view(TOKENS, GROUPS, WIDTH)
 V = numbers(TOKENS, GROUPS * VALUES, seed=2).view(TOKENS, GROUPS, VALUES)
-O = numbers(HIDDEN, HEADS, VALUES, seed=3)  # noqa: E741
+O = numbers(HIDDEN, HEADS, VALUES, seed=3)  # noqa: E741 (beside Q, K and V)
 ROTATION = torch.polar(
     torch.linspace(0.2, 0.9, HEADS * FREQUENCIES, dtype=torch.float64),
     torch.linspace(-1, 2, HEADS * FREQUENCIES, dtype=torch.float64),

@@ -2,14 +2,22 @@
 stock transformers loads the rest, and what is cached is what was asked for."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
+from compress.arch.describe import describe
+from compress.checkpoint import Checkpoint
+from compress.checkpoint.outline import outline_of
+from compress.edits.latent.source import attention_of
+from compress.edits.mla import MlaConfig, shape_of
 from compress.errors import CheckpointError, RecipeError
+from compress.passes.structure.split import with_frequencies
 from compress.recipe.reading.parse import parse
 from compress.verbs import RunOptions, make_plan, open_model, run
 from helpers.in_transformers import lost
@@ -351,11 +359,32 @@ def test_what_cannot_become_a_latent_is_refused_before_work(
     assert line in str(caught.value)
 
 
-def test_a_second_one_is_refused(tiny) -> None:
+@pytest.mark.parametrize(
+    ("behind", "line"),
+    [
+        (mla(kv_bytes=0.5), "deepseek_v3 has latent attention already"),
+        ({"method": "cast", "dtype": "fp16"}, "fp16 has no numbers as small as those that make a"),
+    ],
+    ids=["a second one", "fp16"],
+)
+def test_what_cannot_come_behind_it_is_refused(tiny, behind: dict[str, Any], line: str) -> None:
     data = {"sources": "self", "samples": 4, "length": 16}
-    asked = recipe(mla(**WHOLE), mla(kv_bytes=0.5), calibration=data)
-    with pytest.raises(CheckpointError, match="has latent attention already"):
+    asked = recipe(mla(**WHOLE), behind, calibration=data)
+    with pytest.raises(CheckpointError) as caught:
         make_plan(asked, tiny("llama"))
+    assert line in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_share_is_as_many_frequencies_as_the_plan_counts(tiny) -> None:
+    """0.565 of 14,400 is 8,136, and less than that in floating point."""
+    checkpoint = Checkpoint.open(tiny("llama"))
+    attention = attention_of(outline_of(checkpoint, describe(checkpoint.config, checkpoint.shapes)))
+    large = replace(attention, kind=replace(attention.kind, kv_heads=100, key_width=144))
+    config = MlaConfig(rank=1.0, rope_dim=0.565)
+    found = with_frequencies(large, config, torch.rand(72, 100)).frequencies
+    assert found is not None
+    assert 2 * len(found) == shape_of(large, config).rotated == 8136 > int(0.565 * 14_400)
 
 
 @pytest.mark.long
