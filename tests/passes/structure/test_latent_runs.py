@@ -291,6 +291,20 @@ def test_what_makes_a_latent_is_rounded_where_that_does_not_make_it_0(
 
 
 @pytest.mark.parametrize(
+    ("options", "kept"),
+    [({"q_lora_rank": None}, True), ({"q_lora_rank": 32}, False), ({"rms_norm_eps": 1e-5}, False)],
+    ids=["as a result", "a narrow latent of queries", "another eps"],
+)
+def test_what_makes_a_trained_latent_is_rounded_where_config_tells_it_apart(
+    tiny, options: dict[str, Any], kept: bool
+) -> None:
+    source = tiny("deepseek_v3", **{"rms_norm_eps": 1e-6, "q_lora_rank": None, **options})
+    stage = {"method": "rtn", "scheme": "W4A16", "group_size": 16}
+    plan = make_plan(recipe(stage, output={"format": "gptq"}), source)
+    assert ("kv_a" in {x.linear.role for x in plan.skipped}) is kept
+
+
+@pytest.mark.parametrize(
     ("family", "options", "stage", "line"),
     [
         ("llama", {}, mla(), "kv_bytes is missing; say what may be cached"),
