@@ -58,7 +58,7 @@ def choose_latents(
     with open_bench(look, source, folder, make_working(folder)) as bench:
         for number, each in enumerate(known, 1):
             losses.append(loss_of(bench, planned_with(look, stage, each)))
-            told = f"tried rank {each.rank} with rope_dim {each.rope_dim}"
+            told = f"tried rank {each.rank} with rope_dim {each.rope_dim}, KL {losses[-1]:.4g}"
             spent = time.perf_counter() - began
             look.progress(Event(stage.method, told, number, len(known), spent))
             began = time.perf_counter()
