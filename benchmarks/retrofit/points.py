@@ -29,14 +29,18 @@ def gqa() -> Iterator[Point]:
 
 SHARES = (0.5, 0.25, 0.125)  # of the source's cache
 
-FOLDED = 0.25  # the share at which neighbouring frequencies are folded
 OTHERS: Mapping[str, Stage] = MappingProxyType(  # what others begin a latent with
     {
         "TransMLA's start": {"start": "transmla"},
         "TransMLA's start, FreqFold 2": {"start": "transmla", "freqfold": 2},
-        "TransMLA's start, FreqFold 4": {"start": "transmla", "freqfold": 4},
         "CARE's start": {"start": "care"},
         "SVD of weights": {"start": "svd"},
+    }
+)
+MORE: Mapping[str, Stage] = MappingProxyType(  # the same, in a quarter of the cache alone
+    {
+        "TransMLA's start, FreqFold 4": {"start": "transmla", "freqfold": 4},
+        "CARE's start, FreqFold 2": {"start": "care", "freqfold": 2},
     }
 )
 
@@ -52,10 +56,10 @@ def mla() -> Iterator[Point]:
             stage: Stage = {"method": "mla", "kv_bytes": share, "rope": rope, "repair": repair}
             seeds = SEEDS if repair == "drift" else 1
             yield _point("mla", f"mla {share:g}, {rope}, {repair}", (stage,), seeds)
-        for name, start in OTHERS.items():
+        others = {**OTHERS, **(MORE if share == 0.25 else {})}
+        for name, start in others.items():
             other = {"method": "mla", "kv_bytes": share, "rope": "stride", **start}
-            if "freqfold" not in start or share == FOLDED:
-                yield _point("mla", f"mla {share:g}, {name}", ({**other, "repair": "none"},), 1)
+            yield _point("mla", f"mla {share:g}, {name}", ({**other, "repair": "none"},), 1)
 
 
 def repaired() -> Iterator[Point]:
