@@ -1,7 +1,8 @@
 """What is measured: ways to a smaller cache on tale-6m, which has 8 heads of keys and values."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 from benchmarks.structure.points import TEXT, Point, Stage
 
@@ -28,10 +29,26 @@ def gqa() -> Iterator[Point]:
 
 SHARES = (0.5, 0.25, 0.125)  # of the source's cache
 
+OTHERS: Mapping[str, Stage] = MappingProxyType(  # what others begin a latent with
+    {
+        "TransMLA's start": {"start": "transmla"},
+        "TransMLA's start, FreqFold 2": {"start": "transmla", "freqfold": 2},
+        "CARE's start": {"start": "care"},
+        "SVD of weights": {"start": "svd"},
+    }
+)
+MORE: Mapping[str, Stage] = MappingProxyType(  # the same, in a quarter of the cache alone
+    {
+        "TransMLA's start, FreqFold 4": {"start": "transmla", "freqfold": 4},
+        "CARE's start, FreqFold 2": {"start": "care", "freqfold": 2},
+    }
+)
+
 
 def mla() -> Iterator[Point]:
     """Keys and values as one latent, not trained: all of it, which loses what 16 bits lose; what a
-    budget leaves, by frequencies that are chosen, with and without a refit; and by plain ones."""
+    budget leaves, by frequencies that are chosen, with and without a refit; by plain ones; and by
+    what others begin with, without a refit."""
     whole: Stage = {"method": "mla", "rank": 1.0, "rope_dim": 1.0}
     yield _point("mla", "mla whole", (whole,), 1)
     for share in SHARES:
@@ -39,8 +56,10 @@ def mla() -> Iterator[Point]:
             stage: Stage = {"method": "mla", "kv_bytes": share, "rope": rope, "repair": repair}
             seeds = SEEDS if repair == "drift" else 1
             yield _point("mla", f"mla {share:g}, {rope}, {repair}", (stage,), seeds)
-        other = {"method": "mla", "kv_bytes": share, "rope": "stride", "start": "transmla"}
-        yield _point("mla", f"mla {share:g}, TransMLA's start", ({**other, "repair": "none"},), 1)
+        others = {**OTHERS, **(MORE if share == 0.25 else {})}
+        for name, start in others.items():
+            other = {"method": "mla", "kv_bytes": share, "rope": "stride", **start}
+            yield _point("mla", f"mla {share:g}, {name}", ({**other, "repair": "none"},), 1)
 
 
 def repaired() -> Iterator[Point]:

@@ -27,9 +27,9 @@ from compress.edits.edit import Edited
 from compress.edits.latent.evidence import AttentionEvidence
 from compress.edits.latent.joint import joint_latent
 from compress.edits.latent.landing import Latents, landed
-from compress.edits.latent.rotated import rotated_key
 from compress.edits.latent.rotation import KNOWN, Choice, rope_parameters
 from compress.edits.latent.source import SourceAttention, attention_of
+from compress.edits.latent.starts import STARTS, Way, check_fold, check_start
 from compress.edits.latent.stock import (
     EPS,
     LatentShape,
@@ -38,7 +38,6 @@ from compress.edits.latent.stock import (
     stock_entries,
     stream_scale,
 )
-from compress.edits.latent.transmla import as_transmla
 from compress.edits.learned import LinearChange, Site, SiteMoments
 from compress.edits.repair.ridge import Affine
 from compress.edits.writers import check_roles, mended, writer_sites
@@ -62,7 +61,8 @@ class MlaConfig:
 
     rope: which frequencies the rotated key has. frequencies: those that were chosen, by index, in
     place of measuring them. start: by what keys and values are measured, by scores and outputs or
-    as TransMLA does. repair: what is refitted.
+    as others do. freqfold: so many neighbouring frequencies are taken for one where the keys that
+    rotate are found. repair: what is refitted.
     """
 
     kv_bytes: float | None = None
@@ -71,7 +71,8 @@ class MlaConfig:
     multiple_of: int = 1
     rope: Choice = "any"
     frequencies: tuple[int, ...] | None = None
-    start: Literal["scores", "transmla"] = "scores"
+    start: Way = "scores"
+    freqfold: int = 1
     repair: Literal["drift", "none"] = "drift"
 
     def __post_init__(self) -> None:
@@ -94,8 +95,7 @@ class MlaConfig:
                 f"kv_bytes is {self.kv_bytes}; it is a share of the source's cache, above 0 and"
                 " below 1"
             )
-        if self.start == "transmla" and self.rope == "any":
-            raise RecipeError("start is transmla, which chooses no frequencies; take rope: stride")
+        check_start(self.start, self.rope, self.freqfold)
         if self.frequencies is not None and (self.rope != "any" or self.kv_bytes is not None):
             raise RecipeError(
                 "frequencies says what rope: any has chosen, beside rank and rope_dim; leave it out"
@@ -143,6 +143,7 @@ def plan(source: Outline, config: MlaConfig) -> Edited:
     """
     check_roles(source.spec)
     attention = attention_of(source)
+    check_fold(config.freqfold, attention.rope.dim // 2)
     most = max(
         (shape_of(attention, each) for each in splits(attention, config)),
         key=lambda shape: sum(prod(dims) for _, _, dims in stock_entries(source, shape)),
@@ -267,12 +268,13 @@ def neutral(config: MlaConfig) -> MlaConfig:
         rope="any",
         frequencies=None,
         start="scores",
+        freqfold=1,
     )
 
 
 def counts_evenly(config: MlaConfig) -> bool:
     """Whether tokens count alike, however much heads attend to them."""
-    return config.start == "transmla"
+    return config.start != "scores"
 
 
 def refits_queries(config: MlaConfig) -> bool:
@@ -286,8 +288,8 @@ def land(
     """The new tensors of attention, by their names below it, fp64. parts: "q", "k" and "v" as they
     are; seen: of them."""
     attention = attention_of(source)
-    seen = as_transmla(seen) if config.start == "transmla" else seen
-    key = rotated_key(seen, frequencies_of(attention, config))
-    joint = joint_latent(seen, key, shape_of(attention, config).rank)
-    made = Latents(key, joint, attention.scale)
-    return landed(parts, seen, made, biased=attention.biased)
+    kept = frequencies_of(attention, config)
+    start = STARTS[config.start](seen, parts, kept, config.freqfold)
+    joint = joint_latent(start, shape_of(attention, config).rank)
+    made = Latents(start.key, joint, attention.scale)
+    return landed(parts, start.seen, made, biased=attention.biased)

@@ -26,12 +26,22 @@ def source_of(checkpoint: Checkpoint, spec: DecoderSpec, sha256: str, kv_bytes: 
 def architecture_of(spec: DecoderSpec) -> str:
     """What kind of model and its sizes, for people."""
     head = "tied" if spec.tied else "untied"
-    heads = f" {counted(spec.heads, 'head')} ({spec.kv_heads} KV)," if spec.heads else ""
+    heads = f" {heads_of(spec)}," if spec.heads else ""
     wide = f" ffn {spec.intermediate}," if spec.intermediate else ""
     return (
         f"{spec.model_type}, {counted(len(spec.blocks), 'block')}, hidden {spec.hidden},"
         f"{heads}{wide} vocabulary {spec.vocab}, {head} head"
     )
+
+
+def heads_of(spec: DecoderSpec) -> str:
+    """Query heads, and what keys and values are made of: "8 heads (2 KV)" or "8 heads,
+    latent 96 + 32"."""
+    latent = spec.blocks[0].sizes.latent if spec.blocks else None
+    made = f" ({spec.kv_heads} KV)"
+    if latent is not None:
+        made = f", latent {latent.rank} + {latent.rotated}"
+    return f"{counted(spec.heads, 'head')}{made}"
 
 
 def result_of(weights: Weights) -> Result:

@@ -111,6 +111,7 @@ def _decoder(spec: DecoderSpec) -> dict[str, Any]:
         "heads": spec.heads,
         "kv_heads": spec.kv_heads,
         "head_dim": spec.head_dim,
+        **_latent(spec),
         "intermediate": spec.intermediate,
         "vocab": spec.vocab,
         "context": spec.context,
@@ -120,6 +121,12 @@ def _decoder(spec: DecoderSpec) -> dict[str, Any]:
         "unrecognised": [name for block in spec.blocks for name in block.unrecognised],
         **_differing(spec),
     }
+
+
+def _latent(spec: DecoderSpec) -> dict[str, Any]:
+    """What keys and values are made of, where that is no heads of their own."""
+    latent = spec.blocks[0].sizes.latent if spec.blocks else None
+    return {} if latent is None else {"latent": {"rank": latent.rank, "rotated": latent.rotated}}
 
 
 def _differing(spec: DecoderSpec) -> dict[str, Any]:

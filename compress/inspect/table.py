@@ -86,10 +86,12 @@ def _decoder_lines(decoder: dict[str, Any] | str) -> list[str]:
             "  layers        not listed, for want of the decoder; the rest is whole",
         ]
     blocks, heads = counted(decoder["blocks"], "block"), counted(decoder["heads"], "head")
+    latent, own = decoder.get("latent"), f" ({decoder['kv_heads']} KV)"
+    made = f", latent {latent['rank']} + {latent['rotated']}" if latent else ""
     sizes = (
-        f"{blocks}, hidden {decoder['hidden']}, {heads} ({decoder['kv_heads']} KV) of"
-        f" {decoder['head_dim']}, ffn {decoder['intermediate']}, vocabulary {decoder['vocab']},"
-        f" context {decoder['context']}"
+        f"{blocks}, hidden {decoder['hidden']}, {heads}{'' if latent else own} of"
+        f" {decoder['head_dim']}{made}, ffn {decoder['intermediate']}, vocabulary"
+        f" {decoder['vocab']}, context {decoder['context']}"
     )
     tied = "tied" if decoder["tied"] else "untied"
     return [

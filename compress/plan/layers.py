@@ -8,6 +8,7 @@ from compress.arch.spec import LinearSpec
 from compress.checkpoint.outline import Outline
 from compress.checkpoint.shards.dtype_codes import PLAIN_DTYPES
 from compress.checkpoint.shards.layout import Entry, nbytes
+from compress.edits.latent.stock import may_be_landed
 from compress.errors import CheckpointError, RecipeError
 from compress.formats import FORMATS
 from compress.formats.storage import WeightStorage
@@ -18,7 +19,10 @@ from compress.recipe.matching import assign
 from compress.recipe.placing import placed
 
 LATENT_MAKERS = ("kv_a", "q_a")
-TOO_SMALL = "rows that make a latent may be of 1e-9, which this scheme or format stores as 0"
+TOO_SMALL = (
+    "by config.json mla may have made it, and rows that make a latent are then of 1e-9, which this"
+    " scheme or format stores as 0"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +73,12 @@ def assign_layers(
     spec = model.spec
     assigned = assign(recipe.stages, spec.all_linears())
     blocks = {linear.name: block.index for block in spec.blocks for linear in block.linears}
-    modules, skipped = [], []
+    modules, skipped, small = [], [], may_be_landed(model)
     for linear in spec.all_linears():
         stage, block = assigned.stage_of.get(linear.name), blocks.get(linear.name)
         if stage is None:
             skipped.append(Skipped(linear, block, assigned.reason_of[linear.name]))
-        elif _is_too_small(linear, recipe.stages[stage].scheme, fmt):
+        elif small and _is_too_small(linear, recipe.stages[stage].scheme, fmt):
             skipped.append(Skipped(linear, block, TOO_SMALL))
         else:
             module = _module(recipe, stage, linear, block, model, fmt)

@@ -58,7 +58,7 @@ class Plan:
     problems: what would stop a run that was started now, as `make_plan` found it.
     bytes_range: least and most bytes of the result, where sizes wait for a measurement; shards is
     then that of the largest model.
-    teachers: other models that passes train by.
+    teachers: other models that passes train by. notes: what edits say of what they leave.
     """
 
     recipe: Recipe
@@ -82,6 +82,7 @@ class Plan:
     room: Room = UNKNOWN
     bytes_range: tuple[int, int] | None = None
     teachers: Teachers = field(default_factory=lambda: NO_TEACHERS)
+    notes: tuple[str, ...] = ()
 
     @property
     def asked(self) -> Recipe:
@@ -186,6 +187,7 @@ class Plan:
             "tensor_parallel": {str(n): list(why) for n, why in self.tensor_parallel.items()},
             "runtimes": [r._asdict() for r in self.runtimes],
             "warnings": list(self.warnings),
+            "notes": list(self.notes),
             "problems": list(self.problems),
         }
 
@@ -265,7 +267,6 @@ def build_plan(recipe: Recipe, given: EditedModel, *, dtype: torch.dtype) -> Pla
             *checks.warnings(model),
             *shortened,
             *calibrated_too(recipe),
-            *(line for each in edits for line in each.notes),
             *notes(modules, fmt),
         ),
         kv_bytes_per_token=(
@@ -274,6 +275,7 @@ def build_plan(recipe: Recipe, given: EditedModel, *, dtype: torch.dtype) -> Pla
         ),
         given=recipe,
         teachers=given.teachers,
+        notes=tuple(line for each in edits for line in each.notes),
     )
 
 

@@ -46,7 +46,7 @@ def plan_table(plan: Plan, *, modules: bool = False) -> str:
     for n, reasons in plan.tensor_parallel.items():
         lines.append(f"tensor parallel {n}   {'; '.join(reasons) or 'divides'}")
     lines += [f"{v.runtime:<17}   {v.verdict}: {v.reason}".rstrip(": ") for v in plan.runtimes]
-    lines += [f"note: {warning}" for warning in plan.warnings]
+    lines += [f"note: {line}" for line in (*plan.notes, *plan.warnings)]
     lines += [f"copied: {name}" for name in plan.spec.copied]
     lines += [f"problem: {problem}" for problem in plan.problems]
     return "\n".join(lines)

@@ -349,7 +349,8 @@ class Report:
     samples_reason: why there are no samples, None when there are some.
     copied_tensors, copied_files: what was carried over untouched; skipped_files: left behind.
     open_with: lines to copy that open the result; open_reason: why there are none.
-    budget: for a recipe with a target. loads: for one with stages that change the structure.
+    budget: for a recipe with a target. loads: for one with stages that change the structure. notes:
+    what these stages say of what they leave.
     """
 
     tool: str
@@ -378,6 +379,7 @@ class Report:
     open_reason: str | None = None
     budget: Budget | None = None
     loads: StockLoad | None = None
+    notes: tuple[str, ...] = ()
     schema: int = SCHEMA_VERSION
 
     @property

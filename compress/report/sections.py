@@ -20,6 +20,13 @@ def warnings(report: Report) -> Html | None:
     return el("aside", el("h2", title), lines, class_="warnings", id="warnings")
 
 
+def notes(report: Report) -> Html | None:
+    """What stages say of what they leave; None where they say nothing."""
+    if not report.notes:
+        return None
+    return section("notes", "Notes", el("ul", *[el("li", line) for line in report.notes]))
+
+
 def plan(report: Report) -> Html | None:
     """What was promised before the work, and what came."""
     found = report.plan_vs_actual

@@ -174,6 +174,19 @@ def front(tried: Sequence[SizeCandidate]) -> list[SizeCandidate]:
     return [x for x in tried if not any(better(y, x) for y in tried)]
 
 
+def other_splits(stage: StageRecord) -> str | None:
+    """One line about a budget that was split: "112 + 16 lose 0.081, 80 + 48 0.084", the splits that
+    were not chosen; None for a stage that splits none. Few rows can make them a tie."""
+    rest = [x for x in stage.candidates if not x.place]
+    if not rest or not all({"rank", "rope_dim"} <= set(x.sizes) for x in rest):
+        return None
+    said = [
+        f"{x.sizes['rank']} + {x.sizes['rope_dim']} {units.significant(x.loss)}"
+        for x in sorted(rest, key=lambda x: x.loss)
+    ]
+    return f"rank + rope_dim and what they lose: {', '.join(said)}"
+
+
 def chosen_sizes(stage: StageRecord) -> str | None:
     """One line about a stage: "prune: ffn 320, heads 5, 6 blocks lose 0.42 nats a token ..., the
     least of 6 that were measured together"; None for a stage that searches nothing."""

@@ -6,8 +6,8 @@ from pathlib import Path
 from compress.report import tasks, units
 from compress.report.disturbance import disturbance, taken
 from compress.report.proofs import loaded, proved
-from compress.report.schema import Export, Report, Sample, TextQuality
-from compress.report.structure import chosen_sizes, repaired, trained
+from compress.report.schema import Export, Report, Sample, StageRecord, TextQuality
+from compress.report.structure import chosen_sizes, other_splits, repaired, trained
 from compress.report.summary import (
     bits_before,
     has_before,
@@ -48,8 +48,10 @@ def render_table(report: Report, page: str | Path | None = None) -> str:
         lines += ["", *_said("Note", disturbed)]
     for warning in report.warnings:
         lines += ["", *_said("Warning", warning)]
-    for line in filter(None, map(chosen_sizes, report.stages)):
-        lines += ["", *_said("Sizes", line)]
+    for note in report.notes:
+        lines += ["", *_said("Note", note)]
+    for stage in report.stages:
+        lines += _searched(stage)
     for line in filter(None, map(repaired, report.stages)):
         lines += ["", *_said("Refitted", line)]
     for line in filter(None, map(trained, report.stages)):
@@ -64,6 +66,14 @@ def render_table(report: Report, page: str | Path | None = None) -> str:
     if page is not None:
         lines += ["", "Report", f"  {_clean(str(page))}"]
     return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+def _searched(stage: StageRecord) -> list[str]:
+    """What a stage has chosen, and what else it might have been."""
+    found, others = chosen_sizes(stage), other_splits(stage)
+    if found is None:
+        return []
+    return ["", *_said("Sizes", found), *([] if others is None else _said("  others", others))]
 
 
 def _export(export: Export) -> list[str]:

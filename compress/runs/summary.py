@@ -89,6 +89,7 @@ def build_report(
         open_reason=why_not_opened(plan.format, plan.runtimes, "--set output.format=dense"),
         budget=None if plan.budget is None else _budget(plan.budget, layers),
         loads=session.loads,
+        notes=plan.notes,
     )
 
 

@@ -138,7 +138,7 @@ def test_numbers_that_are_no_floats_stay_and_are_named(tiny, tmp_path: Path) -> 
     counts = {"extra.counts": torch.arange(3)}
     save_file(load_file(copy / "model.safetensors") | counts, copy / "model.safetensors")
     plan = make_plan(recipe(WIDE), copy)
-    assert "extra.counts stays I64, as it holds no floats" in plan.warnings
+    assert "extra.counts stays I64, as it holds no floats" in plan.notes
     run(recipe(WIDE), copy, tmp_path / "out")
     found = load_file(tmp_path / "out" / "model.safetensors")["extra.counts"]
     assert torch.equal(found, counts["extra.counts"])
@@ -197,8 +197,8 @@ def test_a_cast_that_changes_nothing_says_so(tiny) -> None:
         make_plan(recipe(cast(x)), tiny("llama", dtype="bf16")) for x in ("bf16", "fp16")
     )
     line = "cast to bf16 changes nothing: every tensor is stored so already"
-    assert line in same.warnings
-    assert not any("changes nothing" in x for x in other.warnings)
+    assert line in same.notes
+    assert not any("changes nothing" in x for x in other.notes)
 
 
 def test_report_and_card_tell_the_dtype_before_and_after(tiny, tmp_path: Path) -> None:

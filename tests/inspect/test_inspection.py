@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
+from compress.arch.describe import describe
+from compress.checkpoint import Checkpoint
 from compress.cli.main import main
 from compress.errors import CheckpointError
+from compress.inspect.facts import architecture_of
 from compress.verbs import inspect_checkpoint, inspect_table, run
 from helpers.engine import hybrids
 from helpers.short_runs import RTN, recipe
@@ -50,6 +53,16 @@ def test_inspecting_layer_by_layer(tiny, tmp_path: Path) -> None:
         *("model.layers.0.self_attn.q_proj", "64", "x", "64", "int4", "sym", "g32"),
         str(64 * 64 // 2 + 2 * 64 * 2 + 16),
     ]
+
+
+def test_a_latent_is_what_keys_and_values_are_made_of(tiny) -> None:
+    source = tiny("deepseek_v3")
+    facts = inspect_checkpoint(source)
+    assert facts["decoder"]["latent"] == {"rank": 32, "rotated": 8}
+    assert "hidden 64, 4 heads of 24, latent 32 + 8, ffn 96" in inspect_table(facts)
+    checkpoint = Checkpoint.open(source)
+    said = architecture_of(describe(checkpoint.config, checkpoint.shapes))
+    assert "hidden 64, 4 heads, latent 32 + 8, ffn 96" in said
 
 
 def test_inspecting_names_every_damaged_tensor(tiny, tmp_path: Path) -> None:

@@ -7,6 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from compress.report.html import render_html
+from compress.report.records.sizes import SizeCandidate
 from compress.report.schema import Export, RecipeInfo, Report, Sample, StageRecord, StockLoad
 from compress.report.table import render_table
 from compress.report.units import duration, size
@@ -150,3 +152,28 @@ def test_work_that_disturbed_the_run_is_said(report: Report) -> None:
     assert line in " ".join(render_table(replace(report, stages=busy)).split())
     quiet = tuple(replace(stage, others=0.02) for stage in report.stages)
     assert "other work" not in render_table(replace(report, stages=quiet))
+
+
+def test_notes_are_no_warnings_and_stand_on_the_page_too(report: Report) -> None:
+    said = replace(report, notes=("the result is a deepseek_v3",), warnings=())
+    text = render_table(said)
+    assert "Note      the result is a deepseek_v3" in text
+    assert "Warning" not in text
+    assert "<li>the result is a deepseek_v3</li>" in render_html(said)
+
+
+def test_splits_of_a_budget_that_were_not_chosen_are_said_with_what_they_lose(
+    report: Report,
+) -> None:
+    """They may be a tie, on few rows; the best first."""
+    tried = tuple(
+        SizeCandidate({"rank": rank, "rope_dim": 128 - rank}, "kv_bytes_per_token", 1536, loss)
+        for rank, loss in ((112, 0.0812), (96, 0.0779), (64, 0.0785))
+    )
+    best = replace(tried[1], place="chosen")
+    stage = replace(report.stages[0], name="mla", candidates=(tried[0], best, tried[2]))
+    text = " ".join(render_table(replace(report, stages=(stage,))).split())
+    assert "Sizes mla: rank 96, rope_dim 32 lose 0.0779 nats a token" in text
+    assert "others rank + rope_dim and what they lose: 64 + 64 0.0785, 112 + 16 0.0812" in text
+    page = render_html(replace(report, stages=(stage,)))
+    assert all(x in page for x in ("0.0812", "0.0779", "0.0785"))

@@ -24,7 +24,8 @@ class AttentionEvidence:
     rotation: complex [H, F], the mean of e^(iθ(t - s)) over the positions s that a head attends to
     from t. outputs: [G, V, V], sum of W_oᵀ W_o over the query heads that read a head. phases:
     whether components of keys may have one for each head, and come by what they gain; else they are
-    real, and the largest come first.
+    real, and the largest come first. fold: so many neighbouring frequencies, M, have components
+    together, as if they were one; it divides F.
     """
 
     turned: Turned
@@ -33,6 +34,7 @@ class AttentionEvidence:
     rotation: Tensor
     outputs: Tensor
     phases: bool = True
+    fold: int = 1
 
     @property
     def heads(self) -> int:
@@ -64,14 +66,20 @@ class AttentionEvidence:
         squares = self.queries.diagonal(dim1=1, dim2=2)
         return squares[:, self.turned.real] + squares[:, self.turned.imaginary]
 
+    def by_block(self, each: Tensor) -> Tensor:
+        """[G, F] as [F / M, G * M], of folded frequencies together."""
+        return torch.unflatten(each, 1, (-1, self.fold)).transpose(0, 1).flatten(1)
+
     def key_grams(self) -> Tensor:
-        """Mean of k_h conj(k_g) at each frequency: complex [F, G, G]."""
+        """Mean of k conj(k) between the numbers of all heads at folded frequencies: complex
+        [F / M, G * M, G * M]."""
         keys = self.states[: self.keys, : self.keys]
         parts = keys.view(self.groups, self.key_width, self.groups, self.key_width)
-        real, imaginary = self.turned.real, self.turned.imaginary
+        real, imaginary = (x.view(-1, self.fold) for x in (self.turned.real, self.turned.imaginary))
 
         def between(left: Tensor, right: Tensor) -> Tensor:
-            return parts[:, left, :, right]  # [F, G, G]
+            found = parts[:, left[:, :, None], :, right[:, None]]  # [F / M, M, M, G, G]
+            return found.permute(0, 3, 1, 4, 2).flatten(3).flatten(1, 2)
 
         same = between(real, real) + between(imaginary, imaginary)
         if not self.phases:

@@ -35,13 +35,26 @@ class JointLatent:
     lost: float
 
 
-def joint_latent(seen: AttentionEvidence, key: RotatedKey, rank: int) -> JointLatent:
+@dataclass(frozen=True, slots=True, eq=False)
+class Started:
+    """What a latent begins with. seen: what keys and values are measured by. key: the shared one.
+    balanced: whether keys and values count alike; else each as much as it has energy."""
+
+    seen: AttentionEvidence
+    key: RotatedKey
+    balanced: bool = True
+
+
+def joint_latent(start: Started, rank: int) -> JointLatent:
     """The latent that loses the least, of what a shared key leaves."""
+    seen, key = start.seen, start.key
     roots = [_roots(metric) for metric in (*_asked(seen), *seen.outputs)]
     there, back = [root for root, _ in roots], [inverse for _, inverse in roots]
     rest = without(seen, key)
     weighed = _by_head(there, _by_head(there, _left(seen, rest)).T.contiguous())
-    balance = _balance(weighed, seen.keys)
+    balance = torch.ones_like(weighed.diagonal())
+    if start.balanced:
+        balance[: seen.keys] = _balance(weighed, seen.keys)
     kept, share = _principal(weighed.mul_(balance[:, None]).mul_(balance), rank)
     size = math.sqrt(share.kept / rank) or 1.0
     into = _by_head(there, balance[:, None] * kept).T / size
@@ -106,12 +119,10 @@ def _roots(metric: Tensor) -> tuple[Tensor, Tensor]:
     return (vectors * root) @ vectors.T, (vectors / root) @ vectors.T
 
 
-def _balance(weighed: Tensor, keys: int) -> Tensor:
-    """What brings keys to the energy of values: of each row; 0 for keys of which nothing is
-    left."""
+def _balance(weighed: Tensor, keys: int) -> float:
+    """What brings keys to the energy of values; 0 for keys of which nothing is left."""
     squares = weighed.diagonal()
     of_keys, of_values = float(squares[:keys].sum()), float(squares[keys:].sum())
-    made = torch.ones_like(squares)
-    if of_values > 0:
-        made[:keys] = (of_values / of_keys) ** 0.5 if of_keys > NOTHING * of_values else 0.0
-    return made
+    if of_values <= 0:
+        return 1.0
+    return math.sqrt(of_values / of_keys) if of_keys > NOTHING * of_values else 0.0

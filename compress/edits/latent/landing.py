@@ -43,7 +43,7 @@ def landed(
 ) -> dict[str, Tensor]:
     """Tensors by their names below attention, fp64. parts: "q", "k" and "v" of the source. biased:
     whether attention gets biases, as any of its linears has one."""
-    q, k, v = (_with_bias(parts[role], biased=biased) for role in "qkv")
+    q, k, v = (with_bias(parts[role], biased=biased) for role in "qkv")
     latent = made.joint.into @ torch.cat([k, v])
     down = torch.cat([SMALL * latent, _rotated_rows(k, seen, made.key)])
     queries = _queries(q, seen, made)
@@ -67,7 +67,7 @@ def landed(
     }
 
 
-def _with_bias(part: Affine, *, biased: bool) -> Tensor:
+def with_bias(part: Affine, *, biased: bool) -> Tensor:
     """[out, in] in fp64, with the bias as one more column where any linear has one."""
     weight = part.weight.double()
     if not biased:
@@ -79,17 +79,17 @@ def _with_bias(part: Affine, *, biased: bool) -> Tensor:
 def _rotated_rows(k: Tensor, seen: AttentionEvidence, key: RotatedKey) -> Tensor:
     """Rows of the shared key: [2 * S, in]."""
     heads = torch.unflatten(k, 0, (seen.groups, -1))
-    numbers = seen.turned.numbers(heads.mT)[..., key.frequencies]  # [G, in, S]
-    return _in_twos(torch.einsum("gs,gis->is", key.key_in, numbers)).T
+    numbers = seen.turned.numbers(heads.mT)[..., key.made_of]  # [G, in, M, S]
+    return _in_twos(torch.einsum("gms,gims->is", key.key_in, numbers)).T
 
 
 def _queries(q: Tensor, seen: AttentionEvidence, made: Latents) -> Tensor:
     """Rows of all query heads, what is not rotated before what is: [H * (D + 2 * S), in]."""
     heads = torch.unflatten(q, 0, (seen.heads, -1))
     plain = turned_on_average(seen) @ heads
-    numbers = seen.turned.numbers(heads.mT)[..., made.key.frequencies]  # [H, in, S]
+    numbers = seen.turned.numbers(heads.mT)[..., made.key.made_of]  # [H, in, M, S]
     reads = made.key.key_out.repeat_interleave(seen.heads // seen.groups, dim=0)
-    turned = _in_twos(numbers * reads.conj()[:, None]).mT
+    turned = _in_twos((numbers * reads.conj()[:, None]).sum(dim=2)).mT
     whole = torch.cat([plain, turned], dim=1)
     whole = whole * (made.scale * math.sqrt(whole.shape[1]))
     return whole.flatten(0, 1)

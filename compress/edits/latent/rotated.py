@@ -6,7 +6,8 @@ that keep their rotation are the shared key, which is exact for them. All others
 which nothing rotates; there a query is turned by what its rotation is on average.
 
 A frequency may be taken once for each head: the second time it is for its second component, in the
-order of what they gain by their rotation.
+order of what they gain by their rotation. Neighbouring frequencies may be folded: their components
+are found together, and what a component has of each is turned as its own frequency turns.
 """
 
 from collections.abc import Sequence
@@ -23,24 +24,39 @@ TINY = 1e-300  # in place of an energy of 0 that something is divided by
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RotatedKey:
-    """S complex numbers of the shared key k', in fp64.
+    """S complex numbers of the shared key k', in fp64, each of M neighbouring frequencies.
 
-    frequencies: int64 [S]. key_in: complex [G, S], k'_s = Σ_g key_in k_g at the frequency of s.
-    key_out: complex [G, S], what k'_s is of the keys of head g.
+    frequencies: int64 [S], that they rotate at. key_in: complex [G, M, S], k'_s = Σ key_in k over
+    the heads and the frequencies that s is of. key_out: complex [G, M, S], what k'_s is of the keys
+    of a head there. alone: whether all that it leaves of the keys at its frequencies is lost.
     """
 
     frequencies: Tensor
     key_in: Tensor
     key_out: Tensor
+    alone: bool = False
+
+    @property
+    def blocks(self) -> Tensor:
+        """Of which M frequencies each number is: int64 [S]."""
+        return self.frequencies // self.key_in.shape[1]
+
+    @property
+    def made_of(self) -> Tensor:
+        """The frequencies that each number is of: int64 [M, S]."""
+        fold = self.key_in.shape[1]
+        return self.blocks * fold + torch.arange(fold, device=self.blocks.device)[:, None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Components:
-    """Of the keys at each frequency, those first that gain the most by their rotation.
+    """Of the keys at each M frequencies that are folded, those first that gain the most by their
+    rotation. Of keys of G heads: G * M components.
 
-    gains: [F, G], energy times the share of it that the mean rotation leaves out, 1 - |mean|² of
-    the query heads that read the keys. energy: [F, G], of scores. vectors: complex [F, G, G], a
-    component in each column, of keys times weights. weights: [G, F].
+    gains: [F / M, G * M], energy times the share of it that the mean rotation leaves out, 1 -
+    |mean|² of the query heads that read the keys. energy: [F / M, G * M], of scores. vectors:
+    complex [F / M, G * M, G * M], a component in each column, of keys times weights. weights:
+    [F / M, G * M].
     """
 
     gains: Tensor
@@ -53,13 +69,14 @@ def components_of(seen: AttentionEvidence) -> Components:
     """Principal components of the keys by the energy of the scores that they give."""
     asked = seen.by_group(seen.query_energy())  # [G, H / G, F]
     summed = asked.sum(dim=1)
-    weights = summed.clamp(min=LEAST * float(summed.max()) or 1.0).sqrt()
-    weighted = seen.key_grams() * weights.T[:, :, None] * weights.T[:, None, :]
+    weights = seen.by_block(summed.clamp(min=LEAST * float(summed.max()) or 1.0).sqrt())
+    weighted = seen.key_grams() * weights[:, :, None] * weights[:, None, :]
     energy, vectors = torch.linalg.eigh(weighted)
     energy = energy.clamp(min=0)
     kept = seen.by_group(seen.rotation).abs().square()
     lost = (asked * (1 - kept)).sum(dim=1) / summed.clamp(min=TINY)  # [G, F]
-    gains = energy * torch.einsum("gf,fgj->fj", lost.clamp(min=0), vectors.abs().square())
+    lost = seen.by_block(lost.clamp(min=0))
+    gains = energy * torch.einsum("fg,fgj->fj", lost, vectors.abs().square())
     order = (gains if seen.phases else energy).argsort(dim=1, descending=True)
     moved = order[:, None].expand_as(vectors)
     return Components(
@@ -69,28 +86,41 @@ def components_of(seen: AttentionEvidence) -> Components:
 
 def rotated_key(seen: AttentionEvidence, frequencies: Sequence[int]) -> RotatedKey:
     """The shared key of the components that gain the most, of each frequency as many as it is named
-    times."""
+    times; of folded ones as many as are named of them."""
     parts = components_of(seen)
-    met = [list(frequencies[:i]).count(f) for i, f in enumerate(frequencies)]
-    at, component = torch.tensor(frequencies), torch.tensor(met)
-    vectors = parts.vectors[at, :, component].T  # [G, S]
-    weights = parts.weights[:, at]
-    return RotatedKey(at, vectors.conj() * weights, vectors / weights)
+    blocks = [f // seen.fold for f in frequencies]
+    component = [blocks[:i].count(block) for i, block in enumerate(blocks)]
+    vectors = parts.vectors[blocks, :, component]  # [S, G * M]
+    weights = parts.weights[blocks]
+    key_in, key_out = (
+        torch.unflatten(x.T, 0, (seen.groups, seen.fold))
+        for x in (vectors.conj() * weights, vectors / weights)
+    )
+    return RotatedKey(torch.tensor(frequencies), key_in, key_out)
 
 
 def without(seen: AttentionEvidence, key: RotatedKey) -> Tensor:
     """What takes the keys of all heads to what the shared key leaves of them: [G * D, G * D]."""
-    count, groups = seen.frequencies, seen.groups
-    eye = torch.eye(groups, dtype=torch.complex128, device=seen.states.device)
-    rest = eye.expand(count, -1, -1).clone()
-    shared = -torch.einsum("gs,hs->sgh", key.key_out, key.key_in)
-    rest.index_add_(0, key.frequencies.to(rest.device), shared)
+    groups, fold = key.key_in.shape[:2]
+    device, blocks = seen.states.device, key.blocks
+    eye = torch.eye(groups * fold, dtype=torch.complex128, device=device)
+    rest = eye.expand(seen.frequencies // fold, -1, -1).clone()
+    if key.alone:
+        rest[blocks] = 0
+    else:
+        ways = (x.flatten(0, 1) for x in (key.key_out, key.key_in))  # [G * M, S]
+        rest.index_add_(0, blocks.to(device), -torch.einsum("is,js->sij", *ways))
     made = seen.states.new_zeros(groups, seen.key_width, groups, seen.key_width)
-    real, imaginary = seen.turned.real, seen.turned.imaginary
-    made[:, real, :, real] = rest.real
-    made[:, imaginary, :, imaginary] = rest.real
-    made[:, real, :, imaginary] = -rest.imag
-    made[:, imaginary, :, real] = rest.imag
+    real, imaginary = (x.view(-1, fold) for x in (seen.turned.real, seen.turned.imaginary))
+    rest = torch.unflatten(torch.unflatten(rest, 2, (groups, fold)), 1, (groups, fold))
+    rest = rest.permute(0, 2, 4, 1, 3)  # [F / M, M, M, G, G]
+    for left, right, values in (
+        (real, real, rest.real),
+        (imaginary, imaginary, rest.real),
+        (real, imaginary, -rest.imag),
+        (imaginary, real, rest.imag),
+    ):
+        made[:, left[:, :, None], :, right[:, None]] = values
     return made.reshape(seen.keys, seen.keys)
 
 

@@ -95,6 +95,17 @@ def stock_config(source: Outline, shape: LatentShape, rope: Mapping[str, Any]) -
     }
 
 
+def may_be_landed(model: Outline) -> bool:
+    """Whether a model may be one that `mla` made, whose latents are of 1e-7: by what config.json of
+    all of these says, as a plan reads no weights. False is certain; a model that was trained with
+    these sizes is taken for one too."""
+    latents = [x.sizes.latent for x in model.spec.blocks if not x.sizes.experts]
+    if model.config.get("rms_norm_eps") != EPS:
+        return False
+    # A latent of queries is of full rank there, for biases; one that was trained is narrower.
+    return any(x and not 0 < x.query_rank <= model.spec.hidden for x in latents)
+
+
 def context_of(source: Outline) -> int:
     """Positions that the source reads, where its config.json does not say by its class."""
     return source.spec.context or CONTEXTS[source.spec.family]

@@ -26,14 +26,19 @@ from compress.events import Event
 from compress.formats import Weights
 from compress.passes.structure.files import make_working
 from compress.passes.structure.tokens import Looking, skeleton_of
-from compress.passes.structure.trial import Bench, loss_of, open_bench
+from compress.passes.structure.trial import (
+    Bench,
+    loss_of,
+    open_bench,
+    planned_with,
+    recipe_with,
+)
 from compress.plan.passes import PassPlan, plan_edits
 from compress.plan.search.costs import SizeCosts, known_costs, label_of
 from compress.plan.search.predicted import points_alone, predicted_loss
 from compress.plan.search.sizes import Counts, SizeSpace
 from compress.plan.search.space import measured
 from compress.plan.search.trials import SWAPS, TOGETHER
-from compress.recipe import Recipe
 from compress.recipe.schema import EditStage
 from compress.report.records.sizes import SizeCandidate
 
@@ -193,8 +198,10 @@ def _check(search: Search, point: Counts) -> None:
     """CompressError for sizes that an edit behind or an export does not take, or that are beyond
     the budget by their headers."""
     work, space = search.bench.work, search.space
-    passes = list(plan_edits(_recipe(search, search.sizes(point)), work.plan.source))
-    mine = next(x for x in passes if x.stage is not None and x.stage.index == search.stage.index)
+    stage = search.stage
+    recipe = recipe_with(work, stage, with_sizes(stage.config, search.sizes(point)))
+    passes = list(plan_edits(recipe, work.plan.source))
+    mine = next(x for x in passes if x.stage is not None and x.stage.index == stage.index)
     takes = measured(mine.result)[space.counter.measure]
     if takes > space.limit and not space.shared:
         raise RecipeError(f"{takes} are more than {space.limit}")
@@ -204,14 +211,6 @@ def _check(search: Search, point: Counts) -> None:
     )
     for config in work.plan.recipe.export:
         check_artifact(config, checkpoint, last.spec)
-
-
-def _recipe(search: Search, sizes: PrunedSizes) -> Recipe:
-    """The recipe with these sizes."""
-    recipe, stage = search.bench.work.plan.recipe, search.stage
-    known = replace(stage, config=with_sizes(stage.config, sizes))
-    edits = tuple(known if x.index == stage.index else x for x in recipe.edits)
-    return replace(recipe, edits=edits)
 
 
 def _tried(search: Search, point: Counts) -> Tried:
@@ -248,10 +247,9 @@ def _trials(search: Search) -> int:
 
 
 def _planned(search: Search, sizes: PrunedSizes) -> PassPlan:
-    """The pass of the stage with these sizes; later edits are not planned."""
-    passes = plan_edits(_recipe(search, sizes), search.bench.work.plan.source)
-    index = search.stage.index
-    return next(x for x in passes if x.stage is not None and x.stage.index == index)
+    """The pass of the stage with these sizes."""
+    stage = search.stage
+    return planned_with(search.bench.work, stage, with_sizes(stage.config, sizes))
 
 
 def _candidate(search: Search, tried: Tried, place: str) -> SizeCandidate:

@@ -22,7 +22,7 @@ from compress.blocks.walk import Chain, token_batches, walk
 from compress.checkpoint.outline import outline_of
 from compress.checkpoint.shards.dtype_codes import itemsize
 from compress.edits.latent.rotated import chosen_frequencies, components_of
-from compress.edits.latent.source import attention_of
+from compress.edits.latent.source import SourceAttention, attention_of
 from compress.edits.mla import MlaConfig, shape_of, splits
 from compress.errors import DataError
 from compress.events import Event
@@ -31,11 +31,10 @@ from compress.passes.ranks import ONE_RANK
 from compress.passes.structure.attention.latents import look_at_attention
 from compress.passes.structure.chains import DEFAULT_SPILL
 from compress.passes.structure.files import make_working
-from compress.passes.structure.tokens import Looking, skeleton_of, tokens_of
-from compress.passes.structure.trial import loss_of, open_bench
-from compress.plan.passes import PassPlan, plan_edits
-from compress.plan.row_counts import HELD_OUT, rows_at_once
-from compress.plan.search.trials import ROWS, STORE
+from compress.passes.structure.tokens import Looking, skeleton_of
+from compress.passes.structure.trial import loss_of, open_bench, planned_with, trial_rows
+from compress.plan.row_counts import rows_at_once
+from compress.plan.search.trials import STORE
 from compress.recipe.schema import EditStage
 from compress.report.records.sizes import SizeCandidate
 
@@ -52,14 +51,14 @@ def choose_latents(
     assert isinstance(config, MlaConfig), "another edit is open"
     gained = summed_gains(look, source, folder) if config.rope == "any" else None
     open_splits = splits(attention, config)
-    known = [with_frequencies(each, gained) for each in open_splits]
+    known = [with_frequencies(attention, each, gained) for each in open_splits]
     if len(known) == 1:
         return {FOUND: _said(known[0])}
     losses, began = list[float](), time.perf_counter()
     with open_bench(look, source, folder, make_working(folder)) as bench:
         for number, each in enumerate(known, 1):
-            losses.append(loss_of(bench, _planned(look, stage, each)))
-            told = f"tried rank {each.rank} with rope_dim {each.rope_dim}"
+            losses.append(loss_of(bench, planned_with(look, stage, each)))
+            told = f"tried rank {each.rank} with rope_dim {each.rope_dim}, KL {losses[-1]:.4g}"
             spent = time.perf_counter() - began
             look.progress(Event(stage.method, told, number, len(known), spent))
             began = time.perf_counter()
@@ -94,24 +93,19 @@ def _said(config: MlaConfig) -> dict[str, Any]:
     return {"rank": config.rank, "rope_dim": config.rope_dim, "frequencies": frequencies}
 
 
-def with_frequencies(config: MlaConfig, gained: Tensor | None) -> MlaConfig:
+def with_frequencies(
+    attention: SourceAttention, config: MlaConfig, gained: Tensor | None
+) -> MlaConfig:
     """The options with the frequencies that gain the most; as they are where these are known."""
     if gained is None:
         return config
-    count = (
-        int(config.rope_dim * gained.numel() * 2)
-        if isinstance(config.rope_dim, float)
-        else (config.rope_dim)
-    )
-    assert count is not None, "a split has a rope_dim"
-    return replace(config, frequencies=chosen_frequencies(gained, count // 2))
+    rotated = shape_of(attention, config).rotated
+    return replace(config, frequencies=chosen_frequencies(gained, rotated // 2))
 
 
 def summed_gains(look: Looking, source: Weights, folder: Path) -> Tensor:
     """What each component of each frequency gains by its rotation, in all layers: [F, G]."""
-    ids, mask = tokens_of(look, source, folder)
-    fit = max(1, min(ROWS, len(ids) - max(1, len(ids) // HELD_OUT)))
-    ids, mask = ids[:fit], None if mask is None else mask[:fit]
+    ids, mask = trial_rows(look, source, folder).fit
     hidden = look.weights.spec.hidden
     batches = token_batches(
         ids, mask, rows_at_once((*ids.shape, hidden), torch.float32, DEFAULT_SPILL)
@@ -130,12 +124,3 @@ def summed_gains(look: Looking, source: Weights, folder: Path) -> Tensor:
             block.run_on()
     assert total is not None, "a model has blocks"
     return total
-
-
-def _planned(look: Looking, stage: EditStage, config: MlaConfig) -> PassPlan:
-    """The pass of the stage with these options; later edits are not planned."""
-    recipe = look.plan.recipe
-    known = replace(stage, config=config)
-    edits = tuple(known if x.index == stage.index else x for x in recipe.edits)
-    passes = plan_edits(replace(recipe, edits=edits), look.plan.source)
-    return next(x for x in passes if x.stage is not None and x.stage.index == stage.index)

@@ -6,8 +6,9 @@ that it is fitted on. The loss is the divergence from the recipe's source on row
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -21,9 +22,11 @@ from compress.passes.structure.chains import DEFAULT_SPILL, embed, open_chains
 from compress.passes.structure.gradients import Changes
 from compress.passes.structure.rebuild import rebuilt
 from compress.passes.structure.tokens import Looking, skeleton_of, tokens_of
-from compress.plan.passes import PassPlan
+from compress.plan.passes import PassPlan, plan_edits
 from compress.plan.row_counts import HELD_OUT, rows_at_once
 from compress.plan.search.trials import MEASURED, ROWS, STORE
+from compress.recipe import Recipe
+from compress.recipe.schema import EditStage
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,26 +64,51 @@ class Bench:
         return _store(self.work, self.work.weights, self.teacher.batches, self.folder / name)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class TrialRows:
+    """Ids [rows, length] and mask of the rows to fit on, and of those to measure on."""
+
+    fit: tuple[torch.Tensor, torch.Tensor | None]
+    held: tuple[torch.Tensor, torch.Tensor | None]
+
+
+def trial_rows(look: Looking, source: Weights, folder: Path) -> TrialRows:
+    """The few of the run's rows that a trial takes. folder: OUT.partial."""
+    ids, mask = tokens_of(look, source, folder)
+    rest = len(ids) - max(1, len(ids) // HELD_OUT)
+
+    def those(few: slice) -> tuple[torch.Tensor, torch.Tensor | None]:
+        return ids[few], None if mask is None else mask[few]
+
+    # Where one row is left to fit on, the row that is held out of it is also measured on.
+    fit = min(ROWS, rest) if rest > 1 else len(ids)
+    return TrialRows(those(slice(fit)), those(slice(rest, rest + MEASURED)))
+
+
 @contextmanager
 def open_bench(look: Looking, source: Weights, folder: Path, working: Path) -> Iterator[Bench]:
     """Draw the rows, and run the source on those to measure on. folder: OUT.partial."""
-    ids, mask = tokens_of(look, source, folder)
-    rest = len(ids) - max(1, len(ids) // HELD_OUT)
-    held = _measured(ids[rest:], None if mask is None else mask[rest:], source.spec.hidden)
-    # Where one row is left to fit on, the row that is held out of it is also measured on.
-    rows = min(ROWS, rest) if rest > 1 else len(ids)
-    fit = ids[:rows], None if mask is None else mask[:rows]
+    rows = trial_rows(look, source, folder)
+    ids, mask = rows.held
+    at_once = rows_at_once((*ids.shape, 2 * source.spec.hidden), torch.float32, DEFAULT_SPILL)
+    held = token_batches(ids, mask, at_once)
     with _store(look, source, held, working / "trial.source") as states:
         teacher = Chain(skeleton_of(look, source), source, held, (states,))
         run_through(teacher)
-        yield Bench(look, source, fit, teacher, working)
+        yield Bench(look, source, rows.fit, teacher, working)
 
 
-def _measured(ids: torch.Tensor, mask: torch.Tensor | None, hidden: int) -> tuple[TokenBatch, ...]:
-    """Batches of the rows to measure on."""
-    ids, mask = ids[:MEASURED], None if mask is None else mask[:MEASURED]
-    rows = rows_at_once((*ids.shape, 2 * hidden), torch.float32, DEFAULT_SPILL)
-    return token_batches(ids, mask, rows)
+def recipe_with(look: Looking, stage: EditStage, config: Any) -> Recipe:
+    """The run's recipe with other options of a stage."""
+    known, recipe = replace(stage, config=config), look.plan.recipe
+    edits = tuple(known if x.index == stage.index else x for x in recipe.edits)
+    return replace(recipe, edits=edits)
+
+
+def planned_with(look: Looking, stage: EditStage, config: Any) -> PassPlan:
+    """The pass of the stage with these options; later edits are not planned."""
+    passes = plan_edits(recipe_with(look, stage, config), look.plan.source)
+    return next(x for x in passes if x.stage is not None and x.stage.index == stage.index)
 
 
 def _store(

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from compress.edits.latent.evidence import AttentionEvidence
-from compress.edits.latent.joint import joint_latent
+from compress.edits.latent.joint import Started, joint_latent
 from compress.edits.latent.rotated import (
     chosen_frequencies,
     components_of,
@@ -31,7 +31,7 @@ def numbers(*shape: int, seed: int) -> Tensor:
 Q = numbers(TOKENS, HEADS, WIDTH, seed=0)
 K = numbers(TOKENS, GROUPS * WIDTH, seed=1).view(TOKENS, GROUPS, WIDTH)
 V = numbers(TOKENS, GROUPS * VALUES, seed=2).view(TOKENS, GROUPS, VALUES)
-O = numbers(HIDDEN, HEADS, VALUES, seed=3)  # noqa: E741
+O = numbers(HIDDEN, HEADS, VALUES, seed=3)  # noqa: E741 (beside Q, K and V)
 ROTATION = torch.polar(
     torch.linspace(0.2, 0.9, HEADS * FREQUENCIES, dtype=torch.float64),
     torch.linspace(-1, 2, HEADS * FREQUENCIES, dtype=torch.float64),
@@ -54,8 +54,8 @@ def test_every_component_leaves_nothing_of_the_keys(seen) -> None:
     key = rotated_key(seen, EVERY)
     torch.testing.assert_close(without(seen, key), torch.zeros(12, 12, dtype=torch.float64))
     q, k = TURNED.numbers(Q), TURNED.numbers(K)
-    shared = torch.einsum("gs,tgs->ts", key.key_in, k[..., key.frequencies])
-    reads = key.key_out.repeat_interleave(HEADS // GROUPS, dim=0).conj()
+    shared = torch.einsum("gs,tgs->ts", key.key_in[:, 0], k[..., key.frequencies])
+    reads = key.key_out[:, 0].repeat_interleave(HEADS // GROUPS, dim=0).conj()
     asked = reads * q[..., key.frequencies]
     turn = torch.polar(
         torch.ones(FREQUENCIES, dtype=torch.float64), torch.tensor([0.3, 2.0, 5.0]).double()
@@ -82,7 +82,7 @@ def test_no_other_direction_has_more_of_the_scores(seen) -> None:
     for seed in range(20):
         other = torch.view_as_complex(numbers(FREQUENCIES, GROUPS, 2, seed=seed))
         other = other / other.norm(dim=1, keepdim=True)
-        weighted = seen.key_grams() * parts.weights.T[:, :, None] * parts.weights.T[:, None, :]
+        weighted = seen.key_grams() * parts.weights[:, :, None] * parts.weights[:, None, :]
         has = torch.einsum("fg,fgh,fh->f", other.conj(), weighted, other).real
         assert (has <= parts.energy.amax(dim=1) * (1 + 1e-12)).all()
 
@@ -132,7 +132,7 @@ def lost(seen: AttentionEvidence, kept: list[int], into: Tensor, out: tuple[Tens
 @pytest.mark.parametrize("kept", [EVERY, [0, 1]])
 def test_a_whole_latent_loses_nothing(seen, kept: list[int]) -> None:
     rank = GROUPS * (VALUES if kept == EVERY else VALUES + WIDTH)
-    made = joint_latent(seen, rotated_key(seen, kept), rank)
+    made = joint_latent(Started(seen, rotated_key(seen, kept)), rank)
     of_keys, of_values = lost(seen, kept, made.into, (made.keys, made.values))
     assert max(of_keys, of_values) < 1e-12
     assert made.lost < 1e-6  # as it is counted, in fp32
@@ -142,7 +142,7 @@ def test_a_whole_latent_loses_nothing(seen, kept: list[int]) -> None:
 def test_no_latent_near_it_loses_less(seen, rank: int) -> None:
     """Of scores and outputs, each as a share of all of its kind."""
     kept = [0, 1]
-    made = joint_latent(seen, rotated_key(seen, kept), rank)
+    made = joint_latent(Started(seen, rotated_key(seen, kept)), rank)
     nothing = torch.zeros_like(made.into)
     whole = lost(seen, kept, nothing, (made.keys, made.values))
 

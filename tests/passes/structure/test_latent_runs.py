@@ -3,14 +3,22 @@ stock transformers loads the rest, and what is cached is what was asked for."""
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
+from compress.arch.describe import describe
+from compress.checkpoint import Checkpoint
+from compress.checkpoint.outline import outline_of
+from compress.edits.latent.source import attention_of
+from compress.edits.mla import MlaConfig, shape_of
 from compress.errors import CheckpointError, RecipeError
+from compress.passes.structure.split import with_frequencies
 from compress.recipe.reading.parse import parse
 from compress.report.schema import Report
 from compress.verbs import RunOptions, make_plan, open_model, run
@@ -91,7 +99,7 @@ def test_in_16_bits_the_stream_is_scaled_by_a_power_of_two(tiny, tmp_path: Path)
         ("model.norm", 4),
     ):
         assert (after[f"{name}.weight"] == before[f"{name}.weight"] * factor).all(), name
-    assert any("norms get an eps of 1.6e-05 in place of 1e-05" in x for x in report.warnings)
+    assert any("norms get an eps of 1.6e-05 in place of 1e-05" in x for x in report.notes)
     assert lost(tmp_path / "out", source, TEXT) < 1e-3
 
 
@@ -112,14 +120,25 @@ def test_what_is_left_loads_and_takes_what_was_planned(tiny, tmp_path: Path, rop
 
 
 def test_what_scores_and_outputs_say_loses_less_than_sizes(tiny, tmp_path: Path) -> None:
-    """Than TransMLA's start, which looks at keys and values alone."""
+    """Than the starts of others, which look at keys and values alone, or at weights."""
     source = tiny("llama", num_key_value_heads=4, dtype="fp32")
     data, found = text_source(tmp_path, samples=16), {}
-    for start in ("scores", "transmla"):
-        stage = mla(rank=24, rope_dim=8, rope="stride", start=start, repair="none")
-        run(recipe(stage, calibration=data), source, tmp_path / start)
-        found[start] = lost(tmp_path / start, source, TEXT)
-    assert found["scores"] < found["transmla"]
+    ways = [("scores", 1), ("transmla", 1), ("transmla", 2), ("care", 1), ("svd", 1)]
+    for start, fold in ways:
+        stage = mla(rank=24, rope_dim=8, rope="stride", start=start, freqfold=fold, repair="none")
+        out = tmp_path / f"{start}-{fold}"
+        run(recipe(stage, calibration=data), source, out)
+        found[start, fold] = lost(out, source, TEXT)
+    assert min(found, key=found.__getitem__) == ("scores", 1)
+    assert len(set(found.values())) == len(ways)
+
+
+@pytest.mark.parametrize("start", ["transmla", "care", "svd"])
+def test_one_head_of_keys_and_values_is_its_own_latent(tiny, tmp_path: Path, start: str) -> None:
+    source = tiny("llama", num_key_value_heads=1, dtype="fp32")
+    stage = mla(**WHOLE, rope="stride", start=start, repair="none")
+    run(recipe(stage, calibration=text_source(tmp_path)), source, tmp_path / "out")
+    assert lost(tmp_path / "out", source, TEXT) < 1e-8
 
 
 def test_a_budget_is_split_as_it_loses_the_least_and_said_in_the_recipe(
@@ -296,6 +315,20 @@ def test_what_makes_a_latent_is_rounded_where_that_does_not_make_it_0(
 
 
 @pytest.mark.parametrize(
+    ("options", "kept"),
+    [({"q_lora_rank": None}, True), ({"q_lora_rank": 32}, False), ({"rms_norm_eps": 1e-5}, False)],
+    ids=["as a result", "a narrow latent of queries", "another eps"],
+)
+def test_what_makes_a_trained_latent_is_rounded_where_config_tells_it_apart(
+    tiny, options: dict[str, Any], kept: bool
+) -> None:
+    source = tiny("deepseek_v3", **{"rms_norm_eps": 1e-6, "q_lora_rank": None, **options})
+    stage = {"method": "rtn", "scheme": "W4A16", "group_size": 16}
+    plan = make_plan(recipe(stage, output={"format": "gptq"}), source)
+    assert ("kv_a" in {x.linear.role for x in plan.skipped}) is kept
+
+
+@pytest.mark.parametrize(
     ("family", "options", "stage", "line"),
     [
         ("llama", {}, mla(), "kv_bytes is missing; say what may be cached"),
@@ -309,6 +342,31 @@ def test_what_makes_a_latent_is_rounded_where_that_does_not_make_it_0(
             mla(kv_bytes=0.5, start="transmla"),
             "chooses no frequencies; take rope: stride",
         ),
+        (
+            "llama",
+            {},
+            mla(kv_bytes=0.5, start="svd"),
+            "start is svd, which chooses no frequencies; take rope: stride",
+        ),
+        (
+            "llama",
+            {},
+            mla(kv_bytes=0.5, rope="stride", start="svd", freqfold=2),
+            "start: svd folds no frequencies; take start: transmla or care",
+        ),
+        (
+            "llama",
+            {},
+            mla(kv_bytes=0.5, rope="top", start="care", freqfold=2),
+            "freqfold is 2, which takes equal steps through the frequencies; take rope: stride",
+        ),
+        (
+            "llama",
+            {},
+            mla(kv_bytes=0.5, rope="stride", start="transmla", freqfold=3),
+            "freqfold: is 3, which does not divide the 8 frequencies of a head",
+        ),
+        ("llama", {}, mla(kv_bytes=0.5, freqfold=0), "freqfold is 0; it is 1 or more"),
         ("llama", {}, mla(rank=99, rope_dim=8), "rank: is 99; the source has 32; give 1 to 32"),
         ("llama", {}, mla(rank=8, rope_dim=7), "rope_dim: is 7; numbers are rotated in twos"),
         ("llama", {}, mla(rank=8, rope_dim=6, rope="stride"), "with rope: stride it is one of"),
@@ -328,7 +386,7 @@ def test_what_makes_a_latent_is_rounded_where_that_does_not_make_it_0(
         ("mistral", {"sliding_window": 32}, mla(kv_bytes=0.5), "mistral has a window of 32 tokens"),
         ("gpt2", {}, mla(kv_bytes=0.5), "gpt2 has other norms"),
     ],
-    ids=range(19),
+    ids=range(24),
 )
 def test_what_cannot_become_a_latent_is_refused_before_work(
     tiny, family: str, options: dict[str, Any], stage: dict[str, Any], line: str
@@ -339,11 +397,32 @@ def test_what_cannot_become_a_latent_is_refused_before_work(
     assert line in str(caught.value)
 
 
-def test_a_second_one_is_refused(tiny) -> None:
+@pytest.mark.parametrize(
+    ("behind", "line"),
+    [
+        (mla(kv_bytes=0.5), "deepseek_v3 has latent attention already"),
+        ({"method": "cast", "dtype": "fp16"}, "fp16 has no numbers as small as those that make a"),
+    ],
+    ids=["a second one", "fp16"],
+)
+def test_what_cannot_come_behind_it_is_refused(tiny, behind: dict[str, Any], line: str) -> None:
     data = {"sources": "self", "samples": 4, "length": 16}
-    asked = recipe(mla(**WHOLE), mla(kv_bytes=0.5), calibration=data)
-    with pytest.raises(CheckpointError, match="has latent attention already"):
+    asked = recipe(mla(**WHOLE), behind, calibration=data)
+    with pytest.raises(CheckpointError) as caught:
         make_plan(asked, tiny("llama"))
+    assert line in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_share_is_as_many_frequencies_as_the_plan_counts(tiny) -> None:
+    """0.565 of 14,400 is 8,136, and less than that in floating point."""
+    checkpoint = Checkpoint.open(tiny("llama"))
+    attention = attention_of(outline_of(checkpoint, describe(checkpoint.config, checkpoint.shapes)))
+    large = replace(attention, kind=replace(attention.kind, kv_heads=100, key_width=144))
+    config = MlaConfig(rank=1.0, rope_dim=0.565)
+    found = with_frequencies(large, config, torch.rand(72, 100)).frequencies
+    assert found is not None
+    assert 2 * len(found) == shape_of(large, config).rotated == 8136 > int(0.565 * 14_400)
 
 
 @pytest.mark.long

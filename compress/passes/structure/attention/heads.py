@@ -15,7 +15,6 @@ from compress.arch.resize.cut import Kept
 from compress.arch.sizes import BlockSizes
 from compress.arch.spec import LinearSpec
 from compress.blocks.capture import calls
-from compress.blocks.linear import linear_weight
 from compress.blocks.walk import LoadedBlock
 from compress.edits.learned import HeadChoice, LinearChange, Site
 from compress.edits.pool.evidence import (
@@ -37,6 +36,7 @@ from compress.passes.structure.attention.normed_keys import (
     head_norms,
     mean_keys,
 )
+from compress.passes.structure.attention.reading import value_metrics
 from compress.passes.structure.attention.turned import turned_of
 from compress.passes.structure.observe import Pair, affine_of
 from compress.passes.structure.tokens import ReadsModel
@@ -87,17 +87,8 @@ def look_at_heads(
         queries += energy.sum(dim=(0, 2))
         values += v.double().T @ v.double()
     whole = torch.view_as_complex(ranks.sum(torch.view_as_real(keys)))
-    outputs = _outputs(block, next(x for x in site.linears if x.role == "o"))
     summed = whole, ranks.sum(queries), ranks.sum(values)
-    return HeadEvidence(*summed, outputs, normed=norms is not None)
-
-
-def _outputs(block: LoadedBlock, linear: LinearSpec) -> Tensor:
-    """Sum of Wᵀ W over the query heads that read a head of values: fp64 [H, D, D]."""
-    sizes = block.spec.sizes
-    weight = linear_weight(block.module, linear).double()
-    heads = torch.unflatten(weight, 1, (sizes.kv_heads, -1, sizes.value_width))  # [hidden, H, g, D]
-    return torch.einsum("nhgi,nhgj->hij", heads, heads)
+    return HeadEvidence(*summed, value_metrics(block), normed=norms is not None)
 
 
 def _parts(whole: Mapping[str, Tensor], sizes: BlockSizes) -> dict[str, Tensor]:

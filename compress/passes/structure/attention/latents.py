@@ -8,12 +8,12 @@ from torch import Tensor
 
 from compress.arch.forward.forward import describe_forward
 from compress.blocks.capture import calls
-from compress.blocks.linear import linear_weight
 from compress.blocks.walk import BlockInput, LoadedBlock
 from compress.edits.latent.evidence import AttentionEvidence
 from compress.edits.turned import Turned
 from compress.formats import Weights
 from compress.passes.ranks import Ranks, summed_count
+from compress.passes.structure.attention.reading import value_metrics
 from compress.passes.structure.attention.shares import frequencies, shares, turns_at
 from compress.passes.structure.attention.turned import turned_of
 
@@ -40,7 +40,7 @@ def look_at_attention(
             heads = (torch.unflatten(x[row], -1, (-1, sizes.key_width)) for x in (q, k))
             share = attended.add(*heads)
             made.add(q[row], k[row], v[row], torch.ones_like(share) if evenly else share)
-    return made.over(ranks, attended, _outputs(block))
+    return made.over(ranks, attended, value_metrics(block))
 
 
 def _rows(entering: BlockInput, count: int) -> Iterator[tuple[int, Tensor | slice]]:
@@ -128,12 +128,3 @@ class _Attended:
             share += seen.sum(dim=0) / asked.shape[1]
         self.rows += 1
         return share * (len(q) / len(at))
-
-
-def _outputs(block: LoadedBlock) -> Tensor:
-    """Sum of W_oᵀ W_o over the query heads that read a head of values: fp64 [G, V, V]."""
-    sizes = block.spec.sizes
-    linear = next(x for x in block.spec.linears if x.role == "o")
-    weight = linear_weight(block.module, linear).double()
-    heads = torch.unflatten(weight, 1, (sizes.kv_heads, -1, sizes.value_width))  # [hidden, G, g, V]
-    return torch.einsum("nhgi,nhgj->hij", heads, heads)
