@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compress.report.schema import Export, RecipeInfo, Report, Sample, StageRecord, StockLoad
+from compress.report.records.loads import StockLoad
+from compress.report.schema import Export, RecipeInfo, Report, Sample, StageRecord
 from compress.report.table import render_table
 from compress.report.units import duration, size
 
