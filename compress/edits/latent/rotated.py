@@ -9,6 +9,7 @@ A frequency may be taken once for each head: the second time it is for its secon
 order of what they gain by their rotation.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -23,7 +24,7 @@ TINY = 1e-300  # in place of an energy of 0 that something is divided by
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RotatedKey:
-    """S complex numbers of the shared key k', in fp64.
+    """S complex numbers of the shared key k', in fp64, whose parts have a mean square of about 1.
 
     frequencies: int64 [S]. key_in: complex [G, S], k'_s = Σ_g key_in k_g at the frequency of s.
     key_out: complex [G, S], what k'_s is of the keys of head g.
@@ -69,12 +70,18 @@ def components_of(seen: AttentionEvidence) -> Components:
 
 def rotated_key(seen: AttentionEvidence, frequencies: Sequence[int]) -> RotatedKey:
     """The shared key of the components that gain the most, of each frequency as many as it is named
-    times."""
+    times.
+
+    It is as large as the latent beside it, which it shares a scale with in caches of 8 bits. The
+    factor is a power of two, so nothing is rounded for it.
+    """
     parts = components_of(seen)
     met = [list(frequencies[:i]).count(f) for i, f in enumerate(frequencies)]
     at, component = torch.tensor(frequencies), torch.tensor(met)
     vectors = parts.vectors[at, :, component].T  # [G, S]
-    weights = parts.weights[:, at]
+    square = float(parts.energy[at, component].mean()) / 2
+    size = 2.0 ** round(math.log2(square) / 2) if square > 0 else 1.0
+    weights = parts.weights[:, at] / size
     return RotatedKey(at, vectors.conj() * weights, vectors / weights)
 
 
