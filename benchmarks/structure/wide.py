@@ -35,8 +35,13 @@ GROUP, BITS = 128, 4
 
 
 def whole_run(work: Path) -> dict[str, float]:
-    """The stage by the command line, in a process of its own. others: share of the machine that
-    went to other work."""
+    """The stage of width."""
+    return run_of({"method": "prune_width", "ffn": SHARE}, work)
+
+
+def run_of(stage: Mapping[str, Any], work: Path) -> dict[str, float]:
+    """A stage by the command line, in a process of its own. others: share of the machine that went
+    to other work."""
     work.mkdir(parents=True, exist_ok=True)
     model = work / "llama-7b"
     if not (model / "config.json").is_file():
@@ -44,7 +49,7 @@ def whole_run(work: Path) -> dict[str, float]:
         run([*command, "--blocks", "1"], work / "model.log")
     recipe = {
         "name": "wide",
-        "stages": [{"method": "prune_width", "ffn": SHARE}],
+        "stages": [dict(stage)],
         "calibration": {
             "sources": [{"text": str(CALIBRATION)}], "samples": ROWS, "length": LENGTH
         },

@@ -1,6 +1,6 @@
 """DecoderSpec: what kind of decoder a checkpoint holds, free of any architecture's names."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -194,9 +194,13 @@ class DecoderSpec:
         width: bytes of a number. quantized: numbers of the blocks that store theirs in one byte, by
         fixed scales, which take nothing a token.
         """
+        return self.kv_bytes([1] * len(self.blocks), width, quantized)
+
+    def kv_bytes(self, kept: Iterable[int], width: int, quantized: Collection[int] = ()) -> int:
+        """As `kv_bytes_per_token`, where each block keeps so many tokens."""
         return sum(
-            block.sizes.cache().nbytes(1 if block.index in quantized else width)
-            for block in self.blocks
+            count * block.sizes.cache().nbytes(1 if block.index in quantized else width)
+            for count, block in zip(kept, self.blocks, strict=True)
         )
 
     def all_linears(self) -> tuple[LinearSpec, ...]:

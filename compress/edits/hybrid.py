@@ -147,10 +147,9 @@ def _cache_note(source: Outline, width: int, layers: Collection[int]) -> tuple[s
     if not context or not layers:
         return ()
     stored = itemsize(source.tensors[spec.embedding].dtype)
-    each = [block.sizes.cache().nbytes(stored) for block in spec.blocks]
-    windows = windows_within(source.config, spec)
-    before = sum(n * (w or context) for n, w in zip(each, windows, strict=True))
-    after = before - sum(each[i] * max(0, context - width) for i in layers)
-    seen = f"{counted(len(layers), 'layer')} of {len(each)} see {counted(width, 'token')}"
+    kept = [window or context for window in windows_within(source.config, spec)]
+    left = [min(width, n) if i in layers else n for i, n in enumerate(kept)]
+    before, after = spec.kv_bytes(kept, stored), spec.kv_bytes(left, stored)
+    seen = f"{counted(len(layers), 'layer')} of {len(kept)} see {counted(width, 'token')}"
     whole = f"the cache of {counted(context, 'token')}"
     return (f"{seen}: {whole} takes {size(after)} in place of {size(before)}",)

@@ -28,7 +28,7 @@ from compress.machine.environment import (
     versions,
 )
 from compress.machine.other_work import read_processor, share_since
-from compress.plan.cache_scales import bytes_per_token
+from compress.plan.cache_scales import cache_of
 from compress.recipe.evaluation_config import EvaluationConfig, SampleConfig, TextConfig
 from compress.recipe.reading.tasks import read_task_options
 from compress.recipe.task_config import TaskConfig
@@ -128,7 +128,7 @@ def _report(
         recipe=RecipeInfo("", yaml.safe_dump(given)),
         seed=0,
         source=source_of(
-            origin.checkpoint, origin.spec, origin.checkpoint.sha256(), bytes_per_token(origin)
+            origin.checkpoint, origin.spec, origin.checkpoint.sha256(), cache_of(origin)
         ),
         result=result_of(sides.result),
         stages=(stage,),

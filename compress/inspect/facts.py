@@ -2,23 +2,26 @@
 
 from math import prod
 
+from compress.arch.cache_size import CacheSize
 from compress.arch.spec import DecoderSpec
 from compress.checkpoint import Checkpoint
 from compress.formats import Weights
-from compress.plan.cache_scales import bytes_per_token
+from compress.plan.cache_scales import cache_of
 from compress.report.schema import Result, Source
 from compress.report.units import counted
 
 
-def source_of(checkpoint: Checkpoint, spec: DecoderSpec, sha256: str, kv_bytes: int) -> Source:
-    """What went in. kv_bytes: of its keys and values a token."""
+def source_of(checkpoint: Checkpoint, spec: DecoderSpec, sha256: str, cache: CacheSize) -> Source:
+    """What went in. cache: of its keys and values."""
     return Source(
         path=str(checkpoint.path.resolve()),
         sha256=sha256,
         params=checkpoint.params,
         bytes=checkpoint.file_bytes,
         dtype=checkpoint.main_dtype,
-        kv_bytes_per_token=kv_bytes or None,
+        kv_bytes_per_token=cache.token or None,
+        context=cache.tokens or None,
+        kv_bytes_of_context=cache.context,
         architecture=architecture_of(spec),
     )
 
@@ -46,7 +49,7 @@ def heads_of(spec: DecoderSpec) -> str:
 
 def result_of(weights: Weights) -> Result:
     """A checkpoint as a report has it."""
-    checkpoint, spec = weights.checkpoint, weights.spec
+    checkpoint, spec, cache = weights.checkpoint, weights.spec, cache_of(weights)
     # Of the quantized linears where there are any, as the report of a run counts them.
     quantized = [x for x in spec.all_linears() if weights.is_quantized(x.name)]
     linears = quantized or list(spec.linears())
@@ -62,7 +65,9 @@ def result_of(weights: Weights) -> Result:
         params=sum(prod(shape) for shape in weights.shapes.values()),
         bytes=sum(part.file_bytes for part in weights.checkpoints),
         bits_per_weight=8 * stored / sum(n * k for n, k in (x.shape for x in linears)),
-        kv_bytes_per_token=bytes_per_token(weights),
+        kv_bytes_per_token=cache.token,
+        context=cache.tokens or None,
+        kv_bytes_of_context=cache.context,
         format=weights.format.method or weights.format.name,
         architecture=architecture_of(spec),
     )

@@ -9,6 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from compress.arch.cache_size import CacheSize, cache_size
 from compress.arch.describe import describe
 from compress.arch.sizes import BlockSizes
 from compress.arch.spec import DecoderSpec
@@ -70,11 +71,10 @@ def _described(checkpoint: Checkpoint) -> dict[str, Any]:
     """What is told of a dense checkpoint."""
     spec = describe(checkpoint.config, checkpoint.shapes)
     odd = contradiction(checkpoint.config, spec)
+    width = itemsize(checkpoint.tensors[spec.embedding].dtype)
     return {
         "decoder": _decoder(spec),
-        "kv_bytes_per_token": spec.kv_bytes_per_token(
-            itemsize(checkpoint.tensors[spec.embedding].dtype)
-        ),
+        **_cache(cache_size(checkpoint.config, spec, width)),
         "layers": _layers(spec, [checkpoint], {}),
         "oddities": [] if odd is None else [odd],
     }
@@ -84,7 +84,7 @@ def _decoded(checkpoint: Checkpoint, parts: Iterable[Checkpoint]) -> dict[str, A
     """What is told of a quantized one."""
     from compress.formats import open_coded
     from compress.formats.oddities import oddities
-    from compress.plan.cache_scales import bytes_per_token
+    from compress.plan.cache_scales import cache_of
 
     weights = open_coded(checkpoint)
     assert weights is not None, "a format was detected"
@@ -92,7 +92,7 @@ def _decoded(checkpoint: Checkpoint, parts: Iterable[Checkpoint]) -> dict[str, A
     facts = {
         "decoder": _decoder(weights.spec),
         "kv_cache": None if weights.kv_cache is None else weights.kv_cache.describe(),
-        "kv_bytes_per_token": bytes_per_token(weights),
+        **_cache(cache_of(weights)),
         "layers": layers,
         "schemes": dict(Counter(layer["stored"] for layer in layers)),
         "oddities": oddities(weights),
@@ -101,6 +101,10 @@ def _decoded(checkpoint: Checkpoint, parts: Iterable[Checkpoint]) -> dict[str, A
         counts = {x["name"]: weights.outlier_columns(x["name"]) for x in layers}
         facts["outlier_columns"] = {name: n for name, n in counts.items() if n is not None}
     return facts
+
+
+def _cache(cache: CacheSize) -> dict[str, Any]:
+    return {"kv_bytes_per_token": cache.token, "kv_bytes_of_context": cache.context}
 
 
 def _decoder(spec: DecoderSpec) -> dict[str, Any]:

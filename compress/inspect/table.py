@@ -25,6 +25,7 @@ def inspect_table(facts: dict[str, Any], *, modules: bool = False) -> str:
     if "kv_bytes_per_token" in facts:
         stored = f", stored as {facts['kv_cache']}" if facts.get("kv_cache") else ""
         lines.append(f"  KV cache      {size(facts['kv_bytes_per_token'])} a token{stored}")
+        lines += _whole_context(facts)
     if "schemes" in facts:
         lines.append(f"  stored as     {_counts(facts['schemes'])}")
     if "outlier_columns" in facts and not modules:
@@ -37,6 +38,14 @@ def inspect_table(facts: dict[str, Any], *, modules: bool = False) -> str:
         lines += [f"  damaged       {name}: {what}" for name, what in facts["damaged"].items()]
         lines += [] if facts["damaged"] else ["  values        all finite"]
     return "\n".join([*lines, *_layer_lines(facts, modules)])
+
+
+def _whole_context(facts: dict[str, Any]) -> list[str]:
+    """Where windows have a text take less than its tokens by themselves."""
+    tokens, taken = facts["decoder"]["context"], facts["kv_bytes_of_context"]
+    if taken is None or taken == tokens * facts["kv_bytes_per_token"]:
+        return []
+    return [f"                {size(taken)} a context of {tokens}: some layers have windows"]
 
 
 def _layer_lines(facts: dict[str, Any], modules: bool) -> Iterator[str]:

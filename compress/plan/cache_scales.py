@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from compress.arch.cache_size import CacheSize, cache_size
 from compress.arch.spec import DecoderSpec
 from compress.checkpoint.outline import Outline
 from compress.checkpoint.shards.dtype_codes import itemsize
@@ -22,27 +23,28 @@ def scheme(recipe: Recipe) -> ActivationScheme | None:
     return None if recipe.kv_cache is None else SCHEMES[recipe.kv_cache]
 
 
-def bytes_per_token(weights: Weights) -> int:
-    """What a runtime's cache takes for keys and values of one token.
+def cache_of(weights: Weights) -> CacheSize:
+    """What a runtime's cache takes for keys and values.
 
     In the dtype of what the checkpoint does not quantize; in one byte a number where it has scales.
     """
     spec, checkpoint = weights.spec, weights.checkpoint
     scaled = () if weights.kv_cache is None else spec.blocks
     quantized = {b.index for b in scaled if scales_in(b, checkpoint.tensors) is not None}
-    return spec.kv_bytes_per_token(weights.plain_dtype.itemsize, quantized)
+    return cache_size(checkpoint.config, spec, weights.plain_dtype.itemsize, quantized)
 
 
-def dense_bytes(model: Outline) -> int:
-    """As `bytes_per_token`, of a dense model."""
-    return model.spec.kv_bytes_per_token(itemsize(model.tensors[model.spec.embedding].dtype))
+def dense_cache(model: Outline) -> CacheSize:
+    """As `cache_of`, of a dense model."""
+    width = itemsize(model.tensors[model.spec.embedding].dtype)
+    return cache_size(model.config, model.spec, width)
 
 
-def planned_bytes(recipe: Recipe, model: Outline) -> int:
-    """As `bytes_per_token`, of what the recipe's rounding stages make of a dense model."""
+def planned_cache(recipe: Recipe, model: Outline) -> CacheSize:
+    """As `cache_of`, of what the recipe's rounding stages make of a dense model."""
     width = itemsize(model.tensors[model.spec.embedding].dtype)
     quantized = () if recipe.kv_cache is None else range(len(model.spec.blocks))
-    return model.spec.kv_bytes_per_token(width, quantized)
+    return cache_size(model.config, model.spec, width, quantized)
 
 
 def reserve(

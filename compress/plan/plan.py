@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from compress.arch.cache_size import CacheSize
 from compress.arch.spec import DecoderSpec
 from compress.checkpoint import ShardLayout, plan_shards
 from compress.checkpoint.outline import Outline
@@ -51,7 +52,7 @@ class Plan:
     tensors: for every tensor that the last pass reads, the entries (name, dtype code, shape) it
     becomes; as they are where no stage rounds.
     tensor_parallel: for 2, 4 and 8 shards the reasons against it; empty means it divides.
-    kv_bytes_per_token: of keys and values in a runtime's cache, for the source and for the result.
+    caches: of keys and values in a runtime's cache, for the source and for the result.
     given: the recipe as it was read, with its targets. budget: for a recipe with a target, what was
     chosen by it, or that nothing is yet.
     run_size: what the estimate is of. room: memory that the run may have.
@@ -75,7 +76,7 @@ class Plan:
     tensor_parallel: Mapping[int, tuple[str, ...]]
     runtimes: tuple[Verdict, ...]
     warnings: tuple[str, ...]
-    kv_bytes_per_token: tuple[int, int]
+    caches: tuple[CacheSize, CacheSize]
     given: Recipe
     problems: tuple[str, ...] = ()
     budget: BudgetChoice | None = None
@@ -101,6 +102,12 @@ class Plan:
     def kv_cache(self) -> ActivationScheme | None:
         """How runtimes shall store keys and values, None for as they are."""
         return cache_scales.scheme(self.recipe)
+
+    @property
+    def kv_bytes_per_token(self) -> tuple[int, int]:
+        """Of `caches`, those of a token."""
+        before, after = self.caches
+        return before.token, after.token
 
     @property
     def needs_calibration(self) -> bool:
@@ -176,6 +183,9 @@ class Plan:
             "bits_per_weight": self.bits_per_weight,
             "source_kv_bytes_per_token": self.kv_bytes_per_token[0],
             "result_kv_bytes_per_token": self.kv_bytes_per_token[1],
+            "context": self.result.spec.context,
+            "source_kv_bytes_of_context": self.caches[0].context,
+            "result_kv_bytes_of_context": self.caches[1].context,
             "passes": [_pass_json(each) for each in self.passes],
             "budget": None if self.budget is None else self.budget.to_json(),
             "estimate": self.estimate.to_json(),
@@ -269,10 +279,7 @@ def build_plan(recipe: Recipe, given: EditedModel, *, dtype: torch.dtype) -> Pla
             *calibrated_too(recipe),
             *notes(modules, fmt),
         ),
-        kv_bytes_per_token=(
-            cache_scales.dense_bytes(source),
-            cache_scales.planned_bytes(recipe, model),
-        ),
+        caches=(cache_scales.dense_cache(source), cache_scales.planned_cache(recipe, model)),
         given=recipe,
         teachers=given.teachers,
         notes=tuple(line for each in edits for line in each.notes),

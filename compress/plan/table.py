@@ -4,6 +4,7 @@ from collections import Counter
 from itertools import islice
 from pathlib import Path
 
+from compress.arch.cache_size import CacheSize
 from compress.checkpoint.regular import read_lines
 from compress.errors import DataError
 from compress.plan.budget import waits_for_prune
@@ -81,9 +82,20 @@ def _counted_layers(plan: Plan) -> str:
 
 def _cache(plan: Plan) -> list[str]:
     """Where the recipe changes what keys and values take."""
-    before, after = map(size, plan.kv_bytes_per_token)
-    changed = plan.kv_cache is not None or before != after
-    return [f"cache    {before} -> {after} a token"] if changed else []
+    before, after = plan.caches
+    if plan.kv_cache is None and before == after:
+        return []
+    line = f"cache    {size(before.token)} -> {size(after.token)} a token"
+    if (before.windowed or after.windowed) and before.context and after.context:
+        line += f", {size(before.context)} -> {size(after.context)} {_of_all(before, after)}"
+    return [line]
+
+
+def _of_all(before: CacheSize, after: CacheSize) -> str:
+    """Which text that is of."""
+    if before.tokens == after.tokens:
+        return f"a context of {after.tokens}"
+    return f"a context of {before.tokens}, of {after.tokens}"
 
 
 def _evaluated(plan: Plan) -> list[str]:

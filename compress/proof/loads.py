@@ -22,7 +22,7 @@ from compress.proof.needs import why_not_whole
 from compress.proof.own_reading import ids_for, own_logits
 from compress.proof.question import Answer, LoadQuestion, Question
 from compress.proof.stock import token_ids, tokenizer_of
-from compress.report.schema import StockLoad
+from compress.report.records.loads import StockLoad
 
 TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "spiece.model"),

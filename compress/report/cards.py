@@ -14,6 +14,7 @@ from compress.report.summary import (
     perplexity,
     spoken_name,
     whole_file_bits,
+    windowed_contexts,
 )
 
 
@@ -140,7 +141,11 @@ def _kv(report: Report) -> Html | None:
         return None
     changed = has_before(report) and before not in (None, after)
     shown = units.size(before) if changed and before is not None else None
-    return _card("KV cache", units.size(after), "per token of context, when served", shown)
+    remark = "per token of context, when served"
+    whole = windowed_contexts(report)
+    if whole is not None:
+        remark += f"; {units.size(whole[1])} a context of {report.result.context}"
+    return _card("KV cache", units.size(after), remark, shown)
 
 
 _KINDS = {

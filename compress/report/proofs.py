@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping
 
-from compress.report.schema import Export, StockLoad
+from compress.report.records.loads import StockLoad
+from compress.report.schema import Export
 from compress.report.units import significant
 
 UNPROVED = "none"

@@ -7,6 +7,7 @@ not apply"; a page says so and never prints a made-up zero.
 from dataclasses import dataclass, field
 from typing import Any
 
+from compress.report.records.loads import StockLoad
 from compress.report.records.sizes import SizeCandidate
 
 SCHEMA_VERSION = 1
@@ -25,8 +26,8 @@ class RecipeInfo:
 class Source:
     """The checkpoint that went in.
 
-    architecture: for people, "llama, 6 blocks, hidden 256, ffn 768". kv_bytes_per_token: as of the
-        result.
+    architecture: for people, "llama, 6 blocks, hidden 256, ffn 768". kv_bytes_per_token,
+        context, kv_bytes_of_context: as of the result.
     """
 
     path: str
@@ -36,6 +37,8 @@ class Source:
     dtype: str = ""
     architecture: str = ""
     kv_bytes_per_token: int | None = None
+    context: int | None = None
+    kv_bytes_of_context: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,10 @@ class Result:
 
     bits_per_weight: of the compressed linears, scales and zeros included, norms and embeddings not.
     kv_bytes_per_token: what a runtime's KV cache takes for one token, in the dtype of the
-        embedding or, where the checkpoint has scales for a cache of 8 bits, one byte a number.
+        embedding or, where the checkpoint has scales for a cache of 8 bits, one byte a number,
+        before any window has left the token behind.
+    context, kv_bytes_of_context: tokens that the model reads, and what a text of so many takes,
+        where a layer with a window keeps no more than it sees.
     format: storage format, "compressed-tensors pack-quantized".
     architecture: as of the source; empty where it is not told.
     dtype: of what is not compressed, as of the source; empty where it is not told.
@@ -71,6 +77,8 @@ class Result:
     architecture: str = ""
     dtype: str = ""
     sizes: tuple[SizePart, ...] = ()
+    context: int | None = None
+    kv_bytes_of_context: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,24 +275,6 @@ class Export:
     notes: tuple[str, ...] = ()
     fused: dict[str, int] = field(default_factory=dict)
     unfused: dict[str, str] = field(default_factory=dict)
-    detail: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class StockLoad:
-    """The dense model that the edits of a recipe left, as plain transformers loads it in a process
-    of its own.
-
-    transformers: its version. model_class: what AutoModelForCausalLM chose. proof: "logits", or
-    "form" where the memory lacked: names and shapes of all tensors, and logits of the first block
-    alone. max_logit_error: largest difference from our own reading. detail: why no more was proved,
-    and what became of the tokenizer's ids.
-    """
-
-    transformers: str
-    model_class: str
-    proof: str
-    max_logit_error: float
     detail: tuple[str, ...] = ()
 
 

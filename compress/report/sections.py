@@ -8,7 +8,7 @@ from compress.report.markup import Html, Node, el, join
 from compress.report.parts import Cell, Column, facts, facts_of, number, section, table
 from compress.report.proofs import LEVELS, loaded
 from compress.report.schema import Export, Planned, Report
-from compress.report.summary import model_changes
+from compress.report.summary import model_changes, windowed_contexts
 
 
 def warnings(report: Report) -> Html | None:
@@ -64,6 +64,10 @@ def model(report: Report) -> Html | None:
     kv = (report.source.kv_bytes_per_token, report.result.kv_bytes_per_token)
     shown = [Cell(units.MISSING if x is None else units.size(x)) for x in kv]
     rows.append([Cell("KV cache a token"), *shown])
+    whole = windowed_contexts(report)
+    if whole is not None:
+        name = f"KV cache of {report.result.context} tokens"
+        rows.append([Cell(name), *(Cell(units.size(x)) for x in whole)])
     columns = [Column(""), Column("Before"), Column("After")]
     return section("model", "Model", table("Model", columns, rows), _loads(report))
 

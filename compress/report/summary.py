@@ -69,6 +69,19 @@ def model_changes(report: Report) -> list[tuple[str, str, str]]:
     return changes
 
 
+def windowed_contexts(report: Report) -> tuple[int, int] | None:
+    """Bytes of keys and values of a whole context, of source and result; None where no layer of
+    either has a window that makes it less than its tokens by themselves."""
+    windowed, found = False, []
+    for side in (report.source, report.result):
+        token, tokens, whole = side.kv_bytes_per_token, side.context, side.kv_bytes_of_context
+        if not token or not tokens or whole is None or tokens != report.result.context:
+            return None
+        windowed |= whole < token * tokens
+        found.append(whole)
+    return (found[0], found[1]) if windowed else None
+
+
 _DTYPE_BITS = {"F32": 32.0, "BF16": 16.0, "F16": 16.0}
 
 

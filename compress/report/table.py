@@ -16,6 +16,7 @@ from compress.report.summary import (
     model_name,
     perplexity,
     schemes,
+    windowed_contexts,
 )
 
 COLUMNS = 80
@@ -120,9 +121,17 @@ def _sizes(report: Report) -> list[Row]:
 def _kv_cache(report: Report) -> list[Row]:
     """Only where the result's differs."""
     before, after = report.source.kv_bytes_per_token, report.result.kv_bytes_per_token
-    if not has_before(report) or before is None or after is None or before == after:
+    if not has_before(report):
         return []
-    return [("KV cache", units.size(before), units.size(after), "per token of context")]
+    rows = []
+    if before is not None and after is not None and before != after:
+        rows.append(("KV cache", units.size(before), units.size(after), "per token of context"))
+    whole = windowed_contexts(report)
+    if whole is not None:
+        before, after = whole
+        remark = f"a context of {report.result.context}"
+        rows.append(("KV cache, windows", units.size(before), units.size(after), remark))
+    return rows
 
 
 def _quality(report: Report) -> list[Row]:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+from compress.arch.cache_size import CacheSize
 from compress.checkpoint.jsonfile import as_json
 from compress.checkpoint.outline import Outline
 from compress.formats import FORMATS
@@ -55,7 +56,7 @@ def _edits(plan: Plan) -> str:
     """A line for each change of the model itself, and what it was and is; nothing without."""
     if not plan.edits:
         return ""
-    was, becomes = plan.kv_bytes_per_token
+    was, becomes = plan.caches
     lines = [
         *(f"- {stage.describe()}" for stage in plan.recipe.edits),
         "",
@@ -66,10 +67,13 @@ def _edits(plan: Plan) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _model(model: Outline, cache: int) -> str:
-    """cache: bytes of its keys and values a token."""
+def _model(model: Outline, cache: CacheSize) -> str:
+    """cache: of its keys and values."""
     params = f"{count(model.params)} parameters in {model.main_dtype}"
-    return f"{architecture_of(model.spec)}; {params}, {size(cache)} of KV cache a token"
+    kept = f"{size(cache.token)} of KV cache a token"
+    if cache.windowed and cache.context is not None:
+        kept += f", {size(cache.context)} a context of {cache.tokens}"
+    return f"{architecture_of(model.spec)}; {params}, {kept}"
 
 
 def _schemes(plan: Plan) -> str:

@@ -21,7 +21,8 @@ from compress.passes.structure.files import candidates_of, repairs_of
 from compress.passes.training.units import courses_of
 from compress.plan.passes import PassPlan, models_needed, models_read
 from compress.plan.plan import Plan
-from compress.report.schema import StageRecord, StockLoad
+from compress.report.records.loads import StockLoad
+from compress.report.schema import StageRecord
 from compress.runs import measuring
 from compress.runs.apply_pass import apply_pass, units_of
 from compress.runs.card import config_files

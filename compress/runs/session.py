@@ -10,7 +10,8 @@ from compress.events import Progress
 from compress.formats import Weights
 from compress.plan.plan import Plan
 from compress.plan.training.teachers import NO_TEACHERS, Teachers
-from compress.report.schema import StageRecord, StockLoad
+from compress.report.records.loads import StockLoad
+from compress.report.schema import StageRecord
 
 
 @dataclass(frozen=True, slots=True, eq=False)

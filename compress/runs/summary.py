@@ -58,7 +58,7 @@ def build_report(
         versions=versions(PACKAGES if plan.recipe.export else ()),
         recipe=RecipeInfo(plan.recipe.name, plan.recipe.text, plan.recipe.overrides),
         seed=plan.recipe.seed,
-        source=source_of(checkpoint, plan.source.spec, session.sha256, plan.kv_bytes_per_token[0]),
+        source=source_of(checkpoint, plan.source.spec, session.sha256, plan.caches[0]),
         result=result_of(session, layers),
         stages=tuple(stages),
         machine=machine(session.device),
@@ -151,7 +151,7 @@ def _skipped(plan: Plan) -> Iterable[Layer]:
 
 def result_of(session: Session, layers: Sequence[Layer]) -> Result:
     """What came out. layers: of all linears."""
-    plan = session.plan
+    plan, cache = session.plan, session.plan.caches[1]
     weights = sum(m.linear.shape[0] * m.linear.shape[1] for m in plan.modules)
     stored = sum(layer.bytes_after for layer in layers if layer.skipped_reason is None)
     return Result(
@@ -159,7 +159,9 @@ def result_of(session: Session, layers: Sequence[Layer]) -> Result:
         params=sum(info.numel for info in plan.rounded.tensors.values()),
         bytes=_stored_bytes(session),
         bits_per_weight=8 * stored / weights if weights else plan.bits_per_weight,
-        kv_bytes_per_token=plan.kv_bytes_per_token[1] or None,
+        kv_bytes_per_token=cache.token or None,
+        context=cache.tokens or None,
+        kv_bytes_of_context=cache.context,
         format=plan.format,
         architecture=architecture_of(plan.spec),
         dtype=plan.rounded.main_dtype,

@@ -13,7 +13,9 @@ from compress.events import Progress, note, silent
 from compress.formats import Weights
 from compress.machine.other_work import read_processor
 from compress.report.units import duration
-from compress.runtime.decoder.kv import cache_bytes
+from compress.runtime.decoder.kv import KVCache, cache_bytes
+from compress.runtime.engine.engine import Engine, EngineStats
+from compress.runtime.engine.runner import LocalRunner
 from compress.runtime.loading.open_engine import CACHE_SHARE, UNKNOWN_CONTEXT, Opening, open_engine
 from compress.speed.forecast import BLOCK, LoadShape, predicted_speed
 from compress.speed.load import Speed, even_load, play, speed_of
@@ -33,6 +35,7 @@ from compress.speed.setting import (
     write_report,
 )
 from compress.speed.timer import free_bytes
+from compress.speed.workload import Workload
 
 # A batch that nobody asked for is left out when it is expected to take longer.
 PATIENCE_SECONDS = 60.0
@@ -115,8 +118,23 @@ def _measured(
         about = "" if predicted is None else f", about {duration(predicted.seconds)}"
         texts = "text" if batch == 1 else "texts"
         progress(note("measure", f"{batch} {texts} of {asked.prompt} + {asked.output}{about}"))
+        engine.stats = EngineStats()
         got = speed_of(play(engine, even_load(batch, asked.prompt, asked.output, vocabulary)))
-        yield {"batch": batch, **_beside(got, predicted)}
+        held = _held(engine, None if found is None else found.work, asked, batch)
+        yield {"batch": batch, **_beside(got, predicted), **held}
+
+
+def _held(
+    engine: Engine, work: Workload | None, asked: LoadShape, batch: int
+) -> dict[str, dict[str, int | None]]:
+    """Bytes of the blocks that texts held at once at most, beside those of whole texts of which
+    layers with a window keep what they see; nothing where transformers keeps them."""
+    cache = engine.runner.cache if isinstance(engine.runner, LocalRunner) else None
+    if not isinstance(cache, KVCache):
+        return {}
+    count = min(batch, engine.stats.running)
+    expected = None if work is None else count * work.kv_bytes(asked.whole)
+    return {"cache_bytes": {"measured": cache.nbytes(engine.stats.held), "expected": expected}}
 
 
 def _room(weights: Weights, asked: LoadShape, place: SpeedSetting) -> int:

@@ -32,6 +32,11 @@ class LoadShape:
     output: int
 
     @property
+    def whole(self) -> int:
+        """Of a text at its end."""
+        return self.prompt + self.output
+
+    @property
     def length(self) -> int:
         """Of a text in the middle of its output."""
         return self.prompt + max(1, self.output // 2)
@@ -51,6 +56,7 @@ def forecast(found: Calibrated, asked: LoadShape, context: int) -> dict[str, Any
         "stored_bytes": _stored(found),
         "weight_bytes": work.weight_bytes,
         "kv_bytes_per_token": work.kv_bytes_per_token,
+        "kv_bytes_of_text": {str(n): work.kv_bytes(n) for n in (asked.whole, context)},
         "cache_tokens": tokens,
         "cache_texts": texts,
         "compute_bound_batch": round(bound, 2) if isfinite(bound) else None,

@@ -26,7 +26,7 @@ from compress.machine.environment import (
     versions,
 )
 from compress.machine.other_work import ProcessorReading, share_since
-from compress.plan.cache_scales import bytes_per_token
+from compress.plan.cache_scales import cache_of
 from compress.report.codec import write_json
 from compress.report.disturbance import disturbance
 from compress.report.html import write_html
@@ -204,7 +204,7 @@ def speed_report(
         recipe=RecipeInfo("", yaml.safe_dump(asdict(place))),
         seed=0,
         source=source_of(
-            source.checkpoint, source.spec, source.checkpoint.sha256(), bytes_per_token(source)
+            source.checkpoint, source.spec, source.checkpoint.sha256(), cache_of(source)
         ),
         result=result_of(result),
         stages=(stage,),

@@ -58,7 +58,9 @@ def _summary(model: dict[str, Any]) -> Iterator[tuple[str, str]]:
     stored = ", ".join(f"{size(count)} {name}" for name, count in model["stored_bytes"].items())
     yield "weights", f"{size(model['weight_bytes'])} in memory; products: {stored}"
     texts, tokens = counted(model["cache_texts"], "text"), counted(model["cache_tokens"], "token")
-    yield "cache", f"{size(model['kv_bytes_per_token'])} a token; room for {tokens}, {texts}"
+    whole = ", ".join(f"{size(n)} of {count}" for count, n in model["kv_bytes_of_text"].items())
+    each = f"{size(model['kv_bytes_per_token'])} a token, a text {whole}"
+    yield "cache", f"{each}; room for {tokens}, {texts}"
     first, bound = model["first_token"], model["compute_bound_batch"]
     times = f"{_number(first['expected_ms'])} ms, {_number(first['at_best_ms'])} at best"
     yield "first token", f"{times}, behind a prompt of {first['prompt']}"
@@ -105,6 +107,16 @@ _MEASURED = {
 }
 
 
+def _held(facts: dict[str, Any]) -> Iterator[str]:
+    """What the cache's allocator gave out, where it is our engine's."""
+    for found in facts["measured"]:
+        held = found.get("cache_bytes")
+        if held is not None:
+            expected = "" if held["expected"] is None else f" ({size(held['expected'])})"
+            texts = counted(found["batch"], "text")
+            yield f"  cache of {texts}: {size(held['measured'])}{expected} in blocks at once"
+
+
 def _measured(facts: dict[str, Any]) -> Iterator[str]:
     texts = facts["texts"]
     sizes = f"{texts['prompt']} + {texts['output']}"
@@ -117,6 +129,7 @@ def _measured(facts: dict[str, Any]) -> Iterator[str]:
         rows.append(tuple(row))
     titles = [title for name in _MEASURED.values() for title in (name, "")]
     yield from _aligned([("batch", *titles), *rows])
+    yield from _held(facts)
     for batch, seconds in facts["left_out"].items():
         remedy = f"--batch {batch} asks for it"
         yield f"  batch {batch} is left out, as it would take about {seconds:.0f} s; {remedy}"

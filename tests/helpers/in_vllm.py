@@ -51,11 +51,14 @@ class Vllm:
         self.process: subprocess.Popen[str] | None = None
 
     def score(
-        self, folder: Path, dtype: str, rows: list[list[int]], new: int = 1
+        self, folder: Path, dtype: str, rows: list[list[int]], new: int = 1, **options: Any
     ) -> list[dict[str, Any]] | str:
-        """Of each row "logprobs" by position and the "tokens" it continues by, or the failure."""
+        """Of each row "logprobs" by position and the "tokens" it continues by, or the failure.
+
+        options: further ones of vLLM's LLM.
+        """
         process = self._started()
-        job = {"folder": str(folder), "dtype": dtype, "rows": rows, "new": new}
+        job = {"folder": str(folder), "dtype": dtype, "rows": rows, "new": new, "options": options}
         assert process.stdin is not None
         assert process.stdout is not None
         print(json.dumps(job), file=process.stdin, flush=True)

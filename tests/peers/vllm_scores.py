@@ -1,7 +1,8 @@
 """Run by vLLM's own python: score rows of token ids by one checkpoint after another.
 
 Starting Python and vLLM takes longer than scoring, so one process serves many checkpoints.
-stdin: a line of JSON a checkpoint: folder, dtype, rows (lists of ids), new (tokens to continue by).
+stdin: a line of JSON a checkpoint: folder, dtype, rows (lists of ids), new (tokens to continue by),
+options (further ones of LLM).
 stdout: a line of JSON for each: {"rows": [{"logprobs", "tokens"}, ...]} or {"failure": text}.
 """
 
@@ -28,6 +29,7 @@ def score(job: dict[str, Any]) -> list[dict[str, Any]]:
         max_model_len=max(map(len, rows)) + new,
         enable_prefix_caching=False,
         skip_tokenizer_init=True,
+        **job.get("options", {}),
     )
     settings = SamplingParams(
         temperature=0, max_tokens=new, prompt_logprobs=5, ignore_eos=True, detokenize=False

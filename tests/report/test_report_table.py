@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compress.report.html import render_html
+from compress.report.records.loads import StockLoad
 from compress.report.records.sizes import SizeCandidate
-from compress.report.schema import Export, RecipeInfo, Report, Sample, StageRecord, StockLoad
+from compress.report.schema import Export, RecipeInfo, Report, Sample, StageRecord
 from compress.report.table import render_table
 from compress.report.units import duration, size
 

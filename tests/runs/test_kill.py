@@ -18,6 +18,8 @@ from helpers.short_runs import recipe_file
 
 GPTQ = {"method": "gptq", "scheme": "W4A16", "group_size": 64}
 CUT = {"method": "prune_width", "ffn": 24}
+LATENT = {"method": "mla", "rank": 24, "rope_dim": 8}
+WINDOWS = {"method": "hybrid", "window": 8, "global": 1}
 DISTILL = {"method": "distill", "tokens": 1280, "batch": 2, "every": 8, "length": 8}
 DATA = {"sources": "self", "samples": 8, "length": 32}
 
@@ -101,6 +103,16 @@ def test_fifty_real_kills_while_width_goes_and_what_is_left_is_trained(
     """At any moment of the structural stages, whose units are blocks, and steps of a training."""
     model = tiny("llama", num_hidden_layers=3)
     killed_again_and_again(Job(model, tmp_path, CUT, DISTILL), 50, seed=3)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("stages", [(LATENT, DISTILL), (WINDOWS,)], ids=["mla", "hybrid"])
+def test_fifty_real_kills_while_the_cache_gets_smaller(
+    tiny: Callable[..., Path], tmp_path: Path, stages: tuple[Mapping[str, Any], ...]
+) -> None:
+    """At any moment of making latents, and of measuring which layers get a window."""
+    model = tiny("llama", num_hidden_layers=3, num_key_value_heads=4)
+    killed_again_and_again(Job(model, tmp_path, *stages), 50, seed=4)
 
 
 def test_control_c_says_how_to_resume(demo_model: Path, tmp_path: Path) -> None:

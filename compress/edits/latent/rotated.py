@@ -10,6 +10,7 @@ order of what they gain by their rotation. Neighbouring frequencies may be folde
 are found together, and what a component has of each is turned as its own frequency turns.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -24,7 +25,8 @@ TINY = 1e-300  # in place of an energy of 0 that something is divided by
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RotatedKey:
-    """S complex numbers of the shared key k', in fp64, each of M neighbouring frequencies.
+    """S complex numbers of the shared key k', in fp64, whose parts have a mean square of about 1,
+    each of M neighbouring frequencies.
 
     frequencies: int64 [S], that they rotate at. key_in: complex [G, M, S], k'_s = Σ key_in k over
     the heads and the frequencies that s is of. key_out: complex [G, M, S], what k'_s is of the keys
@@ -86,12 +88,18 @@ def components_of(seen: AttentionEvidence) -> Components:
 
 def rotated_key(seen: AttentionEvidence, frequencies: Sequence[int]) -> RotatedKey:
     """The shared key of the components that gain the most, of each frequency as many as it is named
-    times; of folded ones as many as are named of them."""
+    times; of folded ones as many as are named of them.
+
+    It is as large as the latent beside it, which it shares a scale with in caches of 8 bits. The
+    factor is a power of two, so nothing is rounded for it.
+    """
     parts = components_of(seen)
     blocks = [f // seen.fold for f in frequencies]
     component = [blocks[:i].count(block) for i, block in enumerate(blocks)]
+    square = float(parts.energy[blocks, component].mean()) / 2
+    size = 2.0 ** round(math.log2(square) / 2) if square > 0 else 1.0
     vectors = parts.vectors[blocks, :, component]  # [S, G * M]
-    weights = parts.weights[blocks]
+    weights = parts.weights[blocks] / size
     key_in, key_out = (
         torch.unflatten(x.T, 0, (seen.groups, seen.fold))
         for x in (vectors.conj() * weights, vectors / weights)

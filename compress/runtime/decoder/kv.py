@@ -54,6 +54,12 @@ class KVCache:
         self.scales = tuple(tuple(map(_scales, states)) for states in self.states)
         self.bytes_per_token = cache_bytes(caches, dtype)
 
+    def nbytes(self, blocks: Sequence[int]) -> int:
+        """Of so many blocks of each group, in all layers."""
+        each = (cache_bytes([cache], self.dtype) for cache in self._caches)
+        counted = zip(self._group_of, each, strict=True)
+        return self.block_size * sum(blocks[group] * size for group, size in counted)
+
     def write(self, layer: int, parts: Sequence[Tensor], slots: Tensor) -> None:
         """parts: [T, heads, width] each, of the layer's cache. slots: int64 [T], block * block size
         + offset."""

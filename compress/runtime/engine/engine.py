@@ -32,7 +32,8 @@ class EngineStats:
     """Counts since the engine began.
 
     computed: tokens that went through the decoder. queried, hit: tokens of prompts, and those of
-    them that the prefix cache had.
+    them that the prefix cache had. running: sequences that had blocks at once, at most. held:
+    blocks of each group that sequences held at once, at most.
     """
 
     steps: int = 0
@@ -41,6 +42,8 @@ class EngineStats:
     finished: int = 0
     queried: int = 0
     hit: int = 0
+    running: int = 0
+    held: tuple[int, ...] = ()
 
 
 class Engine:
@@ -176,7 +179,10 @@ class Engine:
         return own
 
     def _begin(self, step: Step) -> None:
-        now = monotonic()
+        now, stats = monotonic(), self.stats
+        stats.running = max(stats.running, len(self.scheduler.running))
+        held = [pool.count - 1 - pool.free for pool in self.tables.pools]
+        stats.held = tuple(map(max, held, stats.held or held))
         for item in step.items:
             if item.sequence.times.scheduled is None:
                 self.stats.queried += len(item.sequence.tokens)

@@ -1,6 +1,7 @@
 """A latent and a rotated key: exact where they are whole, and else the least is lost."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -160,3 +161,20 @@ def test_no_latent_near_it_loses_less(seen, rank: int) -> None:
         assert share(*moved) > best
     latent = torch.cat([K.flatten(1), V.flatten(1)], dim=1) @ made.into.T
     assert float(latent.square().mean()) == pytest.approx(1, rel=1e-6)
+
+
+@pytest.mark.parametrize("larger", [1e-3, 1.0, 300.0])
+def test_the_shared_key_is_as_large_as_the_latent(seen, larger: float) -> None:
+    """Whatever the sizes of queries and keys: both share a scale in caches of 8 bits."""
+    states = seen.states.clone()
+    states[: seen.keys] *= larger
+    states[:, : seen.keys] *= larger
+    grown = replace(seen, states=states)
+    key = rotated_key(grown, EVERY[:4])
+    joint = joint_latent(Started(grown, key), 5)
+    shared = torch.einsum(
+        "gs,tgs->ts", key.key_in[:, 0], larger * TURNED.numbers(K)[..., key.frequencies]
+    )
+    assert 0.5 <= float(shared.abs().square().mean()) / 2 <= 2
+    latent = torch.cat([larger * K.flatten(1), V.flatten(1)], dim=1) @ joint.into.T
+    assert 0.5 <= float(latent.square().mean()) <= 2
