@@ -3,10 +3,12 @@
 Queries go into the space of latents first, and values come out of it last. So a graph makes no key
 and no value of any token, and takes one path for prompts and for single tokens.
 
-Not the operator Attention: ONNX Runtime 1.32 reads keys again for each head of queries. Here heads
-stand below each other as rows of one product: 32 of them behind 1024 latents of 512 + 64 numbers
-take 1.5 ms a token, with the operator 14.7 ms (one thread).
+Not the operator Attention, which ONNX Runtime 1.32 computes head by head: here heads stand below
+each other as rows of one product, for a token behind 1023 a third of the time, for a prompt more
+than half as much again (`python -m benchmarks.export.latents`).
 """
+
+from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
@@ -14,9 +16,10 @@ import onnx_ir as ir
 from compress.arch.forward.kinds import Latent
 from compress.arch.spec import BlockSpec, LinearSpec
 from compress.quant.tensor import InputQuantization
-from compress_exporters.onnx.graph.attention import PAST, PRESENT, kept, place
+from compress_exporters.onnx.graph.attention import PAST, PRESENT, place
 from compress_exporters.onnx.graph.build import Build
 from compress_exporters.onnx.graph.dense import written
+from compress_exporters.onnx.graph.graph import Graph
 from compress_exporters.onnx.graph.linked import copied
 from compress_exporters.onnx.graph.mask import mask
 from compress_exporters.onnx.graph.norms import norm
@@ -33,8 +36,9 @@ def latent_attention(build: Build, block: BlockSpec, x: ir.Value) -> ir.Value:
     past = build.input(PAST.format(block.index, "latent"))
     total = graph.op(at, "Concat", past, new, axis=2)
     build.states[PRESENT.format(block.index, "latent")] = total
-    asked = graph.op(at, "Concat", graph.op(at, "MatMul", nope, keys), turned, axis=-1)
-    out = graph.op(at, "MatMul", _read(build, block, asked, total), values)
+    q = graph.op(at, "Concat", graph.op(at, "MatMul", nope, keys), turned, axis=-1)
+    sums = read(graph, at, how, LatentQueries(q, total, mask(build, how.window)))
+    out = graph.op(at, "MatMul", sums, values)
     build.unfused["Attention"] = "of latents: heads are rows of one product with all latents"
     if graph.dtype != ir.DataType.FLOAT:
         build.note("latents are made in fp32 up to their norm")
@@ -128,21 +132,32 @@ def _unfolding(build: Build, how: Latent, spec: LinearSpec) -> tuple[ir.Value, i
     return keys, values
 
 
-def _read(build: Build, block: BlockSpec, q: ir.Value, total: ir.Value) -> ir.Value:
-    """Sums of latents, [B, heads, S, rank], by what queries [B, heads, S, width] ask of all that
-    there are, [B, 1, total, width]."""
-    graph, at, how = build.graph, place(block), kind_of(build, block)
-    ((_, (_, width)),) = kept(build.how, block.index)
-    q = graph.op(at, "Mul", q, graph.number(how.scale))
+@dataclass(frozen=True, slots=True)
+class LatentQueries:
+    """queries: [B, heads, S, width], in the space of latents. latents: with rotated keys behind
+    them, [B, 1, total, width]. seen: [B, 1, S, total]."""
+
+    queries: ir.Value
+    latents: ir.Value
+    seen: ir.Value
+
+
+def read(graph: Graph, at: str, how: Latent, asked: LatentQueries) -> ir.Value:
+    """Sums of latents, [B, heads, S, rank]. at: where the nodes stand."""
+    q = graph.op(at, "Mul", asked.queries, graph.number(how.scale))
     # Heads and tokens as rows of the one head that there is; 0 keeps a size as it is.
-    q = graph.op(at, "Reshape", q, graph.ints(0, 1, -1, width))
-    turned = graph.op(at, "Transpose", total, perm=[0, 1, 3, 2])
+    q = graph.op(at, "Reshape", q, graph.ints(0, 1, -1, how.rank + how.rotated))
+    turned = graph.op(at, "Transpose", asked.latents, perm=[0, 1, 3, 2])
     scores = graph.op(at, "MatMul", q, turned)
     scores = graph.op(at, "Reshape", scores, graph.ints(0, how.heads, -1, 0))
     nothing = graph.number(float(np.finfo(graph.dtype.numpy()).min))
-    seen = graph.op(at, "Where", mask(build, how.window), scores, nothing)
-    shares = graph.op(at, "Softmax", seen, axis=-1)
+    scores = graph.op(at, "Where", asked.seen, scores, nothing)
+    shares = graph.op(at, "Softmax", scores, axis=-1)
     shares = graph.op(at, "Reshape", shares, graph.ints(0, 1, -1, 0))
-    ends = (graph.ints(0), graph.ints(how.rank), graph.ints(3))
-    out = graph.op(at, "MatMul", shares, graph.op(at, "Slice", total, *ends))
+    out = graph.op(at, "MatMul", shares, values_of(graph, at, how, asked.latents))
     return graph.op(at, "Reshape", out, graph.ints(0, how.heads, -1, how.rank))
+
+
+def values_of(graph: Graph, at: str, how: Latent, latents: ir.Value) -> ir.Value:
+    """[B, 1, total, rank]."""
+    return graph.op(at, "Slice", latents, graph.ints(0), graph.ints(how.rank), graph.ints(3))
