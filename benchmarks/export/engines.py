@@ -1,13 +1,15 @@
 """Whether TensorRT builds engines of our graphs: of every kind of result and every family.
 
-    python -m benchmarks.export.engines
+    python -m benchmarks.export.engines [--only TEXT ...]
 
 exports the rows of the matrix of exports (matrix_rows.py) to TensorRT, has each graph parsed and
 built, stores what came of it as benchmarks/results/export_engines.json and writes the table of
 docs/export.md. Needs the extras dev and interop; TensorRT for RTX does it without a GPU. Nothing is
-stored where a graph that was exported is not built.
+stored where a graph that was exported is not built. --only: rows whose names have one of the texts;
+the others stay as they are stored.
 """
 
+import argparse
 import json
 import os
 import statistics
@@ -17,6 +19,7 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from benchmarks.export.matrix_rows import ROWS, VARIANTS
 from benchmarks.matrix.table import written
 from benchmarks.processes import REPO, RESULTS, package_versions, setting
 
@@ -31,12 +34,12 @@ def stored() -> dict[str, Any]:
     return dict(json.loads(RESULT.read_text()))
 
 
-def measured() -> dict[str, Any]:
+def measured(only: Sequence[str]) -> dict[str, Any]:
     """By a process of its own, which has tests/ on its path."""
     paths = os.pathsep.join([str(REPO), str(REPO / "tests"), os.environ.get("PYTHONPATH", "")])
     with tempfile.TemporaryDirectory(prefix="compress-model-") as folder:
         done = subprocess.run(
-            [sys.executable, "-m", "benchmarks.export.engines_cells", folder],
+            [sys.executable, "-m", "benchmarks.export.engines_cells", folder, *only],
             cwd=REPO,
             env={**os.environ, "PYTHONPATH": paths},
             stdout=subprocess.PIPE,
@@ -69,8 +72,19 @@ def not_built(cells: Iterable[Cell]) -> list[Cell]:
     return [cell for cell in cells if cell["outcome"] == "not built"]
 
 
+def together(kept: Iterable[Cell], anew: Sequence[Cell]) -> list[Cell]:
+    """Cells in the order of the matrix, those that were tried anew in place of older ones."""
+    found = {(c["block"], c["row"], c["variant"]): c for c in (*kept, *anew)}
+    return [found[row.block, row.name, x] for row in ROWS for x in VARIANTS[row.block]]
+
+
 def main() -> None:
-    found = measured()
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", nargs="+", default=[], metavar="TEXT")
+    only = parser.parse_args().only
+    found = measured(only)
     bad = not_built(found["cells"])
     if bad:
         print(json.dumps(bad, indent=1), file=sys.stderr)
@@ -78,6 +92,10 @@ def main() -> None:
     versions = package_versions(sys.executable, PACKAGES)
     made = {**setting("benchmarks.export.engines"), "versions": versions}
     result = {"made": made, **found}
+    if only:
+        result = stored()
+        result["again"] = [*result.get("again", ()), made]
+        result["cells"] = together(result["cells"], found["cells"])
     RESULT.write_text(json.dumps(result, indent=1) + "\n")
     DOCUMENT.write_text(written(DOCUMENT.read_text(), table(result), MARKS))
 

@@ -1,9 +1,10 @@
 """Engines of the graphs that the matrix of exports has for TensorRT.
 
-    python -m benchmarks.export.engines_cells FOLDER
+    python -m benchmarks.export.engines_cells FOLDER [TEXT ...]
 
-Works in FOLDER, with tests/ on the path of Python, and prints the builder's name and the cells as
-JSON. Nothing is proved here but that the builder takes a graph.
+Those of rows whose names have one of the texts, or of all. Works in FOLDER, with tests/ on the path
+of Python, and prints the builder's name and the cells as JSON. Nothing is proved here but that the
+builder takes a graph.
 """
 
 import json
@@ -58,9 +59,9 @@ def _short(error: CompressError, place: Path) -> str:
     return str(error).replace(f"{place}: ", "").replace(f"{place}/", "")
 
 
-def main(place: str) -> None:
+def main(place: str, *only: str) -> None:
     tools, cells = Tools.find(), []
-    for row in ROWS:
+    for row in (x for x in ROWS if not only or any(part in x.name for part in only)):
         print(f"{row.block}: {row.name}", file=sys.stderr)
         folder = Path(place) / "row"
         folder.mkdir()

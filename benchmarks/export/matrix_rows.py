@@ -83,6 +83,7 @@ _MORE: Mapping[str, Mapping[str, Any] | None] = {
 }
 _WIDE: Mapping[str, Any] = {"hidden_size": 128, "intermediate_size": 256}
 _EXPERTS: Mapping[str, Any] = {**_WIDE, "moe_intermediate_size": 64}
+_LATENT: Mapping[str, Any] = {**_WIDE, "kv_lora_rank": 64, "v_head_dim": 32}
 _ROPE = {"rope_theta": 10000.0}
 _LONG = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8, "partial_rotary_factor": 0.5}
 # Name -> (family, options of tiny_models.make). Sizes that blocks of 64 fill; MLPs are as wide as
@@ -141,6 +142,28 @@ _MODELS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         },
     ),
     "mistral, a window": ("mistral", {**_WIDE, "sliding_window": 7}),
+    "ministral, a window in one layer": ("ministral", _WIDE),
+    "qwen2, a window in one layer": (
+        "qwen2",
+        {**_WIDE, "use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1},
+    ),
+    "deepseek_v3, latents": ("deepseek_v3", _LATENT),
+    "deepseek_v3, latents of queries too, with biases, yarn": (
+        "deepseek_v3",
+        {
+            **_LATENT,
+            "q_lora_rank": 64,
+            "bias": True,
+            "rope_parameters": {
+                **_ROPE,
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "mscale": 0.8,
+                "mscale_all_dim": 0.6,
+                "original_max_position_embeddings": 32,
+            },
+        },
+    ),
     "gemma2, a head of its own": ("gemma2", _WIDE),
     "smollm3, rotated in the first layer only": ("smollm3", _WIDE),
 }

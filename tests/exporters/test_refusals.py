@@ -83,8 +83,8 @@ TABLE = "model type {!r} is in no table of forwards; it runs in transformers onl
 LATENT_LINES = {
     "onnx": TABLE,
     "onnx-genai": (
-        "kv_lora_rank is 32: latent attention (MLA) has no operator in onnx-genai; keep a"
-        " checkpoint format, such as --to compressed-tensors"
+        "kv_lora_rank is 32: latent attention (MLA) has no operator in onnx-genai, whose keys and"
+        " values are of one width; keep a checkpoint format, such as --to compressed-tensors"
     ),
     "tensorrt": TABLE,
     "gguf": "model type {!r} has no architecture in GGUF that is known here; known are llama,",
@@ -97,13 +97,57 @@ def test_latent_attention(family: str, target: str, latent: dict[str, Path], ref
     assert refused(latent[family], target).startswith(LATENT_LINES[target].format(family))
 
 
-@pytest.mark.parametrize("target", EXPORTERS)
+# A dense deepseek_v3, which can be described and run.
+DENSE = {
+    "onnx-genai": (
+        "kv_lora_rank is 32: latent attention (MLA) has no operator in onnx-genai, whose keys and"
+        " values are of one width; export to onnx"
+    ),
+    "gguf": (
+        "model type 'deepseek_v3' has latent attention, which is written into no GGUF file"
+        " (architecture deepseek2 is untried); export to onnx, serve the checkpoint with"
+        " transformers or compress-model, or export the model that a stage mla made it of"
+    ),
+}
+
+
+@pytest.mark.parametrize("target", DENSE)
 def test_latent_attention_in_the_tables(target: str, refused: Any, tmp_path: Path) -> None:
-    """A dense deepseek_v3, which can be described and run."""
     folder = tiny_models.make("deepseek_v3", tmp_path / "model")
-    line = "layer 0 has latent attention, which is rounded, evaluated and run by the engine;"
-    lines = dict.fromkeys(EXPORTERS, line) | {x: LATENT_LINES[x] for x in ("onnx-genai", "gguf")}
-    assert refused(folder, target).startswith(lines[target].format("deepseek_v3"))
+    assert refused(folder, target) == DENSE[target]
+
+
+# What a stage hybrid writes.
+HYBRIDS: dict[str, dict[str, Any]] = {
+    "qwen2": {"max_window_layers": 1},
+    "qwen3": {"layer_types": ["sliding_attention", "full_attention"]},
+    "smollm3": {
+        "layer_types": ["full_attention", "sliding_attention"],
+        "no_rope_layers": [1, 1],
+    },
+}
+
+
+@pytest.mark.parametrize("family", HYBRIDS)
+def test_windows_in_some_layers(family: str, refused: Any, tmp_path: Path) -> None:
+    """llama.cpp's architectures have none for them, and the file would be as short as a window."""
+    options = {"use_sliding_window": True, "sliding_window": 24, **HYBRIDS[family]}
+    folder = tiny_models.make(family, tmp_path / "model", **options)
+    windows = "[24, None]" if family == "qwen3" else "[None, 24]"
+    assert refused(folder, "gguf") == (
+        f"windows of the layers are {windows}; GGUF's {family} has none, take onnx, or"
+        " --max-context 24, for which none is needed"
+    )
+    out = tmp_path / "short"
+    asked = ["export", str(folder), "--to", "gguf", "-o", str(out), "--max-context", "24"]
+    assert main([*asked, "--dry-run"]) == 0
+
+
+def test_a_llama_with_windows_in_some_layers(refused: Any, tmp_path: Path) -> None:
+    folder = tiny_models.make("ministral", tmp_path / "model")
+    line = refused(folder, "gguf")
+    assert line.startswith("model type 'ministral' has no architecture in GGUF that is known here;")
+    assert line.endswith("; take onnx")
 
 
 TOKENIZERS: dict[str, tuple[Any, str]] = {

@@ -105,7 +105,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama with every activation of its own": ("llama", {"hidden_act": "gelu_pytorch_tanh"}),
     "opt with gelu": ("opt", {"activation_function": "gelu"}),
 }
-# Those that keep keys and values of heads, which exports are made of.
+# Those that keep keys and values of heads, which fused attention takes.
 HEADS = {case: made for case, made in CASES.items() if made[0] != "deepseek_v3"}
 
 

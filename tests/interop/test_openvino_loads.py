@@ -31,12 +31,14 @@ CASES: dict[str, tuple[str, dict[str, Any], QuantScheme | None]] = {
     "gpt2": ("gpt2", {}, None),
     "qwen3_moe": ("qwen3_moe", {}, None),
     "phi3 longrope": ("phi3", LONGROPE | {"original_max_position_embeddings": 16}, None),
+    "deepseek_v3": ("deepseek_v3", {"q_lora_rank": 24, "bias": True}, None),
     "llama dynamic": (
         "llama",
         rope(rope_type="dynamic", factor=2.0) | {"max_position_embeddings": 16},
         None,
     ),
     "int4": ("llama", {}, G32),
+    "int4, latents": ("deepseek_v3", {}, G32),
     "int4 asymmetric": ("qwen2", {}, replace(G32, symmetric=False)),
     "int4 in groups of 48": ("llama", {"hidden_size": 96}, QuantScheme(group_size=48)),
     "int8 in groups of 24": ("llama", {}, QuantScheme(bits=8, group_size=24)),
@@ -51,7 +53,10 @@ CASES: dict[str, tuple[str, dict[str, Any], QuantScheme | None]] = {
 }
 # For TensorRT: some of them, and codes in blocks and rows as it has them.
 FOR_TENSORRT = {
-    **{x: CASES[x] for x in ("llama", "mistral with a window", "gemma2", "gpt2", "qwen3_moe")},
+    **{
+        x: CASES[x]
+        for x in ("llama", "mistral with a window", "gemma2", "gpt2", "qwen3_moe", "deepseek_v3")
+    },
     "phi3 longrope": CASES["phi3 longrope"],
     "int4": ("llama", dict(WIDE), G64),
     "int8 with inputs as they are": ("phi3", {}, PRESETS["W8A8"]),

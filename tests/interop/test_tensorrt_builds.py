@@ -26,7 +26,7 @@ from helpers import tiny_models
 from helpers.exporters.tensorrt_faults import Seed
 from helpers.exporters.tensorrt_graphs import G64, WIDE, positive, with_outliers
 from helpers.exporters.tensorrt_seeds import SEEDS
-from helpers.forward_cases import HEADS
+from helpers.forward_cases import CASES
 
 pytestmark = pytest.mark.interop
 
@@ -46,8 +46,9 @@ SCHEMES = {
 }
 # All in 16 bits; in 32 attention is spelled out in one way for all.
 FAMILIES = [
-    *((case, "fp16") for case in HEADS if "dynamic" not in case),
+    *((case, "fp16") for case in CASES if "dynamic" not in case),
     *((case, "fp32") for case in ("llama", "gemma2", "gpt2", "mixtral with a window", "qwen3")),
+    ("deepseek_v3", "fp32"),
 ]
 
 
@@ -72,7 +73,7 @@ def engine(tools: Tools, folder: Path) -> BuiltEngine:
 
 @pytest.mark.parametrize(("case", "dtype"), FAMILIES)
 def test_all_families_are_built(case: str, dtype: str, tools: Tools, tmp_path: Path) -> None:
-    family, options = HEADS[case]
+    family, options = CASES[case]
     model = tiny_models.make(family, tmp_path / "model", dtype="fp32", **options)
     made = engine(tools, exported(model, tmp_path / "out", dtype))
     assert made.profiles == ("prefill", "decode")

@@ -71,8 +71,9 @@ class ForwardSpec:
         kind = self.rows[self.kinds[layer]]
         if isinstance(kind, Latent):
             raise CheckpointError(
-                f"layer {layer} has latent attention, which is rounded, evaluated and run by the"
-                " engine; exports, kv_cache and edits of heads take keys and values of heads"
+                f"layer {layer} has latent attention, which is rounded, evaluated, exported to onnx"
+                " and tensorrt and run by the engine; kv_cache and edits of heads take keys and"
+                " values of heads"
             )
         if not isinstance(kind, Grouped):
             raise CheckpointError(

@@ -4,6 +4,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from compress.arch.forward.forward import describe_forward
+from compress.arch.forward.table import FORWARDS
 from compress.arch.text_config import config_at
 from compress.errors import RecipeError
 from compress.formats.weights import Weights
@@ -17,6 +18,7 @@ from compress_exporters.genai.product import CONTRIB, linear
 from compress_exporters.onnx.graph.build import Build, Lowering
 from compress_exporters.onnx.graph.decoder import build_decoder
 from compress_exporters.onnx.graph.rotary import context
+from compress_exporters.onnx.graph.rounding import as_rounded
 
 # Files that onnxruntime-genai's tokenizer is made of.
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
@@ -30,6 +32,7 @@ GENAI = Lowering(
     attend=attend,
     mlp=mlp,
     linear=linear,
+    rounded=as_rounded,
     head=head,
 )
 
@@ -47,9 +50,12 @@ def build(source: Weights, options: Options) -> Build:
 def _refuse_latent(source: Weights) -> None:
     text = config_at(source.checkpoint.config, source.spec.text_config)
     if text.get("kv_lora_rank"):
+        known = source.spec.family in FORWARDS
+        remedy = "export to onnx" if known else "keep a checkpoint format, such as --to"
+        remedy += "" if known else " compressed-tensors"
         raise RecipeError(
             f"kv_lora_rank is {text['kv_lora_rank']}: latent attention (MLA) has no operator in"
-            " onnx-genai; keep a checkpoint format, such as --to compressed-tensors"
+            f" onnx-genai, whose keys and values are of one width; {remedy}"
         )
 
 

@@ -15,9 +15,14 @@ from compress_exporters.heads import shared_heads
 def arch_of(spec: DecoderSpec) -> Arch:
     """The family's row of ARCHES; CheckpointError for a family that has none."""
     found = ARCHES.get(spec.family)
+    if found is None and any(block.sizes.latent for block in spec.blocks):
+        raise CheckpointError(
+            f"model type {spec.model_type!r} has latent attention, which is written into no GGUF"
+            " file (architecture deepseek2 is untried); export to onnx, serve the checkpoint with"
+            " transformers or compress-model, or export the model that a stage mla made it of"
+        )
     if found is None:
-        plain = spec.family in FORWARDS and not any(block.sizes.latent for block in spec.blocks)
-        remedy = "; take onnx" if plain else ""
+        remedy = "; take onnx" if spec.family in FORWARDS else ""
         raise CheckpointError(
             f"model type {spec.model_type!r} has no architecture in GGUF that is known here; known"
             f" are {', '.join(ARCHES)}{remedy}"
@@ -25,13 +30,16 @@ def arch_of(spec: DecoderSpec) -> Arch:
     return found
 
 
-def check_model(source: Weights, how: ForwardSpec, arch: Arch) -> tuple[str, ...]:
+def check_model(
+    source: Weights, how: ForwardSpec, arch: Arch, most: int | None = None
+) -> tuple[str, ...]:
     """Refuse a decoder that llama.cpp's architecture would compute differently; return the notes.
 
-    Raises CheckpointError.
+    most: as `settings` has it. Raises CheckpointError.
     """
     spec = source.spec
     _check_layers(spec, how, arch)
+    _check_windows(how, arch, most)
     _check_activation(how, arch)
     _check_scale(spec, how, arch)
     _check_softcaps(how, arch)
@@ -95,6 +103,18 @@ def context_length(spec: DecoderSpec, how: ForwardSpec, arch: Arch) -> int:
 def _loses_windows(how: ForwardSpec, arch: Arch) -> bool:
     """Whether the model has windows and the architecture has none."""
     return arch.period is None and any(x.window is not None for x in how.layers)
+
+
+def _check_windows(how: ForwardSpec, arch: Arch, most: int | None) -> None:
+    """CheckpointError where some layers have windows and the architecture has none: a file for as
+    many positions as a window is no file of a model whose other layers see more."""
+    windows = [x.window for x in how.layers]
+    least = min((x for x in windows if x is not None), default=0)
+    if arch.period is None and least and None in windows and not 0 < (most or 0) <= least:
+        raise CheckpointError(
+            f"windows of the layers are {windows}; GGUF's {arch.name} has none, take onnx, or"
+            f" --max-context {least}, for which none is needed"
+        )
 
 
 def _windows(how: ForwardSpec, arch: Arch) -> Fields:

@@ -80,7 +80,7 @@ def make_plan(source: Weights, options: Options) -> GgufPlan:
     """
     spec, arch = source.spec, arch_of(source.spec)
     how = describe_forward(source.checkpoint.config, spec)
-    notes = list(check_model(source, how, arch))
+    notes = list(check_model(source, how, arch, options.max_context))
     turned = rotations(how, arch)
     words = vocabulary(source)
     laid = pieces(source, how, arch, turned.factors)

@@ -11,7 +11,7 @@ from compress.arch.spec import LinearSpec
 from compress.errors import CheckpointError
 from compress.formats.fp4 import pack_fp4
 from compress.quant.scheme import QuantScheme
-from compress.quant.tensor import OutlierColumns, QuantizedTensor
+from compress.quant.tensor import InputQuantization, OutlierColumns, QuantizedTensor
 from compress_exporters.onnx.graph.build import Build
 from compress_exporters.onnx.graph.codes import Coded, coded, require_scales, scale_in
 from compress_exporters.onnx.graph.dense import as_ir, rounded
@@ -34,13 +34,14 @@ def outliers(build: Build, spec: LinearSpec, x: ir.Value) -> ir.Value:
     whole = codes(build, spec, x)
     if not len(kept.columns):
         return whole
+    dtype = build.graph.dtype
 
     def read() -> ir.TensorProtocol:
         weight = _outliers(build.quantized(spec.tensor)).weight.t()
-        return as_ir(rounded(weight, build.graph.dtype, spec.tensor))
+        return as_ir(rounded(weight, dtype, spec.tensor))
 
     shape = (len(kept.columns), spec.shape[0])
-    weight = build.graph.weight(f"{spec.name}.outliers", build.graph.dtype, shape, read)
+    weight = build.graph.weight(f"{spec.name}.outliers", dtype, shape, read)
     apart = build.graph.op(spec.name, "MatMul", picked(build, x, kept.columns), weight)
     return build.graph.op(spec.name, "Add", whole, apart)
 
@@ -55,7 +56,8 @@ def require_numbers(build: Build) -> None:
     are read of weights with scales below 0 only."""
     source = build.weights
     for linear in source.spec.all_linears():
-        weight = None if linear.role == "embedding" else source.outlined(linear.tensor)
+        decoded = linear.role in ("embedding", "kv_b")
+        weight = None if decoded else source.outlined(linear.tensor)
         if weight is None:
             continue
         if not weight.scheme.is_fp4:  # whose scales stay what they are
@@ -70,14 +72,19 @@ def _inputs(build: Build, linear: Coded, x: ir.Value) -> ir.Value:
     if linear.beside.input_factor is not None:
         x = scaled(build, x, linear.beside.input_factor)
     inputs = build.weights.activation(linear.spec.name)
-    if inputs is not None and inputs.scale is not None:
-        x = static(build, x, float(inputs.scale), inputs.scheme)
-    elif inputs is not None:
-        build.note(
-            f"inputs that the source rounds at run time ({inputs.scheme.describe()}) stay as they"
-            " are: TensorRT rounds with calibrated scales only"
-        )
+    x = x if inputs is None else as_rounded(build, inputs, x)
     return ordered(build, x, linear.order)
+
+
+def as_rounded(build: Build, inputs: InputQuantization, x: ir.Value) -> ir.Value:
+    """x with its factor, rounded with a calibrated scale; any other as it is, with a note."""
+    if inputs.scale is not None:
+        return static(build, x, float(inputs.scale), inputs.scheme)
+    build.note(
+        f"inputs that the source rounds at run time ({inputs.scheme.describe()}) stay as they"
+        " are: TensorRT rounds with calibrated scales only"
+    )
+    return x
 
 
 def _weight(build: Build, linear: Coded) -> ir.Value:

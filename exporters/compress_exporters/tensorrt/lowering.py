@@ -5,6 +5,6 @@ from dataclasses import replace
 from compress_exporters.onnx.graph.canonical import CANONICAL
 from compress_exporters.onnx.graph.linear import linear_by
 from compress_exporters.tensorrt.attention import attend
-from compress_exporters.tensorrt.linears import LINEARS
+from compress_exporters.tensorrt.linears import LINEARS, as_rounded
 
-TENSORRT = replace(CANONICAL, attend=attend, linear=linear_by(LINEARS))
+TENSORRT = replace(CANONICAL, attend=attend, linear=linear_by(LINEARS), rounded=as_rounded)

@@ -36,6 +36,9 @@ UNFUSED: dict[str, dict[str, str]] = {
     "llama llama3": {},
     "llama dynamic": {ROTATION: "frequencies depend on the length of the text"},
     "smollm3 with windows": {},
+    "qwen2 with windows behind the first": {},
+    "qwen3 with windows by type": PACKED,
+    "ministral": {},
 }
 
 

@@ -26,7 +26,7 @@ from compress_exporters.tensorrt.build_notes import JSON, NOTES
 from compress_exporters.tensorrt.profiles import profiles
 from helpers import tiny_models
 from helpers.exporters.tensorrt_graphs import G64, WIDE, positive
-from helpers.forward_cases import HEADS, rope, text, transformers_model
+from helpers.forward_cases import CASES, rope, text, transformers_model
 
 TENSORRT = EXPORTERS["tensorrt"]
 
@@ -52,11 +52,15 @@ def folder(source: Weights, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "case", ["llama", "gemma2", "gpt2 tied, scaled by layer", "qwen3_moe with a window", "opt"]
+    "case",
+    [
+        *("llama", "gemma2", "gpt2 tied, scaled by layer", "qwen3_moe with a window", "opt"),
+        "deepseek_v3 with a latent of queries, biases and pairs alike",
+    ],
 )
 def test_logits_are_those_of_transformers(case: str, tmp_path: Path) -> None:
-    family, options = HEADS[case]
-    model = tiny_models.make(family, tmp_path / "model", dtype="fp32", **options)
+    family, options = CASES[case]
+    model = tiny_models.make(family, tmp_path / "model", **{"dtype": "fp32", **options})
     ids = text()[None]
     with torch.no_grad():
         want = transformers_model(model)(ids).logits.numpy()

@@ -3,7 +3,7 @@
 import onnx_ir as ir
 
 from compress.arch.forward.forward import ForwardSpec
-from compress.arch.forward.kinds import Grouped
+from compress.arch.forward.kinds import Grouped, Latent
 from compress.arch.layer_cache import HeadShape
 from compress.arch.spec import BlockSpec
 from compress_exporters.onnx.graph.build import Build
@@ -17,10 +17,12 @@ States = tuple[ir.Value, ir.Value, ir.Value]
 
 def kept(how: ForwardSpec, layer: int) -> list[tuple[str, HeadShape]]:
     """What a layer keeps of a token: the names of its inputs and outputs, and their shapes."""
+    if isinstance(how.layers[layer], Latent):
+        return list(zip(("latent",), how.layers[layer].cache().parts, strict=True))
     return list(zip(("key", "value"), how.grouped(layer).cache().parts, strict=True))
 
 
-def attention(build: Build, block: BlockSpec, x: ir.Value) -> ir.Value:
+def grouped_attention(build: Build, block: BlockSpec, x: ir.Value) -> ir.Value:
     """x: [B, S, hidden], behind the norm -> what attention adds to the residual."""
     out = build.lowering.attend(build, block, *states(build, block, x))
     (last,) = (linear for linear in block.linears if linear.role == "o")

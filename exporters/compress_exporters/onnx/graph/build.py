@@ -10,7 +10,7 @@ import onnx_ir as ir
 from compress.arch.forward.forward import ForwardSpec
 from compress.arch.spec import BlockSpec, DecoderSpec, LinearSpec
 from compress.formats.weights import Weights
-from compress.quant.tensor import QuantizedTensor
+from compress.quant.tensor import InputQuantization, QuantizedTensor
 from compress_exporters.exporter import Options
 from compress_exporters.onnx.graph.graph import Graph
 
@@ -98,6 +98,8 @@ class Lowering:
         each * width], normed but not rotated. Puts present keys and values into build.states.
     mlp: (build, block, x) -> what the MLP or the mixture adds.
     linear: (build, linear, x) -> x times its weight, bias added.
+    rounded: (build, inputs, x) -> x as inputs are rounded, where that can be said; their factor is
+        in x.
     head: (build, x) -> logits [B, S, rows of the head], fp32.
     """
 
@@ -110,4 +112,5 @@ class Lowering:
     attend: Callable[[Build, BlockSpec, ir.Value, ir.Value, ir.Value], ir.Value]
     mlp: Callable[[Build, BlockSpec, ir.Value], ir.Value]
     linear: Callable[[Build, LinearSpec, ir.Value], ir.Value]
+    rounded: Callable[[Build, InputQuantization, ir.Value], ir.Value]
     head: Callable[[Build, ir.Value], ir.Value]

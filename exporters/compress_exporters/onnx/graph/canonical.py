@@ -2,12 +2,14 @@
 
 from types import MappingProxyType
 
-from compress_exporters.onnx.graph.attention import attend, attention
+from compress_exporters.onnx.graph.attention import attend
 from compress_exporters.onnx.graph.build import Lowering
 from compress_exporters.onnx.graph.ends import embedding, head
+from compress_exporters.onnx.graph.kinds import attention
 from compress_exporters.onnx.graph.linear import LINEARS, linear_by
 from compress_exporters.onnx.graph.mlp import mlp
 from compress_exporters.onnx.graph.norms import add_norm, norm
+from compress_exporters.onnx.graph.rounding import as_rounded
 
 CANONICAL = Lowering(
     opsets=MappingProxyType({"": 23}),
@@ -19,5 +21,6 @@ CANONICAL = Lowering(
     attend=attend,
     mlp=mlp,
     linear=linear_by(LINEARS),
+    rounded=as_rounded,
     head=head,
 )

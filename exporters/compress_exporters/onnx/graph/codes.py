@@ -195,6 +195,11 @@ def _laid_out(linear: Coded, q: QuantizedTensor, values: Tensor) -> Tensor:
     return values.t()[first]
 
 
+# Linears of latent attention: those that make latents have fp32 scales in any graph, and what heads
+# make of them is decoded.
+APART = ("q_a", "kv_a", "kv_b")
+
+
 def require_scales(build: Build, linears: Iterable[LinearSpec]) -> None:
     """CheckpointError for a scale that fp16 cannot hold, before anything is written; no codes are
     read."""
@@ -202,7 +207,7 @@ def require_scales(build: Build, linears: Iterable[LinearSpec]) -> None:
     if dtype == ir.DataType.FLOAT:
         return
     for linear in linears:
-        weight = source.outlined(linear.tensor)
+        weight = None if linear.role in APART else source.outlined(linear.tensor)
         if weight is not None:
             scale_in(_step(weight), dtype, f"{linear.name}.weight_scale")
 

@@ -39,11 +39,12 @@ def written(
     tensor: str,
     turn: Callable[[Tensor], Tensor] = lambda x: x,
     shape: Sequence[int] | None = None,
+    name: str | None = None,
 ) -> ir.Value:
-    """The initializer of a tensor of the checkpoint, under its name.
+    """The initializer of a tensor of the checkpoint.
 
     turn: what is done with it, in its own dtype, before it is rounded. shape: behind that; None for
-    what the checkpoint says.
+    what the checkpoint says. name: None for the tensor's own.
     """
     dtype = build.graph.dtype
     shape = build.weights.checkpoint.tensors[tensor].shape if shape is None else shape
@@ -53,7 +54,7 @@ def written(
         narrow = turn(decoded(build.weights, tensor)).contiguous()
         return as_ir(rounded(narrow, dtype, tensor))
 
-    return build.graph.weight(tensor, dtype, shape, read)
+    return build.graph.weight(name or tensor, dtype, shape, read)
 
 
 def rounded(value: Tensor, dtype: ir.DataType, tensor: str) -> Tensor:

@@ -1,7 +1,8 @@
 """A graph under construction: nodes by where they stand in the model, weights read when written."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,6 +66,23 @@ class Graph:
         node = ir.node(kind, inputs, attributes, domain=domain, outputs=outputs, name=name)
         self.nodes.append(node)
         return tuple(outputs)
+
+    @contextmanager
+    def in_fp32(self) -> Iterator[Callable[[str, ir.Value], ir.Value]]:
+        """What is added meanwhile is computed in fp32. Yields what makes (at, value) of the graph's
+        dtype wide."""
+        dtype, wide = self.dtype, ir.DataType.FLOAT
+        self.dtype = wide
+        try:
+            yield lambda at, x: x if dtype == wide else self.op(at, "Cast", x, to=int(wide))
+        finally:
+            self.dtype = dtype
+
+    def narrow(self, at: str, x: ir.Value) -> ir.Value:
+        """What was computed in fp32, in the graph's dtype."""
+        if self.dtype == ir.DataType.FLOAT:
+            return x
+        return self.op(at, "Cast", x, to=int(self.dtype))
 
     def constant(self, array: np.ndarray[Any, Any]) -> ir.Value:
         """A small initializer; equal ones are one."""

@@ -81,15 +81,15 @@ def outliers(build: Build, spec: LinearSpec, x: ir.Value) -> ir.Value:
         return _beside(build, found, x, None)
     others = torch.ones(spec.shape[1], dtype=torch.bool)
     others[kept.columns] = False
-    rest = others.nonzero().flatten()
+    rest, dtype = others.nonzero().flatten(), build.graph.dtype
 
     def read() -> ir.TensorProtocol:
         again = source.outliers(spec.tensor)
         assert again is not None
-        return as_ir(rounded(again.weight.t(), build.graph.dtype, spec.tensor))
+        return as_ir(rounded(again.weight.t(), dtype, spec.tensor))
 
     shape = (len(kept.columns), spec.shape[0])
-    weight = build.graph.weight(f"{spec.name}.outliers", build.graph.dtype, shape, read)
+    weight = build.graph.weight(f"{spec.name}.outliers", dtype, shape, read)
     apart = build.graph.op(spec.name, "MatMul", picked(build, x, kept.columns), weight)
     if not len(rest):  # ONNX Runtime multiplies no integers of width 0
         return apart

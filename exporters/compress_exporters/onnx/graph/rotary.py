@@ -65,6 +65,17 @@ def _rotate(
     return graph.op(at, "Cast", out, to=int(graph.dtype)) if wide else out
 
 
+def rotated_heads(build: Build, at: str, rope: Rope, x: ir.Value, *, interleaved: bool) -> ir.Value:
+    """x: [B, heads, S, width], of each head all that the rotation is for.
+
+    interleaved: it turns neighbours, and what was turned stays in its place: scores ask for no
+    order of numbers.
+    """
+    found = angles(build, rope)
+    inputs = [x, found.cos, found.sin, *([] if found.rows is None else [found.rows])]
+    return build.graph.op(at, "RotaryEmbedding", *inputs, interleaved=int(interleaved))
+
+
 def context(build: Build) -> int:
     """Positions that tables have: learned ones as many as there are rows."""
     learned = build.how.positions

@@ -27,7 +27,7 @@ def prepared(build: Build, linear: Coded, x: ir.Value) -> ir.Value:
     if factor is not None:
         x = scaled(build, x, factor)
     inputs = build.weights.activation(linear.spec.name)
-    x = x if inputs is None else _rounded(build, inputs, x)
+    x = x if inputs is None else as_rounded(build, inputs, x)
     return ordered(build, x, order)
 
 
@@ -74,7 +74,8 @@ def _kept(build: Build, name: str, values: Array) -> ir.Value:
     return build.graph.weight(name, tensor.dtype, values.shape, lambda: tensor)
 
 
-def _rounded(build: Build, inputs: InputQuantization, x: ir.Value) -> ir.Value:
+def as_rounded(build: Build, inputs: InputQuantization, x: ir.Value) -> ir.Value:
+    """x [..., K], with its factor, as the source rounds it, or as it is, with a note."""
     scheme = inputs.scheme
     if inputs.scale is not None:
         return static(build, x, float(inputs.scale), scheme)
