@@ -27,6 +27,8 @@ ATTENDED = 256 << 20
 DAMPING = 0.03  # of each number of a moment's diagonal is added, in a unit of its own
 LEAST = 1e-9  # of the largest number of a diagonal: what nothing was seen of
 WORKED = 6  # copies of the scores of a text
+SLOPES = 256 << 20  # bytes of weights that are worked with, of as many heads as that takes
+SLOPED = 6  # of them a weight, its gradient, its change and what sums of these take
 LENGTHS = (1.0, 0.5, 0.25, 0.125)  # of a step, of which each head takes one or none
 
 
@@ -57,9 +59,16 @@ def looked_bytes(tokens: int, length: int, sizes: BlockSizes, hidden: int) -> in
     read = 4 * hidden + length + 4 * sizes.heads * length
     cached = 4 * (latent.rank + latent.rotated)
     queries = sizes.key_width
+    weight = 2 * 4 * sizes.heads * queries * hidden  # as it was, and as it becomes
     curved = 2 * 4 * sizes.heads * queries**2 + 3 * 8 * max(queries, hidden) ** 2
-    slopes = 5 * 4 * sizes.heads * queries * hidden  # the weight, its gradient, a step, sums
-    return kept * cached + kept // looked.tokens * read + WORKED * of_text + curved + slopes
+    slopes = SLOPED * 4 * heads_at_once(sizes.heads, queries, hidden) * queries * hidden
+    texts = kept * cached + kept // looked.tokens * read + WORKED * of_text
+    return texts + weight + curved + slopes
+
+
+def heads_at_once(heads: int, queries: int, inputs: int) -> int:
+    """Heads that are fitted together. queries: numbers of one; inputs: that they are made of."""
+    return min(heads, max(1, SLOPES // (SLOPED * 4 * queries * inputs)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -137,18 +146,18 @@ def divergences(text: AskingText, attention: Tensor) -> Tensor:
     return own.sum(dim=(1, 2), dtype=torch.float64)
 
 
-def step(gradient: Tensor, curvature: Tensor, moments: Tensor) -> Tensor:
+def step(gradient: Tensor, curvature: Tensor, by_inputs: Tensor) -> Tensor:
     """What the weight changes by at length 1. gradient: [H, D + 2 * S, in], and curvature [H, D +
-    2 * S, D + 2 * S], means over queries. moments: [in, in], of what queries read."""
-    by_inputs = _damped_inverse(moments)
+    2 * S, D + 2 * S], means over queries. by_inputs: fp64 [in, in], `damped_inverse` of the second
+    moments of what queries read."""
     parts = [
-        -(_damped_inverse(curved) @ slope.double() @ by_inputs).to(slope.dtype)
+        -(damped_inverse(curved) @ slope.double() @ by_inputs).to(slope.dtype)
         for slope, curved in zip(gradient, curvature, strict=True)
     ]
     return torch.stack(parts)
 
 
-def _damped_inverse(moments: Tensor) -> Tensor:
+def damped_inverse(moments: Tensor) -> Tensor:
     """Of [n, n], in fp64."""
     whole = moments.to(torch.float64, copy=True)
     there = whole.diagonal()

@@ -1,7 +1,7 @@
 """The queries of a block that has got a latent, refitted to what the source's heads attend to."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -18,7 +18,9 @@ from compress.edits.latent.queries import (
     LENGTHS,
     AskingText,
     LatentKeys,
+    damped_inverse,
     divergences,
+    heads_at_once,
     step,
 )
 from compress.edits.learned import LinearChange
@@ -74,20 +76,46 @@ def refitted_queries(pair: Pair, read: LoadedBlock, into: Outline, ranks: Ranks)
 def fit_queries(
     texts: Sequence[tuple[AskingText, bool]], weight: Tensor, keys: LatentKeys, ranks: Ranks
 ) -> QueryFit:
-    """Bring attention to the source's. texts: each with whether it is held out."""
+    """Bring attention to the source's, some heads after the other. texts: each with whether it is
+    held out. weight: [H, D + 2 * S, in]."""
+    inputs = weight.shape[-1]
+    moments, asked = weight.new_zeros(inputs, inputs), 0
+    for text, is_held in texts:
+        if not is_held:
+            moments += text.read.mT @ text.read
+            asked += len(text.read)
+    moments = ranks.sum(moments) / max(1, summed_count(ranks, asked))
+    by_inputs = decided(ranks, partial(damped_inverse, moments))
+    fits, each = list[QueryFit](), heads_at_once(*weight.shape)
+    for some in (slice(start, start + each) for start in range(0, len(weight), each)):
+        seen = [(replace(text, attended=text.attended[some]), held) for text, held in texts]
+        part = LatentKeys(keys.unfolding[some], keys.scale)
+        fits.append(_fit(seen, weight[some], part, by_inputs, ranks))
+    whole = torch.cat([fit.weight for fit in fits])
+    before, after = (
+        sum(len(fit.weight) * getattr(fit, x) for fit in fits) / len(whole)
+        for x in ("before", "after")
+    )
+    return QueryFit(whole, before, after)
+
+
+def _fit(
+    texts: Sequence[tuple[AskingText, bool]],
+    weight: Tensor,
+    keys: LatentKeys,
+    by_inputs: Tensor,
+    ranks: Ranks,
+) -> QueryFit:
+    """Of heads together. by_inputs: see `step`."""
     fitted = [text for text, is_held in texts if not is_held]
     held = [text for text, is_held in texts if is_held]
-    asked = max(1, summed_count(ranks, sum(len(x.read) for x in fitted)))
-    tried = max(1, summed_count(ranks, sum(len(x.read) for x in held)))
+    asked, tried = (
+        max(1, summed_count(ranks, sum(len(text.read) for text in part))) for part in (fitted, held)
+    )
     before = now = _off(held, weight, keys, ranks) / tried
-    inputs = weight.shape[-1]
-    moments = weight.new_zeros(inputs, inputs)
-    for text in fitted:
-        moments += text.read.mT @ text.read
-    moments = ranks.sum(moments) / asked
     for _ in range(STEPS):
         gradient, curvature = _slopes(fitted, weight, keys, ranks)
-        change = decided(ranks, partial(step, gradient / asked, curvature, moments))
+        change = decided(ranks, partial(step, gradient / asked, curvature, by_inputs))
         off = _along(held, weight, change, keys, ranks) / tried  # [lengths, H]
         best = off.argmin(dim=0)
         found = off.gather(0, best[None])[0]
