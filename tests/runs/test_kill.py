@@ -115,15 +115,19 @@ def test_fifty_real_kills_while_the_cache_gets_smaller(
     killed_again_and_again(Job(model, tmp_path, *stages), 50, seed=4)
 
 
-def test_control_c_says_how_to_resume(demo_model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_says_how_to_resume(
+    demo_model: Path, tmp_path: Path, sent: signal.Signals, code: int
+) -> None:
+    """Ctrl-C, and what a scheduler sends."""
     job, heard = Job(demo_model, tmp_path), tmp_path / "said"
     child = forked.start_heard(job.words("out"), heard)
     assert job.wait_for_unit("out", 2, child.is_alive), heard.read_text()
     assert child.pid is not None
-    os.kill(child.pid, signal.SIGINT)
+    os.kill(child.pid, sent)
     child.join(timeout=60)
     said = heard.read_text()
-    assert child.exitcode == 130, said
+    assert child.exitcode == code, said
     assert "Traceback" not in said
     assert f"lies in {tmp_path / 'out.partial'}. To go on:" in said
     line = next(line for line in said.splitlines() if line.strip().startswith("compress-model"))

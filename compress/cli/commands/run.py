@@ -1,7 +1,10 @@
 """`compress-model run`."""
 
 import shlex
-from collections.abc import Mapping
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,28 @@ from compress.cli.progress import watched
 from compress.errors import OutputError
 
 PAGE = Path("report", "report.html")
-INTERRUPTED = 130  # as a shell counts SIGINT
+INTERRUPTED, TERMINATED = 130, 143  # as a shell counts SIGINT and SIGTERM
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, as of a scheduler that wants its machine back: it stops a run as Ctrl-C does."""
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """SIGTERM raises `Terminated` meanwhile, in the main thread, which alone hears signals."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: object) -> None:
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @click.command("run")
@@ -46,20 +70,20 @@ def command(
         plan = verbs.make_plan(recipe, model, overrides=overrides, options=how, out=out)
         return show_plan(plan, as_json=as_json)
     try:
-        with watched() as progress:
+        with terminable(), watched() as progress:
             report = verbs.run(
                 recipe, model, out, overrides=overrides, options=how, progress=progress
             )
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stopped:
         click.echo(_how_to_resume(click.get_current_context().params), err=True)
-        return INTERRUPTED
+        return TERMINATED if isinstance(stopped, Terminated) else INTERRUPTED
     page = Path(out) / PAGE
     options.print_report(report, page if page.is_file() else None, as_json)
     return 0
 
 
 def _how_to_resume(given: Mapping[str, Any]) -> str:
-    """What to type after Ctrl-C; `given` are the parameters of the stopped command."""
+    """What to type after Ctrl-C or SIGTERM; `given` are the parameters of the stopped command."""
     from compress.checkpoint import require_idle
 
     out = given["out"].rstrip("/\\")
