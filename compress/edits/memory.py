@@ -15,6 +15,7 @@ from compress.edits.learned import MOMENTS, WRITERS, BySite, moments_bytes
 from compress.edits.repair.ridge import refit_bytes
 from compress.edits.select.experts import asking_bytes
 from compress.edits.select.obs import select_bytes
+from compress.edits.work import Work, looked_work
 from compress_calibration.config import CalibrationConfig
 
 FP32 = torch.float32.itemsize
@@ -82,12 +83,21 @@ def _latent(models: Between) -> int:
     return 8 * LATENT_COPIES * (before.of("k") + before.of("v")) ** 2
 
 
-def looked_by(work: object, config: Any, result: Outline, data: CalibrationConfig) -> int:
-    """Bytes that are kept of texts where the pass refits queries; 0 where it does not."""
+@dataclass(frozen=True, slots=True)
+class QueryWork:
+    """What a refit of queries takes. bytes: that are kept of texts."""
+
+    bytes: int = 0
+    work: Work = Work(0.0)  # noqa: RUF009 (it is frozen)
+
+
+def looked_by(work: object, config: Any, result: Outline, data: CalibrationConfig) -> QueryWork:
+    """What a pass takes for that; nothing where it refits none."""
     if not isinstance(work, BySite) or not work.requeries(config):
-        return 0
+        return QueryWork()
     tokens, sizes = data.samples * data.length, result.spec.blocks[0].sizes
-    return looked_bytes(tokens, data.length, sizes, result.spec.hidden)
+    kept = looked_bytes(tokens, data.length, sizes, result.spec.hidden)
+    return QueryWork(kept, looked_work(result, tokens, data.length))
 
 
 def block_weights(model: Outline) -> int:

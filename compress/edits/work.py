@@ -5,12 +5,14 @@ from math import prod
 
 from compress.arch.spec import DecoderSpec
 from compress.checkpoint.outline import Outline
+from compress.edits.latent.queries import STEPS, TOKENS, Looked
 from compress.edits.learned import WRITERS
 
 # Of a block: the source's is run on and looked at, the edited one is looked at twice and run on.
 FORWARDS = 5
 # Fits of a linear: one for each penalty and the one that is kept, before and after the choice.
 FITS = 12
+HELD_OUT = 8  # of texts, one of so many
 BACKWARD = 3  # forwards that a step of training costs
 
 
@@ -49,6 +51,20 @@ def learned_work(source: Outline, tokens: int) -> Work:
         sum(tokens * k * (k + 2.0 * n) for n, k in writers),
         sum(FITS * (k**3 / 3 + 2.0 * n * k * k) + 4.0 * k**3 for n, k in writers),
     )
+
+
+def looked_work(result: Outline, tokens: int, length: int) -> Work:
+    """Of refitting the queries of all blocks, on so many tokens in texts of a length."""
+    spec, sizes = result.spec, result.spec.blocks[0].sizes
+    assert sizes.latent is not None, "it has no latent"
+    looked, width, hidden = Looked.of(tokens, sizes.heads, length), sizes.key_width, spec.hidden
+    cached, queries = sizes.latent.rank + sizes.latent.rotated, min(tokens, TOKENS) / looked.tokens
+    each = hidden * width + width * sizes.latent.rank + length * cached
+    scores = 2.0 * queries * sizes.heads * each
+    inverses = 2.0 * STEPS * sizes.heads * (width**3 + width * hidden * (width + hidden))
+    passes = 2 + 2 / HELD_OUT  # forward and back, and those that are held out at two places
+    blocks = len(spec.blocks)
+    return Work(blocks * STEPS * passes * scores, solves=blocks * (inverses + 2.0 * hidden**3))
 
 
 def narrowing_work(source: Outline, tokens: int) -> Work:

@@ -149,11 +149,11 @@ def edit_size(
         assert data is not None, "the recipe parser asks for calibration where an edit needs it"
         rows = chain_rows(given.spec, data.samples, data.length, data.spill_bytes)
         looked = looked_by(work, stage.config, planned.result, data)
-        between = Between(given, source, planned.result, planned.space is not None, looked)
+        between = Between(given, source, planned.result, planned.space is not None, looked.bytes)
         of_pass = narrowing_bytes if isinstance(work, ByBasis) else learned_bytes
         most = of_pass(between, dtype, rows * data.length)
         counts = narrowing_work if isinstance(work, ByBasis) else learned_work
-        counted = counts(source, data.samples * data.length)
+        counted = counts(source, data.samples * data.length) + looked.work
         if isinstance(work, BySite) and work.by_gradients(stage.config):
             most = max(most, gradient_bytes(source, data.length))
             counted += training_work(source, source, data.samples * data.length, 0, head=True)

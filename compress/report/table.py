@@ -127,7 +127,7 @@ def _kv_cache(report: Report) -> list[Row]:
     if before is not None and after is not None and before != after:
         rows.append(("KV cache", units.size(before), units.size(after), "per token of context"))
     whole = windowed_contexts(report)
-    if whole is not None:
+    if whole is not None and whole[0] != whole[1]:
         before, after = whole
         remark = f"a context of {report.result.context}"
         rows.append(("KV cache, windows", units.size(before), units.size(after), remark))

@@ -29,6 +29,7 @@ LEAST = 1e-9  # of the largest number of a diagonal: what nothing was seen of
 WORKED = 6  # copies of the scores of a text
 SLOPES = 256 << 20  # bytes of weights that are worked with, of as many heads as that takes
 SLOPED = 6  # of them a weight, its gradient, its change and what sums of these take
+STEPS = 5
 LENGTHS = (1.0, 0.5, 0.25, 0.125)  # of a step, of which each head takes one or none
 
 

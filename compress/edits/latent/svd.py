@@ -34,10 +34,11 @@ def svd(
     biased = any(parts[role].bias is not None for role in "kv")
     weight = torch.cat([with_bias(parts[role], biased=biased) for role in "kv"])
     plain = replace(by_size(seen), states=weight @ weight.T)
-    return Started(plain, mean_key(seen.groups, frequencies), balanced=False)
+    return Started(plain, mean_key(seen, frequencies), balanced=False)
 
 
-def mean_key(groups: int, frequencies: Sequence[int]) -> RotatedKey:
-    """The mean of the heads' keys in place of each of them."""
-    one = torch.ones(groups, 1, len(frequencies), dtype=torch.complex128)
-    return RotatedKey(torch.tensor(frequencies), one / groups, one, alone=True)
+def mean_key(seen: AttentionEvidence, frequencies: Sequence[int]) -> RotatedKey:
+    """The mean of the heads' keys in place of each of them, as large as it is."""
+    shape = seen.groups, 1, len(frequencies)
+    one = torch.ones(shape, dtype=torch.complex128, device=seen.states.device)
+    return RotatedKey(torch.tensor(frequencies), one / seen.groups, one, alone=True)

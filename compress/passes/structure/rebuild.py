@@ -21,6 +21,7 @@ from compress.checkpoint.shards.dtypes import TORCH_DTYPES
 from compress.edits.learned import WRITERS, LinearChange, joined
 from compress.edits.repair.ridge import Affine
 from compress.passes.context import block_tensors
+from compress.passes.ranks import Ranks
 from compress.passes.structure.attention.joint_norms import look_at_norms
 from compress.passes.structure.attention.landed import landed_tensors
 from compress.passes.structure.attention.latents import look_at_attention
@@ -84,12 +85,7 @@ def landed(
     block = LoadedBlock(spec, module, skeleton, read.between)
     changes, edited = list[LinearChange](), replace(pair, edited=block)
     if not exact and each.learned.requeries(config):  # where all stays, attention is as it was
-        asked = refitted_queries(edited, read, into, each.work.ranks)
-        assert asked.now is not None, "they are refitted"
-        dtype = TORCH_DTYPES[into.tensors[asked.linear.tensor].dtype]
-        weight = asked.now.weight.to(torch.float32 if exact else dtype)
-        set_linear_weight(module, asked.linear, weight)
-        changes.append(replace(asked, now=Affine(weight)))
+        changes.append(_requeried(edited, read, into, each.work.ranks))
     read.free()
     changes += changed(each, edited, config, exact=exact)
     pair.source.free()  # where no linear was changed
@@ -100,6 +96,15 @@ def landed(
             tensors[f"{change.linear.name}.bias"] = change.now.bias.cpu()
     module = skeleton.fill_block(spec.index, tensors.__getitem__)
     return Rebuilt(tensors, replace(block, held=module), changes)
+
+
+def _requeried(pair: Pair, read: LoadedBlock, into: Outline, ranks: Ranks) -> LinearChange:
+    """The refitted queries of the edited block, which computes with them as they will be stored."""
+    asked = refitted_queries(pair, read, into, ranks)
+    assert asked.now is not None, "they are refitted"
+    weight = asked.now.weight.to(TORCH_DTYPES[into.tensors[asked.linear.tensor].dtype])
+    set_linear_weight(pair.edited.module, asked.linear, weight)
+    return replace(asked, now=Affine(weight))
 
 
 def scaled(spec: BlockSpec, tensors: dict[str, Tensor], stream: float) -> dict[str, Tensor]:

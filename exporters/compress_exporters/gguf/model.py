@@ -39,7 +39,7 @@ def check_model(
     """
     spec = source.spec
     _check_layers(spec, how, arch)
-    _check_windows(how, arch, most)
+    _check_windows(spec, how, arch, most)
     _check_activation(how, arch)
     _check_scale(spec, how, arch)
     _check_softcaps(how, arch)
@@ -105,10 +105,11 @@ def _loses_windows(how: ForwardSpec, arch: Arch) -> bool:
     return arch.period is None and any(x.window is not None for x in how.layers)
 
 
-def _check_windows(how: ForwardSpec, arch: Arch, most: int | None) -> None:
+def _check_windows(spec: DecoderSpec, how: ForwardSpec, arch: Arch, most: int | None) -> None:
     """CheckpointError where some layers have windows and the architecture has none: a file for as
     many positions as a window is no file of a model whose other layers see more."""
-    windows = [x.window for x in how.layers]
+    every = (x.window for x in how.layers)  # one of the whole context is none
+    windows = [None if x is None or 0 < spec.context <= x else x for x in every]
     least = min((x for x in windows if x is not None), default=0)
     if arch.period is None and least and None in windows and not 0 < (most or 0) <= least:
         raise CheckpointError(

@@ -78,8 +78,13 @@ def test_queries_make_up_for_what_keys_lack(tiny, tmp_path: Path) -> None:
     """In every block, on texts that no fit has seen; also where an earlier stage left the model."""
     source = tiny("llama", num_key_value_heads=4, dtype="fp32")
     data, stage = text_source(tmp_path, samples=16), mla(rank=24, rope_dim=8, rope="stride")
-    for name, before in (("alone", ()), ("behind", ({"method": "prune_width", "ffn": 96},))):
+    earlier = {"alone": (), "ffn": ({"method": "prune_width", "ffn": 96},)}
+    earlier["heads"] = ({"method": "gqa", "groups": 2},)
+    for name, before in earlier.items():
         report = run(recipe(*before, stage, calibration=data), source, tmp_path / name)
+        notes = [x.note for x in report.stages[len(before)].repairs if ".q_" in x.linear]
+        whose = "that of the block before the stage" if name == "heads" else "the source's"
+        assert all(f"nats from {whose}" in note for note in notes)
         off = attention_off(report)
         assert len(off) == 2
         assert all(after < before for before, after in off)

@@ -11,7 +11,7 @@ from compress.arch.forward.kinds import Latent
 from compress.arch.forward.table import Norms
 from compress.arch.spec import LinearSpec
 from compress.blocks.capture import collect
-from compress.blocks.walk import BlockInput, LoadedBlock
+from compress.blocks.walk import BlockInput, LoadedBlock, TokenBatch
 from compress.edits.latent.queries import AskingText, Looked, as_complex
 from compress.formats import Weights
 from compress.passes.ranks import Ranks, summed_count
@@ -88,7 +88,7 @@ def texts_of(
 ) -> Iterator[tuple[AskingText, bool]]:
     """Texts of the chains, each with whether it is held out; of many one in so many."""
     batches = pair.chains.batches
-    tokens = summed_count(ranks, sum(batch.ids.numel() for batch in batches))
+    tokens = summed_count(ranks, sum(map(_tokens, batches)))
     length = max((batch.ids.shape[1] for batch in batches), default=1)
     looked = Looked.of(tokens, pair.edited.spec.sizes.heads, length)
     met = {True: 0, False: 0}
@@ -104,6 +104,11 @@ def texts_of(
             for row in rows:
                 real = slice(None) if entering.mask is None else entering.mask[row]
                 yield _text(parts.row(row, real), given[row][real], teacher, looked.tokens), is_held
+
+
+def _tokens(batch: TokenBatch) -> int:
+    """Without padding."""
+    return batch.ids.numel() if batch.mask is None else int(batch.mask.sum())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -135,7 +140,9 @@ class LatentParts:
         return cls(read, latents, both[..., kind.rank :], angles)
 
     def row(self, row: int, real: Tensor | slice) -> "LatentParts":
-        read, latents, keys = (x[row][real].float() for x in (self.read, self.latents, self.keys))
+        wanted = self.read, self.latents, self.keys
+        # Copies: a view would keep the whole batch.
+        read, latents, keys = (x[row][real].to(torch.float32, copy=True) for x in wanted)
         return LatentParts(read, latents, keys, self.angles)
 
 

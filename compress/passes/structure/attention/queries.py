@@ -16,6 +16,7 @@ from compress.blocks.walk import LoadedBlock
 from compress.checkpoint.outline import Outline
 from compress.edits.latent.queries import (
     LENGTHS,
+    STEPS,
     AskingText,
     LatentKeys,
     damped_inverse,
@@ -30,7 +31,6 @@ from compress.passes.structure.attention.asking import AttendingBlock, LatentPar
 from compress.passes.structure.observe import Pair
 from compress.report.schema import LinearRepair
 
-STEPS = 5
 CURVED = 32  # of the tokens that ask, one in so many says how scores curve
 LEAST = 1e-3  # of what a head is off, that a step has to gain
 NOTHING = 1e-6  # nats: what rounding in fp32 leaves
@@ -38,7 +38,8 @@ NOTHING = 1e-6  # nats: what rounding in fp32 leaves
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QueryFit:
-    """weight: [H, D + 2 * S, in]. before, after: mean divergence of a head of texts held out."""
+    """weight: [H, D + 2 * S, in]. before, after: mean divergence of a head on the texts that are
+    held out of the fit, by which its length is chosen."""
 
     weight: Tensor
     before: float
@@ -49,26 +50,27 @@ def refitted_queries(pair: Pair, read: LoadedBlock, into: Outline, ranks: Ranks)
     """What makes the queries of the edited block. read: the block that it comes from, of the model
     that the pass reads. into: the model that it is of.
 
-    Its own source is what it should attend like, on the states there; a block that an earlier stage
-    has changed is held to itself, as its heads may be others.
+    Its own source is what it should attend like, on the states there; where an earlier stage has
+    changed the heads, the block as it was read.
     """
     block = pair.edited
     kind = _latent(into, block.spec.index)
     linear = next(x for x in block.spec.linears if x.role in ("q", "q_b"))
-    source, edited = pair.chains.source.weights, pair.chains.edited.weights
-    same = source.checkpoint.path == edited.checkpoint.path
-    teacher = AttendingBlock.of(pair.source if same else read, edited, own=same)
+    same = _heads(pair.source) == _heads(read)
+    chain = pair.chains.source if same else pair.chains.edited
+    teacher = AttendingBlock.of(pair.source if same else read, chain.weights, own=same)
     parts = partial(LatentParts.of, block, FORWARDS[into.spec.family].norms, kind)
     texts = list(texts_of(pair, teacher, parts, ranks))
     weight = linear_weight(block.module, linear).float()
     heads = torch.unflatten(weight, 0, (kind.heads, -1)).clone()
     fit = fit_queries(texts, heads, _keys(block, kind), ranks)
+    whose = "the source's" if same else "that of the block before the stage"
     fact = LinearRepair(
         linear.name,
         linear.shape[1],
         linear.shape[1],
-        note=f"attention of heads is {fit.after:.3g} nats from the source's, and was"
-        f" {fit.before:.3g} before queries were refitted",
+        note=f"attention of heads is {fit.after:.3g} nats from {whose}, and was {fit.before:.3g}"
+        " before queries were refitted",
     )
     return LinearChange(linear, Affine(fit.weight.flatten(0, 1)), Kept(), fact)
 
@@ -138,7 +140,8 @@ def _slopes(
     for number, text in enumerate(texts):
         scores = keys.scores(text, weight)
         gradient += keys.gradient(text, scores)
-        some = slice(number % CURVED, None, CURVED)
+        every = max(1, min(CURVED, len(text.read)))
+        some = slice(number % every, None, every)
         curvature += keys.curvature(text, scores, some)
         seen += len(text.read[some])
     return ranks.sum(gradient), ranks.sum(curvature) / max(1, summed_count(ranks, seen))
@@ -162,6 +165,11 @@ def _along(
         for row, length in zip(total, LENGTHS, strict=True):
             row += divergences(text, keys.attention(text, scores + length * more))
     return ranks.sum(total)
+
+
+def _heads(block: LoadedBlock) -> tuple[int, int, int]:
+    sizes = block.spec.sizes
+    return sizes.heads, sizes.kv_heads, sizes.key_width
 
 
 def _latent(into: Outline, layer: int) -> Latent:
