@@ -92,7 +92,14 @@ EDITS: Mapping[str, Edit] = MappingProxyType(
         "mla": Edit(
             MlaConfig,
             mla.plan,
-            BySite(mla.sites, mla.change, mla.neutral, land=mla.land, evenly=mla.counts_evenly),
+            BySite(
+                mla.sites,
+                mla.change,
+                mla.neutral,
+                land=mla.land,
+                of_heads=mla.neutral_of,
+                evenly=mla.counts_evenly,
+            ),
             "makes keys and values of one latent and a rotated key, in the stock class of DeepSeek",
         ),
         "hybrid": Edit(

@@ -269,6 +269,15 @@ def neutral(config: MlaConfig) -> MlaConfig:
     )
 
 
+def neutral_of(source: Outline, config: MlaConfig, heads: int) -> MlaConfig:
+    """`neutral` of a block in which all heads of keys and values but the first `heads` are 0."""
+    attention = attention_of(source)
+    kind, count = attention.kind, attention.rope.dim // 2
+    every = tuple(f for f in range(count) for _ in range(heads))
+    rank, rotated = heads * kind.value_width, 2 * len(every)
+    return replace(neutral(config), rank=rank, rope_dim=rotated, frequencies=every)
+
+
 def counts_evenly(config: MlaConfig) -> bool:
     """Whether tokens count alike, however much heads attend to them."""
     return config.start == "transmla"
