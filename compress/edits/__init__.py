@@ -97,6 +97,7 @@ EDITS: Mapping[str, Edit] = MappingProxyType(
                 mla.change,
                 mla.neutral,
                 land=mla.land,
+                of_heads=mla.neutral_of,
                 evenly=mla.counts_evenly,
                 requeries=mla.refits_queries,
             ),

@@ -144,6 +144,13 @@ class Neutral(Protocol[Options]):
     def __call__(self, config: Options) -> Any: ...
 
 
+class NeutralHeads(Protocol[Options]):
+    """As `Neutral`, of a block in which all heads of keys and values but the first `heads` are 0.
+    source: the model that the pass reads."""
+
+    def __call__(self, source: Outline, config: Options, heads: int) -> Any: ...
+
+
 class LandAttention(Protocol[Options]):
     """The tensors that take the place of q, k and v in the result's class, by their names below
     attention, in any float dtype. source: the model that the pass reads. parts: its "q", "k" and
@@ -167,14 +174,16 @@ class BySite:
     """The functions of an edit that looks at data. by_gradients: whether its options ask for the
     gradients of the whole model, before the first block is changed. land: of an edit that puts
     attention into another class, before the sites of that are looked at; None for any other.
-    evenly: whether all tokens count alike there, as `AttentionEvidence` has them. requeries:
-    whether its queries are refitted then."""
+    of_heads: with `land`, its options for a block of few heads. evenly: whether all tokens count
+    alike there, as `AttentionEvidence` has them. requeries: whether its queries are refitted
+    then."""
 
     sites: FindSites[Any]
     change: ChangeLinear[Any]
     neutral: Neutral[Any]
     by_gradients: Callable[[Any], bool] = _never
     land: LandAttention[Any] | None = None
+    of_heads: NeutralHeads[Any] | None = None
     evenly: Callable[[Any], bool] = _never
     requeries: Callable[[Any], bool] = _never
 

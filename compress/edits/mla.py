@@ -43,13 +43,8 @@ from compress.edits.repair.ridge import Affine
 from compress.edits.writers import check_roles, mended, writer_sites
 from compress.errors import RecipeError
 
-SPLITS = (
-    0.125,
-    0.1875,
-    0.25,
-    0.375,
-    0.5,
-)  # shares of a budget that the rotated key gets, of which one is chosen
+# Shares of a budget that the rotated key gets, of which one is chosen.
+SPLITS = (0.125, 0.1875, 0.25, 0.375, 0.5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,6 +265,15 @@ def neutral(config: MlaConfig) -> MlaConfig:
         start="scores",
         freqfold=1,
     )
+
+
+def neutral_of(source: Outline, config: MlaConfig, heads: int) -> MlaConfig:
+    """`neutral` of a block in which all heads of keys and values but the first `heads` are 0."""
+    attention = attention_of(source)
+    kind, count = attention.kind, attention.rope.dim // 2
+    every = tuple(f for f in range(count) for _ in range(heads))
+    rank, rotated = heads * kind.value_width, 2 * len(every)
+    return replace(neutral(config), rank=rank, rope_dim=rotated, frequencies=every)
 
 
 def counts_evenly(config: MlaConfig) -> bool:

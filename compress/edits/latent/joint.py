@@ -55,7 +55,9 @@ def joint_latent(start: Started, rank: int) -> JointLatent:
     balance = torch.ones_like(weighed.diagonal())
     if start.balanced:
         balance[: seen.keys] = _balance(weighed, seen.keys)
-    kept, share = _principal(weighed.mul_(balance[:, None]).mul_(balance), rank)
+    weighed = weighed.mul_(balance[:, None]).mul_(balance).float()  # half the memory
+    kept, share = _principal(weighed, rank)
+    del weighed
     size = math.sqrt(share.kept / rank) or 1.0
     into = _by_head(there, balance[:, None] * kept).T / size
     into[:, : seen.keys] = into[:, : seen.keys] @ rest
@@ -76,14 +78,13 @@ class _Share:
 
 
 def _principal(gram: Tensor, rank: int) -> tuple[Tensor, _Share]:
-    """Directions of most energy, [n, rank], in fp64; rows of `gram` that are 0 are 0 in them.
-
-    They are found in fp32, which takes half the memory, and made orthogonal again.
-    """
-    total = float(gram.diagonal().sum()) or 1.0
+    """Directions of most energy, [n, rank], in fp64; rows of `gram`, fp32, that are 0 are 0 in
+    them. They are made orthogonal again."""
+    total = float(gram.diagonal().double().sum()) or 1.0
     there = gram.diagonal() > 0
-    energy, vectors = torch.linalg.eigh(gram.float()[there][:, there])
+    energy, vectors = torch.linalg.eigh(gram if there.all() else gram[there][:, there])
     kept = torch.linalg.qr(vectors[:, -rank:].double())[0]
+    del vectors
     whole = kept.new_zeros(len(there), rank)  # more than there are directions with energy are 0
     whole[there, : kept.shape[1]] = kept
     found = float(energy[-rank:].double().clamp(min=0).sum())

@@ -29,6 +29,7 @@ from compress.passes.structure.streams import StreamNorm, readings, unscaled
 BOUND = 1e-5
 ROWS = 4  # at least two, one of which is held out
 TOKENS = 2048
+KEYS = 256  # numbers of keys, of all heads together, that come into another class there, at most
 
 
 def check_identity(each: LearnedPass, ids: Tensor) -> float:
@@ -46,6 +47,8 @@ def check_identity(each: LearnedPass, ids: Tensor) -> float:
     chain = Chain(skeleton, work.weights, batches, _in_memory(batches, work.weights.spec.hidden))
     chain.embed()
     source = load(chain, first.index, 0)
+    if each.learned.land is not None:
+        _leave_heads(source)
     source.run_on()
     chains = Chains(chain, chain, skeleton, held=rows - 1, origin=(0, 1))
     share = _whole(each)(each, chains, source)
@@ -83,16 +86,36 @@ def _landed_whole(each: LearnedPass, chains: Chains, source: LoadedBlock) -> flo
     """What another class changes when all of keys and values stays; with the source's eps, which a
     stream that is scaled by a power of two only comes near to."""
     work, source_model = each.work, each.planned.source
-    config = each.learned.neutral(each.config)
+    read = load(chains.edited, source.spec.index, 0)
+    heads = _leave_heads(read)
+    assert each.learned.of_heads is not None, "it comes with land"
+    config = each.learned.of_heads(source_model, each.config, heads)
     draft = EDITS[each.method].plan(source_model, config)
     whole, _ = outline_from(draft.config, draft.entries, work.plan.recipe.output.shard_size)
     before, after = (stream_norms(x.config, x.spec).eps for x in (source_model, whole))
     computing = unscaled(whole.config, whole.spec, math.sqrt(after / before))
     skeleton = Skeleton(computing, whole.spec, dtype=torch.float32, device=work.device)
-    read = load(chains.edited, source.spec.index, 0)
     pair = Pair(replace(chains, result=skeleton), source, read, is_plain(source))
     made = landed(each, pair, whole, config, exact=True)
     return _difference(made.block, None)
+
+
+def _leave_heads(block: LoadedBlock) -> int:
+    """All heads of keys and values but the first few become 0; how many are left.
+
+    With all keys rotated every head of queries has numbers for each of them: in a model of 7B that
+    would be 4 GB of queries alone.
+    """
+    sizes = block.spec.sizes
+    left = max(1, min(sizes.kv_heads, KEYS // sizes.key_width))
+    widths = {"k": sizes.key_width, "v": sizes.value_width}
+    for linear in block.spec.linears:
+        if left < sizes.kv_heads and linear.role in widths:
+            module = block.module.get_submodule(linear.module)
+            for part in module.parameters(recurse=False):
+                part.data = part.data.clone()  # what was read may be the file itself
+                part.data[left * widths[linear.role] :] = 0
+    return left
 
 
 def _turned_whole(each: LearnedPass, chains: Chains, source: LoadedBlock) -> float:

@@ -81,6 +81,7 @@ def landed(
         name: value.to(torch.float32 if exact else TORCH_DTYPES[into.tensors[name].dtype])
         for name, value in made.items()
     }
+    del seen, made  # what is seen of keys and values is as large as a block
     module = skeleton.fill_block(spec.index, tensors.__getitem__)
     block = LoadedBlock(spec, module, skeleton, read.between)
     changes, edited = list[LinearChange](), replace(pair, edited=block)

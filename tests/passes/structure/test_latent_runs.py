@@ -18,6 +18,7 @@ from compress.checkpoint.outline import outline_of
 from compress.edits.latent.source import attention_of
 from compress.edits.mla import MlaConfig, shape_of
 from compress.errors import CheckpointError, RecipeError
+from compress.passes.structure import identity
 from compress.passes.structure.split import with_frequencies
 from compress.recipe.reading.parse import parse
 from compress.report.schema import Report
@@ -441,3 +442,25 @@ def test_killed_anywhere_it_goes_on_to_the_same_bytes(
     source = tiny("llama", num_key_value_heads=4)
     assert kill_at_each_fifth(asked, source, tmp_path / "runs", first, step)
     assert json.loads((source / "config.json").read_text())["model_type"] == "llama"
+
+
+@pytest.mark.parametrize("family", ["llama", pytest.param("qwen2", marks=pytest.mark.long)])
+def test_zero_compression_is_looked_at_with_few_heads_where_there_are_many(
+    tiny, tmp_path: Path, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of 4 heads of 16, and the first of them alone."""
+    source = tiny(family, num_key_value_heads=4, dtype="fp32")
+    asked = recipe(mla(rank=24, rope_dim=8), calibration=text_source(tmp_path, samples=16))
+    sizes, landed = [], identity.landed
+
+    def watched(each: Any, pair: Any, into: Any, config: Any, **options: Any) -> Any:
+        sizes.append((config.rank, config.rope_dim))
+        return landed(each, pair, into, config, **options)
+
+    monkeypatch.setattr(identity, "landed", watched)
+    made = []
+    for keys in (256, 16):
+        monkeypatch.setattr(identity, "KEYS", keys)
+        made.append(run(asked, source, tmp_path / str(keys)) and result_of(tmp_path / str(keys)))
+    assert sizes == [(64, 64), (16, 16)]
+    assert made[0] == made[1]

@@ -80,7 +80,7 @@ class _Sums:
         turns = torch.view_as_complex(ranks.sum(torch.view_as_real(attended.turns)))
         return AttentionEvidence(
             self.turned,
-            ranks.sum(self.states) / tokens,
+            ranks.sum(self.states).div_(tokens),  # as large as a block
             ranks.sum(self.queries) / tokens,
             turns / rows,
             outputs,
