@@ -47,11 +47,12 @@ def check_identity(each: LearnedPass, ids: Tensor) -> float:
     chain = Chain(skeleton, work.weights, batches, _in_memory(batches, work.weights.spec.hidden))
     chain.embed()
     source = load(chain, first.index, 0)
-    if each.learned.land is not None:
+    look = _whole(each)
+    if look is _landed_whole:
         _leave_heads(source)
     source.run_on()
     chains = Chains(chain, chain, skeleton, held=rows - 1, origin=(0, 1))
-    share = _whole(each)(each, chains, source)
+    share = look(each, chains, source)
     if not share <= BOUND:
         raise CheckpointError(
             f"at zero compression the stage changes what block {first.index} gives by {share:.1g}"
