@@ -65,7 +65,7 @@ def mla() -> Iterator[Point]:
 def repaired() -> Iterator[Point]:
     """The same, trained: up to 2M tokens of the text that the calibration is of."""
     train: Stage = {"method": "distill", "tokens": "2M", "scope": "model", "optimizer": "muon"}
-    few = {**train, "sources": TEXT, "rate": 1e-3, "every": 300}
+    few = {**train, "sources": TEXT, "batch": 4, "every": 300}  # the rate follows the damage
     for share in SHARES:
         stage: Stage = {"method": "mla", "kv_bytes": share}
         yield _point("repaired", f"mla {share:g}, 2M tokens", (stage, few), 1)
