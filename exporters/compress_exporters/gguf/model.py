@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from compress.arch.forward.forward import ForwardSpec
 from compress.arch.forward.table import FORWARDS
+from compress.arch.resize.windowed import windows_within
 from compress.arch.spec import DecoderSpec
 from compress.errors import CheckpointError
 from compress.formats.weights import Weights
@@ -39,7 +40,7 @@ def check_model(
     """
     spec = source.spec
     _check_layers(spec, how, arch)
-    _check_windows(spec, how, arch, most)
+    _check_windows(source, arch, most)
     _check_activation(how, arch)
     _check_scale(spec, how, arch)
     _check_softcaps(how, arch)
@@ -105,11 +106,10 @@ def _loses_windows(how: ForwardSpec, arch: Arch) -> bool:
     return arch.period is None and any(x.window is not None for x in how.layers)
 
 
-def _check_windows(spec: DecoderSpec, how: ForwardSpec, arch: Arch, most: int | None) -> None:
+def _check_windows(source: Weights, arch: Arch, most: int | None) -> None:
     """CheckpointError where some layers have windows and the architecture has none: a file for as
     many positions as a window is no file of a model whose other layers see more."""
-    every = (x.window for x in how.layers)  # one of the whole context is none
-    windows = [None if x is None or 0 < spec.context <= x else x for x in every]
+    windows = windows_within(source.checkpoint.config, source.spec)
     least = min((x for x in windows if x is not None), default=0)
     if arch.period is None and least and None in windows and not 0 < (most or 0) <= least:
         raise CheckpointError(

@@ -82,6 +82,13 @@ def test_a_window_that_the_reader_lacks_bounds_the_context(tmp_path: Path) -> No
     )
 
 
+def test_a_window_of_the_whole_context_is_none(tmp_path: Path) -> None:
+    """In some layers too, which the reader could not have otherwise."""
+    options = {"use_sliding_window": True, "sliding_window": 128, "max_window_layers": 1}
+    plan = planned(tiny(tmp_path, "qwen2", **options))
+    assert ("qwen2.context_length", 128) in plan.fields
+
+
 def test_fewer_positions_when_asked(tmp_path: Path) -> None:
     llama, gpt2 = tiny(tmp_path / "llama"), tiny(tmp_path / "gpt2", "gpt2")
     assert ("llama.context_length", 50) in planned(llama, max_context=50).fields
