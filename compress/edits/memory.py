@@ -87,14 +87,14 @@ def _latent(models: Between) -> int:
 class QueryWork:
     """What a refit of queries takes. bytes: that are kept of texts."""
 
-    bytes: int = 0
-    work: Work = Work(0.0)  # noqa: RUF009 (it is frozen)
+    bytes: int
+    work: Work
 
 
 def looked_by(work: object, config: Any, result: Outline, data: CalibrationConfig) -> QueryWork:
     """What a pass takes for that; nothing where it refits none."""
     if not isinstance(work, BySite) or not work.requeries(config):
-        return QueryWork()
+        return QueryWork(0, Work(0.0))
     tokens, sizes = data.samples * data.length, result.spec.blocks[0].sizes
     kept = looked_bytes(tokens, data.length, sizes, result.spec.hidden)
     return QueryWork(kept, looked_work(result, tokens, data.length))

@@ -12,7 +12,7 @@ from compress.edits.learned import WRITERS
 FORWARDS = 5
 # Fits of a linear: one for each penalty and the one that is kept, before and after the choice.
 FITS = 12
-HELD_OUT = 8  # of texts, one of so many
+PASSES = 2.25  # forward and back, and an eighth of the texts, held out, at two places
 BACKWARD = 3  # forwards that a step of training costs
 
 
@@ -62,9 +62,8 @@ def looked_work(result: Outline, tokens: int, length: int) -> Work:
     each = hidden * width + width * sizes.latent.rank + length * cached
     scores = 2.0 * queries * sizes.heads * each
     inverses = 2.0 * STEPS * sizes.heads * (width**3 + width * hidden * (width + hidden))
-    passes = 2 + 2 / HELD_OUT  # forward and back, and those that are held out at two places
     blocks = len(spec.blocks)
-    return Work(blocks * STEPS * passes * scores, solves=blocks * (inverses + 2.0 * hidden**3))
+    return Work(blocks * STEPS * PASSES * scores, solves=blocks * (inverses + 2.0 * hidden**3))
 
 
 def narrowing_work(source: Outline, tokens: int) -> Work:

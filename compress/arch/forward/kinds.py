@@ -70,6 +70,12 @@ class Grouped:
             self.kv_heads * self.value_width,
         )
 
+    @property
+    def turned_scale(self) -> float:
+        """What products of queries and keys are multiplied by, by the rotation of both too."""
+        factor = 1.0 if self.rope is None else self.rope.parameters.get("attention_factor", 1.0)
+        return self.scale * float(factor) ** 2
+
     def cache(self) -> LayerCache:
         """Keys and values."""
         return keys_and_values(self.kv_heads, self.key_width, self.value_width)

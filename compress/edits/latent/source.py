@@ -39,9 +39,8 @@ class SourceAttention:
 
     @property
     def scale(self) -> float:
-        """What products of queries and keys are multiplied by, by their rotation too."""
-        factor: float = self.rope.parameters.get("attention_factor", 1.0)
-        return self.kind.scale * factor**2
+        """Of a product of a query and a key, by their rotation too."""
+        return self.kind.turned_scale
 
 
 def attention_of(source: Outline) -> SourceAttention:

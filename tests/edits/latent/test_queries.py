@@ -4,9 +4,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from compress.edits.latent import queries as bounds
 from compress.edits.latent.queries import (
     AskingText,
     LatentKeys,
+    Looked,
     damped_inverse,
     divergences,
     step,
@@ -111,6 +113,17 @@ def test_a_step_comes_close_to_the_least_in_a_few() -> None:
         curved = (KEYS.curvature(t, s, slice(None)) for t, s in zip(texts, scores, strict=True))
         weight = weight + step(gradient, sum(curved) / asked, damped_inverse(moments))
     assert losses[-1] < 0.02 * losses[0]
+
+
+@pytest.mark.parametrize("tokens", [64, 32768, 50_000, 1 << 20])
+@pytest.mark.parametrize(("heads", "length"), [(2, 64), (8, 256), (32, 256), (128, 4096)])
+def test_what_is_kept_of_texts_is_bounded(tokens: int, heads: int, length: int) -> None:
+    """However many there are: their tokens, and the attention of the source to them."""
+    looked = Looked.of(tokens, heads, length)
+    kept = tokens / looked.texts
+    assert kept <= bounds.TOKENS
+    assert 4 * kept / looked.tokens * heads * length <= bounds.ATTENDED
+    assert tokens > bounds.TOKENS or looked.texts == 1
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -35,9 +35,8 @@ class AttendingBlock:
     def of(cls, block: LoadedBlock, weights: Weights, *, own: bool) -> "AttendingBlock":
         kind = describe_forward(weights.checkpoint.config, weights.spec).grouped(block.spec.index)
         assert kind.rope is not None, "refused in the plan"
-        scale = kind.scale * float(kind.rope.parameters.get("attention_factor", 1.0)) ** 2
         angles = frequencies(kind.rope).to(block.skeleton.device)
-        return cls(block, weights, own, angles, scale)
+        return cls(block, weights, own, angles, kind.turned_scale)
 
     def read(self, entering: BlockInput) -> Tensor:
         """What its attention reads: [rows, length, hidden]."""

@@ -106,8 +106,7 @@ class _Attended:
         rope, device = kind.rope, block.skeleton.device
         assert rope is not None, "refused in the plan"
         turns = torch.zeros(kind.heads, rope.dim // 2, dtype=torch.complex128, device=device)
-        scale = kind.scale * float(rope.parameters.get("attention_factor", 1.0)) ** 2
-        return cls(turned, frequencies(rope).to(device), scale, turns)
+        return cls(turned, frequencies(rope).to(device), kind.turned_scale, turns)
 
     def add(self, q: Tensor, k: Tensor) -> Tensor:
         """A text; how much heads attend to each token of it, in their mean: fp64 [T], of mean 1.
