@@ -19,8 +19,14 @@ W4 = {"scheme": "W4A16", "group_size": 32}
 RTN: Mapping[str, Any] = {"method": "rtn", **W4}
 GPTQ: Mapping[str, Any] = {"method": "gptq", **W4}
 SELF = {"sources": "self", "samples": 4, "length": 16}
+WHOLE = {"rank": 1.0, "rope_dim": 1.0}  # of a latent: nothing is lost
+YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4}
 LEFTOVERS = ("out.partial", "out.publishing", "out.replaced")
 WORDS = "once upon a time a small dog and an old cat sat by the door in the rain . "
+
+
+def mla(**options: Any) -> dict[str, Any]:
+    return {"method": "mla", **options}
 
 
 def recipe(*stages: Mapping[str, Any], **rest: Any) -> Recipe:

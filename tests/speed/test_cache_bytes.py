@@ -14,6 +14,7 @@ from compress.inspect.facts import result_of
 from compress.inspect.inspect import inspect_checkpoint
 from compress.inspect.table import inspect_table
 from compress.report.html import render_html
+from compress.report.summary import windowed_contexts
 from compress.report.table import render_table
 from compress.runtime.decoder.kv import KVCache
 from compress.runtime.engine.runner import LocalRunner
@@ -136,3 +137,17 @@ def test_a_bench_has_the_blocks_beside_the_formula(tmp_path: Path) -> None:
     assert found["measured"] == 2 * 2 * 32 * CASES["hybrid"].token
     assert "cache of 2 texts: 16.4 kB (8.19 kB) in blocks at once" in speed_table(facts)
     assert "a text 4.10 kB of 25, 4.99 kB of 32; room" in speed_table(facts)
+
+
+@pytest.mark.usefixtures("answered_here")
+def test_windows_that_stay_are_on_the_page_and_no_change_in_the_terminal(
+    tiny: Any, tmp_path: Path
+) -> None:
+    source = tiny("mistral", sliding_window=32)
+    report = run(
+        recipe({"method": "rtn", "scheme": "W4A16", "group_size": 16}), source, tmp_path / "o"
+    )
+    whole = report.source.kv_bytes_of_context
+    assert whole == report.result.kv_bytes_of_context
+    assert windowed_contexts(report) == (whole, whole)
+    assert "KV cache" not in render_table(report)

@@ -3,31 +3,26 @@ stock transformers loads the rest, and what is cached is what was asked for."""
 
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
-from compress.arch.describe import describe
-from compress.checkpoint import Checkpoint
-from compress.checkpoint.outline import outline_of
-from compress.edits.latent.source import attention_of
-from compress.edits.mla import MlaConfig, shape_of
 from compress.errors import CheckpointError, RecipeError
 from compress.passes.structure import identity
-from compress.passes.structure.split import with_frequencies
 from compress.recipe.reading.parse import parse
 from compress.report.schema import Report
 from compress.verbs import RunOptions, make_plan, open_model, run
 from helpers.in_transformers import lost
 from helpers.short_runs import (
+    WHOLE,
     WORDS,
+    YARN,
     kill_at_each_fifth,
     killed_at,
+    mla,
     recipe,
     result_of,
     text_source,
@@ -35,9 +30,7 @@ from helpers.short_runs import (
 
 pytestmark = pytest.mark.usefixtures("answered_here")
 TEXT = WORDS * 5
-WHOLE = {"rank": 1.0, "rope_dim": 1.0}
 # Grouped keys, biases of q, k and v, biases of all, other frequencies.
-YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4}
 STRETCHED = {"rope_parameters": YARN, "max_position_embeddings": 512}
 KINDS = [
     pytest.param("llama", {}, id="llama"),
@@ -46,10 +39,6 @@ KINDS = [
     pytest.param("mistral", {}, id="mistral", marks=pytest.mark.long),
     pytest.param("llama", STRETCHED, id="yarn", marks=pytest.mark.long),
 ]
-
-
-def mla(**options: Any) -> dict[str, Any]:
-    return {"method": "mla", **options}
 
 
 @pytest.mark.parametrize(("family", "options"), KINDS)
@@ -167,19 +156,6 @@ def test_a_budget_is_split_as_it_loses_the_least_and_said_in_the_recipe(
     assert left["model.safetensors"] == right["model.safetensors"]
 
 
-def test_a_budget_is_split_so_that_groups_of_a_rounding_fit(tiny) -> None:
-    source = tiny("llama", num_key_value_heads=4)
-    data = {"sources": "self", "samples": 4, "length": 16}
-    rounds = {"method": "rtn", "scheme": "W4A16", "group_size": 16}
-    for multiple, fits in ((1, False), (16, True)):
-        asked = recipe(mla(kv_bytes=0.3, multiple_of=multiple), rounds, calibration=data)
-        if fits:
-            assert make_plan(asked, source).result.spec.blocks[0].sizes.latent.rank % 16 == 0
-        else:
-            with pytest.raises(RecipeError, match="not a multiple of 16"):
-                make_plan(asked, source)
-
-
 def test_later_stages_know_the_stream_by_its_factor(tiny, tmp_path: Path) -> None:
     """A refit behind it is held to the source's stream as it is now: at full size it changes
     nothing, and a cut is mended."""
@@ -213,26 +189,6 @@ def test_frequencies_are_those_of_the_source(tiny, tmp_path: Path) -> None:
         model = AutoModelForCausalLM.from_pretrained(tmp_path / rope)
         found = model.model.rotary_emb.inv_freq
         assert found.tolist() == pytest.approx(theirs[kept].tolist(), rel=3e-7)
-
-
-def test_frequencies_that_follow_from_no_theta_are_written_out_or_refused(tiny) -> None:
-    source = tiny("llama", rope_parameters=YARN, max_position_embeddings=512)
-    data = {"sources": "self", "samples": 4, "length": 16}
-    for rope in ("stride", "top"):
-        with pytest.raises(RecipeError, match="take rope: any, which writes them out"):
-            make_plan(recipe(mla(rank=8, rope_dim=8, rope=rope), calibration=data), source)
-
-
-def test_shares_are_of_what_the_source_of_the_recipe_has(tiny) -> None:
-    source = tiny("llama", num_key_value_heads=4)
-    data = {"sources": "self", "samples": 4, "length": 16}
-    halved = {"method": "gqa", "groups": 2}
-    plan = make_plan(recipe(halved, mla(kv_bytes=0.25, rope="stride"), calibration=data), source)
-    assert plan.kv_bytes_per_token[1] * 4 == plan.kv_bytes_per_token[0]
-    with pytest.raises(
-        RecipeError, match="of the source's cache, and the model that the stage reads"
-    ):
-        make_plan(recipe(halved, mla(kv_bytes=0.5), calibration=data), source)
 
 
 def test_fp16_is_refused_where_a_latent_is_made_and_where_it_is_run(tiny, tmp_path: Path) -> None:
@@ -294,141 +250,6 @@ def test_what_is_left_can_be_trained_and_stays_stock(tiny, tmp_path: Path, scope
     small = after[name.format("proj_with_mqa")][:12].abs().max()
     assert small < 1e-6
     assert (after[name.format("proj_with_mqa")] != before[name.format("proj_with_mqa")]).any()
-
-
-@pytest.mark.parametrize(
-    ("stage", "output", "kept"),
-    [
-        ({"method": "rtn", "scheme": "W4A16", "group_size": 16}, "compressed-tensors", False),
-        ({"method": "rtn", "scheme": "W4A16", "group_size": 16}, "gptq", True),
-        ({"method": "fp8", "scheme": "FP8"}, "compressed-tensors", True),
-    ],
-    ids=["bf16 scales", "fp16 scales", "one scale"],
-)
-def test_what_makes_a_latent_is_rounded_where_that_does_not_make_it_0(
-    tiny, stage: dict[str, Any], output: str, kept: bool
-) -> None:
-    source = tiny("llama", num_key_value_heads=4)
-    data = {"sources": "self", "samples": 4, "length": 16}
-    cut = mla(rank=16, rope_dim=8, rope="stride")
-    asked = recipe(cut, stage, calibration=data, output={"format": output})
-    plan = make_plan(asked, source)
-    reasons = {x.linear.role: x.reason for x in plan.skipped}
-    assert ("kv_a" in reasons) is kept
-    assert "kv_b" not in reasons
-    if kept:
-        assert "which this scheme or format stores as 0" in reasons["kv_a"]
-
-
-@pytest.mark.parametrize(
-    ("options", "kept"),
-    [({"q_lora_rank": None}, True), ({"q_lora_rank": 32}, False), ({"rms_norm_eps": 1e-5}, False)],
-    ids=["as a result", "a narrow latent of queries", "another eps"],
-)
-def test_what_makes_a_trained_latent_is_rounded_where_config_tells_it_apart(
-    tiny, options: dict[str, Any], kept: bool
-) -> None:
-    source = tiny("deepseek_v3", **{"rms_norm_eps": 1e-6, "q_lora_rank": None, **options})
-    stage = {"method": "rtn", "scheme": "W4A16", "group_size": 16}
-    plan = make_plan(recipe(stage, output={"format": "gptq"}), source)
-    assert ("kv_a" in {x.linear.role for x in plan.skipped}) is kept
-
-
-@pytest.mark.parametrize(
-    ("family", "options", "stage", "line"),
-    [
-        ("llama", {}, mla(), "kv_bytes is missing; say what may be cached"),
-        ("llama", {}, mla(rank=8), "rank is given and rope_dim is not"),
-        ("llama", {}, mla(kv_bytes=0.5, **WHOLE), "kv_bytes is given beside rank and rope_dim"),
-        ("llama", {}, mla(kv_bytes=1.0), "kv_bytes is 1.0; it is a share of the source's cache"),
-        ("llama", {}, mla(kv_bytes=0.03), "is 0.03, which is 1 numbers a token"),
-        (
-            "llama",
-            {},
-            mla(kv_bytes=0.5, start="transmla"),
-            "chooses no frequencies; take rope: stride",
-        ),
-        (
-            "llama",
-            {},
-            mla(kv_bytes=0.5, start="svd"),
-            "start is svd, which chooses no frequencies; take rope: stride",
-        ),
-        (
-            "llama",
-            {},
-            mla(kv_bytes=0.5, rope="stride", start="svd", freqfold=2),
-            "start: svd folds no frequencies; take start: transmla or care",
-        ),
-        (
-            "llama",
-            {},
-            mla(kv_bytes=0.5, rope="top", start="care", freqfold=2),
-            "freqfold is 2, which takes equal steps through the frequencies; take rope: stride",
-        ),
-        (
-            "llama",
-            {},
-            mla(kv_bytes=0.5, rope="stride", start="transmla", freqfold=3),
-            "freqfold: is 3, which does not divide the 8 frequencies of a head",
-        ),
-        ("llama", {}, mla(kv_bytes=0.5, freqfold=0), "freqfold is 0; it is 1 or more"),
-        ("llama", {}, mla(rank=99, rope_dim=8), "rank: is 99; the source has 32; give 1 to 32"),
-        ("llama", {}, mla(rank=8, rope_dim=7), "rope_dim: is 7; numbers are rotated in twos"),
-        ("llama", {}, mla(rank=8, rope_dim=6, rope="stride"), "with rope: stride it is one of"),
-        ("llama", {}, mla(rank=8, rope_dim=32, rope="top"), "with rope: top it is 16 at most"),
-        (
-            "llama",
-            {},
-            mla(rank=8, rope_dim=4, frequencies=[0]),
-            "has 1 indices; it takes 2 of 0 to 7, each at most 2 times",
-        ),
-        ("llama", {"dtype": "fp16"}, mla(kv_bytes=0.5), "put {method: cast, dtype: bf16} before"),
-        ("qwen3", {}, mla(kv_bytes=0.5), "qwen3 has norms over queries and keys"),
-        ("gemma2", {}, mla(kv_bytes=0.5), "gemma2 has other norms than an RMS norm before"),
-        ("smollm3", {}, mla(kv_bytes=0.5), "smollm3 has layers that rotate nothing"),
-        ("phi3", {}, mla(kv_bytes=0.5), "phi3 has no linears of their own for"),
-        ("mixtral", {}, mla(kv_bytes=0.5), "mixtral has a mixture of experts"),
-        ("mistral", {"sliding_window": 32}, mla(kv_bytes=0.5), "mistral has a window of 32 tokens"),
-        ("gpt2", {}, mla(kv_bytes=0.5), "gpt2 has other norms"),
-    ],
-    ids=range(24),
-)
-def test_what_cannot_become_a_latent_is_refused_before_work(
-    tiny, family: str, options: dict[str, Any], stage: dict[str, Any], line: str
-) -> None:
-    data = {"sources": "self", "samples": 4, "length": 16}
-    with pytest.raises((RecipeError, CheckpointError)) as caught:
-        make_plan(recipe(stage, calibration=data), tiny(family, **options))
-    assert line in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("behind", "line"),
-    [
-        (mla(kv_bytes=0.5), "deepseek_v3 has latent attention already"),
-        ({"method": "cast", "dtype": "fp16"}, "fp16 has no numbers as small as those that make a"),
-    ],
-    ids=["a second one", "fp16"],
-)
-def test_what_cannot_come_behind_it_is_refused(tiny, behind: dict[str, Any], line: str) -> None:
-    data = {"sources": "self", "samples": 4, "length": 16}
-    asked = recipe(mla(**WHOLE), behind, calibration=data)
-    with pytest.raises(CheckpointError) as caught:
-        make_plan(asked, tiny("llama"))
-    assert line in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_share_is_as_many_frequencies_as_the_plan_counts(tiny) -> None:
-    """0.565 of 14,400 is 8,136, and less than that in floating point."""
-    checkpoint = Checkpoint.open(tiny("llama"))
-    attention = attention_of(outline_of(checkpoint, describe(checkpoint.config, checkpoint.shapes)))
-    large = replace(attention, kind=replace(attention.kind, kv_heads=100, key_width=144))
-    config = MlaConfig(rank=1.0, rope_dim=0.565)
-    found = with_frequencies(large, config, torch.rand(72, 100)).frequencies
-    assert found is not None
-    assert 2 * len(found) == shape_of(large, config).rotated == 8136 > int(0.565 * 14_400)
 
 
 @pytest.mark.long
