@@ -119,6 +119,16 @@ EDITS: Mapping[str, Edit] = MappingProxyType(
 )
 
 
+# Names that users know from papers, of what no stock class carries.
+_SHARED_BY_LAYERS = (
+    "keys and values that layers share (2405.12981) have a class in gemma3n and gemma4 alone, for"
+    " blocks that were trained so; gqa, mla and hybrid make a cache smaller"
+)
+NOT_CARRIED: Mapping[str, str] = MappingProxyType(
+    {"cla": _SHARED_BY_LAYERS, "cross_layer": _SHARED_BY_LAYERS}
+)
+
+
 def reads_calibration(method: str, config: Any) -> bool:
     """Whether an edit looks at the recipe's calibration data; one may have texts of its own."""
     own = isinstance(config, DistillConfig) and config.sources is not None

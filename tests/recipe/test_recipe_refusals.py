@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from compress.edits import EDITS
+from compress.edits import EDITS, NOT_CARRIED
 from compress.errors import RecipeError
 from compress.methods import METHODS
 from compress.quant.scheme import PRESETS as SCHEMES
@@ -132,6 +132,10 @@ STAGES = [
             f" {', '.join((*METHODS, *EDITS))};"
             " did you mean 'gptq'?"
         ),
+    ),
+    (
+        "name: x\nstages:\n  - method: cla\n",
+        f"r.yaml:3: stages[0].method: is 'cla': {NOT_CARRIED['cla']}",
     ),
     (
         "name: x\nstages:\n  - method: rtn\n",

@@ -155,7 +155,7 @@ def _read_edit(node: Node, index: int, places: Places) -> EditStage | None:
 
 def _read_stage(node: Node, places: Places) -> Iterator[Stage]:
     """The stage, and those that its overrides are."""
-    from compress.edits import EDITS
+    from compress.edits import EDITS, NOT_CARRIED
     from compress.methods import METHODS
 
     keys, known = given(node, STAGE_SECTIONS), (*METHODS, *EDITS)
@@ -163,6 +163,8 @@ def _read_stage(node: Node, places: Places) -> Iterator[Stage]:
         check_keys(node, keys, STAGE_KEYS)
         raise missing(node, "method", "one of " + ", ".join(known))
     method = str(read(str, keys["method"]))
+    if method in NOT_CARRIED:
+        raise problem(keys["method"], f"is {method!r}: {NOT_CARRIED[method]}")
     if method not in METHODS:
         raise problem(
             keys["method"],
