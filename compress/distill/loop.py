@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from compress.distill import optimizer as optimizers
+from compress.distill.masters import Masters
 from compress.distill.optimizer import OptimizerName
 from compress.distill.rows import Order
 from compress.distill.schedule import ScheduleName, by_rows, rates
@@ -120,6 +121,7 @@ class _Run:
     progress: Progress
     standing: Standing = field(init=False)
     best: dict[str, Tensor] = field(init=False)
+    masters: Masters = field(init=False)
     optimizer: torch.optim.Optimizer = field(init=False)
     order: Order = field(init=False)
     shares: tuple[float, ...] = field(init=False)
@@ -132,8 +134,9 @@ class _Run:
         self.shares = rates(training.schedule, training.steps)
         self.order = Order(self.scope.rows, training.batch, training.seed)
         trained = self.scope.trained
+        self.masters = Masters.of(trained.parameters)
         self.optimizer = optimizers.make(
-            training.optimizer, trained.parameters, 0.0, trained.matrices
+            training.optimizer, self.masters.weights, 0.0, trained.matrices
         )
 
     def begin(self) -> None:
@@ -156,7 +159,7 @@ class _Run:
 
     def state(self) -> State:
         """As it stands, without copies."""
-        weights = {name: p.detach() for name, p in self.scope.trained.parameters.items()}
+        weights = {name: weight.detach() for name, weight in self.masters.weights.items()}
         return State(self.standing, weights, self.best, optimizers.state_tensors(self.optimizer))
 
     def step(self) -> None:
@@ -172,6 +175,7 @@ class _Run:
             self.standing = replace(standing, step=done, ended=f"diverged at step {done} ({what})")
             return
         self.optimizer.step()
+        self.masters.spread()
         self.standing = replace(
             standing,
             step=done,
@@ -194,7 +198,7 @@ class _Run:
         end, ended = start, standing.ended
         if standing.best:
             self._put(self.best)
-            weights = self.scope.trained.settle(dtype)
+            weights = self.scope.trained.settle(dtype, self.masters.weights)
             end = self.scope.held_loss()
         if not end < start:
             worse = f"; on held-out rows {end:.4g} is not below the start's {start:.4g}"
@@ -203,11 +207,12 @@ class _Run:
 
     def _gradients(self, places: Tensor) -> tuple[float, float]:
         """Sum of the losses of all tokens, and the norm of the gradients of their mean."""
-        self.optimizer.zero_grad()
+        self.masters.clear()
         count, total = max(1, self.scope.tokens(places)), 0.0
         for part in torch.split(places, self.training.micro):
             loss = self.scope.loss(part)
             torch.autograd.backward(loss / count)
+            self.masters.gather()
             total += loss.item()
         norm = torch.nn.utils.clip_grad_norm_(self._parameters(), self.training.clip)
         return total, norm.item()
@@ -263,13 +268,13 @@ class _Run:
         self.progress(note(self.scope.stage, f"step {step} of {steps}, loss {loss:.4f}"))
 
     def _parameters(self) -> list[Tensor]:
-        return list(self.scope.trained.parameters.values())
+        return list(self.masters.weights.values())
 
     def _copied(self) -> dict[str, Tensor]:
-        parameters = self.scope.trained.parameters
-        return {name: value.detach().clone() for name, value in parameters.items()}
+        return {name: value.detach().clone() for name, value in self.masters.weights.items()}
 
     def _put(self, values: Mapping[str, Tensor]) -> None:
         with torch.no_grad():
-            for name, parameter in self.scope.trained.parameters.items():
-                parameter.copy_(values[name])
+            for name, weight in self.masters.weights.items():
+                weight.copy_(values[name])
+        self.masters.spread()

@@ -28,11 +28,16 @@ class Trained:
     matrices: frozenset[str] = frozenset()
     coded: tuple[CodedLinear, ...] = ()
 
-    def settle(self, dtype: torch.dtype) -> dict[str, Tensor | QuantizedTensor]:
+    def settle(
+        self, dtype: torch.dtype, weights: Mapping[str, Tensor]
+    ) -> dict[str, Tensor | QuantizedTensor]:
         """Merge the adapters, round to the dtype that the result is stored in (scales: to their
-        own), and give copies in it; the student computes with these values from now on."""
+        own), and give copies in it; the student computes with these values from now on.
+
+        weights: of the parameters, where they are known better than in the student's dtype."""
         merge(self.adapters)
-        rounded = {name: value.detach().to("cpu", dtype) for name, value in self.results.items()}
+        exact = {name: weights.get(name, value) for name, value in self.results.items()}
+        rounded = {name: value.detach().to("cpu", dtype) for name, value in exact.items()}
         with torch.no_grad():
             for name, value in rounded.items():
                 self.results[name].copy_(value)
