@@ -76,6 +76,7 @@ def native() -> Native:
     for name in ("paged_attention", "store_states", *rows):
         function = getattr(library, name)
         function.argtypes, function.restype = [pointer], None
+    library.run_program.argtypes, library.run_program.restype = [pointer, pointer], None
     library.gram_bf16.argtypes = [pointer, long, long, ctypes.c_int32, pointer]
     library.instruction_sets.restype = ctypes.c_char_p
     return Native(library, str(path))

@@ -8,10 +8,10 @@
 
 // All mirrored in cpu/rows.py. kind: of x and out; strides are in numbers.
 struct RmsNorm {
-  const void* x;       // [rows, width]
+  const void* x;       // [rows, heads, width], rows `stride` apart
   const void* weight;  // [width] of `kind`, or fp32 where late
-  void* out;
-  int64_t rows, width, stride;
+  void* out;           // [rows, heads, width]
+  int64_t rows, width, stride, heads;
   float eps;
   int32_t late, kind;
 };
@@ -31,6 +31,13 @@ struct Gate {
   void* out;         // [rows, width]
   int64_t rows, width, stride;
   int32_t function, kind;  // 0: silu, 1: gelu by tanh
+};
+
+struct Add {
+  const float* x;  // [rows, width]
+  const float* other;
+  float* out;  // may be x
+  int64_t rows, width;
 };
 
 namespace {
@@ -54,19 +61,20 @@ inline Vec product(Vec a, Vec b) {
 
 template <typename T>
 void norm(const RmsNorm& n) {
-  for (int64_t row = 0; row < n.rows; ++row) {
+  for (int64_t i = 0; i < n.rows * n.heads; ++i) {
+    const int64_t from = i / n.heads * n.stride + i % n.heads * n.width;
     Vec sums{};
     for (int64_t c = 0; c < n.width; c += kRows) {
-      const Vec x = load_at<T>(n.x, row * n.stride + c, n.width - c);
+      const Vec x = load_at<T>(n.x, from + c, n.width - c);
       sums += x * x;
     }
     float sum = 0.0f;
-    for (int i = 0; i < kRows; ++i) sum += sums[i];
+    for (int lane = 0; lane < kRows; ++lane) sum += sums[lane];
     const Vec scale = splat(1.0f / std::sqrt(sum / static_cast<float>(n.width) + n.eps));
-    T* out = static_cast<T*>(n.out) + row * n.width;
+    T* out = static_cast<T*>(n.out) + i * n.width;
     for (int64_t c = 0; c < n.width; c += kRows) {
       const int64_t left = n.width - c;
-      const Vec x = load_at<T>(n.x, row * n.stride + c, left) * scale;
+      const Vec x = load_at<T>(n.x, from + c, left) * scale;
       const Vec y = n.late ? x * load_at<float>(n.weight, c, left)
                            : settled<T>(x) * load_at<T>(n.weight, c, left);
       store_stored(y, out + c, left);
@@ -140,4 +148,8 @@ extern "C" void gate_rows(const Gate* g) {
   if (g->kind == kFloat32) gate_by<float>(*g);
   else if (g->kind == kBFloat16) gate_by<BFloat16>(*g);
   else gate_by<Float16>(*g);
+}
+
+extern "C" void add_rows(const Add* a) {
+  for (int64_t i = 0; i < a->rows * a->width; ++i) a->out[i] = a->x[i] + a->other[i];
 }
