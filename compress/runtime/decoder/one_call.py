@@ -15,23 +15,30 @@ from torch import Tensor
 from compress.runtime.decoder.attention import Angles
 from compress.runtime.decoder.decoder import Decoder
 from compress.runtime.decoder.kv import KVCache
-from compress.runtime.decoder.norms import through
-from compress.runtime.decoder.ops import Scratch, layer_ops, why_not
+from compress.runtime.decoder.ops import Scratch, decoder_ops, why_not
+from compress.runtime.decoder.rope import Rotation
 from compress.runtime.engine.batch import FlatBatch
 from compress_kernels.cpu.library import native
 from compress_kernels.cpu.program import Program
 
-# Tokens of a step, at most: of 256 what is between compiled code is 2 % of tale-6m's time.
+# Tokens of a step, at most: of 64 one call saves 10 % of tale-6m's time, of 256 less than 5.
 MOST = 256
+# Numbers of a table of angles, at most: 32 MB each of cosine and sine.
+TABLE = 1 << 23
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OneCallDecoder:
-    """A DecoderLike over one cache. decoder: what it computes like. scratch: of the program."""
+    """A DecoderLike over one cache.
+
+    decoder: what it computes like. scratch: of the program. tables: of each rotation cosine and
+    sine of every position, None where they depend on more.
+    """
 
     decoder: Decoder
     cache: KVCache
     scratch: Scratch
+    tables: tuple[Angles | None, ...]
     program: Program
 
     @property
@@ -46,21 +53,30 @@ class OneCallDecoder:
     def forward(self, batch: FlatBatch, cache: KVCache) -> Tensor:
         """As Decoder.forward; cache: the one that the program was made for."""
         assert cache is self.cache, "the program has the addresses of another cache"
-        tokens = len(batch.ids)
-        if tokens > self.scratch.rows:
+        if max(len(batch.ids), len(batch.rows)) > self.scratch.rows:
             return self.decoder.forward(batch, cache)
-        x = self.scratch.x[:tokens]
-        x.copy_(self.decoder.embed(batch))
-        angles = self.decoder.angles(batch)
-        self.program.run(_values(batch, angles))
-        return through(self.decoder.final_norm, x[batch.rows])
+        if None in self.tables:
+            self._turn(batch)
+        self.program.run(_values(batch))
+        return self.scratch.final[: len(batch.rows)].clone()
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.decoder.logits(hidden)
 
+    def _turn(self, batch: FlatBatch) -> None:
+        """Angles of the step, where no table has them."""
+        for number, (table, found) in enumerate(
+            zip(self.tables, self.decoder.angles(batch), strict=True)
+        ):
+            if table is None:
+                for angles, into in zip(
+                    found, self.scratch.angles(number, found[0].shape[1]), strict=True
+                ):
+                    into[: len(angles)] = angles
+
 
 class Lowered(NamedTuple):
-    """decoder: None where the steps are no program. reason: which kind of layer is in the way; none
+    """decoder: None where the steps are no program. reason: what of the model is in the way; none
     where it is not the model."""
 
     decoder: OneCallDecoder | None
@@ -72,30 +88,38 @@ def in_one_call(decoder: Decoder, cache: KVCache, most: int) -> Lowered:
     here = decoder.device.type == "cpu" and native().library is not None
     if decoder.dtype != torch.float32 or not here:
         return Lowered(None)
-    reasons = (why_not(layer, cache) for layer in decoder.layers)
-    reason = next((reason for reason in reasons if reason is not None), None)
+    reason = why_not(decoder, cache)
     if reason is not None:
         return Lowered(None, reason)
     scratch = Scratch(min(most, MOST), decoder.spec.hidden)
-    pairs = tuple(len(rotation.frequencies) for rotation in decoder.rotations)
-    ops = (op for layer in decoder.layers for op in layer_ops(layer, cache, pairs, scratch))
-    return Lowered(OneCallDecoder(decoder, cache, scratch, Program.of(tuple(ops))))
+    tables = tuple(_table(rotation, decoder.spec.context) for rotation in decoder.rotations)
+    program = Program.of(tuple(decoder_ops(decoder, cache, tables, scratch)))
+    return Lowered(OneCallDecoder(decoder, cache, scratch, tables, program))
 
 
-def _values(batch: FlatBatch, angles: tuple[Angles, ...]) -> Mapping[str, int]:
+def _table(rotation: Rotation, context: int | None) -> Angles | None:
+    """Cosine and sine of every position, fp32 [context, pairs] each; None where they depend on the
+    length of a text, or are too many."""
+    pairs = len(rotation.frequencies)
+    if rotation.rope.length is not None or context is None or context * pairs > TABLE:
+        return None
+    positions = torch.arange(context, device=rotation.frequencies.device)
+    return rotation.angles(positions, positions)
+
+
+def _values(batch: FlatBatch) -> Mapping[str, int]:
     """The numbers of a run of the program."""
     values = {
         "rows": len(batch.ids),
         "threads": torch.get_num_threads(),
-        "sequence": batch.sequence.data_ptr(),
+        "ids": batch.ids.data_ptr(),
         "positions": batch.positions.data_ptr(),
+        "sequence": batch.sequence.data_ptr(),
+        "wanted": batch.rows.data_ptr(),
+        "wanted rows": len(batch.rows),
     }
     for group, (table, slots) in enumerate(zip(batch.tables, batch.slots, strict=True)):
-        values |= {
-            f"table {group}": table.data_ptr(),
-            f"width {group}": table.stride(0),
-            f"slots {group}": slots.data_ptr(),
-        }
-    for number, (cos, sin) in enumerate(angles):
-        values |= {f"cos {number}": cos.data_ptr(), f"sin {number}": sin.data_ptr()}
+        values[f"table {group}"] = table.data_ptr()
+        values[f"width {group}"] = table.stride(0)
+        values[f"slots {group}"] = slots.data_ptr()
     return values

@@ -1,4 +1,4 @@
-"""The layers of a decoder as ops of compiled code, in the order in which the layers call it.
+"""A decoder as ops of compiled code, in the order in which it calls them.
 
 Each function here is that of a class of this folder, op for op, so what comes out has its bits;
 what it cannot say `why_not` refuses.
@@ -11,7 +11,8 @@ from math import prod
 import torch
 from torch import Tensor
 
-from compress.runtime.decoder.attention import Attention
+from compress.runtime.decoder.attention import Angles, Attention
+from compress.runtime.decoder.decoder import Decoder
 from compress.runtime.decoder.kv import KVCache
 from compress.runtime.decoder.layer import DecoderLayer
 from compress.runtime.decoder.linear import Joint, Linear
@@ -21,15 +22,30 @@ from compress.runtime.forms.dense import FloatWeight
 from compress_kernels.cpu.attention import AttentionSettings, attention_struct
 from compress_kernels.cpu.linear import linear_struct
 from compress_kernels.cpu.program import CompiledOp, Given
-from compress_kernels.cpu.rows import add_struct, gate_struct, norm_struct, rotate_struct
+from compress_kernels.cpu.rows import (
+    add_struct,
+    gate_struct,
+    gather_struct,
+    norm_struct,
+    rotate_struct,
+)
 from compress_kernels.cpu.states import states_struct
 from compress_kernels.paged import TokenPlaces
 
 ROWS, THREADS = Given("rows"), Given("threads")
 
 
-def why_not(layer: DecoderLayer, cache: KVCache) -> str | None:
-    """Why a layer is no list of ops; None where it is."""
+def why_not(decoder: Decoder, cache: KVCache) -> str | None:
+    """Why a decoder is no list of ops; None where it is."""
+    if decoder.positions is not None:
+        return "positions are learned"
+    if decoder.final_norm is None or decoder.final_norm.centred:
+        return "LayerNorm is torch's"
+    reasons = (_why_no_layer(layer, cache) for layer in decoder.layers)
+    return next((reason for reason in reasons if reason is not None), None)
+
+
+def _why_no_layer(layer: DecoderLayer, cache: KVCache) -> str | None:
     if cache.dtype == torch.int8:
         return "keys and values are stored in int8"
     attention, mlp = layer.attention, layer.mlp
@@ -78,6 +94,15 @@ class Scratch:
         return self.of("x", self.hidden)
 
     @property
+    def final(self) -> Tensor:
+        """What is behind the last norm, of the rows that are wanted: [rows, hidden]."""
+        return self.of("final", self.hidden)
+
+    def angles(self, rotation: int, pairs: int) -> Angles:
+        """Cosine and sine of a step, [rows, pairs] each."""
+        return self.of(f"cos {rotation}", pairs), self.of(f"sin {rotation}", pairs)
+
+    @property
     def buffers(self) -> tuple[Tensor, ...]:
         return tuple(self._taken.values())
 
@@ -89,7 +114,44 @@ class Scratch:
 Made = Generator[CompiledOp, None, Tensor]  # ops, and where they leave their result
 
 
-def layer_ops(
+def decoder_ops(
+    decoder: Decoder, cache: KVCache, tables: tuple[Angles | None, ...], scratch: Scratch
+) -> Iterator[CompiledOp]:
+    """As Decoder.forward; what it returns is in scratch.final. tables: of each rotation cosine and
+    sine of every position; where there are none, those of the step are in scratch.angles."""
+    scale = float(decoder.how.embedding_scale)
+    yield _gather(decoder.embedding, Given("ids"), scratch.x, scale)
+    for rotation, table in enumerate(tables):
+        if table is not None:
+            into = scratch.angles(rotation, table[0].shape[1])
+            for of, out in zip(table, into, strict=True):
+                yield _gather(of, Given("positions"), out)
+    pairs = tuple(len(rotation.frequencies) for rotation in decoder.rotations)
+    for layer in decoder.layers:
+        yield from _layer(layer, cache, pairs, scratch)
+    wanted = scratch.of("wanted", scratch.hidden)
+    yield _gather(scratch.x, Given("wanted"), wanted, rows=Given("wanted rows"))
+    yield from _final(decoder.final_norm, wanted, scratch.final)
+
+
+def _final(norm: Norm | None, x: Tensor, out: Tensor) -> Iterator[CompiledOp]:
+    """Of the rows that are wanted, [rows, hidden]."""
+    if norm is None:
+        raise AssertionError("why_not has refused the others")
+    struct = norm_struct(x[:, None], norm.weight, out, norm.eps, norm.late)
+    yield CompiledOp("rms_norm", struct, {"rows": Given("wanted rows")}, (x, norm.weight, out))
+
+
+def _gather(
+    of: Tensor, index: Given, out: Tensor, factor: float = 1.0, rows: Given = ROWS
+) -> CompiledOp:
+    """of: [any, n]. out: [rows, n]."""
+    none = torch.zeros(1, dtype=torch.int64)
+    struct = gather_struct(of, none, out, factor)
+    return CompiledOp("gather_rows", struct, {"rows": rows, "index": index}, (of, out))
+
+
+def _layer(
     layer: DecoderLayer, cache: KVCache, pairs: tuple[int, ...], scratch: Scratch
 ) -> Iterator[CompiledOp]:
     """As DecoderLayer; the residual is in scratch.x before and afterwards. pairs: of numbers that
@@ -149,12 +211,9 @@ def _turned(
     """Queries or keys, [rows, heads, width], rotated; just copied to lie together where nothing
     is."""
     out = scratch.of(f"{name}, turned", *x.shape[1:])
-    angles = torch.empty(1, 0 if turn is None else pairs[turn])
-    given = {"rows": ROWS}
-    if turn is not None:
-        given |= {"cos": Given(f"cos {turn}"), "sin": Given(f"sin {turn}")}
-    struct = rotate_struct(x, angles, angles, out, late=False)
-    yield CompiledOp("rotate_heads", struct, given, (x, angles, out))
+    cos, sin = (x[:, 0, :0],) * 2 if turn is None else scratch.angles(turn, pairs[turn])
+    struct = rotate_struct(x, cos, sin, out, late=False)
+    yield CompiledOp("rotate_heads", struct, {"rows": ROWS}, (x, cos, sin, out))
     return out
 
 

@@ -64,6 +64,7 @@ class Program:
     ops: tuple[CompiledOp, ...]
     names: tuple[str, ...]
     _struct: ProgramStruct = field(repr=False)
+    _given: ctypes.Array[ctypes.c_int64] = field(repr=False)
     _arrays: tuple[object, ...] = field(repr=False)
 
     @classmethod
@@ -87,14 +88,20 @@ class Program:
         struct = ProgramStruct(
             ctypes.addressof(calls), ctypes.addressof(places), len(calls), len(places)
         )
-        return cls(tuple(ops), names, struct, (calls, places))
+        given = (ctypes.c_int64 * len(names))()
+        return cls(tuple(ops), names, struct, given, (calls, places))
 
     def run(self, values: Mapping[str, int]) -> None:
         """values: of all names; addresses are of memory that stays until it returns."""
+        for place, name in enumerate(self.names):
+            self._given[place] = values[name]
+        self.again()
+
+    def again(self) -> None:
+        """As it was run before."""
         library = native().library
         assert library is not None, "a program is made of compiled code"
-        given = (ctypes.c_int64 * len(self.names))(*(values[name] for name in self.names))
-        library.run_program(ctypes.byref(self._struct), given)
+        library.run_program(ctypes.byref(self._struct), self._given)
 
 
 def _place(about: ctypes.Structure, name: str, given: Given, names: tuple[str, ...]) -> PlaceStruct:

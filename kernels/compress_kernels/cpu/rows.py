@@ -41,6 +41,17 @@ class Gate(ctypes.Structure):
     ]
 
 
+class Gather(ctypes.Structure):
+    """Mirrors `Gather` in csrc/rows.cpp."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("from", "index", "out")),
+        *((name, ctypes.c_int64) for name in ("rows", "width")),
+        ("factor", ctypes.c_float),
+        ("kind", ctypes.c_int32),
+    ]
+
+
 class Add(ctypes.Structure):
     """Mirrors `Add` in csrc/rows.cpp."""
 
@@ -104,6 +115,14 @@ def gate_struct(gate: Tensor, up: Tensor, out: Tensor, function: str) -> Gate:
         gate.data_ptr(), up.data_ptr(), out.data_ptr(),
         *gate.shape, gate.stride(0), FUNCTIONS[function], FLOAT_KINDS[gate.dtype],
     )  # fmt: skip
+
+
+def gather_struct(of: Tensor, index: Tensor, out: Tensor, factor: float) -> Gather:
+    """of: [any, n]; index: int64 [rows]; out: fp32 [rows, n]; all without gaps. Rows of `of`, times
+    the factor."""
+    return Gather(
+        of.data_ptr(), index.data_ptr(), out.data_ptr(), *out.shape, factor, FLOAT_KINDS[of.dtype]
+    )
 
 
 def add_struct(x: Tensor, other: Tensor, out: Tensor) -> Add:

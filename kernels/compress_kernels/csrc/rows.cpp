@@ -33,6 +33,15 @@ struct Gate {
   int32_t function, kind;  // 0: silu, 1: gelu by tanh
 };
 
+struct Gather {
+  const void* from;      // [any, width] of `kind`
+  const int64_t* index;  // [rows]
+  float* out;            // [rows, width]
+  int64_t rows, width;
+  float factor;
+  int32_t kind;
+};
+
 struct Add {
   const float* x;  // [rows, width]
   const float* other;
@@ -130,6 +139,17 @@ void gate_by(const Gate& g) {
   else gate<T, gelu_tanh>(g);
 }
 
+template <typename T>
+void gather(const Gather& g) {
+  for (int64_t row = 0; row < g.rows; ++row) {
+    const T* from = static_cast<const T*>(g.from) + g.index[row] * g.width;
+    for (int64_t c = 0; c < g.width; c += kRows) {
+      const int64_t left = g.width - c;
+      store_stored(load_stored(from + c, left) * g.factor, g.out + row * g.width + c, left);
+    }
+  }
+}
+
 }  // namespace
 
 extern "C" void rms_norm(const RmsNorm* n) {
@@ -148,6 +168,12 @@ extern "C" void gate_rows(const Gate* g) {
   if (g->kind == kFloat32) gate_by<float>(*g);
   else if (g->kind == kBFloat16) gate_by<BFloat16>(*g);
   else gate_by<Float16>(*g);
+}
+
+extern "C" void gather_rows(const Gather* g) {
+  if (g->kind == kFloat32) gather<float>(*g);
+  else if (g->kind == kBFloat16) gather<BFloat16>(*g);
+  else gather<Float16>(*g);
 }
 
 extern "C" void add_rows(const Add* a) {
