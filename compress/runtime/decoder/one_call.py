@@ -15,8 +15,9 @@ from torch import Tensor
 from compress.runtime.decoder.attention import Angles
 from compress.runtime.decoder.decoder import Decoder
 from compress.runtime.decoder.kv import KVCache
-from compress.runtime.decoder.ops import Scratch, decoder_ops, why_not
+from compress.runtime.decoder.ops import decoder_ops, why_not
 from compress.runtime.decoder.rope import Rotation
+from compress.runtime.decoder.scratch import Scratch
 from compress.runtime.engine.batch import FlatBatch
 from compress_kernels.cpu.library import native
 from compress_kernels.cpu.program import Program
@@ -88,7 +89,7 @@ def in_one_call(decoder: Decoder, cache: KVCache, most: int) -> Lowered:
     here = decoder.device.type == "cpu" and native().library is not None
     if decoder.dtype != torch.float32 or not here:
         return Lowered(None)
-    reason = why_not(decoder, cache)
+    reason = why_not(decoder)
     if reason is not None:
         return Lowered(None, reason)
     scratch = Scratch(min(most, MOST), decoder.spec.hidden)

@@ -5,8 +5,6 @@ what it cannot say `why_not` refuses.
 """
 
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass, field
-from math import prod
 
 import torch
 from torch import Tensor
@@ -18,6 +16,7 @@ from compress.runtime.decoder.layer import DecoderLayer
 from compress.runtime.decoder.linear import Joint, Linear
 from compress.runtime.decoder.mlp import Mlp
 from compress.runtime.decoder.norms import Norm
+from compress.runtime.decoder.scratch import Scratch
 from compress.runtime.forms.dense import FloatWeight
 from compress_kernels.cpu.attention import AttentionSettings, attention_struct
 from compress_kernels.cpu.linear import linear_struct
@@ -28,6 +27,7 @@ from compress_kernels.cpu.rows import (
     gather_struct,
     norm_struct,
     rotate_struct,
+    spread_struct,
 )
 from compress_kernels.cpu.states import states_struct
 from compress_kernels.paged import TokenPlaces
@@ -35,19 +35,17 @@ from compress_kernels.paged import TokenPlaces
 ROWS, THREADS = Given("rows"), Given("threads")
 
 
-def why_not(decoder: Decoder, cache: KVCache) -> str | None:
+def why_not(decoder: Decoder) -> str | None:
     """Why a decoder is no list of ops; None where it is."""
     if decoder.positions is not None:
         return "positions are learned"
     if decoder.final_norm is None or decoder.final_norm.centred:
         return "LayerNorm is torch's"
-    reasons = (_why_no_layer(layer, cache) for layer in decoder.layers)
+    reasons = (_why_no_layer(layer) for layer in decoder.layers)
     return next((reason for reason in reasons if reason is not None), None)
 
 
-def _why_no_layer(layer: DecoderLayer, cache: KVCache) -> str | None:
-    if cache.dtype == torch.int8:
-        return "keys and values are stored in int8"
+def _why_no_layer(layer: DecoderLayer) -> str | None:
     attention, mlp = layer.attention, layer.mlp
     if not isinstance(attention, Attention):
         return "attention is over latents"
@@ -70,45 +68,6 @@ def _why_no_linear(linear: Linear) -> str | None:
     if linear.inputs is not None:
         return "inputs of linears are rounded"
     return None if isinstance(linear.weight, FloatWeight) else "weights are packed codes"
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Scratch:
-    """Where numbers of a step lie between ops, fp32, for up to `rows` tokens; layers take turns.
-
-    x: the residual stream, [rows, hidden].
-    """
-
-    rows: int
-    hidden: int
-    _taken: dict[tuple[str, int], Tensor] = field(default_factory=dict)
-
-    def of(self, name: str, *sizes: int) -> Tensor:
-        """[rows, *sizes]; what was asked for by one name and width is the same memory."""
-        width = prod(sizes)
-        found = self._taken.setdefault((name, width), torch.zeros(self.rows, width))
-        return found.view(self.rows, *sizes)
-
-    @property
-    def x(self) -> Tensor:
-        return self.of("x", self.hidden)
-
-    @property
-    def final(self) -> Tensor:
-        """What is behind the last norm, of the rows that are wanted: [rows, hidden]."""
-        return self.of("final", self.hidden)
-
-    def angles(self, rotation: int, pairs: int) -> Angles:
-        """Cosine and sine of a step, [rows, pairs] each."""
-        return self.of(f"cos {rotation}", pairs), self.of(f"sin {rotation}", pairs)
-
-    @property
-    def buffers(self) -> tuple[Tensor, ...]:
-        return tuple(self._taken.values())
-
-    @property
-    def nbytes(self) -> int:
-        return sum(each.nbytes for each in self._taken.values())
 
 
 Made = Generator[CompiledOp, None, Tensor]  # ops, and where they leave their result
@@ -186,8 +145,11 @@ def _attention(
     q = yield from _turned("q", q, turn, pairs, scratch)
     if turn is not None:
         k = yield from _turned("k", k, turn, pairs, scratch)
-    stored = zip((k, v), cache.states[attention.layer], strict=True)
-    yield from (_store(state, states, attention.group) for state, states in stored)
+    if cache.dtype == torch.int8:
+        q = yield from _spread("q", q, scratch)
+        k = yield from _spread("k", k, scratch)
+    stored = zip((k, v), cache.states[attention.layer], cache.scales[attention.layer], strict=True)
+    yield from (_store(*each, attention.group) for each in stored)
     seen = scratch.of("heads", how.heads, how.value_width)
     yield _attend(attention, q, seen, cache)
     out = scratch.of("seen", scratch.hidden)
@@ -217,12 +179,19 @@ def _turned(
     return out
 
 
-def _store(state: Tensor, states: Tensor, group: int) -> CompiledOp:
-    """state: [rows, heads, width], rows apart. states: of a layer, in blocks."""
+def _spread(name: str, x: Tensor, scratch: Scratch) -> Made:
+    """Queries or keys, [rows, heads, width]."""
+    out = scratch.of(f"{name}, spread", *x.shape[1:])
+    yield CompiledOp("spread_heads", spread_struct(x, out), {"rows": ROWS}, (x, out))
+    return out
+
+
+def _store(state: Tensor, states: Tensor, scales: Tensor | None, group: int) -> CompiledOp:
+    """state: [rows, heads, width], rows apart. states, scales: of a layer, in blocks."""
     slots = torch.zeros(len(state), dtype=torch.int64)
     given = {"rows": ROWS, "slots": Given(f"slots {group}")}
     return CompiledOp(
-        "store_states", states_struct(state, states, slots, None), given, (state, states)
+        "store_states", states_struct(state, states, slots, scales), given, (state, states)
     )
 
 

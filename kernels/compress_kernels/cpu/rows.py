@@ -41,6 +41,16 @@ class Gate(ctypes.Structure):
     ]
 
 
+class Spread(ctypes.Structure):
+    """Mirrors `Spread` in csrc/rows.cpp."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("x", "out")),
+        *((name, ctypes.c_int64) for name in ("rows", "stride", "heads", "dim", "size")),
+        ("kind", ctypes.c_int32),
+    ]
+
+
 class Gather(ctypes.Structure):
     """Mirrors `Gather` in csrc/rows.cpp."""
 
@@ -88,6 +98,15 @@ def gate(gate: Tensor, up: Tensor, function: str) -> Tensor:
     return out
 
 
+def spread(x: Tensor) -> Tensor:
+    """As rows.spread."""
+    heads = x.reshape(-1, 1, x.shape[-1]) if x.dim() != 3 else x
+    heads = heads if heads.stride()[1:] == (x.shape[-1], 1) else heads.contiguous()
+    out = x.new_empty(x.shape)
+    _library().spread_heads(ctypes.byref(spread_struct(heads, out)))
+    return out
+
+
 # What the C functions are given: addresses of tensors that must outlive it.
 
 
@@ -114,6 +133,15 @@ def gate_struct(gate: Tensor, up: Tensor, out: Tensor, function: str) -> Gate:
     return Gate(
         gate.data_ptr(), up.data_ptr(), out.data_ptr(),
         *gate.shape, gate.stride(0), FUNCTIONS[function], FLOAT_KINDS[gate.dtype],
+    )  # fmt: skip
+
+
+def spread_struct(x: Tensor, out: Tensor) -> Spread:
+    """x: [rows, heads, dim], rows apart; out without gaps."""
+    rows, heads, dim = x.shape
+    return Spread(
+        x.data_ptr(), out.data_ptr(), rows, x.stride(0), heads, dim, dim & -dim,
+        FLOAT_KINDS[x.dtype],
     )  # fmt: skip
 
 

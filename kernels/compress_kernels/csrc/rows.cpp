@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <vector>
 
 #include "stored.h"
 
@@ -31,6 +32,13 @@ struct Gate {
   void* out;         // [rows, width]
   int64_t rows, width, stride;
   int32_t function, kind;  // 0: silu, 1: gelu by tanh
+};
+
+struct Spread {
+  const void* x;  // [rows, heads, dim], rows `stride` apart
+  void* out;      // [rows, heads, dim]
+  int64_t rows, stride, heads, dim, size;  // size: of each part that is turned, a power of two
+  int32_t kind;
 };
 
 struct Gather {
@@ -139,6 +147,30 @@ void gate_by(const Gate& g) {
   else gate<T, gelu_tanh>(g);
 }
 
+// Sums and differences, each level in fp32 in the order of the reference.
+template <typename T>
+void spread(const Spread& s) {
+  std::vector<float> old(s.size), made(s.size);
+  const float root = static_cast<float>(std::sqrt(static_cast<double>(s.size)));
+  for (int64_t i = 0; i < s.rows * s.heads; ++i)
+    for (int64_t part = 0; part < s.dim; part += s.size) {
+      const T* x = static_cast<const T*>(s.x) + i / s.heads * s.stride + i % s.heads * s.dim + part;
+      for (int64_t c = 0; c < s.size; c += kRows)
+        store_stored(load_stored(x + c, s.size - c), old.data() + c, s.size - c);
+      for (int64_t step = 1; step < s.size; step *= 2) {
+        for (int64_t at = 0; at < s.size; at += 2 * step)
+          for (int64_t c = at; c < at + step; ++c) {
+            made[c] = old[c] + old[c + step];
+            made[c + step] = old[c] - old[c + step];
+          }
+        old.swap(made);
+      }
+      T* out = static_cast<T*>(s.out) + i * s.dim + part;
+      for (int64_t c = 0; c < s.size; c += kRows)
+        store_stored(load_stored(old.data() + c, s.size - c) / splat(root), out + c, s.size - c);
+    }
+}
+
 template <typename T>
 void gather(const Gather& g) {
   for (int64_t row = 0; row < g.rows; ++row) {
@@ -168,6 +200,12 @@ extern "C" void gate_rows(const Gate* g) {
   if (g->kind == kFloat32) gate_by<float>(*g);
   else if (g->kind == kBFloat16) gate_by<BFloat16>(*g);
   else gate_by<Float16>(*g);
+}
+
+extern "C" void spread_heads(const Spread* s) {
+  if (s->kind == kFloat32) spread<float>(*s);
+  else if (s->kind == kBFloat16) spread<BFloat16>(*s);
+  else spread<Float16>(*s);
 }
 
 extern "C" void gather_rows(const Gather* g) {
