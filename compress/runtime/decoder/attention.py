@@ -8,13 +8,12 @@ from torch import Tensor
 from compress.arch.forward.kinds import Grouped
 from compress.quant.activations import fake_quantize
 from compress.quant.tensor import InputQuantization
-from compress.runtime.decoder.hadamard import spread
 from compress.runtime.decoder.kv import KVCache
 from compress.runtime.decoder.linear import Joint, Linear
 from compress.runtime.decoder.norms import Norm, through
 from compress.runtime.engine.batch import FlatBatch
 from compress_kernels.ops.attention import paged_attention
-from compress_kernels.ops.rows import rotate
+from compress_kernels.ops.rows import rotate, spread
 from compress_kernels.paged import TokenPlaces
 
 Angles = tuple[Tensor, Tensor]  # cosine and sine, [T, pairs]

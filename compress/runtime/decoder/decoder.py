@@ -99,8 +99,8 @@ class Decoder:
 
         Keys and values of all its tokens are in the cache afterwards.
         """
-        hidden = self._embed(batch)
-        angles = self._angles(batch)
+        hidden = self.embed(batch)
+        angles = self.angles(batch)
         for layer in self.layers:
             hidden = layer(hidden, batch, cache, angles)
         return through(self.final_norm, hidden[batch.rows])
@@ -112,7 +112,8 @@ class Decoder:
         cap = self.how.final_softcap
         return logits if cap is None else torch.tanh(logits / cap) * cap
 
-    def _embed(self, batch: FlatBatch) -> Tensor:
+    def embed(self, batch: FlatBatch) -> Tensor:
+        """What the first layer reads: [T, hidden]."""
         hidden = self.embedding[batch.ids]
         if self.how.embedding_scale != 1:
             # In the dtype of the model, as transformers has it.
@@ -121,7 +122,7 @@ class Decoder:
             hidden = hidden + self.positions[batch.positions + self.how.positions.offset]
         return hidden
 
-    def _angles(self, batch: FlatBatch) -> tuple[Angles, ...]:
+    def angles(self, batch: FlatBatch) -> tuple[Angles, ...]:
         """Of each rotation, in the dtype that it happens in."""
         lengths = batch.lengths[batch.sequence.long()]
         dtype = torch.float32 if self.how.rotate_late else self.dtype

@@ -16,6 +16,7 @@ from compress.runtime.decoder.build import Loader
 from compress.runtime.decoder.decoder import Decoder
 from compress.runtime.decoder.kv import KVCache, cache_bytes
 from compress.runtime.decoder.linear import multiplied, refusals, weight_bytes
+from compress.runtime.decoder.one_call import in_one_call
 from compress.runtime.engine.engine import Engine
 from compress.runtime.engine.interfaces import StepRunner
 from compress.runtime.engine.refusals import ModelFacts, one_variant
@@ -148,7 +149,14 @@ def _native(
         )
     if tokens < context:
         notices.append(f"the cache has room for {tokens} tokens; the model reads {context}")
-    return _Parts(LocalRunner(checked.decoder, cache), forward.variant, tuple(notices))
+    runner = LocalRunner(checked.decoder, cache)
+    if checked.decoder is decoder:
+        called = in_one_call(decoder, cache, how.limits.tokens_per_step)
+        if called.reason is not None:
+            notices.append(f"steps run op by op, not in one call: {called.reason}")
+        if called.decoder is not None:
+            runner = LocalRunner(called.decoder, cache)
+    return _Parts(runner, forward.variant, tuple(notices))
 
 
 def _blocks(window: int | None, tokens: int, how: Opening) -> int:

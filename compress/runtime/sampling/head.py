@@ -57,7 +57,8 @@ def _of_chunk(
         yield from zip(scored, _scores(logits, scored, start), strict=True)
     sampled = [row for row in rows if not row.sequence.scoring]
     if sampled:
-        own = logits[[row.at - start for row in sampled]]
+        places = [row.at - start for row in sampled]
+        own = logits if places == list(range(len(logits))) else logits[places]
         yield from zip(sampled, sampler(own, [row.sequence for row in sampled]), strict=True)
 
 

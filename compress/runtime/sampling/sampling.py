@@ -1,6 +1,7 @@
 """The next token of each sequence from the logits of its last position."""
 
 from collections.abc import Sequence as Several
+from math import isfinite
 from typing import NamedTuple
 
 import torch
@@ -33,10 +34,10 @@ def sample(logits: Tensor, sequences: Several[Sequence]) -> list[Choice | None]:
     some are infinite or not a number.
     """
     reported = [row for row, sequence in enumerate(sequences) if sequence.sampling.logprobs]
-    plain = logits[reported]
+    plain = logits[reported] if reported else logits
     adjust(logits, sequences)
     tokens = logits.argmax(dim=-1)
-    usable = logits.gather(-1, tokens[:, None]).squeeze(-1).isfinite()
+    highest = logits.gather(-1, tokens[:, None])[:, 0].tolist()
     drawn = [row for row, sequence in enumerate(sequences) if sequence.sampling.temperature]
     if drawn:
         tokens[drawn] = _draw(logits[drawn], [sequences[row] for row in drawn])
@@ -44,8 +45,8 @@ def sample(logits: Tensor, sequences: Several[Sequence]) -> list[Choice | None]:
     asked = [(found[row], sequences[row].sampling.logprobs) for row in reported]
     reports = dict(zip(reported, _reports(plain, asked), strict=True))
     return [
-        Choice(token, reports.get(row)) if good else None
-        for row, (token, good) in enumerate(zip(found, usable.tolist(), strict=True))
+        Choice(token, reports.get(row)) if isfinite(most) else None
+        for row, (token, most) in enumerate(zip(found, highest, strict=True))
     ]
 
 

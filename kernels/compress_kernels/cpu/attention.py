@@ -1,6 +1,7 @@
 """Attention over blocks by csrc/attention.cpp; the specification is reference.attention."""
 
 import ctypes
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -41,15 +42,35 @@ def paged_attention(
     wide, table = q.float().contiguous(), places.table.contiguous()
     sequence, positions = places.sequence.contiguous(), places.positions.contiguous()
     out = wide.new_empty(*q.shape[:2], stored.values.shape[3])
-    task = AttentionStruct(
-        q=wide.data_ptr(),
+    settings = AttentionSettings(scale, window, softcap)
+    task = attention_struct(wide, stored, TokenPlaces(table, sequence, positions), settings, out)
+    library.paged_attention(ctypes.byref(task))
+    return out.to(q.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSettings:
+    """How tokens look at others: as the arguments of attention.paged_attention."""
+
+    scale: float
+    window: int | None
+    softcap: float | None
+
+
+def attention_struct(
+    q: Tensor, stored: StoredStates, places: TokenPlaces, settings: AttentionSettings, out: Tensor
+) -> AttentionStruct:
+    """What the C function is given: addresses of tensors that must outlive it. q, out: fp32 [rows,
+    heads, *]; they and places without gaps."""
+    return AttentionStruct(
+        q=q.data_ptr(),
         keys=stored.keys.data_ptr(),
         values=stored.values.data_ptr(),
         key_scales=address(stored.key_scales),
         value_scales=address(stored.value_scales),
-        table=table.data_ptr(),
-        sequence=sequence.data_ptr(),
-        positions=positions.data_ptr(),
+        table=places.table.data_ptr(),
+        sequence=places.sequence.data_ptr(),
+        positions=places.positions.data_ptr(),
         out=out.data_ptr(),
         rows=q.shape[0],
         heads=q.shape[1],
@@ -58,12 +79,10 @@ def paged_attention(
         value_dim=out.shape[2],
         value_stride=stored.values.stride(2),
         block_size=stored.keys.shape[2],
-        table_stride=table.stride(0),
-        window=window or 0,
-        scale=scale,
-        softcap=softcap or 0.0,
+        table_stride=places.table.stride(0),
+        window=settings.window or 0,
+        scale=settings.scale,
+        softcap=settings.softcap or 0.0,
         kind=STATE_KINDS[stored.keys.dtype],
         threads=torch.get_num_threads(),
     )
-    library.paged_attention(ctypes.byref(task))
-    return out.to(q.dtype)

@@ -72,10 +72,11 @@ def native() -> Native:
     library.group_scale.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
     library.gptq_block.restype = library.group_scale.restype = None
     pointer, long = ctypes.c_void_p, ctypes.c_int64
-    rows = ("rms_norm", "rotate_heads", "gate_rows", "linear_rows")
+    rows = ("rms_norm", "rotate_heads", "gate_rows", "spread_heads", "linear_rows")
     for name in ("paged_attention", "store_states", *rows):
         function = getattr(library, name)
         function.argtypes, function.restype = [pointer], None
+    library.run_program.argtypes, library.run_program.restype = [pointer, pointer], None
     library.gram_bf16.argtypes = [pointer, long, long, ctypes.c_int32, pointer]
     library.instruction_sets.restype = ctypes.c_char_p
     return Native(library, str(path))

@@ -30,9 +30,14 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
     x = x if x.stride(1) == 1 else x.contiguous()
     weight = weight.contiguous()
     bias = None if bias is None else bias.contiguous()
-    task = LinearStruct(
+    library.linear_rows(ctypes.byref(linear_struct(x, weight, bias, out)))
+
+
+def linear_struct(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> LinearStruct:
+    """What the C function is given: addresses of tensors that must outlive it. Numbers of a row lie
+    side by side, weight and bias without gaps."""
+    return LinearStruct(
         x.data_ptr(), weight.data_ptr(), address(bias), out.data_ptr(),
         x.shape[0], weight.shape[1], weight.shape[0], x.stride(0), out.stride(0),
         torch.get_num_threads(),
     )  # fmt: skip
-    library.linear_rows(ctypes.byref(task))

@@ -21,12 +21,17 @@ def store_states(source: Tensor, target: Tensor, slots: Tensor, scales: Tensor |
     """As states.store_states, arguments checked."""
     library = native().library
     assert library is not None, "the op falls back to the reference"
-    rows, heads, dim = source.shape
-    source = source if source.stride()[1:] == (dim, 1) else source.contiguous()
+    source = source if source.stride()[1:] == (source.shape[2], 1) else source.contiguous()
     slots = slots.contiguous()
-    task = States(
+    library.store_states(ctypes.byref(states_struct(source, target, slots, scales)))
+
+
+def states_struct(source: Tensor, target: Tensor, slots: Tensor, scales: Tensor | None) -> States:
+    """What the C function is given: addresses of tensors that must outlive it. source: [rows,
+    heads, dim], rows apart; slots without gaps."""
+    rows, heads, dim = source.shape
+    return States(
         source.data_ptr(), target.data_ptr(), address(scales), slots.data_ptr(),
         rows, source.stride(0), heads, dim, target.shape[2],
         FLOAT_KINDS[source.dtype], STATE_KINDS[target.dtype],
     )  # fmt: skip
-    library.store_states(ctypes.byref(task))

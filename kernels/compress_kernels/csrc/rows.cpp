@@ -3,15 +3,16 @@
 
 #include <cmath>
 #include <cstdint>
+#include <vector>
 
 #include "stored.h"
 
 // All mirrored in cpu/rows.py. kind: of x and out; strides are in numbers.
 struct RmsNorm {
-  const void* x;       // [rows, width]
+  const void* x;       // [rows, heads, width], rows `stride` apart
   const void* weight;  // [width] of `kind`, or fp32 where late
-  void* out;
-  int64_t rows, width, stride;
+  void* out;           // [rows, heads, width]
+  int64_t rows, width, stride, heads;
   float eps;
   int32_t late, kind;
 };
@@ -31,6 +32,29 @@ struct Gate {
   void* out;         // [rows, width]
   int64_t rows, width, stride;
   int32_t function, kind;  // 0: silu, 1: gelu by tanh
+};
+
+struct Spread {
+  const void* x;  // [rows, heads, dim], rows `stride` apart
+  void* out;      // [rows, heads, dim]
+  int64_t rows, stride, heads, dim, size;  // size: of each part that is turned, a power of two
+  int32_t kind;
+};
+
+struct Gather {
+  const void* from;      // [any, width] of `kind`
+  const int64_t* index;  // [rows]
+  float* out;            // [rows, width]
+  int64_t rows, width;
+  float factor;
+  int32_t kind;
+};
+
+struct Add {
+  const float* x;  // [rows, width]
+  const float* other;
+  float* out;  // may be x
+  int64_t rows, width;
 };
 
 namespace {
@@ -54,19 +78,20 @@ inline Vec product(Vec a, Vec b) {
 
 template <typename T>
 void norm(const RmsNorm& n) {
-  for (int64_t row = 0; row < n.rows; ++row) {
+  for (int64_t i = 0; i < n.rows * n.heads; ++i) {
+    const int64_t from = i / n.heads * n.stride + i % n.heads * n.width;
     Vec sums{};
     for (int64_t c = 0; c < n.width; c += kRows) {
-      const Vec x = load_at<T>(n.x, row * n.stride + c, n.width - c);
+      const Vec x = load_at<T>(n.x, from + c, n.width - c);
       sums += x * x;
     }
     float sum = 0.0f;
-    for (int i = 0; i < kRows; ++i) sum += sums[i];
+    for (int lane = 0; lane < kRows; ++lane) sum += sums[lane];
     const Vec scale = splat(1.0f / std::sqrt(sum / static_cast<float>(n.width) + n.eps));
-    T* out = static_cast<T*>(n.out) + row * n.width;
+    T* out = static_cast<T*>(n.out) + i * n.width;
     for (int64_t c = 0; c < n.width; c += kRows) {
       const int64_t left = n.width - c;
-      const Vec x = load_at<T>(n.x, row * n.stride + c, left) * scale;
+      const Vec x = load_at<T>(n.x, from + c, left) * scale;
       const Vec y = n.late ? x * load_at<float>(n.weight, c, left)
                            : settled<T>(x) * load_at<T>(n.weight, c, left);
       store_stored(y, out + c, left);
@@ -122,6 +147,41 @@ void gate_by(const Gate& g) {
   else gate<T, gelu_tanh>(g);
 }
 
+// Sums and differences, each level in fp32 in the order of the reference.
+template <typename T>
+void spread(const Spread& s) {
+  std::vector<float> old(s.size), made(s.size);
+  const float root = static_cast<float>(std::sqrt(static_cast<double>(s.size)));
+  for (int64_t i = 0; i < s.rows * s.heads; ++i)
+    for (int64_t part = 0; part < s.dim; part += s.size) {
+      const T* x = static_cast<const T*>(s.x) + i / s.heads * s.stride + i % s.heads * s.dim + part;
+      for (int64_t c = 0; c < s.size; c += kRows)
+        store_stored(load_stored(x + c, s.size - c), old.data() + c, s.size - c);
+      for (int64_t step = 1; step < s.size; step *= 2) {
+        for (int64_t at = 0; at < s.size; at += 2 * step)
+          for (int64_t c = at; c < at + step; ++c) {
+            made[c] = old[c] + old[c + step];
+            made[c + step] = old[c] - old[c + step];
+          }
+        old.swap(made);
+      }
+      T* out = static_cast<T*>(s.out) + i * s.dim + part;
+      for (int64_t c = 0; c < s.size; c += kRows)
+        store_stored(load_stored(old.data() + c, s.size - c) / splat(root), out + c, s.size - c);
+    }
+}
+
+template <typename T>
+void gather(const Gather& g) {
+  for (int64_t row = 0; row < g.rows; ++row) {
+    const T* from = static_cast<const T*>(g.from) + g.index[row] * g.width;
+    for (int64_t c = 0; c < g.width; c += kRows) {
+      const int64_t left = g.width - c;
+      store_stored(load_stored(from + c, left) * g.factor, g.out + row * g.width + c, left);
+    }
+  }
+}
+
 }  // namespace
 
 extern "C" void rms_norm(const RmsNorm* n) {
@@ -140,4 +200,20 @@ extern "C" void gate_rows(const Gate* g) {
   if (g->kind == kFloat32) gate_by<float>(*g);
   else if (g->kind == kBFloat16) gate_by<BFloat16>(*g);
   else gate_by<Float16>(*g);
+}
+
+extern "C" void spread_heads(const Spread* s) {
+  if (s->kind == kFloat32) spread<float>(*s);
+  else if (s->kind == kBFloat16) spread<BFloat16>(*s);
+  else spread<Float16>(*s);
+}
+
+extern "C" void gather_rows(const Gather* g) {
+  if (g->kind == kFloat32) gather<float>(*g);
+  else if (g->kind == kBFloat16) gather<BFloat16>(*g);
+  else gather<Float16>(*g);
+}
+
+extern "C" void add_rows(const Add* a) {
+  for (int64_t i = 0; i < a->rows * a->width; ++i) a->out[i] = a->x[i] + a->other[i];
 }

@@ -47,3 +47,16 @@ FUNCTIONS = {"silu": silu, "gelu_tanh": gelu_tanh}
 def gate(gate: Tensor, up: Tensor, function: str) -> Tensor:
     """As rows.gate."""
     return FUNCTIONS[function](gate.float()).to(gate.dtype) * up
+
+
+def spread(x: Tensor) -> Tensor:
+    """x: [..., d]; sums and differences of neighbours at distances of 1, 2, 4, ..."""
+    size = x.shape[-1] & -x.shape[-1]
+    parts = x.float().reshape(-1, size)
+    step = 1
+    while step < size:
+        pairs = parts.view(-1, size // (2 * step), 2, step)
+        a, b = pairs.unbind(-2)
+        parts = torch.stack((a + b, a - b), -2).view(-1, size)
+        step *= 2
+    return (parts / math.sqrt(size)).view(x.shape).to(x.dtype)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from compress.checkpoint import Checkpoint
 from compress.formats import open_weights
+from compress.runtime.decoder.one_call import OneCallDecoder
 from compress.runtime.engine.batch import TextChunk, build_batch
 from compress.runtime.engine.interfaces import StepInput, StepLayout, StepRunner
 from compress.runtime.engine.runner import LocalRunner
@@ -135,9 +136,11 @@ def test_without_its_runner_an_engine_holds_no_weight(tmp_path: Path) -> None:
     engine, _ = open_engine(weights, Opening(cache_tokens=64))
     inner = engine.runner
     assert isinstance(inner, LocalRunner)
-    held = [weakref.ref(inner.decoder.embedding), weakref.ref(inner.cache)]
+    called = inner.decoder
+    plain = called.decoder if isinstance(called, OneCallDecoder) else called
+    held = [weakref.ref(plain.embedding), weakref.ref(inner.cache)]
     engine.runner = engine_with().runner
-    del inner
+    del inner, called, plain
     gc.collect()
     assert [reference() for reference in held] == [None, None]
     assert engine.facts.variant(5) == 0

@@ -208,7 +208,8 @@ def test_a_new_row_is_chosen_and_its_numbers_are_the_same(
     folder: Path, request: pytest.FixtureRequest
 ) -> None:
     before = opened(folder)
-    assert before.notices == ("the cache has room for 64 tokens; the model reads 128",)
+    room = "the cache has room for 64 tokens; the model reads 128"
+    assert before.notices == (room, "steps run op by op, not in one call: weights are packed codes")
     want = answers(before)
     request.getfixturevalue("rows_first")
     model = opened(folder)

@@ -17,6 +17,7 @@ from compress.formats import open_weights
 from compress.quant.scheme import QuantScheme
 from compress.runtime.decoder.decoder import Decoder
 from compress.runtime.decoder.kv import KVCache
+from compress.runtime.decoder.one_call import OneCallDecoder
 from compress.runtime.engine.batch import FlatBatch
 from compress.runtime.engine.engine import Engine
 from compress.runtime.engine.refusals import ModelFacts
@@ -30,6 +31,8 @@ from compress.serve.open_model import KV_DTYPES, CacheOptions
 from compress.text.tokenizer import load_tokenizer
 from compress.verbs import open_model
 from helpers import compressed_models, tiny_models
+
+OP_BY_OP = "steps run op by op, not in one call"
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +99,7 @@ def test_ctrl_c_leaves_an_engine_that_works(
     """Wherever it comes: nothing of the request stays, and the next one gets what it would get."""
     sampling, calls = Sampling(max_tokens=8, n=2, temperature=1.0), count()
     expected = [result.tokens for result in model.generate(["once"], sampling)]
-    forward = Decoder.forward
+    forward = OneCallDecoder.forward
 
     def interrupting(*arguments: object) -> object:
         if next(calls) == call:
@@ -104,7 +107,7 @@ def test_ctrl_c_leaves_an_engine_that_works(
         return forward(*arguments)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Decoder, "forward", interrupting)
+        patched.setattr(OneCallDecoder, "forward", interrupting)
         with pytest.raises(KeyboardInterrupt):
             list(model.stream("once", sampling))
     assert model.engine.idle
@@ -173,7 +176,8 @@ def test_compressed_checkpoints_open_alike(folder: Path, tmp_path: Path, scheme:
     (dense,) = open_model(folder).score("once upon", [" a time"])
     assert found[0].score != dense.score
     assert found[0].score == pytest.approx(dense.score, rel=0.2)
-    assert notices == ()
+    reason = {"int4": "weights are packed codes", "fp8": "inputs of linears are rounded"}[scheme]
+    assert notices == (f"{OP_BY_OP}: {reason}",)
 
 
 def test_ends_are_those_of_all_files(folder: Path, tmp_path: Path) -> None:
@@ -337,7 +341,7 @@ def test_outlier_columns_are_of_a_token_alone(folder: Path, tmp_path: Path) -> N
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     config["quantization_config"]["llm_int8_threshold"] = 1.0
     (tmp_path / "out" / "config.json").write_text(json.dumps(config))
-    assert open_model(tmp_path / "out").notices == ()
+    assert open_model(tmp_path / "out").notices == (f"{OP_BY_OP}: inputs of linears are rounded",)
 
 
 def test_what_8_bits_of_the_checkpoint_take_is_said(folder: Path, tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 import pytest
 import torch
 
-from compress.runtime.decoder.hadamard import spread
+from compress_kernels.cpu.library import native
+from compress_kernels.ops.rows import spread
+from compress_kernels.reference import rows as reference
 
 SIZES = {1: 1, 16: 16, 32: 32, 80: 16, 96: 32, 128: 128}
 
@@ -39,3 +41,13 @@ def test_bits_are_a_vector_s_own(dtype: torch.dtype) -> None:
     for rows in (1, 3, 16):
         assert torch.equal(spread(x[:rows]), turned[:rows])
     assert torch.equal(spread(x[:, 1:3]), turned[:, 1:3])
+
+
+@pytest.mark.skipif(native().library is None, reason=native().reason)
+@pytest.mark.parametrize("width", SIZES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_compiled_code_has_the_bits_of_the_reference(dtype: torch.dtype, width: int) -> None:
+    x = torch.randn(7, 5, width, generator=torch.Generator().manual_seed(3)).to(dtype)
+    assert torch.equal(spread(x), reference.spread(x))
+    assert torch.equal(spread(x[:, 1:3]), reference.spread(x[:, 1:3]))
+    assert torch.equal(spread(x.flatten(0, 1)), reference.spread(x.flatten(0, 1)))

@@ -1,0 +1,126 @@
+"""A decoder whose steps of few tokens are one call of compiled code.
+
+Op by op a step of one token spends as long between compiled code as in it. What the layers of a
+decoder call stays the same from step to step, so it is listed once, when an engine opens, and run
+as a program; the bits are those of the decoder, op by op, which larger steps still take.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from compress.runtime.decoder.attention import Angles
+from compress.runtime.decoder.decoder import Decoder
+from compress.runtime.decoder.kv import KVCache
+from compress.runtime.decoder.ops import decoder_ops, why_not
+from compress.runtime.decoder.rope import Rotation
+from compress.runtime.decoder.scratch import Scratch
+from compress.runtime.engine.batch import FlatBatch
+from compress_kernels.cpu.library import native
+from compress_kernels.cpu.program import Program
+
+# Tokens of a step, at most: of 64 one call saves 10 % of tale-6m's time, of 256 less than 5.
+MOST = 256
+# Numbers of a table of angles, at most: 32 MB each of cosine and sine.
+TABLE = 1 << 23
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OneCallDecoder:
+    """A DecoderLike over one cache.
+
+    decoder: what it computes like. scratch: of the program. tables: of each rotation cosine and
+    sine of every position, None where they depend on more.
+    """
+
+    decoder: Decoder
+    cache: KVCache
+    scratch: Scratch
+    tables: tuple[Angles | None, ...]
+    program: Program
+
+    @property
+    def device(self) -> torch.device:
+        return self.decoder.device
+
+    @property
+    def multiple(self) -> int:
+        return self.decoder.multiple
+
+    @torch.inference_mode()
+    def forward(self, batch: FlatBatch, cache: KVCache) -> Tensor:
+        """As Decoder.forward; cache: the one that the program was made for."""
+        assert cache is self.cache, "the program has the addresses of another cache"
+        if max(len(batch.ids), len(batch.rows)) > self.scratch.rows:
+            return self.decoder.forward(batch, cache)
+        if None in self.tables:
+            self._turn(batch)
+        self.program.run(_values(batch))
+        return self.scratch.final[: len(batch.rows)].clone()
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self.decoder.logits(hidden)
+
+    def _turn(self, batch: FlatBatch) -> None:
+        """Angles of the step, where no table has them."""
+        for number, (table, found) in enumerate(
+            zip(self.tables, self.decoder.angles(batch), strict=True)
+        ):
+            if table is None:
+                for angles, into in zip(
+                    found, self.scratch.angles(number, found[0].shape[1]), strict=True
+                ):
+                    into[: len(angles)] = angles
+
+
+class Lowered(NamedTuple):
+    """decoder: None where the steps are no program. reason: what of the model is in the way; none
+    where it is not the model."""
+
+    decoder: OneCallDecoder | None
+    reason: str | None = None
+
+
+def in_one_call(decoder: Decoder, cache: KVCache, most: int) -> Lowered:
+    """most: tokens of a step."""
+    here = decoder.device.type == "cpu" and native().library is not None
+    if decoder.dtype != torch.float32 or not here:
+        return Lowered(None)
+    reason = why_not(decoder)
+    if reason is not None:
+        return Lowered(None, reason)
+    scratch = Scratch(min(most, MOST), decoder.spec.hidden)
+    tables = tuple(_table(rotation, decoder.spec.context) for rotation in decoder.rotations)
+    program = Program.of(tuple(decoder_ops(decoder, cache, tables, scratch)))
+    return Lowered(OneCallDecoder(decoder, cache, scratch, tables, program))
+
+
+def _table(rotation: Rotation, context: int | None) -> Angles | None:
+    """Cosine and sine of every position, fp32 [context, pairs] each; None where they depend on the
+    length of a text, or are too many."""
+    pairs = len(rotation.frequencies)
+    if rotation.rope.length is not None or context is None or context * pairs > TABLE:
+        return None
+    positions = torch.arange(context, device=rotation.frequencies.device)
+    return rotation.angles(positions, positions)
+
+
+def _values(batch: FlatBatch) -> Mapping[str, int]:
+    """The numbers of a run of the program."""
+    values = {
+        "rows": len(batch.ids),
+        "threads": torch.get_num_threads(),
+        "ids": batch.ids.data_ptr(),
+        "positions": batch.positions.data_ptr(),
+        "sequence": batch.sequence.data_ptr(),
+        "wanted": batch.rows.data_ptr(),
+        "wanted rows": len(batch.rows),
+    }
+    for group, (table, slots) in enumerate(zip(batch.tables, batch.slots, strict=True)):
+        values[f"table {group}"] = table.data_ptr()
+        values[f"width {group}"] = table.stride(0)
+        values[f"slots {group}"] = slots.data_ptr()
+    return values

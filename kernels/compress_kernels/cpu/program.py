@@ -1,0 +1,110 @@
+"""A step of a decoder as data, run by csrc/program.cpp in one call.
+
+A program is a list of compiled functions with what each is given, a structure of addresses and
+sizes. From run to run these stay as they are but for a few of their numbers, which a run names: how
+many rows, where the positions lie.
+"""
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from compress_kernels.cpu.library import native
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A number of a run, by its name."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CompiledOp:
+    """function: of csrc, by its name. about: what it is given. given: the fields of `about` that
+    each run writes. keeps: tensors whose addresses `about` has."""
+
+    function: str
+    about: ctypes.Structure
+    given: Mapping[str, Given]
+    keeps: tuple[Tensor | None, ...] = ()
+
+
+class CallStruct(ctypes.Structure):
+    """Mirrors `Call` in csrc/program.cpp."""
+
+    _fields_ = [("function", ctypes.c_void_p), ("about", ctypes.c_void_p)]
+
+
+class PlaceStruct(ctypes.Structure):
+    """Mirrors `Place` in csrc/program.cpp."""
+
+    _fields_ = [
+        ("at", ctypes.c_void_p),
+        ("value", ctypes.c_int32),
+        ("bytes", ctypes.c_int32),
+    ]
+
+
+class ProgramStruct(ctypes.Structure):
+    """Mirrors `Program` in csrc/program.cpp."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("calls", "places")),
+        *((name, ctypes.c_int64) for name in ("call_count", "place_count")),
+    ]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Program:
+    """ops: in order. names: of the numbers that a run gives. One thread at a time runs it."""
+
+    ops: tuple[CompiledOp, ...]
+    names: tuple[str, ...]
+    _struct: ProgramStruct = field(repr=False)
+    _given: ctypes.Array[ctypes.c_int64] = field(repr=False)
+    _arrays: tuple[object, ...] = field(repr=False)
+
+    @classmethod
+    def of(cls, ops: Sequence[CompiledOp]) -> "Program":
+        library = native().library
+        assert library is not None, "a program is made of compiled code"
+        names = tuple(dict.fromkeys(x.name for op in ops for x in op.given.values()))
+        calls = (CallStruct * len(ops))(
+            *(
+                CallStruct(
+                    ctypes.cast(getattr(library, op.function), ctypes.c_void_p).value,
+                    ctypes.addressof(op.about),
+                )
+                for op in ops
+            )
+        )
+        found = [
+            _place(op.about, name, given, names) for op in ops for name, given in op.given.items()
+        ]
+        places = (PlaceStruct * len(found))(*found)
+        struct = ProgramStruct(
+            ctypes.addressof(calls), ctypes.addressof(places), len(calls), len(places)
+        )
+        given = (ctypes.c_int64 * len(names))()
+        return cls(tuple(ops), names, struct, given, (calls, places))
+
+    def run(self, values: Mapping[str, int]) -> None:
+        """values: of all names; addresses are of memory that stays until it returns."""
+        for place, name in enumerate(self.names):
+            self._given[place] = values[name]
+        self.again()
+
+    def again(self) -> None:
+        """As it was run before."""
+        library = native().library
+        assert library is not None, "a program is made of compiled code"
+        library.run_program(ctypes.byref(self._struct), self._given)
+
+
+def _place(about: ctypes.Structure, name: str, given: Given, names: tuple[str, ...]) -> PlaceStruct:
+    where = getattr(type(about), name)
+    at = ctypes.addressof(about) + where.offset
+    return PlaceStruct(at, names.index(given.name), where.size)

@@ -1,0 +1,120 @@
+"""A step as one call of compiled code has the bits of the decoder, op by op: what it returns, and
+what it leaves in the cache."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from compress.runtime.decoder.decoder import Decoder
+from compress.runtime.decoder.kv import KVCache
+from compress.runtime.decoder.one_call import MOST, in_one_call
+from compress_kernels.cpu.library import native
+from helpers import tiny_models
+from helpers.engine.flat_runs import Chunk, Runs, load
+
+pytestmark = pytest.mark.skipif(native().library is None, reason=native().reason)
+WINDOWED: dict[str, dict[str, Any]] = {
+    "mistral": {"sliding_window": 5},
+    "gemma2": {"sliding_window": 5},
+    "gemma3_text": {"sliding_window": 5},
+    "llama": {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+}
+# Families and why their steps are no program.
+REASONS = {
+    "gpt2": "positions are learned",
+    "opt": "positions are learned",
+    "gpt_neox": "LayerNorm is torch's",
+    "mixtral": "a mixture of experts chooses by token",
+    "qwen3_moe": "a mixture of experts chooses by token",
+    "deepseek_v3": "attention is over latents",
+}
+# Texts of a step: the number of each, its tokens, where they begin, the tokens of its prompt.
+Step = Sequence[Chunk]
+
+
+@pytest.fixture(scope="module")
+def decoder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Decoder]:
+    def made(family: str) -> Decoder:
+        folder = tmp_path_factory.mktemp(family)
+        return load(tiny_models.make(family, folder, dtype="fp32", **WINDOWED.get(family, {})))
+
+    return made
+
+
+def steps() -> list[Step]:
+    """A prompt, tokens one by one beside the prompt of another text in chunks, and all together."""
+    ids = [(7 * i + 3) % tiny_models.VOCAB for i in range(40)]
+    found: list[Step] = [[(0, ids[:19], 0, 19)]]
+    found += [[(0, [ids[i]], i, 19), (1, ids[i - 3 : i], 3 * (i - 19), 40)] for i in range(19, 25)]
+    found += [[(2, ids[:1], 0, 1), (0, ids[25:27], 25, 19), (1, ids[18:40], 18, 40)]]
+    return found
+
+
+def runs(decoder: Decoder, **options: Any) -> Runs:
+    return Runs(decoder, texts=3, most=64, **options)
+
+
+@pytest.mark.parametrize("family", [x for x in tiny_models.TABLED if x not in REASONS])
+def test_every_family_has_the_bits_of_op_by_op(
+    decoder: Callable[[str], Decoder], family: str
+) -> None:
+    plain, called = runs(decoder(family)), runs(decoder(family))
+    # Memory that was never written is not read: it would give no number.
+    lowered = in_one_call(called.decoder, called.cache, 64)
+    assert lowered.decoder is not None, lowered.reason
+    for memory in lowered.decoder.scratch.buffers:
+        memory.fill_(torch.nan)
+    for step in steps():
+        batch = plain.batch(step)
+        wanted = plain.decoder.forward(batch, plain.cache)
+        assert torch.equal(lowered.decoder.forward(batch, called.cache), wanted)
+        assert torch.equal(lowered.decoder.logits(wanted), plain.decoder.logits(wanted))
+    for mine, theirs in zip(called.cache.states, plain.cache.states, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
+
+
+@pytest.mark.parametrize(("family", "reason"), REASONS.items())
+def test_what_is_no_program_says_why(
+    decoder: Callable[[str], Decoder], family: str, reason: str
+) -> None:
+    each = runs(decoder(family))
+    assert in_one_call(each.decoder, each.cache, 64) == (None, reason)
+
+
+@pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16, torch.int8], ids=str)
+def test_keys_and_values_in_fewer_bits(
+    decoder: Callable[[str], Decoder], stored: torch.dtype
+) -> None:
+    each = runs(decoder("qwen3"))
+    model, blocks = each.decoder, [len(states[0]) for states in each.cache.states[:1]]
+    caches = [KVCache(model.how, blocks, 4, dtype=stored, device=model.device) for _ in range(2)]
+    called = in_one_call(model, caches[1], 64).decoder
+    assert called is not None
+    for step in steps():
+        batch = each.batch(step)
+        wanted = model.forward(batch, caches[0])
+        assert torch.equal(called.forward(batch, caches[1]), wanted)
+
+
+def test_another_dtype_is_not_the_model_s_doing(tmp_path: Path) -> None:
+    folder = tiny_models.make("llama", tmp_path)
+    half = runs(load(folder, torch.bfloat16))
+    assert in_one_call(half.decoder, half.cache, 64) == (None, None)
+
+
+def test_larger_steps_go_op_by_op(decoder: Callable[[str], Decoder]) -> None:
+    model = runs(decoder("llama"))
+    called = in_one_call(model.decoder, model.cache, 8).decoder
+    assert called is not None
+    assert called.scratch.rows == 8
+    batch = model.batch([(0, list(range(1, 20)), 0, 19)])
+    wanted = runs(decoder("llama"))
+    assert torch.equal(
+        called.forward(batch, model.cache), wanted.decoder.forward(batch, wanted.cache)
+    )
+    most = in_one_call(model.decoder, model.cache, 10_000).decoder
+    assert most is not None
+    assert most.scratch.rows == MOST
