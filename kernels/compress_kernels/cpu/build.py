@@ -41,14 +41,15 @@ def library_path() -> Path:
         raise BuildError("COMPRESS_MODEL_NO_NATIVE=1")
     if platform.system() == "Windows":
         raise BuildError("not built on Windows")
-    compiler = _compiler()
-    path = _cache_folder() / f"kernels-{_fingerprint(compiler)}.so"
+    found = compiler()
+    path = _cache_folder() / f"kernels-{_fingerprint(found)}.so"
     if not path.exists():
-        _build(compiler, path)
+        _build(found, path)
     return path
 
 
-def _compiler() -> str:
+def compiler() -> str:
+    """The path of the C++ compiler: $CXX, or the first that is found. Raises BuildError."""
     wanted = os.environ.get("CXX", "").strip()
     for name in (wanted, *COMPILERS):
         found = shutil.which(name) if name else None

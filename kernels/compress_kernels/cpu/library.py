@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from compress_kernels.cpu.build import BuildError, library_path
+from compress_kernels.cpu.quota import quota
 from compress_kernels.gptq import problem as grid
 
 # As in csrc/columns.cpp, and in csrc/stored.h.
@@ -79,6 +80,8 @@ def native() -> Native:
     library.run_program.argtypes, library.run_program.restype = [pointer, pointer], None
     library.gram_bf16.argtypes = [pointer, long, long, ctypes.c_int32, pointer]
     library.instruction_sets.restype = ctypes.c_char_p
+    library.team_quota.argtypes, library.team_quota.restype = [ctypes.c_double], None
+    library.team_quota(quota())
     return Native(library, str(path))
 
 

@@ -37,7 +37,7 @@ namespace {
 constexpr int kSlice = 4;  // vectors of a head that are summed at once
 constexpr int kLanes = 4;  // sums side by side: one alone waits for itself
 constexpr int64_t kAhead = 4096;  // bytes
-constexpr int64_t kGrain = 1 << 19;  // products with keys and with values that are worth a thread
+constexpr int64_t kGrain = 1 << 17;  // products with keys and with values that are worth a thread
 
 // What a token sees of one head: kRows positions from `at` on, those beyond `count` left out.
 template <typename T>

@@ -248,10 +248,10 @@ void store_scale(const Block& b, int64_t row, int rows, int32_t group, const Sca
   }
 }
 
-// Below about 2^16 weights a thread costs more to start than it saves.
+// Fewer weights are not worth a thread.
 template <typename Body>
 void for_tiles(const Block& b, const Body& body) {
-  const int64_t grain = std::max<int64_t>(1, (1 << 16) / (kRows * b.width));
+  const int64_t grain = std::max<int64_t>(1, (1 << 13) / (kRows * b.width));
   in_parallel(b.threads, (b.rows + kRows - 1) / kRows, grain, body);
 }
 

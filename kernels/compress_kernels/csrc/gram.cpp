@@ -105,24 +105,20 @@ std::vector<Cell> cells(const Shape& s) {
   return all;
 }
 
-// Cells are dealt out in turn, so that a thread gets its share of those cut by the diagonal.
 void add_chunk(const uint32_t* packed, int64_t pairs, const Shape& s, int threads, float* out) {
   const std::vector<Cell> all = cells(s);
-  in_parallel(threads, threads, 1, [&](int64_t first, int64_t last) {
+  in_parallel(threads, all.size(), 1, [&](int64_t first, int64_t last) {
     for (int64_t run = 0; run < pairs; run += kPairs)
-      for (size_t i = first; i < all.size(); ++i)
-        if (static_cast<int64_t>(i % threads) >= first && static_cast<int64_t>(i % threads) < last)
-          add_cell(packed, pairs * kPanel, run, std::min(kPairs, pairs - run), all[i].strip,
-                   all[i].triple, s, out);
+      for (int64_t i = first; i < last; ++i)
+        add_cell(packed, pairs * kPanel, run, std::min(kPairs, pairs - run), all[i].strip,
+                 all[i].triple, s, out);
   });
 }
 
 void mirror(int64_t columns, int threads, float* out) {
   constexpr int64_t kSide = 32;
-  const int64_t bands = (columns + kSide - 1) / kSide;
-  in_parallel(threads, threads, 1, [&](int64_t first, int64_t last) {
-    for (int64_t band = 0; band < bands; ++band) {
-      if (band % threads < first || band % threads >= last) continue;
+  in_parallel(threads, (columns + kSide - 1) / kSide, 1, [&](int64_t first, int64_t last) {
+    for (int64_t band = first; band < last; ++band) {
       const int64_t low = band * kSide, high = std::min(columns, low + kSide);
       for (int64_t left = 0; left <= low; left += kSide)
         for (int64_t i = low; i < high; ++i)

@@ -26,7 +26,7 @@ constexpr int kSums = kRows;         // of a tile: rows times outputs
 constexpr int kHigh = 4;             // rows of a tile, where there are as many
 constexpr int64_t kKept = 48 << 10;  // numbers of rows that stay in the second-level cache
 constexpr int64_t kAhead = 16 << 10;  // bytes of a weight
-constexpr int64_t kGrain = 4 << 20;  // products worth a thread
+constexpr int64_t kGrain = 512 << 10;  // products worth a thread
 
 inline Vec load_part(const float* from, int64_t left) {
   Vec x{};
