@@ -43,6 +43,15 @@ def test_rms_norm(dtype: torch.dtype, late: bool, width: int) -> None:
     torch.testing.assert_close(found, want, atol=1e-6, rtol=STEP[dtype])
 
 
+def test_rotate_of_neighbours() -> None:
+    """As of the same numbers with all first ones in front."""
+    x, angles = torch.randn(9, 5, 48)[:, 1:4], torch.rand(9, 16) * 100
+    apart = torch.cat((x[..., :32:2], x[..., 1:32:2], x[..., 32:]), -1)
+    for rows in (compiled, reference):
+        found = rows.rotate(x, angles.cos(), angles.sin(), interleaved=True)
+        assert torch.equal(found, rows.rotate(apart, angles.cos(), angles.sin()))
+
+
 @pytest.mark.parametrize(("dim", "pairs"), [(8, 4), (64, 32), (80, 10), (96, 48)])
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)

@@ -107,9 +107,7 @@ class LatentAttention:
     def _rotate(self, x: Tensor, angles: tuple[Angles, ...]) -> Tensor:
         """x: [T, heads, rotated]."""
         assert self.rotation is not None, "nothing is rotated"
-        if self.how.interleaved:
-            x = torch.cat((x[..., ::2], x[..., 1::2]), -1)
-        return rotate(x, *angles[self.rotation])
+        return rotate(x, *angles[self.rotation], interleaved=self.how.interleaved)
 
     def _spread(self, x: Tensor) -> Tensor:
         """Latents stay apart from rotated keys, as values are latents."""

@@ -10,29 +10,30 @@ import torch
 from torch import Tensor
 
 from compress.runtime.decoder.attention import Angles, Attention
+from compress.runtime.decoder.calls import (
+    add_call,
+    attend_call,
+    gate_call,
+    gather_call,
+    linear_call,
+    norm_call,
+    rotate_call,
+    spread_call,
+    store_calls,
+    why_no_call,
+)
 from compress.runtime.decoder.decoder import Decoder
 from compress.runtime.decoder.kv import KVCache
+from compress.runtime.decoder.latent import LatentAttention
 from compress.runtime.decoder.layer import DecoderLayer
 from compress.runtime.decoder.linear import Joint, Linear
 from compress.runtime.decoder.mlp import Mlp
 from compress.runtime.decoder.norms import Norm
 from compress.runtime.decoder.scratch import Scratch
-from compress.runtime.forms.dense import FloatWeight
-from compress_kernels.cpu.attention import AttentionSettings, attention_struct
-from compress_kernels.cpu.linear import linear_struct
 from compress_kernels.cpu.program import CompiledOp, Given
-from compress_kernels.cpu.rows import (
-    add_struct,
-    gate_struct,
-    gather_struct,
-    norm_struct,
-    rotate_struct,
-    spread_struct,
-)
-from compress_kernels.cpu.states import states_struct
-from compress_kernels.paged import TokenPlaces
 
-ROWS, THREADS = Given("rows"), Given("threads")
+Ops = Iterator[CompiledOp]
+Made = Generator[CompiledOp, None, Tensor]  # ops, and where they leave their result
 
 
 def why_not(decoder: Decoder) -> str | None:
@@ -47,171 +48,185 @@ def why_not(decoder: Decoder) -> str | None:
 
 def _why_no_layer(layer: DecoderLayer) -> str | None:
     attention, mlp = layer.attention, layer.mlp
-    if not isinstance(attention, Attention):
-        return "attention is over latents"
+    norms = [layer.attention_in, layer.attention_out, layer.mlp_in, layer.mlp_out]
+    if isinstance(attention, Attention):
+        norms += [attention.q_norm, attention.k_norm]
+    if any(norm is not None and norm.centred for norm in norms):
+        return "LayerNorm is torch's"
+    if isinstance(attention, Attention) and attention.how.qkv == "heads":
+        return "queries, keys and values of a head lie together"
+    if isinstance(attention, Attention) and attention.rounding is not None:
+        return "keys and values are rounded by the checkpoint's scales"
+    if isinstance(attention, LatentAttention) and attention.unfolding.inputs is not None:
+        return "latents are rounded"
     if not isinstance(mlp, Mlp):
         return "a mixture of experts chooses by token"
-    norms = (attention.q_norm, attention.k_norm, layer.attention_in, layer.attention_out)
-    if any(norm is not None and norm.centred for norm in (*norms, layer.mlp_in, layer.mlp_out)):
-        return "LayerNorm is torch's"
-    if attention.how.qkv == "heads":
-        return "queries, keys and values of a head lie together"
-    if attention.rounding is not None:
-        return "keys and values are rounded by the checkpoint's scales"
     if mlp.gating is None or len(mlp.inner.sizes) != 2:
         return "its activation is torch's"
-    linears = (*attention.qkv.linears, attention.out, *mlp.inner.linears, mlp.down)
-    return next((reason for reason in map(_why_no_linear, linears) if reason is not None), None)
+    reasons = map(why_no_call, (*_linears(attention), *mlp.inner.linears, mlp.down))
+    return next((reason for reason in reasons if reason is not None), None)
 
 
-def _why_no_linear(linear: Linear) -> str | None:
-    if linear.inputs is not None:
-        return "inputs of linears are rounded"
-    return None if isinstance(linear.weight, FloatWeight) else "weights are packed codes"
-
-
-Made = Generator[CompiledOp, None, Tensor]  # ops, and where they leave their result
+def _linears(attention: Attention | LatentAttention) -> tuple[Linear, ...]:
+    if isinstance(attention, Attention):
+        return (*attention.qkv.linears, attention.out)
+    queries = () if attention.queries is None else (attention.queries[1],)
+    heads = (*attention.unfolding.keys, *attention.unfolding.values)
+    return (*attention.entering.linears, *queries, *heads, attention.out)
 
 
 def decoder_ops(
     decoder: Decoder, cache: KVCache, tables: tuple[Angles | None, ...], scratch: Scratch
-) -> Iterator[CompiledOp]:
+) -> Ops:
     """As Decoder.forward; what it returns is in scratch.final. tables: of each rotation cosine and
     sine of every position; where there are none, those of the step are in scratch.angles."""
     scale = float(decoder.how.embedding_scale)
-    yield _gather(decoder.embedding, Given("ids"), scratch.x, scale)
-    for rotation, table in enumerate(tables):
-        if table is not None:
-            into = scratch.angles(rotation, table[0].shape[1])
-            for of, out in zip(table, into, strict=True):
-                yield _gather(of, Given("positions"), out)
+    yield gather_call(decoder.embedding, Given("ids"), scratch.x, scale)
     pairs = tuple(len(rotation.frequencies) for rotation in decoder.rotations)
+    angles = tuple(scratch.angles(number, count) for number, count in enumerate(pairs))
+    for table, both in zip(tables, angles, strict=True):
+        for of, out in () if table is None else zip(table, both, strict=True):
+            yield gather_call(of, Given("positions"), out)
     for layer in decoder.layers:
-        yield from _layer(layer, cache, pairs, scratch)
-    wanted = scratch.of("wanted", scratch.hidden)
-    yield _gather(scratch.x, Given("wanted"), wanted, rows=Given("wanted rows"))
-    yield from _final(decoder.final_norm, wanted, scratch.final)
-
-
-def _final(norm: Norm | None, x: Tensor, out: Tensor) -> Iterator[CompiledOp]:
-    """Of the rows that are wanted, [rows, hidden]."""
-    if norm is None:
-        raise AssertionError("why_not has refused the others")
-    struct = norm_struct(x[:, None], norm.weight, out, norm.eps, norm.late)
-    yield CompiledOp("rms_norm", struct, {"rows": Given("wanted rows")}, (x, norm.weight, out))
-
-
-def _gather(
-    of: Tensor, index: Given, out: Tensor, factor: float = 1.0, rows: Given = ROWS
-) -> CompiledOp:
-    """of: [any, n]. out: [rows, n]."""
-    none = torch.zeros(1, dtype=torch.int64)
-    struct = gather_struct(of, none, out, factor)
-    return CompiledOp("gather_rows", struct, {"rows": rows, "index": index}, (of, out))
+        yield from _layer(layer, cache, angles, scratch)
+    wanted, rows = scratch.of("wanted", scratch.hidden), Given("wanted rows")
+    yield gather_call(scratch.x, Given("wanted"), wanted, rows=rows)
+    assert decoder.final_norm is not None, "why_not has refused the others"
+    yield norm_call(decoder.final_norm, wanted[:, None], scratch.final[:, None], rows)
 
 
 def _layer(
-    layer: DecoderLayer, cache: KVCache, pairs: tuple[int, ...], scratch: Scratch
-) -> Iterator[CompiledOp]:
-    """As DecoderLayer; the residual is in scratch.x before and afterwards. pairs: of numbers that
-    each rotation turns."""
-    assert isinstance(layer.attention, Attention), "why_not has refused the others"
+    layer: DecoderLayer, cache: KVCache, angles: tuple[Angles, ...], scratch: Scratch
+) -> Ops:
+    """As DecoderLayer; the residual is in scratch.x before and afterwards."""
     assert isinstance(layer.mlp, Mlp), "why_not has refused the others"
-    x = scratch.x
+    x, attention = scratch.x, layer.attention
     entering = yield from _through(layer.attention_in, x, scratch)
-    seen = yield from _attention(layer.attention, entering, cache, pairs, scratch)
+    if isinstance(attention, Attention):
+        seen = yield from _attention(attention, entering, cache, angles, scratch)
+    else:
+        seen = yield from _latents(attention, entering, cache, angles, scratch)
     seen = yield from _through(layer.attention_out, seen, scratch, "seen, normed")
     if not layer.parallel:
-        yield _add(x, seen, x)
+        yield add_call(x, seen, x)
     entering = yield from _through(layer.mlp_in, x, scratch)
     made = yield from _mlp(layer.mlp, entering, scratch)
     if layer.parallel:
-        yield _add(made, seen, made)
+        yield add_call(made, seen, made)
     else:
         made = yield from _through(layer.mlp_out, made, scratch, "made, normed")
-    yield _add(made, x, x)
+    yield add_call(made, x, x)
 
 
 def _attention(
-    attention: Attention, x: Tensor, cache: KVCache, pairs: tuple[int, ...], scratch: Scratch
+    attention: Attention,
+    x: Tensor,
+    cache: KVCache,
+    angles: tuple[Angles, ...],
+    scratch: Scratch,
 ) -> Made:
     """As Attention; x: [rows, hidden] -> the same shape."""
     how, turn = attention.how, attention.rotation
     widths = (how.key_width, how.key_width, how.value_width)
     parts = yield from _joint(attention.qkv, x, scratch.of("qkv", sum(how.widths)))
     q, k, v = (part.view(len(part), -1, n) for part, n in zip(parts, widths, strict=True))
-    q = yield from _state("q", q, attention.q_norm, attention, scratch)
-    k = yield from _state("k", k, attention.k_norm, attention, scratch)
-    q = yield from _turned("q", q, turn, pairs, scratch)
-    if turn is not None:
-        k = yield from _turned("k", k, turn, pairs, scratch)
+    q = yield from _normed("q", q, attention.q_norm, attention, scratch)
+    k = yield from _normed("k", k, attention.k_norm, attention, scratch)
+    # Not rotated they are copied, to lie without gaps.
+    both = (q[:, 0, :0],) * 2 if turn is None else angles[turn]
+    q = yield from _turned("q", q, both, scratch)
+    k = yield from _turned("k", k, both, scratch)
     if cache.dtype == torch.int8:
         q = yield from _spread("q", q, scratch)
         k = yield from _spread("k", k, scratch)
-    stored = zip((k, v), cache.states[attention.layer], cache.scales[attention.layer], strict=True)
-    yield from (_store(*each, attention.group) for each in stored)
+    yield from store_calls(cache, attention.layer, attention.group, (k, v))
     seen = scratch.of("heads", how.heads, how.value_width)
-    yield _attend(attention, q, seen, cache)
+    yield attend_call(how, cache, attention.layer, attention.group, q, seen)
     out = scratch.of("seen", scratch.hidden)
-    yield _linear(attention.out, seen.flatten(1), out)
+    yield linear_call(attention.out, seen.flatten(1), out)
     return out
 
 
-def _state(name: str, x: Tensor, norm: Norm | None, of: Attention, scratch: Scratch) -> Made:
+def _latents(
+    attention: LatentAttention,
+    x: Tensor,
+    cache: KVCache,
+    angles: tuple[Angles, ...],
+    scratch: Scratch,
+) -> Made:
+    """As LatentAttention; x: [rows, hidden] -> the same shape."""
+    how, whole = attention.how, attention.how.rank + attention.how.rotated
+    entering = scratch.of("entering", sum(attention.entering.sizes))
+    q, both = yield from _joint(attention.entering, x, entering)
+    q = yield from _queries(attention, q, scratch)
+    q, turned = torch.split(q, [how.nope, how.rotated], -1)
+    asked = scratch.of("asked", how.heads, whole)
+    latents = scratch.of("latents", 1, whole)
+    for head, linear in enumerate(attention.unfolding.keys):
+        yield linear_call(linear, q[:, head], asked[:, head, : how.rank])
+    yield norm_call(attention.norm, both[:, None, : how.rank], latents[..., : how.rank])
+    ends = ((turned, asked), (both[:, None, how.rank :], latents))
+    turn = attention.rotation
+    for part, into in ends:
+        no_angles = (part[:, 0, :0],) * 2
+        found, mixed = (no_angles, False) if turn is None else (angles[turn], how.interleaved)
+        yield rotate_call(part, found, into[..., how.rank :], mixed)
+    if cache.dtype == torch.int8:
+        asked = yield from _spread("asked", asked, scratch, how.rank)
+        latents = yield from _spread("latents", latents, scratch, how.rank)
+    yield from store_calls(cache, attention.layer, attention.group, (latents,))
+    seen = scratch.of("seen latents", how.heads, how.rank)
+    yield attend_call(how, cache, attention.layer, attention.group, asked, seen)
+    if cache.dtype == torch.int8:
+        seen = yield from _spread("seen latents", seen, scratch)
+    heads = scratch.of("heads", how.heads, how.value_width)
+    for head, linear in enumerate(attention.unfolding.values):
+        yield linear_call(linear, seen[:, head], heads[:, head])
+    out = scratch.of("seen", scratch.hidden)
+    yield linear_call(attention.out, heads.flatten(1), out)
+    return out
+
+
+def _queries(attention: LatentAttention, q: Tensor, scratch: Scratch) -> Made:
+    """Of all heads, [rows, heads, width]: q itself, or what is made of it as their latent."""
+    how = attention.how
+    if attention.queries is None:
+        return q.view(len(q), how.heads, how.key_width)
+    norm, linear = attention.queries
+    normed = scratch.of("q, normed", 1, q.shape[1])
+    out = scratch.of("q", how.heads, how.key_width)
+    yield norm_call(norm, q[:, None], normed)
+    yield linear_call(linear, normed[:, 0], out.flatten(1))
+    return out
+
+
+def _normed(name: str, x: Tensor, norm: Norm | None, of: Attention, scratch: Scratch) -> Made:
     """Queries or keys [rows, heads, width] behind a norm over each head, or over all of them."""
     if norm is None:
         return x
     out = scratch.of(f"{name}, normed", *x.shape[1:])
-    full = of.how.qk_norm == "full"
-    yield _norm(norm, x.flatten(1)[:, None] if full else x, out)
+    if of.how.qk_norm == "full":
+        yield norm_call(norm, x.flatten(1)[:, None], out.flatten(1)[:, None])
+    else:
+        yield norm_call(norm, x, out)
     return out
 
 
-def _turned(
-    name: str, x: Tensor, turn: int | None, pairs: tuple[int, ...], scratch: Scratch
-) -> Made:
-    """Queries or keys, [rows, heads, width], rotated; just copied to lie together where nothing
-    is."""
+def _turned(name: str, x: Tensor, angles: Angles, scratch: Scratch) -> Made:
+    """x, out: [rows, heads, width]."""
     out = scratch.of(f"{name}, turned", *x.shape[1:])
-    cos, sin = (x[:, 0, :0],) * 2 if turn is None else scratch.angles(turn, pairs[turn])
-    struct = rotate_struct(x, cos, sin, out, late=False)
-    yield CompiledOp("rotate_heads", struct, {"rows": ROWS}, (x, cos, sin, out))
+    yield rotate_call(x, angles, out)
     return out
 
 
-def _spread(name: str, x: Tensor, scratch: Scratch) -> Made:
-    """Queries or keys, [rows, heads, width]."""
+def _spread(name: str, x: Tensor, scratch: Scratch, first: int | None = None) -> Made:
+    """x: [rows, heads, width]; the `first` numbers apart from the others."""
     out = scratch.of(f"{name}, spread", *x.shape[1:])
-    yield CompiledOp("spread_heads", spread_struct(x, out), {"rows": ROWS}, (x, out))
+    sizes = [x.shape[2] if first is None else first, 0 if first is None else x.shape[2] - first]
+    for part, into in zip(torch.split(x, sizes, -1), torch.split(out, sizes, -1), strict=True):
+        if part.shape[2]:
+            yield spread_call(part, into)
     return out
-
-
-def _store(state: Tensor, states: Tensor, scales: Tensor | None, group: int) -> CompiledOp:
-    """state: [rows, heads, width], rows apart. states, scales: of a layer, in blocks."""
-    slots = torch.zeros(len(state), dtype=torch.int64)
-    given = {"rows": ROWS, "slots": Given(f"slots {group}")}
-    return CompiledOp(
-        "store_states", states_struct(state, states, slots, scales), given, (state, states)
-    )
-
-
-def _attend(attention: Attention, q: Tensor, out: Tensor, cache: KVCache) -> CompiledOp:
-    """q, out: [rows, heads, *]."""
-    how, group = attention.how, attention.group
-    stored = cache.keys_and_values(attention.layer)
-    none = torch.zeros(1, 1, dtype=torch.int32)
-    places = TokenPlaces(none, none[0], none[0].long())
-    settings = AttentionSettings(how.scale, how.window, how.softcap)
-    given = {
-        "rows": ROWS,
-        "threads": THREADS,
-        "table": Given(f"table {group}"),
-        "table_stride": Given(f"width {group}"),
-        "sequence": Given("sequence"),
-        "positions": Given("positions"),
-    }
-    struct = attention_struct(q, stored, places, settings, out)
-    return CompiledOp("paged_attention", struct, given, (q, stored.keys, stored.values, out))
 
 
 def _mlp(mlp: Mlp, x: Tensor, scratch: Scratch) -> Made:
@@ -220,11 +235,8 @@ def _mlp(mlp: Mlp, x: Tensor, scratch: Scratch) -> Made:
     first, up = yield from _joint(mlp.inner, x, scratch.of("inner", 2 * width))
     assert mlp.gating is not None, "why_not has refused the others"
     middle, out = scratch.of("middle", width), scratch.of("made", scratch.hidden)
-    given = {"rows": ROWS}
-    yield CompiledOp(
-        "gate_rows", gate_struct(first, up, middle, mlp.gating), given, (first, up, middle)
-    )
-    yield _linear(mlp.down, middle, out)
+    yield gate_call(first, up, middle, mlp.gating)
+    yield linear_call(mlp.down, middle, out)
     return out
 
 
@@ -232,17 +244,8 @@ def _joint(joint: Joint, x: Tensor, out: Tensor) -> Generator[CompiledOp, None, 
     """All parts side by side in `out`, [rows, sum of sizes]; views of it."""
     parts = torch.split(out, list(joint.sizes), dim=1)
     each = zip(joint.linears, parts if len(joint.linears) > 1 else (out,), strict=True)
-    yield from (_linear(linear, x, part) for linear, part in each)
+    yield from (linear_call(linear, x, part) for linear, part in each)
     return parts
-
-
-def _linear(linear: Linear, x: Tensor, out: Tensor) -> CompiledOp:
-    assert isinstance(linear.weight, FloatWeight), "why_not has refused the others"
-    weight, bias = linear.weight.values, linear.bias
-    given = {"rows": ROWS, "threads": THREADS}
-    return CompiledOp(
-        "linear_rows", linear_struct(x, weight, bias, out), given, (x, weight, bias, out)
-    )
 
 
 def _through(norm: Norm | None, x: Tensor, scratch: Scratch, name: str = "normed") -> Made:
@@ -250,15 +253,5 @@ def _through(norm: Norm | None, x: Tensor, scratch: Scratch, name: str = "normed
     if norm is None:
         return x
     out = scratch.of(name, scratch.hidden)
-    yield _norm(norm, x[:, None], out)
+    yield norm_call(norm, x[:, None], out[:, None])
     return out
-
-
-def _norm(norm: Norm, x: Tensor, out: Tensor) -> CompiledOp:
-    """x: [rows, heads, n]."""
-    struct = norm_struct(x, norm.weight, out, norm.eps, norm.late)
-    return CompiledOp("rms_norm", struct, {"rows": ROWS}, (x, norm.weight, out))
-
-
-def _add(x: Tensor, other: Tensor, out: Tensor) -> CompiledOp:
-    return CompiledOp("add_rows", add_struct(x, other, out), {"rows": ROWS}, (x, other, out))

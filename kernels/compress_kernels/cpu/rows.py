@@ -10,12 +10,19 @@ from compress_kernels.cpu.library import FLOAT_KINDS, native
 FUNCTIONS = {"silu": 0, "gelu_tanh": 1}
 
 
+class Heads(ctypes.Structure):
+    """Mirrors `Heads` in csrc/rows.cpp."""
+
+    _fields_ = [("data", ctypes.c_void_p), ("row", ctypes.c_int64), ("head", ctypes.c_int64)]
+
+
 class RmsNorm(ctypes.Structure):
     """Mirrors `RmsNorm` in csrc/rows.cpp."""
 
     _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("x", "weight", "out")),
-        *((name, ctypes.c_int64) for name in ("rows", "width", "stride", "heads")),
+        *((name, Heads) for name in ("x", "out")),
+        ("weight", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("rows", "heads", "width")),
         ("eps", ctypes.c_float),
         *((name, ctypes.c_int32) for name in ("late", "kind")),
     ]
@@ -25,9 +32,10 @@ class Rotate(ctypes.Structure):
     """Mirrors `Rotate` in csrc/rows.cpp."""
 
     _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("x", "cos", "sin", "out")),
-        *((name, ctypes.c_int64) for name in ("rows", "stride", "heads", "dim", "pairs")),
-        *((name, ctypes.c_int32) for name in ("late", "kind")),
+        *((name, Heads) for name in ("x", "out")),
+        *((name, ctypes.c_void_p) for name in ("cos", "sin")),
+        *((name, ctypes.c_int64) for name in ("rows", "heads", "dim", "pairs")),
+        *((name, ctypes.c_int32) for name in ("late", "kind", "interleaved")),
     ]
 
 
@@ -45,8 +53,8 @@ class Spread(ctypes.Structure):
     """Mirrors `Spread` in csrc/rows.cpp."""
 
     _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("x", "out")),
-        *((name, ctypes.c_int64) for name in ("rows", "stride", "heads", "dim", "size")),
+        *((name, Heads) for name in ("x", "out")),
+        *((name, ctypes.c_int64) for name in ("rows", "heads", "dim", "size")),
         ("kind", ctypes.c_int32),
     ]
 
@@ -73,19 +81,19 @@ class Add(ctypes.Structure):
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, late: bool) -> Tensor:
     """As rows.rms_norm."""
-    flat = x if x.dim() == 2 and x.stride(1) == 1 else x.reshape(-1, x.shape[-1]).contiguous()
     out, weight = x.new_empty(x.shape), weight.contiguous()
-    _library().rms_norm(ctypes.byref(norm_struct(flat[:, None], weight, out, eps, late)))
+    _library().rms_norm(ctypes.byref(norm_struct(_heads(x), weight, _heads(out), eps, late)))
     return out
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tensor:
     """As rows.rotate."""
-    x = x if x.stride()[1:] == (x.shape[2], 1) else x.contiguous()
+    x = x if x.stride(2) == 1 else x.contiguous()
     late = cos.dtype == torch.float32 != x.dtype
-    cos, sin = cos.float().contiguous(), sin.float().contiguous()
+    angles = cos.float().contiguous(), sin.float().contiguous()
     out = x.new_empty(x.shape)
-    _library().rotate_heads(ctypes.byref(rotate_struct(x, cos, sin, out, late)))
+    struct = rotate_struct(x, angles, out, late=late, interleaved=interleaved)
+    _library().rotate_heads(ctypes.byref(struct))
     return out
 
 
@@ -100,32 +108,39 @@ def gate(gate: Tensor, up: Tensor, function: str) -> Tensor:
 
 def spread(x: Tensor) -> Tensor:
     """As rows.spread."""
-    heads = x.reshape(-1, 1, x.shape[-1]) if x.dim() != 3 else x
-    heads = heads if heads.stride()[1:] == (x.shape[-1], 1) else heads.contiguous()
     out = x.new_empty(x.shape)
-    _library().spread_heads(ctypes.byref(spread_struct(heads, out)))
+    _library().spread_heads(ctypes.byref(spread_struct(_heads(x), _heads(out))))
     return out
+
+
+def _heads(x: Tensor) -> Tensor:
+    """[..., n] as [rows, heads, n], whose numbers lie side by side."""
+    x = x if x.dim() == 3 else x.reshape(-1, 1, x.shape[-1])
+    return x if x.stride(2) == 1 else x.contiguous()
 
 
 # What the C functions are given: addresses of tensors that must outlive it.
 
 
 def norm_struct(x: Tensor, weight: Tensor, out: Tensor, eps: float, late: bool) -> RmsNorm:
-    """x: [rows, heads, n], rows apart; weight and out without gaps."""
-    rows, heads, width = x.shape
-    return RmsNorm(
-        x.data_ptr(), weight.data_ptr(), out.data_ptr(),
-        rows, width, x.stride(0), heads, eps, late, FLOAT_KINDS[x.dtype],
-    )  # fmt: skip
+    """x, out: [rows, heads, n], rows and heads anywhere; weight without gaps."""
+    heads = _where(x), _where(out)
+    return RmsNorm(*heads, weight.data_ptr(), *x.shape, eps, late, FLOAT_KINDS[x.dtype])
 
 
-def rotate_struct(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor, late: bool) -> Rotate:
-    """x: [rows, heads, dim], rows apart; cos, sin: fp32, they and out without gaps."""
-    rows, heads, dim = x.shape
+def rotate_struct(
+    x: Tensor, angles: tuple[Tensor, Tensor], out: Tensor, *, late: bool, interleaved: bool
+) -> Rotate:
+    """x, out: [rows, heads, dim], rows and heads anywhere; angles: fp32, without gaps."""
+    cos, sin = angles
     return Rotate(
-        x.data_ptr(), cos.data_ptr(), sin.data_ptr(), out.data_ptr(),
-        rows, x.stride(0), heads, dim, cos.shape[1], late, FLOAT_KINDS[x.dtype],
+        _where(x), _where(out), cos.data_ptr(), sin.data_ptr(),
+        *x.shape, cos.shape[1], late, FLOAT_KINDS[x.dtype], interleaved,
     )  # fmt: skip
+
+
+def _where(x: Tensor) -> Heads:
+    return Heads(x.data_ptr(), x.stride(0), x.stride(1))
 
 
 def gate_struct(gate: Tensor, up: Tensor, out: Tensor, function: str) -> Gate:
@@ -137,12 +152,9 @@ def gate_struct(gate: Tensor, up: Tensor, out: Tensor, function: str) -> Gate:
 
 
 def spread_struct(x: Tensor, out: Tensor) -> Spread:
-    """x: [rows, heads, dim], rows apart; out without gaps."""
-    rows, heads, dim = x.shape
-    return Spread(
-        x.data_ptr(), out.data_ptr(), rows, x.stride(0), heads, dim, dim & -dim,
-        FLOAT_KINDS[x.dtype],
-    )  # fmt: skip
+    """x, out: [rows, heads, dim], rows and heads anywhere."""
+    dim = x.shape[2]
+    return Spread(_where(x), _where(out), *x.shape, dim & -dim, FLOAT_KINDS[x.dtype])
 
 
 def gather_struct(of: Tensor, index: Tensor, out: Tensor, factor: float) -> Gather:

@@ -8,22 +8,31 @@
 #include "stored.h"
 
 // All mirrored in cpu/rows.py. kind: of x and out; strides are in numbers.
+
+// Numbers of a head lie side by side; heads, and rows of them, lie anywhere.
+struct Heads {
+  void* data;
+  int64_t row, head;  // strides
+
+  template <typename T>
+  T* at(int64_t r, int64_t h) const { return static_cast<T*>(data) + r * row + h * head; }
+};
+
 struct RmsNorm {
-  const void* x;       // [rows, heads, width], rows `stride` apart
+  Heads x, out;        // [rows, heads, width]
   const void* weight;  // [width] of `kind`, or fp32 where late
-  void* out;           // [rows, heads, width]
-  int64_t rows, width, stride, heads;
+  int64_t rows, heads, width;
   float eps;
   int32_t late, kind;
 };
 
 struct Rotate {
-  const void* x;     // [rows, heads, dim], rows `stride` apart
+  Heads x, out;      // [rows, heads, dim]
   const float* cos;  // [rows, pairs]
   const float* sin;
-  void* out;  // [rows, heads, dim]
-  int64_t rows, stride, heads, dim, pairs;
+  int64_t rows, heads, dim, pairs;
   int32_t late, kind;  // late: rounded once, behind all of it
+  int32_t interleaved;  // the two of a pair are neighbours in x; out has all first ones, then all others
 };
 
 struct Gate {
@@ -35,9 +44,8 @@ struct Gate {
 };
 
 struct Spread {
-  const void* x;  // [rows, heads, dim], rows `stride` apart
-  void* out;      // [rows, heads, dim]
-  int64_t rows, stride, heads, dim, size;  // size: of each part that is turned, a power of two
+  Heads x, out;                    // [rows, heads, dim]
+  int64_t rows, heads, dim, size;  // size: of each part that is turned, a power of two
   int32_t kind;
 };
 
@@ -77,34 +85,41 @@ inline Vec product(Vec a, Vec b) {
 }
 
 template <typename T>
-void norm(const RmsNorm& n) {
-  for (int64_t i = 0; i < n.rows * n.heads; ++i) {
-    const int64_t from = i / n.heads * n.stride + i % n.heads * n.width;
-    Vec sums{};
-    for (int64_t c = 0; c < n.width; c += kRows) {
-      const Vec x = load_at<T>(n.x, from + c, n.width - c);
-      sums += x * x;
-    }
-    float sum = 0.0f;
-    for (int lane = 0; lane < kRows; ++lane) sum += sums[lane];
-    const Vec scale = splat(1.0f / std::sqrt(sum / static_cast<float>(n.width) + n.eps));
-    T* out = static_cast<T*>(n.out) + i * n.width;
-    for (int64_t c = 0; c < n.width; c += kRows) {
-      const int64_t left = n.width - c;
-      const Vec x = load_at<T>(n.x, from + c, left) * scale;
-      const Vec y = n.late ? x * load_at<float>(n.weight, c, left)
-                           : settled<T>(x) * load_at<T>(n.weight, c, left);
-      store_stored(y, out + c, left);
-    }
+void norm_of(const RmsNorm& n, const T* x, T* out) {
+  Vec sums{};
+  for (int64_t c = 0; c < n.width; c += kRows) {
+    const Vec part = load_stored(x + c, n.width - c);
+    sums += part * part;
+  }
+  float sum = 0.0f;
+  for (int i = 0; i < kRows; ++i) sum += sums[i];
+  const Vec scale = splat(1.0f / std::sqrt(sum / static_cast<float>(n.width) + n.eps));
+  for (int64_t c = 0; c < n.width; c += kRows) {
+    const int64_t left = n.width - c;
+    const Vec scaled = load_stored(x + c, left) * scale;
+    const Vec y = n.late ? scaled * load_at<float>(n.weight, c, left)
+                         : settled<T>(scaled) * load_at<T>(n.weight, c, left);
+    store_stored(y, out + c, left);
   }
 }
 
 template <typename T>
+void norm(const RmsNorm& n) {
+  for (int64_t row = 0; row < n.rows; ++row)
+    for (int64_t head = 0; head < n.heads; ++head)
+      norm_of(n, n.x.at<const T>(row, head), n.out.at<T>(row, head));
+}
+
+template <typename T>
 void turn(const Rotate& r) {
+  std::vector<T> apart(r.interleaved ? 2 * r.pairs : 0);
   for (int64_t row = 0; row < r.rows; ++row)
     for (int64_t head = 0; head < r.heads; ++head) {
-      const T* x = static_cast<const T*>(r.x) + row * r.stride + head * r.dim;
-      T* out = static_cast<T*>(r.out) + (row * r.heads + head) * r.dim;
+      const T* from = r.x.at<const T>(row, head);
+      for (int64_t c = 0; c < r.pairs * r.interleaved; ++c)
+        apart[c] = from[2 * c], apart[r.pairs + c] = from[2 * c + 1];
+      const T* x = r.interleaved ? apart.data() : from;
+      T* out = r.out.at<T>(row, head);
       for (int64_t c = 0; c < r.pairs; c += kRows) {
         const int64_t left = r.pairs - c;
         const Vec cos = load_at<float>(r.cos, row * r.pairs + c, left);
@@ -117,7 +132,7 @@ void turn(const Rotate& r) {
         store_stored(one, out + c, left);
         store_stored(two, out + r.pairs + c, left);
       }
-      std::memcpy(out + 2 * r.pairs, x + 2 * r.pairs, (r.dim - 2 * r.pairs) * sizeof(T));
+      std::memcpy(out + 2 * r.pairs, from + 2 * r.pairs, (r.dim - 2 * r.pairs) * sizeof(T));
     }
 }
 
@@ -147,28 +162,30 @@ void gate_by(const Gate& g) {
   else gate<T, gelu_tanh>(g);
 }
 
-// Sums and differences, each level in fp32 in the order of the reference.
+template <typename T>
+void spread_of(int64_t size, const T* x, T* out) {
+  std::vector<float> old(size), made(size);
+  for (int64_t c = 0; c < size; c += kRows)
+    store_stored(load_stored(x + c, size - c), old.data() + c, size - c);
+  for (int64_t step = 1; step < size; step *= 2) {
+    for (int64_t at = 0; at < size; at += 2 * step)
+      for (int64_t c = at; c < at + step; ++c) {
+        made[c] = old[c] + old[c + step];
+        made[c + step] = old[c] - old[c + step];
+      }
+    old.swap(made);
+  }
+  const Vec root = splat(static_cast<float>(std::sqrt(static_cast<double>(size))));
+  for (int64_t c = 0; c < size; c += kRows)
+    store_stored(load_stored(old.data() + c, size - c) / root, out + c, size - c);
+}
+
 template <typename T>
 void spread(const Spread& s) {
-  std::vector<float> old(s.size), made(s.size);
-  const float root = static_cast<float>(std::sqrt(static_cast<double>(s.size)));
-  for (int64_t i = 0; i < s.rows * s.heads; ++i)
-    for (int64_t part = 0; part < s.dim; part += s.size) {
-      const T* x = static_cast<const T*>(s.x) + i / s.heads * s.stride + i % s.heads * s.dim + part;
-      for (int64_t c = 0; c < s.size; c += kRows)
-        store_stored(load_stored(x + c, s.size - c), old.data() + c, s.size - c);
-      for (int64_t step = 1; step < s.size; step *= 2) {
-        for (int64_t at = 0; at < s.size; at += 2 * step)
-          for (int64_t c = at; c < at + step; ++c) {
-            made[c] = old[c] + old[c + step];
-            made[c + step] = old[c] - old[c + step];
-          }
-        old.swap(made);
-      }
-      T* out = static_cast<T*>(s.out) + i * s.dim + part;
-      for (int64_t c = 0; c < s.size; c += kRows)
-        store_stored(load_stored(old.data() + c, s.size - c) / splat(root), out + c, s.size - c);
-    }
+  for (int64_t row = 0; row < s.rows; ++row)
+    for (int64_t head = 0; head < s.heads; ++head)
+      for (int64_t part = 0; part < s.dim; part += s.size)
+        spread_of(s.size, s.x.at<const T>(row, head) + part, s.out.at<T>(row, head) + part);
 }
 
 template <typename T>

@@ -27,10 +27,11 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, late: bool) -> Tensor:
     return reference_rows.rms_norm(x, weight, eps, late)
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tensor:
     """The first numbers of every head turned, the rest as they are. x: [T, heads, head_dim].
 
-    cos, sin: [T, pairs]; in their dtype, where it is wider, is what happens computed.
+    cos, sin: [T, pairs]; in their dtype, where it is wider, is what happens computed. interleaved:
+    the two numbers of a pair are neighbours in x, not `pairs` apart; behind it they are that.
     Raises ValueError on other shapes.
     """
     rows, dim = x.shape[0], x.shape[-1]
@@ -39,8 +40,8 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     if sin.shape != cos.shape or sin.dtype != cos.dtype:
         raise wrong("sin", sin, "what cos is")
     if _compiled(x):
-        return cpu_rows.rotate(x, cos, sin)
-    return reference_rows.rotate(x, cos, sin)
+        return cpu_rows.rotate(x, cos, sin, interleaved)
+    return reference_rows.rotate(x, cos, sin, interleaved)
 
 
 def gate(gate: Tensor, up: Tensor, function: Gating) -> Tensor:

@@ -22,11 +22,13 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, late: bool) -> Tensor:
     return weight * (wide * scale).to(x.dtype)
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tensor:
     """As rows.rotate."""
     pairs = cos.shape[-1]
     cos, sin = cos[:, None], sin[:, None]
     first, second = x[..., :pairs], x[..., pairs : 2 * pairs]
+    if interleaved:
+        first, second = x[..., : 2 * pairs : 2], x[..., 1 : 2 * pairs : 2]
     turned = (first * cos - second * sin, second * cos + first * sin)
     return torch.cat((*(part.to(x.dtype) for part in turned), x[..., 2 * pairs :]), dim=-1)
 

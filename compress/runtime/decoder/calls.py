@@ -1,0 +1,116 @@
+"""One op of a step as a call of compiled code: what the function is given, and what of that a run
+gives it anew."""
+
+import torch
+from torch import Tensor
+
+from compress.arch.forward.kinds import Grouped, Latent
+from compress.runtime.decoder.kv import KVCache
+from compress.runtime.decoder.linear import Linear
+from compress.runtime.decoder.norms import Norm
+from compress.runtime.forms.dense import FloatWeight
+from compress_kernels.cpu.attention import AttentionSettings, attention_struct
+from compress_kernels.cpu.linear import linear_struct
+from compress_kernels.cpu.program import CompiledOp, Given
+from compress_kernels.cpu.rows import (
+    add_struct,
+    gate_struct,
+    gather_struct,
+    norm_struct,
+    rotate_struct,
+    spread_struct,
+)
+from compress_kernels.cpu.states import states_struct
+from compress_kernels.ops.rows import Gating
+from compress_kernels.paged import TokenPlaces
+
+ROWS, THREADS = Given("rows"), Given("threads")
+OF_ROWS = {"rows": ROWS}
+Angles = tuple[Tensor, Tensor]
+
+
+def why_no_call(linear: Linear) -> str | None:
+    """Why the product of a linear is no call; None where it is."""
+    if linear.inputs is not None:
+        return "inputs of linears are rounded"
+    return None if isinstance(linear.weight, FloatWeight) else "weights are packed codes"
+
+
+def linear_call(linear: Linear, x: Tensor, out: Tensor) -> CompiledOp:
+    """x: [rows, K], out: [rows, N], rows apart."""
+    assert isinstance(linear.weight, FloatWeight), "why_no_call has refused the others"
+    weight, bias = linear.weight.values, linear.bias
+    given = {"rows": ROWS, "threads": THREADS}
+    return CompiledOp(
+        "linear_rows", linear_struct(x, weight, bias, out), given, (x, weight, bias, out)
+    )
+
+
+def norm_call(norm: Norm, x: Tensor, out: Tensor, rows: Given = ROWS) -> CompiledOp:
+    """x, out: [rows, heads, n], rows and heads apart."""
+    struct = norm_struct(x, norm.weight, out, norm.eps, norm.late)
+    return CompiledOp("rms_norm", struct, {"rows": rows}, (x, norm.weight, out))
+
+
+def rotate_call(x: Tensor, angles: Angles, out: Tensor, interleaved: bool = False) -> CompiledOp:
+    """x, out: [rows, heads, width], rows and heads apart. Angles of no pairs just copy."""
+    struct = rotate_struct(x, angles, out, late=False, interleaved=interleaved)
+    return CompiledOp("rotate_heads", struct, OF_ROWS, (x, *angles, out))
+
+
+def spread_call(x: Tensor, out: Tensor) -> CompiledOp:
+    """x, out: [rows, heads, width], rows and heads apart."""
+    return CompiledOp("spread_heads", spread_struct(x, out), OF_ROWS, (x, out))
+
+
+def gate_call(first: Tensor, up: Tensor, out: Tensor, gating: Gating) -> CompiledOp:
+    """first, up: [rows, n], rows as far apart; out without gaps."""
+    return CompiledOp("gate_rows", gate_struct(first, up, out, gating), OF_ROWS, (first, up, out))
+
+
+def add_call(x: Tensor, other: Tensor, out: Tensor) -> CompiledOp:
+    """All [rows, n] without gaps."""
+    return CompiledOp("add_rows", add_struct(x, other, out), OF_ROWS, (x, other, out))
+
+
+def gather_call(
+    of: Tensor, index: Given, out: Tensor, factor: float = 1.0, rows: Given = ROWS
+) -> CompiledOp:
+    """of: [any, n]. out: [rows, n]: rows of it, times the factor."""
+    none = torch.zeros(1, dtype=torch.int64)
+    struct = gather_struct(of, none, out, factor)
+    return CompiledOp("gather_rows", struct, {"rows": rows, "index": index}, (of, out))
+
+
+def store_calls(
+    cache: KVCache, layer: int, group: int, parts: tuple[Tensor, ...]
+) -> list[CompiledOp]:
+    """As KVCache.write. parts: [rows, heads, width] of the layer, rows apart."""
+    slots = torch.zeros(1, dtype=torch.int64)
+    given = {"rows": ROWS, "slots": Given(f"slots {group}")}
+    calls = []
+    for x, states, scales in zip(parts, cache.states[layer], cache.scales[layer], strict=True):
+        struct = states_struct(x, states, slots, scales)
+        calls.append(CompiledOp("store_states", struct, given, (x, states, scales)))
+    return calls
+
+
+def attend_call(
+    how: Grouped | Latent, cache: KVCache, layer: int, group: int, q: Tensor, out: Tensor
+) -> CompiledOp:
+    """q, out: [rows, heads, width], without gaps."""
+    stored = cache.keys_and_values(layer)
+    none = torch.zeros(1, 1, dtype=torch.int32)
+    places = TokenPlaces(none, none[0], none[0].long())
+    softcap = how.softcap if isinstance(how, Grouped) else None
+    settings = AttentionSettings(how.scale, how.window, softcap)
+    given = {
+        "rows": ROWS,
+        "threads": THREADS,
+        "table": Given(f"table {group}"),
+        "table_stride": Given(f"width {group}"),
+        "sequence": Given("sequence"),
+        "positions": Given("positions"),
+    }
+    struct = attention_struct(q, stored, places, settings, out)
+    return CompiledOp("paged_attention", struct, given, (q, stored.keys, stored.values, out))
