@@ -16,7 +16,7 @@ import click
 
 from compress import __version__
 from compress.cli.complaints import of_environment, of_user, shortened
-from compress.cli.process import leave, tune_process
+from compress.cli.process import check_instruction_set, leave, tune_process
 from compress.cli.streams import open_streams
 from compress.errors import CompressError
 
@@ -78,6 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = list(sys.argv[1:] if argv is None else argv)
     tune_process()
     try:
+        check_instruction_set()
         result = cli.main(args, prog_name="compress-model", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()

@@ -8,7 +8,7 @@ from compress_kernels.gptq.problem import ColumnResult, FixedScales, Grid, Searc
 from compress_kernels.ops.columns import gptq_columns
 from compress_kernels.ops.gram import gram_
 from compress_kernels.ops.scale import group_scale
-from compress_kernels.status import status
+from compress_kernels.status import paths, status
 
 __all__ = [
     "ColumnResult",
@@ -19,5 +19,6 @@ __all__ = [
     "gram_",
     "group_scale",
     "hessian_factor",
+    "paths",
     "status",
 ]

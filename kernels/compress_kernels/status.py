@@ -1,10 +1,23 @@
 """Which kernels this machine runs, for `doctor`."""
 
 import importlib.util
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import torch
 
-from compress_kernels.cpu import gram, library
+from compress_kernels.cpu import gram, levels, library
+
+# Op -> what runs where it is compiled; the level it needs, below which the last word runs.
+_OPS: Mapping[str, tuple[str, levels.Level, str]] = MappingProxyType(
+    {
+        "linear": ("fp32 compiled; bf16 and fp16 by torch", levels.BASELINE, ""),
+        "attention": ("compiled", levels.BASELINE, ""),
+        "norms, rotations, gates, cache": ("compiled", levels.BASELINE, ""),
+        "gptq, scales": ("compiled", levels.BASELINE, ""),
+        "gram": ("bf16 dot products", levels.BF16, "fp32 by torch"),
+    }
+)
 
 
 def status() -> dict[str, str]:
@@ -16,6 +29,30 @@ def status() -> dict[str, str]:
         "cpu_gram": "bf16 dot products (AVX512_BF16)" if gram.has_bf16() else "fp32 by torch",
         "gpu": _gpu(),
     }
+
+
+def paths() -> dict[str, str]:
+    """`instruction set`, then each op: what runs on the CPU here, and why nothing faster."""
+    if library.native().library is None:
+        return dict.fromkeys(_OPS, "torch: nothing is compiled")
+    level = levels.chosen()
+    found = {"instruction set": f"{level.name}{_because(level)}"}
+    for op, (compiled, needed, otherwise) in _OPS.items():
+        runs = needed.needs <= level.needs
+        why = f", not {compiled}: these need {needed.name}"
+        found[op] = compiled if runs else f"{otherwise}{why}"
+    return found
+
+
+def _because(level: levels.Level) -> str:
+    """Why it is not a faster one."""
+    faster = levels.levels()[levels.levels().index(level) + 1 :]
+    if not faster:
+        return ""
+    if level != levels.best():
+        return f": {levels.VARIABLE} says so; this processor runs {levels.best().name}"
+    lacks = ", ".join(sorted(faster[0].needs - levels.features()))
+    return f": for {faster[0].name} this processor lacks {lacks}"
 
 
 def _gpu() -> str:

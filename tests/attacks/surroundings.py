@@ -21,6 +21,7 @@ VARIABLES: Mapping[str, tuple[str | None, ...]] = MappingProxyType(
         "CXX": ("", "/bin/false", "/nowhere", "\udcff"),
         "CUDA_VISIBLE_DEVICES": ("", "-1", "99", "x", "0,0"),
         "COMPRESS_MODEL_NO_NATIVE": ("1", "0", "x"),
+        "COMPRESS_MODEL_ISA": ("", " ", "x", "AVX2", "avx2,avx512", "\udcff", "x" * 300),
         "HF_HUB_OFFLINE": ("1", "x", "", "0"),
         "PYTHONHASHSEED": ("random", "0"),
     }

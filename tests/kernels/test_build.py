@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from compress_kernels.cpu import build
+from compress_kernels.cpu import build, levels
 
 pytestmark = pytest.mark.skipif(
     not any(build.shutil.which(name) for name in build.COMPILERS), reason="no C++ compiler"
@@ -79,7 +79,8 @@ def test_processes_that_race_get_one_whole_library(tmp_path: Path) -> None:
 
 
 def test_another_compiler_or_flag_is_another_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    first = build._fingerprint("g++")
-    assert build._fingerprint("clang++") != first
+    first = build._fingerprint("g++", levels.AVX2)
+    assert build._fingerprint("clang++", levels.AVX2) != first
+    assert build._fingerprint("g++", levels.AVX512) != first
     monkeypatch.setattr(build, "FLAGS", ("-O2",))
-    assert build._fingerprint("g++") != first
+    assert build._fingerprint("g++", levels.AVX2) != first

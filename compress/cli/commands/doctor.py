@@ -164,9 +164,11 @@ def _disk() -> Check:
 def _kernels() -> Iterator[Check]:
     """Which kernels run here; the plain torch ones are right but slower."""
     try:
-        from compress_kernels import status
+        from compress_kernels import paths, status
     except Exception as error:  # whatever: doctor has to say it, not to fall over it
         yield Check("kernels", "fail", f"{error}; reinstall compress-model".replace("\n", " "))
         return
     for key, value in status().items():
         yield Check(f"kernels {key}", value)
+    for key, value in paths().items():
+        yield Check(key if key == "instruction set" else f"op {key}", value)

@@ -6,8 +6,10 @@ from typing import Literal, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from compress.errors import RequestError
 from compress.quant.scheme import QuantScheme
 from compress.quant.tensor import InputQuantization
+from compress_kernels.cpu.levels import InstructionSetError
 from compress_kernels.cpu.library import instruction_sets
 
 # What products may change of dequantize()'s numbers and of their inputs: nothing, or they round
@@ -32,9 +34,13 @@ class Arithmetic:
     def here(
         cls, dtype: torch.dtype, device: torch.device | str, math: Math = "exact"
     ) -> "Arithmetic":
-        """On a device of this machine."""
+        """On a device of this machine. RequestError for a COMPRESS_MODEL_ISA that it cannot run."""
         place = torch.device(device)
-        return cls(dtype, place, instruction_sets() if place.type == "cpu" else frozenset(), math)
+        try:
+            isa = instruction_sets() if place.type == "cpu" else frozenset[str]()
+        except InstructionSetError as error:
+            raise RequestError(str(error)) from None
+        return cls(dtype, place, isa, math)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,16 +11,20 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from compress_kernels.cpu.levels import NATIVE, Level, chosen, features
+
 SOURCES = Path(__file__).parent.parent / "csrc"
+# For any processor of its kind, whatever the level.
+BASE = frozenset({"team.cpp"})
 # No -ffast-math: rounding to codes relies on sums being done as written.
 FLAGS = (
     "-O3",
-    "-march=native",
     "-std=c++17",
     "-fPIC",
-    "-shared",
     "-pthread",
     "-fno-math-errno",
     "-fno-trapping-math",
@@ -36,15 +40,19 @@ class BuildError(Exception):
 
 
 def library_path() -> Path:
-    """The compiled library, built if this machine has none yet. Raises BuildError."""
+    """The library of the chosen level, compiled if this machine has none yet.
+
+    Raises BuildError, and InstructionSetError for a level that cannot run here.
+    """
+    level = chosen()
     if os.environ.get("COMPRESS_MODEL_NO_NATIVE") == "1":
         raise BuildError("COMPRESS_MODEL_NO_NATIVE=1")
     if platform.system() == "Windows":
         raise BuildError("not built on Windows")
     found = compiler()
-    path = _cache_folder() / f"kernels-{_fingerprint(found)}.so"
+    path = _cache_folder() / f"kernels-{level.name}-{_fingerprint(found, level)}.so"
     if not path.exists():
-        _build(found, path)
+        _build(found, level, path)
     return path
 
 
@@ -58,46 +66,59 @@ def compiler() -> str:
     raise BuildError("no C++ compiler found (looked for $CXX, g++, c++, clang++)")
 
 
+def compile_objects(compiler: str, sources: Sequence[Path], flags: Sequence[str], to: Path) -> None:
+    """An object file of each source, by its name, into the folder `to`; as many at once as there
+    are cores. Raises BuildError."""
+
+    def one(source: Path) -> None:
+        run((compiler, *FLAGS, *flags, "-c", str(source), "-o", str(to / f"{source.stem}.o")))
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(one, sources))
+
+
+def run(command: Sequence[str]) -> str:
+    """What a tool of the compiler prints. Raises BuildError with its first complaint."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise BuildError(f"{command[0]} took more than {TIMEOUT} s") from error
+    if done.returncode != 0:
+        lines = [line for line in done.stderr.splitlines() if "error" in line] or [done.stderr]
+        raise BuildError(f"{command[0]} failed: {lines[0].strip()[:200]}")
+    return done.stdout
+
+
+def sources() -> tuple[list[Path], list[Path]]:
+    """Files that are compiled for any processor, and those that are for a level."""
+    found = sorted(SOURCES.glob("*.cpp"))
+    return [s for s in found if s.name in BASE], [s for s in found if s.name not in BASE]
+
+
 def _cache_folder() -> Path:
     root = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return Path(root) / "compress-model"
 
 
-def _fingerprint(compiler: str) -> str:
-    digest = hashlib.sha256("\0".join((compiler, *FLAGS, _instruction_set())).encode())
+def _fingerprint(compiler: str, level: Level) -> str:
+    # What -march=native depends on, where the compiler decides.
+    here = (platform.machine(), *(sorted(features()) if level is NATIVE else ()))
+    digest = hashlib.sha256("\0".join((compiler, *FLAGS, *level.flags, *here)).encode())
     for source in sorted(SOURCES.iterdir()):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
     return digest.hexdigest()[:20]
 
 
-def _instruction_set() -> str:
-    """What -march=native depends on."""
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text().splitlines():
-            if line.lower().startswith(("flags", "features")):
-                return f"{platform.machine()} {line}"
-    return f"{platform.machine()} {platform.processor()}"
-
-
-def _build(compiler: str, path: Path) -> None:
+def _build(compiler: str, level: Level, path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            base, rest = sources()
+            compile_objects(compiler, base, (), Path(folder))
+            compile_objects(compiler, rest, level.flags, Path(folder))
+            objects = sorted(str(found) for found in Path(folder).glob("*.o"))
             built = Path(folder) / path.name
-            _run(compiler, built)
+            run((compiler, "-shared", "-pthread", *objects, "-o", str(built)))
             os.replace(built, path)
     except OSError as error:
         raise BuildError(f"cannot write {path}: {error.strerror or error}") from error
-
-
-def _run(compiler: str, output: Path) -> None:
-    sources = [str(source) for source in sorted(SOURCES.glob("*.cpp"))]
-    command = [compiler, *FLAGS, *sources, "-o", str(output)]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
-    except subprocess.TimeoutExpired as error:
-        raise BuildError(f"{compiler} took more than {TIMEOUT} s") from error
-    if done.returncode != 0:
-        lines = [line for line in done.stderr.splitlines() if "error" in line] or [done.stderr]
-        raise BuildError(f"{compiler} failed: {lines[0].strip()[:200]}")
