@@ -4,7 +4,6 @@ import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from math import prod
 
 import torch
 from torch import Tensor
@@ -16,13 +15,15 @@ from compress.quant.tensor import InputQuantization
 from compress.runtime.decoder.build import Loader
 from compress.runtime.decoder.decoder import Decoder
 from compress.runtime.decoder.kv import KVCache
-from compress.runtime.decoder.linear import Linear
+from compress.runtime.decoder.linear import Linear, facts_of
 from compress.runtime.engine.batch import FlatBatch, TextChunk, build_batch
 from compress.runtime.engine.engine import Engine
 from compress.runtime.engine.interfaces import StepInput, StepLayout
 from compress.runtime.engine.refusals import ModelFacts
 from compress.runtime.engine.runner import LocalRunner
+from compress.runtime.forms.dense import kept_in
 from compress.runtime.forms.form import Arithmetic, LinearWeight
+from compress.runtime.forms.table import chosen_form
 from compress.runtime.sequences.request import Request, Sampling
 from compress.speed.timer import Timer
 
@@ -96,26 +97,26 @@ class _Hollow(Loader):
     made: dict[int, Tensor] = field(default_factory=dict)
 
     def linear(self, spec: LinearSpec) -> Linear:
-        return self._ready(spec.shape)
+        facts = facts_of(self.weights, spec)
+        form = chosen_form(facts, self.arithmetic).form
+        return self._ready(spec.shape, form.nbytes(facts, self.arithmetic))
 
     def dense(self, weight: Tensor) -> Linear:
-        return self._ready((weight.shape[0], weight.shape[1]))
+        return self._ready((weight.shape[0], weight.shape[1]), weight.nbytes)
 
-    def _ready(self, shape: tuple[int, int]) -> Linear:
+    def _ready(self, shape: tuple[int, int], nbytes: int) -> Linear:
         width = shape[0]
         if width not in self.made:
             # Random, so that a router sends tokens to all experts.
             values = torch.rand(self.rows, width, dtype=torch.float32)
             self.made[width] = values.to(self.device, self.dtype)
-        nbytes = prod(shape) * self.dtype.itemsize
         return Linear(_Ready(shape, nbytes, self.made[width], self.read))
 
-    def tensor(self, name: str) -> Tensor:
-        spec = self.weights.spec
-        if name == spec.embedding:
-            row = torch.zeros(1, spec.embedding_shape[1], dtype=self.dtype, device=self.device)
-            return row.expand(spec.embedding_shape)
-        return Loader.tensor(self, name)
+    def kept(self, spec: LinearSpec) -> Tensor:
+        if spec.role != "embedding":
+            return Loader.kept(self, spec)
+        dtype = kept_in(facts_of(self.weights, spec).stored, self.arithmetic)
+        return torch.zeros(1, spec.shape[1], dtype=dtype, device=self.device).expand(spec.shape)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

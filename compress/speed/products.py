@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
-from math import prod
 from typing import NamedTuple
 
 import torch
@@ -13,7 +12,8 @@ from compress.arch.layer_cache import LayerCache
 from compress.arch.spec import BlockSpec, LinearSpec
 from compress.formats.weights import Weights
 from compress.runtime.decoder.kv import cache_bytes
-from compress.runtime.decoder.linear import facts_of, load_linear
+from compress.runtime.decoder.linear import embedding_bytes, facts_of, load_linear
+from compress.runtime.forms.dense import kept_in
 from compress.runtime.forms.form import Arithmetic, LinearFacts
 from compress.runtime.forms.table import chosen_form
 from compress.speed.workload import AttentionWork, Part, Product, Workload
@@ -30,23 +30,28 @@ class _Kind(NamedTuple):
 
 
 def workload_of(
-    weights: Weights, *, dtype: torch.dtype, kv_dtype: torch.dtype | None = None
+    weights: Weights,
+    *,
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype | None = None,
+    device: torch.device | str = "cpu",
 ) -> Workload:
-    """dtype: that the engine computes in. kv_dtype: of keys and values, the same where left out.
+    """dtype, device: that the engine computes in and on. kv_dtype: of keys and values, the same as
+    dtype where left out.
 
     Of each kind of quantized linear one is read, for the bytes it takes. Errors: CheckpointError
     for a decoder that is in no table of forwards.
     """
     spec = weights.spec
     how = describe_forward(weights.checkpoint.config, spec)
-    arithmetic = Arithmetic.here(dtype, "cpu")
+    arithmetic = Arithmetic.here(dtype, device)
     counts: Counter[_Kind] = Counter()
     samples: dict[_Kind, LinearSpec] = {}
     for kind, linear in _kinds(weights, arithmetic):
         counts[kind] += 1
         samples.setdefault(kind, linear)
     products = tuple(_product(weights, k, n, samples[k], arithmetic) for k, n in counts.items())
-    embedding = 0 if spec.tied else prod(spec.embedding_shape) * dtype.itemsize
+    embedding = 0 if spec.tied else embedding_bytes(weights, arithmetic)
     return Workload(
         products=products,
         other_bytes=embedding,
@@ -73,9 +78,7 @@ def _kinds(weights: Weights, how: Arithmetic) -> Iterator[tuple[_Kind, LinearSpe
     if head is None:
         # It shares the embedding's weight, which is dense in memory.
         head = weights.spec.embedding_linear()
-        yield _Kind(LinearFacts(head.shape, None, how.dtype, how.dtype), "head"), head
-    else:
-        yield _Kind(facts_of(weights, head), "head"), head
+    yield _Kind(facts_of(weights, head), "head"), head
 
 
 def _of_block(
@@ -89,13 +92,19 @@ def _of_block(
         for roles in _JOINT:
             parts = [by_role[role] for role in roles if role in by_role]
             facts = [facts_of(weights, x) for x in parts]
-            if len(parts) > 1 and all(chosen_form(x, how).form.joins for x in facts):
+            if len(parts) > 1 and _joined(facts, how):
                 shape = (sum(x.shape[0] for x in parts), parts[0].shape[1])
                 yield _Kind(replace(facts[0], shape=shape), part, count), parts[0]
                 for role in roles:
                     by_role.pop(role, None)
         for linear in by_role.values():
             yield _Kind(facts_of(weights, linear), part, count), linear
+
+
+def _joined(facts: list[LinearFacts], how: Arithmetic) -> bool:
+    """Whether weights become one: dense ones, where all are kept in one dtype."""
+    kept = {kept_in(x.stored, how) for x in facts if x.scheme is None}
+    return len(kept) <= 1 and all(chosen_form(x, how).form.joins for x in facts)
 
 
 def _product(

@@ -75,7 +75,7 @@ def calibrate(
     """
     place = torch.device(device)
     timer = timer or Timer(place)
-    work = workload_of(weights, dtype=dtype, kv_dtype=kv_dtype)
+    work = workload_of(weights, dtype=dtype, kv_dtype=kv_dtype, device=place)
     machine = machine or measure_machine(dtype, timer)
     rates = measure_rates(weights, work, dtype, kv_dtype or dtype, timer)
     if place.type == "cuda":
@@ -123,7 +123,6 @@ def _copies(
     facts = replace(facts_of(weights, sample), shape=product.shape)
     if product.stored == DENSE:
         # One of several, or a tied embedding, whose codes would be decoded; values do not matter.
-        facts = replace(facts, scheme=None)
         values = torch.full((rows, k), 0.01, dtype=facts.stored)
         weight, inputs = pack_dense(values, facts, arithmetic), None
     else:

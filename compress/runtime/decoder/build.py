@@ -14,7 +14,7 @@ from compress.runtime.decoder.activations import activation, gating
 from compress.runtime.decoder.attention import Attention
 from compress.runtime.decoder.latent import LatentAttention, Unfolding
 from compress.runtime.decoder.layer import DecoderLayer
-from compress.runtime.decoder.linear import Joint, Linear, load_linear
+from compress.runtime.decoder.linear import Joint, Linear, load_dense, load_linear
 from compress.runtime.decoder.mlp import Mixture, Mlp
 from compress.runtime.decoder.norms import Norm
 from compress.runtime.forms.dense import FloatWeight
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Loader:
-    """Reads what layers need, in one dtype, onto one device."""
+    """Reads what layers need, onto one device. Only weights of products may keep their dtype."""
 
     weights: "Weights"
     how: ForwardSpec
@@ -57,8 +57,12 @@ class Loader:
         return load_linear(self.weights, spec, self.arithmetic)
 
     def dense(self, weight: Tensor) -> Linear:
-        """A matrix [N, K] that was made of a checkpoint's, in the dtype of the products."""
+        """A matrix [N, K] that was made of what `kept` gave."""
         return Linear(FloatWeight(weight))
+
+    def kept(self, spec: LinearSpec) -> Tensor:
+        """A weight that is more than multiplied with, in the dtype in which it is kept."""
+        return load_dense(self.weights, spec, self.arithmetic)
 
     def layer(self, block: BlockSpec, rotation: int | None) -> DecoderLayer:
         """rotation: of the decoder's, which of them this block has."""
@@ -99,7 +103,7 @@ class Loader:
             queries = norm, self.linear(by_role["q_b"])
         parts = tuple(self.linear(by_role[x]) for x in ("q", "q_a", "kv_a") if x in by_role)
         sizes = (how.query_rank or how.heads * how.key_width, how.rank + how.rotated)
-        weight, inputs = self.tensor(unfolded.tensor), self.weights.activation(unfolded.name)
+        weight, inputs = self.kept(unfolded), self.weights.activation(unfolded.name)
         return LatentAttention(
             how=how,
             layer=block.index,

@@ -31,9 +31,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Decoder:
-    """Weights that stay, in `dtype` on `device`, and how they compute.
+    """Weights that stay on `device`, and how they compute, in `dtype`.
 
-    multiple: of rows, that a batch has. embedding: [vocab, hidden]. positions: [context + offset,
+    multiple: of rows, that a batch has. embedding: [vocab, hidden], in the dtype in which dense
+    weights are kept. positions: [context + offset,
     hidden] or None. rotations: the distinct ones, in the layers' order. head: shares the
     embedding's weight where it is tied.
     """
@@ -72,7 +73,7 @@ class Decoder:
         spec, how = loader.weights.spec, loader.how
         ropes = how.ropes
         numbers = [None if x.rope is None else ropes.index(x.rope) for x in how.layers]
-        embedding = loader.tensor(spec.embedding)
+        embedding = loader.kept(spec.embedding_linear())
         head = spec.head_linear()
         final = spec.final_norm
         tied = Linear(FloatWeight(embedding))
@@ -114,7 +115,7 @@ class Decoder:
 
     def embed(self, batch: FlatBatch) -> Tensor:
         """What the first layer reads: [T, hidden]."""
-        hidden = self.embedding[batch.ids]
+        hidden = self.embedding[batch.ids].to(self.dtype)
         if self.how.embedding_scale != 1:
             # In the dtype of the model, as transformers has it.
             hidden = hidden * hidden.new_tensor(self.how.embedding_scale)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from compress.checkpoint.shards.dtype_codes import PLAIN_DTYPES
 from compress.checkpoint.shards.dtypes import TORCH_DTYPES
 from compress.formats.weights import Weights
 from compress.quant.tensor import InputQuantization
+from compress.runtime.forms.dense import kept_in
 from compress.runtime.forms.form import Arithmetic, LinearFacts, LinearWeight
 from compress.runtime.forms.table import chosen_form, pack_codes, pack_dense
 
@@ -47,16 +49,17 @@ def load_linear(weights: Weights, spec: LinearSpec, how: Arithmetic) -> Linear:
     return Linear(pack_dense(weight, facts, how), bias, inputs)
 
 
-# Roles of linears that the decoder cuts by heads when it loads them, so of no form for codes.
-CUT = ("kv_b",)
+# Roles of what the decoder cuts by heads when it loads it, or takes rows of: of no form for codes.
+CUT, DECODED = ("kv_b",), ("kv_b", "embedding")
 
 
 def facts_of(weights: Weights, spec: LinearSpec) -> LinearFacts:
     """What is known of a linear's weight before it is read. Codes that `weights` decodes without
-    saying so come in fp32; so do those of keys and values of latents, which are cut by heads."""
+    saying so count as fp32; so do those of keys and values of latents, which are cut by heads, and
+    of an embedding."""
     tensors = weights.checkpoint.tensors
     scheme, reader = weights.scheme(spec.name), weights.format.reader
-    scheme = None if spec.role in CUT else scheme
+    scheme = None if spec.role in DECODED else scheme
     if scheme is None or reader is None:
         info = tensors.get(spec.tensor)
         code = "F32" if info is None or info.dtype not in PLAIN_DTYPES else info.dtype
@@ -65,6 +68,13 @@ def facts_of(weights: Weights, spec: LinearSpec) -> LinearFacts:
     scales = (f"{spec.name}.{part}" for part in reader.scales)
     stored = next(TORCH_DTYPES[tensors[name].dtype] for name in scales if name in tensors)
     return LinearFacts(spec.shape, scheme, stored, weights.plain_dtype)
+
+
+def load_dense(weights: Weights, spec: LinearSpec, how: Arithmetic) -> Tensor:
+    """What the decoder does more with than multiply: the weight [N, K] in the dtype in which dense
+    weights are kept. CheckpointError for NaN or infinity."""
+    weight = weights.read(spec.tensor, check_finite=True)
+    return weight.to(how.device, kept_in(facts_of(weights, spec).stored, how))
 
 
 def multiplied(weights: Weights) -> Iterator[LinearSpec]:
@@ -80,6 +90,12 @@ def weight_bytes(weights: Weights, how: Arithmetic) -> int:
     """What the weights of all linears will take, each in its form. Nothing is read."""
     found = (facts_of(weights, spec) for spec in multiplied(weights))
     return sum(chosen_form(facts, how).form.nbytes(facts, how) for facts in found)
+
+
+def embedding_bytes(weights: Weights, how: Arithmetic) -> int:
+    """What the token embedding will take, in memory it shares with a tied head."""
+    facts = facts_of(weights, weights.spec.embedding_linear())
+    return prod(facts.shape) * kept_in(facts.stored, how).itemsize
 
 
 def refusals(weights: Weights, how: Arithmetic) -> tuple[str, ...]:

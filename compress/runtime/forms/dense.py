@@ -1,4 +1,4 @@
-"""Dense weights: in the dtype of the products, as they lie in the file."""
+"""Dense weights as they lie in the file, in their own dtype where products read it."""
 
 from dataclasses import dataclass
 from math import prod
@@ -9,12 +9,18 @@ from torch import Tensor
 from compress.quant.activations import fake_quantize
 from compress.quant.tensor import InputQuantization
 from compress.runtime.forms.form import Arithmetic, LinearFacts, LinearWeight
-from compress_kernels.ops.linear import linear
+from compress_kernels.ops.linear import linear, reads
+
+
+def kept_in(stored: torch.dtype, how: Arithmetic) -> torch.dtype:
+    """The dtype in which an engine keeps a dense weight: the stored one where its products read
+    that, which gives what a converted copy gives, to the bit; else that of the products."""
+    return stored if reads(stored, how.dtype, how.device) else how.dtype
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FloatWeight:
-    """values: [N, K], in the dtype of the products."""
+    """values: [N, K], in a dtype that the products read."""
 
     values: Tensor
 
@@ -31,7 +37,13 @@ class FloatWeight:
         return linear(x, self.values, bias)
 
     def joined(self, others: tuple[LinearWeight, ...]) -> "FloatWeight | None":
-        values = [other.values for other in others if isinstance(other, FloatWeight)]
+        """None where one of them is kept in another dtype: each keeps its own."""
+        dtype = self.values.dtype
+        values = [
+            other.values
+            for other in others
+            if isinstance(other, FloatWeight) and other.values.dtype == dtype
+        ]
         return (
             FloatWeight(torch.cat((self.values, *values))) if len(values) == len(others) else None
         )
@@ -48,7 +60,7 @@ class DenseForm:
         return None
 
     def nbytes(self, facts: LinearFacts, how: Arithmetic) -> int:
-        return prod(facts.shape) * how.dtype.itemsize
+        return prod(facts.shape) * kept_in(facts.stored, how).itemsize
 
     def pack(self, weight: Tensor, facts: LinearFacts, how: Arithmetic) -> FloatWeight:
-        return FloatWeight(weight.to(how.device, how.dtype).contiguous())
+        return FloatWeight(weight.to(how.device, kept_in(facts.stored, how)).contiguous())

@@ -1,7 +1,7 @@
 """An engine for a checkpoint: which decoder computes, how large its cache is, what ends a text."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,12 @@ from compress.machine.memory import available_bytes
 from compress.runtime.decoder.build import Loader
 from compress.runtime.decoder.decoder import Decoder
 from compress.runtime.decoder.kv import KVCache, cache_bytes
-from compress.runtime.decoder.linear import multiplied, refusals, weight_bytes
+from compress.runtime.decoder.linear import (
+    embedding_bytes,
+    multiplied,
+    refusals,
+    weight_bytes,
+)
 from compress.runtime.decoder.one_call import in_one_call
 from compress.runtime.engine.engine import Engine
 from compress.runtime.engine.interfaces import StepRunner
@@ -90,12 +95,10 @@ def open_engine(
     try:
         forward = describe_forward(weights.checkpoint.config, weights.spec)
     except CheckpointError as error:
-        linears = sum(prod(spec.shape) for spec in multiplied(weights)) * how.dtype.itemsize
-        _check_memory(weights, linears, how.dtype, free)
+        _check_memory(weights, _all_bytes, how.arithmetic, free)
         parts = _in_transformers(weights, how, context, str(error))
     else:
-        linears = weight_bytes(weights, how.arithmetic)
-        _check_memory(weights, linears, how.dtype, free)
+        _check_memory(weights, _kept_bytes, how.arithmetic, free)
         parts = _native(weights, how, context, forward, free)
     facts = ModelFacts(
         context=context,
@@ -205,14 +208,29 @@ def _named_ends(weights: "Weights") -> set[int]:
     return set()
 
 
-def _check_memory(weights: "Weights", linears: int, dtype: torch.dtype, free: int | None) -> None:
-    """linears: bytes of their weights. The embedding counts twice: while a tensor is read it is
-    there as it is stored, too."""
-    needed = linears + 2 * prod(weights.spec.embedding_shape) * dtype.itemsize
+def _kept_bytes(weights: "Weights", how: Arithmetic) -> int:
+    """The embedding counts twice: while a tensor is read it is there as it is stored, too."""
+    return weight_bytes(weights, how) + 2 * embedding_bytes(weights, how)
+
+
+def _all_bytes(weights: "Weights", how: Arithmetic) -> int:
+    """Everything in one dtype; the embedding as above."""
+    count = sum(prod(spec.shape) for spec in multiplied(weights))
+    return (count + 2 * prod(weights.spec.embedding_shape)) * how.dtype.itemsize
+
+
+def _check_memory(
+    weights: "Weights",
+    needs: Callable[["Weights", Arithmetic], int],
+    how: Arithmetic,
+    free: int | None,
+) -> None:
+    needed = needs(weights, how)
     if free is not None and needed > free:
-        smaller = "; take dtype bf16" if dtype.itemsize > 2 else ""
+        half = replace(how, dtype=torch.bfloat16)
+        smaller = "; take dtype bf16" if needs(weights, half) < needed else ""
         raise RequestError(
-            f"{weights.checkpoint.path} needs {needed / 2**30:.1f} GiB of memory as {dtype},"
+            f"{weights.checkpoint.path} needs {needed / 2**30:.1f} GiB of memory as {how.dtype},"
             f" {free / 2**30:.1f} GiB are free{smaller}"
         )
 

@@ -1,11 +1,11 @@
-"""Multiplies rows by a weight in fp32, with csrc/linear.cpp."""
+"""Multiplies fp32 rows by a weight of fp32, bf16 or fp16, with csrc/linear.cpp."""
 
 import ctypes
 
 import torch
 from torch import Tensor
 
-from compress_kernels.cpu.library import address, native
+from compress_kernels.cpu.library import FLOAT_KINDS, address, native
 
 
 class LinearStruct(ctypes.Structure):
@@ -15,12 +15,13 @@ class LinearStruct(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("x", "weight", "bias", "out")),
         *((name, ctypes.c_int64) for name in ("rows", "columns", "outputs")),
         *((name, ctypes.c_int64) for name in ("stride", "out_stride")),
-        ("threads", ctypes.c_int32),
+        *((name, ctypes.c_int32) for name in ("kind", "threads")),
     ]
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
-    """x [rows, K], weight [N, K], bias [N] or None -> out [rows, N], all fp32 on the CPU.
+    """x [rows, K], weight [N, K], bias [N] or None -> out [rows, N] on the CPU, all fp32 but the
+    weight, which is of FLOAT_KINDS.
 
     `ops.linear.linear` calls it and has checked the arguments. Rows of x and of out may lie apart
     in memory.
@@ -39,5 +40,5 @@ def linear_struct(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -
     return LinearStruct(
         x.data_ptr(), weight.data_ptr(), address(bias), out.data_ptr(),
         x.shape[0], weight.shape[1], weight.shape[0], x.stride(0), out.stride(0),
-        torch.get_num_threads(),
+        FLOAT_KINDS[weight.dtype], torch.get_num_threads(),
     )  # fmt: skip

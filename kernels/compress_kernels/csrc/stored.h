@@ -6,6 +6,9 @@
 #include <cstring>
 
 #include "tile.h"
+#if defined(__AVX512F__) || defined(__F16C__)
+#include <immintrin.h>
+#endif
 
 enum Kind { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2, kInt8 = 3 };
 
@@ -43,6 +46,13 @@ inline Vec load_stored(const BFloat16* from, int64_t left) {
 }
 
 inline Vec load_stored(const Float16* from, int64_t left) {
+#ifdef __AVX512F__
+  const Halves raw = load_raw<Halves>(from, left);
+  return _mm512_cvtph_ps(reinterpret_cast<__m256i>(raw));
+#elif defined(__F16C__)
+  const Halves raw = load_raw<Halves>(from, left);
+  return _mm256_cvtph_ps(reinterpret_cast<__m128i>(raw));
+#else
   const Words half = __builtin_convertvector(load_raw<Halves>(from, left), Words);
   Words bits = (half & 0x7fff) << 13;
   Vec x;
@@ -53,6 +63,7 @@ inline Vec load_stored(const Float16* from, int64_t left) {
   bits |= (half & 0x8000) << 16 | ((half & 0x7c00) == 0x7c00 & 0x7f800000u);
   std::memcpy(&x, &bits, sizeof x);
   return x;
+#endif
 }
 
 inline Vec load_stored(const int8_t* from, int64_t left) {

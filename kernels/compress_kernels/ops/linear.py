@@ -10,6 +10,8 @@ from compress_kernels.reference import linear as reference
 
 # In multiples of so many rows torch's products give each the same bits, if at all.
 ROWS = 16
+# Of weights that become fp32 number by number in a product.
+WIDENED = (torch.bfloat16, torch.float16)
 
 
 def row_multiple(dtype: torch.dtype, device: torch.device) -> int:
@@ -17,11 +19,18 @@ def row_multiple(dtype: torch.dtype, device: torch.device) -> int:
     return 1 if _compiled(dtype, device) else ROWS
 
 
+def reads(stored: torch.dtype, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether `linear` reads a weight of dtype `stored` as it lies for products in `dtype`; else it
+    is better converted once."""
+    return stored == dtype or (stored in WIDENED and _compiled(dtype, device))
+
+
 def linear(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, out: Tensor | None = None
 ) -> Tensor:
     """x [rows, K], weight [N, K], bias [N] or None, of one float dtype -> [rows, N].
 
+    The weight may be bf16 or fp16 where x is fp32: the result is that of its fp32 copy, to the bit.
     out: where the result goes, a view of columns too. In fp32 on a CPU compiled code runs, where a
     row's bits depend on nothing else; torch's products give that on multiples of 16 rows at best.
     Raises ValueError on a wrong shape or dtype.
@@ -29,7 +38,7 @@ def linear(
     outputs, columns = weight.shape
     if x.dim() != 2 or x.shape[1] != columns:
         raise wrong("x", x, f"[rows, {columns}]")
-    if x.dtype != weight.dtype:
+    if x.dtype != weight.dtype and (x.dtype != torch.float32 or weight.dtype not in WIDENED):
         raise wrong("x", x, f"{weight.dtype}")
     if bias is not None and (bias.shape != (outputs,) or bias.dtype != x.dtype):
         raise wrong("bias", bias, f"{x.dtype} [{outputs}]")
