@@ -76,6 +76,19 @@ def test_every_family_has_the_bits_of_op_by_op(
         assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
 
 
+@pytest.mark.parametrize("family", ["llama", "gemma2", "deepseek_v3"])
+def test_weights_that_stay_in_16_bits(tmp_path: Path, family: str) -> None:
+    plain, called = (runs(load(tiny_models.make(family, tmp_path / x))) for x in ("a", "b"))
+    assert plain.decoder.embedding.dtype == torch.bfloat16
+    one = in_one_call(called.decoder, called.cache, 64).decoder
+    assert one is not None
+    for step in steps():
+        batch = plain.batch(step)
+        assert torch.equal(
+            one.forward(batch, called.cache), plain.decoder.forward(batch, plain.cache)
+        )
+
+
 @pytest.mark.parametrize(("family", "reason"), REASONS.items())
 def test_what_is_no_program_says_why(
     decoder: Callable[[str], Decoder], family: str, reason: str
