@@ -16,7 +16,7 @@ TOKENS ?= 8192
 OWN    := {self: true, samples: 64, length: 256}
 TEXTS   = evaluation.texts=[$(OWN), {text: "$(abspath $(TEXT))", max_tokens: $(TOKENS)}]
 
-.PHONY: help demo test test-long test-interop test-gpu test-peers formats-matrix export-matrix lint types contracts format clean
+.PHONY: help demo test test-long test-interop test-gpu test-peers formats-matrix export-matrix lint types contracts format wheel clean
 
 help:
 	@echo "make demo          compress the embedded model and show what it cost (TEXT=file: there too, TOKENS=8192 of it)"
@@ -28,6 +28,7 @@ help:
 	@echo "make test-gpu      on a machine with CUDA"
 	@echo "make test-long     the long randomised sets"
 	@echo "make lint types contracts"
+	@echo "make wheel         for this platform, with the kernels of every instruction set, in dist/"
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -90,6 +91,10 @@ contracts: $(VENV)/.dev
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+wheel: $(VENV)/.dev
+	rm -rf dist && $(BIN)/python -m build --no-isolation --wheel --outdir dist .
+	$(BIN)/python -m compress_kernels.cpu.wheel dist/*-py3-none-any.whl
 
 clean:
 	rm -rf $(VENV) out build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -14,6 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from compress_kernels.cpu.build import packaged_path
+from compress_kernels.cpu.levels import features, levels
+from compress_kernels.cpu.wheel import platform_wheel
+
 REPO = Path(__file__).resolve().parents[2]
 PYPROJECT = tomllib.loads((REPO / "pyproject.toml").read_text())
 SETUPTOOLS = PYPROJECT["tool"]["setuptools"]
@@ -114,6 +118,10 @@ def test_build_says_nothing_of_packages_left_out(built: Built) -> None:
 
 @pytest.fixture(scope="session")
 def installed(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return install(built.wheel, tmp_path_factory)
+
+
+def install(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """bin/ of a new environment with the wheel; dependencies are those of this environment.
 
     They come through a .pth file: the .pth files among them, an editable install's for one, then
@@ -124,7 +132,7 @@ def installed(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
     python = home / "bin" / "python"
     pip = [sys.executable, "-m", "pip", "--python", str(python), "install"]
     subprocess.run(
-        [*pip, "--quiet", "--no-deps", "--no-index", str(built.wheel)], check=True, env=bare_env()
+        [*pip, "--quiet", "--no-deps", "--no-index", str(wheel)], check=True, env=bare_env()
     )
     (site,) = home.glob("lib/python*/site-packages")
     here = sysconfig.get_paths()
@@ -187,6 +195,31 @@ def test_installed_command_compresses_a_model(
     }
     assert (out / "report" / "report.html").stat().st_size > 10_000
     assert "int4 sym g128" in compress_model(installed, tmp_path, "inspect", "small")
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not shutil.which("g++"), reason="no g++")
+def test_a_wheel_of_this_platform_needs_no_compiler(
+    built: Built, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    made = platform_wheel(built.wheel)
+    assert "none-any" not in made.name
+    library = f"compress_kernels/{packaged_path().parent.name}/{packaged_path().name}"
+    assert set(files_of(made)) - set(files_of(built.wheel)) == {library}
+    python = install(made, tmp_path_factory) / "python"
+    script = (
+        "import torch, compress_kernels as k; from compress_kernels.ops.linear import linear;"
+        "x = torch.randn(3, 40); torch.testing.assert_close(linear(x, x), x @ x.T);"
+        "print(k.status()['cpu'], k.paths()['instruction set'])"
+    )
+    for level in (level for level in levels() if level.needs <= features()):
+        environment = bare_env(PATH="", CXX="", COMPRESS_MODEL_ISA=level.name)
+        done = subprocess.run(
+            [str(python), "-c", script], capture_output=True, text=True, env=environment
+        )
+        assert done.returncode == 0, done.stderr
+        assert f"/{packaged_path().name} {level.name}" in done.stdout
+    made.unlink()
 
 
 def test_versions_agree() -> None:

@@ -15,9 +15,10 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from compress_kernels.cpu.levels import NATIVE, Level, chosen, features
+from compress_kernels.cpu.levels import NATIVE, Level, chosen, features, levels
 
 SOURCES = Path(__file__).parent.parent / "csrc"
+PACKAGED = Path(__file__).parent.parent / "bundled"
 # For any processor of its kind, whatever the level.
 BASE = frozenset({"team.cpp"})
 # No -ffast-math: rounding to codes relies on sums being done as written.
@@ -40,7 +41,8 @@ class BuildError(Exception):
 
 
 def library_path() -> Path:
-    """The library of the chosen level, compiled if this machine has none yet.
+    """That of all levels, if the package came with it; else that of the chosen one, compiled if
+    this machine has none yet.
 
     Raises BuildError, and InstructionSetError for a level that cannot run here.
     """
@@ -49,11 +51,19 @@ def library_path() -> Path:
         raise BuildError("COMPRESS_MODEL_NO_NATIVE=1")
     if platform.system() == "Windows":
         raise BuildError("not built on Windows")
+    if packaged_path().exists():
+        return packaged_path()
     found = compiler()
     path = _cache_folder() / f"kernels-{level.name}-{_fingerprint(found, level)}.so"
     if not path.exists():
         _build(found, level, path)
     return path
+
+
+def packaged_path() -> Path:
+    """Where a wheel of these very sources has the library of all levels, if it has one."""
+    flags = (*FLAGS, *(flag for level in levels() for flag in level.flags))
+    return PACKAGED / f"kernels-{_digest(flags)}.so"
 
 
 def compiler() -> str:
@@ -103,7 +113,12 @@ def _cache_folder() -> Path:
 def _fingerprint(compiler: str, level: Level) -> str:
     # What -march=native depends on, where the compiler decides.
     here = (platform.machine(), *(sorted(features()) if level is NATIVE else ()))
-    digest = hashlib.sha256("\0".join((compiler, *FLAGS, *level.flags, *here)).encode())
+    return _digest((compiler, *FLAGS, *level.flags, *here))
+
+
+def _digest(words: Sequence[str]) -> str:
+    """Of the words and all sources."""
+    digest = hashlib.sha256("\0".join(words).encode())
     for source in sorted(SOURCES.iterdir()):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
     return digest.hexdigest()[:20]

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from compress_kernels.cpu.build import BuildError, library_path
+from compress_kernels.cpu.build import BuildError, library_path, packaged_path
+from compress_kernels.cpu.bundle import BundledLibrary
 from compress_kernels.cpu.quota import quota
 from compress_kernels.gptq import problem as grid
 
@@ -66,7 +67,7 @@ def native() -> Native:
     """The library, built and loaded on the first call of a process."""
     try:
         path = library_path()
-        library = ctypes.CDLL(str(path))
+        library = (BundledLibrary if path == packaged_path() else ctypes.CDLL)(str(path))
     except (BuildError, OSError) as error:
         return Native(None, str(error))
     library.gptq_block.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
