@@ -120,5 +120,5 @@ def test_who_reads_what() -> None:
         assert reads(dtype, dtype, CPU)
     assert not reads(torch.float32, torch.bfloat16, CPU)
     assert not reads(torch.bfloat16, torch.float16, CPU)
-    with pytest.raises(ValueError, match="x is torch.bfloat16"):
+    with pytest.raises(ValueError, match=r"x is torch\.bfloat16"):
         linear(torch.zeros(1, 2).bfloat16(), torch.zeros(1, 2).half())
