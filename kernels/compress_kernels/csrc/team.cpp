@@ -108,9 +108,9 @@ struct Offer {
 struct Team;
 
 struct alignas(64) Helper {
-  Team* team;
-  int number;  // from 1 on; the caller is 0
-  pthread_t thread;
+  Team* team = nullptr;
+  int number = 0;  // from 1 on; the caller is 0
+  pthread_t thread{};
   Bed bed;
 };
 
@@ -119,10 +119,10 @@ struct Team {
   alignas(64) std::atomic<int64_t> done{0};  // pieces
   Bed bed;                                   // of the caller
   // Of the job; written while none is offered.
-  Piece piece;
-  const void* context;
-  int64_t pieces;
-  std::fenv_t rounding;
+  Piece piece = nullptr;
+  const void* context = nullptr;
+  int64_t pieces = 0;
+  std::fenv_t rounding{};
   std::atomic<int> place{-1};  // processor of the caller
   // Of the caller's side, which `busy` guards.
   alignas(64) std::atomic<bool> busy{false};
@@ -130,7 +130,7 @@ struct Team {
   int processors = 0;  // that the caller may use, 0: not looked yet
 #ifdef __linux__
   std::mutex mask_mutex;
-  cpu_set_t mask;
+  cpu_set_t mask{};  // of the caller
 #endif
 };
 
