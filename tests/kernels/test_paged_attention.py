@@ -17,6 +17,8 @@ from compress_kernels.paged import StoredStates, TokenPlaces
 from compress_kernels.reference import attention as reference
 
 HEADS, KV_HEADS, DIM = 6, 2, 8
+# Around the runs of 256 positions of compiled code, and the steps of 16 inside.
+LENGTHS = (1, 15, 16, 17, 255, 256, 257, 511, 513)
 Attend = Callable[..., Tensor]
 BOTH = pytest.mark.parametrize(
     "attend",
@@ -225,6 +227,159 @@ def test_values_may_lie_in_the_keys(
     torch.testing.assert_close(public, want, atol=1e-5, rtol=1e-5)
 
 
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """heads: of queries and of keys. values: in the keys' memory if `latent`."""
+
+    heads: tuple[int, int]
+    widths: tuple[int, int]
+    dtype: torch.dtype = torch.float32
+    latent: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.heads} of {self.widths}, {self.dtype}{', a latent' * self.latent}"
+
+
+SHAPES = (
+    Shape((2, 2), (64, 64)),
+    Shape((2, 1), (72, 40)),
+    Shape((8, 2), (32, 48), torch.bfloat16),
+    Shape((16, 2), (64, 64), torch.int8),
+    Shape((7, 1), (33, 19), torch.float16),
+    Shape((8, 1), (88, 64), latent=True),
+    Shape((3, 1), (88, 50), torch.bfloat16, latent=True),
+    Shape((5, 1), (80, 64), torch.int8, latent=True),
+)
+
+
+def random_states(shape: Shape, texts: int, length: int) -> tuple[StoredStates, Tensor]:
+    """Blocks of 16 in a random order, and the table; the block behind the last is of no text and
+    holds no number where its dtype has one that is none."""
+    generator = torch.Generator().manual_seed(length)
+    each = -(-length // 16)
+    parts: list[tuple[Tensor, Tensor | None]] = []
+    for width in shape.widths:
+        states = torch.randn(texts * each + 1, shape.heads[1], 16, width, generator=generator)
+        scales = None
+        if shape.dtype == torch.int8:
+            states = (states * 40).round().clamp(-127, 127)
+            scales = (torch.rand(states.shape[:3], generator=generator) / 40 + 0.01).half()
+            scales[-1] = torch.nan
+        else:
+            states[-1] = torch.nan
+        parts.append((states.to(shape.dtype), scales))
+    (keys, key_scales), (values, value_scales) = parts
+    if shape.latent:
+        values, value_scales = keys[..., : shape.widths[1]], key_scales
+    table = torch.randperm(texts * each, generator=generator).view(texts, each).int()
+    return StoredStates(keys, values, key_scales, value_scales), table
+
+
+@pytest.mark.skipif(native().library is None, reason=native().reason)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("options", [{}, {"window": 300, "softcap": 3.0}], ids=str)
+def test_a_token_alone_has_the_bits_of_a_prompt(shape: Shape, options: dict[str, Any]) -> None:
+    """By one thread and by several, in any order, in chunks of all sizes, in float64's bounds."""
+    options = {"scale": shape.widths[0] ** -0.5, **options}
+    states, table = random_states(shape, 2, max(LENGTHS))
+    q = torch.randn(2 * max(LENGTHS), shape.heads[0], shape.widths[0])
+    sequence = torch.arange(len(q), dtype=torch.int32) // max(LENGTHS)
+    positions = torch.arange(len(q)) % max(LENGTHS)
+
+    def attend(rows: Tensor, threads: int) -> Tensor:
+        torch.set_num_threads(threads)
+        places = TokenPlaces(table, sequence[rows], positions[rows])
+        return compiled.paged_attention(q[rows], states, places, **options)
+
+    before = torch.get_num_threads()
+    try:
+        whole = attend(torch.arange(len(q)), 1)
+        lasts = torch.tensor([text * max(LENGTHS) + n - 1 for text in range(2) for n in LENGTHS])
+        for threads in (1, 2, 4):
+            for row in lasts[threads::3]:
+                assert torch.equal(attend(row[None], threads)[0], whole[row])
+            assert torch.equal(attend(lasts, threads), whole[lasts])
+        for some in torch.split(torch.randperm(len(q)), [1, 4, 9, 100, len(q) - 114]):
+            assert torch.equal(attend(some, 3), whole[some])
+    finally:
+        torch.set_num_threads(before)
+    wide = StoredStates(
+        *(x.double() for x in (states.keys, states.values)), states.key_scales, states.value_scales
+    )
+    places = TokenPlaces(table, sequence[lasts], positions[lasts])
+    want = exact(q[lasts].double(), wide, places, **options)
+    torch.testing.assert_close(whole[lasts].double(), want, atol=3e-6, rtol=0)
+
+
+def exact(
+    q: Tensor,
+    stored: StoredStates,
+    places: TokenPlaces,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> Tensor:
+    """In float64, token by token, of blocks of 16."""
+    out = []
+    for row, text, position in zip(q, places.sequence, places.positions.tolist(), strict=True):
+        seen = torch.arange(max(0, position + 1 - (window or position + 1)), position + 1)
+        at = places.table[text][seen // 16].long(), slice(None), seen % 16
+        k, v = (
+            x[at] if s is None else x[at] * s[at][..., None].double()
+            for x, s in (
+                (stored.keys, stored.key_scales),
+                (stored.values, stored.value_scales),
+            )
+        )
+        k, v = (x.repeat_interleave(len(row) // x.shape[1], dim=1) for x in (k, v))
+        scores = torch.einsum("hd,lhd->hl", row, k) * scale
+        scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
+        out.append(torch.einsum("hl,lhd->hd", scores.softmax(-1), v))
+    return torch.stack(out)
+
+
+@pytest.mark.skipif(native().library is None, reason=native().reason)
+@pytest.mark.parametrize("heads", [(4, 4), (8, 1)], ids=str)
+def test_what_others_see_does_not_get_in(heads: tuple[int, int]) -> None:
+    """Keys and values behind a token and before its window are no numbers: tokens of the same
+    prompt see them, and it does not."""
+    shape = Shape(heads, (32, 32))
+    states, table = random_states(shape, 1, 513)
+    q, bad = torch.randn(513, heads[0], 32), (100, 300, 301, 470)
+    for x in (states.keys, states.values):
+        for at in bad:
+            x[table[0, at // 16].long(), :, at % 16] = torch.nan
+    places = TokenPlaces(table, torch.zeros(513, dtype=torch.int32), torch.arange(513))
+    got = compiled.paged_attention(q, states, places, scale=0.2, window=60)
+    for position in range(513):
+        free = not any(position - 60 < at <= position for at in bad)
+        assert got[position].isfinite().all() if free else got[position].isnan().all()
+
+
+@pytest.mark.parametrize("rows", [1, 70])
+@pytest.mark.skipif(native().library is None, reason=native().reason)
+def test_scores_of_minus_infinity_weigh_nothing(rows: int) -> None:
+    """A whole run of them too; where there is nothing else, the result is no number."""
+    states, table = random_states(Shape((2, 2), (16, 16)), 1, 513)
+    # From the key's first number: positions 0 to 255 see -inf, the others 0.
+    states.keys.zero_()
+    states.keys[table[0, :16].long(), :, :, 0] = -torch.inf
+    q = torch.ones(rows, 2, 16)
+    places = TokenPlaces(table, torch.zeros(rows, dtype=torch.int32), torch.full((rows,), 400))
+    got = compiled.paged_attention(q, states, places, scale=1.0)
+    seen = torch.arange(256, 401)
+    want = states.values[table[0][seen // 16].long(), :, seen % 16].mean(0)
+    torch.testing.assert_close(got, want.expand(rows, 2, 16), atol=1e-6, rtol=1e-6)
+    places = TokenPlaces(table, torch.zeros(rows, dtype=torch.int32), torch.full((rows,), 200))
+    assert compiled.paged_attention(q, states, places, scale=1.0).isnan().all()
+
+
+def test_no_tokens_give_no_rows() -> None:
+    texts = stored(1, 4, 4)
+    places = texts.at(torch.zeros(0, dtype=torch.int32), torch.zeros(0, dtype=torch.int64))
+    assert paged_attention(torch.zeros(0, HEADS, DIM), texts.states, places, scale=1.0).numel() == 0
+
+
 @BOTH
 def test_threads_leave_no_trace(attend: Attend) -> None:
     texts = stored(2, 130, 16)
@@ -268,9 +423,11 @@ def test_int8_is_read_with_its_scales(attend: Attend, widths: tuple[int, int]) -
     places = texts.at(sequence, positions)
     got = attend(q, StoredStates(*codes, *scales), places, scale=0.4)
     read = [c.float() * s[..., None].float() for c, s in zip(codes, scales, strict=True)]
-    want = attend(q, StoredStates(*read), places, scale=0.4)
     assert got.dtype == torch.bfloat16
-    assert torch.equal(got, want)
+    wide = attend(q.float(), StoredStates(*codes, *scales), places, scale=0.4)
+    assert torch.equal(got, wide.bfloat16())
+    want = attend(q.float(), StoredStates(*read), places, scale=0.4)
+    torch.testing.assert_close(wide, want, atol=2e-6, rtol=2e-6)
 
 
 def test_wrong_arguments_are_named() -> None:

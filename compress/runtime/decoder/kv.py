@@ -1,8 +1,9 @@
 """Keys and values of all sequences, in blocks that the block tables share out."""
 
+import mmap
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from math import prod
-from mmap import mmap
 
 import torch
 from torch import Tensor
@@ -99,8 +100,12 @@ def _scales(states: Tensor) -> Tensor | None:
 
 def _zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
     """On a CPU pages that the system fills when they are first written: torch's zeros would write
-    all of a cache, of which most texts use little, before the first token."""
+    all of a cache, of which most texts use little, before the first token. Large pages where the
+    system has them: blocks lie anywhere, and each small page would have to be looked up."""
     if device.type != "cpu":
         return torch.zeros(*shape, dtype=dtype, device=device)
-    pages = mmap(-1, prod(shape) * dtype.itemsize)
+    pages = mmap.mmap(-1, prod(shape) * dtype.itemsize)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a kernel without them
+            pages.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(pages, dtype=dtype).view(*shape)

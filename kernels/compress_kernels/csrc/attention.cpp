@@ -1,228 +1,293 @@
 // Attention of a flat batch over keys and values in blocks.
 //
-// A token's heads are computed alone, in an order of sums that its own position alone decides, from
-// keys and values as they are stored: neither neighbours, nor the number of tokens or threads, nor
-// which blocks a text got can be seen in a result.
+// Rows of a text go in tiles over runs of kRun positions, which begin at its multiples: scores of a
+// run, then weights under the run's own maximum, then values. Runs are merged in their order. So a
+// row's sums have an order that its own position alone decides: neither neighbours, nor the number
+// of tokens or threads, nor which blocks a text got can be seen in a result.
 
-#include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <limits>
 #include <vector>
 
+#include "attention_plan.h"
+#include "attention_tiles.h"
 #include "parallel.h"
-#include "stored.h"
-#include "tile.h"
+#include "softmax.h"
 
-// Mirrored in cpu/attention.py.
-struct Attention {
-  const float* q;           // [rows, heads, dim]
-  const void* keys;         // [blocks, kv_heads, block_size, dim] of `kind`
-  const void* values;       // [blocks, kv_heads, block_size, value_dim] of `kind`; value_stride
-                            // from one position to the next, more where they lie in the keys
-  const Float16* key_scales;  // [blocks, kv_heads, block_size] for int8, else null
-  const Float16* value_scales;
-  const int32_t* table;      // [sequences, table_stride]
-  const int32_t* sequence;   // [rows]
-  const int64_t* positions;  // [rows]
-  float* out;                // [rows, heads, value_dim]
-  int64_t rows, heads, kv_heads, dim, value_dim, value_stride, block_size, table_stride;
-  int64_t window;  // 0 for none
-  float scale, softcap;  // softcap 0 for none
-  int32_t kind, threads;
+namespace paged {
+
+constexpr int64_t kAhead = 8192;  // bytes that are asked for before they are read
+
+// What a thread works with; kept, as a call may be short.
+struct Worker {
+  std::vector<float> memory;
+  Places places[2];                     // of runs with an even and with an odd number
+  int64_t packed_keys[kRun], packed_values[kRun];
+  float key_scales[kRun], value_scales[kRun];
+  std::vector<Span> spans;              // of rows, as the two below
+  std::vector<RunSum> runs, sums;
+  float *q, *weights, *parts, *out, *total, *wide_keys, *wide_values;  // in `memory`
+
+  void open(const Plan& plan, int64_t rows) {
+    int64_t used = 16;  // of them some for a beginning at a line
+    float** pieces[] = {&q, &weights, &parts, &out, &total, &wide_keys, &wide_values};
+    const int64_t wide = rows * plan.wide_value, counts[] = {
+        rows * plan.wide, rows * kRun,      kChains * rows * kSliceWidth, wide, wide,
+        kRun * plan.wide, kRun * plan.wide_value};
+    for (int64_t count : counts) used += (count + 15) / 16 * 16;
+    if (static_cast<int64_t>(memory.size()) < used) memory.resize(used);
+    auto at = reinterpret_cast<uintptr_t>(memory.data());
+    float* next = reinterpret_cast<float*>((at + 63) / 64 * 64);
+    for (int i = 0; i < 7; ++i) *pieces[i] = next, next += (counts[i] + 15) / 16 * 16;
+    for (int p = 0; p < kRun; ++p) {
+      packed_keys[p] = p * plan.wide * static_cast<int64_t>(sizeof(float));
+      packed_values[p] = p * plan.wide_value * static_cast<int64_t>(sizeof(float));
+    }
+    places[0].tile = places[1].tile = nullptr;
+    spans.resize(rows), runs.resize(rows), sums.resize(rows);
+  }
 };
 
-namespace {
-
-constexpr int kSlice = 4;  // vectors of a head that are summed at once
-constexpr int kLanes = 4;  // sums side by side: one alone waits for itself
-constexpr int64_t kAhead = 4096;  // bytes
-constexpr int64_t kGrain = 1 << 17;  // products with keys and with values that are worth a thread
-
-// What a token sees of one head: kRows positions from `at` on, those beyond `count` left out.
+// Rows of a run as fp32, padded with zeros to whole vectors: read by many, they are widened once.
 template <typename T>
-struct Seen {
-  const T* rows[kRows];
-  float scales[kRows];
-  int count;
+HeadRows widened(const HeadRows& rows, Span seen, float* to, const int64_t* at, int64_t wide,
+                 const Next& next) {
+  for (int p = seen.from; p < seen.to; ++p) {
+    for (int64_t c = 0; c < rows.dim; c += 4 * kRows) fetch<4 * kRows, sizeof(T)>(next, p, c);
+    const T* from = row_of<T>(rows, p);
+    for (int64_t c = 0; c < rows.dim; c += kRows) {
+      const Vec x = load_stored(from + c, rows.dim - c);
+      std::memcpy(to + p * wide + c, &x, sizeof x);
+    }
+  }
+  return {reinterpret_cast<const char*>(to), at, wide};
+}
+
+// Scores of all rows with the keys of a run, as products.
+template <typename T>
+void score(const HeadRows& keys, const Plan& plan, Worker& w, int rows, Span seen,
+           const Coming& coming) {
+  const auto tile = [&](auto height, int row, int p) {
+    constexpr int kHeight = decltype(height)::value;
+    bool wanted = false;
+    for (int i = row; i < row + kHeight; ++i)
+      wanted |= w.spans[i].from < p + kRows && p < w.spans[i].to;
+    if (wanted)
+      dots_of_step<T, kHeight>(keys, w.q + row * plan.wide, plan.wide, p, w.weights + row * kRun,
+                               row ? Coming{} : coming);
+  };
+  for (int p = seen.from / kRows * kRows; p < seen.to; p += kRows) {
+    int row = 0;
+    for (; rows - row >= kHigh; row += kHigh) tile(std::integral_constant<int, kHigh>(), row, p);
+    if (rows - row >= 2) tile(std::integral_constant<int, 2>(), row, p), row += 2;
+    if (row < rows) tile(std::integral_constant<int, 1>(), row, p);
+  }
+}
+
+template <typename T>
+void weigh(const HeadRows& values, const Plan& plan, Worker& w, int rows, const Next& next) {
+  int64_t c = 0;
+  const auto slice = [&](auto wide, auto whole) {
+    constexpr int kWide = decltype(wide)::value;
+    weigh_slice<T, kWide, decltype(whole)::value>(values, c, w.weights, w.spans.data(), rows,
+                                                  w.parts, w.out, plan.wide_value, next);
+    c += kWide * kRows;
+  };
+  while (values.dim - c >= kSliceWidth)
+    slice(std::integral_constant<int, kSlice>(), std::true_type());
+  if constexpr (kSlice > 2)
+    if (values.dim - c >= 2 * kRows) slice(std::integral_constant<int, 2>(), std::true_type());
+  if (values.dim - c >= kRows) slice(std::integral_constant<int, 1>(), std::true_type());
+  if (values.dim > c) slice(std::integral_constant<int, 1>(), std::false_type());
+}
+
+// One head of keys and values in one run, for all rows of a tile: w.runs and w.out. Behind it comes
+// `later` of `later_head`, -1 for nothing.
+template <typename T>
+bool attend_run(const Attention& a, const Plan& plan, const Tile& tile, int64_t head, int64_t run,
+                int64_t later_head, int64_t later, Worker& w) {
+  const Sizes sizes = sizes_of(a, sizeof(T));
+  Places& places = w.places[run & 1];
+  place(a, plan, tile, run, sizes, places);
+  const Span seen = places.seen;
+  if (seen.from >= seen.to) return false;
+  const int rows = static_cast<int>(tile.count * plan.group);
+  for (int row = 0; row < rows; ++row)
+    w.spans[row] = span_in(a, plan.order[tile.first + row / plan.group], run);
+  const bool shared = a.keys == a.values;
+  const char* first_key = static_cast<const char*>(a.keys);
+  const char* first_value = static_cast<const char*>(a.values);
+  HeadRows keys{first_key + head * sizes.key_head, places.keys, a.dim};
+  HeadRows values{first_value + head * sizes.value_head, places.values, a.value_dim};
+  Next after{};  // what is read behind the last pass
+  if (later >= 0) {
+    Places& behind = w.places[later & 1];
+    if (&behind != &places || later == run) {
+      place(a, plan, tile, later, sizes, behind);
+      after.then = first_key + later_head * sizes.key_head;
+      after.then_at = behind.keys, after.then_seen = behind.seen;
+    }
+  }
+  const int ahead = static_cast<int>(std::max<int64_t>(1, kAhead / sizes.key));
+  const Next past_values{values.first, after.then, values.at, after.then_at, seen, after.then_seen,
+                         ahead, sizes.number};
+  Next past_keys{keys.first, values.first, keys.at, values.at, seen, seen, ahead, sizes.number};
+  const auto straight_on = [&] {
+    past_keys.then = after.then, past_keys.then_at = after.then_at;
+    past_keys.then_seen = after.then_seen;
+  };
+  if (shared) straight_on();
+  const bool widen = rows > kHigh && (sizeof(T) != sizeof(float) || a.dim % kRows);
+  // One row goes over values in their order; many do not, and then they are here before.
+  const bool alone = rows == 1 && !shared;
+  if (widen) {
+    keys = widened<T>(keys, seen, w.wide_keys, w.packed_keys, plan.wide, past_keys);
+    score<float>(keys, plan, w, rows, seen, {});
+  } else if (alone || shared) {
+    score<T>(keys, plan, w, rows, seen, {past_keys, {}, a.dim, 0});
+  } else {
+    straight_on();
+    const Next beside{values.first, nullptr, values.at, nullptr, seen, {}, 0, sizes.number};
+    score<T>(keys, plan, w, rows, seen, {past_keys, beside, a.dim, a.value_dim});
+  }
+  const float *key_scales = nullptr, *value_scales = nullptr;
+  if (a.key_scales) {
+    scales_of(a, plan, places, head, a.key_scales, w.key_scales);
+    if (a.value_scales != a.key_scales)
+      scales_of(a, plan, places, head, a.value_scales, w.value_scales);
+    key_scales = w.key_scales;
+    value_scales = a.value_scales != a.key_scales ? w.value_scales : w.key_scales;
+  }
+  for (int row = 0; row < rows; ++row)
+    if (w.spans[row].to)
+      w.runs[row] = soften(w.weights + row * kRun, w.spans[row].from, w.spans[row].to, a.scale,
+                           a.softcap, key_scales, value_scales);
+  if (widen && shared) {
+    weigh<float>({keys.first, keys.at, plan.wide_value}, plan, w, rows, {});
+  } else if (widen) {
+    values = widened<T>(values, seen, w.wide_values, w.packed_values, plan.wide_value,
+                        past_values);
+    weigh<float>(values, plan, w, rows, {});
+  } else {
+    weigh<T>(values, plan, w, rows, alone ? past_values : Next{});
+  }
+  return true;
+}
+
+void load_queries(const Attention& a, const Plan& plan, const Tile& tile, int64_t head, float* q) {
+  for (int64_t i = 0; i < tile.count; ++i)
+    for (int64_t g = 0; g < plan.group; ++g, q += plan.wide) {
+      const int64_t row = plan.order[tile.first + i] * a.heads + head * plan.group + g;
+      std::memcpy(q, a.q + row * a.dim, a.dim * sizeof(float));
+      std::fill(q + a.dim, q + plan.wide, 0.0f);
+    }
+}
+
+void finish(const Attention& a, const Plan& plan, const RunSum& sum, const float* total,
+            int64_t token, int64_t head) {
+  float* out = a.out + (token * a.heads + head) * a.value_dim;
+  for (int64_t c = 0; c < a.value_dim; ++c) out[c] = total[c] / sum.weights;
+}
+
+constexpr RunSum kNothing{-__builtin_inff(), 0.0f};
+
+// All runs of one head, merged as they come.
+template <typename T>
+void attend_whole(const Attention& a, const Plan& plan, const Tile& tile, int64_t head, Worker& w) {
+  const int64_t rows = tile.count * plan.group, wide = plan.wide_value;
+  load_queries(a, plan, tile, head, w.q);
+  std::fill_n(w.sums.begin(), rows, kNothing);
+  std::fill(w.total, w.total + rows * wide, 0.0f);
+  for (int64_t run = tile.low; run < tile.high; ++run) {
+    const bool last = run + 1 == tile.high, over = last && head + 1 == a.kv_heads;
+    const int64_t then = over ? -1 : last ? tile.low : run + 1;
+    if (!attend_run<T>(a, plan, tile, head, run, head + last, then, w)) continue;
+    for (int64_t row = 0; row < rows; ++row)
+      if (w.spans[row].to)
+        merge(w.sums[row], w.total + row * wide, w.runs[row], w.out + row * wide, wide);
+  }
+  for (int64_t row = 0; row < rows; ++row)
+    finish(a, plan, w.sums[row], w.total + row * wide, plan.order[tile.first + row / plan.group],
+           head * plan.group + row % plan.group);
+}
+
+// Sums of runs that are merged when all are there. Of a tile: [runs, kv_heads, rows].
+struct Apart {
+  std::vector<RunSum> runs;
+  std::vector<float> values;  // [runs, wide_value]
 };
 
-// Keys or values of a layer, `dim` numbers of each head and position, `stride` from one to the next.
-struct States {
-  const void* data;
-  const Float16* scales;  // null where there are none
-  int64_t dim, stride;
-};
-
-// What is read next is asked for ahead: blocks lie anywhere, where a processor does not look by
-// itself. `head` counts on from `at`: behind the last one come those of the next kRows positions.
-// Inlined by force: GCC before 14 leaves out calls of functions that only prefetch.
-template <typename T>
-__attribute__((always_inline)) inline void fetch(const States& states, const Attention& a,
-                                                 const int32_t* blocks, int64_t from, int64_t to,
-                                                 int64_t head, int64_t at, int64_t end) {
-  const int64_t bytes = kRows * states.stride * sizeof(T),
-                ahead = std::max<int64_t>(1, kAhead / bytes);
-  const int64_t place = head - from + ahead;
-  at += place / (to - from) * kRows;
-  if (at >= end) return;
-  const int64_t row = (blocks[at / a.block_size] * a.kv_heads + from + place % (to - from)) *
-                          a.block_size + at % a.block_size;
-  const char* first = static_cast<const char*>(states.data) + row * states.stride * sizeof(T);
-  for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(first + line);
+int64_t slot_of(const Attention& a, const Plan& plan, const Tile& tile, int64_t run, int64_t head) {
+  return tile.slot + ((run - tile.low) * a.kv_heads + head) * tile.count * plan.group;
 }
 
 template <typename T>
-Seen<T> look(const States& states, const Attention& a, const int32_t* blocks, int64_t head,
-             int64_t at, int64_t end) {
-  Seen<T> seen{};
-  seen.count = static_cast<int>(std::min<int64_t>(kRows, end - at));
-  int64_t index = at / a.block_size, offset = at % a.block_size;
-  for (int i = 0; i < seen.count; ++i) {
-    const int64_t row = (blocks[index] * a.kv_heads + head) * a.block_size + offset;
-    seen.rows[i] = static_cast<const T*>(states.data) + row * states.stride;
-    seen.scales[i] = states.scales ? load_stored(states.scales + row, 1)[0] : 1.0f;
-    if (++offset == a.block_size) offset = 0, ++index;
-  }
-  // In place of what is not seen, what is: it is read, and then weighs nothing.
-  for (int i = seen.count; i < kRows; ++i) {
-    seen.rows[i] = seen.rows[0];
-    seen.scales[i] = seen.scales[0];
-  }
-  return seen;
+void attend_apart(const Attention& a, const Plan& plan, const Tile& tile, int64_t number,
+                  Apart& apart, Worker& w) {
+  const int64_t run = tile.low + number / a.kv_heads, head = number % a.kv_heads;
+  const bool last = head + 1 == a.kv_heads;
+  load_queries(a, plan, tile, head, w.q);
+  const int64_t next = last ? run + 1 : run, then = next < tile.high ? next : -1;
+  if (!attend_run<T>(a, plan, tile, head, run, last ? 0 : head + 1, then, w)) return;
+  const int64_t slot = slot_of(a, plan, tile, run, head), rows = tile.count * plan.group;
+  std::copy_n(w.runs.begin(), rows, apart.runs.data() + slot);
+  std::copy_n(w.out, rows * plan.wide_value, apart.values.data() + slot * plan.wide_value);
 }
 
-template <typename T>
-inline Vec load(const Seen<T>& seen, int i, int64_t from, int64_t dim) {
-  const Vec found = load_stored(seen.rows[i] + from, dim - from);
-  return sizeof(T) == 1 ? found * splat(seen.scales[i]) : found;
-}
-
-// Products of a query with kRows keys. q: padded with zeros to whole vectors.
-template <typename T>
-Vec scores(const Seen<T>& seen, const float* q, int64_t dim) {
-  Vec parts[kRows] = {};
-  for (int64_t c = 0; c < dim; c += kRows) {
-    Vec part;
-    std::memcpy(&part, q + c, sizeof(Vec));
-#pragma GCC unroll 16
-    for (int i = 0; i < kRows; ++i) parts[i] += load(seen, i, c, dim) * part;
-  }
-  return totals(parts);
-}
-
-// Weights of `count` scores, up to their sum, which is returned; 0 behind them up to whole vectors.
-float soften(float* s, int64_t count) {
-  float top = s[0];
-  for (int64_t i = 1; i < count; ++i) top = s[i] > top || std::isnan(s[i]) ? s[i] : top;
-  Vec sums{};
-  for (int64_t i = 0; i < count; i += kRows) {
-    Vec x;
-    std::memcpy(&x, s + i, sizeof(Vec));
-    x = exponential(x - splat(top));
-    for (int64_t k = count - i; k < kRows; ++k) x[k] = 0.0f;
-    sums += x;
-    std::memcpy(s + i, &x, sizeof(Vec));
-  }
-  float sum = 0.0f;
-  for (int i = 0; i < kRows; ++i) sum += sums[i];
-  return sum;
-}
-
-// Adds kRows values times their weights to kWide vectors of a head's sum.
-template <typename T, int kWide>
-void weigh(const Seen<T>& seen, const float* weights, int64_t from, int64_t dim, float* total) {
-  Vec parts[kLanes][kWide] = {};
-#pragma GCC unroll 16
-  for (int i = 0; i < kRows; ++i)
-#pragma GCC unroll 4
-    for (int c = 0; c < kWide; ++c)
-      parts[i % kLanes][c] += load(seen, i, from + c * kRows, dim) * splat(weights[i]);
-  for (int c = 0; c < kWide; ++c) {
-    Vec sum;
-    std::memcpy(&sum, total + from + c * kRows, sizeof(Vec));
-    sum += (parts[0][c] + parts[1][c]) + (parts[2][c] + parts[3][c]);
-    std::memcpy(total + from + c * kRows, &sum, sizeof(Vec));
-  }
-}
-
-template <typename T>
-void weigh_all(const Seen<T>& seen, const float* weights, int64_t dim, float* total) {
-  int64_t from = 0;
-  for (; dim - from > (kSlice - 1) * kRows; from += kSlice * kRows)
-    weigh<T, kSlice>(seen, weights, from, dim, total);
-  for (; from < dim; from += kRows) weigh<T, 1>(seen, weights, from, dim, total);
-}
-
-int64_t first_seen(const Attention& a, int64_t row) {
-  return a.window ? std::max<int64_t>(0, a.positions[row] - a.window + 1) : 0;
-}
-
-// Heads [from, to) of keys and values that a token reads, and the query heads that read them.
-// Heads of a block lie together, so they are gone through inside.
-template <typename T>
-void attend(const Attention& a, int64_t row, int64_t from, int64_t to, std::vector<float>& memory) {
-  const int64_t group = a.heads / a.kv_heads, count = (to - from) * group;
-  const int64_t first = first_seen(a, row), end = a.positions[row] + 1;
-  const States keys{a.keys, a.key_scales, a.dim, a.dim};
-  const States values{a.values, a.value_scales, a.value_dim, a.value_stride};
-  const int64_t wide = (a.dim + kRows - 1) / kRows * kRows;
-  const int64_t wide_value = (a.value_dim + kRows - 1) / kRows * kRows;
-  const int64_t width = (end - first + kRows - 1) / kRows * kRows;
-  const int32_t* blocks = a.table + a.sequence[row] * a.table_stride;
-  const int64_t first_head = row * a.heads + from * group;
-  memory.assign(count * (wide + wide_value + width + 1), 0.0f);
-  float *q = memory.data(), *total = q + count * wide, *weights = total + count * wide_value;
-  float* sums = weights + count * width;
-  for (int64_t h = 0; h < count; ++h)
-    std::memcpy(q + h * wide, a.q + (first_head + h) * a.dim, a.dim * sizeof(float));
-  for (int64_t at = first; at < end; at += kRows)
-    for (int64_t h = 0; h < count; h += group) {
-      fetch<T>(keys, a, blocks, from, to, from + h / group, at, end);
-      const Seen<T> seen = look<T>(keys, a, blocks, from + h / group, at, end);
-      for (int64_t g = h; g < h + group; ++g) {
-        Vec s = scores(seen, q + g * wide, a.dim) * splat(a.scale);
-        if (a.softcap != 0.0f)
-          for (int i = 0; i < kRows; ++i) s[i] = std::tanh(s[i] / a.softcap) * a.softcap;
-        std::memcpy(weights + g * width + at - first, &s, sizeof(Vec));
+void merge_apart(const Attention& a, const Plan& plan, const Tile& tile, const Apart& apart,
+                 std::vector<float>& total) {
+  const int64_t wide = plan.wide_value;
+  for (int64_t head = 0; head < a.kv_heads; ++head)
+    for (int64_t row = 0; row < tile.count * plan.group; ++row) {
+      const int64_t token = plan.order[tile.first + row / plan.group];
+      RunSum sum = kNothing;
+      total.assign(wide, 0.0f);
+      for (int64_t run = tile.low; run < tile.high; ++run) {
+        if (!span_in(a, token, run).to) continue;
+        const int64_t slot = slot_of(a, plan, tile, run, head) + row;
+        merge(sum, total.data(), apart.runs[slot], apart.values.data() + slot * wide, wide);
       }
+      finish(a, plan, sum, total.data(), token, head * plan.group + row % plan.group);
     }
-  for (int64_t h = 0; h < count; ++h) sums[h] = soften(weights + h * width, end - first);
-  for (int64_t at = first; at < end; at += kRows)
-    for (int64_t h = 0; h < count; h += group) {
-      fetch<T>(values, a, blocks, from, to, from + h / group, at, end);
-      const Seen<T> seen = look<T>(values, a, blocks, from + h / group, at, end);
-      for (int64_t g = h; g < h + group; ++g)
-        weigh_all(seen, weights + g * width + at - first, a.value_dim, total + g * wide_value);
-    }
-  for (int64_t h = 0; h < count; ++h)
-    for (int64_t c = 0; c < a.value_dim; ++c)
-      a.out[(first_head + h) * a.value_dim + c] = total[h * wide_value + c] / sums[h];
 }
 
 template <typename T>
 void attend_all(const Attention& a) {
+  if (!a.rows) return;
+  const Plan plan = plan_of(a);
+  const int64_t tiles = static_cast<int64_t>(plan.tiles.size()) - 1;
+  Apart apart;
+  if (plan.split) {
+    apart.runs.resize(plan.tiles[tiles].slot);
+    apart.values.resize(plan.tiles[tiles].slot * plan.wide_value);
+  }
   // Split by products, not by tokens: those at the end of a text cost most.
-  std::vector<int64_t> begin(a.rows + 1, 0);
-  for (int64_t row = 0; row < a.rows; ++row)
-    begin[row + 1] = begin[row] + a.heads * (a.dim + a.value_dim) *
-                                      (a.positions[row] + 1 - first_seen(a, row));
-  in_parallel(a.threads, begin[a.rows], kGrain, [&](int64_t from, int64_t to) {
-    std::vector<float> memory;
-    // Of each token the heads whose share of the products begins in [from, to).
-    for (int64_t row = 0; row < a.rows; ++row) {
-      const int64_t each = (begin[row + 1] - begin[row]) / a.kv_heads;
-      const auto head = [&](int64_t at) {
-        return std::clamp<int64_t>((at - begin[row] + each - 1) / each, 0, a.kv_heads);
+  in_parallel(a.threads, plan.tiles[tiles].cost, kGrain, [&](int64_t from, int64_t to) {
+    static thread_local Worker w;
+    w.open(plan, std::max(plan.group, kTall));
+    for (int64_t i = 0; i < tiles && plan.tiles[i].cost < to; ++i) {
+      const Tile& tile = plan.tiles[i];
+      const int64_t cost = plan.tiles[i + 1].cost - tile.cost;
+      const int64_t pieces = plan.split ? (tile.high - tile.low) * a.kv_heads : a.kv_heads;
+      // Of each tile the pieces whose share of the products begins in [from, to).
+      const auto piece = [&](int64_t at) {
+        if (at <= tile.cost) return int64_t{0};
+        return std::min(pieces, ((at - tile.cost) * pieces + cost - 1) / cost);
       };
-      if (begin[row] < to && head(from) < head(to)) attend<T>(a, row, head(from), head(to), memory);
+      for (int64_t number = piece(from); number < piece(to); ++number)
+        if (plan.split) attend_apart<T>(a, plan, tile, number, apart, w);
+        else attend_whole<T>(a, plan, tile, number, w);
     }
   });
+  if (!plan.split) return;
+  std::vector<float> total;
+  for (int64_t i = 0; i < tiles; ++i) merge_apart(a, plan, plan.tiles[i], apart, total);
 }
 
-}  // namespace
+}  // namespace paged
 
-extern "C" void paged_attention(const Attention* a) {
+extern "C" void paged_attention(const paged::Attention* a) {
+  using paged::attend_all;
   switch (a->kind) {
     case kFloat32: return attend_all<float>(*a);
     case kBFloat16: return attend_all<BFloat16>(*a);

@@ -5,6 +5,10 @@
 #include <cstdint>
 #include <cstring>
 
+#ifdef __AVX__
+#include <immintrin.h>
+#endif
+
 #include "tile.h"
 #if defined(__AVX512F__) || defined(__F16C__)
 #include <immintrin.h>
@@ -18,6 +22,7 @@ struct Float16 { uint16_t bits; };
 typedef uint32_t Words __attribute__((vector_size(kRows * 4)));
 typedef uint16_t Halves __attribute__((vector_size(kRows * 2)));
 typedef int8_t Bytes __attribute__((vector_size(kRows)));
+typedef int32_t Integers __attribute__((vector_size(kRows * 4)));
 
 // The first of `left` numbers, kRows at most; zeros behind them.
 template <typename V, typename T>
@@ -67,7 +72,14 @@ inline Vec load_stored(const Float16* from, int64_t left) {
 }
 
 inline Vec load_stored(const int8_t* from, int64_t left) {
-  return __builtin_convertvector(load_raw<Bytes>(from, left), Vec);
+  const Bytes bytes = load_raw<Bytes>(from, left);
+#if defined(__AVX512F__)  // GCC 12 converts bytes one by one
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32((__m128i)bytes));
+#elif defined(__AVX2__)
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_set_epi64x(0, (int64_t)bytes)));
+#else
+  return __builtin_convertvector(bytes, Vec);
+#endif
 }
 
 inline Words words(Vec x) {
@@ -141,7 +153,6 @@ inline Vec exponential(Vec x) {
   p = p * r + 1.66666657e-1f;
   p = p * r + 0.5f;
   p = p * r * r + r + 1.0f;
-  typedef int32_t Integers __attribute__((vector_size(kRows * 4)));
   const Integers power = (__builtin_convertvector(rounded, Integers) + 127) << 23;
   Vec scale;
   std::memcpy(&scale, &power, sizeof scale);

@@ -1,4 +1,20 @@
-"""Attention of a flat batch over keys and values that lie in blocks."""
+"""Attention of a flat batch over keys and values that lie in blocks.
+
+The order of sums of compiled code, with L lanes (16 with AVX-512, 8 elsewhere), for each token and
+head alone, whatever else a step holds:
+
+1. A score is the product of query and key in L lanes, lane i of the numbers i, i + L, ..., each a
+   chain of fused multiply-adds; lanes are folded half on half. Then times the key's scale (int8),
+   times `scale`, then the soft cap.
+2. Positions lie in runs of 256, from multiples of 256 of the text on; a window may begin inside of
+   one. A run's weights are exp(score - largest of the run that is seen). Their sum is in L lanes by
+   position modulo L, then lane by lane. Each number of the values is summed in four chains by
+   position modulo 4, (0 + 1) + (2 + 3), with weights times the value's scale (int8).
+3. Runs are merged first to last: both sides times exp(their largest score - the larger of both).
+
+What a token does not see enters no sum, so it may be anything. Where a run is computed (by which
+thread, beside which rows, over which blocks) cannot be seen in a result.
+"""
 
 import torch
 from torch import Tensor

@@ -1,0 +1,92 @@
+// Weights of a run of scores, and the sum of two runs: what a softmax needs that is cut in runs.
+
+#pragma once
+
+#include "stored.h"
+
+namespace paged {
+
+// What a run, or several, add up to: the sum of weights, which are powers of e over the largest
+// score, and that score. The values times these weights lie beside it.
+struct RunSum {
+  float top, weights;
+};
+
+// What is taken off scores: an infinity off itself would be no number.
+inline float base_of(float top) { return top == -__builtin_inff() ? 0.0f : top; }
+
+// The larger, and NaN if one is.
+inline float larger(float a, float b) { return b > a || b != b ? b : a; }
+
+// tanh(x), to about 2 units in the last place. NaN stays NaN.
+inline Vec hyperbolic_tangent(Vec x) {
+  const Vec size = floats(words(x) & 0x7fffffffu);
+  const Vec z = x * x;
+  Vec p = splat(-5.70498872745e-3f);
+  p = p * z + 2.06390887954e-2f;
+  p = p * z - 5.37397155531e-2f;
+  p = p * z + 1.33314422036e-1f;
+  p = p * z - 3.33332819422e-1f;
+  const Vec small = p * z * x + x;
+  const Vec twice = size > splat(20.0f) ? splat(40.0f) : size + size;
+  const Vec large = 1.0f - 2.0f / (exponential(twice) + 1.0f);
+  return size < splat(0.625f) ? small : floats(words(large) | (words(x) & 0x80000000u));
+}
+
+// From products with keys to weights of positions [from, to) of a run, in place; around them up to
+// whole vectors is anything. key_scales, value_scales: of the positions, null for none; the sum is
+// without those of values, the weights that are left behind are with them. cap: 0 for none.
+inline RunSum soften(float* scores, int from, int to, float scale, float cap,
+                     const float* key_scales, const float* value_scales) {
+  constexpr float kLowest = -__builtin_inff();
+  const int begin = from / kRows * kRows;
+  Vec tops = splat(kLowest);
+  Vec place;
+  for (int i = 0; i < kRows; ++i) place[i] = static_cast<float>(begin + i);
+  for (int p = begin; p < to; p += kRows, place += static_cast<float>(kRows)) {
+    Vec x, s;
+    std::memcpy(&x, scores + p, sizeof x);
+    if (key_scales) std::memcpy(&s, key_scales + p, sizeof s), x *= s;
+    x *= splat(scale);
+    if (cap != 0.0f) x = hyperbolic_tangent(x / splat(cap)) * splat(cap);
+    if (p < from) x = place < splat(static_cast<float>(from)) ? splat(kLowest) : x;
+    if (p + kRows > to) x = place < splat(static_cast<float>(to)) ? x : splat(kLowest);
+    tops = (x > tops) | (x != x) ? x : tops;
+    std::memcpy(scores + p, &x, sizeof x);
+  }
+  float top = tops[0];
+  for (int i = 1; i < kRows; ++i) top = larger(top, tops[i]);
+  const Vec base = splat(base_of(top));
+  Vec sums{};
+  for (int p = begin; p < to; p += kRows) {
+    Vec x, s;
+    std::memcpy(&x, scores + p, sizeof x);
+    x = exponential(x - base);
+    sums += x;
+    if (value_scales) std::memcpy(&s, value_scales + p, sizeof s), x *= s;
+    std::memcpy(scores + p, &x, sizeof x);
+  }
+  float sum = 0.0f;
+  for (int i = 0; i < kRows; ++i) sum += sums[i];
+  return {top, sum};
+}
+
+inline float power(float x) { return exponential(splat(x))[0]; }
+
+// Adds a later run to the ones before it. Values: `wide` numbers, whole vectors.
+__attribute__((noinline)) inline void merge(RunSum& sum, float* values, const RunSum& run,
+                                            const float* its_values, int64_t wide) {
+  const float top = larger(sum.top, run.top), base = base_of(top);
+  const Vec kept = splat(power(sum.top - base)), added = splat(power(run.top - base));
+  sum.weights = sum.weights * kept[0] + run.weights * added[0];
+  sum.top = top;
+  for (int64_t c = 0; c < wide; c += kRows) {
+    Vec x, y;
+    std::memcpy(&x, values + c, sizeof x);
+    std::memcpy(&y, its_values + c, sizeof y);
+    x = x * kept + y * added;
+    std::memcpy(values + c, &x, sizeof x);
+  }
+}
+
+}  // namespace paged
