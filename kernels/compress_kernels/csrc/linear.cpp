@@ -7,18 +7,9 @@
 #include <cstdint>
 #include <cstring>
 
+#include "linear.h"
 #include "parallel.h"
 #include "tile.h"
-
-// Mirrored in cpu/linear.py.
-struct Linear {
-  const float* x;       // [rows, columns], rows `stride` apart
-  const float* weight;  // [outputs, columns]
-  const float* bias;    // [outputs] or null
-  float* out;           // [rows, outputs], rows `out_stride` apart
-  int64_t rows, columns, outputs, stride, out_stride;
-  int32_t threads;
-};
 
 namespace {
 
