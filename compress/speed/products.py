@@ -17,6 +17,7 @@ from compress.runtime.decoder.linear import facts_of, load_linear
 from compress.runtime.forms.form import Arithmetic, LinearFacts
 from compress.runtime.forms.table import chosen_form
 from compress.speed.workload import AttentionWork, Part, Product, Workload
+from compress_kernels.panels import Math
 
 DENSE = "dense"
 # Linears that are one product where their forms join, as runtime/decoder/build.py has them.
@@ -30,16 +31,21 @@ class _Kind(NamedTuple):
 
 
 def workload_of(
-    weights: Weights, *, dtype: torch.dtype, kv_dtype: torch.dtype | None = None
+    weights: Weights,
+    *,
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype | None = None,
+    math: Math = "exact",
 ) -> Workload:
     """dtype: that the engine computes in. kv_dtype: of keys and values, the same where left out.
+    math: of products with codes.
 
     Of each kind of quantized linear one is read, for the bytes it takes. Errors: CheckpointError
     for a decoder that is in no table of forwards.
     """
     spec = weights.spec
     how = describe_forward(weights.checkpoint.config, spec)
-    arithmetic = Arithmetic.here(dtype, "cpu")
+    arithmetic = Arithmetic.here(dtype, "cpu", math)
     counts: Counter[_Kind] = Counter()
     samples: dict[_Kind, LinearSpec] = {}
     for kind, linear in _kinds(weights, arithmetic):
@@ -89,7 +95,9 @@ def _of_block(
         for roles in _JOINT:
             parts = [by_role[role] for role in roles if role in by_role]
             facts = [facts_of(weights, x) for x in parts]
-            if len(parts) > 1 and all(chosen_form(x, how).form.joins for x in facts):
+            # Codes join where they are alike, dense weights in any case.
+            alike = len({(x.scheme, x.scheme and x.stored) for x in facts}) == 1
+            if len(parts) > 1 and alike and all(chosen_form(x, how).form.joins for x in facts):
                 shape = (sum(x.shape[0] for x in parts), parts[0].shape[1])
                 yield _Kind(replace(facts[0], shape=shape), part, count), parts[0]
                 for role in roles:
@@ -107,4 +115,6 @@ def _product(
         return Product(facts.shape, kind.part, DENSE, count, nbytes, linear, kind.experts)
     kept = load_linear(weights, linear, how).weight
     stored = facts.scheme.describe()
-    return Product(facts.shape, kind.part, stored, count, kept.nbytes, linear, kind.experts)
+    joint = facts.shape != kept.shape  # of several that are joined the first was read
+    nbytes = chosen_form(facts, how).form.nbytes(facts, how) if joint else kept.nbytes
+    return Product(facts.shape, kind.part, stored, count, nbytes, linear, kind.experts)
