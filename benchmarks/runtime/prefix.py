@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _predicted(model: Path, shared: int) -> dict[str, float]:
     """Cached: only a prompt's own tokens are computed, in the bytes and products of a step."""
     weights = open_weights(Checkpoint.open(model))
-    found = calibrate(weights, dtype=torch.float32, kv_dtype=None, device="cpu")
+    found = calibrate(weights)
     cold = first_token(found.work, found.rates, shared + OWN, Limits().tokens_per_step)
     step = prompt_load(found.work, shared, shared + OWN, wanted=1)
     cached = expected(found.work, found.rates, step).total

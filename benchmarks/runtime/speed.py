@@ -31,6 +31,7 @@ from benchmarks.runtime.timings import Timings, summary
 from benchmarks.runtime.vllm_side import Vllm
 from compress.checkpoint import Checkpoint
 from compress.formats import open_weights
+from compress.runtime.forms.form import Arithmetic
 from compress.speed.load import LoadRequest, predict
 from compress.speed.rates import calibrate
 
@@ -129,7 +130,7 @@ def _predicted(
     model: Path, options: argparse.Namespace, jobs: Sequence[LoadRequest]
 ) -> dict[str, float]:
     weights = open_weights(Checkpoint.open(model))
-    found = calibrate(weights, dtype=DTYPES[options.dtype], kv_dtype=None, device="cpu")
+    found = calibrate(weights, how=Arithmetic.here(DTYPES[options.dtype], "cpu"))
     times = predict(found.work, found.rates, jobs)
     return summary([Timings(times, cpu_s=max(map(max, times)))])
 

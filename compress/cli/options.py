@@ -83,6 +83,16 @@ def kv_dtype(command: F) -> F:
     )(command)
 
 
+def math(command: F) -> F:
+    """--math of the engine."""
+    return click.option(
+        "--math",
+        type=click.Choice(["exact", "int16", "int8"]),
+        help="Inputs of products with codes, in fp32 on a CPU: as they are, or rounded to so many"
+        " bits (int16 when left out).",
+    )(command)
+
+
 def print_json(data: Any) -> None:
     """One JSON document on stdout."""
     click.echo(json.dumps(data, indent=1, ensure_ascii=False, default=str))

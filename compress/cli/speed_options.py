@@ -14,7 +14,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def texts(command: F) -> F:
-    """--batch, --prompt, --output, --threads, --device, --dtype, --kv-dtype, --out, --json."""
+    """--batch, --prompt, --output, --threads, --device, --dtype, --kv-dtype, --math, --out and
+    --json."""
     for decorate in reversed(
         (
             click.option(
@@ -33,6 +34,7 @@ def texts(command: F) -> F:
             options.device,
             options.arithmetic,
             options.kv_dtype,
+            options.math,
             options.as_json,
         )
     ):
@@ -51,5 +53,5 @@ def place_of(asked: dict[str, Any]) -> "SpeedSetting":
     """Takes device, dtypes and threads out of a command's values."""
     from compress.speed.setting import SpeedSetting
 
-    names = ("device", "dtype", "threads", "kv_dtype")
+    names = ("device", "dtype", "threads", "kv_dtype", "math")
     return SpeedSetting(**{name: asked.pop(name) for name in names})

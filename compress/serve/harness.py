@@ -62,6 +62,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
             folder,
             device=device,
             dtype=self.dtype,
+            math="exact",
             cache=CacheOptions(arguments.cache_tokens),
         )
         self._device = torch.device(device)

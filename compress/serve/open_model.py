@@ -13,10 +13,12 @@ from compress.checkpoint import Checkpoint, resolve_model
 from compress.errors import RequestError
 from compress.formats import Weights, open_weights
 from compress.machine.environment import check_device, compute_dtype
+from compress.runtime.loading.math import settled_math
 from compress.runtime.loading.model import Model
 from compress.runtime.loading.open_engine import Opening, open_engine
 from compress.runtime.sequences.limits import Limits
 from compress.text.tokenizer import Tokenizer, load_tokenizer
+from compress_kernels.panels import Math
 
 KV_DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
     {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "int8": torch.int8}
@@ -29,12 +31,14 @@ class CacheOptions:
 
     tokens: positions that it holds, all texts together; by default whole contexts of as many texts
     as may run, within 30 % of the free memory. block_size: positions in a block. reuse: texts that
-    begin alike share keys and values.
+    begin alike share keys and values. kv_dtype: in which these are stored, int8 with a scale for
+    each token and head; None: in the dtype of the model.
     """
 
     tokens: int | None = None
     block_size: int = 16
     reuse: bool = True
+    kv_dtype: Literal["fp32", "bf16", "fp16", "int8"] | None = None
 
 
 def open_model(
@@ -42,15 +46,15 @@ def open_model(
     *,
     device: str = "cpu",
     dtype: Literal["fp32", "bf16", "fp16"] = "fp32",
-    kv_dtype: Literal["fp32", "bf16", "fp16", "int8"] | None = None,
+    math: Math | None = None,
     limits: Limits | None = None,
     cache: CacheOptions | None = None,
 ) -> Model:
     """A checkpoint, dense or compressed, that generates, streams and scores text.
 
-    checkpoint: a folder or a hub id. kv_dtype: in which keys and values are stored, int8 with a
-    scale for each token and head; as dtype when left out. limits: of a step of the engine. Raises
-    a CompressError for what the user can mend.
+    checkpoint: a folder or a hub id. math: what products with codes may round in fp32 on a CPU:
+    "exact" nothing, "int16" (when left out) and "int8" inputs, to so many bits. limits: of a step
+    of the engine. Raises a CompressError for what the user can mend.
     """
     cache = cache or CacheOptions()
     check_device(device)
@@ -60,7 +64,8 @@ def open_model(
     tokenizer = load_tokenizer(folder)
     how = Opening(
         dtype=arithmetic,
-        kv_dtype=stored_dtype(kv_dtype),
+        kv_dtype=stored_dtype(cache.kv_dtype),
+        math=settled_math(weights, math, arithmetic, device),
         device=device,
         limits=limits or Limits(),
         block_size=cache.block_size,
@@ -82,4 +87,4 @@ def model_of(weights: Weights, tokenizer: Tokenizer, how: Opening) -> Model:
     ends = how.eos if tokenizer.eos_id is None else (*how.eos, tokenizer.eos_id)
     decode = partial(tokenizer.decode, skip_special=True)
     engine, notices = open_engine(weights, replace(how, eos=ends), decode)
-    return Model(engine, tokenizer, notices)
+    return Model(engine, tokenizer, notices, how.math)

@@ -27,6 +27,7 @@ from compress.speed.setting import (
     asked_of,
     begin,
     begin_facts,
+    math_of,
     open_checkpoint,
     path_of,
     predicted,
@@ -58,6 +59,7 @@ def measure_speed(
     started = begin(place)
     with report_folder(out) as folder, threads(place):
         weights = open_checkpoint(checkpoint, sealed=folder is not None)
+        math_of(weights, place)  # refused before anything is measured
         processor = read_processor()
         asked, explicit = asked_of(weights, texts), bool(texts.batches)
         if explicit:  # a batch that cannot be is refused before anything is measured
@@ -67,7 +69,11 @@ def measure_speed(
         try:
             facts["checkpoint"], found = predicted(weights, asked, place, here, progress)
         except CheckpointError as error:
-            facts["checkpoint"] = {"path": path_of(weights), "not_predicted": str(error)}
+            facts["checkpoint"] = {
+                "path": path_of(weights),
+                "math": math_of(weights, place),
+                "not_predicted": str(error),
+            }
         chosen, left = _patient(found, asked, explicit=explicit)
         facts["left_out"] = left
         facts["measured"] = list(_measured(weights, found, chosen, place, facts, progress))
@@ -105,6 +111,7 @@ def _measured(
     how = Opening(
         dtype=place.arithmetic,
         kv_dtype=place.stored,
+        math=math_of(weights, place),
         device=place.device,
         cache_tokens=room,
         reuse=False,

@@ -1,5 +1,6 @@
 """`compress-model roofline`: how fast a checkpoint is expected to be on this machine."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from compress.speed.setting import (
     asked_of,
     begin,
     begin_facts,
+    math_of,
     open_checkpoint,
     predicted,
     speed_report,
@@ -42,12 +44,15 @@ def predict_speed(
         reported = folder is not None
         result = open_checkpoint(checkpoint, sealed=reported and against is None)
         source = None if against is None else open_checkpoint(against, sealed=reported)
+        math_of(result, place)  # refused before anything is measured
         processor = read_processor()
         asked = asked_of(result, texts or SpeedTexts())
         facts, here = begin_facts(place, asked, progress)
         facts["checkpoint"] = predicted(result, asked, place, here, progress)[0]
         if source is not None:
-            facts["source"] = predicted(source, asked, place, here, progress)[0]
+            # What was asked for the checkpoint may be nothing for its source.
+            own = replace(place, math=None if place.math != "exact" else "exact")
+            facts["source"] = predicted(source, asked, own, here, progress)[0]
         add_disturbance(facts, processor)
         if folder is not None:
             report = speed_report("roofline", facts, result, source or result, place, started)

@@ -17,6 +17,7 @@ from compress.runtime.forms.dense import kept_in
 from compress.runtime.forms.form import Arithmetic, LinearFacts
 from compress.runtime.forms.table import chosen_form
 from compress.speed.workload import AttentionWork, Part, Product, Workload
+from compress_kernels.panels import Math
 
 DENSE = "dense"
 # Linears that are one product where their forms join, as runtime/decoder/build.py has them.
@@ -35,16 +36,17 @@ def workload_of(
     dtype: torch.dtype,
     kv_dtype: torch.dtype | None = None,
     device: torch.device | str = "cpu",
+    math: Math = "exact",
 ) -> Workload:
     """dtype, device: that the engine computes in and on. kv_dtype: of keys and values, the same as
-    dtype where left out.
+    dtype where left out. math: of products with codes.
 
     Of each kind of quantized linear one is read, for the bytes it takes. Errors: CheckpointError
     for a decoder that is in no table of forwards.
     """
     spec = weights.spec
     how = describe_forward(weights.checkpoint.config, spec)
-    arithmetic = Arithmetic.here(dtype, device)
+    arithmetic = Arithmetic.here(dtype, device, math)
     counts: Counter[_Kind] = Counter()
     samples: dict[_Kind, LinearSpec] = {}
     for kind, linear in _kinds(weights, arithmetic):
@@ -102,9 +104,10 @@ def _of_block(
 
 
 def _joined(facts: list[LinearFacts], how: Arithmetic) -> bool:
-    """Whether weights become one: dense ones, where all are kept in one dtype."""
+    """Whether weights become one: codes that are alike, or dense ones kept in one dtype."""
     kept = {kept_in(x.stored, how) for x in facts if x.scheme is None}
-    return len(kept) <= 1 and all(chosen_form(x, how).form.joins for x in facts)
+    coded = {(x.scheme, x.stored) for x in facts if x.scheme is not None}
+    return len(kept) + len(coded) == 1 and all(chosen_form(x, how).form.joins for x in facts)
 
 
 def _product(
@@ -116,4 +119,6 @@ def _product(
         return Product(facts.shape, kind.part, DENSE, count, nbytes, linear, kind.experts)
     kept = load_linear(weights, linear, how).weight
     stored = facts.scheme.describe()
-    return Product(facts.shape, kind.part, stored, count, kept.nbytes, linear, kind.experts)
+    joint = facts.shape != kept.shape  # of several that are joined the first was read
+    nbytes = chosen_form(facts, how).form.nbytes(facts, how) if joint else kept.nbytes
+    return Product(facts.shape, kind.part, stored, count, nbytes, linear, kind.experts)

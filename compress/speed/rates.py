@@ -61,39 +61,39 @@ class Calibrated:
 def calibrate(
     weights: Weights,
     *,
-    dtype: torch.dtype = torch.float32,
-    device: torch.device | str = "cpu",
+    how: Arithmetic | None = None,
     kv_dtype: torch.dtype | None = None,
     timer: Timer | None = None,
     machine: Hardware | None = None,
 ) -> Calibrated:
     """Takes seconds; the weights are not loaded.
 
-    dtype, device: of the engine, with as many threads as torch has now. kv_dtype: of keys and
-    values, as `dtype` where left out. machine: measured already. Errors: CheckpointError for a
-    decoder that is in no table of forwards.
+    how: of the engine, fp32 on the CPU where left out, with as many threads as torch has now.
+    kv_dtype: of keys and values, its own where left out. machine: measured already. Errors:
+    CheckpointError for a decoder that is in no table of forwards.
     """
-    place = torch.device(device)
+    how = how or Arithmetic.here(torch.float32, "cpu")
+    place, dtype = how.device, how.dtype
     timer = timer or Timer(place)
-    work = workload_of(weights, dtype=dtype, kv_dtype=kv_dtype, device=place)
+    work = workload_of(weights, dtype=dtype, kv_dtype=kv_dtype, device=place, math=how.math)
     machine = machine or measure_machine(dtype, timer)
-    rates = measure_rates(weights, work, dtype, kv_dtype or dtype, timer)
+    rates = measure_rates(weights, work, how, kv_dtype or dtype, timer)
     if place.type == "cuda":
         torch.cuda.empty_cache()  # an engine that opens next looks at what is free
     return Calibrated(work, machine, rates)
 
 
 def measure_rates(
-    weights: Weights, work: Workload, dtype: torch.dtype, kv_dtype: torch.dtype, timer: Timer
+    weights: Weights, work: Workload, arithmetic: Arithmetic, kv_dtype: torch.dtype, timer: Timer
 ) -> EngineRates:
-    """work: as `workload_of` gave it for the same weights and dtypes.
+    """work: as `workload_of` gave it for the same weights, dtypes and math.
 
     Reads norms and one linear of each kind of quantized weights.
     """
-    device = timer.device
+    device, dtype = timer.device, arithmetic.dtype
     how = describe_forward(weights.checkpoint.config, weights.spec)
     curves, tiled, dtypes = [], False, (dtype, kv_dtype)
-    multiple, arithmetic = row_multiple(dtype, device), Arithmetic.here(dtype, device)
+    multiple = row_multiple(dtype, device)
     with torch.inference_mode():
         for product in work.products:
             linears = list(_copies(weights, work, product, arithmetic))
@@ -117,7 +117,11 @@ def _copies(
     (n, k), sample = product.shape, product.sample
     assert sample is not None, "workload_of gives one of each"
     most = MOST_WEIGHTS if product.stored == DENSE else MOST_PACKED
-    rows = min(n, max(1, most // k // _WHOLE_ROWS) * _WHOLE_ROWS)
+    # Codes are those of the sample; where several are joined, the rest of them takes as long.
+    rows = min(
+        n if product.stored == DENSE else sample.shape[0],
+        max(1, most // k // _WHOLE_ROWS) * _WHOLE_ROWS,
+    )
     total = min(COLD_BYTES, work.weight_bytes)
     count = max(1, -(-total * n // (product.nbytes * rows)))
     facts = replace(facts_of(weights, sample), shape=product.shape)

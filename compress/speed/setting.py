@@ -31,6 +31,8 @@ from compress.report.codec import write_json
 from compress.report.disturbance import disturbance
 from compress.report.html import write_html
 from compress.report.schema import RecipeInfo, Report, StageRecord
+from compress.runtime.forms.form import Arithmetic
+from compress.runtime.loading.math import settled_math
 from compress.runtime.loading.open_engine import UNKNOWN_CONTEXT
 from compress.runtime.sequences.limits import check_whole
 from compress.serve.open_model import stored_dtype
@@ -38,6 +40,7 @@ from compress.speed.forecast import LoadShape, forecast
 from compress.speed.rates import Calibrated, calibrate
 from compress.speed.roofline import Hardware
 from compress.speed.timer import Timer, measure_machine
+from compress_kernels.panels import Math
 
 BATCHES, PROMPT, OUTPUT = (1, 8, 64), 128, 64
 # Threads that any machine may be asked for: 100,000 of them end the process (SIGSEGV in OpenMP).
@@ -49,7 +52,8 @@ KvDtype = Literal["fp32", "bf16", "fp16", "int8"]
 @dataclass(frozen=True, slots=True)
 class SpeedSetting:
     """Where the engine computes. threads: None for torch's own number. kv_dtype: in which keys and
-    values are stored, None for `dtype`.
+    values are stored, None for `dtype`. math: of products with codes, None for int16 where they can
+    have it.
 
     RequestError for threads that are none, or more than could be of use.
     """
@@ -58,6 +62,7 @@ class SpeedSetting:
     dtype: Dtype = "fp32"
     threads: int | None = None
     kv_dtype: KvDtype | None = None
+    math: Math | None = None
 
     def __post_init__(self) -> None:
         most = max(FEW_CORES, os.cpu_count() or 1)
@@ -87,6 +92,11 @@ class SpeedTexts:
     batches: Sequence[int] | None = None
     prompt: int | None = None
     output: int | None = None
+
+
+def math_of(weights: Weights, place: SpeedSetting) -> Math:
+    """RequestError for a math that none of the products can have."""
+    return settled_math(weights, place.math, place.arithmetic, place.device)
 
 
 def begin(place: SpeedSetting) -> datetime:
@@ -157,15 +167,15 @@ def predicted(
 ) -> tuple[dict[str, Any], Calibrated]:
     """A checkpoint in a report on speed. CheckpointError for a decoder in no table of forwards."""
     progress(note("calibrate", f"the engine's operations on {weights.checkpoint.path}"))
+    math = math_of(weights, place)
     found = calibrate(
         weights,
-        dtype=place.arithmetic,
-        device=place.device,
+        how=Arithmetic.here(place.arithmetic, place.device, math),
         kv_dtype=place.stored,
         machine=here,
     )
     context = weights.spec.context or UNKNOWN_CONTEXT
-    return {"path": path_of(weights), **forecast(found, asked, context)}, found
+    return {"path": path_of(weights), "math": math, **forecast(found, asked, context)}, found
 
 
 def add_disturbance(facts: dict[str, Any], before: ProcessorReading | None) -> None:

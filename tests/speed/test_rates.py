@@ -19,6 +19,7 @@ from compress.runtime.decoder.norms import Norm
 from compress.runtime.engine import engine as engine_module
 from compress.runtime.engine.scheduler import Scheduler
 from compress.runtime.engine.step import Step
+from compress.runtime.forms.form import Arithmetic
 from compress.speed import hollow as hollow_module
 from compress.speed import rates as rates_module
 from compress.speed import timer as timer_module
@@ -171,7 +172,7 @@ def test_rates_are_numbers(family: str, kv: torch.dtype | None, tmp_path: Path) 
 def test_sixteens_of_rows_in_bf16(tmp_path: Path) -> None:
     weights = open_weights(Checkpoint.open(tiny_models.make("llama", tmp_path)))
     timer = Timer(torch.device("cpu"), runs=1)
-    rates = calibrate(weights, dtype=torch.bfloat16, timer=timer).rates
+    rates = calibrate(weights, how=Arithmetic.here(torch.bfloat16, "cpu"), timer=timer).rates
     assert rates.multiple == 16
     assert {x for curve in rates.products for x, _ in curve.points} == {16, 32, 64, 128, 256}
 

@@ -30,6 +30,7 @@ MARK = "> "
 @options.device
 @options.arithmetic
 @options.kv_dtype
+@options.math
 def command(
     checkpoint: str,
     system: str | None,
@@ -37,6 +38,7 @@ def command(
     device: str,
     dtype: Literal["fp32", "bf16", "fp16"],
     kv_dtype: Literal["fp32", "bf16", "fp16", "int8"] | None,
+    math: Literal["exact", "int16", "int8"] | None,
     **asked: Any,
 ) -> None:
     """Chat with CHECKPOINT by the chat template of its tokenizer.
@@ -50,8 +52,14 @@ def command(
     from compress.serve.conversation import Conversation, chat_tokenizer
 
     tokenizer = chat_tokenizer(checkpoint)
-    one = Limits(sequences=1)
-    model = verbs.open_model(checkpoint, device=device, dtype=dtype, kv_dtype=kv_dtype, limits=one)
+    model = verbs.open_model(
+        checkpoint,
+        device=device,
+        dtype=dtype,
+        cache=verbs.CacheOptions(kv_dtype=kv_dtype),
+        math=math,
+        limits=Limits(sequences=1),
+    )
     for line in model.notices:
         note(line)
     conversation = Conversation.begin(model, tokenizer, system)

@@ -31,6 +31,7 @@ LONGEST = 1 << 24  # characters of a prompt: four million tokens, and /dev/zero 
 @options.device
 @options.arithmetic
 @options.kv_dtype
+@options.math
 @options.as_json
 def command(
     checkpoint: str,
@@ -41,6 +42,7 @@ def command(
     device: str,
     dtype: Literal["fp32", "bf16", "fp16"],
     kv_dtype: Literal["fp32", "bf16", "fp16", "int8"] | None,
+    math: Literal["exact", "int16", "int8"] | None,
     as_json: bool,
     **asked: Any,
 ) -> None:
@@ -61,7 +63,8 @@ def command(
         checkpoint,
         device=device,
         dtype=dtype,
-        kv_dtype=kv_dtype,
+        cache=verbs.CacheOptions(kv_dtype=kv_dtype),
+        math=math,
         limits=Limits(sequences=max(outputs, 1)),
     )
     if max_tokens is None:

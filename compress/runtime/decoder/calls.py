@@ -9,8 +9,10 @@ from compress.runtime.decoder.kv import KVCache
 from compress.runtime.decoder.linear import Linear
 from compress.runtime.decoder.norms import Norm
 from compress.runtime.forms.dense import FloatWeight
+from compress.runtime.forms.panels import PackedPanels
 from compress_kernels.cpu.attention import AttentionSettings, attention_struct
 from compress_kernels.cpu.linear import linear_struct
+from compress_kernels.cpu.packed import function_of, packed_struct
 from compress_kernels.cpu.program import CompiledOp, Given
 from compress_kernels.cpu.rows import (
     add_struct,
@@ -33,17 +35,19 @@ def why_no_call(linear: Linear) -> str | None:
     """Why the product of a linear is no call; None where it is."""
     if linear.inputs is not None:
         return "inputs of linears are rounded"
-    return None if isinstance(linear.weight, FloatWeight) else "weights are packed codes"
+    known = isinstance(linear.weight, FloatWeight | PackedPanels)
+    return None if known else "codes are decoded in tiles"
 
 
 def linear_call(linear: Linear, x: Tensor, out: Tensor) -> CompiledOp:
     """x: [rows, K], out: [rows, N], rows apart."""
-    assert isinstance(linear.weight, FloatWeight), "why_no_call has refused the others"
-    weight, bias = linear.weight.values, linear.bias
-    given = {"rows": ROWS, "threads": THREADS}
-    return CompiledOp(
-        "linear_rows", linear_struct(x, weight, bias, out), given, (x, weight, bias, out)
-    )
+    weight, bias, given = linear.weight, linear.bias, {"rows": ROWS, "threads": THREADS}
+    if isinstance(weight, PackedPanels):
+        packed = packed_struct(x, weight.panels, bias, out, weight.math)
+        return CompiledOp(function_of(weight.math), packed, given, (x, bias, out))
+    assert isinstance(weight, FloatWeight), "why_no_call has refused the others"
+    struct = linear_struct(x, weight.values, bias, out)
+    return CompiledOp("linear_rows", struct, given, (x, weight.values, bias, out))
 
 
 def norm_call(norm: Norm, x: Tensor, out: Tensor, rows: Given = ROWS) -> CompiledOp:

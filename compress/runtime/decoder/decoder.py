@@ -24,6 +24,7 @@ from compress.runtime.engine.batch import FlatBatch
 from compress.runtime.forms.dense import FloatWeight
 from compress.runtime.forms.form import Arithmetic
 from compress_kernels.ops.linear import row_multiple
+from compress_kernels.panels import Math
 
 if TYPE_CHECKING:
     from compress.formats.weights import Weights
@@ -58,6 +59,7 @@ class Decoder:
         *,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
+        math: Math = "exact",
     ) -> "Decoder":
         """The decoder of an open checkpoint, dense or compressed.
 
@@ -65,7 +67,7 @@ class Decoder:
         with NaN or infinity.
         """
         how = describe_forward(weights.checkpoint.config, weights.spec)
-        return cls.of(Loader(weights, how, Arithmetic.here(dtype, device)))
+        return cls.of(Loader(weights, how, Arithmetic.here(dtype, device, math)))
 
     @classmethod
     def of(cls, loader: Loader) -> "Decoder":

@@ -1,7 +1,7 @@
 """A form of weights as one value: what a row of the tables must have, so that mypy checks it."""
 
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -11,10 +11,7 @@ from compress.quant.scheme import QuantScheme
 from compress.quant.tensor import InputQuantization
 from compress_kernels.cpu.levels import InstructionSetError
 from compress_kernels.cpu.library import instruction_sets
-
-# What products may change of dequantize()'s numbers and of their inputs: nothing, or they round
-# inputs to so many bits. It belongs to an open engine, as texts in it share keys and values.
-Math = Literal["exact", "int16", "int8"]
+from compress_kernels.panels import Math
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +19,9 @@ class Arithmetic:
     """How an engine computes: settled when it opens, the same for all of its linears.
 
     dtype: of what goes into products and comes out of them. isa: the instruction sets that compiled
-    kernels may use there (compress_kernels.cpu.library.instruction_sets); none on a GPU.
+    kernels may use there (compress_kernels.cpu.library.instruction_sets); none on a GPU. math: what
+    products may change of dequantize()'s numbers and of their inputs; it belongs to an open engine,
+    as texts in it share keys and values.
     """
 
     dtype: torch.dtype

@@ -14,9 +14,10 @@ from compress.quant.tensor import QuantizedTensor
 from compress.runtime.forms.dense import DenseForm
 from compress.runtime.forms.form import Arithmetic, LinearFacts, LinearForm, LinearWeight
 from compress.runtime.forms.packed import DecodedTiles
+from compress.runtime.forms.panels import PanelsForm
 
 # Of quantized weights, and of dense ones.
-CODED: tuple[LinearForm[QuantizedTensor], ...] = (DecodedTiles(),)
+CODED: tuple[LinearForm[QuantizedTensor], ...] = (PanelsForm(), DecodedTiles())
 DENSE: tuple[LinearForm[Tensor], ...] = (DenseForm(),)
 
 Source = TypeVar("Source")

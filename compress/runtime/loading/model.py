@@ -1,20 +1,22 @@
 """An engine and a tokenizer: text in, text out."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 from compress.errors import RequestError
 from compress.runtime.engine.engine import Engine
 from compress.runtime.sequences.request import Request, RequestResult, Sampling, Update
 from compress.text.prompt import TextTokenizer, pair_ids, prompt_ids
+from compress_kernels.panels import Math
 
 Prompt = str | tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Model:
-    """A checkpoint that answers. notices: what one should know of how it runs, in lines.
+    """A checkpoint that answers. notices: what one should know of how it runs, in lines. math: of
+    its products with codes.
 
     One thread at a time works with it.
     """
@@ -22,6 +24,7 @@ class Model:
     engine: Engine
     tokenizer: TextTokenizer
     notices: tuple[str, ...] = ()
+    math: Math = "exact"
     _numbers: Iterator[int] = field(default_factory=count)
 
     @property
@@ -56,7 +59,8 @@ class Model:
         return self.engine.stream(self._request(prompt, sampling))
 
     def score(self, context: str, continuations: Sequence[str]) -> list[RequestResult]:
-        """Of each continuation how likely it is behind the context: `score` (nats), `greedy`.
+        """Of each continuation how likely it is behind the context: `score` (nats), `greedy`; and
+        by which `math`.
 
         A space at the end of the context counts to the continuation, as tokens begin with spaces.
         Errors: RequestError for a continuation without a token, and for what is no text.
@@ -71,7 +75,7 @@ class Model:
         tails = tuple(tail for _, tail in pairs)
         name = f"score {next(self._numbers)}"
         request = Request(name, begin, score_from=len(begin), continuations=tails)
-        return self.engine.generate([request])
+        return [replace(result, math=self.math) for result in self.engine.generate([request])]
 
     def _request(self, prompt: Prompt, sampling: Sampling | None) -> Request:
         if sampling is not None and not isinstance(sampling, Sampling):

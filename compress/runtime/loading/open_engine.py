@@ -27,9 +27,11 @@ from compress.runtime.engine.interfaces import StepRunner
 from compress.runtime.engine.refusals import ModelFacts, one_variant
 from compress.runtime.engine.runner import LocalRunner
 from compress.runtime.forms.form import Arithmetic
+from compress.runtime.loading.math import math_notices
 from compress.runtime.loading.selfcheck import check_bits
 from compress.runtime.sequences.limits import Limits, check_limits, check_whole
 from compress.runtime.sequences.stops import Decode
+from compress_kernels.panels import Math
 
 if TYPE_CHECKING:
     from compress.formats.weights import Weights
@@ -50,6 +52,7 @@ class Opening:
     the cache holds for all texts together; by default those of as many whole contexts as may run,
     within CACHE_SHARE of the free memory. reuse: texts that begin alike share keys and values.
     kv_dtype: in which these are stored, int8 with a scale for each token and head; None: in dtype.
+    math: of products with codes (compress.runtime.loading.math settles what was asked).
     """
 
     dtype: torch.dtype = torch.float32
@@ -60,10 +63,11 @@ class Opening:
     reuse: bool = True
     eos: tuple[int, ...] = ()
     kv_dtype: torch.dtype | None = None
+    math: Math = "exact"
 
     @property
     def arithmetic(self) -> Arithmetic:
-        return Arithmetic.here(self.dtype, self.device)
+        return Arithmetic.here(self.dtype, self.device, self.math)
 
     @property
     def stored(self) -> torch.dtype:
@@ -144,6 +148,7 @@ def _native(
     checked = check_bits(decoder, how.limits.tokens_per_step, how.stored)
     notices = [checked.notice] if checked.notice is not None else []
     notices += refusals(weights, how.arithmetic)
+    notices += math_notices(weights, how.arithmetic)
     if weights.kv_cache is not None:
         # Codes of 8 bits with such scales are nothing that attention reads.
         notices.append(
@@ -192,7 +197,9 @@ def _in_transformers(weights: "Weights", how: Opening, context: int, reason: str
     )
     kept = f"keys and values are transformers' own, in {how.dtype}, whatever was asked"
     asked = how.kv_dtype or weights.kv_cache
-    return _Parts(LocalRunner(decoder, cache), one_variant, (notice, *((kept,) if asked else ())))
+    plain = f"products are transformers' own, and exact; math {how.math} was asked"
+    more = (*((kept,) if asked else ()), *((plain,) if how.math != "exact" else ()))
+    return _Parts(LocalRunner(decoder, cache), one_variant, (notice, *more))
 
 
 def _named_ends(weights: "Weights") -> set[int]:

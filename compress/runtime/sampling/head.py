@@ -58,7 +58,7 @@ def _of_chunk(
     sampled = [row for row in rows if not row.sequence.scoring]
     if sampled:
         places = [row.at - start for row in sampled]
-        own = logits if places == list(range(len(logits))) else logits[places]
+        own = logits.clone() if places == list(range(len(logits))) else logits[places]
         yield from zip(sampled, sampler(own, [row.sequence for row in sampled]), strict=True)
 
 

@@ -96,7 +96,8 @@ class RequestResult:
     finish_reason: "stop", "length", "abort" or "error"; of a score "stop".
     text: the output as text, without what ended it; None without a tokenizer and for scores.
     score: sum of the log-probabilities (nats); greedy: every scored token was the most likely.
-    error: why there is no (whole) result, in one line.
+    error: why there is no (whole) result, in one line. math: of a score of Model.score, which math
+        of its products it was computed with.
     """
 
     id: str
@@ -109,6 +110,7 @@ class RequestResult:
     score: float | None = None
     greedy: bool | None = None
     error: str | None = None
+    math: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

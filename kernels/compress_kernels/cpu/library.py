@@ -75,7 +75,7 @@ def native() -> Native:
     library.gptq_block.restype = library.group_scale.restype = None
     pointer, long = ctypes.c_void_p, ctypes.c_int64
     rows = ("rms_norm", "rotate_heads", "gate_rows", "spread_heads", "linear_rows")
-    for name in ("paged_attention", "store_states", *rows):
+    for name in ("paged_attention", "store_states", "packed_dots", "packed_rows", *rows):
         function = getattr(library, name)
         function.argtypes, function.restype = [pointer], None
     library.run_program.argtypes, library.run_program.restype = [pointer, pointer], None

@@ -10,22 +10,13 @@
 #include <cstring>
 #include <vector>
 
+#include "linear.h"
 #include "parallel.h"
 #include "stored.h"
 #include "tile.h"
 #ifdef __AVX512BW__
 #include <immintrin.h>
 #endif
-
-// Mirrored in cpu/linear.py.
-struct Linear {
-  const float* x;       // [rows, columns], rows `stride` apart
-  const void* weight;   // [outputs, columns] of `kind`
-  const float* bias;    // [outputs] or null
-  float* out;           // [rows, outputs], rows `out_stride` apart
-  int64_t rows, columns, outputs, stride, out_stride;
-  int32_t kind, threads;
-};
 
 namespace {
 

@@ -12,10 +12,11 @@ from compress.formats import open_weights
 from compress.runtime.decoder.decoder import Decoder
 from compress.runtime.decoder.kv import KVCache
 from compress.runtime.engine.batch import FlatBatch, TextChunk, build_batch
+from compress_kernels.panels import Math
 
 
-def load(folder: Path, dtype: torch.dtype = torch.float32) -> Decoder:
-    return Decoder.load(open_weights(Checkpoint.open(folder)), dtype=dtype)
+def load(folder: Path, dtype: torch.dtype = torch.float32, math: Math = "exact") -> Decoder:
+    return Decoder.load(open_weights(Checkpoint.open(folder)), dtype=dtype, math=math)
 
 
 # Number of a text, some tokens of it, the position of the first, tokens of its prompt.

@@ -8,10 +8,17 @@ from typing import Any
 import pytest
 import torch
 
+from compress.arch.forward.forward import describe_forward
+from compress.checkpoint import Checkpoint
+from compress.formats import open_weights
+from compress.quant.scheme import QuantScheme
+from compress.runtime.decoder.build import Loader
 from compress.runtime.decoder.decoder import Decoder
 from compress.runtime.decoder.kv import KVCache
 from compress.runtime.decoder.one_call import MOST, in_one_call
+from compress.runtime.forms.form import Arithmetic
 from compress_kernels.cpu.library import native
+from compress_kernels.panels import Math
 from helpers import tiny_models
 from helpers.engine.flat_runs import Chunk, Runs, load
 
@@ -80,6 +87,23 @@ def test_every_family_has_the_bits_of_op_by_op(
 def test_weights_that_stay_in_16_bits(tmp_path: Path, family: str) -> None:
     plain, called = (runs(load(tiny_models.make(family, tmp_path / x))) for x in ("a", "b"))
     assert plain.decoder.embedding.dtype == torch.bfloat16
+    one = in_one_call(called.decoder, called.cache, 64).decoder
+    assert one is not None
+    for step in steps():
+        batch = plain.batch(step)
+        assert torch.equal(
+            one.forward(batch, called.cache), plain.decoder.forward(batch, plain.cache)
+        )
+
+
+@pytest.mark.parametrize("math", ["exact", "int16", "int8"])
+def test_codes_in_panels(tmp_path: Path, math: Math) -> None:
+    source = tiny_models.make("llama", tmp_path / "source", dtype="fp32")
+    compressed_models.write(source, tmp_path / "out", QuantScheme(bits=4, group_size=32))
+    how = Arithmetic.here(torch.float32, "cpu", math)
+    weights = open_weights(Checkpoint.open(tmp_path / "out"))
+    forward = describe_forward(weights.checkpoint.config, weights.spec)
+    plain, called = (runs(Decoder.of(Loader(weights, forward, how))) for _ in range(2))
     one = in_one_call(called.decoder, called.cache, 64).decoder
     assert one is not None
     for step in steps():

@@ -19,6 +19,7 @@ from compress.runtime.decoder.kv import KVCache
 from compress.runtime.forms.dense import FloatWeight
 from compress.runtime.sequences.blocks import BlockPool
 from compress.runtime.sequences.request import Request
+from compress_kernels.panels import Math
 from helpers import compressed_models, tiny_models
 from helpers.engine.decoder_schedules import LONGEST, play, pool_of
 from helpers.engine.flat_runs import load
@@ -26,6 +27,7 @@ from helpers.engine.one_by_one import OneByOne
 
 PART = 250
 G4 = QuantScheme(bits=4, group_size=32)
+ASYM8 = PRESETS["W8A16_ASYM"]
 Played = tuple[OneByOne, list[Request]]
 
 
@@ -105,11 +107,23 @@ def test_in_16_bits(shared_dir: Path, dtype: torch.dtype) -> None:
     run((OneByOne(decoder, LONGEST), pool_of(decoder.spec.vocab)), range(2))
 
 
-@pytest.mark.parametrize("scheme", [G4, PRESETS["W8A8"]], ids=["int4", "W8A8"])
-def test_compressed(tmp_path: Path, scheme: QuantScheme) -> None:
+@pytest.mark.parametrize(
+    ("scheme", "math"),
+    [
+        (G4, "exact"),
+        (G4, "int16"),
+        (G4, "int8"),
+        (ASYM8, "exact"),
+        (ASYM8, "int16"),
+        (PRESETS["W8A8"], "int16"),
+    ],
+    ids=lambda x: x.describe() if isinstance(x, QuantScheme) else x,
+)
+def test_compressed(tmp_path: Path, scheme: QuantScheme, math: Math) -> None:
     source = tiny_models.make("llama", tmp_path / "source", dtype="fp32")
     compressed_models.write(source, tmp_path / "out", scheme)
-    run((OneByOne(load(tmp_path / "out"), LONGEST), pool_of(tiny_models.VOCAB)), range(2))
+    decoder = load(tmp_path / "out", math=math)
+    run((OneByOne(decoder, LONGEST), pool_of(tiny_models.VOCAB)), range(2))
 
 
 def test_keys_and_values_of_8_bits(tmp_path: Path) -> None:

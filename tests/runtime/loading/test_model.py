@@ -176,8 +176,10 @@ def test_compressed_checkpoints_open_alike(folder: Path, tmp_path: Path, scheme:
     (dense,) = open_model(folder).score("once upon", [" a time"])
     assert found[0].score != dense.score
     assert found[0].score == pytest.approx(dense.score, rel=0.2)
-    reason = {"int4": "weights are packed codes", "fp8": "inputs of linears are rounded"}[scheme]
-    assert notices == (f"{OP_BY_OP}: {reason}",)
+    floats = "codes that are decoded in tiles; not codes in panels (codes are floats)"
+    called = f"{OP_BY_OP}: inputs of linears are rounded"
+    coarse = (f"14 linears (fp8 channel a-fp8): {floats}", called)
+    assert notices == (() if scheme == "int4" else coarse)
 
 
 def test_ends_are_those_of_all_files(folder: Path, tmp_path: Path) -> None:
@@ -282,7 +284,7 @@ def by_hand(folder: Path, stored: torch.dtype) -> Engine:
 @pytest.mark.parametrize(("name", "stored"), KV_DTYPES.items(), ids=KV_DTYPES)
 def test_keys_and_values_are_stored_as_asked(folder: Path, name: Any, stored: torch.dtype) -> None:
     """Tokens and scores are those of an engine with such a cache, and fp32's are others."""
-    model = open_model(folder, kv_dtype=name)
+    model = open_model(folder, cache=CacheOptions(kv_dtype=name))
     assert model.notices == ()
     assert isinstance(model.engine.runner, LocalRunner)
     assert {keys.dtype for keys, _ in model.engine.runner.cache.states} == {stored}
@@ -304,13 +306,15 @@ def test_smaller_keys_and_values_leave_room_for_more(
     monkeypatch.setattr(engine_opening, "available_bytes", lambda: 2**20)
     monkeypatch.setattr(engine_opening, "CACHE_SHARE", 2 * 2 * 2 * 16 * 4 * 32 / 2**20)
     blocks = [
-        open_model(folder, kv_dtype=name, limits=Limits(sequences=1)).engine.layout.groups[0].blocks
+        open_model(folder, cache=CacheOptions(kv_dtype=name), limits=Limits(sequences=1))
+        .engine.layout.groups[0]
+        .blocks
         for name in (None, "bf16", "int8")
     ]
     assert blocks == [1 + 2, 1 + 4, 1 + 8]
-    assert open_model(folder, kv_dtype="int8", limits=Limits(sequences=1)).notices == (
-        "the cache has room for 113 tokens; the model reads 128",
-    )
+    assert open_model(
+        folder, cache=CacheOptions(kv_dtype="int8"), limits=Limits(sequences=1)
+    ).notices == ("the cache has room for 113 tokens; the model reads 128",)
 
 
 def test_bits_are_tried_with_keys_and_values_as_they_are_stored(
@@ -324,7 +328,7 @@ def test_bits_are_tried_with_keys_and_values_as_they_are_stored(
         return forward(decoder, batch, cache)
 
     monkeypatch.setattr(Decoder, "forward", noted)
-    open_model(folder, kv_dtype="int8")
+    open_model(folder, cache=CacheOptions(kv_dtype="int8"))
     assert set(seen) == {torch.int8}
 
 
@@ -341,7 +345,9 @@ def test_outlier_columns_are_of_a_token_alone(folder: Path, tmp_path: Path) -> N
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     config["quantization_config"]["llm_int8_threshold"] = 1.0
     (tmp_path / "out" / "config.json").write_text(json.dumps(config))
-    assert open_model(tmp_path / "out").notices == (f"{OP_BY_OP}: inputs of linears are rounded",)
+    notice, called = open_model(tmp_path / "out").notices
+    assert "14 linears (int8 sym channel a8 dynamic outliers>=1)" in notice
+    assert called == f"{OP_BY_OP}: inputs of linears are rounded"
 
 
 def test_what_8_bits_of_the_checkpoint_take_is_said(folder: Path, tmp_path: Path) -> None:
@@ -352,7 +358,8 @@ def test_what_8_bits_of_the_checkpoint_take_is_said(folder: Path, tmp_path: Path
         overrides=["calibration.samples=2", "calibration.length=16", "evaluation=null"],
     )
     model = open_model(tmp_path / "out", dtype="bf16")
-    (notice,) = model.notices
+    decoded, notice = model.notices
+    assert decoded.endswith("not codes in panels (they are for dtype fp32)")
     assert notice == (
         "keys and values are rounded to 8 bits by the checkpoint's scales, and take the memory of"
         " torch.bfloat16"
@@ -364,7 +371,7 @@ def test_what_8_bits_of_the_checkpoint_take_is_said(folder: Path, tmp_path: Path
 def test_wrong_arguments_are_one_line(folder: Path) -> None:
     for options, words in (
         ({"dtype": "int8"}, "dtype is 'int8'"),
-        ({"kv_dtype": "fp8"}, "kv_dtype is 'fp8'; it is one of fp32, bf16, fp16, int8"),
+        ({"cache": CacheOptions(kv_dtype="fp8")}, "kv_dtype is 'fp8'; it is one of fp32, bf16"),
         ({"device": "tpu"}, "'tpu'"),
     ):
         with pytest.raises(CompressError, match=words):

@@ -1,0 +1,61 @@
+"""Multiplies rows by codes in panels, with csrc/packed_dots.cpp and csrc/packed_rows.cpp."""
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from compress_kernels.cpu.library import FLOAT_KINDS, address, native
+from compress_kernels.panels import Panels, panel_bytes
+
+PLANES = {"exact": 0, "int8": 1, "int16": 2}
+
+
+class PackedStruct(ctypes.Structure):
+    """Mirrors `Packed` in csrc/panels.h. stride, out_stride: numbers from row to row of x
+    and of out."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("x", "codes", "scales", "zeros", "columns")),
+        *((name, ctypes.c_void_p) for name in ("bias", "out")),
+        *((name, ctypes.c_int64) for name in ("rows", "inputs", "outputs", "stride", "out_stride")),
+        *((name, ctypes.c_int64) for name in ("panel_bytes", "group", "groups")),
+        *((name, ctypes.c_int32) for name in ("bits", "scale_kind", "plain_kind", "planes")),
+        ("threads", ctypes.c_int32),
+    ]
+
+
+def packed_linear(x: Tensor, panels: Panels, bias: Tensor | None, math: str) -> Tensor:
+    """x fp32 [M, K], bias fp32 [N] or None -> fp32 [M, N].
+
+    `ops.packed.packed_linear` calls it and has checked the arguments.
+    """
+    library = native().library
+    assert library is not None, "ops.packed falls back to torch where nothing was compiled"
+    x = x if x.stride(1) == 1 else x.contiguous()
+    bias = None if bias is None else bias.contiguous()
+    out = x.new_empty(len(x), panels.shape[0])
+    run = getattr(library, function_of(math))
+    run(ctypes.byref(packed_struct(x, panels, bias, out, math)))
+    return out
+
+
+def function_of(math: str) -> str:
+    """Of csrc, by name."""
+    return "packed_rows" if math == "exact" else "packed_dots"
+
+
+def packed_struct(
+    x: Tensor, panels: Panels, bias: Tensor | None, out: Tensor, math: str
+) -> PackedStruct:
+    """What the C function is given: addresses of tensors that must outlive it. Numbers of a row lie
+    side by side, rows of x and of out apart."""
+    n, k = panels.shape
+    return PackedStruct(
+        x.data_ptr(), panels.codes.data_ptr(), panels.scales.data_ptr(), address(panels.zeros),
+        address(panels.columns), address(bias), out.data_ptr(),
+        len(x), k, n, x.stride(0), out.stride(0),
+        panel_bytes(k, panels.bits, panels.layout), panels.group, panels.scales.shape[1],
+        panels.bits, FLOAT_KINDS[panels.scales.dtype], FLOAT_KINDS[panels.plain], PLANES[math],
+        torch.get_num_threads(),
+    )  # fmt: skip

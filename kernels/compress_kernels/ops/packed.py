@@ -1,0 +1,63 @@
+"""Rows times a weight whose codes lie in panels, decoded or as whole numbers."""
+
+import torch
+from torch import Tensor
+
+from compress_kernels.cpu import packed as cpu_packed
+from compress_kernels.cpu.library import FLOAT_KINDS, native
+from compress_kernels.ops.checks import require, require_matrix, require_whole, wrong
+from compress_kernels.panels import PANEL, RUN, Layout, Math, Panels, panel_bytes
+from compress_kernels.reference import packed as reference
+
+
+def layout_for(math: Math) -> Layout:
+    """The panels that a math reads: one layout for both would cost either a third of its speed."""
+    return "rows" if math == "exact" else "dots"
+
+
+def takes_group(group: int, columns: int) -> bool:
+    """Whether so many columns may share a scale: they are multiples of 16, runs of 128 at most
+    never have two scales, and a row may have one scale."""
+    return group >= columns or (group % 16 == 0 and (group <= RUN or group % RUN == 0))
+
+
+def packed_linear(x: Tensor, panels: Panels, bias: Tensor | None, math: Math) -> Tensor:
+    """x fp32 [M, K], bias fp32 [N] or None -> fp32 [M, N], on the CPU.
+
+    "exact" gives the bits of linear.linear with the decoded weight. "int16" and "int8" round each
+    row of x to whole numbers, of 32512 and of 127 at most, a group of the weight at a time (128
+    columns at most), and multiply these with codes: sums of a run are exact, and runs are added in
+    the order of columns, one fma each. So a row's bits depend on nothing else, and are the same on
+    every instruction set; a run with NaN or infinity makes its row NaN.
+    Raises ValueError on a wrong shape or dtype, and for panels that are laid out for another math.
+    """
+    _check(panels, math)
+    n, k = panels.shape
+    if x.dim() != 2 or x.shape[1] != k or x.dtype != torch.float32:
+        raise wrong("x", x, f"torch.float32 [rows, {k}]")
+    if bias is not None and (bias.shape != (n,) or bias.dtype != torch.float32):
+        raise wrong("bias", bias, f"torch.float32 [{n}]")
+    if native().library is None or x.numel() == 0 or n == 0:
+        return reference.packed_linear(x, panels, bias, math)
+    return cpu_packed.packed_linear(x, panels, bias, math)
+
+
+def _check(panels: Panels, math: Math) -> None:
+    """Compiled code reads memory by these alone."""
+    wanted, (n, k) = layout_for(math), panels.shape
+    if panels.layout != wanted:
+        raise ValueError(f"panels are laid out as {panels.layout!r}; {math} reads {wanted!r}")
+    bytes_, scales = panel_bytes(k, panels.bits, panels.layout), panels.scales
+    count = -(-n // PANEL)
+    if panels.codes.numel() != count * bytes_ or panels.codes.dtype != torch.uint8:
+        raise wrong("codes", panels.codes, f"torch.uint8 of {count} times {bytes_}")
+    groups = -(-k // panels.group)
+    if scales.shape != (count, groups, PANEL) or scales.dtype not in FLOAT_KINDS:
+        raise wrong("scales", scales, f"fp32, bf16 or fp16 {[count, groups, PANEL]}")
+    require(takes_group(panels.group, k), "group", str(panels.group), "16, 32, 64 or 128 times n")
+    if panels.zeros is not None:
+        require_matrix("zeros", panels.zeros, scales.shape, torch.int8, scales.device)
+    if panels.columns is not None:
+        require_matrix("columns", panels.columns, (k,), torch.int32, scales.device)
+    for name in ("codes", "scales", "zeros", "columns"):
+        require_whole(name, getattr(panels, name))

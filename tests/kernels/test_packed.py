@@ -1,0 +1,223 @@
+"""Rows times codes in panels: decoded products' own bits, whole numbers' exact sums, any rows."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from compress_kernels.cpu.library import native
+from compress_kernels.ops.linear import linear
+from compress_kernels.ops.packed import layout_for, packed_linear, takes_group
+from compress_kernels.panels import (
+    Layout,
+    Math,
+    Panels,
+    by_output,
+    by_panel,
+    codes_of,
+    decoded,
+    joined,
+    lay_out,
+    panel_bytes,
+)
+from compress_kernels.reference import packed as reference
+
+needs_native = pytest.mark.skipif(native().library is None, reason=native().reason)
+MATHS: tuple[Math, ...] = ("exact", "int16", "int8")
+ROWS = (1, 2, 3, 4, 5, 8, 16, 17, 64)
+SHAPES = ((37, 100), (33, 301), (16, 256), (50, 520))
+# Dtypes of scales and of decoded numbers.
+STORED = ((torch.bfloat16, torch.bfloat16), (torch.float32, torch.float16), (torch.float16,) * 2)
+
+
+def made(
+    layout: Layout,
+    shape: tuple[int, int],
+    bits: int,
+    group: int,
+    *,
+    zeros: bool = False,
+    permuted: bool = False,
+    stored: tuple[torch.dtype, torch.dtype] = STORED[0],
+) -> Panels:
+    """Random codes of `bits`, the same for either layout."""
+    seed = torch.Generator().manual_seed(bits * 1000 + group)
+    (n, k), half = shape, 1 << (bits - 1)
+    codes = torch.randint(-half, half, shape, dtype=torch.int8, generator=seed)
+    groups = -(-k // group)
+    scales = (torch.rand(n, groups, generator=seed) * 0.01 + 0.001).to(stored[0])
+    zero = torch.randint(-half, half, (n, groups), dtype=torch.int8, generator=seed)
+    columns = torch.randperm(k, generator=seed).int() if permuted else None
+    placed = codes if columns is None else codes[:, columns.long()]
+    laid = lay_out(placed, bits, layout)
+    panels = Panels(
+        laid, by_panel(scales), by_panel(zero) if zeros else None, columns, shape, bits, group,
+        layout, stored[1],
+    )  # fmt: skip
+    assert torch.equal(codes_of(panels), codes)
+    return panels
+
+
+def rows_of(k: int, count: int = 64) -> Tensor:
+    """Rows with a few large numbers, and some that are all 0."""
+    x = torch.randn(count, k, generator=torch.Generator().manual_seed(k))
+    x[::3, k // 2] *= 50
+    x[5] = 0
+    return x
+
+
+def check(panels: Panels, math: Math, rows: tuple[int, ...] = ROWS) -> None:
+    n, k = panels.shape
+    x, bias = rows_of(k, max(rows)), torch.linspace(-1, 1, n)
+    # With as many rows at once torch's own product may sum otherwise; whole numbers never do.
+    wanted = linear(x, decoded(panels), bias)
+    if math != "exact":
+        wanted = reference.packed_linear(x, panels, bias, math)
+    for m in rows:
+        assert torch.equal(packed_linear(x[:m], panels, bias, math), wanted[:m]), (math, m)
+
+
+@needs_native
+@pytest.mark.parametrize("math", MATHS)
+@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("group", [16, 32, 64, 128, 256, 0], ids=lambda g: f"g{g}" if g else "row")
+def test_bits_are_those_of_the_definition(bits: int, group: int, math: Math) -> None:
+    """Odd outputs, columns and last groups, with zeros and without, permuted columns."""
+    for i, (n, k) in enumerate(SHAPES):
+        panels = made(
+            layout_for(math), (n, k), bits, group or k,
+            zeros=i % 2 == bits // 4 % 2, permuted=i == 3, stored=STORED[i % 3],
+        )  # fmt: skip
+        check(panels, math, ROWS if i == 0 else (1, 5, 64))
+
+
+@needs_native
+@pytest.mark.parametrize("math", MATHS)
+def test_many_rows(math: Math) -> None:
+    check(made(layout_for(math), (40, 1000), 4, 128, zeros=True), math, (513,))
+
+
+@pytest.mark.parametrize("math", MATHS)
+def test_is_near_the_product_in_fp64(math: Math) -> None:
+    """Inputs are off by half a step of the run's largest at most."""
+    panels = made(layout_for(math), (50, 520), 4, 128, zeros=True)
+    x, weight = rows_of(520), decoded(panels).double()
+    if math != "exact":
+        weight = decoded(replace(panels, plain=torch.float32)).double()
+    found, wanted = packed_linear(x, panels, None, math), x.double() @ weight.T
+    step = {"exact": 0.0, "int16": 0.5 / 32512, "int8": 0.5 / 127}[math]
+    runs = torch.nn.functional.pad(x, (0, 120)).view(64, 5, 128).abs().amax(2)
+    columns = runs.repeat_interleave(128, 1)[:, :520].double()
+    bound = step * columns @ weight.abs().T + 1e-5 * x.abs().double() @ weight.abs().T
+    assert ((found - wanted).abs() <= bound).all()
+
+
+def test_whole_numbers_round_to_the_largest() -> None:
+    x = torch.tensor([[1.0, -2.0, 0.5], [0.0, 0.0, 0.0], [1e-40, 0.0, 0.0]])
+    whole, worth = reference.rounded_run(x, 127.0)
+    assert whole.tolist() == [[64, -127, 32], [0, 0, 0], [0, 0, 0]]
+    assert worth.tolist() == [pytest.approx(2 / 127), 0, 0]
+
+
+@pytest.mark.parametrize("math", MATHS)
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_what_is_not_finite_goes_through(value: float, math: Math) -> None:
+    panels = made(layout_for(math), (20, 300), 4, 64)
+    x = rows_of(300)[:6]
+    want = packed_linear(x, panels, None, math)
+    x[2, 140] = value
+    found = packed_linear(x, panels, None, math)
+    assert not found[2].isfinite().any()
+    kept = torch.arange(6) != 2
+    assert torch.equal(found[kept], want[kept])
+
+
+@needs_native
+@pytest.mark.parametrize("math", MATHS)
+def test_a_row_has_the_same_bits_beside_any_others(math: Math) -> None:
+    panels = made(layout_for(math), (600, 1000), 4, 128)
+    x, bias = torch.randn(80, 1000), torch.randn(600)
+    wide = torch.randn(80, 1500)
+    wide[:, 100:1100] = x
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        whole = packed_linear(x, panels, bias, math)
+        for threads in (1, 2, 3, 4):
+            torch.set_num_threads(threads)
+            for count in (1, 3, 16, 77, 80):
+                rows = torch.randperm(80)[:count]
+                assert torch.equal(packed_linear(x[rows], panels, bias, math), whole[rows])
+            apart = wide[:, 100:1100]
+            assert torch.equal(packed_linear(apart, panels, bias, math), whole)
+    finally:
+        torch.set_num_threads(before)
+    some = panels.rows(32, 103)
+    assert torch.equal(packed_linear(x, some, bias[32:103], math), whole[:, 32:103])
+
+
+@needs_native
+def test_codes_of_8_bits_do_not_saturate() -> None:
+    """All at their largest, of both signs."""
+    for sign in (127, -128):
+        codes = torch.full((16, 256), sign, dtype=torch.int8)
+        panels = Panels(
+            lay_out(codes, 8, "dots"), by_panel(torch.ones(16, 2)), None, None, (16, 256), 8, 128,
+            "dots",
+        )  # fmt: skip
+        for math, largest in (("int8", 127), ("int16", 32512)):
+            x = torch.full((1, 256), float(largest))
+            assert (packed_linear(x, panels, None, math) == float(sign) * largest * 256).all()
+
+
+@pytest.mark.parametrize("layout", ["dots", "rows"])
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_laying_out_is_a_permutation(bits: int, layout: Layout) -> None:
+    panels = made(layout, (37, 512), bits, 128, zeros=True)
+    assert panels.codes.numel() == 3 * panel_bytes(512, bits, layout) == 48 * 512 * bits // 8
+    scales = torch.randn(37, 5)
+    assert torch.equal(by_output(by_panel(scales), 37), scales)
+    widened = made(layout, (37, 512), bits, 128)
+    more = replace(widened, codes=lay_out(codes_of(widened), 8, layout), bits=8)
+    assert torch.equal(codes_of(more), codes_of(widened))
+    assert torch.equal(decoded(more), decoded(widened))
+
+
+@pytest.mark.parametrize("layout", ["dots", "rows"])
+def test_joined_outputs_stay_as_they_are(layout: Layout) -> None:
+    parts = [made(layout, (n, 200), 4, 32, zeros=True, permuted=True) for n in (16, 21, 5)]
+    parts = [replace(part, columns=parts[0].columns) for part in parts]
+    whole = joined(parts)
+    assert whole.shape == (42, 200)
+    assert torch.equal(decoded(whole), torch.cat([decoded(part) for part in parts]))
+
+
+def test_nothing_to_multiply() -> None:
+    panels = made("dots", (20, 64), 4, 32)
+    assert packed_linear(torch.ones(0, 64), panels, None, "int8").shape == (0, 20)
+
+
+def test_groups_that_runs_can_have() -> None:
+    for group, right in ((16, True), (48, True), (128, True), (384, True), (192, False), (8, False),
+                         (20, False), (1000, True)):  # fmt: skip
+        assert takes_group(group, 1000) == right
+
+
+def test_wrong_arguments_are_named() -> None:
+    panels = made("dots", (20, 64), 4, 32)
+    x = torch.zeros(2, 64)
+    for call, message in (
+        (
+            (x[:, :3], panels, None, "int8"),
+            r"x is torch.float32 \[2, 3\]; torch.float32 \[rows, 64",
+        ),
+        ((x.half(), panels, None, "int8"), "x is torch.float16"),
+        ((x, panels, x[0], "int8"), r"bias is torch.float32 \[64\]; torch.float32 \[20\]"),
+        ((x, panels, None, "exact"), "panels are laid out as 'dots'; exact reads 'rows'"),
+        ((x, replace(panels, codes=panels.codes[:1]), None, "int8"), "codes is torch.uint8"),
+        ((x, replace(panels, scales=panels.scales[:, :1]), None, "int8"), "scales is"),
+        ((x, replace(panels, columns=x[0]), None, "int8"), "columns is"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            packed_linear(*call)  # type: ignore[arg-type]
