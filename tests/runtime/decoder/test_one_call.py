@@ -19,7 +19,7 @@ from compress.runtime.decoder.one_call import MOST, in_one_call
 from compress.runtime.forms.form import Arithmetic
 from compress_kernels.cpu.library import native
 from compress_kernels.panels import Math
-from helpers import tiny_models
+from helpers import compressed_models, tiny_models
 from helpers.engine.flat_runs import Chunk, Runs, load
 
 pytestmark = pytest.mark.skipif(native().library is None, reason=native().reason)
