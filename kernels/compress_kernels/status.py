@@ -11,7 +11,16 @@ from compress_kernels.cpu import gram, levels, library
 # Op -> what runs where it is compiled; the level it needs, below which the last word runs.
 _OPS: Mapping[str, tuple[str, levels.Level, str]] = MappingProxyType(
     {
-        "linear": ("fp32 compiled; bf16 and fp16 by torch", levels.BASELINE, ""),
+        "linear": (
+            "compiled in fp32, with weights of any float; by torch in 16 bits",
+            levels.BASELINE,
+            "",
+        ),
+        "packed codes": (
+            "VNNI dots of 8-bit numbers",
+            levels.VNNI,
+            "compiled, products of 16 bits",
+        ),
         "attention": ("compiled", levels.BASELINE, ""),
         "norms, rotations, gates, cache": ("compiled", levels.BASELINE, ""),
         "gptq, scales": ("compiled", levels.BASELINE, ""),

@@ -44,7 +44,9 @@ def linear_call(linear: Linear, x: Tensor, out: Tensor) -> CompiledOp:
     weight, bias, given = linear.weight, linear.bias, {"rows": ROWS, "threads": THREADS}
     if isinstance(weight, PackedPanels):
         packed = packed_struct(x, weight.panels, bias, out, weight.math)
-        return CompiledOp(function_of(weight.math), packed, given, (x, bias, out))
+        panels = weight.panels
+        keeps = (panels.codes, panels.scales, panels.zeros, panels.columns)
+        return CompiledOp(function_of(weight.math), packed, given, (x, bias, out, *keeps))
     assert isinstance(weight, FloatWeight), "why_no_call has refused the others"
     struct = linear_struct(x, weight.values, bias, out)
     return CompiledOp("linear_rows", struct, given, (x, weight.values, bias, out))

@@ -23,8 +23,9 @@ class Scratch:
     def of(self, name: str, *sizes: int) -> Tensor:
         """[rows, *sizes]; what was asked for by one name and width is the same memory."""
         width = prod(sizes)
-        found = self._taken.setdefault((name, width), torch.zeros(self.rows, width))
-        return found.view(self.rows, *sizes)
+        if (name, width) not in self._taken:
+            self._taken[name, width] = torch.zeros(self.rows, width)
+        return self._taken[name, width].view(self.rows, *sizes)
 
     @property
     def x(self) -> Tensor:
@@ -42,7 +43,3 @@ class Scratch:
     @property
     def buffers(self) -> tuple[Tensor, ...]:
         return tuple(self._taken.values())
-
-    @property
-    def nbytes(self) -> int:
-        return sum(each.nbytes for each in self._taken.values())

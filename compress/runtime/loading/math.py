@@ -5,7 +5,8 @@ from typing import get_args
 
 import torch
 
-from compress.errors import RequestError
+from compress.arch.forward.forward import describe_forward
+from compress.errors import CheckpointError, RequestError
 from compress.formats.weights import Weights
 from compress.runtime.decoder.linear import facts_of, multiplied
 from compress.runtime.forms.form import Arithmetic, LinearFacts
@@ -30,6 +31,11 @@ def settled_math(
     if math == "exact":
         return math
     how = Arithmetic.here(dtype, device, math)
+    unknown = _in_transformers(weights)
+    if unknown is not None:
+        if asked is None:
+            return "exact"
+        raise RequestError(f"math is {asked}, and transformers computes here: {unknown}")
     form, coded = PanelsForm(), [x for x in _facts(weights) if x.scheme is not None]
     reasons = [form.why_not(facts, how) for facts in coded]
     if None in reasons:
@@ -65,6 +71,15 @@ def math_notices(weights: Weights, how: Arithmetic) -> tuple[str, ...]:
             for (bits, width), count in widened.items()
         ),
     )
+
+
+def _in_transformers(weights: Weights) -> str | None:
+    """Why no decoder of ours runs the model; None where one does."""
+    try:
+        describe_forward(weights.checkpoint.config, weights.spec)
+    except CheckpointError as error:
+        return str(error).split(";")[0]
+    return None
 
 
 def _linears(count: int) -> str:

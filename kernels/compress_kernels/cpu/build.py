@@ -113,7 +113,16 @@ def _cache_folder() -> Path:
 def _fingerprint(compiler: str, level: Level) -> str:
     # What -march=native depends on, where the compiler decides.
     here = (platform.machine(), *(sorted(features()) if level is NATIVE else ()))
-    return _digest((compiler, *FLAGS, *level.flags, *here))
+    made_by = (compiler, _version(compiler), *platform.libc_ver())
+    return _digest((*made_by, *FLAGS, *level.flags, *here))
+
+
+def _version(compiler: str) -> str:
+    """What the compiler says of itself; nothing where it does not run, which a build then tells."""
+    try:
+        return run((compiler, "--version"))
+    except (BuildError, OSError):
+        return ""
 
 
 def _digest(words: Sequence[str]) -> str:

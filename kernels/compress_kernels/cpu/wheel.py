@@ -5,6 +5,7 @@ python -m compress_kernels.cpu.wheel dist/compress_model-0.1.0-py3-none-any.whl
 
 import base64
 import hashlib
+import platform
 import sys
 import sysconfig
 import tempfile
@@ -13,15 +14,19 @@ from pathlib import Path
 
 from compress_kernels.cpu.build import packaged_path
 from compress_kernels.cpu.bundle import bundle
+from compress_kernels.cpu.levels import NATIVE, levels
 
 ANY = "py3-none-any"
 
 
 def platform_wheel(pure: Path) -> Path:
     """The new wheel, beside the old one. `pure` must be made of the sources that run here. Raises
-    BuildError, and ValueError for a wheel that is none."""
+    BuildError, and ValueError for a wheel that is none and for a
+    processor without levels."""
     if not pure.name.endswith(f"-{ANY}.whl"):
         raise ValueError(f"{pure.name} is not a wheel for any platform, *-{ANY}.whl")
+    if levels() == (NATIVE,):
+        raise ValueError(f"of {platform.machine()} a wheel would run on processors like this alone")
     tag = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
     with zipfile.ZipFile(pure) as archive:
         files = {name: archive.read(name) for name in archive.namelist()}

@@ -251,6 +251,12 @@ void merge_apart(const Attention& a, const Plan& plan, const Tile& tile, const A
     }
 }
 
+// Of this thread. Not inside a template: such a variable is one for all libraries of a process.
+static Worker& worker() {
+  static thread_local Worker w;
+  return w;
+}
+
 template <typename T>
 void attend_all(const Attention& a) {
   if (!a.rows) return;
@@ -263,7 +269,7 @@ void attend_all(const Attention& a) {
   }
   // Split by products, not by tokens: those at the end of a text cost most.
   in_parallel(a.threads, plan.tiles[tiles].cost, kGrain, [&](int64_t from, int64_t to) {
-    static thread_local Worker w;
+    Worker& w = worker();
     w.open(plan, std::max(plan.group, kTall));
     for (int64_t i = 0; i < tiles && plan.tiles[i].cost < to; ++i) {
       const Tile& tile = plan.tiles[i];

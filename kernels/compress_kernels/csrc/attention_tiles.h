@@ -81,18 +81,6 @@ inline Vec read_once(const float* from) {
   return *reinterpret_cast<const volatile LooseVec*>(from);
 }
 
-// a * b + c, rounded once in tiles of every height: left to itself, GCC avoids it in some chains, by
-// their shape, where it takes a processor to be faster without.
-inline Vec fused(Vec a, Vec b, Vec c) {
-#if defined(__AVX512F__)
-  return _mm512_fmadd_ps(a, b, c);
-#elif defined(__AVX__) && defined(__FMA__)
-  return _mm256_fmadd_ps(a, b, c);
-#else
-  return a * b + c;
-#endif
-}
-
 template <typename T>
 inline Vec read_whole(const T* from) {
   if constexpr (sizeof(T) == sizeof(float)) return read_once(from);

@@ -80,13 +80,19 @@ inline void multiply(const float* x, const T* const* w, int64_t columns, const T
 #pragma GCC unroll 2
       for (int s = 0; s < kStep<T>; ++s)
 #pragma GCC unroll 4
-        for (int i = 0; i < kHeight; ++i) sums[i * kWidth + j] += a[s * kHeight + i] * b[s];
+        for (int i = 0; i < kHeight; ++i) {
+          Vec& sum = sums[i * kWidth + j];
+          sum = fused(a[s * kHeight + i], b[s], sum);
+        }
     }
   }
   for (; c < columns; c += kRows, x += kRows * kHeight)
     for (int j = 0; j < kWidth; ++j) {
       const Vec b = load_stored(w[j] + c, columns - c);
-      for (int i = 0; i < kHeight; ++i) sums[i * kWidth + j] += load_once(x + i * kRows) * b;
+      for (int i = 0; i < kHeight; ++i) {
+        Vec& sum = sums[i * kWidth + j];
+        sum = fused(load_once(x + i * kRows), b, sum);
+      }
     }
 }
 

@@ -194,7 +194,10 @@ void tile(const Packed& p, const float* x, int64_t row, int64_t panel, int first
         for (int i = 0; i < kHigh; ++i) {
           const Vec a = load_once(x + (k + kStep * j) * kHigh + kStep * i);
 #pragma GCC unroll 4
-          for (int q = 0; q < kOnce; ++q) sums[i * kWidth + r + q] += a * b[q];
+          for (int q = 0; q < kOnce; ++q) {
+            Vec& sum = sums[i * kWidth + r + q];
+            sum = fused(a, b[q], sum);
+          }
         }
       };
       if (kWhole && steps == kEach) {
