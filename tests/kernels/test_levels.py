@@ -18,7 +18,7 @@ from compress.runtime.forms.form import Arithmetic
 from compress_kernels import paths, status
 from compress_kernels.cpu import build, levels, library
 from compress_kernels.cpu.bundle import BundledLibrary, bundle
-from compress_kernels.cpu.linear import LinearStruct
+from compress_kernels.cpu.linear import linear_struct
 
 needs_x86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="levels are those of x86")
 needs_tools = pytest.mark.skipif(
@@ -130,11 +130,8 @@ def test_a_bundle_has_every_level_apart(tmp_path: Path, monkeypatch: pytest.Monk
     for name in HERE:
         monkeypatch.setenv(levels.VARIABLE, name)
         out = torch.empty(3, 50)
-        task = LinearStruct(
-            x.data_ptr(), w.data_ptr(), None, out.data_ptr(), 3, 40, 50, 40, 50, 2
-        )  # fmt: skip
         compiled = BundledLibrary(str(path))
-        compiled.linear_rows(ctypes.byref(task))
+        compiled.linear_rows(ctypes.byref(linear_struct(x, w, None, out)))
         torch.testing.assert_close(out, x @ w.T)
         compiled.instruction_sets.restype = ctypes.c_char_p
         assert set(compiled.instruction_sets().decode().split()) <= levels.chosen().needs
