@@ -49,7 +49,8 @@ class Reader:
 
     parts: what a quantized module's tensors are called below its path. marks: a module that has
         one of these is quantized. scales: those that hold scales; the first that is there is
-        the weight's. g_idx: the one with the columns' groups.
+        the weight's. g_idx: the one with the columns' groups. factor: the
+        one that inputs are multiplied by.
     schemes(config): the scheme of every module; CheckpointError for what is malformed.
     decode(name, scheme, has, read): the weight of that original name.
     gather(stored): all tensors of a module, by part; CheckpointError for those that are missing or
@@ -80,6 +81,7 @@ class Reader:
     inputs: Callable[[str, QuantScheme, Has, Read], InputQuantization | None] = ct_decode.inputs
     transposed: Callable[[Mapping[str, Any]], Callable[[str], bool]] = conv1d.by_config_or_family
     g_idx: str | None = None
+    factor: str | None = None
     lists_modules: bool = True
     skips_head: Callable[[Mapping[str, Any]], bool] = _never
     as_read: Callable[[QuantScheme], QuantScheme] = _itself

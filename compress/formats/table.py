@@ -195,6 +195,7 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
                 parts=("weight", *modelopt.PARTS),
                 marks=modelopt.SCALES,
                 scales=("weight_scale", "weight_scale_2", "input_scale"),
+                factor="pre_quant_scale",
                 schemes=modelopt.read_schemes,
                 decode=modelopt_decode.decode,
                 gather=modelopt_decode.gather,

@@ -107,6 +107,16 @@ def codes_of(panels: Panels) -> Tensor:
 def joined(parts: Sequence[Panels]) -> Panels:
     """The outputs of all, one behind the other. Only their outputs and numbers may differ."""
     first, columns = parts[0], parts[0].columns
+    outputs = sum(part.shape[0] for part in parts)
+    if all(part.shape[0] % PANEL == 0 for part in parts[:-1]):  # nothing lies between them
+        zeros = [part.zeros for part in parts if part.zeros is not None]
+        return replace(
+            first,
+            codes=torch.cat([part.codes for part in parts]),
+            scales=torch.cat([part.scales for part in parts]),
+            zeros=torch.cat(zeros) if zeros else None,
+            shape=(outputs, first.shape[1]),
+        )
     codes = torch.cat([codes_of(part) for part in parts])
     zeros = [by_output(part.zeros, part.shape[0]) for part in parts if part.zeros is not None]
     scales = torch.cat([by_output(part.scales, part.shape[0]) for part in parts])
@@ -116,7 +126,7 @@ def joined(parts: Sequence[Panels]) -> Panels:
         codes=lay_out(placed, first.bits, first.layout),
         scales=by_panel(scales),
         zeros=by_panel(torch.cat(zeros)) if zeros else None,
-        shape=(len(codes), first.shape[1]),
+        shape=(outputs, first.shape[1]),
     )
 
 

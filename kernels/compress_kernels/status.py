@@ -43,7 +43,7 @@ def status() -> dict[str, str]:
 def paths() -> dict[str, str]:
     """`instruction set`, then each op: what runs on the CPU here, and why nothing faster."""
     if library.native().library is None:
-        return dict.fromkeys(_OPS, "torch: nothing is compiled")
+        return {"instruction set": "none", **dict.fromkeys(_OPS, "torch: nothing is compiled")}
     level = levels.chosen()
     found = {"instruction set": f"{level.name}{_because(level)}"}
     for op, (compiled, needed, otherwise) in _OPS.items():

@@ -185,11 +185,13 @@ def test_laying_out_is_a_permutation(bits: int, layout: Layout) -> None:
 
 
 @pytest.mark.parametrize("layout", ["dots", "rows"])
-def test_joined_outputs_stay_as_they_are(layout: Layout) -> None:
-    parts = [made(layout, (n, 200), 4, 32, zeros=True, permuted=True) for n in (16, 21, 5)]
+@pytest.mark.parametrize("outputs", [(16, 21, 5), (16, 21), (32, 5, 5)], ids=str)
+def test_joined_outputs_stay_as_they_are(layout: Layout, outputs: tuple[int, ...]) -> None:
+    parts = [made(layout, (n, 200), 4, 32, zeros=True, permuted=True) for n in outputs]
     parts = [replace(part, columns=parts[0].columns) for part in parts]
     whole = joined(parts)
-    assert whole.shape == (42, 200)
+    assert whole.shape == (sum(outputs), 200)
+    assert whole.codes.shape[0] == -(-sum(outputs) // 16)
     assert torch.equal(decoded(whole), torch.cat([decoded(part) for part in parts]))
 
 

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from compress.arch.forward.kinds import Grouped, Latent
+from compress.runtime.decoder.attention import Angles
 from compress.runtime.decoder.kv import KVCache
 from compress.runtime.decoder.linear import Linear
 from compress.runtime.decoder.norms import Norm
@@ -28,7 +29,6 @@ from compress_kernels.paged import TokenPlaces
 
 ROWS, THREADS = Given("rows"), Given("threads")
 OF_ROWS = {"rows": ROWS}
-Angles = tuple[Tensor, Tensor]
 
 
 def why_no_call(linear: Linear) -> str | None:

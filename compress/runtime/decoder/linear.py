@@ -67,7 +67,8 @@ def facts_of(weights: Weights, spec: LinearSpec) -> LinearFacts:
         return LinearFacts(spec.shape, None, stored, stored)
     scales = (f"{spec.name}.{part}" for part in reader.scales)
     stored = next(TORCH_DTYPES[tensors[name].dtype] for name in scales if name in tensors)
-    return LinearFacts(spec.shape, scheme, stored, weights.plain_dtype)
+    factored = reader.factor is not None and f"{spec.name}.{reader.factor}" in tensors
+    return LinearFacts(spec.shape, scheme, stored, weights.plain_dtype, factored)
 
 
 def load_dense(weights: Weights, spec: LinearSpec, how: Arithmetic) -> Tensor:

@@ -48,13 +48,14 @@ class LinearFacts:
 
     shape: (N, K). scheme: of its codes and of its inputs, None for a dense weight. stored: dtype of
     the dense weight in the file, or of the scales. plain: dtype that the decoded weight is rounded
-    to once, a dense one's own.
+    to once, a dense one's own. factored: inputs are multiplied by numbers of their columns first.
     """
 
     shape: tuple[int, int]
     scheme: QuantScheme | None
     stored: torch.dtype
     plain: torch.dtype
+    factored: bool = False
 
 
 class LinearWeight(Protocol):

@@ -89,6 +89,8 @@ class PanelsForm:
             return "they are for the CPU"
         if how.dtype != torch.float32:
             return "they are for dtype fp32"
+        if facts.factored:
+            return "inputs are multiplied by factors first"
         scheme = facts.scheme
         assert scheme is not None, "dense weights have a table of their own"
         return _unlike(scheme, facts.shape[1]) or (
@@ -104,13 +106,14 @@ class PanelsForm:
         return -(-rows // PANEL) * (each + PANEL * scheme.groups(columns) * number)
 
     def pack(self, weight: QuantizedTensor, facts: LinearFacts, how: Arithmetic) -> LinearWeight:
-        """As packed codes that are decoded, where columns are scaled or their groups are not of one
-        size."""
+        """As packed codes that are decoded, where groups of columns are not of one size."""
         n, k = weight.shape
         group = weight.scheme.columns_per_scale(k)
         columns = None if weight.g_idx is None else _by_group(weight.g_idx, group)
         irregular = weight.g_idx is not None and columns is None
-        if irregular or weight.input_factor is not None or weight.outliers is not None:
+        assert weight.input_factor is None, "why_not has refused it"
+        assert weight.outliers is None, "why_not has refused it"
+        if irregular:
             return PackedWeight.of(weight, how.device, facts.plain)
         layout, bits = layout_for(how.math), WIDTHS[weight.scheme.bits]
         codes = weight.codes if columns is None else weight.codes[:, columns.long()]

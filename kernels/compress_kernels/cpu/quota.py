@@ -26,6 +26,8 @@ def _quota(folder: Path) -> float:
 
 
 def _groups() -> Iterator[Path]:
+    """As compress.machine.memory finds those of memory, which runs without torch and so without
+    this package."""
     for line in _text(PROC / "self" / "cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and "cpu" not in controllers.split(","):

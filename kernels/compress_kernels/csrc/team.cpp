@@ -213,7 +213,7 @@ bool start(Team& t) {
 
 // Looks where the caller may run, and sends the helpers there.
 void look_around(Team& t) {
-  t.processors = std::max(1u, std::thread::hardware_concurrency());
+  t.processors = 0;
 #ifdef __linux__
   cpu_set_t mask;
   if (sched_getaffinity(0, sizeof mask, &mask) == 0) {
@@ -225,19 +225,18 @@ void look_around(Team& t) {
     t.mask = mask;
   }
 #endif
+  if (t.processors == 0) t.processors = std::max(1u, std::thread::hardware_concurrency());
 }
 
 // How many of `wanted` threads can run at once. Looks around where one has to be woken, which costs
 // more, or where there may be more processors by now.
 int useful(Team& t, int wanted) {
-  const auto fits = [&](double processors) {
-    const double quota = the_quota;
-    return std::max(1, static_cast<int>(quota > 0.0 ? std::min(processors, quota) : processors));
-  };
+  const double quota = the_quota;
+  if (quota > 0.0) wanted = std::min(wanted, std::max(1, static_cast<int>(quota)));
   bool known = t.processors >= wanted && static_cast<int>(t.helpers.size()) >= wanted - 1;
   for (int i = 0; known && i < wanted - 1; ++i) known = !t.helpers[i]->bed.occupied();
   if (!known) look_around(t);
-  wanted = std::min(wanted, fits(t.processors));
+  wanted = std::min(wanted, t.processors);
   while (static_cast<int>(t.helpers.size()) < wanted - 1)
     if (!start(t)) return static_cast<int>(t.helpers.size()) + 1;
   return wanted;

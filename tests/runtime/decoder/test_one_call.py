@@ -15,7 +15,7 @@ from compress.quant.scheme import QuantScheme
 from compress.runtime.decoder.build import Loader
 from compress.runtime.decoder.decoder import Decoder
 from compress.runtime.decoder.kv import KVCache
-from compress.runtime.decoder.one_call import MOST, in_one_call
+from compress.runtime.decoder.one_call import MOST, OneCallDecoder, in_one_call
 from compress.runtime.forms.form import Arithmetic
 from compress_kernels.cpu.library import native
 from compress_kernels.panels import Math
@@ -64,6 +64,17 @@ def runs(decoder: Decoder, **options: Any) -> Runs:
     return Runs(decoder, texts=3, most=64, **options)
 
 
+def check(one: OneCallDecoder, called: Runs, plain: Runs) -> None:
+    """Steps in one call and op by op: what they return, and what is in the caches behind them."""
+    for step in steps():
+        batch = plain.batch(step)
+        wanted = plain.decoder.forward(batch, plain.cache)
+        assert torch.equal(one.forward(batch, called.cache), wanted)
+        assert torch.equal(one.logits(wanted), plain.decoder.logits(wanted))
+    for mine, theirs in zip(called.cache.states, plain.cache.states, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_has_the_bits_of_op_by_op(
     decoder: Callable[[str], Decoder], family: str
@@ -74,13 +85,7 @@ def test_every_family_has_the_bits_of_op_by_op(
     assert lowered.decoder is not None, lowered.reason
     for memory in lowered.decoder.scratch.buffers:
         memory.fill_(torch.nan)
-    for step in steps():
-        batch = plain.batch(step)
-        wanted = plain.decoder.forward(batch, plain.cache)
-        assert torch.equal(lowered.decoder.forward(batch, called.cache), wanted)
-        assert torch.equal(lowered.decoder.logits(wanted), plain.decoder.logits(wanted))
-    for mine, theirs in zip(called.cache.states, plain.cache.states, strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
+    check(lowered.decoder, called, plain)
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "deepseek_v3"])
@@ -89,11 +94,7 @@ def test_weights_that_stay_in_16_bits(tmp_path: Path, family: str) -> None:
     assert plain.decoder.embedding.dtype == torch.bfloat16
     one = in_one_call(called.decoder, called.cache, 64).decoder
     assert one is not None
-    for step in steps():
-        batch = plain.batch(step)
-        assert torch.equal(
-            one.forward(batch, called.cache), plain.decoder.forward(batch, plain.cache)
-        )
+    check(one, called, plain)
 
 
 @pytest.mark.parametrize("math", ["exact", "int16", "int8"])
@@ -106,11 +107,7 @@ def test_codes_in_panels(tmp_path: Path, math: Math) -> None:
     plain, called = (runs(Decoder.of(Loader(weights, forward, how))) for _ in range(2))
     one = in_one_call(called.decoder, called.cache, 64).decoder
     assert one is not None
-    for step in steps():
-        batch = plain.batch(step)
-        assert torch.equal(
-            one.forward(batch, called.cache), plain.decoder.forward(batch, plain.cache)
-        )
+    check(one, called, plain)
 
 
 @pytest.mark.parametrize(("family", "reason"), REASONS.items())

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from compress.checkpoint import Checkpoint
@@ -13,6 +14,7 @@ from compress.errors import RequestError
 from compress.formats import open_weights
 from compress.quant.scheme import PRESETS, QuantScheme
 from compress.quant.tensor import QuantizedTensor
+from compress.runtime.decoder.linear import facts_of as linear_facts
 from compress.runtime.forms.form import Arithmetic, LinearFacts
 from compress.runtime.forms.packed import DecodedTiles, PackedWeight
 from compress.runtime.forms.panels import PackedPanels, PanelsForm
@@ -105,17 +107,12 @@ def test_columns_in_act_order(math: Math) -> None:
 
 
 def test_what_no_panel_says_is_decoded() -> None:
-    tensor = rounded(G32)
-    uneven = torch.zeros(K, dtype=torch.int32)
-    for other in (
-        replace(tensor, input_factor=torch.rand(K) + 0.5),
-        replace(tensor, g_idx=uneven),
-    ):
-        how = Arithmetic(torch.float32, CPU, math="int16")
-        weight = PanelsForm().pack(other, facts_of(other), how)
-        assert isinstance(weight, PackedWeight)
-        assert torch.equal(weight.dequantize(slice(0, N), torch.float32), other.dequantize(
-            torch.bfloat16).float())  # fmt: skip
+    uneven = replace(rounded(G32), g_idx=torch.zeros(K, dtype=torch.int32))
+    how = Arithmetic(torch.float32, CPU, math="int16")
+    weight = PanelsForm().pack(uneven, facts_of(uneven), how)
+    assert isinstance(weight, PackedWeight)
+    wanted = uneven.dequantize(torch.bfloat16).float()
+    assert torch.equal(weight.dequantize(slice(0, N), torch.float32), wanted)
 
 
 @pytest.mark.parametrize(
@@ -135,6 +132,22 @@ def test_what_is_refused(scheme: QuantScheme, how: Arithmetic, reason: str) -> N
     assert refused is not None
     assert reason in refused
     assert DecodedTiles().why_not(facts, how) is None
+
+
+def test_factors_of_inputs_are_known_before_a_weight_is_read(tmp_path: Path) -> None:
+    """Or such linears would be said to round their inputs, and be decoded."""
+    source = tiny_models.make("llama", tmp_path / "source", dtype="fp32")
+    compressed_models.write(source, tmp_path / "out", G32, fmt="modelopt")
+    path = tmp_path / "out" / "model.safetensors"
+    tensors = load_file(path)
+    name = "model.layers.0.mlp.down_proj"
+    tensors[f"{name}.pre_quant_scale"] = torch.full((96,), 2.0)
+    save_file(tensors, path, metadata={"format": "pt"})
+    weights = open_weights(Checkpoint.open(tmp_path / "out"))
+    how, form = Arithmetic(torch.float32, CPU, math="int16"), PanelsForm()
+    found = {x.name: form.why_not(linear_facts(weights, x), how) for x in weights.spec.linears()}
+    assert found.pop(name) == "inputs are multiplied by factors first"
+    assert set(found.values()) == {None}
 
 
 @pytest.mark.parametrize("math", MATHS)
