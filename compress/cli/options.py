@@ -101,6 +101,6 @@ def print_json(data: Any) -> None:
 def print_report(report: "Report", page: Path | None, as_json: bool) -> None:
     """A report on stdout, as JSON or as a table that ends with the path of its page."""
     from compress.report.codec import to_json
-    from compress.report.table import render_table
+    from compress.report.terminal.table import render_table
 
     click.echo((to_json(report) if as_json else render_table(report, page)).rstrip("\n"))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import yaml
 
@@ -36,6 +36,9 @@ from compress.report.codec import write_json
 from compress.report.html import write_html
 from compress.report.schema import RecipeInfo, Report, StageRecord
 
+if TYPE_CHECKING:
+    from compress_kernels.panels import Math
+
 
 @dataclass(frozen=True, slots=True)
 class EvaluationOptions:
@@ -45,7 +48,7 @@ class EvaluationOptions:
     recipe, '{path: gsm8k.jsonl, max_tokens: 128}'. window, stride: as in a recipe. max_documents,
     max_tokens: of each text, as in a recipe; of text of the model's own a document is a row.
     max_items: of each task that does not say how many. prompts: to be continued. dtype: arithmetic
-    of the models, "fp32" or "bf16".
+    of the models, "fp32" or "bf16". math: of the engine, whose cost on the texts is measured too.
     """
 
     texts: Sequence[str] = ()
@@ -57,6 +60,7 @@ class EvaluationOptions:
     max_items: int | None = None
     prompts: Sequence[str] = ()
     dtype: Literal["fp32", "bf16"] = "fp32"
+    math: Literal["int16", "int8"] | None = None
 
 
 def evaluate_checkpoint(
@@ -77,6 +81,8 @@ def evaluate_checkpoint(
     check_device(device)
     if not asked.texts and not asked.tasks:
         raise DataError("there is nothing to measure on: give a text or a task")
+    if asked.math is not None and not asked.texts:
+        raise DataError(f"math {asked.math} is measured on texts, and there is none: give one")
     tasks = read_task_options(asked.tasks, asked.max_items)
     with report_folder(out) as folder:
         opened = Checkpoint.open(resolve_model(checkpoint))
@@ -88,7 +94,7 @@ def evaluate_checkpoint(
         config = _config(asked, tasks, result.spec.context)
         clock, processor = time.perf_counter(), read_processor()
         sides = Compared(result, source)
-        measured = _measured(sides, config, progress or silent, device)
+        measured = _measured(sides, config, asked.math, progress or silent, device)
         sides.origin.checkpoint.require_unchanged()
         seconds = time.perf_counter() - clock
         others, gpu = share_since(processor), peak_gpu_bytes(device)
@@ -101,13 +107,23 @@ def evaluate_checkpoint(
 
 
 def _measured(
-    sides: Compared, config: EvaluationConfig, progress: Progress, device: str
+    sides: Compared,
+    config: EvaluationConfig,
+    math: "Math | None",
+    progress: Progress,
+    device: str,
 ) -> Measured:
-    """All texts and tasks or none: DataError where a run would leave one out."""
+    """All texts and tasks or none: DataError where a run would leave one out. RequestError for a
+    math that the result has no products for."""
+    if math is not None:
+        from compress.evaluation.stream import DTYPES
+        from compress.runtime.loading.math import settled_math
+
+        settled_math(sides.result, math, DTYPES[config.dtype], device)
     scratch = Path(tempfile.mkdtemp(prefix="compress-model-"))
     work = Workspace(scratch / "evaluation", device, progress)
     try:
-        return measure(sides, config, work, all_or_none=True)
+        return measure(sides, config, work, all_or_none=True, math=math)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
@@ -120,7 +136,8 @@ def _report(
     started: datetime,
     device: str,
 ) -> Report:
-    given = {"texts": list(asked.texts)} | ({"tasks": list(asked.tasks)} if asked.tasks else {})
+    asked_of = {"texts": list(asked.texts), "tasks": list(asked.tasks), "math": asked.math}
+    given = {name: value for name, value in asked_of.items() if value or name == "texts"}
     origin = sides.origin
     return Report(
         tool="compress-model",

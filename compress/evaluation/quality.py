@@ -3,7 +3,7 @@
 import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,12 +17,14 @@ from compress.evaluation.workspace import Workspace
 from compress.events import Event, by_tenths, note
 from compress.formats import Weights
 from compress.recipe.evaluation_config import DEFAULT_WINDOW_CAP, EvaluationConfig
-from compress.report.schema import Quality, Sample, TextQuality
+from compress.report.records.quality import Quality, TextQuality
+from compress.report.schema import Sample
 from compress.text.tokenizer import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
     from compress.evaluation.tasks.asked import Task
     from compress.evaluation.windows import TokenWindows
+    from compress_kernels.panels import Math
 
 NOT_ASKED = "the recipe asks for no evaluation"
 
@@ -44,12 +46,14 @@ def measure(
     work: Workspace,
     *,
     all_or_none: bool = False,
+    math: "Math | None" = None,
 ) -> Measured:
     """Evaluate a result, against its source where there is one.
 
     work: its folder is made and removed again. A text or task that cannot be had (no memory to
     sample it, a file that is gone) is left out: the result is worth more than the measurement.
-    all_or_none: it raises DataError instead.
+    all_or_none: it raises DataError instead. math: of the engine, whose cost on the texts is asked
+    too; RequestError where the result has no such products.
     """
     if config is None:
         return Measured(None, (), NOT_ASKED)
@@ -71,6 +75,8 @@ def measure(
     done = measure_tasks(tasks, sides, tokenizer, config, work)
     left_out += _lacking(done.left_out, all_or_none)
     texts = _texts(sides, windows, config, work)
+    if math is not None and windows:
+        texts = _with_math(texts, sides.result, windows, math, work)
     samples, reason = sample_pairs(sides.result, source, tokenizer, config.samples, work.device)
     return Measured(
         Quality(texts, dict(done.tasks)) if texts or done.tasks else None,
@@ -101,6 +107,20 @@ def _texts(
     finally:
         shutil.rmtree(work.folder, ignore_errors=True)
     return tuple(TextQuality(**asdict(text)) for text in found)
+
+
+def _with_math(
+    texts: tuple[TextQuality, ...],
+    result: Weights,
+    windows: list["TokenWindows"],
+    math: "Math",
+    work: Workspace,
+) -> tuple[TextQuality, ...]:
+    """The same, with what the engine's math costs on each."""
+    from compress.evaluation.math_quality import measure_math
+
+    found = measure_math(result, windows, math, work.progress)
+    return tuple(replace(text, math=each) for text, each in zip(texts, found, strict=True))
 
 
 def _announce(

@@ -12,7 +12,7 @@ from compress.events import Progress, by_tenths, note
 from compress.formats import Weights
 from compress.recipe.evaluation_config import EvaluationConfig
 from compress.recipe.task_config import TaskConfig
-from compress.report.schema import TaskNumber, TaskQuality
+from compress.report.records.quality import TaskNumber, TaskQuality
 from compress.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:

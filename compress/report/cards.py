@@ -4,7 +4,8 @@ import re
 
 from compress.report import tasks, units
 from compress.report.markup import Html, Node, el
-from compress.report.schema import Report, TextQuality
+from compress.report.records.quality import TextQuality
+from compress.report.schema import Report
 from compress.report.summary import (
     bits_before,
     has_before,

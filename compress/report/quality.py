@@ -6,7 +6,8 @@ from typing import Any
 from compress.report import tasks, units
 from compress.report.markup import Html, Node, el, join
 from compress.report.parts import Cell, Column, number, scalar, section, table
-from compress.report.schema import Report, Sample, TaskQuality, TextQuality
+from compress.report.records.quality import MathQuality, TaskQuality, TextQuality
+from compress.report.schema import Report, Sample
 from compress.report.summary import common_prefix, perplexity
 
 _COLUMNS = [
@@ -17,6 +18,14 @@ _COLUMNS = [
     Column("change", True),
     Column("KL, nats a token", True, "mean KL(source || result)"),
     Column("Top-1 agreement", True, "both models rank the same token first"),
+]
+
+_MATH_COLUMNS = [
+    Column("Text"),
+    Column("Math"),
+    Column("Perplexity", True),
+    Column("KL, nats a token", True, "mean KL(exact || math)"),
+    Column("Top-1 agreement", True, "the token ranked first is the one that exact products give"),
 ]
 
 _TASK_COLUMNS = [
@@ -41,6 +50,12 @@ def quality(report: Report) -> Html:
     if found.texts:
         rows = [_row(text) for text in found.texts]
         body += [table("Quality by text", _COLUMNS, rows), _settings(found.texts)]
+    rounded = [_math_row(text.name, text.math) for text in found.texts if text.math is not None]
+    if rounded:
+        body += [
+            el("h3", "In the engine"),
+            table("What rounded inputs of products cost", _MATH_COLUMNS, rounded),
+        ]
     if found.tasks:
         body += [
             el("h3", "Tasks"),
@@ -61,6 +76,16 @@ def _row(text: TextQuality) -> list[Cell]:
         number(change, units.deviation(change)),
         number(text.kl),
         number(top1, None if top1 is None else units.percent(top1)),
+    ]
+
+
+def _math_row(name: str, found: MathQuality) -> list[Cell]:
+    return [
+        Cell(name),
+        Cell(found.math),
+        number(found.perplexity, _perplexity(found.perplexity)),
+        number(found.kl),
+        number(found.top1_agreement, units.percent(found.top1_agreement)),
     ]
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from compress.report.records.loads import StockLoad
+from compress.report.records.quality import Quality
 from compress.report.records.sizes import SizeCandidate
 
 SCHEMA_VERSION = 1
@@ -184,67 +185,6 @@ class StageRecord:
     repairs: tuple[LinearRepair, ...] = ()
     courses: tuple[Course, ...] = ()
     candidates: tuple[SizeCandidate, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class TextQuality:
-    """What one text says of the result.
-
-    tokens: predicted tokens. kl: mean KL(source || result) in nats a token.
-    top1_agreement: share of tokens where both models rank the same token first, in [0, 1].
-    settings: how it was measured (window, stride, BOS).
-    """
-
-    name: str
-    tokens: int
-    ppl_source: float | None
-    ppl_result: float
-    kl: float | None = None
-    top1_agreement: float | None = None
-    settings: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class TaskNumber:
-    """A number of a task, of the result and where there is one of the source.
-
-    result_error, source_error: standard errors over the items. difference_error: that of result -
-        source, item by item, so smaller than the two where both mostly do alike. None for one item.
-    """
-
-    result: float
-    result_error: float | None = None
-    source: float | None = None
-    source_error: float | None = None
-    difference_error: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class TaskQuality:
-    """What one task says of the result.
-
-    kind: "multiple_choice", "partial", "continuation" or "generation".
-    truncated: items whose context lost its beginning, as the model does not read so many tokens.
-    numbers: by name: "acc", "acc_norm" and "exact_match" are shares of items in [0, 1],
-        "perplexity" is that of a continuation.
-    same_answers: share of items where both models chose or wrote the same, in [0, 1].
-    settings: how it was asked.
-    """
-
-    kind: str
-    items: int
-    truncated: int
-    numbers: dict[str, TaskNumber]
-    same_answers: float | None = None
-    settings: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Quality:
-    """Texts in the order they were given, the first being the headline; tasks by name."""
-
-    texts: tuple[TextQuality, ...] = ()
-    tasks: dict[str, TaskQuality] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from compress.report import units
-from compress.report.schema import Layer, Report, TextQuality
+from compress.report.records.quality import TextQuality
+from compress.report.schema import Layer, Report
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from compress.report import units
-from compress.report.schema import Report, TaskNumber, TaskQuality
+from compress.report.records.quality import TaskNumber, TaskQuality
+from compress.report.schema import Report
 
 _SHARES = ("acc", "acc_norm", "exact_match")
 

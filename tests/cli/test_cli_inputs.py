@@ -124,6 +124,8 @@ NUMBERS = {
     "batch": (f"bench MODEL --batch {2**63}", "is not in the range 1<=x<="),
     "documents": (f"eval MODEL --text TEXT --max-documents {2**63}", "is not in the range"),
     "items": (f"eval MODEL --task TEXT --max-items {2**63}", "is not in the range"),
+    "math": ("eval MODEL --text TEXT --math int16", "its weights are not stored as codes"),
+    "math of tasks": ("eval MODEL --task TEXT --math int8", "is measured on texts, and there is"),
     "context": (f"export MODEL --to onnx --dry-run --max-context {10**20}", "is not in the range"),
     "tokens": (f"generate MODEL a --max-tokens {10**20}", "the model reads"),
     "target": (

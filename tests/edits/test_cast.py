@@ -15,7 +15,7 @@ from compress.edits.cast import NAMES, CastConfig, _with_dtype, apply
 from compress.edits.edit import Part
 from compress.errors import CheckpointError
 from compress.report.html import render_html
-from compress.report.table import render_table
+from compress.report.terminal.table import render_table
 from compress.verbs import make_plan, run
 from helpers.in_transformers import logits
 from helpers.short_runs import recipe, text_source

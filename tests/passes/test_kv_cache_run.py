@@ -17,7 +17,7 @@ from compress.inspect.facts import result_of
 from compress.passes import calibration_tokens
 from compress.passes.quantize.cache_peaks import Peaks
 from compress.report.html import render_html
-from compress.report.table import render_table
+from compress.report.terminal.table import render_table
 from compress.verbs import (
     RunOptions,
     export,

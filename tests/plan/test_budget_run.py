@@ -16,7 +16,7 @@ from compress.plan.budget import BudgetUnit, Sensitivities, budget_units, with_c
 from compress.recipe import Recipe
 from compress.recipe.reading.parse import parse
 from compress.report.html import render_html
-from compress.report.table import render_table
+from compress.report.terminal.table import render_table
 from compress.runs import run as main_run
 from compress.verbs import RunOptions, make_plan, plan_table, run
 from conftest import tree_hashes

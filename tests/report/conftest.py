@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from compress.report.records.quality import Quality, TextQuality
 from compress.report.schema import (
     Layer,
     Machine,
     Planned,
     PlanVsActual,
-    Quality,
     RecipeInfo,
     Report,
     Result,
@@ -19,7 +19,6 @@ from compress.report.schema import (
     SizePart,
     Source,
     StageRecord,
-    TextQuality,
 )
 
 HIDDEN, FFN, BLOCKS = 256, 768, 6

@@ -18,19 +18,16 @@ from compress.report import chart
 from compress.report.html import render_html, write_html
 from compress.report.layers import MANY_LAYERS
 from compress.report.markup import el, raw
+from compress.report.records.quality import Quality, TaskNumber, TaskQuality, TextQuality
 from compress.report.schema import (
     Export,
     Layer,
     Planned,
     PlanVsActual,
-    Quality,
     Report,
     Sample,
     StageRecord,
     StockLoad,
-    TaskNumber,
-    TaskQuality,
-    TextQuality,
 )
 
 TASK = TaskQuality("multiple_choice", 9, 1, {"acc": TaskNumber(0.5)}, 0.9, {"prompt": "{query}"})
@@ -227,7 +224,7 @@ def test_nothing_comes_from_outside(report: Report) -> None:
 
 def test_no_dependency_at_import() -> None:
     code = (
-        "import sys, compress.report.html, compress.report.table, compress.report.codec\n"
+        "import sys, compress.report.html, compress.report.terminal.table, compress.report.codec\n"
         "print([m for m in ('torch', 'transformers', 'jinja2', 'numpy') if m in sys.modules])"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from compress.report.html import render_html
 from compress.report.records.loads import StockLoad
+from compress.report.records.quality import MathQuality
 from compress.report.records.sizes import SizeCandidate
 from compress.report.schema import Export, RecipeInfo, Report, Sample, StageRecord
-from compress.report.table import render_table
+from compress.report.terminal.table import render_table
 from compress.report.units import duration, size
 
 
@@ -69,6 +70,21 @@ def test_every_text_has_a_line_for_each_number(report: Report) -> None:
     assert lines[at + 3] == ["0.500", "on", "novel"]
     assert lines[at + 4] == ["Top-1", "agreement", "93.8", "%", "on", "tinystories"]
     assert lines[at + 5] == ["93.8", "%", "on", "novel"]
+
+
+def test_what_the_math_of_the_engine_costs(report: Report) -> None:
+    assert report.quality is not None
+    assert "With int16" not in render_table(report) + render_html(report)
+    first, *_ = report.quality.texts
+    rounded = replace(first, math=MathQuality("int16", 8.0712, 2.03e-5, 0.997))
+    found = replace(report, quality=replace(report.quality, texts=(rounded,)))
+    lines = [line.split() for line in render_table(found).splitlines()]
+    at = lines.index(["With", "int16", "8.071", "perplexity"])
+    assert lines[at + 1][3:] == ["0.0000203", "nats", "a", "token"]
+    assert lines[at + 2] == ["agreement", "99.7", "%"]
+    page = render_html(found)
+    for shown in ("In the engine", "int16", "0.0000203", "99.7"):
+        assert shown in page
 
 
 def test_an_evaluation_has_no_recipe_and_no_layers(report: Report) -> None:

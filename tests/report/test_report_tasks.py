@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 
 from compress.report.html import render_html
-from compress.report.schema import Quality, Report, TaskNumber, TaskQuality
-from compress.report.table import render_table
+from compress.report.records.quality import Quality, TaskNumber, TaskQuality
+from compress.report.schema import Report
+from compress.report.terminal.table import render_table
 
 CHOICES = TaskQuality(
     kind="multiple_choice",

@@ -12,18 +12,8 @@ from hypothesis import strategies as st
 
 from compress.errors import OutputError
 from compress.report.codec import from_json, read_json, to_json, write_json
-from compress.report.schema import (
-    Layer,
-    Planned,
-    Quality,
-    Report,
-    Sample,
-    StageRecord,
-    StockLoad,
-    TaskNumber,
-    TaskQuality,
-    TextQuality,
-)
+from compress.report.records.quality import Quality, TaskNumber, TaskQuality, TextQuality
+from compress.report.schema import Layer, Planned, Report, Sample, StageRecord, StockLoad
 
 NUMBERS = st.floats(allow_nan=False)
 WORDS = st.text(st.characters(), max_size=12)

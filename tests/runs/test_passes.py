@@ -23,7 +23,7 @@ from compress.errors import OutputError, RecipeError
 from compress.inspect.inspect import inspect_checkpoint
 from compress.passes.journal import PassJournal
 from compress.report.html import render_html
-from compress.report.table import render_table
+from compress.report.terminal.table import render_table
 from compress.runs import carry_out
 from compress.runs.output import disk_space
 from compress.verbs import RunOptions, make_plan, run

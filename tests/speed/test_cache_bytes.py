@@ -15,7 +15,7 @@ from compress.inspect.inspect import inspect_checkpoint
 from compress.inspect.table import inspect_table
 from compress.report.html import render_html
 from compress.report.summary import windowed_contexts
-from compress.report.table import render_table
+from compress.report.terminal.table import render_table
 from compress.runtime.decoder.kv import KVCache
 from compress.runtime.engine.runner import LocalRunner
 from compress.runtime.loading.open_engine import Opening, open_engine

@@ -46,6 +46,12 @@ PAGE = "report.html"
     show_default=True,
     help="Arithmetic of the models; the head is always fp32 on texts.",
 )
+@click.option(
+    "--math",
+    type=click.Choice(["int16", "int8"]),
+    help="Also what it costs on texts that the engine rounds inputs of products with codes to so"
+    " many bits: perplexity, KL to exact products, agreement.",
+)
 @options.as_json
 def command(
     checkpoint: str,
@@ -60,6 +66,7 @@ def command(
     out: str | None,
     device: str,
     dtype: Literal["fp32", "bf16"],
+    math: Literal["int16", "int8"] | None,
     as_json: bool,
 ) -> None:
     """Measure CHECKPOINT on texts and tasks, and how far it is from its source."""
@@ -76,6 +83,7 @@ def command(
         max_tokens=max_tokens,
         max_items=max_items,
         dtype=dtype,
+        math=math,
     )
     with watched() as progress:
         report = verbs.evaluate_checkpoint(

@@ -15,7 +15,7 @@ from compress.errors import CheckpointError, RecipeError
 from compress.plan.search import costs
 from compress.recipe import load
 from compress.report.html import render_html
-from compress.report.table import render_table
+from compress.report.terminal.table import render_table
 from compress.verbs import make_plan, run
 from helpers.in_transformers import lost
 from helpers.short_runs import SELF, WORDS, kill_at_each_fifth, recipe, text_source

@@ -16,7 +16,7 @@ from compress.edits.select.windows import choose_alone, choose_by_loss
 from compress.errors import CheckpointError, RecipeError
 from compress.recipe import dump, load
 from compress.recipe.reading.parse import parse
-from compress.report.table import render_table
+from compress.report.terminal.table import render_table
 from compress.verbs import make_plan, run
 from helpers.in_transformers import said
 from helpers.short_runs import (

@@ -16,7 +16,7 @@ from compress.recipe import Recipe, load
 from compress.recipe.dump import dump
 from compress.recipe.reading.parse import parse
 from compress.report.html import render_html
-from compress.report.table import render_table
+from compress.report.terminal.table import render_table
 from compress.verbs import RunOptions, make_plan, run
 from helpers.short_runs import RTN, SELF, kill_at_each_fifth, recipe, result_of, text_source
 

@@ -16,7 +16,7 @@ from compress.errors import CheckpointError, RecipeError
 from compress.passes.structure.attention.joint_norms import JointNorms
 from compress.recipe import load
 from compress.report.html import render_html
-from compress.report.table import render_table
+from compress.report.terminal.table import render_table
 from compress.verbs import make_plan, run
 from helpers.in_transformers import lost, said
 from helpers.short_runs import (

@@ -14,7 +14,7 @@ from compress.passes.training.setting import data_of
 from compress.plan.memory_needs import memory_needs
 from compress.report.html import render_html
 from compress.report.schema import Report
-from compress.report.table import render_table
+from compress.report.terminal.table import render_table
 from compress.verbs import make_plan, run
 from helpers.short_runs import RTN, kill_at_each_fifth, killed_at, recipe, result_of, text_source
 

@@ -12,7 +12,7 @@ from compress.errors import RecipeError
 from compress.plan.table import plan_table
 from compress.recipe.dump import dump
 from compress.recipe.reading.parse import parse
-from compress.report.table import render_table
+from compress.report.terminal.table import render_table
 from compress.verbs import make_plan, run
 from helpers.short_runs import kill_at_each_fifth, killed_at, recipe, result_of, text_source
 

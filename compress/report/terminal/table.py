@@ -1,12 +1,12 @@
 """The end of a run in the terminal: plain text, 80 columns, no colours."""
 
-import unicodedata
 from pathlib import Path
 
 from compress.report import tasks, units
 from compress.report.disturbance import disturbance, taken
 from compress.report.proofs import loaded, proved
-from compress.report.schema import Export, Report, Sample, StageRecord, TextQuality
+from compress.report.records.quality import MathQuality, TextQuality
+from compress.report.schema import Export, Report, Sample, StageRecord
 from compress.report.structure import chosen_sizes, other_splits, repaired, trained
 from compress.report.summary import (
     bits_before,
@@ -18,8 +18,8 @@ from compress.report.summary import (
     schemes,
     windowed_contexts,
 )
+from compress.report.terminal.cells import COLUMNS, clean, cut, pad, width, wrap
 
-COLUMNS = 80
 _LABEL, _VALUE, _GAP = 20, 12, "   "
 _REMARK = COLUMNS - _LABEL - 2 * _VALUE - len(_GAP)
 _SAMPLE_LINES = 4
@@ -34,11 +34,11 @@ def render_table(report: Report, page: str | Path | None = None) -> str:
 
     Lines have 80 cells at most, except that a path is never broken: it is there to be copied.
     """
-    head = [_cut(": ".join(filter(None, map(_clean, (model_name(report), report.recipe.name)))))]
+    head = [cut(": ".join(filter(None, map(clean, (model_name(report), report.recipe.name)))))]
     used = schemes(report)
     if used:
         more = f" and {len(used) - 1} more" if len(used) > 1 else ""
-        head.append(_cut(f"{_clean(used[0])}{more}"))
+        head.append(cut(f"{clean(used[0])}{more}"))
     for name, before, after in model_changes(report):
         head += _said(name, f"{before} became {after}")
     titles = ("", "before", "after", "") if has_before(report) else ("", "", "measured", "")
@@ -65,7 +65,7 @@ def render_table(report: Report, page: str | Path | None = None) -> str:
         lines += ["", *_sample(report.samples[0])]
     lines += _open(report)
     if page is not None:
-        lines += ["", "Report", f"  {_clean(str(page))}"]
+        lines += ["", "Report", f"  {clean(str(page))}"]
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
@@ -88,7 +88,7 @@ def _notes(notes: tuple[str, ...]) -> list[str]:
 
 
 def _said(name: str, text: str) -> list[str]:
-    return _labelled(name, _wrap(_clean(text), COLUMNS - _INDENT))
+    return _labelled(name, wrap(clean(text), COLUMNS - _INDENT))
 
 
 def _rows(report: Report) -> list[Row]:
@@ -140,25 +140,35 @@ def _quality(report: Report) -> list[Row]:
     asked = _tasks(report)
     if not texts:
         return asked or [("Perplexity", "", units.MISSING, "not evaluated")]
-    several = len(texts) > 1
-    compared = has_before(report)
-    rows = [("Perplexity", *_perplexity(text, compared)) for text in texts]
-    for text in texts:
-        if text.kl is not None:
-            remark = f"on {_clean(text.name)}" if several else "nats a token"
-            rows.append(("KL divergence", "", units.significant(text.kl), remark))
-    for text in texts:
-        if text.top1_agreement is not None:
-            remark = f"on {_clean(text.name)}" if several else "same token ranked first"
-            rows.append(("Top-1 agreement", "", units.percent(text.top1_agreement), remark))
+    rows = [("Perplexity", *_perplexity(text, has_before(report))) for text in texts]
+    kl = [(text, text.kl) for text in texts if text.kl is not None]
+    same = [(text, text.top1_agreement) for text in texts if text.top1_agreement is not None]
+    on = {text.name: f"on {clean(text.name)}" if len(texts) > 1 else "" for text in texts}
+    rows += [
+        *(("KL divergence", "", units.significant(x), on[t.name] or "nats a token") for t, x in kl),
+        *(
+            ("Top-1 agreement", "", units.percent(x), on[t.name] or "same token ranked first")
+            for t, x in same
+        ),
+        *(row for t in texts if t.math is not None for row in _math(t.math, on[t.name])),
+    ]
     return [*_named_once(rows), *asked]
+
+
+def _math(found: MathQuality, on: str) -> list[Row]:
+    """What the engine's math costs on a text."""
+    return [
+        (f"With {found.math}", "", units.significant(found.perplexity, 4), f"perplexity {on}"),
+        ("  KL to exact", "", units.significant(found.kl), on or "nats a token"),
+        ("  agreement", "", units.percent(found.top1_agreement), on),
+    ]
 
 
 def _tasks(report: Report) -> list[Row]:
     """A line for each number of each task; changes and errors of shares in percentage points."""
     return _named_once(
         [
-            (_cut(_clean(row.task), _LABEL - 1), row.before or "", row.after, row.remark)
+            (cut(clean(row.task), _LABEL - 1), row.before or "", row.after, row.remark)
             for row in tasks.rows(report)
         ]
     )
@@ -178,7 +188,7 @@ def _perplexity(text: TextQuality, compared: bool) -> tuple[str, str, str]:
     missing = units.MISSING if compared else ""
     source = missing if text.ppl_source is None else units.significant(text.ppl_source, 4)
     moved = "" if change.relative is None else f"{units.deviation(change.relative)}, "
-    return source, units.significant(text.ppl_result, 4), f"{moved}on {_clean(text.name)}"
+    return source, units.significant(text.ppl_result, 4), f"{moved}on {clean(text.name)}"
 
 
 def _named_once(rows: list[Row]) -> list[Row]:
@@ -193,8 +203,8 @@ def _named_once(rows: list[Row]) -> list[Row]:
 def _time(report: Report) -> list[Row]:
     """The whole and its two longest stages, each on a line of its own where one is too short."""
     longest = sorted(report.stages, key=lambda stage: -stage.seconds)[:2]
-    stages = [f"{_clean(s.name)} {units.duration(s.seconds)}" for s in longest]
-    if _cells(", ".join(stages)) <= _REMARK:
+    stages = [f"{clean(s.name)} {units.duration(s.seconds)}" for s in longest]
+    if width(", ".join(stages)) <= _REMARK:
         stages = [", ".join(stages)]
     first, *more = stages
     return [
@@ -205,16 +215,16 @@ def _time(report: Report) -> list[Row]:
 
 def _open(report: Report) -> list[str]:
     """How to open the result, or why nothing is known to."""
-    found = [f"  {_clean(line)}" for line in report.open_with]
+    found = [f"  {clean(line)}" for line in report.open_with]
     if not found and report.open_reason is not None:
-        found = [f"  {line}" for line in _wrap(_clean(report.open_reason), COLUMNS - 2)]
+        found = [f"  {line}" for line in wrap(clean(report.open_reason), COLUMNS - 2)]
     return ["", "Open it", *found] if found else []
 
 
 def _line(row: Row) -> str:
     name, before, after, remark = row
-    cells = _pad(name, _LABEL) + _pad(before, _VALUE, left=False) + _pad(after, _VALUE, left=False)
-    return _cut(f"{cells}{_GAP}{remark}")
+    cells = pad(name, _LABEL) + pad(before, _VALUE, left=False) + pad(after, _VALUE, left=False)
+    return cut(f"{cells}{_GAP}{remark}")
 
 
 def _sample(sample: Sample) -> list[str]:
@@ -223,74 +233,12 @@ def _sample(sample: Sample) -> list[str]:
 
 
 def _shortened(text: str) -> list[str]:
-    lines = _wrap(_clean(text), COLUMNS - _INDENT)
+    lines = wrap(clean(text), COLUMNS - _INDENT)
     if len(lines) > _SAMPLE_LINES:
-        last = _cut(lines[_SAMPLE_LINES - 1], COLUMNS - _INDENT - 4)
+        last = cut(lines[_SAMPLE_LINES - 1], COLUMNS - _INDENT - 4)
         return [*lines[: _SAMPLE_LINES - 1], last.removesuffix("...").rstrip() + " ..."]
     return lines
 
 
 def _labelled(name: str, lines: list[str]) -> list[str]:
-    return [_pad("" if place else name, _INDENT) + line for place, line in enumerate(lines)]
-
-
-def _clean(text: str) -> str:
-    """One line of printable characters: an escape sequence in a model's text stays harmless."""
-    shown = (c if c.isprintable() else " " if c.isspace() else "�" for c in text)
-    return " ".join("".join(shown).split())
-
-
-def _cells(text: str) -> int:
-    """Terminal cells that `text` takes."""
-    return sum(_cell(c) for c in text)
-
-
-def _cell(character: str) -> int:
-    if unicodedata.combining(character):
-        return 0
-    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
-
-
-def _pad(text: str, cells: int, *, left: bool = True) -> str:
-    space = " " * max(0, cells - _cells(text))
-    return text + space if left else space + text
-
-
-def _cut(text: str, cells: int = COLUMNS) -> str:
-    """`text`, shortened with dots when it takes more cells."""
-    if _cells(text) <= cells:
-        return text
-    room, kept = cells - 3, ""
-    for character in text:
-        room -= _cell(character)
-        if room < 0:
-            break
-        kept += character
-    return kept.rstrip() + "..."
-
-
-def _wrap(text: str, cells: int) -> list[str]:
-    """Lines of at most `cells`, broken at spaces where there are any."""
-    lines, line = [], ""
-    for word in text.split(" "):
-        joined = f"{line} {word}" if line else word
-        if _cells(joined) <= cells:
-            line = joined
-            continue
-        if line:
-            lines.append(line)
-        while _cells(word) > cells:
-            piece = _fit(word, cells)
-            lines.append(piece)
-            word = word[len(piece) :]
-        line = word
-    return [*lines, line]
-
-
-def _fit(word: str, cells: int) -> str:
-    used = 0
-    for place, character in enumerate(word):
-        used += _cell(character)
-        if used > cells:
-            return word[:place]
-    return word
+    return [pad("" if place else name, _INDENT) + line for place, line in enumerate(lines)]

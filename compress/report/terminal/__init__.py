@@ -1,0 +1,1 @@
+"""The report as the end of a terminal's output."""
