@@ -30,9 +30,11 @@ TEACHER_BATCH = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class TrainingBytes:
-    """By what they are for. weights: of the student in fp32. best: the copy of the best state.
-    activations: what a micro-batch keeps for backward. logits: the chunk, and the head's gradients
-    as they add up. teacher: its weights in fp32 with a forward of its own, where it is resident."""
+    """By what they are for. weights: of the student, and where it computes in 16 bits those of what
+    is trained in fp32 too; so are gradients there twice. best: the copy of the best state.
+    activations: what a micro-batch keeps for backward, counted in fp32. logits: the chunk, and the
+    head's gradients as they add up. teacher: its weights in fp32 with a forward of its own, where
+    it is resident."""
 
     weights: int
     gradients: int
@@ -66,19 +68,22 @@ def model_bytes(
     batch: MicroBatch,
     optimizer: OptimizerName = "adamw",
     teacher: Outline | None = None,
+    width: int = FP32,
 ) -> TrainingBytes:
     """Of scope "model". trained: shapes of what is trained, see `all_shapes` and `adapter_shapes`.
-    teacher: where a whole one is in memory."""
+    teacher: where a whole one is in memory. width: bytes of a number that is computed with."""
     spec = student.spec
     kept = [_kept(spec, block) for block in spec.blocks]
     within = max(kept) if batch.checkpointed else sum(kept)
     states = len(kept) * spec.hidden if batch.checkpointed else 0
     chunk = _CHUNK_BUFFERS * FP32 * CHUNK_ELEMENTS
     head = prod(spec.head_shape or spec.embedding_shape)
-    both = _trained_bytes(trained, optimizer)
+    masters, gradients, state, best = _trained_bytes(trained, optimizer, width)
     return TrainingBytes(
-        FP32 * _numbers(student),
-        *both,
+        width * _numbers(student) + masters,
+        gradients,
+        state,
+        best,
         FP32 * batch.tokens * (within + states + 4 * spec.hidden),
         chunk + 2 * FP32 * head,
         0 if teacher is None else _teacher(teacher, batch),
@@ -91,10 +96,11 @@ def block_bytes(
     optimizer: OptimizerName = "adamw",
     *,
     moving: bool = False,
+    width: int = FP32,
 ) -> TrainingBytes:
     """Of scope "block", for the largest of them; the teacher's block is freed by then. moving:
-    whether codes of its weights move."""
-    every = [_of_block(student, block, batch, optimizer) for block in student.spec.blocks]
+    whether codes of its weights move. width: as of `model_bytes`."""
+    every = [_of_block(student, block, batch, optimizer, width) for block in student.spec.blocks]
     most = max(every, key=lambda needs: needs.total)
     return replace(most, weights=most.weights * (FP32 + _MOVED) // FP32) if moving else most
 
@@ -155,27 +161,31 @@ def tuned_shapes(student: Outline, stored: Outline) -> list[tuple[int, ...]]:
 
 
 def _of_block(
-    student: Outline, block: BlockSpec, batch: MicroBatch, optimizer: OptimizerName
+    student: Outline, block: BlockSpec, batch: MicroBatch, optimizer: OptimizerName, width: int
 ) -> TrainingBytes:
     own = [
         student.tensors[tensor].shape
         for tensor in dict.fromkeys(tensor for tensor, _ in block.modules)
     ]
-    both = _trained_bytes(own, optimizer)
+    masters, gradients, state, best = _trained_bytes(own, optimizer, width)
     numbers = sum(prod(shape) for shape in own)
     # The states that enter, the target, the output and their difference beside what is kept.
     kept = _kept(student.spec, block) + 4 * student.spec.hidden
-    return TrainingBytes(FP32 * numbers, *both, FP32 * batch.tokens * kept)
+    weights, activations = width * numbers + masters, FP32 * batch.tokens * kept
+    return TrainingBytes(weights, gradients, state, best, activations)
 
 
 def _trained_bytes(
-    trained: Collection[tuple[int, ...]], optimizer: OptimizerName
-) -> tuple[int, int, int]:
-    """Gradients, optimizer's state, best state."""
+    trained: Collection[tuple[int, ...]], optimizer: OptimizerName, width: int
+) -> tuple[int, int, int, int]:
+    """Weights in fp32 behind those of 16 bits (compress.distill.masters), gradients, optimizer's
+    state, best state."""
     numbers = sum(prod(shape) for shape in trained)
     factored = sum(_factored(shape) for shape in trained)
     state = {"adamw": 2 * numbers, "muon": 2 * numbers, "adafactor": factored}  # muon: at most
-    return FP32 * numbers, FP32 * state[optimizer], FP32 * numbers
+    masters, own = (FP32, width) if width < FP32 else (0, 0)
+    gradients = (FP32 + own) * numbers
+    return masters * numbers, gradients, FP32 * state[optimizer], FP32 * numbers
 
 
 def _factored(shape: tuple[int, ...]) -> int:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from compress.checkpoint.outline import Outline
 from compress.distill.memory import (
+    FP32,
     MicroBatch,
     adapter_shapes,
     all_shapes,
@@ -225,14 +226,16 @@ def training_bytes(
     config: DistillConfig,
     data: CalibrationConfig | None,
     stored: Outline | None = None,
+    width: int = FP32,
 ) -> int:
     """Most bytes that a pass of one scope works with. given: the model that the teacher is. stored:
-    the checkpoint of codes that stands for `source`, where stages have rounded it."""
+    the checkpoint of codes that stands for `source`, where stages have rounded it. width: bytes of
+    a number that blocks compute with."""
     whole = config.scope == ("model",)
     walks = (given, source) if not whole else (given,) if config.by_cache else ()
     length = row_length(config, data)
     walked = (walked_bytes(x, config.rows(length), length, head=whole) for x in walks)
-    return max(_trained_bytes(source, given, config, data, stored), *walked, 0)
+    return max(_trained_bytes(source, given, config, data, stored, width), *walked, 0)
 
 
 def _trained_bytes(
@@ -241,16 +244,17 @@ def _trained_bytes(
     config: DistillConfig,
     data: CalibrationConfig | None,
     stored: Outline | None,
+    width: int,
 ) -> int:
     """Of the training itself."""
     length, rows = row_length(config, data), min(config.batch, MICRO)
     batch = MicroBatch(rows, length, checkpointed=config.recompute)
     if config.scope == ("block",):
         moving = config.moves_codes
-        return block_bytes(source, batch, config.optimizer, moving=moving).total
+        return block_bytes(source, batch, config.optimizer, moving=moving, width=width).total
     trained = trained_shapes(config, source, stored)
     teacher = None if config.by_cache else given
-    return model_bytes(source, trained, batch, config.optimizer, teacher).total
+    return model_bytes(source, trained, batch, config.optimizer, teacher, width).total
 
 
 def trained_shapes(

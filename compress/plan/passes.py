@@ -159,13 +159,14 @@ def edit_size(
             counted += training_work(source, source, data.samples * data.length, 0, head=True)
         return EditSize(planned.label, source, most, counted)
     if isinstance(work, ByTraining):
-        most = training_bytes(source, given, stage.config, data, stored)
+        width = dtype.itemsize
+        most = training_bytes(source, given, stage.config, data, stored, width)
         tokens, whole = stage.config.tokens, stage.config.scope == ("model",)
         length = row_length(stage.config, data)
         rows = stage.config.rows(length) * length
         counted = training_work(source, given, tokens, rows, head=whole)
         less = tuple(
-            (words, training_bytes(source, given, config, data, stored))
+            (words, training_bytes(source, given, config, data, stored, width))
             for words, config in smaller(stage.config, stage.label)
         )
         return EditSize(planned.label, source, most, counted, less)

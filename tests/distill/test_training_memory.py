@@ -1,6 +1,8 @@
 """Bytes of a training against what torch really keeps."""
 
+import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ from torch import Tensor
 from compress.checkpoint.outline import Outline, outline_of
 from compress.checkpoint.reader import Checkpoint
 from compress.distill.head import CHUNK_ELEMENTS
+from compress.distill.masters import Masters
 from compress.distill.memory import MicroBatch, adapter_shapes, all_shapes, block_bytes, model_bytes
 from compress.distill.optimizer import OPTIMIZERS, OptimizerName, make, state_tensors
 from compress.distill.student import WholeModel
@@ -70,6 +73,19 @@ def test_optimizer_holds_what_was_said(pair: Pair, name: OptimizerName) -> None:
     assert needs.optimizer == sum(value.nbytes for value in held)
     assert needs.gradients == needs.best == sum(4 * p.numel() for p in parameters)
     assert needs.weights == needs.gradients
+
+
+def test_16_bits_add_the_weights_in_fp32(pair: Pair) -> None:
+    shapes = all_shapes(outline(pair))
+    count = sum(math.prod(shape) for shape in shapes)
+    wide, half = (model_bytes(outline(pair), shapes, BATCH, width=width) for width in (4, 2))
+    masters = Masters.of({"x": torch.nn.Parameter(torch.zeros(count, dtype=torch.bfloat16))})
+    both = (masters.parameters["x"], masters.weights["x"])
+    assert half.weights == sum(weight.nbytes for weight in both) == wide.weights * 3 // 2
+    assert half.gradients == 6 * count == wide.gradients * 3 // 2
+    assert replace(half, weights=0, gradients=0) == replace(wide, weights=0, gradients=0)
+    blocks = [block_bytes(outline(pair), BATCH, width=width) for width in (4, 2)]
+    assert blocks[1].weights == blocks[0].weights * 3 // 2
 
 
 def test_adapters_need_little(pair: Pair) -> None:
