@@ -17,6 +17,7 @@ from compress_kernels.cpu.packed import function_of, packed_struct
 from compress_kernels.cpu.program import CompiledOp, Given
 from compress_kernels.cpu.rows import (
     add_struct,
+    centred_struct,
     gate_struct,
     gather_struct,
     norm_struct,
@@ -24,7 +25,7 @@ from compress_kernels.cpu.rows import (
     spread_struct,
 )
 from compress_kernels.cpu.states import states_struct
-from compress_kernels.ops.rows import Gating
+from compress_kernels.ops.rows import Function
 from compress_kernels.paged import TokenPlaces
 
 ROWS, THREADS = Given("rows"), Given("threads")
@@ -54,8 +55,12 @@ def linear_call(linear: Linear, x: Tensor, out: Tensor) -> CompiledOp:
 
 def norm_call(norm: Norm, x: Tensor, out: Tensor, rows: Given = ROWS) -> CompiledOp:
     """x, out: [rows, heads, n], rows and heads apart."""
-    struct = norm_struct(x, norm.weight, out, norm.eps, norm.late)
-    return CompiledOp("rms_norm", struct, {"rows": rows}, (x, norm.weight, out))
+    keeps, given = (x, norm.weight, norm.bias, out), {"rows": rows}
+    if norm.centred:
+        struct = centred_struct(x, (norm.weight, norm.bias), out, norm.eps)
+        return CompiledOp("layer_norm", struct, given, keeps)
+    plain = norm_struct(x, norm.weight, out, norm.eps, norm.late)
+    return CompiledOp("rms_norm", plain, given, keeps)
 
 
 def rotate_call(x: Tensor, angles: Angles, out: Tensor, interleaved: bool = False) -> CompiledOp:
@@ -69,9 +74,10 @@ def spread_call(x: Tensor, out: Tensor) -> CompiledOp:
     return CompiledOp("spread_heads", spread_struct(x, out), OF_ROWS, (x, out))
 
 
-def gate_call(first: Tensor, up: Tensor, out: Tensor, gating: Gating) -> CompiledOp:
-    """first, up: [rows, n], rows as far apart; out without gaps."""
-    return CompiledOp("gate_rows", gate_struct(first, up, out, gating), OF_ROWS, (first, up, out))
+def gate_call(first: Tensor, up: Tensor | None, out: Tensor, function: Function) -> CompiledOp:
+    """first, up: [rows, n], rows as far apart; out without gaps. Without `up` nothing is gated."""
+    struct = gate_struct(first, up, out, function)
+    return CompiledOp("gate_rows", struct, OF_ROWS, (first, up, out))
 
 
 def add_call(x: Tensor, other: Tensor, out: Tensor) -> CompiledOp:

@@ -1,23 +1,29 @@
-"""Rows between matrix products by csrc/rows.cpp; the specification is reference.rows."""
+"""Rows between matrix products by csrc/rows.cpp, norms.cpp and gates.cpp.
+
+The specification is reference.rows.
+"""
 
 import ctypes
 
 import torch
 from torch import Tensor
 
-from compress_kernels.cpu.library import FLOAT_KINDS, native
+from compress_kernels.cpu.library import FLOAT_KINDS, address, native
 
-FUNCTIONS = {"silu": 0, "gelu_tanh": 1}
+# As `kFunctions` in csrc/gates.cpp.
+FUNCTIONS = (
+    "silu", "gelu_tanh", "gelu", "quick_gelu", "relu", "relu2", "sigmoid", "tanh", "linear",
+)  # fmt: skip
 
 
 class Heads(ctypes.Structure):
-    """Mirrors `Heads` in csrc/rows.cpp."""
+    """Mirrors `Heads` in csrc/rows.h."""
 
     _fields_ = [("data", ctypes.c_void_p), ("row", ctypes.c_int64), ("head", ctypes.c_int64)]
 
 
 class RmsNorm(ctypes.Structure):
-    """Mirrors `RmsNorm` in csrc/rows.cpp."""
+    """Mirrors `RmsNorm` in csrc/norms.cpp."""
 
     _fields_ = [
         *((name, Heads) for name in ("x", "out")),
@@ -25,6 +31,18 @@ class RmsNorm(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("rows", "heads", "width")),
         ("eps", ctypes.c_float),
         *((name, ctypes.c_int32) for name in ("late", "kind")),
+    ]
+
+
+class LayerNorm(ctypes.Structure):
+    """Mirrors `LayerNorm` in csrc/norms.cpp."""
+
+    _fields_ = [
+        *((name, Heads) for name in ("x", "out")),
+        *((name, ctypes.c_void_p) for name in ("weight", "bias")),
+        *((name, ctypes.c_int64) for name in ("rows", "heads", "width")),
+        ("eps", ctypes.c_float),
+        ("kind", ctypes.c_int32),
     ]
 
 
@@ -40,7 +58,7 @@ class Rotate(ctypes.Structure):
 
 
 class Gate(ctypes.Structure):
-    """Mirrors `Gate` in csrc/rows.cpp."""
+    """Mirrors `Gate` in csrc/gates.cpp."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("gate", "up", "out")),
@@ -86,6 +104,15 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, late: bool) -> Tensor:
     return out
 
 
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    """As rows.layer_norm."""
+    out, weight = x.new_empty(x.shape), weight.contiguous()
+    bias = None if bias is None else bias.contiguous()
+    struct = centred_struct(_heads(x), (weight, bias), _heads(out), eps)
+    _library().layer_norm(ctypes.byref(struct))
+    return out
+
+
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tensor:
     """As rows.rotate."""
     x = x if x.stride(2) == 1 else x.contiguous()
@@ -94,6 +121,15 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Te
     out = x.new_empty(x.shape)
     struct = rotate_struct(x, angles, out, late=late, interleaved=interleaved)
     _library().rotate_heads(ctypes.byref(struct))
+    return out
+
+
+def activate(x: Tensor, function: str) -> Tensor:
+    """As rows.activate."""
+    x = x.contiguous()
+    out = x.new_empty(x.shape)
+    rows = x.view(-1, x.shape[-1])
+    _library().gate_rows(ctypes.byref(gate_struct(rows, None, out, function)))
     return out
 
 
@@ -128,6 +164,17 @@ def norm_struct(x: Tensor, weight: Tensor, out: Tensor, eps: float, late: bool) 
     return RmsNorm(*heads, weight.data_ptr(), *x.shape, eps, late, FLOAT_KINDS[x.dtype])
 
 
+def centred_struct(
+    x: Tensor, linear: tuple[Tensor, Tensor | None], out: Tensor, eps: float
+) -> LayerNorm:
+    """As norm_struct; linear: weight and bias, without gaps."""
+    weight, bias = linear
+    return LayerNorm(
+        _where(x), _where(out), weight.data_ptr(), address(bias),
+        *x.shape, eps, FLOAT_KINDS[x.dtype],
+    )  # fmt: skip
+
+
 def rotate_struct(
     x: Tensor, angles: tuple[Tensor, Tensor], out: Tensor, *, late: bool, interleaved: bool
 ) -> Rotate:
@@ -143,11 +190,11 @@ def _where(x: Tensor) -> Heads:
     return Heads(x.data_ptr(), x.stride(0), x.stride(1))
 
 
-def gate_struct(gate: Tensor, up: Tensor, out: Tensor, function: str) -> Gate:
-    """gate, up: [rows, n], rows as far apart; out without gaps."""
+def gate_struct(gate: Tensor, up: Tensor | None, out: Tensor, function: str) -> Gate:
+    """gate, up: [rows, n], rows as far apart; out without gaps. Without `up` nothing is gated."""
     return Gate(
-        gate.data_ptr(), up.data_ptr(), out.data_ptr(),
-        *gate.shape, gate.stride(0), FUNCTIONS[function], FLOAT_KINDS[gate.dtype],
+        gate.data_ptr(), address(up), out.data_ptr(),
+        *gate.shape, gate.stride(0), FUNCTIONS.index(function), FLOAT_KINDS[gate.dtype],
     )  # fmt: skip
 
 

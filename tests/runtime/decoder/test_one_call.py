@@ -31,9 +31,6 @@ WINDOWED: dict[str, dict[str, Any]] = {
 }
 # Families and why their steps are no program.
 REASONS = {
-    "gpt2": "positions are learned",
-    "opt": "positions are learned",
-    "gpt_neox": "LayerNorm is torch's",
     "mixtral": "a mixture of experts chooses by token",
     "qwen3_moe": "a mixture of experts chooses by token",
 }
