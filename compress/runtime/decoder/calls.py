@@ -12,6 +12,7 @@ from compress.runtime.decoder.norms import Norm
 from compress.runtime.forms.dense import FloatWeight
 from compress.runtime.forms.panels import PackedPanels
 from compress_kernels.cpu.attention import AttentionSettings, attention_struct
+from compress_kernels.cpu.experts import choice_struct
 from compress_kernels.cpu.linear import linear_struct
 from compress_kernels.cpu.packed import function_of, packed_struct
 from compress_kernels.cpu.program import CompiledOp, Given
@@ -78,6 +79,12 @@ def gate_call(first: Tensor, up: Tensor | None, out: Tensor, function: Function)
     """first, up: [rows, n], rows as far apart; out without gaps. Without `up` nothing is gated."""
     struct = gate_struct(first, up, out, function)
     return CompiledOp("gate_rows", struct, OF_ROWS, (first, up, out))
+
+
+def choice_call(logits: Tensor, shares: Tensor, index: Tensor, normalised: bool) -> CompiledOp:
+    """logits: [rows, experts]. shares, index: [rows, chosen]; all without gaps."""
+    struct = choice_struct(logits, shares, index, normalised)
+    return CompiledOp("choose_experts", struct, OF_ROWS, (logits, shares, index))
 
 
 def add_call(x: Tensor, other: Tensor, out: Tensor) -> CompiledOp:

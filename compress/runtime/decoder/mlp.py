@@ -8,6 +8,7 @@ from torch.nn.functional import pad
 
 from compress.runtime.decoder.linear import Joint, Linear
 from compress.runtime.engine.batch import FlatBatch
+from compress_kernels.ops.experts import choose_experts
 from compress_kernels.ops.rows import Function, activate, gate
 
 
@@ -40,12 +41,8 @@ class Mixture:
 
     def __call__(self, x: Tensor, batch: FlatBatch) -> Tensor:
         """x: [rows, hidden] -> the same shape; zero in rows that are padding."""
-        shares = self.router(x).float().softmax(dim=-1)
-        # Of equal experts the lowest number, as ONNX's TopK has it; torch's leaves that open.
-        order = shares.sort(dim=-1, descending=True, stable=True)
-        share, index = order.values[:, : self.chosen], order.indices[:, : self.chosen]
-        if self.normalised:
-            share = share / share.sum(dim=-1, keepdim=True)
+        logits = self.router(x).float()
+        share, index = choose_experts(logits, self.chosen, self.normalised)
         parts = x.new_zeros(self.chosen, *x.shape, dtype=torch.float32)
         for number, expert in enumerate(self.experts):
             rows, place = torch.where(index[: batch.count] == number)

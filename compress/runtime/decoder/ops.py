@@ -4,8 +4,6 @@ Each function here is that of a class of this folder, op for op, so what comes o
 what it cannot say `why_not` refuses.
 """
 
-from collections.abc import Generator, Iterator
-
 import torch
 from torch import Tensor
 
@@ -13,7 +11,6 @@ from compress.runtime.decoder.attention import Angles, Attention
 from compress.runtime.decoder.calls import (
     add_call,
     attend_call,
-    gate_call,
     gather_call,
     linear_call,
     norm_call,
@@ -26,14 +23,11 @@ from compress.runtime.decoder.decoder import Decoder
 from compress.runtime.decoder.kv import KVCache
 from compress.runtime.decoder.latent import LatentAttention
 from compress.runtime.decoder.layer import DecoderLayer
-from compress.runtime.decoder.linear import Joint, Linear
-from compress.runtime.decoder.mlp import Mlp
+from compress.runtime.decoder.linear import Linear
+from compress.runtime.decoder.mlp_ops import Made, Ops, Parts, joint_ops, linears_of, mlp_ops
 from compress.runtime.decoder.norms import Norm
 from compress.runtime.decoder.scratch import Scratch
-from compress_kernels.cpu.program import CompiledOp, Given
-
-Ops = Iterator[CompiledOp]
-Made = Generator[CompiledOp, None, Tensor]  # ops, and where they leave their result
+from compress_kernels.cpu.program import Given
 
 
 def why_not(decoder: Decoder) -> str | None:
@@ -43,14 +37,12 @@ def why_not(decoder: Decoder) -> str | None:
 
 
 def _why_no_layer(layer: DecoderLayer) -> str | None:
-    attention, mlp = layer.attention, layer.mlp
+    attention = layer.attention
     if isinstance(attention, Attention) and attention.rounding is not None:
         return "keys and values are rounded by the checkpoint's scales"
     if isinstance(attention, LatentAttention) and attention.unfolding.inputs is not None:
         return "latents are rounded"
-    if not isinstance(mlp, Mlp):
-        return "a mixture of experts chooses by token"
-    reasons = map(why_no_call, (*_linears(attention), *mlp.inner.linears, mlp.down))
+    reasons = map(why_no_call, (*_linears(attention), *linears_of(layer.mlp)))
     return next((reason for reason in reasons if reason is not None), None)
 
 
@@ -98,7 +90,6 @@ def _layer(
     layer: DecoderLayer, cache: KVCache, angles: tuple[Angles, ...], scratch: Scratch
 ) -> Ops:
     """As DecoderLayer; the residual is in scratch.x before and afterwards."""
-    assert isinstance(layer.mlp, Mlp), "why_not has refused the others"
     x, attention = scratch.x, layer.attention
     entering = yield from _through(layer.attention_in, x, scratch)
     if isinstance(attention, Attention):
@@ -109,7 +100,7 @@ def _layer(
     if not layer.parallel:
         yield add_call(x, seen, x)
     entering = yield from _through(layer.mlp_in, x, scratch)
-    made = yield from _mlp(layer.mlp, entering, scratch)
+    made = yield from mlp_ops(layer.mlp, entering, scratch)
     if layer.parallel:
         yield add_call(made, seen, made)
     else:
@@ -147,14 +138,12 @@ def _attention(
     return out
 
 
-def _states(
-    attention: Attention, x: Tensor, scratch: Scratch
-) -> Generator[CompiledOp, None, tuple[Tensor, ...]]:
+def _states(attention: Attention, x: Tensor, scratch: Scratch) -> Parts:
     """As Attention's, before norms: [rows, heads of each, width]."""
     how = attention.how
     widths = [how.key_width, how.key_width, how.value_width]
     out = scratch.of("qkv", sum(how.widths))
-    parts = yield from _joint(attention.qkv, x, out)
+    parts = yield from joint_ops(attention.qkv, x, out)
     if how.qkv == "heads":
         return torch.split(out.view(len(out), how.heads, sum(widths)), widths, -1)
     return tuple(part.view(len(part), -1, n) for part, n in zip(parts, widths, strict=True))
@@ -170,7 +159,7 @@ def _latents(
     """As LatentAttention; x: [rows, hidden] -> the same shape."""
     how, whole = attention.how, attention.how.rank + attention.how.rotated
     entering = scratch.of("entering", sum(attention.entering.sizes))
-    q, both = yield from _joint(attention.entering, x, entering)
+    q, both = yield from joint_ops(attention.entering, x, entering)
     q = yield from _queries(attention, q, scratch)
     q, turned = torch.split(q, [how.nope, how.rotated], -1)
     asked = scratch.of("asked", how.heads, whole)
@@ -240,24 +229,6 @@ def _spread(name: str, x: Tensor, scratch: Scratch, first: int | None = None) ->
         if part.shape[2]:
             yield spread_call(part, into)
     return out
-
-
-def _mlp(mlp: Mlp, x: Tensor, scratch: Scratch) -> Made:
-    """As Mlp; x: [rows, hidden] -> the same shape."""
-    width = mlp.inner.sizes[0]
-    first, *up = yield from _joint(mlp.inner, x, scratch.of("inner", sum(mlp.inner.sizes)))
-    middle, out = scratch.of("middle", width), scratch.of("made", scratch.hidden)
-    yield gate_call(first, up[0] if up else None, middle, mlp.function)
-    yield linear_call(mlp.down, middle, out)
-    return out
-
-
-def _joint(joint: Joint, x: Tensor, out: Tensor) -> Generator[CompiledOp, None, tuple[Tensor, ...]]:
-    """All parts side by side in `out`, [rows, sum of sizes]; views of it."""
-    parts = torch.split(out, list(joint.sizes), dim=1)
-    each = zip(joint.linears, parts if len(joint.linears) > 1 else (out,), strict=True)
-    yield from (linear_call(linear, x, part) for linear, part in each)
-    return parts
 
 
 def _through(norm: Norm | None, x: Tensor, scratch: Scratch, name: str = "normed") -> Made:

@@ -76,7 +76,7 @@ def native() -> Native:
     pointer, long = ctypes.c_void_p, ctypes.c_int64
     rows = ("rms_norm", "layer_norm", "rotate_heads", "gate_rows", "spread_heads")
     products = ("linear_rows", "packed_dots", "packed_rows")
-    for name in ("paged_attention", "store_states", *products, *rows):
+    for name in ("paged_attention", "store_states", "choose_experts", *products, *rows):
         function = getattr(library, name)
         function.argtypes, function.restype = [pointer], None
     library.run_program.argtypes, library.run_program.restype = [pointer, pointer], None
