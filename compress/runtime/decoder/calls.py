@@ -21,6 +21,7 @@ from compress_kernels.cpu.rows import (
     centred_struct,
     gate_struct,
     gather_struct,
+    highest_struct,
     norm_struct,
     rotate_struct,
     spread_struct,
@@ -41,9 +42,9 @@ def why_no_call(linear: Linear) -> str | None:
     return None if known else "codes are decoded in tiles"
 
 
-def linear_call(linear: Linear, x: Tensor, out: Tensor) -> CompiledOp:
+def linear_call(linear: Linear, x: Tensor, out: Tensor, rows: Given = ROWS) -> CompiledOp:
     """x: [rows, K], out: [rows, N], rows apart."""
-    weight, bias, given = linear.weight, linear.bias, {"rows": ROWS, "threads": THREADS}
+    weight, bias, given = linear.weight, linear.bias, {"rows": rows, "threads": THREADS}
     if isinstance(weight, PackedPanels):
         packed = packed_struct(x, weight.panels, bias, out, weight.math)
         panels = weight.panels
@@ -99,6 +100,12 @@ def gather_call(
     none = torch.zeros(1, dtype=torch.int64)
     struct = gather_struct(of, none, out, factor)
     return CompiledOp("gather_rows", struct, {"rows": rows, "index": index}, (of, out))
+
+
+def highest_call(x: Tensor, index: Tensor, values: Tensor, rows: Given) -> CompiledOp:
+    """x: [rows, n]. index, values: [rows]; all without gaps."""
+    struct = highest_struct(x, index, values)
+    return CompiledOp("highest_of_rows", struct, {"rows": rows}, (x, index, values))
 
 
 def store_calls(

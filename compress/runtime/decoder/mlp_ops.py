@@ -26,9 +26,8 @@ def linears_of(mlp: Mlp | Mixture) -> Iterator[Linear]:
 
 def mlp_ops(mlp: Mlp | Mixture, x: Tensor, scratch: Scratch) -> Made:
     """x: [rows, hidden] -> the same shape."""
-    plain = isinstance(mlp, Mlp)
-    out = yield from (_mlp(mlp, x, scratch) if plain else _mixture(mlp, x, scratch))
-    return out
+    made = _mlp(mlp, x, scratch) if isinstance(mlp, Mlp) else _mixture(mlp, x, scratch)
+    return (yield from made)
 
 
 def _mlp(mlp: Mlp, x: Tensor, scratch: Scratch) -> Made:

@@ -12,6 +12,7 @@ from compress.runtime.decoder.calls import (
     add_call,
     attend_call,
     gather_call,
+    highest_call,
     linear_call,
     norm_call,
     rotate_call,
@@ -26,7 +27,7 @@ from compress.runtime.decoder.layer import DecoderLayer
 from compress.runtime.decoder.linear import Linear
 from compress.runtime.decoder.mlp_ops import Made, Ops, Parts, joint_ops, linears_of, mlp_ops
 from compress.runtime.decoder.norms import Norm
-from compress.runtime.decoder.scratch import Scratch
+from compress.runtime.decoder.scratch import Choices, Scratch
 from compress_kernels.cpu.program import Given
 
 
@@ -72,6 +73,15 @@ def decoder_ops(
     yield gather_call(scratch.x, Given("wanted"), wanted, rows=rows)
     if norm is not None:
         yield norm_call(norm, wanted[:, None], scratch.final[:, None], rows)
+
+
+def choice_ops(decoder: Decoder, scratch: Scratch, best: Choices) -> Ops:
+    """The highest logit of each row of scratch.final; nothing where they are none of a product
+    alone."""
+    if decoder.how.final_softcap is None and why_no_call(decoder.head) is None:
+        rows = Given("wanted rows")
+        yield linear_call(decoder.head, scratch.final[: len(best.logits)], best.logits, rows)
+        yield highest_call(best.logits, best.tokens, best.highest, rows)
 
 
 def _embedded(decoder: Decoder, scratch: Scratch) -> Ops:

@@ -10,6 +10,21 @@ from compress.runtime.decoder.attention import Angles
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Choices:
+    """Where a step's choices lie. logits: fp32 [rows, vocabulary]. tokens: int64 [rows], of the
+    highest ones. highest: fp32 [rows]."""
+
+    logits: Tensor
+    tokens: Tensor
+    highest: Tensor
+
+    @classmethod
+    def of(cls, rows: int, vocabulary: int) -> "Choices":
+        tokens = torch.zeros(rows, dtype=torch.int64)
+        return cls(torch.zeros(rows, vocabulary), tokens, torch.zeros(rows))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Scratch:
     """Where numbers of a step lie between ops, fp32, for up to `rows` tokens; layers take turns.
 

@@ -38,6 +38,7 @@ class Sequence:
     blocks hold, as far as it was needed. followers: those that share this one's prompt and begin
     when it is computed. logprobs: of the chosen tokens where they are asked, or of the scored ones.
     cached: tokens of the prompt it did not have to compute. told: tokens that the caller knows.
+    greedy: as Sampling's; False for a score.
     """
 
     request: Request
@@ -61,8 +62,10 @@ class Sequence:
     told: int = 0
     finish_reason: str | None = None
     error: str | None = None
+    greedy: bool = False
 
     def __post_init__(self) -> None:
+        self.greedy = self.request.sampling is not None and self.request.sampling.greedy
         self.told = self.prompt_length
         self.reset()
 

@@ -2,7 +2,7 @@
 
 import ctypes
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -57,7 +57,8 @@ def choice_struct(logits: Tensor, shares: Tensor, index: Tensor, normalised: boo
     )  # fmt: skip
 
 
-class Routed(NamedTuple):
+@dataclass(frozen=True, slots=True, eq=False)
+class Routed:
     """Memory of a mixture, fp32 but for index, without gaps.
 
     shares, index: [rows, chosen]. made: [rows, width], where each expert's program leaves what it
@@ -78,7 +79,8 @@ def experts_op(programs: Sequence[Program], routed: Routed) -> CompiledOp:
     rows, chosen, width = routed.parts.shape
     struct = ExpertsStruct(
         ctypes.addressof(each),
-        *(tensor.data_ptr() for tensor in (routed.index, routed.shares, *routed[2:])),
+        routed.index.data_ptr(), routed.shares.data_ptr(), routed.made.data_ptr(),
+        routed.parts.data_ptr(), routed.out.data_ptr(),
         rows, len(programs), chosen, width, torch.get_num_threads(),
     )  # fmt: skip
     given = {"rows": Given("rows"), "threads": Given("threads")}

@@ -90,8 +90,10 @@ class Program:
         given = (ctypes.c_int64 * len(names))()
         return cls(tuple(ops), names, struct, given, (calls, places))
 
-    def run(self, values: Mapping[str, int]) -> None:
-        """values: of all names; addresses are of memory that stays until it returns."""
+    def run(self, values: Mapping[str, int], ops: int | None = None) -> None:
+        """values: of all names; addresses are of memory that stays until it returns. ops: only so
+        many, the first."""
+        self.struct.call_count = len(self.ops) if ops is None else ops
         for place, name in enumerate(self.names):
             self._given[place] = values[name]
         self.again()

@@ -97,6 +97,15 @@ class Add(ctypes.Structure):
     ]
 
 
+class Highest(ctypes.Structure):
+    """Mirrors `Highest` in csrc/rows.cpp."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("x", "index", "highest")),
+        *((name, ctypes.c_int64) for name in ("rows", "width")),
+    ]
+
+
 def rms_norm(x: Tensor, weight: Tensor, eps: float, late: bool) -> Tensor:
     """As rows.rms_norm."""
     out, weight = x.new_empty(x.shape), weight.contiguous()
@@ -147,6 +156,14 @@ def spread(x: Tensor) -> Tensor:
     out = x.new_empty(x.shape)
     _library().spread_heads(ctypes.byref(spread_struct(_heads(x), _heads(out))))
     return out
+
+
+def highest(x: Tensor) -> tuple[Tensor, Tensor]:
+    """As rows.highest."""
+    x, values = x.contiguous(), x.new_empty(len(x))
+    index = values.new_empty(len(x), dtype=torch.int64)
+    _library().highest_of_rows(ctypes.byref(highest_struct(x, index, values)))
+    return index, values
 
 
 def _heads(x: Tensor) -> Tensor:
@@ -215,6 +232,11 @@ def gather_struct(of: Tensor, index: Tensor, out: Tensor, factor: float) -> Gath
 def add_struct(x: Tensor, other: Tensor, out: Tensor) -> Add:
     """All fp32 [rows, n] without gaps; out may be x."""
     return Add(x.data_ptr(), other.data_ptr(), out.data_ptr(), *x.shape)
+
+
+def highest_struct(x: Tensor, index: Tensor, values: Tensor) -> Highest:
+    """x: fp32 [rows, n]; index: int64 [rows]; values: fp32 [rows]; all without gaps."""
+    return Highest(x.data_ptr(), index.data_ptr(), values.data_ptr(), *x.shape)
 
 
 def _library() -> ctypes.CDLL:

@@ -37,6 +37,13 @@ struct Add {
   int64_t rows, width;
 };
 
+struct Highest {
+  const float* x;   // [rows, width]
+  int64_t* index;   // [rows], of equals the lowest
+  float* highest;   // [rows]; not a number where one of a row is none
+  int64_t rows, width;
+};
+
 namespace {
 
 // A product by itself: fused with the sum behind it, it would not be rounded as torch rounds it.
@@ -109,7 +116,45 @@ void gather(const Gather& g) {
   }
 }
 
+// Lane by lane the highest number so far, not a number above all, and where it lies.
+struct Tops {
+  Vec values;
+  Integers places;
+
+  void see(Vec x, Integers at) {
+    const Integers higher = (x > values) | ((x != x) & (values == values));
+    values = higher ? x : values;
+    places = higher ? at : places;
+  }
+};
+
+void highest(const float* x, int64_t width, int64_t& index, float& value) {
+  Integers at;
+  for (int i = 0; i < kRows; ++i) at[i] = i;
+  const Vec lowest = splat(-__builtin_inff());
+  Tops tops{lowest, at};
+  int64_t c = 0;
+  for (; c + kRows <= width; c += kRows, at += kRows) tops.see(load_stored(x + c, kRows), at);
+  if (c < width) {
+    const Vec last = load_stored(x + c, width - c);
+    tops.see(at < static_cast<int32_t>(width) ? last : lowest, at);
+  }
+  int best = 0;
+  for (int i = 1; i < kRows; ++i) {
+    const float a = tops.values[i], b = tops.values[best];
+    const bool equal = a == b || (a != a && b != b);
+    const bool above = a > b || (a != a && b == b);
+    if (above || (equal && tops.places[i] < tops.places[best])) best = i;
+  }
+  index = tops.places[best], value = tops.values[best];
+}
+
 }  // namespace
+
+extern "C" void highest_of_rows(const Highest* h) {
+  for (int64_t row = 0; row < h->rows; ++row)
+    highest(h->x + row * h->width, h->width, h->index[row], h->highest[row]);
+}
 
 extern "C" void rotate_heads(const Rotate* r) {
   if (r->kind == kFloat32) turn<float>(*r);

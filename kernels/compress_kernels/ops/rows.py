@@ -79,6 +79,17 @@ def gate(gate: Tensor, up: Tensor, function: Function) -> Tensor:
     return reference_rows.gate(gate, up, function)
 
 
+def highest(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Where the highest number of each row lies, int64 [rows], of equals the first, and that
+    number, fp32 [rows], which is not a number where one of the row is none. x: fp32 [rows, n].
+
+    Raises ValueError on another shape or dtype.
+    """
+    if x.dim() != 2 or not x.shape[1] or x.dtype != torch.float32:
+        raise wrong("x", x, "torch.float32 [rows, 1 or more]")
+    return cpu_rows.highest(x) if _compiled(x) else reference_rows.highest(x)
+
+
 def spread(x: Tensor) -> Tensor:
     """x: floats [..., d] -> the same shape and dtype, each part of 2^n numbers turned by the
     orthogonal Hadamard matrix of that size, in fp32; 2^n is the largest power of two that divides

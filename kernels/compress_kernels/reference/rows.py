@@ -94,6 +94,12 @@ def gate(gate: Tensor, up: Tensor, function: str) -> Tensor:
     return activate(gate, function) * up
 
 
+def highest(x: Tensor) -> tuple[Tensor, Tensor]:
+    """As rows.highest."""
+    index = x.argmax(dim=-1)
+    return index, x.gather(-1, index[:, None])[:, 0]
+
+
 def spread(x: Tensor) -> Tensor:
     """x: [..., d]; sums and differences of neighbours at distances of 1, 2, 4, ..."""
     size = x.shape[-1] & -x.shape[-1]

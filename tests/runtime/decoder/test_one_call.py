@@ -65,7 +65,13 @@ def check(one: OneCallDecoder, called: Runs, plain: Runs) -> None:
         batch = plain.batch(step)
         wanted = plain.decoder.forward(batch, plain.cache)
         assert torch.equal(one.forward(batch, called.cache), wanted)
-        assert torch.equal(one.logits(wanted), plain.decoder.logits(wanted))
+        logits = plain.decoder.logits(wanted)
+        assert torch.equal(one.logits(wanted), logits)
+        best = one.best(batch)
+        if plain.decoder.how.final_softcap is None:
+            assert best is not None
+            assert best.tokens == logits.argmax(-1).tolist()
+            assert best.logits == logits.amax(-1).tolist()
     for mine, theirs in zip(called.cache.states, plain.cache.states, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
 
@@ -78,7 +84,7 @@ def test_every_family_has_the_bits_of_op_by_op(
     # Memory that was never written is not read: it would give no number.
     lowered = in_one_call(called.decoder, called.cache, 64)
     assert lowered.decoder is not None, lowered.reason
-    for memory in lowered.decoder.scratch.buffers:
+    for memory in (*lowered.decoder.scratch.buffers, lowered.decoder.chosen.logits):
         memory.fill_(torch.nan)
     check(lowered.decoder, called, plain)
 
@@ -146,6 +152,7 @@ def test_larger_steps_go_op_by_op(decoder: Callable[[str], Decoder]) -> None:
     assert called is not None
     assert called.scratch.rows == 8
     batch = model.batch([(0, list(range(1, 20)), 0, 19)])
+    assert called.best(batch) is None
     wanted = runs(decoder("llama"))
     assert torch.equal(
         called.forward(batch, model.cache), wanted.decoder.forward(batch, wanted.cache)
