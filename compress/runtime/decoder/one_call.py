@@ -64,15 +64,14 @@ class OneCallDecoder:
         self._run(batch, self.states)
         return self.scratch.final[: len(batch.rows)].clone()
 
-    @torch.inference_mode()
     def best(self, batch: FlatBatch) -> Best | None:
         """A greedy step; None, and nothing is computed, where it is not one call: of too many rows,
         or of a head that is no op."""
-        rows = len(batch.rows)
-        whole = self.states < len(self.program.ops) and len(batch.ids) <= self.scratch.rows
+        rows, ops = batch.rows.numel(), len(self.program.ops)
+        whole = self.states < ops and batch.ids.numel() <= self.scratch.rows
         if not whole or rows > len(self.chosen.tokens):
             return None
-        self._run(batch, len(self.program.ops))
+        self._run(batch, ops)
         return Best(self.chosen.tokens[:rows].tolist(), self.chosen.highest[:rows].tolist())
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -83,6 +82,7 @@ class OneCallDecoder:
             self._turn(batch)
         self.program.run(_values(batch), ops)
 
+    @torch.inference_mode()
     def _turn(self, batch: FlatBatch) -> None:
         """Angles of the step, where no table has them."""
         for number, (table, found) in enumerate(
@@ -133,13 +133,13 @@ def _table(rotation: Rotation, context: int | None) -> Angles | None:
 def _values(batch: FlatBatch) -> Mapping[str, int]:
     """The numbers of a run of the program."""
     values = {
-        "rows": len(batch.ids),
+        "rows": batch.ids.numel(),
         "threads": torch.get_num_threads(),
         "ids": batch.ids.data_ptr(),
         "positions": batch.positions.data_ptr(),
         "sequence": batch.sequence.data_ptr(),
         "wanted": batch.rows.data_ptr(),
-        "wanted rows": len(batch.rows),
+        "wanted rows": batch.rows.numel(),
     }
     for group, (table, slots) in enumerate(zip(batch.tables, batch.slots, strict=True)):
         values[f"table {group}"] = table.data_ptr()

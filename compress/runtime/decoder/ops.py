@@ -81,7 +81,8 @@ def choice_ops(decoder: Decoder, scratch: Scratch, best: Choices) -> Ops:
     if decoder.how.final_softcap is None and why_no_call(decoder.head) is None:
         rows = Given("wanted rows")
         yield linear_call(decoder.head, scratch.final[: len(best.logits)], best.logits, rows)
-        yield highest_call(best.logits, best.tokens, best.highest, rows)
+        found = torch.from_numpy(best.tokens), torch.from_numpy(best.highest)
+        yield highest_call(best.logits, *found, rows)
 
 
 def _embedded(decoder: Decoder, scratch: Scratch) -> Ops:
