@@ -67,8 +67,19 @@ def test_rotate(dtype: torch.dtype, late: bool, dim: int, pairs: int) -> None:
         assert torch.equal(compiled.rotate(x[one], cos[one], sin[one]), found[one])
 
 
-@pytest.mark.parametrize("function", ["silu", "gelu_tanh"])
 @pytest.mark.parametrize("width", [8, 100, 256])
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_layer_norm(dtype: torch.dtype, width: int) -> None:
+    x = (torch.randn(40, width) + 3).to(dtype)
+    weight, bias = torch.randn(2, width).to(dtype).unbind()
+    for both in ((weight, bias), (weight, None)):
+        check(lambda rows, x, b=both: rows.layer_norm(x, *b, 1e-5), x, STEP)  # type: ignore[attr-defined]
+    x[3, 1] = torch.nan
+    assert compiled.layer_norm(x, weight, bias, 1e-5).isnan().any(1).nonzero().flatten() == 3
+
+
+@pytest.mark.parametrize("function", compiled.FUNCTIONS)
+@pytest.mark.parametrize("width", [8, 100])
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_gate(dtype: torch.dtype, width: int, function: str) -> None:
     both = (torch.randn(40, 2 * width) * 8).to(dtype)
@@ -77,6 +88,20 @@ def test_gate(dtype: torch.dtype, width: int, function: str) -> None:
     both[3, 1] = torch.nan
     gate, up = both.chunk(2, -1)
     assert compiled.gate(gate, up, function)[3, 1].isnan()
+
+
+@pytest.mark.parametrize("width", [1, 5, 16, 333, 4096])
+def test_highest(width: int) -> None:
+    x = torch.randn(30, width).mul(4).round()  # of equals the first
+    x[1], x[2, -1], x[3, 0] = -torch.inf, torch.inf, -torch.inf
+    index, values = compiled.highest(x)
+    assert torch.equal(index, x.argmax(-1))
+    assert torch.equal(values, x.amax(-1))
+    x[::3, width // 2], x[::6, -1] = torch.nan, torch.nan
+    index, values = compiled.highest(x)
+    assert torch.equal(index, x.argmax(-1))
+    assert values[::3].isnan().all()
+    assert torch.equal(values[1::3], x.amax(-1)[1::3])
 
 
 def test_wrong_arguments_are_named() -> None:
@@ -90,5 +115,7 @@ def test_wrong_arguments_are_named() -> None:
         ops.rotate(heads, turns, turns)
     with pytest.raises(ValueError, match=r"sin is torch\.float64"):
         ops.rotate(heads, turns[:, :4], turns[:, :4].double())
+    with pytest.raises(ValueError, match=r"bias is torch.float16 \[8\]; torch.float32 \[8\]"):
+        ops.layer_norm(x, x[0], half, 1e-5)
     with pytest.raises(ValueError, match=r"up is torch\.float16"):
         ops.gate(x, x.half(), "silu")

@@ -10,7 +10,7 @@ from torch import Tensor
 from compress.arch.forward.forward import ForwardSpec
 from compress.arch.forward.kinds import Latent
 from compress.arch.spec import BlockSpec, LinearSpec
-from compress.runtime.decoder.activations import activation, gating
+from compress.runtime.decoder.activations import FUNCTIONS
 from compress.runtime.decoder.attention import Attention
 from compress.runtime.decoder.latent import LatentAttention, Unfolding
 from compress.runtime.decoder.layer import DecoderLayer
@@ -152,5 +152,4 @@ class Loader:
         down = by_role["down"]
         parts = tuple(self.linear(by_role[x]) for x in ("gate", "up", "gate_up") if x in by_role)
         inner = Joint.of(parts, (down.shape[1],) * (1 + self.how.gated))
-        name = self.how.activation
-        return Mlp(inner, self.linear(down), activation(name), gating(name))
+        return Mlp(inner, self.linear(down), FUNCTIONS[self.how.activation])

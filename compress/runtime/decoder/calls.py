@@ -12,19 +12,22 @@ from compress.runtime.decoder.norms import Norm
 from compress.runtime.forms.dense import FloatWeight
 from compress.runtime.forms.panels import PackedPanels
 from compress_kernels.cpu.attention import AttentionSettings, attention_struct
+from compress_kernels.cpu.experts import choice_struct
 from compress_kernels.cpu.linear import linear_struct
 from compress_kernels.cpu.packed import function_of, packed_struct
 from compress_kernels.cpu.program import CompiledOp, Given
 from compress_kernels.cpu.rows import (
     add_struct,
+    centred_struct,
     gate_struct,
     gather_struct,
+    highest_struct,
     norm_struct,
     rotate_struct,
     spread_struct,
 )
 from compress_kernels.cpu.states import states_struct
-from compress_kernels.ops.rows import Gating
+from compress_kernels.ops.rows import Function
 from compress_kernels.paged import TokenPlaces
 
 ROWS, THREADS = Given("rows"), Given("threads")
@@ -39,9 +42,9 @@ def why_no_call(linear: Linear) -> str | None:
     return None if known else "codes are decoded in tiles"
 
 
-def linear_call(linear: Linear, x: Tensor, out: Tensor) -> CompiledOp:
+def linear_call(linear: Linear, x: Tensor, out: Tensor, rows: Given = ROWS) -> CompiledOp:
     """x: [rows, K], out: [rows, N], rows apart."""
-    weight, bias, given = linear.weight, linear.bias, {"rows": ROWS, "threads": THREADS}
+    weight, bias, given = linear.weight, linear.bias, {"rows": rows, "threads": THREADS}
     if isinstance(weight, PackedPanels):
         packed = packed_struct(x, weight.panels, bias, out, weight.math)
         panels = weight.panels
@@ -54,8 +57,12 @@ def linear_call(linear: Linear, x: Tensor, out: Tensor) -> CompiledOp:
 
 def norm_call(norm: Norm, x: Tensor, out: Tensor, rows: Given = ROWS) -> CompiledOp:
     """x, out: [rows, heads, n], rows and heads apart."""
-    struct = norm_struct(x, norm.weight, out, norm.eps, norm.late)
-    return CompiledOp("rms_norm", struct, {"rows": rows}, (x, norm.weight, out))
+    keeps, given = (x, norm.weight, norm.bias, out), {"rows": rows}
+    if norm.centred:
+        struct = centred_struct(x, (norm.weight, norm.bias), out, norm.eps)
+        return CompiledOp("layer_norm", struct, given, keeps)
+    plain = norm_struct(x, norm.weight, out, norm.eps, norm.late)
+    return CompiledOp("rms_norm", plain, given, keeps)
 
 
 def rotate_call(x: Tensor, angles: Angles, out: Tensor, interleaved: bool = False) -> CompiledOp:
@@ -69,9 +76,16 @@ def spread_call(x: Tensor, out: Tensor) -> CompiledOp:
     return CompiledOp("spread_heads", spread_struct(x, out), OF_ROWS, (x, out))
 
 
-def gate_call(first: Tensor, up: Tensor, out: Tensor, gating: Gating) -> CompiledOp:
-    """first, up: [rows, n], rows as far apart; out without gaps."""
-    return CompiledOp("gate_rows", gate_struct(first, up, out, gating), OF_ROWS, (first, up, out))
+def gate_call(first: Tensor, up: Tensor | None, out: Tensor, function: Function) -> CompiledOp:
+    """first, up: [rows, n], rows as far apart; out without gaps. Without `up` nothing is gated."""
+    struct = gate_struct(first, up, out, function)
+    return CompiledOp("gate_rows", struct, OF_ROWS, (first, up, out))
+
+
+def choice_call(logits: Tensor, shares: Tensor, index: Tensor, normalised: bool) -> CompiledOp:
+    """logits: [rows, experts]. shares, index: [rows, chosen]; all without gaps."""
+    struct = choice_struct(logits, shares, index, normalised)
+    return CompiledOp("choose_experts", struct, OF_ROWS, (logits, shares, index))
 
 
 def add_call(x: Tensor, other: Tensor, out: Tensor) -> CompiledOp:
@@ -86,6 +100,12 @@ def gather_call(
     none = torch.zeros(1, dtype=torch.int64)
     struct = gather_struct(of, none, out, factor)
     return CompiledOp("gather_rows", struct, {"rows": rows, "index": index}, (of, out))
+
+
+def highest_call(x: Tensor, index: Tensor, values: Tensor, rows: Given) -> CompiledOp:
+    """x: [rows, n]. index, values: [rows]; all without gaps."""
+    struct = highest_struct(x, index, values)
+    return CompiledOp("highest_of_rows", struct, {"rows": rows}, (x, index, values))
 
 
 def store_calls(

@@ -6,31 +6,25 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from compress.runtime.decoder.activations import Activation
 from compress.runtime.decoder.linear import Joint, Linear
 from compress.runtime.engine.batch import FlatBatch
-from compress_kernels.ops.rows import Gating, gate
+from compress_kernels.ops.experts import choose_experts
+from compress_kernels.ops.rows import Function, activate, gate
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Mlp:
-    """inner: gate and up, or up alone where the activation gates nothing.
-
-    gating: of a gated activation, what does both at once, where there is such a thing.
-    """
+    """inner: gate and up, or up alone where the activation gates nothing."""
 
     inner: Joint
     down: Linear
-    act: Activation
-    gating: Gating | None
+    function: Function
 
     def __call__(self, x: Tensor, batch: FlatBatch) -> Tensor:
         """x: [rows, hidden] -> the same shape."""
         first, *up = self.inner(x)
-        if up and self.gating is not None:
-            return self.down(gate(first, up[0], self.gating))
-        middle = self.act(first)
-        return self.down(middle * up[0] if up else middle)
+        gated = gate(first, up[0], self.function) if up else activate(first, self.function)
+        return self.down(gated)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,12 +41,8 @@ class Mixture:
 
     def __call__(self, x: Tensor, batch: FlatBatch) -> Tensor:
         """x: [rows, hidden] -> the same shape; zero in rows that are padding."""
-        shares = self.router(x).float().softmax(dim=-1)
-        # Of equal experts the lowest number, as ONNX's TopK has it; torch's leaves that open.
-        order = shares.sort(dim=-1, descending=True, stable=True)
-        share, index = order.values[:, : self.chosen], order.indices[:, : self.chosen]
-        if self.normalised:
-            share = share / share.sum(dim=-1, keepdim=True)
+        logits = self.router(x).float()
+        share, index = choose_experts(logits, self.chosen, self.normalised)
         parts = x.new_zeros(self.chosen, *x.shape, dtype=torch.float32)
         for number, expert in enumerate(self.experts):
             rows, place = torch.where(index[: batch.count] == number)

@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 
 from torch import Tensor
-from torch.nn.functional import layer_norm
 
-from compress_kernels.ops.rows import rms_norm
+from compress_kernels.ops.rows import layer_norm, rms_norm
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,7 +24,7 @@ class Norm:
     def __call__(self, x: Tensor) -> Tensor:
         """x: [..., n] -> the same shape and dtype."""
         if self.centred:
-            return layer_norm(x, x.shape[-1:], self.weight, self.bias, self.eps)
+            return layer_norm(x, self.weight, self.bias, self.eps)
         return rms_norm(x, self.weight, self.eps, self.late)
 
 

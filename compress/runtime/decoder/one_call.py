@@ -15,10 +15,12 @@ from torch import Tensor
 from compress.runtime.decoder.attention import Angles
 from compress.runtime.decoder.decoder import Decoder
 from compress.runtime.decoder.kv import KVCache
-from compress.runtime.decoder.ops import decoder_ops, why_not
+from compress.runtime.decoder.ops import choice_ops, decoder_ops, why_not
 from compress.runtime.decoder.rope import Rotation
-from compress.runtime.decoder.scratch import Scratch
+from compress.runtime.decoder.scratch import Choices, Scratch
 from compress.runtime.engine.batch import FlatBatch
+from compress.runtime.sampling.head import rows_at_once
+from compress.runtime.sampling.sampling import Best
 from compress_kernels.cpu.library import native
 from compress_kernels.cpu.program import Program
 
@@ -33,14 +35,17 @@ class OneCallDecoder:
     """A DecoderLike over one cache.
 
     decoder: what it computes like. scratch: of the program. tables: of each rotation cosine and
-    sine of every position, None where they depend on more.
+    sine of every position, None where they depend on more. chosen: of a greedy step, whose ops are
+    those of the program behind the first `states`.
     """
 
     decoder: Decoder
     cache: KVCache
     scratch: Scratch
     tables: tuple[Angles | None, ...]
+    chosen: Choices
     program: Program
+    states: int
 
     @property
     def device(self) -> torch.device:
@@ -56,14 +61,28 @@ class OneCallDecoder:
         assert cache is self.cache, "the program has the addresses of another cache"
         if max(len(batch.ids), len(batch.rows)) > self.scratch.rows:
             return self.decoder.forward(batch, cache)
-        if None in self.tables:
-            self._turn(batch)
-        self.program.run(_values(batch))
+        self._run(batch, self.states)
         return self.scratch.final[: len(batch.rows)].clone()
+
+    def best(self, batch: FlatBatch) -> Best | None:
+        """A greedy step; None, and nothing is computed, where it is not one call: of too many rows,
+        or of a head that is no op."""
+        rows, ops = batch.rows.numel(), len(self.program.ops)
+        whole = self.states < ops and batch.ids.numel() <= self.scratch.rows
+        if not whole or rows > len(self.chosen.tokens):
+            return None
+        self._run(batch, ops)
+        return Best(self.chosen.tokens[:rows].tolist(), self.chosen.highest[:rows].tolist())
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.decoder.logits(hidden)
 
+    def _run(self, batch: FlatBatch, ops: int) -> None:
+        if None in self.tables:
+            self._turn(batch)
+        self.program.run(_values(batch), ops)
+
+    @torch.inference_mode()
     def _turn(self, batch: FlatBatch) -> None:
         """Angles of the step, where no table has them."""
         for number, (table, found) in enumerate(
@@ -94,8 +113,11 @@ def in_one_call(decoder: Decoder, cache: KVCache, most: int) -> Lowered:
         return Lowered(None, reason)
     scratch = Scratch(min(most, MOST), decoder.spec.hidden)
     tables = tuple(_table(rotation, decoder.spec.context) for rotation in decoder.rotations)
-    program = Program.of(tuple(decoder_ops(decoder, cache, tables, scratch)))
-    return Lowered(OneCallDecoder(decoder, cache, scratch, tables, program))
+    logits = decoder.head.weight.shape[0]
+    chosen = Choices.of(min(scratch.rows, rows_at_once(logits)), logits)
+    ops = tuple(decoder_ops(decoder, cache, tables, scratch))
+    program = Program.of((*ops, *choice_ops(decoder, scratch, chosen)))
+    return Lowered(OneCallDecoder(decoder, cache, scratch, tables, chosen, program, len(ops)))
 
 
 def _table(rotation: Rotation, context: int | None) -> Angles | None:
@@ -111,13 +133,13 @@ def _table(rotation: Rotation, context: int | None) -> Angles | None:
 def _values(batch: FlatBatch) -> Mapping[str, int]:
     """The numbers of a run of the program."""
     values = {
-        "rows": len(batch.ids),
+        "rows": batch.ids.numel(),
         "threads": torch.get_num_threads(),
         "ids": batch.ids.data_ptr(),
         "positions": batch.positions.data_ptr(),
         "sequence": batch.sequence.data_ptr(),
         "wanted": batch.rows.data_ptr(),
-        "wanted rows": len(batch.rows),
+        "wanted rows": batch.rows.numel(),
     }
     for group, (table, slots) in enumerate(zip(batch.tables, batch.slots, strict=True)):
         values[f"table {group}"] = table.data_ptr()

@@ -4,8 +4,6 @@ Each function here is that of a class of this folder, op for op, so what comes o
 what it cannot say `why_not` refuses.
 """
 
-from collections.abc import Generator, Iterator
-
 import torch
 from torch import Tensor
 
@@ -13,8 +11,8 @@ from compress.runtime.decoder.attention import Angles, Attention
 from compress.runtime.decoder.calls import (
     add_call,
     attend_call,
-    gate_call,
     gather_call,
+    highest_call,
     linear_call,
     norm_call,
     rotate_call,
@@ -26,44 +24,26 @@ from compress.runtime.decoder.decoder import Decoder
 from compress.runtime.decoder.kv import KVCache
 from compress.runtime.decoder.latent import LatentAttention
 from compress.runtime.decoder.layer import DecoderLayer
-from compress.runtime.decoder.linear import Joint, Linear
-from compress.runtime.decoder.mlp import Mlp
+from compress.runtime.decoder.linear import Linear
+from compress.runtime.decoder.mlp_ops import Made, Ops, Parts, joint_ops, linears_of, mlp_ops
 from compress.runtime.decoder.norms import Norm
-from compress.runtime.decoder.scratch import Scratch
-from compress_kernels.cpu.program import CompiledOp, Given
-
-Ops = Iterator[CompiledOp]
-Made = Generator[CompiledOp, None, Tensor]  # ops, and where they leave their result
+from compress.runtime.decoder.scratch import Choices, Scratch
+from compress_kernels.cpu.program import Given
 
 
 def why_not(decoder: Decoder) -> str | None:
     """Why a decoder is no list of ops; None where it is."""
-    if decoder.positions is not None:
-        return "positions are learned"
-    if decoder.final_norm is None or decoder.final_norm.centred:
-        return "LayerNorm is torch's"
     reasons = (_why_no_layer(layer) for layer in decoder.layers)
     return next((reason for reason in reasons if reason is not None), None)
 
 
 def _why_no_layer(layer: DecoderLayer) -> str | None:
-    attention, mlp = layer.attention, layer.mlp
-    norms = [layer.attention_in, layer.attention_out, layer.mlp_in, layer.mlp_out]
-    if isinstance(attention, Attention):
-        norms += [attention.q_norm, attention.k_norm]
-    if any(norm is not None and norm.centred for norm in norms):
-        return "LayerNorm is torch's"
-    if isinstance(attention, Attention) and attention.how.qkv == "heads":
-        return "queries, keys and values of a head lie together"
+    attention = layer.attention
     if isinstance(attention, Attention) and attention.rounding is not None:
         return "keys and values are rounded by the checkpoint's scales"
     if isinstance(attention, LatentAttention) and attention.unfolding.inputs is not None:
         return "latents are rounded"
-    if not isinstance(mlp, Mlp):
-        return "a mixture of experts chooses by token"
-    if mlp.gating is None or len(mlp.inner.sizes) != 2:
-        return "its activation is torch's"
-    reasons = map(why_no_call, (*_linears(attention), *mlp.inner.linears, mlp.down))
+    reasons = map(why_no_call, (*_linears(attention), *linears_of(layer.mlp)))
     return next((reason for reason in reasons if reason is not None), None)
 
 
@@ -80,8 +60,7 @@ def decoder_ops(
 ) -> Ops:
     """As Decoder.forward; what it returns is in scratch.final. tables: of each rotation cosine and
     sine of every position; where there are none, those of the step are in scratch.angles."""
-    scale = float(decoder.how.embedding_scale)
-    yield gather_call(decoder.embedding, Given("ids"), scratch.x, scale)
+    yield from _embedded(decoder, scratch)
     pairs = tuple(len(rotation.frequencies) for rotation in decoder.rotations)
     angles = tuple(scratch.angles(number, count) for number, count in enumerate(pairs))
     for table, both in zip(tables, angles, strict=True):
@@ -89,17 +68,39 @@ def decoder_ops(
             yield gather_call(of, Given("positions"), out)
     for layer in decoder.layers:
         yield from _layer(layer, cache, angles, scratch)
-    wanted, rows = scratch.of("wanted", scratch.hidden), Given("wanted rows")
+    norm, rows = decoder.final_norm, Given("wanted rows")
+    wanted = scratch.final if norm is None else scratch.of("wanted", scratch.hidden)
     yield gather_call(scratch.x, Given("wanted"), wanted, rows=rows)
-    assert decoder.final_norm is not None, "why_not has refused the others"
-    yield norm_call(decoder.final_norm, wanted[:, None], scratch.final[:, None], rows)
+    if norm is not None:
+        yield norm_call(norm, wanted[:, None], scratch.final[:, None], rows)
+
+
+def choice_ops(decoder: Decoder, scratch: Scratch, best: Choices) -> Ops:
+    """The highest logit of each row of scratch.final; nothing where they are none of a product
+    alone."""
+    if decoder.how.final_softcap is None and why_no_call(decoder.head) is None:
+        rows = Given("wanted rows")
+        yield linear_call(decoder.head, scratch.final[: len(best.logits)], best.logits, rows)
+        found = torch.from_numpy(best.tokens), torch.from_numpy(best.highest)
+        yield highest_call(best.logits, *found, rows)
+
+
+def _embedded(decoder: Decoder, scratch: Scratch) -> Ops:
+    """As Decoder.embed, into scratch.x."""
+    scale = float(decoder.how.embedding_scale)
+    yield gather_call(decoder.embedding, Given("ids"), scratch.x, scale)
+    if decoder.positions is not None and decoder.how.positions is not None:
+        learned = scratch.of("learned", scratch.hidden)
+        yield gather_call(
+            decoder.positions[decoder.how.positions.offset :], Given("positions"), learned
+        )
+        yield add_call(scratch.x, learned, scratch.x)
 
 
 def _layer(
     layer: DecoderLayer, cache: KVCache, angles: tuple[Angles, ...], scratch: Scratch
 ) -> Ops:
     """As DecoderLayer; the residual is in scratch.x before and afterwards."""
-    assert isinstance(layer.mlp, Mlp), "why_not has refused the others"
     x, attention = scratch.x, layer.attention
     entering = yield from _through(layer.attention_in, x, scratch)
     if isinstance(attention, Attention):
@@ -110,7 +111,7 @@ def _layer(
     if not layer.parallel:
         yield add_call(x, seen, x)
     entering = yield from _through(layer.mlp_in, x, scratch)
-    made = yield from _mlp(layer.mlp, entering, scratch)
+    made = yield from mlp_ops(layer.mlp, entering, scratch)
     if layer.parallel:
         yield add_call(made, seen, made)
     else:
@@ -127,15 +128,16 @@ def _attention(
 ) -> Made:
     """As Attention; x: [rows, hidden] -> the same shape."""
     how, turn = attention.how, attention.rotation
-    widths = (how.key_width, how.key_width, how.value_width)
-    parts = yield from _joint(attention.qkv, x, scratch.of("qkv", sum(how.widths)))
-    q, k, v = (part.view(len(part), -1, n) for part, n in zip(parts, widths, strict=True))
+    q, k, v = yield from _states(attention, x, scratch)
     q = yield from _normed("q", q, attention.q_norm, attention, scratch)
     k = yield from _normed("k", k, attention.k_norm, attention, scratch)
     # Not rotated they are copied, to lie without gaps.
-    both = (q[:, 0, :0],) * 2 if turn is None else angles[turn]
+    none = (q[:, 0, :0],) * 2
+    both = none if turn is None else angles[turn]
     q = yield from _turned("q", q, both, scratch)
     k = yield from _turned("k", k, both, scratch)
+    if how.qkv == "heads":
+        v = yield from _turned("v", v, none, scratch)
     if cache.dtype == torch.int8:
         q = yield from _spread("q", q, scratch)
         k = yield from _spread("k", k, scratch)
@@ -145,6 +147,17 @@ def _attention(
     out = scratch.of("seen", scratch.hidden)
     yield linear_call(attention.out, seen.flatten(1), out)
     return out
+
+
+def _states(attention: Attention, x: Tensor, scratch: Scratch) -> Parts:
+    """As Attention's, before norms: [rows, heads of each, width]."""
+    how = attention.how
+    widths = [how.key_width, how.key_width, how.value_width]
+    out = scratch.of("qkv", sum(how.widths))
+    parts = yield from joint_ops(attention.qkv, x, out)
+    if how.qkv == "heads":
+        return torch.split(out.view(len(out), how.heads, sum(widths)), widths, -1)
+    return tuple(part.view(len(part), -1, n) for part, n in zip(parts, widths, strict=True))
 
 
 def _latents(
@@ -157,7 +170,7 @@ def _latents(
     """As LatentAttention; x: [rows, hidden] -> the same shape."""
     how, whole = attention.how, attention.how.rank + attention.how.rotated
     entering = scratch.of("entering", sum(attention.entering.sizes))
-    q, both = yield from _joint(attention.entering, x, entering)
+    q, both = yield from joint_ops(attention.entering, x, entering)
     q = yield from _queries(attention, q, scratch)
     q, turned = torch.split(q, [how.nope, how.rotated], -1)
     asked = scratch.of("asked", how.heads, whole)
@@ -227,25 +240,6 @@ def _spread(name: str, x: Tensor, scratch: Scratch, first: int | None = None) ->
         if part.shape[2]:
             yield spread_call(part, into)
     return out
-
-
-def _mlp(mlp: Mlp, x: Tensor, scratch: Scratch) -> Made:
-    """As Mlp with a gate; x: [rows, hidden] -> the same shape."""
-    width = mlp.inner.sizes[0]
-    first, up = yield from _joint(mlp.inner, x, scratch.of("inner", 2 * width))
-    assert mlp.gating is not None, "why_not has refused the others"
-    middle, out = scratch.of("middle", width), scratch.of("made", scratch.hidden)
-    yield gate_call(first, up, middle, mlp.gating)
-    yield linear_call(mlp.down, middle, out)
-    return out
-
-
-def _joint(joint: Joint, x: Tensor, out: Tensor) -> Generator[CompiledOp, None, tuple[Tensor, ...]]:
-    """All parts side by side in `out`, [rows, sum of sizes]; views of it."""
-    parts = torch.split(out, list(joint.sizes), dim=1)
-    each = zip(joint.linears, parts if len(joint.linears) > 1 else (out,), strict=True)
-    yield from (linear_call(linear, x, part) for linear, part in each)
-    return parts
 
 
 def _through(norm: Norm | None, x: Tensor, scratch: Scratch, name: str = "normed") -> Made:

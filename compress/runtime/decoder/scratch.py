@@ -3,10 +3,27 @@
 from dataclasses import dataclass, field
 from math import prod
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from compress.runtime.decoder.attention import Angles
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Choices:
+    """Where a step's choices lie. logits: fp32 [rows, vocabulary]. tokens: int64 [rows], of the
+    highest ones. highest: fp32 [rows]. As arrays, of which Python reads a few numbers sooner."""
+
+    logits: Tensor
+    tokens: NDArray[np.int64]
+    highest: NDArray[np.float32]
+
+    @classmethod
+    def of(cls, rows: int, vocabulary: int) -> "Choices":
+        logits = torch.zeros(rows, vocabulary)
+        return cls(logits, np.zeros(rows, np.int64), np.zeros(rows, np.float32))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence as Several
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -76,31 +77,45 @@ def build_batch(chunks: Several[TextChunk], block_size: int, multiple: int) -> F
     places: list[int] = []
     owners: list[int] = []
     rows: list[int] = []
+    groups = range(len(chunks[0].blocks))
+    slots: list[list[int]] = [[] for _ in groups]
     for index, chunk in enumerate(chunks):
-        count = len(chunk.ids)
-        rows += range(len(ids) + chunk.wanted - chunk.start, len(ids) + count)
+        start, end, before = chunk.start, chunk.start + len(chunk.ids), len(ids)
+        rows += range(before + chunk.wanted - start, before + end - start)
         ids += chunk.ids
-        places += range(chunk.start, chunk.start + count)
-        owners += [index] * count
-    count, padding = len(ids), -len(ids) % multiple
+        places += range(start, end)
+        owners += [index] * (end - start)
+        for into, blocks in zip(slots, chunk.blocks, strict=True):
+            into += _slots(blocks, start, end, block_size)
+    count, none = len(ids), [0] * (-len(ids) % multiple)
     rows += [0] * (-len(rows) % multiple)
-    positions = np.array(places + [0] * padding, np.int64)
-    sequence = np.array(owners + [len(chunks)] * padding, np.int32)
-    tables = [_table(chunks, group) for group in range(len(chunks[0].blocks))]
-    block, offset = positions // block_size, positions % block_size
-    slots = [table[sequence, block] * np.int64(block_size) + offset for table in tables]
-    given = [chunk.given for chunk in chunks]
+    given = [*(chunk.given for chunk in chunks), 0]
+    # One array for all: of one text, making each took longer than filling it.
+    parts = [ids + none, places + none, rows, given, *(of + none for of in slots)]
+    whole = torch.from_numpy(np.array(list(chain.from_iterable(parts)), np.int64))
+    flat, positions, wanted, lengths, *stored = whole.split_with_sizes(list(map(len, parts)))
     return FlatBatch(
-        ids=torch.from_numpy(np.array(ids + [0] * padding, np.int64)),
-        positions=torch.from_numpy(positions),
-        sequence=torch.from_numpy(sequence),
-        tables=tuple(map(torch.from_numpy, tables)),
-        slots=tuple(map(torch.from_numpy, slots)),
-        rows=torch.from_numpy(np.array(rows, np.int64)),
+        ids=flat,
+        positions=positions,
+        sequence=torch.from_numpy(np.array(owners + [len(chunks)] * len(none), np.int32)),
+        tables=tuple(torch.from_numpy(_table(chunks, group)) for group in groups),
+        slots=tuple(stored),
+        rows=wanted,
         count=count,
         multiple=multiple,
-        lengths=torch.from_numpy(np.array([*given, 0], np.int64)),
+        lengths=lengths,
     )
+
+
+def _slots(blocks: Several[int], start: int, end: int, size: int) -> list[int]:
+    """Of positions from start to end, block by block."""
+    found: list[int] = []
+    while start < end:
+        block, offset = divmod(start, size)
+        first, count = blocks[block] * size + offset, min(size - offset, end - start)
+        found += range(first, first + count)
+        start += count
+    return found
 
 
 def _table(chunks: Several[TextChunk], group: int) -> "np.typing.NDArray[np.int32]":

@@ -19,7 +19,7 @@ from compress.runtime.engine.refusals import ModelFacts, check_request
 from compress.runtime.engine.scheduler import Scheduler
 from compress.runtime.engine.step import Item, Step
 from compress.runtime.sampling.head import LogitsRow, Sampler, choices, rows_at_once
-from compress.runtime.sampling.sampling import Choice, sample
+from compress.runtime.sampling.sampling import Best, Choice, sample
 from compress.runtime.sequences.limits import Limits, check_limits
 from compress.runtime.sequences.request import Request, RequestResult, Update
 from compress.runtime.sequences.sequence import Sequence
@@ -193,8 +193,13 @@ class Engine:
         chunks = [item.chunk for item in step.items]
         batch = build_batch(chunks, self.layout.block_size, self.layout.multiple)
         most = rows_at_once(self.facts.vocabulary)
-        logits = self.runner.run(StepInput(step.copies, batch, most))
-        return list(choices(logits, self._advance(step.items), self.sampler))
+        greedy = self.sampler is sample and all(item.sequence.greedy for item in step.items)
+        found = self.runner.run(StepInput(step.copies, batch, most, greedy))
+        rows = self._advance(step.items)
+        if isinstance(found, Best):
+            chosen = found.choices()
+            return [(row, chosen[row.at]) for row in rows]
+        return list(choices(found, rows, self.sampler))
 
     def _advance(self, items: tuple[Item, ...]) -> list[LogitsRow]:
         """Counts the tokens as computed; whose choice each row is. Whoever waited for a prompt

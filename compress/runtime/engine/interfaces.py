@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from compress.runtime.engine.batch import FlatBatch
+from compress.runtime.sampling.sampling import Best
 from compress.runtime.sequences.tables import CacheGroup, Copy
 
 
@@ -27,11 +28,13 @@ class StepLayout:
 @dataclass(frozen=True, slots=True, eq=False)
 class StepInput:
     """copies: of blocks, in this order, before any token's keys and values are written. batch: on
-    the CPU. rows: of logits that are wanted at once, at most; a multiple of the layout's."""
+    the CPU. rows: of logits that are wanted at once, at most; a multiple of the layout's. greedy:
+    of logits the highest are all that is wanted."""
 
     copies: tuple[Copy, ...]
     batch: FlatBatch
     rows: int
+    greedy: bool = False
 
 
 class StepRunner(Protocol):
@@ -45,9 +48,9 @@ class StepRunner(Protocol):
     def layout(self) -> StepLayout:
         """Always the same."""
 
-    def run(self, step: StepInput) -> Iterator[Tensor]:
+    def run(self, step: StepInput) -> Iterator[Tensor] | Best:
         """Logits of the batch's `rows`, padding included: fp32 [up to step.rows, vocabulary] at a
-        time, in order.
+        time, in order. Of a greedy step their highest instead, where the runner takes them itself.
 
         When it returns, blocks are copied and the keys and values of all tokens written; logits may
         be made when they are taken. The next step comes when they are taken, or given up for an

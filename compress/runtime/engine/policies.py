@@ -16,8 +16,12 @@ def schedule(scheduler: Scheduler) -> Step:
 
 def _mixed(scheduler: Scheduler, draft: Draft) -> None:
     """Outputs first, so that none of them waits for somebody's long prompt; then prompts."""
-    _grow(scheduler, draft, [s for s in scheduler.running if s.decoding])
-    _grow(scheduler, draft, [s for s in scheduler.running if not s.decoding])
+    outputs: list[Sequence] = []
+    prompts: list[Sequence] = []
+    for sequence in scheduler.running:
+        (outputs if sequence.decoding else prompts).append(sequence)
+    _grow(scheduler, draft, outputs)
+    _grow(scheduler, draft, prompts)
     while _open(scheduler, draft) and draft.budget > 0:
         sequence = scheduler.waiting[0]
         if not scheduler.admit(sequence, whole=False, watermark=WATERMARK):

@@ -1,6 +1,7 @@
 """What one step computes, and how it is put together."""
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from compress.runtime.engine.batch import TextChunk
 from compress.runtime.sequences.sequence import Sequence
@@ -30,8 +31,7 @@ class Item:
         return TextChunk(ids, self.start, self.wanted, sequence.tables, sequence.given)
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """copies: to be made in this order before any token's keys and values are written."""
 
     items: tuple[Item, ...]

@@ -163,7 +163,7 @@ def _native(
         if called.reason is not None:
             notices.append(f"steps run op by op, not in one call: {called.reason}")
         if called.decoder is not None:
-            runner = LocalRunner(called.decoder, cache)
+            runner = LocalRunner(called.decoder, cache, called.decoder.best)
     return _Parts(runner, forward.variant, tuple(notices))
 
 

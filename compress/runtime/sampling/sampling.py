@@ -13,6 +13,7 @@ from compress.runtime.sampling.penalties import adjust
 from compress.runtime.sampling.ranking import leading
 from compress.runtime.sequences.request import TokenLogprob
 from compress.runtime.sequences.sequence import Sequence
+from compress_kernels.ops.rows import highest as best_of
 
 # Temperatures outside of these make no difference any more, but infinite numbers of fp32.
 _COLDEST, _HOTTEST = 2.0**-100, 2.0**100
@@ -23,6 +24,18 @@ class Choice(NamedTuple):
 
     token: int
     report: TokenLogprob | None
+
+
+class Best(NamedTuple):
+    """The token with the highest logit of each row, of equals the lowest id, and that logit."""
+
+    tokens: list[int]
+    logits: list[float]
+
+    def choices(self) -> list[Choice | None]:
+        """As of sample(), where nothing else is asked of any row (Sampling.greedy)."""
+        rows = zip(self.tokens, self.logits, strict=True)
+        return [Choice(token, None) if isfinite(most) else None for token, most in rows]
 
 
 def sample(logits: Tensor, sequences: Several[Sequence]) -> list[Choice | None]:
@@ -36,8 +49,7 @@ def sample(logits: Tensor, sequences: Several[Sequence]) -> list[Choice | None]:
     reported = [row for row, sequence in enumerate(sequences) if sequence.sampling.logprobs]
     plain = logits[reported] if reported else logits
     adjust(logits, sequences)
-    tokens = logits.argmax(dim=-1)
-    highest = logits.gather(-1, tokens[:, None])[:, 0].tolist()
+    tokens, highest = best_of(logits)
     drawn = [row for row, sequence in enumerate(sequences) if sequence.sampling.temperature]
     if drawn:
         tokens[drawn] = _draw(logits[drawn], [sequences[row] for row in drawn])
@@ -46,7 +58,7 @@ def sample(logits: Tensor, sequences: Several[Sequence]) -> list[Choice | None]:
     reports = dict(zip(reported, _reports(plain, asked), strict=True))
     return [
         Choice(token, reports.get(row)) if isfinite(most) else None
-        for row, (token, most) in enumerate(zip(found, highest, strict=True))
+        for row, (token, most) in enumerate(zip(found, highest.tolist(), strict=True))
     ]
 
 

@@ -39,6 +39,17 @@ class Sampling:
     n: int = 1
     logprobs: int = 0
 
+    @property
+    def greedy(self) -> bool:
+        """The highest of the model's own logits is the choice, and nothing else is asked."""
+        changed = (self.temperature, self.frequency_penalty, self.presence_penalty, self.min_tokens)
+        return (
+            not any(changed)
+            and self.repetition_penalty == 1
+            and not self.logit_bias
+            and not self.logprobs
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Request:

@@ -38,6 +38,7 @@ class Sequence:
     blocks hold, as far as it was needed. followers: those that share this one's prompt and begin
     when it is computed. logprobs: of the chosen tokens where they are asked, or of the scored ones.
     cached: tokens of the prompt it did not have to compute. told: tokens that the caller knows.
+    greedy: as Sampling's; False for a score. scoring: whether it is one.
     """
 
     request: Request
@@ -61,8 +62,15 @@ class Sequence:
     told: int = 0
     finish_reason: str | None = None
     error: str | None = None
+    prompt_length: int = field(init=False)
+    scoring: bool = field(init=False)
+    greedy: bool = field(init=False)
 
     def __post_init__(self) -> None:
+        # Asked several times in each step, and always the same.
+        self.prompt_length = len(self.request.prompt)
+        self.scoring = self.request.score_from is not None
+        self.greedy = self.request.sampling is not None and self.request.sampling.greedy
         self.told = self.prompt_length
         self.reset()
 
@@ -79,10 +87,6 @@ class Sequence:
         return self.request.sampling
 
     @property
-    def prompt_length(self) -> int:
-        return len(self.request.prompt)
-
-    @property
     def generated(self) -> int:
         return len(self.tokens) - self.prompt_length
 
@@ -90,10 +94,6 @@ class Sequence:
     def given(self) -> int:
         """Tokens it came with."""
         return len(self.tokens) if self.scoring else self.prompt_length
-
-    @property
-    def scoring(self) -> bool:
-        return self.request.score_from is not None
 
     @property
     def goal(self) -> int:

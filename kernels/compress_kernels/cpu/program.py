@@ -9,8 +9,6 @@ import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from torch import Tensor
-
 from compress_kernels.cpu.library import native
 
 
@@ -24,22 +22,22 @@ class Given:
 @dataclass(frozen=True, slots=True, eq=False)
 class CompiledOp:
     """function: of csrc, by its name. about: what it is given. given: the fields of `about` that
-    each run writes. keeps: tensors whose addresses `about` has."""
+    each run writes. keeps: tensors whose addresses `about` has, and what else it must outlive."""
 
     function: str
     about: ctypes.Structure
     given: Mapping[str, Given]
-    keeps: tuple[Tensor | None, ...] = ()
+    keeps: tuple[object, ...] = ()
 
 
 class CallStruct(ctypes.Structure):
-    """Mirrors `Call` in csrc/program.cpp."""
+    """Mirrors `Call` in csrc/program.h."""
 
     _fields_ = [("function", ctypes.c_void_p), ("about", ctypes.c_void_p)]
 
 
 class PlaceStruct(ctypes.Structure):
-    """Mirrors `Place` in csrc/program.cpp."""
+    """Mirrors `Place` in csrc/program.h."""
 
     _fields_ = [
         ("at", ctypes.c_void_p),
@@ -49,7 +47,7 @@ class PlaceStruct(ctypes.Structure):
 
 
 class ProgramStruct(ctypes.Structure):
-    """Mirrors `Program` in csrc/program.cpp."""
+    """Mirrors `Program` in csrc/program.h."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("calls", "places")),
@@ -63,15 +61,16 @@ class Program:
 
     ops: tuple[CompiledOp, ...]
     names: tuple[str, ...]
-    _struct: ProgramStruct = field(repr=False)
+    struct: ProgramStruct = field(repr=False)
     _given: ctypes.Array[ctypes.c_int64] = field(repr=False)
     _arrays: tuple[object, ...] = field(repr=False)
 
     @classmethod
-    def of(cls, ops: Sequence[CompiledOp]) -> "Program":
+    def of(cls, ops: Sequence[CompiledOp], first: Sequence[str] = ()) -> "Program":
+        """first: names that are there in any case, before the others, in this order."""
         library = native().library
         assert library is not None, "a program is made of compiled code"
-        names = tuple(dict.fromkeys(x.name for op in ops for x in op.given.values()))
+        names = tuple(dict.fromkeys([*first, *(x.name for op in ops for x in op.given.values())]))
         calls = (CallStruct * len(ops))(
             *(
                 CallStruct(
@@ -91,8 +90,10 @@ class Program:
         given = (ctypes.c_int64 * len(names))()
         return cls(tuple(ops), names, struct, given, (calls, places))
 
-    def run(self, values: Mapping[str, int]) -> None:
-        """values: of all names; addresses are of memory that stays until it returns."""
+    def run(self, values: Mapping[str, int], ops: int | None = None) -> None:
+        """values: of all names; addresses are of memory that stays until it returns. ops: only so
+        many, the first."""
+        self.struct.call_count = len(self.ops) if ops is None else ops
         for place, name in enumerate(self.names):
             self._given[place] = values[name]
         self.again()
@@ -101,7 +102,7 @@ class Program:
         """As it was run before."""
         library = native().library
         assert library is not None, "a program is made of compiled code"
-        library.run_program(ctypes.byref(self._struct), self._given)
+        library.run_program(ctypes.byref(self.struct), self._given)
 
 
 def _place(about: ctypes.Structure, name: str, given: Given, names: tuple[str, ...]) -> PlaceStruct:

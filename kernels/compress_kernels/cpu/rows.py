@@ -1,23 +1,29 @@
-"""Rows between matrix products by csrc/rows.cpp; the specification is reference.rows."""
+"""Rows between matrix products by csrc/rows.cpp, norms.cpp and gates.cpp.
+
+The specification is reference.rows.
+"""
 
 import ctypes
 
 import torch
 from torch import Tensor
 
-from compress_kernels.cpu.library import FLOAT_KINDS, native
+from compress_kernels.cpu.library import FLOAT_KINDS, address, native
 
-FUNCTIONS = {"silu": 0, "gelu_tanh": 1}
+# As `kFunctions` in csrc/gates.cpp.
+FUNCTIONS = (
+    "silu", "gelu_tanh", "gelu", "quick_gelu", "relu", "relu2", "sigmoid", "tanh", "linear",
+)  # fmt: skip
 
 
 class Heads(ctypes.Structure):
-    """Mirrors `Heads` in csrc/rows.cpp."""
+    """Mirrors `Heads` in csrc/rows.h."""
 
     _fields_ = [("data", ctypes.c_void_p), ("row", ctypes.c_int64), ("head", ctypes.c_int64)]
 
 
 class RmsNorm(ctypes.Structure):
-    """Mirrors `RmsNorm` in csrc/rows.cpp."""
+    """Mirrors `RmsNorm` in csrc/norms.cpp."""
 
     _fields_ = [
         *((name, Heads) for name in ("x", "out")),
@@ -25,6 +31,18 @@ class RmsNorm(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("rows", "heads", "width")),
         ("eps", ctypes.c_float),
         *((name, ctypes.c_int32) for name in ("late", "kind")),
+    ]
+
+
+class LayerNorm(ctypes.Structure):
+    """Mirrors `LayerNorm` in csrc/norms.cpp."""
+
+    _fields_ = [
+        *((name, Heads) for name in ("x", "out")),
+        *((name, ctypes.c_void_p) for name in ("weight", "bias")),
+        *((name, ctypes.c_int64) for name in ("rows", "heads", "width")),
+        ("eps", ctypes.c_float),
+        ("kind", ctypes.c_int32),
     ]
 
 
@@ -40,7 +58,7 @@ class Rotate(ctypes.Structure):
 
 
 class Gate(ctypes.Structure):
-    """Mirrors `Gate` in csrc/rows.cpp."""
+    """Mirrors `Gate` in csrc/gates.cpp."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("gate", "up", "out")),
@@ -79,10 +97,28 @@ class Add(ctypes.Structure):
     ]
 
 
+class Highest(ctypes.Structure):
+    """Mirrors `Highest` in csrc/rows.cpp."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("x", "index", "highest")),
+        *((name, ctypes.c_int64) for name in ("rows", "width")),
+    ]
+
+
 def rms_norm(x: Tensor, weight: Tensor, eps: float, late: bool) -> Tensor:
     """As rows.rms_norm."""
     out, weight = x.new_empty(x.shape), weight.contiguous()
     _library().rms_norm(ctypes.byref(norm_struct(_heads(x), weight, _heads(out), eps, late)))
+    return out
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    """As rows.layer_norm."""
+    out, weight = x.new_empty(x.shape), weight.contiguous()
+    bias = None if bias is None else bias.contiguous()
+    struct = centred_struct(_heads(x), (weight, bias), _heads(out), eps)
+    _library().layer_norm(ctypes.byref(struct))
     return out
 
 
@@ -94,6 +130,15 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Te
     out = x.new_empty(x.shape)
     struct = rotate_struct(x, angles, out, late=late, interleaved=interleaved)
     _library().rotate_heads(ctypes.byref(struct))
+    return out
+
+
+def activate(x: Tensor, function: str) -> Tensor:
+    """As rows.activate."""
+    x = x.contiguous()
+    out = x.new_empty(x.shape)
+    rows = x.view(-1, x.shape[-1])
+    _library().gate_rows(ctypes.byref(gate_struct(rows, None, out, function)))
     return out
 
 
@@ -113,6 +158,14 @@ def spread(x: Tensor) -> Tensor:
     return out
 
 
+def highest(x: Tensor) -> tuple[Tensor, Tensor]:
+    """As rows.highest."""
+    x, values = x.contiguous(), x.new_empty(len(x))
+    index = values.new_empty(len(x), dtype=torch.int64)
+    _library().highest_of_rows(ctypes.byref(highest_struct(x, index, values)))
+    return index, values
+
+
 def _heads(x: Tensor) -> Tensor:
     """[..., n] as [rows, heads, n], whose numbers lie side by side."""
     x = x if x.dim() == 3 else x.reshape(-1, 1, x.shape[-1])
@@ -126,6 +179,17 @@ def norm_struct(x: Tensor, weight: Tensor, out: Tensor, eps: float, late: bool) 
     """x, out: [rows, heads, n], rows and heads anywhere; weight without gaps."""
     heads = _where(x), _where(out)
     return RmsNorm(*heads, weight.data_ptr(), *x.shape, eps, late, FLOAT_KINDS[x.dtype])
+
+
+def centred_struct(
+    x: Tensor, linear: tuple[Tensor, Tensor | None], out: Tensor, eps: float
+) -> LayerNorm:
+    """As norm_struct; linear: weight and bias, without gaps."""
+    weight, bias = linear
+    return LayerNorm(
+        _where(x), _where(out), weight.data_ptr(), address(bias),
+        *x.shape, eps, FLOAT_KINDS[x.dtype],
+    )  # fmt: skip
 
 
 def rotate_struct(
@@ -143,11 +207,11 @@ def _where(x: Tensor) -> Heads:
     return Heads(x.data_ptr(), x.stride(0), x.stride(1))
 
 
-def gate_struct(gate: Tensor, up: Tensor, out: Tensor, function: str) -> Gate:
-    """gate, up: [rows, n], rows as far apart; out without gaps."""
+def gate_struct(gate: Tensor, up: Tensor | None, out: Tensor, function: str) -> Gate:
+    """gate, up: [rows, n], rows as far apart; out without gaps. Without `up` nothing is gated."""
     return Gate(
-        gate.data_ptr(), up.data_ptr(), out.data_ptr(),
-        *gate.shape, gate.stride(0), FUNCTIONS[function], FLOAT_KINDS[gate.dtype],
+        gate.data_ptr(), address(up), out.data_ptr(),
+        *gate.shape, gate.stride(0), FUNCTIONS.index(function), FLOAT_KINDS[gate.dtype],
     )  # fmt: skip
 
 
@@ -168,6 +232,11 @@ def gather_struct(of: Tensor, index: Tensor, out: Tensor, factor: float) -> Gath
 def add_struct(x: Tensor, other: Tensor, out: Tensor) -> Add:
     """All fp32 [rows, n] without gaps; out may be x."""
     return Add(x.data_ptr(), other.data_ptr(), out.data_ptr(), *x.shape)
+
+
+def highest_struct(x: Tensor, index: Tensor, values: Tensor) -> Highest:
+    """x: fp32 [rows, n]; index: int64 [rows]; values: fp32 [rows]; all without gaps."""
+    return Highest(x.data_ptr(), index.data_ptr(), values.data_ptr(), *x.shape)
 
 
 def _library() -> ctypes.CDLL:

@@ -1,30 +1,10 @@
-// What a decoder does between its matrix products, row by row: every row goes through the same
-// instructions, wherever it lies. Rounded to the dtype where torch rounds.
+// Rows that are turned, looked up or added; see rows.h.
 
 #include <cmath>
 #include <cstdint>
 #include <vector>
 
-#include "stored.h"
-
-// All mirrored in cpu/rows.py. kind: of x and out; strides are in numbers.
-
-// Numbers of a head lie side by side; heads, and rows of them, lie anywhere.
-struct Heads {
-  void* data;
-  int64_t row, head;  // strides
-
-  template <typename T>
-  T* at(int64_t r, int64_t h) const { return static_cast<T*>(data) + r * row + h * head; }
-};
-
-struct RmsNorm {
-  Heads x, out;        // [rows, heads, width]
-  const void* weight;  // [width] of `kind`, or fp32 where late
-  int64_t rows, heads, width;
-  float eps;
-  int32_t late, kind;
-};
+#include "rows.h"
 
 struct Rotate {
   Heads x, out;      // [rows, heads, dim]
@@ -33,14 +13,6 @@ struct Rotate {
   int64_t rows, heads, dim, pairs;
   int32_t late, kind;  // late: rounded once, behind all of it
   int32_t interleaved;  // the two of a pair are neighbours in x; out has all first ones, then all others
-};
-
-struct Gate {
-  const void* gate;  // [rows, width], rows `stride` apart
-  const void* up;    // as gate
-  void* out;         // [rows, width]
-  int64_t rows, width, stride;
-  int32_t function, kind;  // 0: silu, 1: gelu by tanh
 };
 
 struct Spread {
@@ -65,49 +37,20 @@ struct Add {
   int64_t rows, width;
 };
 
+struct Highest {
+  const float* x;   // [rows, width]
+  int64_t* index;   // [rows], of equals the lowest
+  float* highest;   // [rows]; not a number where one of a row is none
+  int64_t rows, width;
+};
+
 namespace {
-
-template <typename T>
-Vec load_at(const void* from, int64_t at, int64_t left) {
-  return load_stored(static_cast<const T*>(from) + at, left);
-}
-
-template <typename T>
-Vec settled(Vec x) {
-  return nearest_of(x, static_cast<const T*>(nullptr));
-}
 
 // A product by itself: fused with the sum behind it, it would not be rounded as torch rounds it.
 inline Vec product(Vec a, Vec b) {
   Vec x = a * b;
   asm("" : "+m"(x));
   return x;
-}
-
-template <typename T>
-void norm_of(const RmsNorm& n, const T* x, T* out) {
-  Vec sums{};
-  for (int64_t c = 0; c < n.width; c += kRows) {
-    const Vec part = load_stored(x + c, n.width - c);
-    sums += part * part;
-  }
-  float sum = 0.0f;
-  for (int i = 0; i < kRows; ++i) sum += sums[i];
-  const Vec scale = splat(1.0f / std::sqrt(sum / static_cast<float>(n.width) + n.eps));
-  for (int64_t c = 0; c < n.width; c += kRows) {
-    const int64_t left = n.width - c;
-    const Vec scaled = load_stored(x + c, left) * scale;
-    const Vec y = n.late ? scaled * load_at<float>(n.weight, c, left)
-                         : settled<T>(scaled) * load_at<T>(n.weight, c, left);
-    store_stored(y, out + c, left);
-  }
-}
-
-template <typename T>
-void norm(const RmsNorm& n) {
-  for (int64_t row = 0; row < n.rows; ++row)
-    for (int64_t head = 0; head < n.heads; ++head)
-      norm_of(n, n.x.at<const T>(row, head), n.out.at<T>(row, head));
 }
 
 template <typename T>
@@ -134,32 +77,6 @@ void turn(const Rotate& r) {
       }
       std::memcpy(out + 2 * r.pairs, from + 2 * r.pairs, (r.dim - 2 * r.pairs) * sizeof(T));
     }
-}
-
-inline Vec at_most(Vec x, float limit) { return x > splat(limit) ? splat(limit) : x; }
-
-inline Vec silu(Vec x) { return x / (exponential(at_most(-x, 87.0f)) + 1.0f); }
-
-inline Vec gelu_tanh(Vec x) {
-  const Vec inner = 0.7978845608f * (x + 0.044715f * (x * x * x));
-  return x / (exponential(at_most(-2.0f * inner, 87.0f)) + 1.0f);
-}
-
-template <typename T, Vec (*function)(Vec)>
-void gate(const Gate& g) {
-  for (int64_t row = 0; row < g.rows; ++row)
-    for (int64_t c = 0; c < g.width; c += kRows) {
-      const int64_t at = row * g.stride + c, left = g.width - c;
-      const Vec made = settled<T>(function(load_at<T>(g.gate, at, left)));
-      T* out = static_cast<T*>(g.out) + row * g.width + c;
-      store_stored(made * load_at<T>(g.up, at, left), out, left);
-    }
-}
-
-template <typename T>
-void gate_by(const Gate& g) {
-  if (g.function == 0) gate<T, silu>(g);
-  else gate<T, gelu_tanh>(g);
 }
 
 template <typename T>
@@ -199,24 +116,50 @@ void gather(const Gather& g) {
   }
 }
 
+// Lane by lane the highest number so far, not a number above all, and where it lies.
+struct Tops {
+  Vec values;
+  Integers places;
+
+  void see(Vec x, Integers at) {
+    const Integers higher = (x > values) | ((x != x) & (values == values));
+    values = higher ? x : values;
+    places = higher ? at : places;
+  }
+};
+
+void highest(const float* x, int64_t width, int64_t& index, float& value) {
+  Integers at;
+  for (int i = 0; i < kRows; ++i) at[i] = i;
+  const Vec lowest = splat(-__builtin_inff());
+  Tops tops{lowest, at};
+  int64_t c = 0;
+  for (; c + kRows <= width; c += kRows, at += kRows) tops.see(load_stored(x + c, kRows), at);
+  if (c < width) {
+    const Vec last = load_stored(x + c, width - c);
+    tops.see(at < static_cast<int32_t>(width) ? last : lowest, at);
+  }
+  int best = 0;
+  for (int i = 1; i < kRows; ++i) {
+    const float a = tops.values[i], b = tops.values[best];
+    const bool equal = a == b || (a != a && b != b);
+    const bool above = a > b || (a != a && b == b);
+    if (above || (equal && tops.places[i] < tops.places[best])) best = i;
+  }
+  index = tops.places[best], value = tops.values[best];
+}
+
 }  // namespace
 
-extern "C" void rms_norm(const RmsNorm* n) {
-  if (n->kind == kFloat32) norm<float>(*n);
-  else if (n->kind == kBFloat16) norm<BFloat16>(*n);
-  else norm<Float16>(*n);
+extern "C" void highest_of_rows(const Highest* h) {
+  for (int64_t row = 0; row < h->rows; ++row)
+    highest(h->x + row * h->width, h->width, h->index[row], h->highest[row]);
 }
 
 extern "C" void rotate_heads(const Rotate* r) {
   if (r->kind == kFloat32) turn<float>(*r);
   else if (r->kind == kBFloat16) turn<BFloat16>(*r);
   else turn<Float16>(*r);
-}
-
-extern "C" void gate_rows(const Gate* g) {
-  if (g->kind == kFloat32) gate_by<float>(*g);
-  else if (g->kind == kBFloat16) gate_by<BFloat16>(*g);
-  else gate_by<Float16>(*g);
 }
 
 extern "C" void spread_heads(const Spread* s) {

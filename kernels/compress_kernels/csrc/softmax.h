@@ -18,21 +18,6 @@ inline float base_of(float top) { return top == -__builtin_inff() ? 0.0f : top; 
 // The larger, and NaN if one is.
 inline float larger(float a, float b) { return b > a || b != b ? b : a; }
 
-// tanh(x), to about 2 units in the last place. NaN stays NaN.
-inline Vec hyperbolic_tangent(Vec x) {
-  const Vec size = floats(words(x) & 0x7fffffffu);
-  const Vec z = x * x;
-  Vec p = splat(-5.70498872745e-3f);
-  p = p * z + 2.06390887954e-2f;
-  p = p * z - 5.37397155531e-2f;
-  p = p * z + 1.33314422036e-1f;
-  p = p * z - 3.33332819422e-1f;
-  const Vec small = p * z * x + x;
-  const Vec twice = size > splat(20.0f) ? splat(40.0f) : size + size;
-  const Vec large = 1.0f - 2.0f / (exponential(twice) + 1.0f);
-  return size < splat(0.625f) ? small : floats(words(large) | (words(x) & 0x80000000u));
-}
-
 // From products with keys to weights of positions [from, to) of a run, in place; around them up to
 // whole vectors is anything. key_scales, value_scales: of the positions, null for none; the sum is
 // without those of values, the weights that are left behind are with them. cap: 0 for none.

@@ -1,4 +1,4 @@
-// Numbers of the dtypes that keys and values are stored in, read as fp32; and the exponential.
+// Numbers of the dtypes that keys and values are stored in, read as fp32; exponential and tanh.
 
 #pragma once
 
@@ -157,4 +157,19 @@ inline Vec exponential(Vec x) {
   Vec scale;
   std::memcpy(&scale, &power, sizeof scale);
   return x < low ? Vec{} : p * scale;
+}
+
+// tanh(x), to about 2 units in the last place. NaN stays NaN.
+inline Vec hyperbolic_tangent(Vec x) {
+  const Vec size = floats(words(x) & 0x7fffffffu);
+  const Vec z = x * x;
+  Vec p = splat(-5.70498872745e-3f);
+  p = p * z + 2.06390887954e-2f;
+  p = p * z - 5.37397155531e-2f;
+  p = p * z + 1.33314422036e-1f;
+  p = p * z - 3.33332819422e-1f;
+  const Vec small = p * z * x + x;
+  const Vec twice = size > splat(20.0f) ? splat(40.0f) : size + size;
+  const Vec large = 1.0f - 2.0f / (exponential(twice) + 1.0f);
+  return size < splat(0.625f) ? small : floats(words(large) | (words(x) & 0x80000000u));
 }

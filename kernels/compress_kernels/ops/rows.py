@@ -10,7 +10,9 @@ from compress_kernels.cpu.library import native
 from compress_kernels.ops.checks import wrong
 from compress_kernels.reference import rows as reference_rows
 
-Gating = Literal["silu", "gelu_tanh"]
+Function = Literal[
+    "silu", "gelu_tanh", "gelu", "quick_gelu", "relu", "relu2", "sigmoid", "tanh", "linear"
+]
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, late: bool) -> Tensor:
@@ -25,6 +27,20 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, late: bool) -> Tensor:
     if _compiled(x):
         return cpu_rows.rms_norm(x, weight, eps, late)
     return reference_rows.rms_norm(x, weight, eps, late)
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    """x: floats [..., n] -> (x - mean(x)) / sqrt(var(x) + eps) * weight + bias, in fp32, rounded
+    once: the same shape and dtype.
+
+    weight, bias: [n], of x's dtype. Raises ValueError on another shape or dtype.
+    """
+    for name, part in (("weight", weight), ("bias", bias)):
+        if part is not None and (part.shape != x.shape[-1:] or part.dtype != x.dtype):
+            raise wrong(name, part, f"{x.dtype} [{x.shape[-1]}]")
+    if _compiled(x):
+        return cpu_rows.layer_norm(x, weight, bias, eps)
+    return reference_rows.layer_norm(x, weight, bias, eps)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tensor:
@@ -44,7 +60,14 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Te
     return reference_rows.rotate(x, cos, sin, interleaved)
 
 
-def gate(gate: Tensor, up: Tensor, function: Gating) -> Tensor:
+def activate(x: Tensor, function: Function) -> Tensor:
+    """function(x) of floats [..., n], computed in fp32: the same shape and dtype."""
+    if _compiled(x):
+        return cpu_rows.activate(x, function)
+    return reference_rows.activate(x, function)
+
+
+def gate(gate: Tensor, up: Tensor, function: Function) -> Tensor:
     """function(gate) * up, all [rows, n] of one dtype; the function's result is rounded to it.
 
     Raises ValueError where they differ.
@@ -54,6 +77,17 @@ def gate(gate: Tensor, up: Tensor, function: Gating) -> Tensor:
     if _compiled(gate):
         return cpu_rows.gate(gate, up, function)
     return reference_rows.gate(gate, up, function)
+
+
+def highest(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Where the highest number of each row lies, int64 [rows], of equals the first, and that
+    number, fp32 [rows], which is not a number where one of the row is none. x: fp32 [rows, n].
+
+    Raises ValueError on another shape or dtype.
+    """
+    if x.dim() != 2 or not x.shape[1] or x.dtype != torch.float32:
+        raise wrong("x", x, "torch.float32 [rows, 1 or more]")
+    return cpu_rows.highest(x) if _compiled(x) else reference_rows.highest(x)
 
 
 def spread(x: Tensor) -> Tensor:

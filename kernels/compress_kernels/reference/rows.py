@@ -1,14 +1,17 @@
 """What a decoder does between its matrix products, in plain torch.
 
 Not torch's own silu and gelu: their last numbers of a thread's share go through other code than
-those before, so that a token's bits would depend on how many tokens there are. exp and tanh give
-one result wherever a number lies.
+those before, so that a token's bits would depend on how many tokens there are. exp, tanh and erf
+give one result wherever a number lies.
 """
 
 import math
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 _ROOT = math.sqrt(2 / math.pi)
 
@@ -20,6 +23,11 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, late: bool) -> Tensor:
     if late:
         return (wide * scale * weight).to(x.dtype)
     return weight * (wide * scale).to(x.dtype)
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    """As rows.layer_norm."""
+    return functional.layer_norm(x, x.shape[-1:], weight, bias, eps)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tensor:
@@ -43,12 +51,53 @@ def gelu_tanh(x: Tensor) -> Tensor:
     return 0.5 * x * (_ROOT * (x + 0.044715 * (x * x * x))).tanh_().add_(1)
 
 
-FUNCTIONS = {"silu": silu, "gelu_tanh": gelu_tanh}
+def _gelu(x: Tensor) -> Tensor:
+    return 0.5 * x * (x * math.sqrt(0.5)).erf_().add_(1)
+
+
+def _quick_gelu(x: Tensor) -> Tensor:
+    return x / (-1.702 * x).exp_().add_(1)
+
+
+def _relu2(x: Tensor) -> Tensor:
+    positive = torch.relu(x)
+    return positive * positive
+
+
+def _sigmoid(x: Tensor) -> Tensor:
+    return 1 / (1 + (-x).exp_())
+
+
+# fp32 -> fp32.
+FUNCTIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
+    {
+        "silu": silu,
+        "gelu_tanh": gelu_tanh,
+        "gelu": _gelu,
+        "quick_gelu": _quick_gelu,
+        "relu": torch.relu,
+        "relu2": _relu2,
+        "sigmoid": _sigmoid,
+        "tanh": torch.tanh,
+        "linear": lambda x: x,
+    }
+)
+
+
+def activate(x: Tensor, function: str) -> Tensor:
+    """As rows.activate."""
+    return FUNCTIONS[function](x.float()).to(x.dtype)
 
 
 def gate(gate: Tensor, up: Tensor, function: str) -> Tensor:
     """As rows.gate."""
-    return FUNCTIONS[function](gate.float()).to(gate.dtype) * up
+    return activate(gate, function) * up
+
+
+def highest(x: Tensor) -> tuple[Tensor, Tensor]:
+    """As rows.highest."""
+    index = x.argmax(dim=-1)
+    return index, x.gather(-1, index[:, None])[:, 0]
 
 
 def spread(x: Tensor) -> Tensor:

@@ -3,7 +3,9 @@
 import pytest
 import torch
 
-from compress.runtime.decoder.activations import FUNCTIONS, activation
+from compress.runtime.decoder.activations import FUNCTIONS
+from compress_kernels.ops.rows import activate
+from compress_kernels.reference import rows as reference
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -11,10 +13,11 @@ def test_values(name: str) -> None:
     from transformers.activations import ACT2FN
 
     x = torch.cat((torch.linspace(-200, 200, 999), torch.linspace(-4, 4, 1001), torch.zeros(1)))
-    torch.testing.assert_close(activation(name)(x), ACT2FN[name](x), atol=2e-6, rtol=2e-6)
-    low = activation(name)(x.bfloat16())
+    for made in (activate, reference.activate):
+        torch.testing.assert_close(made(x, FUNCTIONS[name]), ACT2FN[name](x), atol=2e-6, rtol=2e-6)
+    low = activate(x.bfloat16(), FUNCTIONS[name])
     assert low.dtype == torch.bfloat16
-    assert torch.equal(low, activation(name)(x.bfloat16().float()).bfloat16())
+    assert torch.equal(low, activate(x.bfloat16().float(), FUNCTIONS[name]).bfloat16())
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -24,8 +27,9 @@ def test_bits(name: str, threads: int) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        whole = activation(name)(x)
-        parts = [activation(name)(x[at : at + 7]) for at in range(0, 80, 7)]
+        for made in (activate, reference.activate):
+            whole = made(x, FUNCTIONS[name])
+            parts = [made(x[at : at + 7], FUNCTIONS[name]) for at in range(0, 80, 7)]
+            assert torch.equal(torch.cat(parts), whole)
     finally:
         torch.set_num_threads(before)
-    assert torch.equal(torch.cat(parts), whole)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import count
 from math import prod
 from pathlib import Path
@@ -25,6 +26,7 @@ from compress.runtime.engine.runner import LocalRunner
 from compress.runtime.loading import open_engine as engine_opening
 from compress.runtime.loading.model import Model
 from compress.runtime.loading.open_engine import Opening, open_engine
+from compress.runtime.sampling.sampling import Best
 from compress.runtime.sequences.limits import Limits
 from compress.runtime.sequences.request import Request, Sampling
 from compress.serve.open_model import KV_DTYPES, CacheOptions
@@ -90,6 +92,29 @@ def test_what_is_no_prompt(model: Model, says: str) -> None:
         NO_PROMPTS[says](model)
     assert str(caught.value) == says
     assert model.engine.idle
+
+
+def test_greedy_tokens_are_those_of_all_logits(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where nothing but the highest logit is asked of a step, it is found where logits are made."""
+    runner, asked = model.engine.runner, count()
+    assert isinstance(runner, LocalRunner)
+
+    def best(batch: FlatBatch) -> Best | None:
+        assert runner.best is not None
+        next(asked)
+        return runner.best(batch)
+
+    monkeypatch.setattr(model.engine, "runner", replace(runner, best=best))
+    prompts = ["once upon", "the old cat", "a"]
+    found = model.generate(prompts, Sampling(max_tokens=12, n=2))
+    assert next(asked) > 10
+    for other in (Sampling(max_tokens=12, logprobs=1), Sampling(max_tokens=12, min_tokens=1)):
+        before = next(asked)
+        wanted = model.generate(prompts, other)
+        assert next(asked) == before + 1
+        assert [r.tokens for r in found[::2]] == [r.tokens for r in wanted]
 
 
 @pytest.mark.parametrize("call", [0, 1, 4])

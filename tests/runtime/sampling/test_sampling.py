@@ -11,7 +11,7 @@ from compress.runtime.sampling.filters import restrict
 from compress.runtime.sampling.noise import gumbel, key_of
 from compress.runtime.sampling.penalties import adjust
 from compress.runtime.sampling.ranking import leading
-from compress.runtime.sampling.sampling import sample
+from compress.runtime.sampling.sampling import Best, Choice, sample
 from compress.runtime.sequences.request import Request, Sampling
 from compress.runtime.sequences.sequence import Sequence, Times
 from helpers.engine.plain_sampling import adjusted, probabilities
@@ -305,3 +305,13 @@ def test_extreme_temperatures(temperature: float) -> None:
     else:
         assert len(set(tokens)) > 20
         assert 3 not in tokens
+
+
+def test_what_is_no_number_is_no_choice() -> None:
+    values = [1.0, float("nan"), float("inf"), -float("inf")]
+    logits = torch.full((4, 5), -1.0)
+    logits[:, 2] = torch.tensor(values)
+    logits[3] = values[3]
+    best = Best([2, 2, 2, 0], values)
+    assert best.choices() == [Choice(2, None), None, None, None]
+    assert sample(logits, [sequence(Sampling())] * 4) == best.choices()
