@@ -104,7 +104,11 @@ def _of_block(
 
 
 def _joined(facts: list[LinearFacts], how: Arithmetic) -> bool:
-    """Whether weights become one: codes that are alike, or dense ones kept in one dtype."""
+    """Whether weights become one: codes that are alike and whose inputs are, or dense ones kept in
+    one dtype."""
+    activations = (x.scheme.activation for x in facts if x.scheme is not None)
+    if any(not (x is None or (x.dynamic and x.outliers != "calibrated")) for x in activations):
+        return False
     kept = {kept_in(x.stored, how) for x in facts if x.scheme is None}
     coded = {(x.scheme, x.stored) for x in facts if x.scheme is not None}
     return len(kept) + len(coded) == 1 and all(chosen_form(x, how).form.joins for x in facts)

@@ -21,22 +21,29 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 Layout = Literal["dots", "rows"]
+# What codes are: whole numbers plus 2^(bits - 1), or floats: of 4 bits sign << 3 | magnitude (0,
+# 0.5, 1, 1.5, 2, 3, 4 and 6), of 8 bits E4M3 numbers as they are stored, of which none is NaN.
+Codes = Literal["int", "e2m1", "e4m3"]
 # What products may change of the decoded weight's numbers and of their inputs: nothing, or they
 # round inputs to so many bits.
 Math = Literal["exact", "int16", "int8"]
 PANEL = 16  # outputs
 RUN = 128  # columns that are summed as whole numbers, at most
+_E4M3 = torch.float8_e4m3fn
+# The bytes of E2M1's magnitudes in E4M3.
+_MAGNITUDES = (0x00, 0x30, 0x38, 0x3C, 0x40, 0x44, 0x48, 0x4C)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Panels:
-    """A weight [N, K] of whole codes; it is (code - zero) * scale.
+    """A weight [N, K] of codes; it is (code - zero) * (scale / divisor * factor).
 
-    codes: uint8 in the layout, each code plus 2^(bits - 1); outputs and columns that only fill up
-    are 0. bits: 2, 4 or 8. scales: [panels, G, 16], fp32, bf16 or fp16. zeros: int8, as the scales,
-    None for 0. columns: int32 [K], of each place the column of the weight; None where they are the
-    same. group: columns, in their places, that share a scale. plain: the dtype that decoded numbers
-    are rounded to.
+    codes: uint8 in the layout, of the kind that `kind` says; outputs and columns that only fill up
+    are 0. bits: 2, 4 or 8. scales: [panels, G, 16], or [panels, G, 1] where outputs of a panel
+    share them; fp32, bf16, fp16 or E4M3. zeros: int8 [panels, G, 16], None for 0. columns: int32
+    [K], of each place the column of the weight; None where they are the same. group: columns, in
+    their places, that share a scale. plain: the dtype that decoded numbers are rounded to. divisor,
+    factor: numbers of fp32.
     """
 
     codes: Tensor
@@ -48,6 +55,9 @@ class Panels:
     group: int
     layout: Layout
     plain: torch.dtype = torch.float32
+    kind: Codes = "int"
+    divisor: float = 1.0
+    factor: float = 1.0
 
     @property
     def nbytes(self) -> int:
@@ -78,30 +88,14 @@ def panel_bytes(columns: int, bits: int, layout: Layout) -> int:
 
 
 def lay_out(codes: Tensor, bits: int, layout: Layout) -> Tensor:
-    """Codes, int8 [N, K], in the layout; `bits` may be more than they need."""
-    n, k = codes.shape
-    unsigned = (codes.to(torch.int16) + (1 << (bits - 1))).to(torch.uint8)
-    filled = pad(unsigned, (0, places(k, bits, layout) - k, 0, -n % PANEL))
-    each = 8 // bits
-    if layout == "dots":
-        # [panel, output, step, code of a byte, byte]
-        parts = filled.view(-1, PANEL, filled.shape[1] // (4 * each), each, 4)
-        return _joined(parts, 3, bits).transpose(1, 2).contiguous()
-    # [panel, output, chunk, byte, code of a byte, lane]
-    parts = filled.view(-1, PANEL, filled.shape[1] * bits // 512, 4, each, 16)
-    return _joined(parts, 4, bits).permute(0, 2, 1, 4, 3).contiguous()
+    """Codes, int8 or float8_e4m3fn [N, K], in the layout; `bits` may be more than whole ones need.
+    Floats of 4 bits are E2M1 numbers."""
+    return _arranged(_unsigned(codes, bits), bits, layout)
 
 
 def codes_of(panels: Panels) -> Tensor:
-    """Codes, int8 [N, K], each column in its own place again."""
-    n, k = panels.shape
-    if panels.layout == "dots":
-        parts = _apart(panels.codes.transpose(1, 2), 3, panels.bits)
-    else:
-        parts = _apart(panels.codes.permute(0, 2, 1, 4, 3), 4, panels.bits)
-    unsigned = parts.reshape(-1, places(k, panels.bits, panels.layout))[:n, :k]
-    codes = (unsigned.to(torch.int16) - (1 << (panels.bits - 1))).to(torch.int8)
-    return codes if panels.columns is None else _in_place(codes, panels.columns)
+    """Codes, int8 or float8_e4m3fn [N, K], each column in its own place again."""
+    return _signed(_by_column(panels), panels)
 
 
 def joined(parts: Sequence[Panels]) -> Panels:
@@ -117,13 +111,13 @@ def joined(parts: Sequence[Panels]) -> Panels:
             zeros=torch.cat(zeros) if zeros else None,
             shape=(outputs, first.shape[1]),
         )
-    codes = torch.cat([codes_of(part) for part in parts])
+    codes = torch.cat([_by_column(part) for part in parts])
     zeros = [by_output(part.zeros, part.shape[0]) for part in parts if part.zeros is not None]
     scales = torch.cat([by_output(part.scales, part.shape[0]) for part in parts])
     placed = codes if columns is None else codes[:, columns.long()]
     return replace(
         first,
-        codes=lay_out(placed, first.bits, first.layout),
+        codes=_arranged(placed, first.bits, first.layout),
         scales=by_panel(scales),
         zeros=by_panel(torch.cat(zeros)) if zeros else None,
         shape=(outputs, first.shape[1]),
@@ -132,17 +126,26 @@ def joined(parts: Sequence[Panels]) -> Panels:
 
 def by_panel(numbers: Tensor) -> Tensor:
     """[N, G] -> [panels, G, 16]; outputs that only fill up have 0."""
+    if numbers.dtype == _E4M3:
+        return by_panel(numbers.view(torch.uint8)).view(_E4M3)
     filled = pad(numbers, (0, 0, 0, -numbers.shape[0] % PANEL))
     return filled.view(-1, PANEL, numbers.shape[1]).transpose(1, 2).contiguous()
 
 
 def by_output(numbers: Tensor, outputs: int) -> Tensor:
-    """[panels, G, 16] -> [N, G]."""
-    return numbers.transpose(1, 2).reshape(-1, numbers.shape[1])[:outputs]
+    """[panels, G, 16] or [panels, G, 1] -> [N, G]."""
+    panels, groups, _ = numbers.shape
+    each = numbers.expand(panels, groups, PANEL)
+    return each.transpose(1, 2).reshape(-1, groups)[:outputs]
+
+
+def steps(panels: Panels) -> Tensor:
+    """What a code is worth: fp32 [N, G]."""
+    return by_output(panels.scales.float(), panels.shape[0]) / panels.divisor * panels.factor
 
 
 def decoded(panels: Panels) -> Tensor:
-    """fp32 [N, K]: (code - zero) * scale, rounded once to panels.plain."""
+    """fp32 [N, K]: (code - zero) * step, rounded once to panels.plain."""
     n, k = panels.shape
     groups = torch.arange(k) // panels.group
     if panels.columns is not None:
@@ -150,8 +153,56 @@ def decoded(panels: Panels) -> Tensor:
     values = codes_of(panels).float()
     if panels.zeros is not None:
         values -= by_output(panels.zeros, n).float()[:, groups]
-    values *= by_output(panels.scales, n).float()[:, groups]
+    values *= steps(panels)[:, groups]
     return values.to(panels.plain).float()
+
+
+def _unsigned(codes: Tensor, bits: int) -> Tensor:
+    """Codes [N, K] as panels store them, uint8."""
+    if codes.dtype != _E4M3:
+        return (codes.to(torch.int16) + (1 << (bits - 1))).to(torch.uint8)
+    raw = codes.view(torch.uint8)
+    if bits == 8:
+        return raw
+    nibbles = torch.zeros(256, dtype=torch.uint8)
+    for index, magnitude in enumerate(_MAGNITUDES):
+        nibbles[magnitude], nibbles[magnitude | 0x80] = index, index | 8
+    return nibbles[raw.int()]
+
+
+def _signed(unsigned: Tensor, panels: Panels) -> Tensor:
+    """The inverse."""
+    if panels.kind == "int":
+        return (unsigned.to(torch.int16) - (1 << (panels.bits - 1))).to(torch.int8)
+    if panels.kind == "e2m1":
+        bytes_ = torch.tensor(_MAGNITUDES, dtype=torch.uint8)
+        unsigned = torch.cat((bytes_, bytes_ | 0x80))[unsigned.int()]
+    return unsigned.view(_E4M3)
+
+
+def _arranged(unsigned: Tensor, bits: int, layout: Layout) -> Tensor:
+    """[N, K] in the layout."""
+    n, k = unsigned.shape
+    filled = pad(unsigned, (0, places(k, bits, layout) - k, 0, -n % PANEL))
+    each = 8 // bits
+    if layout == "dots":
+        # [panel, output, step, code of a byte, byte]
+        parts = filled.view(-1, PANEL, filled.shape[1] // (4 * each), each, 4)
+        return _joined(parts, 3, bits).transpose(1, 2).contiguous()
+    # [panel, output, chunk, byte, code of a byte, lane]
+    parts = filled.view(-1, PANEL, filled.shape[1] * bits // 512, 4, each, 16)
+    return _joined(parts, 4, bits).permute(0, 2, 1, 4, 3).contiguous()
+
+
+def _by_column(panels: Panels) -> Tensor:
+    """Codes as panels store them, uint8 [N, K], each column in its own place again."""
+    n, k = panels.shape
+    if panels.layout == "dots":
+        parts = _apart(panels.codes.transpose(1, 2), 3, panels.bits)
+    else:
+        parts = _apart(panels.codes.permute(0, 2, 1, 4, 3), 4, panels.bits)
+    unsigned = parts.reshape(-1, places(k, panels.bits, panels.layout))[:n, :k]
+    return unsigned.contiguous() if panels.columns is None else _in_place(unsigned, panels.columns)
 
 
 def _joined(codes: Tensor, dim: int, bits: int) -> Tensor:

@@ -36,9 +36,15 @@ OF_ROWS = {"rows": ROWS}
 
 def why_no_call(linear: Linear) -> str | None:
     """Why the product of a linear is no call; None where it is."""
+    weight = linear.weight
+    if isinstance(weight, PackedPanels):
+        if weight.outliers is not None:
+            return "outlier columns stand beside codes"
+        if weight.rounding(linear.inputs) is not None:
+            return None
     if linear.inputs is not None:
         return "inputs of linears are rounded"
-    known = isinstance(linear.weight, FloatWeight | PackedPanels)
+    known = isinstance(weight, FloatWeight | PackedPanels)
     return None if known else "codes are decoded in tiles"
 
 
@@ -46,7 +52,8 @@ def linear_call(linear: Linear, x: Tensor, out: Tensor, rows: Given = ROWS) -> C
     """x: [rows, K], out: [rows, N], rows apart."""
     weight, bias, given = linear.weight, linear.bias, {"rows": rows, "threads": THREADS}
     if isinstance(weight, PackedPanels):
-        packed = packed_struct(x, weight.panels, bias, out, weight.math)
+        rounding = weight.rounding(linear.inputs)
+        packed = packed_struct(x, weight.panels, bias, out, weight.math, rounding)
         panels = weight.panels
         keeps = (panels.codes, panels.scales, panels.zeros, panels.columns)
         return CompiledOp(function_of(weight.math), packed, given, (x, bias, out, *keeps))

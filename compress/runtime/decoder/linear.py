@@ -14,6 +14,7 @@ from compress.formats.weights import Weights
 from compress.quant.tensor import InputQuantization
 from compress.runtime.forms.dense import kept_in
 from compress.runtime.forms.form import Arithmetic, LinearFacts, LinearWeight
+from compress.runtime.forms.input_rounding import rounded_alike
 from compress.runtime.forms.table import chosen_form, pack_codes, pack_dense
 
 
@@ -144,10 +145,12 @@ class Joint:
 
 
 def _join(parts: tuple[Linear, ...]) -> Linear | None:
-    """One linear in place of several; None where a part rounds its inputs, only some have a bias,
-    or their forms stay apart."""
+    """One linear in place of several; None where parts round their inputs each in its way, only
+    some have a bias, or their forms stay apart."""
     biases = [part.bias for part in parts if part.bias is not None]
-    plain = all(part.inputs is None for part in parts) and len(biases) in (0, len(parts))
+    inputs = [part.inputs for part in parts]
+    alike = rounded_alike(inputs) and len(biases) in (0, len(parts))
     first, *others = (part.weight for part in parts)
-    weight = first.joined(tuple(others)) if plain else None
-    return None if weight is None else Linear(weight, torch.cat(biases) if biases else None)
+    weight = first.joined(tuple(others)) if alike else None
+    bias = torch.cat(biases) if biases else None
+    return None if weight is None else Linear(weight, bias, inputs[0])

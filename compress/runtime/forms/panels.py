@@ -1,4 +1,4 @@
-"""Whole codes in panels, which products read as they are."""
+"""Codes in panels, which products read as they are."""
 
 from dataclasses import dataclass, replace
 
@@ -7,13 +7,16 @@ from torch import Tensor
 
 from compress.quant.activations import fake_quantize
 from compress.quant.scheme import QuantScheme
-from compress.quant.tensor import InputQuantization, QuantizedTensor
+from compress.quant.tensor import InputQuantization, OutlierColumns, QuantizedTensor
 from compress.runtime.forms.form import Arithmetic, LinearFacts, LinearWeight
+from compress.runtime.forms.input_rounding import rounds_rows, row_rounding
 from compress.runtime.forms.packed import PackedWeight
 from compress_kernels.cpu.library import native
-from compress_kernels.ops.packed import layout_for, packed_linear, takes_group
+from compress_kernels.ops.linear import linear
+from compress_kernels.ops.packed import MOST, layout_for, packed_linear, takes_group
 from compress_kernels.panels import (
     PANEL,
+    Codes,
     Math,
     Panels,
     by_output,
@@ -23,6 +26,7 @@ from compress_kernels.panels import (
     lay_out,
     panel_bytes,
 )
+from compress_kernels.rounding import RowRounding
 
 # Bits that a code of so many takes in panels.
 WIDTHS = {2: 2, 3: 4, 4: 4, 5: 8, 6: 8, 7: 8, 8: 8}
@@ -30,11 +34,14 @@ WIDTHS = {2: 2, 3: 4, 4: 4, 5: 8, 6: 8, 7: 8, 8: 8}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedPanels:
-    """scheme: of the codes, with a scale for every row where there is one for the tensor."""
+    """scheme: of the codes, with a scale for every row where there is one for the tensor, and one
+    for groups of columns where there is one for squares. math: of its products. outliers: columns
+    that whole numbers leave out."""
 
     panels: Panels
     scheme: QuantScheme
     math: Math
+    outliers: OutlierColumns | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -57,6 +64,9 @@ class PackedPanels:
             zero=None if zero is None else by_output(zero, n),
             g_idx=g_idx,
             scheme=self.scheme,
+            global_scale=None if panels.divisor == 1 else torch.tensor([panels.divisor]),
+            global_factor=None if panels.factor == 1 else torch.tensor([panels.factor]),
+            outliers=self.outliers,
         )
         return whole.part(rows)
 
@@ -64,9 +74,22 @@ class PackedPanels:
         """Some rows of the weight, [rows, K], as `exact` multiplies with them."""
         return self.part(rows).dequantize(self.panels.plain).to(dtype)
 
+    def rounding(self, inputs: InputQuantization | None) -> RowRounding | None:
+        """What the product itself does to a token's inputs in place of what the math does."""
+        return None if inputs is None or self.math == "exact" else row_rounding(inputs)
+
     def matmul(self, x: Tensor, inputs: InputQuantization | None, bias: Tensor | None) -> Tensor:
-        x = x if inputs is None else fake_quantize(x, inputs, alone=True)
-        return packed_linear(x, self.panels, bias, self.math)
+        if inputs is None:
+            return packed_linear(x, self.panels, bias, self.math)
+        if self.math == "exact":
+            x = fake_quantize(x, inputs, alone=True)
+            return packed_linear(x, self.panels, bias, self.math)
+        rounding, outliers = self.rounding(inputs), self.outliers
+        if outliers is None:
+            return packed_linear(x, self.panels, bias, self.math, rounding)
+        rest = x.index_fill(1, outliers.columns, 0.0)
+        whole = packed_linear(rest, self.panels, bias, self.math, rounding)
+        return whole + linear(x[:, outliers.columns], outliers.weight, None)
 
     def joined(self, others: tuple[LinearWeight, ...]) -> "PackedPanels | None":
         parts = [self, *(other for other in others if isinstance(other, PackedPanels))]
@@ -78,8 +101,8 @@ class PackedPanels:
 
 @dataclass(frozen=True, slots=True)
 class PanelsForm:
-    """Takes whole codes whose inputs are as they come. Those of 3 and of 5 to 7 bits take 4 and 8
-    in memory; numbers are multiplied by them as `Arithmetic.math` says."""
+    """Takes codes that products read as they are. Those of 3 and of 5 to 7 bits take 4 and 8 in
+    memory; numbers are multiplied by them as `math_of` says."""
 
     name: str = "codes in panels"
     joins: bool = True
@@ -93,7 +116,7 @@ class PanelsForm:
             return "inputs are multiplied by factors first"
         scheme = facts.scheme
         assert scheme is not None, "dense weights have a table of their own"
-        return _unlike(scheme, facts.shape[1]) or (
+        return _unlike(scheme, facts.shape[1], how.math) or (
             f"no compiled kernels: {native().reason}" if native().library is None else None
         )
 
@@ -101,26 +124,29 @@ class PanelsForm:
         """Codes, scales and zeros, of outputs and columns that only fill up, too."""
         scheme, (rows, columns) = facts.scheme, facts.shape
         assert scheme is not None, "dense weights have a table of their own"
-        each = panel_bytes(columns, WIDTHS[scheme.bits], layout_for(how.math))
+        layout = layout_for(math_of(scheme, columns, how.math))
+        each = panel_bytes(columns, WIDTHS[scheme.bits], layout)
         number = facts.stored.itemsize + torch.int8.itemsize * (not scheme.symmetric)
-        return -(-rows // PANEL) * (each + PANEL * scheme.groups(columns) * number)
+        outputs = 1 if scheme.granularity == "block" else PANEL
+        return -(-rows // PANEL) * (each + outputs * scheme.groups(columns) * number)
 
     def pack(self, weight: QuantizedTensor, facts: LinearFacts, how: Arithmetic) -> LinearWeight:
-        """As packed codes that are decoded, where groups of columns are not of one size."""
+        """As packed codes that are decoded, where groups of columns are not of one size, or an
+        8-bit float is none."""
         n, k = weight.shape
-        group = weight.scheme.columns_per_scale(k)
+        scheme, groups = weight.scheme, weight.scheme.groups(k)
+        group = scheme.columns_per_scale(k)
         columns = None if weight.g_idx is None else _by_group(weight.g_idx, group)
         irregular = weight.g_idx is not None and columns is None
         assert weight.input_factor is None, "why_not has refused it"
-        assert weight.outliers is None, "why_not has refused it"
-        if irregular:
+        if irregular or not _numbers(weight):
             return PackedWeight.of(weight, how.device, facts.plain)
-        layout, bits = layout_for(how.math), WIDTHS[weight.scheme.bits]
+        math = math_of(scheme, k, how.math)
+        layout, bits = layout_for(math), WIDTHS[scheme.bits]
         codes = weight.codes if columns is None else weight.codes[:, columns.long()]
-        groups = weight.scheme.groups(k)
         panels = Panels(
             codes=lay_out(codes, bits, layout),
-            scales=by_panel(weight.scale.expand(n, groups)),
+            scales=_scales(weight),
             zeros=None if weight.zero is None else by_panel(weight.zero.expand(n, groups)),
             columns=columns,
             shape=(n, k),
@@ -128,25 +154,66 @@ class PanelsForm:
             group=group,
             layout=layout,
             plain=facts.plain,
+            kind=_kind(scheme),
+            divisor=1.0 if weight.global_scale is None else float(weight.global_scale),
+            factor=1.0 if weight.global_factor is None else float(weight.global_factor),
         )
-        scheme = weight.scheme
         if scheme.granularity == "tensor":
             scheme = replace(scheme, granularity="channel")
-        return PackedPanels(panels, scheme, how.math)
+        if scheme.granularity == "block":
+            scheme = replace(scheme, granularity="group")
+        outliers = weight.outliers
+        if outliers is not None:  # a view would keep all that it is a view of
+            outliers = OutlierColumns(outliers.columns.clone(), outliers.weight.clone())
+        return PackedPanels(panels, scheme, math, outliers)
 
 
-def _unlike(scheme: QuantScheme, columns: int) -> str | None:
+def math_of(scheme: QuantScheme, columns: int, math: Math) -> Math:
+    """That of a weight's products: 8-bit floats are no whole numbers, and neither are inputs that
+    are rounded to such, or by groups."""
+    activation = scheme.activation
+    whole = activation is None or (rounds_rows(activation) and columns <= MOST)
+    return math if whole and _kind(scheme) != "e4m3" else "exact"
+
+
+def _unlike(scheme: QuantScheme, columns: int, math: Math) -> str | None:
     """Why codes of a scheme are not laid out in panels."""
-    if scheme.type != "int":
-        return "codes are floats"
-    if scheme.activation is not None:
-        return "the scheme rounds inputs its own way"
+    activation = scheme.activation
+    fixed = activation is not None and activation.outliers == "calibrated"
+    if fixed and math_of(scheme, columns, math) == "exact":
+        return "outlier columns stand in for their codes"
     if scheme.granularity == "block":
-        return "squares share a scale"
+        if not scheme.symmetric:
+            return "squares share a zero"
+        if scheme.group_size % PANEL:
+            return f"squares of {scheme.group_size} rows share a scale; 16 would"
     group = scheme.columns_per_scale(columns)
     if not takes_group(group, columns):
         return f"groups of {group} columns are not 16, 32, 64 or a multiple of 128"
     return None
+
+
+def _kind(scheme: QuantScheme) -> Codes:
+    if scheme.type == "int":
+        return "int"
+    return "e2m1" if scheme.is_fp4 else "e4m3"
+
+
+def _numbers(weight: QuantizedTensor) -> bool:
+    """Whether no 8-bit float of a weight is NaN, which products do not know."""
+    found = (weight.codes, weight.scale)
+    floats = (x.view(torch.uint8) for x in found if x.dtype == torch.float8_e4m3fn)
+    return not any(bool((x & 0x7F == 0x7F).any()) for x in floats)
+
+
+def _scales(weight: QuantizedTensor) -> Tensor:
+    """[panels, G, 16], or [panels, G, 1] of squares."""
+    n, k = weight.shape
+    if weight.scheme.granularity != "block":
+        return by_panel(weight.scale.expand(n, weight.scheme.groups(k)))
+    each = weight.scheme.group_size // PANEL
+    panels = weight.scale.repeat_interleave(each, 0)[: -(-n // PANEL)]
+    return panels[:, :, None].contiguous()
 
 
 def _by_group(g_idx: Tensor, group: int) -> Tensor | None:
@@ -159,9 +226,10 @@ def _by_group(g_idx: Tensor, group: int) -> Tensor | None:
 def _alike(one: PackedPanels, other: PackedPanels) -> bool:
     """Whether two weights can be one."""
     a, b = one.panels, other.panels
-    same = (one.scheme, a.shape[1], a.scales.dtype, a.plain) == (
-        other.scheme, b.shape[1], b.scales.dtype, b.plain,
+    same = (one.scheme, a.shape[1], a.scales.dtype, a.plain, a.divisor, a.factor) == (
+        other.scheme, b.shape[1], b.scales.dtype, b.plain, b.divisor, b.factor,
     )  # fmt: skip
+    same = same and one.outliers is None and other.outliers is None
     if a.columns is None or b.columns is None:
         return same and a.columns is b.columns
     return same and torch.equal(a.columns, b.columns)

@@ -10,11 +10,12 @@ from compress.errors import CheckpointError, RequestError
 from compress.formats.weights import Weights
 from compress.runtime.decoder.linear import facts_of, multiplied
 from compress.runtime.forms.form import Arithmetic, LinearFacts
-from compress.runtime.forms.panels import WIDTHS, PanelsForm
+from compress.runtime.forms.panels import WIDTHS, PanelsForm, math_of
 from compress.runtime.forms.table import chosen_form
 from compress_kernels.panels import Math
 
 USUAL: Math = "int16"
+NO_WHOLE = "8-bit floats and inputs rounded to them are no whole numbers"
 
 
 def settled_math(
@@ -38,11 +39,13 @@ def settled_math(
         raise RequestError(f"math is {asked}, and transformers computes here: {unknown}")
     form, coded = PanelsForm(), [x for x in _facts(weights) if x.scheme is not None]
     reasons = [form.why_not(facts, how) for facts in coded]
-    if None in reasons:
+    taken = [x for x, reason in zip(coded, reasons, strict=True) if reason is None]
+    if any(_math_of(facts, how) != "exact" for facts in taken):
         return math
     if asked is None:
         return "exact"
-    reason = next((x for x in reasons if x is not None), "its weights are not stored as codes")
+    nothing = NO_WHOLE if taken else "its weights are not stored as codes"
+    reason = next((x for x in reasons if x is not None), nothing)
     raise RequestError(
         f"math is {asked}, and {weights.checkpoint.path} has no products for it:"
         f" {reason}; leave math out, or take exact"
@@ -60,17 +63,33 @@ def math_notices(weights: Weights, how: Arithmetic) -> tuple[str, ...]:
         pair = facts.scheme.bits, WIDTHS[facts.scheme.bits]
         if pair[0] != pair[1]:
             widened[pair] = widened.get(pair, 0) + 1
-    rounded = (
-        f"math {how.math}: inputs of {_linears(len(found))} are rounded to"
-        f" {how.math.removeprefix('int')} bits; exact rounds nothing"
-    )
     return (
-        *((rounded,) if how.math != "exact" else ()),
+        *_rounded([x for x in found if _math_of(x, how) != "exact"], how.math),
         *(
             f"codes of {bits} bits take {width} in memory ({_linears(count)})"
             for (bits, width), count in widened.items()
         ),
     )
+
+
+def _rounded(found: list[LinearFacts], math: Math) -> Iterator[str]:
+    """What is said of weights that are multiplied as whole numbers."""
+    own = sum(facts.scheme is not None and facts.scheme.activation is not None for facts in found)
+    if len(found) > own:
+        yield (
+            f"math {math}: inputs of {_linears(len(found) - own)} are rounded to"
+            f" {math.removeprefix('int')} bits; exact rounds nothing"
+        )
+    if own:
+        yield (
+            f"math {math}: {_linears(own)} sum whole numbers, inputs rounded as their scheme says;"
+            " exact sums the same in fp32"
+        )
+
+
+def _math_of(facts: LinearFacts, how: Arithmetic) -> Math:
+    assert facts.scheme is not None, "panels are of codes"
+    return math_of(facts.scheme, facts.shape[1], how.math)
 
 
 def _in_transformers(weights: Weights) -> str | None:

@@ -7,8 +7,14 @@ from torch import Tensor
 
 from compress_kernels.cpu.library import FLOAT_KINDS, address, native
 from compress_kernels.panels import Panels, panel_bytes
+from compress_kernels.rounding import RowRounding
 
 PLANES = {"exact": 0, "int8": 1, "int16": 2}
+# As in csrc/panels.h.
+CODES = {"int": 0, "e2m1": 1, "e4m3": 2}
+ROUNDING = {"token": 1, "fixed": 2, "absmax": 3, "outliers": 4}
+PACKED_KINDS = {**FLOAT_KINDS, torch.float8_e4m3fn: 4}
+BY_MATH = RowRounding("token", 0.0)  # in place of a scheme's; its numbers are not read
 
 
 class PackedStruct(ctypes.Structure):
@@ -20,12 +26,16 @@ class PackedStruct(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("bias", "out")),
         *((name, ctypes.c_int64) for name in ("rows", "inputs", "outputs", "stride", "out_stride")),
         *((name, ctypes.c_int64) for name in ("panel_bytes", "group", "groups")),
-        *((name, ctypes.c_int32) for name in ("bits", "scale_kind", "plain_kind", "planes")),
-        ("threads", ctypes.c_int32),
+        *((name, ctypes.c_int32) for name in ("bits", "codes_are", "scale_kind", "shared")),
+        *((name, ctypes.c_int32) for name in ("plain_kind", "planes", "rounding", "threads")),
+        *((name, ctypes.c_float) for name in ("divisor", "factor")),
+        *((name, ctypes.c_float) for name in ("largest", "fixed", "threshold")),
     ]
 
 
-def packed_linear(x: Tensor, panels: Panels, bias: Tensor | None, math: str) -> Tensor:
+def packed_linear(
+    x: Tensor, panels: Panels, bias: Tensor | None, math: str, rounding: RowRounding | None = None
+) -> Tensor:
     """x fp32 [M, K], bias fp32 [N] or None -> fp32 [M, N].
 
     `ops.packed.packed_linear` calls it and has checked the arguments.
@@ -36,7 +46,7 @@ def packed_linear(x: Tensor, panels: Panels, bias: Tensor | None, math: str) -> 
     bias = None if bias is None else bias.contiguous()
     out = x.new_empty(len(x), panels.shape[0])
     run = getattr(library, function_of(math))
-    run(ctypes.byref(packed_struct(x, panels, bias, out, math)))
+    run(ctypes.byref(packed_struct(x, panels, bias, out, math, rounding)))
     return out
 
 
@@ -46,16 +56,27 @@ def function_of(math: str) -> str:
 
 
 def packed_struct(
-    x: Tensor, panels: Panels, bias: Tensor | None, out: Tensor, math: str
+    x: Tensor,
+    panels: Panels,
+    bias: Tensor | None,
+    out: Tensor,
+    math: str,
+    rounding: RowRounding | None = None,
 ) -> PackedStruct:
     """What the C function is given: addresses of tensors that must outlive it. Numbers of a row lie
     side by side, rows of x and of out apart."""
     n, k = panels.shape
+    scales, how = panels.scales, rounding or BY_MATH
+    planes = PLANES[math] if rounding is None else 1
+    # E2M1 codes count twice in sums of whole numbers.
+    factor = panels.factor / (2 if panels.kind == "e2m1" and planes else 1)
     return PackedStruct(
-        x.data_ptr(), panels.codes.data_ptr(), panels.scales.data_ptr(), address(panels.zeros),
+        x.data_ptr(), panels.codes.data_ptr(), scales.data_ptr(), address(panels.zeros),
         address(panels.columns), address(bias), out.data_ptr(),
         len(x), k, n, x.stride(0), out.stride(0),
-        panel_bytes(k, panels.bits, panels.layout), panels.group, panels.scales.shape[1],
-        panels.bits, FLOAT_KINDS[panels.scales.dtype], FLOAT_KINDS[panels.plain], PLANES[math],
+        panel_bytes(k, panels.bits, panels.layout), panels.group, scales.shape[1],
+        panels.bits, CODES[panels.kind], PACKED_KINDS[scales.dtype], int(scales.shape[2] == 1),
+        FLOAT_KINDS[panels.plain], planes, 0 if rounding is None else ROUNDING[rounding.kind],
         torch.get_num_threads(),
+        panels.divisor, factor, how.largest, how.scale, how.threshold,
     )  # fmt: skip

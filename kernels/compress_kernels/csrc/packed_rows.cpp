@@ -2,107 +2,89 @@
 //
 // Of 16 outputs and a chunk of columns (512 / bits) each output has 64 bytes: lane l of 16 holds of
 // its columns those that are l beyond a multiple of 16. Sums are in linear.cpp's lanes, so products
-// take decoded numbers from registers: a code of 4 bits or less is the place in a table of 16 that
-// a vector permutation looks up, made once a group. Other codes, those of permuted columns, and all
-// where there is no AVX-512, are decoded to memory, a panel at a time.
+// take decoded numbers from registers: a whole code of 4 bits or less is the place in a table of 16
+// that a vector permutation looks up, made once a group; others are computed for each tile of a few
+// rows. For more rows they are decoded to memory, some panels at a time, and so are those of
+// permuted columns, and all where there is no AVX-512.
 
 #include <cmath>
 #include <cstring>
 #include <vector>
 
-#include "dots.h"
 #include "linear.h"
-#include "panels.h"
+#include "numbers.h"
 #include "parallel.h"
 
 namespace {
 
-constexpr int kLine = 64;             // bytes of an output in a chunk
-constexpr int64_t kKept = 256 << 10;  // numbers of rows, for the second-level cache
-constexpr int64_t kAhead = 4 << 10;   // bytes of codes
+constexpr int kLine = 64;               // bytes of an output in a chunk
+constexpr int64_t kKept = 256 << 10;    // numbers of rows, for the second-level cache
+constexpr int64_t kDecoded = 256 << 10;  // bytes of decoded panels, for the same
+constexpr int64_t kAhead = 4 << 10;     // bytes of codes
 constexpr int64_t kGrain = 512 << 10;   // products worth a thread
+constexpr int64_t kFew = 8;             // rows, up to which numbers that no table has are computed
+constexpr int kBlock = 512;             // columns that are decoded of one output after the other
 
-// Scales and zeros of a group of a panel.
-struct Grid {
-  float scale[kPanel], zero[kPanel];
+// Grids of the steps of some columns, those that share a group once.
+struct BlockGrids {
+  Grid grids[kBlock / kStep];
+  int of[kBlock / kStep];
 
-  void read(const Packed& p, int64_t panel, int64_t group, int middle) {
-    for (int part = 0; part < kPanel; part += kRows) {
-      const Vec scales = scales_at(p, panel, group, part);
-      Vec zeros = splat(middle);
-      if (p.zeros) zeros += load_stored(zeros_at(p, panel, group, part), kRows);
-      std::memcpy(scale + part, &scales, sizeof scales);
-      std::memcpy(zero + part, &zeros, sizeof zeros);
+  void read(const Packed& p, int64_t panel, int64_t from, int64_t to) {
+    int64_t group = -1;
+    int count = 0;
+    for (int64_t k = from; k < to; k += kStep) {
+      if (k / p.group != group) grids[count++].read(p, panel, group = k / p.group);
+      of[(k - from) / kStep] = count - 1;
     }
-  }
-};
-
-// Rounded to the dtype that dense weights have.
-template <int kPlain>
-inline Vec plain(Vec x) {
-  if (kPlain == kBFloat16) return nearest_of(x, static_cast<const BFloat16*>(nullptr));
-  if (kPlain == kFloat16) return nearest_of(x, static_cast<const Float16*>(nullptr));
-  return x;
-}
-
-// Numbers of an output's group from its codes.
-template <int kBits, int kPlain>
-struct Values {
-  static constexpr int32_t kMask = (1 << kBits) - 1;
-  Vec scale, zero;
-
-  void read(const Grid& grid, int output) {
-    scale = splat(grid.scale[output]);
-    zero = splat(grid.zero[output]);
-  }
-
-  // Of the columns 16 * j on.
-  Vec at(Ints codes, int j) const {
-    const Ints code = (codes >> (kBits * j)) & kMask;
-    return plain<kPlain>((__builtin_convertvector(code, Vec) - zero) * scale);
   }
 };
 
 // Numbers of a panel, [16 outputs, inputs], in the places that columns have in x.
-template <int kBits, int kPlain>
-void decode(const Packed& p, int64_t panel, float* to) {
+template <int kBits, int kCodes, int kPlain>
+void decode(const Packed& p, int64_t panel, Plain<kPlain>* to) {
   constexpr int64_t kWide = 512 / kBits;
   const uint8_t* codes = p.codes + panel * p.panel_bytes;
-  Grid grid;
-  int64_t group = -1;
-  Values<kBits, kPlain> values[kPanel];
-  for (int64_t k = 0; k < p.inputs; k += kWide, codes += kPanel * kLine)
-    for (int j = 0; j < 32 / kBits && k + kStep * j < p.inputs; ++j) {
-      const int64_t column = k + kStep * j, left = std::min<int64_t>(kStep, p.inputs - column);
-      if (column / p.group != group) {
-        group = column / p.group;
-        grid.read(p, panel, group, 1 << (kBits - 1));
-        for (int r = 0; r < kPanel; ++r) values[r].read(grid, r);
-      }
-      for (int r = 0; r < kPanel; ++r) {
-        float found[kStep];
+  BlockGrids block;
+  for (int64_t from = 0; from < p.inputs; from += kBlock) {
+    const int64_t end = std::min<int64_t>(from + kBlock, p.inputs);
+    block.read(p, panel, from, end);
+    for (int r = 0; r < kPanel; ++r)
+      for (int64_t k = from; k < end; k += kStep) {
+        const uint8_t* line = codes + (k / kWide * kPanel + r) * kLine;
+        Values<kBits, kCodes, kPlain> values;
+        values.read(p, block.grids[block.of[(k - from) / kStep]], r);
+        Plain<kPlain> found[kStep];
+        const int j = k % kWide / kStep;
         for (int part = 0; part < kParts; ++part) {
           Ints packed;
-          std::memcpy(&packed, codes + r * kLine + 4 * kRows * part, sizeof packed);
-          const Vec x = values[r].at(packed, j);
-          std::memcpy(found + kRows * part, &x, sizeof x);
+          std::memcpy(&packed, line + 4 * kRows * part, sizeof packed);
+          store_exact(values.at(packed, j), found + kRows * part, kRows);
         }
-        float* row = to + r * p.inputs;
-        if (p.columns) for (int64_t i = 0; i < left; ++i) row[p.columns[column + i]] = found[i];
-        else std::memcpy(row + column, found, left * sizeof(float));
+        Plain<kPlain>* row = to + r * p.inputs;
+        const int64_t left = std::min<int64_t>(kStep, end - k);
+        if (p.columns) for (int64_t i = 0; i < left; ++i) row[p.columns[k + i]] = found[i];
+        else if (left == kStep) std::memcpy(row + k, found, sizeof found);
+        else std::memcpy(row + k, found, left * sizeof *found);
       }
-    }
+  }
 }
 
-// Panels [from, to), decoded one at a time.
-template <int kBits, int kPlain>
+// Panels [from, to), decoded a few at a time.
+template <int kBits, int kCodes, int kPlain>
 void decoded(const Packed& p, int64_t from, int64_t to) {
-  std::vector<float> weight(kPanel * p.inputs);
-  for (int64_t panel = from; panel < to; ++panel) {
-    decode<kBits, kPlain>(p, panel, weight.data());
-    const int64_t output = panel * kPanel, width = std::min<int64_t>(kPanel, p.outputs - output);
+  using T = Plain<kPlain>;
+  static thread_local std::vector<T> weight;
+  const int64_t each = kPanel * p.inputs;
+  const int64_t most = std::max<int64_t>(1, kDecoded / int64_t{sizeof(T)} / each);
+  if (static_cast<int64_t>(weight.size()) < most * each) weight.resize(most * each);
+  for (int64_t first = from; first < to; first += most) {
+    const int64_t end = std::min(to, first + most), output = first * kPanel;
+    for (int64_t panel = first; panel < end; ++panel)
+      decode<kBits, kCodes, kPlain>(p, panel, weight.data() + (panel - first) * each);
+    const int64_t width = std::min(end * kPanel, p.outputs) - output;
     const Linear job{p.x, weight.data(), p.bias ? p.bias + output : nullptr, p.out + output,
-                     p.rows, p.inputs, width, p.stride, p.out_stride, kFloat32, 1};
+                     p.rows, p.inputs, width, p.stride, p.out_stride, kPlain, 1};
     linear_rows(&job);
   }
 }
@@ -136,16 +118,6 @@ struct Near {
 };
 
 #ifdef __AVX512F__
-// All numbers that codes of an output's group can be, one a lane; of 2 bits four times.
-template <int kBits>
-inline Vec table_of(const Packed& p, const Grid& grid, int output) {
-  const Ints places{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  const Vec codes = __builtin_convertvector(places & ((1 << kBits) - 1), Vec);
-  const Vec x = (codes - splat(grid.zero[output])) * splat(grid.scale[output]);
-  if (p.plain_kind == kBFloat16) return plain<kBFloat16>(x);
-  return p.plain_kind == kFloat16 ? plain<kFloat16>(x) : x;
-}
-
 // Into a register, once: GCC would read it anew for every product.
 inline Vec load_once(const float* from) { return *reinterpret_cast<const volatile Vec*>(from); }
 
@@ -159,37 +131,36 @@ struct Grids {
   void read(const Packed& p, int64_t panel, int64_t k, int steps, bool whole) {
     for (int j = 0; j < steps; ++j) {
       fresh[j] = j == 0 || (!whole && (k + kStep * j) % p.group == 0);
-      if (fresh[j]) of[j].read(p, panel, (k + kStep * j) / p.group, 1 << (kBits - 1));
+      if (fresh[j]) of[j].read(p, panel, (k + kStep * j) / p.group);
     }
   }
 };
 
-// kHigh rows and kRows / kHigh outputs of a panel. kWhole: a chunk has one group.
-template <int kBits, int kHigh, bool kWhole>
+// kHigh rows and kRows / kHigh outputs of a panel. kOne: a chunk has one group.
+template <typename Numbers, int kHigh, bool kOne>
 void tile(const Packed& p, const float* x, int64_t row, int64_t panel, int first) {
-  constexpr int kWidth = kRows / kHigh, kEach = 32 / kBits;
+  constexpr int kWidth = kRows / kHigh, kEach = 32 / Numbers::kBits;
   constexpr int kOnce = kWidth <= 4 ? kWidth : 1;  // outputs that a loaded number of x is for
   Vec sums[kRows] = {};
   const uint8_t* codes = p.codes + panel * p.panel_bytes + first * kLine;
-  Grids<kBits> grids;
+  Grids<Numbers::kBits> grids;
   for (int64_t k = 0; k < p.inputs; k += kStep * kEach, codes += kPanel * kLine) {
     const int steps = std::min<int64_t>(kEach, (p.inputs - k + kStep - 1) / kStep);
-    grids.read(p, panel, k, steps, kWhole);
+    grids.read(p, panel, k, steps, kOne);
 #pragma GCC unroll 16
     for (int r = 0; r < kWidth; r += kOnce) {
       Ints packed[kOnce];
-      Vec table[kOnce];
+      Numbers numbers[kOnce];
 #pragma GCC unroll 4
       for (int q = 0; q < kOnce; ++q) {
         std::memcpy(&packed[q], codes + (r + q) * kLine, kLine);
         __builtin_prefetch(codes + (r + q) * kLine + kAhead);
-        table[q] = table_of<kBits>(p, grids.of[0], first + r + q);
+        numbers[q].read(p, grids.of[0], first + r + q);
       }
       const auto add = [&](int j) {
         Vec b[kOnce];
 #pragma GCC unroll 4
-        for (int q = 0; q < kOnce; ++q)
-          b[q] = (Vec)_mm512_permutexvar_ps((__m512i)(packed[q] >> (kBits * j)), (__m512)table[q]);
+        for (int q = 0; q < kOnce; ++q) b[q] = numbers[q].at(packed[q], j);
 #pragma GCC unroll 8
         for (int i = 0; i < kHigh; ++i) {
           const Vec a = load_once(x + (k + kStep * j) * kHigh + kStep * i);
@@ -200,7 +171,7 @@ void tile(const Packed& p, const float* x, int64_t row, int64_t panel, int first
           }
         }
       };
-      if (kWhole && steps == kEach) {
+      if (kOne && steps == kEach) {
 #pragma GCC unroll 8
         for (int j = 0; j < kEach; ++j) add(j);
         continue;
@@ -208,8 +179,7 @@ void tile(const Packed& p, const float* x, int64_t row, int64_t panel, int first
 #pragma GCC unroll 1
       for (int j = 0; j < steps; ++j) {
         if (j && grids.fresh[j])
-          for (int q = 0; q < kOnce; ++q)
-            table[q] = table_of<kBits>(p, grids.of[j], first + r + q);
+          for (int q = 0; q < kOnce; ++q) numbers[q].read(p, grids.of[j], first + r + q);
         add(j);
       }
     }
@@ -223,39 +193,46 @@ void tile(const Packed& p, const float* x, int64_t row, int64_t panel, int first
           total[i * kWidth + j] + (p.bias ? p.bias[output + j] : 0.0f);
 }
 
-template <int kBits, int kHigh>
+template <typename Numbers, int kHigh>
 void whole(const Packed& p, const float* x, int64_t row, int64_t panel) {
-  const bool one = p.group % (512 / kBits) == 0 || p.group >= p.inputs;
+  const bool one = p.group % (512 / Numbers::kBits) == 0 || p.group >= p.inputs;
   for (int first = 0; first < kPanel; first += kRows / kHigh)
-    one ? tile<kBits, kHigh, true>(p, x, row, panel, first)
-        : tile<kBits, kHigh, false>(p, x, row, panel, first);
+    one ? tile<Numbers, kHigh, true>(p, x, row, panel, first)
+        : tile<Numbers, kHigh, false>(p, x, row, panel, first);
 }
 
 // Panels [from, to), a tile of rows after the other.
-template <int kBits>
+template <typename Numbers>
 void direct(const Packed& p, Near& near, int64_t from, int64_t to) {
   for (int64_t panel = from; panel < to; ++panel)
     for (int64_t row = 0; row < p.rows;) {
       const int high = height(p.rows - row);
       const float* x = near.at(row);
-      if (high == 8) whole<kBits, 8>(p, x, row, panel);
-      if (high == 4) whole<kBits, 4>(p, x, row, panel);
-      if (high == 2) whole<kBits, 2>(p, x, row, panel);
-      if (high == 1) whole<kBits, 1>(p, x, row, panel);
+      if (high == 8) whole<Numbers, 8>(p, x, row, panel);
+      if (high == 4) whole<Numbers, 4>(p, x, row, panel);
+      if (high == 2) whole<Numbers, 2>(p, x, row, panel);
+      if (high == 1) whole<Numbers, 1>(p, x, row, panel);
       row += high;
     }
 }
 #endif
 
-template <int kBits>
-void panels(const Packed& p, Near* near, int64_t from, int64_t to) {
+template <int kBits, int kCodes, int kPlain>
+void panels_of(const Packed& p, [[maybe_unused]] Near* near, int64_t from, int64_t to) {
 #ifdef __AVX512F__
-  if constexpr (kBits <= 4)
-    if (near) return direct<kBits>(p, *near, from, to);
+  if (near) {
+    if constexpr (kCodes == kWhole && kBits <= 4) return direct<Table<kBits>>(p, *near, from, to);
+    else return direct<Values<kBits, kCodes, kPlain>>(p, *near, from, to);
+  }
 #endif
-  if (p.plain_kind == kBFloat16) decoded<kBits, kBFloat16>(p, from, to);
-  else if (p.plain_kind == kFloat16) decoded<kBits, kFloat16>(p, from, to);
-  else decoded<kBits, kFloat32>(p, from, to);
+  decoded<kBits, kCodes, kPlain>(p, from, to);
+}
+
+template <int kBits, int kCodes>
+void panels(const Packed& p, Near* near, int64_t from, int64_t to) {
+  if (p.plain_kind == kBFloat16) panels_of<kBits, kCodes, kBFloat16>(p, near, from, to);
+  else if (p.plain_kind == kFloat16) panels_of<kBits, kCodes, kFloat16>(p, near, from, to);
+  else panels_of<kBits, kCodes, kFloat32>(p, near, from, to);
 }
 
 }  // namespace
@@ -265,7 +242,8 @@ extern "C" void packed_rows(const Packed* p) {
   Packed part = *p;
   Near* near = nullptr;
 #ifdef __AVX512F__
-  if (!p->columns && p->bits <= 4) near = &rows;
+  const bool table = p->codes_are == kWhole && p->bits <= 4;
+  if (!p->columns && (table || p->rows <= kFew)) near = &rows;
 #endif
   const int64_t strip = near ? std::max<int64_t>(8, kKept / p->inputs / 8 * 8) : p->rows;
   for (int64_t row = 0; row < p->rows; row += strip) {
@@ -275,9 +253,11 @@ extern "C" void packed_rows(const Packed* p) {
     if (near) near->read(part);
     const int64_t grain = 1 + kGrain / (part.rows * p->inputs * kPanel + 1);
     in_parallel(p->threads, p->panels(), grain, [&](int64_t from, int64_t to) {
-      if (p->bits == 2) panels<2>(part, near, from, to);
-      else if (p->bits == 4) panels<4>(part, near, from, to);
-      else panels<8>(part, near, from, to);
+      if (p->codes_are == kE4M3) panels<8, kE4M3>(part, near, from, to);
+      else if (p->codes_are == kE2M1) panels<4, kE2M1>(part, near, from, to);
+      else if (p->bits == 2) panels<2, kWhole>(part, near, from, to);
+      else if (p->bits == 4) panels<4, kWhole>(part, near, from, to);
+      else panels<8, kWhole>(part, near, from, to);
     });
   }
 }

@@ -5,35 +5,81 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "dots.h"
 #include "stored.h"
 
 constexpr int kPanel = 16;
 constexpr int kStep = 16;             // columns that are gone through at once
 constexpr int kParts = kPanel / kRows;  // vectors that hold a number for each output of a panel
 
+// What codes are, and how rows are rounded. Mirrored in cpu/packed.py.
+enum Codes { kWhole = 0, kE2M1 = 1, kE4M3 = 2 };
+enum Rounding { kRuns = 0, kToken = 1, kFixed = 2, kAbsmax = 3, kOutliers = 4 };
+constexpr int kFloat8 = 4;  // E4M3, beside the Kinds of stored.h
+
 // Mirrored in cpu/packed.py.
 struct Packed {
   const float* x;           // [rows, inputs], rows `stride` apart
   const uint8_t* codes;     // panels, each of `panel_bytes` one after the other
-  const void* scales;       // [panels, groups, 16], of `scale_kind`
-  const int8_t* zeros;      // as the scales, or null
+  const void* scales;       // [panels, groups, 16 or with `shared` 1], of `scale_kind`
+  const int8_t* zeros;      // [panels, groups, 16], or null
   const int32_t* columns;   // [inputs]: which column of x is in a place; or null for the same
   const float* bias;        // [outputs] or null
   float* out;               // [rows, outputs], rows `out_stride` apart
   int64_t rows, inputs, outputs, stride, out_stride, panel_bytes, group, groups;
-  int32_t bits, scale_kind, plain_kind, planes, threads;
+  int32_t bits, codes_are, scale_kind, shared, plain_kind, planes, rounding, threads;
+  float divisor, factor;    // of all scales
+  float largest, fixed, threshold;  // of rounded rows: steps, scale, and what is left as it is
 
   int64_t panels() const { return (outputs + kPanel - 1) / kPanel; }
 };
 
-// The numbers of a group's outputs in a panel, from output `first` on.
+// What E4M3 codes are worth, lanes of 0 to 255; none is NaN.
+inline Vec e4m3(Ints code) {
+  const Words byte = (Words)code;
+  return floats((byte & 0x80) << 24 | (byte & 0x7f) << 20) * splat(0x1p120f);
+}
+
+// What E2M1 codes are worth, lanes of 0 to 15.
+inline Vec e2m1(Ints code) {
+#ifdef __AVX512F__
+  const Vec all{0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6};
+  return (Vec)_mm512_permutexvar_ps((__m512i)code, (__m512)all);
+#else
+  const Words nibble = (Words)code, size = nibble & 7;
+  const Vec small = __builtin_convertvector((Ints)size, Vec) * 0.5f;
+  const Words large = (size << 22) + (126u << 23);
+  return floats(((Ints)size < 2 ? words(small) : large) | (nibble & 8) << 28);
+#endif
+}
+
+inline Vec load_e4m3(const uint8_t* from, int64_t left) {
+  typedef uint8_t Raw __attribute__((vector_size(kRows)));
+  const Raw bytes = load_raw<Raw>(from, left);
+#if defined(__AVX512F__)  // GCC 12 converts bytes one by one
+  return e4m3((Ints)_mm512_cvtepu8_epi32((__m128i)bytes));
+#elif defined(__AVX2__)
+  return e4m3((Ints)_mm256_cvtepu8_epi32(_mm_set_epi64x(0, (int64_t)bytes)));
+#else
+  return e4m3(__builtin_convertvector(bytes, Ints));
+#endif
+}
+
+// What a code of a group is worth to outputs of a panel, from output `first` on.
 inline Vec scales_at(const Packed& p, int64_t panel, int64_t group, int first) {
-  const int64_t at = (panel * p.groups + group) * kPanel + first;
+  const int64_t cell = panel * p.groups + group;
+  const int64_t at = p.shared ? cell : cell * kPanel + first, count = p.shared ? 1 : kRows;
+  Vec scales;
   if (p.scale_kind == kBFloat16)
-    return load_stored(static_cast<const BFloat16*>(p.scales) + at, kRows);
-  if (p.scale_kind == kFloat16)
-    return load_stored(static_cast<const Float16*>(p.scales) + at, kRows);
-  return load_stored(static_cast<const float*>(p.scales) + at, kRows);
+    scales = load_stored(static_cast<const BFloat16*>(p.scales) + at, count);
+  else if (p.scale_kind == kFloat16)
+    scales = load_stored(static_cast<const Float16*>(p.scales) + at, count);
+  else if (p.scale_kind == kFloat8)
+    scales = load_e4m3(static_cast<const uint8_t*>(p.scales) + at, count);
+  else scales = load_stored(static_cast<const float*>(p.scales) + at, count);
+  if (p.shared) scales = splat(scales[0]);
+  if (p.divisor != 1.0f) scales /= p.divisor;
+  return p.factor == 1.0f ? scales : scales * p.factor;
 }
 
 inline const int8_t* zeros_at(const Packed& p, int64_t panel, int64_t group, int first) {

@@ -4,10 +4,14 @@ import torch
 from torch import Tensor
 
 from compress_kernels.cpu import packed as cpu_packed
-from compress_kernels.cpu.library import FLOAT_KINDS, native
+from compress_kernels.cpu.library import native
 from compress_kernels.ops.checks import require, require_matrix, require_whole, wrong
 from compress_kernels.panels import PANEL, RUN, Layout, Math, Panels, panel_bytes
 from compress_kernels.reference import packed as reference
+from compress_kernels.rounding import RowRounding
+
+BITS = {"e2m1": 4, "e4m3": 8}
+MOST = 1 << 16  # columns whose products of 8 bits have a sum of 32
 
 
 def layout_for(math: Math) -> Layout:
@@ -21,30 +25,44 @@ def takes_group(group: int, columns: int) -> bool:
     return group >= columns or (group % 16 == 0 and (group <= RUN or group % RUN == 0))
 
 
-def packed_linear(x: Tensor, panels: Panels, bias: Tensor | None, math: Math) -> Tensor:
+def packed_linear(
+    x: Tensor,
+    panels: Panels,
+    bias: Tensor | None,
+    math: Math,
+    rounding: RowRounding | None = None,
+) -> Tensor:
     """x fp32 [M, K], bias fp32 [N] or None -> fp32 [M, N], on the CPU.
 
     "exact" gives the bits of linear.linear with the decoded weight. "int16" and "int8" round each
     row of x to whole numbers, of 32512 and of 127 at most, a group of the weight at a time (128
     columns at most), and multiply these with codes: sums of a run are exact, and runs are added in
     the order of columns, one fma each. So a row's bits depend on nothing else, and are the same on
-    every instruction set; a run with NaN or infinity makes its row NaN.
+    every instruction set; a run with NaN or infinity makes its row NaN. E2M1 codes take twice their
+    numbers and half of their scale; E4M3 codes have "exact" alone.
+    rounding: of rows, in place of the math's, under "int16" and "int8" alike: sums are those of a
+    group of the weight, however long; what it leaves as it is follows in the order of columns, one
+    fma each.
     Raises ValueError on a wrong shape or dtype, and for panels that are laid out for another math.
     """
+    require(rounding is None or math != "exact", "rounding", "given", "None for exact")
     _check(panels, math)
+    require(rounding is None or panels.shape[1] <= MOST, "columns", "more", f"{MOST} at most")
     n, k = panels.shape
     if x.dim() != 2 or x.shape[1] != k or x.dtype != torch.float32:
         raise wrong("x", x, f"torch.float32 [rows, {k}]")
     if bias is not None and (bias.shape != (n,) or bias.dtype != torch.float32):
         raise wrong("bias", bias, f"torch.float32 [{n}]")
     if native().library is None or x.numel() == 0 or n == 0:
-        return reference.packed_linear(x, panels, bias, math)
-    return cpu_packed.packed_linear(x, panels, bias, math)
+        return reference.packed_linear(x, panels, bias, math, rounding)
+    return cpu_packed.packed_linear(x, panels, bias, math, rounding)
 
 
 def _check(panels: Panels, math: Math) -> None:
     """Compiled code reads memory by these alone."""
     wanted, (n, k) = layout_for(math), panels.shape
+    if panels.kind == "e4m3" and math != "exact":
+        raise ValueError(f"codes are E4M3 numbers, which {math} does not read; exact is needed")
     if panels.layout != wanted:
         raise ValueError(f"panels are laid out as {panels.layout!r}; {math} reads {wanted!r}")
     bytes_, scales = panel_bytes(k, panels.bits, panels.layout), panels.scales
@@ -52,11 +70,14 @@ def _check(panels: Panels, math: Math) -> None:
     if panels.codes.numel() != count * bytes_ or panels.codes.dtype != torch.uint8:
         raise wrong("codes", panels.codes, f"torch.uint8 of {count} times {bytes_}")
     groups = -(-k // panels.group)
-    if scales.shape != (count, groups, PANEL) or scales.dtype not in FLOAT_KINDS:
-        raise wrong("scales", scales, f"fp32, bf16 or fp16 {[count, groups, PANEL]}")
+    shapes = ((count, groups, PANEL), (count, groups, 1))
+    if scales.shape not in shapes or scales.dtype not in cpu_packed.PACKED_KINDS:
+        raise wrong("scales", scales, f"fp32, bf16, fp16 or E4M3 {[count, groups, PANEL]}")
+    if panels.kind != "int":
+        require(panels.bits == BITS[panels.kind], "bits", str(panels.bits), str(BITS[panels.kind]))
     require(takes_group(panels.group, k), "group", str(panels.group), "16, 32, 64 or 128 times n")
     if panels.zeros is not None:
-        require_matrix("zeros", panels.zeros, scales.shape, torch.int8, scales.device)
+        require_matrix("zeros", panels.zeros, shapes[0], torch.int8, scales.device)
     if panels.columns is not None:
         require_matrix("columns", panels.columns, (k,), torch.int32, scales.device)
     for name in ("codes", "scales", "zeros", "columns"):

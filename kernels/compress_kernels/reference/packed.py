@@ -1,33 +1,78 @@
 """Rows times codes in panels, in plain torch: what each math computes, to the bit."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from compress_kernels.panels import RUN, Panels, by_output, codes_of, decoded
+from compress_kernels.panels import RUN, Panels, by_output, codes_of, decoded, steps
+from compress_kernels.rounding import RowRounding
 
 # What the largest number of a run is rounded to. In two planes of bytes, 256 * high + low.
 LARGEST = {"int16": 32512.0, "int8": 127.0}
 LEAST = 1e-30  # smaller numbers are 0
 
 
-def packed_linear(x: Tensor, panels: Panels, bias: Tensor | None, math: str) -> Tensor:
+def packed_linear(
+    x: Tensor, panels: Panels, bias: Tensor | None, math: str, rounding: RowRounding | None = None
+) -> Tensor:
     """As packed.packed_linear, arguments checked."""
     if math == "exact":
         return linear(x, decoded(panels), bias)
-    n, k = panels.shape
-    columns = torch.arange(k) if panels.columns is None else panels.columns.long()
-    codes, x = codes_of(panels)[:, columns].long(), x[:, columns]
-    scales = by_output(panels.scales, n).float()
-    zeros = None if panels.zeros is None else by_output(panels.zeros, n).long()
-    run, total = min(RUN, panels.group), x.new_zeros(len(x), n)
-    for start in range(0, k, run):
-        whole, scale = rounded_run(x[:, start : start + run], LARGEST[math])
-        part, group = codes[:, start : start + run], start // panels.group
-        if zeros is not None:
-            part = part - zeros[:, group, None]
-        total = _fma((whole @ part.T).float(), scale[:, None] * scales[:, group], total)
+    if panels.columns is not None:
+        x = x[:, panels.columns.long()]
+    total = _runs(x, panels, math) if rounding is None else _whole_rows(x, panels, rounding)
     return total if bias is None else total + bias
+
+
+def _runs(x: Tensor, panels: Panels, math: str) -> Tensor:
+    k, total = x.shape[1], x.new_zeros(len(x), panels.shape[0])
+    run, part = min(RUN, panels.group), _WholeCodes(panels)
+    for start in range(0, k, run):
+        columns = slice(start, start + run)
+        whole, worth = rounded_run(x[:, columns], LARGEST[math])
+        total = part.add(total, whole, worth, columns)
+    return total
+
+
+def _whole_rows(x: Tensor, panels: Panels, rounding: RowRounding) -> Tensor:
+    k, total = x.shape[1], x.new_zeros(len(x), panels.shape[0])
+    whole, worth, kept = rounded_rows(x, rounding)
+    group, part = min(panels.group, k), _WholeCodes(panels)
+    for start in range(0, k, group):
+        columns = slice(start, start + group)
+        total = part.add(total, whole[:, columns], worth, columns)
+    for column in kept.any(0).nonzero()[:, 0].tolist():
+        own = slice(column, column + 1)
+        number = part.codes(own)[:, 0].float() * part.steps[:, column // group]
+        more = _fma(number.expand_as(total), x[:, own].expand_as(total), total)
+        total = torch.where(kept[:, own], more, total)
+    return total
+
+
+class _WholeCodes:
+    """Codes without their zeros; of E2M1 twice of them, which are whole numbers."""
+
+    def __init__(self, panels: Panels) -> None:
+        twice = panels.kind == "e2m1"
+        codes = (codes_of(panels).float() * (2 if twice else 1)).long()
+        if panels.columns is not None:
+            codes = codes[:, panels.columns.long()]
+        self.all, self.group = codes, panels.group
+        self.steps = steps(replace(panels, factor=panels.factor / 2) if twice else panels)
+        zeros = panels.zeros
+        self.zeros = None if zeros is None else by_output(zeros, panels.shape[0]).long()
+
+    def codes(self, columns: slice) -> Tensor:
+        """Of columns of one group: int64 [N, columns]."""
+        codes = self.all[:, columns]
+        return codes if self.zeros is None else codes - self.zeros[:, [columns.start // self.group]]
+
+    def add(self, total: Tensor, whole: Tensor, worth: Tensor, columns: slice) -> Tensor:
+        """whole: int64 [M, columns], each worth so much [M]. Of one group."""
+        step = self.steps[:, columns.start // self.group]
+        return _fma((whole @ self.codes(columns).T).float(), worth[:, None] * step, total)
 
 
 def rounded_run(x: Tensor, largest: float) -> tuple[Tensor, Tensor]:
@@ -41,6 +86,34 @@ def rounded_run(x: Tensor, largest: float) -> tuple[Tensor, Tensor]:
     inverse = torch.where(some, most / top, 0.0)
     whole = torch.where(some[:, None], (x * inverse[:, None]).round(), 0.0)
     return whole.long(), top / most
+
+
+def rounded_rows(x: Tensor, how: RowRounding) -> tuple[Tensor, Tensor, Tensor]:
+    """x: fp32 [M, K] -> whole numbers int64 [M, K], what each is worth [M], which numbers are left
+    as they are, bool [M, K], and 0 among the whole ones. A row that is not finite is worth NaN."""
+    kept = torch.zeros_like(x, dtype=torch.bool)
+    low, high = -(how.largest + 0.5), how.largest - 0.5
+    if how.kind == "fixed":
+        worth = torch.where(x.isnan().any(1), torch.nan, how.scale)
+        whole = (x / worth[:, None]).clamp(low, high)
+        return _integers(whole), worth, kept
+    if how.kind == "outliers":
+        seen = x.half().float()
+        kept = seen.abs() >= how.threshold
+        x = seen.masked_fill(kept, 0)
+    top = x.abs().amax(1)
+    top = torch.where(top < torch.inf, top, torch.nan)
+    if how.kind == "token":
+        worth = top / how.largest
+        worth = torch.where(worth == 0, torch.finfo(torch.float32).eps, worth)
+        return _integers((x / worth[:, None]).clamp(low, high)), worth, kept
+    most = torch.where(top == 0, 1.0, top)
+    factor = most.reciprocal() * how.largest
+    return _integers(x * factor[:, None]), most / how.largest, kept
+
+
+def _integers(x: Tensor) -> Tensor:
+    return x.round().nan_to_num(0.0).long()
 
 
 def _fma(a: Tensor, b: Tensor, c: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from compress.arch.forward.forward import describe_forward
 from compress.checkpoint import Checkpoint
 from compress.formats import open_weights
-from compress.quant.scheme import ActivationScheme, QuantScheme
+from compress.quant.scheme import PRESETS, ActivationScheme, QuantScheme
 from compress.quant.tensor import InputQuantization
 from compress.runtime.decoder.build import Loader
 from compress.runtime.decoder.decoder import Decoder
@@ -98,10 +98,24 @@ def test_weights_that_stay_in_16_bits(tmp_path: Path, family: str) -> None:
     check(one, called, plain)
 
 
-@pytest.mark.parametrize("math", ["exact", "int16", "int8"])
-def test_codes_in_panels(tmp_path: Path, math: Math) -> None:
+G32 = QuantScheme(bits=4, group_size=32)
+
+
+@pytest.mark.parametrize(
+    ("math", "scheme"),
+    [
+        ("exact", G32),
+        ("int16", G32),
+        ("int8", G32),
+        ("int16", PRESETS["NVFP4A16"]),
+        ("int16", PRESETS["W8A8"]),
+        ("int8", PRESETS["W8A8_STATIC"]),
+    ],
+    ids=["exact", "int16", "int8", "nvfp4", "w8a8", "w8a8 static"],
+)
+def test_codes_in_panels(tmp_path: Path, math: Math, scheme: QuantScheme) -> None:
     source = tiny_models.make("llama", tmp_path / "source", dtype="fp32")
-    compressed_models.write(source, tmp_path / "out", QuantScheme(bits=4, group_size=32))
+    compressed_models.write(source, tmp_path / "out", scheme)
     how = Arithmetic.here(torch.float32, "cpu", math)
     weights = open_weights(Checkpoint.open(tmp_path / "out"))
     forward = describe_forward(weights.checkpoint.config, weights.spec)

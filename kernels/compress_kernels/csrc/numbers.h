@@ -1,0 +1,75 @@
+// Decoded numbers of codes in panels of the layout "rows".
+
+#pragma once
+
+#include <cstring>
+#include <type_traits>
+
+#include "panels.h"
+
+// Scales and zeros of a group of a panel.
+struct Grid {
+  float scale[kPanel], zero[kPanel];
+
+  void read(const Packed& p, int64_t panel, int64_t group) {
+    for (int part = 0; part < kPanel; part += kRows) {
+      const Vec scales = scales_at(p, panel, group, part);
+      Vec zeros = splat(1 << (p.bits - 1));
+      if (p.zeros) zeros += load_stored(zeros_at(p, panel, group, part), kRows);
+      std::memcpy(scale + part, &scales, sizeof scales);
+      std::memcpy(zero + part, &zeros, sizeof zeros);
+    }
+  }
+};
+
+// The dtype that dense weights have; numbers are rounded to it once.
+template <int kPlain>
+using Plain = std::conditional_t<kPlain == kBFloat16, BFloat16,
+                                 std::conditional_t<kPlain == kFloat16, Float16, float>>;
+
+template <int kPlain>
+inline Vec plain(Vec x) {
+  return nearest_of(x, static_cast<const Plain<kPlain>*>(nullptr));
+}
+
+// Numbers of an output's group, computed one by one.
+template <int kOf, int kCodes, int kPlain>
+struct Values {
+  static constexpr int kBits = kOf;
+  Vec scale, zero;
+
+  void read(const Packed&, const Grid& grid, int output) {
+    scale = splat(grid.scale[output]);
+    if (kCodes == kWhole) zero = splat(grid.zero[output]);
+  }
+
+  // Of the columns 16 * j on.
+  Vec at(Ints codes, int j) const {
+    const Ints code = (codes >> (kBits * j)) & ((1 << kBits) - 1);
+    if constexpr (kCodes == kE2M1) return plain<kPlain>(e2m1(code) * scale);
+    else if constexpr (kCodes == kE4M3) return plain<kPlain>(e4m3(code) * scale);
+    else return plain<kPlain>((__builtin_convertvector(code, Vec) - zero) * scale);
+  }
+};
+
+#ifdef __AVX512F__
+// All numbers that whole codes of an output's group can be, one a lane; of 2 bits four times.
+template <int kOf>
+struct Table {
+  static constexpr int kBits = kOf;
+  Vec numbers;
+
+  void read(const Packed& p, const Grid& grid, int output) {
+    const Ints places{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const Vec codes = __builtin_convertvector(places & ((1 << kBits) - 1), Vec);
+    const Vec x = (codes - splat(grid.zero[output])) * splat(grid.scale[output]);
+    numbers = p.plain_kind == kBFloat16  ? plain<kBFloat16>(x)
+              : p.plain_kind == kFloat16 ? plain<kFloat16>(x)
+                                         : x;
+  }
+
+  Vec at(Ints codes, int j) const {
+    return (Vec)_mm512_permutexvar_ps((__m512i)(codes >> (kBits * j)), (__m512)numbers);
+  }
+};
+#endif

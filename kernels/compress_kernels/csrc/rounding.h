@@ -1,0 +1,168 @@
+// Rows rounded to whole numbers, as tiles of products with codes read them.
+//
+// By the math inputs are rounded to 8 or 16 bits, a row and run of columns together: to 127, or to
+// 32512 in two planes of bytes (256 * high + low). A scheme that rounds inputs itself rounds a whole
+// row to 8 bits, to the codes of compress.quant.activations.
+
+#pragma once
+
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "panels.h"
+#include "parallel.h"
+
+constexpr int64_t kRun = 128;              // columns that the math rounds together, at most
+constexpr int64_t kRowGrain = 128 << 10;   // numbers worth a thread
+constexpr float kLeast = 1e-30f;           // inputs that are smaller are 0
+
+// A number that is left as it is.
+struct Outlier { int64_t place; float x; };
+typedef std::vector<Outlier> Outliers;
+
+// Those of a tile lie together, [4 columns][row][plane] of 4 bytes.
+struct Rounded {
+  int64_t run;                   // columns of a sum
+  int64_t places, runs;          // columns with the padding; runs of a row
+  int64_t first, count;          // rows
+  std::vector<int8_t> bytes;     // [rows, planes * places]
+  std::vector<float> scales;     // [rows, runs]
+  std::vector<int32_t> sums;     // [rows, runs], of the whole numbers
+  std::vector<Outliers> outliers;   // of each row, where any are looked for
+};
+
+// Rows of the tile that begins at a row: 8, 4, 2 or 1.
+inline int height(int64_t left, int most) {
+  int high = most;
+  while (high > left) high /= 2;
+  return high;
+}
+
+constexpr int highest(int planes) { return planes == 2 ? 4 : 8; }
+
+// The largest magnitude, infinite or NaN where one is.
+inline float largest_of(const float* x, int64_t count) {
+  int32_t top = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    int32_t bits;
+    std::memcpy(&bits, x + i, sizeof bits);
+    top = std::max(top, bits & 0x7fffffff);
+  }
+  float found;
+  std::memcpy(&found, &top, sizeof found);
+  return found;
+}
+
+// How numbers of a row become whole ones: times `factor` or, where it is 0, divided by `worth`.
+struct Grain {
+  float factor, worth, low, high;
+
+  bool none() const { return !(worth < __builtin_inff()); }  // nothing finite comes of the row
+
+  int32_t of(float x) const {
+    const float scaled = std::min(std::max(factor > 0 ? x * factor : x / worth, low), high);
+    return static_cast<int32_t>(__builtin_rintf(scaled));
+  }
+};
+
+// Bytes of some columns, planes one after the other, to where the tile of `high` rows reads them.
+inline void place(const int32_t* whole, int64_t count, int planes, int high, int8_t* to) {
+  int8_t bytes[2][kRun];
+  for (int64_t i = 0; i < count; ++i) {
+    const int32_t upper = (whole[i] + 128) >> 8;
+    bytes[0][i] = static_cast<int8_t>(planes == 2 ? upper : whole[i]);
+    bytes[1][i] = static_cast<int8_t>(whole[i] - 256 * upper);
+  }
+  const int64_t apart = 4 * static_cast<int64_t>(high) * planes;
+  for (int plane = 0; plane < planes; ++plane)
+    for (int64_t c = 0; c < count; c += 4)
+      std::memcpy(to + c / 4 * apart + 4 * plane, bytes[plane] + c, 4);
+}
+
+// The math's: of a run, NaN where a number of it is not finite, all 0 where it is nearly 0.
+inline Grain grain_of_run(const Packed& p, const float* x, int64_t count) {
+  const float top = largest_of(x, count), most = p.planes == 2 ? 32512.0f : 127.0f;
+  if (!(top < __builtin_inff())) return {1.0f, __builtin_nanf(""), 0, 0};
+  if (top < kLeast) return {1.0f, 0.0f, 0, 0};
+  return {most / top, top / most, -most, most};
+}
+
+// A scheme's, of a row. Outliers are 0 in x afterwards.
+inline Grain grain_of_row(const Packed& p, float* x, int64_t count, Outliers* outliers) {
+  const float low = -(p.largest + 0.5f), high = p.largest - 0.5f;
+  if (p.rounding == kFixed) {
+    bool number = true;
+    for (int64_t i = 0; i < count; ++i) number &= x[i] == x[i];
+    return {0, number ? p.fixed : __builtin_nanf(""), low, high};
+  }
+  if (p.rounding == kOutliers) {
+    outliers->clear();
+    for (int64_t i = 0; i < count; i += kRows) {
+      const Vec own = load_raw<Vec>(x + i, count - i);
+      const Vec seen = nearest_of(own, static_cast<const Float16*>(nullptr));
+      for (int64_t j = 0; j < std::min<int64_t>(kRows, count - i); ++j) {
+        const bool out = std::fabs(seen[j]) >= p.threshold;
+        if (out) outliers->push_back({i + j, own[j]});
+        x[i + j] = out ? 0.0f : seen[j];
+      }
+    }
+  }
+  const float top = largest_of(x, count);
+  if (!(top < __builtin_inff())) return {1.0f, __builtin_nanf(""), 0, 0};
+  if (p.rounding == kToken) {
+    const float worth = top / p.largest;
+    return {0, worth == 0 ? 1.1920928955078125e-07f : worth, low, high};
+  }
+  const float most = top == 0 ? 1.0f : top;
+  const float inverse = 1.0f / most;  // as torch divides a number by a tensor
+  return {inverse * p.largest, most / p.largest, -p.largest, p.largest};
+}
+
+// One row, in place `index` of a tile of `high` rows that begins at `bytes`.
+inline void round_row(const Packed& p, float* x, Rounded& into, int64_t row, int index, int high,
+                      int8_t* bytes) {
+  int32_t whole[kRun];
+  Grain grain{};
+  Outliers* outliers = p.rounding == kOutliers ? &into.outliers[row] : nullptr;
+  if (p.rounding != kRuns) grain = grain_of_row(p, x, into.places, outliers);
+  for (int64_t r = 0; r < into.runs; ++r) {
+    const int64_t begin = r * into.run, end = std::min(begin + into.run, into.places);
+    if (p.rounding == kRuns) grain = grain_of_run(p, x + begin, end - begin);
+    int32_t sum = 0;
+    for (int64_t at = begin; at < end; at += kRun) {
+      const int64_t count = std::min(kRun, end - at);
+      if (grain.none() || grain.worth == 0) std::fill_n(whole, count, 0);
+      else
+        for (int64_t i = 0; i < count; ++i) sum += whole[i] = grain.of(x[at + i]);
+      place(whole, count, p.planes, high, bytes + 4 * (at / 4 * high + index) * p.planes);
+    }
+    into.scales[row * into.runs + r] = grain.worth;
+    into.sums[row * into.runs + r] = sum;
+  }
+}
+
+// Columns beyond the last are 0.
+inline void round_rows(const Packed& p, Rounded& into) {
+  const int64_t width = into.places * p.planes, count = into.count;
+  into.bytes.resize(count * width);
+  into.scales.resize(count * into.runs);
+  into.sums.resize(count * into.runs);
+  if (p.rounding == kOutliers) into.outliers.resize(count);
+  const int64_t grain = 1 + kRowGrain / into.places;
+  const int64_t tiles = (count + highest(p.planes) - 1) / highest(p.planes);
+  in_parallel(p.threads, tiles, grain, [&](int64_t first, int64_t last) {
+    std::vector<float> padded(into.places);
+    const int64_t stop = std::min(last * highest(p.planes), count);
+    for (int64_t row = first * highest(p.planes); row < stop;) {
+      const int high = height(count - row, highest(p.planes));
+      for (int i = 0; i < high; ++i) {
+        const float* x = p.x + (into.first + row + i) * p.stride;
+        if (p.columns) for (int64_t k = 0; k < p.inputs; ++k) padded[k] = x[p.columns[k]];
+        else std::memcpy(padded.data(), x, p.inputs * sizeof(float));
+        round_row(p, padded.data(), into, row + i, i, high, into.bytes.data() + row * width);
+      }
+      row += high;
+    }
+  });
+}
