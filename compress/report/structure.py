@@ -127,6 +127,9 @@ def trained(stage: StageRecord) -> str | None:
     start, end = (sum(getattr(x, name) for x in found) / len(found) for name in ("start", "end"))
     of = f" (mean of {units.counted(len(found), 'block')})" if len(found) > 1 else ""
     ended = f"; {found[0].ended}" if len(found) == 1 else ""
+    apart = sum(course.ended.startswith("diverged") for course in found)
+    if apart and len(found) > 1:
+        ended = f"; {apart} of them diverged"
     return (
         f"{stage.name}: held-out loss {units.significant(start)} became"
         f" {units.significant(end)}{of}{ended}"

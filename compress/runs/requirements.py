@@ -14,12 +14,14 @@ import torch
 
 from compress.artifacts.recipe_exports import check_artifact
 from compress.checkpoint import Checkpoint, free_bytes
+from compress.edits.distill import DistillConfig
 from compress.errors import CompressError, DataError, OutputError, RecipeError
+from compress.passes.training.setting import data_of
 from compress.plan.memory_needs import sample_rows
 from compress.plan.plan import Plan
 from compress.plan.room import check_room
-from compress.recipe import Recipe
-from compress.recipe.evaluation_config import DEFAULT_WINDOW_CAP, EvaluationConfig
+from compress.recipe import EditStage, Recipe
+from compress.recipe.evaluation_config import DEFAULT_WINDOW_CAP
 from compress.recipe.placing import placed
 from compress.recipe.task_config import TaskConfig
 from compress.report.units import two_sizes
@@ -31,6 +33,7 @@ from compress_calibration.sources import check_source
 
 PLENTY = 16  # bytes of text a token asked for
 QUICK_BYTES = 4 << 20
+LEAST_ROWS = 2  # of a training: one is held out
 
 Check = Callable[[], object]  # raises a CompressError for what it finds
 
@@ -65,7 +68,8 @@ def requirement_checks(
     recipe, evaluation = plan.recipe, plan.recipe.evaluation
     calibration = recipe.calibration if plan.looks_at_data else None
     yield from _lengths(plan, calibration)
-    sources = list(_sources(calibration, evaluation))
+    yield from _trainings(plan, checkpoint)
+    sources = list(_sources(recipe, calibration))
     for key, source in sources:
         yield partial(_placed, recipe, key, partial(check_source, source))
     yield from _tasks(plan)
@@ -106,15 +110,56 @@ def _placed(recipe: Recipe, key: str, check: Check) -> None:
 
 
 def _sources(
-    calibration: CalibrationConfig | None, evaluation: EvaluationConfig | None
+    recipe: Recipe, calibration: CalibrationConfig | None
 ) -> Iterator[tuple[str, SourceConfig]]:
     """Every text that is read, with its key in the recipe."""
+    for stage, config in _distilled(recipe):
+        for i, source in enumerate(config.sources or ()):
+            yield f"{stage.label}.sources[{i}]", source
     if calibration is not None:
         for i, source in enumerate(calibration.sources):
             yield f"calibration.sources[{i}]", source
-    if evaluation is not None:
-        for i, text in enumerate(evaluation.texts):
+    if recipe.evaluation is not None:
+        for i, text in enumerate(recipe.evaluation.texts):
             yield f"evaluation.texts[{i}]", text.source()
+
+
+def _distilled(recipe: Recipe) -> Iterator[tuple[EditStage, DistillConfig]]:
+    for stage in (*recipe.edits, *recipe.tuning):
+        if isinstance(stage.config, DistillConfig):
+            yield stage, stage.config
+
+
+def _trainings(plan: Plan, checkpoint: Checkpoint) -> Iterator[Check]:
+    """Rows that the model can read, two of them or more, and text enough for those."""
+    recipe, context = plan.recipe, plan.spec.context
+    for stage, config in _distilled(recipe):
+        if config.length is not None:
+            yield partial(_check_length, stage.at("length"), config.length, context)
+        data, skip = data_of(recipe, config, context)
+        yield partial(_check_rows, stage.at("tokens"), config, data.length)
+        least = replace(data, samples=skip + LEAST_ROWS)
+        amount = partial(_check_training_text, least, skip, checkpoint, plan.spec.vocab)
+        yield partial(_placed, recipe, stage.label, amount)
+
+
+def _check_training_text(
+    data: CalibrationConfig, skip: int, checkpoint: Checkpoint, vocab: int
+) -> None:
+    """skip: rows of the data that the calibration reads."""
+    try:
+        _check_amount(data, checkpoint, vocab)
+    except DataError as error:
+        why = f"; {skip} of them are the calibration's: name sources of its own" if skip else ""
+        raise DataError(f"{error}{why}") from None
+
+
+def _check_rows(place: str, config: DistillConfig, length: int) -> None:
+    if config.rows(length) < LEAST_ROWS:
+        raise RecipeError(
+            f"{place}: is {config.tokens}, one row of {length} tokens; training takes two or more,"
+            f" so give {LEAST_ROWS * length} or more, or a shorter length"
+        )
 
 
 def _lengths(plan: Plan, calibration: CalibrationConfig | None) -> Iterator[Check]:

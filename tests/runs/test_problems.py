@@ -56,6 +56,32 @@ def test_everything_that_stops_the_run_is_in_the_plan(tiny, tmp_path: Path, no_m
     assert str(first.value) == length
 
 
+TRAININGS = {
+    "gone": ({"sources": [{"text": "gone.txt"}]}, "gone.txt: there is no such file"),
+    "long": ({"length": 512}, "stages[1].length: is 512, the model's context is 128 tokens"),
+    "one row": ({"tokens": 1}, "stages[1].tokens: is 1, one row of 16 tokens; training takes two"),
+    "no text": ({"sources": [{"text": "few.txt"}]}, "few.txt"),
+}
+
+
+@pytest.mark.parametrize("case", TRAININGS)
+def test_what_would_stop_a_training_stops_the_plan(
+    tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "few.txt").write_text(WORDS[:20])
+    options, line = TRAININGS[case]
+    cut = {"method": "prune_width", "ffn": 24, "repair": "none"}
+    train = {"method": "distill", "tokens": 640, "batch": 4, "scope": "model", **options}
+    data = {**text_source(tmp_path), "length": 16}
+    asked = recipe(cut, train, calibration=data)
+    problem, *_ = make_plan(asked, tiny("gpt2")).problems
+    assert line in problem
+    with pytest.raises(CompressError):
+        run(asked, tiny("gpt2"), tmp_path / "out")
+    assert not (tmp_path / "out.partial").exists()
+
+
 def test_a_plan_without_problems_says_none(tiny, tmp_path: Path) -> None:
     plan = make_plan(recipe(GPTQ, calibration=text_source(tmp_path)), tiny("llama"))
     assert plan.problems == ()

@@ -28,7 +28,7 @@ def training_units(planned: PassPlan) -> list[str]:
     config = None if stage is None else stage.config
     assert isinstance(config, DistillConfig), "the pass does not train"
     if config.scope == ("model",):
-        kept = [TEACHER] if config.cache else []
+        kept = [TEACHER] if config.by_cache else []
         return [ROWS, *kept, WEIGHTS]
     blocks = [block_unit(block.index) for block in planned.result.spec.blocks]
     return [ROWS, OUTSIDE, EMBED, *blocks]

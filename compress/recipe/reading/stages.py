@@ -37,7 +37,7 @@ BUDGET_KEYS = ("candidates", "target", "sensitivity")
 STAGE_SECTIONS = ("scheme", "candidates", "target", "targets", "ignore", "overrides")
 STAGE_KEYS = ("method", *SCHEME_KEYS, *BUDGET_KEYS, "targets", "ignore", "overrides")
 # Edits that say all of what they change at once.
-ONCE = ("hybrid",)
+ONCE = ("hybrid", "gqa")
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from helpers.short_runs import WORDS, kill_at_each_fifth, killed_at, recipe, tex
 
 pytestmark = pytest.mark.usefixtures("answered_here")
 TEXT = WORDS * 5
+STORIES = "text/tinystories/tinystories_test.txt"
 HEADS, WIDTH = 4, 16
 # One linear for all; norms of heads; then biases, norms behind attention, layers without rotation,
 # experts.
@@ -76,6 +77,20 @@ def test_heads_that_are_one_are_found_and_nothing_is_lost(tiny, tmp_path: Path) 
     assert report.loads is not None
     assert report.loads.proof == "logits"
     assert report.result.kv_bytes_per_token * 2 == report.source.kv_bytes_per_token
+
+
+def test_a_trained_model_written_out_becomes_what_it_was(shared_dir: Path, tmp_path: Path) -> None:
+    twin, source = (shared_dir / "models" / f"stories260K{x}" for x in ("-mha-twin", ""))
+    data = {"sources": [{"text": str(shared_dir / STORIES)}], "samples": 16, "length": 64}
+    report = run(recipe(gqa(4), calibration=data), twin, tmp_path / "out")
+    assert abs(lost(tmp_path / "out", source, TEXT)) < 1e-6
+    assert report.loads is not None
+    assert report.loads.proof == "logits"
+
+
+def test_a_second_stage_of_it_is_refused() -> None:
+    with pytest.raises(RecipeError, match=r"stages\[1\].method: is a second gqa; one of them says"):
+        recipe(gqa(2), gqa(1), calibration={"sources": "self"})
 
 
 def test_heads_that_are_one_behind_a_norm_are_found_and_nothing_is_lost(

@@ -10,12 +10,14 @@ from safetensors.torch import load_file
 
 from compress.distill.memory import WALKED_STATES
 from compress.errors import DataError, RecipeError
+from compress.passes.training import whole
 from compress.passes.training.setting import data_of
 from compress.plan.memory_needs import memory_needs
+from compress.proof import loads
 from compress.report.html import render_html
 from compress.report.schema import Report
 from compress.report.terminal.table import render_table
-from compress.verbs import make_plan, run
+from compress.verbs import RunOptions, make_plan, run
 from helpers.short_runs import RTN, kill_at_each_fifth, killed_at, recipe, result_of, text_source
 
 pytestmark = pytest.mark.usefixtures("answered_here")
@@ -55,6 +57,23 @@ def test_what_was_cut_comes_nearer_to_the_source(
     assert "Held-out loss" in render_html(report)
     left = {p.name for p in (tmp_path / "out").iterdir()}
     assert not {x for x in left if x.startswith(("teacher", "training", "states"))}
+
+
+@pytest.mark.parametrize("options", [{}, {"blocks": 1.0}], ids=["cached", "outputs"])
+def test_a_training_that_is_over_is_not_done_again(
+    tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: Mapping[str, Any]
+) -> None:
+    asked = recipe(distill(160, scope="model", **options), calibration=text_source(tmp_path))
+
+    def killed(*args: Any, **rest: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(loads, "prove_load", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run(asked, tiny("llama"), tmp_path / "out")
+    monkeypatch.setattr(whole, "train", killed)
+    run(asked, tiny("llama"), tmp_path / "out", options=RunOptions(resume=True))
 
 
 def test_both_scopes_are_passes_of_their_own(tiny, tmp_path: Path) -> None:
@@ -199,7 +218,7 @@ def test_more_text_is_no_more_memory_than_a_batch_of_it(tiny, tmp_path: Path) ->
 
 def test_too_little_text_is_told_with_what_there_is(tiny, tmp_path: Path) -> None:
     data = text_source(tmp_path, samples=27, length=16)
-    with pytest.raises(DataError, match=r"the texts hold . rows of 16 tokens behind those of the"):
+    with pytest.raises(DataError, match=r"27 of them are the calibration's: name sources of its"):
         run(recipe(distill(length=16), calibration=data), tiny("llama"), tmp_path / "out")
 
 
