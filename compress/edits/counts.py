@@ -1,5 +1,6 @@
 """How many of something stay, as recipes say it."""
 
+from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from compress.checkpoint.outline import Outline
@@ -23,6 +24,12 @@ class HasShares(Protocol):
 def with_counts(config: Any, source: Outline, model: Outline) -> Any:
     """Options with counts in place of shares; arguments and errors as of `HasShares`."""
     return config.counted(source, model) if isinstance(config, HasShares) else config
+
+
+def listed(noun: str, indices: Sequence[int]) -> str:
+    """ "layer 2", "layers 0, 1 and 4"."""
+    *most, last = map(str, indices)
+    return f"{noun}s {', '.join(most)} and {last}" if most else f"{noun} {last}"
 
 
 def check_amount(name: str, amount: Amount | None) -> None:

@@ -8,13 +8,13 @@ mended by a `distill` behind, on texts of several windows.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from compress.arch.resize.windowed import check_windows, windowed, windows_within
 from compress.checkpoint.outline import Outline
 from compress.checkpoint.shards.dtype_codes import itemsize
-from compress.edits.counts import Amount, check_amount, counted_of
+from compress.edits.counts import Amount, check_amount, counted_of, listed
 from compress.edits.edit import Edited
 from compress.errors import CheckpointError, RecipeError
 from compress.report.units import counted, size
@@ -75,7 +75,11 @@ def plan(source: Outline, config: HybridConfig) -> Edited:
         with_windows(source, width, able)
         keep = able[: count_of(source, config)]
     _check_keep(source, keep, able)
-    return with_windows(source, width, [index for index in able if index not in keep])
+    made = with_windows(source, width, [index for index in able if index not in keep])
+    if config.is_open or not keep:
+        return made
+    sees = "see" if len(keep) > 1 else "sees"
+    return replace(made, notes=(*made.notes, f"{listed('layer', keep)} {sees} every position"))
 
 
 def with_windows(source: Outline, width: int, layers: Collection[int]) -> Edited:

@@ -16,7 +16,7 @@ from compress.arch.resize.shape import Shape
 from compress.arch.spec import BlockSpec, LinearSpec
 from compress.checkpoint.outline import Outline
 from compress.edits import prune_width
-from compress.edits.counts import Amount, check_amount
+from compress.edits.counts import Amount, check_amount, listed
 from compress.edits.edit import Edited
 from compress.edits.learned import LinearChange, Site, SiteMoments
 from compress.edits.prune_width import PruneWidthConfig
@@ -161,7 +161,10 @@ def plan(source: Outline, config: PruneConfig) -> Edited:
     shape = replace(shape, layers=layers)
     made = resized(source.config, source.spec, shape)
     left = entries(source.spec, source.entries, shape)
-    return Edited(made.config, left, made.notes, layers)
+    notes, there = made.notes, len(source.spec.blocks)
+    if layers is not None and len(layers) < there:
+        notes = (*notes, f"{listed('block', layers)} of {there} stay")
+    return Edited(made.config, left, notes, layers)
 
 
 def sites(block: BlockSpec, config: PruneConfig) -> Iterator[Site]:

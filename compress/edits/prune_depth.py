@@ -16,7 +16,7 @@ from compress.arch.resize.entries import entries
 from compress.arch.resize.shape import Shape
 from compress.arch.spec import BlockSpec, LinearSpec
 from compress.checkpoint.outline import Outline
-from compress.edits.counts import Amount, check_amount, counted_of
+from compress.edits.counts import Amount, check_amount, counted_of, listed
 from compress.edits.edit import Edited
 from compress.edits.learned import LinearChange, Site, SiteMoments
 from compress.edits.repair.ridge import Affine
@@ -79,17 +79,19 @@ def plan(source: Outline, config: PruneDepthConfig) -> Edited:
     CheckpointError for blocks that are not alike, and where config.json cannot say what is left.
     """
     check_roles(source.spec)
-    keep = config.keep
+    keep, there = config.keep, len(source.spec.blocks)
+    known = keep is not None
     if keep is None:
         require_alike(source)
-        count, there = count_of(source, config), len(source.spec.blocks)
+        count = count_of(source, config)
         # Any may go, so what config.json cannot say of the last ones is refused before measuring.
         resized(source.config, source.spec, Shape(layers=tuple(range(there - count, there))))
         keep = tuple(range(count))
     shape = Shape(layers=keep)
     made = resized(source.config, source.spec, shape)
     left = entries(source.spec, source.entries, shape)
-    return Edited(made.config, left, made.notes, keep)
+    notes = (*made.notes, f"{listed('block', keep)} of {there} stay") if known else made.notes
+    return Edited(made.config, left, notes, keep)
 
 
 def require_alike(source: Outline) -> None:

@@ -101,7 +101,8 @@ def test_the_layers_that_stay_global_are_those_that_need_it(
     data = text_source(tmp_path, samples=8)
     asked = recipe(hybrid(**{"global": 0.5}, by=by), RTN, calibration=data)
     assert make_plan(asked, sensitive).shards.total_bytes
-    run(asked, sensitive, tmp_path / "open")
+    report = run(asked, sensitive, tmp_path / "open")
+    assert "layers 1 and 3 see every position" in report.notes
     again = load(tmp_path / "open" / "recipe.yaml")
     assert again.edits[0].config.keep == (1, 3)
     assert again.edits[0].config.global_ is None

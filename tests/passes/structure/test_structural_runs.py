@@ -137,10 +137,11 @@ def test_which_blocks_go_is_measured(tiny, tmp_path: Path, by: str) -> None:
     data = text_source(tmp_path, samples=8)
     asked = recipe(depth(layers=0.5, by=by), RTN, calibration=data)
     assert make_plan(asked, source).shards.total_bytes
-    run(asked, source, tmp_path / "open")
+    report = run(asked, source, tmp_path / "open")
     (edit,) = load(tmp_path / "open" / "recipe.yaml").edits
     kept = edit.config.keep
     assert len(kept) == 2
+    assert f"blocks {kept[0]} and {kept[1]} of 4 stay" in report.notes
     run(recipe(depth(keep=list(kept)), RTN, calibration=data), source, tmp_path / "known")
     mine, theirs = (result_of(tmp_path / name) for name in ("open", "known"))
     assert mine["model.safetensors"] == theirs["model.safetensors"]
