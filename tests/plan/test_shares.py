@@ -103,7 +103,7 @@ def test_a_budget_is_a_share_of_the_source_too(tiny, measure: str) -> None:
         (
             width(heads=2),
             prune(budget={"kv_bytes_per_token": 0.8}),
-            "(1024 bytes); the source has 1280, and the model that the stage reads 640; give less",
+            "(1024 bytes), and the source has 1.28 kB (1280 bytes), the model that the stage reads",
         ),
     ],
     ids=range(5),

@@ -124,20 +124,16 @@ def _refusal(source: Outline, shape: Shape) -> str | None:
 
 
 def limit_of(given: Outline, source: Outline, config: PruneConfig) -> int:
-    """The budget as a number; arguments as of `space_of`. RecipeError for more than the source
-    has."""
+    """The budget as a number; arguments as of `space_of`. RecipeError for what saves nothing."""
     assert config.budget is not None, "the sizes are known"
     measure, amount = config.budget.asked
     whole, there = measured(given)[measure], measured(source)[measure]
     limit = int(amount * whole + 1e-9) if isinstance(amount, float) else amount
-    if limit <= there:
+    if limit < there:
         return limit
-    said = f"budget is {shown(measure, limit)}"
-    if whole == there:
-        raise RecipeError(f"{said}; the source has {whole}")
-    raise RecipeError(
-        f"{said}; the source has {whole}, and the model that the stage reads {there}; give less"
-    )
+    said = f"budget is {shown(measure, limit)}, and the source has {shown(measure, whole)}"
+    read = "" if whole == there else f", the model that the stage reads {shown(measure, there)}"
+    raise RecipeError(f"{said}{read}: nothing would be saved; give less")
 
 
 def measured(model: Outline) -> Mapping[str, int]:

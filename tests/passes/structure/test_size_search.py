@@ -201,7 +201,8 @@ def test_a_search_is_written_out_and_read_again(tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({"budget": {"params": 0.01}}, "a share of 0."),
-        ({"budget": {"params": 10**9}}, "budget: is 1,000,000,000 parameters; the source has"),
+        ({"budget": {"params": 10**9}}, "budget: is 1,000,000,000 parameters, and the source"),
+        ({"budget": {"params": 1.0}}, "parameters: nothing would be saved; give less"),
         ({"budget": {"params": 0.5, "bytes": 0.5}}, "budget has params and bytes; it takes one of"),
         ({"budget": {}}, "budget has nothing; it takes one of params, bytes, kv_bytes_per_token"),
         ({"budget": {"params": 0}}, "is 0; 1 or more must stay"),
