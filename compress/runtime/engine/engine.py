@@ -11,7 +11,6 @@ from time import monotonic
 
 from compress.errors import RequestError
 from compress.runtime.engine.arrivals import sequences_of
-from compress.runtime.engine.batch import build_batch
 from compress.runtime.engine.commit import abort, accept, refused, result_of
 from compress.runtime.engine.interfaces import StepInput, StepRunner
 from compress.runtime.engine.policies import schedule
@@ -190,11 +189,10 @@ class Engine:
                 item.sequence.times.scheduled, item.sequence.cached = now, item.start
 
     def _run(self, step: Step) -> list[tuple[LogitsRow, Choice | None]]:
-        chunks = [item.chunk for item in step.items]
-        batch = build_batch(chunks, self.layout.block_size, self.layout.multiple)
+        chunks = tuple([item.chunk for item in step.items])
         most = rows_at_once(self.facts.vocabulary)
         greedy = self.sampler is sample and all(item.sequence.greedy for item in step.items)
-        found = self.runner.run(StepInput(step.copies, batch, most, greedy))
+        found = self.runner.run(StepInput(step.copies, chunks, self.layout, most, greedy))
         rows = self._advance(step.items)
         if isinstance(found, Best):
             chosen = found.choices()
