@@ -7,6 +7,7 @@ as a program; the bits are those of the decoder, op by op, which larger steps st
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Several
+from ctypes import Array, c_int64
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -28,6 +29,8 @@ from compress_kernels.cpu.program import Program
 
 # Tokens of a step, at most: of 64 one call saves 10 % of tale-6m's time, of 256 less than 5.
 MOST = 256
+# What differs from step to step where the memory stays.
+BY_STEP = ("rows", "wanted rows", "threads")
 # Positions of a text, at most, where the model says nothing of them.
 LONGEST = 1 << 17
 # Numbers of a table of angles, at most: 32 MB each of cosine and sine.
@@ -39,8 +42,8 @@ class OneCallDecoder:
     """A DecoderLike over one cache.
 
     decoder: what it computes like. scratch: of the program. tables: of each rotation cosine and
-    sine of every position, None where they depend on more. given, chosen: of a greedy step, whose
-    ops are those of the program behind the first `states`.
+    sine of every position, None where they depend on more. given, chosen, numbers: of a greedy
+    step, whose ops are those of the program behind the first `states`.
     """
 
     decoder: Decoder
@@ -50,6 +53,7 @@ class OneCallDecoder:
     given: StepMemory
     chosen: Choices
     program: Program
+    numbers: "Array[c_int64]"
     states: int
 
     @property
@@ -68,7 +72,7 @@ class OneCallDecoder:
             return self.decoder.forward(batch, cache)
         if None in self.tables:
             self._turn(batch)
-        self.program.run(_values(batch), self.states)
+        self.program.run(self.program.numbers(_values(batch)), self.states)
         return self.scratch.final[: len(batch.rows)].clone()
 
     def best(self, chunks: Several[TextChunk]) -> Best | None:
@@ -76,11 +80,12 @@ class OneCallDecoder:
         of a head that is no op, or of rotations that depend on the length of a text."""
         if self.states == len(self.program.ops) or None in self.tables:
             return None
-        values = self.given.write(chunks)
-        if values is None:
+        written = self.given.write(chunks)
+        if written is None:
             return None
-        rows = values["wanted rows"]
-        self.program.run(values)
+        count, rows = written
+        self.numbers[: len(BY_STEP)] = [count, rows, torch.get_num_threads()]
+        self.program.run(self.numbers)
         return Best(self.chosen.tokens[:rows].tolist(), self.chosen.highest[:rows].tolist())
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -122,10 +127,12 @@ def in_one_call(decoder: Decoder, cache: KVCache, most: int) -> Lowered:
     given = StepMemory.of(rows, cache.groups, cache.block_size, decoder.spec.context or LONGEST)
     chosen = Choices.of(rows, logits)
     ops = tuple(decoder_ops(decoder, cache, tables, scratch))
-    program = Program.of((*ops, *choice_ops(decoder, scratch, chosen)))
-    return Lowered(
-        OneCallDecoder(decoder, cache, scratch, tables, given, chosen, program, len(ops))
+    program = Program.of((*ops, *choice_ops(decoder, scratch, chosen)), BY_STEP)
+    numbers = program.numbers({**given.values(), **dict.fromkeys(BY_STEP, 0)})
+    called = OneCallDecoder(
+        decoder, cache, scratch, tables, given, chosen, program, numbers, len(ops)
     )
+    return Lowered(called)
 
 
 def _table(rotation: Rotation, context: int | None) -> Angles | None:

@@ -3,11 +3,10 @@
 import ctypes
 from collections.abc import Mapping
 from collections.abc import Sequence as Several
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from compress.runtime.engine.batch import TextChunk, slots_of
@@ -35,7 +34,6 @@ class StepMemory:
     sequence: Numbers
     slots: tuple[Numbers, ...]
     tables: tuple[NDArray[np.int32], ...]
-    _values: dict[str, int] = field(repr=False)
 
     @classmethod
     def of(cls, rows: int, groups: Several[CacheGroup], block_size: int, most: int) -> "StepMemory":
@@ -45,21 +43,21 @@ class StepMemory:
         sequence = (ctypes.c_int32 * rows)()
         slots = tuple(numbers() for _ in groups)
         tables = tuple(np.zeros((rows, min(blocks, x.blocks)), np.int32) for x in groups)
-        arrays: dict[str, Numbers] = {
-            "ids": ids,
-            "positions": positions,
-            "wanted": wanted,
-            "sequence": sequence,
-        }
-        values = {name: ctypes.addressof(array) for name, array in arrays.items()}
-        for group, (places, table) in enumerate(zip(slots, tables, strict=True)):
+        return cls(rows, block_size, ids, positions, wanted, sequence, slots, tables)
+
+    def values(self) -> Mapping[str, int]:
+        """What a run of the program is given that stays as it is."""
+        arrays = ("ids", "positions", "wanted", "sequence")
+        values = {name: ctypes.addressof(getattr(self, name)) for name in arrays}
+        for group, (places, table) in enumerate(zip(self.slots, self.tables, strict=True)):
             values[f"slots {group}"] = ctypes.addressof(places)
             values[f"table {group}"] = table.ctypes.data
             values[f"width {group}"] = table.shape[1]
-        return cls(rows, block_size, ids, positions, wanted, sequence, slots, tables, values)
+        return values
 
-    def write(self, chunks: Several[TextChunk]) -> Mapping[str, int] | None:
-        """The numbers of a run of the program. None for more tokens or longer texts than fit."""
+    def write(self, chunks: Several[TextChunk]) -> tuple[int, int] | None:
+        """How many tokens there are, and of how many logits are wanted. None for more tokens or
+        longer texts than fit."""
         rows = asked = 0
         for index, (ids, start, wanted, blocks, _) in enumerate(chunks):
             end = rows + len(ids)
@@ -76,7 +74,4 @@ class StepMemory:
                 slots[rows:end] = slots_of(own, start, start + len(ids), self.block_size)
                 table[index, : len(own)] = own
             rows, asked = end, asked + more
-        values = self._values
-        values["rows"], values["wanted rows"] = rows, asked
-        values["threads"] = torch.get_num_threads()
-        return values
+        return rows, asked

@@ -74,6 +74,7 @@ class Engine:
         self._live: dict[str, list[Sequence]] = {}
         self._updates: list[Update] = []
         self._arrivals = 0
+        self._most = rows_at_once(facts.vocabulary)
 
     @property
     def idle(self) -> bool:
@@ -190,9 +191,8 @@ class Engine:
 
     def _run(self, step: Step) -> list[tuple[LogitsRow, Choice | None]]:
         chunks = tuple([item.chunk for item in step.items])
-        most = rows_at_once(self.facts.vocabulary)
         greedy = self.sampler is sample and all(item.sequence.greedy for item in step.items)
-        found = self.runner.run(StepInput(step.copies, chunks, self.layout, most, greedy))
+        found = self.runner.run(StepInput(step.copies, chunks, self.layout, self._most, greedy))
         rows = self._advance(step.items)
         if isinstance(found, Best):
             chosen = found.choices()
