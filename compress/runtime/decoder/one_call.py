@@ -6,6 +6,8 @@ as a program; the bits are those of the decoder, op by op, which larger steps st
 """
 
 from collections.abc import Mapping
+from collections.abc import Sequence as Several
+from ctypes import Array, c_int64
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,7 +20,8 @@ from compress.runtime.decoder.kv import KVCache
 from compress.runtime.decoder.ops import choice_ops, decoder_ops, why_not
 from compress.runtime.decoder.rope import Rotation
 from compress.runtime.decoder.scratch import Choices, Scratch
-from compress.runtime.engine.batch import FlatBatch
+from compress.runtime.decoder.step_memory import StepMemory
+from compress.runtime.engine.batch import FlatBatch, TextChunk
 from compress.runtime.sampling.head import rows_at_once
 from compress.runtime.sampling.sampling import Best
 from compress_kernels.cpu.library import native
@@ -26,6 +29,10 @@ from compress_kernels.cpu.program import Program
 
 # Tokens of a step, at most: of 64 one call saves 10 % of tale-6m's time, of 256 less than 5.
 MOST = 256
+# What differs from step to step where the memory stays.
+BY_STEP = ("rows", "wanted rows", "threads")
+# Positions of a text, at most, where the model says nothing of them.
+LONGEST = 1 << 17
 # Numbers of a table of angles, at most: 32 MB each of cosine and sine.
 TABLE = 1 << 23
 
@@ -35,16 +42,18 @@ class OneCallDecoder:
     """A DecoderLike over one cache.
 
     decoder: what it computes like. scratch: of the program. tables: of each rotation cosine and
-    sine of every position, None where they depend on more. chosen: of a greedy step, whose ops are
-    those of the program behind the first `states`.
+    sine of every position, None where they depend on more. given, chosen, numbers: of a greedy
+    step, whose ops are those of the program behind the first `states`.
     """
 
     decoder: Decoder
     cache: KVCache
     scratch: Scratch
     tables: tuple[Angles | None, ...]
+    given: StepMemory
     chosen: Choices
     program: Program
+    numbers: "Array[c_int64]"
     states: int
 
     @property
@@ -61,26 +70,26 @@ class OneCallDecoder:
         assert cache is self.cache, "the program has the addresses of another cache"
         if max(len(batch.ids), len(batch.rows)) > self.scratch.rows:
             return self.decoder.forward(batch, cache)
-        self._run(batch, self.states)
+        if None in self.tables:
+            self._turn(batch)
+        self.program.run(self.program.numbers(_values(batch)), self.states)
         return self.scratch.final[: len(batch.rows)].clone()
 
-    def best(self, batch: FlatBatch) -> Best | None:
+    def best(self, chunks: Several[TextChunk]) -> Best | None:
         """A greedy step; None, and nothing is computed, where it is not one call: of too many rows,
-        or of a head that is no op."""
-        rows, ops = batch.rows.numel(), len(self.program.ops)
-        whole = self.states < ops and batch.ids.numel() <= self.scratch.rows
-        if not whole or rows > len(self.chosen.tokens):
+        of a head that is no op, or of rotations that depend on the length of a text."""
+        if self.states == len(self.program.ops) or None in self.tables:
             return None
-        self._run(batch, ops)
+        written = self.given.write(chunks)
+        if written is None:
+            return None
+        count, rows = written
+        self.numbers[: len(BY_STEP)] = [count, rows, torch.get_num_threads()]
+        self.program.run(self.numbers)
         return Best(self.chosen.tokens[:rows].tolist(), self.chosen.highest[:rows].tolist())
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.decoder.logits(hidden)
-
-    def _run(self, batch: FlatBatch, ops: int) -> None:
-        if None in self.tables:
-            self._turn(batch)
-        self.program.run(_values(batch), ops)
 
     @torch.inference_mode()
     def _turn(self, batch: FlatBatch) -> None:
@@ -114,10 +123,16 @@ def in_one_call(decoder: Decoder, cache: KVCache, most: int) -> Lowered:
     scratch = Scratch(min(most, MOST), decoder.spec.hidden)
     tables = tuple(_table(rotation, decoder.spec.context) for rotation in decoder.rotations)
     logits = decoder.head.weight.shape[0]
-    chosen = Choices.of(min(scratch.rows, rows_at_once(logits)), logits)
+    rows = min(scratch.rows, rows_at_once(logits))
+    given = StepMemory.of(rows, cache.groups, cache.block_size, decoder.spec.context or LONGEST)
+    chosen = Choices.of(rows, logits)
     ops = tuple(decoder_ops(decoder, cache, tables, scratch))
-    program = Program.of((*ops, *choice_ops(decoder, scratch, chosen)))
-    return Lowered(OneCallDecoder(decoder, cache, scratch, tables, chosen, program, len(ops)))
+    program = Program.of((*ops, *choice_ops(decoder, scratch, chosen)), BY_STEP)
+    numbers = program.numbers({**given.values(), **dict.fromkeys(BY_STEP, 0)})
+    called = OneCallDecoder(
+        decoder, cache, scratch, tables, given, chosen, program, numbers, len(ops)
+    )
+    return Lowered(called)
 
 
 def _table(rotation: Rotation, context: int | None) -> Angles | None:

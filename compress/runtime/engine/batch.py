@@ -86,7 +86,7 @@ def build_batch(chunks: Several[TextChunk], block_size: int, multiple: int) -> F
         places += range(start, end)
         owners += [index] * (end - start)
         for into, blocks in zip(slots, chunk.blocks, strict=True):
-            into += _slots(blocks, start, end, block_size)
+            into += slots_of(blocks, start, end, block_size)
     count, none = len(ids), [0] * (-len(ids) % multiple)
     rows += [0] * (-len(rows) % multiple)
     given = [*(chunk.given for chunk in chunks), 0]
@@ -107,8 +107,8 @@ def build_batch(chunks: Several[TextChunk], block_size: int, multiple: int) -> F
     )
 
 
-def _slots(blocks: Several[int], start: int, end: int, size: int) -> list[int]:
-    """Of positions from start to end, block by block."""
+def slots_of(blocks: Several[int], start: int, end: int, size: int) -> list[int]:
+    """Where keys and values of positions from start to end go, as FlatBatch.slots."""
     found: list[int] = []
     while start < end:
         block, offset = divmod(start, size)

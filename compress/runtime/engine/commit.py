@@ -32,16 +32,17 @@ def _accept_score(sequence: Sequence, choice: Choice) -> None:
 
 def _accept_token(sequence: Sequence, choice: Choice, now: float) -> None:
     sequence.tokens.append(choice.token)
+    sampling, generated = sequence.sampling, sequence.generated
     if sequence.times.first_token is None:
         sequence.times.first_token = now
     if choice.report is not None:
         sequence.logprobs.append(choice.report)
-    may_stop = sequence.generated > sequence.sampling.min_tokens
+    may_stop = generated > sampling.min_tokens
     if may_stop and choice.token in sequence.stop_ids:
         _finish(sequence, "stop")
     elif sequence.writer is not None and sequence.writer.push(choice.token, may_stop):
         sequence.finish_reason = "stop"
-    elif sequence.generated == sequence.sampling.max_tokens:
+    elif generated == sampling.max_tokens:
         _finish(sequence, "length")
 
 

@@ -11,7 +11,6 @@ from time import monotonic
 
 from compress.errors import RequestError
 from compress.runtime.engine.arrivals import sequences_of
-from compress.runtime.engine.batch import build_batch
 from compress.runtime.engine.commit import abort, accept, refused, result_of
 from compress.runtime.engine.interfaces import StepInput, StepRunner
 from compress.runtime.engine.policies import schedule
@@ -75,6 +74,7 @@ class Engine:
         self._live: dict[str, list[Sequence]] = {}
         self._updates: list[Update] = []
         self._arrivals = 0
+        self._most = rows_at_once(facts.vocabulary)
 
     @property
     def idle(self) -> bool:
@@ -190,11 +190,9 @@ class Engine:
                 item.sequence.times.scheduled, item.sequence.cached = now, item.start
 
     def _run(self, step: Step) -> list[tuple[LogitsRow, Choice | None]]:
-        chunks = [item.chunk for item in step.items]
-        batch = build_batch(chunks, self.layout.block_size, self.layout.multiple)
-        most = rows_at_once(self.facts.vocabulary)
+        chunks = tuple([item.chunk for item in step.items])
         greedy = self.sampler is sample and all(item.sequence.greedy for item in step.items)
-        found = self.runner.run(StepInput(step.copies, batch, most, greedy))
+        found = self.runner.run(StepInput(step.copies, chunks, self.layout, self._most, greedy))
         rows = self._advance(step.items)
         if isinstance(found, Best):
             chosen = found.choices()

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from compress.runtime.engine.batch import FlatBatch
+from compress.runtime.engine.batch import FlatBatch, TextChunk, build_batch
 from compress.runtime.sampling.sampling import Best
 from compress.runtime.sequences.tables import CacheGroup, Copy
 
@@ -25,16 +25,21 @@ class StepLayout:
     multiple: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class StepInput:
-    """copies: of blocks, in this order, before any token's keys and values are written. batch: on
-    the CPU. rows: of logits that are wanted at once, at most; a multiple of the layout's. greedy:
+class StepInput(NamedTuple):
+    """copies: of blocks, in this order, before any token's keys and values are written. layout: the
+    runner's. rows: of logits that are wanted at once, at most; a multiple of the layout's. greedy:
     of logits the highest are all that is wanted."""
 
     copies: tuple[Copy, ...]
-    batch: FlatBatch
+    chunks: tuple[TextChunk, ...]
+    layout: StepLayout
     rows: int
     greedy: bool = False
+
+    @property
+    def batch(self) -> FlatBatch:
+        """The chunks side by side, on the CPU; made when it is asked for."""
+        return build_batch(self.chunks, self.layout.block_size, self.layout.multiple)
 
 
 class StepRunner(Protocol):

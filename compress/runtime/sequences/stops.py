@@ -60,6 +60,9 @@ class Writer:
         return new
 
     def _release(self, new: str, may_stop: bool) -> bool:
+        if not self.stops:
+            self.text += new
+            return False
         text, self._held = self._held + new, ""
         found = [text.find(stop) for stop in self.stops if stop in text] if may_stop else []
         if found:

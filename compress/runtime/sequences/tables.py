@@ -65,10 +65,11 @@ class BlockTables:
 
     def fits(self, sequence: Sequence, end: int) -> bool:
         """Whether extend() can be called."""
-        return all(
-            self.blocks(end) - len(sequence.tables[g]) + self._shares_last(g, sequence) <= pool.free
-            for g, pool in enumerate(self.pools)
-        )
+        whole = self.blocks(end)
+        for g, pool in enumerate(self.pools):
+            if whole - len(sequence.tables[g]) + self._shares_last(g, sequence) > pool.free:
+                return False
+        return True
 
     def extend(self, sequence: Sequence, end: int) -> list[Copy]:
         """Private room for the positions from `computed` to `end`."""

@@ -90,12 +90,15 @@ class Program:
         given = (ctypes.c_int64 * len(names))()
         return cls(tuple(ops), names, struct, given, (calls, places))
 
-    def run(self, values: Mapping[str, int], ops: int | None = None) -> None:
-        """values: of all names; addresses are of memory that stays until it returns. ops: only so
-        many, the first."""
+    def numbers(self, values: Mapping[str, int]) -> "ctypes.Array[ctypes.c_int64]":
+        """Of all names, in their order."""
+        return (ctypes.c_int64 * len(self.names))(*(values[name] for name in self.names))
+
+    def run(self, numbers: "ctypes.Array[ctypes.c_int64]", ops: int | None = None) -> None:
+        """numbers: as numbers() makes them; addresses are of memory that stays until it returns.
+        ops: only so many, the first."""
         self.struct.call_count = len(self.ops) if ops is None else ops
-        for place, name in enumerate(self.names):
-            self._given[place] = values[name]
+        ctypes.memmove(self._given, numbers, ctypes.sizeof(numbers))
         self.again()
 
     def again(self) -> None:

@@ -55,16 +55,18 @@ class Runs:
 
     def batch(self, chunks: Sequence[Chunk], rows: Sequence[int] | None = None) -> FlatBatch:
         """rows: those that are asked, all of them when left out."""
-        groups = len(self.decoder.how.windows)
-        found = [
-            TextChunk(tokens, start, start, (self.tables[number],) * groups, prompt)
-            for number, tokens, start, prompt in chunks
-        ]
-        batch = build_batch(found, self.block_size, self.decoder.multiple)
+        batch = build_batch(self.chunks(chunks), self.block_size, self.decoder.multiple)
         if rows is None:
             return batch
         missing = [0] * (-len(rows) % batch.multiple)
         return replace(batch, rows=torch.tensor([*rows, *missing]))
+
+    def chunks(self, chunks: Sequence[Chunk]) -> list[TextChunk]:
+        groups = len(self.decoder.how.windows)
+        return [
+            TextChunk(tokens, start, start, (self.tables[number],) * groups, prompt)
+            for number, tokens, start, prompt in chunks
+        ]
 
     def whole(self, ids: Sequence[int], number: int = 0) -> Tensor:
         """Logits of a text in one step, [tokens, vocab]."""

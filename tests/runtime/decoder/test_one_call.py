@@ -67,7 +67,7 @@ def check(one: OneCallDecoder, called: Runs, plain: Runs) -> None:
         assert torch.equal(one.forward(batch, called.cache), wanted)
         logits = plain.decoder.logits(wanted)
         assert torch.equal(one.logits(wanted), logits)
-        best = one.best(batch)
+        best = one.best(plain.chunks(step))
         if plain.decoder.how.final_softcap is None:
             assert best is not None
             assert best.tokens == logits.argmax(-1).tolist()
@@ -165,8 +165,9 @@ def test_larger_steps_go_op_by_op(decoder: Callable[[str], Decoder]) -> None:
     called = in_one_call(model.decoder, model.cache, 8).decoder
     assert called is not None
     assert called.scratch.rows == 8
-    batch = model.batch([(0, list(range(1, 20)), 0, 19)])
-    assert called.best(batch) is None
+    step = [(0, list(range(1, 20)), 0, 19)]
+    batch = model.batch(step)
+    assert called.best(model.chunks(step)) is None
     wanted = runs(decoder("llama"))
     assert torch.equal(
         called.forward(batch, model.cache), wanted.decoder.forward(batch, wanted.cache)

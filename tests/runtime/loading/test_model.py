@@ -1,7 +1,7 @@
 """An engine opened from a checkpoint, with text in and out."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import count
 from math import prod
@@ -19,7 +19,7 @@ from compress.quant.scheme import QuantScheme
 from compress.runtime.decoder.decoder import Decoder
 from compress.runtime.decoder.kv import KVCache
 from compress.runtime.decoder.one_call import OneCallDecoder
-from compress.runtime.engine.batch import FlatBatch
+from compress.runtime.engine.batch import FlatBatch, TextChunk
 from compress.runtime.engine.engine import Engine
 from compress.runtime.engine.refusals import ModelFacts
 from compress.runtime.engine.runner import LocalRunner
@@ -101,10 +101,10 @@ def test_greedy_tokens_are_those_of_all_logits(
     runner, asked = model.engine.runner, count()
     assert isinstance(runner, LocalRunner)
 
-    def best(batch: FlatBatch) -> Best | None:
+    def best(chunks: Sequence[TextChunk]) -> Best | None:
         assert runner.best is not None
         next(asked)
-        return runner.best(batch)
+        return runner.best(chunks)
 
     monkeypatch.setattr(model.engine, "runner", replace(runner, best=best))
     prompts = ["once upon", "the old cat", "a"]
