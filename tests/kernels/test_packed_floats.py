@@ -52,7 +52,8 @@ def bytes_(shape: tuple[int, int], group: int, plain: torch.dtype, *, shared: bo
     codes = (codes + (codes >= 127)).view(E4M3)
     scales = torch.rand(-(-n // 16), -(-k // group), 1, generator=seed) * 0.01
     if not shared:
-        scales = by_panel((torch.rand(n, -(-k // group), generator=seed) * 0.01).bfloat16())
+        apart = torch.randn(n, -(-k // group), generator=seed) * 0.01
+        scales = by_panel(apart.bfloat16())
     laid = lay_out(codes, 8, "rows")
     return Panels(laid, scales, None, None, shape, 8, group, "rows", plain, "e4m3")
 
@@ -76,8 +77,8 @@ def test_exact_has_the_bits_of_the_decoded_weight(
 ) -> None:
     for group in (16, 32):
         check(small(shape, "rows", plain, group), "exact")
-    check(bytes_(shape, shape[1], plain, shared=False), "exact")
-    check(bytes_(shape, 128, plain, shared=True), "exact")
+    for size, shared in ((shape[1], False), (128, False), (256, False), (48, False), (128, True)):
+        check(bytes_(shape, size, plain, shared=shared), "exact")
 
 
 @needs_native

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <vector>
 
+#include "laid_out.h"
 #include "linear.h"
 #include "parallel.h"
 #include "stored.h"
@@ -21,7 +22,6 @@
 namespace {
 
 constexpr int kSums = kRows;              // of a tile: rows times outputs
-constexpr int kHigh = 4;                  // rows of a tile, where there are as many
 constexpr int64_t kBlock = 1024;          // columns; half as many of fp32 for a few rows
 constexpr int64_t kKept = 64 * kBlock;    // numbers of rows that stay in the second-level cache
 constexpr int64_t kGroups = 32 / kSums;   // of kSums outputs, that go through a block together
@@ -106,51 +106,6 @@ inline void finish(const Linear& l, const Vec* sums, int64_t row, int64_t output
     for (int j = 0; j < width; ++j)
       l.out[(row + i) * l.out_stride + output + j] =
           total[i * kWide + j] + (l.bias ? l.bias[output + j] : 0.0f);
-}
-
-template <int kHeight>
-struct High { static constexpr int rows = kHeight; };
-
-// Rows go through tiles of four, then of two, then of one. body(height, first row, tiles).
-template <typename Body>
-void by_height(int64_t row, int64_t end, const Body& body) {
-  const int64_t fours = (end - row) / kHigh, high = row + fours * kHigh;
-  if (fours) body(High<kHigh>{}, row, fours);
-  if ((end - high) & 2) body(High<2>{}, high, 1);
-  if ((end - high) & 1) body(High<1>{}, end - 1, 1);
-}
-
-// Rows as tiles read them: block of columns by block, of each tile [columns / kRows, height, kRows].
-// A row's columns are filled up with zeros.
-struct LaidOut {
-  float* x;
-  int64_t first, rows, wide, block;  // first: of all rows. wide: numbers of a row
-  float* tile(int64_t row, int64_t column) const {
-    return x + column * rows + row * std::min(block, wide - column);
-  }
-};
-
-void lay_out_tile(const Linear& l, const LaidOut& laid, int64_t row, int height) {
-  for (int64_t b = 0; b < l.columns; b += laid.block) {
-    float* to = laid.tile(row, b);
-    for (int64_t c = b; c < std::min(b + laid.block, l.columns); c += kRows)
-      for (int i = 0; i < height; ++i, to += kRows) {
-        const float* from = l.x + (laid.first + row + i) * l.stride + c;
-        store_raw(load_raw<Vec>(from, l.columns - c), to, kRows);
-      }
-  }
-}
-
-LaidOut lay_out(const Linear& l, int64_t first, int64_t rows, int64_t block,
-                std::vector<float>& room) {
-  const int64_t wide = (l.columns + kRows - 1) / kRows * kRows;
-  if (static_cast<int64_t>(room.size()) < rows * wide + kRows) room.resize(rows * wide + kRows);
-  const int64_t over = reinterpret_cast<uintptr_t>(room.data()) / sizeof(float) % kRows;
-  const LaidOut laid{room.data() + (over ? kRows - over : 0), first, rows, wide, block};
-  by_height(0, rows, [&](auto height, int64_t row, int64_t count) {
-    for (int64_t i = 0; i < count; ++i) lay_out_tile(l, laid, row + i * height.rows, height.rows);
-  });
-  return laid;
 }
 
 // Rows [row, end) and a block of columns.
@@ -299,24 +254,55 @@ int64_t block_of(const Linear& l) {
 }
 
 template <typename T>
-void all_rows(const Linear& l) {
+void some_outputs(const Linear& l, const LaidOut& laid, int64_t from, int64_t to) {
+  if (laid.rows == 1) one_row<T>(l, laid, from, to);
+  else several_rows<T>(l, laid, from, to);
+}
+
+// body(rows, first, last): of groups of kSums outputs.
+template <typename T, typename Body>
+void all_rows(const Linear& l, int64_t each, const Body& body) {
   static thread_local std::vector<float> room;
   const int64_t most = std::max<int64_t>(kKept / kBlock, kLaidOut / l.columns / kHigh * kHigh);
-  const int64_t groups = (l.outputs + kSums - 1) / kSums;
+  const int64_t parts = (l.outputs + each - 1) / each;
   for (int64_t first = 0; first < l.rows; first += most) {
     const LaidOut laid = lay_out(l, first, std::min(most, l.rows - first), block_of<T>(l), room);
-    const int64_t grain = 1 + kGrain / (laid.rows * l.columns * kSums + 1);
-    in_parallel(l.threads, groups, grain, [&](int64_t from, int64_t to) {
-      if (laid.rows == 1) one_row<T>(l, laid, from, to);
-      else several_rows<T>(l, laid, from, to);
-    });
+    const int64_t grain = 1 + kGrain / (laid.rows * l.columns * each + 1);
+    in_parallel(l.threads, parts, grain, [&](int64_t from, int64_t to) { body(laid, from, to); });
   }
+}
+
+template <typename T>
+void stored_rows(const Linear& l) {
+  all_rows<T>(l, kSums, [&](const LaidOut& laid, int64_t from, int64_t to) {
+    some_outputs<T>(l, laid, from, to);
+  });
+}
+
+template <typename T>
+void made_rows(const Linear& l, int64_t each, const MadeWeight& made) {
+  all_rows<T>(l, each, [&](const LaidOut& laid, int64_t from, int64_t to) {
+    for (int64_t output = from * each; output < std::min(to * each, l.outputs); output += each) {
+      Linear part = l;
+      part.outputs = std::min(each, l.outputs - output);
+      part.weight = made(output, output + part.outputs);
+      part.out += output;
+      if (part.bias) part.bias += output;
+      some_outputs<T>(part, laid, 0, (part.outputs + kSums - 1) / kSums);
+    }
+  });
 }
 
 }  // namespace
 
 extern "C" void linear_rows(const Linear* l) {
-  if (l->kind == kBFloat16) all_rows<BFloat16>(*l);
-  else if (l->kind == kFloat16) all_rows<Float16>(*l);
-  else all_rows<float>(*l);
+  if (l->kind == kBFloat16) stored_rows<BFloat16>(*l);
+  else if (l->kind == kFloat16) stored_rows<Float16>(*l);
+  else stored_rows<float>(*l);
+}
+
+void linear_made(const Linear& l, int64_t each, const MadeWeight& made) {
+  if (l.kind == kBFloat16) made_rows<BFloat16>(l, each, made);
+  else if (l.kind == kFloat16) made_rows<Float16>(l, each, made);
+  else made_rows<float>(l, each, made);
 }

@@ -36,6 +36,8 @@ inline Vec plain(Vec x) {
 template <int kOf, int kCodes, int kPlain>
 struct Values {
   static constexpr int kBits = kOf;
+  // Whether a chunk may have one group and no tables that are better.
+  static constexpr bool kLong = kCodes == kWhole || (kCodes == kE4M3 && kPlain != kBFloat16);
   Vec scale, zero;
 
   void read(const Packed&, const Grid& grid, int output) {
@@ -45,9 +47,13 @@ struct Values {
 
   // Of the columns 16 * j on.
   Vec at(Ints codes, int j) const {
+    if constexpr (kCodes == kE4M3) {
+      const Words top = (Words)codes << (24 - 8 * j);
+      const Vec number = floats((top & 0x80000000u) | (top >> 4 & 0x07f00000u)) * splat(0x1p120f);
+      return plain<kPlain>(number * scale);
+    }
     const Ints code = (codes >> (kBits * j)) & ((1 << kBits) - 1);
     if constexpr (kCodes == kE2M1) return plain<kPlain>(e2m1(code) * scale);
-    else if constexpr (kCodes == kE4M3) return plain<kPlain>(e4m3(code) * scale);
     else return plain<kPlain>((__builtin_convertvector(code, Vec) - zero) * scale);
   }
 };
@@ -57,6 +63,7 @@ struct Values {
 template <int kOf>
 struct Table {
   static constexpr int kBits = kOf;
+  static constexpr bool kLong = true;
   Vec numbers;
 
   void read(const Packed& p, const Grid& grid, int output) {

@@ -71,7 +71,6 @@ inline void load_step(const uint8_t* from, Ints* codes) {
 struct Tile {
   const uint8_t* codes;  // of the panel
   int64_t panel, row;
-  int32_t middle;        // what was added to codes, so that the least is 0
 };
 
 // Sums of a run, of every row and plane of a tile, in chains, since one would wait for itself.
@@ -116,7 +115,7 @@ Vec add_outliers(const Packed& p, const Tile& t, int first, const Outliers& outl
     const Ints bytes = step[outlier.place % kStep / 4];
     const int64_t group = outlier.place / p.group;
     const Ints code = (bytes >> (outlier.place % 4 * 8)) & 255;
-    Vec number = __builtin_convertvector(code - t.middle, Vec);
+    Vec number = __builtin_convertvector(code - p.middle(), Vec);
     if (p.zeros) number -= load_stored(zeros_at(p, t.panel, group, first), kRows);
     total = add_product(total, number * scales_at(p, t.panel, group, first), splat(outlier.x));
   }
@@ -132,6 +131,7 @@ void tile(const Packed& p, const Rounded& in, const Tile& t, int first) {
   const int8_t* bytes = in.bytes.data() + t.row * in.places * kPlanes;
   const float* scales = in.scales.data() + t.row * in.runs;
   const int32_t* sums = in.sums.data() + t.row * in.runs;
+  const int32_t* raised = in.raised.data() + t.row * in.runs;
   for (int64_t r = 0; r < in.runs; ++r) {
     const int64_t at = r * in.run, steps = std::min(in.run, in.places - at) / kStep;
     Run<kPlanes, kHigh> run{};
@@ -152,9 +152,8 @@ void tile(const Packed& p, const Rounded& in, const Tile& t, int first) {
           load_raw<Bytes>(zeros_at(p, t.panel, group, first), kRows), Ints);
 #pragma GCC unroll 8
     for (int i = 0; i < kHigh; ++i) {
-      const int32_t sum = sums[i * in.runs + r];
-      Ints whole = run.of(i) - every(t.middle * sum);
-      if (p.zeros) whole -= zero * every(sum);
+      Ints whole = run.of(i) - every(raised[i * in.runs + r]);
+      if (p.zeros) whole -= zero * every(sums[i * in.runs + r]);
       totals[i] = add_product(totals[i], __builtin_convertvector(whole, Vec),
                               scale * splat(scales[i * in.runs + r]));
     }
@@ -211,7 +210,7 @@ void panels(const Packed& p, const Rounded& in, int64_t from, int64_t to) {
   std::vector<uint8_t> bytes(few ? 0 : kPanel * in.places);
   for (int64_t panel = from; panel < to; ++panel) {
     const uint8_t* codes = p.codes + panel * p.panel_bytes;
-    Tile t{few ? codes : bytes.data(), panel, 0, kOf == kTwice ? 12 : 1 << (kOf - 1)};
+    Tile t{few ? codes : bytes.data(), panel, 0};
     if (few) {
       rows<kOf, kPlanes>(p, in, t);
       continue;

@@ -4,26 +4,24 @@
 // its columns those that are l beyond a multiple of 16. Sums are in linear.cpp's lanes, so products
 // take decoded numbers from registers: a whole code of 4 bits or less is the place in a table of 16
 // that a vector permutation looks up, made once a group; others are computed for each tile of a few
-// rows. For more rows they are decoded to memory, some panels at a time, and so are those of
-// permuted columns, and all where there is no AVX-512.
+// rows, or looked up as magnitudes.h says. For more rows they are decoded to memory, some panels at
+// a time, and so are those of permuted columns, and all where there is no AVX-512.
 
 #include <cmath>
 #include <cstring>
 #include <vector>
 
 #include "linear.h"
-#include "numbers.h"
+#include "magnitudes.h"
 #include "parallel.h"
 
 namespace {
 
-constexpr int kLine = 64;               // bytes of an output in a chunk
-constexpr int64_t kKept = 256 << 10;    // numbers of rows, for the second-level cache
+constexpr int64_t kKept = 256 << 10;     // numbers of rows, for the second-level cache
 constexpr int64_t kDecoded = 256 << 10;  // bytes of decoded panels, for the same
-constexpr int64_t kAhead = 4 << 10;     // bytes of codes
-constexpr int64_t kGrain = 512 << 10;   // products worth a thread
-constexpr int64_t kFew = 8;             // rows, up to which numbers that no table has are computed
-constexpr int kBlock = 512;             // columns that are decoded of one output after the other
+constexpr int64_t kGrain = 512 << 10;    // products worth a thread
+constexpr int64_t kFew = 8;              // rows, up to which each tile computes its numbers
+constexpr int kBlock = 512;              // columns that are decoded of one output after the other
 
 // Grids of the steps of some columns, those that share a group once.
 struct BlockGrids {
@@ -70,57 +68,33 @@ void decode(const Packed& p, int64_t panel, Plain<kPlain>* to) {
   }
 }
 
-// Panels [from, to), decoded a few at a time.
+// All panels, decoded a few at a time.
 template <int kBits, int kCodes, int kPlain>
-void decoded(const Packed& p, int64_t from, int64_t to) {
+void decoded(const Packed& p) {
   using T = Plain<kPlain>;
-  static thread_local std::vector<T> weight;
   const int64_t each = kPanel * p.inputs;
   const int64_t most = std::max<int64_t>(1, kDecoded / int64_t{sizeof(T)} / each);
-  if (static_cast<int64_t>(weight.size()) < most * each) weight.resize(most * each);
-  for (int64_t first = from; first < to; first += most) {
-    const int64_t end = std::min(to, first + most), output = first * kPanel;
-    for (int64_t panel = first; panel < end; ++panel)
-      decode<kBits, kCodes, kPlain>(p, panel, weight.data() + (panel - first) * each);
-    const int64_t width = std::min(end * kPanel, p.outputs) - output;
-    const Linear job{p.x, weight.data(), p.bias ? p.bias + output : nullptr, p.out + output,
-                     p.rows, p.inputs, width, p.stride, p.out_stride, kPlain, 1};
-    linear_rows(&job);
-  }
+  const Linear job{p.x, nullptr, p.bias, p.out, p.rows, p.inputs, p.outputs,
+                   p.stride, p.out_stride, kPlain, p.threads};
+  linear_made(job, most * kPanel, [&](int64_t from, int64_t to) -> const void* {
+    static thread_local std::vector<T> weight;
+    if (static_cast<int64_t>(weight.size()) < most * each) weight.resize(most * each);
+    T* at = weight.data();
+    for (int64_t panel = from / kPanel; panel * kPanel < to; ++panel, at += each) {
+#ifdef __AVX512BW__
+      if constexpr (kCodes == kE4M3 && kPlain == kBFloat16)
+        if (has_magnitudes(p)) {
+          store_panel(p, panel, at);
+          continue;
+        }
+#endif
+      decode<kBits, kCodes, kPlain>(p, panel, at);
+    }
+    return weight.data();
+  });
 }
 
-// Rows of the tile that begins where so many are left: 8, 4, 2 or 1.
-inline int height(int64_t left) { return left >= 8 ? 8 : left >= 4 ? 4 : left >= 2 ? 2 : 1; }
-
-// Some rows as tiles read them: those of a tile lie together, [16 columns][row][16], then zeros.
-struct Near {
-  int64_t places;
-  std::vector<float> x;
-
-  void read(const Packed& p) {
-    constexpr int64_t kLeast = kLine / sizeof(float);  // so that vectors begin with a line
-    places = (p.inputs + kStep - 1) / kStep * kStep;
-    x.assign(p.rows * places + kLeast, 0.0f);
-    for (int64_t row = 0; row < p.rows;) {
-      const int high = height(p.rows - row);
-      for (int i = 0; i < high; ++i)
-        for (int64_t k = 0; k < p.inputs; k += kStep)
-          std::copy_n(p.x + (row + i) * p.stride + k, std::min<int64_t>(kStep, p.inputs - k),
-                      at(row) + (k * high + kStep * i));
-      row += high;
-    }
-  }
-
-  float* at(int64_t row) {
-    const auto begin = (reinterpret_cast<uintptr_t>(x.data()) + kLine - 1) / kLine * kLine;
-    return reinterpret_cast<float*>(begin) + row * places;
-  }
-};
-
 #ifdef __AVX512F__
-// Into a register, once: GCC would read it anew for every product.
-inline Vec load_once(const float* from) { return *reinterpret_cast<const volatile Vec*>(from); }
-
 // Grids of a chunk's groups.
 template <int kBits>
 struct Grids {
@@ -184,21 +158,20 @@ void tile(const Packed& p, const float* x, int64_t row, int64_t panel, int first
       }
     }
   }
-  const Vec total = totals(sums);
-  const int64_t output = panel * kPanel + first;
-  const int64_t width = std::min<int64_t>(kWidth, p.outputs - output);
-  for (int i = 0; i < kHigh; ++i)
-    for (int j = 0; j < width; ++j)
-      p.out[(row + i) * p.out_stride + output + j] =
-          total[i * kWidth + j] + (p.bias ? p.bias[output + j] : 0.0f);
+  finish<kHigh>(p, sums, row, panel * kPanel + first);
 }
 
 template <typename Numbers, int kHigh>
 void whole(const Packed& p, const float* x, int64_t row, int64_t panel) {
   const bool one = p.group % (512 / Numbers::kBits) == 0 || p.group >= p.inputs;
-  for (int first = 0; first < kPanel; first += kRows / kHigh)
-    one ? tile<Numbers, kHigh, true>(p, x, row, panel, first)
-        : tile<Numbers, kHigh, false>(p, x, row, panel, first);
+  for (int first = 0; first < kPanel; first += kRows / kHigh) {
+    if constexpr (Numbers::kLong)
+      if (one) {
+        tile<Numbers, kHigh, true>(p, x, row, panel, first);
+        continue;
+      }
+    tile<Numbers, kHigh, false>(p, x, row, panel, first);
+  }
 }
 
 // Panels [from, to), a tile of rows after the other.
@@ -215,49 +188,67 @@ void direct(const Packed& p, Near& near, int64_t from, int64_t to) {
       row += high;
     }
 }
+// Rows that are few, or whose numbers are in tables of 16.
+template <int kBits, int kCodes, int kPlain>
+void near_rows(const Packed& p, Near& near, int64_t from, int64_t to) {
+  if constexpr (kCodes == kWhole && kBits <= 4) direct<Table<kBits>>(p, near, from, to);
+  else direct<Values<kBits, kCodes, kPlain>>(p, near, from, to);
+}
+
+template <int kBits, int kCodes, int kPlain>
+void in_strips(const Packed& p) {
+  static thread_local Near near;
+  Packed part = p;
+  const int64_t strip = std::max<int64_t>(8, kKept / p.inputs / 8 * 8);
+  for (int64_t row = 0; row < p.rows; row += strip) {
+    part.x = p.x + row * p.stride;
+    part.out = p.out + row * p.out_stride;
+    part.rows = std::min(strip, p.rows - row);
+    near.read(part);
+    Near& rows = near;  // this thread's
+    const int64_t grain = 1 + kGrain / (part.rows * p.inputs * kPanel + 1);
+    in_parallel(p.threads, p.panels(), grain, [&](int64_t from, int64_t to) {
+#ifdef __AVX512BW__
+      if constexpr (kCodes == kE4M3 && kPlain == kBFloat16)
+        if (has_magnitudes(p)) return magnitudes(part, rows, from, to);
+#endif
+      near_rows<kBits, kCodes, kPlain>(part, rows, from, to);
+    });
+  }
+}
+
+// Whether products take numbers from registers.
+inline bool stays(const Packed& p) {
+  if (p.columns) return false;
+  if (p.codes_are == kWhole && p.bits <= 4) return true;
+#ifdef __AVX512BW__
+  if (has_magnitudes(p)) return p.rows <= 2;
+#endif
+  return p.rows <= kFew;
+}
 #endif
 
 template <int kBits, int kCodes, int kPlain>
-void panels_of(const Packed& p, [[maybe_unused]] Near* near, int64_t from, int64_t to) {
+void all_rows(const Packed& p) {
 #ifdef __AVX512F__
-  if (near) {
-    if constexpr (kCodes == kWhole && kBits <= 4) return direct<Table<kBits>>(p, *near, from, to);
-    else return direct<Values<kBits, kCodes, kPlain>>(p, *near, from, to);
-  }
+  if (stays(p)) return in_strips<kBits, kCodes, kPlain>(p);
 #endif
-  decoded<kBits, kCodes, kPlain>(p, from, to);
+  decoded<kBits, kCodes, kPlain>(p);
 }
 
 template <int kBits, int kCodes>
-void panels(const Packed& p, Near* near, int64_t from, int64_t to) {
-  if (p.plain_kind == kBFloat16) panels_of<kBits, kCodes, kBFloat16>(p, near, from, to);
-  else if (p.plain_kind == kFloat16) panels_of<kBits, kCodes, kFloat16>(p, near, from, to);
-  else panels_of<kBits, kCodes, kFloat32>(p, near, from, to);
+void rows_of(const Packed& p) {
+  if (p.plain_kind == kBFloat16) all_rows<kBits, kCodes, kBFloat16>(p);
+  else if (p.plain_kind == kFloat16) all_rows<kBits, kCodes, kFloat16>(p);
+  else all_rows<kBits, kCodes, kFloat32>(p);
 }
 
 }  // namespace
 
 extern "C" void packed_rows(const Packed* p) {
-  static thread_local Near rows;
-  Packed part = *p;
-  Near* near = nullptr;
-#ifdef __AVX512F__
-  const bool table = p->codes_are == kWhole && p->bits <= 4;
-  if (!p->columns && (table || p->rows <= kFew)) near = &rows;
-#endif
-  const int64_t strip = near ? std::max<int64_t>(8, kKept / p->inputs / 8 * 8) : p->rows;
-  for (int64_t row = 0; row < p->rows; row += strip) {
-    part.x = p->x + row * p->stride;
-    part.out = p->out + row * p->out_stride;
-    part.rows = std::min(strip, p->rows - row);
-    if (near) near->read(part);
-    const int64_t grain = 1 + kGrain / (part.rows * p->inputs * kPanel + 1);
-    in_parallel(p->threads, p->panels(), grain, [&](int64_t from, int64_t to) {
-      if (p->codes_are == kE4M3) panels<8, kE4M3>(part, near, from, to);
-      else if (p->codes_are == kE2M1) panels<4, kE2M1>(part, near, from, to);
-      else if (p->bits == 2) panels<2, kWhole>(part, near, from, to);
-      else if (p->bits == 4) panels<4, kWhole>(part, near, from, to);
-      else panels<8, kWhole>(part, near, from, to);
-    });
-  }
+  if (p->codes_are == kE4M3) rows_of<8, kE4M3>(*p);
+  else if (p->codes_are == kE2M1) rows_of<4, kE2M1>(*p);
+  else if (p->bits == 2) rows_of<2, kWhole>(*p);
+  else if (p->bits == 4) rows_of<4, kWhole>(*p);
+  else rows_of<8, kWhole>(*p);
 }

@@ -32,6 +32,8 @@ struct Packed {
   float largest, fixed, threshold;  // of rounded rows: steps, scale, and what is left as it is
 
   int64_t panels() const { return (outputs + kPanel - 1) / kPanel; }
+  // What whole codes are raised by, so that the least is 0; those of E2M1 are twice its numbers.
+  int32_t middle() const { return codes_are == kE2M1 ? 12 : 1 << (bits - 1); }
 };
 
 // What E4M3 codes are worth, lanes of 0 to 255; none is NaN.
