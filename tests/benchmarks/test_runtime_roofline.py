@@ -42,6 +42,5 @@ def test_every_figure_is_predicted_and_measured(
     for case in (together, alone):
         for value in case.values():
             if isinstance(value, dict):
-                assert value["ratio"] == pytest.approx(
-                    value["expected"] / value["measured"], rel=1e-2
-                )
+                ratio = value["expected"] / value["measured"]
+                assert value["ratio"] == pytest.approx(ratio, rel=1e-2, abs=6e-4)  # three digits
