@@ -13,6 +13,7 @@ from typing import Any
 from compress.arch.spec import DecoderSpec
 from compress.arch.text_config import text_config, with_config_at
 from compress.checkpoint.reader import Checkpoint
+from compress.checkpoint.shards.header import TensorInfo
 from compress.errors import CheckpointError
 
 KEY = "tie_word_embeddings"
@@ -74,6 +75,14 @@ def head_name(spec: DecoderSpec) -> str:
     parts = spec.embedding.split(".")
     outer = parts[: len(parts) - 1 - parts[::-1].index("model")] if "model" in parts else []
     return ".".join([*outer, LM_HEAD])
+
+
+def shares_bytes(tensors: Mapping[str, TensorInfo], spec: DecoderSpec) -> bool:
+    """Whether head and embedding are one tensor in the files: what a run unties by config alone."""
+    if spec.head is None:
+        return False
+    head, embedding = tensors[spec.head], tensors[spec.embedding]
+    return (head.file, head.start) == (embedding.file, embedding.start)
 
 
 def _with_tie(checkpoint: Checkpoint, *, tied: bool) -> Checkpoint:

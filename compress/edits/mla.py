@@ -11,7 +11,7 @@ attend to (queries.py), and the outputs of attention and MLP to its residual str
 latent of queries, which caches nothing.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Literal
@@ -29,6 +29,7 @@ from compress.edits.latent.joint import joint_latent
 from compress.edits.latent.landing import Latents, landed
 from compress.edits.latent.rotation import KNOWN, Choice, rope_parameters
 from compress.edits.latent.source import SourceAttention, attention_of
+from compress.edits.latent.splits import splits_of
 from compress.edits.latent.starts import STARTS, Way, check_fold, check_start
 from compress.edits.latent.stock import (
     EPS,
@@ -42,9 +43,6 @@ from compress.edits.learned import LinearChange, Site, SiteMoments
 from compress.edits.repair.ridge import Affine
 from compress.edits.writers import check_roles, mended, writer_sites
 from compress.errors import RecipeError
-
-# Shares of a budget that the rotated key gets, of which one is chosen.
-SPLITS = (0.125, 0.1875, 0.25, 0.375, 0.5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,11 +135,16 @@ def plan(source: Outline, config: MlaConfig) -> Edited:
     loses nothing.
     """
     check_roles(source.spec)
+    return plan_among(source, config, splits(attention_of(source), config))
+
+
+def plan_among(source: Outline, config: MlaConfig, among: Sequence[MlaConfig]) -> Edited:
+    """As `plan`. among: of the splits of the budget those that are measured."""
     attention = attention_of(source)
     check_fold(config.freqfold, attention.rope.dim // 2)
+    shapes = [shape_of(attention, each) for each in among]
     most = max(
-        (shape_of(attention, each) for each in splits(attention, config)),
-        key=lambda shape: sum(prod(dims) for _, _, dims in stock_entries(source, shape)),
+        shapes, key=lambda shape: sum(prod(dims) for _, _, dims in stock_entries(source, shape))
     )
     known = replace(config, kv_bytes=None, rank=most.rank, rope_dim=most.rotated)
     if not config.is_open:
@@ -151,7 +154,7 @@ def plan(source: Outline, config: MlaConfig) -> Edited:
     made = stock_config(source, most, rope)
     eps = stream_norms(source.config, source.spec).eps
     scale = stream_scale(eps, source.main_dtype)
-    notes = (*_notes(most, config), *_of_eps(eps, EPS / scale**2))
+    notes = (*_notes(shapes, config), *_of_eps(eps, EPS / scale**2))
     return Edited(made, tuple(stock_entries(source, most)), notes, stream=scale)
 
 
@@ -168,32 +171,20 @@ def splits(attention: SourceAttention, config: MlaConfig) -> list[MlaConfig]:
     """The options with rank and rope_dim: as they are, or each that spends the budget."""
     if config.kv_bytes is None:
         return [config]
-    whole = int(config.kv_bytes * (attention.keys + attention.values) + 1e-9)
-    found = list[MlaConfig]()
-    for share in SPLITS:
-        rotated = _fitting(attention, config, min(share * whole, attention.keys))
-        rank = min(whole - rotated, attention.values) // config.multiple_of * config.multiple_of
-        rotated = _fitting(attention, config, min(whole - rank, attention.keys))
-        if rotated and rank > 0:
-            found.append(replace(config, kv_bytes=None, rank=rank, rope_dim=rotated))
-    found = list(dict.fromkeys(found))
+    whole = budget_of(attention, config)
+    found = splits_of(attention, whole, config.rope, config.multiple_of)
     if not found:
         raise RecipeError(
             f"kv_bytes is {config.kv_bytes}, which is {whole} numbers a token; a latent and a"
             " rotated key take more"
         )
-    return found
+    return [replace(config, kv_bytes=None, rank=rank, rope_dim=key) for rank, key in found]
 
 
-def _fitting(attention: SourceAttention, config: MlaConfig, wanted: float) -> int:
-    """The largest rope_dim that is not above what is wanted, and that `rope` takes."""
-    count = attention.rope.dim // 2
-    fits: dict[str, range | list[int]] = {
-        "stride": [x for x in range(1, count + 1) if count % x == 0],
-        "top": range(1, count + 1),
-        "any": range(1, attention.keys // 2 + 1),
-    }
-    return max((2 * x for x in fits[config.rope] if 2 * x <= wanted), default=0)
+def budget_of(attention: SourceAttention, config: MlaConfig) -> int:
+    """Numbers that a token may leave in a layer."""
+    assert config.kv_bytes is not None, "rank and rope_dim are known"
+    return int(config.kv_bytes * (attention.keys + attention.values) + 1e-9)
 
 
 def shape_of(attention: SourceAttention, config: MlaConfig) -> LatentShape:
@@ -228,11 +219,15 @@ def frequencies_of(attention: SourceAttention, config: MlaConfig) -> tuple[int, 
     return given
 
 
-def _notes(shape: LatentShape, config: MlaConfig) -> Iterator[str]:
-    yield (
-        f"the result is a deepseek_v3 (DeepseekV3ForCausalLM) without a mixture: a latent of"
-        f" {shape.rank} and a rotated key of {shape.rotated} numbers"
-    )
+def _notes(shapes: Sequence[LatentShape], config: MlaConfig) -> Iterator[str]:
+    first, *others = shapes
+    sizes = f": a latent of {first.rank} and a rotated key of {first.rotated} numbers"
+    if others:
+        sizes = (
+            "; how many numbers its latent and its rotated key have is measured:"
+            f" {', '.join(x.split for x in shapes)}"
+        )
+    yield f"the result is a deepseek_v3 (DeepseekV3ForCausalLM) without a mixture{sizes}"
     yield "run it in bf16 or fp32: before its norm the latent is of 1e-7, which fp16 loses"
     if config.rope == "any":
         yield (

@@ -5,19 +5,36 @@ from math import gcd
 
 from compress.arch.spec import DecoderSpec, LinearSpec
 from compress.checkpoint.outline import Outline
+from compress.checkpoint.ties import shares_bytes
 from compress.edits.distill import why_not_tuned
 from compress.errors import RecipeError
 from compress.formats import FORMATS
 from compress.formats.compressed_tensors.encode import is_packed
 from compress.formats.runtimes.verdicts import packs_zero_points
 from compress.methods import METHODS
-from compress.plan.layers import ModulePlan
-from compress.plan.source import shares_bytes
+from compress.plan.fold_pairs import check_pairs
+from compress.plan.fused import check_fused
+from compress.plan.layers import ModulePlan, Skipped, assign_layers
+from compress.plan.output_format import check_experts
 from compress.quant.packing import WORD_BITS
 from compress.recipe import Recipe
 
 LARGEST_GROUP = 256  # of those a message proposes
 SHOWN = 6
+
+
+def checked_layers(
+    recipe: Recipe, model: Outline, fmt: str
+) -> tuple[list[ModulePlan], list[Skipped]]:
+    """`assign_layers`; RecipeError for layers that cannot be rounded, or stored together, as the
+    stages have it."""
+    modules, skipped = assign_layers(recipe, model, fmt)
+    check_embedding(recipe, model.spec, modules)
+    check_groups(recipe, modules)
+    check_fused(recipe, modules, skipped)
+    check_pairs(recipe, model.spec, modules)
+    check_experts(recipe, modules, fmt)
+    return modules, skipped
 
 
 def check_embedding(recipe: Recipe, spec: DecoderSpec, modules: Iterable[ModulePlan]) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 
@@ -14,18 +15,21 @@ from compress.edits.distill import SOURCE, DistillConfig, row_length, smaller, t
 from compress.edits.edit import ByTensor, ByTraining, copied_bytes
 from compress.edits.learned import BySite
 from compress.edits.memory import Between, learned_bytes, looked_by
+from compress.edits.mla import MlaConfig
 from compress.edits.narrowing import ByBasis, narrowing_bytes
 from compress.edits.work import EditSize, learned_work, narrowing_work, training_work
 from compress.plan.lengths import check_rows
 from compress.plan.row_counts import ROWS_AT_ONCE, chain_rows
 from compress.plan.search.sizes import SizeSpace
-from compress.plan.search.space import open_space, with_largest
+from compress.plan.search.space import open_space
+from compress.plan.search.splits import draft_of, open_splits
 from compress.plan.search.trials import (
     CHOOSING,
     Choosing,
     choosing_bytes,
     choosing_work,
     sizes_choosing,
+    splits_choosing,
 )
 from compress.plan.training.teachers import NO_TEACHERS, Teachers, check_teacher
 from compress.recipe import EditStage, Recipe
@@ -48,7 +52,8 @@ class PassPlan:
     run was given.
     part: of the stage that the pass is, where that has several passes.
     narrowed: names of the passes before it that narrowed the residual stream, in order.
-    space: the sizes that a measurement has yet to choose among; result is then the largest of them.
+    space: the sizes that a measurement has yet to choose among; splits: of an `mla` the same, as
+    options. result is then the largest of them.
     stream: what the pass multiplies the residual stream by; streamed: what those before it did.
     """
 
@@ -63,6 +68,7 @@ class PassPlan:
     part: str = ""
     narrowed: tuple[str, ...] = ()
     space: SizeSpace | None = None
+    splits: tuple[MlaConfig, ...] = ()
     stream: float = 1.0
     streamed: float = 1.0
 
@@ -114,20 +120,6 @@ class PassPlan:
         if self.stage is None:
             return self.name
         return f"{self.stage.method} {self.part}".rstrip()
-
-
-def models_read(passes: Sequence[PassPlan], index: int) -> set[int]:
-    """Which passes wrote the models that pass `index` reads; the run's source is none of them."""
-    found = {index - 1}
-    if passes[index].moves_codes:
-        names = [each.name for each in passes]
-        found.add(names.index(ROUNDING) - 1)
-    return found - {-1}
-
-
-def models_needed(passes: Sequence[PassPlan], index: int) -> set[int]:
-    """Which passes wrote the models that pass `index` or one behind it reads."""
-    return set[int]().union(*(models_read(passes, i) for i in range(index, len(passes))))
 
 
 def edit_size(
@@ -184,6 +176,8 @@ def choosing_of(planned: PassPlan, given: Outline, data: CalibrationConfig) -> C
         return sizes_choosing(planned.space, given, data)
     if stage is None or not stage.is_open:
         return None
+    if planned.splits:
+        return splits_choosing(planned.source, given, len(planned.splits), data)
     return CHOOSING[stage.method](planned.source, given, stage.config, data)
 
 
@@ -252,20 +246,25 @@ def _check_taught(recipe: Recipe, model: EditedModel, planned: PassPlan) -> None
             check_teacher(config, teacher, model.source, length, narrowed=narrowed)
 
 
-def plan_edits(recipe: Recipe, source: Outline) -> Iterator[PassPlan]:
+def plan_edits(
+    recipe: Recipe, source: Outline, *, given: Outline | None = None, since: int = 0
+) -> Iterator[PassPlan]:
     """The passes of the recipe's edits, in order.
 
+    given: the recipe's source, where `source` is what the edits before the stage `since` left.
     CheckpointError, with the stage's place in the recipe, for a model that an edit cannot change.
     """
-    given, origin = source, tuple(range(len(source.spec.blocks)))
+    given, origin = given or source, tuple(range(len(source.spec.blocks)))
     narrowed, streamed = tuple[str, ...](), 1.0
-    for whole in recipe.edits:
+    for whole in (each for each in recipe.edits if each.index >= since):
         for part, stage in whole.parts().items():
             with placed(recipe, stage.label):
                 stage = replace(stage, config=with_counts(stage.config, given, source))
                 space = open_space(recipe, given, source, stage)
-                known = stage if space is None else with_largest(stage, space)
-                draft = EDITS[stage.method].plan(source, known.config)
+            behind = partial(plan_edits, recipe, given=given, since=stage.index + 1)
+            split = open_splits(recipe, source, stage, behind)
+            with placed(recipe, stage.label):
+                draft = draft_of(source, stage, space, split)
                 result, layout = outline_from(draft.config, draft.entries, recipe.output.shard_size)
             check_rows(recipe, source, stage)
             kept = tuple(range(len(origin))) if draft.blocks is None else draft.blocks
@@ -275,7 +274,7 @@ def plan_edits(recipe: Recipe, source: Outline) -> Iterator[PassPlan]:
             planned = PassPlan(
                 name, stage, source, result, layout, notes, kept, origin, said, narrowed, space
             )
-            yield replace(planned, stream=draft.stream, streamed=streamed)
+            yield replace(planned, splits=split.taken, stream=draft.stream, streamed=streamed)
             streamed *= draft.stream
             narrowed += (name,) if planned.narrows else ()
             source = result

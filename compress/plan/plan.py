@@ -22,18 +22,15 @@ from compress.methods import METHODS
 from compress.plan import cache_scales, checks
 from compress.plan.budget import BudgetChoice
 from compress.plan.estimate import Estimate, estimate
-from compress.plan.fold_pairs import check_pairs
-from compress.plan.fused import check_fused
 from compress.plan.layers import (
     ModulePlan,
     Skipped,
-    assign_layers,
     calibrated_head,
     output_tensors,
 )
 from compress.plan.lengths import cap_defaults
 from compress.plan.memory_needs import RunSize
-from compress.plan.output_format import check_config, check_experts, choose_format, notes
+from compress.plan.output_format import check_config, choose_format, notes
 from compress.plan.passes import ROUNDING, EditedModel, PassPlan, plan_tuning
 from compress.plan.room import UNKNOWN, Room
 from compress.plan.training.teachers import NO_TEACHERS, Teachers
@@ -57,8 +54,8 @@ class Plan:
     chosen by it, or that nothing is yet.
     run_size: what the estimate is of. room: memory that the run may have.
     problems: what would stop a run that was started now, as `make_plan` found it.
-    bytes_range: least and most bytes of the result, where sizes wait for a measurement; shards is
-    then that of the largest model.
+    bytes_range: least and most bytes of the result, as planned before any work, where sizes wait
+    for a measurement; until they are chosen shards is that of the largest model.
     teachers: other models that passes train by. notes: what edits say of what they leave.
     """
 
@@ -238,12 +235,7 @@ def build_plan(recipe: Recipe, given: EditedModel, *, dtype: torch.dtype) -> Pla
     spec = model.spec
     recipe, shortened = cap_defaults(recipe, spec.context)
     fmt = choose_format(recipe)
-    modules, skipped = assign_layers(recipe, model, fmt)
-    checks.check_embedding(recipe, spec, modules)
-    checks.check_groups(recipe, modules)
-    check_fused(recipe, modules, skipped)
-    check_pairs(recipe, spec, modules)
-    check_experts(recipe, modules, fmt)
+    modules, skipped = checks.checked_layers(recipe, model, fmt)
     streamed = _calibrated(recipe) or recipe.evaluation is not None
     linears = [m.linear for m in modules]
     spec = opened(model.config, spec, linears, fmt, streamed=streamed)

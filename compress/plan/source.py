@@ -1,12 +1,11 @@
 """The checkpoint that a run reads: dense, and with a head of its own where the recipe wants one."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
 from compress.arch.spec import DecoderSpec, LinearSpec
-from compress.checkpoint import Checkpoint, TensorInfo
+from compress.checkpoint import Checkpoint
 from compress.checkpoint.detect import detect
 from compress.checkpoint.outline import outline_of
 from compress.checkpoint.ties import head_name, settled, tied_config
@@ -52,14 +51,6 @@ def untied(checkpoint: Checkpoint, spec: DecoderSpec) -> Checkpoint:
     info = replace(checkpoint.tensors[spec.embedding], name=name)
     tensors = MappingProxyType({**checkpoint.tensors, name: info})
     return replace(checkpoint, tensors=tensors, config=tied_config(checkpoint.config, tied=False))
-
-
-def shares_bytes(tensors: Mapping[str, TensorInfo], spec: DecoderSpec) -> bool:
-    """Whether head and embedding are one tensor in the files, as `untied` leaves them."""
-    if spec.head is None:
-        return False
-    head, embedding = tensors[spec.head], tensors[spec.embedding]
-    return (head.file, head.start) == (embedding.file, embedding.start)
 
 
 def _names_head(recipe: Recipe, spec: DecoderSpec) -> bool:

@@ -70,8 +70,10 @@ def _range(plan: Plan) -> list[str]:
     if plan.bytes_range is None:
         return []
     low, high = plan.bytes_range
-    shown = "the most"
-    if waits_for_prune(plan.given):
+    if low == high:
+        return [f"range    {low} bytes, whatever the run's measurement chooses"]
+    shown = "the most" if plan.shards.total_bytes == high else "the largest model"
+    if plan.budget is not None and plan.budget.is_open:
         shown = "the largest model in the smallest schemes"
     return [f"range    {low} to {high} bytes, as the run's measurement chooses; shown is {shown}"]
 

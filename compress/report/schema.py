@@ -250,9 +250,13 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class PlanVsActual:
+    """bytes_range: least and most bytes that were planned before any work, where a measurement of
+    the run chose sizes; bytes and peak_rss are then planned with these."""
+
     bytes: Planned
     seconds: Planned
     peak_rss: Planned
+    bytes_range: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

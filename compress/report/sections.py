@@ -7,7 +7,7 @@ from compress.report.disturbance import disturbance, taken
 from compress.report.markup import Html, Node, el, join
 from compress.report.parts import Cell, Column, facts, facts_of, number, section, table
 from compress.report.proofs import LEVELS, loaded
-from compress.report.schema import Export, Planned, Report
+from compress.report.schema import Export, Planned, PlanVsActual, Report
 from compress.report.summary import model_changes, windowed_contexts
 
 
@@ -41,8 +41,8 @@ def plan(report: Report) -> Html | None:
         _planned("Peak memory", found.peak_rss, units.size),
     ]
     note = (
-        "The plan was made before any work, from the checkpoint's headers and the recipe. Time is"
-        " that of the passes on a quiet machine, peak memory that of the whole run."
+        f"{_when_planned(found)} Time is that of the passes on a quiet machine, peak memory that of"
+        " the whole run."
     )
     disturbed = disturbance(report.stages[0].others) if report.stages else None
     note += "" if disturbed is None else f" While it quantized, {disturbed}."
@@ -52,6 +52,19 @@ def plan(report: Report) -> Html | None:
         )
         note += f" Schemes were chosen for {report.budget.target}; the loss is the layers' summed."
     return section("plan", "Plan and measurement", table("Plan", columns, rows), note=note)
+
+
+def _when_planned(found: PlanVsActual) -> str:
+    """What the planned figures were made of."""
+    if found.bytes_range is None:
+        return "The plan was made before any work, from the checkpoint's headers and the recipe."
+    low, high = map(units.size, found.bytes_range)
+    between = f"at {low}" if low == high else f"between {low} and {high}"
+    return (
+        "Time was planned before any work, from the checkpoint's headers and the recipe, and weight"
+        f" files {between}. Their bytes here, and peak memory, were planned once the run's"
+        " measurement had chosen sizes."
+    )
 
 
 def model(report: Report) -> Html | None:

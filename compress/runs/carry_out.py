@@ -19,7 +19,7 @@ from compress.passes.journal import Journal, PassJournal, Spent
 from compress.passes.quantize import stream
 from compress.passes.structure.files import candidates_of, repairs_of
 from compress.passes.training.units import courses_of
-from compress.plan.passes import PassPlan, models_needed, models_read
+from compress.plan.passes import PassPlan
 from compress.plan.plan import Plan
 from compress.report.records.loads import StockLoad
 from compress.report.schema import StageRecord
@@ -29,6 +29,7 @@ from compress.runs.card import config_files
 from compress.runs.finish import finish_between, finish_result
 from compress.runs.output import PROOF, require_space, space_warnings
 from compress.runs.planning import replanned
+from compress.runs.reading import models_needed, models_read
 from compress.runs.session import Session
 from compress.runs.summary import layers_of
 

@@ -86,7 +86,8 @@ def chosen_by(found: Sensitivities, plan: Plan, compute: torch.dtype) -> Plan:
     units, _ = _sought(plan)
     # What was measured of open edits stays known.
     recipe = with_left(replace(plan.given, edits=plan.recipe.edits), plan)
-    return in_room(plan_with_choice(recipe, units, found, plan.model, compute), plan.room)
+    made = plan_with_choice(recipe, units, found, plan.model, compute)
+    return in_room(replace(made, bytes_range=plan.bytes_range), plan.room)
 
 
 def cached(plan: Plan, source: Checkpoint, device: str) -> Sensitivities | None:

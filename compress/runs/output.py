@@ -18,12 +18,12 @@ from compress.passes import outliers
 from compress.passes.identity import marks, refuse_other_result
 from compress.passes.structure.files import WORKING as WORKING_FOLDER
 from compress.plan.memory_needs import evaluated_tokens
-from compress.plan.passes import models_needed
 from compress.plan.plan import Plan
 from compress.plan.training.files import FileBytes
 from compress.plan.training.teachers import marks_of
 from compress.report.units import size, two_sizes
 from compress.runs.passing import passing_files
+from compress.runs.reading import models_needed
 from compress.runs.requirements import Check, requirement_checks
 
 CALIBRATION_FILE = "calibration.safetensors"

@@ -127,7 +127,8 @@ def plan_with_choice(
 def replanned(plan: Plan, recipe: Recipe, compute: torch.dtype) -> Plan:
     """The plan with what a measurement has said of an edit.
 
-    recipe: as it was given, with that. The plan goes on knowing the recipe that was given.
+    recipe: as it was given, with that. The plan goes on knowing the recipe that was given, and
+    between how many bytes the result was said to lie before any work.
     """
     model = edited(recipe, plan.source, plan.teachers)
     units = budget_units(recipe, model.rounded)
@@ -136,10 +137,10 @@ def replanned(plan: Plan, recipe: Recipe, compute: torch.dtype) -> Plan:
         known = with_left(recipe, replace(made, given=plan.given))
         made = plan_with_choice(known, units, None, model, compute)
     made = made or build_plan(recipe, model, dtype=compute)
-    between = result_range(recipe, model, compute)
     roomy = in_room(made, plan.room)
     # The time that was promised is that of the search, too.
     promised = replace(roomy.estimate, seconds=plan.estimate.seconds)
+    between = plan.bytes_range
     return replace(roomy, given=plan.given, bytes_range=between, estimate=promised)
 
 

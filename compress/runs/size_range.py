@@ -8,11 +8,11 @@ import torch
 
 from compress.errors import CompressError
 from compress.plan.budget import budget_units, with_choice
-from compress.plan.passes import EditedModel, edited
+from compress.plan.passes import EditedModel, PassPlan, edited
 from compress.plan.plan import build_plan
 from compress.plan.search.sizes import Counts, SizeSpace
 from compress.plan.search.space import with_point
-from compress.recipe import Recipe
+from compress.recipe import EditStage, Recipe
 
 
 def result_range(recipe: Recipe, model: EditedModel, dtype: torch.dtype) -> tuple[int, int] | None:
@@ -20,7 +20,7 @@ def result_range(recipe: Recipe, model: EditedModel, dtype: torch.dtype) -> tupl
 
     model: that of the recipe. dtype: of calibrated passes.
     """
-    if all(each.space is None for each in model.edits):
+    if not any(map(_has_open_sizes, model.edits)):
         return None
     found = list(_all_bytes(recipe, model, dtype))
     lows, highs = zip(*found, strict=True)
@@ -29,21 +29,31 @@ def result_range(recipe: Recipe, model: EditedModel, dtype: torch.dtype) -> tupl
 
 def _all_bytes(recipe: Recipe, model: EditedModel, dtype: torch.dtype) -> Iterator[tuple[int, int]]:
     """Of every model that there may be, the least and most that its schemes take."""
-    planned = next((x for x in model.edits if x.space is not None), None)
+    planned = next(filter(_has_open_sizes, model.edits), None)
     if planned is None:
         yield _bytes(recipe, model, dtype)
         return
-    assert planned.stage is not None, "an open pass is one of an edit"
-    assert planned.space is not None, "the pass was looked for by its space"
-    for point in _told(planned.space):
-        known = with_point(planned.stage, planned.space, point)
+    most = planned.space.limit if planned.space is not None and planned.space.shared else None
+    for known in _settled(planned):
         edits = tuple(known if x.index == known.index else x for x in recipe.edits)
         settled = replace(recipe, edits=edits)
-        most = planned.space.limit if planned.space.shared else None
         with suppress(CompressError):  # what a later stage refuses is not chosen either
             now = edited(settled, model.source, model.teachers)
             for low, high in _all_bytes(settled, now, dtype):
                 yield low, high if most is None else min(high, most)
+
+
+def _has_open_sizes(planned: PassPlan) -> bool:
+    return planned.space is not None or bool(planned.splits)
+
+
+def _settled(planned: PassPlan) -> Sequence[EditStage]:
+    """The stage of a pass with each of the sizes that wait for a measurement."""
+    stage, space = planned.stage, planned.space
+    assert stage is not None, "an open pass is one of an edit"
+    if space is not None:
+        return [with_point(stage, space, point) for point in _told(space)]
+    return [replace(stage, config=each) for each in planned.splits]
 
 
 def _told(space: SizeSpace) -> Sequence[Counts]:

@@ -9,6 +9,7 @@ from compress.arch.spec import DecoderSpec
 from compress.artifacts.report import PACKAGES
 from compress.checkpoint import disk, write_atomic
 from compress.checkpoint.shards.dtype_codes import itemsize
+from compress.checkpoint.ties import shares_bytes
 from compress.evaluation.quality import Measured
 from compress.formats.runtimes.snippets import all_lines, why_not_opened
 from compress.inspect.facts import architecture_of, source_of
@@ -18,7 +19,6 @@ from compress.passes.journal import CALIBRATION, Journal, layer_of
 from compress.plan.budget import BudgetChoice as Chosen
 from compress.plan.passes import ROUNDING
 from compress.plan.plan import Plan
-from compress.plan.source import shares_bytes
 from compress.report.codec import write_json
 from compress.report.html import write_html
 from compress.report.schema import (
@@ -70,6 +70,7 @@ def build_report(
         samples_reason=measured.samples_reason,
         plan_vs_actual=PlanVsActual(
             bytes=Planned(plan.shards.total_bytes, _stored_bytes(session)),
+            bytes_range=plan.bytes_range,
             seconds=Planned(plan.estimate.seconds, seconds),
             peak_rss=Planned(
                 plan.estimate.peak_rss_bytes, max(stage.peak_rss_bytes for stage in stages)

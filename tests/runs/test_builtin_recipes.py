@@ -16,8 +16,8 @@ FEW = ("calibration.samples=8", "calibration.length=32")
 TOKENS = 256  # of a training: one step
 NONE = ("evaluation=null",)
 KEYS = ("For", "Needs", "Loads", "Size", "On tale-6m")
-# Bits, or how a budget is split, are measured, so their plans have no bytes to compare.
-OPEN = {"smallest", "mla-retrofit", "mla-int4"}
+# Bits are measured, so its plan has no bytes to compare.
+OPEN = {"smallest"}
 
 
 @pytest.mark.usefixtures("answered_here")
@@ -29,7 +29,9 @@ def test_it_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     if name.startswith("mla"):  # of a latent, too
         sizes |= {"num_key_value_heads": 8, "head_dim": 32}
     source = tiny_models.make("llama", tmp_path / "source", **sizes)
+    low, high = between(name, source)
     report = run(name, source, tmp_path / "out", overrides=few_tokens(name))
+    assert name in OPEN or low <= report.result.bytes <= high
     spec = open_weights(Checkpoint.open(tmp_path / "out")).spec
     # Of these mistral takes heads that do not fill hidden, ministral has windows by layer.
     assert spec.family in ("llama", "mistral", "ministral", "deepseek_v3")
@@ -41,8 +43,8 @@ def test_it_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("name", sorted({*builtin_names()} - OPEN))
 def test_its_result_is_as_large_as_its_header_says(name: str, demo_model: Path) -> None:
-    planned = make_plan(name, demo_model).shards.total_bytes
-    assert planned / 1e6 == pytest.approx(said_megabytes(name), abs=0.006)
+    low, high = (size / 1e6 for size in between(name, demo_model))
+    assert low - 0.006 <= said_megabytes(name) <= high + 0.006
 
 
 @pytest.mark.long
@@ -66,6 +68,12 @@ def few_tokens(name: str) -> tuple[str, ...]:
     hybrids = [edit.index for edit in recipe.edits if edit.method == "hybrid"]
     windows = (f"stages[{i}].{key}" for i in hybrids for key in ("window=8", "global=1"))
     return (*(FEW if recipe.calibration else ()), *tokens, *windows, *NONE)
+
+
+def between(name: str, source: Path) -> tuple[int, int]:
+    """The least and most bytes that the plan says."""
+    plan = make_plan(name, source)
+    return plan.bytes_range or (plan.shards.total_bytes, plan.shards.total_bytes)
 
 
 def said_megabytes(name: str) -> float:

@@ -57,6 +57,11 @@ class LatentShape:
         """Numbers of a token in a layer."""
         return self.rank + self.rotated
 
+    @property
+    def split(self) -> str:
+        """The same as "48 + 16"."""
+        return f"{self.rank} + {self.rotated}"
+
 
 def stock_config(source: Outline, shape: LatentShape, rope: Mapping[str, Any]) -> dict[str, Any]:
     """config.json of the result. rope: its rope_parameters."""

@@ -2,8 +2,9 @@
 a budget is split between that key and the latent.
 
 Frequencies are those of the components that gain the most by their rotation, of all layers
-together, each layer by its share of what all components gain there. Every split that spends the
-budget is then tried whole, repaired, on few rows, and the one that loses the least is taken.
+together, each layer by its share of what all components gain there. Every split of the budget that
+later stages take (compress/plan/search/splits.py) is then tried whole, repaired, on few rows, and
+the one that loses the least is taken.
 """
 
 import math
@@ -23,7 +24,7 @@ from compress.checkpoint.outline import outline_of
 from compress.checkpoint.shards.dtype_codes import itemsize
 from compress.edits.latent.rotated import chosen_frequencies, components_of
 from compress.edits.latent.source import SourceAttention, attention_of
-from compress.edits.mla import MlaConfig, shape_of, splits
+from compress.edits.mla import MlaConfig, shape_of
 from compress.errors import DataError
 from compress.events import Event
 from compress.formats import Weights
@@ -49,9 +50,10 @@ def choose_latents(
     model = outline_of(look.weights.checkpoint, look.weights.spec)
     attention, config = attention_of(model), stage.config
     assert isinstance(config, MlaConfig), "another edit is open"
+    planned = next(x for x in look.plan.edits if x.stage == stage)
     gained = summed_gains(look, source, folder) if config.rope == "any" else None
-    open_splits = splits(attention, config)
-    known = [with_frequencies(attention, each, gained) for each in open_splits]
+    among = planned.splits or (config,)
+    known = [with_frequencies(attention, each, gained) for each in among]
     if len(known) == 1:
         return {FOUND: _said(known[0])}
     losses, began = list[float](), time.perf_counter()

@@ -5,13 +5,16 @@ from dataclasses import dataclass, replace
 
 from compress.arch.sizes import BlockSizes
 from compress.arch.spec import DecoderSpec, LinearSpec
+from compress.checkpoint.outline import Outline
 from compress.formats import FORMATS
 from compress.methods import METHODS
-from compress.plan.budget import one_by_one
-from compress.plan.output_format import choose_format
+from compress.plan.budget import budget_units, one_by_one, with_choice
+from compress.plan.checks import checked_layers
+from compress.plan.output_format import check_config, choose_format
 from compress.quant.scheme import QuantScheme
 from compress.recipe import Recipe
 from compress.recipe.matching import select
+from compress.recipe.placing import placed
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,19 @@ def rounded_linears(recipe: Recipe, spec: DecoderSpec) -> Iterator[Rounded]:
 def format_of(recipe: Recipe) -> str:
     """The format of the result, whichever of their candidates the stages take."""
     return choose_format(replace(recipe, stages=tuple(one_by_one(recipe.stages))))
+
+
+def check_rounded(recipe: Recipe, model: Outline) -> None:
+    """Errors of a plan whose stages do not round the layers of a model, or have no format that
+    holds them; with targets, in the smallest of their candidates."""
+    if not recipe.stages:
+        return
+    units = budget_units(recipe, model)
+    settled = with_choice(recipe, units, None)[0] if units else recipe
+    fmt = choose_format(settled)
+    modules, _ = checked_layers(settled, model, fmt)
+    with placed(recipe, "output.format"):
+        check_config(fmt, model.spec, model.shapes, modules)
 
 
 def why_not_rounded(recipe: Recipe, rounded: Sequence[Rounded], sizes: BlockSizes) -> str | None:

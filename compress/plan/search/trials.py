@@ -11,9 +11,8 @@ from compress.blocks.live import live_bytes
 from compress.checkpoint.outline import Outline
 from compress.edits.hybrid import HybridConfig, able_layers
 from compress.edits.hybrid import count_of as global_count
-from compress.edits.latent.source import attention_of
 from compress.edits.memory import Between, learned_bytes
-from compress.edits.mla import MlaConfig, splits
+from compress.edits.mla import MlaConfig
 from compress.edits.prune_depth import PruneDepthConfig, count_of
 from compress.edits.work import Work, forward_work, learned_work
 from compress.plan.memory_needs import LIVE_HEADS, LIVE_LOGITS
@@ -99,8 +98,14 @@ def windows_choosing(
 def latents_choosing(
     model: Outline, given: Outline, config: MlaConfig, data: CalibrationConfig
 ) -> Choosing:
-    """Of an open `mla`: the splits of its budget, behind a walk that looks at frequencies."""
-    tried = len(splits(attention_of(model), config))
+    """Of an `mla` of which the frequencies alone are open."""
+    return splits_choosing(model, given, 1, data)
+
+
+def splits_choosing(
+    model: Outline, given: Outline, tried: int, data: CalibrationConfig
+) -> Choosing:
+    """Of so many splits of the budget of an `mla`, behind a walk that looks at frequencies."""
     held = max(1, data.samples // HELD_OUT)
     rows = min(ROWS, max(1, data.samples - held))
     return Choosing(

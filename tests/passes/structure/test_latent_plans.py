@@ -18,19 +18,6 @@ from compress.verbs import make_plan
 from helpers.short_runs import WHOLE, YARN, mla, recipe
 
 
-def test_a_budget_is_split_so_that_groups_of_a_rounding_fit(tiny) -> None:
-    source = tiny("llama", num_key_value_heads=4)
-    data = {"sources": "self", "samples": 4, "length": 16}
-    rounds = {"method": "rtn", "scheme": "W4A16", "group_size": 16}
-    for multiple, fits in ((1, False), (16, True)):
-        asked = recipe(mla(kv_bytes=0.3, multiple_of=multiple), rounds, calibration=data)
-        if fits:
-            assert make_plan(asked, source).result.spec.blocks[0].sizes.latent.rank % 16 == 0
-        else:
-            with pytest.raises(RecipeError, match="not a multiple of 16"):
-                make_plan(asked, source)
-
-
 def test_frequencies_that_follow_from_no_theta_are_written_out_or_refused(tiny) -> None:
     source = tiny("llama", rope_parameters=YARN, max_position_embeddings=512)
     data = {"sources": "self", "samples": 4, "length": 16}
