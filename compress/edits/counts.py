@@ -28,6 +28,7 @@ def with_counts(config: Any, source: Outline, model: Outline) -> Any:
 
 def listed(noun: str, indices: Sequence[int]) -> str:
     """ "layer 2", "layers 0, 1 and 4"."""
+    assert indices, "there is nothing to list"
     *most, last = map(str, indices)
     return f"{noun}s {', '.join(most)} and {last}" if most else f"{noun} {last}"
 

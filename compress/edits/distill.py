@@ -247,6 +247,7 @@ def _trained_bytes(
     width: int,
 ) -> int:
     """Of the training itself."""
+    width = FP32 if config.tunes else width  # scales, norms and offsets are fp32 as they are
     length, rows = row_length(config, data), min(config.batch, MICRO)
     batch = MicroBatch(rows, length, checkpointed=config.recompute)
     if config.scope == ("block",):

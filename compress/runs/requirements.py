@@ -138,8 +138,7 @@ def _trainings(plan: Plan, checkpoint: Checkpoint) -> Iterator[Check]:
             yield partial(_check_length, stage.at("length"), config.length, context)
         data, skip = data_of(recipe, config, context)
         yield partial(_check_rows, stage.at("tokens"), config, data.length)
-        least = replace(data, samples=skip + LEAST_ROWS)
-        amount = partial(_check_training_text, least, skip, checkpoint, plan.spec.vocab)
+        amount = partial(_check_training_text, data, skip, checkpoint, plan.spec.vocab)
         yield partial(_placed, recipe, stage.label, amount)
 
 
@@ -148,7 +147,7 @@ def _check_training_text(
 ) -> None:
     """skip: rows of the data that the calibration reads."""
     try:
-        _check_amount(data, checkpoint, vocab)
+        _check_amount(data, checkpoint, vocab, fewest=skip + LEAST_ROWS)
     except DataError as error:
         why = f"; {skip} of them are the calibration's: name sources of its own" if skip else ""
         raise DataError(f"{error}{why}") from None
@@ -210,18 +209,22 @@ def _check_length(place: str, length: int, context: int) -> None:
         )
 
 
-def _check_amount(calibration: CalibrationConfig, checkpoint: Checkpoint, vocab: int) -> None:
+def _check_amount(
+    calibration: CalibrationConfig, checkpoint: Checkpoint, vocab: int, fewest: int | None = None
+) -> None:
     """That files hold text enough, found by drawing it: where they are so small that it is quick,
-    and larger ones hold enough."""
+    and larger ones hold enough. fewest: rows that do."""
     if any(source.kind not in ("text", "jsonl") for source in calibration.sources):
         return
     try:
         size = sum(p.stat().st_size for s in calibration.sources for p in source_files(s))
     except DataError:  # check_source says what is missing
         return
-    asked = calibration.samples * calibration.length
+    asked = (fewest or calibration.samples) * calibration.length
     if size < min(PLENTY * asked, QUICK_BYTES):
-        build(calibration, load_tokenizer(checkpoint.small), generate=None, vocab=vocab)
+        build(
+            calibration, load_tokenizer(checkpoint.small), generate=None, vocab=vocab, fewest=fewest
+        )
 
 
 def _check_class(plan: Plan) -> None:

@@ -29,7 +29,7 @@ def test_it_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     if name.startswith("mla"):  # of a latent, too
         sizes |= {"num_key_value_heads": 8, "head_dim": 32}
     source = tiny_models.make("llama", tmp_path / "source", **sizes)
-    low, high = between(name, source)
+    low, high = between(name, source, few_tokens(name))
     report = run(name, source, tmp_path / "out", overrides=few_tokens(name))
     assert name in OPEN or low <= report.result.bytes <= high
     spec = open_weights(Checkpoint.open(tmp_path / "out")).spec
@@ -70,9 +70,9 @@ def few_tokens(name: str) -> tuple[str, ...]:
     return (*(FEW if recipe.calibration else ()), *tokens, *windows, *NONE)
 
 
-def between(name: str, source: Path) -> tuple[int, int]:
+def between(name: str, source: Path, overrides: tuple[str, ...] = ()) -> tuple[int, int]:
     """The least and most bytes that the plan says."""
-    plan = make_plan(name, source)
+    plan = make_plan(name, source, overrides=overrides)
     return plan.bytes_range or (plan.shards.total_bytes, plan.shards.total_bytes)
 
 

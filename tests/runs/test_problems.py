@@ -82,6 +82,18 @@ def test_what_would_stop_a_training_stops_the_plan(
     assert not (tmp_path / "out.partial").exists()
 
 
+def test_a_training_draws_few_texts_as_its_run_does(tiny, tmp_path: Path) -> None:
+    """Two rows are less than there are sources, and the run draws as many as it is given."""
+    texts = []
+    for i in range(3):
+        path = tmp_path / f"{i}.txt"
+        path.write_text(WORDS[i:] * 4)
+        texts.append({"text": str(path)})
+    train = {"method": "distill", "tokens": 640, "length": 16, "batch": 4, "scope": "model"}
+    asked = recipe({**train, "sources": texts})
+    assert make_plan(asked, tiny("llama")).problems == ()
+
+
 def test_a_plan_without_problems_says_none(tiny, tmp_path: Path) -> None:
     plan = make_plan(recipe(GPTQ, calibration=text_source(tmp_path)), tiny("llama"))
     assert plan.problems == ()

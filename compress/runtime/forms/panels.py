@@ -49,7 +49,9 @@ class PackedPanels:
 
     @property
     def nbytes(self) -> int:
-        return self.panels.nbytes
+        kept = self.outliers
+        beside = 0 if kept is None else kept.columns.nbytes + kept.weight.nbytes
+        return self.panels.nbytes + beside
 
     def part(self, rows: slice) -> QuantizedTensor:
         """Some rows, their codes not packed."""
@@ -121,7 +123,8 @@ class PanelsForm:
         )
 
     def nbytes(self, facts: LinearFacts, how: Arithmetic) -> int:
-        """Codes, scales and zeros, of outputs and columns that only fill up, too."""
+        """Codes, scales and zeros, of outputs and columns that only fill up, too; not the columns
+        beside them, which headers do not count."""
         scheme, (rows, columns) = facts.scheme, facts.shape
         assert scheme is not None, "dense weights have a table of their own"
         layout = layout_for(math_of(scheme, columns, how.math))
@@ -230,6 +233,7 @@ def _alike(one: PackedPanels, other: PackedPanels) -> bool:
         other.scheme, b.shape[1], b.scales.dtype, b.plain, b.divisor, b.factor,
     )  # fmt: skip
     same = same and one.outliers is None and other.outliers is None
+    same = same and a.scales.shape[2:] == b.scales.shape[2:]  # squares keep one a panel
     if a.columns is None or b.columns is None:
         return same and a.columns is b.columns
     return same and torch.equal(a.columns, b.columns)
