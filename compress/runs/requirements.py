@@ -16,7 +16,6 @@ from compress.artifacts.recipe_exports import check_artifact
 from compress.checkpoint import Checkpoint, free_bytes
 from compress.edits.distill import DistillConfig
 from compress.errors import CompressError, DataError, OutputError, RecipeError
-from compress.passes.training.setting import data_of
 from compress.plan.memory_needs import sample_rows
 from compress.plan.plan import Plan
 from compress.plan.room import check_room
@@ -136,6 +135,9 @@ def _trainings(plan: Plan, checkpoint: Checkpoint) -> Iterator[Check]:
     for stage, config in _distilled(recipe):
         if config.length is not None:
             yield partial(_check_length, stage.at("length"), config.length, context)
+        # Late: only runs that train load what trains.
+        from compress.passes.training.setting import data_of
+
         data, skip = data_of(recipe, config, context)
         yield partial(_check_rows, stage.at("tokens"), config, data.length)
         amount = partial(_check_training_text, data, skip, checkpoint, plan.spec.vocab)

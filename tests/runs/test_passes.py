@@ -87,8 +87,8 @@ def _with_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     edits = MappingProxyType(
         {**EDITS, "cut": row(CutConfig, _plan_cut, _cut, _held, "cuts FFN channels")}
     )
-    for place in ("compress.edits", "compress.plan.passes", "compress.passes.edit"):
-        monkeypatch.setattr(f"{place}.EDITS", edits)
+    for place in ("edits", "plan.passes", "plan.search.splits", "passes.edit"):
+        monkeypatch.setattr(f"compress.{place}.EDITS", edits)
 
 
 def cut(keep: int) -> dict[str, Any]:
