@@ -64,7 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _case(side: Ours, requests: int, block: int) -> dict[str, Any]:
     held = Held()
-    side.serve(make_load(requests, side.decoder.spec.vocab), after=held.note, block=block)
+    jobs = make_load(requests, side.vocabulary)
+    side.run(side.engine(jobs, block), jobs, held.note)
     return {
         "block": block,
         "mean_length": round(held.mean_length, 2),

@@ -77,7 +77,7 @@ def _predicted(model: Path, shared: int) -> dict[str, float]:
 
 
 def _measure(side: Ours, shared: int, rounds: int) -> dict[str, Any]:
-    jobs = _jobs(rounds + 1, shared, side.decoder.spec.vocab)
+    jobs = _jobs(rounds + 1, shared, side.vocabulary)
     engines = {"cold": side.engine(jobs, BLOCK, reuse=False), "cached": side.engine(jobs, BLOCK)}
     seconds: dict[str, list[float]] = {name: [] for name in engines}
     hits: list[int] = []

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,8 @@ import torch
 from benchmarks.runtime.timings import Timings
 from compress.checkpoint import Checkpoint
 from compress.formats import open_weights
-from compress.runtime.decoder.decoder import Decoder
-from compress.runtime.decoder.kv import KVCache
 from compress.runtime.engine.engine import Engine
-from compress.runtime.engine.refusals import ModelFacts
-from compress.runtime.engine.runner import LocalRunner
+from compress.runtime.loading.open_engine import Opening, open_engine
 from compress.runtime.sequences.request import Request, Sampling
 from compress.speed.load import LoadRequest
 
@@ -23,16 +21,21 @@ Watch = Callable[[Engine], None]
 
 
 class Ours:
-    """kv: how keys and values are stored; in the dtype of the model where it is None."""
+    """kv: how keys and values are stored; in the dtype of the model where it is None.
+
+    Loads that are served one after another share an engine, as with the other sides; it keeps no
+    prefixes, as they repeat."""
 
     def __init__(self, model: Path, dtype: torch.dtype, kv: torch.dtype | None = None) -> None:
-        self.decoder = Decoder.load(open_weights(Checkpoint.open(model)), dtype=dtype)
-        self.kv = dtype if kv is None else kv
+        self.weights, self.how = open_weights(Checkpoint.open(model)), Opening(dtype, kv_dtype=kv)
+        self.kept, _ = open_engine(self.weights, replace(self.how, reuse=False))
 
-    def serve(
-        self, jobs: Sequence[LoadRequest], after: Watch | None = None, block: int = BLOCK
-    ) -> Timings:
-        return self.run(self.engine(jobs, block), jobs, after)
+    @property
+    def vocabulary(self) -> int:
+        return self.weights.spec.vocab
+
+    def serve(self, jobs: Sequence[LoadRequest]) -> Timings:
+        return self.run(self.kept, jobs)
 
     def run(
         self, engine: Engine, jobs: Sequence[LoadRequest], after: Watch | None = None
@@ -55,12 +58,10 @@ class Ours:
         self, jobs: Sequence[LoadRequest], block: int = BLOCK, *, reuse: bool = True
     ) -> Engine:
         """A new one with room for all these, so that nothing is left of the last load."""
-        how, spec = self.decoder.how, self.decoder.spec
-        blocks = 1 + sum(-(-(len(job.prompt) + job.output) // block) + 1 for job in jobs)
-        device = self.decoder.device
-        cache = KVCache(how, [blocks] * len(how.windows), block, dtype=self.kv, device=device)
-        facts = ModelFacts(context=spec.context or 4096, vocabulary=spec.vocab)
-        return Engine(LocalRunner(self.decoder, cache), facts, reuse=reuse)
+        blocks = sum(-(-(len(job.prompt) + job.output) // block) + 1 for job in jobs)
+        how = replace(self.how, cache_tokens=blocks * block, block_size=block, reuse=reuse)
+        engine, _ = open_engine(self.weights, how)
+        return engine
 
 
 class Static:

@@ -102,7 +102,7 @@ def _measure(
     engine = sides["engine"]
     assert isinstance(engine, Ours)
     for count in options.requests:
-        jobs = make_load(count, engine.decoder.spec.vocab)
+        jobs = make_load(count, engine.vocabulary)
         expected = _predicted(model, options, jobs)
         runs: dict[str, list[Timings]] = {name: [] for name in sides}
         for number in range(options.rounds + (not options.no_warmup)):

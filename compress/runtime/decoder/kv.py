@@ -104,7 +104,8 @@ def _zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Te
     system has them: blocks lie anywhere, and each small page would have to be looked up."""
     if device.type != "cpu":
         return torch.zeros(*shape, dtype=dtype, device=device)
-    pages = mmap.mmap(-1, prod(shape) * dtype.itemsize)
+    # Of its own process alone: pages that processes may share are small by default.
+    pages = mmap.mmap(-1, prod(shape) * dtype.itemsize, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # a kernel without them
             pages.madvise(mmap.MADV_HUGEPAGE)
