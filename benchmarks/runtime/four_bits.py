@@ -1,0 +1,202 @@
+"""4 bits in the engine beside llama.cpp and onnxruntime-genai: prompts and outputs, by batch.
+
+    python -m benchmarks.runtime.four_bits [400m] [--batches 1 8] [--threads 1] [--rounds 5]
+
+One model in groups of 32, the head too, rounded by us; the same codes go into a GGUF file (Q4_0)
+and a folder for onnxruntime-genai, so all read the same weights. Sides take turns: the engine in
+each math, and in fp32 from the source's 16 bits; llama.cpp and onnxruntime-genai as they come,
+which round inputs to 8 bits. A batch is of texts of one length that begin together. `decode` is
+tokens behind the first by seconds, `prefill` tokens of the prompts by the seconds to the first of
+all texts; medians of the rounds. ratios: the engine's decode over the fastest of the two peers, and
+over the engine's from 16 bits. The result goes to benchmarks/results. llama.cpp needs its
+environment (benchmarks/peers/README.md, $LLAMA_CPP_PYTHON).
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from benchmarks.export.genai_speed import ENDS, HEAD
+from benchmarks.models import SHAPES, make
+from benchmarks.processes import REPO, run, write_result
+from benchmarks.runtime.setting import setting
+from compress.checkpoint import Checkpoint
+from compress.formats import open_weights
+from compress.runtime.loading.open_engine import Opening, open_engine
+from compress.runtime.sequences.request import Request, Sampling
+from compress_kernels.panels import Math
+
+PROMPT, OUTPUT = 128, 64
+SCRIPT = Path(__file__).with_name("llama_serve.py")
+PYTHON = REPO / ".venv-peers" / "llama-cpp-python" / "bin" / "python"
+PEERS = ("llama.cpp", "onnxruntime-genai")
+MATHS: tuple[Math, ...] = ("exact", "int16", "int8")
+Prompts = list[list[int]]
+Serve = Callable[[Prompts], dict[str, float]]
+
+
+def engine_side(model: Path, math: Math) -> Serve:
+    how = Opening(math=math, reuse=False, cache_tokens=1 << 14)
+    engine, _ = open_engine(open_weights(Checkpoint.open(model)), how)
+
+    def serve(prompts: Prompts) -> dict[str, float]:
+        start = time.perf_counter()
+        for number, ids in enumerate(prompts):
+            sampling = Sampling(max_tokens=OUTPUT, ignore_eos=True)
+            engine.add(Request(str(number), tuple(ids), sampling))
+        waiting = {str(number) for number in range(len(prompts))}
+        while waiting:
+            waiting -= {update.id for update in engine.step() if update.tokens}
+        first, cpu = time.perf_counter(), time.process_time()
+        while not engine.idle:
+            engine.step()
+        spent = time.process_time() - cpu
+        return {"first_s": first - start, "rest_s": time.perf_counter() - first, "cpu_s": spent}
+
+    return serve
+
+
+def llama_side(file: Path, threads: int, texts: int, stack: ExitStack) -> Serve:
+    python = os.environ.get("LLAMA_CPP_PYTHON", str(PYTHON))
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    words = [python, str(SCRIPT), str(file), str(threads), str(PROMPT + OUTPUT), str(texts)]
+    log = stack.enter_context(file.with_suffix(".log").open("wb"))
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(
+        words, env=environment, stdin=pipe, stdout=pipe, stderr=log, text=True
+    )
+    stack.callback(process.kill)
+
+    def answer() -> dict[str, Any]:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("{"):
+                return dict(json.loads(line))
+        raise RuntimeError("llama.cpp died: " + file.with_suffix(".log").read_text()[-2000:])
+
+    answer()
+
+    def serve(prompts: Prompts) -> dict[str, float]:
+        assert process.stdin is not None
+        print(json.dumps([prompts, OUTPUT]), file=process.stdin, flush=True)
+        return answer()
+
+    return serve
+
+
+def genai_side(folder: Path, threads: int) -> Serve:
+    import onnxruntime_genai as genai
+
+    from benchmarks.export.generate import PAUSE, opened
+
+    model = opened(str(folder), threads)
+
+    def serve(prompts: Prompts) -> dict[str, float]:
+        time.sleep(PAUSE)  # threads of a side before may still spin
+        parameters, length = genai.GeneratorParams(model), PROMPT + OUTPUT
+        asked = {"max_length": length, "min_length": length, "batch_size": len(prompts)}
+        parameters.set_search_options(do_sample=False, **asked)
+        generator = genai.Generator(model, parameters)
+        start = time.perf_counter()
+        generator.append_tokens([token for ids in prompts for token in ids])
+        generator.generate_next_token()
+        first, cpu = time.perf_counter(), time.process_time()
+        for _ in range(OUTPUT - 1):
+            generator.generate_next_token()
+        spent = time.process_time() - cpu
+        return {"first_s": first - start, "rest_s": time.perf_counter() - first, "cpu_s": spent}
+
+    return serve
+
+
+def made(name: str, work: Path) -> dict[str, Path]:
+    """The source, and its codes in each form."""
+    model = REPO / "examples" / name if name == "tale-6m" else work / name
+    if name != "tale-6m":
+        make(model, SHAPES[name])
+    ends = ENDS if name == "tale-6m" else HEAD
+    recipe, codes = work / "int4.yaml", work / "int4"
+    stage = "{method: rtn, scheme: W4A16, group_size: 32}"
+    recipe.write_text(f"name: int4\ndescription: int4\nstages:\n  - {stage}\n{ends}")
+    cli = [sys.executable, "-m", "compress.cli"]
+    run([*cli, "run", str(recipe), "--model", str(model), "--out", str(codes)], work / "run.log")
+    for form in ("gguf", "onnx-genai"):
+        command = [*cli, "export", str(codes), "--to", form, "-o", str(work / form)]
+        run([*command, "--no-verify"], work / f"{form}.log")
+    (file,) = (work / "gguf").glob("*.gguf")
+    return {"source": model, "codes": codes, "gguf": file, "genai": work / "onnx-genai"}
+
+
+def rates(runs: Sequence[Mapping[str, float]], texts: int) -> dict[str, float]:
+    """Tokens a second."""
+    more = texts * (OUTPUT - 1)
+    found = {
+        "decode": median(more / x["rest_s"] for x in runs),
+        "decode_by_cpu": median(more / x["cpu_s"] for x in runs),
+        "prefill": median(texts * PROMPT / x["first_s"] for x in runs),
+    }
+    return {name: float(f"{rate:.4g}") for name, rate in found.items()}
+
+
+def measure(sides: Mapping[str, Serve], batch: int, rounds: int) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(0)
+    prompts = torch.randint(5, 4000, (batch, PROMPT), generator=generator).tolist()
+    runs: dict[str, list[dict[str, float]]] = {name: [] for name in sides}
+    for number in range(rounds + 1):
+        for name in list(sides)[:: 1 if number % 2 else -1]:
+            found = sides[name](prompts)
+            if number:
+                runs[name].append(found)
+    of = {name: rates(each, batch) for name, each in runs.items()}
+    others = {
+        "the faster peer": max(of[name]["decode"] for name in PEERS),
+        "16 bits": of["engine, 16 bits"]["decode"],
+    }
+    ratios = {
+        f"{math} over {name}": round(of[f"engine, {math}"]["decode"] / other, 2)
+        for math in MATHS
+        for name, other in others.items()
+    }
+    return {"texts": batch, **of, "ratios": ratios}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model", nargs="?", default="400m", choices=["tale-6m", "400m"])
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=5, help="one more, not counted, comes first")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(options.threads)
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        files = made(options.model, Path(folder))
+        sides = {f"engine, {math}": engine_side(files["codes"], math) for math in MATHS}
+        sides["engine, 16 bits"] = engine_side(files["source"], "exact")
+        texts = max(options.batches)
+        sides["llama.cpp"] = llama_side(files["gguf"], options.threads, texts, stack)
+        sides["onnxruntime-genai"] = genai_side(files["genai"], options.threads)
+        result = {
+            **setting("benchmarks.runtime.four_bits"),
+            "model": options.model,
+            "prompt": PROMPT,
+            "output": OUTPUT,
+            "rounds": options.rounds,
+            "gguf_bytes": files["gguf"].stat().st_size,
+            "cases": [measure(sides, batch, options.rounds) for batch in options.batches],
+        }
+    write_result(f"runtime_four_bits_{options.model}", result)
+
+
+if __name__ == "__main__":
+    main()
