@@ -130,8 +130,10 @@ def _distilled(recipe: Recipe) -> Iterator[tuple[EditStage, DistillConfig]]:
 
 
 def _trainings(plan: Plan, checkpoint: Checkpoint) -> Iterator[Check]:
-    """Rows that the model can read, two of them or more, and text enough for those."""
+    """Something to train, rows that the model can read, two of them or more, and text enough for
+    those."""
     recipe, context = plan.recipe, plan.spec.context
+    yield partial(_check_changed, plan)
     for stage, config in _distilled(recipe):
         if config.length is not None:
             yield partial(_check_length, stage.at("length"), config.length, context)
@@ -142,6 +144,19 @@ def _trainings(plan: Plan, checkpoint: Checkpoint) -> Iterator[Check]:
         yield partial(_check_rows, stage.at("tokens"), config, data.length)
         amount = partial(_check_training_text, data, skip, checkpoint, plan.spec.vocab)
         yield partial(_placed, recipe, stage.label, amount)
+
+
+def _check_changed(plan: Plan) -> None:
+    """RecipeError for a training of what edits changed where that is nothing."""
+    for each in plan.model.edits:
+        stage = each.stage
+        if stage is None or not isinstance(stage.config, DistillConfig):
+            continue
+        if stage.config.train == ("changed",) and not plan.model.student_of(each).changed:
+            raise RecipeError(
+                f"{stage.at('train')}: is changed, and no edit changes a tensor before it; set"
+                " train: all, or put an edit before it"
+            )
 
 
 def _check_training_text(
