@@ -24,6 +24,7 @@ from compress.recipe.evaluation_config import DEFAULT_WINDOW_CAP
 from compress.recipe.placing import placed
 from compress.recipe.task_config import TaskConfig
 from compress.report.units import two_sizes
+from compress.runs.shared_text import check_copies
 from compress.text.tokenizer import load_tokenizer
 from compress_calibration.config import CalibrationConfig, SourceConfig
 from compress_calibration.dataset import build
@@ -71,6 +72,8 @@ def requirement_checks(
     sources = list(_sources(recipe, calibration))
     for key, source in sources:
         yield partial(_placed, recipe, key, partial(check_source, source))
+    for stage, _ in _distilled(recipe):
+        yield partial(check_copies, recipe, stage, checkpoint)
     yield from _tasks(plan)
     prompts = evaluation is not None and bool(evaluation.samples.prompts or evaluation.tasks)
     if prompts or any(source.kind != "self" for _, source in sources):
