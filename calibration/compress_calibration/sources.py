@@ -23,15 +23,18 @@ BUFFER_CHARS = 1 << 25
 BUFFER_HUB_DOCUMENTS = 4096
 
 
-def documents(source: SourceConfig, tokenizer: Tokenizer) -> Iterator[str]:
+def documents(
+    source: SourceConfig, tokenizer: Tokenizer, piece: int | None = None
+) -> Iterator[str]:
     """Whole documents in file order, white space at their ends kept only inside rows.
 
     `tokenizer` renders chats; plain text never asks it. Blank documents are left out, they hold
-    no tokens. A text file without the separator is one document, read as a whole. Raises
-    DataError naming file and line, also where a document has more than readers.MOST_CHARS;
-    DependencyError where a reader needs an extra.
+    no tokens. A text file without the separator is one document, read as a whole. piece: characters
+    that a document of a text file is cut at, to bound memory. Raises DataError naming file and
+    line, also where a document has more than readers.MOST_CHARS; DependencyError where a reader
+    needs an extra.
     """
-    return _not_blank(_read(source, tokenizer, None, None))
+    return _not_blank(_read(source, tokenizer, piece, None))
 
 
 def drawn_documents(

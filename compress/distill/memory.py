@@ -137,12 +137,21 @@ def walked_bytes(model: Outline, rows: int, length: int, *, head: bool) -> int:
     return states + max(in_block, of_head if head else 0)
 
 
-def all_shapes(student: Outline) -> list[tuple[int, ...]]:
-    """Of what `train: all` trains."""
+def all_names(student: Outline) -> list[str]:
+    """Tensors that `train: all` trains."""
     spec = student.spec
     blocks = (tensor for block in spec.blocks for tensor, _ in block.modules)
-    names = dict.fromkeys([*blocks, *(tensor for tensor, _ in spec.outside)])
-    return [student.tensors[name].shape for name in names]
+    return list(dict.fromkeys([*blocks, *(tensor for tensor, _ in spec.outside)]))
+
+
+def all_shapes(student: Outline) -> list[tuple[int, ...]]:
+    """Of what `train: all` trains."""
+    return [student.tensors[name].shape for name in all_names(student)]
+
+
+def some_shapes(student: Outline, names: Collection[str]) -> list[tuple[int, ...]]:
+    """Of what is trained where these tensors alone are."""
+    return [student.tensors[name].shape for name in all_names(student) if name in names]
 
 
 def adapter_shapes(spec: DecoderSpec, rank: int) -> list[tuple[int, ...]]:

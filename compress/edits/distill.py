@@ -6,7 +6,7 @@ teacher's. Scope `block` trains each block alone to give what the source's gave,
 whole model on the divergence of its next tokens. Names, shapes and config.json stay as they are.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Literal
@@ -19,6 +19,7 @@ from compress.distill.memory import (
     all_shapes,
     block_bytes,
     model_bytes,
+    some_shapes,
     tuned_shapes,
     walked_bytes,
 )
@@ -199,20 +200,37 @@ def plan(source: Outline, config: DistillConfig) -> Edited:
     return Edited(dict(source.config), tuple(source.entries))
 
 
-def smaller(config: DistillConfig, stage: str) -> Iterator[tuple[str, DistillConfig]]:
+@dataclass(frozen=True, slots=True, eq=False)
+class Student:
+    """What a pass trains. stored: the checkpoint of codes that stands for `model`, where stages
+    have rounded it. changed: tensors that edits before the pass have changed."""
+
+    model: Outline
+    stored: Outline | None = None
+    changed: Collection[str] = ()
+
+
+def smaller(
+    config: DistillConfig, student: Student, stage: str
+) -> Iterator[tuple[str, DistillConfig]]:
     """Options that take less memory in scope model, the mildest first: as a command line sets them,
     and all of them. stage: its place in the recipe."""
     if config.scope != ("model",):
         return
-    shared, adapted = f"--set {stage}.recompute=true", f"--set {stage}.train=lora"
+    shared = f"--set {stage}.recompute=true"
     if not config.recompute:
         yield shared, replace(config, recompute=True)
-    if not config.tunes and config.train != ("lora",):
-        lora = replace(config, train=("lora",))
-        yield adapted, lora
-        yield f"{adapted} with {shared}", replace(lora, recompute=True)
-        block = replace(config, scope=("block",), train=("all",), **OF_MODEL)
-        yield f"--set {stage}.scope=block", block
+    if config.tunes:
+        return
+    every: tuple[TrainName, ...] = ("all", "changed", "lora")
+    for train in every[every.index(config.train[0]) + 1 :]:
+        if train == "changed" and not student.changed:
+            continue
+        less, words = replace(config, train=(train,)), f"--set {stage}.train={train}"
+        yield words, less
+        yield f"{words} with {shared}", replace(less, recompute=True)
+    block = replace(config, scope=("block",), train=("all",), **OF_MODEL)
+    yield f"--set {stage}.scope=block", block
 
 
 def row_length(config: DistillConfig, data: CalibrationConfig | None) -> int:
@@ -221,52 +239,49 @@ def row_length(config: DistillConfig, data: CalibrationConfig | None) -> int:
 
 
 def training_bytes(
-    source: Outline,
+    student: Student,
     given: Outline,
     config: DistillConfig,
     data: CalibrationConfig | None,
-    stored: Outline | None = None,
     width: int = FP32,
 ) -> int:
-    """Most bytes that a pass of one scope works with. given: the model that the teacher is. stored:
-    the checkpoint of codes that stands for `source`, where stages have rounded it. width: bytes of
-    a number that blocks compute with."""
+    """Most bytes that a pass of one scope works with. given: the model that the teacher is. width:
+    bytes of a number that blocks compute with."""
     whole = config.scope == ("model",)
-    walks = (given, source) if not whole else (given,) if config.by_cache else ()
+    walks = (given, student.model) if not whole else (given,) if config.by_cache else ()
     length = row_length(config, data)
     walked = (walked_bytes(x, config.rows(length), length, head=whole) for x in walks)
-    return max(_trained_bytes(source, given, config, data, stored, width), *walked, 0)
+    return max(_trained_bytes(student, given, config, data, width), *walked, 0)
 
 
 def _trained_bytes(
-    source: Outline,
+    student: Student,
     given: Outline,
     config: DistillConfig,
     data: CalibrationConfig | None,
-    stored: Outline | None,
     width: int,
 ) -> int:
     """Of the training itself."""
     width = FP32 if config.tunes else width  # scales, norms and offsets are fp32 as they are
     length, rows = row_length(config, data), min(config.batch, MICRO)
-    batch = MicroBatch(rows, length, checkpointed=config.recompute)
+    batch, model = MicroBatch(rows, length, checkpointed=config.recompute), student.model
     if config.scope == ("block",):
         moving = config.moves_codes
-        return block_bytes(source, batch, config.optimizer, moving=moving, width=width).total
-    trained = trained_shapes(config, source, stored)
+        return block_bytes(model, batch, config.optimizer, moving=moving, width=width).total
+    trained = trained_shapes(config, student)
     teacher = None if config.by_cache else given
-    return model_bytes(source, trained, batch, config.optimizer, teacher, width).total
+    return model_bytes(model, trained, batch, config.optimizer, teacher, width).total
 
 
-def trained_shapes(
-    config: DistillConfig, student: Outline, stored: Outline | None
-) -> list[tuple[int, ...]]:
-    """Of what scope model trains; arguments as of `training_bytes`."""
-    if stored is not None:
-        return tuned_shapes(student, stored)
+def trained_shapes(config: DistillConfig, student: Student) -> list[tuple[int, ...]]:
+    """Of what scope model trains."""
+    if student.stored is not None:
+        return tuned_shapes(student.model, student.stored)
     if config.train == ("lora",):
-        return adapter_shapes(student.spec, config.rank)
-    return all_shapes(student)
+        return adapter_shapes(student.model.spec, config.rank)
+    if config.train == ("changed",):
+        return some_shapes(student.model, student.changed)
+    return all_shapes(student.model)
 
 
 def why_not_tuned(scheme: QuantScheme, coded: bool) -> str | None:

@@ -9,6 +9,8 @@ that writes it to what brings the narrow stream to the source's. A head that is 
 it, or with `head: own` gets weights of its own.
 """
 
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -17,7 +19,7 @@ from compress.arch.resize.config import resized
 from compress.arch.resize.entries import entries
 from compress.arch.resize.shape import Shape
 from compress.checkpoint.outline import Outline
-from compress.checkpoint.shards.layout import Entry
+from compress.checkpoint.shards.layout import Entry, nbytes
 from compress.checkpoint.ties import head_name, tied_config
 from compress.edits.counts import Amount, check_amount, counted_of
 from compress.edits.edit import Edited
@@ -82,8 +84,39 @@ def plan(source: Outline, config: PruneHiddenConfig) -> Edited:
     left = entries(source.spec, source.entries, shape)
     if config.head is None:
         return Edited(made.config, left, made.notes)
-    parted = tied_config(made.config, tied=False)
-    return Edited(parted, (*left, _head(source, keep)), made.notes)
+    parted, own = tied_config(made.config, tied=False), (*left, _head(source, keep))
+    return Edited(parted, own, (*made.notes, *_same_bytes(source, own, keep)))
+
+
+def _same_bytes(source: Outline, own: Sequence[Entry], keep: int) -> Iterator[str]:
+    """A line that names the width which takes these bytes where the embedding stays the head: to
+    part them costs a width of its own, and which loses less differs from model to model."""
+    most = sum(map(nbytes, own))
+
+    def fits(hidden: int) -> bool:
+        left = entries(source.spec, source.entries, Shape(hidden=hidden))
+        return sum(map(nbytes, left)) <= most
+
+    widths = range(keep, source.spec.hidden + 1)
+    wide = widths[bisect_left(widths, True, key=lambda hidden: not fits(hidden)) - 1]
+    while wide > keep and not _is_carried(source, wide):
+        wide -= 1
+    if wide == source.spec.hidden:
+        yield f"with a head of its own hidden {keep} takes no less than hidden {wide}, all of it"
+    elif wide > keep:
+        yield (
+            f"with a head of its own hidden {keep} takes the bytes of hidden {wide} without: try"
+            " both, and take what loses less"
+        )
+
+
+def _is_carried(source: Outline, hidden: int) -> bool:
+    """Whether a class of transformers takes the width."""
+    try:
+        resized(source.config, source.spec, Shape(hidden=hidden))
+    except CheckpointError:
+        return False
+    return True
 
 
 def _head(source: Outline, keep: int) -> Entry:

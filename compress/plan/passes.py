@@ -11,7 +11,7 @@ from compress.checkpoint.outline import Outline, outline_from
 from compress.distill.memory import gradient_bytes
 from compress.edits import EDITS
 from compress.edits.counts import with_counts
-from compress.edits.distill import SOURCE, DistillConfig, row_length, smaller, training_bytes
+from compress.edits.distill import SOURCE, DistillConfig, Student, row_length
 from compress.edits.edit import ByTensor, ByTraining, copied_bytes
 from compress.edits.learned import BySite
 from compress.edits.memory import Between, learned_bytes, looked_by
@@ -31,6 +31,8 @@ from compress.plan.search.trials import (
     sizes_choosing,
     splits_choosing,
 )
+from compress.plan.training.changed import changed_before
+from compress.plan.training.size import training_size
 from compress.plan.training.teachers import NO_TEACHERS, Teachers, check_teacher
 from compress.recipe import EditStage, Recipe
 from compress.recipe.placing import placed
@@ -132,9 +134,8 @@ def edit_size(
 
     model: of the run. data: that the recipe calibrates on; dtype: of blocks.
     """
-    stored = planned.source if planned.tunes else None
     given, stage = model.taught_by(planned), planned.stage
-    source = planned.source if stored is None else model.rounded
+    source = model.rounded if planned.tunes else planned.source
     assert stage is not None, "the pass is no edit"
     work = EDITS[stage.method].work
     if isinstance(work, BySite | ByBasis):
@@ -151,17 +152,8 @@ def edit_size(
             counted += training_work(source, source, data.samples * data.length, 0, head=True)
         return EditSize(planned.label, source, most, counted)
     if isinstance(work, ByTraining):
-        width = dtype.itemsize
-        most = training_bytes(source, given, stage.config, data, stored, width)
-        tokens, whole = stage.config.tokens, stage.config.scope == ("model",)
-        length = row_length(stage.config, data)
-        rows = stage.config.rows(length) * length
-        counted = training_work(source, given, tokens, rows, head=whole)
-        less = tuple(
-            (words, training_bytes(source, given, config, data, stored, width))
-            for words, config in smaller(stage.config, stage.label)
-        )
-        return EditSize(planned.label, source, most, counted, less)
+        student = model.student_of(planned)
+        return training_size(planned.label, stage, student, given, data, dtype)
     run = min(max(info.numel for info in source.tensors.values()), ROWS_AT_ONCE)
     most = copied_bytes(source, run)
     if isinstance(work, ByTensor):
@@ -217,6 +209,12 @@ class EditedModel:
         """The model that a pass trains by; the source for any other pass."""
         other = self.teachers.get(planned.teacher)
         return self.source if other is None else other.outline
+
+    def student_of(self, planned: PassPlan) -> Student:
+        """What a pass that trains has in memory."""
+        if planned.tunes:
+            return Student(self.rounded, planned.source)
+        return Student(planned.source, changed=changed_before(self.edits, planned))
 
     @property
     def rounded(self) -> Outline:

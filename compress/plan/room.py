@@ -4,7 +4,7 @@ The estimate is compared with all memory that this process may have: what is mor
 tolerance of estimates is refused, what is between is tried, with a warning.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -135,12 +135,21 @@ def _remedy(run_size: RunSize, room: Room) -> str:
         # No change is named on top of one that does alone.
         if fits(other) and not any(words.startswith(f"{alone} with ") for alone in found):
             found.append(words)
+    trained = {words: _peak(other, room) for words, other in _trained_otherwise(run_size)}
     if found:
-        return f"what would fit: {', or '.join(found[:NAMED])}"
-    least = min(
-        _peak(other, room) for other in (run_size, *(other for _, other in _changes(run_size)))
-    )
-    return f"the least that any recipe needs for this model is {size(least)}"
+        count = max(NAMED, sum(words in trained for words in found))
+        return f"what would fit: {', or '.join(_told(found[:count], trained))}"
+    peaks = [_peak(other, room) for other in (run_size, *(x for _, x in _changes(run_size)))]
+    if min(trained.values(), default=peaks[0]) < peaks[0]:
+        least = sorted(trained, key=trained.__getitem__)[:NAMED]
+        return f"no option of the training fits; the least take {', '.join(_told(least, trained))}"
+    return f"the least that any recipe needs for this model is {size(min(peaks))}"
+
+
+def _told(named: Iterable[str], trained: Mapping[str, int]) -> Iterator[str]:
+    """Changes, those of a training with the bytes of the run that has them."""
+    for words in named:
+        yield f"{words} ({size(trained[words])})" if words in trained else words
 
 
 def _smaller(run_size: RunSize, fits: Fits) -> Iterator[str]:

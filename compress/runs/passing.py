@@ -31,12 +31,8 @@ def _of_pass(plan: Plan, planned: PassPlan, dtype: torch.dtype) -> Iterator[File
     given, stage = plan.source, planned.stage
     if stage is not None and isinstance(stage.config, DistillConfig):
         teacher, length = plan.model.taught_by(planned), row_length(stage.config, data)
-        student, stored = planned.source, None
-        if planned.tunes:
-            student, stored = plan.model.rounded, planned.source
-        fixed, each = training_files(
-            stage.config, student, teacher, length=length, width=width, stored=stored
-        )
+        student = plan.model.student_of(planned)
+        fixed, each = training_files(stage.config, student, teacher, length=length, width=width)
         rows, bound = stage.config.rows(length), stage.config.samples
         key = "tokens" if bound is None else "samples"
         each, count = (each, rows * length) if bound is None else (each * length, rows)

@@ -31,6 +31,7 @@ from compress.recipe.schema import Target
 from compress.runs.options import RunOptions
 from compress.runs.output import run_checks, space_warnings
 from compress.runs.requirements import problems, requirement_checks
+from compress.runs.shared_text import shared_warnings
 from compress.runs.size_range import result_range
 from compress_calibration.config import CalibrationConfig
 
@@ -60,7 +61,8 @@ def make_plan(
     checkpoint, given = open_source(checked, source)
     plan, compute = plan_of(checked, checkpoint, given, options)
     plan = in_room(plan, find_room(device, memory))
-    plan = replace(plan, warnings=(*plan.warnings, *left_out(plan.run_size, plan.room)))
+    left, shared = left_out(plan.run_size, plan.room), shared_warnings(plan, checkpoint)
+    plan = replace(plan, warnings=(*plan.warnings, *left, *shared))
     if out is not None and Path(out).absolute().parent.is_dir():
         folder = Path(f"{out}.partial").absolute()
         plan = replace(plan, warnings=(*plan.warnings, *space_warnings(plan, folder, compute)))

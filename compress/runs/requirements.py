@@ -24,6 +24,7 @@ from compress.recipe.evaluation_config import DEFAULT_WINDOW_CAP
 from compress.recipe.placing import placed
 from compress.recipe.task_config import TaskConfig
 from compress.report.units import two_sizes
+from compress.runs.shared_text import check_copies
 from compress.text.tokenizer import load_tokenizer
 from compress_calibration.config import CalibrationConfig, SourceConfig
 from compress_calibration.dataset import build
@@ -71,6 +72,8 @@ def requirement_checks(
     sources = list(_sources(recipe, calibration))
     for key, source in sources:
         yield partial(_placed, recipe, key, partial(check_source, source))
+    for stage, _ in _distilled(recipe):
+        yield partial(check_copies, recipe, stage, checkpoint)
     yield from _tasks(plan)
     prompts = evaluation is not None and bool(evaluation.samples.prompts or evaluation.tasks)
     if prompts or any(source.kind != "self" for _, source in sources):
@@ -130,8 +133,10 @@ def _distilled(recipe: Recipe) -> Iterator[tuple[EditStage, DistillConfig]]:
 
 
 def _trainings(plan: Plan, checkpoint: Checkpoint) -> Iterator[Check]:
-    """Rows that the model can read, two of them or more, and text enough for those."""
+    """Something to train, rows that the model can read, two of them or more, and text enough for
+    those."""
     recipe, context = plan.recipe, plan.spec.context
+    yield partial(_check_changed, plan)
     for stage, config in _distilled(recipe):
         if config.length is not None:
             yield partial(_check_length, stage.at("length"), config.length, context)
@@ -142,6 +147,19 @@ def _trainings(plan: Plan, checkpoint: Checkpoint) -> Iterator[Check]:
         yield partial(_check_rows, stage.at("tokens"), config, data.length)
         amount = partial(_check_training_text, data, skip, checkpoint, plan.spec.vocab)
         yield partial(_placed, recipe, stage.label, amount)
+
+
+def _check_changed(plan: Plan) -> None:
+    """RecipeError for a training of what edits changed where that is nothing."""
+    for each in plan.model.edits:
+        stage = each.stage
+        if stage is None or not isinstance(stage.config, DistillConfig):
+            continue
+        if stage.config.train == ("changed",) and not plan.model.student_of(each).changed:
+            raise RecipeError(
+                f"{stage.at('train')}: is changed, and no edit changes a tensor before it; set"
+                " train: all, or put an edit before it"
+            )
 
 
 def _check_training_text(

@@ -54,6 +54,7 @@ from compress.runs.planning import in_room, plan_of
 from compress.runs.requirements import check_requirements
 from compress.runs.resumed import where_it_goes_on
 from compress.runs.session import Session
+from compress.runs.shared_text import shared_warnings
 from compress.runs.summary import FOLDER, build_report, write_report
 
 
@@ -117,6 +118,7 @@ def prepare(
     room = replace(find_room(device), drawn=is_drawn(output))
     plan = in_room(plan, room)
     check_requirements(plan, checkpoint, compute, device, drawn=room.drawn)
+    shared = shared_warnings(plan, checkpoint)
     checkpoint = _hashed(checkpoint, plan.source.spec, progress)
     weights = open_weights(checkpoint, plan.source.spec)
     teachers = sealed(plan.teachers)
@@ -144,6 +146,7 @@ def prepare(
         progress,
         measuring,
         teachers=teachers,
+        shared=shared,
     )
 
 

@@ -21,7 +21,8 @@ class Session:
     measuring: the time that sensitivities took, where they were not known before.
     loads: how plain transformers loads what the edits left; None before it was asked.
     teachers: other models that passes train by, sealed.
-    side_files: name -> sha256 of what goes along with the weights.
+    side_files: name -> sha256 of what goes along with the weights. shared: lines on texts that are
+    learned from and evaluated on, in two files.
     """
 
     plan: Plan
@@ -36,3 +37,4 @@ class Session:
     measuring: StageRecord | None = None
     loads: StockLoad | None = None
     teachers: Teachers = field(default_factory=lambda: NO_TEACHERS)
+    shared: tuple[str, ...] = ()

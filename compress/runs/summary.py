@@ -78,6 +78,7 @@ def build_report(
         ),
         warnings=(
             *plan.warnings,
+            *session.shared,
             *slow_kernels(session.device),
             *measured.left_out,
             *([RESUMED] if journal.resumed else []),

@@ -21,7 +21,6 @@ from compress.passes.copying import copy
 from compress.passes.edit import WRITTEN
 from compress.passes.structure.files import remove_files
 from compress.passes.structure.tokens import skeleton_of
-from compress.passes.training.changed import changed_tensors
 from compress.passes.training.codes import codes_of, stored_dtype, stored_parts
 from compress.passes.training.rows import rows_of
 from compress.passes.training.setting import (
@@ -82,7 +81,8 @@ def _trained(each: TrainingPass, student: WholeModel) -> Trained:
     if config.train == ("lora",):
         return adapters(student.model, student.linears, config.rank, each.seed)
     if config.train == ("changed",):
-        found = only(student.model, student.names, changed_tensors(each, student.names))
+        changed = each.work.plan.model.student_of(each.planned).changed
+        found = only(student.model, student.names, changed)
     else:
         found = whole(student.model, student.names)
     return replace(found, matrices=frozenset(found.parameters.keys() & student.linears.keys()))

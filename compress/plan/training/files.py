@@ -8,7 +8,7 @@ from compress.distill.memory import (
     MicroBatch,
     model_bytes,
 )
-from compress.edits.distill import DistillConfig, trained_shapes
+from compress.edits.distill import DistillConfig, Student, trained_shapes
 
 IDS = 8 + 1  # bytes of a token: its id, and whether it is one
 KEPT, REST = 4 + 2, 4  # of a token that the teacher finds likely: id and log p; of all others
@@ -31,26 +31,23 @@ class FileBytes:
 
 def training_files(
     config: DistillConfig,
-    student: Outline,
+    student: Student,
     teacher: Outline,
     *,
     length: int,
     width: int,
-    stored: Outline | None = None,
 ) -> tuple[int, int]:
     """Of a pass of one scope: bytes, and bytes for each token of its rows.
 
-    length: tokens of a row. width: bytes of a number of hidden states. stored: the checkpoint of
-    codes that stands for the student, where stages have rounded it.
+    length: tokens of a row. width: bytes of a number of hidden states.
     """
-    hidden, taught = student.spec.hidden, teacher.spec.hidden
+    hidden, taught = student.model.spec.hidden, teacher.spec.hidden
     if config.scope == ("block",):
         # Two stores of each chain; where the stream is narrower, the source's in that basis.
         basis = hidden if hidden != taught else 0
         return 0, IDS + width * (2 * (hidden + taught) + basis)
-    held = model_bytes(
-        student, trained_shapes(config, student, stored), MicroBatch(1, length), config.optimizer
-    )
+    trained = trained_shapes(config, student)
+    held = model_bytes(student.model, trained, MicroBatch(1, length), config.optimizer)
     # What is trained, best and as it is, and the optimizer; a new state lies beside the old one.
     state = 2 * (held.gradients + held.best + held.optimizer)
     if not config.by_cache:

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from compress.errors import CheckpointError, OutputError, RecipeError
 from compress.passes.structure import identity, learned
 from compress.passes.structure.files import WORKING, basis_path
+from compress.plan.plan import Plan
 from compress.verbs import RunOptions, make_plan, run
 from helpers.in_transformers import lost
 from helpers.short_runs import SELF, WORDS, kill_at_each_fifth, killed_at, recipe, text_source
@@ -197,3 +198,20 @@ def test_a_head_cannot_be_parted_twice(tiny) -> None:
     stage = {"method": "prune_hidden", "hidden": 48, "head": "own"}
     with pytest.raises(CheckpointError, match=r"head: is own, and the model has one"):
         make_plan(recipe(stage, calibration=SELF), tiny("llama"))
+
+
+def test_the_plan_of_a_parted_head_names_the_width_of_its_bytes(tiny) -> None:
+    source = tiny("qwen3", tied=True, num_hidden_layers=6)
+
+    def plan_of(hidden: int, **options: Any) -> Plan:
+        stage = {"method": "prune_hidden", "hidden": hidden, **options}
+        return make_plan(recipe(stage, calibration=SELF), source)
+
+    parted = plan_of(40, head="own")
+    (line,) = (x for x in parted.notes if "head of its own" in x)
+    wide = int(line.partition("the bytes of hidden ")[2].partition(" ")[0])
+    same, more = (plan_of(hidden).model.rounded.nbytes for hidden in (wide, wide + 1))
+    assert same <= parted.model.rounded.nbytes < more
+    (line,) = (x for x in plan_of(63, head="own").notes if "head of its own" in x)
+    assert line.endswith("hidden 63 takes no less than hidden 64, all of it")
+    assert not any("head of its own" in x for x in plan_of(40).notes)

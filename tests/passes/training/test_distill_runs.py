@@ -1,5 +1,6 @@
 """Distillation as a stage: it mends what edits lost, never makes it worse, and survives kills."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -194,14 +195,28 @@ def test_rows_of_another_length_begin_behind_the_calibration() -> None:
 
 def test_a_training_that_does_not_fit_is_told_what_would(tiny, tmp_path: Path) -> None:
     source = tiny("llama", intermediate_size=512, num_hidden_layers=24)
-    stage = distill("100k", scope="model", length=100, batch=8)
-    asked = recipe(stage, calibration=text_source(tmp_path))
-    least = [x for _, x in make_plan(asked, source).run_size.edits[0].otherwise]
-    assert min(least) == least[2]  # both together
+    stage, cut = distill("100k", scope="model", length=100, batch=8), {**CUT, "ffn": 500}
+    asked = recipe(cut, stage, calibration=text_source(tmp_path))
+    run_size = make_plan(asked, source).run_size
+    ways = dict(run_size.edits[-1].otherwise)
+    changed, lora, shared = (f"stages[1].{x}" for x in ("train=changed", "train=lora", "recompute"))
+    # Query, key and value, norms, embedding and head are as they were.
+    assert ways[f"--set {lora}"] < ways[f"--set {changed}"] < run_size.edits[-1].bytes
     # Of another machine, on which this process holds nothing yet.
-    whole = max(need.bytes for need in memory_needs(make_plan(asked, source).run_size))
+    whole = max(need.bytes for need in memory_needs(run_size))
     (problem,) = make_plan(asked, source, memory=int(0.8 * whole)).problems
-    assert "what would fit: --set stages[0].recompute=true, or " in problem
+    assert f"what would fit: --set {shared}=true (" in problem
+    assert re.search(r", or --set stages\[1\].scope=block \(\d+ MB\)", problem)
+    (problem,) = make_plan(asked, source, memory=int(0.4 * whole)).problems
+    assert "no option of the training fits; the least take --set " in problem
+    # Nothing changed before it: there is no such way, and a recipe cannot ask for it.
+    alone = make_plan(recipe(stage, calibration=text_source(tmp_path)), source).run_size.edits[-1]
+    assert not any("changed" in words for words, _ in alone.otherwise)
+    cast = {"method": "cast", "dtype": "fp32"}
+    asked = recipe(cast, {**stage, "train": "changed"}, calibration=text_source(tmp_path))
+    assert any(
+        "and no edit changes a tensor before it" in x for x in make_plan(asked, source).problems
+    )
 
 
 def test_more_text_is_no_more_memory_than_a_batch_of_it(tiny, tmp_path: Path) -> None:
