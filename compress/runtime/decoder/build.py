@@ -58,7 +58,7 @@ class Loader:
         return load_linear(self.weights, spec, self.arithmetic)
 
     def dense(self, weight: Tensor) -> Linear:
-        """A matrix [N, K] that was made of what `kept` gave; in panels where these are no larger."""
+        """A matrix [N, K] made of what `kept` gave; in panels where these are no larger."""
         whole = pair_numbers((weight.shape[0], weight.shape[1])) == weight.numel()
         return Linear(dense_weight(weight, self.arithmetic) if whole else FloatWeight(weight))
 

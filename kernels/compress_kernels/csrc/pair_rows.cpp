@@ -162,8 +162,10 @@ void panels(const PairRows& p, const Laid& laid, int64_t from, int64_t to) {
 extern "C" void pair_rows(const PairRows* p) {
   static thread_local std::vector<uint32_t> room;
   const int64_t count = (p->outputs + kPanel - 1) / kPanel;
-  for (int64_t first = 0; first < p->rows; first += kMost) {
-    const Laid laid = lay_out(*p, first, std::min(kMost, p->rows - first), room);
+  const int64_t parts = (p->rows + kMost - 1) / kMost;
+  for (int64_t part = 0; part < parts; ++part) {
+    const int64_t first = p->rows * part / parts, end = p->rows * (part + 1) / parts;
+    const Laid laid = lay_out(*p, first, end - first, room);
     const int64_t grain = 1 + kGrain / (laid.rows * p->columns * kPanel + 1);
     in_parallel(p->threads, count, grain,
                 [&](int64_t from, int64_t to) { panels(*p, laid, from, to); });

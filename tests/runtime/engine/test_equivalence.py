@@ -108,6 +108,17 @@ def test_in_16_bits(shared_dir: Path, dtype: torch.dtype) -> None:
     run((OneByOne(decoder, LONGEST), pool_of(decoder.spec.vocab)), range(2))
 
 
+@pytest.mark.parametrize("family", ["llama", "deepseek_v3"])
+def test_codes_and_latents_in_bf16(tmp_path: Path, family: str) -> None:
+    """Weights in panels, and ones that are brought into their order for a product."""
+    folder = tiny_models.make(family, tmp_path / "source", dtype="bf16")
+    if family == "llama":
+        compressed_models.write(folder, tmp_path / "out", G4)
+        folder = tmp_path / "out"
+    decoder = load(folder, torch.bfloat16)
+    run((OneByOne(decoder, LONGEST), pool_of(tiny_models.VOCAB)), range(1))
+
+
 @pytest.mark.parametrize(
     ("scheme", "math"),
     [

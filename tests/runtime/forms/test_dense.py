@@ -17,6 +17,7 @@ from compress.runtime.decoder.linear import embedding_bytes, weight_bytes
 from compress.runtime.forms import dense
 from compress.runtime.forms.dense import FloatWeight
 from compress.runtime.forms.form import Arithmetic
+from compress.runtime.forms.pairs import PairWeight
 from compress.speed.products import workload_of
 from compress_kernels.cpu.library import native
 from compress_kernels.pairs import PairPanels
@@ -79,6 +80,18 @@ def test_bytes_that_are_told_are_kept(family: str, dtype: torch.dtype, tmp_path:
     told = weight_bytes(weights, how) + embedding_bytes(weights, how)
     assert sum(x.nbytes for x in kept.values()) == told
     assert workload_of(weights, dtype=dtype).weight_bytes == told
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_an_embedding_in_bf16_gives_the_rows_of_the_file(tied: bool, tmp_path: Path) -> None:
+    """From the panels that a tied head has, too."""
+    folder = tiny_models.make("llama", tmp_path, dtype="bf16", tied=tied)
+    weights = open_weights(Checkpoint.open(folder))
+    embedding = Decoder.load(weights, dtype=torch.bfloat16).embedding
+    ids = torch.tensor([3, 0, tiny_models.VOCAB - 1, 3])
+    assert torch.equal(embedding.rows(ids), weights.read(weights.spec.embedding)[ids])
+    packed = isinstance(embedding, PairWeight)
+    assert packed == (tied and native().library is not None)
 
 
 @needs_native
