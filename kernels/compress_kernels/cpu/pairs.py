@@ -34,7 +34,7 @@ def pair_linear(x: Tensor, weight: PairPanels | Tensor, bias: Tensor | None, out
     outputs, columns = weight.shape
     struct = PairStruct(
         x.data_ptr(), values.data_ptr(), address(bias), out.data_ptr(),
-        len(x), columns, outputs, x.stride(0), out.stride(0),
+        x.shape[0], columns, outputs, x.stride(0), out.stride(0),
         int(isinstance(weight, PairPanels)), torch.get_num_threads(),
     )  # fmt: skip
     library.pair_rows(ctypes.byref(struct))

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from compress_kernels.cpu import pairs as cpu_pairs
 from compress_kernels.cpu.library import native
-from compress_kernels.ops.checks import require_matrix, require_whole, wrong
+from compress_kernels.ops.checks import require_whole, wrong
 from compress_kernels.pairs import PANEL, PairPanels
 from compress_kernels.reference import pairs as reference
 
@@ -24,11 +24,12 @@ def pair_linear(x: Tensor, weight: PairPanels, bias: Tensor | None = None) -> Te
         raise wrong("x", x, f"torch.bfloat16 [rows, {k}]")
     if bias is not None and (bias.shape != (n,) or bias.dtype != torch.bfloat16):
         raise wrong("bias", bias, f"torch.bfloat16 [{n}]")
-    laid = -(-n // PANEL), (k + 1) // 2, PANEL, 2
-    require_matrix("values", weight.values, laid, torch.bfloat16, x.device)
-    require_whole("values", weight.values)
+    values, laid = weight.values, (-(-n // PANEL), (k + 1) // 2, PANEL, 2)
+    if values.shape != laid or values.dtype != torch.bfloat16:
+        raise wrong("values", values, f"torch.bfloat16 {list(laid)}")
+    require_whole("values", values)
     if native().library is None or k == 0:
         return reference.pair_linear(x, weight, bias)
-    out = x.new_empty(len(x), n)
+    out = x.new_empty(x.shape[0], n)
     cpu_pairs.pair_linear(x, weight, bias, out)
     return out
