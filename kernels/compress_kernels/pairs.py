@@ -34,7 +34,7 @@ def lay_out_pairs(weight: Tensor) -> PairPanels:
     """weight: bf16 [N, K]."""
     n, k = weight.shape
     filled = pad(weight, (0, k % 2, 0, -n % PANEL))
-    values = filled.view(-1, PANEL, (k + 1) // 2, 2).transpose(1, 2).contiguous()
+    values = filled.reshape(-1, PANEL, (k + 1) // 2, 2).transpose(1, 2).contiguous()
     return PairPanels(values, (n, k))
 
 

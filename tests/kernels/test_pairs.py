@@ -5,9 +5,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from compress_kernels.cpu.library import instruction_sets, native
+from compress_kernels.cpu.library import instruction_sets
 from compress_kernels.ops.linear import linear, row_multiple
-from compress_kernels.ops.pairs import pair_linear
+from compress_kernels.ops.pairs import compiled_pairs, pair_linear
 from compress_kernels.pairs import (
     PairPanels,
     joined_pairs,
@@ -21,7 +21,9 @@ ROWS = (1, 2, 3, 8, 12, 13, 17, 64, 513)
 SHAPES = ((1, 1), (33, 47), (31, 258), (70, 1101))
 SMALLEST = 2.0**-126
 
-needs_native = pytest.mark.skipif(native().library is None, reason=native().reason)
+needs_native = pytest.mark.skipif(
+    not compiled_pairs(torch.device("cpu")), reason="nothing is compiled, or not for x86"
+)
 
 
 def numbers(*shape: int) -> Tensor:

@@ -8,15 +8,13 @@ from torch import Tensor
 from compress.quant.activations import fake_quantize
 from compress.quant.tensor import InputQuantization
 from compress.runtime.forms.form import Arithmetic, LinearWeight
-from compress_kernels.cpu.library import native
-from compress_kernels.ops.pairs import pair_linear
+from compress_kernels.ops.pairs import compiled_pairs, pair_linear
 from compress_kernels.pairs import PairPanels, joined_pairs
 
 
 def in_pairs(how: Arithmetic) -> bool:
     """Whether an engine keeps its dense weights so."""
-    here = how.device.type == "cpu" and native().library is not None
-    return here and how.dtype == torch.bfloat16
+    return how.dtype == torch.bfloat16 and compiled_pairs(how.device)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,12 +7,11 @@ from compress_kernels.cpu import linear as cpu_linear
 from compress_kernels.cpu import pairs as cpu_pairs
 from compress_kernels.cpu.library import native
 from compress_kernels.ops.checks import wrong
+from compress_kernels.ops.pairs import compiled_pairs
 from compress_kernels.reference import linear as reference
 
 # In multiples of so many rows torch's products give each the same bits, if at all.
 ROWS = 16
-# Of rows that compiled code multiplies.
-COMPILED = (torch.float32, torch.bfloat16)
 # Of weights that become fp32 number by number in a product.
 WIDENED = (torch.bfloat16, torch.float16)
 
@@ -35,9 +34,9 @@ def linear(
     """x [rows, K], weight [N, K], bias [N] or None, of one float dtype -> [rows, N].
 
     The weight may be bf16 or fp16 where x is fp32: the result is that of its fp32 copy, to the bit.
-    out: where the result goes, a view of columns too. In fp32 and bf16 on a CPU compiled code runs,
-    where a row's bits depend on nothing else (bf16 as pairs.pair_linear has it); torch's products
-    give that on multiples of 16 rows at best.
+    out: where the result goes, a view of columns too. In fp32 on a CPU, and on x86 in bf16 (as
+    pairs.pair_linear has it), compiled code runs, where a row's bits depend on nothing else;
+    torch's products give that on multiples of 16 rows at best.
     Raises ValueError on a wrong shape or dtype.
     """
     outputs, columns = weight.shape
@@ -66,4 +65,6 @@ def linear(
 
 
 def _compiled(dtype: torch.dtype, device: torch.device) -> bool:
-    return dtype in COMPILED and device.type == "cpu" and native().library is not None
+    if dtype == torch.bfloat16:
+        return compiled_pairs(device)
+    return dtype == torch.float32 and device.type == "cpu" and native().library is not None

@@ -4,10 +4,19 @@ import torch
 from torch import Tensor
 
 from compress_kernels.cpu import pairs as cpu_pairs
+from compress_kernels.cpu.levels import X86, levels
 from compress_kernels.cpu.library import native
 from compress_kernels.ops.checks import require_whole, wrong
 from compress_kernels.pairs import PANEL, PairPanels
 from compress_kernels.reference import pairs as reference
+
+# Others have instructions for bf16, too, which torch's products use.
+_X86 = levels() is X86
+
+
+def compiled_pairs(device: torch.device) -> bool:
+    """Whether compiled code multiplies in bf16 there, panels or not."""
+    return _X86 and device.type == "cpu" and native().library is not None
 
 
 def pair_linear(x: Tensor, weight: PairPanels, bias: Tensor | None = None) -> Tensor:

@@ -20,6 +20,7 @@ from compress.runtime.forms.form import Arithmetic
 from compress.runtime.forms.pairs import PairWeight
 from compress.speed.products import workload_of
 from compress_kernels.cpu.library import native
+from compress_kernels.ops.pairs import compiled_pairs
 from compress_kernels.pairs import PairPanels
 from helpers import compressed_models, tiny_models
 from helpers.engine.flat_runs import Runs
@@ -91,7 +92,7 @@ def test_an_embedding_in_bf16_gives_the_rows_of_the_file(tied: bool, tmp_path: P
     ids = torch.tensor([3, 0, tiny_models.VOCAB - 1, 3])
     assert torch.equal(embedding.rows(ids), weights.read(weights.spec.embedding)[ids])
     packed = isinstance(embedding, PairWeight)
-    assert packed == (tied and native().library is not None)
+    assert packed == (tied and compiled_pairs(torch.device("cpu")))
 
 
 @needs_native
