@@ -12,10 +12,11 @@ from compress_kernels.cpu import gram, levels, library
 _OPS: Mapping[str, tuple[str, levels.Level, str]] = MappingProxyType(
     {
         "linear": (
-            "compiled in fp32, with weights of any float; by torch in 16 bits",
+            "compiled in fp32, with weights of any float, and in bf16; by torch in fp16",
             levels.BASELINE,
             "",
         ),
+        "linear in bf16": ("bf16 dot products", levels.BF16, "compiled, products of fp32"),
         "packed codes": (
             "VNNI dots of 8-bit numbers",
             levels.VNNI,

@@ -243,7 +243,7 @@ def test_one_model_is_in_memory_at_a_time(
         assert [reference() for reference in alive] == [None] * len(alive)
         model = whole(*arguments)
         decoder = model.engine.runner.decoder
-        alive.append(weakref.ref(getattr(decoder, "decoder", decoder).embedding))
+        alive.append(weakref.ref(getattr(decoder, "decoder", decoder).embedding.values))
         del decoder
         return model
 

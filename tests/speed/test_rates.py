@@ -169,10 +169,10 @@ def test_rates_are_numbers(family: str, kv: torch.dtype | None, tmp_path: Path) 
     assert not rates.tiled
 
 
-def test_sixteens_of_rows_in_bf16(tmp_path: Path) -> None:
+def test_sixteens_of_rows_in_fp16(tmp_path: Path) -> None:
     weights = open_weights(Checkpoint.open(tiny_models.make("llama", tmp_path)))
     timer = Timer(torch.device("cpu"), runs=1)
-    rates = calibrate(weights, how=Arithmetic.here(torch.bfloat16, "cpu"), timer=timer).rates
+    rates = calibrate(weights, how=Arithmetic.here(torch.float16, "cpu"), timer=timer).rates
     assert rates.multiple == 16
     assert {x for curve in rates.products for x, _ in curve.points} == {16, 32, 64, 128, 256}
 

@@ -17,8 +17,9 @@ from compress.runtime.decoder.layer import DecoderLayer
 from compress.runtime.decoder.linear import Joint, Linear, load_dense, load_linear
 from compress.runtime.decoder.mlp import Mixture, Mlp
 from compress.runtime.decoder.norms import Norm
-from compress.runtime.forms.dense import FloatWeight
+from compress.runtime.forms.dense import FloatWeight, dense_weight
 from compress.runtime.forms.form import Arithmetic
+from compress_kernels.pairs import pair_numbers
 
 if TYPE_CHECKING:
     from compress.formats.weights import Weights
@@ -57,8 +58,9 @@ class Loader:
         return load_linear(self.weights, spec, self.arithmetic)
 
     def dense(self, weight: Tensor) -> Linear:
-        """A matrix [N, K] that was made of what `kept` gave."""
-        return Linear(FloatWeight(weight))
+        """A matrix [N, K] made of what `kept` gave; in panels where these are no larger."""
+        whole = pair_numbers((weight.shape[0], weight.shape[1])) == weight.numel()
+        return Linear(dense_weight(weight, self.arithmetic) if whole else FloatWeight(weight))
 
     def kept(self, spec: LinearSpec) -> Tensor:
         """A weight that is more than multiplied with, in the dtype in which it is kept."""

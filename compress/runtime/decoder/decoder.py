@@ -21,8 +21,9 @@ from compress.runtime.decoder.linear import Linear
 from compress.runtime.decoder.norms import Norm, through
 from compress.runtime.decoder.rope import Rotation
 from compress.runtime.engine.batch import FlatBatch
-from compress.runtime.forms.dense import FloatWeight
+from compress.runtime.forms.dense import FloatWeight, dense_weight
 from compress.runtime.forms.form import Arithmetic
+from compress.runtime.forms.pairs import PairWeight
 from compress_kernels.ops.linear import row_multiple
 from compress_kernels.panels import Math
 
@@ -34,10 +35,9 @@ if TYPE_CHECKING:
 class Decoder:
     """Weights that stay on `device`, and how they compute, in `dtype`.
 
-    multiple: of rows, that a batch has. embedding: [vocab, hidden], in the dtype in which dense
-    weights are kept. positions: [context + offset,
-    hidden] or None. rotations: the distinct ones, in the layers' order. head: shares the
-    embedding's weight where it is tied.
+    multiple: of rows, that a batch has. embedding: [vocab, hidden], as dense weights are kept where
+    a tied head shares it. positions: [context + offset, hidden] or None. rotations: the distinct
+    ones, in the layers' order.
     """
 
     spec: DecoderSpec
@@ -45,7 +45,7 @@ class Decoder:
     dtype: torch.dtype
     device: torch.device
     multiple: int
-    embedding: Tensor
+    embedding: FloatWeight | PairWeight
     positions: Tensor | None
     rotations: tuple[Rotation, ...]
     layers: tuple[DecoderLayer, ...]
@@ -75,10 +75,9 @@ class Decoder:
         spec, how = loader.weights.spec, loader.how
         ropes = how.ropes
         numbers = [None if x.rope is None else ropes.index(x.rope) for x in how.layers]
-        embedding = loader.kept(spec.embedding_linear())
-        head = spec.head_linear()
+        kept, head = loader.kept(spec.embedding_linear()), spec.head_linear()
+        embedding = FloatWeight(kept) if head else dense_weight(kept, loader.arithmetic)
         final = spec.final_norm
-        tied = Linear(FloatWeight(embedding))
         return cls(
             spec=spec,
             how=how,
@@ -93,7 +92,7 @@ class Decoder:
                 for block, number in zip(spec.blocks, numbers, strict=True)
             ),
             final_norm=None if final is None else loader.norm(final.removesuffix(".weight")),
-            head=tied if head is None else loader.linear(head),
+            head=Linear(embedding) if head is None else loader.linear(head),
         )
 
     @torch.inference_mode()
@@ -117,7 +116,7 @@ class Decoder:
 
     def embed(self, batch: FlatBatch) -> Tensor:
         """What the first layer reads: [T, hidden]."""
-        hidden = self.embedding[batch.ids].to(self.dtype)
+        hidden = self.embedding.rows(batch.ids).to(self.dtype)
         if self.how.embedding_scale != 1:
             # In the dtype of the model, as transformers has it.
             hidden = hidden * hidden.new_tensor(self.how.embedding_scale)

@@ -97,6 +97,8 @@ def weight_bytes(weights: Weights, how: Arithmetic) -> int:
 def embedding_bytes(weights: Weights, how: Arithmetic) -> int:
     """What the token embedding will take, in memory it shares with a tied head."""
     facts = facts_of(weights, weights.spec.embedding_linear())
+    if weights.spec.tied:
+        return chosen_form(facts, how).form.nbytes(facts, how)
     return prod(facts.shape) * kept_in(facts.stored, how).itemsize
 
 

@@ -28,6 +28,7 @@ from compress.runtime.decoder.linear import Linear
 from compress.runtime.decoder.mlp_ops import Made, Ops, Parts, joint_ops, linears_of, mlp_ops
 from compress.runtime.decoder.norms import Norm
 from compress.runtime.decoder.scratch import Choices, Scratch
+from compress.runtime.forms.dense import FloatWeight
 from compress_kernels.cpu.program import Given
 
 
@@ -88,7 +89,8 @@ def choice_ops(decoder: Decoder, scratch: Scratch, best: Choices) -> Ops:
 def _embedded(decoder: Decoder, scratch: Scratch) -> Ops:
     """As Decoder.embed, into scratch.x."""
     scale = float(decoder.how.embedding_scale)
-    yield gather_call(decoder.embedding, Given("ids"), scratch.x, scale)
+    assert isinstance(decoder.embedding, FloatWeight), "it is in panels for bf16 alone"
+    yield gather_call(decoder.embedding.values, Given("ids"), scratch.x, scale)
     if decoder.positions is not None and decoder.how.positions is not None:
         learned = scratch.of("learned", scratch.hidden)
         yield gather_call(

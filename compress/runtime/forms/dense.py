@@ -1,4 +1,5 @@
-"""Dense weights as they lie in the file, in their own dtype where products read it."""
+"""Dense weights as they lie in the file, in their own dtype where products read it; for products in
+bf16 in panels."""
 
 from dataclasses import dataclass
 from math import prod
@@ -9,7 +10,9 @@ from torch import Tensor
 from compress.quant.activations import fake_quantize
 from compress.quant.tensor import InputQuantization
 from compress.runtime.forms.form import Arithmetic, LinearFacts, LinearWeight
+from compress.runtime.forms.pairs import PairWeight, in_pairs
 from compress_kernels.ops.linear import linear, reads
+from compress_kernels.pairs import lay_out_pairs, pair_numbers
 
 
 def kept_in(stored: torch.dtype, how: Arithmetic) -> torch.dtype:
@@ -32,6 +35,10 @@ class FloatWeight:
     def nbytes(self) -> int:
         return self.values.nbytes
 
+    def rows(self, index: Tensor) -> Tensor:
+        """index: whole numbers [any] -> [any, K]."""
+        return self.values[index]
+
     def matmul(self, x: Tensor, inputs: InputQuantization | None, bias: Tensor | None) -> Tensor:
         x = x if inputs is None else fake_quantize(x, inputs, alone=True)
         return linear(x, self.values, bias)
@@ -49,6 +56,13 @@ class FloatWeight:
         )
 
 
+def dense_weight(values: Tensor, how: Arithmetic) -> FloatWeight | PairWeight:
+    """values: [N, K], on the device and in the dtype in which dense weights are kept there."""
+    if in_pairs(how):
+        return PairWeight(lay_out_pairs(values))
+    return FloatWeight(values.contiguous())
+
+
 @dataclass(frozen=True, slots=True)
 class DenseForm:
     """Takes every dense weight."""
@@ -60,7 +74,9 @@ class DenseForm:
         return None
 
     def nbytes(self, facts: LinearFacts, how: Arithmetic) -> int:
-        return prod(facts.shape) * kept_in(facts.stored, how).itemsize
+        """Of outputs and columns that only fill up, too."""
+        count = pair_numbers(facts.shape) if in_pairs(how) else prod(facts.shape)
+        return count * kept_in(facts.stored, how).itemsize
 
-    def pack(self, weight: Tensor, facts: LinearFacts, how: Arithmetic) -> FloatWeight:
-        return FloatWeight(weight.to(how.device, kept_in(facts.stored, how)).contiguous())
+    def pack(self, weight: Tensor, facts: LinearFacts, how: Arithmetic) -> LinearWeight:
+        return dense_weight(weight.to(how.device, kept_in(facts.stored, how)), how)

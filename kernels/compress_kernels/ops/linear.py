@@ -4,8 +4,10 @@ import torch
 from torch import Tensor
 
 from compress_kernels.cpu import linear as cpu_linear
+from compress_kernels.cpu import pairs as cpu_pairs
 from compress_kernels.cpu.library import native
 from compress_kernels.ops.checks import wrong
+from compress_kernels.ops.pairs import compiled_pairs
 from compress_kernels.reference import linear as reference
 
 # In multiples of so many rows torch's products give each the same bits, if at all.
@@ -22,7 +24,8 @@ def row_multiple(dtype: torch.dtype, device: torch.device) -> int:
 def reads(stored: torch.dtype, dtype: torch.dtype, device: torch.device) -> bool:
     """Whether `linear` reads a weight of dtype `stored` as it lies for products in `dtype`; else it
     is better converted once."""
-    return stored == dtype or (stored in WIDENED and _compiled(dtype, device))
+    widened = stored in WIDENED and dtype == torch.float32
+    return stored == dtype or (widened and _compiled(dtype, device))
 
 
 def linear(
@@ -31,8 +34,9 @@ def linear(
     """x [rows, K], weight [N, K], bias [N] or None, of one float dtype -> [rows, N].
 
     The weight may be bf16 or fp16 where x is fp32: the result is that of its fp32 copy, to the bit.
-    out: where the result goes, a view of columns too. In fp32 on a CPU compiled code runs, where a
-    row's bits depend on nothing else; torch's products give that on multiples of 16 rows at best.
+    out: where the result goes, a view of columns too. In fp32 on a CPU, and on x86 in bf16 (as
+    pairs.pair_linear has it), compiled code runs, where a row's bits depend on nothing else;
+    torch's products give that on multiples of 16 rows at best.
     Raises ValueError on a wrong shape or dtype.
     """
     outputs, columns = weight.shape
@@ -51,7 +55,9 @@ def linear(
         out = x.new_empty(shape)
     elif out.shape != shape or out.dtype != x.dtype or out.stride(1) != 1:
         raise wrong("out", out, f"{x.dtype} {list(shape)}, its columns side by side")
-    if compiled:
+    if compiled and x.dtype == torch.bfloat16:
+        cpu_pairs.pair_linear(x, weight, bias, out)
+    elif compiled:
         cpu_linear.linear(x, weight, bias, out)
     else:
         out.copy_(reference.linear(x, weight, bias))
@@ -59,4 +65,6 @@ def linear(
 
 
 def _compiled(dtype: torch.dtype, device: torch.device) -> bool:
+    if dtype == torch.bfloat16:
+        return compiled_pairs(device)
     return dtype == torch.float32 and device.type == "cpu" and native().library is not None

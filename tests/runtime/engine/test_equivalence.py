@@ -17,6 +17,7 @@ from compress.formats.kv_cache import FP8_CACHE
 from compress.quant.scheme import PRESETS, QuantScheme
 from compress.runtime.decoder.kv import KVCache
 from compress.runtime.forms.dense import FloatWeight
+from compress.runtime.forms.pairs import PairWeight
 from compress.runtime.sequences.blocks import BlockPool
 from compress.runtime.sequences.request import Request
 from compress_kernels.panels import Math
@@ -86,8 +87,8 @@ def test_equal_logits(tmp_path: Path, dtype: torch.dtype) -> None:
     """Each token has the logit of three others: the first of them is chosen, and reported first,
     however many the neighbours ask for."""
     decoder = load(tiny_models.make("llama", tmp_path, dtype="fp32"), dtype)
-    assert isinstance(decoder.head.weight, FloatWeight)
-    alike = decoder.head.weight.values[torch.arange(tiny_models.VOCAB) // 4 * 4]
+    assert isinstance(decoder.head.weight, FloatWeight | PairWeight)
+    alike = decoder.head.weight.rows(torch.arange(tiny_models.VOCAB) // 4 * 4)
     decoder = replace(decoder, head=replace(decoder.head, weight=FloatWeight(alike)))
     oracle, pool = OneByOne(decoder, LONGEST), pool_of(tiny_models.VOCAB)
     run((oracle, pool), range(4))
@@ -105,6 +106,17 @@ def test_equal_logits(tmp_path: Path, dtype: torch.dtype) -> None:
 def test_in_16_bits(shared_dir: Path, dtype: torch.dtype) -> None:
     decoder = load(shared_dir / "models" / "stories260K", dtype)
     run((OneByOne(decoder, LONGEST), pool_of(decoder.spec.vocab)), range(2))
+
+
+@pytest.mark.parametrize("family", ["llama", "deepseek_v3"])
+def test_codes_and_latents_in_bf16(tmp_path: Path, family: str) -> None:
+    """Weights in panels, and ones that are brought into their order for a product."""
+    folder = tiny_models.make(family, tmp_path / "source", dtype="bf16")
+    if family == "llama":
+        compressed_models.write(folder, tmp_path / "out", G4)
+        folder = tmp_path / "out"
+    decoder = load(folder, torch.bfloat16)
+    run((OneByOne(decoder, LONGEST), pool_of(tiny_models.VOCAB)), range(1))
 
 
 @pytest.mark.parametrize(

@@ -138,7 +138,7 @@ def test_without_its_runner_an_engine_holds_no_weight(tmp_path: Path) -> None:
     assert isinstance(inner, LocalRunner)
     called = inner.decoder
     plain = called.decoder if isinstance(called, OneCallDecoder) else called
-    held = [weakref.ref(plain.embedding), weakref.ref(inner.cache)]
+    held = [weakref.ref(plain.embedding.values), weakref.ref(inner.cache)]
     engine.runner = engine_with().runner
     del inner, called, plain
     gc.collect()

@@ -17,8 +17,11 @@ from compress.runtime.decoder.linear import embedding_bytes, weight_bytes
 from compress.runtime.forms import dense
 from compress.runtime.forms.dense import FloatWeight
 from compress.runtime.forms.form import Arithmetic
+from compress.runtime.forms.pairs import PairWeight
 from compress.speed.products import workload_of
 from compress_kernels.cpu.library import native
+from compress_kernels.ops.pairs import compiled_pairs
+from compress_kernels.pairs import PairPanels
 from helpers import compressed_models, tiny_models
 from helpers.engine.flat_runs import Runs
 
@@ -31,7 +34,7 @@ FAMILIES = ("llama", "gemma2", "gpt2", "deepseek_v3", "qwen3_moe")
 
 def held(value: Any, found: dict[int, Tensor]) -> dict[int, Tensor]:
     """All weights of products in what a decoder is made of, each once."""
-    if isinstance(value, FloatWeight):
+    if isinstance(value, FloatWeight | PairPanels):
         found[id(value.values)] = value.values
     elif isinstance(value, tuple):
         for part in value:
@@ -61,23 +64,35 @@ def test_logits_are_those_of_widened_weights(
     weights, ids = open_weights(Checkpoint.open(folder)), [3, 17, 5, 99, 3, 41, 7]
     decoder = Decoder.load(weights)
     kept = held(decoder, {}).values()
-    assert {x.dtype for x in kept} == {decoder.embedding.dtype} == {weights.plain_dtype}
+    assert {x.dtype for x in kept} == {decoder.embedding.values.dtype} == {weights.plain_dtype}
     found = logits(decoder, ids)
     widened(monkeypatch)
     wide = Decoder.load(weights)
-    assert wide.embedding.dtype == torch.float32
+    assert wide.embedding.values.dtype == torch.float32
     assert sum(x.nbytes for x in held(wide, {}).values()) == 2 * sum(x.nbytes for x in kept)
     assert torch.equal(found, logits(wide, ids))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_bytes_that_are_told_are_kept(family: str, tmp_path: Path) -> None:
+def test_bytes_that_are_told_are_kept(family: str, dtype: torch.dtype, tmp_path: Path) -> None:
     weights = open_weights(Checkpoint.open(tiny_models.make(family, tmp_path)))
-    decoder = Decoder.load(weights)
-    kept = {**held(decoder, {}), id(decoder.embedding): decoder.embedding}
-    told = weight_bytes(weights, FP32) + embedding_bytes(weights, FP32)
+    kept, how = held(Decoder.load(weights, dtype=dtype), {}), Arithmetic.here(dtype, "cpu")
+    told = weight_bytes(weights, how) + embedding_bytes(weights, how)
     assert sum(x.nbytes for x in kept.values()) == told
-    assert workload_of(weights, dtype=torch.float32).weight_bytes == told
+    assert workload_of(weights, dtype=dtype).weight_bytes == told
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_an_embedding_in_bf16_gives_the_rows_of_the_file(tied: bool, tmp_path: Path) -> None:
+    """From the panels that a tied head has, too."""
+    folder = tiny_models.make("llama", tmp_path, dtype="bf16", tied=tied)
+    weights = open_weights(Checkpoint.open(folder))
+    embedding = Decoder.load(weights, dtype=torch.bfloat16).embedding
+    ids = torch.tensor([3, 0, tiny_models.VOCAB - 1, 3])
+    assert torch.equal(embedding.rows(ids), weights.read(weights.spec.embedding)[ids])
+    packed = isinstance(embedding, PairWeight)
+    assert packed == (tied and compiled_pairs(torch.device("cpu")))
 
 
 @needs_native
@@ -93,7 +108,7 @@ def test_parts_of_different_dtypes_stay_apart(tmp_path: Path) -> None:
         assert not hasattr(layer.attention, "unfolding")
         assert len(layer.attention.qkv.linears) == 3
     told = workload_of(weights, dtype=torch.float32).weight_bytes
-    assert sum(x.nbytes for x in held(decoder, {}).values()) + decoder.embedding.nbytes == told
+    assert sum(x.nbytes for x in held(decoder, {}).values()) == told
     same = Decoder.load(open_weights(Checkpoint.open(tiny_models.make("llama", tmp_path / "as"))))
     assert torch.equal(logits(decoder, [1, 2, 3]), logits(same, [1, 2, 3]))
     assert len(Decoder.load(weights, dtype=torch.bfloat16).layers[0].attention.qkv.linears) == 1
@@ -105,6 +120,6 @@ def test_an_embedding_of_codes_is_decoded(tmp_path: Path) -> None:
     compressed_models.write(source, tmp_path / "out", scheme, embedding=scheme)
     weights = open_weights(Checkpoint.open(tmp_path / "out"))
     decoder = Decoder.load(weights)
-    assert decoder.embedding.dtype == torch.float32
-    assert torch.equal(decoder.embedding, weights.read(weights.spec.embedding).float())
+    assert decoder.embedding.values.dtype == torch.float32
+    assert torch.equal(decoder.embedding.values, weights.read(weights.spec.embedding).float())
     assert decoder.embedding.nbytes == embedding_bytes(weights, FP32)

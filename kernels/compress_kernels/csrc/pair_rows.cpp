@@ -1,0 +1,173 @@
+// Rows in bf16 times a weight in bf16, summed in fp32 and rounded once.
+//
+// A sum of an output goes along the columns, two at a time (pairs.h), whatever the number of rows,
+// the tile or the layout of the weight is: so a row's bits are its own. Panels of 32 outputs are one
+// stream: what a register takes of it is a pair of columns of 16 outputs, and each row gives that
+// pair to all of them. A weight that lies by rows is brought into that order block by block.
+
+#include "pair_rows.h"
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "pairs.h"
+#include "parallel.h"
+
+namespace {
+
+constexpr int kPanel = 32;                 // outputs
+constexpr int kParts = kPanel / kRows;     // vectors of a panel's sums
+constexpr int kHigh = kRows == 16 ? 12 : 3;  // rows of a tile at most: sums fill the registers
+constexpr int64_t kBlock = 512;            // pairs of columns that caches hold of a panel
+constexpr int64_t kMost = 16 * kHigh;      // rows whose sums are kept from block to block
+constexpr int kLine = 16;                  // pairs of a cache line
+constexpr int64_t kAhead = 2048;           // pairs of a panel that are asked for before their time
+constexpr int64_t kFurther = 256;          // numbers of a row that are asked for before their time
+constexpr int64_t kGrain = 512 << 10;      // products worth a thread
+
+struct Sums { Vec of[kParts]; };
+
+// Rows [first, first + rows) as tiles read them: of each tile [pairs, height].
+struct Laid {
+  const uint32_t* x;
+  int64_t first, rows, tiles;
+  int64_t row(int64_t tile) const { return rows * tile / tiles; }
+};
+
+// x: [pairs, kHeight]. w: [pairs, kPanel]. sums: of each row.
+template <int kHeight>
+void multiply(const uint32_t* x, const uint32_t* w, int64_t pairs, Sums* sums) {
+  Vec own[kHeight][kParts];
+#pragma GCC unroll 12
+  for (int i = 0; i < kHeight; ++i)
+#pragma GCC unroll 4
+    for (int j = 0; j < kParts; ++j) own[i][j] = sums[i].of[j];
+  for (int64_t p = 0; p < pairs; ++p, x += kHeight, w += kPanel) {
+    for (int j = 0; j < kPanel; j += kLine) __builtin_prefetch(w + kAhead + j);
+    Words part[kParts];
+#pragma GCC unroll 4
+    for (int j = 0; j < kParts; ++j) std::memcpy(&part[j], w + j * kRows, sizeof part[j]);
+#pragma GCC unroll 12
+    for (int i = 0; i < kHeight; ++i) {
+      const Words both = x[i] - Words{};
+#pragma GCC unroll 4
+      for (int j = 0; j < kParts; ++j) own[i][j] = add_pairs(own[i][j], both, part[j]);
+    }
+  }
+#pragma GCC unroll 12
+  for (int i = 0; i < kHeight; ++i)
+#pragma GCC unroll 4
+    for (int j = 0; j < kParts; ++j) sums[i].of[j] = own[i][j];
+}
+
+using Multiply = void (*)(const uint32_t*, const uint32_t*, int64_t, Sums*);
+#if defined(__AVX512F__)
+constexpr Multiply kByHeight[] = {multiply<1>, multiply<2>, multiply<3>, multiply<4>,
+                                  multiply<5>, multiply<6>, multiply<7>, multiply<8>,
+                                  multiply<9>, multiply<10>, multiply<11>, multiply<12>};
+#else
+constexpr Multiply kByHeight[] = {multiply<1>, multiply<2>, multiply<3>};
+#endif
+
+// Rows of `columns` numbers, kRows at most and `stride` apart, as pairs of columns: to: [pairs, step]
+// of which the rows come first. Of kRows numbers that are written of a pair, those behind are not
+// theirs: where step is less, as many behind the last, too.
+void turn(const BFloat16* from, int64_t stride, int64_t rows, int64_t columns, uint32_t* to,
+          int64_t step) {
+  const BFloat16* row[kRows];  // those beyond the last are the last again
+  for (int64_t i = 0; i < kRows; ++i) row[i] = from + std::min(i, rows - 1) * stride;
+  for (int64_t c = 0; c < columns; c += 2 * kRows) {
+    const int64_t left = std::min<int64_t>(2 * kRows, columns - c);
+    Vec square[kRows];
+    if (left == 2 * kRows) {
+#pragma GCC unroll 16
+      for (int i = 0; i < kRows; ++i) {
+        std::memcpy(&square[i], row[i] + c, sizeof(Vec));
+        __builtin_prefetch(row[i] + c + kFurther);
+      }
+    } else {
+      for (int i = 0; i < kRows; ++i) {
+        square[i] = Vec{};
+        std::memcpy(&square[i], row[i] + c, left * sizeof(BFloat16));
+      }
+    }
+    transpose(square);
+    for (int64_t p = 0; p < (left + 1) / 2; ++p)
+      std::memcpy(to + (c / 2 + p) * step, &square[p], sizeof(Vec));
+  }
+}
+
+Laid lay_out(const PairRows& p, int64_t first, int64_t rows, std::vector<uint32_t>& room) {
+  const int64_t pairs = p.pairs(), needed = rows * pairs + kRows;
+  if (static_cast<int64_t>(room.size()) < needed) room.resize(needed);
+  const Laid laid{room.data(), first, rows, (rows + kHigh - 1) / kHigh};
+  const BFloat16* from = p.x + first * p.stride;
+  if (rows == 1) {
+    room[pairs - 1] = 0;
+    std::memcpy(room.data(), from, p.columns * sizeof(BFloat16));
+    return laid;
+  }
+  for (int64_t tile = 0; tile < laid.tiles; ++tile) {
+    const int64_t row = laid.row(tile), height = laid.row(tile + 1) - row;
+    turn(from + row * p.stride, p.stride, height, p.columns, room.data() + row * pairs, height);
+  }
+  return laid;
+}
+
+// Pairs [begin, begin + count) of a weight that lies by rows, as its panel has them.
+void bring(const PairRows& p, int64_t panel, int64_t begin, int64_t count, uint32_t* to) {
+  const int64_t columns = std::min(2 * count, p.columns - 2 * begin);
+  for (int64_t j = 0; j < kPanel; j += kRows) {
+    const int64_t output = panel * kPanel + j, rows = std::min<int64_t>(kRows, p.outputs - output);
+    turn(p.weight + output * p.columns + 2 * begin, p.columns, rows, columns, to + j, kPanel);
+  }
+}
+
+void finish(const PairRows& p, const Laid& laid, int64_t panel, const Sums* sums) {
+  for (int j = 0; j < kParts; ++j) {
+    const int64_t output = panel * kPanel + j * kRows, left = p.outputs - output;
+    if (left <= 0) return;
+    const Vec bias = p.bias ? load_stored(p.bias + output, left) : Vec{};
+    for (int64_t i = 0; i < laid.rows; ++i) {
+      BFloat16* to = p.out + (laid.first + i) * p.out_stride + output;
+      store_stored(p.bias ? sums[i].of[j] + bias : sums[i].of[j], to, left);
+    }
+  }
+}
+
+void panels(const PairRows& p, const Laid& laid, int64_t from, int64_t to) {
+  alignas(64) uint32_t brought[kBlock * kPanel];
+  Sums sums[kMost];
+  const int64_t pairs = p.pairs();
+  for (int64_t panel = from; panel < to; ++panel) {
+    std::fill_n(sums, laid.rows, Sums{});
+    for (int64_t begin = 0; begin < pairs; begin += kBlock) {
+      const int64_t count = std::min(kBlock, pairs - begin);
+      const uint32_t* w = brought;
+      if (p.panels) w = reinterpret_cast<const uint32_t*>(p.weight) + (panel * pairs + begin) * kPanel;
+      else bring(p, panel, begin, count, brought);
+      const AsInstruction flushed;
+      for (int64_t tile = 0; tile < laid.tiles; ++tile) {
+        const int64_t row = laid.row(tile), height = laid.row(tile + 1) - row;
+        kByHeight[height - 1](laid.x + row * pairs + begin * height, w, count, sums + row);
+      }
+    }
+    finish(p, laid, panel, sums);
+  }
+}
+
+}  // namespace
+
+extern "C" void pair_rows(const PairRows* p) {
+  static thread_local std::vector<uint32_t> room;
+  const int64_t count = (p->outputs + kPanel - 1) / kPanel;
+  const int64_t parts = (p->rows + kMost - 1) / kMost;
+  for (int64_t part = 0; part < parts; ++part) {
+    const int64_t first = p->rows * part / parts, end = p->rows * (part + 1) / parts;
+    const Laid laid = lay_out(*p, first, end - first, room);
+    const int64_t grain = 1 + kGrain / (laid.rows * p->columns * kPanel + 1);
+    in_parallel(p->threads, count, grain,
+                [&](int64_t from, int64_t to) { panels(*p, laid, from, to); });
+  }
+}
