@@ -44,6 +44,11 @@ class Curve:
 
     points: tuple[tuple[float, float], ...]
 
+    @property
+    def end(self) -> float:
+        """Of what was measured."""
+        return self.points[-1][0]
+
     def at(self, rows: float) -> float:
         """Seconds, never less than the first point's for fewer rows."""
         (low, seconds), *more = self.points
@@ -57,9 +62,10 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class LookRates:
-    """Seconds of one token and one position in one layer, as in Looks."""
+    """Seconds of one token and one position in one layer, as in Looks. single: by the bytes that a
+    step reads, as these decide what lies in caches."""
 
-    single: float
+    single: Curve
     several: float
 
 
@@ -99,32 +105,48 @@ class Cost:
 
 def bytes_read(work: Workload, load: StepLoad) -> float:
     """Weights, once for all tokens, and the keys and values that are looked at."""
+    return weights_read(work, load) + states_read(work, load)
+
+
+def weights_read(work: Workload, load: StepLoad) -> float:
+    """Bytes of weights in a step."""
     weights = 0.0
     for product in work.products:
         share: float = bool(load.wanted) or product.part != "head"
         if product.part == "expert":
             share = touched(product.experts, work.chosen, load.tokens) / product.experts
         weights += share * product.count * product.nbytes
-    states = (
+    return weights
+
+
+def states_read(work: Workload, load: StepLoad) -> float:
+    """Bytes of keys and values in a step."""
+    return sum(
         look.states * part.state_bytes
         for part, look in zip(work.attention, load.looks, strict=True)
     )
-    return weights + sum(states)
 
 
 def operations(work: Workload, load: StepLoad) -> float:
     """Additions and multiplications of products and attention, without any padding."""
+    return _in_products(work, load) + _in_attention(work, load)
+
+
+def _in_products(work: Workload, load: StepLoad) -> float:
     products = 0.0
     for product in work.products:
         rows = load.wanted if product.part == "head" else load.tokens
         if product.part == "expert":
             rows = load.tokens * (work.chosen / product.experts)
         products += rows * product.count * product.weights
-    seen = (
+    return 2 * products
+
+
+def _in_attention(work: Workload, load: StepLoad) -> float:
+    return 2 * sum(
         part.products * (look.single + look.several)
         for part, look in zip(work.attention, load.looks, strict=True)
     )
-    return 2 * products + 2 * sum(seen)
 
 
 def intensity(work: Workload, load: StepLoad) -> float:
@@ -148,15 +170,50 @@ def expected(work: Workload, rates: EngineRates, load: StepLoad) -> Cost:
             body += product.count * _product(curve, load.tokens, rates)
         else:
             body += _experts(work, product, curve, load.tokens, rates)
+    read = bytes_read(work, load)
     return Cost(
         products=body,
         head=head,
         attention=sum(
-            look.single * rate.single + look.several * rate.several
+            look.single * rate.single.at(min(read, rate.single.end)) + look.several * rate.several
             for look, rate in zip(load.looks, rates.looks, strict=True)
         ),
         between=rates.between.at(_padded(load.tokens, rates.multiple)),
         host=rates.host.at(load.sequences),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """Seconds of a step above what bandwidth and arithmetic allow, by where they are.
+
+    weights, compute: of products, where reading them decides, and where multiplying does; the other
+    is nothing. cache: of attention. between: of what stands between products. outside: of
+    compiled code, where the engine plans its step.
+    """
+
+    weights: float
+    compute: float
+    cache: float
+    between: float
+    outside: float
+
+
+def left(work: Workload, machine: Hardware, load: StepLoad, cost: Cost) -> Left:
+    """What better code could gain of the expected cost. Nothing of what caches make faster than
+    memory is."""
+    read = weights_read(work, load) / machine.bandwidth
+    computed = _in_products(work, load) / machine.flops
+    products = max(0.0, cost.products + cost.head - max(read, computed))
+    seen = max(
+        states_read(work, load) / machine.bandwidth, _in_attention(work, load) / machine.flops
+    )
+    return Left(
+        weights=products if read >= computed else 0.0,
+        compute=products if read < computed else 0.0,
+        cache=max(0.0, cost.attention - seen),
+        between=cost.between,
+        outside=cost.host,
     )
 
 

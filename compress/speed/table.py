@@ -48,6 +48,9 @@ def _model(model: dict[str, Any], free: int | None) -> Iterator[str]:
     length = model["steps"][0]["length"]
     yield f"  from token to token, each text {length} long, expected and at best:"
     yield from _aligned([_STEP_TITLES, *map(_step, model["steps"])])
+    yield ""
+    yield "  what is left of it above the best, in ms, by where it is:"
+    yield from _aligned([("batch", *_LEFT.values()), *map(_left, model["steps"])])
     for step in model["steps"]:
         if free is not None and step["memory_bytes"] > free:
             needed = f"{size(step['memory_bytes'])} of memory, {size(free)} are free"
@@ -86,6 +89,19 @@ def _step(step: dict[str, Any]) -> tuple[str, ...]:
         size(step["memory_bytes"]),
         f"{_PARTS[most]} {share:.0%}",
     )
+
+
+_LEFT = {
+    "weights": "weights",
+    "compute": "compute",
+    "cache": "cache",
+    "between": "between products",
+    "outside": "outside",
+}
+
+
+def _left(step: dict[str, Any]) -> tuple[str, ...]:
+    return (str(step["batch"]), *(_number(step["left_ms"][name]) for name in _LEFT))
 
 
 def _compared(facts: dict[str, Any]) -> Iterator[str]:

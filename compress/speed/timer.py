@@ -12,6 +12,8 @@ from compress.speed.roofline import Hardware
 from compress_kernels.ops.linear import linear
 
 RUNS = 5
+# Of what is over in a few milliseconds so many times as many runs, each as much shorter.
+TIMES = 5
 # Read at once, far more than caches hold; rows and columns of the product that is computed.
 READ_BYTES = {"cpu": 256 << 20, "cuda": 4 << 30}
 SIDES = {"cpu": 1024, "cuda": 8192}
@@ -33,18 +35,18 @@ class Timer:
             torch.cuda.synchronize(self.device)
         return self.clock()
 
-    def every(self, call: Callable[[], object]) -> list[float]:
-        """Seconds of each run; one more, not counted, comes first."""
+    def every(self, call: Callable[[], object], times: int = 1) -> list[float]:
+        """Seconds of each run, `times` as many; one more, not counted, comes first."""
         found = []
-        for _ in range(self.runs + 1):
+        for _ in range(times * self.runs + 1):
             start = self.now()
             call()
             found.append(self.now() - start)
         return found[1:]
 
-    def seconds(self, call: Callable[[], object]) -> float:
+    def seconds(self, call: Callable[[], object], times: int = 1) -> float:
         """The median."""
-        return statistics.median(self.every(call))
+        return statistics.median(self.every(call, times))
 
 
 def measure_machine(dtype: torch.dtype, timer: Timer) -> Hardware:

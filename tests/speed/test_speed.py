@@ -56,6 +56,8 @@ def test_a_checkpoint_and_its_source_are_predicted(source: Path, tmp_path: Path)
         assert step["length"] == 96
         assert sum(step["parts_ms"].values()) == pytest.approx(step["expected_ms"], rel=1e-2)
         assert step["at_best_ms"] > 0
+        assert set(step["left_ms"]) == {"weights", "compute", "cache", "between", "outside"}
+        assert step["left_ms"]["outside"] == step["parts_ms"]["host"]
     assert [step["batch"] for step in own["steps"]] == [1, 8]
     report = json.loads((out / "report.json").read_text())
     assert report["speed"] == facts
@@ -66,6 +68,7 @@ def test_a_checkpoint_and_its_source_are_predicted(source: Path, tmp_path: Path)
     assert "Speed report, predicted" in page
     table = verbs.speed_table(facts)
     assert "tokens/s of the checkpoint over those of its source" in table
+    assert "what is left of it above the best, in ms, by where it is:" in table
 
 
 def test_no_batches_are_those_that_nobody_asked_for(source: Path) -> None:
