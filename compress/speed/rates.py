@@ -28,9 +28,9 @@ from compress.runtime.forms.table import pack_codes, pack_dense
 from compress.speed.called import CalledProducts, CalledSteps
 from compress.speed.hollow import Hollow, MemoryReader
 from compress.speed.products import DENSE, workload_of
-from compress.speed.roofline import Curve, EngineRates, Hardware, LookRates, line
+from compress.speed.roofline import Curve, EngineRates, Hardware, LookRates, bytes_read, line
 from compress.speed.timer import TIMES, Timer, measure_machine
-from compress.speed.workload import AttentionWork, Product, Workload
+from compress.speed.workload import AttentionWork, Product, Workload, decode_load
 from compress_kernels.cpu.library import native
 from compress_kernels.ops.attention import paged_attention
 from compress_kernels.ops.linear import row_multiple
@@ -113,7 +113,7 @@ def measure_rates(
 
     def total(texts: int) -> int:
         """Bytes that a step reads."""
-        return work.weight_bytes + texts * work.kv_bytes(length)
+        return int(bytes_read(work, decode_load(work, texts, length)))
 
     read = MemoryReader.of(timer, total(max(PRODUCT_ROWS)))
     called = None

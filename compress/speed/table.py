@@ -123,6 +123,18 @@ _MEASURED = {
 }
 
 
+def _by_math(facts: dict[str, Any]) -> Iterator[str]:
+    """A line a math."""
+    found: dict[str, list[str]] = {}
+    for row in facts["maths"]:
+        share = "" if row["of_bandwidth"] is None else f"({row['of_bandwidth']:.0%})"
+        found.setdefault(row["math"], []).extend((_number(row["tokens_per_second"]), share))
+    batches = [counted(each["batch"], "text") for each in facts["measured"]]
+    yield "  tokens/s by math (of the bandwidth, that a step's weights take):"
+    titles = [title for batch in batches for title in (batch, "")]
+    yield from _aligned([("math", *titles), *((math, *cells) for math, cells in found.items())])
+
+
 def _held(facts: dict[str, Any]) -> Iterator[str]:
     """What the cache's allocator gave out, where it is our engine's."""
     for found in facts["measured"]:
@@ -145,6 +157,7 @@ def _measured(facts: dict[str, Any]) -> Iterator[str]:
         rows.append(tuple(row))
     titles = [title for name in _MEASURED.values() for title in (name, "")]
     yield from _aligned([("batch", *titles), *rows])
+    yield from _by_math(facts)
     yield from _held(facts)
     for batch, seconds in facts["left_out"].items():
         remedy = f"--batch {batch} asks for it"
