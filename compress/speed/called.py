@@ -139,7 +139,8 @@ class CalledSteps:
 
 
 def _leave_out_products(ops: Sequence[CompiledOp]) -> None:
-    """Of these ops and those of experts. A product without columns is none that it takes."""
+    """Of these ops and those of experts: they have no outputs, and a column as they cannot do
+    without."""
     for op in ops:
         if op.function == "linear_rows":
             op.about.columns, op.about.outputs = 1, 0

@@ -6,11 +6,11 @@ from typing import Any
 
 from compress.runtime.loading.open_engine import CACHE_SHARE
 from compress.runtime.sequences.limits import Limits
+from compress.speed.left import Left, left
 from compress.speed.load import Speed, even_load, predict, speed_of
 from compress.speed.rates import Calibrated
 from compress.speed.roofline import (
     Cost,
-    Left,
     best_batch,
     ceiling,
     compute_bound_batch,
@@ -18,7 +18,6 @@ from compress.speed.roofline import (
     first_token,
     first_token_ceiling,
     intensity,
-    left,
     texts_that_fit,
 )
 from compress.speed.workload import decode_load

@@ -40,7 +40,8 @@ class Hardware:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """points: (rows, seconds), ascending; straight lines between and beyond them."""
+    """points: (rows or what else counts, seconds), ascending; straight lines between and beyond
+    them."""
 
     points: tuple[tuple[float, float], ...]
 
@@ -73,11 +74,11 @@ class LookRates:
 class EngineRates:
     """What the engine's operations were measured to take, in seconds.
 
-    products: of each of the workload's products one call, by rows. looks: of each part of its
-    attention. between: of all layers together what
-    stands between products, by rows. host: planning, sampling and bookkeeping, by sequences.
-    multiple: rows are filled up to it. tiled: products are computed 16 rows at a time, as their
-    bits depend on neighbours otherwise.
+    products: of each of the workload's products one call, by rows; that of a head with the choice
+    of the highest where steps are one call. looks: of each part of its attention. between: of all
+    layers together what stands between products, by rows. host: planning, sampling and bookkeeping,
+    by sequences. multiple: rows are filled up to it. tiled: products are computed 16 rows at a
+    time, as their bits depend on neighbours otherwise.
     """
 
     products: tuple[Curve, ...]
@@ -129,10 +130,11 @@ def states_read(work: Workload, load: StepLoad) -> float:
 
 def operations(work: Workload, load: StepLoad) -> float:
     """Additions and multiplications of products and attention, without any padding."""
-    return _in_products(work, load) + _in_attention(work, load)
+    return product_operations(work, load) + attention_operations(work, load)
 
 
-def _in_products(work: Workload, load: StepLoad) -> float:
+def product_operations(work: Workload, load: StepLoad) -> float:
+    """As `operations`, of products alone."""
     products = 0.0
     for product in work.products:
         rows = load.wanted if product.part == "head" else load.tokens
@@ -142,7 +144,8 @@ def _in_products(work: Workload, load: StepLoad) -> float:
     return 2 * products
 
 
-def _in_attention(work: Workload, load: StepLoad) -> float:
+def attention_operations(work: Workload, load: StepLoad) -> float:
+    """As `operations`, of attention alone."""
     return 2 * sum(
         part.products * (look.single + look.several)
         for part, look in zip(work.attention, load.looks, strict=True)
@@ -180,40 +183,6 @@ def expected(work: Workload, rates: EngineRates, load: StepLoad) -> Cost:
         ),
         between=rates.between.at(_padded(load.tokens, rates.multiple)),
         host=rates.host.at(load.sequences),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Left:
-    """Seconds of a step above what bandwidth and arithmetic allow, by where they are.
-
-    weights, compute: of products, where reading them decides, and where multiplying does; the other
-    is nothing. cache: of attention. between: of what stands between products. outside: of
-    compiled code, where the engine plans its step.
-    """
-
-    weights: float
-    compute: float
-    cache: float
-    between: float
-    outside: float
-
-
-def left(work: Workload, machine: Hardware, load: StepLoad, cost: Cost) -> Left:
-    """What better code could gain of the expected cost. Nothing of what caches make faster than
-    memory is."""
-    read = weights_read(work, load) / machine.bandwidth
-    computed = _in_products(work, load) / machine.flops
-    products = max(0.0, cost.products + cost.head - max(read, computed))
-    seen = max(
-        states_read(work, load) / machine.bandwidth, _in_attention(work, load) / machine.flops
-    )
-    return Left(
-        weights=products if read >= computed else 0.0,
-        compute=products if read < computed else 0.0,
-        cache=max(0.0, cost.attention - seen),
-        between=cost.between,
-        outside=cost.host,
     )
 
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from compress.runtime.sequences.limits import Limits
 from compress.speed.forecast import LoadShape, cache_tokens, forecast
+from compress.speed.left import left
 from compress.speed.rates import Calibrated
 from compress.speed.roofline import (
     Cost,
@@ -23,7 +24,6 @@ from compress.speed.roofline import (
     first_token,
     first_token_ceiling,
     intensity,
-    left,
     line,
     operations,
     texts_that_fit,
