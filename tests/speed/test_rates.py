@@ -323,3 +323,11 @@ def test_a_timer_takes_the_median_behind_a_first_run() -> None:
     ticks = iter([0.0, 100.0, 0.0, 5.0, 0.0, 1.0, 0.0, 3.0])
     timer = Timer(torch.device("cpu"), clock=lambda: next(ticks), runs=3)
     assert timer.seconds(lambda: None) == 3.0
+
+
+def test_the_least_of_calls_that_take_turns() -> None:
+    order: list[str] = []
+    ticks = iter([0.0, 1.0, 0.0, 2.0, 0.0, 9.0, 0.0, 4.0, 0.0, 7.0, 0.0, 8.0])
+    timer = Timer(torch.device("cpu"), clock=lambda: next(ticks), runs=2)
+    assert timer.least([lambda: order.append("a"), lambda: order.append("b")]) == 4.0
+    assert order == ["a", "b"] * 3
