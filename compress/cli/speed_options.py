@@ -14,8 +14,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def texts(command: F) -> F:
-    """--batch, --prompt, --output, --threads, --device, --dtype, --kv-dtype, --math, --out and
-    --json."""
+    """--batch, --prompt, --output, --threads, --device, --dtype, --kv-dtype, --out and --json."""
     for decorate in reversed(
         (
             click.option(
@@ -34,7 +33,6 @@ def texts(command: F) -> F:
             options.device,
             options.arithmetic,
             options.kv_dtype,
-            options.math,
             options.as_json,
         )
     ):

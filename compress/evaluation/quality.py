@@ -3,7 +3,7 @@
 import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,7 +17,7 @@ from compress.evaluation.workspace import Workspace
 from compress.events import Event, by_tenths, note
 from compress.formats import Weights
 from compress.recipe.evaluation_config import DEFAULT_WINDOW_CAP, EvaluationConfig
-from compress.report.records.quality import Quality, TextQuality
+from compress.report.records.quality import MathQuality, Quality, TextQuality
 from compress.report.schema import Sample
 from compress.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -72,11 +72,10 @@ def measure(
         read = "texts read" if windows else "tasks read"
         work.progress(Event("evaluate", read, 1, 1, time.perf_counter() - began))
         _announce(windows, tasks, sides, config, work)
+    costs = _of_math(sides.result, windows, math, work)
     done = measure_tasks(tasks, sides, tokenizer, config, work)
     left_out += _lacking(done.left_out, all_or_none)
-    texts = _texts(sides, windows, config, work)
-    if math is not None and windows:
-        texts = _with_math(texts, sides.result, windows, math, work)
+    texts = _texts(sides, windows, config, work, costs)
     samples, reason = sample_pairs(sides.result, source, tokenizer, config.samples, work.device)
     return Measured(
         Quality(texts, dict(done.tasks)) if texts or done.tasks else None,
@@ -94,9 +93,13 @@ def _lacking(lines: tuple[str, ...], all_or_none: bool) -> tuple[str, ...]:
 
 
 def _texts(
-    sides: Compared, windows: list["TokenWindows"], config: EvaluationConfig, work: Workspace
+    sides: Compared,
+    windows: list["TokenWindows"],
+    config: EvaluationConfig,
+    work: Workspace,
+    costs: tuple[MathQuality | None, ...],
 ) -> tuple[TextQuality, ...]:
-    """Of texts, block-streamed."""
+    """Of texts, block-streamed. costs: of the engine's math, on each."""
     if not windows:
         return ()
     from compress.evaluation.text_quality import evaluate
@@ -106,21 +109,22 @@ def _texts(
         found = evaluate(sides.result, sides.source, windows, config, work)
     finally:
         shutil.rmtree(work.folder, ignore_errors=True)
-    return tuple(TextQuality(**asdict(text)) for text in found)
+    return tuple(
+        TextQuality(**asdict(text), math=cost) for text, cost in zip(found, costs, strict=True)
+    )
 
 
-def _with_math(
-    texts: tuple[TextQuality, ...],
-    result: Weights,
-    windows: list["TokenWindows"],
-    math: "Math",
-    work: Workspace,
-) -> tuple[TextQuality, ...]:
-    """The same, with what the engine's math costs on each."""
+def _of_math(
+    result: Weights, windows: list["TokenWindows"], math: "Math | None", work: Workspace
+) -> tuple[MathQuality | None, ...]:
+    """What the engine's math costs on each text, None where that is not asked. It comes before all
+    else that is measured: an engine that does not open, as for lack of memory, says so before
+    hours of work and not behind them."""
+    if math is None or not windows:
+        return (None,) * len(windows)
     from compress.evaluation.math_quality import measure_math
 
-    found = measure_math(result, windows, math, work.progress)
-    return tuple(replace(text, math=each) for text, each in zip(texts, found, strict=True))
+    return measure_math(result, windows, math, work.progress)
 
 
 def _announce(

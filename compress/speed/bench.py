@@ -1,6 +1,6 @@
 """`compress-model bench`: how fast the engine runs a checkpoint, beside what was expected."""
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,9 @@ from compress.report.units import duration
 from compress.runtime.decoder.kv import KVCache, cache_bytes
 from compress.runtime.engine.engine import Engine, EngineStats
 from compress.runtime.engine.runner import LocalRunner
+from compress.runtime.loading.math import taken_maths
 from compress.runtime.loading.open_engine import CACHE_SHARE, UNKNOWN_CONTEXT, Opening, open_engine
+from compress.speed.by_math import by_math
 from compress.speed.forecast import BLOCK, LoadShape, predicted_speed
 from compress.speed.load import Speed, even_load, play, speed_of
 from compress.speed.rates import Calibrated
@@ -37,6 +39,7 @@ from compress.speed.setting import (
 )
 from compress.speed.timer import free_bytes
 from compress.speed.workload import Workload
+from compress_kernels.panels import Math
 
 # A batch that nobody asked for is left out when it is expected to take longer.
 PATIENCE_SECONDS = 60.0
@@ -47,13 +50,15 @@ def measure_speed(
     texts: SpeedTexts | None = None,
     *,
     place: SpeedSetting | None = None,
+    every_math: bool = False,
     out: str | Path | None = None,
     progress: Progress = silent,
 ) -> dict[str, Any]:
     """How fast the engine runs a checkpoint, beside what was expected; as `predict_speed`.
 
     Batches that nobody asked for and that are expected to take over a minute are left out. A
-    decoder that transformers computes is measured only.
+    decoder that transformers computes is measured only. every_math: that the checkpoint takes is
+    measured, one engine after the other; what is expected is of the first, that of `place`.
     """
     place, texts = place or SpeedSetting(), texts or SpeedTexts()
     started = begin(place)
@@ -76,12 +81,27 @@ def measure_speed(
             }
         chosen, left = _patient(found, asked, explicit=explicit)
         facts["left_out"] = left
-        facts["measured"] = list(_measured(weights, found, chosen, place, facts, progress))
+        maths: list[dict[str, Any]] = []
+        for math in _maths(weights, place, every=every_math):
+            own = replace(place, math=math)
+            first = not maths
+            rows, notices = _measured(weights, found if first else None, chosen, own, progress)
+            if first:
+                facts["measured"], facts["checkpoint"]["notices"] = rows, notices
+            maths += by_math(weights, own, chosen, rows, here)
+        facts["maths"] = maths
         add_disturbance(facts, processor)
         if folder is not None:
             report = speed_report("bench", facts, weights, weights, place, started)
             write_report(report, folder)
         return facts
+
+
+def _maths(weights: Weights, place: SpeedSetting, *, every: bool) -> Sequence[Math]:
+    """That engines are opened with, the asked one or the usual one first."""
+    own = math_of(weights, place)
+    others = taken_maths(weights, place.arithmetic, place.device) if every else ()
+    return list(dict.fromkeys((own, *others)))
 
 
 def _patient(
@@ -103,32 +123,34 @@ def _measured(
     found: Calibrated | None,
     asked: LoadShape,
     place: SpeedSetting,
-    facts: dict[str, Any],
     progress: Progress,
-) -> Iterator[dict[str, Any]]:
-    """Of each batch what came, and what was expected; notices of the engine go to `facts`."""
-    room = _room(weights, asked, place)
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Of each batch what came, and what was expected; notices of the engine."""
     how = Opening(
         dtype=place.arithmetic,
         kv_dtype=place.stored,
         math=math_of(weights, place),
         device=place.device,
-        cache_tokens=room,
+        cache_tokens=_room(weights, asked, place),
         reuse=False,
     )
     engine, notices = open_engine(weights, how)
-    facts["checkpoint"]["notices"] = list(notices)
     vocabulary = weights.spec.vocab
     play(engine, even_load(1, asked.prompt, min(4, asked.output), vocabulary))
+    rows = []
     for batch in asked.batches:
         predicted = None if found is None else predicted_speed(found, asked, batch)
         about = "" if predicted is None else f", about {duration(predicted.seconds)}"
         texts = "text" if batch == 1 else "texts"
-        progress(note("measure", f"{batch} {texts} of {asked.prompt} + {asked.output}{about}"))
+        said = f"{how.math}: " if found is None else ""
+        progress(
+            note("measure", f"{said}{batch} {texts} of {asked.prompt} + {asked.output}{about}")
+        )
         engine.stats = EngineStats()
         got = speed_of(play(engine, even_load(batch, asked.prompt, asked.output, vocabulary)))
         held = _held(engine, None if found is None else found.work, asked, batch)
-        yield {"batch": batch, **_beside(got, predicted), **held}
+        rows.append({"batch": batch, **_beside(got, predicted), **held})
+    return rows, list(notices)
 
 
 def _held(

@@ -6,9 +6,11 @@ from typing import Any
 
 from compress.runtime.loading.open_engine import CACHE_SHARE
 from compress.runtime.sequences.limits import Limits
+from compress.speed.left import Left, left
 from compress.speed.load import Speed, even_load, predict, speed_of
 from compress.speed.rates import Calibrated
 from compress.speed.roofline import (
+    Cost,
     best_batch,
     ceiling,
     compute_bound_batch,
@@ -98,7 +100,8 @@ def _step(found: Calibrated, batch: int, length: int) -> dict[str, Any]:
         "at_best_tokens_per_second": _digits(batch / best),
         "operations_per_byte": _digits(intensity(found.work, load)),
         "memory_bytes": found.work.weight_bytes + batch * found.work.kv_bytes(length),
-        "parts_ms": {name: _ms(seconds) for name, seconds in asdict(cost).items()},
+        "parts_ms": _each_ms(cost),
+        "left_ms": _each_ms(left(found.work, found.machine, load, cost)),
     }
 
 
@@ -109,6 +112,10 @@ def _stored(found: Calibrated) -> dict[str, int]:
         more = product.count * product.nbytes
         sizes[product.stored] = sizes.get(product.stored, 0) + more
     return sizes
+
+
+def _each_ms(parts: Cost | Left) -> dict[str, float]:
+    return {name: _ms(seconds) for name, seconds in asdict(parts).items()}
 
 
 def _ms(seconds: float) -> float:

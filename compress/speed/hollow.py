@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -35,9 +36,9 @@ PIECE, ALL_PIECES = 4 << 20, 128 << 20
 
 
 @dataclass(slots=True, eq=False)
-class _Weights:
+class MemoryReader:
     """Reads memory as products would, so that what else a step needs lies in caches as it would
-    then, which is not at all. seconds: spent on that; they count for nothing.
+    then. seconds: spent on that; they count for nothing.
 
     On a GPU nothing is read: its products leave the processor's caches alone.
     """
@@ -48,9 +49,17 @@ class _Weights:
     seconds: float = 0.0
 
     @classmethod
-    def of(cls, timer: Timer) -> "_Weights":
-        count = ALL_PIECES // 4 if timer.device.type == "cpu" else 0
+    def of(cls, timer: Timer, nbytes: int) -> "MemoryReader":
+        """nbytes: that a step reads, at most."""
+        count = min(ALL_PIECES, nbytes) // 4 if timer.device.type == "cpu" else 0
         return cls(timer, torch.ones(count))
+
+    def at_once(self, nbytes: int) -> None:
+        """As much as a whole step reads. By numpy: torch's threads would go on spinning beside the
+        step that is measured."""
+        start = self.timer.clock()
+        np.sum(self.buffer[: nbytes // 4].numpy())
+        self.seconds += self.timer.clock() - start
 
     def read(self, nbytes: int) -> None:
         if not len(self.buffer):
@@ -78,7 +87,7 @@ class _Ready:
     shape: tuple[int, int]
     nbytes: int
     outputs: Tensor
-    weights: _Weights
+    weights: MemoryReader
 
     def matmul(self, x: Tensor, inputs: InputQuantization | None, bias: Tensor | None) -> Tensor:
         self.weights.read(self.nbytes)
@@ -93,7 +102,7 @@ class _Hollow(Loader):
     """Norms are read; products are ready, with shared outputs. rows: at most."""
 
     rows: int
-    read: _Weights
+    read: MemoryReader
     made: dict[int, Tensor] = field(default_factory=dict)
 
     def linear(self, spec: LinearSpec) -> Linear:
@@ -113,10 +122,15 @@ class _Hollow(Loader):
         return Linear(_Ready(shape, nbytes, self.made[width], self.read))
 
     def kept(self, spec: LinearSpec) -> Tensor:
-        if spec.role != "embedding":
-            return Loader.kept(self, spec)
-        dtype = kept_in(facts_of(self.weights, spec).stored, self.arithmetic)
-        return torch.zeros(1, spec.shape[1], dtype=dtype, device=self.device).expand(spec.shape)
+        return empty_embedding(self, spec)
+
+
+def empty_embedding(loader: Loader, spec: LinearSpec) -> Tensor:
+    """As Loader.kept; of an embedding one row in place of all."""
+    if spec.role != "embedding":
+        return Loader.kept(loader, spec)
+    dtype = kept_in(facts_of(loader.weights, spec).stored, loader.arithmetic)
+    return torch.zeros(1, spec.shape[1], dtype=dtype, device=loader.device).expand(spec.shape)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -127,23 +141,29 @@ class Hollow:
     """
 
     decoder: Decoder
-    read: _Weights
+    read: MemoryReader
     vocabulary: int
 
     @classmethod
     def of(
-        cls, weights: Weights, how: ForwardSpec, dtype: torch.dtype, rows: int, timer: Timer
+        cls,
+        weights: Weights,
+        how: ForwardSpec,
+        arithmetic: Arithmetic,
+        rows: int,
+        read: MemoryReader,
     ) -> "Hollow":
         """rows: of a step, at most."""
-        read = _Weights.of(timer)
-        arithmetic = Arithmetic.here(dtype, timer.device)
         decoder = Decoder.of(_Hollow(weights, how, arithmetic, rows, read))
         return cls(decoder, read, weights.spec.vocab)
 
     def between(self, rows: int) -> float:
         """Seconds of all that stands between products in a step with the first token of each of so
         many texts. The head is left out."""
-        cache, batch = _first_tokens(self.decoder, rows)
+        how, device = self.decoder.how, self.decoder.device
+        blocks = [1 + rows] * len(how.windows)
+        cache = KVCache(how, blocks, 1, dtype=self.decoder.dtype, device=device)
+        batch = first_tokens(self.decoder, rows)
         call = partial(self.decoder.forward, batch, cache)
         runs = [self.read.without(call) for _ in range(self.read.timer.runs + 1)]
         return statistics.median(runs[1:])
@@ -162,9 +182,8 @@ class Hollow:
         facts = ModelFacts(PROMPT + STEPS, self.vocabulary)
         logits = torch.zeros(1, self.vocabulary, device=decoder.device)
         engine = Engine(_Around(LocalRunner(decoder, cache), self.read, logits), facts, reuse=False)
-        sampling = Sampling(max_tokens=STEPS, ignore_eos=True)
-        for i in range(texts):
-            engine.add(Request(str(i), (0,) * PROMPT, sampling))
+        for request in requests(texts):
+            engine.add(request)
         found = []
         while not engine.idle:
             found.append(self.read.without(engine.step))
@@ -176,7 +195,7 @@ class _Around:
     """Steps whose time counts for nothing. row: the logits of all, fp32 [1, vocabulary]."""
 
     inner: LocalRunner[KVCache]
-    read: _Weights
+    read: MemoryReader
     row: Tensor
 
     @property
@@ -195,8 +214,14 @@ class _Around:
         return self.row.expand(count, -1)
 
 
-def _first_tokens(decoder: Decoder, rows: int) -> tuple[KVCache, FlatBatch]:
-    how, device = decoder.how, decoder.device
-    cache = KVCache(how, [1 + rows] * len(how.windows), 1, dtype=decoder.dtype, device=device)
-    chunks = [TextChunk((0,), 0, 0, ((1 + i,),) * len(how.windows), 1) for i in range(rows)]
-    return cache, build_batch(chunks, 1, decoder.multiple).to(device)
+def first_tokens(decoder: Decoder, rows: int) -> FlatBatch:
+    """Of so many texts, each in a block of the cache."""
+    groups = len(decoder.how.windows)
+    chunks = [TextChunk((0,), 0, 0, ((1 + i,),) * groups, 1) for i in range(rows)]
+    return build_batch(chunks, 1, decoder.multiple).to(decoder.device)
+
+
+def requests(texts: int) -> Iterator[Request]:
+    """Of texts by which planning is measured."""
+    sampling = Sampling(max_tokens=STEPS, ignore_eos=True)
+    return (Request(str(i), (0,) * PROMPT, sampling) for i in range(texts))

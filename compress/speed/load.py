@@ -128,17 +128,20 @@ class _Clock:
 
 def step_load(work: Workload, batch: FlatBatch) -> StepLoad:
     """What a batch without padding has to do."""
-    owners, counts = torch.unique(batch.sequence, return_counts=True)
-    alone = torch.isin(batch.sequence, owners[counts == 1])
+    owners, places, counts = torch.unique(batch.sequence, return_inverse=True, return_counts=True)
+    alone = counts[places] == 1
+    ends = torch.zeros_like(counts).scatter_reduce(0, places, batch.positions + 1, "amax")
     looks = []
     for part in work.attention:
-        single = several = 0
+        single = several = states = 0
         for window in part.windows:
             seen = batch.positions + 1
             seen = seen if window is None else seen.clamp(max=window)
             single += int(seen[alone].sum())
             several += int(seen[~alone].sum())
-        looks.append(Looks(single, several))
+            read = ends if window is None else ends.minimum(window - 1 + counts)
+            states += int(read.sum())
+        looks.append(Looks(single, several, states))
     return StepLoad(len(batch.ids), len(owners), len(batch.rows), tuple(looks))
 
 

@@ -1,11 +1,12 @@
 """What the engine's operations take on this machine, each measured by itself, in seconds.
 
-No step of a model is timed here, so that a prediction is one: products run on weights that caches
-cannot hold, attention on keys and values of its own, what stands between products in a decoder
-whose products compute nothing, and the planning of steps around that decoder.
+No step of a model is timed here, so that a prediction is one: products run on weights that lie in
+caches as far as the model's do, attention on keys and values of its own, what stands between
+products in a decoder whose products compute nothing, and the planning of steps around that decoder.
+Where the engine's steps are one call, products and what stands between them are ops of such calls.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,24 +18,29 @@ from torch import Tensor
 from compress.arch.forward.forward import ForwardSpec, describe_forward
 from compress.arch.forward.kinds import Grouped, Latent
 from compress.formats import Weights
+from compress.runtime.decoder.calls import why_no_call
 from compress.runtime.decoder.kv import KVCache
 from compress.runtime.decoder.linear import Linear, facts_of
+from compress.runtime.decoder.one_call import MOST
 from compress.runtime.forms.form import Arithmetic
 from compress.runtime.forms.packed import DECODED
 from compress.runtime.forms.table import pack_codes, pack_dense
-from compress.speed.hollow import Hollow
+from compress.speed.called import CalledProducts, CalledSteps
+from compress.speed.hollow import Hollow, MemoryReader
 from compress.speed.products import DENSE, workload_of
-from compress.speed.roofline import Curve, EngineRates, Hardware, LookRates, line
-from compress.speed.timer import Timer, measure_machine
-from compress.speed.workload import AttentionWork, Product, Workload
+from compress.speed.roofline import Curve, EngineRates, Hardware, LookRates, bytes_read, line
+from compress.speed.timer import TIMES, Timer, measure_machine
+from compress.speed.workload import AttentionWork, Product, Workload, decode_load
+from compress_kernels.cpu.library import native
 from compress_kernels.ops.attention import paged_attention
 from compress_kernels.ops.linear import row_multiple
 from compress_kernels.paged import TokenPlaces
 
-# Rows of products that are measured, as far as the engine has them; of what stands between them;
-# sequences of the planning.
-PRODUCT_ROWS = (1, 4, 8, 16, 32, 64, 128, 256)
-BETWEEN_ROWS = (1, 16, 256)
+# Rows of products that are measured, as far as the engine has them; of what stands between them, in
+# steps that are one call and in larger ones; sequences of the planning.
+PRODUCT_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+BETWEEN_ROWS = (1, 16, MOST)
+LARGE_ROWS = (MOST + 1, 2 * MOST)
 SEQUENCES = (1, 32)
 # Weights of one product: of a larger one so many rows are measured, as the rest takes as long. Of
 # packed ones two of the tiles in which they are decoded.
@@ -43,8 +49,11 @@ MOST_WEIGHTS, MOST_PACKED = 1 << 23, 2 * DECODED
 COLD_BYTES = 128 << 20
 # Seconds between two looks at the clock, or those of one call.
 BURST = 0.01
-# Of the attention that is measured: positions of a text, bytes of all texts.
-POSITIONS, STATE_BYTES, BLOCK = 256, 64 << 20, 16
+# Of the attention that is measured: positions of a text, bytes of all texts where a token is the
+# only one of its text: as many as caches hold, and as none does.
+POSITIONS, STATE_BYTES, BLOCK = 256, (4 << 20, 16 << 20, 64 << 20), 16
+# Tokens of a text where nothing else is asked.
+LENGTH = 128
 # Rows that stay whole when a weight is cut: as many as may share a scale.
 _WHOLE_ROWS = 128
 
@@ -65,26 +74,33 @@ def calibrate(
     kv_dtype: torch.dtype | None = None,
     timer: Timer | None = None,
     machine: Hardware | None = None,
+    length: int = LENGTH,
 ) -> Calibrated:
     """Takes seconds; the weights are not loaded.
 
     how: of the engine, fp32 on the CPU where left out, with as many threads as torch has now.
-    kv_dtype: of keys and values, its own where left out. machine: measured already. Errors:
-    CheckpointError for a decoder that is in no table of forwards.
+    kv_dtype: of keys and values, its own where left out. machine: measured already. length: of a
+    text, as its keys and values take room in caches. Errors: CheckpointError for a decoder that is
+    in no table of forwards.
     """
     how = how or Arithmetic.here(torch.float32, "cpu")
     place, dtype = how.device, how.dtype
     timer = timer or Timer(place)
     work = workload_of(weights, dtype=dtype, kv_dtype=kv_dtype, device=place, math=how.math)
     machine = machine or measure_machine(dtype, timer)
-    rates = measure_rates(weights, work, how, kv_dtype or dtype, timer)
+    rates = measure_rates(weights, work, how, kv_dtype or dtype, timer, length)
     if place.type == "cuda":
         torch.cuda.empty_cache()  # an engine that opens next looks at what is free
     return Calibrated(work, machine, rates)
 
 
 def measure_rates(
-    weights: Weights, work: Workload, arithmetic: Arithmetic, kv_dtype: torch.dtype, timer: Timer
+    weights: Weights,
+    work: Workload,
+    arithmetic: Arithmetic,
+    kv_dtype: torch.dtype,
+    timer: Timer,
+    length: int = LENGTH,
 ) -> EngineRates:
     """work: as `workload_of` gave it for the same weights, dtypes and math.
 
@@ -92,28 +108,65 @@ def measure_rates(
     """
     device, dtype = timer.device, arithmetic.dtype
     how = describe_forward(weights.checkpoint.config, weights.spec)
-    curves, tiled, dtypes = [], False, (dtype, kv_dtype)
+    curves, tiled = [], False
     multiple = row_multiple(dtype, device)
+
+    def total(texts: int) -> int:
+        """Bytes that a step reads."""
+        return int(bytes_read(work, decode_load(work, texts, length)))
+
+    read = MemoryReader.of(timer, total(max(PRODUCT_ROWS)))
+    called = None
+    if are_calls(weights, work, arithmetic):
+        called = CalledSteps.of(weights, how, arithmetic, read, total)
     with torch.inference_mode():
         for product in work.products:
-            linears = list(_copies(weights, work, product, arithmetic))
-            curve, same = _product(linears, product, multiple, timer, dtype)
+            linears = list(_copies(weights, product, arithmetic, total(max(PRODUCT_ROWS))))
+            choose = product.part == "head"
+            if called is None or (choose and not called.chooses(linears[0])):
+                curve, same = _product(linears, product, multiple, timer, dtype)
+                tiled |= not same
+            else:
+                curve = _called_product(linears, product, total, timer)
             curves.append(curve)
-            tiled |= not same
-        looks = tuple(
-            LookRates(*(_attention(how, part, texts, dtypes, timer) for texts in (None, 1)))
-            for part in work.attention
-        )
-    hollow = Hollow.of(weights, how, dtype, max(BETWEEN_ROWS), timer)
-    between = [(float(n), hollow.between(n)) for n in BETWEEN_ROWS if n % multiple == 0]
-    host = [(float(n), hollow.host(n)) for n in SEQUENCES]
-    return EngineRates(tuple(curves), looks, line(between), line(host), multiple, tiled)
+        looks = tuple(_looks(how, part, (dtype, kv_dtype), timer) for part in work.attention)
+    between, host = _around(weights, how, arithmetic, called, read)
+    return EngineRates(tuple(curves), looks, between, host, multiple, tiled)
+
+
+def are_calls(weights: Weights, work: Workload, arithmetic: Arithmetic) -> bool:
+    """Whether the products of all layers may be part of a call."""
+    here = arithmetic.device.type == "cpu" and native().library is not None
+    if arithmetic.dtype != torch.float32 or not here:
+        return False
+    body = (product for product in work.products if product.part != "head")
+    each = (next(_copies(weights, product, arithmetic, 0)) for product in body)
+    return all(why_no_call(linear) is None for linear in each)
+
+
+def _around(
+    weights: Weights,
+    how: ForwardSpec,
+    arithmetic: Arithmetic,
+    called: CalledSteps | None,
+    read: MemoryReader,
+) -> tuple[Curve, Curve]:
+    """What stands between products, by rows, and what the engine does around steps, by texts."""
+    multiple = row_multiple(arithmetic.dtype, arithmetic.device)
+    hollow = Hollow.of(weights, how, arithmetic, max(LARGE_ROWS), read)
+    if called is None:
+        between = [(float(n), hollow.between(n)) for n in BETWEEN_ROWS if n % multiple == 0]
+        return line(between), line([(float(n), hollow.host(n)) for n in SEQUENCES])
+    between = [(float(n), called.between(n)) for n in BETWEEN_ROWS]
+    between += [(float(n), hollow.between(n)) for n in LARGE_ROWS]
+    return line(between), line([(float(n), called.host(n)) for n in SEQUENCES])
 
 
 def _copies(
-    weights: Weights, work: Workload, product: Product, arithmetic: Arithmetic
+    weights: Weights, product: Product, arithmetic: Arithmetic, total: int
 ) -> Iterator[Linear]:
-    """The product's weight, or the first rows of it, so often that caches do not hold them all."""
+    """The product's weight, or the first rows of it, so often that they have `total` bytes, or more
+    than caches hold."""
     (n, k), sample = product.shape, product.sample
     assert sample is not None, "workload_of gives one of each"
     most = MOST_WEIGHTS if product.stored == DENSE else MOST_PACKED
@@ -122,8 +175,7 @@ def _copies(
         n if product.stored == DENSE else sample.shape[0],
         max(1, most // k // _WHOLE_ROWS) * _WHOLE_ROWS,
     )
-    total = min(COLD_BYTES, work.weight_bytes)
-    count = max(1, -(-total * n // (product.nbytes * rows)))
+    count = _count(min(COLD_BYTES, total), product, rows)
     facts = replace(facts_of(weights, sample), shape=product.shape)
     if product.stored == DENSE:
         # One of several, or a tied embedding, whose codes would be decoded; values do not matter.
@@ -136,6 +188,11 @@ def _copies(
         inputs = weights.activation(sample.name)
     for _ in range(count):
         yield Linear(deepcopy(weight), None, inputs)
+
+
+def _count(total: int, product: Product, rows: int) -> int:
+    """Copies of so many rows of a product's weight that have `total` bytes together."""
+    return max(1, -(-total * product.shape[0] // (product.nbytes * rows)))
 
 
 def _product(
@@ -158,47 +215,71 @@ def _product(
     return line(points), same
 
 
+def _called_product(
+    linears: list[Linear], product: Product, total: Callable[[int], int], timer: Timer
+) -> Curve:
+    """As `_product`, in one call for all copies, with the choice behind a head. total: bytes that
+    are read in a step of so many texts."""
+    calls = CalledProducts.of(linears, max(PRODUCT_ROWS), product.part == "head")
+    (n, _), measured = product.shape, linears[0].weight.shape[0]
+    points = []
+    for rows in PRODUCT_ROWS:
+        copies = min(len(linears), _count(total(rows), product, measured))
+        seconds = calls.seconds(rows, copies, timer, BURST)
+        points.append((float(rows), seconds * n / measured))
+    return line(points)
+
+
 def _go(turn: Iterator[Linear], x: Tensor, count: int) -> None:
     for _ in range(count):
         next(turn)(x)
 
 
+def _looks(
+    how: ForwardSpec, part: AttentionWork, dtypes: tuple[torch.dtype, torch.dtype], timer: Timer
+) -> LookRates:
+    """dtypes: of what is computed, and of keys and values."""
+    length = min(POSITIONS, how.layers[part.sample].window or POSITIONS)
+    text = -(-length // BLOCK) * BLOCK * part.state_bytes
+    single = []
+    for nbytes in STATE_BYTES:
+        texts = max(1, min(MOST, nbytes // text))
+        at = torch.arange(texts, device=timer.device, dtype=torch.int32)
+        last = torch.full_like(at, length - 1, dtype=torch.int64)
+        seen = _attention(how, part, (at, last), dtypes, timer)
+        if length > 1:  # what does not depend on it stands between products
+            seen -= _attention(how, part, (at, torch.zeros_like(last)), dtypes, timer)
+        single.append((float(nbytes), max(0.0, seen) / (texts * max(1, length - 1))))
+    positions = torch.arange(length, device=timer.device)
+    places = torch.zeros_like(positions, dtype=torch.int32), positions
+    pairs = length * (length + 1) // 2
+    return LookRates(line(single), _attention(how, part, places, dtypes, timer) / pairs)
+
+
 def _attention(
     how: ForwardSpec,
     part: AttentionWork,
-    texts: int | None,
+    tokens: tuple[Tensor, Tensor],
     dtypes: tuple[torch.dtype, torch.dtype],
     timer: Timer,
 ) -> float:
-    """Seconds of one token and one position in one of the layers of `part`.
-
-    dtypes: of what is computed, and of keys and values. texts: None for the last token of each of
-    as many texts as caches do not hold; 1 for all tokens of one text.
-    """
-    device, (dtype, kv_dtype) = timer.device, dtypes
+    """Seconds of some tokens in one of the layers of `part`. tokens: the number of the text and the
+    position of each; texts have as many positions as any token has."""
+    device, (dtype, kv_dtype), (sequence, positions) = timer.device, dtypes, tokens
     layer = how.layers[part.sample]
     assert isinstance(layer, Grouped | Latent), "no other kind is computed"
-    length = min(POSITIONS, layer.window or POSITIONS)
-    blocks = -(-length // BLOCK)
-    count = texts or max(1, min(64, STATE_BYTES // (blocks * BLOCK * part.state_bytes)))
+    count, blocks = int(sequence[-1]) + 1, -(-(int(positions.max()) + 1) // BLOCK)
     one = replace(how, rows=(layer,), kinds=(0,))
     cache = KVCache(one, [1 + count * blocks], BLOCK, dtype=kv_dtype, device=device)
-    at = torch.arange(count if texts is None else length, device=device)
     table = torch.arange(1, 1 + count * blocks, dtype=torch.int32, device=device)
     stored = cache.keys_and_values(0)
-    width = stored.keys.shape[3]
-    q = torch.rand(len(at), layer.heads, width, dtype=torch.float32).to(device, dtype)
+    q = torch.rand(len(positions), layer.heads, stored.keys.shape[3], dtype=torch.float32)
     call = partial(
         paged_attention,
-        q,
+        q.to(device, dtype),
         stored,
-        TokenPlaces(
-            table.view(count, blocks),
-            (at if texts is None else torch.zeros_like(at)).to(torch.int32),
-            torch.full_like(at, length - 1) if texts is None else at,
-        ),
+        TokenPlaces(table.view(count, blocks), sequence, positions),
         scale=layer.scale,
         softcap=layer.softcap,
     )
-    pairs = count * length if texts is None else length * (length + 1) // 2
-    return timer.seconds(call) / pairs
+    return timer.seconds(call, TIMES)

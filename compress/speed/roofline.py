@@ -40,9 +40,15 @@ class Hardware:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """points: (rows, seconds), ascending; straight lines between and beyond them."""
+    """points: (rows or what else counts, seconds), ascending; straight lines between and beyond
+    them."""
 
     points: tuple[tuple[float, float], ...]
+
+    @property
+    def end(self) -> float:
+        """Of what was measured."""
+        return self.points[-1][0]
 
     def at(self, rows: float) -> float:
         """Seconds, never less than the first point's for fewer rows."""
@@ -57,9 +63,10 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class LookRates:
-    """Seconds of one token and one position in one layer, as in Looks."""
+    """Seconds of one token and one position in one layer, as in Looks. single: by the bytes that a
+    step reads, as these decide what lies in caches."""
 
-    single: float
+    single: Curve
     several: float
 
 
@@ -67,11 +74,11 @@ class LookRates:
 class EngineRates:
     """What the engine's operations were measured to take, in seconds.
 
-    products: of each of the workload's products one call, by rows. looks: of each part of its
-    attention. between: of all layers together what
-    stands between products, by rows. host: planning, sampling and bookkeeping, by sequences.
-    multiple: rows are filled up to it. tiled: products are computed 16 rows at a time, as their
-    bits depend on neighbours otherwise.
+    products: of each of the workload's products one call, by rows; that of a head with the choice
+    of the highest where steps are one call. looks: of each part of its attention. between: of all
+    layers together what stands between products, by rows. host: planning, sampling and bookkeeping,
+    by sequences. multiple: rows are filled up to it. tiled: products are computed 16 rows at a
+    time, as their bits depend on neighbours otherwise.
     """
 
     products: tuple[Curve, ...]
@@ -99,32 +106,50 @@ class Cost:
 
 def bytes_read(work: Workload, load: StepLoad) -> float:
     """Weights, once for all tokens, and the keys and values that are looked at."""
+    return weights_read(work, load) + states_read(work, load)
+
+
+def weights_read(work: Workload, load: StepLoad) -> float:
+    """Bytes of weights in a step."""
     weights = 0.0
     for product in work.products:
         share: float = bool(load.wanted) or product.part != "head"
         if product.part == "expert":
             share = touched(product.experts, work.chosen, load.tokens) / product.experts
         weights += share * product.count * product.nbytes
-    states = (
+    return weights
+
+
+def states_read(work: Workload, load: StepLoad) -> float:
+    """Bytes of keys and values in a step."""
+    return sum(
         look.states * part.state_bytes
         for part, look in zip(work.attention, load.looks, strict=True)
     )
-    return weights + sum(states)
 
 
 def operations(work: Workload, load: StepLoad) -> float:
     """Additions and multiplications of products and attention, without any padding."""
+    return product_operations(work, load) + attention_operations(work, load)
+
+
+def product_operations(work: Workload, load: StepLoad) -> float:
+    """As `operations`, of products alone."""
     products = 0.0
     for product in work.products:
         rows = load.wanted if product.part == "head" else load.tokens
         if product.part == "expert":
             rows = load.tokens * (work.chosen / product.experts)
         products += rows * product.count * product.weights
-    seen = (
+    return 2 * products
+
+
+def attention_operations(work: Workload, load: StepLoad) -> float:
+    """As `operations`, of attention alone."""
+    return 2 * sum(
         part.products * (look.single + look.several)
         for part, look in zip(work.attention, load.looks, strict=True)
     )
-    return 2 * products + 2 * sum(seen)
 
 
 def intensity(work: Workload, load: StepLoad) -> float:
@@ -148,11 +173,12 @@ def expected(work: Workload, rates: EngineRates, load: StepLoad) -> Cost:
             body += product.count * _product(curve, load.tokens, rates)
         else:
             body += _experts(work, product, curve, load.tokens, rates)
+    read = bytes_read(work, load)
     return Cost(
         products=body,
         head=head,
         attention=sum(
-            look.single * rate.single + look.several * rate.several
+            look.single * rate.single.at(min(read, rate.single.end)) + look.several * rate.several
             for look, rate in zip(load.looks, rates.looks, strict=True)
         ),
         between=rates.between.at(_padded(load.tokens, rates.multiple)),

@@ -173,6 +173,7 @@ def predicted(
         how=Arithmetic.here(place.arithmetic, place.device, math),
         kv_dtype=place.stored,
         machine=here,
+        length=asked.length,
     )
     context = weights.spec.context or UNKNOWN_CONTEXT
     return {"path": path_of(weights), "math": math, **forecast(found, asked, context)}, found

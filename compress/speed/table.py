@@ -48,6 +48,9 @@ def _model(model: dict[str, Any], free: int | None) -> Iterator[str]:
     length = model["steps"][0]["length"]
     yield f"  from token to token, each text {length} long, expected and at best:"
     yield from _aligned([_STEP_TITLES, *map(_step, model["steps"])])
+    yield ""
+    yield "  what is left of it above the best, in ms, by where it is:"
+    yield from _aligned([("batch", *_LEFT.values()), *map(_left, model["steps"])])
     for step in model["steps"]:
         if free is not None and step["memory_bytes"] > free:
             needed = f"{size(step['memory_bytes'])} of memory, {size(free)} are free"
@@ -88,6 +91,19 @@ def _step(step: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
+_LEFT = {
+    "weights": "weights",
+    "compute": "compute",
+    "cache": "cache",
+    "between": "between products",
+    "outside": "outside",
+}
+
+
+def _left(step: dict[str, Any]) -> tuple[str, ...]:
+    return (str(step["batch"]), *(_number(step["left_ms"][name]) for name in _LEFT))
+
+
 def _compared(facts: dict[str, Any]) -> Iterator[str]:
     """How much faster than its source; below 1 it is slower."""
     yield "  tokens/s of the checkpoint over those of its source, expected and at best:"
@@ -105,6 +121,18 @@ _MEASURED = {
     "between_tokens_p50_ms": "next p50",
     "between_tokens_p99_ms": "next p99",
 }
+
+
+def _by_math(facts: dict[str, Any]) -> Iterator[str]:
+    """A line a math."""
+    found: dict[str, list[str]] = {}
+    for row in facts["maths"]:
+        share = "" if row["of_bandwidth"] is None else f"({row['of_bandwidth']:.0%})"
+        found.setdefault(row["math"], []).extend((_number(row["tokens_per_second"]), share))
+    batches = [counted(each["batch"], "text") for each in facts["measured"]]
+    yield "  tokens/s by math (of the bandwidth, that a step's weights take):"
+    titles = [title for batch in batches for title in (batch, "")]
+    yield from _aligned([("math", *titles), *((math, *cells) for math, cells in found.items())])
 
 
 def _held(facts: dict[str, Any]) -> Iterator[str]:
@@ -129,6 +157,7 @@ def _measured(facts: dict[str, Any]) -> Iterator[str]:
         rows.append(tuple(row))
     titles = [title for name in _MEASURED.values() for title in (name, "")]
     yield from _aligned([("batch", *titles), *rows])
+    yield from _by_math(facts)
     yield from _held(facts)
     for batch, seconds in facts["left_out"].items():
         remedy = f"--batch {batch} asks for it"

@@ -1,8 +1,9 @@
 """How long a call takes, and what this machine can do at most."""
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 
 import torch
@@ -12,8 +13,12 @@ from compress.speed.roofline import Hardware
 from compress_kernels.ops.linear import linear
 
 RUNS = 5
-# Read at once, far more than caches hold; rows and columns of the product that is computed.
+# Of what is over in a few milliseconds so many times as many runs, each as much shorter.
+TIMES = 5
+# Read in turn, far more than caches hold, and at once; rows and columns of the product that is
+# computed.
 READ_BYTES = {"cpu": 256 << 20, "cuda": 4 << 30}
+STRIP_BYTES = {"cpu": 16 << 20, "cuda": 4 << 30}
 SIDES = {"cpu": 1024, "cuda": 8192}
 
 
@@ -33,24 +38,35 @@ class Timer:
             torch.cuda.synchronize(self.device)
         return self.clock()
 
-    def every(self, call: Callable[[], object]) -> list[float]:
-        """Seconds of each run; one more, not counted, comes first."""
+    def every(self, call: Callable[[], object], times: int = 1) -> list[float]:
+        """Seconds of each run, `times` as many; one more, not counted, comes first."""
         found = []
-        for _ in range(self.runs + 1):
+        for _ in range(times * self.runs + 1):
             start = self.now()
             call()
             found.append(self.now() - start)
         return found[1:]
 
-    def seconds(self, call: Callable[[], object]) -> float:
+    def seconds(self, call: Callable[[], object], times: int = 1) -> float:
         """The median."""
-        return statistics.median(self.every(call))
+        return statistics.median(self.every(call, times))
+
+    def least(self, calls: Sequence[Callable[[], object]]) -> float:
+        """Of several calls that take turns, those of a first round not counted."""
+        found = []
+        for _ in range(self.runs + 1):
+            for call in calls:
+                start = self.now()
+                call()
+                found.append(self.now() - start)
+        return min(found[len(calls) :])
 
 
 def measure_machine(dtype: torch.dtype, timer: Timer) -> Hardware:
     """Bandwidth and operations a second, each the highest of what was tried. Takes a second.
 
-    Bandwidth: of reading, summing and copying a buffer that no cache holds. Operations: of torch's
+    Bandwidth: of reading, summing and copying a buffer that no cache holds, strip by strip: one is
+    over before another program gets the core. Operations: of torch's
     own product of large matrices in `dtype`, and of the engine's.
     """
     free = free_bytes(timer.device)
@@ -67,10 +83,15 @@ def free_bytes(device: torch.device) -> int | None:
 
 def _bandwidth(timer: Timer) -> float:
     buffer = torch.ones(READ_BYTES[timer.device.type] // 4, device=timer.device)
-    rows, vector = buffer.view(-1, 1024), torch.ones(1024, device=timer.device)
-    upper, lower = buffer.chunk(2)
-    reads = (lambda: torch.mv(rows, vector), buffer.sum, lambda: upper.copy_(lower))
-    return buffer.nbytes / min(min(timer.every(read)) for read in reads)
+    count = min(STRIP_BYTES[timer.device.type] // 4, len(buffer))
+    vector, (upper, lower) = torch.ones(1024, device=timer.device), buffer.chunk(2)
+    halves = zip(torch.split(upper, count // 2), torch.split(lower, count // 2), strict=True)
+    ways: tuple[list[Callable[[], object]], ...] = (
+        [partial(torch.mv, strip.view(-1, 1024), vector) for strip in torch.split(buffer, count)],
+        [strip.sum for strip in torch.split(buffer, count)],
+        [partial(half.copy_, other) for half, other in halves],
+    )
+    return 4 * count / min(timer.least(way) for way in ways)
 
 
 def _flops(dtype: torch.dtype, timer: Timer) -> float:

@@ -59,6 +59,17 @@ def test_bench(folder: Path, capsys: Captured, tmp_path: Path) -> None:
     assert speed["measured"][0]["batch"] == 2
 
 
+def test_bench_of_every_math(folder: Path, capsys: Captured) -> None:
+    """Of dense weights one; roofline has no such choice."""
+    options = ["--batch", "1", "--prompt", "4", "--output", "3", "--math", "all"]
+    assert main(["bench", str(folder), *options, "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["maths"]
+    assert row["math"] == "exact"
+    assert row["of_bandwidth"] > 0
+    assert main(["roofline", str(folder), *options]) == 2
+    assert "'all' is not one of" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("command", ["roofline", "bench"])
 @pytest.mark.parametrize(
     ("options", "error"),

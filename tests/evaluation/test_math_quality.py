@@ -7,6 +7,8 @@ import torch
 
 from compress.checkpoint import Checkpoint
 from compress.errors import RequestError
+from compress.evaluation import math_quality, quality
+from compress.evaluation.compared import Compared
 from compress.evaluation.math_quality import measure_math
 from compress.evaluation.text_quality import evaluate
 from compress.evaluation.windows import TokenWindows, WindowRule, cut_windows
@@ -14,7 +16,7 @@ from compress.evaluation.workspace import Workspace
 from compress.events import silent
 from compress.formats import Weights, open_weights
 from compress.quant.scheme import QuantScheme
-from compress.recipe.evaluation_config import EvaluationConfig
+from compress.recipe.evaluation_config import EvaluationConfig, TextConfig
 from compress_kernels.cpu.library import native
 from helpers import compressed_models, tiny_models
 
@@ -66,3 +68,24 @@ def test_dense_weights_have_no_such_products(tmp_path: Path) -> None:
     weights = open_weights(Checkpoint.open(tiny_models.make("llama", tmp_path / "dense")))
     with pytest.raises(RequestError, match="has no products for it"):
         measure_math(weights, texts(weights.spec.vocab), "int8", silent)
+
+
+def test_an_engine_that_does_not_open_says_so_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As for lack of memory: texts and tasks, which take hours, come behind it."""
+
+    def refused(*_: object) -> None:
+        raise RequestError("0.0 GiB are free")
+
+    def measured(*_: object, **__: object) -> None:
+        raise AssertionError("it was measured first")
+
+    weights = rounded(tmp_path, "llama")
+    (tmp_path / "text.txt").write_text("Once upon a time there was a fox.")
+    asked = EvaluationConfig(texts=(TextConfig("text", path=str(tmp_path / "text.txt")),))
+    for name in ("_texts", "measure_tasks"):
+        monkeypatch.setattr(quality, name, measured)
+    monkeypatch.setattr(math_quality, "open_engine", refused)
+    with pytest.raises(RequestError, match="GiB are free"):
+        quality.measure(Compared(weights, None), asked, Workspace(tmp_path / "work"), math="int16")

@@ -24,7 +24,9 @@ WORK = Workload(
     attention=(AttentionWork((None, 8), products=4 * (16 + 16), state_bytes=256),),
 )
 GROWING = Curve(((1.0, 1.0), (2.0, 2.0)))
-RATES = EngineRates((GROWING, GROWING), (LookRates(0.01, 0.02),), GROWING, GROWING)
+# Far from memory's end a position costs twice as much.
+LOOKS = LookRates(Curve(((0.0, 0.01), (200_000.0, 0.02))), 0.02)
+RATES = EngineRates((GROWING, GROWING), (LOOKS,), GROWING, GROWING)
 LIMITS = Limits(tokens_per_step=32)
 
 

@@ -25,9 +25,11 @@ from compress.speed import rates as rates_module
 from compress.speed import timer as timer_module
 from compress.speed.products import workload_of
 from compress.speed.rates import calibrate
-from compress.speed.roofline import EngineRates, Hardware, LookRates
+from compress.speed.roofline import EngineRates, Hardware
 from compress.speed.timer import Timer, measure_machine
 from compress.speed.workload import Workload
+from compress_kernels.cpu.library import native
+from compress_kernels.cpu.program import Program
 from compress_kernels.paged import TokenPlaces
 from helpers import compressed_models, tiny_models
 
@@ -164,7 +166,8 @@ def test_rates_are_numbers(family: str, kv: torch.dtype | None, tmp_path: Path) 
         assert all(isfinite(y) and y > 0 for y in seconds)
         assert seconds == sorted(seconds)
     (looks,) = rates.looks
-    assert looks.single > 0
+    assert [x for x, _ in looks.single.points] == list(rates_module.STATE_BYTES)
+    assert all(isfinite(y) and y >= 0 for _, y in looks.single.points)
     assert looks.several > 0
     assert not rates.tiled
 
@@ -177,6 +180,17 @@ def test_sixteens_of_rows_in_fp16(tmp_path: Path) -> None:
     assert {x for curve in rates.products for x, _ in curve.points} == {16, 32, 64, 128, 256}
 
 
+@pytest.fixture(params=["one call", "op by op"])
+def in_calls(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether steps are one call; where nothing was compiled none is."""
+    if request.param == "op by op":
+        monkeypatch.setattr(rates_module, "are_calls", lambda *_: False)
+    elif native().library is None:
+        pytest.skip(native().reason)
+    return bool(request.param == "one call")
+
+
+@pytest.mark.usefixtures("in_calls")
 def test_a_part_of_a_large_weight_stands_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,7 +206,15 @@ def test_a_part_of_a_large_weight_stands_for_it(
         counted += n * k * len(x)
         return x.new_zeros(len(x), n)
 
+    def count_calls(self: Program) -> None:
+        nonlocal counted
+        rows = self._given[0]  # the first that the engine's programs are given
+        for op in self.ops[: self.struct.call_count]:
+            width = "inputs" if hasattr(op.about, "inputs") else "columns"
+            counted += rows * getattr(op.about, "outputs", 0) * (getattr(op.about, width, 0) or 0)
+
     monkeypatch.setattr(Linear, "__call__", count)
+    monkeypatch.setattr(Program, "again", count_calls)
     monkeypatch.setattr(rates_module, "MOST_WEIGHTS", 128 * 64)
     timer = Timer(torch.device("cpu"), clock=lambda: float(counted), runs=1)
     found = calibrate(weights, timer=timer, machine=Hardware(1.0, 1.0))
@@ -232,9 +254,12 @@ def test_attention_is_of_one_token_and_one_position(
     monkeypatch.setattr(rates_module, "paged_attention", attend)
     family, options = ("llama", {}) if window is None else ("mistral", {"sliding_window": window})
     rates = rates_of(tiny_models.make(family, tmp_path, dtype="fp32", **options), counted)
-    assert rates.looks == (LookRates(1.0, 1.0),)
+    (looks,) = rates.looks
+    assert [y for _, y in looks.single.points] == [1.0] * len(rates_module.STATE_BYTES)
+    assert looks.several == 1.0
 
 
+@pytest.mark.usefixtures("in_calls")
 def test_what_stands_between_products_is_all_but_products(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -250,13 +275,19 @@ def test_what_stands_between_products_is_all_but_products(
         counted.add(10**6)
         return total(self, *others, **options)
 
+    def called(self: Program) -> None:
+        ops = self.ops[: self.struct.call_count]
+        counted.add(self._given[0] * sum(op.function == "rms_norm" for op in ops))
+
     monkeypatch.setattr(Norm, "__call__", normed)
+    monkeypatch.setattr(Program, "again", called)
     monkeypatch.setattr(torch.Tensor, "sum", summed)
     rates = rates_of(tiny_models.make("llama", tmp_path, dtype="fp32"), counted)
     norms = 2 * 2 + 1
     assert [y / x for x, y in rates.between.points] == [norms] * len(rates.between.points)
 
 
+@pytest.mark.usefixtures("in_calls")
 def test_planning_is_all_but_the_decoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counted = Counted()
     forward, schedule = Decoder.forward, engine_module.schedule
@@ -292,3 +323,11 @@ def test_a_timer_takes_the_median_behind_a_first_run() -> None:
     ticks = iter([0.0, 100.0, 0.0, 5.0, 0.0, 1.0, 0.0, 3.0])
     timer = Timer(torch.device("cpu"), clock=lambda: next(ticks), runs=3)
     assert timer.seconds(lambda: None) == 3.0
+
+
+def test_the_least_of_calls_that_take_turns() -> None:
+    order: list[str] = []
+    ticks = iter([0.0, 1.0, 0.0, 2.0, 0.0, 9.0, 0.0, 4.0, 0.0, 7.0, 0.0, 8.0])
+    timer = Timer(torch.device("cpu"), clock=lambda: next(ticks), runs=2)
+    assert timer.least([lambda: order.append("a"), lambda: order.append("b")]) == 4.0
+    assert order == ["a", "b"] * 3

@@ -1,6 +1,6 @@
 """Formulas of the roofline against numbers worked out by hand, and what must hold for any."""
 
-from dataclasses import replace
+from dataclasses import astuple, replace
 
 import pytest
 from hypothesis import given
@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 
 from compress.runtime.sequences.limits import Limits
 from compress.speed.forecast import LoadShape, cache_tokens, forecast
+from compress.speed.left import left
 from compress.speed.rates import Calibrated
 from compress.speed.roofline import (
+    Cost,
     Curve,
     EngineRates,
     Hardware,
@@ -57,7 +59,7 @@ MACHINE = Hardware(bandwidth=1e6, flops=1e7)
 FLAT = Curve(((1.0, 1.0),))
 RATES = EngineRates(
     products=(Curve(((1.0, 2.0), (16.0, 5.0))), Curve(((1.0, 3.0),))),
-    looks=(LookRates(0.01, 0.02),),
+    looks=(LookRates(Curve(((0.0, 0.01),)), 0.02),),
     between=FLAT,
     host=Curve(((1.0, 0.5), (64.0, 1.13))),
 )
@@ -204,7 +206,9 @@ def test_texts_fit_in_whole_blocks() -> None:
 
 
 def test_the_best_batch_is_the_smallest_with_nearly_the_most() -> None:
-    costly_start = replace(RATES, looks=(LookRates(0.0, 0.02),), host=FLAT, products=(FLAT, FLAT))
+    costly_start = replace(
+        RATES, looks=(LookRates(Curve(((0.0, 0.0),)), 0.02),), host=FLAT, products=(FLAT, FLAT)
+    )
     assert best_batch(DENSE, costly_start, 10, 100) == 100  # more texts cost nothing
     linear = Curve(((0.0, 0.0), (1.0, 1.0)))
     every = replace(costly_start, products=(linear, linear), between=linear, host=linear)
@@ -245,3 +249,25 @@ def test_curves_are_lines_between_and_beyond_points() -> None:
     curve = Curve(((1.0, 2.0), (3.0, 6.0), (5.0, 7.0)))
     assert [curve.at(x) for x in (0.5, 1, 2, 3, 4, 5, 9)] == [2, 2, 4, 6, 6.5, 7, 9]
     assert line([(1.0, 3.0), (2.0, 2.0), (3.0, 4.0)]).points == ((1, 3), (2, 3), (3, 4))
+
+
+@given(batches, st.integers(1, 500), st.floats(1e3, 1e9), st.floats(1e3, 1e9))
+def test_what_is_left_is_above_the_best(
+    batch: int, length: int, bandwidth: float, flops: float
+) -> None:
+    """No step at its best leaves anything, whichever part decides; what is slower leaves all that
+    is more, where it is."""
+    machine, load = Hardware(bandwidth, flops), decode_load(DENSE, batch, length)
+    read = 100_000 / bandwidth
+    computed = 2 * batch * 25_000 / flops
+    seen = decode_load(replace(DENSE, products=()), batch, length)
+    attention = ceiling(replace(DENSE, products=()), machine, seen)
+    best = Cost(0.75 * max(read, computed), 0.25 * max(read, computed), attention, 0.0, 0.0)
+    nothing = left(DENSE, machine, load, best)
+    assert all(abs(x) < 1e-9 for x in astuple(nothing))
+    slower = replace(best, head=best.head + 1, attention=attention + 2, between=3.0, host=4.0)
+    found = left(DENSE, machine, load, slower)
+    assert found.weights + found.compute == pytest.approx(1)
+    assert (found.weights > 0) == (read >= computed)
+    assert (found.cache, found.between, found.outside) == pytest.approx((2, 3, 4))
+    assert not any(astuple(left(DENSE, machine, load, Cost(0.0, 0.0, 0.0, 0.0, 0.0))))

@@ -21,6 +21,7 @@ from compress.speed import setting as speed_setting
 from compress.speed import timer as timer_module
 from compress.speed.setting import SpeedSetting, SpeedTexts
 from compress.speed.timer import free_bytes
+from compress_kernels.cpu.library import native
 from helpers import compressed_models, tiny_models
 
 Facts = dict[str, Any]
@@ -56,6 +57,8 @@ def test_a_checkpoint_and_its_source_are_predicted(source: Path, tmp_path: Path)
         assert step["length"] == 96
         assert sum(step["parts_ms"].values()) == pytest.approx(step["expected_ms"], rel=1e-2)
         assert step["at_best_ms"] > 0
+        assert set(step["left_ms"]) == {"weights", "compute", "cache", "between", "outside"}
+        assert step["left_ms"]["outside"] == step["parts_ms"]["host"]
     assert [step["batch"] for step in own["steps"]] == [1, 8]
     report = json.loads((out / "report.json").read_text())
     assert report["speed"] == facts
@@ -66,6 +69,7 @@ def test_a_checkpoint_and_its_source_are_predicted(source: Path, tmp_path: Path)
     assert "Speed report, predicted" in page
     table = verbs.speed_table(facts)
     assert "tokens/s of the checkpoint over those of its source" in table
+    assert "what is left of it above the best, in ms, by where it is:" in table
 
 
 def test_no_batches_are_those_that_nobody_asked_for(source: Path) -> None:
@@ -149,6 +153,33 @@ def test_a_measurement_stands_beside_its_prediction(source: Path) -> None:
     assert "3 texts of 20 + 5, about" in said[-1].message
     table = verbs.speed_table(facts)
     assert "measured on texts of 20 + 5 tokens" in table
+
+
+def test_each_math_has_a_line_with_its_share_of_the_bandwidth(source: Path, tmp_path: Path) -> None:
+    """The usual one first; weights' bytes by the time of a step and the bandwidth of the facts."""
+    small = tmp_path / "small"
+    compressed_models.write(source, small, QuantScheme(bits=4, group_size=32))
+    texts = SpeedTexts(batches=(1, 3), prompt=8, output=4)
+    facts = verbs.measure_speed(small, texts, every_math=True, out=tmp_path / "out")
+    maths = ("int16", "exact", "int8") if native().library is not None else ("exact",)
+    assert [(row["math"], row["batch"]) for row in facts["maths"]] == [
+        (math, batch) for math in maths for batch in (1, 3)
+    ]
+    for row, own in zip(facts["maths"], facts["measured"], strict=False):
+        assert row["tokens_per_second"] == own["tokens_per_second"]["measured"]
+        seconds = own["between_tokens_p50_ms"]["measured"] / 1000
+        wanted = row["weight_bytes"] / seconds / facts["machine"]["gigabytes_per_second"] / 1e9
+        assert row["of_bandwidth"] == pytest.approx(wanted, rel=0.02)
+        # All but the embedding is read.
+        assert row["weight_bytes"] == facts["checkpoint"]["weight_bytes"] - 256 * 64 * 4
+    lines = verbs.speed_table(facts).splitlines()
+    start = next(i for i, line in enumerate(lines) if "tokens/s by math" in line)
+    for math, line in zip(maths, lines[start + 2 :], strict=False):
+        assert re.fullmatch(rf"{math}( +[\d.,]+ +\([\d,]+ ?%\)){{2}}", line.strip())
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "of bandwidth" in page
+    (only,) = verbs.measure_speed(source, SpeedTexts((1,), 8, 1), every_math=True)["maths"]
+    assert (only["math"], only["of_bandwidth"]) == ("exact", None)
 
 
 def test_outputs_of_one_token_have_no_time_between(source: Path) -> None:

@@ -11,6 +11,7 @@ from compress.cli.progress import watched
 @click.command("roofline")
 @click.argument("checkpoint")
 @click.option("--against", metavar="FOLDER", help="The source, predicted too.")
+@options.math
 @speed_options.texts
 def command(checkpoint: str, as_json: bool, **asked: Any) -> None:
     """Predict how fast CHECKPOINT (a folder or a hub id) runs on this machine.

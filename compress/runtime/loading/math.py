@@ -52,6 +52,19 @@ def settled_math(
     )
 
 
+def taken_maths(
+    weights: Weights, dtype: torch.dtype, device: torch.device | str
+) -> tuple[Math, ...]:
+    """Every math that an engine may open with. Nothing is read."""
+    found: list[Math] = []
+    for math in get_args(Math):
+        try:
+            found.append(settled_math(weights, math, dtype, device))
+        except RequestError:
+            continue
+    return tuple(found)
+
+
 def math_notices(weights: Weights, how: Arithmetic) -> tuple[str, ...]:
     """What an engine rounds, and which codes take more bits in memory than in the file."""
     found = [x for x in _facts(weights) if isinstance(chosen_form(x, how).form, PanelsForm)]

@@ -84,4 +84,4 @@ def experts_op(programs: Sequence[Program], routed: Routed) -> CompiledOp:
         rows, len(programs), chosen, width, torch.get_num_threads(),
     )  # fmt: skip
     given = {"rows": Given("rows"), "threads": Given("threads")}
-    return CompiledOp("run_experts", struct, given, (routed, each, tuple(programs)))
+    return CompiledOp("run_experts", struct, given, (routed, each, *programs))

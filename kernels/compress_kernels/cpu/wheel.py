@@ -1,6 +1,9 @@
 """A wheel for this platform, with all levels compiled, out of the one that compiles on first use.
 
 python -m compress_kernels.cpu.wheel dist/compress_model-0.1.0-py3-none-any.whl
+
+The tag is that of this system, not manylinux: which C library the result needs is for auditwheel to
+say, which reads it (CONTRIBUTING.md).
 """
 
 import base64

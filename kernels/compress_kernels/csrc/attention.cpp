@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <vector>
 
 #include "attention_plan.h"
@@ -211,10 +212,11 @@ void attend_whole(const Attention& a, const Plan& plan, const Tile& tile, int64_
            head * plan.group + row % plan.group);
 }
 
-// Sums of runs that are merged when all are there. Of a tile: [runs, kv_heads, rows].
+// Sums of runs that are merged when all are there. Of a tile: [runs, kv_heads, rows]. Nothing is
+// written first: only what a row sees is read, and that was written.
 struct Apart {
-  std::vector<RunSum> runs;
-  std::vector<float> values;  // [runs, wide_value]
+  std::unique_ptr<RunSum[]> runs;
+  std::unique_ptr<float[]> values;  // [runs, wide_value]
 };
 
 int64_t slot_of(const Attention& a, const Plan& plan, const Tile& tile, int64_t run, int64_t head) {
@@ -230,8 +232,8 @@ void attend_apart(const Attention& a, const Plan& plan, const Tile& tile, int64_
   const int64_t next = last ? run + 1 : run, then = next < tile.high ? next : -1;
   if (!attend_run<T>(a, plan, tile, head, run, last ? 0 : head + 1, then, w)) return;
   const int64_t slot = slot_of(a, plan, tile, run, head), rows = tile.count * plan.group;
-  std::copy_n(w.runs.begin(), rows, apart.runs.data() + slot);
-  std::copy_n(w.out, rows * plan.wide_value, apart.values.data() + slot * plan.wide_value);
+  std::copy_n(w.runs.begin(), rows, apart.runs.get() + slot);
+  std::copy_n(w.out, rows * plan.wide_value, apart.values.get() + slot * plan.wide_value);
 }
 
 void merge_apart(const Attention& a, const Plan& plan, const Tile& tile, const Apart& apart,
@@ -245,7 +247,7 @@ void merge_apart(const Attention& a, const Plan& plan, const Tile& tile, const A
       for (int64_t run = tile.low; run < tile.high; ++run) {
         if (!span_in(a, token, run).to) continue;
         const int64_t slot = slot_of(a, plan, tile, run, head) + row;
-        merge(sum, total.data(), apart.runs[slot], apart.values.data() + slot * wide, wide);
+        merge(sum, total.data(), apart.runs[slot], apart.values.get() + slot * wide, wide);
       }
       finish(a, plan, sum, total.data(), token, head * plan.group + row % plan.group);
     }
@@ -264,8 +266,8 @@ void attend_all(const Attention& a) {
   const int64_t tiles = static_cast<int64_t>(plan.tiles.size()) - 1;
   Apart apart;
   if (plan.split) {
-    apart.runs.resize(plan.tiles[tiles].slot);
-    apart.values.resize(plan.tiles[tiles].slot * plan.wide_value);
+    apart.runs.reset(new RunSum[plan.tiles[tiles].slot]);
+    apart.values.reset(new float[plan.tiles[tiles].slot * plan.wide_value]);
   }
   // Split by products, not by tokens: those at the end of a text cost most.
   in_parallel(a.threads, plan.tiles[tiles].cost, kGrain, [&](int64_t from, int64_t to) {

@@ -1,0 +1,106 @@
+"""Steps in one call without their products: those of the engine, and nothing is multiplied."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from compress.arch.forward.forward import describe_forward
+from compress.checkpoint import Checkpoint
+from compress.formats import Weights, open_weights
+from compress.quant.scheme import PRESETS, QuantScheme
+from compress.runtime.decoder.one_call import OneCallDecoder
+from compress.runtime.engine.runner import LocalRunner
+from compress.runtime.forms.form import Arithmetic
+from compress.runtime.loading.open_engine import Opening, open_engine
+from compress.speed import hollow as hollow_module
+from compress.speed.called import CalledSteps
+from compress.speed.hollow import MemoryReader
+from compress.speed.products import workload_of
+from compress.speed.rates import are_calls
+from compress.speed.timer import Timer
+from compress_kernels.cpu.library import native
+from compress_kernels.cpu.program import CompiledOp, Program
+from compress_kernels.panels import Math
+from helpers import compressed_models, tiny_models
+
+pytestmark = pytest.mark.skipif(native().library is None, reason=native().reason)
+G4 = QuantScheme(bits=4, group_size=32)
+
+
+def called_steps(weights: Weights, math: Math = "exact") -> CalledSteps | None:
+    """As `measure_rates` has them."""
+    arithmetic = Arithmetic.here(torch.float32, "cpu", math)
+    work = workload_of(weights, dtype=torch.float32, math=math)
+    if not are_calls(weights, work, arithmetic):
+        return None
+    how = describe_forward(weights.checkpoint.config, weights.spec)
+    read = MemoryReader.of(Timer(torch.device("cpu"), runs=1), 1 << 16)
+    return CalledSteps.of(weights, how, arithmetic, read, lambda texts: 1 << 16)
+
+
+def products(ops: Sequence[CompiledOp]) -> list[CompiledOp]:
+    """Of ops and of those of experts."""
+    inner = [
+        x
+        for op in ops
+        for kept in op.keeps
+        if isinstance(kept, Program)
+        for x in products(kept.ops)
+    ]
+    return [op for op in ops if op.function == "linear_rows"] + inner
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "qwen3_moe", "deepseek_v3", "gpt2"])
+def test_ops_are_those_of_the_engine_but_for_products(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = open_weights(Checkpoint.open(tiny_models.make(family, tmp_path, dtype="fp32")))
+    runner = open_engine(weights)[0].runner
+    assert isinstance(runner, LocalRunner)
+    assert isinstance(runner.decoder, OneCallDecoder)
+    ran: list[Program] = []
+    again = Program.again
+    monkeypatch.setattr(Program, "again", lambda self: (ran.append(self), again(self))[1])
+    steps = called_steps(weights)
+    assert steps is not None
+    assert steps.between(3) > 0
+    program = ran[-1]
+    assert all((x.about.outputs, x.about.columns) == (0, 1) for x in products(program.ops))
+    others = [
+        [op.function for op in each.ops if op.function != "linear_rows"]
+        for each in (program, runner.decoder.program)
+    ]
+    assert others[0] == others[1]
+    assert steps.host(2) > 0
+    assert steps.host(1) > 0
+
+
+@pytest.mark.parametrize(
+    ("scheme", "math"),
+    [(G4, "exact"), (G4, "int16"), (PRESETS["W8A8"], "int8"), (PRESETS["W8A8"], "exact")],
+    ids=["exact", "int16", "w8a8", "w8a8 exact"],
+)
+def test_a_step_is_one_call_where_it_is_in_the_engine(
+    scheme: QuantScheme, math: Math, tmp_path: Path
+) -> None:
+    source = tiny_models.make("llama", tmp_path / "source", dtype="fp32")
+    compressed_models.write(source, tmp_path / "out", scheme)
+    weights = open_weights(Checkpoint.open(tmp_path / "out"))
+    runner = open_engine(weights, Opening(math=math))[0].runner
+    assert isinstance(runner, LocalRunner)
+    one = isinstance(runner.decoder, OneCallDecoder)
+    assert (called_steps(weights, math) is not None) == one
+    assert one == (math != "exact" or scheme is G4)
+
+
+def test_a_reader_reads_what_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no more than what no cache holds; its time counts for nothing."""
+    monkeypatch.setattr(hollow_module, "ALL_PIECES", 64)
+    read: list[int] = []
+    monkeypatch.setattr(np, "sum", lambda array: read.append(array.nbytes))
+    reader = MemoryReader.of(Timer(torch.device("cpu"), lambda: float(len(read))), 1000)
+    assert reader.without(lambda: [reader.at_once(n) for n in (8, 64, 4000)]) == 0
+    assert read == [8, 64, 64]
