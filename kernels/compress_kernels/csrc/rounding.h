@@ -42,19 +42,6 @@ inline int height(int64_t left, int most) {
 
 constexpr int highest(int planes) { return planes == 2 ? 4 : 8; }
 
-// The largest magnitude, infinite or NaN where one is.
-inline float largest_of(const float* x, int64_t count) {
-  int32_t top = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    int32_t bits;
-    std::memcpy(&bits, x + i, sizeof bits);
-    top = std::max(top, bits & 0x7fffffff);
-  }
-  float found;
-  std::memcpy(&found, &top, sizeof found);
-  return found;
-}
-
 // How numbers of a row become whole ones: times `factor` or, where it is 0, divided by `worth`.
 struct Grain {
   float factor, worth, low, high;
