@@ -93,6 +93,10 @@ template <int kHigh, bool kWhole>
                                              const float* x, int steps, Vec* sums) {
   constexpr int kWidth = kRows / kHigh;
   constexpr int kOnce = kHigh == 1 ? 1 : 2;  // outputs that a loaded number of x is for
+  Vec row[4];                                // of one row, for all outputs
+#pragma GCC unroll 4
+  for (int j = 0; j < 4; ++j)
+    if (kHigh == 1 && (kWhole || j < steps)) row[j] = load_once(x + kStep * j);
 #pragma GCC unroll 16
   for (int r = 0; r < kWidth; r += kOnce) {
     Vec b[kOnce][4];
@@ -106,7 +110,7 @@ template <int kHigh, bool kWhole>
       if (!kWhole && j >= steps) break;
 #pragma GCC unroll 8
       for (int i = 0; i < kHigh; ++i) {
-        const Vec a = load_once(x + kStep * (j * kHigh + i));
+        const Vec a = kHigh == 1 ? row[j] : load_once(x + kStep * (j * kHigh + i));
 #pragma GCC unroll 2
         for (int q = 0; q < kOnce; ++q) {
           Vec& sum = sums[i * kWidth + r + q];

@@ -86,12 +86,14 @@ void decoded(const Packed& p) {
   const Linear job{p.x, nullptr, p.bias, p.out, p.rows, p.inputs, p.outputs,
                    p.stride, p.out_stride, kAs, p.threads};
   linear_made(job, most * kPanel, [&](int64_t from, int64_t to) -> const void* {
-    static thread_local std::vector<T> weight;
-    if (static_cast<int64_t>(weight.size()) < most * each) weight.resize(most * each);
-    T* at = weight.data();
+    static thread_local std::vector<T> room;
+    const int64_t wanted = most * each + kLine / int64_t{sizeof(T)};
+    if (static_cast<int64_t>(room.size()) < wanted) room.resize(wanted);
+    T* const weight = at_line(room.data());
+    T* at = weight;
     for (int64_t panel = from / kPanel; panel * kPanel < to; ++panel, at += each)
       decode_panel<kBits, kCodes, kPlain>(p, panel, at);
-    return weight.data();
+    return weight;
   });
 }
 

@@ -47,13 +47,16 @@ void part(const ThroughCodes& t, const float* x, float* out, int64_t count) {
   const Vec scale = splat(one);
   const Vec low = splat(kFloats ? -448.0f : -(t.largest + 0.5f));
   const Vec high = splat(kFloats ? 448.0f : t.largest - 0.5f);
-  for (int64_t c = 0; c < count; c += kRows) {
-    const Vec whole = load_stored(x + c, count - c) / scale;
+  const auto round = [&](int64_t c, int64_t left) {
+    const Vec whole = load_raw<Vec>(x + c, left) / scale;
     Vec code = whole < low ? low : whole;
     code = code > high ? high : code;
     code = kFloats ? nearest_e4m3(code) : nearest_whole(code);
-    store_raw((whole == whole ? code : whole) * scale, out + c, count - c);
-  }
+    store_raw((whole == whole ? code : whole) * scale, out + c, left);
+  };
+  int64_t c = 0;
+  for (; c + kRows <= count; c += kRows) round(c, kRows);
+  if (c < count) round(c, count - c);
 }
 
 }  // namespace
