@@ -18,3 +18,19 @@ class RowRounding:
     largest: float
     scale: float = 1.0
     threshold: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class CodeRounding:
+    """How rows become the nearest codes, times their scale again: each row by itself.
+
+    codes: E4M3 numbers from -448 to 448, or whole ones from -(largest + 0.5) to largest - 0.5.
+    largest: the code that the largest magnitude of a group lands on: 448, or 127.5 of 8 bits.
+    group: neighbouring columns that share a scale; 0 for a whole row. scale: that of all numbers,
+    where it does not come from them.
+    """
+
+    codes: Literal["e4m3", "int"]
+    largest: float
+    group: int = 0
+    scale: float | None = None

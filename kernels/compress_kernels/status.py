@@ -23,7 +23,7 @@ _OPS: Mapping[str, tuple[str, levels.Level, str]] = MappingProxyType(
             "compiled, products of 16 bits",
         ),
         "attention": ("compiled", levels.BASELINE, ""),
-        "norms, rotations, gates, experts, cache": ("compiled", levels.BASELINE, ""),
+        "norms, rotations, gates, experts, rounding, cache": ("compiled", levels.BASELINE, ""),
         "gptq, scales": ("compiled", levels.BASELINE, ""),
         "gram": ("bf16 dot products", levels.BF16, "fp32 by torch"),
     }

@@ -82,6 +82,23 @@ def test_exact_has_the_bits_of_the_decoded_weight(
 
 
 @needs_native
+@pytest.mark.parametrize("group", [112, 64])
+def test_scales_of_any_size(group: int) -> None:
+    """0, denormals, those whose products bf16 has no exponents for, and NaN."""
+    panels = bytes_((48, 112), group, torch.bfloat16, shared=False)
+    sizes = [0.0, 1e-42, 2e-38, -1e-33, 1e-30, 1e29, 1e30, 1e36, 3e38, torch.nan]
+    for size in sizes:
+        scales = panels.scales.float()
+        scales[1, 0, 3] = size
+        odd = replace(panels, scales=scales)
+        x = torch.randn(17, 112, generator=seeded(1)) * 1e-3
+        wanted = linear(x, decoded(odd), None)
+        for m in (1, 2, 4, 8, 17):
+            found = packed_linear(x[:m], odd, None, "exact")
+            assert torch.equal(found.nan_to_num(7), wanted[:m].nan_to_num(7)), (size, m)
+
+
+@needs_native
 @pytest.mark.parametrize("math", ["int16", "int8"])
 @pytest.mark.parametrize("group", [16, 32])
 def test_e2m1_is_whole_numbers_and_half_a_scale(group: int, math: Math) -> None:

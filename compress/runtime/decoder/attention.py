@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from compress.arch.forward.kinds import Grouped
-from compress.quant.activations import fake_quantize
 from compress.quant.tensor import InputQuantization
 from compress.runtime.decoder.kv import KVCache
 from compress.runtime.decoder.linear import Joint, Linear
 from compress.runtime.decoder.norms import Norm, through
 from compress.runtime.engine.batch import FlatBatch
+from compress.runtime.forms.input_rounding import rounded
 from compress_kernels.ops.attention import paged_attention
 from compress_kernels.ops.rows import rotate, spread
 from compress_kernels.paged import TokenPlaces
@@ -46,7 +46,7 @@ class Attention:
             cos, sin = angles[self.rotation]
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         if self.rounding is not None:
-            k, v = fake_quantize(k, self.rounding[0]), fake_quantize(v, self.rounding[1])
+            k, v = rounded(k, self.rounding[0]), rounded(v, self.rounding[1])
         if cache.dtype == torch.int8:
             q, k = spread(q), spread(k)
         cache.write(self.layer, (k, v), batch.slots[self.group])

@@ -10,6 +10,7 @@ from compress.runtime.decoder.kv import KVCache
 from compress.runtime.decoder.linear import Linear
 from compress.runtime.decoder.norms import Norm
 from compress.runtime.forms.dense import FloatWeight
+from compress.runtime.forms.input_rounding import code_rounding
 from compress.runtime.forms.panels import PackedPanels
 from compress_kernels.cpu.attention import AttentionSettings, attention_struct
 from compress_kernels.cpu.experts import choice_struct
@@ -27,8 +28,10 @@ from compress_kernels.cpu.rows import (
     spread_struct,
 )
 from compress_kernels.cpu.states import states_struct
+from compress_kernels.cpu.through_codes import through_struct
 from compress_kernels.ops.rows import Function
 from compress_kernels.paged import TokenPlaces
+from compress_kernels.rounding import CodeRounding
 
 ROWS, THREADS = Given("rows"), Given("threads")
 OF_ROWS = {"rows": ROWS}
@@ -42,14 +45,28 @@ def why_no_call(linear: Linear) -> str | None:
             return "outlier columns stand beside codes"
         if weight.rounding(linear.inputs) is not None:
             return None
-    if linear.inputs is not None:
-        return "inputs of linears are rounded"
+    if linear.inputs is not None and code_rounding(linear.inputs) is None:
+        return "inputs of linears are rounded but for outliers"
     known = isinstance(weight, FloatWeight | PackedPanels)
     return None if known else "codes are decoded in tiles"
 
 
+def rounding_before(linear: Linear) -> CodeRounding | None:
+    """How inputs are rounded before the product, which why_no_call knows to be a call."""
+    weight, inputs = linear.weight, linear.inputs
+    if inputs is None or (isinstance(weight, PackedPanels) and weight.rounding(inputs)):
+        return None
+    return code_rounding(inputs)
+
+
+def round_call(x: Tensor, out: Tensor, rounding: CodeRounding, rows: Given = ROWS) -> CompiledOp:
+    """x, out: [rows, n], rows apart; out may be x."""
+    given = {"rows": rows, "threads": THREADS}
+    return CompiledOp("through_codes", through_struct(x, out, rounding), given, (x, out))
+
+
 def linear_call(linear: Linear, x: Tensor, out: Tensor, rows: Given = ROWS) -> CompiledOp:
-    """x: [rows, K], out: [rows, N], rows apart."""
+    """x: [rows, K], rounded where `rounding_before` says so; out: [rows, N], rows apart."""
     weight, bias, given = linear.weight, linear.bias, {"rows": rows, "threads": THREADS}
     if isinstance(weight, PackedPanels):
         rounding = weight.rounding(linear.inputs)

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from compress.arch.forward.kinds import Latent
-from compress.quant.activations import fake_quantize
 from compress.quant.tensor import InputQuantization
 from compress.runtime.decoder.attention import Angles
 from compress.runtime.decoder.kv import KVCache
 from compress.runtime.decoder.linear import Joint, Linear
 from compress.runtime.decoder.norms import Norm
 from compress.runtime.engine.batch import FlatBatch
+from compress.runtime.forms.input_rounding import rounded
 from compress_kernels.ops.attention import paged_attention
 from compress_kernels.ops.rows import rotate, spread
 from compress_kernels.paged import TokenPlaces
@@ -98,7 +98,7 @@ class LatentAttention:
         latent, k_turned = torch.split(latent[:, None], [how.rank, how.rotated], -1)
         latent = self.norm(latent)
         if self.unfolding.inputs is not None:
-            latent = fake_quantize(latent, self.unfolding.inputs, alone=True)
+            latent = rounded(latent, self.unfolding.inputs)
         if self.rotation is not None:
             q_turned, k_turned = (self._rotate(part, angles) for part in (q_turned, k_turned))
         asked = _by_head(self.unfolding.keys, q)

@@ -1,20 +1,17 @@
 """What a block computes behind attention, as ops of compiled code."""
 
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-from compress.runtime.decoder.calls import choice_call, gate_call, gather_call, linear_call
-from compress.runtime.decoder.linear import Joint, Linear
+from compress.runtime.decoder.calls import choice_call, gate_call, gather_call
+from compress.runtime.decoder.linear import Linear
+from compress.runtime.decoder.linear_ops import Made, Ops, joint_ops, linear_ops
 from compress.runtime.decoder.mlp import Mixture, Mlp
 from compress.runtime.decoder.scratch import Scratch
 from compress_kernels.cpu.experts import EXPERT_NAMES, Routed, experts_op
-from compress_kernels.cpu.program import CompiledOp, Given, Program
-
-Ops = Iterator[CompiledOp]
-Made = Generator[CompiledOp, None, Tensor]  # ops, and where they leave their result
-Parts = Generator[CompiledOp, None, tuple[Tensor, ...]]
+from compress_kernels.cpu.program import Given, Program
 
 
 def linears_of(mlp: Mlp | Mixture) -> Iterator[Linear]:
@@ -33,17 +30,18 @@ def mlp_ops(mlp: Mlp | Mixture, x: Tensor, scratch: Scratch) -> Made:
 def _mlp(mlp: Mlp, x: Tensor, scratch: Scratch) -> Made:
     """As Mlp."""
     width = mlp.inner.sizes[0]
-    first, *up = yield from joint_ops(mlp.inner, x, scratch.of("inner", sum(mlp.inner.sizes)))
+    inner = scratch.of("inner", sum(mlp.inner.sizes))
+    first, *up = yield from joint_ops(mlp.inner, x, inner, scratch)
     middle, out = scratch.of("middle", width), scratch.of("made", scratch.hidden)
     yield gate_call(first, up[0] if up else None, middle, mlp.function)
-    yield linear_call(mlp.down, middle, out)
+    yield from linear_ops(mlp.down, middle, out, scratch)
     return out
 
 
 def _mixture(mixture: Mixture, x: Tensor, scratch: Scratch) -> Made:
     """As Mixture."""
     logits, chosen = scratch.of("router", len(mixture.experts)), mixture.chosen
-    yield linear_call(mixture.router, x, logits)
+    yield from linear_ops(mixture.router, x, logits, scratch)
     routed = Routed(
         shares=scratch.of("shares", chosen),
         index=torch.zeros(scratch.rows, chosen, dtype=torch.int64),
@@ -64,11 +62,3 @@ def _expert(expert: Mlp, x: Tensor, scratch: Scratch) -> Ops:
     taken = scratch.of("taken", scratch.hidden)
     yield gather_call(x, Given("taken"), taken)
     yield from _mlp(expert, taken, scratch)
-
-
-def joint_ops(joint: Joint, x: Tensor, out: Tensor) -> Parts:
-    """All parts side by side in `out`, [rows, sum of sizes]; views of it."""
-    parts = torch.split(out, list(joint.sizes), dim=1)
-    each = zip(joint.linears, parts if len(joint.linears) > 1 else (out,), strict=True)
-    yield from (linear_call(linear, x, part) for linear, part in each)
-    return parts

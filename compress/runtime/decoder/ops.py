@@ -7,15 +7,16 @@ what it cannot say `why_not` refuses.
 import torch
 from torch import Tensor
 
+from compress.quant.tensor import InputQuantization
 from compress.runtime.decoder.attention import Angles, Attention
 from compress.runtime.decoder.calls import (
     add_call,
     attend_call,
     gather_call,
     highest_call,
-    linear_call,
     norm_call,
     rotate_call,
+    round_call,
     spread_call,
     store_calls,
     why_no_call,
@@ -25,11 +26,14 @@ from compress.runtime.decoder.kv import KVCache
 from compress.runtime.decoder.latent import LatentAttention
 from compress.runtime.decoder.layer import DecoderLayer
 from compress.runtime.decoder.linear import Linear
-from compress.runtime.decoder.mlp_ops import Made, Ops, Parts, joint_ops, linears_of, mlp_ops
+from compress.runtime.decoder.linear_ops import Made, Ops, Parts, joint_ops, linear_ops
+from compress.runtime.decoder.mlp_ops import linears_of, mlp_ops
 from compress.runtime.decoder.norms import Norm
 from compress.runtime.decoder.scratch import Choices, Scratch
 from compress.runtime.forms.dense import FloatWeight
+from compress.runtime.forms.input_rounding import code_rounding
 from compress_kernels.cpu.program import Given
+from compress_kernels.rounding import CodeRounding
 
 
 def why_not(decoder: Decoder) -> str | None:
@@ -40,10 +44,10 @@ def why_not(decoder: Decoder) -> str | None:
 
 def _why_no_layer(layer: DecoderLayer) -> str | None:
     attention = layer.attention
-    if isinstance(attention, Attention) and attention.rounding is not None:
-        return "keys and values are rounded by the checkpoint's scales"
-    if isinstance(attention, LatentAttention) and attention.unfolding.inputs is not None:
-        return "latents are rounded"
+    if isinstance(attention, LatentAttention):
+        inputs = attention.unfolding.inputs
+        if inputs is not None and code_rounding(inputs) is None:
+            return "latents are rounded but for outliers"
     reasons = map(why_no_call, (*_linears(attention), *linears_of(layer.mlp)))
     return next((reason for reason in reasons if reason is not None), None)
 
@@ -81,7 +85,8 @@ def choice_ops(decoder: Decoder, scratch: Scratch, best: Choices) -> Ops:
     alone."""
     if decoder.how.final_softcap is None and why_no_call(decoder.head) is None:
         rows = Given("wanted rows")
-        yield linear_call(decoder.head, scratch.final[: len(best.logits)], best.logits, rows)
+        final = scratch.final[: len(best.logits)]
+        yield from linear_ops(decoder.head, final, best.logits, scratch, rows)
         found = torch.from_numpy(best.tokens), torch.from_numpy(best.highest)
         yield highest_call(best.logits, *found, rows)
 
@@ -140,6 +145,9 @@ def _attention(
     k = yield from _turned("k", k, both, scratch)
     if how.qkv == "heads":
         v = yield from _turned("v", v, none, scratch)
+    if attention.rounding is not None:
+        k = yield from _through_codes("k", k, attention.rounding[0], scratch)
+        v = yield from _through_codes("v", v, attention.rounding[1], scratch)
     if cache.dtype == torch.int8:
         q = yield from _spread("q", q, scratch)
         k = yield from _spread("k", k, scratch)
@@ -147,7 +155,7 @@ def _attention(
     seen = scratch.of("heads", how.heads, how.value_width)
     yield attend_call(how, cache, attention.layer, attention.group, q, seen)
     out = scratch.of("seen", scratch.hidden)
-    yield linear_call(attention.out, seen.flatten(1), out)
+    yield from linear_ops(attention.out, seen.flatten(1), out, scratch)
     return out
 
 
@@ -156,7 +164,7 @@ def _states(attention: Attention, x: Tensor, scratch: Scratch) -> Parts:
     how = attention.how
     widths = [how.key_width, how.key_width, how.value_width]
     out = scratch.of("qkv", sum(how.widths))
-    parts = yield from joint_ops(attention.qkv, x, out)
+    parts = yield from joint_ops(attention.qkv, x, out, scratch)
     if how.qkv == "heads":
         return torch.split(out.view(len(out), how.heads, sum(widths)), widths, -1)
     return tuple(part.view(len(part), -1, n) for part, n in zip(parts, widths, strict=True))
@@ -172,14 +180,17 @@ def _latents(
     """As LatentAttention; x: [rows, hidden] -> the same shape."""
     how, whole = attention.how, attention.how.rank + attention.how.rotated
     entering = scratch.of("entering", sum(attention.entering.sizes))
-    q, both = yield from joint_ops(attention.entering, x, entering)
+    q, both = yield from joint_ops(attention.entering, x, entering, scratch)
     q = yield from _queries(attention, q, scratch)
     q, turned = torch.split(q, [how.nope, how.rotated], -1)
     asked = scratch.of("asked", how.heads, whole)
     latents = scratch.of("latents", 1, whole)
     for head, linear in enumerate(attention.unfolding.keys):
-        yield linear_call(linear, q[:, head], asked[:, head, : how.rank])
+        yield from linear_ops(linear, q[:, head], asked[:, head, : how.rank], scratch)
     yield norm_call(attention.norm, both[:, None, : how.rank], latents[..., : how.rank])
+    if attention.unfolding.inputs is not None:
+        own = latents[:, 0, : how.rank]
+        yield round_call(own, own, _coded(attention.unfolding.inputs))
     ends = ((turned, asked), (both[:, None, how.rank :], latents))
     turn = attention.rotation
     for part, into in ends:
@@ -196,9 +207,9 @@ def _latents(
         seen = yield from _spread("seen latents", seen, scratch)
     heads = scratch.of("heads", how.heads, how.value_width)
     for head, linear in enumerate(attention.unfolding.values):
-        yield linear_call(linear, seen[:, head], heads[:, head])
+        yield from linear_ops(linear, seen[:, head], heads[:, head], scratch)
     out = scratch.of("seen", scratch.hidden)
-    yield linear_call(attention.out, heads.flatten(1), out)
+    yield from linear_ops(attention.out, heads.flatten(1), out, scratch)
     return out
 
 
@@ -211,7 +222,7 @@ def _queries(attention: LatentAttention, q: Tensor, scratch: Scratch) -> Made:
     normed = scratch.of("q, normed", 1, q.shape[1])
     out = scratch.of("q", how.heads, how.key_width)
     yield norm_call(norm, q[:, None], normed)
-    yield linear_call(linear, normed[:, 0], out.flatten(1))
+    yield from linear_ops(linear, normed[:, 0], out.flatten(1), scratch)
     return out
 
 
@@ -242,6 +253,19 @@ def _spread(name: str, x: Tensor, scratch: Scratch, first: int | None = None) ->
         if part.shape[2]:
             yield spread_call(part, into)
     return out
+
+
+def _through_codes(name: str, x: Tensor, inputs: InputQuantization, scratch: Scratch) -> Made:
+    """x, out: [rows, heads, width]; under one scale."""
+    out = scratch.of(f"{name}, rounded", *x.shape[1:])
+    yield round_call(x.flatten(1), out.flatten(1), _coded(inputs))
+    return out
+
+
+def _coded(inputs: InputQuantization) -> CodeRounding:
+    found = code_rounding(inputs)
+    assert found is not None, "why_not has refused the others"
+    return found
 
 
 def _through(norm: Norm | None, x: Tensor, scratch: Scratch, name: str = "normed") -> Made:

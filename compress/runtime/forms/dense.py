@@ -7,9 +7,9 @@ from math import prod
 import torch
 from torch import Tensor
 
-from compress.quant.activations import fake_quantize
 from compress.quant.tensor import InputQuantization
 from compress.runtime.forms.form import Arithmetic, LinearFacts, LinearWeight
+from compress.runtime.forms.input_rounding import rounded
 from compress.runtime.forms.pairs import PairWeight, in_pairs
 from compress_kernels.ops.linear import linear, reads
 from compress_kernels.pairs import lay_out_pairs, pair_numbers
@@ -40,7 +40,7 @@ class FloatWeight:
         return self.values[index]
 
     def matmul(self, x: Tensor, inputs: InputQuantization | None, bias: Tensor | None) -> Tensor:
-        x = x if inputs is None else fake_quantize(x, inputs, alone=True)
+        x = x if inputs is None else rounded(x, inputs)
         return linear(x, self.values, bias)
 
     def joined(self, others: tuple[LinearWeight, ...]) -> "FloatWeight | None":

@@ -1,13 +1,18 @@
-"""Which roundings of inputs products with whole codes do themselves, a row at a time."""
+"""How inputs of linears are rounded, a row at a time: by products with whole codes themselves, or
+before a product in fp32."""
 
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
+from torch import Tensor
 
-from compress.quant.activations import LLM_INT8_MAX
+from compress.quant.activations import LLM_INT8_MAX, fake_quantize
+from compress.quant.floats import E4M3_MAX
 from compress.quant.scheme import ActivationScheme
 from compress.quant.tensor import InputQuantization
-from compress_kernels.rounding import RowRounding
+from compress_kernels.ops.through_codes import through_codes
+from compress_kernels.rounding import CodeRounding, RowRounding
 
 
 def rounds_rows(scheme: ActivationScheme) -> bool:
@@ -32,8 +37,40 @@ def row_rounding(inputs: InputQuantization) -> RowRounding:
     return RowRounding("fixed", largest, scale=float(inputs.scale))
 
 
+def code_rounding(inputs: InputQuantization) -> CodeRounding | None:
+    """What `fake_quantize` does to a token alone, as one op; None where outliers stay as they are,
+    or factors come before."""
+    scheme = inputs.scheme
+    if scheme.outliers != "none" or inputs.factor is not None:
+        return None
+    codes: Literal["e4m3", "int"] = "e4m3" if scheme.type == "float" else "int"
+    largest = E4M3_MAX if codes == "e4m3" else ((1 << scheme.bits) - 1) / 2
+    if scheme.dynamic:
+        return CodeRounding(codes, largest, group=scheme.group_size)
+    assert inputs.scale is not None, "a static scheme has a scale"
+    return CodeRounding(codes, largest, scale=float(inputs.scale))
+
+
+def rounded(x: Tensor, inputs: InputQuantization) -> Tensor:
+    """x: [..., n] as `fake_quantize` rounds each of its tokens alone, to the bit."""
+    rounding = code_rounding(inputs) if x.device.type == "cpu" else None
+    if rounding is None or x.dtype != torch.float32:
+        return fake_quantize(x, inputs, alone=True)
+    return through_codes(x.reshape(-1, x.shape[-1]), rounding).view(x.shape)
+
+
 def rounded_alike(parts: Sequence[InputQuantization | None]) -> bool:
     """Whether linears that read one input read the same rounded one."""
-    schemes = {None if part is None else part.scheme for part in parts}
-    own = [x for part in parts if part is not None for x in (part.scale, part.columns, part.factor)]
-    return len(schemes) == 1 and all(x is None for x in own)
+    first, *others = parts
+    if first is None:
+        return all(other is None for other in others)
+    given = [other for other in others if other is not None]
+    own = [x for part in (first, *given) for x in (part.columns, part.factor)]
+    alike = all(first.scheme == x.scheme and _equal(first.scale, x.scale) for x in given)
+    return alike and len(given) == len(others) and all(x is None for x in own)
+
+
+def _equal(one: Tensor | None, other: Tensor | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return one.dtype == other.dtype and torch.equal(one, other)

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from compress.formats.fp4 import pack_fp4, unpack_fp4
-from compress.quant.activations import fake_quantize
 from compress.quant.packing import pack, unpack, words_for
 from compress.quant.scheme import QuantScheme
 from compress.quant.tensor import InputQuantization, OutlierColumns, QuantizedTensor
 from compress.runtime.forms.form import Arithmetic, LinearFacts, LinearWeight
+from compress.runtime.forms.input_rounding import rounded
 from compress_kernels.ops.linear import linear
 
 # Weights that are decoded at once: 4 MB in fp32, which caches hold.
@@ -67,7 +67,7 @@ class PackedWeight:
         return replace(self.rest.part(rows), codes=codes)
 
     def matmul(self, x: Tensor, inputs: InputQuantization | None, bias: Tensor | None) -> Tensor:
-        x = x if inputs is None else fake_quantize(x, inputs, alone=True)
+        x = x if inputs is None else rounded(x, inputs)
         out = x.new_empty(len(x), self.shape[0])
         for rows in self.tiles():
             own = None if bias is None else bias[rows]

@@ -5,11 +5,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from compress.quant.activations import fake_quantize
 from compress.quant.scheme import QuantScheme
 from compress.quant.tensor import InputQuantization, OutlierColumns, QuantizedTensor
 from compress.runtime.forms.form import Arithmetic, LinearFacts, LinearWeight
-from compress.runtime.forms.input_rounding import rounds_rows, row_rounding
+from compress.runtime.forms.input_rounding import rounded, rounds_rows, row_rounding
 from compress.runtime.forms.packed import PackedWeight
 from compress_kernels.cpu.library import native
 from compress_kernels.ops.linear import linear
@@ -84,7 +83,7 @@ class PackedPanels:
         if inputs is None:
             return packed_linear(x, self.panels, bias, self.math)
         if self.math == "exact":
-            x = fake_quantize(x, inputs, alone=True)
+            x = rounded(x, inputs)
             return packed_linear(x, self.panels, bias, self.math)
         rounding, outliers = self.rounding(inputs), self.outliers
         if outliers is None:

@@ -75,7 +75,7 @@ def native() -> Native:
     library.gptq_block.restype = library.group_scale.restype = None
     pointer, long = ctypes.c_void_p, ctypes.c_int64
     products = ("linear_rows", "pair_rows", "packed_dots", "packed_rows")
-    rows = ("rms_norm", "layer_norm", "rotate_heads", "gate_rows", "spread_heads")
+    rows = ("rms_norm", "layer_norm", "rotate_heads", "gate_rows", "spread_heads", "through_codes")
     choices = ("choose_experts", "highest_of_rows")
     for name in ("paged_attention", "store_states", *products, *rows, *choices):
         function = getattr(library, name)

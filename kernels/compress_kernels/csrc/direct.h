@@ -14,6 +14,12 @@ constexpr int64_t kAhead = 4 << 10;  // bytes of codes
 // Rows of the tile that begins where so many are left: 8, 4, 2 or 1.
 inline int height(int64_t left) { return left >= 8 ? 8 : left >= 4 ? 4 : left >= 2 ? 2 : 1; }
 
+// Where the next line of memory begins: vectors across two are read more slowly.
+template <typename T>
+inline T* at_line(T* from) {
+  return reinterpret_cast<T*>((reinterpret_cast<uintptr_t>(from) + kLine - 1) / kLine * kLine);
+}
+
 // Some rows as tiles read them: those of a tile lie together, [16 columns][row][16], then zeros.
 struct Near {
   int64_t places;
@@ -33,10 +39,7 @@ struct Near {
     }
   }
 
-  float* at(int64_t row) {
-    const auto begin = (reinterpret_cast<uintptr_t>(x.data()) + kLine - 1) / kLine * kLine;
-    return reinterpret_cast<float*>(begin) + row * places;
-  }
+  float* at(int64_t row) { return at_line(x.data()) + row * places; }
 };
 
 // Into a register, once: GCC would read it anew for every product.

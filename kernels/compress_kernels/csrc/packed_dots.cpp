@@ -104,20 +104,39 @@ struct Run {
   }
 };
 
+// Four columns of each output, `place` among them.
+template <int kOf>
+inline Ints load_four(const uint8_t* codes, int64_t place) {
+  constexpr int kBytes = kStep * kPanel * bits_of(kOf) / 8;
+  const uint8_t* from = codes + place / kStep * kBytes;
+  if constexpr (kOf == 8) {
+    Ints four;
+    std::memcpy(&four, from + place % kStep / 4 * kPanel * 4, sizeof four);
+    return four;
+  }
+  Ints step[kDots];
+  load_step<kOf>(from, step);
+  return step[place % kStep / 4];
+}
+
 // What a row leaves as it is, times the weight's columns.
 template <int kOf>
 Vec add_outliers(const Packed& p, const Tile& t, int first, const Outliers& outliers,
                  Vec total) {
-  constexpr int kBytes = kStep * kPanel * bits_of(kOf) / 8;
+  const Ints middle = every(p.middle());
+  Vec scale{}, zero{};
+  int64_t end = 0;  // of the columns that share them
   for (const Outlier& outlier : outliers) {
-    Ints step[kDots];
-    load_step<kOf>(t.codes + outlier.place / kStep * kBytes + 4 * first, step);
-    const Ints bytes = step[outlier.place % kStep / 4];
-    const int64_t group = outlier.place / p.group;
-    const Ints code = (bytes >> (outlier.place % 4 * 8)) & 255;
-    Vec number = __builtin_convertvector(code - p.middle(), Vec);
-    if (p.zeros) number -= load_stored(zeros_at(p, t.panel, group, first), kRows);
-    total = add_product(total, number * scales_at(p, t.panel, group, first), splat(outlier.x));
+    if (outlier.place >= end) {
+      const int64_t group = outlier.place / p.group;
+      end = (group + 1) * p.group;
+      scale = scales_at(p, t.panel, group, first);
+      if (p.zeros) zero = load_stored(zeros_at(p, t.panel, group, first), kRows);
+    }
+    const Ints four = load_four<kOf>(t.codes + 4 * first, outlier.place);
+    const Ints code = (four >> static_cast<int32_t>(outlier.place % 4 * 8)) & 255;
+    const Vec number = __builtin_convertvector(code - middle, Vec) - zero;
+    total = add_product(total, number * scale, splat(outlier.x));
   }
   return total;
 }

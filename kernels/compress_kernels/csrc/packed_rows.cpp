@@ -68,29 +68,32 @@ void decode(const Packed& p, int64_t panel, Plain<kPlain>* to) {
   }
 }
 
+// As they are multiplied: in their dtype, or in fp32.
+template <int kBits, int kCodes, int kPlain, typename T>
+void decode_panel(const Packed& p, int64_t panel, T* to) {
+  if constexpr (std::is_same_v<T, Plain<kPlain>>) decode<kBits, kCodes, kPlain>(p, panel, to);
+#ifdef __AVX512BW__
+  else store_panel(p, panel, to);
+#endif
+}
+
 // All panels, decoded a few at a time.
-template <int kBits, int kCodes, int kPlain>
+template <int kBits, int kCodes, int kPlain, int kAs = kPlain>
 void decoded(const Packed& p) {
-  using T = Plain<kPlain>;
+  using T = Plain<kAs>;
   const int64_t each = kPanel * p.inputs;
   const int64_t most = std::max<int64_t>(1, kDecoded / int64_t{sizeof(T)} / each);
   const Linear job{p.x, nullptr, p.bias, p.out, p.rows, p.inputs, p.outputs,
-                   p.stride, p.out_stride, kPlain, p.threads};
+                   p.stride, p.out_stride, kAs, p.threads};
   linear_made(job, most * kPanel, [&](int64_t from, int64_t to) -> const void* {
-    static thread_local std::vector<T> weight;
-    if (static_cast<int64_t>(weight.size()) < most * each) weight.resize(most * each);
-    T* at = weight.data();
-    for (int64_t panel = from / kPanel; panel * kPanel < to; ++panel, at += each) {
-#ifdef __AVX512BW__
-      if constexpr (kCodes == kE4M3 && kPlain == kBFloat16)
-        if (has_magnitudes(p)) {
-          store_panel(p, panel, at);
-          continue;
-        }
-#endif
-      decode<kBits, kCodes, kPlain>(p, panel, at);
-    }
-    return weight.data();
+    static thread_local std::vector<T> room;
+    const int64_t wanted = most * each + kLine / int64_t{sizeof(T)};
+    if (static_cast<int64_t>(room.size()) < wanted) room.resize(wanted);
+    T* const weight = at_line(room.data());
+    T* at = weight;
+    for (int64_t panel = from / kPanel; panel * kPanel < to; ++panel, at += each)
+      decode_panel<kBits, kCodes, kPlain>(p, panel, at);
+    return weight;
   });
 }
 
@@ -220,11 +223,7 @@ void in_strips(const Packed& p) {
 // Whether products take numbers from registers.
 inline bool stays(const Packed& p) {
   if (p.columns) return false;
-  if (p.codes_are == kWhole && p.bits <= 4) return true;
-#ifdef __AVX512BW__
-  if (has_magnitudes(p)) return p.rows <= 2;
-#endif
-  return p.rows <= kFew;
+  return (p.codes_are == kWhole && p.bits <= 4) || p.rows <= kFew;
 }
 #endif
 
@@ -232,6 +231,10 @@ template <int kBits, int kCodes, int kPlain>
 void all_rows(const Packed& p) {
 #ifdef __AVX512F__
   if (stays(p)) return in_strips<kBits, kCodes, kPlain>(p);
+#endif
+#ifdef __AVX512BW__
+  if constexpr (kCodes == kE4M3 && kPlain == kBFloat16)
+    if (has_magnitudes(p)) return decoded<kBits, kCodes, kPlain, kFloat32>(p);
 #endif
   decoded<kBits, kCodes, kPlain>(p);
 }

@@ -6,7 +6,6 @@
 
 #pragma once
 
-#include <cmath>
 #include <cstring>
 #include <vector>
 
@@ -42,43 +41,41 @@ inline int height(int64_t left, int most) {
 
 constexpr int highest(int planes) { return planes == 2 ? 4 : 8; }
 
-// The largest magnitude, infinite or NaN where one is.
-inline float largest_of(const float* x, int64_t count) {
-  int32_t top = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    int32_t bits;
-    std::memcpy(&bits, x + i, sizeof bits);
-    top = std::max(top, bits & 0x7fffffff);
-  }
-  float found;
-  std::memcpy(&found, &top, sizeof found);
-  return found;
-}
-
 // How numbers of a row become whole ones: times `factor` or, where it is 0, divided by `worth`.
 struct Grain {
   float factor, worth, low, high;
 
   bool none() const { return !(worth < __builtin_inff()); }  // nothing finite comes of the row
 
-  int32_t of(float x) const {
-    const float scaled = std::min(std::max(factor > 0 ? x * factor : x / worth, low), high);
-    return static_cast<int32_t>(__builtin_rintf(scaled));
+  // Whole numbers are below 2^22: 1.5 * 2^23 added leaves them in the lowest bits, ties to even.
+  Ints of(Vec x) const {
+    Vec scaled = factor > 0 ? x * factor : x / worth;
+    scaled = scaled < splat(low) ? splat(low) : scaled;
+    scaled = scaled > splat(high) ? splat(high) : scaled;
+    return (Ints)words(scaled + 12582912.0f) - 0x4b400000;
   }
 };
 
-// Bytes of some columns, planes one after the other, to where the tile of `high` rows reads them.
-inline void place(const int32_t* whole, int64_t count, int planes, int high, int8_t* to) {
-  int8_t bytes[2][kRun];
-  for (int64_t i = 0; i < count; ++i) {
-    const int32_t upper = (whole[i] + 128) >> 8;
-    bytes[0][i] = static_cast<int8_t>(planes == 2 ? upper : whole[i]);
-    bytes[1][i] = static_cast<int8_t>(whole[i] - 256 * upper);
+// The lowest bytes of lanes.
+inline void store_bytes(Ints whole, int8_t* to) {
+#ifdef __AVX512F__
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8((__m512i)whole));
+#else
+  for (int i = 0; i < kRows; ++i) to[i] = static_cast<int8_t>(whole[i]);
+#endif
+}
+
+// Bytes of kRows columns, planes one after the other, to where a tile reads them: four of a row's
+// columns after `apart` bytes.
+inline void place(Ints whole, int planes, int64_t apart, int8_t* to) {
+  int8_t upper[kRows], lower[kRows];
+  store_bytes(planes == 2 ? (whole + 128) >> 8 : whole, upper);
+  if (planes == 2) store_bytes(whole, lower);
+#pragma GCC unroll 4
+  for (int c = 0; c < kRows; c += 4, to += apart) {
+    std::memcpy(to, upper + c, 4);
+    if (planes == 2) std::memcpy(to + 4, lower + c, 4);
   }
-  const int64_t apart = 4 * static_cast<int64_t>(high) * planes;
-  for (int plane = 0; plane < planes; ++plane)
-    for (int64_t c = 0; c < count; c += 4)
-      std::memcpy(to + c / 4 * apart + 4 * plane, bytes[plane] + c, 4);
 }
 
 // The math's: of a run, NaN where a number of it is not finite, all 0 where it is nearly 0.
@@ -87,6 +84,16 @@ inline Grain grain_of_run(const Packed& p, const float* x, int64_t count) {
   if (!(top < __builtin_inff())) return {1.0f, __builtin_nanf(""), 0, 0};
   if (top < kLeast) return {1.0f, 0.0f, 0, 0};
   return {most / top, top / most, -most, most};
+}
+
+inline bool any(Integers lanes) {
+#ifdef __AVX512F__
+  return _mm512_test_epi32_mask((__m512i)lanes, (__m512i)lanes) != 0;
+#else
+  int32_t all = 0;
+  for (int i = 0; i < kRows; ++i) all |= lanes[i];
+  return all != 0;
+#endif
 }
 
 // A scheme's, of a row. Outliers are 0 in x afterwards.
@@ -102,11 +109,11 @@ inline Grain grain_of_row(const Packed& p, float* x, int64_t count, Outliers* ou
     for (int64_t i = 0; i < count; i += kRows) {
       const Vec own = load_raw<Vec>(x + i, count - i);
       const Vec seen = nearest_of(own, static_cast<const Float16*>(nullptr));
-      for (int64_t j = 0; j < std::min<int64_t>(kRows, count - i); ++j) {
-        const bool out = std::fabs(seen[j]) >= p.threshold;
-        if (out) outliers->push_back({i + j, own[j]});
-        x[i + j] = out ? 0.0f : seen[j];
-      }
+      const Integers out = floats(words(seen) & 0x7fffffffu) >= splat(p.threshold);
+      store_raw(out ? Vec{} : seen, x + i, count - i);
+      if (!any(out)) continue;
+      for (int64_t j = 0; j < std::min<int64_t>(kRows, count - i); ++j)
+        if (out[j]) outliers->push_back({i + j, own[j]});
     }
   }
   const float top = largest_of(x, count);
@@ -123,21 +130,22 @@ inline Grain grain_of_row(const Packed& p, float* x, int64_t count, Outliers* ou
 // One row, in place `index` of a tile of `high` rows that begins at `bytes`.
 inline void round_row(const Packed& p, float* x, Rounded& into, int64_t row, int index, int high,
                       int8_t* bytes) {
-  int32_t whole[kRun];
+  const int64_t apart = 4 * static_cast<int64_t>(high) * p.planes;
   Grain grain{};
   Outliers* outliers = p.rounding == kOutliers ? &into.outliers[row] : nullptr;
   if (p.rounding != kRuns) grain = grain_of_row(p, x, into.places, outliers);
   for (int64_t r = 0; r < into.runs; ++r) {
     const int64_t begin = r * into.run, end = std::min(begin + into.run, into.places);
     if (p.rounding == kRuns) grain = grain_of_run(p, x + begin, end - begin);
-    int32_t sum = 0;
-    for (int64_t at = begin; at < end; at += kRun) {
-      const int64_t count = std::min(kRun, end - at);
-      if (grain.none() || grain.worth == 0) std::fill_n(whole, count, 0);
-      else
-        for (int64_t i = 0; i < count; ++i) sum += whole[i] = grain.of(x[at + i]);
-      place(whole, count, p.planes, high, bytes + 4 * (at / 4 * high + index) * p.planes);
+    const bool zeros = grain.none() || grain.worth == 0;
+    Ints sums{};
+    for (int64_t at = begin; at < end; at += kRows) {  // runs are whole steps
+      const Ints whole = zeros ? Ints{} : grain.of(load_raw<Vec>(x + at, kRows));
+      sums += whole;
+      place(whole, p.planes, apart, bytes + 4 * (at / 4 * high + index) * p.planes);
     }
+    int32_t sum = 0;
+    for (int i = 0; i < kRows; ++i) sum += sums[i];
     into.scales[row * into.runs + r] = grain.worth;
     into.sums[row * into.runs + r] = sum;
     into.raised[row * into.runs + r] = p.middle() * sum;

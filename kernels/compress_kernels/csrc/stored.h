@@ -94,6 +94,19 @@ inline Vec floats(Words bits) {
   return x;
 }
 
+// The largest magnitude, infinite or NaN where one is.
+inline float largest_of(const float* x, int64_t count) {
+  int32_t top = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    int32_t bits;
+    std::memcpy(&bits, x + i, sizeof bits);
+    top = std::max(top, bits & 0x7fffffff);
+  }
+  float found;
+  std::memcpy(&found, &top, sizeof found);
+  return found;
+}
+
 // The nearest number of a dtype, ties to even, as fp32. NaN stays NaN.
 inline Vec nearest_of(Vec x, const float*) { return x; }
 

@@ -99,6 +99,10 @@ def test_weights_that_stay_in_16_bits(tmp_path: Path, family: str) -> None:
 
 
 G32 = QuantScheme(bits=4, group_size=32)
+_GROUPS = ActivationScheme(type="float", granularity="group", group_size=16)
+FP8_GROUPS = QuantScheme(
+    bits=8, type="float", granularity="block", group_size=16, activation=_GROUPS
+)
 
 
 @pytest.mark.parametrize(
@@ -110,19 +114,40 @@ G32 = QuantScheme(bits=4, group_size=32)
         ("int16", PRESETS["NVFP4A16"]),
         ("int16", PRESETS["W8A8"]),
         ("int8", PRESETS["W8A8_STATIC"]),
+        ("exact", PRESETS["W8A8"]),
+        ("int16", PRESETS["FP8_DYNAMIC"]),
+        ("int16", PRESETS["FP8"]),
+        ("int16", FP8_GROUPS),
     ],
-    ids=["exact", "int16", "int8", "nvfp4", "w8a8", "w8a8 static"],
-)
+    ids=[
+        "exact", "int16", "int8", "nvfp4", "w8a8", "w8a8 static",
+        "w8a8 exact", "fp8", "fp8 static", "fp8 groups",
+    ],
+)  # fmt: skip
 def test_codes_in_panels(tmp_path: Path, math: Math, scheme: QuantScheme) -> None:
     source = tiny_models.make("llama", tmp_path / "source", dtype="fp32")
     compressed_models.write(source, tmp_path / "out", scheme)
+    check_written(tmp_path / "out", math)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt_neox", "mixtral", "deepseek_v3"])
+def test_inputs_and_what_is_stored_in_fp8(tmp_path: Path, family: str) -> None:
+    """Of experts and of latents, too."""
+    source = tiny_models.make(family, tmp_path / "source", dtype="fp32")
+    stored = None if family == "deepseek_v3" else PRESETS["FP8"].activation
+    scheme = PRESETS["FP8_DYNAMIC"]
+    compressed_models.write(source, tmp_path / "out", scheme, kv_cache=stored)
+    check_written(tmp_path / "out", "int16")
+
+
+def check_written(folder: Path, math: Math) -> None:
     how = Arithmetic.here(torch.float32, "cpu", math)
-    weights = open_weights(Checkpoint.open(tmp_path / "out"))
+    weights = open_weights(Checkpoint.open(folder))
     forward = describe_forward(weights.checkpoint.config, weights.spec)
     plain, called = (runs(Decoder.of(Loader(weights, forward, how))) for _ in range(2))
-    one = in_one_call(called.decoder, called.cache, 64).decoder
-    assert one is not None
-    check(one, called, plain)
+    lowered = in_one_call(called.decoder, called.cache, 64)
+    assert lowered.decoder is not None, lowered.reason
+    check(lowered.decoder, called, plain)
 
 
 def test_what_is_no_program_says_why(decoder: Callable[[str], Decoder]) -> None:
@@ -130,12 +155,15 @@ def test_what_is_no_program_says_why(decoder: Callable[[str], Decoder]) -> None:
     each = runs(decoder("mixtral"))
     first, *others = each.decoder.layers
     assert isinstance(first.mlp, Mixture)
-    rounding = InputQuantization(ActivationScheme())
+    rounding = InputQuantization(ActivationScheme(outliers="dynamic"))
     *experts, last = first.mlp.experts
     rounded = replace(last, down=replace(last.down, inputs=rounding))
     layer = replace(first, mlp=replace(first.mlp, experts=(*experts, rounded)))
     model = replace(each.decoder, layers=(layer, *others))
-    assert in_one_call(model, each.cache, 64) == (None, "inputs of linears are rounded")
+    assert in_one_call(model, each.cache, 64) == (
+        None,
+        "inputs of linears are rounded but for outliers",
+    )
 
 
 @pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16, torch.int8], ids=str)

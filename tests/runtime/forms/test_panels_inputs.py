@@ -10,7 +10,12 @@ from compress.quant.activations import fake_quantize
 from compress.quant.scheme import PRESETS, ActivationScheme, QuantScheme
 from compress.quant.tensor import InputQuantization, OutlierColumns, QuantizedTensor
 from compress.runtime.forms.form import Arithmetic, LinearFacts
-from compress.runtime.forms.input_rounding import row_rounding
+from compress.runtime.forms.input_rounding import (
+    code_rounding,
+    rounded,
+    rounded_alike,
+    row_rounding,
+)
 from compress.runtime.forms.packed import DecodedTiles, PackedWeight
 from compress.runtime.forms.panels import PackedPanels, PanelsForm, math_of
 from compress_kernels.cpu.library import native
@@ -38,6 +43,14 @@ ROUNDINGS = {
     "outliers": ActivationScheme(outliers="dynamic"),
     "outliers of 1.0005": ActivationScheme(outliers="dynamic", threshold=1.0005),
     "fixed outliers": ActivationScheme(outliers="calibrated"),
+}
+
+# What whole codes do not sum.
+BEFORE = {
+    "e4m3": ActivationScheme(type="float"),
+    "e4m3 of groups": ActivationScheme(type="float", granularity="group", group_size=24),
+    "e4m3 static": ActivationScheme(type="float", granularity="tensor", dynamic=False),
+    "groups": ActivationScheme(bits=6, granularity="group", group_size=128),
 }
 
 
@@ -83,6 +96,33 @@ def test_codes_of_inputs_are_those_of_the_scheme(name: str) -> None:
     found = torch.where(kept, x, whole.float() * worth[:, None])
     assert torch.equal(found, fake_quantize(x, inputs, alone=True))
     assert kept.any() == (scheme.outliers != "none")
+
+
+@pytest.mark.parametrize("name", [*ROUNDINGS, *BEFORE])
+def test_what_is_rounded_before_a_product_is_what_the_scheme_says(name: str) -> None:
+    scheme, x = {**ROUNDINGS, **BEFORE}[name], some_rows(40)
+    inputs = InputQuantization(scheme, torch.tensor([0.03]), torch.tensor([40, 90]))
+    assert (code_rounding(inputs) is None) == (scheme.outliers != "none")
+    for dtype in (torch.float32, torch.bfloat16):
+        own = x.to(dtype)
+        wanted = fake_quantize(own, inputs, alone=True)
+        assert torch.equal(rounded(own, inputs), wanted)
+        assert torch.equal(rounded(own[:, None], inputs)[:, 0], wanted)
+    factored = replace(inputs, factor=torch.linspace(0.5, 2, K))
+    assert torch.equal(rounded(x, factored), fake_quantize(x, factored, alone=True))
+
+
+def test_linears_with_one_fixed_scale_are_rounded_alike() -> None:
+    scheme = ROUNDINGS["static"]
+    one, same, other = (InputQuantization(scheme, torch.tensor([s])) for s in (0.03, 0.03, 0.04))
+    dynamic = InputQuantization(ROUNDINGS["8 bits"])
+    assert rounded_alike([one, same])
+    assert rounded_alike([dynamic, dynamic])
+    assert rounded_alike([None, None])
+    for others in ([one, other], [one, dynamic], [one, None], [None, one]):
+        assert not rounded_alike(others)
+    fixed = InputQuantization(ROUNDINGS["fixed outliers"], columns=torch.tensor([3]))
+    assert not rounded_alike([fixed, fixed])
 
 
 @pytest.mark.parametrize("math", MATHS)

@@ -1,0 +1,25 @@
+"""Rows as codes of few bits give them back: what a product with rounded inputs sees."""
+
+import torch
+from torch import Tensor
+
+from compress_kernels.cpu import through_codes as cpu_through_codes
+from compress_kernels.cpu.library import native
+from compress_kernels.ops.checks import wrong
+from compress_kernels.reference import through_codes as reference
+from compress_kernels.rounding import CodeRounding
+
+
+def through_codes(x: Tensor, rounding: CodeRounding) -> Tensor:
+    """x: fp32 [rows, n] -> the nearest codes times their scales, the same shape.
+
+    A scale is max |x| / largest of its group, fp32's epsilon where that is 0; codes are x / scale,
+    cut off at the largest ones and rounded, ties to even. NaN or infinity makes its group NaN; with
+    a scale that is given NaN stays, and infinity becomes the largest code.
+    Raises ValueError on another shape or dtype.
+    """
+    if x.dim() != 2 or x.dtype != torch.float32:
+        raise wrong("x", x, "torch.float32 [rows, n]")
+    compiled = x.device.type == "cpu" and native().library is not None and x.numel() > 0
+    run = cpu_through_codes.through_codes if compiled else reference.through_codes
+    return run(x, rounding)
