@@ -28,6 +28,7 @@ ROOTS = tuple(
 PACKAGES = ("compress", "compress_calibration", "compress_exporters", "compress_kernels")
 FILE_LINES, FEW_FILES, FILE_LIMIT = 300, 5, 400
 FOLDER_FILES = 20
+CODE = {".py", ".cpp", ".h"}
 FUNCTION_LINES, FUNCTION_LIMIT, MEDIAN = 40, 60, 12
 PARAMETERS = 6
 DOCUMENTS = [REPO / "README.md", REPO / "CONTRIBUTING.md", *sorted((REPO / "docs").glob("*.md"))]
@@ -182,7 +183,9 @@ def test_every_operation_has_a_reference_and_compiled_code() -> None:
 
 def test_folders_are_small() -> None:
     roots = (*ROOTS, REPO / "tests")
-    files = Counter(path.parent for root in roots for path in root.rglob("*.py"))
+    files = Counter(
+        path.parent for root in roots for path in root.rglob("*") if path.suffix in CODE
+    )
     assert {str(f.relative_to(REPO)): n for f, n in files.items() if n > FOLDER_FILES} == {}
 
 

@@ -36,11 +36,6 @@ The config of tale-6m says 512 positions, but it loses its way behind 320: on th
 windows are as long as the context, the last two columns tell the positions before and behind that
 apart. It has read no text but stories, so on the novel what counts is the distance from the source.
 
-Of TransMLA's start, and of latents of a half and of an eighth that are not trained, the checkpoints
-are from before the rotated key was brought to the size of the latent. In the latter two that was
-done by hand, by the powers of two that a new run takes, and their queries are not refitted;
-TransMLA's are as they were.
-
 Points that no other beats in both are bold: fewest bytes for their perplexity. Perplexities above
 the end of an axis are in the table alone.
 """

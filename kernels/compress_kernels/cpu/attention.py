@@ -1,4 +1,5 @@
-"""Attention over blocks by csrc/attention.cpp; the specification is reference.attention."""
+"""Attention over blocks by csrc/attention/attention.cpp; the specification is
+reference.attention."""
 
 import ctypes
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from compress_kernels.paged import StoredStates, TokenPlaces
 
 
 class AttentionStruct(ctypes.Structure):
-    """Mirrors `Attention` in csrc/attention.cpp."""
+    """Mirrors `Attention` in csrc/attention/attention.cpp."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("q", "keys", "values")),

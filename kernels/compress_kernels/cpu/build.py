@@ -81,7 +81,8 @@ def compile_objects(compiler: str, sources: Sequence[Path], flags: Sequence[str]
     are cores. Raises BuildError."""
 
     def one(source: Path) -> None:
-        run((compiler, *FLAGS, *flags, "-c", str(source), "-o", str(to / f"{source.stem}.o")))
+        called = (compiler, *FLAGS, *flags, f"-I{SOURCES}", "-c", str(source))
+        run((*called, "-o", str(to / f"{source.stem}.o")))
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(one, sources))
@@ -101,7 +102,7 @@ def run(command: Sequence[str]) -> str:
 
 def sources() -> tuple[list[Path], list[Path]]:
     """Files that are compiled for any processor, and those that are for a level."""
-    found = sorted(SOURCES.glob("*.cpp"))
+    found = sorted(SOURCES.rglob("*.cpp"))
     return [s for s in found if s.name in BASE], [s for s in found if s.name not in BASE]
 
 
@@ -128,8 +129,9 @@ def _version(compiler: str) -> str:
 def _digest(words: Sequence[str]) -> str:
     """Of the words and all sources."""
     digest = hashlib.sha256("\0".join(words).encode())
-    for source in sorted(SOURCES.iterdir()):
-        digest.update(source.name.encode() + b"\0" + source.read_bytes())
+    for source in sorted(path for path in SOURCES.rglob("*") if path.is_file()):
+        name = source.relative_to(SOURCES).as_posix()
+        digest.update(name.encode() + b"\0" + source.read_bytes())
     return digest.hexdigest()[:20]
 
 

@@ -1,4 +1,5 @@
-"""Mixtures of experts by csrc/experts.cpp; the specification of the choice is reference.experts."""
+"""Mixtures of experts by csrc/rows/experts.cpp; the specification of the choice is
+reference.experts."""
 
 import ctypes
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ EXPERT_NAMES = ("rows", "threads", "taken")
 
 
 class ChoiceStruct(ctypes.Structure):
-    """Mirrors `Choice` in csrc/experts.cpp."""
+    """Mirrors `Choice` in csrc/rows/experts.cpp."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("logits", "index", "shares")),
@@ -25,7 +26,7 @@ class ChoiceStruct(ctypes.Structure):
 
 
 class ExpertsStruct(ctypes.Structure):
-    """Mirrors `Experts` in csrc/experts.cpp."""
+    """Mirrors `Experts` in csrc/rows/experts.cpp."""
 
     _fields_ = [
         *(

@@ -1,4 +1,4 @@
-"""Multiplies fp32 rows by a weight of fp32, bf16 or fp16, with csrc/linear.cpp."""
+"""Multiplies fp32 rows by a weight of fp32, bf16 or fp16, with csrc/products/linear.cpp."""
 
 import ctypes
 
@@ -9,7 +9,7 @@ from compress_kernels.cpu.library import FLOAT_KINDS, address, native
 
 
 class LinearStruct(ctypes.Structure):
-    """Mirrors `Linear` in csrc/linear.cpp. stride, out_stride: numbers from row to row."""
+    """Mirrors `Linear` in csrc/products/linear.cpp. stride, out_stride: numbers from row to row."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("x", "weight", "bias", "out")),

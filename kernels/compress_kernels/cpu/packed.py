@@ -1,4 +1,4 @@
-"""Multiplies rows by codes in panels, with csrc/packed_dots.cpp and csrc/packed_rows.cpp."""
+"""Multiplies rows by codes in panels, with packed_dots.cpp and packed_rows.cpp of csrc/products."""
 
 import ctypes
 
@@ -10,7 +10,7 @@ from compress_kernels.panels import Panels, panel_bytes
 from compress_kernels.rounding import RowRounding
 
 PLANES = {"exact": 0, "int8": 1, "int16": 2}
-# As in csrc/panels.h.
+# As in csrc/products/panels.h.
 CODES = {"int": 0, "e2m1": 1, "e4m3": 2}
 ROUNDING = {"token": 1, "fixed": 2, "absmax": 3, "outliers": 4}
 PACKED_KINDS = {**FLOAT_KINDS, torch.float8_e4m3fn: 4}
@@ -18,7 +18,7 @@ BY_MATH = RowRounding("token", 0.0)  # in place of a scheme's; its numbers are n
 
 
 class PackedStruct(ctypes.Structure):
-    """Mirrors `Packed` in csrc/panels.h. stride, out_stride: numbers from row to row of x
+    """Mirrors `Packed` in csrc/products/panels.h. stride, out_stride: numbers from row to row of x
     and of out."""
 
     _fields_ = [

@@ -1,4 +1,4 @@
-"""Multiplies rows in bf16 by a weight in bf16, with csrc/pair_rows.cpp."""
+"""Multiplies rows in bf16 by a weight in bf16, with csrc/products/pair_rows.cpp."""
 
 import ctypes
 
@@ -10,7 +10,8 @@ from compress_kernels.pairs import PairPanels
 
 
 class PairStruct(ctypes.Structure):
-    """Mirrors `PairRows` in csrc/pair_rows.h. stride, out_stride: numbers from row to row."""
+    """Mirrors `PairRows` in csrc/products/pair_rows.h. stride, out_stride: numbers from row to
+    row."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("x", "weight", "bias", "out")),

@@ -1,4 +1,4 @@
-"""Rows between matrix products by csrc/rows.cpp, norms.cpp and gates.cpp.
+"""Rows between matrix products by csrc/rows/rows.cpp, norms.cpp and gates.cpp.
 
 The specification is reference.rows.
 """
@@ -10,20 +10,20 @@ from torch import Tensor
 
 from compress_kernels.cpu.library import FLOAT_KINDS, address, native
 
-# As `kFunctions` in csrc/gates.cpp.
+# As `kFunctions` in csrc/rows/gates.cpp.
 FUNCTIONS = (
     "silu", "gelu_tanh", "gelu", "quick_gelu", "relu", "relu2", "sigmoid", "tanh", "linear",
 )  # fmt: skip
 
 
 class Heads(ctypes.Structure):
-    """Mirrors `Heads` in csrc/rows.h."""
+    """Mirrors `Heads` in csrc/rows/rows.h."""
 
     _fields_ = [("data", ctypes.c_void_p), ("row", ctypes.c_int64), ("head", ctypes.c_int64)]
 
 
 class RmsNorm(ctypes.Structure):
-    """Mirrors `RmsNorm` in csrc/norms.cpp."""
+    """Mirrors `RmsNorm` in csrc/rows/norms.cpp."""
 
     _fields_ = [
         *((name, Heads) for name in ("x", "out")),
@@ -35,7 +35,7 @@ class RmsNorm(ctypes.Structure):
 
 
 class LayerNorm(ctypes.Structure):
-    """Mirrors `LayerNorm` in csrc/norms.cpp."""
+    """Mirrors `LayerNorm` in csrc/rows/norms.cpp."""
 
     _fields_ = [
         *((name, Heads) for name in ("x", "out")),
@@ -47,7 +47,7 @@ class LayerNorm(ctypes.Structure):
 
 
 class Rotate(ctypes.Structure):
-    """Mirrors `Rotate` in csrc/rows.cpp."""
+    """Mirrors `Rotate` in csrc/rows/rows.cpp."""
 
     _fields_ = [
         *((name, Heads) for name in ("x", "out")),
@@ -58,7 +58,7 @@ class Rotate(ctypes.Structure):
 
 
 class Gate(ctypes.Structure):
-    """Mirrors `Gate` in csrc/gates.cpp."""
+    """Mirrors `Gate` in csrc/rows/gates.cpp."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("gate", "up", "out")),
@@ -68,7 +68,7 @@ class Gate(ctypes.Structure):
 
 
 class Spread(ctypes.Structure):
-    """Mirrors `Spread` in csrc/rows.cpp."""
+    """Mirrors `Spread` in csrc/rows/rows.cpp."""
 
     _fields_ = [
         *((name, Heads) for name in ("x", "out")),
@@ -78,7 +78,7 @@ class Spread(ctypes.Structure):
 
 
 class Gather(ctypes.Structure):
-    """Mirrors `Gather` in csrc/rows.cpp."""
+    """Mirrors `Gather` in csrc/rows/rows.cpp."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("from", "index", "out")),
@@ -89,7 +89,7 @@ class Gather(ctypes.Structure):
 
 
 class Add(ctypes.Structure):
-    """Mirrors `Add` in csrc/rows.cpp."""
+    """Mirrors `Add` in csrc/rows/rows.cpp."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("x", "other", "out")),
@@ -98,7 +98,7 @@ class Add(ctypes.Structure):
 
 
 class Highest(ctypes.Structure):
-    """Mirrors `Highest` in csrc/rows.cpp."""
+    """Mirrors `Highest` in csrc/rows/rows.cpp."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("x", "index", "highest")),

@@ -1,4 +1,5 @@
-"""Keys and values into blocks by csrc/states.cpp; the specification is reference.states."""
+"""Keys and values into blocks by csrc/attention/states.cpp; the specification is
+reference.states."""
 
 import ctypes
 
@@ -8,7 +9,7 @@ from compress_kernels.cpu.library import FLOAT_KINDS, STATE_KINDS, address, nati
 
 
 class States(ctypes.Structure):
-    """Mirrors `States` in csrc/states.cpp."""
+    """Mirrors `States` in csrc/attention/states.cpp."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("source", "target", "scales", "slots")),

@@ -1,4 +1,4 @@
-"""Rows as codes give them back by csrc/through_codes.cpp; the specification is
+"""Rows as codes give them back by csrc/rows/through_codes.cpp; the specification is
 reference.through_codes."""
 
 import ctypes
@@ -11,7 +11,7 @@ from compress_kernels.rounding import CodeRounding
 
 
 class ThroughCodes(ctypes.Structure):
-    """Mirrors `ThroughCodes` in csrc/through_codes.cpp."""
+    """Mirrors `ThroughCodes` in csrc/rows/through_codes.cpp."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("x", "out")),

@@ -16,9 +16,9 @@ needs_native = pytest.mark.skipif(native().library is None, reason=native().reas
 
 
 def summed_in_lanes(x: Tensor, weight: Tensor) -> Tensor:
-    """Each sum as csrc/linear.cpp has it: every lane along the columns, then half of them added to
-    the other half, and the last four in pairs. fp64 holds what a fused multiply-add rounds, where
-    inputs have few bits."""
+    """Each sum as csrc/products/linear.cpp has it: every lane along the columns, then half of them
+    added to the other half, and the last four in pairs. fp64 holds what a fused multiply-add
+    rounds, where inputs have few bits."""
     lanes = 16 if "avx512f" in instruction_sets() else 8
     x, weight = (torch.nn.functional.pad(t.double(), (0, -t.shape[1] % lanes)) for t in (x, weight))
     sums = torch.zeros(len(x), len(weight), lanes)

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "program.h"
-#include "softmax.h"
+#include "attention/softmax.h"
 
 // All mirrored in cpu/experts.py.
 struct Choice {

@@ -36,8 +36,8 @@ def normal(x: Tensor) -> Tensor:
 
 
 def summed(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """As csrc/pair_rows.cpp has it: a chain an output, of two columns the second first. fp64 holds
-    what a fused multiply-add rounds."""
+    """As csrc/products/pair_rows.cpp has it: a chain an output, of two columns the second first.
+    fp64 holds what a fused multiply-add rounds."""
     x, weight = (
         torch.nn.functional.pad(normal(t.double()), (0, t.shape[1] % 2)) for t in (x, weight)
     )
