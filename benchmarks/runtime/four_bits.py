@@ -6,10 +6,10 @@ One model in groups of 32, the head too, rounded by us; the same codes go into a
 and a folder for onnxruntime-genai, so all read the same weights. Sides take turns: the engine in
 each math, and in fp32 from the source's 16 bits; llama.cpp and onnxruntime-genai as they come,
 which round inputs to 8 bits. A batch is of texts of one length that begin together. `decode` is
-tokens behind the first by seconds, `prefill` tokens of the prompts by the seconds to the first of
-all texts; medians of the rounds. ratios: the engine's decode over the fastest of the two peers, and
-over the engine's from 16 bits. The result goes to benchmarks/results. llama.cpp needs its
-environment (benchmarks/peers/README.md, $LLAMA_CPP_PYTHON).
+tokens behind the first of all texts by seconds, `prefill` tokens of the prompts by the seconds to
+the first of all texts; medians of the rounds. ratios: the engine's decode over the fastest of the
+two peers, and over the engine's from 16 bits. The result goes to benchmarks/results. llama.cpp
+needs its environment (benchmarks/peers/README.md, $LLAMA_CPP_PYTHON).
 """
 
 import argparse
@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from importlib import metadata
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -28,6 +29,7 @@ from typing import Any
 import torch
 
 from benchmarks.export.genai_speed import ENDS, HEAD
+from benchmarks.export.generate import PAUSE
 from benchmarks.models import SHAPES, make
 from benchmarks.processes import REPO, run, write_result
 from benchmarks.runtime.setting import setting
@@ -55,19 +57,22 @@ def engine_side(model: Path, math: Math) -> Serve:
         for number, ids in enumerate(prompts):
             sampling = Sampling(max_tokens=OUTPUT, ignore_eos=True)
             engine.add(Request(str(number), tuple(ids), sampling))
-        waiting = {str(number) for number in range(len(prompts))}
+        waiting, more = {str(number) for number in range(len(prompts))}, len(prompts) * OUTPUT
         while waiting:
-            waiting -= {update.id for update in engine.step() if update.tokens}
+            for update in engine.step():
+                waiting -= {update.id} if update.tokens else set()
+                more -= len(update.tokens)
         first, cpu = time.perf_counter(), time.process_time()
         while not engine.idle:
             engine.step()
-        spent = time.process_time() - cpu
-        return {"first_s": first - start, "rest_s": time.perf_counter() - first, "cpu_s": spent}
+        rest, spent = time.perf_counter() - first, time.process_time() - cpu
+        return {"first_s": first - start, "rest_s": rest, "cpu_s": spent, "more": more}
 
     return serve
 
 
-def llama_side(file: Path, threads: int, texts: int, stack: ExitStack) -> Serve:
+def llama_side(file: Path, threads: int, texts: int, stack: ExitStack) -> tuple[Serve, str]:
+    """And its version."""
     python = os.environ.get("LLAMA_CPP_PYTHON", str(PYTHON))
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     words = [python, str(SCRIPT), str(file), str(threads), str(PROMPT + OUTPUT), str(texts)]
@@ -85,25 +90,24 @@ def llama_side(file: Path, threads: int, texts: int, stack: ExitStack) -> Serve:
                 return dict(json.loads(line))
         raise RuntimeError("llama.cpp died: " + file.with_suffix(".log").read_text()[-2000:])
 
-    answer()
+    version = str(answer()["version"])
 
     def serve(prompts: Prompts) -> dict[str, float]:
         assert process.stdin is not None
         print(json.dumps([prompts, OUTPUT]), file=process.stdin, flush=True)
-        return answer()
+        return {"more": len(prompts) * (OUTPUT - 1), **answer()}
 
-    return serve
+    return serve, version
 
 
 def genai_side(folder: Path, threads: int) -> Serve:
     import onnxruntime_genai as genai
 
-    from benchmarks.export.generate import PAUSE, opened
+    from benchmarks.export.generate import opened
 
     model = opened(str(folder), threads)
 
     def serve(prompts: Prompts) -> dict[str, float]:
-        time.sleep(PAUSE)  # threads of a side before may still spin
         parameters, length = genai.GeneratorParams(model), PROMPT + OUTPUT
         asked = {"max_length": length, "min_length": length, "batch_size": len(prompts)}
         parameters.set_search_options(do_sample=False, **asked)
@@ -114,8 +118,9 @@ def genai_side(folder: Path, threads: int) -> Serve:
         first, cpu = time.perf_counter(), time.process_time()
         for _ in range(OUTPUT - 1):
             generator.generate_next_token()
-        spent = time.process_time() - cpu
-        return {"first_s": first - start, "rest_s": time.perf_counter() - first, "cpu_s": spent}
+        rest, spent = time.perf_counter() - first, time.process_time() - cpu
+        more = len(prompts) * (OUTPUT - 1)
+        return {"first_s": first - start, "rest_s": rest, "cpu_s": spent, "more": more}
 
     return serve
 
@@ -140,10 +145,9 @@ def made(name: str, work: Path) -> dict[str, Path]:
 
 def rates(runs: Sequence[Mapping[str, float]], texts: int) -> dict[str, float]:
     """Tokens a second."""
-    more = texts * (OUTPUT - 1)
     found = {
-        "decode": median(more / x["rest_s"] for x in runs),
-        "decode_by_cpu": median(more / x["cpu_s"] for x in runs),
+        "decode": median(x["more"] / x["rest_s"] for x in runs),
+        "decode_by_cpu": median(x["more"] / x["cpu_s"] for x in runs),
         "prefill": median(texts * PROMPT / x["first_s"] for x in runs),
     }
     return {name: float(f"{rate:.4g}") for name, rate in found.items()}
@@ -155,6 +159,7 @@ def measure(sides: Mapping[str, Serve], batch: int, rounds: int) -> dict[str, An
     runs: dict[str, list[dict[str, float]]] = {name: [] for name in sides}
     for number in range(rounds + 1):
         for name in list(sides)[:: 1 if number % 2 else -1]:
+            time.sleep(PAUSE)  # threads of the side before may still spin
             found = sides[name](prompts)
             if number:
                 runs[name].append(found)
@@ -184,7 +189,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sides = {f"engine, {math}": engine_side(files["codes"], math) for math in MATHS}
         sides["engine, 16 bits"] = engine_side(files["source"], "exact")
         texts = max(options.batches)
-        sides["llama.cpp"] = llama_side(files["gguf"], options.threads, texts, stack)
+        llama, version = llama_side(files["gguf"], options.threads, texts, stack)
+        sides["llama.cpp"] = llama
         sides["onnxruntime-genai"] = genai_side(files["genai"], options.threads)
         result = {
             **setting("benchmarks.runtime.four_bits"),
@@ -192,6 +198,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "prompt": PROMPT,
             "output": OUTPUT,
             "rounds": options.rounds,
+            "peers": {PEERS[0]: version, PEERS[1]: metadata.version(PEERS[1])},
             "gguf_bytes": files["gguf"].stat().st_size,
             "cases": [measure(sides, batch, options.rounds) for batch in options.batches],
         }

@@ -24,8 +24,8 @@ from compress_calibration.readers import source_files
 
 MOST = 1 << 18  # documents of an evaluation text that are known at once: 20 MB of memory
 # Share of the documents evaluated on from which on another file is a copy. Stories and articles lie
-# twice in many a corpus, so a few do not stop a run.
-COPIED = 0.01
+# twice in many a corpus, so a few do not stop a run, whatever their share.
+COPIED, FEW = 0.01, 3
 CHARS_A_TOKEN = 8  # at most, of a text that is evaluated on up to so many tokens
 LEAST = 1 << 12  # characters that are looked at of each of many files
 WHY = "what is measured there says little of other text; evaluate on another"
@@ -42,7 +42,7 @@ class SharedText:
 
     @property
     def is_copy(self) -> bool:
-        return self.count >= COPIED * self.of
+        return self.count == self.of or self.count >= max(FEW, COPIED * self.of)
 
     def __str__(self) -> str:
         return (

@@ -15,11 +15,13 @@ from compress.arch.forward.forward import ForwardSpec
 from compress.arch.spec import LinearSpec
 from compress.formats import Weights
 from compress.runtime.decoder.build import Loader
-from compress.runtime.decoder.calls import highest_call, linear_call, why_no_call
+from compress.runtime.decoder.calls import highest_call, why_no_call
 from compress.runtime.decoder.decoder import Decoder
 from compress.runtime.decoder.kv import KVCache
 from compress.runtime.decoder.linear import Linear
+from compress.runtime.decoder.linear_ops import linear_ops
 from compress.runtime.decoder.one_call import BY_STEP, MOST, OneCallDecoder, in_one_call
+from compress.runtime.decoder.scratch import Scratch
 from compress.runtime.engine.engine import Engine
 from compress.runtime.engine.interfaces import StepInput, StepLayout
 from compress.runtime.engine.refusals import ModelFacts
@@ -49,7 +51,7 @@ class _Empty(Loader):
     def dense(self, weight: Tensor) -> Linear:
         return _of_no_columns(len(weight))
 
-    def kept(self, spec: LinearSpec) -> Tensor:
+    def embedding(self, spec: LinearSpec, tied: bool) -> FloatWeight:
         return empty_embedding(self, spec)
 
 
@@ -174,8 +176,11 @@ class _AroundCall:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CalledProducts:
-    """Copies of one product as ops of a program. choose: behind each the highest of its outputs is
-    looked for, as behind a head."""
+    """Copies of one product as ops of a program.
+
+    each: the ops of a copy: the product, in front of it the rounding of its inputs where that is an
+    op of its own, and behind a head the choice of the highest output.
+    """
 
     program: Program
     each: int
@@ -186,12 +191,12 @@ class CalledProducts:
         n, k = linears[0].weight.shape
         x, out = torch.rand(rows, k), torch.zeros(rows, n)
         index, values = torch.zeros(rows, dtype=torch.int64), torch.zeros(rows)
-        ops: list[CompiledOp] = []
+        scratch, ops = Scratch(rows, k), list[CompiledOp]()
         for linear in linears:
-            ops.append(linear_call(linear, x, out))
+            ops += linear_ops(linear, x, out, scratch)
             if choose:
                 ops.append(highest_call(out, index, values, Given("rows")))
-        return cls(Program.of(ops, BY_STEP), 1 + choose)
+        return cls(Program.of(ops, BY_STEP), len(ops) // len(linears))
 
     def seconds(self, rows: int, copies: int, timer: Timer, burst: float) -> float:
         """Of one product with so many rows. copies: that are gone through in turn, of the first;

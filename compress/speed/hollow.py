@@ -22,7 +22,7 @@ from compress.runtime.engine.engine import Engine
 from compress.runtime.engine.interfaces import StepInput, StepLayout
 from compress.runtime.engine.refusals import ModelFacts
 from compress.runtime.engine.runner import LocalRunner
-from compress.runtime.forms.dense import kept_in
+from compress.runtime.forms.dense import FloatWeight, kept_in
 from compress.runtime.forms.form import Arithmetic, LinearWeight
 from compress.runtime.forms.table import chosen_form
 from compress.runtime.sequences.request import Request, Sampling
@@ -121,16 +121,15 @@ class _Hollow(Loader):
             self.made[width] = values.to(self.device, self.dtype)
         return Linear(_Ready(shape, nbytes, self.made[width], self.read))
 
-    def kept(self, spec: LinearSpec) -> Tensor:
+    def embedding(self, spec: LinearSpec, tied: bool) -> FloatWeight:
         return empty_embedding(self, spec)
 
 
-def empty_embedding(loader: Loader, spec: LinearSpec) -> Tensor:
-    """As Loader.kept; of an embedding one row in place of all."""
-    if spec.role != "embedding":
-        return Loader.kept(loader, spec)
+def empty_embedding(loader: Loader, spec: LinearSpec) -> FloatWeight:
+    """One row in place of all."""
     dtype = kept_in(facts_of(loader.weights, spec).stored, loader.arithmetic)
-    return torch.zeros(1, spec.shape[1], dtype=dtype, device=loader.device).expand(spec.shape)
+    row = torch.zeros(1, spec.shape[1], dtype=dtype, device=loader.device)
+    return FloatWeight(row.expand(spec.shape))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,16 +7,18 @@ from types import MappingProxyType
 import torch
 
 from compress_kernels.cpu import gram, levels, library
+from compress_kernels.ops.pairs import compiled_pairs
 
+_BF16 = "linear in bf16"
 # Op -> what runs where it is compiled; the level it needs, below which the last word runs.
 _OPS: Mapping[str, tuple[str, levels.Level, str]] = MappingProxyType(
     {
         "linear": (
-            "compiled in fp32, with weights of any float, and in bf16; by torch in fp16",
+            "compiled in fp32, with weights of any float; by torch in fp16",
             levels.BASELINE,
             "",
         ),
-        "linear in bf16": ("bf16 dot products", levels.BF16, "compiled, products of fp32"),
+        _BF16: ("bf16 dot products", levels.BF16, "compiled, products of fp32"),
         "packed codes": (
             "VNNI dots of 8-bit numbers",
             levels.VNNI,
@@ -51,6 +53,8 @@ def paths() -> dict[str, str]:
         runs = needed.needs <= level.needs
         why = f", not {compiled}: these need {needed.name}"
         found[op] = compiled if runs else f"{otherwise}{why}"
+    if not compiled_pairs(torch.device("cpu")):
+        found[_BF16] = "by torch: compiled for x86 alone"
     return found
 
 

@@ -59,13 +59,17 @@ def test_a_copy_is_no_text_to_train_on(tiny: Any, tmp_path: Path) -> None:
 def test_a_few_that_lie_in_both_are_told(
     tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("compress.runs.shared_text.COPIED", 0.1)
+    """Two documents, whatever their share of those evaluated on; more by their share."""
     evaluated = {"text": str(text_file(tmp_path / "test.txt", STORIES[:30]))}
     learned = {"text": str(text_file(tmp_path / "train.txt", STORIES[28:]))}
     plan = make_plan(trained(learned, evaluated), tiny("llama"))
     assert not plan.problems
     (line,) = (x for x in plan.warnings if "shares" in x)
     assert line.startswith(f"distill trains on {tmp_path / 'train.txt'}, which shares 2 of 30 docu")
+    learned = {"text": str(text_file(tmp_path / "train.txt", STORIES[27:]))}
+    assert make_plan(trained(learned, evaluated), tiny("llama")).problems
+    monkeypatch.setattr("compress.runs.shared_text.COPIED", 0.2)
+    assert not make_plan(trained(learned, evaluated), tiny("llama")).problems
 
 
 def test_of_many_files_it_is_told_how_each_begins(

@@ -11,13 +11,15 @@ from compress.arch.forward.forward import describe_forward
 from compress.checkpoint import Checkpoint
 from compress.formats import Weights, open_weights
 from compress.quant.scheme import PRESETS, QuantScheme
+from compress.runtime.decoder.linear import load_linear
 from compress.runtime.decoder.one_call import OneCallDecoder
 from compress.runtime.engine.runner import LocalRunner
+from compress.runtime.forms.dense import FloatWeight
 from compress.runtime.forms.form import Arithmetic
 from compress.runtime.loading.open_engine import Opening, open_engine
 from compress.speed import hollow as hollow_module
-from compress.speed.called import CalledSteps
-from compress.speed.hollow import MemoryReader
+from compress.speed.called import CalledProducts, CalledSteps
+from compress.speed.hollow import Hollow, MemoryReader
 from compress.speed.products import workload_of
 from compress.speed.rates import are_calls
 from compress.speed.timer import Timer
@@ -28,6 +30,7 @@ from helpers import compressed_models, tiny_models
 
 pytestmark = pytest.mark.skipif(native().library is None, reason=native().reason)
 G4 = QuantScheme(bits=4, group_size=32)
+G8 = QuantScheme(bits=4, group_size=8)  # no panels have groups of 8 columns
 
 
 def called_steps(weights: Weights, math: Math = "exact") -> CalledSteps | None:
@@ -80,8 +83,14 @@ def test_ops_are_those_of_the_engine_but_for_products(
 
 @pytest.mark.parametrize(
     ("scheme", "math"),
-    [(G4, "exact"), (G4, "int16"), (PRESETS["W8A8"], "int8"), (PRESETS["W8A8"], "exact")],
-    ids=["exact", "int16", "w8a8", "w8a8 exact"],
+    [
+        (G4, "exact"),
+        (G4, "int16"),
+        (PRESETS["W8A8"], "int8"),
+        (PRESETS["W8A8"], "exact"),
+        (G8, "exact"),
+    ],
+    ids=["exact", "int16", "w8a8", "w8a8 exact", "decoded"],
 )
 def test_a_step_is_one_call_where_it_is_in_the_engine(
     scheme: QuantScheme, math: Math, tmp_path: Path
@@ -93,7 +102,36 @@ def test_a_step_is_one_call_where_it_is_in_the_engine(
     assert isinstance(runner, LocalRunner)
     one = isinstance(runner.decoder, OneCallDecoder)
     assert (called_steps(weights, math) is not None) == one
-    assert one == (math != "exact" or scheme is G4)
+    assert one == (scheme is not G8)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "math", "ops"),
+    [("FP8_DYNAMIC", "exact", 2), ("W8A8", "exact", 2), ("W8A8", "int8", 1), ("W8A16", "exact", 1)],
+)
+def test_a_product_has_the_rounding_of_its_inputs(
+    scheme: str, math: Math, ops: int, tmp_path: Path
+) -> None:
+    """Behind a head also the choice."""
+    source = tiny_models.make("llama", tmp_path / "source", dtype="fp32")
+    compressed_models.write(source, tmp_path / "out", PRESETS[scheme])
+    weights = open_weights(Checkpoint.open(tmp_path / "out"))
+    spec = weights.spec.blocks[0].linears[0]
+    linear = load_linear(weights, spec, Arithmetic.here(torch.float32, "cpu", math))
+    for choose in (False, True):
+        assert CalledProducts.of([linear, linear], 3, choose).each == ops + choose
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_tied_embedding_is_one_row(dtype: torch.dtype, tmp_path: Path) -> None:
+    source = tiny_models.make("llama", tmp_path, dtype="bf16", tied=True)
+    weights = open_weights(Checkpoint.open(source))
+    how = describe_forward(weights.checkpoint.config, weights.spec)
+    read = MemoryReader.of(Timer(torch.device("cpu"), runs=1), 1 << 16)
+    hollow = Hollow.of(weights, how, Arithmetic.here(dtype, "cpu", "exact"), 4, read)
+    embedding = hollow.decoder.embedding
+    assert isinstance(embedding, FloatWeight)
+    assert embedding.values.untyped_storage().nbytes() == 2 * embedding.shape[1]
 
 
 def test_a_reader_reads_what_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from compress.runtime.decoder.mlp import Mixture, Mlp
 from compress.runtime.decoder.norms import Norm
 from compress.runtime.forms.dense import FloatWeight, dense_weight
 from compress.runtime.forms.form import Arithmetic
+from compress.runtime.forms.pairs import PairWeight
 from compress_kernels.pairs import pair_numbers
 
 if TYPE_CHECKING:
@@ -65,6 +66,11 @@ class Loader:
     def kept(self, spec: LinearSpec) -> Tensor:
         """A weight that is more than multiplied with, in the dtype in which it is kept."""
         return load_dense(self.weights, spec, self.arithmetic)
+
+    def embedding(self, spec: LinearSpec, tied: bool) -> FloatWeight | PairWeight:
+        """tied: it is the head, too, so products read it."""
+        kept = self.kept(spec)
+        return dense_weight(kept, self.arithmetic) if tied else FloatWeight(kept)
 
     def layer(self, block: BlockSpec, rotation: int | None) -> DecoderLayer:
         """rotation: of the decoder's, which of them this block has."""

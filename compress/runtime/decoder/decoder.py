@@ -21,7 +21,7 @@ from compress.runtime.decoder.linear import Linear
 from compress.runtime.decoder.norms import Norm, through
 from compress.runtime.decoder.rope import Rotation
 from compress.runtime.engine.batch import FlatBatch
-from compress.runtime.forms.dense import FloatWeight, dense_weight
+from compress.runtime.forms.dense import FloatWeight
 from compress.runtime.forms.form import Arithmetic
 from compress.runtime.forms.pairs import PairWeight
 from compress_kernels.ops.linear import row_multiple
@@ -75,8 +75,8 @@ class Decoder:
         spec, how = loader.weights.spec, loader.how
         ropes = how.ropes
         numbers = [None if x.rope is None else ropes.index(x.rope) for x in how.layers]
-        kept, head = loader.kept(spec.embedding_linear()), spec.head_linear()
-        embedding = FloatWeight(kept) if head else dense_weight(kept, loader.arithmetic)
+        head = spec.head_linear()
+        embedding = loader.embedding(spec.embedding_linear(), tied=head is None)
         final = spec.final_norm
         return cls(
             spec=spec,
