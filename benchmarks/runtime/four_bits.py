@@ -19,24 +19,19 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from importlib import metadata
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
 
 from benchmarks.export.genai_speed import ENDS, HEAD
-from benchmarks.export.generate import PAUSE
 from benchmarks.models import SHAPES, make
 from benchmarks.processes import REPO, run, write_result
+from benchmarks.runtime.batches import Batch, Prompts, Serve, engine_side, in_turn
 from benchmarks.runtime.setting import setting
-from compress.checkpoint import Checkpoint
-from compress.formats import open_weights
-from compress.runtime.loading.open_engine import Opening, open_engine
-from compress.runtime.sequences.request import Request, Sampling
 from compress_kernels.panels import Math
 
 PROMPT, OUTPUT = 128, 64
@@ -44,31 +39,6 @@ SCRIPT = Path(__file__).with_name("llama_serve.py")
 PYTHON = REPO / ".venv-peers" / "llama-cpp-python" / "bin" / "python"
 PEERS = ("llama.cpp", "onnxruntime-genai")
 MATHS: tuple[Math, ...] = ("exact", "int16", "int8")
-Prompts = list[list[int]]
-Serve = Callable[[Prompts], dict[str, float]]
-
-
-def engine_side(model: Path, math: Math) -> Serve:
-    how = Opening(math=math, reuse=False, cache_tokens=1 << 14)
-    engine, _ = open_engine(open_weights(Checkpoint.open(model)), how)
-
-    def serve(prompts: Prompts) -> dict[str, float]:
-        start = time.perf_counter()
-        for number, ids in enumerate(prompts):
-            sampling = Sampling(max_tokens=OUTPUT, ignore_eos=True)
-            engine.add(Request(str(number), tuple(ids), sampling))
-        waiting, more = {str(number) for number in range(len(prompts))}, len(prompts) * OUTPUT
-        while waiting:
-            for update in engine.step():
-                waiting -= {update.id} if update.tokens else set()
-                more -= len(update.tokens)
-        first, cpu = time.perf_counter(), time.process_time()
-        while not engine.idle:
-            engine.step()
-        rest, spent = time.perf_counter() - first, time.process_time() - cpu
-        return {"first_s": first - start, "rest_s": rest, "cpu_s": spent, "more": more}
-
-    return serve
 
 
 def llama_side(file: Path, threads: int, texts: int, stack: ExitStack) -> tuple[Serve, str]:
@@ -92,10 +62,10 @@ def llama_side(file: Path, threads: int, texts: int, stack: ExitStack) -> tuple[
 
     version = str(answer()["version"])
 
-    def serve(prompts: Prompts) -> dict[str, float]:
+    def serve(prompts: Prompts, output: int) -> dict[str, float]:
         assert process.stdin is not None
-        print(json.dumps([prompts, OUTPUT]), file=process.stdin, flush=True)
-        return {"more": len(prompts) * (OUTPUT - 1), **answer()}
+        print(json.dumps([prompts, output]), file=process.stdin, flush=True)
+        return {"more": len(prompts) * (output - 1), **answer()}
 
     return serve, version
 
@@ -107,8 +77,8 @@ def genai_side(folder: Path, threads: int) -> Serve:
 
     model = opened(str(folder), threads)
 
-    def serve(prompts: Prompts) -> dict[str, float]:
-        parameters, length = genai.GeneratorParams(model), PROMPT + OUTPUT
+    def serve(prompts: Prompts, output: int) -> dict[str, float]:
+        parameters, length = genai.GeneratorParams(model), len(prompts[0]) + output
         asked = {"max_length": length, "min_length": length, "batch_size": len(prompts)}
         parameters.set_search_options(do_sample=False, **asked)
         generator = genai.Generator(model, parameters)
@@ -116,10 +86,10 @@ def genai_side(folder: Path, threads: int) -> Serve:
         generator.append_tokens([token for ids in prompts for token in ids])
         generator.generate_next_token()
         first, cpu = time.perf_counter(), time.process_time()
-        for _ in range(OUTPUT - 1):
+        for _ in range(output - 1):
             generator.generate_next_token()
         rest, spent = time.perf_counter() - first, time.process_time() - cpu
-        more = len(prompts) * (OUTPUT - 1)
+        more = len(prompts) * (output - 1)
         return {"first_s": first - start, "rest_s": rest, "cpu_s": spent, "more": more}
 
     return serve
@@ -143,27 +113,8 @@ def made(name: str, work: Path) -> dict[str, Path]:
     return {"source": model, "codes": codes, "gguf": file, "genai": work / "onnx-genai"}
 
 
-def rates(runs: Sequence[Mapping[str, float]], texts: int) -> dict[str, float]:
-    """Tokens a second."""
-    found = {
-        "decode": median(x["more"] / x["rest_s"] for x in runs),
-        "decode_by_cpu": median(x["more"] / x["cpu_s"] for x in runs),
-        "prefill": median(texts * PROMPT / x["first_s"] for x in runs),
-    }
-    return {name: float(f"{rate:.4g}") for name, rate in found.items()}
-
-
-def measure(sides: Mapping[str, Serve], batch: int, rounds: int) -> dict[str, Any]:
-    generator = torch.Generator().manual_seed(0)
-    prompts = torch.randint(5, 4000, (batch, PROMPT), generator=generator).tolist()
-    runs: dict[str, list[dict[str, float]]] = {name: [] for name in sides}
-    for number in range(rounds + 1):
-        for name in list(sides)[:: 1 if number % 2 else -1]:
-            time.sleep(PAUSE)  # threads of the side before may still spin
-            found = sides[name](prompts)
-            if number:
-                runs[name].append(found)
-    of = {name: rates(each, batch) for name, each in runs.items()}
+def measure(sides: Mapping[str, Serve], texts: int, rounds: int) -> dict[str, Any]:
+    of = in_turn(sides, Batch(texts, PROMPT, OUTPUT), rounds)
     others = {
         "the faster peer": max(of[name]["decode"] for name in PEERS),
         "16 bits": of["engine, 16 bits"]["decode"],
@@ -173,7 +124,7 @@ def measure(sides: Mapping[str, Serve], batch: int, rounds: int) -> dict[str, An
         for math in MATHS
         for name, other in others.items()
     }
-    return {"texts": batch, **of, "ratios": ratios}
+    return {"texts": texts, **of, "ratios": ratios}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -186,8 +137,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.set_num_threads(options.threads)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         files = made(options.model, Path(folder))
-        sides = {f"engine, {math}": engine_side(files["codes"], math) for math in MATHS}
-        sides["engine, 16 bits"] = engine_side(files["source"], "exact")
+        sides = {f"engine, {math}": engine_side(files["codes"], math)[0] for math in MATHS}
+        sides["engine, 16 bits"] = engine_side(files["source"])[0]
         texts = max(options.batches)
         llama, version = llama_side(files["gguf"], options.threads, texts, stack)
         sides["llama.cpp"] = llama
