@@ -1,5 +1,6 @@
 """Progress on stderr: one rewritten line on a terminal, one line a step elsewhere."""
 
+import os
 import shutil
 import sys
 import time
@@ -111,7 +112,8 @@ def _kind(event: "Event") -> str:
 @contextmanager
 def watched() -> Iterator[ProgressLine]:
     """A listener on stderr whose line is ended however the work ends."""
-    line = ProgressLine(sys.stderr, sys.stderr.isatty())
+    # A dumb terminal has no escape that clears a line. Colours are never written.
+    line = ProgressLine(sys.stderr, sys.stderr.isatty() and os.environ.get("TERM") != "dumb")
     try:
         yield line
     finally:

@@ -12,7 +12,7 @@ PAGE = "report.html"
 
 
 @click.command("eval")
-@click.argument("checkpoint")
+@options.checkpoint
 @click.option("--against", metavar="FOLDER", help="The source: adds its perplexity, KL, agreement.")
 @click.option(
     "--text",
