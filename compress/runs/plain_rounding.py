@@ -15,7 +15,6 @@ from compress.formats.weights import DenseWeights
 from compress.methods import METHODS, plain
 from compress.methods.plain import PlainOptions
 from compress.methods.rtn import RtnConfig
-from compress.passes.copying import row_ranges
 from compress.plan.layers import ModulePlan
 from compress.plan.output_format import scale_dtype
 from compress.plan.plan import Plan
@@ -27,6 +26,10 @@ EDITED = "edits changed the model before its layers were rounded"
 ITSELF = "the result is plainly rounded itself"
 FOLDED = "inputs have scales from calibration, which are those of scaled channels"
 OUTLIERS = "its outlier columns are those that calibration found"
+
+# Numbers that are rounded at once, 16 MB in fp32: beside a block in fp32 a search of scales takes a
+# few times as much. Runs of all of a 7B model's widest matrix would take 0.7 GB there.
+AT_ONCE = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +77,9 @@ class PlainRounding(DenseWeights):
             others = [m for m in self._merged(module) if m is not module]
             return self._rounded(module, [weight, *map(self._source, others)])
         rounded = torch.empty(weight.shape, dtype=self.plain_dtype)
-        for start, stop in row_ranges(
-            module.linear.shape, module.scheme.rows_per_scale(module.linear.shape[0])
-        ):
-            rounded[start:stop] = self._rounded(module, [weight[start:stop]])
+        for start in range(0, len(weight), _rows(module)):
+            run = slice(start, start + _rows(module))
+            rounded[run] = self._rounded(module, [weight[run]])
         return rounded
 
     def _rounded(self, module: ModulePlan, weights: Sequence[Tensor]) -> Tensor:
@@ -95,6 +97,12 @@ class PlainRounding(DenseWeights):
         if module.linear.fused is None:
             return [module]
         return [m for m in self.modules.values() if _merges(m) == _merges(module)]
+
+
+def _rows(module: ModulePlan) -> int:
+    """Of a weight that are rounded at once; those that share a scale stay together."""
+    (n, k), shared = module.linear.shape, module.scheme.rows_per_scale(module.linear.shape[0])
+    return min(n, max(1, AT_ONCE // k // shared) * shared)
 
 
 def _merges(module: ModulePlan) -> tuple[int | None, str | None, int | None]:

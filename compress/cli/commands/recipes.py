@@ -4,7 +4,6 @@ import click
 
 from compress.cli import completion, options
 from compress.cli.printing import show
-from compress.report.columns import aligned
 
 
 @click.command("recipes")
@@ -27,5 +26,6 @@ def command(name: str | None, as_json: bool) -> None:
     if as_json:
         options.print_json([{"name": r.name, "description": r.description} for r in listed])
         return
-    show("\n".join(aligned([(r.name, r.description) for r in listed])))
+    width = max(len(r.name) for r in listed)
+    show("\n".join(f"{r.name:{width}}  {r.description}" for r in listed))
     show("\nShow one with `compress-model recipes NAME`; copy it to a file to change it.")

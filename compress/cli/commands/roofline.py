@@ -4,14 +4,19 @@ from typing import Any
 
 import click
 
-from compress.cli import options, speed_options
+from compress.cli import completion, options, speed_options
 from compress.cli.printing import show
 from compress.cli.progress import watched
 
 
 @click.command("roofline")
 @options.checkpoint
-@click.option("--against", metavar="FOLDER", help="The source, predicted too.")
+@click.option(
+    "--against",
+    metavar="FOLDER",
+    shell_complete=completion.folders,
+    help="The source, predicted too.",
+)
 @options.math
 @speed_options.texts
 def command(checkpoint: str, as_json: bool, **asked: Any) -> None:
