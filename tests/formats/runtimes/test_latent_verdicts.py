@@ -1,4 +1,4 @@
-"""Verdicts on latent attention: what keeps vLLM from a checkpoint, by sizes, rotation and biases."""
+"""Verdicts on latents: what keeps vLLM from a checkpoint, by sizes, rotation and biases."""
 
 from typing import Any
 
