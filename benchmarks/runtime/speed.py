@@ -7,7 +7,8 @@ Same model, prompts, dtype and threads; greedy. Prompts and outputs are log-unif
 tokens. 400m is a Llama of that size with random weights. Sides: `engine`; `static`, transformers'
 `generate` in batches of 8; `continuous`, transformers' own continuous batching; `vllm`, real vLLM
 on CPU, compiled, and `vllm-eager` (benchmarks/peers/README.md has its environment). The result goes
-to benchmarks/results, under a name of its own where the sides are not the first four. tokens_per_cpu_s tells of a machine that others use too, where tokens_per_s
+to benchmarks/results, under a name of its own where the sides are not the first four.
+tokens_per_cpu_s tells of a machine that others use too, where tokens_per_s
 varies with the load. ratios are the engine's throughput over that of each side. `predicted` is what
 the roofline says of the engine, calibrated just before (docs/speed.md), with measured / predicted.
 """
