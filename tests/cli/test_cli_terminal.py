@@ -21,12 +21,12 @@ TALE = str(REPO / "examples" / "tale-6m")
 WORD = re.compile(r"\S{60,}")  # paths, names of layers: they are there to be copied
 
 
-@pytest.fixture
-def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both streams are a terminal of 80 columns."""
+def on_terminal(words: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
+    """A command line whose output and errors go to a terminal of 80 columns."""
     monkeypatch.setenv("COLUMNS", "80")
     for stream in (sys.stdout, sys.stderr):
         monkeypatch.setattr(stream, "isatty", lambda: True, raising=False)
+    return main(words)
 
 
 def too_wide(text: str) -> list[str]:
@@ -34,7 +34,6 @@ def too_wide(text: str) -> list[str]:
     return [line for line in lines if "\r" not in line]
 
 
-@pytest.mark.usefixtures("terminal")
 @pytest.mark.parametrize(
     "words",
     [
@@ -54,22 +53,29 @@ def too_wide(text: str) -> list[str]:
     ],
     ids=" ".join,
 )
-def test_lines_fit(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    main(words)
+def test_lines_fit(
+    words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_terminal(words, monkeypatch)
     said = capsys.readouterr()
     assert said.out + said.err
     assert not too_wide(said.out + said.err)
     assert "\x1b[" not in said.out
 
 
-@pytest.mark.usefixtures("terminal")
 def test_a_run_and_its_export_fit(
-    tiny: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tiny: Any,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked, out = recipe_file(tmp_path, RTN), str(tmp_path / "out")
-    assert main(["run", str(asked), "--model", str(tiny("llama")), "-o", out]) == 0
-    assert main(["inspect", out]) == 0
-    assert main(["export", out, "--to", "gptq", "--dry-run"]) == 0
+    for words in (
+        ["run", str(asked), "--model", str(tiny("llama")), "-o", out],
+        ["inspect", out],
+        ["export", out, "--to", "gptq", "--dry-run"],
+    ):
+        assert on_terminal(words, monkeypatch) == 0
     said = capsys.readouterr()
     assert not too_wide(said.out)
 
