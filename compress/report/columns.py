@@ -12,18 +12,19 @@ _LABEL = re.compile(r"\s*\S+(?: \S+)*?  +")
 _COPIED = "Open it"  # below this line stand lines to copy, up to an empty one
 
 
-def aligned(table: Sequence[Sequence[str]], cells: int = COLUMNS) -> list[str]:
+def aligned(table: Sequence[Sequence[str]], cells: int | None = COLUMNS) -> list[str]:
     """Lines with columns as wide as their longest cell, two spaces between; no space at the end.
 
     Where they would take more than `cells`, the widest columns that have several words are made
-    narrower and their cells go over several lines. No word is broken.
+    narrower and their cells go over several lines. No word is broken. None: a row is a line.
     """
     widths = [max(width(row[i]) for row in table) for i in range(len(table[0]))]
     least = [
         max(_LEAST, *(width(word) for row in table for word in row[i].split(" ")))
         for i in range(len(widths))
     ]
-    excess = sum(widths) + len(_GAP) * (len(widths) - 1) - cells
+    taken = sum(widths) + len(_GAP) * (len(widths) - 1)
+    excess = 0 if cells is None else taken - cells
     for i in sorted(range(len(widths)), key=lambda i: -widths[i]):
         less = min(max(excess, 0), max(widths[i] - least[i], 0))
         widths[i], excess = widths[i] - less, excess - less
