@@ -63,6 +63,7 @@ PAGE = "report.html"
     help="Also what it costs on texts that the engine rounds inputs of products with codes to so"
     " many bits: perplexity, KL to exact products, agreement.",
 )
+@options.cache
 @options.as_json
 def command(
     checkpoint: str,
@@ -78,6 +79,7 @@ def command(
     device: str,
     dtype: Literal["fp32", "bf16"],
     math: Literal["int16", "int8"] | None,
+    cache: bool,
     as_json: bool,
 ) -> None:
     """Measure CHECKPOINT on texts and tasks, and how far it is from its source."""
@@ -95,6 +97,7 @@ def command(
         max_items=max_items,
         dtype=dtype,
         math=math,
+        cache=cache,
     )
     with watched() as progress:
         report = verbs.evaluate_checkpoint(
