@@ -1,6 +1,6 @@
 """What the cache saves: a second recipe on one model, with what the first one kept and without.
 
-    python -m benchmarks.cache examples/tale-6m --rounds 3
+    python -m benchmarks.cache examples/tale-6m --rounds 3 --recipes int4-awq int4-gptq-channel
 
 Whole processes. In each round `first` runs into an empty cache, then every other recipe with what
 that kept and, in turn, with --no-cache; and the files of both results are compared, report aside.
@@ -14,13 +14,14 @@ import shutil
 import statistics
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.processes import Cost, run, setting, write_result
 from compress.usercache.place import SETTING, cache_folder, made_folder
 
-FIRST, OTHERS = "int4-gptq", ("int4-awq", "int4-gptq-channel", "int4-rtn")
+FIRST, OTHERS = "int4-gptq", ("int4-awq",)
 
 
 def one(recipe: str, model: Path, out: Path, cache: Path, *, kept: bool) -> Cost:
@@ -48,7 +49,7 @@ def compiled(cache: Path) -> None:
     shutil.copytree(cache_folder(), cache / cache_folder().name, ignore=kept)
 
 
-def measured(model: Path, rounds: int) -> dict[str, Any]:
+def measured(model: Path, recipes: Sequence[str], rounds: int) -> dict[str, Any]:
     costs: dict[str, list[Cost]] = {}
     for turn in range(rounds):
         with tempfile.TemporaryDirectory() as name:
@@ -56,7 +57,7 @@ def measured(model: Path, rounds: int) -> dict[str, Any]:
             compiled(folder)
             found = one(FIRST, model, folder / "first", folder, kept=True)
             costs.setdefault(FIRST, []).append(found)
-            for recipe in OTHERS:
+            for recipe in recipes:
                 sides = [True, False] if turn % 2 else [False, True]
                 for kept in sides:
                     label = f"{recipe}, {'kept' if kept else 'alone'}"
@@ -75,7 +76,7 @@ def measured(model: Path, rounds: int) -> dict[str, Any]:
     }
 
 
-def ratios(runs: dict[str, Any]) -> dict[str, float]:
+def ratios(runs: dict[str, Any], recipes: Sequence[str]) -> dict[str, float]:
     """Processor time alone over that with what was kept, medians."""
     return {
         recipe: round(
@@ -83,7 +84,7 @@ def ratios(runs: dict[str, Any]) -> dict[str, float]:
             / statistics.median(runs[f"{recipe}, kept"]["cpu_s"]),
             2,
         )
-        for recipe in OTHERS
+        for recipe in recipes
     }
 
 
@@ -91,9 +92,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", type=Path)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--recipes", nargs="+", default=OTHERS)
     options = parser.parse_args()
-    runs = measured(options.model, options.rounds)
-    found = {"setting": setting("benchmarks.cache"), "runs": runs, "times_faster": ratios(runs)}
+    runs = measured(options.model, options.recipes, options.rounds)
+    faster = ratios(runs, options.recipes)
+    found = {"setting": setting("benchmarks.cache"), "runs": runs, "times_faster": faster}
     write_result("cache", found)
 
 
