@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from compress.byte_sizes import EXPECTED, byte_size
-from compress.cli import options
+from compress.cli import completion, options
 from compress.cli.commands.run import INTERRUPTED, TERMINATED, Terminated, terminable
 from compress.cli.progress import watched
 
@@ -21,16 +21,30 @@ def _size(ctx: click.Context, param: click.Parameter, value: str | None) -> int 
 
 
 @click.command("compare")
-@click.argument("what", nargs=-1, required=True, metavar="MODEL | RESULT RESULT...")
+@click.argument(
+    "what",
+    nargs=-1,
+    required=True,
+    metavar="MODEL | RESULT RESULT...",
+    shell_complete=completion.folders,
+)
 @click.option(
     "--recipe",
     "recipes",
     multiple=True,
     metavar="RECIPE",
+    shell_complete=completion.recipes,
     help="A file or a built-in recipe. May be repeated; left out: all built-in ones that load where"
     " --for says, and train nothing.",
 )
-@click.option("-o", "--out", required=True, metavar="FOLDER", help="Where all results go.")
+@click.option(
+    "-o",
+    "--out",
+    required=True,
+    metavar="FOLDER",
+    help="Where all results go.",
+    shell_complete=completion.folders,
+)
 @click.option(
     "--for",
     "runtime",

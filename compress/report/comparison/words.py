@@ -36,13 +36,11 @@ def _nearest(found: Comparison) -> str:
     fits = [x for x in found.contenders if wanted.fits(x)]
     if fits:
         return "no speed could be predicted"
-    said: list[str] = []
-    if wanted.within is not None:
-        small = found.contenders[0]
-        said.append(f"the smallest is {_shown(small)}")
-    if wanted.kl is not None:
-        near = min(found.contenders, key=lambda x: x.kl)
-        said.append(f"the lowest KL has {_shown(near)}")
+    small, near = found.contenders[0], min(found.contenders, key=lambda x: x.kl)
+    if small is near:
+        return f"the smallest and nearest to the source is {_shown(small)}"
+    said = [f"the smallest is {_shown(small)}"] if wanted.within is not None else []
+    said += [f"the lowest KL has {_shown(near)}"] if wanted.kl is not None else []
     return ", ".join(said)
 
 
