@@ -3,6 +3,9 @@
 import torch
 from torch import Tensor
 
+from compress_kernels.block_search import search_of
+from compress_kernels.cpu import super_blocks as cpu
+from compress_kernels.cpu.library import native
 from compress_kernels.ops.checks import require, wrong
 from compress_kernels.reference import super_blocks as reference
 from compress_kernels.super_blocks import LAYOUTS, BlockLayout
@@ -22,6 +25,12 @@ def round_blocks(kind: str, weight: Tensor, importance: Tensor | None) -> Tensor
         tuple(importance.shape) != (weight.shape[1],) or importance.dtype != torch.float32
     ):
         raise wrong("importance", importance, f"torch.float32 [{weight.shape[1]}]")
+    if importance is None:
+        importance = torch.ones(weight.shape[1], device=weight.device)
+    # A column that calibration never drove counts a little, so that it decides where nothing does.
+    importance = importance.clamp_min(1e-6 * float(importance.mean()) + 1e-30)
+    if weight.numel() and weight.device.type == "cpu" and native().library is not None:
+        return cpu.round_blocks(layout, weight, importance, search_of(layout))
     return reference.round_blocks(layout, weight, importance)
 
 
@@ -33,6 +42,8 @@ def decode_blocks(kind: str, data: Tensor) -> Tensor:
     layout = _layout(kind)
     if data.dim() != 2 or data.dtype != torch.uint8 or data.shape[1] % layout.size:
         raise wrong("data", data, f"torch.uint8 [N, a multiple of {layout.size}]")
+    if data.numel() and data.device.type == "cpu" and native().library is not None:
+        return cpu.decode_blocks(layout, data)
     return reference.decode_blocks(layout, data)
 
 

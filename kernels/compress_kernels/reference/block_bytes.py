@@ -38,7 +38,7 @@ class ScaleBytes:
 
 def unpack(layout: BlockLayout, blocks: Tensor) -> BlockFields:
     """blocks: uint8 [M, size]."""
-    cut = torch.split(blocks, [_size(layout, part) for part in layout.parts], 1)
+    cut = torch.split(blocks, list(part_sizes(layout).values()), 1)
     parts = dict(zip(layout.parts, cut, strict=True))
     codes = _unpack_plane(parts["low"], layout.low)
     if layout.high is not None:
@@ -67,13 +67,13 @@ def pack(layout: BlockLayout, fields: BlockFields) -> Tensor:
     return torch.cat([parts[name] for name in layout.parts], 1)
 
 
-def _size(layout: BlockLayout, part: str) -> int:
-    if part in ("d", "dmin"):
-        return 2
-    if part == "scales":
-        return SCALE_BYTES[layout.name].size
-    bits = layout.low.bits if part == "low" else layout.bits - layout.low.bits
-    return layout.numbers * bits // 8
+def part_sizes(layout: BlockLayout) -> dict[str, int]:
+    """Bytes of each part of a block, in their order."""
+    sizes = {"d": 2, "dmin": 2, "low": layout.numbers * layout.low.bits // 8}
+    sizes["high"] = layout.numbers * (layout.bits - layout.low.bits) // 8
+    if layout.name in SCALE_BYTES:
+        sizes["scales"] = SCALE_BYTES[layout.name].size
+    return {part: sizes[part] for part in layout.parts}
 
 
 def _halves(layout: BlockLayout) -> tuple[str, ...]:
