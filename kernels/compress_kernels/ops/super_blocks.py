@@ -22,14 +22,16 @@ def round_blocks(kind: str, weight: Tensor, importance: Tensor | None) -> Tensor
     """
     layout = _layout(kind)
     width = _check_weight(layout, weight)[1]
+    if weight.numel() == 0:
+        width = width // layout.numbers * layout.size
+        return weight.new_empty(weight.shape[0], width, dtype=torch.uint8)
     if importance is None:
         importance = torch.ones(width, device=weight.device)
     require_matrix("importance", importance, (width,), torch.float32, weight.device)
     # A column that calibration never drove counts a little, so that it decides where nothing does.
     importance = importance.clamp_min(1e-6 * float(importance.mean()) + 1e-30)
-    if _compiled(weight):
-        return cpu.round_blocks(layout, weight, importance, search_of(layout))
-    return reference.round_blocks(layout, weight, importance)
+    run = cpu if _compiled(weight) else reference
+    return run.round_blocks(layout, weight, importance, search_of(layout))
 
 
 def decode_blocks(kind: str, data: Tensor) -> Tensor:
@@ -40,9 +42,10 @@ def decode_blocks(kind: str, data: Tensor) -> Tensor:
     layout = _layout(kind)
     if data.dim() != 2 or data.dtype != torch.uint8 or data.shape[1] % layout.size:
         raise wrong("data", data, f"torch.uint8 [N, a multiple of {layout.size}]")
-    if _compiled(data):
-        return cpu.decode_blocks(layout, data)
-    return reference.decode_blocks(layout, data)
+    if data.numel() == 0:
+        width = data.shape[1] // layout.size * layout.numbers
+        return data.new_empty(data.shape[0], width, dtype=torch.float32)
+    return (cpu if _compiled(data) else reference).decode_blocks(layout, data)
 
 
 def settle_blocks(
