@@ -11,7 +11,8 @@ from torch import Tensor
 from compress.checkpoint.shards.dtype_codes import PLAIN_DTYPES
 from compress.errors import CheckpointError
 from compress.formats.weights import Weights
-from compress_exporters.gguf.blocks import KINDS, encode
+from compress.quant.ggml_kinds import KINDS
+from compress_exporters.gguf.blocks import encode
 from compress_exporters.gguf.layout import Piece
 from compress_exporters.gguf.plan import coded, dense
 

@@ -15,7 +15,7 @@ import torch
 
 from compress.arch.text_config import config_at
 from compress.errors import CheckpointError
-from compress_exporters.gguf.blocks import KINDS
+from compress.quant.ggml_kinds import KINDS
 from compress_exporters.gguf.plan import GgufPlan
 from compress_exporters.packages import installed
 from compress_exporters.reference import Reference

@@ -11,11 +11,12 @@ from compress.arch.forward.forward import ForwardSpec, describe_forward
 from compress.errors import CheckpointError
 from compress.formats.scales import ScaleRounding, change
 from compress.formats.weights import Weights
+from compress.quant.ggml_kinds import KINDS
 from compress.quant.tensor import QuantizedTensor
 from compress_exporters.decoded import decoded
 from compress_exporters.exporter import Options
 from compress_exporters.gguf.arches import Arch
-from compress_exporters.gguf.blocks import KINDS, kind_of, needs_codes, offsets, why_not_blocks
+from compress_exporters.gguf.blocks import kind_of, needs_codes, offsets, why_not_blocks
 from compress_exporters.gguf.fields import Fields
 from compress_exporters.gguf.layout import Piece, pieces
 from compress_exporters.gguf.model import arch_of, check_model, settings

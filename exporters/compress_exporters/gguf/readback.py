@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from compress.errors import CheckpointError
+from compress.quant.ggml_kinds import KINDS
 from compress.quant.tensor import QuantizedTensor
-from compress_exporters.gguf.blocks import KINDS
 from compress_exporters.gguf.data import numbers
 from compress_exporters.gguf.layout import Piece
 from compress_exporters.gguf.plan import GgufPlan, coded

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from compress.formats.weights import Weights
+from compress.quant.ggml_kinds import KINDS
 from compress_exporters.exporter import Exporter, Options, Progress, Proof, Written, require
-from compress_exporters.gguf.blocks import KINDS
 from compress_exporters.gguf.loaded import (
     LoaderResult,
     has_accelerate,

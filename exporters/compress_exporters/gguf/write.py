@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, BinaryIO
 import numpy as np
 
 from compress.checkpoint import disk
+from compress.quant.ggml_kinds import KINDS
 from compress_exporters.exporter import AGAIN, Progress
-from compress_exporters.gguf.blocks import KINDS
 from compress_exporters.gguf.data import Rounding, parts
 from compress_exporters.gguf.fields import Value
 from compress_exporters.gguf.plan import GgufPlan
