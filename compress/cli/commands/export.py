@@ -39,6 +39,7 @@ TARGETS: Mapping[str, str] = MappingProxyType(
 )
 ROUNDING = ("gguf",)  # of them, those that store scales
 LEVELS = ("onnx-genai",)  # those whose products round inputs, or do not
+BLOCKS = ("gguf",)  # those that have types of blocks for dense weights
 IN_PLACE = ("onnx",)  # and those that can point to the checkpoint's own weights
 
 
@@ -73,8 +74,24 @@ class FormatsInHelp(click.Command):
 )
 @click.option(
     "--dtype",
-    type=click.Choice(["fp32", "fp16"]),
-    help="Of dense weights and arithmetic, fp32 by default (other runtimes).",
+    type=click.Choice(["fp32", "fp16", "bf16"]),
+    help="Of dense weights and arithmetic, fp32 by default; in gguf 16 bits (other runtimes).",
+)
+@click.option(
+    "--embedding",
+    type=click.Choice(["f16", "q8_0", "q6_k"]),
+    help="How dense embedding and head are stored, q8_0 unless --dtype is given (gguf).",
+)
+@click.option(
+    "--type",
+    "mixture",
+    metavar="TYPE",
+    help="Round dense weights to llama.cpp's TYPE, such as Q4_K_M (gguf).",
+)
+@click.option(
+    "--imatrix",
+    metavar="FILE",
+    help="What errors of --type weigh, as llama-imatrix writes it (gguf).",
 )
 @click.option(
     "--max-context",
@@ -102,7 +119,10 @@ def command(
     out: str | None,
     round_scales: bool,
     shard_size: str | None,
-    dtype: Literal["fp32", "fp16"] | None,
+    dtype: Literal["fp32", "fp16", "bf16"] | None,
+    embedding: Literal["f16", "q8_0", "q6_k"] | None,
+    mixture: str | None,
+    imatrix: str | None,
     max_context: int | None,
     accuracy_level: Literal["0", "4"] | None,
     in_place: bool,
@@ -115,13 +135,14 @@ def command(
 
     Nothing is calibrated anew: codes and scales stay what they are. Formats of checkpoints take a
     quantized one; for other runtimes it may be dense as well, and what is written is compared with
-    the weights before it appears.
+    the weights before it appears. With --to gguf --type dense weights are rounded.
     """
     from compress import verbs
 
     _require_place(to, out, in_place, dry_run)
     give_back()
     asked = ExportRequest(checkpoint, to, out, overwrite, dry_run, as_json)
+    blocks = {"--embedding": embedding, "--type": mixture, "--imatrix": imatrix}
     if verbs.is_target(to):
         target = verbs.target_name(to)
         lost = round_scales and target not in ROUNDING
@@ -129,13 +150,18 @@ def command(
         _refuse(to, {"--round-scales": lost}, f"formats and {', '.join(ROUNDING)}")
         level = None if target in LEVELS else accuracy_level
         _refuse(to, {"--accuracy-level": level}, ", ".join(LEVELS))
+        if target not in BLOCKS:
+            _refuse(to, blocks, ", ".join(BLOCKS))
         from compress_exporters.exporter import Options
 
         number: Literal[0, 4] = 0 if accuracy_level == "0" else 4
-        how = Options(dtype or "fp32", max_context, round_scales, number, in_place)
+        how = Options(
+            dtype, max_context, round_scales, number, in_place, embedding, mixture, imatrix
+        )
         _artifact(asked, how, verify=not no_verify)
         return
     given = {"--dtype": dtype, "--max-context": max_context, "--accuracy-level": accuracy_level}
+    _refuse(to, blocks, ", ".join(BLOCKS))
     _refuse(to, given | {"--no-verify": no_verify}, "other runtimes")
     _format(asked, verbs.Conversion(round_scales, shard_size or "5GB"))
 
