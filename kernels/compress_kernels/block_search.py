@@ -62,8 +62,7 @@ def search_of(layout: BlockLayout) -> BlockSearch:
 
 
 def _units(allowed: tuple[int, int]) -> Tensor:
-    low, high = allowed
-    if high == 1:
+    if allowed[1] == 1:
         return torch.ones(1)
     ends = [end for end in allowed if end]
     shares = torch.tensor([1.0, 0.98, 0.96, 0.94, 0.92, 0.89, 0.86])

@@ -1,9 +1,14 @@
-"""Weights as llama.cpp's blocks hold them: decoded, and rounded plainly."""
+"""Weights as llama.cpp's blocks hold them: decoded, and rounded."""
+
+from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from compress_kernels.block_search import BlockSearch
 from compress_kernels.reference.block_bytes import BlockFields, pack, unpack
+from compress_kernels.reference.block_search import find_scales, inverse_of
 from compress_kernels.super_blocks import BlockLayout
 
 
@@ -36,42 +41,33 @@ def level_values(layout: BlockLayout, device: torch.device) -> Tensor:
     return torch.arange(1 << layout.bits, dtype=torch.float32, device=device) - layout.centre
 
 
-def nearest_codes(layout: BlockLayout, x: Tensor, step: Tensor, offset: Tensor | None) -> Tensor:
-    """x: fp32 [M, subs, sub] -> uint8, the same shape; the centre where a step is 0."""
-    shifted = x if offset is None else x + offset[..., None]
-    level = shifted * torch.where(step == 0, 0.0, 1.0 / step)[..., None]
-    if layout.levels is not None:
-        table = level_values(layout, x.device)
-        return torch.bucketize(level, (table[1:] + table[:-1]) / 2).to(torch.uint8)
-    top = (1 << layout.bits) - 1
-    return (level.round() + layout.centre).clamp(0, top).to(torch.uint8)
+def nearest_levels(layout: BlockLayout, y: Tensor) -> Tensor:
+    """Of each number, of whole ones ties to even: fp32, the shape of y."""
+    table = level_values(layout, y.device)
+    if layout.levels is None:
+        return y.clamp(float(table[0]), float(table[-1])).round()
+    return table[torch.bucketize(y, (table[1:] + table[:-1]) / 2)]
 
 
-def round_blocks(layout: BlockLayout, weight: Tensor, importance: Tensor | None) -> Tensor:
-    """fp32 [N, K] -> uint8 [N, bytes]."""
+def codes_of(layout: BlockLayout, levels: Tensor) -> Tensor:
+    """uint8, the shape of the levels."""
+    return torch.searchsorted(level_values(layout, levels.device), levels).to(torch.uint8)
+
+
+def round_blocks(
+    layout: BlockLayout, weight: Tensor, importance: Tensor, search: BlockSearch
+) -> Tensor:
+    """fp32 [N, K] -> uint8 [N, bytes], as ops.super_blocks.round_blocks says. importance: [K]."""
     x = weight.reshape(-1, layout.subs, layout.sub)
-    low, high = x.amin(2).clamp(max=0), x.amax(2).clamp(min=0)
-    levels = level_values(layout, x.device)
-    dmin = minima = None
+    w = importance.expand_as(weight).reshape(x.shape)
+    levels = partial(nearest_levels, layout)
+    found = find_scales(layout, levels, x, w, search)
+    step, offset = (part[..., None] for part in found.grid())
+    codes = codes_of(layout, levels((x + offset) * inverse_of(step))).flatten(1)
+    d, scale, minimum = found.d.to(torch.float16), found.scale, found.minimum
+    fields = BlockFields(codes, d, scale.to(torch.int16), None, None)
     if layout.minima:
-        step = (high - low) / (len(levels) - 1)
-        dmin, minima = _split(-low, (-1, -1) if layout.minima == 1 else (0, layout.minima))
-    else:
-        largest = torch.where(high > -low, high, low)
-        step = largest / levels[0]
-    d, scales = _split(step, layout.scale_range)
-    empty = torch.zeros(x.shape[0], x.shape[1] * x.shape[2], dtype=torch.uint8, device=x.device)
-    fields = BlockFields(empty, d, scales, dmin, minima)
-    codes = nearest_codes(layout, x, *steps(fields)).flatten(1)
-    return pack(layout, BlockFields(codes, d, scales, dmin, minima)).reshape(len(weight), -1)
-
-
-def _split(wanted: Tensor, allowed: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """fp32 [M, subs] as a factor of the block, fp16 [M], times whole numbers, int16 [M, subs]."""
-    low, high = allowed
-    most = wanted.gather(1, wanted.abs().argmax(1, keepdim=True))[:, 0]
-    unit = high if low >= 0 else low
-    d = (most / unit).clamp(-65504, 65504).to(torch.float16)
-    inverse = torch.where(d == 0, 0.0, 1.0 / d.float())[:, None]
-    whole = (wanted * inverse).round().clamp(low, high)
-    return d, whole.to(torch.int16)
+        sign = -1 if layout.minima == 1 else 1  # the minimum of a block alone is -1
+        dmin = (sign * found.dmin).to(torch.float16)
+        fields = replace(fields, dmin=dmin, minima=(sign * minimum).to(torch.int16))
+    return pack(layout, fields).reshape(len(weight), -1)
