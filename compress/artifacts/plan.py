@@ -13,10 +13,12 @@ from compress_exporters.table import EXPORTERS
 
 @dataclass(frozen=True, slots=True)
 class ArtifactTarget:
-    """What an artifact is for, and how it is made. name: a key of EXPORTERS, as `--to` takes it."""
+    """What an artifact is for, and how it is made. name: a key of EXPORTERS, as `--to` takes it.
+    text: a file over which is measured what errors of `options.type` weigh."""
 
     name: str
     options: Options = field(default_factory=Options)
+    text: str | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,6 +54,11 @@ def plan_artifact(
     if options.max_context is not None and options.max_context < 1:
         raise RecipeError(f"--max-context is {options.max_context}; it is 1 position or more")
     check_options(exporter, options)
+    if target.text is not None and (options.type is None or options.imatrix is not None):
+        raise RecipeError(
+            f"--text is {target.text}; it says what errors of --type weigh, as --imatrix does: give"
+            " --type, and one of the two"
+        )
     if options.in_place:
         _require_in_place(exporter, out)
     weights = open_weights(Checkpoint.open(resolve_model(model)))

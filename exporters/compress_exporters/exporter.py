@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from compress.errors import DependencyError
 from compress.formats.weights import Weights
@@ -11,6 +11,9 @@ from compress_exporters.packages import installed, too_old
 
 DenseDtype = Literal["fp32", "fp16", "bf16"]
 EmbeddingKind = Literal["f16", "q8_0", "q6_k"]
+if TYPE_CHECKING:
+    from torch import Tensor
+
 # (what was just written, how many of them are, of how many).
 Progress = Callable[[str, int, int], None]
 
@@ -28,7 +31,8 @@ class Options:
     points to those that it can take as they lie; for targets that say how (Exporter.in_place).
     embedding: of GGUF files, how embedding and head are stored where they are dense. type: of GGUF
     files, the mixture of types that dense weights are rounded to, by llama.cpp's name (Q4_K_M).
-    imatrix: path of a file of llama-imatrix, which says what errors in a column weigh.
+    imatrix: path of a file of llama-imatrix, which says what errors in a column weigh; importance:
+    the same, fp32 [K] by name of the checkpoint's tensor.
     """
 
     dtype: DenseDtype | None = None
@@ -39,6 +43,7 @@ class Options:
     embedding: EmbeddingKind | None = None
     type: str | None = None
     imatrix: str | None = None
+    importance: "Mapping[str, Tensor] | None" = field(default=None, compare=False)
 
     @property
     def computed(self) -> Literal["fp32", "fp16"]:

@@ -12,8 +12,7 @@ from compress.cli.process import give_back
 from compress.cli.progress import watched
 
 if TYPE_CHECKING:
-    from compress.verbs import Conversion
-    from compress_exporters.exporter import Options
+    from compress.verbs import ArtifactTarget, Conversion
 
 # What each of FORMATS holds, said without the codecs, which import torch.
 HOLDS: Mapping[str, str] = MappingProxyType(
@@ -94,6 +93,11 @@ class FormatsInHelp(click.Command):
     help="What errors of --type weigh, as llama-imatrix writes it (gguf).",
 )
 @click.option(
+    "--text",
+    metavar="FILE",
+    help="Text over which is measured what errors of --type weigh (gguf).",
+)
+@click.option(
     "--max-context",
     type=options.count(),
     metavar="N",
@@ -123,6 +127,7 @@ def command(
     embedding: Literal["f16", "q8_0", "q6_k"] | None,
     mixture: str | None,
     imatrix: str | None,
+    text: str | None,
     max_context: int | None,
     accuracy_level: Literal["0", "4"] | None,
     in_place: bool,
@@ -142,7 +147,7 @@ def command(
     _require_place(to, out, in_place, dry_run)
     give_back()
     asked = ExportRequest(checkpoint, to, out, overwrite, dry_run, as_json)
-    blocks = {"--embedding": embedding, "--type": mixture, "--imatrix": imatrix}
+    blocks = {"--embedding": embedding, "--type": mixture, "--imatrix": imatrix, "--text": text}
     if verbs.is_target(to):
         target = verbs.target_name(to)
         lost = round_scales and target not in ROUNDING
@@ -158,7 +163,7 @@ def command(
         how = Options(
             dtype, max_context, round_scales, number, in_place, embedding, mixture, imatrix
         )
-        _artifact(asked, how, verify=not no_verify)
+        _artifact(asked, verbs.ArtifactTarget(to, how, text), verify=not no_verify)
         return
     given = {"--dtype": dtype, "--max-context": max_context, "--accuracy-level": accuracy_level}
     _refuse(to, blocks, ", ".join(BLOCKS))
@@ -184,10 +189,10 @@ def _refuse(to: str, given: Mapping[str, object], those: str) -> None:
         raise click.UsageError(f"{name} is for {those}, and --to is {to}; leave it out")
 
 
-def _artifact(asked: ExportRequest, how: "Options", *, verify: bool) -> None:
+def _artifact(asked: ExportRequest, target: "ArtifactTarget", *, verify: bool) -> None:
     from compress import verbs
 
-    target, overwrite = verbs.ArtifactTarget(asked.to, how), asked.overwrite
+    overwrite = asked.overwrite
     if asked.dry_run:
         report = verbs.dry_artifact(asked.checkpoint, target, asked.out, overwrite=overwrite)
     else:

@@ -16,16 +16,16 @@ from compress.quant.tensor import QuantizedTensor
 from compress_exporters.decoded import decoded
 from compress_exporters.exporter import Options
 from compress_exporters.gguf.arches import Arch
-from compress_exporters.gguf.choice import Chooser, all_scales, most
 from compress_exporters.gguf.fields import Fields
 from compress_exporters.gguf.imatrix import matched, read_imatrix
 from compress_exporters.gguf.layout import ENDS, Piece, pieces
-from compress_exporters.gguf.mixtures import Mixture, mixture_of
 from compress_exporters.gguf.model import arch_of, check_model, settings
 from compress_exporters.gguf.rotations import rotations
 from compress_exporters.gguf.rounding import require_fp16
 from compress_exporters.gguf.tokenizer.tokenizer import model_name, vocabulary
-from compress_exporters.gguf.told import shown, told
+from compress_exporters.gguf.types.choice import TypeChooser, all_scales, most
+from compress_exporters.gguf.types.mixtures import TypeMixture, mixture_of
+from compress_exporters.gguf.types.told import shown, told
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +70,15 @@ def make_plan(source: Weights, options: Options) -> GgufPlan:
     _check_head(source, arch)
     apart = any(x.name == ENDS[1] and x.sources != (spec.embedding,) for x in laid)
     mixture = None if options.type is None else mixture_of(options.type)
-    matrix = None if options.imatrix is None else Path(options.imatrix)
-    if matrix is not None and mixture is None:
-        raise RecipeError("--imatrix says what errors of --type weigh; give --type too")
-    known = {} if matrix is None else read_imatrix(matrix)
-    chooser = Chooser(source, how, arch.name, options, apart, mixture, matrix is not None)
+    weighed = options.imatrix is not None or options.importance is not None
+    if weighed and mixture is None:
+        raise RecipeError("--imatrix and --text say what errors of --type weigh; give --type too")
+    chooser = TypeChooser(source, how, arch.name, options, apart, mixture, weighed)
+    # Before types are chosen: a file that is none is told at once.
+    known = {} if options.imatrix is None else read_imatrix(Path(options.imatrix))
     choices = chooser.all(laid)
     fresh = frozenset(x.piece.name for x in choices if x.fresh)
-    importance = {} if matrix is None else matched(laid, fresh, known, matrix)
+    importance = _importance(options, laid, fresh, known)
     scales = all_scales(choices)
     require_fp16(scales, round_scales=options.round_scales)
     name = model_name(_called(source.checkpoint.path.absolute()), words)
@@ -148,15 +149,29 @@ def _check_head(source: Weights, arch: Arch) -> None:
         )
 
 
+def _importance(
+    options: Options, laid: list[Piece], fresh: frozenset[str], known: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Of the rounded pieces that something is known of: fp32 [experts or 1, K]."""
+    if options.imatrix is not None:
+        return matched(laid, fresh, known, Path(options.imatrix))
+    seen = options.importance or {}
+    those = (x for x in laid if x.name in fresh and all(name in seen for name in x.sources))
+    return {x.name: torch.stack([seen[name] for name in x.sources]) for x in those}
+
+
 def _weighed(
-    mixture: Mixture | None, importance: Mapping[str, Tensor], fresh: frozenset[str]
+    mixture: TypeMixture | None, importance: Mapping[str, Tensor], fresh: frozenset[str]
 ) -> Iterator[str]:
     """What the errors of columns weigh."""
     if importance:
         of_all = f"{len(importance)} of {len(fresh)} rounded tensors"
-        yield f"errors of {of_all} are weighed by --imatrix"
+        yield f"errors of {of_all} weigh what their columns multiply"
     elif mixture is not None:
-        yield "errors of all columns weigh alike; --imatrix FILE weighs them by what they multiply"
+        yield (
+            "errors of all columns weigh alike; --text FILE or --imatrix FILE weighs them by what"
+            " they multiply"
+        )
 
 
 def _left(source: Weights) -> Iterator[str]:

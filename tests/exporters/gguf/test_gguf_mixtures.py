@@ -12,8 +12,14 @@ from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter, dequantize
 
 from compress.errors import DataError, RecipeError
 from compress.quant.ggml_kinds import KINDS
-from compress_exporters.gguf.mixtures import FALLBACKS, MIXTURES, TensorPlace, fitting, mixture_of
 from compress_exporters.gguf.readback import read_back
+from compress_exporters.gguf.types.mixtures import (
+    FALLBACKS,
+    MIXTURES,
+    TensorPlace,
+    fitting,
+    mixture_of,
+)
 from helpers.exporters.exports import SYM
 from helpers.exporters.gguf_files import coded, planned, tiny, written
 
@@ -156,7 +162,7 @@ def test_errors_are_weighed_by_importance(dat: bool, wide: Any, tmp_path: Path) 
     counts = torch.where(torch.arange(256) % 4 == 0, 100.0, 0.01)
     matrix = weighed(tmp_path / "m", {name: counts}, dat=dat)
     plan, path = written(wide, tmp_path / "a", type="Q3_K_S", imatrix=str(matrix))
-    assert "errors of 1 of 58 rounded tensors are weighed by --imatrix" in plan.notes
+    assert "errors of 1 of 58 rounded tensors weigh what their columns multiply" in plan.notes
     plain, other = written(wide, tmp_path / "b", type="Q3_K_S")
     assert any(x.startswith("errors of all columns weigh alike") for x in plain.notes)
     want = wide.read("model.layers.1.mlp.up_proj.weight").float().numpy()

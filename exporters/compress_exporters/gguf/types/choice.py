@@ -14,7 +14,7 @@ from compress.quant.ggml_kinds import KINDS
 from compress_exporters.exporter import Options
 from compress_exporters.gguf.blocks import kind_of, needs_codes, offsets, why_not_blocks
 from compress_exporters.gguf.layout import ENDS, Piece
-from compress_exporters.gguf.mixtures import Mixture, TensorPlace, fitting
+from compress_exporters.gguf.types.mixtures import TensorPlace, TypeMixture, fitting
 
 DENSE = {"fp32": "F32", "fp16": "F16", "bf16": "BF16"}
 ENDS_BY_DEFAULT = "Q8_0"
@@ -23,7 +23,7 @@ LARGE = (("llama", 80), ("qwen2", 80))
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class TypeChoice:
     """kind: a key of KINDS. fresh: dense numbers are rounded into its blocks here. reason: why
     codes of the checkpoint become dense. wanted: the type in whose place the kind is, as rows are
     no whole blocks of it. scales: what fp16 does to those of codes. inputs: linears whose inputs
@@ -39,7 +39,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Chooser:
+class TypeChooser:
     """What decides. architecture: its name in GGUF. head_apart: the file has a head that is not
     the embedding. mixture: that the user asks for; weighed: importance of columns is known."""
 
@@ -48,7 +48,7 @@ class Chooser:
     architecture: str
     options: Options
     head_apart: bool
-    mixture: Mixture | None = None
+    mixture: TypeMixture | None = None
     weighed: bool = False
 
     @property
@@ -59,7 +59,7 @@ class Chooser:
         with F16 0.0068."""
         return "F16" if self.options.dtype is None else DENSE[self.options.dtype]
 
-    def all(self, pieces: Sequence[Piece]) -> tuple[Choice, ...]:
+    def all(self, pieces: Sequence[Piece]) -> tuple[TypeChoice, ...]:
         """Of each piece. RecipeError for a mixture of what is rounded already."""
         found = tuple(self._one(piece) for piece in pieces)
         coded = [x for x in found if x.reason or (KINDS[x.kind].block > 1 and not x.fresh)]
@@ -71,30 +71,30 @@ class Chooser:
             )
         return found
 
-    def _one(self, piece: Piece) -> Choice:
+    def _one(self, piece: Piece) -> TypeChoice:
         if not piece.matrix:
-            return Choice(piece, "F32")
+            return TypeChoice(piece, "F32")
         looks = [_look(self.source, name) for name in piece.sources]
         kinds, inputs = {x.kind for x in looks}, sum(x.inputs for x in looks)
         reason = next((x.reason for x in looks if x.reason is not None), None)
         if reason is None and len(kinds) > 1:
             reason = "experts are stored in different ways"
         if reason is not None:
-            return Choice(piece, self.plain, reason=reason, inputs=inputs)
+            return TypeChoice(piece, self.plain, reason=reason, inputs=inputs)
         kind, scales = kinds.pop(), ScaleRounding()
         if kind is None:
             return self._dense(piece)
         for look in looks:
             scales = scales.plus(look.scales)
-        return Choice(piece, kind, scales=scales, inputs=inputs)
+        return TypeChoice(piece, kind, scales=scales, inputs=inputs)
 
-    def _dense(self, piece: Piece) -> Choice:
+    def _dense(self, piece: Piece) -> TypeChoice:
         wanted = self._wanted(piece)
         kind = wanted if KINDS[wanted].block == 1 else fitting(wanted, piece.shape[-1])
         if kind == "F16" and self.mixture is None:
             kind = self.plain if wanted != "F16" else kind
         fresh = KINDS[kind].block > 1
-        return Choice(piece, kind, fresh=fresh, wanted=wanted if wanted != kind else None)
+        return TypeChoice(piece, kind, fresh=fresh, wanted=wanted if wanted != kind else None)
 
     def _wanted(self, piece: Piece) -> str:
         asked = self.options.embedding
@@ -105,7 +105,7 @@ class Chooser:
         by_default = piece.name in ENDS and self.options.dtype is None
         return ENDS_BY_DEFAULT if by_default else self.plain
 
-    def _mixed(self, mixture: Mixture, piece: Piece) -> str:
+    def _mixed(self, mixture: TypeMixture, piece: Piece) -> str:
         if piece.name in ENDS:
             is_head = piece.name == ENDS[1] or not self.head_apart
             return mixture.head(piece.shape[-1]) if is_head else mixture.base
@@ -153,7 +153,7 @@ def _look(source: Weights, name: str) -> _Look:
     return _Look(kind, None, inputs, seen)
 
 
-def all_scales(choices: Sequence[Choice]) -> ScaleRounding:
+def all_scales(choices: Sequence[TypeChoice]) -> ScaleRounding:
     """What fp16 does to the scales of all weights that are stored as codes."""
     found = ScaleRounding()
     for choice in choices:
@@ -161,7 +161,7 @@ def all_scales(choices: Sequence[Choice]) -> ScaleRounding:
     return found
 
 
-def most(choices: Sequence[Choice]) -> str:
+def most(choices: Sequence[TypeChoice]) -> str:
     """The type of most numbers of matrices."""
     sizes: dict[str, int] = {}
     for choice in choices:

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from compress.formats.weights import Weights
 from compress.quant.ggml_kinds import KINDS
 from compress.report.units import two_sizes
-from compress_exporters.gguf.choice import Choice, Chooser, all_scales
 from compress_exporters.gguf.layout import ENDS
-from compress_exporters.gguf.mixtures import MIXTURES
+from compress_exporters.gguf.types.choice import TypeChoice, TypeChooser, all_scales
+from compress_exporters.gguf.types.mixtures import MIXTURES
 
 _SHOWN = 3
 GROWN = 1.1  # of the checkpoint's bytes: from here on a type's cost is told
@@ -15,7 +15,7 @@ GROWN = 1.1  # of the checkpoint's bytes: from here on a type's cost is told
 SMALLER = {2: "Q2_K", 3: "Q3_K_S", 4: "IQ4_XS", 5: "Q5_K_S", 6: "Q6_K"}
 
 
-def told(chooser: Chooser, choices: Sequence[Choice]) -> Iterator[str]:
+def told(chooser: TypeChooser, choices: Sequence[TypeChoice]) -> Iterator[str]:
     """A line each."""
     yield from _ends(chooser, choices)
     yield from _mixed(chooser, choices)
@@ -31,7 +31,7 @@ def told(chooser: Chooser, choices: Sequence[Choice]) -> Iterator[str]:
     yield from _inputs(chooser, choices)
 
 
-def _ends(chooser: Chooser, choices: Sequence[Choice]) -> Iterator[str]:
+def _ends(chooser: TypeChooser, choices: Sequence[TypeChoice]) -> Iterator[str]:
     """Embedding and head, where they are rounded without a mixture."""
     ends = [x for x in choices if x.piece.name in ENDS and x.fresh]
     if not ends or chooser.mixture is not None:
@@ -45,7 +45,7 @@ def _ends(chooser: Chooser, choices: Sequence[Choice]) -> Iterator[str]:
     yield f"{what} rounded to {ends[0].kind}: {takes} in place of {would} in 16 bits{kept}"
 
 
-def _mixed(chooser: Chooser, choices: Sequence[Choice]) -> Iterator[str]:
+def _mixed(chooser: TypeChooser, choices: Sequence[TypeChoice]) -> Iterator[str]:
     if chooser.mixture is None:
         return
     counts: dict[str, int] = {}
@@ -56,7 +56,7 @@ def _mixed(chooser: Chooser, choices: Sequence[Choice]) -> Iterator[str]:
     yield f"{chooser.mixture.name} as llama.cpp mixes it: {parts}"
 
 
-def _fallbacks(choices: Sequence[Choice]) -> Iterator[str]:
+def _fallbacks(choices: Sequence[TypeChoice]) -> Iterator[str]:
     found: dict[tuple[str, str, int], list[str]] = {}
     for x in choices:
         if x.wanted is not None:
@@ -68,8 +68,8 @@ def _fallbacks(choices: Sequence[Choice]) -> Iterator[str]:
         )
 
 
-def _became_dense(source: Weights, choices: Sequence[Choice]) -> Iterator[str]:
-    found: dict[tuple[str, str], list[Choice]] = {}
+def _became_dense(source: Weights, choices: Sequence[TypeChoice]) -> Iterator[str]:
+    found: dict[tuple[str, str], list[TypeChoice]] = {}
     for x in choices:
         if x.reason is not None:
             found.setdefault((x.reason, x.kind), []).append(x)
@@ -85,9 +85,9 @@ def _became_dense(source: Weights, choices: Sequence[Choice]) -> Iterator[str]:
         )
 
 
-def _grown(source: Weights, choices: Sequence[Choice]) -> Iterator[str]:
+def _grown(source: Weights, choices: Sequence[TypeChoice]) -> Iterator[str]:
     """Codes that a type holds without loss, and in more bits than they need."""
-    found: dict[tuple[str, str], list[Choice]] = {}
+    found: dict[tuple[str, str], list[TypeChoice]] = {}
     for x in choices:
         if not x.fresh and KINDS[x.kind].block > 1:
             found.setdefault((x.kind, _scheme(source, x)), []).append(x)
@@ -105,7 +105,7 @@ def _grown(source: Weights, choices: Sequence[Choice]) -> Iterator[str]:
         )
 
 
-def _smaller(source: Weights, choices: Sequence[Choice], bits: float) -> str:
+def _smaller(source: Weights, choices: Sequence[TypeChoice], bits: float) -> str:
     """The mixture for codes of that many bits, where it takes fewer than `bits` a weight; nothing
     where there is none."""
     widths = [_width(source, x) for x in choices]
@@ -114,25 +114,25 @@ def _smaller(source: Weights, choices: Sequence[Choice], bits: float) -> str:
     return found.name if found.bits < bits else ""
 
 
-def _width(source: Weights, choice: Choice) -> int:
+def _width(source: Weights, choice: TypeChoice) -> int:
     """Bits of its codes."""
     found = (source.outlined(name) for name in choice.piece.sources)
     return max((x.scheme.bits for x in found if x is not None), default=8)
 
 
-def _scheme(source: Weights, choice: Choice) -> str:
+def _scheme(source: Weights, choice: TypeChoice) -> str:
     weight = source.outlined(choice.piece.sources[0])
     return "codes" if weight is None else weight.scheme.describe()
 
 
-def _sizes(source: Weights, choices: Iterable[Choice]) -> tuple[int, int]:
+def _sizes(source: Weights, choices: Iterable[TypeChoice]) -> tuple[int, int]:
     """Bytes in the file, and in the checkpoint."""
     listed = list(choices)
     names = [name for x in listed for name in x.piece.sources]
     return sum(_bytes(x) for x in listed), sum(_stored(source, name) for name in names)
 
 
-def _bytes(choice: Choice) -> int:
+def _bytes(choice: TypeChoice) -> int:
     return KINDS[choice.kind].nbytes(choice.piece.numel)
 
 
@@ -146,7 +146,7 @@ def _stored(source: Weights, name: str) -> int:
     )
 
 
-def _inputs(chooser: Chooser, choices: Sequence[Choice]) -> Iterator[str]:
+def _inputs(chooser: TypeChooser, choices: Sequence[TypeChoice]) -> Iterator[str]:
     kept = sum(x.inputs for x in choices if x.reason is None)
     if kept:
         yield (

@@ -42,7 +42,7 @@ Rule = Callable[[TensorPlace], str | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Mixture:
+class TypeMixture:
     """base: the type of everything that no rule names. values, down, out: of attn_v (and attn_qkv),
     ffn_down and attn_output; a rule that returns None leaves the base. file_type: LlamaFileType."""
 
@@ -121,29 +121,29 @@ def _fours(kind: str) -> Rule:
 
 
 _ALL = (
-    Mixture("Q2_K", "Q2_K", 10, _shared("Q4_K", "Q3_K"), _always("Q3_K"), _always("Q3_K")),
-    Mixture("Q3_K_S", "Q3_K", 11),
-    Mixture(
+    TypeMixture("Q2_K", "Q2_K", 10, _shared("Q4_K", "Q3_K"), _always("Q3_K"), _always("Q3_K")),
+    TypeMixture("Q3_K_S", "Q3_K", 11),
+    TypeMixture(
         *("Q3_K_M", "Q3_K", 12),
         values=lambda at: "Q5_K" if at.layer < 2 else "Q4_K",
         down=_first_part("Q5_K", 16, "Q4_K"),
         out=_always("Q4_K"),
     ),
-    Mixture("Q3_K_L", "Q3_K", 13, _always("Q5_K"), _always("Q5_K"), _always("Q5_K")),
-    Mixture("IQ4_XS", "IQ4_XS", 30, _shared("Q5_K"), _unweighed),
-    Mixture("IQ4_NL", "IQ4_NL", 25, _shared("Q5_K"), _unweighed),
-    Mixture("Q4_0", "Q4_0", 2, down=_fours("Q4_1")),
-    Mixture("Q4_1", "Q4_1", 3),
-    Mixture("Q4_K_S", "Q4_K", 14, _first("Q5_K", 4), _first_part("Q5_K", 8)),
-    Mixture("Q4_K_M", "Q4_K", 15, _outer("Q6_K"), _outer("Q6_K")),
-    Mixture("Q5_0", "Q5_0", 8, down=_fours("Q5_1")),
-    Mixture("Q5_1", "Q5_1", 9),
-    Mixture("Q5_K_S", "Q5_K", 16),
-    Mixture("Q5_K_M", "Q5_K", 17, _outer("Q6_K"), _outer("Q6_K")),
-    Mixture("Q6_K", "Q6_K", 18),
-    Mixture("Q8_0", "Q8_0", 7),
+    TypeMixture("Q3_K_L", "Q3_K", 13, _always("Q5_K"), _always("Q5_K"), _always("Q5_K")),
+    TypeMixture("IQ4_XS", "IQ4_XS", 30, _shared("Q5_K"), _unweighed),
+    TypeMixture("IQ4_NL", "IQ4_NL", 25, _shared("Q5_K"), _unweighed),
+    TypeMixture("Q4_0", "Q4_0", 2, down=_fours("Q4_1")),
+    TypeMixture("Q4_1", "Q4_1", 3),
+    TypeMixture("Q4_K_S", "Q4_K", 14, _first("Q5_K", 4), _first_part("Q5_K", 8)),
+    TypeMixture("Q4_K_M", "Q4_K", 15, _outer("Q6_K"), _outer("Q6_K")),
+    TypeMixture("Q5_0", "Q5_0", 8, down=_fours("Q5_1")),
+    TypeMixture("Q5_1", "Q5_1", 9),
+    TypeMixture("Q5_K_S", "Q5_K", 16),
+    TypeMixture("Q5_K_M", "Q5_K", 17, _outer("Q6_K"), _outer("Q6_K")),
+    TypeMixture("Q6_K", "Q6_K", 18),
+    TypeMixture("Q8_0", "Q8_0", 7),
 )
-MIXTURES: Mapping[str, Mixture] = MappingProxyType({mixture.name: mixture for mixture in _ALL})
+MIXTURES: Mapping[str, TypeMixture] = MappingProxyType({mixture.name: mixture for mixture in _ALL})
 ALIASES: Mapping[str, str] = MappingProxyType(
     {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
 )
@@ -160,7 +160,7 @@ FALLBACKS: Mapping[str, str] = MappingProxyType(
 )
 
 
-def mixture_of(name: str) -> Mixture:
+def mixture_of(name: str) -> TypeMixture:
     """By its name in llama.cpp, in any case of letters. RecipeError for one that is not here."""
     asked = name.strip().upper()
     found = MIXTURES.get(ALIASES.get(asked, asked))
