@@ -11,7 +11,7 @@ from compress.arch.forward.forward import ForwardSpec, describe_forward
 from compress.errors import CheckpointError, RecipeError
 from compress.formats.scales import ScaleRounding
 from compress.formats.weights import Weights
-from compress.quant.ggml_kinds import KINDS
+from compress.quant.ggml_kinds import KINDS, Kind
 from compress.quant.tensor import QuantizedTensor
 from compress_exporters.decoded import decoded
 from compress_exporters.exporter import Options
@@ -68,27 +68,18 @@ def make_plan(source: Weights, options: Options) -> GgufPlan:
     words = vocabulary(source)
     laid = pieces(source, how, arch, turned.factors)
     _check_head(source, arch)
-    apart = any(x.name == ENDS[1] and x.sources != (spec.embedding,) for x in laid)
-    mixture = None if options.type is None else mixture_of(options.type)
-    weighed = options.imatrix is not None or options.importance is not None
-    if weighed and mixture is None:
-        raise RecipeError("--imatrix and --text say what errors of --type weigh; give --type too")
-    chooser = TypeChooser(source, how, arch.name, options, apart, mixture, weighed)
-    # Before types are chosen: a file that is none is told at once.
-    known = {} if options.imatrix is None else read_imatrix(Path(options.imatrix))
+    chooser = _chooser(source, how, arch, laid, options)
     choices = chooser.all(laid)
     fresh = frozenset(x.piece.name for x in choices if x.fresh)
-    importance = _importance(options, laid, fresh, known)
+    importance = _importance(options, laid, fresh)
     scales = all_scales(choices)
     require_fp16(scales, round_scales=options.round_scales)
     name = model_name(_called(source.checkpoint.path.absolute()), words)
-    usual = KINDS[most(choices)]
-    file_type = usual.file_type if mixture is None else mixture.file_type
-    fields = _general(name, arch, file_type, blocks=usual.block > 1)
+    fields = _general(name, arch, KINDS[most(choices)], chooser.mixture)
     sizes = tuple(settings(spec, how, arch, options.max_context))
     fields += tuple((f"{arch.name}.{key}", value) for key, value in sizes + turned.fields)
     notes += [*turned.notes, *words.notes, *told(chooser, choices)]
-    notes += [*_weighed(mixture, importance, fresh), *_left(source)]
+    notes += [*_weighed(chooser.mixture, importance, fresh), *_left(source)]
     return GgufPlan(
         source,
         how,
@@ -120,14 +111,27 @@ def dense(source: Weights, piece: Piece, name: str) -> Tensor:
     return (values + piece.added if piece.added else values).contiguous()
 
 
-def _general(name: str, arch: Arch, file_type: int, *, blocks: bool) -> Fields:
+def _chooser(
+    source: Weights, how: ForwardSpec, arch: Arch, laid: list[Piece], options: Options
+) -> TypeChooser:
+    """What decides of types. RecipeError for a mixture that there is not."""
+    apart = any(x.name == ENDS[1] and x.sources != (source.spec.embedding,) for x in laid)
+    mixture = None if options.type is None else mixture_of(options.type)
+    weighed = options.imatrix is not None or options.importance is not None
+    if weighed and mixture is None:
+        raise RecipeError("--imatrix and --text say what errors of --type weigh; give --type too")
+    return TypeChooser(source, how, arch.name, options, apart, mixture, weighed)
+
+
+def _general(name: str, arch: Arch, usual: Kind, mixture: TypeMixture | None) -> Fields:
+    file_type = usual.file_type if mixture is None else mixture.file_type
     fields: Fields = (
         ("general.architecture", arch.name),
         ("general.type", "model"),
         ("general.name", name),
         ("general.file_type", file_type),
     )
-    return (*fields, ("general.quantization_version", 2)) if blocks else fields
+    return (*fields, ("general.quantization_version", 2)) if usual.block > 1 else fields
 
 
 def _called(folder: Path) -> str:
@@ -149,12 +153,11 @@ def _check_head(source: Weights, arch: Arch) -> None:
         )
 
 
-def _importance(
-    options: Options, laid: list[Piece], fresh: frozenset[str], known: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
+def _importance(options: Options, laid: list[Piece], fresh: frozenset[str]) -> dict[str, Tensor]:
     """Of the rounded pieces that something is known of: fp32 [experts or 1, K]."""
     if options.imatrix is not None:
-        return matched(laid, fresh, known, Path(options.imatrix))
+        path = Path(options.imatrix)
+        return matched(laid, fresh, read_imatrix(path), path)
     seen = options.importance or {}
     those = (x for x in laid if x.name in fresh and all(name in seen for name in x.sources))
     return {x.name: torch.stack([seen[name] for name in x.sources]) for x in those}
