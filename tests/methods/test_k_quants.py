@@ -15,7 +15,7 @@ from compress.methods.k_quants import (
 from compress.methods.observed import Observed
 from compress.methods.outcome import relative_error
 from compress_kernels import decode_blocks
-from compress_kernels.super_blocks import LAYOUTS
+from compress_kernels.blocks.layouts import LAYOUTS
 
 PLAIN = KQuantsConfig(compensate=False)
 

@@ -1,4 +1,4 @@
-"""Blocks of llama.cpp by csrc/blocks/super_blocks.cpp; the specification is
+"""Blocks of llama.cpp by csrc/blocks/super_blocks.cpp and settle.cpp; the specification is
 reference.super_blocks."""
 
 import ctypes
@@ -7,10 +7,10 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from compress_kernels.block_search import BlockSearch
+from compress_kernels.blocks.bytes import part_sizes
+from compress_kernels.blocks.layouts import BlockLayout
+from compress_kernels.blocks.search import BlockSearch
 from compress_kernels.cpu.library import native
-from compress_kernels.reference.block_bytes import part_sizes
-from compress_kernels.super_blocks import BlockLayout
 
 # As in csrc/blocks/bytes.h.
 PACKINGS = {"Q2_K": 1, "Q3_K": 2, "Q4_K": 3, "Q5_K": 3, "Q6_K": 4, "IQ4_XS": 5}
@@ -71,6 +71,20 @@ class DecodeBlocks(ctypes.Structure):
     ]
 
 
+class SettleBlocks(ctypes.Structure):
+    """Mirrors `SettleBlocks` in csrc/blocks/settle.cpp."""
+
+    _fields_ = [
+        ("kind", BlockKind),
+        *((name, ctypes.c_void_p) for name in ("weight", "factor", "order", "data", "lost")),
+        *(
+            (name, ctypes.c_int64)
+            for name in ("rows", "width", "stride", "factor_stride", "data_stride")
+        ),
+        ("threads", ctypes.c_int32),
+    ]
+
+
 @cache
 def kind_struct(layout: BlockLayout) -> BlockKind:
     """The C form of a type."""
@@ -126,3 +140,21 @@ def decode_blocks(layout: BlockLayout, data: Tensor) -> Tensor:
     )
     library.decode_blocks(ctypes.byref(about))
     return out
+
+
+def settle_blocks(
+    layout: BlockLayout, weight: Tensor, data: Tensor, factor: Tensor, order: Tensor
+) -> tuple[Tensor, Tensor]:
+    """As reference.super_blocks.settle_blocks."""
+    library = native().library
+    assert library is not None, "the op falls back to the reference"
+    weight, factor = (x if x.stride(1) == 1 else x.contiguous() for x in (weight, factor))
+    order, data = order.to(torch.int32).contiguous(), data.clone()
+    lost = torch.empty(weight.shape, dtype=torch.float32)
+    about = SettleBlocks(
+        kind_struct(layout), weight.data_ptr(), factor.data_ptr(), order.data_ptr(),
+        data.data_ptr(), lost.data_ptr(), *weight.shape, weight.stride(0), factor.stride(0),
+        data.stride(0), torch.get_num_threads(),
+    )  # fmt: skip
+    library.settle_blocks(ctypes.byref(about))
+    return data, lost

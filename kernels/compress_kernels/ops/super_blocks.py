@@ -3,14 +3,12 @@
 import torch
 from torch import Tensor
 
-from compress_kernels.block_search import search_of
-from compress_kernels.cpu import settled_blocks as cpu_settled
+from compress_kernels.blocks.layouts import LAYOUTS, BlockLayout
+from compress_kernels.blocks.search import search_of
 from compress_kernels.cpu import super_blocks as cpu
 from compress_kernels.cpu.library import native
 from compress_kernels.ops.checks import require, require_matrix, wrong
-from compress_kernels.reference import settled_blocks as settled_reference
 from compress_kernels.reference import super_blocks as reference
-from compress_kernels.super_blocks import LAYOUTS, BlockLayout
 
 
 def round_blocks(kind: str, weight: Tensor, importance: Tensor | None) -> Tensor:
@@ -69,7 +67,7 @@ def settle_blocks(
         order.sort().values.long().cpu(), torch.arange(width)
     )
     require(visited, "order", f"{list(order.shape)}", f"each of 0 to {width - 1} once")
-    run = cpu_settled if _compiled(weight) else settled_reference
+    run = cpu if _compiled(weight) else reference
     return run.settle_blocks(layout, weight, data, factor, order)
 
 

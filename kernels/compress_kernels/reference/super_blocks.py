@@ -1,4 +1,5 @@
-"""Weights as llama.cpp's blocks hold them: decoded, and rounded."""
+"""Weights as llama.cpp's blocks hold them: decoded, rounded, and with codes settled by GPTQ's column
+loop (arXiv 2210.17323, Algorithm 1) where scales are there."""
 
 from dataclasses import replace
 from functools import partial
@@ -6,10 +7,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from compress_kernels.block_search import BlockSearch
-from compress_kernels.reference.block_bytes import BlockFields, pack, unpack
-from compress_kernels.reference.block_search import find_scales, inverse_of
-from compress_kernels.super_blocks import BlockLayout
+from compress_kernels.blocks.bytes import BlockFields, pack, unpack
+from compress_kernels.blocks.layouts import BlockLayout
+from compress_kernels.blocks.scales import find_scales, inverse_of
+from compress_kernels.blocks.search import BlockSearch
 
 
 def decode_blocks(layout: BlockLayout, data: Tensor) -> Tensor:
@@ -71,3 +72,27 @@ def round_blocks(
         dmin = (sign * found.dmin).to(torch.float16)
         fields = replace(fields, dmin=dmin, minima=(sign * minimum).to(torch.int16))
     return pack(layout, fields).reshape(len(weight), -1)
+
+
+def settle_blocks(
+    layout: BlockLayout, weight: Tensor, data: Tensor, factor: Tensor, order: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Blocks with other codes, uint8 [N, bytes], and weight less what they hold, fp32 [N, K]: both
+    as ops.super_blocks.settle_blocks says."""
+    rows, width = weight.shape
+    fields = unpack(layout, data.reshape(-1, layout.size))
+    step, offset = (None if x is None else x.reshape(rows, -1) for x in steps(fields))
+    assert step is not None
+    codes = torch.empty(rows, width, dtype=torch.uint8, device=weight.device)
+    lost, pull = torch.empty_like(weight), torch.zeros_like(weight)
+    for i, at in enumerate(order.tolist()):
+        sub = at // layout.sub
+        s, o = step[:, sub], None if offset is None else offset[:, sub]
+        updated = weight[:, i] + pull[:, i] * (1.0 / factor[i, i])
+        level = nearest_levels(layout, (updated if o is None else updated + o) * inverse_of(s))
+        value = s * level
+        lost[:, i] = weight[:, i] - (value if o is None else value - o)
+        pull[:, i + 1 :] += lost[:, i, None] * factor[i, i + 1 :]
+        codes[:, at] = codes_of(layout, level)
+    settled = replace(fields, codes=codes.reshape(-1, layout.numbers))
+    return pack(layout, settled).reshape(rows, -1), lost

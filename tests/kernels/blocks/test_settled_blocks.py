@@ -5,11 +5,11 @@ import torch
 from torch import Tensor
 
 from compress_kernels import decode_blocks, hessian_factor, round_blocks, settle_blocks
-from compress_kernels.cpu import settled_blocks as cpu
+from compress_kernels.blocks.bytes import unpack
+from compress_kernels.blocks.layouts import LAYOUTS
+from compress_kernels.cpu import super_blocks as cpu
 from compress_kernels.cpu.library import native
-from compress_kernels.reference import settled_blocks as reference
-from compress_kernels.reference.block_bytes import unpack
-from compress_kernels.super_blocks import LAYOUTS
+from compress_kernels.reference import super_blocks as reference
 
 needs_native = pytest.mark.skipif(native().library is None, reason=native().reason)
 WIDTH = 256

@@ -1,5 +1,5 @@
 // Bytes of llama.cpp's blocks, taken apart and put together; the specification is
-// reference/block_bytes.py.
+// compress_kernels/blocks/bytes.py.
 
 #pragma once
 

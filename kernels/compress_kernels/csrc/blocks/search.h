@@ -1,5 +1,5 @@
 // The grid of a sub-block: step and offset with the least weighted squared error, of kRows rows at
-// once. The specification is reference/block_search.py.
+// once. The specification is compress_kernels/blocks/scales.py.
 
 #pragma once
 

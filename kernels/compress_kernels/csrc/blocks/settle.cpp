@@ -1,13 +1,13 @@
 // GPTQ's column loop within blocks whose scales are there: codes are chosen column by column, and
 // what one loses the later ones make up for (gptq/lazy.py has the form). The specification is
-// reference/settled_blocks.py. As in super_blocks.cpp a row's bytes are its own.
+// reference/super_blocks.py. As in super_blocks.cpp a row's bytes are its own.
 
 #include <vector>
 
 #include "blocks/levels.h"
 #include "parallel.h"
 
-// Mirrored in cpu/settled_blocks.py.
+// Mirrored in cpu/super_blocks.py.
 struct SettleBlocks {
   BlockKind kind;
   const float* weight;   // [rows, width], columns in the order they are visited

@@ -1,5 +1,5 @@
 // Scales and minima of a super-block's sub-blocks as whole numbers of d and dmin, chosen together:
-// kRows rows at once. The specification is reference/block_search.py.
+// kRows rows at once. The specification is compress_kernels/blocks/scales.py.
 
 #pragma once
 

@@ -1,5 +1,5 @@
 // Weights in llama.cpp's blocks: rounded with a search for their scales, and decoded. The
-// specification is reference/super_blocks.py and reference/block_search.py.
+// specification is reference/super_blocks.py and compress_kernels/blocks/scales.py.
 //
 // Tiles hold kRows rows transposed, so every row's numbers are added in the order of its columns,
 // whatever the instruction set; build.py has this file compiled without fused products for the same

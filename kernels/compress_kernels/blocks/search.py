@@ -6,7 +6,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from compress_kernels.super_blocks import BlockLayout
+from compress_kernels.blocks.layouts import BlockLayout
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,22 +30,22 @@ class BlockSearch:
     spread: float
 
 
-# Shares of the range that are tried by bits of a code: the fewer levels, the more a clipped range
-# gains.
-_RANGES = {
-    2: (1.0, 0.92, 0.84, 0.76, 0.68, 0.6, 0.52),
-    3: (1.15, 1.08, 1.02, 0.96, 0.9, 0.84, 0.78, 0.72, 0.66, 0.6),
-    4: (1.04, 1.0, 0.96, 0.91, 0.86, 0.8, 0.74),
-    5: (1.02, 1.0, 0.97, 0.93, 0.88),
-    6: (1.02, 1.0, 0.98, 0.96, 0.93, 0.9, 0.86),
-    8: (1.003, 1.0, 0.995, 0.985),
+# Shares of the range that are tried, by bits of a code: from, to, how many. The fewer levels, the
+# more a clipped range gains. Both ends of a range with an offset are clipped, each for itself.
+_STEPS = {
+    3: (1.2, 0.56, 24),
+    4: (1.1, 0.64, 24),
+    5: (1.06, 0.74, 20),
+    6: (1.03, 0.82, 16),
+    8: (1.004, 0.98, 5),
 }
+_ENDS = {2: (1.04, 0.4, 11), 4: (1.04, 0.6, 11), 5: (1.02, 0.78, 9)}
 
 
 @cache
 def search_of(layout: BlockLayout) -> BlockSearch:
     """The search of a type."""
-    ranges = torch.tensor(_RANGES[layout.bits])
+    ranges = torch.linspace(*(_ENDS if layout.minima else _STEPS)[layout.bits])
     if layout.minima:
         first, second = (side.flatten() for side in torch.meshgrid(ranges, ranges, indexing="ij"))
     else:
@@ -57,7 +57,7 @@ def search_of(layout: BlockLayout) -> BlockSearch:
     return BlockSearch(
         first.contiguous(), second.contiguous(), 3,
         _units(layout.scale_range), _units((0, layout.minima) if layout.minima else (1, 1)),
-        3, 1, -1.0,
+        3, 2, -1.0,
     )  # fmt: skip
 
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from compress_kernels.block_search import BlockSearch
-from compress_kernels.super_blocks import BlockLayout
+from compress_kernels.blocks.layouts import BlockLayout
+from compress_kernels.blocks.search import BlockSearch
 
 # Of levels of each number: fp32, the shape of what is given.
 Levels = Callable[[Tensor], Tensor]

@@ -1,4 +1,4 @@
-"""Bytes of blocks, taken apart and put together: where each bit of compress_kernels.super_blocks'
+"""Bytes of blocks, taken apart and put together: where each bit of compress_kernels.blocks.layouts'
 types lies."""
 
 from collections.abc import Callable, Mapping
@@ -8,7 +8,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from compress_kernels.super_blocks import BlockLayout, Plane
+from compress_kernels.blocks.layouts import BlockLayout, Plane
 
 
 @dataclass(frozen=True, slots=True, eq=False)
