@@ -11,6 +11,7 @@ from compress.artifacts.plan import ArtifactPlan
 from compress.checkpoint import disk, write_atomic
 from compress.formats import Weights
 from compress.machine.environment import peak_rss_bytes, versions
+from compress.report.copied import indented
 from compress.report.markdown import block, words
 from compress.report.proofs import UNPROVED, proved
 from compress.report.schema import Export
@@ -87,7 +88,8 @@ def build(plan: ArtifactPlan, out: Path | None, made: Made | None = None) -> Art
     written = Written(()) if made is None else made.written
     before = plan.planned.notes
     notes = (*before, *(x for x in written.notes if x not in before))
-    rows = () if made is None else (row(target, str(path), made, notes),)
+    start = () if out is None else plan.planned.start(out)
+    rows = () if made is None else (row(target, str(path), made, notes, start),)
     checkpoint = source.checkpoint
     return ArtifactReport(
         source={
@@ -115,10 +117,13 @@ def build(plan: ArtifactPlan, out: Path | None, made: Made | None = None) -> Art
     )
 
 
-def row(target: str, path: str, made: Made, notes: Sequence[str] = ()) -> Export:
+def row(
+    target: str, path: str, made: Made, notes: Sequence[str] = (), start: Sequence[str] = ()
+) -> Export:
     """The row of an artifact in a report.
 
-    notes: those of the check before the export; those of the writing are added.
+    notes: those of the check before the export; those of the writing are added. start: lines for
+    its runtime, a block each.
     """
     written, proof = made.written, made.proof
     return Export(
@@ -132,6 +137,7 @@ def row(target: str, path: str, made: Made, notes: Sequence[str] = ()) -> Export
         dict(written.fused),
         dict(written.unfused),
         () if proof is None else proof.detail,
+        tuple(start),
     )
 
 
@@ -182,6 +188,7 @@ def table(report: ArtifactReport) -> str:
     seconds = report.seconds
     took = ", ".join(f"{duration(x)} to {name}" for name, x in seconds.items())
     lines.append(f"  took     {took}, peak memory {shown_size(report.peak_rss_bytes)}")
+    lines += ["", "Start it", *indented(report.exports[0].open_with)]
     files = counted(len(after["files"]), "file")
     return "\n".join([*lines, "", f"{after['path']} ({files}, and the report)"])
 
@@ -205,7 +212,16 @@ Made by compress-model {report.versions["compress-model"]} from {kind}:
 {shown_size(report.source["bytes"])} became {shown_size(report.result["bytes"])}.
 Proof: {words(proved(report.exports[0]))}.
 
-{notes}"""
+{notes}
+## How to start it
+{_blocks(report)}"""
+
+
+def _blocks(report: ArtifactReport) -> str:
+    """FOLDER is where the artifact lies."""
+    place = str(report.result["path"])
+    lines = (line.replace(place, "FOLDER") for line in report.exports[0].open_with)
+    return "".join(f"\n```\n{line}\n```\n" for line in lines)
 
 
 def _source_kind(format_name: str) -> str:

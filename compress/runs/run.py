@@ -183,7 +183,7 @@ def _work(session: Session, started: datetime, *, resumed: bool) -> Report:
         gpu = peak_gpu_bytes(session.device)
         others = share_since(processor)
         stages.append(StageRecord("evaluate", seconds, peak_rss_bytes(), gpu, others=others))
-    artifacts = make_artifacts(plan.recipe, partial, session.progress)
+    artifacts = make_artifacts(plan.recipe, partial, session.output.out, session.progress)
     stages += [] if artifacts.stage is None else [artifacts.stage]
     for read in (session.checkpoint, *(x.checkpoint for x in session.teachers.values())):
         read.require_unchanged()  # the report says what it is
