@@ -20,8 +20,8 @@ from compress.evaluation.workspace import Workspace
 from compress.events import Progress, silent
 from compress.formats import open_weights
 from compress.inspect.facts import result_of, source_of
+from compress.machine.device import Device, settle
 from compress.machine.environment import (
-    check_device,
     machine,
     peak_gpu_bytes,
     peak_rss_bytes,
@@ -35,6 +35,8 @@ from compress.recipe.task_config import TaskConfig
 from compress.report.codec import write_json
 from compress.report.html import write_html
 from compress.report.schema import RecipeInfo, Report, StageRecord
+from compress.sharing.share import ready
+from compress.sharing.trackers import Hook
 
 if TYPE_CHECKING:
     from compress_kernels.panels import Math
@@ -49,6 +51,7 @@ class EvaluationOptions:
     max_tokens: of each text, as in a recipe; of text of the model's own a document is a row.
     max_items: of each task that does not say how many. prompts: to be continued. dtype: arithmetic
     of the models, "fp32" or "bf16". math: of the engine, whose cost on the texts is measured too.
+    device, track: as in RunOptions.
     """
 
     texts: Sequence[str] = ()
@@ -61,6 +64,8 @@ class EvaluationOptions:
     prompts: Sequence[str] = ()
     dtype: Literal["fp32", "bf16"] = "fp32"
     math: Literal["int16", "int8"] | None = None
+    device: str = "auto"
+    track: Sequence[str | Hook] = ()
 
 
 def evaluate_checkpoint(
@@ -69,7 +74,6 @@ def evaluate_checkpoint(
     *,
     against: str | Path | None = None,
     out: str | Path | None = None,
-    device: str = "cpu",
     progress: Progress | None = None,
 ) -> Report:
     """Measure a checkpoint on texts and tasks.
@@ -78,7 +82,7 @@ def evaluate_checkpoint(
     report.json and report.html. Raises a CompressError for what the user can mend.
     """
     started = datetime.now(UTC)
-    check_device(device)
+    share, place = ready(None, asked.track, progress), settle(asked.device, progress)
     if not asked.texts and not asked.tasks:
         raise DataError("there is nothing to measure on: give a text or a task")
     if asked.math is not None and not asked.texts:
@@ -94,16 +98,17 @@ def evaluate_checkpoint(
         config = _config(asked, tasks, result.spec.context)
         clock, processor = time.perf_counter(), read_processor()
         sides = Compared(result, source)
-        measured = _measured(sides, config, asked.math, progress or silent, device)
+        measured = _measured(sides, config, asked.math, progress or silent, place.name)
         sides.origin.checkpoint.require_unchanged()
         seconds = time.perf_counter() - clock
-        others, gpu = share_since(processor), peak_gpu_bytes(device)
+        others, gpu = share_since(processor), peak_gpu_bytes(place.name)
         stage = StageRecord("evaluate", seconds, peak_rss_bytes(), gpu, others=others)
-        report = _report(asked, sides, stage, measured, started, device)
+        report = _report(asked, sides, stage, measured, started, place)
         if folder is not None:
             write_json(report, folder / "report.json", write_atomic)
             write_html(report, folder / "report.html", write_atomic)
-        return report
+    share.report(report, None if out is None else Path(out))
+    return report
 
 
 def _measured(
@@ -134,7 +139,7 @@ def _report(
     stage: StageRecord,
     measured: Measured,
     started: datetime,
-    device: str,
+    place: Device,
 ) -> Report:
     asked_of = {"texts": list(asked.texts), "tasks": list(asked.tasks), "math": asked.math}
     given = {name: value for name, value in asked_of.items() if value or name == "texts"}
@@ -149,13 +154,14 @@ def _report(
         ),
         result=result_of(sides.result),
         stages=(stage,),
-        machine=machine(device),
+        machine=machine(place.name),
         started=started.isoformat(timespec="seconds"),
         finished=datetime.now(UTC).isoformat(timespec="seconds"),
         command="eval",
         quality=measured.quality,
         samples=measured.samples,
         samples_reason=measured.samples_reason,
+        warnings=place.warnings,
     )
 
 

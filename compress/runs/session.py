@@ -22,7 +22,7 @@ class Session:
     loads: how plain transformers loads what the edits left; None before it was asked.
     teachers: other models that passes train by, sealed.
     side_files: name -> sha256 of what goes along with the weights. shared: lines on texts that are
-    learned from and evaluated on, in two files.
+    learned from and evaluated on, in two files. passed_over: a line where a GPU is not used.
     """
 
     plan: Plan
@@ -38,3 +38,4 @@ class Session:
     loads: StockLoad | None = None
     teachers: Teachers = field(default_factory=lambda: NO_TEACHERS)
     shared: tuple[str, ...] = ()
+    passed_over: tuple[str, ...] = ()

@@ -60,8 +60,8 @@ def measure_speed(
     decoder that transformers computes is measured only. every_math: that the checkpoint takes is
     measured, one engine after the other; what is expected is of the first, that of `place`.
     """
-    place, texts = place or SpeedSetting(), texts or SpeedTexts()
-    started = begin(place)
+    place, started = begin(place or SpeedSetting(), progress)
+    texts = texts or SpeedTexts()
     with report_folder(out) as folder, threads(place):
         weights = open_checkpoint(checkpoint, sealed=folder is not None)
         math_of(weights, place)  # refused before anything is measured

@@ -37,8 +37,7 @@ def predict_speed(
     against: its source, predicted too. out: a new or empty folder for report.json and report.html.
     Raises a CompressError for what the user can mend.
     """
-    place = place or SpeedSetting()
-    started = begin(place)
+    place, started = begin(place or SpeedSetting(), progress)
     with report_folder(out) as folder, threads(place):
         # The report has the sha256 of the source, or else of the checkpoint itself.
         reported = folder is not None

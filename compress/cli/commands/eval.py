@@ -52,6 +52,7 @@ PAGE = "report.html"
     help="Also what it costs on texts that the engine rounds inputs of products with codes to so"
     " many bits: perplexity, KL to exact products, agreement.",
 )
+@options.track
 @options.as_json
 def command(
     checkpoint: str,
@@ -67,6 +68,7 @@ def command(
     device: str,
     dtype: Literal["fp32", "bf16"],
     math: Literal["int16", "int8"] | None,
+    track: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Measure CHECKPOINT on texts and tasks, and how far it is from its source."""
@@ -84,9 +86,11 @@ def command(
         max_items=max_items,
         dtype=dtype,
         math=math,
+        device=device,
+        track=track,
     )
     with watched() as progress:
         report = verbs.evaluate_checkpoint(
-            checkpoint, asked, against=against, out=out, device=device, progress=progress
+            checkpoint, asked, against=against, out=out, progress=progress
         )
     options.print_report(report, Path(out) / PAGE if out else None, as_json)
