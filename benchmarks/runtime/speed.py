@@ -1,13 +1,14 @@
 """The engine beside transformers and vLLM on one load, taking turns.
 
     python -m benchmarks.runtime.speed tale-6m [--requests 1 8 64 256] [--rounds 3]
-    python -m benchmarks.runtime.speed 400m --requests 1 8 64 --rounds 1
+    python -m benchmarks.runtime.speed 400m --requests 1 8 64 --rounds 1 --sides engine vllm
 
 Same model, prompts, dtype and threads; greedy. Prompts and outputs are log-uniform in 16 to 256
 tokens. 400m is a Llama of that size with random weights. Sides: `engine`; `static`, transformers'
 `generate` in batches of 8; `continuous`, transformers' own continuous batching; `vllm`, real vLLM
 on CPU, compiled, and `vllm-eager` (benchmarks/peers/README.md has its environment). The result goes
-to benchmarks/results. tokens_per_cpu_s tells of a machine that others use too, where tokens_per_s
+to benchmarks/results, under a name of its own where the sides are not the first four.
+tokens_per_cpu_s tells of a machine that others use too, where tokens_per_s
 varies with the load. ratios are the engine's throughput over that of each side. `predicted` is what
 the roofline says of the engine, calibrated just before (docs/speed.md), with measured / predicted.
 """
@@ -70,9 +71,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         }
         for case in _measure(model, sides, options):
             result["cases"].append(case)
-            blocks = f"_{options.blocks}_blocks" if options.blocks else ""
-            name = f"runtime_speed_{options.model}_{options.dtype}{blocks}"
-            write_result(name, result)
+            write_result(_name(options), result)
+
+
+def _name(options: argparse.Namespace) -> str:
+    """Of the result, with the sides where they are not the usual ones."""
+    blocks = f"_{options.blocks}_blocks" if options.blocks else ""
+    sides = [] if options.sides == SIDES[:4] else options.sides[1:]
+    return "_".join((f"runtime_speed_{options.model}_{options.dtype}{blocks}", *sides))
 
 
 def _sides(

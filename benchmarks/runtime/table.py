@@ -18,6 +18,8 @@ SIDES = {
     "continuous": "transformers, continuous batching",
     "vllm": "vLLM",
 }
+# Models and dtypes, beside vLLM alone and, older, beside all sides.
+SPEEDS = ("tale-6m_fp32_vllm", "tale-6m_fp32", "400m_fp32")
 Result = Mapping[str, Any]
 
 
@@ -27,8 +29,8 @@ def document(text: str) -> str:
 
 
 def _lines() -> Iterator[str]:
-    for model in ("tale-6m", "400m"):
-        yield from _speed(stored_result(f"runtime_speed_{model}_fp32"))
+    for name in SPEEDS:
+        yield from _speed(stored_result(f"runtime_speed_{name}"))
     yield from _prefix([stored_result(f"runtime_prefix_{model}") for model in ("tale-6m", "400m")])
     yield from _waste(stored_result("runtime_kv_waste"))
     yield from _cache(stored_result("runtime_kv_quality"))

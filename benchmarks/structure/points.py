@@ -72,6 +72,8 @@ SIZES: Mapping[str, Mapping[str, Stage]] = MappingProxyType(
 FEW = "300k"  # tokens of a short training
 # What a study had +13 % perplexity for.
 STUDIED = {"method": "prune_width", "hidden": 208}
+# Of 80 %, where the search takes FFN channels alone: with an axis that it does not have.
+WITH_HIDDEN = {"method": "prune_width", "hidden": 248, "ffn": 535}
 
 
 def repairs(stage: Stage) -> Iterator[tuple[str, tuple[Stage, ...]]]:
@@ -89,6 +91,7 @@ def sizes() -> Iterator[Point]:
             for repair, stages in repairs(stage):
                 yield Point("sizes", f"{share} % {axis}, {repair}", stages)
     yield Point("sizes", "hidden 208, closed form", (STUDIED,))
+    yield Point("sizes", "80 % hidden 248 and ffn 535, closed form", (WITH_HIDDEN,))
 
 
 CHOICES = ("obs", "fluctuation", "taylor", "activation", "magnitude")

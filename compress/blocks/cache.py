@@ -9,6 +9,8 @@ from typing import Any
 from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
+CACHES = ("cache", "past_key_values", "cache_params")  # the first since transformers 5.24
+
 
 class _Reserved(DynamicLayer):  # type: ignore[misc]  # transformers is checked as Any
     """A growing layer whose final length is known: the tokens are written into place.
@@ -44,7 +46,7 @@ def cache_argument(model: Any) -> str | None:
     swallows it, and reads every token as if it were the first.
     """
     known = inspect.signature(model.forward).parameters
-    return next((name for name in ("past_key_values", "cache_params") if name in known), None)
+    return next((name for name in CACHES if name in known), None)
 
 
 def reserved_cache(config: Any, length: int) -> DynamicCache:

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-ARGUMENTS = ("past_key_values", "layer_past")  # what blocks of transformers 5 call it
+# What blocks of transformers 5 call it, most of them by the first name since 5.24.
+ARGUMENTS = ("cache", "past_key_values", "layer_past")
 
 
 @dataclass(slots=True)

@@ -146,6 +146,8 @@ class _Run:
         if peak is None:
             peak = self.scope.peak(held) * by_rows(self.training.batch)
         ended = "" if isfinite(held) else f"the student's loss is {held} before the first step"
+        if held == 0:  # a block that no edit has reached, at the first of those that stay
+            ended = "nothing to learn: it gives what its teacher gives"
         self.standing = Standing(0, (CurvePoint(0, 0, None, held, 0.0),), 0, peak, ended=ended)
         self.best = self._copied()
         self._tell(self.standing.curve[0])

@@ -110,7 +110,8 @@ def _kind_of(where: str, row: Row) -> Kind:
             " is run here, so leave this file out"
         )
     known = "; ".join(", ".join(fields) for fields in FIELDS.values())
-    raise DataError(f"{where} has the fields {', '.join(row) or 'none'}; a task has {known}")
+    mine = ", ".join(name if name.isprintable() else ascii(name) for name in row) or "none"
+    raise DataError(f"{where} has the fields {mine}; a task has {known}")
 
 
 def _require(where: str, row: Row, kind: Kind) -> None:

@@ -64,7 +64,8 @@ def _build_once(cache: str) -> str:
 def test_processes_that_race_get_one_whole_library(tmp_path: Path) -> None:
     compiler = tmp_path / "slow"
     compiler.write_text(
-        '#!/bin/sh\nsleep 0.2\nfor last; do :; done\nprintf whole > "$last"\nexit 0\n'
+        "#!/bin/sh\n[ $1 = --version ] && exit\nsleep 0.2\n"
+        'for last; do :; done\nprintf whole > "$last"\n'
     )
     compiler.chmod(0o755)
     os.environ["CXX"] = str(compiler)

@@ -17,6 +17,8 @@ from compress.passes.structure.split import with_frequencies
 from compress.verbs import make_plan
 from helpers.short_runs import WHOLE, YARN, mla, recipe
 
+DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10_000.0}
+
 
 def test_frequencies_that_follow_from_no_theta_are_written_out_or_refused(tiny) -> None:
     source = tiny("llama", rope_parameters=YARN, max_position_embeddings=512)
@@ -133,8 +135,14 @@ def test_what_makes_a_trained_latent_is_rounded_where_config_tells_it_apart(
         ("mixtral", {}, mla(kv_bytes=0.5), "mixtral has a mixture of experts"),
         ("mistral", {"sliding_window": 32}, mla(kv_bytes=0.5), "mistral has a window of 32 tokens"),
         ("gpt2", {}, mla(kv_bytes=0.5), "gpt2 has other norms"),
+        (
+            "llama",
+            {"rope_parameters": DYNAMIC},
+            mla(kv_bytes=0.5),
+            "llama has a rotation that depends on the length of the text (dynamic)",
+        ),
     ],
-    ids=range(24),
+    ids=range(25),
 )
 def test_what_cannot_become_a_latent_is_refused_before_work(
     tiny, family: str, options: dict[str, Any], stage: dict[str, Any], line: str

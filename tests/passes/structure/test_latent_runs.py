@@ -30,13 +30,16 @@ from helpers.short_runs import (
 
 pytestmark = pytest.mark.usefixtures("answered_here")
 TEXT = WORDS * 5
-# Grouped keys, biases of q, k and v, biases of all, other frequencies.
+# Grouped keys, biases of q, k and v, biases of all, no layer with a window, other frequencies.
+FULL = ["full_attention"] * 2
 STRETCHED = {"rope_parameters": YARN, "max_position_embeddings": 512}
 KINDS = [
     pytest.param("llama", {}, id="llama"),
     pytest.param("qwen2", {}, id="qwen2"),
     pytest.param("llama", {"attention_bias": True, "tied": True}, id="biased"),
     pytest.param("mistral", {}, id="mistral", marks=pytest.mark.long),
+    pytest.param("ministral", {"layer_types": FULL}, id="ministral", marks=pytest.mark.long),
+    pytest.param("cwm", {"layer_types": FULL}, id="cwm", marks=pytest.mark.long),
     pytest.param("llama", STRETCHED, id="yarn", marks=pytest.mark.long),
 ]
 

@@ -64,7 +64,8 @@ def test_what_was_cut_comes_nearer_to_the_source(
 def test_a_training_that_is_over_is_not_done_again(
     tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: Mapping[str, Any]
 ) -> None:
-    asked = recipe(distill(160, scope="model", **options), calibration=text_source(tmp_path))
+    data = text_source(tmp_path)
+    asked = recipe(CUT, distill(160, scope="model", **options), calibration=data)
 
     def killed(*args: Any, **rest: Any) -> None:
         raise KeyboardInterrupt
@@ -91,6 +92,20 @@ def test_both_scopes_are_passes_of_their_own(tiny, tmp_path: Path) -> None:
     run(recipe(*apart, calibration=data), source, tmp_path / "apart")
     mine, theirs = (result_of(tmp_path / name) for name in ("whole", "apart"))
     assert mine["model.safetensors"] == theirs["model.safetensors"]
+
+
+def test_a_block_that_no_edit_has_reached_is_left(tiny, tmp_path: Path) -> None:
+    """In front of a gap: no step is taken, and no bit of it changes."""
+    source = tiny("llama", num_hidden_layers=4)
+    cut = {"method": "prune_depth", "keep": [0, 1, 3], "repair": "none"}
+    asked = recipe(cut, distill(scope="block"), calibration=text_source(tmp_path))
+    first, *others = run(asked, source, tmp_path / "out").stages[1].courses
+    assert (first.start, first.steps) == (0, (0,))
+    assert first.ended == "nothing to learn: it gives what its teacher gives"
+    assert all(course.start > 0 and course.steps[-1] > 0 for course in others)
+    before, after = (load_file(x / "model.safetensors") for x in (source, tmp_path / "out"))
+    names = [name for name in before if ".layers.0." in name]
+    assert all(torch.equal(before[name], after[name]) for name in names)
 
 
 def test_blocks_that_are_computed_again_learn_the_same(tiny, tmp_path: Path) -> None:
