@@ -45,9 +45,10 @@ def source_of_run(model: Model, out: str | Path, options: RunOptions) -> Iterato
         folder = _found(model, kept)
     else:
         _make_room(kept)
-        folder = _save(model, kept)
-        write_atomic(kept / _SAVED, as_json({"model": folder.name, "weights": _digest(model)}))
     try:
+        if not options.resume:
+            folder = _save(model, kept)
+            write_atomic(kept / _SAVED, as_json({"model": folder.name, "weights": _digest(model)}))
         yield folder
     finally:
         # With nothing to go on with, or nothing left to do, nobody reads it again.

@@ -82,13 +82,14 @@ def evaluate_checkpoint(
     report.json and report.html. Raises a CompressError for what the user can mend.
     """
     started = datetime.now(UTC)
-    share, place = ready(None, asked.track, progress), settle(asked.device, progress)
+    share, place = ready(None, asked.track, progress), settle(asked.device)
     if not asked.texts and not asked.tasks:
         raise DataError("there is nothing to measure on: give a text or a task")
     if asked.math is not None and not asked.texts:
         raise DataError(f"math {asked.math} is measured on texts, and there is none: give one")
     tasks = read_task_options(asked.tasks, asked.max_items)
     with report_folder(out) as folder:
+        settle(asked.device, progress)  # said once nothing cheap stands against the work
         opened = Checkpoint.open(resolve_model(checkpoint))
         # The report has the sha256 of what the result is measured against, or else of itself.
         result = open_weights(opened if against is not None else opened.sealed())

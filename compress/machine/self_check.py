@@ -5,6 +5,7 @@ results may differ by the order of sums alone. A kernel that does not start, a d
 fit and a card that computes wrong all end in a line here, and not in a checkpoint.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -73,7 +74,8 @@ def _rounded(device: torch.device) -> Tensor:
     grid = Grid(4, True, torch.bfloat16)
     solved = gptq_columns(weight.to(device), hessian_factor(hessian), grid, _GROUP, scales)
     lost = weight.to(device) - solved.quantized
-    return ((lost @ hessian) * lost).sum()
+    loss: Tensor = ((lost @ hessian) * lost).sum()
+    return loss
 
 
 def _decoder(dtype: torch.dtype) -> Callable[[torch.device], Tensor]:
@@ -84,7 +86,7 @@ def _decoder(dtype: torch.dtype) -> Callable[[torch.device], Tensor]:
 
         def weight(*shape: int) -> Tensor:
             drawn = _random(*shape, seed=next(counter))
-            return (drawn * shape[-1] ** -0.5).to(device, dtype)
+            return (drawn / math.sqrt(shape[-1])).to(device, dtype)
 
         x = weight(_TOKENS, width) * width**0.5
         ones, dim = torch.ones(width, dtype=dtype, device=device), width // _HEADS

@@ -115,7 +115,7 @@ def prepare(
     progress: Progress,
 ) -> Session:
     """Check everything that can be checked before work: recipe, source, fit, output, device."""
-    place = settle(options.device, progress)
+    asked, place = options.device, settle(options.device)
     device, options = place.name, replace(options, device=place.name)
     checked = load(recipe, overrides)
     source = resolve_model(model)
@@ -126,6 +126,7 @@ def prepare(
     plan = in_room(plan, room)
     check_requirements(plan, checkpoint, compute, device, drawn=room.drawn)
     shared = shared_warnings(plan, checkpoint)
+    settle(asked, progress)  # said where nothing cheap stands against the run
     checkpoint = _hashed(checkpoint, plan.source.spec, progress)
     weights = open_weights(checkpoint, plan.source.spec)
     teachers = sealed(plan.teachers)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from compress.arch.text_config import text_config
 from compress.checkpoint.jsonfile import read_object
 from compress.errors import RequestError
-from compress.machine.device import settle
+from compress.machine.device import AUTO, Device, settle
 
 Dtype = Literal["fp32", "bf16", "fp16"]
 
@@ -125,7 +125,7 @@ def device_of(asked: str) -> tuple[str, tuple[str, ...]]:
         return "cpu", (
             "torch sees no CUDA device, which is the harness's default: the CPU computes",
         )
-    found = settle(asked)
+    found = settle(asked) if asked == AUTO else Device(asked)
     return found.name, found.notices
 
 

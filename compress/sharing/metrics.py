@@ -16,7 +16,7 @@ _PAGES = ("report.json", "report.html", "report.md")
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
+class LossCurve:
     """A number that was measured more than once. steps: of a training; one for each value."""
 
     name: str
@@ -38,7 +38,7 @@ class RunMetrics:
     command: str
     settings: Mapping[str, str]
     values: Mapping[str, float]
-    curves: tuple[Curve, ...] = ()
+    curves: tuple[LossCurve, ...] = ()
     files: tuple[Path, ...] = field(default_factory=tuple)
 
 
@@ -109,7 +109,7 @@ def _values(report: Report) -> Iterator[tuple[str, float | None]]:
             yield f"{name}/{number}", found.result
 
 
-def _curves(report: Report) -> Iterator[Curve]:
+def _curves(report: Report) -> Iterator[LossCurve]:
     """Losses of trainings, measured on held-out rows and trained on."""
     for stage in report.stages:
         for course in stage.courses:
@@ -117,10 +117,10 @@ def _curves(report: Report) -> Iterator[Curve]:
                 yield _curve(f"{stage.name}/{course.name}/{name}", course.steps, values)
 
 
-def _curve(name: str, steps: Sequence[int], values: Sequence[float | None]) -> Curve:
+def _curve(name: str, steps: Sequence[int], values: Sequence[float | None]) -> LossCurve:
     pairs = zip(steps, values, strict=False)
     known = [(s, float(v)) for s, v in pairs if v is not None and math.isfinite(v)]
-    return Curve(_named(name), tuple(s for s, _ in known), tuple(v for _, v in known))
+    return LossCurve(_named(name), tuple(s for s, _ in known), tuple(v for _, v in known))
 
 
 def _numbers(values: Mapping[str, float | None]) -> dict[str, float]:

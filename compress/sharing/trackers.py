@@ -1,14 +1,13 @@
 """The trackers that are known by name, each a function that gets the metrics once, at the end.
 
 Where they keep them is said in their own environment variables: MLFLOW_TRACKING_URI and
-MLFLOW_EXPERIMENT_NAME, WANDB_PROJECT and WANDB_MODE, TENSORBOARD_LOGGING_DIR. A run of MLflow or
-W&B that is active, as in a notebook, is used and stays open.
+MLFLOW_EXPERIMENT_NAME, WANDB_PROJECT and WANDB_MODE, TENSORBOARD_LOGGING_DIR. A run that is active,
+as in a notebook, stays open: MLflow's gets a run below it, W&B's gets the metrics itself.
 """
 
 import os
 import re
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -51,8 +50,8 @@ def hook_of(asked: str | Hook) -> Hook:
 def log_to_mlflow(metrics: RunMetrics) -> None:
     """A run with settings as parameters, values and curves as metrics, and the report's files."""
     mlflow = import_module("mlflow")
-    active = mlflow.active_run() is not None
-    with nullcontext() if active else mlflow.start_run(run_name=metrics.name):
+    # A setting of a run cannot be changed, so that an active one, as of a notebook, gets children.
+    with mlflow.start_run(run_name=metrics.name, nested=mlflow.active_run() is not None):
         mlflow.log_params(dict(metrics.settings))
         mlflow.log_metrics(dict(metrics.values))
         for curve in metrics.curves:

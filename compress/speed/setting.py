@@ -99,9 +99,9 @@ def math_of(weights: Weights, place: SpeedSetting) -> Math:
     return settled_math(weights, place.math, place.arithmetic, place.device)
 
 
-def begin(place: SpeedSetting, progress: Progress) -> tuple[SpeedSetting, datetime]:
+def begin(asked: SpeedSetting) -> tuple[SpeedSetting, datetime]:
     """The setting with its device, and now. OutputError for a device that will not do."""
-    return replace(place, device=settle(place.device, progress).name), datetime.now(UTC)
+    return replace(asked, device=settle(asked.device).name), datetime.now(UTC)
 
 
 def open_checkpoint(checkpoint: str | Path, *, sealed: bool) -> Weights:

@@ -50,8 +50,9 @@ class Hub(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
         if self.path.endswith("/repos/create"):
-            self.private.append(json.loads(body).get("private"))
-            self.answer({"url": f"http://hub/{REPO}", "id": REPO})
+            asked = json.loads(body)
+            self.private.append(asked.get("private") or asked.get("visibility") == "private")
+            self.answer({"url": f"https://huggingface.co/{REPO}", "id": REPO})
         elif "/preupload/" in self.path:
             asked = json.loads(body)["files"]
             modes = [
@@ -63,7 +64,9 @@ class Hub(BaseHTTPRequestHandler):
                 if line["key"] == "file":
                     value = line["value"]
                     self.files[value["path"]] = base64.b64decode(value["content"])
-            self.answer({"commitUrl": f"http://hub/{REPO}/commit/1", "commitOid": "1" * 40})
+            self.answer(
+                {"commitUrl": f"https://huggingface.co/{REPO}/commit/1", "commitOid": "1" * 40}
+            )
         else:
             self.answer({})
 
@@ -75,11 +78,15 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Hub]]:
     thread = threading.Thread(target=httpd.serve_forever, daemon=True)
     thread.start()
     address = f"http://127.0.0.1:{httpd.server_address[1]}"
-    real = huggingface_hub.HfApi
+
+    class Api(huggingface_hub.HfApi):
+        def __init__(self) -> None:
+            super().__init__(address, token="hf_right")
+
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(huggingface_hub, "get_token", lambda: "hf_right")
-    monkeypatch.setattr(huggingface_hub, "HfApi", lambda: real(address, token="hf_right"))
+    monkeypatch.setattr(huggingface_hub, "HfApi", Api)
     yield handler
     httpd.shutdown()
     httpd.server_close()

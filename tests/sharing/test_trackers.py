@@ -15,7 +15,7 @@ from compress.errors import DependencyError, OutputError
 from compress.report.records.quality import Quality, TaskNumber, TaskQuality, TextQuality
 from compress.report.schema import Course
 from compress.sharing import trackers
-from compress.sharing.metrics import Curve, RunMetrics, metrics_of
+from compress.sharing.metrics import LossCurve, RunMetrics, metrics_of
 from compress.sharing.share import Share
 from helpers.short_runs import RTN, recipe
 
@@ -49,8 +49,8 @@ def test_the_numbers_of_a_report(report: compress.Report, metrics: RunMetrics) -
     assert all(math.isfinite(value) for value in metrics.values.values())
     name = report.stages[0].name
     assert metrics.curves == (
-        Curve(f"{name}/model/held_out", (0, 5), (2.0, 1.0)),
-        Curve(f"{name}/model/loss", (5,), (1.5,)),
+        LossCurve(f"{name}/model/held_out", (0, 5), (2.0, 1.0)),
+        LossCurve(f"{name}/model/loss", (5,), (1.5,)),
     )
     assert {file.name for file in metrics.files} == {"report.json", "report.html"}
     assert metrics.settings["source_sha256"] == report.source.sha256
@@ -148,12 +148,13 @@ def test_mlflow(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, metrics: RunMet
     monkeypatch.chdir(tmp_path)
     mlflow.set_tracking_uri("sqlite:///runs.db")
     trackers.hook_of("mlflow")(metrics)
-    with mlflow.start_run() as active:  # and into one that is active, which stays so
+    with mlflow.start_run() as active:  # and twice below one that is active, which stays so
+        trackers.hook_of("mlflow")(metrics)
         trackers.hook_of("mlflow")(metrics)
         assert mlflow.active_run().info.run_id == active.info.run_id
     client = mlflow.MlflowClient()
-    found = client.search_runs(["0"])
-    assert len(found) == 2
+    found = [run for run in client.search_runs(["0"]) if run.info.run_id != active.info.run_id]
+    assert len(found) == 3
     for run in found:
         assert run.data.metrics.items() >= dict(metrics.values).items()
         assert run.data.params == dict(metrics.settings)
