@@ -1,15 +1,25 @@
 # Two commands matter: `make demo` and `make test`. Everything runs inside .venv.
 PYTHON ?= python3
 VENV   ?= .venv
-# Where torch comes from. Empty: PyPI (on Linux its plain build is CUDA, gigabytes). Examples:
-#   make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu
+# Where torch comes from. Empty: PyPI, whose plain build on Linux is CUDA, gigabytes. Left out: the
+# CPU build on a Linux without a CUDA device, else PyPI. Examples:
 #   make demo TORCH_INDEX=https://download.pytorch.org/whl/cu130
-TORCH_INDEX ?=
+#   make demo TORCH_INDEX=
+CPU_INDEX := https://download.pytorch.org/whl/cpu
+ifeq ($(origin TORCH_INDEX),undefined)
+CHOSEN := yes
+CUDA := $(shell test -e /dev/nvidia0 && echo yes || nvidia-smi -L 2>/dev/null | head -1)
+TORCH_INDEX := $(if $(filter Linux,$(shell uname -s)),$(if $(CUDA),,$(CPU_INDEX)))
+endif
 CONSTRAINTS ?= constraints.txt
 WORKERS ?= 2
 
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip install --disable-pip-version-check -q -c $(CONSTRAINTS)
+# Hundreds of megabytes to gigabytes: pip shows what it fetches.
+TORCH  := $(BIN)/pip install --disable-pip-version-check -c $(CONSTRAINTS) torch
+# Whether an index that nobody named can be reached; pip itself would try it long for each package.
+ANSWERS := $(BIN)/python -c 'import sys, urllib.request as r; r.urlopen(sys.argv[1], timeout=10)'
 DEMO   := out/demo
 # Tokens of TEXT that are scored; 100,000 of them take minutes.
 TOKENS ?= 8192
@@ -34,7 +44,11 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.torch: $(CONSTRAINTS) | $(BIN)/python
-	$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
+	@echo "installing torch from $(or $(TORCH_INDEX),PyPI)$(if $(CHOSEN), ($(if $(CUDA),a CUDA device is here,no CUDA device is here); TORCH_INDEX=URL takes another build)); minutes where it is not cached yet"
+	@index='$(TORCH_INDEX)'; \
+	if [ -n '$(CHOSEN)' ] && [ -n "$$index" ] && ! $(ANSWERS) "$$index/torch/" 2>/dev/null; then \
+	  echo "it does not answer: torch is PyPI's"; index=; fi; \
+	set -x; $(TORCH) $${index:+--index-url "$$index"}
 	@touch $@
 
 $(VENV)/.base: pyproject.toml $(VENV)/.torch

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from compress.runs.planning import make_plan
     from compress.runs.run import run
     from compress.serve.open_model import CacheOptions, open_model
+    from compress.sharing.share import ready
     from compress.speed.bench import measure_speed
     from compress.speed.predict import predict_speed
     from compress.speed.table import speed_table
@@ -51,6 +52,7 @@ _PLACES = {
     "open_model": "compress.serve.open_model",
     "plan_table": "compress.plan.table",
     "predict_speed": "compress.speed.predict",
+    "ready": "compress.sharing.share",
     "run": "compress.runs.run",
     "speed_table": "compress.speed.table",
     "target_name": "compress.artifacts.plan",
@@ -84,6 +86,7 @@ __all__ = [
     "open_model",
     "plan_table",
     "predict_speed",
+    "ready",
     "run",
     "speed_table",
     "target_name",

@@ -13,6 +13,7 @@ from compress.formats import Weights
 from compress.machine.environment import peak_rss_bytes, versions
 from compress.report.copied import indented
 from compress.report.markdown import block, words
+from compress.report.notebook.show import text_block
 from compress.report.proofs import UNPROVED, proved
 from compress.report.schema import Export
 from compress.report.units import counted, duration
@@ -54,6 +55,15 @@ class ArtifactReport:
     tool: str = "compress-model"
     command: str = "export"
     schema: int = 1
+
+    def __repr__(self) -> str:
+        done = shown_size(self.result["bytes"]) if self.written else "not written"
+        return (
+            f"<ArtifactReport {Path(self.source['path']).name} to {self.result['target']}: {done}>"
+        )
+
+    def _repr_html_(self) -> str:
+        return text_block(repr(self).strip("<>"), table(self))
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -59,10 +59,28 @@ def checkpoint(command: F) -> F:
 def device(command: F) -> F:
     return click.option(
         "--device",
-        default="cpu",
+        default="auto",
         show_default=True,
-        metavar="[cpu|cuda|cuda:N]",
-        help="Where blocks run.",
+        metavar="[auto|cpu|cuda|cuda:N]",
+        help="Where blocks run; auto: a GPU that gives the CPU's results, else the CPU.",
+    )(command)
+
+
+def push(command: F) -> F:
+    return click.option(
+        "--push",
+        metavar="REPO",
+        help="Upload the result to this repository of the Hugging Face hub, a private one where"
+        " there is none.",
+    )(command)
+
+
+def track(command: F) -> F:
+    return click.option(
+        "--track",
+        multiple=True,
+        type=click.Choice(["mlflow", "wandb", "tensorboard"]),
+        help="Give the report's numbers to a tracker, too. May be repeated.",
     )(command)
 
 

@@ -28,7 +28,8 @@ from compress.comparison.routes import route_of
 from compress.comparison.speeds import predicted_speeds
 from compress.errors import CompressError, RequestError
 from compress.events import Progress, note, silent
-from compress.machine.environment import check_device, machine, versions
+from compress.machine.device import settle
+from compress.machine.environment import machine, versions
 from compress.report.comparison.records import Comparison, Contender, LeftOut, chosen
 from compress.report.records.quality import TextQuality
 from compress.runs.options import RunOptions
@@ -59,7 +60,7 @@ def compare(
     started = datetime.now(UTC)
     asked, options = asked or CompareOptions(), options or RunOptions()
     progress = progress or silent
-    check_device(options.device)
+    options = replace(options, device=settle(options.device, progress).name)
     if asked.runtime is not None:
         route_of(asked.runtime)
     folder = check_place(out, resume=asked.resume)

@@ -97,15 +97,18 @@ class Ruler:
                 anew[i] = self._measured(each)
         return [(each, anew.get(i) or _quality(each)) for i, each in enumerate(results)]
 
+    def _how(self, text: str, most: int | None) -> EvaluationOptions:
+        place, kept = self.options.device, self.options.cache
+        return EvaluationOptions((text,), max_tokens=most, device=place, cache=kept)
+
     def _measured(self, each: Finished) -> TextQuality:
         """Measured anew, against the source that its report names."""
         self.progress(note("compare", f"{each.name} is measured on the tokens of the others"))
         text, most = self.asked.text or "self", self.asked.max_tokens
         report = evaluate_checkpoint(
             each.folder,
-            EvaluationOptions((text,), max_tokens=most, cache=self.options.cache),
+            self._how(text, most),
             against=_source(each),
-            device=self.options.device,
             progress=self.progress,
         )
         found = headline(report)

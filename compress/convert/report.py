@@ -21,6 +21,7 @@ from compress.machine.environment import peak_rss_bytes, versions
 from compress.plan import checks
 from compress.plan.layers import ModulePlan
 from compress.report.markdown import block, words
+from compress.report.notebook.show import text_block
 from compress.report.units import counted, duration, size
 
 FOLDER = "report"
@@ -56,6 +57,13 @@ class ExportReport:
     tool: str = "compress-model"
     command: str = "export"
     schema: int = 1
+
+    def __repr__(self) -> str:
+        done = size(self.result["bytes"]) if self.written else "not written"
+        return f"<ExportReport {Path(self.source['path']).name} to {self.result['format']}: {done}>"
+
+    def _repr_html_(self) -> str:
+        return text_block(repr(self).strip("<>"), table(self))
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "runtimes": [v._asdict() for v in self.runtimes]}

@@ -20,8 +20,8 @@ from compress.evaluation.workspace import Workspace
 from compress.events import Progress, silent
 from compress.formats import open_weights
 from compress.inspect.facts import result_of, source_of
+from compress.machine.device import Device, settle
 from compress.machine.environment import (
-    check_device,
     machine,
     peak_gpu_bytes,
     peak_rss_bytes,
@@ -35,6 +35,8 @@ from compress.recipe.task_config import TaskConfig
 from compress.report.codec import write_json
 from compress.report.html import write_html
 from compress.report.schema import RecipeInfo, Report, StageRecord
+from compress.sharing.share import ready
+from compress.sharing.trackers import Hook
 from compress.usercache.cache import taken, user_cache
 
 if TYPE_CHECKING:
@@ -50,7 +52,7 @@ class EvaluationOptions:
     max_tokens: of each text, as in a recipe; of text of the model's own a document is a row.
     max_items: of each task that does not say how many. prompts: to be continued. dtype: arithmetic
     of the models, "fp32" or "bf16". math: of the engine, whose cost on the texts is measured too.
-    cache: as of RunOptions.
+    device, track, cache: as in RunOptions.
     """
 
     texts: Sequence[str] = ()
@@ -63,6 +65,8 @@ class EvaluationOptions:
     prompts: Sequence[str] = ()
     dtype: Literal["fp32", "bf16"] = "fp32"
     math: Literal["int16", "int8"] | None = None
+    device: str = "auto"
+    track: Sequence[str | Hook] = ()
     cache: bool | Path = True
 
 
@@ -72,7 +76,6 @@ def evaluate_checkpoint(
     *,
     against: str | Path | None = None,
     out: str | Path | None = None,
-    device: str = "cpu",
     progress: Progress | None = None,
 ) -> Report:
     """Measure a checkpoint on texts and tasks.
@@ -81,13 +84,14 @@ def evaluate_checkpoint(
     report.json and report.html. Raises a CompressError for what the user can mend.
     """
     started = datetime.now(UTC)
-    check_device(device)
+    share, place = ready(None, asked.track, progress), settle(asked.device)
     if not asked.texts and not asked.tasks:
         raise DataError("there is nothing to measure on: give a text or a task")
     if asked.math is not None and not asked.texts:
         raise DataError(f"math {asked.math} is measured on texts, and there is none: give one")
     tasks = read_task_options(asked.tasks, asked.max_items)
     with report_folder(out) as folder:
+        settle(asked.device, progress)  # said once nothing cheap stands against the work
         opened = Checkpoint.open(resolve_model(checkpoint))
         # The report has the sha256 of what the result is measured against, or else of itself.
         result = open_weights(opened if against is not None else opened.sealed())
@@ -97,18 +101,19 @@ def evaluate_checkpoint(
         config = _config(asked, tasks, result.spec.context)
         clock, processor = time.perf_counter(), read_processor()
         sides = Compared(result, source)
-        work = Workspace(Path(), device, progress or silent, kept=user_cache(asked.cache))
+        work = Workspace(Path(), place.name, progress or silent, kept=user_cache(asked.cache))
         measured = _measured(sides, config, asked.math, work)
         sides.origin.checkpoint.require_unchanged()
         seconds = time.perf_counter() - clock
-        others, gpu = share_since(processor), peak_gpu_bytes(device)
+        others, gpu = share_since(processor), peak_gpu_bytes(place.name)
         stage = StageRecord("evaluate", seconds, peak_rss_bytes(), gpu, others=others)
-        report = _report(asked, sides, stage, measured, started, device)
+        report = _report(asked, sides, stage, measured, started, place)
         report = replace(report, notes=taken(work.kept))
         if folder is not None:
             write_json(report, folder / "report.json", write_atomic)
             write_html(report, folder / "report.html", write_atomic)
-        return report
+    share.report(report, None if out is None else Path(out))
+    return report
 
 
 def _measured(
@@ -138,7 +143,7 @@ def _report(
     stage: StageRecord,
     measured: Measured,
     started: datetime,
-    device: str,
+    place: Device,
 ) -> Report:
     asked_of = {"texts": list(asked.texts), "tasks": list(asked.tasks), "math": asked.math}
     given = {name: value for name, value in asked_of.items() if value or name == "texts"}
@@ -153,13 +158,14 @@ def _report(
         ),
         result=result_of(sides.result),
         stages=(stage,),
-        machine=machine(device),
+        machine=machine(place.name),
         started=started.isoformat(timespec="seconds"),
         finished=datetime.now(UTC).isoformat(timespec="seconds"),
         command="eval",
         quality=measured.quality,
         samples=measured.samples,
         samples_reason=measured.samples_reason,
+        warnings=place.warnings,
     )
 
 

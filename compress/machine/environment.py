@@ -104,7 +104,7 @@ def peak_gpu_bytes(device: str) -> int | None:
 def check_device(device: str) -> None:
     """OutputError unless torch can compute there."""
     if re.fullmatch(r"cpu|cuda(:\d+)?", device) is None:
-        raise OutputError(f"device is {device!r}; it is 'cpu', 'cuda' or 'cuda:N'")
+        raise OutputError(f"device is {device!r}; it is 'auto', 'cpu', 'cuda' or 'cuda:N'")
     if device != "cpu" and not torch.cuda.is_available():
         raise OutputError(f"device is {device!r} but torch sees no CUDA device; use --device cpu")
     if int(device.partition(":")[2] or 0) >= max(1, torch.cuda.device_count()):

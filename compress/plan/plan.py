@@ -6,6 +6,7 @@ memory are estimates that the report later sets beside what was measured.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from compress.checkpoint.shards.layout import Entry
 from compress.formats import Verdict
 from compress.formats.runtimes.attention_rules import with_attention
 from compress.formats.runtimes.judge import runtimes
+from compress.machine.device import Device
 from compress.methods import METHODS
 from compress.plan import cache_scales, checks
 from compress.plan.budget import BudgetChoice
@@ -56,6 +58,7 @@ class Plan:
     problems: what would stop a run that was started now, as `make_plan` found it.
     bytes_range: least and most bytes of the result, as planned before any work, where sizes wait
     for a measurement; until they are chosen shards is that of the largest model.
+    device: where the run would compute, as `make_plan` found it.
     teachers: other models that passes train by. notes: what edits say of what they leave.
     """
 
@@ -79,6 +82,7 @@ class Plan:
     budget: BudgetChoice | None = None
     room: Room = UNKNOWN
     bytes_range: tuple[int, int] | None = None
+    device: Device = field(default_factory=lambda: Device("cpu"))
     teachers: Teachers = field(default_factory=lambda: NO_TEACHERS)
     notes: tuple[str, ...] = ()
 
@@ -88,6 +92,12 @@ class Plan:
         before any work."""
         late = self.budget is not None or any(edit.is_open for edit in self.given.edits)
         return self.given if self.edits and late else self.recipe
+
+    def __repr__(self) -> str:
+        return str(_show().plan_line(self))
+
+    def _repr_html_(self) -> str:
+        return str(_show().plan_html(self))
 
     @property
     def is_open(self) -> bool:
@@ -185,6 +195,7 @@ class Plan:
             "result_kv_bytes_of_context": self.caches[1].context,
             "passes": [_pass_json(each) for each in self.passes],
             "budget": None if self.budget is None else self.budget.to_json(),
+            "device": {"name": self.device.name, "why": self.device.why},
             "estimate": self.estimate.to_json(),
             "memory": {"free_bytes": self.room.bytes, "assumed": self.room.assumed},
             "modules": [_module_json(m) for m in self.modules],
@@ -197,6 +208,11 @@ class Plan:
             "notes": list(self.notes),
             "problems": list(self.problems),
         }
+
+
+def _show() -> Any:
+    """What shows a plan reads it; so it is found when it is asked for."""
+    return import_module("compress.plan.notebook.show")
 
 
 def _calibrated(recipe: Recipe) -> bool:

@@ -35,6 +35,7 @@ def plan_table(plan: Plan, *, modules: bool = False) -> str:
         *(f"then     {stage.describe()}" for stage in plan.recipe.tuning),
         *_cache(plan),
         *_budget(plan),
+        *([f"device   {plan.device.line}"] if plan.device.line else []),
         f"time     {_time(plan)}",
         f"memory   {_memory(plan)}",
         *_evaluated(plan),

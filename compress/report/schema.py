@@ -5,6 +5,7 @@ not apply"; a page says so and never prints a made-up zero.
 """
 
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any
 
 from compress.report.records.loads import StockLoad
@@ -322,6 +323,12 @@ class Report:
     notes: tuple[str, ...] = ()
     schema: int = SCHEMA_VERSION
 
+    def __repr__(self) -> str:
+        return str(_show().report_line(self))
+
+    def _repr_html_(self) -> str:
+        return str(_show().report_html(self))
+
     @property
     def seconds(self) -> float:
         """Time of all stages, evaluation included."""
@@ -338,3 +345,8 @@ class Report:
     @property
     def layers(self) -> tuple[Layer, ...]:
         return tuple(layer for stage in self.stages for layer in stage.layers)
+
+
+def _show() -> Any:
+    """What draws a report reads it; so it is found when it is asked for."""
+    return import_module("compress.report.notebook.show")

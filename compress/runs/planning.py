@@ -9,7 +9,8 @@ import torch
 from compress.checkpoint import Checkpoint, prepare_output, resolve_model
 from compress.checkpoint.outline import Outline
 from compress.errors import RecipeError
-from compress.machine.environment import check_device, compute_dtype
+from compress.machine.device import settle
+from compress.machine.environment import compute_dtype
 from compress.plan import sensitivity_cache
 from compress.plan.budget import (
     BudgetUnit,
@@ -54,8 +55,8 @@ def make_plan(
     memory: bytes of another machine, to plan for; times stay those of this one.
     """
     options = options or RunOptions()
-    device = options.device
-    check_device(device)
+    place = settle(options.device)
+    device, options = place.name, replace(options, device=place.name)
     source = resolve_model(model)
     checked = load(recipe, overrides)
     checkpoint, given = open_source(checked, source)
@@ -78,7 +79,7 @@ def make_plan(
                 out, source=source, overwrite=options.overwrite, resume=options.resume
             ),
         )
-    return replace(plan, problems=problems(checks))
+    return replace(plan, problems=problems(checks), device=place)
 
 
 def in_room(plan: Plan, room: Room) -> Plan:

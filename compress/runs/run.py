@@ -27,7 +27,8 @@ from compress.evaluation.quality import measure
 from compress.evaluation.workspace import Workspace
 from compress.events import Event, Progress, note, silent
 from compress.formats import open_weights
-from compress.machine.environment import check_device, fingerprint, peak_gpu_bytes, peak_rss_bytes
+from compress.machine.device import settle
+from compress.machine.environment import fingerprint, peak_gpu_bytes, peak_rss_bytes
 from compress.machine.other_work import read_processor, share_since
 from compress.passes import journal as journals
 from compress.passes.identity import marks
@@ -57,6 +58,7 @@ from compress.runs.resumed import where_it_goes_on
 from compress.runs.session import Session
 from compress.runs.shared_text import shared_warnings
 from compress.runs.summary import FOLDER, build_report, write_report
+from compress.sharing.share import ready
 from compress.usercache.cache import taken, user_cache
 
 
@@ -72,17 +74,19 @@ def run(
     """Compress the checkpoint `model` as `recipe` says into the folder `out`.
 
     recipe: a Recipe, a file, or the name of a built-in one. model: a folder or a hub id.
-    overrides: "key.path=value" settings. options: device, dtype, resume and overwrite.
+    overrides: "key.path=value" settings. options: device, dtype, resume, overwrite,
+    push and track.
 
     Raises a CompressError for whatever the user can mend, before any work where possible.
     """
-    started = datetime.now(UTC)
+    started, options = datetime.now(UTC), options or RunOptions()
+    share = ready(options.push, options.track, progress)
     session = prepare(
         recipe,
         model,
         out,
         overrides=overrides,
-        options=options or RunOptions(),
+        options=options,
         progress=progress or silent,
     )
     output = session.output
@@ -90,13 +94,16 @@ def run(
         with claimed(output):
             require_same_result(session.plan, session.checkpoint, output)
             publish(output, working_files(session.plan))
-        return _published_report(output.out)
+        report = _published_report(output.out)
+        share.report(report, output.out / FOLDER, output.out)
+        return report
     require_space(session.plan, output.partial, session.dtype)
     made = not output.partial.exists()
     with disk.spare_handle(), claimed(output):
         with leaving_no_beginning(output.partial, made=made):
             report = _work(session, started, resumed=output.state == "resume")
         publish(output, working_files(session.plan))
+    share.report(report, output.out / FOLDER, output.out)
     return report
 
 
@@ -110,8 +117,8 @@ def prepare(
     progress: Progress,
 ) -> Session:
     """Check everything that can be checked before work: recipe, source, fit, output, device."""
-    device = options.device
-    check_device(device)
+    asked, place = options.device, settle(options.device)
+    device, options = place.name, replace(options, device=place.name)
     kept = user_cache(options.cache)
     checked = load(recipe, overrides)
     source = resolve_model(model)
@@ -122,6 +129,7 @@ def prepare(
     plan = in_room(plan, room)
     check_requirements(plan, checkpoint, compute, device, drawn=room.drawn)
     shared = shared_warnings(plan, checkpoint)
+    settle(asked, progress)  # said where nothing cheap stands against the run
     checkpoint = _hashed(checkpoint, plan.source.spec, progress)
     weights = open_weights(checkpoint, plan.source.spec)
     teachers = sealed(plan.teachers)
@@ -151,6 +159,7 @@ def prepare(
         teachers=teachers,
         shared=shared,
         kept=kept,
+        passed_over=place.warnings,
     )
 
 

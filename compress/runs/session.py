@@ -24,7 +24,7 @@ class Session:
     teachers: other models that passes train by, sealed.
     side_files: name -> sha256 of what goes along with the weights. shared: lines on texts that are
     learned from and evaluated on, in two files. kept: where text of the model's own and evaluations
-    of the source lie.
+    of the source lie. passed_over: a line where a GPU is not used.
     """
 
     plan: Plan
@@ -41,3 +41,4 @@ class Session:
     teachers: Teachers = field(default_factory=lambda: NO_TEACHERS)
     shared: tuple[str, ...] = ()
     kept: UserCache | None = None
+    passed_over: tuple[str, ...] = ()

@@ -81,6 +81,7 @@ def build_report(
         warnings=(
             *plan.warnings,
             *session.shared,
+            *session.passed_over,
             *slow_kernels(session.device),
             *measured.left_out,
             *([RESUMED] if journal.resumed else []),

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from compress.arch.text_config import text_config
 from compress.checkpoint.jsonfile import read_object
 from compress.errors import RequestError
+from compress.machine.device import AUTO, Device, settle
 
 Dtype = Literal["fp32", "bf16", "fp16"]
 
@@ -46,7 +47,7 @@ class HarnessArguments:
     pretrained: str
     tokenizer: str | None = None
     dtype: str = "fp32"
-    device: str = "cpu"
+    device: str = "auto"
     max_length: int | None = None
     max_gen_toks: int = 256
     add_bos_token: bool | None = None
@@ -124,7 +125,8 @@ def device_of(asked: str) -> tuple[str, tuple[str, ...]]:
         return "cpu", (
             "torch sees no CUDA device, which is the harness's default: the CPU computes",
         )
-    return asked, ()
+    found = settle(asked) if asked == AUTO else Device(asked)
+    return found.name, found.notices
 
 
 def max_length_of(arguments: HarnessArguments, context: int) -> int:

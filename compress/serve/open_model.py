@@ -12,7 +12,8 @@ import torch
 from compress.checkpoint import Checkpoint, resolve_model
 from compress.errors import RequestError
 from compress.formats import Weights, open_weights
-from compress.machine.environment import check_device, compute_dtype
+from compress.machine.device import settle
+from compress.machine.environment import compute_dtype
 from compress.runtime.loading.math import settled_math
 from compress.runtime.loading.model import Model
 from compress.runtime.loading.open_engine import Opening, open_engine
@@ -44,7 +45,7 @@ class CacheOptions:
 def open_model(
     checkpoint: str | Path,
     *,
-    device: str = "cpu",
+    device: str = "auto",
     dtype: Literal["fp32", "bf16", "fp16"] = "fp32",
     math: Math | None = None,
     limits: Limits | None = None,
@@ -52,27 +53,29 @@ def open_model(
 ) -> Model:
     """A checkpoint, dense or compressed, that generates, streams and scores text.
 
-    checkpoint: a folder or a hub id. math: what products with codes may round in fp32 on a CPU:
-    "exact" nothing, "int16" (when left out) and "int8" inputs, to so many bits. limits: of a step
-    of the engine. Raises a CompressError for what the user can mend.
+    checkpoint: a folder or a hub id. device: as in RunOptions. math: what products
+    with codes may round in fp32 on a CPU: "exact" nothing, "int16" (when left out) and "int8"
+    inputs, to so many bits. limits: of a step of the engine. Raises a CompressError for what
+    the user can mend.
     """
     cache = cache or CacheOptions()
-    check_device(device)
-    arithmetic = compute_dtype("", device, dtype)
+    place = settle(device)
+    arithmetic = compute_dtype("", place.name, dtype)
     folder = resolve_model(checkpoint)
     weights = open_weights(Checkpoint.open(folder))
     tokenizer = load_tokenizer(folder)
     how = Opening(
         dtype=arithmetic,
         kv_dtype=stored_dtype(cache.kv_dtype),
-        math=settled_math(weights, math, arithmetic, device),
-        device=device,
+        math=settled_math(weights, math, arithmetic, place.name),
+        device=place.name,
         limits=limits or Limits(),
         block_size=cache.block_size,
         cache_tokens=cache.tokens,
         reuse=cache.reuse,
     )
-    return model_of(weights, tokenizer, how)
+    model = model_of(weights, tokenizer, how)
+    return replace(model, notices=(*place.notices, *model.notices))
 
 
 def stored_dtype(name: str | None) -> torch.dtype | None:

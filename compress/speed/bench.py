@@ -11,6 +11,7 @@ from compress.checkpoint.output.report_folder import report_folder
 from compress.errors import CheckpointError, RequestError
 from compress.events import Progress, note, silent
 from compress.formats import Weights
+from compress.machine.device import settle
 from compress.machine.other_work import read_processor
 from compress.report.units import duration
 from compress.runtime.decoder.kv import KVCache, cache_bytes
@@ -60,8 +61,9 @@ def measure_speed(
     decoder that transformers computes is measured only. every_math: that the checkpoint takes is
     measured, one engine after the other; what is expected is of the first, that of `place`.
     """
-    place, texts = place or SpeedSetting(), texts or SpeedTexts()
-    started = begin(place)
+    given = place or SpeedSetting()
+    place, started = begin(given)
+    texts = texts or SpeedTexts()
     with report_folder(out) as folder, threads(place):
         weights = open_checkpoint(checkpoint, sealed=folder is not None)
         math_of(weights, place)  # refused before anything is measured
@@ -69,6 +71,7 @@ def measure_speed(
         asked, explicit = asked_of(weights, texts), bool(texts.batches)
         if explicit:  # a batch that cannot be is refused before anything is measured
             _room(weights, asked, place)
+        settle(given.device, progress)
         facts, here = begin_facts(place, asked, progress)
         found: Calibrated | None = None
         try:

@@ -6,6 +6,7 @@ from typing import Any
 
 from compress.checkpoint.output.report_folder import report_folder
 from compress.events import Progress, silent
+from compress.machine.device import settle
 from compress.machine.other_work import read_processor
 from compress.speed.setting import (
     SpeedSetting,
@@ -37,14 +38,15 @@ def predict_speed(
     against: its source, predicted too. out: a new or empty folder for report.json and report.html.
     Raises a CompressError for what the user can mend.
     """
-    place = place or SpeedSetting()
-    started = begin(place)
+    given = place or SpeedSetting()
+    place, started = begin(given)
     with report_folder(out) as folder, threads(place):
         # The report has the sha256 of the source, or else of the checkpoint itself.
         reported = folder is not None
         result = open_checkpoint(checkpoint, sealed=reported and against is None)
         source = None if against is None else open_checkpoint(against, sealed=reported)
         math_of(result, place)  # refused before anything is measured
+        settle(given.device, progress)
         processor = read_processor()
         asked = asked_of(result, texts or SpeedTexts())
         facts, here = begin_facts(place, asked, progress)

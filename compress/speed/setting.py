@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -16,8 +16,8 @@ from compress.errors import RequestError
 from compress.events import Progress, note
 from compress.formats import Weights, open_weights
 from compress.inspect.facts import result_of, source_of
+from compress.machine.device import settle
 from compress.machine.environment import (
-    check_device,
     compute_dtype,
     cpu_name,
     machine,
@@ -58,7 +58,7 @@ class SpeedSetting:
     RequestError for threads that are none, or more than could be of use.
     """
 
-    device: str = "cpu"
+    device: str = "auto"
     dtype: Dtype = "fp32"
     threads: int | None = None
     kv_dtype: KvDtype | None = None
@@ -99,10 +99,9 @@ def math_of(weights: Weights, place: SpeedSetting) -> Math:
     return settled_math(weights, place.math, place.arithmetic, place.device)
 
 
-def begin(place: SpeedSetting) -> datetime:
-    """Now. OutputError for a device that will not do."""
-    check_device(place.device)
-    return datetime.now(UTC)
+def begin(asked: SpeedSetting) -> tuple[SpeedSetting, datetime]:
+    """The setting with its device, and now. OutputError for a device that will not do."""
+    return replace(asked, device=settle(asked.device).name), datetime.now(UTC)
 
 
 def open_checkpoint(checkpoint: str | Path, *, sealed: bool) -> Weights:

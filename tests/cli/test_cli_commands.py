@@ -183,10 +183,11 @@ def test_eval(verbs: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
         max_tokens=9,
         max_items=7,
         dtype="bf16",
+        device="cuda:1",
     )
     assert args == ("o", asked)
     assert callable(kwargs.pop("progress"))
-    assert kwargs == {"against": "m", "out": "r", "device": "cuda:1"}
+    assert kwargs == {"against": "m", "out": "r"}
     assert codec.from_json(capsys.readouterr().out) == report()
 
 
@@ -219,8 +220,14 @@ def test_recipes(capsys: pytest.CaptureFixture[str]) -> None:
             "eval m --task t --max-items 0",
             "error: Invalid value for '--max-items': 0 is not in the",
         ),
-        ("run x --model m --out o --device gpu", "error: device is 'gpu'; it is 'cpu', 'cuda' or"),
-        ("eval m --text a --device cuda:x", "error: device is 'cuda:x'; it is 'cpu', 'cuda' or"),
+        (
+            "run x --model m --out o --device gpu",
+            "error: device is 'gpu'; it is 'auto', 'cpu',",
+        ),
+        (
+            "eval m --text a --device cuda:x",
+            "error: device is 'cuda:x'; it is 'auto', 'cpu',",
+        ),
         ("eval m --text a --dtype fp16", "error: Invalid value for '--dtype': 'fp16' is not one"),
         ("eval m --text a --window 1", "error: Invalid value for '--window': 1 is not in the"),
         ("plan x --model m --frob", "error: No such option '--frob'."),
@@ -312,7 +319,8 @@ def test_what_to_type_after_control_c(tmp_path: Path) -> None:
 
     out = tmp_path / "out"
     given = {"recipe": "r", "model": "m", "out": f"{out}/", "overrides": ("a=b c",)}
-    given |= {"device": "cpu", "dtype": None, "overwrite": True, "cache": True}
+    given |= {"device": "auto", "push": None, "track": (), "dtype": None, "overwrite": True}
+    given |= {"cache": True}
     assert _how_to_resume(given) == "stopped before anything was written"
     line = f"compress-model run r --model m --out {out}/ --set 'a=b c' --overwrite"
     for state, says in {

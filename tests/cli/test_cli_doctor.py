@@ -1,14 +1,20 @@
 """What doctor says of a good machine, and each problem it knows."""
 
 import json
+import re
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+import torch
 
 from compress.cli.commands import doctor
 from compress.cli.main import main
-from compress.machine import memory
+from compress.machine import gpu, memory
+from compress.machine.tested import TESTED, untested
+
+REPO = Path(__file__).resolve().parents[2]
 
 
 def install(site: Path, name: str, module: str | None = None) -> None:
@@ -35,6 +41,7 @@ def test_this_machine_is_fine(capsys: pytest.CaptureFixture[str]) -> None:
     answer = json.loads(capsys.readouterr().out)
     assert answer["ok"]
     values = {check["name"]: check["value"] for check in answer["checks"]}
+    assert {"gguf", "onnx", "onnxruntime", "openvino", "accelerate"} <= values.keys()
     assert {"Python", "torch", "transformers", "triton", "threads", "memory"} <= values.keys()
     assert {"disk", "kernels cpu", "ONNX Runtime", "Hugging Face kernels"} <= values.keys()
     assert main(["doctor"]) == 0
@@ -49,6 +56,56 @@ def test_what_results_need_is_said(
     assert (
         "not installed; transformers needs it to open results: pip install compressed-tensors"
     ) in capsys.readouterr().out
+
+
+def test_a_release_that_nobody_tested_is_marked(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real = doctor._version
+    monkeypatch.setattr(
+        doctor, "_version", lambda name: "4.57.1" if name == "transformers" else real(name)
+    )
+    assert main(["doctor"]) == 0
+    shown = capsys.readouterr().out
+    assert "4.57.1, not tested with compress-model (5.23 to 5.24 is)\n" in shown
+
+
+def test_what_was_tested_is_what_is_installed_and_pinned() -> None:
+    for package, (first, last) in TESTED.items():
+        assert untested(package, f"{first}.0+cpu") is None
+        assert untested(package, last) is None
+        assert untested(package, "0.0.1") is not None
+        assert untested(package, "9999.1") is not None
+    assert untested("a-package-of-no-table", "1.0") is None
+    (pinned,) = re.findall(r"^torch==(.+)$", (REPO / "constraints.txt").read_text(), re.MULTILINE)
+    assert untested("torch", pinned) is None
+    bounds = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]["dependencies"]
+    assert "torch>=2.11,<2.14" in bounds
+
+
+def gpu_here(monkeypatch: pytest.MonkeyPatch, line: str | None) -> None:
+    """The system has a GPU; torch does not see it, and `line` installs one that does."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(gpu, "has_nvidia", lambda: True)
+    monkeypatch.setattr(gpu, "install_line", lambda build: line)
+    monkeypatch.setattr(gpu, "torch_build", lambda: gpu.TorchBuild("2.13.0+cpu", None))
+
+
+def test_a_cpu_build_of_torch_beside_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gpu_here(monkeypatch, "pip install torch")
+    assert main(["doctor"]) == 1
+    shown = capsys.readouterr().out
+    assert "a GPU is here, but not for this torch (torch 2.13.0+cpu, a CPU build)\n" in shown
+    assert "problem: GPU: run `pip install torch`\n" in shown
+
+
+def test_no_gpu_is_no_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu_here(monkeypatch, None)
+    monkeypatch.setattr(gpu, "has_nvidia", lambda: False)
+    found = {check.name: check for check in doctor.examine()}["GPU"]
+    assert found == doctor.Check("GPU", "no GPU is here (torch 2.13.0+cpu, a CPU build)")
 
 
 def only(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:

@@ -78,7 +78,7 @@ def test_bench_of_every_math(folder: Path, capsys: Captured) -> None:
             ["--batch", "0"],
             "error: Invalid value for '--batch': 0 is not in the range 1<=x<=2147483647.",
         ),
-        (["--device", "gpu"], "error: device is 'gpu'; it is 'cpu', 'cuda' or 'cuda:N'"),
+        (["--device", "gpu"], "error: device is 'gpu'; it is 'auto', 'cpu', 'cuda' or 'cuda:N'"),
         (["--prompt", "500"], "error: prompt 500 and output 1 are 501 tokens: the model reads 128"),
     ],
     ids=["batch", "device", "prompt"],

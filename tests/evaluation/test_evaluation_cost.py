@@ -71,7 +71,7 @@ def test_max_tokens_of_eval(tiny, tmp_path: Path) -> None:
     def tokens(limit: int | None) -> int:
         report = evaluate_checkpoint(
             tiny("llama"),
-            EvaluationOptions(texts=[str(file)], max_tokens=limit),
+            EvaluationOptions(texts=[str(file)], max_tokens=limit, device="cpu"),
             progress=events.append,
         )
         assert report.quality is not None
@@ -87,7 +87,9 @@ def test_max_tokens_of_eval(tiny, tmp_path: Path) -> None:
 def test_max_tokens_of_text_that_the_model_writes(tiny) -> None:
     events: list[Event] = []
     report = evaluate_checkpoint(
-        tiny("llama"), EvaluationOptions(texts=["self"], max_tokens=200), progress=events.append
+        tiny("llama"),
+        EvaluationOptions(texts=["self"], max_tokens=200, device="cpu"),
+        progress=events.append,
     )
     assert events[0].message == "the model writes 2 rows of 128 tokens"
     assert report.quality is not None

@@ -278,7 +278,9 @@ def test_long_tasks_say_how_long(tiny, monkeypatch: pytest.MonkeyPatch, choices:
     )
     events: list[Event] = []
     evaluate_checkpoint(
-        tiny("llama"), EvaluationOptions(tasks=[str(choices)]), progress=events.append
+        tiny("llama"),
+        EvaluationOptions(tasks=[str(choices)], device="cpu"),
+        progress=events.append,
     )
     line = next(e.message for e in events if not e.total)
     assert line.startswith("3 items of 1 task, ")

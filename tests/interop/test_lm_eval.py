@@ -247,7 +247,7 @@ def test_refusals(tasks: Path, beginning: Path, tmp_path: Path) -> None:
     assert "num_beams=3 is not one" in refused(tasks, model, gen_kwargs="num_beams=3")
     thinking = f"{model},enable_thinking=True,think_end_token=</think>"
     assert "enable_thinking=True is for tasks that generate" in refused(tasks, thinking)
-    assert "device is 'mps'; it is 'cpu', 'cuda' or" in refused(tasks, model, device="mps")
+    assert "device is 'mps'; it is 'auto', 'cpu', 'cuda' or" in refused(tasks, model, device="mps")
 
 
 def test_no_token_to_begin_with(tasks: Path, tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ def test_progress_counts_up_to_the_total(tiny, tmp_path: Path) -> None:
         ("block 0", 3, 4),
         ("block 1", 4, 4),
     ]
-    assert [e.stage for e in events][:2] == ["check", "calibrate"]
+    assert [e.stage for e in events][:3] == ["device", "check", "calibrate"]
     assert all(e.seconds >= 0 for e in events)
 
 

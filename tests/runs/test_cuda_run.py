@@ -27,9 +27,8 @@ def test_the_error_is_that_of_the_cpu(tiny, tmp_path: Path) -> None:
     reports = [
         evaluate_checkpoint(
             tmp_path / "cuda",
-            EvaluationOptions(texts=[str(words)]),
+            EvaluationOptions(texts=[str(words)], device=device),
             against=tiny("llama"),
-            device=device,
         )
         for device in ("cpu", "cuda")
     ]

@@ -190,7 +190,7 @@ def test_a_device_that_is_not_there(source: Path) -> None:
 
 def test_names_of_devices_and_dtypes(source: Path) -> None:
     assert refused(recipe(RTN), source, OutputError, device="tpu") == (
-        "device is 'tpu'; it is 'cpu', 'cuda' or 'cuda:N'"
+        "device is 'tpu'; it is 'auto', 'cpu', 'cuda' or 'cuda:N'"
     )
     assert refused(recipe(RTN), source, OutputError, dtype="int8") == (
         "dtype is 'int8'; it is one of bf16, fp16, fp32"

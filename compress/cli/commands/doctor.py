@@ -16,15 +16,20 @@ from compress.cli import options
 from compress.cli.printing import show
 from compress.errors import CompressError
 from compress.machine.memory import available_bytes, limit_bytes
+from compress.machine.tested import untested
 from compress.report.units import size
 from compress.usercache.cache import user_cache
 from compress.usercache.place import SETTING, made_folder
 
 OLDEST_PYTHON = (3, 11)
 REQUIRED = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "xxhash")
-OPTIONAL = ("triton", "datasets", "onnxruntime", "onnxruntime-gpu", "compressed-tensors")
+OPTIONAL = (
+    *("triton", "datasets", "accelerate", "compressed-tensors", "gguf", "onnx"),
+    *("onnxruntime", "onnxruntime-gpu", "onnxruntime-genai", "openvino"),
+)
 HINTS = {
-    "compressed-tensors": "; transformers needs it to open results: pip install compressed-tensors"
+    "compressed-tensors": "; transformers needs it to open results: pip install compressed-tensors",
+    "accelerate": "; transformers needs it to open GGUF files: pip install accelerate",
 }
 # The installed extra decides which; both write the same files and the last one installed wins.
 EXCLUSIVE = ("onnxruntime", "onnxruntime-gpu")
@@ -62,11 +67,10 @@ def examine() -> Iterator[Check]:
     """All checks; none of them raises."""
     yield _python()
     for name in REQUIRED:
-        found = _version(name)
-        missing = None if found else f"not installed; run `pip install {name}`"
-        yield Check(name, found or "absent", missing)
+        missing = None if _version(name) else f"not installed; run `pip install {name}`"
+        yield Check(name, _release(name) or "absent", missing)
     for name in OPTIONAL:
-        yield Check(name, _version(name) or f"not installed{HINTS.get(name, '')}")
+        yield Check(name, _release(name) or f"not installed{HINTS.get(name, '')}")
     yield from _torch()
     yield _memory()
     yield _disk()
@@ -134,6 +138,13 @@ def _version(package: str) -> str | None:
         return None
 
 
+def _release(package: str) -> str | None:
+    """The version, and that nobody has tested it with us where that is so."""
+    found = _version(package)
+    tested = None if found is None else untested(package, found)
+    return found if tested is None else f"{found}, not tested with compress-model ({tested} is)"
+
+
 def _torch() -> Iterator[Check]:
     """What torch sees; a torch that cannot be imported is a problem, not a traceback."""
     try:
@@ -146,11 +157,31 @@ def _torch() -> Iterator[Check]:
     yield Check("processor", f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}")
     yield Check("threads", f"{torch.get_num_threads()} used by torch, {usable} cores")
     if not torch.cuda.is_available():
-        yield Check("GPU", "none that torch can use")
+        yield _no_gpu()
         return
     for i in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(i)
         yield Check(f"GPU {i}", f"{properties.name}, {size(properties.total_memory)}")
+    yield _chosen()
+
+
+def _no_gpu() -> Check:
+    """No GPU, or one that the torch that is installed cannot use: a problem, with what mends it."""
+    from compress.machine.gpu import has_nvidia, torch_build, why_no_gpu
+
+    why, line = why_no_gpu(torch_build())
+    if not has_nvidia():
+        return Check("GPU", why)
+    return Check("GPU", why, f"run `{line}`" if line else "a newer driver is needed, or one at all")
+
+
+def _chosen() -> Check:
+    """What `--device auto` takes here, by its check against the CPU."""
+    from compress.machine.device import settle
+
+    found = settle("auto")
+    problem = f"{found.why}; the driver, torch and triton may not fit each other"
+    return Check("device auto", str(found.line), problem if found.passed_over else None)
 
 
 def _memory() -> Check:

@@ -64,6 +64,7 @@ PAGE = "report.html"
     " many bits: perplexity, KL to exact products, agreement.",
 )
 @options.cache
+@options.track
 @options.as_json
 def command(
     checkpoint: str,
@@ -80,6 +81,7 @@ def command(
     dtype: Literal["fp32", "bf16"],
     math: Literal["int16", "int8"] | None,
     cache: bool,
+    track: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Measure CHECKPOINT on texts and tasks, and how far it is from its source."""
@@ -98,9 +100,11 @@ def command(
         dtype=dtype,
         math=math,
         cache=cache,
+        device=device,
+        track=track,
     )
     with watched() as progress:
         report = verbs.evaluate_checkpoint(
-            checkpoint, asked, against=against, out=out, device=device, progress=progress
+            checkpoint, asked, against=against, out=out, progress=progress
         )
     options.print_report(report, Path(out) / PAGE if out else None, as_json)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import click
@@ -31,6 +32,12 @@ class ExportRequest:
     overwrite: bool
     dry_run: bool
     as_json: bool
+    push: str | None
+    track: tuple[str, ...]
+
+    @property
+    def folder(self) -> Path | None:
+        return None if self.out is None else Path(self.out)
 
 
 class FormatsInHelp(click.Command):
@@ -107,6 +114,8 @@ class FormatsInHelp(click.Command):
 @click.option("--no-verify", is_flag=True, help="Do not compare with the weights (other runtimes).")
 @click.option("--overwrite", is_flag=True, help="Replace an earlier result.")
 @click.option("--dry-run", is_flag=True, help="Show what would be written, and write nothing.")
+@options.push
+@options.track
 @options.as_json
 def command(
     checkpoint: str,
@@ -125,6 +134,8 @@ def command(
     no_verify: bool,
     overwrite: bool,
     dry_run: bool,
+    push: str | None,
+    track: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Write CHECKPOINT (a folder or a hub id) in another format, or for another runtime.
@@ -135,9 +146,9 @@ def command(
     """
     from compress import verbs
 
-    _require_place(to, out, in_place, dry_run)
+    asked = ExportRequest(checkpoint, to, out, overwrite, dry_run, as_json, push, track)
+    _require_place(asked, in_place)
     give_back()
-    asked = ExportRequest(checkpoint, to, out, overwrite, dry_run, as_json)
     blocks = {"--embedding": embedding, "--type": mixture, "--imatrix": imatrix, "--text": text}
     if verbs.is_target(to):
         target = verbs.target_name(to)
@@ -162,13 +173,16 @@ def command(
     _format(asked, verbs.Conversion(round_scales, shard_size or "5GB"))
 
 
-def _require_place(to: str, out: str | None, in_place: bool, dry_run: bool) -> None:
+def _require_place(asked: ExportRequest, in_place: bool) -> None:
     """A usage error unless it is known where the result goes."""
     from compress import verbs
 
-    if not in_place and out is None and not dry_run:
+    to, out = asked.to, asked.out
+    if not in_place and out is None and not asked.dry_run:
         raise click.UsageError("give --out FOLDER, or --dry-run")
     _refuse(to, {"--in-place": in_place and verbs.target_name(to) not in IN_PLACE}, IN_PLACE[0])
+    if in_place and asked.push is not None:
+        raise click.UsageError("--push takes a folder of its own, and --in-place makes none")
     if in_place and out is not None:
         raise click.UsageError("--in-place goes into CHECKPOINT's own folder; leave --out out")
 
@@ -188,6 +202,7 @@ def _artifact(asked: ExportRequest, target: "ArtifactTarget", *, verify: bool) -
         report = verbs.dry_artifact(asked.checkpoint, target, asked.out, overwrite=overwrite)
     else:
         with watched() as progress:
+            share = verbs.ready(asked.push, asked.track, progress)
             report = verbs.export_artifact(
                 asked.checkpoint,
                 target,
@@ -196,6 +211,7 @@ def _artifact(asked: ExportRequest, target: "ArtifactTarget", *, verify: bool) -
                 overwrite=overwrite,
                 progress=progress,
             )
+            share.export(report.to_json(), asked.folder)
     if asked.as_json:
         options.print_json(report.to_json())
     else:
@@ -211,9 +227,11 @@ def _format(asked: ExportRequest, how: "Conversion") -> None:
     else:
         assert out is not None
         with watched() as progress:
+            share = verbs.ready(asked.push, asked.track, progress)
             report = verbs.export(
                 checkpoint, to, out, options=how, overwrite=overwrite, progress=progress
             )
+            share.export(report.to_json(), asked.folder)
     if asked.as_json:
         options.print_json(report.to_json())
     else:

@@ -57,6 +57,8 @@ def terminable() -> Iterator[None]:
 @click.option("--resume", is_flag=True, help="Go on with a run that was stopped.")
 @click.option("--overwrite", is_flag=True, help="Replace the result of an earlier run in FOLDER.")
 @click.option("--dry-run", is_flag=True, help="Print the plan, with all that would stop the run.")
+@options.push
+@options.track
 @options.as_json
 def command(
     recipe: str,
@@ -69,12 +71,14 @@ def command(
     resume: bool,
     overwrite: bool,
     dry_run: bool,
+    push: str | None,
+    track: tuple[str, ...],
     as_json: bool,
 ) -> int:
     """Compress a checkpoint as RECIPE says (a file, or a name from `compress-model recipes`)."""
     from compress import verbs
 
-    how = verbs.RunOptions(device, dtype, resume, overwrite, cache)
+    how = verbs.RunOptions(device, dtype, resume, overwrite, cache, push, track)
     if dry_run:
         plan = verbs.make_plan(recipe, model, overrides=overrides, options=how, out=out)
         return show_plan(plan, as_json=as_json)
@@ -113,9 +117,11 @@ def _how_to_resume(given: Mapping[str, Any]) -> str:
         return "stopped before anything was written"
     words = ["run", given["recipe"], "--model", given["model"], "--out", given["out"]]
     words += [word for override in given["overrides"] for word in ("--set", override)]
-    words += ["--device", given["device"]] if given["device"] != "cpu" else []
+    words += ["--device", given["device"]] if given["device"] != "auto" else []
     words += ["--dtype", given["dtype"]] if given["dtype"] else []
     words += [] if given["cache"] else ["--no-cache"]
+    words += ["--push", given["push"]] if given["push"] else []
+    words += [word for name in given["track"] for word in ("--track", name)]
     words += ["--overwrite"] if given["overwrite"] else []
     line = shlex.join(["compress-model", *words, "--resume"])
     return f"{state}. To go on:\n  {line}"

@@ -46,7 +46,7 @@ def render_table(report: Report, page: str | Path | None = None) -> str:
         head += _said(name, f"{before} became {after}")
     titles = ("", "before", "after", "") if has_before(report) else ("", "", "measured", "")
     lines = [*head, "", _line(titles), "-" * COLUMNS]
-    lines += [_line(row) for row in _rows(report)]
+    lines += [_line(row) for row in table_rows(report)]
     disturbed = disturbance(taken(report.stages))
     if disturbed is not None:
         lines += ["", *_said("Note", disturbed)]
@@ -96,7 +96,8 @@ def _said(name: str, text: str) -> list[str]:
     return _labelled(name, wrap(clean(text), COLUMNS - _INDENT))
 
 
-def _rows(report: Report) -> list[Row]:
+def table_rows(report: Report) -> list[Row]:
+    """The numbers of a report, before and after: name, both, remark."""
     rows = [
         *_sizes(report),
         *_kv_cache(report),

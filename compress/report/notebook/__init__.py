@@ -1,0 +1,1 @@
+"""Reports and plans as a notebook shows them."""
