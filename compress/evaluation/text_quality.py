@@ -1,5 +1,6 @@
 """Quality of a result on texts, alone or against its source."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -62,7 +63,7 @@ def evaluate(
         if source is not None and source_states is None:
             source_states = source_final_states(source, texts, config, work)
             own.append(source_states)
-        own.append(_final_states(result, texts, config, work, "result"))
+        own.append(_final_states(result, texts, config, work, work.label))
         sides = [_side(result, own[-1], work)]
         if source is not None and source_states is not None:
             sides.append(_side(source, source_states, work))
@@ -71,6 +72,26 @@ def evaluate(
         for store in own:
             store.close()
     return tuple(_quality(text, i, totals, config) for i, text in enumerate(texts))
+
+
+def share_closed(result: TextScores, plain: TextScores) -> float | None:
+    """Share of what `plain` loses on a text that `result` does not lose: 1 is lossless, below 0
+    worse than plain. Of the KL; without it of the logarithm of perplexity. None where plain loses
+    nothing, and where either has no finite loss."""
+    lost, lost_plain = _lost(result), _lost(plain)
+    if lost is None or lost_plain is None or lost_plain <= 0:
+        return None
+    return 1 - lost / lost_plain
+
+
+def _lost(scores: TextScores) -> float | None:
+    """Nats a token, where that is known and finite."""
+    if scores.kl is not None:
+        return scores.kl if math.isfinite(scores.kl) else None
+    before, after = scores.ppl_source, scores.ppl_result
+    if before is None or not (before > 0 and math.isfinite(before) and math.isfinite(after)):
+        return None
+    return math.log(after / before)
 
 
 def source_final_states(

@@ -9,8 +9,10 @@ from compress.events import Progress, silent
 @dataclass(frozen=True, slots=True)
 class Workspace:
     """folder: for temporary files; it must exist, but for `quality.measure`, which makes it and
-    removes it. device: that the models run on. progress: hears of every block."""
+    removes it. device: that the models run on. progress: hears of every block. label: what
+    progress and files call the model that is measured."""
 
     folder: Path
     device: str = "cpu"
     progress: Progress = silent
+    label: str = "result"

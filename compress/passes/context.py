@@ -141,6 +141,7 @@ def layer_record(
         kept_reason=outcome.kept,
         dead_columns=outcome.dead,
         outlier_columns=outcome.outlier_columns,
+        plain_error=outcome.plain,
         folds=folds,
         expert=module.linear.expert,
         **facts,

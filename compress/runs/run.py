@@ -51,6 +51,7 @@ from compress.runs.output import (
     space_warnings,
     working_files,
 )
+from compress.runs.plain_rounding import plainly_rounded, why_not
 from compress.runs.planning import in_room, plan_of
 from compress.runs.requirements import check_requirements
 from compress.runs.resumed import where_it_goes_on
@@ -179,7 +180,9 @@ def _work(session: Session, started: datetime, *, resumed: bool) -> Report:
         stages.append(session.measuring)
     clock, processor = time.perf_counter(), read_processor()
     place = Workspace(partial / "evaluation", session.device, session.progress)
-    sides = Compared(open_weights(Checkpoint.open(partial)), session.weights)
+    result = open_weights(Checkpoint.open(partial))
+    rounded, reason = plainly_rounded(plan, session.weights, result), why_not(plan)
+    sides = Compared(result, session.weights, rounded, reason)
     measured = measure(sides, plan.recipe.evaluation, place)
     if plan.recipe.evaluation is not None:
         seconds = time.perf_counter() - clock

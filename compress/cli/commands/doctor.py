@@ -13,6 +13,7 @@ from pathlib import Path
 import click
 
 from compress.cli import options
+from compress.cli.printing import show
 from compress.machine.memory import available_bytes, limit_bytes
 from compress.machine.tested import untested
 from compress.report.units import size
@@ -51,10 +52,10 @@ def command(as_json: bool) -> int:
         return 1 if problems else 0
     width = max(len(check.name) for check in checks)
     for check in checks:
-        click.echo(f"{check.name:{width}}  {check.value}")
+        show(f"{check.name:{width}}  {check.value}")
     click.echo()
     for check in problems:
-        click.echo(f"problem: {check.name}: {check.problem}")
+        show(f"problem: {check.name}: {check.problem}")
     click.echo(f"{len(problems)} found" if problems else "no problem found")
     return 1 if problems else 0
 

@@ -5,15 +5,20 @@ from typing import Literal
 
 import click
 
-from compress.cli import options
+from compress.cli import completion, options
 from compress.cli.progress import watched
 
 PAGE = "report.html"
 
 
 @click.command("eval")
-@click.argument("checkpoint")
-@click.option("--against", metavar="FOLDER", help="The source: adds its perplexity, KL, agreement.")
+@options.checkpoint
+@click.option(
+    "--against",
+    metavar="FOLDER",
+    shell_complete=completion.folders,
+    help="The source: adds its perplexity, KL, agreement.",
+)
 @click.option(
     "--text",
     "texts",
@@ -37,7 +42,13 @@ PAGE = "report.html"
     help="Score the first N tokens of each text; a long one takes minutes.",
 )
 @click.option("--max-items", type=options.count(), help="Ask the first N items of each task.")
-@click.option("-o", "--out", metavar="FOLDER", help="Write report.json and report.html there.")
+@click.option(
+    "-o",
+    "--out",
+    metavar="FOLDER",
+    shell_complete=completion.folders,
+    help="Write report.json and report.html there.",
+)
 @options.device
 @click.option(
     "--dtype",

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from compress.cli import options
+from compress.cli import completion, options
 from compress.cli.commands.plan import show_plan
 from compress.cli.progress import watched
 from compress.errors import OutputError
@@ -41,9 +41,16 @@ def terminable() -> Iterator[None]:
 
 
 @click.command("run")
-@click.argument("recipe")
+@click.argument("recipe", shell_complete=completion.recipes)
 @options.model
-@click.option("-o", "--out", required=True, metavar="FOLDER", help="Where the result goes.")
+@click.option(
+    "-o",
+    "--out",
+    required=True,
+    metavar="FOLDER",
+    shell_complete=completion.folders,
+    help="Where the result goes.",
+)
 @options.settings
 @options.compute
 @click.option("--resume", is_flag=True, help="Go on with a run that was stopped.")

@@ -72,6 +72,18 @@ def read_stages(root: Node, keys: Mapping[str, Node], places: Places) -> StageLi
     return replace(found, rounding=rounding)
 
 
+def keys_of_stage(node: Node) -> tuple[str, ...]:
+    """The keys that a stage may have, by its method; none where that is not known."""
+    from compress.edits import EDITS
+    from compress.methods import METHODS
+
+    word = node.content.get("method") if is_mapping(node.content) else None
+    method = word.content.text if word is not None and isinstance(word.content, Scalar) else ""
+    if method in METHODS:
+        return (*STAGE_KEYS, *field_names(METHODS[method].config))
+    return field_names(EDITS[method].config) if method in EDITS else ()
+
+
 def is_tuning(edit: EditStage) -> bool:
     """Whether it trains what the stages that round have left."""
     from compress.edits.distill import DistillConfig
