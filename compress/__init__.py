@@ -8,17 +8,29 @@ from typing import TYPE_CHECKING, Any
 
 from compress.version import VERSION as __version__
 
-__all__ = ["CacheOptions", "Request", "RunOptions", "Sampling", "__version__", "open_model", "run"]
+__all__ = [
+    "CacheOptions",
+    "CompareOptions",
+    "Request",
+    "RunOptions",
+    "Sampling",
+    "__version__",
+    "compare",
+    "open_model",
+    "run",
+]
 
 if TYPE_CHECKING:
     from compress.runtime.sequences.request import Request, Sampling
-    from compress.verbs import CacheOptions, RunOptions, open_model, run
+    from compress.verbs import CacheOptions, CompareOptions, RunOptions, compare, open_model, run
 
 _PLACES = {
     "CacheOptions": "compress.verbs",
+    "CompareOptions": "compress.verbs",
     "Request": "compress.runtime.sequences.request",
     "RunOptions": "compress.verbs",
     "Sampling": "compress.runtime.sequences.request",
+    "compare": "compress.verbs",
     "open_model": "compress.verbs",
     "run": "compress.verbs",
 }

@@ -10,22 +10,16 @@ millisecond: where other programs run, compare `least_wall_s` of many rounds of 
 turns, on copies of the weight that caches do not hold.
 """
 
-import atexit
-import ctypes
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
-from functools import cache, partial
+from functools import partial
 from itertools import cycle
-from pathlib import Path
 
 import timing
 import torch
+from peaks import at_peak
 from torch import Tensor
 from torch.nn.functional import linear as torch_linear
 
-from compress_kernels.cpu.build import FLAGS, compiler, run
-from compress_kernels.cpu.levels import BF16, best
 from compress_kernels.ops.linear import linear
 from compress_kernels.ops.pairs import pair_linear
 from compress_kernels.pairs import lay_out_pairs
@@ -34,8 +28,6 @@ from compress_kernels.pairs import lay_out_pairs
 SHAPES = [(rows, side, side) for side in (256, 1024, 4096) for rows in (1, 8, 64)]
 STRIPS = [(rows, 512 if rows <= 8 else 128, 4096) for rows in (1, 8, 64)]
 COLD = 96 << 20
-# Products of a round of the peak.
-ROUND = 12 * 32
 
 
 def cases(rows: int, outputs: int, columns: int) -> timing.Cases:
@@ -52,25 +44,14 @@ def cases(rows: int, outputs: int, columns: int) -> timing.Cases:
         "torch": lambda: torch_linear(x, next(turns[1])),
         "ceiling read": lambda: torch.mv(next(reads), vector),
     }
-    if best() is BF16:
-        found["ceiling product"] = partial(peak(), rows * outputs * columns // ROUND)
+    peak = at_peak("bf16", rows * outputs * columns)
+    if peak is not None:
+        found["ceiling product"] = peak
     return found
 
 
 def _from(weights: Tensor, first: int) -> Iterator[Tensor]:
     return cycle([*weights[first:], *weights[:first]])
-
-
-@cache
-def peak() -> Callable[[int], float]:
-    """Of pairs_peak.cpp, compiled."""
-    folder = tempfile.mkdtemp()
-    atexit.register(shutil.rmtree, folder)
-    path, source = str(Path(folder) / "peak.so"), str(Path(__file__).with_name("pairs_peak.cpp"))
-    run((compiler(), *FLAGS, *BF16.flags, "-shared", source, "-o", path))
-    found = ctypes.CDLL(path).peak
-    found.argtypes, found.restype = [ctypes.c_int64], ctypes.c_float
-    return found
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from compress.checkpoint import disk, write_atomic
 from compress.formats import Weights
 from compress.machine.environment import peak_rss_bytes, versions
 from compress.report.copied import indented
+from compress.report.markdown import block, words
 from compress.report.proofs import UNPROVED, proved
 from compress.report.schema import Export
 from compress.report.units import counted, duration
@@ -156,7 +157,7 @@ def write(report: ArtifactReport, folder: Path) -> None:
     target = folder / FOLDER
     with disk.refusing(f"make {target}"):
         disk.mkdir(target)
-    page = f"# Export\n\n```\n{table(report)}\n```\n"
+    page = f"# Export\n\n{block(table(report))}\n"
     for path, content in (
         (target / "report.json", as_json(report)),
         (target / "report.md", page.encode("utf-8", "surrogateescape")),
@@ -199,9 +200,9 @@ def _linked(result: Mapping[str, Any]) -> str:
 
 def _card(report: ArtifactReport) -> str:
     """README.md of the result. It is the same for two equal exports, so it holds no times."""
-    name, target = Path(report.source["path"]).name, report.result["target"]
+    name, target = words(Path(report.source["path"]).name), report.result["target"]
     kind = _source_kind(report.source["format"])
-    notes = "".join(f"- {line}\n" for line in report.notes)
+    notes = "".join(f"- {words(line)}\n" for line in report.notes)
     return f"""---
 tags: [compress-model, {target}]
 ---
@@ -209,7 +210,7 @@ tags: [compress-model, {target}]
 
 Made by compress-model {report.versions["compress-model"]} from {kind}:
 {shown_size(report.source["bytes"])} became {shown_size(report.result["bytes"])}.
-Proof: {proved(report.exports[0])}.
+Proof: {words(proved(report.exports[0]))}.
 
 {notes}
 ## How to start it
@@ -219,8 +220,8 @@ Proof: {proved(report.exports[0])}.
 def _blocks(report: ArtifactReport) -> str:
     """FOLDER is where the artifact lies."""
     place = str(report.result["path"])
-    blocks = (block.replace(place, "FOLDER") for block in report.exports[0].open_with)
-    return "".join(f"\n```\n{block}\n```\n" for block in blocks)
+    lines = (line.replace(place, "FOLDER") for line in report.exports[0].open_with)
+    return "".join(f"\n```\n{line}\n```\n" for line in lines)
 
 
 def _source_kind(format_name: str) -> str:

@@ -16,6 +16,7 @@ import click
 
 from compress import __version__
 from compress.cli.complaints import of_environment, of_user, shortened
+from compress.cli.printing import complain
 from compress.cli.process import check_instruction_set, leave, tune_process
 from compress.cli.streams import open_streams
 from compress.errors import CompressError
@@ -24,6 +25,7 @@ from compress.errors import CompressError
 COMMANDS = {
     "run": ("compress.cli.commands.run", "Compress a checkpoint as a recipe says."),
     "plan": ("compress.cli.commands.plan", "Show what a recipe would do, without doing it."),
+    "compare": ("compress.cli.commands.compare", "Find the recipe that is best for a model."),
     "inspect": ("compress.cli.commands.inspect", "Show what a checkpoint holds."),
     "eval": ("compress.cli.commands.eval", "Measure a checkpoint, alone or against its source."),
     "export": (
@@ -36,6 +38,15 @@ COMMANDS = {
     "bench": ("compress.cli.commands.bench", "Measure how fast it runs, beside the prediction."),
     "recipes": ("compress.cli.commands.recipes", "List the built-in recipes, or show one."),
     "doctor": ("compress.cli.commands.doctor", "Check this machine and its packages."),
+}
+
+
+# What people ask for and is not there, and what does it meanwhile.
+ABSENT = {
+    "serve": (
+        "`vllm serve FOLDER` serves a result over HTTP, `compress-model generate` and `chat` answer"
+        " in the terminal, and compress.open_model(FOLDER) does in Python"
+    ),
 }
 
 
@@ -55,6 +66,8 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] in ABSENT:
+            ctx.fail(f"{args[0]} is not in this version; {ABSENT[args[0]]}")
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             known = ", ".join(COMMANDS)
             close = difflib.get_close_matches(args[0], COMMANDS, n=1)
@@ -68,7 +81,7 @@ class LazyGroup(click.Group):
 
 
 @click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="compress-model")
+@click.version_option(__version__, "-V", "--version", prog_name="compress-model")
 def cli() -> None:
     """Make a language model's checkpoint smaller, by recipe, and prove what it cost."""
 
@@ -85,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return error.exit_code
     except click.ClickException as error:
         if isinstance(error, click.UsageError) and error.ctx is not None:
-            click.echo(error.ctx.get_usage(), err=True)
+            complain(error.ctx.get_usage())
         return _refuse(error.format_message())
     except CompressError as error:
         return _refuse(of_user(error))
@@ -117,5 +130,5 @@ def entry() -> NoReturn:
 
 
 def _refuse(message: str) -> int:
-    click.echo(f"error: {shortened(message)}", err=True)
+    complain(f"error: {shortened(message)}")
     return 2

@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from compress.cli import completion
+from compress.cli.printing import show
+
 if TYPE_CHECKING:
     from compress.report.schema import Report
 
@@ -33,14 +36,24 @@ def settings(command: F) -> F:
         "overrides",
         multiple=True,
         metavar="KEY=VALUE",
+        shell_complete=completion.changes,
         help="Replace a value of the recipe, e.g. stages[0].group_size=64. May be repeated.",
     )(command)
 
 
 def model(command: F) -> F:
     return click.option(
-        "--model", required=True, metavar="FOLDER", help="Checkpoint to compress, or a hub id."
+        "--model",
+        required=True,
+        metavar="FOLDER",
+        shell_complete=completion.folders,
+        help="Checkpoint to compress, or a hub id.",
     )(command)
+
+
+def checkpoint(command: F) -> F:
+    """The argument CHECKPOINT."""
+    return click.argument("checkpoint", shell_complete=completion.folders)(command)
 
 
 def device(command: F) -> F:
@@ -50,6 +63,15 @@ def device(command: F) -> F:
         show_default=True,
         metavar="[cpu|cuda|cuda:N]",
         help="Where blocks run.",
+    )(command)
+
+
+def cache(command: F) -> F:
+    return click.option(
+        "--cache/--no-cache",
+        default=True,
+        help="Text that the model writes, and the evaluation of the source, are kept in the user's"
+        " cache folder (doctor shows it) and taken from there; not with --no-cache.",
     )(command)
 
 
@@ -103,4 +125,7 @@ def print_report(report: "Report", page: Path | None, as_json: bool) -> None:
     from compress.report.codec import to_json
     from compress.report.terminal.table import render_table
 
-    click.echo((to_json(report) if as_json else render_table(report, page)).rstrip("\n"))
+    if as_json:
+        click.echo(to_json(report).rstrip("\n"))
+    else:
+        show(render_table(report, page).rstrip("\n"))

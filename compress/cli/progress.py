@@ -1,5 +1,6 @@
 """Progress on stderr: one rewritten line on a terminal, one line a step elsewhere."""
 
+import os
 import shutil
 import sys
 import time
@@ -8,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TextIO
 
+from compress.report.columns import fitted
 from compress.report.units import duration
 
 if TYPE_CHECKING:
@@ -51,10 +53,11 @@ class ProgressLine:
             self.close()
 
     def _note(self, event: "Event", now: float) -> None:
-        """A whole line that nothing rewrites or cuts."""
+        """Whole lines that nothing rewrites or cuts."""
         self.close()
         self._last = now
-        self.stream.write(f"{event.stage}: {event.message}\n")
+        line = f"{event.stage}: {event.message}"
+        self.stream.write((fitted(line, _columns()) if self.terminal else line) + "\n")
         self.stream.flush()
 
     def close(self) -> None:
@@ -95,12 +98,16 @@ class ProgressLine:
 
     def _write(self, text: str) -> None:
         if self.terminal:
-            width = max(20, shutil.get_terminal_size().columns - 1)
+            width = max(20, _columns() - 1)
             self.stream.write("\r\x1b[K" + text[:width])
             self._open = True
         else:
             self.stream.write(text + "\n")
         self.stream.flush()
+
+
+def _columns() -> int:
+    return shutil.get_terminal_size().columns
 
 
 def _kind(event: "Event") -> str:
@@ -111,7 +118,8 @@ def _kind(event: "Event") -> str:
 @contextmanager
 def watched() -> Iterator[ProgressLine]:
     """A listener on stderr whose line is ended however the work ends."""
-    line = ProgressLine(sys.stderr, sys.stderr.isatty())
+    # A dumb terminal has no escape that clears a line. Colours are never written.
+    line = ProgressLine(sys.stderr, sys.stderr.isatty() and os.environ.get("TERM") != "dumb")
     try:
         yield line
     finally:

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 
 import click
 
+from compress.cli.printing import complain
+
 
 def write(text: str) -> None:
     """At once. Ends the command quietly where nobody reads on.
@@ -36,4 +38,4 @@ def write_pieces(pieces: Iterable[str]) -> None:
 
 def note(text: str) -> None:
     """A line beside the output."""
-    click.echo(f"note: {text}", err=True)
+    complain(f"note: {text}")

@@ -20,6 +20,7 @@ from compress.formats.table import small_files
 from compress.machine.environment import peak_rss_bytes, versions
 from compress.plan import checks
 from compress.plan.layers import ModulePlan
+from compress.report.markdown import block, words
 from compress.report.units import counted, duration, size
 
 FOLDER = "report"
@@ -174,13 +175,15 @@ def table(report: ExportReport) -> str:
 
 
 def card(report: ExportReport) -> bytes:
-    """README.md of the result. Holds nothing that differs between two equal exports."""
-    rows = "\n".join(f"| {scheme} | {n} |" for scheme, n in report.schemes.items())
+    """README.md of the result: names and notes in it are words, never markup. Holds nothing that
+    differs between two equal exports."""
+    rows = "\n".join(f"| {words(scheme)} | {n} |" for scheme, n in report.schemes.items())
     found = "\n".join(
-        f"- {v.runtime}: {v.verdict}{f' ({v.reason})' if v.reason else ''}" for v in report.runtimes
+        f"- {words(v.runtime)}: {words(v.verdict)}{f' ({words(v.reason)})' if v.reason else ''}"
+        for v in report.runtimes
     )
-    notes = "".join(f"- {note}\n" for note in report.notes)
-    name, fmt = Path(report.source["path"]).name, report.result["format"]
+    notes = "".join(f"- {words(note)}\n" for note in report.notes)
+    name, fmt = words(Path(report.source["path"]).name), report.result["format"]
     return f"""---
 library_name: transformers
 tags: [compress-model, {fmt}]
@@ -203,19 +206,17 @@ without calibration: {size(report.source["bytes"])} became {size(report.result["
 
 def _page(report: ExportReport) -> str:
     rows = "\n".join(
-        f"| {x['name']} | {x['scheme']} | {x['bytes_before']} | {x['bytes_after']} |"
+        f"| {words(x['name'])} | {words(x['scheme'])} | {x['bytes_before']} | {x['bytes_after']} |"
         for x in report.layers
     )
     return f"""# Export
 
-```
-{table(report)}
-```
+{block(table(report))}
 
 | layer | scheme | bytes before | bytes after |
 |---|---|---|---|
 {rows}
 
 Copied as they are: {len(report.copied_tensors)} tensors and
-{", ".join(report.copied_files) or "no files"}.
+{", ".join(map(words, report.copied_files)) or "no files"}.
 """

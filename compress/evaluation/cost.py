@@ -36,8 +36,8 @@ def announcement(
 ) -> str:
     """One line on what is to be evaluated, with the time where that is long.
 
-    models: 1, or 2 with a source. device: that the models run on; only the processor's time is
-    known.
+    models: 1, 2 with a source, 3 with plain rounding too. device: that the models run on; only the
+    processor's time is known.
     """
     scored, count = sum(text.scored for text in windows), sum(len(text.lengths) for text in windows)
     line = f"{counted(scored, 'token')} in {counted(count, 'window')}"

@@ -35,6 +35,7 @@ from compress.recipe.task_config import TaskConfig
 from compress.report.codec import write_json
 from compress.report.html import write_html
 from compress.report.schema import RecipeInfo, Report, StageRecord
+from compress.usercache.cache import taken, user_cache
 
 if TYPE_CHECKING:
     from compress_kernels.panels import Math
@@ -49,6 +50,7 @@ class EvaluationOptions:
     max_tokens: of each text, as in a recipe; of text of the model's own a document is a row.
     max_items: of each task that does not say how many. prompts: to be continued. dtype: arithmetic
     of the models, "fp32" or "bf16". math: of the engine, whose cost on the texts is measured too.
+    cache: as of RunOptions.
     """
 
     texts: Sequence[str] = ()
@@ -61,6 +63,7 @@ class EvaluationOptions:
     prompts: Sequence[str] = ()
     dtype: Literal["fp32", "bf16"] = "fp32"
     math: Literal["int16", "int8"] | None = None
+    cache: bool | Path = True
 
 
 def evaluate_checkpoint(
@@ -94,12 +97,14 @@ def evaluate_checkpoint(
         config = _config(asked, tasks, result.spec.context)
         clock, processor = time.perf_counter(), read_processor()
         sides = Compared(result, source)
-        measured = _measured(sides, config, asked.math, progress or silent, device)
+        work = Workspace(Path(), device, progress or silent, kept=user_cache(asked.cache))
+        measured = _measured(sides, config, asked.math, work)
         sides.origin.checkpoint.require_unchanged()
         seconds = time.perf_counter() - clock
         others, gpu = share_since(processor), peak_gpu_bytes(device)
         stage = StageRecord("evaluate", seconds, peak_rss_bytes(), gpu, others=others)
         report = _report(asked, sides, stage, measured, started, device)
+        report = replace(report, notes=taken(work.kept))
         if folder is not None:
             write_json(report, folder / "report.json", write_atomic)
             write_html(report, folder / "report.html", write_atomic)
@@ -110,20 +115,19 @@ def _measured(
     sides: Compared,
     config: EvaluationConfig,
     math: "Math | None",
-    progress: Progress,
-    device: str,
+    work: Workspace,
 ) -> Measured:
     """All texts and tasks or none: DataError where a run would leave one out. RequestError for a
-    math that the result has no products for."""
+    math that the result has no products for. work: in a folder that is made for it here."""
     if math is not None:
         from compress.evaluation.stream import DTYPES
         from compress.runtime.loading.math import settled_math
 
-        settled_math(sides.result, math, DTYPES[config.dtype], device)
+        settled_math(sides.result, math, DTYPES[config.dtype], work.device)
     scratch = Path(tempfile.mkdtemp(prefix="compress-model-"))
-    work = Workspace(scratch / "evaluation", device, progress)
+    place = replace(work, folder=scratch / "evaluation")
     try:
-        return measure(sides, config, work, all_or_none=True, math=math)
+        return measure(sides, config, place, all_or_none=True, math=math)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 

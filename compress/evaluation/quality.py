@@ -3,7 +3,8 @@
 import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,15 +15,16 @@ from compress.evaluation.compared import Compared
 from compress.evaluation.task_quality import LEFT_OUT, measure_tasks, read_tasks
 from compress.evaluation.vocabulary import refuse_other_tokenizer
 from compress.evaluation.workspace import Workspace
-from compress.events import Event, by_tenths, note
+from compress.events import Event, note
 from compress.formats import Weights
 from compress.recipe.evaluation_config import DEFAULT_WINDOW_CAP, EvaluationConfig
-from compress.report.records.quality import MathQuality, Quality, TextQuality
+from compress.report.records.quality import MathQuality, PlainQuality, Quality, TextQuality
 from compress.report.schema import Sample
 from compress.text.tokenizer import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
     from compress.evaluation.tasks.asked import Task
+    from compress.evaluation.text_quality import TextScores
     from compress.evaluation.windows import TokenWindows
     from compress_kernels.panels import Math
 
@@ -76,9 +78,11 @@ def measure(
     done = measure_tasks(tasks, sides, tokenizer, config, work)
     left_out += _lacking(done.left_out, all_or_none)
     texts = _texts(sides, windows, config, work, costs)
-    samples, reason = sample_pairs(sides.result, source, tokenizer, config.samples, work.device)
+    samples, reason = sample_pairs(sides.result, source, tokenizer, config.samples, work)
     return Measured(
-        Quality(texts, dict(done.tasks)) if texts or done.tasks else None,
+        Quality(texts, dict(done.tasks), sides.plain_reason if texts else None)
+        if texts or done.tasks
+        else None,
         tuple(Sample(s.prompt, s.source or "", s.result) for s in samples),
         reason,
         left_out,
@@ -102,16 +106,45 @@ def _texts(
     """Of texts, block-streamed. costs: of the engine's math, on each."""
     if not windows:
         return ()
-    from compress.evaluation.text_quality import evaluate
-
     work.folder.mkdir(exist_ok=True)
     try:
-        found = evaluate(sides.result, sides.source, windows, config, work)
+        found = _scores(sides, windows, config, work)
     finally:
         shutil.rmtree(work.folder, ignore_errors=True)
-    return tuple(
-        TextQuality(**asdict(text), math=cost) for text, cost in zip(found, costs, strict=True)
-    )
+    return tuple(replace(text, math=cost) for text, cost in zip(found, costs, strict=True))
+
+
+def _scores(
+    sides: Compared,
+    windows: list["TokenWindows"],
+    config: EvaluationConfig,
+    work: Workspace,
+) -> list[TextQuality]:
+    """Of the result and, where there is one, of its source plainly rounded: one after the other
+    beside the source's hidden states, so that two models' states are the most that is kept."""
+    from compress.evaluation.text_quality import evaluate, source_final_states
+
+    source, plain = sides.source, sides.plain
+    if source is None or plain is None:
+        found = evaluate(sides.result, source, windows, config, work)
+        return [TextQuality(**asdict(text)) for text in found]
+    states = source_final_states(source, windows, config, work)
+    try:
+        found = evaluate(sides.result, source, windows, config, work, states)
+        beside = evaluate(plain, source, windows, config, replace(work, label="plain"), states)
+    finally:
+        states.close()
+    return [
+        TextQuality(**asdict(text), plain=_plain_quality(text, rounded))
+        for text, rounded in zip(found, beside, strict=True)
+    ]
+
+
+def _plain_quality(result: "TextScores", rounded: "TextScores") -> PlainQuality:
+    from compress.evaluation.text_quality import share_closed
+
+    closed = share_closed(result, rounded)
+    return PlainQuality(rounded.ppl_result, rounded.kl, rounded.top1_agreement, closed)
 
 
 def _of_math(
@@ -141,6 +174,7 @@ def _announce(
     if tasks:
         work.progress(note("evaluate", task_announcement(tasks, spec, config, count, device)))
     if windows:
+        count += sides.plain is not None
         work.progress(note("evaluate", announcement(windows, spec, config, count, device)))
 
 
@@ -179,10 +213,9 @@ def _windows(
 
 def _sampled(weights: Weights, count: int, length: int, seed: int, work: Workspace) -> Tensor:
     """Text of the model's own, in the arithmetic of the evaluation: ids int64 [count, length]."""
-    from compress.blocks.sample import OwnText, generate
+    from compress.blocks.author import Author
+    from compress.blocks.sample import OwnText
     from compress.evaluation.stream import make_skeleton
 
-    skeleton = make_skeleton(weights, torch.float32, work)
-    work.progress(note("evaluate", f"the model writes {count} rows of {length} tokens"))
-    counter = by_tenths(work.progress, "evaluate", "text written")
-    return generate(weights, skeleton, OwnText(count, length, seed), progress=counter)
+    author = Author(weights, partial(make_skeleton, weights, torch.float32, work), work.kept)
+    return author.write(OwnText(count, length, seed), "evaluate", work.progress)

@@ -52,8 +52,10 @@ def _layer_lines(facts: dict[str, Any], modules: bool) -> Iterator[str]:
     if "layers" not in facts:
         return
     yield ""
-    yield from aligned(list(_module_rows(facts)) if modules else _role_rows(facts["layers"]))
-    if not modules:
+    if modules:
+        yield from aligned(list(_module_rows(facts)), None)  # one line a layer, to be searched
+    else:
+        yield from aligned(_role_rows(facts["layers"]))
         yield ""
         yield "layer by layer: compress-model inspect with --modules"
 

@@ -181,7 +181,7 @@ def quantize(
             best = Outcome(q, layer.error(q.dequantize()), "gptq", damping=factor.damping)
             plain = _plain(layer, grid, PLAIN_IS_BETTER)
             better = plain if plain.error < best.error else best
-            outcomes.append(replace(better, dead=factor.dead))
+            outcomes.append(replace(better, dead=factor.dead, plain=plain.error))
     return outcomes
 
 

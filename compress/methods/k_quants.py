@@ -159,7 +159,9 @@ def factorise(hessian: Tensor, block: int, damping: float) -> BlockFactor | None
     width, mean = len(diagonal), float(diagonal.mean())
     columns = torch.arange(width, device=hessian.device)
     # What is updated at once: a super-block, or as many columns of smaller blocks.
-    runs = sorted(columns.split(max(block, SUPER_BLOCK)), key=lambda c: -float(diagonal[c].sum()))
+    runs = sorted(
+        torch.split(columns, max(block, SUPER_BLOCK)), key=lambda c: -float(diagonal[c].sum())
+    )
     runs = [run[diagonal[run].argsort(descending=True, stable=True)] for run in runs]
     order = torch.cat(runs)
     dead = diagonal[order] <= 0

@@ -19,6 +19,7 @@ class Outcome:
     kept: why it was kept, None otherwise. damping: share of the mean diagonal added to H.
     dead: columns that calibration never drove, where the method counts them.
     outlier_columns: how many input columns keep their 16-bit weights, where calibration fixed them.
+    plain: error of plain rounding with the same grid and data, where the method compares with it.
     """
 
     quantized: QuantizedTensor
@@ -28,6 +29,7 @@ class Outcome:
     damping: float | None = None
     dead: int | None = None
     outlier_columns: int | None = None
+    plain: float | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -216,7 +216,7 @@ def _module_rows(plan: Plan) -> list[str]:
         else:
             sizes = (str(m.bytes_before), str(m.bytes_after))
             table.append((name, shape, m.method, _scheme(plan, m), *sizes))
-    return aligned(table)
+    return aligned(table, None)  # one line a layer, to be searched
 
 
 def _shape(shape: tuple[int, int]) -> str:

@@ -94,6 +94,8 @@ class EvaluationConfig:
     bos: put the tokenizer's BOS, where it has one, in front of every document and stream, and of
         every prompt of a task.
     kl: also KL(source || result) and top-1 agreement (needs the source).
+    plain: of a run that rounds by what data shows, also what plain rounding under the same schemes
+        costs on the texts.
     dtype: arithmetic of the blocks; the head and its softmax are always fp32.
     tasks: questions with right answers, put to the models through the engine.
     batch_tokens: tokens that go through a block at once.
@@ -105,6 +107,7 @@ class EvaluationConfig:
     stride: int | None = None
     bos: bool = True
     kl: bool = True
+    plain: bool = True
     dtype: Literal["fp32", "bf16"] = "fp32"
     batch_tokens: int = 4096
     spill_bytes: int = 256 * 1024 * 1024

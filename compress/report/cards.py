@@ -11,9 +11,11 @@ from compress.report.summary import (
     has_before,
     headline,
     is_rounded,
+    losses,
     model_name,
     perplexity,
     spoken_name,
+    verdict,
     whole_file_bits,
     windowed_contexts,
 )
@@ -44,7 +46,16 @@ def sentence(report: Report) -> Html:
             el("strong", _unbroken(units.percent(text.top1_agreement))),
             " of the time.",
         ]
+    parts += _beside_plain(text)
     return el("p", *map(_unbroken, parts), class_="lead")
+
+
+def _beside_plain(text: TextQuality | None) -> list[Node]:
+    said = None if text is None else verdict(text)
+    shown = None if text is None else losses(text)
+    if said is None or shown is None:
+        return []
+    return [" The result ", el("strong", said), f" at the same bits ({shown[0]} {shown[2]})."]
 
 
 def _alone(text: TextQuality) -> list[Node]:

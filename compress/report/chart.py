@@ -9,7 +9,7 @@ from compress.report.parts import section
 from compress.report.schema import Layer, Report
 
 WIDTH, HEIGHT = 960, 340
-LEFT, RIGHT, TOP, BOTTOM = 64, 16, 14, 44
+LEFT, RIGHT, TOP, BOTTOM = 84, 16, 14, 44
 _NOTHING = 1e-30
 
 # Path data around (0, 0): shapes tell roles apart where colours do not.
@@ -68,7 +68,7 @@ def errors(report: Report) -> Html | None:
         f"Share of each layer's {measure} energy that compression changed"
         f"{', on the calibration data' if calibrated else ''}. Lower is better."
     )
-    body = el("figure", _legend(series), el("div", _svg(series), class_="scroll plot"))
+    body = el("figure", _legend(series), el("div", _svg(series, measure), class_="scroll plot"))
     return section("errors", "Error of each layer", body, note=note)
 
 
@@ -114,7 +114,22 @@ def ticks(scale: Scale) -> list[float]:
     return [tick for tick in every if scale.low <= tick <= scale.high]
 
 
-def _svg(series: dict[str, list[Point]]) -> Html:
+def axis_title(what: str, unit: str | None = None, *, log: bool = False) -> str:
+    """ "error, share of output energy (log)": what an axis shows, in what, and how it is cut."""
+    return (what if unit is None else f"{what}, {unit}") + (" (log)" if log else "")
+
+
+def axis_titles(x: str, y: str) -> Html:
+    """Both titles of a chart of WIDTH by HEIGHT: below the numbers of x, turned beside those of
+    y."""
+    middle, centre = (LEFT + WIDTH - RIGHT) / 2, (TOP + HEIGHT - BOTTOM) / 2
+    at = {"text_anchor": "middle", "class_": "axis"}
+    below = el("text", x, x=f"{middle:g}", y=HEIGHT - 6, **at)
+    return join([below, el("text", y, transform=f"translate(16 {centre:g}) rotate(-90)", **at)])
+
+
+def _svg(series: dict[str, list[Point]], measure: str) -> Html:
+    """measure: what the errors are shares of the energy of, "output" or "weight"."""
     values = [point.error for line in series.values() for point in line]
     scale = scale_of(values)
     blocks = sorted({point.block for line in series.values() for point in line})
@@ -129,6 +144,10 @@ def _svg(series: dict[str, list[Point]]) -> Html:
         "svg",
         _grid(scale),
         _blocks(blocks),
+        axis_titles(
+            axis_title("decoder block", "number"),
+            axis_title("error", f"share of {measure} energy", log=scale.log),
+        ),
         *lines,
         viewBox=f"0 0 {WIDTH} {HEIGHT}",
         role="img",
@@ -161,9 +180,7 @@ def _blocks(blocks: list[int]) -> Html:
         for block in blocks
         if (block - blocks[0]) % step == 0
     ]
-    middle = (LEFT + WIDTH - RIGHT) / 2
-    name = el("text", "decoder block", x=middle, y=HEIGHT - 6, text_anchor="middle", class_="axis")
-    return join([*marks, name])
+    return join(marks)
 
 
 def _line(place: int, role: str, line: list[Point], blocks: list[int], scale: Scale) -> Html:

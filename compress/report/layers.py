@@ -10,6 +10,7 @@ from compress.report.schema import Layer, Report
 # Above this many rows the experts of a block share one; the page would take seconds to open.
 MANY_LAYERS = 2000
 _REASONS = 8
+_ERROR = 6  # place of the error among the columns
 
 _COLUMNS = [
     Column("Layer"),
@@ -23,6 +24,7 @@ _COLUMNS = [
     Column("Damping", True, "share of the Hessian's mean diagonal that was added to it"),
     Column("Note"),
 ]
+_PLAIN = Column("Plainly rounded", True, "error of rounding to nearest, same scheme, same data")
 _OUTLIERS = Column("Outliers", True, "input columns that calibration keeps in 16 bit")
 
 
@@ -37,12 +39,19 @@ def layers(report: Report) -> Html | None:
     if len(every) > MANY_LAYERS:
         groups = _by_block(every)
         note += " The experts of a block share a row; report.json has each of them."
+    plain = any(layer.plain_error is not None for layer in report.layers)
     outliers = any(layer.outlier_columns is not None for layer in report.layers)
-    columns = [*_COLUMNS[:-1], _OUTLIERS, _COLUMNS[-1]] if outliers else _COLUMNS
+    columns = list(_COLUMNS)
+    if plain:
+        columns.insert(_ERROR + 1, _PLAIN)
+    if outliers:
+        columns.insert(-1, _OUTLIERS)
     columns = [Column("Stage"), *columns] if several else columns
     rows = []
     for group in groups:
         row = _row([layer for _, layer in group])
+        if plain:
+            row.insert(_ERROR + 1, number(_mean([layer.plain_error for _, layer in group])))
         if outliers:
             row.insert(-1, _range([layer.outlier_columns for _, layer in group]))
         rows.append([Cell(group[0][0]), *row] if several else row)

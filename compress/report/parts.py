@@ -6,6 +6,9 @@ from typing import Any
 from compress.report import units
 from compress.report.markup import Html, Node, el, join
 
+NARROW = 4  # columns that a phone shows side by side
+LONG = 30  # rows of a table that is printed
+
 
 @dataclass(frozen=True, slots=True)
 class Cell:
@@ -18,11 +21,13 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column's title; numbers are right-aligned. hint: the title's hover text."""
+    """A column's title; numbers are right-aligned. hint: the title's hover text. alone: the title
+    where cells stand below each other, each beside its own."""
 
     title: str
     numeric: bool = False
     hint: str | None = None
+    alone: str | None = None
 
 
 def section(anchor: str, title: str, *body: Node, note: Node = None) -> Html:
@@ -32,12 +37,24 @@ def section(anchor: str, title: str, *body: Node, note: Node = None) -> Html:
 
 
 def table(label: str, columns: list[Column], rows: list[list[Cell]], kind: str = "") -> Html:
-    """A table that scrolls sideways by itself; kind "sortable" gets sort buttons by script."""
+    """A table that scrolls sideways by itself; kind "sortable" gets sort buttons by script.
+
+    On a phone the cells of a wide one stand below each other ("stack"), so that all are seen. One
+    with more rows than LONG is not printed.
+    """
+    if "sortable" not in kind and len(columns) > NARROW:
+        kind = f"{kind} stack"
+    long = len(rows) > LONG
     head = el("tr", join([_heading(column) for column in columns]))
     body = [_row(columns, cells) for cells in rows]
-    grid = el("table", el("thead", head), el("tbody", join(body)), class_=kind or None)
-    wide = f"scroll {kind}".strip() + (" narrow" if len(columns) <= 4 else "")
-    return el("div", grid, class_=wide, role="region", aria_label=label, tabindex=0)
+    grid = el("table", el("thead", head), el("tbody", join(body)), class_=kind.strip() or None)
+    kinds = ["scroll", *kind.split(), *(["narrow"] if len(columns) <= NARROW else [])]
+    kinds += ["long"] if long else []
+    found = el("div", grid, class_=" ".join(kinds), role="region", aria_label=label, tabindex=0)
+    if not long:
+        return found
+    left = f"{units.counted(len(rows), 'row')} of this table are on the screen's page alone."
+    return join([found, el("p", left, class_="note printed")])
 
 
 def _heading(column: Column) -> Html:
@@ -51,7 +68,17 @@ def _row(columns: list[Column], cells: list[Cell]) -> Html:
     for place, (column, cell) in enumerate(zip(columns, cells, strict=True)):
         kind = " ".join(filter(None, ["num" if column.numeric else None, cell.class_]))
         tag, scope = ("th", "row") if place == 0 else ("td", None)
-        shown.append(el(tag, cell.node, scope=scope, class_=kind or None, data_sort=cell.sort))
+        title = (column.alone or column.title) if place else None
+        shown.append(
+            el(
+                tag,
+                cell.node,
+                scope=scope,
+                class_=kind or None,
+                data_sort=cell.sort,
+                data_title=title,
+            )
+        )
     return el("tr", join(shown))
 
 

@@ -6,18 +6,26 @@ from typing import Any
 from compress.report import tasks, units
 from compress.report.markup import Html, Node, el, join
 from compress.report.parts import Cell, Column, number, scalar, section, table
-from compress.report.records.quality import MathQuality, TaskQuality, TextQuality
+from compress.report.records.quality import MathQuality, Quality, TaskQuality, TextQuality
 from compress.report.schema import Report, Sample
-from compress.report.summary import common_prefix, perplexity
+from compress.report.summary import common_prefix, layer_errors, perplexity, verdict
 
 _COLUMNS = [
     Column("Text"),
     Column("Tokens", True),
     Column("Perplexity before", True),
-    Column("after", True),
-    Column("change", True),
+    Column("after", True, alone="Perplexity after"),
+    Column("change", True, alone="Perplexity, change"),
     Column("KL, nats a token", True, "mean KL(source || result)"),
     Column("Top-1 agreement", True, "both models rank the same token first"),
+]
+
+_PLAIN_COLUMNS = [
+    Column("Text"),
+    Column("Perplexity", True, "rounded to nearest under the same schemes, without data"),
+    Column("KL, nats a token", True, "mean KL(source || plainly rounded)"),
+    Column("Top-1 agreement", True, "source and plainly rounded rank the same token first"),
+    Column("The result"),
 ]
 
 _MATH_COLUMNS = [
@@ -34,9 +42,9 @@ _TASK_COLUMNS = [
     Column("Items", True),
     Column("Before", True),
     Column("after", True),
-    Column("±", True, "standard error over the items; of shares in percentage points"),
+    Column("±", True, "standard error over the items; of shares in percentage points", "After, ±"),
     Column("change", True, "of shares in percentage points"),
-    Column("±", True, "standard error of the change, item by item"),
+    Column("±", True, "standard error of the change, item by item", "Change, ±"),
 ]
 
 
@@ -50,6 +58,7 @@ def quality(report: Report) -> Html:
     if found.texts:
         rows = [_row(text) for text in found.texts]
         body += [table("Quality by text", _COLUMNS, rows), _settings(found.texts)]
+    body.append(_plain(report, found))
     rounded = [_math_row(text.name, text.math) for text in found.texts if text.math is not None]
     if rounded:
         body += [
@@ -76,6 +85,43 @@ def _row(text: TextQuality) -> list[Cell]:
         number(change, units.deviation(change)),
         number(text.kl),
         number(top1, None if top1 is None else units.percent(top1)),
+    ]
+
+
+def _plain(report: Report, found: Quality) -> Html | None:
+    """What plain rounding at the same bits costs, and the result between that and lossless."""
+    notes, errors = [], layer_errors(report)
+    if errors is not None:
+        count, error, plain = errors
+        notes.append(
+            f"On the calibration data, the mean error of {units.counted(count, 'layer')} is"
+            f" {units.significant(error)}; rounded to nearest, with scales chosen by the same data,"
+            f" {units.significant(plain)}."
+        )
+    if found.plain_reason is not None and found.texts:
+        notes.append(f"Plain rounding was not measured on texts: {found.plain_reason}.")
+    rows = [_plain_row(text) for text in found.texts if text.plain is not None]
+    if not rows and not notes:
+        return None
+    return join(
+        [
+            el("h3", "Beside plain rounding"),
+            table("Plain rounding", _PLAIN_COLUMNS, rows) if rows else None,
+            *[el("p", note, class_="note") for note in notes],
+        ]
+    )
+
+
+def _plain_row(text: TextQuality) -> list[Cell]:
+    plain = text.plain
+    assert plain is not None
+    top1, closed = plain.top1_agreement, plain.closed
+    return [
+        Cell(text.name),
+        number(plain.perplexity, _perplexity(plain.perplexity)),
+        number(plain.kl),
+        number(top1, None if top1 is None else units.percent(top1)),
+        Cell(verdict(text) or units.MISSING, closed, "worse" if (closed or 0.0) < 0 else None),
     ]
 
 

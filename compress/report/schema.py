@@ -95,6 +95,8 @@ class Layer:
     dead_columns: input columns that calibration never drove; None where the method does not look.
     outlier_columns: input columns that calibration found to be outliers, whose weights stay in 16
         bit; None where none were looked for, as when the runtime finds them.
+    plain_error: error of rounding to nearest under the same scheme, scales chosen with the same
+        data, judged alike; None where the method does not compare with it.
     folds: what scaled the layer's input channels, or why a stage that should left them alone.
     passes: times that the calibration set went through the layer's block, for whatever stage; None
         without calibration.
@@ -119,6 +121,7 @@ class Layer:
     folds: tuple[str, ...] = ()
     passes: int | None = None
     outlier_columns: int | None = None
+    plain_error: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

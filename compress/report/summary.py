@@ -1,7 +1,9 @@
 """What the page and the terminal table both say: values derived from the report alone."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
+from typing import Any
 
 from compress.report import units
 from compress.report.records.quality import TextQuality
@@ -81,6 +83,69 @@ def windowed_contexts(report: Report) -> tuple[int, int] | None:
         windowed |= whole < token * tokens
         found.append(whole)
     return (found[0], found[1]) if windowed else None
+
+
+def verdict(text: TextQuality) -> str | None:
+    """Where a text lies between plain rounding and lossless: "closes 38.2 % of what plain rounding
+    loses"; None where plain rounding was not measured on it, or loses nothing."""
+    plain = text.plain
+    if plain is None or plain.closed is None:
+        return None
+    if plain.closed >= 0:
+        return f"closes {units.percent(plain.closed)} of what plain rounding loses"
+    return f"loses {units.percent(-plain.closed)} more than plain rounding"
+
+
+def losses(text: TextQuality) -> tuple[str, str, str] | None:
+    """What the verdict is of: "KL", the result's and plain rounding's; None without a verdict."""
+    if text.plain is None or text.plain.closed is None:
+        return None
+    if text.kl is not None and text.plain.kl is not None:
+        return "KL", units.significant(text.kl), units.significant(text.plain.kl)
+    after, plain = text.ppl_result, text.plain.perplexity
+    return "perplexity", units.significant(after, 4), units.significant(plain, 4)
+
+
+def worse_than_plain(report: Report) -> list[str]:
+    """A warning for each text on which plain rounding would have lost less, with what to do."""
+    texts = () if report.quality is None else report.quality.texts
+    return [_worse(text, report) for text in texts if _is_worse(text)]
+
+
+def _is_worse(text: TextQuality) -> bool:
+    """Also in the digits that are shown: none reads of a difference that it cannot see."""
+    shown = losses(text)
+    is_worse = text.plain is not None and (text.plain.closed or 0.0) < 0
+    return is_worse and shown is not None and shown[1] != shown[2]
+
+
+def _worse(text: TextQuality, report: Report) -> str:
+    shown = losses(text)
+    assert shown is not None
+    measure, after, plain = shown
+    sources = (report.calibration or {}).get("sources", ())
+    own = "" if _all_own(sources) else " or on the model's own (--set calibration.sources=self)"
+    return (
+        f"on {spoken_name(text)} the result is worse than plain rounding at the same bits,"
+        f" {measure} {after} against {plain}: calibrate on text like it{own}, or round without data"
+        " (method rtn)"
+    )
+
+
+def _all_own(sources: Sequence[Any]) -> bool:
+    """Whether calibration saw text of the model alone."""
+    return all(isinstance(each, dict) and each.get("kind") == "self" for each in sources)
+
+
+def layer_errors(report: Report) -> tuple[int, float, float] | None:
+    """Layers whose method compares itself with plain rounding on the calibration data, their mean
+    error and that of plain rounding; None where there is none."""
+    pairs = [(x.error, x.plain_error) for x in compressed(report)]
+    known = [(error, plain) for error, plain in pairs if error is not None and plain is not None]
+    if not known:
+        return None
+    count = len(known)
+    return count, sum(e for e, _ in known) / count, sum(p for _, p in known) / count
 
 
 _DTYPE_BITS = {"F32": 32.0, "BF16": 16.0, "F16": 16.0}

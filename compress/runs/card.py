@@ -9,6 +9,7 @@ from compress.formats import FORMATS
 from compress.formats.runtimes.snippets import for_card
 from compress.inspect.facts import architecture_of
 from compress.plan.plan import Plan
+from compress.report.markdown import code, words
 from compress.report.units import count, size
 
 
@@ -32,17 +33,19 @@ def config_files(plan: Plan) -> dict[str, bytes]:
 
 
 def model_card(plan: Plan, name: str, version: str) -> bytes:
-    """README.md of the result. Holds nothing that differs between two equal runs."""
+    """README.md of the result: names and reasons in it are words, never markup. Holds nothing that
+    differs between two equal runs."""
     runtimes = "\n".join(
-        f"- {v.runtime}: {v.verdict}{f' ({v.reason})' if v.reason else ''}" for v in plan.runtimes
+        f"- {words(v.runtime)}: {words(v.verdict)}{f' ({words(v.reason)})' if v.reason else ''}"
+        for v in plan.runtimes
     )
     return f"""---
 library_name: transformers
 tags: [compress-model, {plan.format}]
 ---
-# {name}, compressed
+# {words(name)}, compressed
 
-Made by compress-model {version} with the recipe `{plan.recipe.name}` (recipe.yaml here).
+Made by compress-model {version} with the recipe {code(plan.recipe.name)} (recipe.yaml here).
 
 {_edits(plan)}{_schemes(plan)}{_quality(plan)}
 
@@ -58,7 +61,7 @@ def _edits(plan: Plan) -> str:
         return ""
     was, becomes = plan.caches
     lines = [
-        *(f"- {stage.describe()}" for stage in plan.recipe.edits),
+        *(f"- {words(stage.describe())}" for stage in plan.recipe.edits),
         "",
         f"- before: {_model(plan.source, was)}",
         f"- after: {_model(plan.rounded, becomes)}",
@@ -73,7 +76,7 @@ def _model(model: Outline, cache: CacheSize) -> str:
     kept = f"{size(cache.token)} of KV cache a token"
     if cache.windowed and cache.context is not None:
         kept += f", {size(cache.context)} a context of {cache.tokens}"
-    return f"{architecture_of(model.spec)}; {params}, {kept}"
+    return f"{words(architecture_of(model.spec))}; {params}, {kept}"
 
 
 def _schemes(plan: Plan) -> str:
@@ -82,7 +85,9 @@ def _schemes(plan: Plan) -> str:
     if not plan.modules:
         return f"{became}. "
     schemes = Counter((m.method, m.scheme.describe()) for m in plan.modules)
-    rows = "\n".join(f"| {method} | {scheme} | {n} |" for (method, scheme), n in schemes.items())
+    rows = "\n".join(
+        f"| {words(method)} | {words(scheme)} | {n} |" for (method, scheme), n in schemes.items()
+    )
     return f"""| method | scheme | layers |
 |---|---|---|
 {rows}

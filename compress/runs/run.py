@@ -50,12 +50,14 @@ from compress.runs.output import (
     space_warnings,
     working_files,
 )
+from compress.runs.plain_rounding import plainly_rounded, why_not
 from compress.runs.planning import in_room, plan_of
 from compress.runs.requirements import check_requirements
 from compress.runs.resumed import where_it_goes_on
 from compress.runs.session import Session
 from compress.runs.shared_text import shared_warnings
 from compress.runs.summary import FOLDER, build_report, write_report
+from compress.usercache.cache import taken, user_cache
 
 
 def run(
@@ -110,6 +112,7 @@ def prepare(
     """Check everything that can be checked before work: recipe, source, fit, output, device."""
     device = options.device
     check_device(device)
+    kept = user_cache(options.cache)
     checked = load(recipe, overrides)
     source = resolve_model(model)
     checkpoint, given = open_source(checked, source)
@@ -147,6 +150,7 @@ def prepare(
         measuring,
         teachers=teachers,
         shared=shared,
+        kept=kept,
     )
 
 
@@ -169,8 +173,10 @@ def _work(session: Session, started: datetime, *, resumed: bool) -> Report:
     if session.measuring is not None:
         stages.append(session.measuring)
     clock, processor = time.perf_counter(), read_processor()
-    place = Workspace(partial / "evaluation", session.device, session.progress)
-    sides = Compared(open_weights(Checkpoint.open(partial)), session.weights)
+    place = Workspace(partial / "evaluation", session.device, session.progress, kept=session.kept)
+    result = open_weights(Checkpoint.open(partial))
+    rounded, reason = plainly_rounded(plan, session.weights, result), why_not(plan)
+    sides = Compared(result, session.weights, rounded, reason)
     measured = measure(sides, plan.recipe.evaluation, place)
     if plan.recipe.evaluation is not None:
         seconds = time.perf_counter() - clock
@@ -183,7 +189,10 @@ def _work(session: Session, started: datetime, *, resumed: bool) -> Report:
         read.require_unchanged()  # the report says what it is
     report = build_report(session, stages, journal, measured, started)
     report = replace(
-        report, exports=artifacts.rows, warnings=(*report.warnings, *artifacts.left_out)
+        report,
+        exports=artifacts.rows,
+        warnings=(*report.warnings, *artifacts.left_out),
+        notes=(*report.notes, *taken(session.kept)),
     )
     write_report(report, partial)
     return report

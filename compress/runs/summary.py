@@ -1,6 +1,7 @@
 """Put what a run did into a Report, and the report into OUT/report/."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from compress.report.schema import (
     SizePart,
     StageRecord,
 )
+from compress.report.summary import worse_than_plain
 from compress.runs.session import Session
 
 FOLDER = "report"
@@ -53,7 +55,7 @@ def build_report(
     labels = {planned.label for planned in plan.passes}
     seconds = sum(stage.seconds for stage in stages if stage.name in labels)
     layers = tuple(layer for stage in stages for layer in stage.layers)
-    return Report(
+    report = Report(
         tool="compress-model",
         versions=versions(PACKAGES if plan.recipe.export else ()),
         recipe=RecipeInfo(plan.recipe.name, plan.recipe.text, plan.recipe.overrides),
@@ -93,6 +95,7 @@ def build_report(
         loads=session.loads,
         notes=plan.notes,
     )
+    return replace(report, warnings=(*report.warnings, *worse_than_plain(report)))
 
 
 def _budget(chosen: Chosen, layers: Iterable[Layer]) -> Budget:

@@ -3,8 +3,10 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from compress.report.terminal.cells import COLUMNS
 from compress.report.units import MISSING, counted, size, times, trimmed
 
+_INDENT = 4
 _PARTS = {
     "products": "products",
     "head": "output head",
@@ -171,9 +173,30 @@ def _number(value: float | None) -> str:
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Columns that end at one place, the last one as it is."""
+    """Columns that end at one place; those that a terminal has no room for follow below, behind the
+    first column again. A column without a title stays beside the one before."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    parts, room = [[0]], COLUMNS - _INDENT - widths[0]
+    for group in _together(rows[0]):
+        taken = sum(widths[i] + 2 for i in group)
+        if taken > room and len(parts[-1]) > 1:
+            parts, room = [*parts, [0]], COLUMNS - _INDENT - widths[0]
+        parts[-1] += group
+        room -= taken
     return [
-        ("    " + "  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True))).rstrip()
+        (" " * _INDENT + "  ".join(row[i].rjust(widths[i]) for i in part)).rstrip()
+        for part in parts
         for row in rows
     ]
+
+
+def _together(titles: Sequence[str]) -> Iterator[list[int]]:
+    """Places of the columns behind the first, each with those that have no title."""
+    group: list[int] = []
+    for i, title in enumerate(titles[1:], 1):
+        if title and group:
+            yield group
+            group = []
+        group.append(i)
+    if group:
+        yield group

@@ -74,6 +74,10 @@ def test_a_prompt_is_continued(folder: Path, capsys: Captured) -> None:
     assert result["text"].rstrip("\n") == text.rstrip("\n")
     assert len(result["tokens"]) == 12
     assert found["prompt"] == "once upon"
+    took = result["durations"]
+    assert 0 <= took["waiting_seconds"] <= took["first_token_seconds"] <= took["seconds"]
+    behind_first = took["seconds"] - took["first_token_seconds"]
+    assert took["tokens_per_second"] == pytest.approx(11 / behind_first)
 
 
 def test_one_seed_one_text(folder: Path, capsys: Captured) -> None:

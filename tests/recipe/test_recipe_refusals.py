@@ -213,7 +213,28 @@ STAGES = [
     ),
     (
         RTN + "    targets: q_proj\n",
-        "r.yaml:5: stages[0].targets: is 'q_proj'; it takes a list of text",
+        "r.yaml:5: stages[0].targets: is 'q_proj'; it takes a list of text, [q_proj]",
+    ),
+    (
+        RTN + "    targets: Linear\n",
+        (
+            "r.yaml:5: stages[0].targets: is 'Linear'; it takes a list of text, such as [q_proj,"
+            " down_proj]; left out, it takes all linear layers of the blocks"
+        ),
+    ),
+    (
+        RTN + "group_size: 4\n",
+        (
+            "r.yaml:5: group_size: unknown key 'group_size'; it is one of a stage:"
+            " stages[0].group_size"
+        ),
+    ),
+    (
+        RTN + "calibration: {dataset: wikitext}\n",
+        (
+            "r.yaml:5: calibration.dataset: unknown key 'dataset'; sources: [{hub: wikitext}] names"
+            " a data set of the hub, sources: [{text: FILE}] a file"
+        ),
     ),
     (RTN + "    targets: []\n", "r.yaml:5: stages[0].targets: is empty; leave it out to take all"),
     (RTN + "    ignore: ['']\n", "r.yaml:5: stages[0].ignore[0]: is empty; a pattern is a glob"),

@@ -1,35 +1,27 @@
 """The page in headless Chromium: it opens, says its numbers, complains of nothing, and is drawn."""
 
 import os
-import shutil
 import struct
-import subprocess
 import zlib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from compress.report.html import write_html
-from compress.report.schema import Report
+from compress.report.records.quality import PlainQuality, TaskNumber, TaskQuality
+from compress.report.schema import Layer, Report
+from helpers.pages.browser import CONTRAST, CUT_OFF, DARK, LIGHT, ask, browse, find, printed_pages
 
 pytestmark = pytest.mark.browser
-
-FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync",
-    "--hide-scrollbars", "--enable-logging=stderr", "--window-size=600,500",
-)  # fmt: skip
-DARK = "--blink-settings=preferredColorScheme=0"
-LIGHT = "--blink-settings=preferredColorScheme=1"
 
 
 @pytest.fixture(scope="module")
 def chromium() -> str:
-    for name in ("chromium", "chromium-browser", "google-chrome"):
-        found = shutil.which(name)
-        if found:
-            return found
+    found = find()
+    if found:
+        return found
     reason = "no chromium found; `apt-get install chromium` brings one"
     if os.environ.get("CI") == "true":
         pytest.fail(reason)
@@ -41,13 +33,6 @@ def page(report: Report, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("page") / "report.html"
     write_html(report, path)
     return path
-
-
-def browse(chromium: str, page: Path, folder: Path, *flags: str) -> tuple[str, str]:
-    """The browser's stdout and stderr after it opened the page with a profile of its own."""
-    command = [chromium, *FLAGS, f"--user-data-dir={folder / 'profile'}", *flags, page.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    return done.stdout, done.stderr
 
 
 def pixels(path: Path) -> np.ndarray:
@@ -145,3 +130,56 @@ def test_both_themes_are_drawn(
     strong = np.abs(ink - back) > 120
     assert 0.005 < strong.mean() < 0.3, "text covers some of the page, not none and not all"
     assert np.unique(image.reshape(-1, 3), axis=0).shape[0] > 50
+
+
+@pytest.fixture(scope="module")
+def full(report: Report, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A page with every kind of section that has colours or columns of its own."""
+    assert report.quality is not None
+    beside = (
+        PlainQuality(8.158, 0.0331, 0.905, 0.3),
+        PlainQuality(66.5, 0.029, 0.915, -0.06),
+        None,
+    )
+    texts = tuple(replace(t, plain=p) for t, p in zip(report.quality.texts, beside, strict=True))
+    numbers = {"acc": TaskNumber(0.41, 0.012, 0.42, 0.012, 0.004)}
+    tasks = {"a task with a long name": TaskQuality("multiple_choice", 1200, 3, numbers)}
+
+    def told(layer: Layer) -> Layer:
+        return replace(layer, plain_error=None if layer.error is None else 1.7 * layer.error)
+
+    stages = tuple(replace(s, layers=tuple(map(told, s.layers))) for s in report.stages)
+    quality = replace(report.quality, texts=texts, tasks=tasks)
+    path = tmp_path_factory.mktemp("full") / "report.html"
+    write_html(replace(report, quality=quality, stages=stages), path)
+    return path
+
+
+@pytest.mark.parametrize("width", [1200, 400])
+@pytest.mark.parametrize("flag", [LIGHT, DARK])
+def test_all_text_stands_out(
+    chromium: str, full: Path, tmp_path: Path, flag: str, width: int
+) -> None:
+    found = ask(chromium, full, tmp_path, CONTRAST, flag, width=width)
+    assert len(found) > 400
+    faint = [(round(ratio, 2), text) for ratio, text in found if ratio < 4.5]
+    assert not faint
+
+
+def test_a_phone_shows_tables_whole(chromium: str, full: Path, tmp_path: Path) -> None:
+    assert ask(chromium, full, tmp_path, CUT_OFF, width=400) == []
+
+
+def test_a_page_is_printed_on_few_sheets(
+    chromium: str, full: Path, report: Report, tmp_path: Path
+) -> None:
+    assert 1 <= printed_pages(chromium, full, tmp_path) <= 4
+    # Of a model with many blocks too: long tables stay on the screen.
+    layers = tuple(
+        replace(layer, name=layer.name.replace("layers.", f"layers.{deep}"), block=None)
+        for deep in range(20)
+        for layer in report.layers
+    )
+    deep = tmp_path / "deep.html"
+    write_html(replace(report, stages=(replace(report.stages[1], layers=layers),)), deep)
+    assert 1 <= printed_pages(chromium, deep, tmp_path) <= 4

@@ -5,13 +5,14 @@ from typing import Any
 import click
 
 from compress.cli import options, speed_options
+from compress.cli.printing import show
 from compress.cli.progress import watched
 
 EVERY = "all"
 
 
 @click.command("bench")
-@click.argument("checkpoint")
+@options.checkpoint
 @click.option(
     "--math",
     type=click.Choice(["exact", "int16", "int8", EVERY]),
@@ -35,4 +36,4 @@ def command(checkpoint: str, as_json: bool, math: str | None, **asked: Any) -> N
     if as_json:
         options.print_json(facts)
     else:
-        click.echo(verbs.speed_table(facts))
+        show(verbs.speed_table(facts))

@@ -21,7 +21,7 @@ MARK = "> "
 
 
 @click.command("chat")
-@click.argument("checkpoint")
+@options.checkpoint
 @click.option("--system", metavar="TEXT", help="What the model is told before the chat.")
 @click.option(
     "--max-tokens", type=int, default=512, show_default=True, help="Of an answer, at most."

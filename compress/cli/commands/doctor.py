@@ -13,8 +13,12 @@ from pathlib import Path
 import click
 
 from compress.cli import options
+from compress.cli.printing import show
+from compress.errors import CompressError
 from compress.machine.memory import available_bytes, limit_bytes
 from compress.report.units import size
+from compress.usercache.cache import user_cache
+from compress.usercache.place import SETTING, made_folder
 
 OLDEST_PYTHON = (3, 11)
 REQUIRED = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "xxhash")
@@ -46,10 +50,10 @@ def command(as_json: bool) -> int:
         return 1 if problems else 0
     width = max(len(check.name) for check in checks)
     for check in checks:
-        click.echo(f"{check.name:{width}}  {check.value}")
+        show(f"{check.name:{width}}  {check.value}")
     click.echo()
     for check in problems:
-        click.echo(f"problem: {check.name}: {check.problem}")
+        show(f"problem: {check.name}: {check.problem}")
     click.echo(f"{len(problems)} found" if problems else "no problem found")
     return 1 if problems else 0
 
@@ -66,6 +70,7 @@ def examine() -> Iterator[Check]:
     yield from _torch()
     yield _memory()
     yield _disk()
+    yield _cache()
     yield from _kernels()
     yield onnxruntimes()
     yield hub_kernels()
@@ -159,6 +164,20 @@ def _memory() -> Check:
 
 def _disk() -> Check:
     return Check("disk", f"{size(shutil.disk_usage('.').free)} free here")
+
+
+def _cache() -> Check:
+    """Where texts and evaluations are kept, what they take and may take."""
+    name, folder = "cache", made_folder()
+    try:
+        found = user_cache()
+    except CompressError as error:
+        return Check(name, str(folder), str(error))
+    if found is None:
+        return Check(name, f"off, as {SETTING} says")
+    count, taken = found.usage()
+    entries = f"{count} {'entry' if count == 1 else 'entries'}"
+    return Check(name, f"{folder}, {entries}, {size(taken)} of at most {size(found.most)}")
 
 
 def _kernels() -> Iterator[Check]:

@@ -5,15 +5,20 @@ from typing import Literal
 
 import click
 
-from compress.cli import options
+from compress.cli import completion, options
 from compress.cli.progress import watched
 
 PAGE = "report.html"
 
 
 @click.command("eval")
-@click.argument("checkpoint")
-@click.option("--against", metavar="FOLDER", help="The source: adds its perplexity, KL, agreement.")
+@options.checkpoint
+@click.option(
+    "--against",
+    metavar="FOLDER",
+    shell_complete=completion.folders,
+    help="The source: adds its perplexity, KL, agreement.",
+)
 @click.option(
     "--text",
     "texts",
@@ -37,7 +42,13 @@ PAGE = "report.html"
     help="Score the first N tokens of each text; a long one takes minutes.",
 )
 @click.option("--max-items", type=options.count(), help="Ask the first N items of each task.")
-@click.option("-o", "--out", metavar="FOLDER", help="Write report.json and report.html there.")
+@click.option(
+    "-o",
+    "--out",
+    metavar="FOLDER",
+    shell_complete=completion.folders,
+    help="Write report.json and report.html there.",
+)
 @options.device
 @click.option(
     "--dtype",
@@ -52,6 +63,7 @@ PAGE = "report.html"
     help="Also what it costs on texts that the engine rounds inputs of products with codes to so"
     " many bits: perplexity, KL to exact products, agreement.",
 )
+@options.cache
 @options.as_json
 def command(
     checkpoint: str,
@@ -67,6 +79,7 @@ def command(
     device: str,
     dtype: Literal["fp32", "bf16"],
     math: Literal["int16", "int8"] | None,
+    cache: bool,
     as_json: bool,
 ) -> None:
     """Measure CHECKPOINT on texts and tasks, and how far it is from its source."""
@@ -84,6 +97,7 @@ def command(
         max_items=max_items,
         dtype=dtype,
         math=math,
+        cache=cache,
     )
     with watched() as progress:
         report = verbs.evaluate_checkpoint(

@@ -2,41 +2,20 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
 import click
 
-from compress.cli import options
+from compress.cli import completion, options
+from compress.cli.printing import show
 from compress.cli.process import give_back
 from compress.cli.progress import watched
+from compress.cli.written_for import HOLDS, TARGETS
 
 if TYPE_CHECKING:
     from compress.verbs import ArtifactTarget, Conversion
 
-# What each of FORMATS holds, said without the codecs, which import torch.
-HOLDS: Mapping[str, str] = MappingProxyType(
-    {
-        "compressed-tensors": "every scheme but outlier columns; for transformers and vLLM",
-        "gptq": "integers of 2, 3, 4 and 8 bits, inputs as they are",
-        "gptq_v2": "the same, with any zero points",
-        "awq": "integers of 4 bits in groups or rows, inputs as they are",
-        "fp8": "8-bit floats in blocks, or with one scale a tensor",
-        "modelopt": "FP8, NVFP4 weights, symmetric integers of 4 and 8 bits, caches",
-        "bitsandbytes": "LLM.int8() only",
-        "dense": "16- or 32-bit weights of anything, for any loader of the model",
-    }
-)
-# The same of EXPORTERS.
-TARGETS: Mapping[str, str] = MappingProxyType(
-    {
-        "onnx": "a plain graph of opset 23, for ONNX Runtime, OpenVINO and whatever reads ONNX",
-        "onnx-genai": "a graph of ONNX Runtime's own operators, as onnxruntime-genai runs it",
-        "tensorrt": "a graph that TensorRT's parser takes, and the command that builds an engine",
-        "gguf": "one file for llama.cpp, with codes as they are where its blocks hold them",
-    }
-)
-ROUNDING = ("gguf",)  # of them, those that store scales
+ROUNDING = ("gguf",)  # of TARGETS, those that store scales
 LEVELS = ("onnx-genai",)  # those whose products round inputs, or do not
 BLOCKS = ("gguf",)  # those that have types of blocks for dense weights
 IN_PLACE = ("onnx",)  # and those that can point to the checkpoint's own weights
@@ -64,9 +43,21 @@ class FormatsInHelp(click.Command):
 
 
 @click.command("export", cls=FormatsInHelp)
-@click.argument("checkpoint")
-@click.option("--to", required=True, metavar="NAME", help="What to write, one of those below.")
-@click.option("-o", "--out", metavar="FOLDER", help="Where the result goes.")
+@options.checkpoint
+@click.option(
+    "--to",
+    required=True,
+    metavar="NAME",
+    shell_complete=completion.targets,
+    help="What to write, one of those below.",
+)
+@click.option(
+    "-o",
+    "--out",
+    metavar="FOLDER",
+    shell_complete=completion.folders,
+    help="Where the result goes.",
+)
 @click.option("--round-scales", is_flag=True, help="Round scales that NAME cannot hold.")
 @click.option(
     "--shard-size", metavar="SIZE", help="Most bytes of one file, 5GB by default (formats)."
@@ -208,7 +199,7 @@ def _artifact(asked: ExportRequest, target: "ArtifactTarget", *, verify: bool) -
     if asked.as_json:
         options.print_json(report.to_json())
     else:
-        click.echo(verbs.artifact_table(report))
+        show(verbs.artifact_table(report))
 
 
 def _format(asked: ExportRequest, how: "Conversion") -> None:
@@ -226,4 +217,4 @@ def _format(asked: ExportRequest, how: "Conversion") -> None:
     if asked.as_json:
         options.print_json(report.to_json())
     else:
-        click.echo(verbs.export_table(report))
+        show(verbs.export_table(report))

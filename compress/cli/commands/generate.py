@@ -20,7 +20,7 @@ LONGEST = 1 << 24  # characters of a prompt: four million tokens, and /dev/zero 
 
 
 @click.command("generate")
-@click.argument("checkpoint")
+@options.checkpoint
 @click.argument("prompt", required=False)
 @click.option(
     "--max-tokens", type=int, help=f"Tokens at most. Left out: {TOKENS}, or what still fits."
@@ -152,12 +152,30 @@ def _print_all(model: "Model", prompt: str, chosen: "Sampling") -> None:
         note("with temperature 0 all outputs are the same; --temperature 1 makes them differ")
 
 
+def _durations(result: "RequestResult") -> dict[str, float | None]:
+    """Seconds that an output took, from when it was asked for, and tokens a second behind its
+    first; None where there was no token, or only one."""
+    metrics, tokens = result.metrics, len(result.tokens)
+    first = metrics.first_token
+    waited = None if metrics.scheduled is None else metrics.scheduled - metrics.arrival
+    writing = 0.0 if first is None else metrics.finished - first
+    return {
+        "waiting_seconds": waited,
+        "first_token_seconds": None if first is None else first - metrics.arrival,
+        "seconds": metrics.finished - metrics.arrival,
+        "tokens_per_second": (tokens - 1) / writing if tokens > 1 and writing > 0 else None,
+    }
+
+
 def _print_json(model: "Model", prompt: str, chosen: "Sampling") -> None:
     results = model.generate([prompt], chosen)
     for result in results:
         _refuse(result)
     keep = ("index", "text", "tokens", "finish_reason", "logprobs", "metrics")
-    found = [{key: asdict(result)[key] for key in keep} for result in results]
+    found = [
+        {**{key: asdict(result)[key] for key in keep}, "durations": _durations(result)}
+        for result in results
+    ]
     ids = model.encode(prompt)
     options.print_json(
         {"prompt": prompt, "prompt_tokens": ids, "results": found, "notices": model.notices}

@@ -3,10 +3,11 @@
 import click
 
 from compress.cli import options
+from compress.cli.printing import show
 
 
 @click.command("inspect")
-@click.argument("checkpoint")
+@options.checkpoint
 @click.option("--verify", is_flag=True, help="Also read every tensor, looking for NaN and Inf.")
 @click.option("--modules", is_flag=True, help="A line for every layer, with its bytes.")
 @options.as_json
@@ -21,5 +22,5 @@ def command(checkpoint: str, verify: bool, modules: bool, as_json: bool) -> int:
     if as_json:
         options.print_json(facts)
     else:
-        click.echo(verbs.inspect_table(facts, modules=modules))
+        show(verbs.inspect_table(facts, modules=modules))
     return 1 if facts.get("damaged") or isinstance(facts.get("decoder"), str) else 0

@@ -4,8 +4,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from compress.cli import options
-from compress.recipe.byte_sizes import EXPECTED, byte_size
+from compress.byte_sizes import EXPECTED, byte_size
+from compress.cli import completion, options
+from compress.cli.printing import show
 
 if TYPE_CHECKING:
     from compress.verbs import Plan
@@ -20,7 +21,7 @@ def byte_size_option(_: click.Context, __: click.Parameter, value: str | None) -
 
 
 @click.command("plan")
-@click.argument("recipe")
+@click.argument("recipe", shell_complete=completion.recipes)
 @options.model
 @options.settings
 @options.compute
@@ -60,5 +61,5 @@ def show_plan(plan: "Plan", *, as_json: bool, modules: bool = False) -> int:
     if as_json:
         options.print_json(plan.to_json())
     else:
-        click.echo(verbs.plan_table(plan, modules=modules))
+        show(verbs.plan_table(plan, modules=modules))
     return 1 if plan.problems else 0

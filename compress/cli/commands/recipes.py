@@ -2,11 +2,12 @@
 
 import click
 
-from compress.cli import options
+from compress.cli import completion, options
+from compress.cli.printing import show
 
 
 @click.command("recipes")
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=completion.recipes)
 @options.as_json
 def command(name: str | None, as_json: bool) -> None:
     """List the built-in recipes, or show the one called NAME."""
@@ -26,6 +27,5 @@ def command(name: str | None, as_json: bool) -> None:
         options.print_json([{"name": r.name, "description": r.description} for r in listed])
         return
     width = max(len(r.name) for r in listed)
-    for r in listed:
-        click.echo(f"{r.name:{width}}  {r.description}")
-    click.echo("\nShow one with `compress-model recipes NAME`; copy it to a file to change it.")
+    show("\n".join(f"{r.name:{width}}  {r.description}" for r in listed))
+    show("\nShow one with `compress-model recipes NAME`; copy it to a file to change it.")

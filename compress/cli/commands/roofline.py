@@ -4,13 +4,19 @@ from typing import Any
 
 import click
 
-from compress.cli import options, speed_options
+from compress.cli import completion, options, speed_options
+from compress.cli.printing import show
 from compress.cli.progress import watched
 
 
 @click.command("roofline")
-@click.argument("checkpoint")
-@click.option("--against", metavar="FOLDER", help="The source, predicted too.")
+@options.checkpoint
+@click.option(
+    "--against",
+    metavar="FOLDER",
+    shell_complete=completion.folders,
+    help="The source, predicted too.",
+)
 @options.math
 @speed_options.texts
 def command(checkpoint: str, as_json: bool, **asked: Any) -> None:
@@ -27,4 +33,4 @@ def command(checkpoint: str, as_json: bool, **asked: Any) -> None:
     if as_json:
         options.print_json(facts)
     else:
-        click.echo(verbs.speed_table(facts))
+        show(verbs.speed_table(facts))

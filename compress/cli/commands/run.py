@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from compress.cli import options
+from compress.cli import completion, options
 from compress.cli.commands.plan import show_plan
 from compress.cli.progress import watched
 from compress.errors import OutputError
@@ -41,11 +41,19 @@ def terminable() -> Iterator[None]:
 
 
 @click.command("run")
-@click.argument("recipe")
+@click.argument("recipe", shell_complete=completion.recipes)
 @options.model
-@click.option("-o", "--out", required=True, metavar="FOLDER", help="Where the result goes.")
+@click.option(
+    "-o",
+    "--out",
+    required=True,
+    metavar="FOLDER",
+    shell_complete=completion.folders,
+    help="Where the result goes.",
+)
 @options.settings
 @options.compute
+@options.cache
 @click.option("--resume", is_flag=True, help="Go on with a run that was stopped.")
 @click.option("--overwrite", is_flag=True, help="Replace the result of an earlier run in FOLDER.")
 @click.option("--dry-run", is_flag=True, help="Print the plan, with all that would stop the run.")
@@ -57,6 +65,7 @@ def command(
     overrides: tuple[str, ...],
     device: str,
     dtype: str | None,
+    cache: bool,
     resume: bool,
     overwrite: bool,
     dry_run: bool,
@@ -65,7 +74,7 @@ def command(
     """Compress a checkpoint as RECIPE says (a file, or a name from `compress-model recipes`)."""
     from compress import verbs
 
-    how = verbs.RunOptions(device, dtype, resume, overwrite)
+    how = verbs.RunOptions(device, dtype, resume, overwrite, cache)
     if dry_run:
         plan = verbs.make_plan(recipe, model, overrides=overrides, options=how, out=out)
         return show_plan(plan, as_json=as_json)
@@ -106,6 +115,7 @@ def _how_to_resume(given: Mapping[str, Any]) -> str:
     words += [word for override in given["overrides"] for word in ("--set", override)]
     words += ["--device", given["device"]] if given["device"] != "cpu" else []
     words += ["--dtype", given["dtype"]] if given["dtype"] else []
+    words += [] if given["cache"] else ["--no-cache"]
     words += ["--overwrite"] if given["overwrite"] else []
     line = shlex.join(["compress-model", *words, "--resume"])
     return f"{state}. To go on:\n  {line}"

@@ -35,6 +35,7 @@ def read_calibration(node: Node | None, seed: int) -> CalibrationConfig | None:
     if node is None:
         return None
     keys = dict(mapping(node))
+    _refuse_dataset(keys, "sources")
     check_keys(node, keys, field_names(CalibrationConfig))
     if "sources" not in keys:
         raise missing(node, "sources", "'self' or a list of texts")
@@ -48,6 +49,7 @@ def read_evaluation(node: Node | None, seed: int) -> EvaluationConfig | None:
     if node is None:
         return None
     keys = given(node, sections(EvaluationConfig))
+    _refuse_dataset(keys, "texts")
     check_keys(node, keys, field_names(EvaluationConfig))
     if "texts" in keys:
         texts = _long_list(keys["texts"], TEXT_KINDS, field_names(TextConfig))
@@ -58,6 +60,19 @@ def read_evaluation(node: Node | None, seed: int) -> EvaluationConfig | None:
     if "tasks" in keys:
         keys["tasks"] = task_list(keys["tasks"])
     return make(EvaluationConfig, read_fields(EvaluationConfig, node, keys), node)
+
+
+def _refuse_dataset(keys: Mapping[str, Node], place: str) -> None:
+    """Other tools' key for a data set of the hub, with what says it here."""
+    for key in ("dataset", "datasets", "dataset_id"):
+        if key in keys:
+            value = keys[key]
+            name = _word(value) or "ID"
+            raise problem(
+                value,
+                f"unknown key {key!r}; {place}: [{{hub: {name}}}] names a data set of the hub,"
+                f" {place}: [{{text: FILE}}] a file",
+            )
 
 
 def source_list(node: Node) -> Node:

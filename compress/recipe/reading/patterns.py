@@ -8,7 +8,7 @@ from compress.arch.spec import LinearSpec
 from compress.errors import RecipeError
 from compress.expressions import expression
 from compress.recipe.reading.reader import read
-from compress.recipe.reading.tree import Node, problem
+from compress.recipe.reading.tree import Node, Scalar, problem
 from compress.recipe.schema import Places
 
 Means = Callable[[LinearSpec], bool]
@@ -21,6 +21,8 @@ ROLE_OF_WORD: Mapping[str, str] = {
 
 def read_patterns(node: Node) -> tuple[str, ...]:
     """A list of globs and "re:" with a regular expression; RecipeError for one that is neither."""
+    if isinstance(node.content, Scalar) and not node.is_null:
+        raise problem(node, f"is {node.shown()}; it takes a list of text, {_as_list(node.content)}")
     patterns: tuple[str, ...] = read(tuple[str, ...], node)
     assert isinstance(node.content, tuple)
     for pattern, item in zip(patterns, node.content, strict=True):
@@ -29,6 +31,13 @@ def read_patterns(node: Node) -> tuple[str, ...]:
         if pattern.startswith("re:"):
             expression(pattern[3:], partial(_no_expression, item, pattern))
     return patterns
+
+
+def _as_list(given: Scalar) -> str:
+    """How one pattern is written as a list; other tools' word for all layers is no pattern."""
+    if given.text.casefold() in ("linear", "linears", "all"):
+        return "such as [q_proj, down_proj]; left out, it takes all linear layers of the blocks"
+    return f"[{given.text}]"
 
 
 def _no_expression(item: Node, pattern: str, why: str) -> RecipeError:

@@ -4,9 +4,9 @@ what these leave."""
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+from compress.byte_sizes import EXPECTED, byte_size, plain_count
 from compress.errors import RecipeError
 from compress.quant.scheme import QuantScheme
-from compress.recipe.byte_sizes import EXPECTED, byte_size, plain_count
 from compress.recipe.reading.budget import read_budget
 from compress.recipe.reading.data import source_list
 from compress.recipe.reading.patterns import read_patterns
@@ -70,6 +70,18 @@ def read_stages(root: Node, keys: Mapping[str, Node], places: Places) -> StageLi
             found.edits.append(edit)
     rounding = [replace(stage, index=i) for i, stage in enumerate(found.rounding)]
     return replace(found, rounding=rounding)
+
+
+def keys_of_stage(node: Node) -> tuple[str, ...]:
+    """The keys that a stage may have, by its method; none where that is not known."""
+    from compress.edits import EDITS
+    from compress.methods import METHODS
+
+    word = node.content.get("method") if is_mapping(node.content) else None
+    method = word.content.text if word is not None and isinstance(word.content, Scalar) else ""
+    if method in METHODS:
+        return (*STAGE_KEYS, *field_names(METHODS[method].config))
+    return field_names(EDITS[method].config) if method in EDITS else ()
 
 
 def is_tuning(edit: EditStage) -> bool:

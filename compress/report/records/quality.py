@@ -19,13 +19,30 @@ class MathQuality:
 
 
 @dataclass(frozen=True, slots=True)
+class PlainQuality:
+    """What rounding to nearest without data costs on one text, under the result's schemes.
+
+    perplexity: of the source so rounded. kl, top1_agreement: against the source, as of the result.
+    closed: share of what it loses that the result does not lose: 1 is lossless, 0 plain rounding,
+        below 0 worse. Of the KL; without it of the logarithm of perplexity; None where plain
+        rounding loses nothing.
+    """
+
+    perplexity: float
+    kl: float | None = None
+    top1_agreement: float | None = None
+    closed: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class TextQuality:
     """What one text says of the result.
 
     tokens: predicted tokens. kl: mean KL(source || result) in nats a token.
     top1_agreement: share of tokens where both models rank the same token first, in [0, 1].
     settings: how it was measured (window, stride, BOS). math: of the result in the engine, where
-    it was asked.
+    it was asked. plain: of the same layers plainly rounded, where the recipe looked at data.
+    sha256: of the tokens: two results with the same were measured on the same.
     """
 
     name: str
@@ -36,6 +53,8 @@ class TextQuality:
     top1_agreement: float | None = None
     settings: dict[str, Any] = field(default_factory=dict)
     math: MathQuality | None = None
+    plain: PlainQuality | None = None
+    sha256: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +94,12 @@ class TaskQuality:
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """Texts in the order they were given, the first being the headline; tasks by name."""
+    """Texts in the order they were given, the first being the headline; tasks by name.
+
+    plain_reason: why plain rounding was not measured on the texts; None where it was, and where
+    nothing was rounded.
+    """
 
     texts: tuple[TextQuality, ...] = ()
     tasks: dict[str, TaskQuality] = field(default_factory=dict)
+    plain_reason: str | None = None

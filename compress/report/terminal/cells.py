@@ -40,8 +40,9 @@ def cut(text: str, cells: int = COLUMNS) -> str:
     return kept.rstrip() + "..."
 
 
-def wrap(text: str, cells: int) -> list[str]:
-    """Lines of at most `cells`, broken at spaces where there are any."""
+def wrap(text: str, cells: int, *, whole: bool = False) -> list[str]:
+    """Lines of at most `cells`, broken at spaces where there are any. whole: a longer word has a
+    line of its own, as it is there to be copied; else it is broken."""
     lines, line = [], ""
     for word in text.split(" "):
         joined = f"{line} {word}" if line else word
@@ -50,7 +51,7 @@ def wrap(text: str, cells: int) -> list[str]:
             continue
         if line:
             lines.append(line)
-        while width(word) > cells:
+        while width(word) > cells and not whole:
             piece = _fit(word, cells)
             lines.append(piece)
             word = word[len(piece) :]

@@ -13,6 +13,8 @@ from compress.report.summary import (
     bits_before,
     has_before,
     is_rounded,
+    layer_errors,
+    losses,
     model_changes,
     model_name,
     perplexity,
@@ -153,9 +155,31 @@ def _quality(report: Report) -> list[Row]:
             ("Top-1 agreement", "", units.percent(x), on[t.name] or "same token ranked first")
             for t, x in same
         ),
+        *(row for t in texts for row in _plain(t, on[t.name])),
+        *_layer_errors(report),
         *(row for t in texts if t.math is not None for row in _math(t.math, on[t.name])),
     ]
     return [*_named_once(rows), *asked]
+
+
+def _plain(text: TextQuality, on: str) -> list[Row]:
+    """What plain rounding at the same bits costs, and where the result lies beside it."""
+    shown, plain = losses(text), text.plain
+    if shown is None or plain is None or plain.closed is None:
+        return []
+    share = units.percent(abs(plain.closed))
+    told = f"{share} of it closed" if plain.closed >= 0 else f"{share} better"
+    if on:  # the name of the text may be long, and is cut first
+        told = told.replace(" of it", "")
+    return [("Plain rounding", "", shown[2], f"{told}, {shown[0]} {on}".rstrip())]
+
+
+def _layer_errors(report: Report) -> list[Row]:
+    found = layer_errors(report)
+    if found is None:
+        return []
+    _, error, plain = (found[0], *map(units.significant, found[1:]))
+    return [("Error of layers", "", error, f"{plain} if plainly rounded")]
 
 
 def _math(found: MathQuality, on: str) -> list[Row]:

@@ -50,7 +50,9 @@ def read_back(plan: GgufPlan, path: Path) -> tuple[str, ...]:
     to = "16 bits" if "BF16" in plan.kinds else "fp16"
     how = "bit for bit" if plan.exact else f"up to the rounding to {to}"
     kept = len(names) - len(plan.fresh)
-    lines = (f"gguf reads {kept} tensors back as they are in the checkpoint, {how}",)
+    lines: tuple[str, ...] = (
+        f"gguf reads {kept} tensors back as they are in the checkpoint, {how}",
+    )
     if plan.fresh:
         rounded = counted(len(plan.fresh), "tensor")
         line = f"gguf reads {rounded} back that were rounded here; logits are held to those numbers"

@@ -3,6 +3,7 @@ reference.super_blocks."""
 
 import ctypes
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ PACKINGS = {"Q2_K": 1, "Q3_K": 2, "Q4_K": 3, "Q5_K": 3, "Q6_K": 4, "IQ4_XS": 5}
 PARTS = ("d", "dmin", "scales", "low", "high")
 
 
-def _fields(kind: type[ctypes._SimpleCData], names: str) -> list[tuple[str, type]]:
+def _fields(kind: type[Any], names: str) -> list[tuple[str, type]]:
     return [(name, kind) for name in names.split()]
 
 

@@ -28,8 +28,10 @@ def round_blocks(kind: str, weight: Tensor, importance: Tensor | None) -> Tensor
     require_matrix("importance", importance, (width,), torch.float32, weight.device)
     # A column that calibration never drove counts a little, so that it decides where nothing does.
     importance = importance.clamp_min(1e-6 * float(importance.mean()) + 1e-30)
-    run = cpu if _compiled(weight) else reference
-    return run.round_blocks(layout, weight, importance, search_of(layout))
+    search = search_of(layout)
+    if _compiled(weight):
+        return cpu.round_blocks(layout, weight, importance, search)
+    return reference.round_blocks(layout, weight, importance, search)
 
 
 def decode_blocks(kind: str, data: Tensor) -> Tensor:
@@ -43,7 +45,9 @@ def decode_blocks(kind: str, data: Tensor) -> Tensor:
     if data.numel() == 0:
         width = data.shape[1] // layout.size * layout.numbers
         return data.new_empty(data.shape[0], width, dtype=torch.float32)
-    return (cpu if _compiled(data) else reference).decode_blocks(layout, data)
+    if _compiled(data):
+        return cpu.decode_blocks(layout, data)
+    return reference.decode_blocks(layout, data)
 
 
 def settle_blocks(
@@ -67,8 +71,9 @@ def settle_blocks(
         order.sort().values.long().cpu(), torch.arange(width)
     )
     require(visited, "order", f"{list(order.shape)}", f"each of 0 to {width - 1} once")
-    run = cpu if _compiled(weight) else reference
-    return run.settle_blocks(layout, weight, data, factor, order)
+    if _compiled(weight):
+        return cpu.settle_blocks(layout, weight, data, factor, order)
+    return reference.settle_blocks(layout, weight, data, factor, order)
 
 
 def _compiled(tensor: Tensor) -> bool:

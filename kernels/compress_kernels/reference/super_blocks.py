@@ -1,5 +1,5 @@
-"""Weights as llama.cpp's blocks hold them: decoded, rounded, and with codes settled by GPTQ's column
-loop (arXiv 2210.17323, Algorithm 1) where scales are there."""
+"""Weights as llama.cpp's blocks hold them: decoded, rounded, and settled code by code where scales
+are there, by GPTQ's column loop (arXiv 2210.17323, Algorithm 1)."""
 
 from dataclasses import replace
 from functools import partial

@@ -1,0 +1,39 @@
+"""What a shell offers for an argument: click asks these while a line is typed."""
+
+from importlib.resources import files
+
+import click
+from click.shell_completion import CompletionItem
+
+from compress.cli.written_for import HOLDS, TARGETS
+
+KEYS = ("seed", "calibration.", "evaluation.", "output.format", "stages[0].")
+
+
+def recipes(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Built-in recipes, or files. By their files' names: to read one takes torch, and a second."""
+    found = (x.name for x in files("compress_recipes").iterdir())
+    every = sorted(x.removesuffix(".yaml") for x in found if x.endswith(".yaml"))
+    named = [CompletionItem(x) for x in every if x.startswith(incomplete)]
+    return named or [CompletionItem(incomplete, type="file")]
+
+
+def folders(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Checkpoints, and where results go."""
+    return [CompletionItem(incomplete, type="dir")]
+
+
+def targets(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Formats and other runtimes that a checkpoint is written for."""
+    known = {**HOLDS, **TARGETS}
+    return [CompletionItem(x, help=known[x]) for x in known if x.startswith(incomplete)]
+
+
+def changes(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The beginnings of keys, and the formats of `output.format`."""
+    key, equals, value = incomplete.partition("=")
+    if not equals:
+        return [CompletionItem(x) for x in KEYS if x.startswith(key)]
+    if key != "output.format":
+        return []
+    return [CompletionItem(f"{key}={x}", help=HOLDS[x]) for x in HOLDS if x.startswith(value)]
