@@ -23,7 +23,7 @@ from compress_exporters.gguf.model import arch_of, check_model, settings
 from compress_exporters.gguf.rotations import rotations
 from compress_exporters.gguf.rounding import require_fp16
 from compress_exporters.gguf.tokenizer.tokenizer import model_name, vocabulary
-from compress_exporters.gguf.types.choice import TypeChooser, all_scales, most
+from compress_exporters.gguf.types.choice import TypeChooser, all_scales, changes, most
 from compress_exporters.gguf.types.mixtures import TypeMixture, mixture_of
 from compress_exporters.gguf.types.told import shown, told
 
@@ -33,8 +33,9 @@ class GgufPlan:
     """kinds: of each piece, a key of KINDS. fields: all keys of the file.
 
     rounded: what fp16 does to scales, over all weights that are stored as codes. fresh: names of
-    the pieces whose dense numbers are rounded into blocks here. importance: of the columns of those
-    that it is known of, fp32 [experts or 1, K]; it says what their errors weigh.
+    the pieces whose dense numbers are rounded into blocks here. exact: all others mean the very
+    numbers of the checkpoint. importance: of the columns of fresh ones that it is known of, fp32
+    [experts or 1, K]; it says what their errors weigh.
     """
 
     source: Weights
@@ -46,14 +47,8 @@ class GgufPlan:
     notes: tuple[str, ...]
     rounded: ScaleRounding
     fresh: frozenset[str]
+    exact: bool
     importance: Mapping[str, Tensor] = field(default_factory=dict)
-
-    @property
-    def exact(self) -> bool:
-        """Whether the file means the very numbers of the checkpoint, but for those of `fresh`."""
-        own = {torch.bfloat16: "BF16", torch.float16: "F16"}.get(self.source.plain_dtype)
-        halves = {kind for kind in self.kinds if kind in ("F16", "BF16")}
-        return not self.rounded.changed and halves <= {own}
 
 
 def make_plan(source: Weights, options: Options) -> GgufPlan:
@@ -90,7 +85,8 @@ def make_plan(source: Weights, options: Options) -> GgufPlan:
         tuple(notes),
         scales,
         fresh,
-        importance,
+        exact=not scales.changed and not any(changes(source, x) for x in choices),
+        importance=importance,
     )
 
 

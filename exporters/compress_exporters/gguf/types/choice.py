@@ -161,6 +161,15 @@ def all_scales(choices: Sequence[TypeChoice]) -> ScaleRounding:
     return found
 
 
+def changes(source: Weights, choice: TypeChoice) -> bool:
+    """Whether 16 bits may change numbers of a tensor: those of another dtype, or decoded codes."""
+    if choice.kind not in ("F16", "BF16"):
+        return False
+    found = source.checkpoint.tensors
+    dtypes = {found[name].dtype if name in found else "" for name in choice.piece.sources}
+    return choice.reason is not None or dtypes != {choice.kind}
+
+
 def most(choices: Sequence[TypeChoice]) -> str:
     """The type of most numbers of matrices."""
     sizes: dict[str, int] = {}
