@@ -207,10 +207,7 @@ def test_recipes(capsys: pytest.CaptureFixture[str]) -> None:
     ("line", "error"),
     [
         ("recipes int4-gtpq", "error: no recipe 'int4-gtpq': there is no such file, and built in"),
-        (
-            "rnu x",
-            "error: no command 'rnu'; there are run, plan, compare, inspect, eval, export, generate",
-        ),
+        ("rnu x", "error: no command 'rnu'; there are run, plan, compare, inspect, eval, export"),
         ("run", "error: Missing argument 'RECIPE'."),
         ("run x --out o", "error: Missing option '--model'."),
         ("run x --model m --out o --dtype int8", "error: Invalid value for '--dtype': 'int8' is"),
