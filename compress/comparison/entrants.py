@@ -115,10 +115,10 @@ def entrants(
     left: list[LeftOut] = []
     for name, recipe in (named or {x: x for x in builtin_names()}).items():
         judged = jury.judged(name, recipe)
-        if isinstance(judged, Entrant):
-            found.append(judged)
-        else:
+        if isinstance(judged, LeftOut):
             left.append(judged)
+        else:
+            found.append(judged)
     if found:
         total = duration(sum(each.seconds for each in found))
         said = f"{len(found)} recipes, about {total} and their evaluations; {len(left)} left out"
