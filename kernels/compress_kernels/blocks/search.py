@@ -17,7 +17,6 @@ class BlockSearch:
     scale_ratios, minimum_ratios: fp32, d and dmin that are tried, as shares of what the sub-blocks
     want most. shared_rounds: of whole numbers and codes for d and dmin, and d and dmin for those.
     reach: how far whole numbers go in one round.
-    spread: errors weigh importance * sqrt(spread * mean(x²) + x²); below 0 importance alone.
     """
 
     first: Tensor
@@ -27,7 +26,6 @@ class BlockSearch:
     minimum_ratios: Tensor
     shared_rounds: int
     reach: int
-    spread: float
 
 
 # Shares of the range that are tried, by bits of a code: from, to, how many. The fewer levels, the
@@ -57,7 +55,7 @@ def search_of(layout: BlockLayout) -> BlockSearch:
     return BlockSearch(
         first.contiguous(), second.contiguous(), 3,
         _units(layout.scale_range), _units((0, layout.minima) if layout.minima else (1, 1)),
-        3, 2, -1.0,
+        3, 2,
     )  # fmt: skip
 
 

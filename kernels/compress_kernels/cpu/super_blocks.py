@@ -56,7 +56,6 @@ class RoundBlocks(ctypes.Structure):
         ("shared", SharedCandidates),
         *_fields(ctypes.c_void_p, "weight importance data"),
         *_fields(ctypes.c_int64, "rows width stride"),
-        ("spread", ctypes.c_float),
         ("threads", ctypes.c_int32),
     ]
 
@@ -123,7 +122,7 @@ def round_blocks(
             search.shared_rounds, search.reach,
         ),
         weight.data_ptr(), importance.data_ptr(), data.data_ptr(),
-        rows, width, weight.stride(0), search.spread, torch.get_num_threads(),
+        rows, width, weight.stride(0), torch.get_num_threads(),
     )  # fmt: skip
     library.round_blocks(ctypes.byref(about))
     return data

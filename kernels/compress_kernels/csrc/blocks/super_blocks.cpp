@@ -5,7 +5,6 @@
 // whatever the instruction set; build.py has this file compiled without fused products for the same
 // reason. A row's bytes are its own then, on every processor and on any number of threads.
 
-#include <cmath>
 #include <vector>
 
 #include "blocks/shared_scales.h"
@@ -20,7 +19,6 @@ struct RoundBlocks {
   const float* importance;  // [width]
   uint8_t* data;            // [rows, width / numbers * size]
   int64_t rows, width, stride;
-  float spread;  // below 0: weights are the importance alone
   int32_t threads;
 };
 
@@ -35,21 +33,6 @@ struct DecodeBlocks {
 namespace {
 
 constexpr int64_t kGrain = 1 << 13;  // numbers worth a thread
-
-// importance * sqrt(spread * mean(x²) + x²)
-void weigh(const Vec* x, const float* importance, int count, float spread, Vec* w) {
-  Vec sum{};
-  for (int c = 0; c < count; ++c) sum += x[c] * x[c];
-  const Vec base = sum * splat(spread / count);
-  for (int c = 0; c < count; ++c) {
-    Vec root = splat(1.0f);
-    if (spread >= 0) {
-      root = base + x[c] * x[c];
-      for (int r = 0; r < kRows; ++r) root[r] = std::sqrt(root[r]);
-    }
-    w[c] = splat(importance[c]) * root;
-  }
-}
 
 template <bool kOffset, class Levels>
 void codes_of(const Block<kOffset, Levels>& b, const Shared& found, Vec* codes) {
@@ -88,7 +71,7 @@ void round_rows(const RoundBlocks& t, int64_t first, int64_t last) {
     const int rows = static_cast<int>(std::min<int64_t>(kRows, t.rows - row));
     for (int64_t c = 0; c < t.width; c += kind.numbers) {
       load_tile(t.weight + row * t.stride + c, t.stride, rows, kind.numbers, x.data());
-      weigh(x.data(), t.importance + c, kind.numbers, t.spread, w.data());
+      for (int i = 0; i < kind.numbers; ++i) w[i] = splat(t.importance[c + i]);
       const Block<kOffset, Levels> b{kind, levels, x.data(), w.data()};
       Grid1 wanted[kSubs];
       for (int j = 0; j < b.subs(); ++j)
