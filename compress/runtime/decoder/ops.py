@@ -107,9 +107,7 @@ def _embedded(decoder: Decoder, scratch: Scratch) -> Ops:
         yield add_call(x, learned, x)
 
 
-def _layer(
-    layer: DecoderLayer, cache: KVCache, turns: tuple[Turns, ...], scratch: Scratch
-) -> Ops:
+def _layer(layer: DecoderLayer, cache: KVCache, turns: tuple[Turns, ...], scratch: Scratch) -> Ops:
     """As DecoderLayer; the residual is in scratch.x before and afterwards."""
     x, attention = scratch.x, layer.attention
     entering = yield from _through(layer.attention_in, x, scratch)

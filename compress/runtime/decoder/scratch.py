@@ -13,8 +13,9 @@ from compress.runtime.decoder.attention import Angles
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Choices:
-    """Where a step's choices lie. logits: [rows, vocabulary] of the decoder's dtype. tokens: int64 [rows], of the
-    highest ones. highest: fp32 [rows]. As arrays, of which Python reads a few numbers sooner."""
+    """Where a step's choices lie. logits: [rows, vocabulary] of the decoder's dtype. tokens: int64
+    [rows], of the highest ones. highest: fp32 [rows]. As arrays, of which Python reads a few
+    numbers sooner."""
 
     logits: Tensor
     tokens: NDArray[np.int64]
