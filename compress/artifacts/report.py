@@ -11,11 +11,11 @@ from compress.artifacts.plan import ArtifactPlan
 from compress.checkpoint import disk, write_atomic
 from compress.formats import Weights
 from compress.machine.environment import peak_rss_bytes, versions
-from compress.report.copied import indented
 from compress.report.markdown import block, words
 from compress.report.notebook.show import text_block
 from compress.report.proofs import UNPROVED, proved
 from compress.report.schema import Export
+from compress.report.terminal.copied import indented
 from compress.report.units import counted, duration
 from compress.report.units import size as shown_size
 from compress_exporters.exporter import Proof, Written

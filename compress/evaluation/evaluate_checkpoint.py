@@ -91,7 +91,6 @@ def evaluate_checkpoint(
         raise DataError(f"math {asked.math} is measured on texts, and there is none: give one")
     tasks = read_task_options(asked.tasks, asked.max_items)
     with report_folder(out) as folder:
-        settle(asked.device, progress)  # said once nothing cheap stands against the work
         opened = Checkpoint.open(resolve_model(checkpoint))
         # The report has the sha256 of what the result is measured against, or else of itself.
         result = open_weights(opened if against is not None else opened.sealed())
@@ -103,6 +102,7 @@ def evaluate_checkpoint(
         sides = Compared(result, source)
         work = Workspace(Path(), place.name, progress or silent, kept=user_cache(asked.cache))
         measured = _measured(sides, config, asked.math, work)
+        settle(asked.device, progress)  # said once nothing stood against the work
         sides.origin.checkpoint.require_unchanged()
         seconds = time.perf_counter() - clock
         others, gpu = share_since(processor), peak_gpu_bytes(place.name)

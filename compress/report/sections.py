@@ -3,13 +3,13 @@
 from datetime import UTC, datetime
 
 from compress.report import units
-from compress.report.copied import as_blocks
 from compress.report.disturbance import disturbance, taken
 from compress.report.markup import Html, Node, el, join
 from compress.report.parts import Cell, Column, facts, facts_of, number, section, table
 from compress.report.proofs import LEVELS, loaded
 from compress.report.schema import Export, Planned, PlanVsActual, Report
 from compress.report.summary import model_changes, windowed_contexts
+from compress.report.terminal.copied import as_blocks
 
 
 def warnings(report: Report) -> Html | None:

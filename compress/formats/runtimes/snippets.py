@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from compress.formats import dense
 from compress.formats.runtimes.verdicts import LoadOption, Verdict
-from compress.report.copied import as_lines
+from compress.report.terminal.copied import as_lines
 
 # What transformers needs beside itself, by format.
 PACKAGES = {

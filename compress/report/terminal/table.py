@@ -3,7 +3,6 @@
 from pathlib import Path
 
 from compress.report import tasks, units
-from compress.report.copied import as_lines
 from compress.report.disturbance import disturbance, taken
 from compress.report.proofs import loaded, proved
 from compress.report.records.quality import MathQuality, TextQuality
@@ -22,6 +21,7 @@ from compress.report.summary import (
     windowed_contexts,
 )
 from compress.report.terminal.cells import COLUMNS, clean, cut, pad, width, wrap
+from compress.report.terminal.copied import as_lines
 
 _LABEL, _VALUE, _GAP = 20, 12, "   "
 _REMARK = COLUMNS - _LABEL - 2 * _VALUE - len(_GAP)
