@@ -1,10 +1,12 @@
 """Checkpoints that `compressed_models` wrote, opened by transformers with compressed-tensors."""
 
 import shutil
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
+from packaging.version import Version
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -104,3 +106,10 @@ class RoundingCache:
 
     def __exit__(self, *_: object) -> None:
         self.restore()
+
+
+def cache_is_left_alone() -> bool:
+    """transformers calls a block's cache by another name since 5.24; compressed-tensors 0.20 looks
+    for the old one, and rounds nothing where it finds none."""
+    renamed = Version(version("transformers")) >= Version("5.24")
+    return renamed and Version(version("compressed-tensors")) < Version("0.21")

@@ -1,14 +1,12 @@
 """FP8, NVFP4, static inputs and a quantized cache in transformers with compressed-tensors."""
 
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
-from packaging.version import Version
 
 from compress.arch.spec import LinearSpec
 from compress.formats import FP8_CACHE, INT8_CACHE
@@ -19,6 +17,7 @@ from helpers import compressed_models
 from helpers.compressed_models import Choose, Compressed
 from helpers.in_transformers import (
     RoundingCache,
+    cache_is_left_alone,
     load,
     load_compressed,
     logits,
@@ -143,13 +142,6 @@ def _mixed(linear: LinearSpec) -> QuantScheme | None:
 def test_mixed_precision(source: Any, tmp_path: Path) -> None:
     """Three kinds of storage in one model, the head in a fourth."""
     check(source(), tmp_path, _mixed, head=replace(PRESETS["FP8"], activation=None))
-
-
-def cache_is_left_alone() -> bool:
-    """transformers calls a block's cache by another name since 5.24; compressed-tensors 0.20 looks
-    for the old one, and rounds nothing where it finds none."""
-    renamed = Version(version("transformers")) >= Version("5.24")
-    return renamed and Version(version("compressed-tensors")) < Version("0.21")
 
 
 @pytest.mark.parametrize("cache", [FP8_CACHE, INT8_CACHE], ids=["fp8", "int8"])
