@@ -6,18 +6,16 @@ FOLDER of the tools has llama-quantize and llama-imatrix (../peers/README.md say
 built). Both sides see the same text (CALIBRATION tokens of tales, 512 at a time) and make every
 matrix of tale-6m one type, so that all files are equal in bytes. Both are decoded by the same code,
 ours, and run in fp32 by transformers over the first 120 tales of the test text: KL divergence from
-the source in nats a token, and perplexity. Seconds are processor time of one thread: of
-llama-quantize as a whole process less one that only copies (COPY), and of our rounding, with and
-without compensation.
+the source in nats a token, and perplexity.
+
+What the search costs is `benchmarks.export.k_quants_speed`.
 """
 
 import argparse
 import json
-import resource
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -137,15 +135,14 @@ def quality(bench: Bench, weights: Mapping[str, Tensor]) -> dict[str, float]:
     return {"kl": apart / tokens, "perplexity": float(torch.tensor(lost / guessed).exp())}
 
 
-def ours(bench: Bench, kind: str, config: KQuantsConfig) -> tuple[dict[str, RoundedBlocks], float]:
-    """Blocks of every matrix, and processor seconds."""
-    began = time.process_time()
+def ours(bench: Bench, kind: str, config: KQuantsConfig) -> dict[str, RoundedBlocks]:
+    """Blocks of every matrix."""
     found = dict(_rounded(bench, (EMBEDDING,), kind, config))
     layers = len(bench.source) // len(LINEARS)
     for i in range(layers):
         for group in SHARING:
             found |= _rounded(bench, [f"blk.{i}.{name}" for name in group], kind, config)
-    return found, time.process_time() - began
+    return found
 
 
 def _rounded(
@@ -175,35 +172,28 @@ def theirs(path: Path, kind: str, heads: int) -> tuple[dict[str, Tensor], int]:
     return found, size
 
 
-def tool(folder: Path, name: str, *arguments: object) -> float:
-    """Processor seconds of a whole process."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+def tool(folder: Path, name: str, *arguments: object) -> None:
+    """Runs one of llama.cpp's tools; SystemExit with its last lines where it fails."""
     command = [str(folder / name), *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{name} gave {done.returncode}: {done.stderr[-2000:]}")
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def compare(bench: Bench, kind: str, tools: Path, work: Path) -> dict[str, Any]:
     """Both sides of one type."""
     source, target = work / "source.gguf", work / f"{kind}.gguf"
-    copy = tool(tools, "llama-quantize", source, work / "copy.gguf", "COPY", 1)
     asked = ASKED.get(kind, kind)
     options = ("--pure", "--imatrix", work / "imatrix.gguf")
-    spent = tool(tools, "llama-quantize", *options, source, target, asked, 1)
+    tool(tools, "llama-quantize", *options, source, target, asked, 1)
     heads = bench.model.config.num_attention_heads
     weights, size = theirs(target, kind, heads)
-    row: dict[str, Any] = {
-        "bytes": size,
-        "llama-quantize": {**quality(bench, weights), "cpu_s": spent - copy},
-    }
+    row: dict[str, Any] = {"bytes": size, "llama-quantize": quality(bench, weights)}
     for label, compensated in (("ours", True), ("ours, rounding alone", False)):
-        found, seconds = ours(bench, kind, KQuantsConfig(compensate=compensated))
+        found = ours(bench, kind, KQuantsConfig(compensate=compensated))
         assert sum(one.data.numel() for one in found.values()) == size
         decoded = {name: decode_blocks(kind, one.data) for name, one in found.items()}
-        row[label] = {**quality(bench, decoded), "cpu_s": seconds}
+        row[label] = quality(bench, decoded)
     row["kl_ratio"] = row["ours"]["kl"] / row["llama-quantize"]["kl"]
     return row
 
