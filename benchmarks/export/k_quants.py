@@ -16,6 +16,7 @@ import json
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -230,10 +231,10 @@ def write_source(path: Path) -> None:
     from compress.artifacts.plan import ArtifactTarget
     from compress_exporters.exporter import Options
 
-    folder = path.with_suffix("")
     target = ArtifactTarget("gguf", Options(dtype="fp32"))
-    verbs.export_artifact(MODEL, target, folder, verify=False, overwrite=True)
-    shutil.move(next(folder.glob("*.gguf")), path)
+    with tempfile.TemporaryDirectory() as work:
+        verbs.export_artifact(MODEL, target, Path(work) / "source", verify=False)
+        shutil.move(next(Path(work).rglob("*.gguf")), path)
 
 
 if __name__ == "__main__":
