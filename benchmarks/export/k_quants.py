@@ -35,6 +35,8 @@ TALES = SHARED / "text/tinystories"
 TYPES = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS")
 # The names by which llama-quantize takes a file that is of one type; --pure leaves no other.
 ASKED = {"Q3_K": "Q3_K_S", "Q4_K": "Q4_K_S", "Q5_K": "Q5_K_S"}
+# Where the tools lie is nobody else's business.
+COMMAND = "python -m benchmarks.export.k_quants --tools FOLDER --work FOLDER"
 CALIBRATION, LENGTH = 512 * 256, 512
 TESTED, BETWEEN = 120, "<|endoftext|>"
 LINEARS = {
@@ -218,6 +220,7 @@ def main() -> None:
         print(kind, json.dumps(rows[kind]), flush=True)
     result = {
         **setting("benchmarks.export.k_quants"),
+        "command": COMMAND,
         "versions": package_versions(sys.executable, ("torch", "transformers", "gguf")),
         "tokens": sum(map(len, bench.tested)),
         "types": rows,

@@ -22,8 +22,11 @@ from torch import Tensor
 from benchmarks.export.k_quants import TYPES
 from benchmarks.processes import setting, write_result
 from compress.quant.ggml_kinds import KINDS
-from compress_kernels import decode_blocks, round_blocks, status
+from compress_kernels import decode_blocks, round_blocks
+from compress_kernels.cpu.library import instruction_sets
 
+# Where the tools lie is nobody else's business.
+COMMAND = "python -m benchmarks.export.k_quants_speed --library FOLDER/libggml-base.so"
 HIDDEN, FFN, BLOCKS = 512, 1536, 17
 SHAPES = ((4 * HIDDEN, HIDDEN), (2 * FFN, HIDDEN), (HIDDEN, FFN))  # of a block, by their columns
 
@@ -106,8 +109,14 @@ def main() -> None:
         rows[kind] = measure(kind, options.library, options.rounds)
         print(kind, rows[kind], flush=True)
     numbers = BLOCKS * sum(rows_ * columns for rows_, columns in SHAPES)
-    result = {**setting("benchmarks.export.k_quants_speed"), "numbers": numbers, "types": rows}
-    write_result("export_k_quants_speed", {**result, "kernels": status()})
+    result = {
+        **setting("benchmarks.export.k_quants_speed"),
+        "command": COMMAND,
+        "numbers": numbers,
+        "types": rows,
+    }
+    sets = " ".join(sorted(instruction_sets()))
+    write_result("export_k_quants_speed", {**result, "instruction_sets": sets})
 
 
 if __name__ == "__main__":
