@@ -46,8 +46,8 @@ def test_the_layers_that_get_more_bits() -> None:
     assert outer(32) == [0, 1, 2, 3, 6, 9, 12, 15, 18, 21, 24, 27, 28, 29, 30, 31]
 
 
-# Types of attn_v, ffn_down, attn_output and everything else in 8 layers, as llama-quantize of
-# llama.cpp b7108 chose them for a random llama without importance.
+# Types of attn_v, ffn_down, attn_output and everything else in 8 layers, as llama-quantize chooses
+# them without importance (tests/peers/test_llama_quantize.py asks it).
 OF_LAYERS = {
     "Q2_K": ("33333333", "33333333", "33333333", "22222222"),
     "Q3_K_S": ("33333333", "33333333", "33333333", "33333333"),

@@ -1,0 +1,58 @@
+"""Types of mixtures as llama-quantize itself chooses them.
+
+$LLAMA_CPP_TOOLS is the folder of llama-quantize (benchmarks/peers/README.md).
+"""
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gguf import GGUFReader
+
+from compress_exporters.gguf.types.mixtures import MIXTURES
+from helpers.exporters.gguf_files import planned, tiny, written
+
+pytestmark = pytest.mark.peers
+
+WIDE = {"hidden_size": 256, "intermediate_size": 512}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "8 layers": ("llama", {**WIDE, "num_hidden_layers": 8}),
+    "9 layers, tied, 4 queries a head": (
+        "llama",
+        {**WIDE, "num_hidden_layers": 9, "tied": True, "num_attention_heads": 8},
+    ),
+    "rows that fill no super-block": ("llama", {}),
+    "8 experts": ("mixtral", {**WIDE, "num_local_experts": 8, "num_hidden_layers": 8}),
+    "fused": ("phi3", {**WIDE, "num_hidden_layers": 8}),
+    "17 layers": ("qwen2", {**WIDE, "num_hidden_layers": 17}),
+    "turned": ("gpt2", {"n_embd": 256, "n_layer": 8}),
+}
+
+
+@pytest.fixture(scope="module")
+def tools() -> Path:
+    folder = os.environ.get("LLAMA_CPP_TOOLS")
+    if folder is None:
+        pytest.skip("needs llama-quantize in $LLAMA_CPP_TOOLS, see benchmarks/peers/README.md")
+    return Path(folder)
+
+
+@pytest.mark.parametrize("case", MODELS)
+def test_types_are_llamacpps_own(case: str, tools: Path, tmp_path: Path) -> None:
+    family, sizes = MODELS[case]
+    checkpoint = tiny(tmp_path / "model", family, dtype="bf16", **sizes)
+    _, source = written(checkpoint, tmp_path, dtype="bf16")
+    target = tmp_path / "theirs.gguf"
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(tools)}
+    for name in MIXTURES:
+        command = [str(tools / "llama-quantize"), str(source), str(target), name]
+        subprocess.run(command, env=environment, capture_output=True, check=True)
+        reader = GGUFReader(target)
+        plan = planned(checkpoint, dtype=None, type=name)
+        ours = dict(zip((x.name for x in plan.pieces), plan.kinds, strict=True))
+        assert {x.name: x.tensor_type.name for x in reader.tensors} == ours, name
+        field = reader.get_field("general.file_type")
+        assert field is not None
+        assert field.contents() == dict(plan.fields)["general.file_type"]
