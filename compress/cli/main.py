@@ -14,12 +14,12 @@ from typing import NoReturn
 
 import click
 
-from compress import __version__
 from compress.cli.complaints import of_environment, of_user, shortened
 from compress.cli.printing import complain
 from compress.cli.process import check_instruction_set, leave, tune_process
 from compress.cli.streams import open_streams
 from compress.errors import CompressError
+from compress.version import VERSION
 
 # name -> (module, one line for the overview); a module is imported when its command is named.
 COMMANDS = {
@@ -80,7 +80,7 @@ class LazyGroup(click.Group):
 
 
 @click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, "-V", "--version", prog_name="compress-model")
+@click.version_option(VERSION, "-V", "--version", prog_name="compress-model")
 def cli() -> None:
     """Make a language model's checkpoint smaller, by recipe, and prove what it cost."""
 
