@@ -12,6 +12,7 @@ from compress.version import VERSION as __version__
 
 __all__ = [
     "CacheOptions",
+    "CompareOptions",
     "CompressError",
     "EvaluationOptions",
     "Event",
@@ -22,6 +23,7 @@ __all__ = [
     "RunOptions",
     "Sampling",
     "__version__",
+    "compare",
     "evaluate",
     "export",
     "open_model",
@@ -37,10 +39,11 @@ if TYPE_CHECKING:
     from compress.plan.plan import Plan
     from compress.report.schema import Report
     from compress.runtime.sequences.request import Request, Sampling
-    from compress.verbs import CacheOptions, EvaluationOptions, RunOptions
+    from compress.verbs import CacheOptions, CompareOptions, EvaluationOptions, RunOptions, compare
 
 _PLACES = {
     "CacheOptions": "compress.verbs",
+    "CompareOptions": "compress.verbs",
     "CompressError": "compress.errors",
     "EvaluationOptions": "compress.verbs",
     "Event": "compress.events",
@@ -50,6 +53,7 @@ _PLACES = {
     "Request": "compress.runtime.sequences.request",
     "RunOptions": "compress.verbs",
     "Sampling": "compress.runtime.sequences.request",
+    "compare": "compress.verbs",
     "evaluate": "compress.api.verbs",
     "export": "compress.api.verbs",
     "open_model": "compress.api.verbs",

@@ -1,5 +1,5 @@
-"""The product's verbs: plan, run, export, inspect, evaluate, roofline, bench. Each is loaded when
-first used."""
+"""The product's verbs: plan, run, compare, export, inspect, evaluate, roofline, bench. Each is
+loaded when first used."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -8,6 +8,8 @@ if TYPE_CHECKING:
     from compress.artifacts.export import dry_artifact, export_artifact
     from compress.artifacts.plan import ArtifactTarget, is_target, target_name
     from compress.artifacts.report import table as artifact_table
+    from compress.comparison.compare import compare
+    from compress.comparison.options import CompareOptions
     from compress.convert.convert import Conversion, dry_export, export
     from compress.convert.report import table as export_table
     from compress.evaluation.evaluate_checkpoint import EvaluationOptions, evaluate_checkpoint
@@ -28,12 +30,14 @@ if TYPE_CHECKING:
 _PLACES = {
     "ArtifactTarget": "compress.artifacts.plan",
     "CacheOptions": "compress.serve.open_model",
+    "CompareOptions": "compress.comparison.options",
     "Conversion": "compress.convert.convert",
     "EvaluationOptions": "compress.evaluation.evaluate_checkpoint",
     "Event": "compress.events",
     "Plan": "compress.plan.plan",
     "RunOptions": "compress.runs.options",
     "artifact_table": "compress.artifacts.report",
+    "compare": "compress.comparison.compare",
     "dry_artifact": "compress.artifacts.export",
     "dry_export": "compress.convert.convert",
     "evaluate_checkpoint": "compress.evaluation.evaluate_checkpoint",
@@ -60,12 +64,14 @@ _CALLED = {"artifact_table": "table", "export_table": "table"}
 __all__ = [
     "ArtifactTarget",
     "CacheOptions",
+    "CompareOptions",
     "Conversion",
     "EvaluationOptions",
     "Event",
     "Plan",
     "RunOptions",
     "artifact_table",
+    "compare",
     "dry_artifact",
     "dry_export",
     "evaluate_checkpoint",

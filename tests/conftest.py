@@ -1,6 +1,7 @@
 """Fixtures that every test folder uses."""
 
 import hashlib
+import os
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ REPO = Path(__file__).resolve().parents[1]
 def pytest_configure() -> None:
     """As a command line does, and as the first test of one would for all behind it."""
     tune_process()
+    # What one test keeps another would find: those of the cache ask for a folder of their own.
+    os.environ["COMPRESS_MODEL_CACHE"] = "0"
 
 
 def _shared() -> Path | None:

@@ -1,10 +1,14 @@
 """How an export goes; the options of the other verbs lie with their work."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import Any, Literal
+import builtins
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Literal
 
 from compress.sharing.trackers import Hook
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,29 +17,34 @@ class ExportOptions:
 
     round_scales: let scales change that the format cannot hold exactly. Formats of checkpoints:
     shard_size, most bytes of one file, "5GB". Other runtimes: dtype, max_context, accuracy_level
-    and in_place as in `compress-model export --help`; verify: compare what is written with the
-    weights. overwrite: replace an earlier result. dry_run: only report what would be written.
+    and in_place as in `compress-model export --help`; of GGUF files embedding, type and imatrix, or
+    importance, fp32 [K] by name of the checkpoint's tensor; verify: compare what is written with
+    the weights. overwrite: replace an earlier result. dry_run: only report what would be written.
     push, track: as in RunOptions.
     """
 
     round_scales: bool = False
     shard_size: str | None = None
-    dtype: Literal["fp32", "fp16"] | None = None
+    dtype: Literal["fp32", "fp16", "bf16"] | None = None
     max_context: int | None = None
     accuracy_level: Literal[0, 4] | None = None
     in_place: bool = False
+    embedding: Literal["f16", "q8_0", "q6_k"] | None = None
+    type: str | None = None
+    imatrix: str | None = None
+    importance: "Mapping[str, Tensor] | None" = field(default=None, compare=False)
     verify: bool = True
     overwrite: bool = False
     dry_run: bool = False
     push: str | None = None
     track: Sequence[str | Hook] = ()
 
-    def given(self, kind: type) -> dict[str, Any]:
+    def given(self, kind: builtins.type) -> dict[str, Any]:
         """Those that are set and that `kind`, a dataclass of options, has a field for."""
-        known = {field.name for field in fields(kind)}
+        known = {each.name for each in fields(kind)}
         return {name: value for name, value in self.set_values().items() if name in known}
 
     def set_values(self) -> dict[str, Any]:
         """All that differ from what they are by default."""
-        found = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {f.name: found[f.name] for f in fields(self) if found[f.name] != f.default}
+        found = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {f.name: found[f.name] for f in fields(self) if found[f.name] is not f.default}

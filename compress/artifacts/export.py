@@ -3,6 +3,7 @@ there."""
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -49,7 +50,7 @@ def export_artifact(
     out: None where the target's options say that it goes beside the weights. verify: prove it
     before it appears. Raises a CompressError for whatever the user can mend.
     """
-    plan = plan_artifact(model, target, out)
+    plan = _weighed(plan_artifact(model, target, out), target.text, progress or silent)
     work = partial(_work, plan, verify=verify, progress=progress or silent)
     if plan.beside is not None:
         return _added(_place(plan, plan.beside, overwrite=overwrite), work)
@@ -63,6 +64,18 @@ def export_artifact(
         return report
 
     return published(output, whole)
+
+
+def _weighed(plan: ArtifactPlan, text: str | None, progress: Progress) -> ArtifactPlan:
+    """The plan with what errors weigh, measured over a text."""
+    if text is None:
+        return plan
+    # Late: blocks of transformers' own run for it.
+    from compress.artifacts.importance import importance_of_columns
+
+    found = importance_of_columns(plan.source, text, progress)
+    options = replace(plan.options, importance=found)
+    return replace(plan, options=options, planned=plan.exporter.plan(plan.source, options))
 
 
 def _place(plan: ArtifactPlan, how: InPlace, *, overwrite: bool) -> in_place.InPlaceFolder:

@@ -13,10 +13,12 @@ from compress_exporters.table import EXPORTERS
 
 @dataclass(frozen=True, slots=True)
 class ArtifactTarget:
-    """What an artifact is for, and how it is made. name: a key of EXPORTERS, as `--to` takes it."""
+    """What an artifact is for, and how it is made. name: a key of EXPORTERS, as `--to` takes it.
+    text: a file over which is measured what errors of `options.type` weigh."""
 
     name: str
     options: Options = field(default_factory=Options)
+    text: str | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,11 +53,29 @@ def plan_artifact(
     exporter, options = EXPORTERS[target_name(target.name)], target.options
     if options.max_context is not None and options.max_context < 1:
         raise RecipeError(f"--max-context is {options.max_context}; it is 1 position or more")
+    check_options(exporter, options)
+    if target.text is not None and (options.type is None or options.imatrix is not None):
+        raise RecipeError(
+            f"--text is {target.text}; it says what errors of --type weigh, as --imatrix does: give"
+            " --type, and one of the two"
+        )
     if options.in_place:
         _require_in_place(exporter, out)
     weights = open_weights(Checkpoint.open(resolve_model(model)))
     source = weights.with_checkpoint(settled(weights.checkpoint, weights.spec))
     return ArtifactPlan(source, exporter, options, exporter.plan(source, options))
+
+
+def check_options(exporter: Exporter, options: Options) -> None:
+    """RecipeError for a dtype, or a type of blocks, that the target does not have."""
+    if options.dtype is not None and options.dtype not in exporter.dtypes:
+        raise RecipeError(
+            f"--dtype is {options.dtype}, and --to {exporter.name} has"
+            f" {' and '.join(exporter.dtypes)}"
+        )
+    for name in ("embedding", "type", "imatrix"):
+        if getattr(options, name) is not None and not exporter.blocks:
+            raise RecipeError(f"--{name} is for gguf, and --to is {exporter.name}; leave it out")
 
 
 def _require_in_place(exporter: Exporter, out: str | Path | None) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from compress.arch.spec import DecoderSpec
+from compress.artifacts.plan import check_options
 from compress.artifacts.report import Made, row, size_of
 from compress.checkpoint import Checkpoint, disk, free_bytes
 from compress.errors import CompressError, OutputError
@@ -36,13 +37,16 @@ class Artifacts:
 def check_artifact(config: ExportConfig, checkpoint: Checkpoint, spec: DecoderSpec) -> None:
     """Errors of a target that does not take the source as it is: its family, a missing package.
     What it makes of the schemes shows when there is a result."""
-    EXPORTERS[config.to].plan(DenseWeights(checkpoint, spec), _options(config))
+    exporter, options = EXPORTERS[config.to], _options(config)
+    check_options(exporter, options)
+    exporter.plan(DenseWeights(checkpoint, spec), options)
 
 
-def make_artifacts(recipe: Recipe, partial: Path, progress: Progress) -> Artifacts:
+def make_artifacts(recipe: Recipe, partial: Path, out: Path, progress: Progress) -> Artifacts:
     """Every artifact of the result in `partial`, in the folder of its target's name.
 
-    One that cannot be made is left out and named: the result is worth more.
+    out: where the result will be. One that cannot be made is left out and named: the result is
+    worth more.
     """
     if not recipe.export:
         return Artifacts()
@@ -50,7 +54,7 @@ def make_artifacts(recipe: Recipe, partial: Path, progress: Progress) -> Artifac
     began, rows, left_out = time.perf_counter(), list[Export](), list[str]()
     for config in recipe.export:
         try:
-            rows.append(_make(config, partial, progress))
+            rows.append(_make(config, partial, out, progress))
         except CompressError as error:
             with suppress(OSError):
                 disk.remove_tree(partial / config.to)
@@ -60,7 +64,7 @@ def make_artifacts(recipe: Recipe, partial: Path, progress: Progress) -> Artifac
     return Artifacts(tuple(rows), tuple(left_out), stage)
 
 
-def _make(config: ExportConfig, partial: Path, progress: Progress) -> Export:
+def _make(config: ExportConfig, partial: Path, out: Path, progress: Progress) -> Export:
     source, folder = open_weights(Checkpoint.open(partial)), partial / config.to
     planned = EXPORTERS[config.to].plan(source, _options(config))
     needed, free = planned.size, free_bytes(partial)
@@ -75,7 +79,7 @@ def _make(config: ExportConfig, partial: Path, progress: Progress) -> Export:
     written = planned.write(folder, lambda name, done, total: count(done, total))
     proof = planned.verify(folder) if config.verify else None
     made = Made(written, size_of(folder, written), proof)
-    return row(config.to, config.to, made, planned.notes)
+    return row(config.to, config.to, made, planned.notes, planned.start(out / config.to))
 
 
 def _options(config: ExportConfig) -> Options:
@@ -84,4 +88,6 @@ def _options(config: ExportConfig) -> Options:
         max_context=config.max_context,
         round_scales=config.round_scales,
         accuracy_level=config.accuracy_level,
+        embedding=config.embedding,
+        type=config.type,
     )

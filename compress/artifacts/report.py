@@ -15,6 +15,7 @@ from compress.report.markdown import block, words
 from compress.report.notebook.show import text_block
 from compress.report.proofs import UNPROVED, proved
 from compress.report.schema import Export
+from compress.report.terminal.copied import indented
 from compress.report.units import counted, duration
 from compress.report.units import size as shown_size
 from compress_exporters.exporter import Proof, Written
@@ -97,7 +98,8 @@ def build(plan: ArtifactPlan, out: Path | None, made: Made | None = None) -> Art
     written = Written(()) if made is None else made.written
     before = plan.planned.notes
     notes = (*before, *(x for x in written.notes if x not in before))
-    rows = () if made is None else (row(target, str(path), made, notes),)
+    start = () if out is None else plan.planned.start(out)
+    rows = () if made is None else (row(target, str(path), made, notes, start),)
     checkpoint = source.checkpoint
     return ArtifactReport(
         source={
@@ -125,10 +127,13 @@ def build(plan: ArtifactPlan, out: Path | None, made: Made | None = None) -> Art
     )
 
 
-def row(target: str, path: str, made: Made, notes: Sequence[str] = ()) -> Export:
+def row(
+    target: str, path: str, made: Made, notes: Sequence[str] = (), start: Sequence[str] = ()
+) -> Export:
     """The row of an artifact in a report.
 
-    notes: those of the check before the export; those of the writing are added.
+    notes: those of the check before the export; those of the writing are added. start: lines for
+    its runtime, a block each.
     """
     written, proof = made.written, made.proof
     return Export(
@@ -142,6 +147,7 @@ def row(target: str, path: str, made: Made, notes: Sequence[str] = ()) -> Export
         dict(written.fused),
         dict(written.unfused),
         () if proof is None else proof.detail,
+        tuple(start),
     )
 
 
@@ -192,6 +198,7 @@ def table(report: ArtifactReport) -> str:
     seconds = report.seconds
     took = ", ".join(f"{duration(x)} to {name}" for name, x in seconds.items())
     lines.append(f"  took     {took}, peak memory {shown_size(report.peak_rss_bytes)}")
+    lines += ["", "Start it", *indented(report.exports[0].open_with)]
     files = counted(len(after["files"]), "file")
     return "\n".join([*lines, "", f"{after['path']} ({files}, and the report)"])
 
@@ -215,7 +222,16 @@ Made by compress-model {report.versions["compress-model"]} from {kind}:
 {shown_size(report.source["bytes"])} became {shown_size(report.result["bytes"])}.
 Proof: {words(proved(report.exports[0]))}.
 
-{notes}"""
+{notes}
+## How to start it
+{_blocks(report)}"""
+
+
+def _blocks(report: ArtifactReport) -> str:
+    """FOLDER is where the artifact lies."""
+    place = str(report.result["path"])
+    lines = (line.replace(place, "FOLDER") for line in report.exports[0].open_with)
+    return "".join(f"\n```\n{line}\n```\n" for line in lines)
 
 
 def _source_kind(format_name: str) -> str:

@@ -4,7 +4,7 @@ Files are read with pread into fresh buffers: mapped pages would count as reside
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from math import prod
 from pathlib import Path
@@ -16,6 +16,8 @@ from torch import Tensor
 from compress.checkpoint import disk
 from compress.checkpoint.reading import read_into
 from compress.errors import CheckpointError, OutputError
+
+_PIECE = 4 << 20  # bytes
 
 
 class HiddenStates:
@@ -91,6 +93,13 @@ class HiddenStates:
             remedy = again if self._kept else "leave the work folder alone"
             raise OutputError(f"{error}; {remedy}") from error
         return value
+
+    def pieces(self, index: int) -> Iterator[memoryview]:
+        """The bytes of a tensor in order, some rows at a time."""
+        shape = self.shapes[index]
+        step = max(1, _PIECE // max(1, prod(shape[1:]) * self.dtype.itemsize))
+        for start in range(0, shape[0], step):
+            yield _bytes(self.read(index, start, start + step))
 
     def flush(self) -> None:
         """Make what was written of kept states survive a power cut."""

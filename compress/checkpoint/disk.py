@@ -67,6 +67,12 @@ def open_write(path: Path) -> int:
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
 
 
+def open_private(path: Path) -> int:
+    """File descriptor of a new file that nobody else may read; OSError where there is one."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+    return os.open(path, flags, 0o600)
+
+
 def pwrite(fd: int, data: memoryview, offset: int) -> int:
     """Write some bytes at an offset; returns how many were taken."""
     return os.pwrite(fd, data, offset)
@@ -112,6 +118,20 @@ def unlink(path: Path) -> None:
 
 def mkdir(path: Path) -> None:
     os.mkdir(path)
+
+
+def mkdir_private(path: Path) -> None:
+    """A folder that nobody else may look into."""
+    os.mkdir(path, 0o700)
+
+
+def chmod(path: Path, mode: int) -> None:
+    os.chmod(path, mode)
+
+
+def touch(path: Path) -> None:
+    """Give a file the time of now."""
+    os.utime(path)
 
 
 def rmdir(path: Path) -> None:

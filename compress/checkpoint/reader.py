@@ -26,6 +26,8 @@ from compress.errors import CheckpointError
 if TYPE_CHECKING:
     from torch import Tensor
 
+GGUF = ".gguf"
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Checkpoint:
@@ -191,6 +193,8 @@ class Checkpoint:
 
 
 def _require_folder(folder: Path) -> None:
+    if folder.is_file() and folder.suffix == GGUF:
+        raise _is_gguf(folder)
     if folder.exists() and not folder.is_dir():
         what = "a file" if folder.is_file() else "no folder"
         raise CheckpointError(f"{folder} is {what}; give the folder with config.json and weights")
@@ -203,8 +207,19 @@ def _require_config(folder: Path) -> Path:
     if os.path.lexists(path) and not path.is_file():
         raise CheckpointError(f"{path} is not a file; give the folder of a checkpoint")
     if not path.is_file():
+        with reading(folder):
+            written = sorted(x for x in folder.iterdir() if x.suffix == GGUF)
+        if written:
+            raise _is_gguf(written[0])
         raise CheckpointError(f"{folder} has no config.json; give the folder of a checkpoint")
     return path
+
+
+def _is_gguf(path: Path) -> CheckpointError:
+    return CheckpointError(
+        f"{path} is a GGUF file, which is written here and not read; give the checkpoint that it"
+        " was made of, or open it with llama.cpp"
+    )
 
 
 def _read_headers(folder: Path, files: list[str]) -> dict[str, TensorInfo]:

@@ -25,6 +25,7 @@ from compress.version import VERSION
 COMMANDS = {
     "run": ("compress.cli.commands.run", "Compress a checkpoint as a recipe says."),
     "plan": ("compress.cli.commands.plan", "Show what a recipe would do, without doing it."),
+    "compare": ("compress.cli.commands.compare", "Find the recipe that is best for a model."),
     "inspect": ("compress.cli.commands.inspect", "Show what a checkpoint holds."),
     "eval": ("compress.cli.commands.eval", "Measure a checkpoint, alone or against its source."),
     "export": (

@@ -84,6 +84,15 @@ def track(command: F) -> F:
     )(command)
 
 
+def cache(command: F) -> F:
+    return click.option(
+        "--cache/--no-cache",
+        default=True,
+        help="Text that the model writes, and the evaluation of the source, are kept in the user's"
+        " cache folder (doctor shows it) and taken from there; not with --no-cache.",
+    )(command)
+
+
 def compute(command: F) -> F:
     """--device and --dtype."""
     dtype = click.option(

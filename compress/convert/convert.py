@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from compress.byte_sizes import EXPECTED, byte_size
 from compress.checkpoint import (
     Checkpoint,
     Output,
@@ -35,7 +36,6 @@ from compress.formats.validate import Expected, validate
 from compress.passes.copying import copy
 from compress.passes.units import OUTSIDE, shown
 from compress.quant.tensor import QuantizedTensor
-from compress.recipe.byte_sizes import EXPECTED, byte_size
 
 # Weights that are converted at once, so that reading, turning and writing overlap. Each of them
 # holds about ten bytes a weight meanwhile.

@@ -176,7 +176,7 @@ def table(report: ExportReport) -> str:
         took = f"{duration(report.seconds)}, peak memory {size(report.peak_rss_bytes)}"
         lines.append(f"  took     {took}")
     opening = report.open_with or (report.open_reason,)
-    lines += ["", "Open it", *(f"  {line}" for line in opening)]
+    lines += ["", "Open it", *(f"  {line}".rstrip() for line in opening)]
     if report.written:
         return "\n".join([*lines, "", f"{after['path']}"])
     return "\n".join([*lines, "", "nothing was written: this is a dry run"])

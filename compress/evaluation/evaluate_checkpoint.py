@@ -37,6 +37,7 @@ from compress.report.html import write_html
 from compress.report.schema import RecipeInfo, Report, StageRecord
 from compress.sharing.share import ready
 from compress.sharing.trackers import Hook
+from compress.usercache.cache import taken, user_cache
 
 if TYPE_CHECKING:
     from compress_kernels.panels import Math
@@ -51,7 +52,7 @@ class EvaluationOptions:
     max_tokens: of each text, as in a recipe; of text of the model's own a document is a row.
     max_items: of each task that does not say how many. prompts: to be continued. dtype: arithmetic
     of the models, "fp32" or "bf16". math: of the engine, whose cost on the texts is measured too.
-    device, track: as in RunOptions.
+    device, track, cache: as in RunOptions.
     """
 
     texts: Sequence[str] = ()
@@ -66,6 +67,7 @@ class EvaluationOptions:
     math: Literal["int16", "int8"] | None = None
     device: str = "auto"
     track: Sequence[str | Hook] = ()
+    cache: bool | Path = True
 
 
 def evaluate_checkpoint(
@@ -89,7 +91,6 @@ def evaluate_checkpoint(
         raise DataError(f"math {asked.math} is measured on texts, and there is none: give one")
     tasks = read_task_options(asked.tasks, asked.max_items)
     with report_folder(out) as folder:
-        settle(asked.device, progress)  # said once nothing cheap stands against the work
         opened = Checkpoint.open(resolve_model(checkpoint))
         # The report has the sha256 of what the result is measured against, or else of itself.
         result = open_weights(opened if against is not None else opened.sealed())
@@ -99,12 +100,15 @@ def evaluate_checkpoint(
         config = _config(asked, tasks, result.spec.context)
         clock, processor = time.perf_counter(), read_processor()
         sides = Compared(result, source)
-        measured = _measured(sides, config, asked.math, progress or silent, place.name)
+        work = Workspace(Path(), place.name, progress or silent, kept=user_cache(asked.cache))
+        measured = _measured(sides, config, asked.math, work)
+        settle(asked.device, progress)  # said once nothing stood against the work
         sides.origin.checkpoint.require_unchanged()
         seconds = time.perf_counter() - clock
         others, gpu = share_since(processor), peak_gpu_bytes(place.name)
         stage = StageRecord("evaluate", seconds, peak_rss_bytes(), gpu, others=others)
         report = _report(asked, sides, stage, measured, started, place)
+        report = replace(report, notes=taken(work.kept))
         if folder is not None:
             write_json(report, folder / "report.json", write_atomic)
             write_html(report, folder / "report.html", write_atomic)
@@ -116,20 +120,19 @@ def _measured(
     sides: Compared,
     config: EvaluationConfig,
     math: "Math | None",
-    progress: Progress,
-    device: str,
+    work: Workspace,
 ) -> Measured:
     """All texts and tasks or none: DataError where a run would leave one out. RequestError for a
-    math that the result has no products for."""
+    math that the result has no products for. work: in a folder that is made for it here."""
     if math is not None:
         from compress.evaluation.stream import DTYPES
         from compress.runtime.loading.math import settled_math
 
-        settled_math(sides.result, math, DTYPES[config.dtype], device)
+        settled_math(sides.result, math, DTYPES[config.dtype], work.device)
     scratch = Path(tempfile.mkdtemp(prefix="compress-model-"))
-    work = Workspace(scratch / "evaluation", device, progress)
+    place = replace(work, folder=scratch / "evaluation")
     try:
-        return measure(sides, config, work, all_or_none=True, math=math)
+        return measure(sides, config, place, all_or_none=True, math=math)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 

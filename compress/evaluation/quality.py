@@ -4,6 +4,7 @@ import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,7 +15,7 @@ from compress.evaluation.compared import Compared
 from compress.evaluation.task_quality import LEFT_OUT, measure_tasks, read_tasks
 from compress.evaluation.vocabulary import refuse_other_tokenizer
 from compress.evaluation.workspace import Workspace
-from compress.events import Event, by_tenths, note
+from compress.events import Event, note
 from compress.formats import Weights
 from compress.recipe.evaluation_config import DEFAULT_WINDOW_CAP, EvaluationConfig
 from compress.report.records.quality import MathQuality, PlainQuality, Quality, TextQuality
@@ -77,7 +78,7 @@ def measure(
     done = measure_tasks(tasks, sides, tokenizer, config, work)
     left_out += _lacking(done.left_out, all_or_none)
     texts = _texts(sides, windows, config, work, costs)
-    samples, reason = sample_pairs(sides.result, source, tokenizer, config.samples, work.device)
+    samples, reason = sample_pairs(sides.result, source, tokenizer, config.samples, work)
     return Measured(
         Quality(texts, dict(done.tasks), sides.plain_reason if texts else None)
         if texts or done.tasks
@@ -212,10 +213,9 @@ def _windows(
 
 def _sampled(weights: Weights, count: int, length: int, seed: int, work: Workspace) -> Tensor:
     """Text of the model's own, in the arithmetic of the evaluation: ids int64 [count, length]."""
-    from compress.blocks.sample import OwnText, generate
+    from compress.blocks.author import Author
+    from compress.blocks.sample import OwnText
     from compress.evaluation.stream import make_skeleton
 
-    skeleton = make_skeleton(weights, torch.float32, work)
-    work.progress(note("evaluate", f"the model writes {count} rows of {length} tokens"))
-    counter = by_tenths(work.progress, "evaluate", "text written")
-    return generate(weights, skeleton, OwnText(count, length, seed), progress=counter)
+    author = Author(weights, partial(make_skeleton, weights, torch.float32, work), work.kept)
+    return author.write(OwnText(count, length, seed), "evaluate", work.progress)

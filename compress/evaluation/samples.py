@@ -9,9 +9,11 @@ from dataclasses import dataclass
 
 import torch
 
-from compress.blocks.sample import OwnText, generate
-from compress.blocks.skeleton import Skeleton
+from compress.blocks.author import Author
+from compress.blocks.sample import OwnText
 from compress.errors import DataError
+from compress.evaluation.stream import make_skeleton
+from compress.evaluation.workspace import Workspace
 from compress.formats.weights import Weights
 from compress.recipe.evaluation_config import SampleConfig
 from compress.text.tokenizer import Tokenizer
@@ -33,7 +35,7 @@ def sample_pairs(
     source: Weights | None,
     tokenizer: Tokenizer | None,
     config: SampleConfig,
-    device: str = "cpu",
+    work: Workspace,
 ) -> tuple[tuple[SamplePair, ...], str | None]:
     """A pair for every prompt, and the reason why some or all are missing (None: none is).
 
@@ -45,11 +47,12 @@ def sample_pairs(
     context = result.spec.context
     prompts, reason = _encode(config.prompts, tokenizer, context)
     try:
-        after = _continuations(result, prompts, tokenizer, config.tokens, device)
+        # Of the source they are kept: each of its results is shown beside them.
+        after = _continuations(result, prompts, tokenizer, config.tokens, work)
         before = (
             {}
             if source is None
-            else _continuations(source, prompts, tokenizer, config.tokens, device)
+            else _continuations(source, prompts, tokenizer, config.tokens, work)
         )
     except DataError as error:
         # Its remedy, behind the semicolon, is meant for texts.
@@ -78,10 +81,15 @@ def _encode(
 
 
 def _continuations(
-    weights: Weights, prompts: dict[str, list[int]], tokenizer: Tokenizer, tokens: int, device: str
+    weights: Weights,
+    prompts: dict[str, list[int]],
+    tokenizer: Tokenizer,
+    tokens: int,
+    work: Workspace,
 ) -> dict[str, str]:
     """Prompt -> its greedy continuation. Prompts of the same length are one batch."""
-    skeleton = Skeleton(weights.checkpoint.config, weights.spec, dtype=torch.float32, device=device)
+    skeleton = make_skeleton(weights, torch.float32, work)
+    author = Author(weights, lambda: skeleton, work.kept)
     context = weights.spec.context
     found: dict[str, str] = {}
     for length in sorted({len(ids) for ids in prompts.values()}):
@@ -89,7 +97,7 @@ def _continuations(
         stop = min(length + tokens, context) if context else length + tokens
         prompt_ids = torch.tensor(list(batch.values()))
         greedy = OwnText(len(batch), stop, seed=0, temperature=0.0, prompt_ids=prompt_ids)
-        rows = generate(weights, skeleton, greedy)
+        rows = author.write(greedy, None, work.progress)
         for text, row in zip(batch, rows.tolist(), strict=True):
             found[text] = _continuation(row, length, tokenizer)
     return found

@@ -13,7 +13,7 @@ from compress.errors import CheckpointError, DataError
 from compress.evaluation.batches import Batch, make_batches
 from compress.evaluation.head import FinalStates, ScoredTokens, Totals, score
 from compress.evaluation.perplexity import perplexity
-from compress.evaluation.stream import final_states, make_skeleton
+from compress.evaluation.stream import final_states, make_skeleton, source_states
 from compress.evaluation.windows import TokenWindows
 from compress.evaluation.workspace import Workspace
 from compress.formats.weights import Weights, rounds_calls
@@ -27,7 +27,7 @@ class TextScores:
 
     tokens: scored tokens. kl: mean KL(source || result) in nats a token.
     top1_agreement: share of tokens where both rank the same token first, in [0, 1].
-    settings: how it was measured.
+    settings: how it was measured. sha256: of the tokens (`TokenWindows.sha256`).
     """
 
     name: str
@@ -37,6 +37,7 @@ class TextScores:
     kl: float | None
     top1_agreement: float | None
     settings: dict[str, Any] = field(default_factory=dict)
+    sha256: str | None = None
 
 
 def evaluate(
@@ -45,14 +46,13 @@ def evaluate(
     texts: Sequence[TokenWindows],
     config: EvaluationConfig,
     work: Workspace,
-    source_states: HiddenStates | None = None,
+    known: HiddenStates | None = None,
 ) -> tuple[TextScores, ...]:
     """Perplexity of the result on each text; with a source its perplexity, KL and agreement too.
 
     Each model passes once over all texts, source first, one block at a time; then both heads go
-    over the stored final hidden states. source_states: those of the source for the same texts and
-    config (`source_final_states`), to measure several results against one source; the caller
-    closes it.
+    over the stored final hidden states. known: those of the source for the same texts and config
+    (`source_final_states`), to measure several results against one source; the caller closes it.
     Raises CheckpointError when the two models' vocabularies differ or a weight is not finite,
     DataError for a token id outside the vocabulary.
     """
@@ -60,13 +60,13 @@ def evaluate(
     batches = make_batches(texts, config.batch_tokens)
     own: list[HiddenStates] = []
     try:
-        if source is not None and source_states is None:
-            source_states = source_final_states(source, texts, config, work)
-            own.append(source_states)
-        own.append(_final_states(result, texts, config, work, work.label))
+        if source is not None and known is None:
+            known = source_final_states(source, texts, config, work)
+            own.append(known)
+        own.append(final_states(result, _batches(result, texts, config), config, work, work.label))
         sides = [_side(result, own[-1], work)]
-        if source is not None and source_states is not None:
-            sides.append(_side(source, source_states, work))
+        if source is not None and known is not None:
+            sides.append(_side(source, known, work))
         totals = _score(sides, batches, len(texts), config, result.spec.vocab)
     finally:
         for store in own:
@@ -99,24 +99,15 @@ def source_final_states(
 ) -> HiddenStates:
     """The source's share of `evaluate`, to be used for several results; the caller closes it."""
     _check(source, None, texts)
-    return _final_states(source, texts, config, work, "source")
+    return source_states(source, _batches(source, texts, config), config, work)
 
 
-def _final_states(
-    weights: Weights,
-    texts: Sequence[TokenWindows],
-    config: EvaluationConfig,
-    work: Workspace,
-    label: str,
-) -> HiddenStates:
-    """Of all scored tokens, in the order of the batches.
-
-    Where a token is rounded by what else is in its call, a call is a window: how many windows go
-    through a block at once is our business, and no number may depend on it.
-    """
-    alone = rounds_calls(weights)
-    batches = make_batches(texts, config.batch_tokens, alone=alone)
-    return final_states(weights, batches, config, work, label)
+def _batches(
+    weights: Weights, texts: Sequence[TokenWindows], config: EvaluationConfig
+) -> list[Batch]:
+    """All windows. Where a token is rounded by what else is in its call, a call is a window: how
+    many go through a block at once is our business, and no number may depend on it."""
+    return make_batches(texts, config.batch_tokens, alone=rounds_calls(weights))
 
 
 def _side(weights: Weights, states: HiddenStates, work: Workspace) -> FinalStates:
@@ -162,6 +153,7 @@ def _quality(
         kl=mean(totals.kl),
         top1_agreement=mean(totals.agreement),
         settings={**text.settings, "dtype": config.dtype},
+        sha256=text.sha256,
     )
 
 

@@ -6,6 +6,7 @@ context or more. Every token is scored exactly once, except the very first of a 
 no BOS: nothing precedes it.
 """
 
+import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -42,6 +43,14 @@ class TokenWindows:
     def scored(self) -> int:
         """Tokens that are scored."""
         return int((self.lengths - self.first).sum())
+
+    @property
+    def sha256(self) -> str:
+        """Of the tokens: what is scored, and what each of them sees."""
+        digest = hashlib.sha256()
+        for part in (self.ids, self.lengths, self.first):
+            digest.update(repr(tuple(part.shape)).encode() + part.contiguous().numpy().tobytes())
+        return digest.hexdigest()
 
 
 def spans(length: int, window: int, stride: int) -> Iterator[Span]:

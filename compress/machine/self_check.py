@@ -23,7 +23,7 @@ _HEADS, _TOKENS, _VOCABULARY, _BLOCKS = 3, 37, 101, 2
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class DeviceTrial:
     """Something that is computed twice. run: on a device, with its result there.
 
     bound: of |found - wanted| / |wanted|, over the whole result.
@@ -34,7 +34,7 @@ class Comparison:
     bound: float
 
 
-def differences(device: str, trials: tuple[Comparison, ...] | None = None) -> Iterator[str]:
+def differences(device: str, trials: tuple[DeviceTrial, ...] | None = None) -> Iterator[str]:
     """A line for each trial that fails or gives other results on the device than on the CPU."""
     cpu, other = torch.device("cpu"), torch.device(device)
     for trial in TRIALS if trials is None else trials:
@@ -113,9 +113,9 @@ def _decoder(dtype: torch.dtype) -> Callable[[torch.device], Tensor]:
 # leaves room for the order of sums of 96 and 160 products, not for TF32's 10 bits; in bf16 the CPU
 # itself is 0.008 from its fp32, and other sums are rounded elsewhere.
 TRIALS = (
-    Comparison("a sum of squares (gram)", _gram, 1e-5),
-    Comparison("a search of scales", _scales, 0.02),
-    Comparison("a GPTQ solve", _rounded, 0.02),
-    Comparison("a decoder in fp32", _decoder(torch.float32), 1e-4),
-    Comparison("a decoder in bf16", _decoder(torch.bfloat16), 0.05),
+    DeviceTrial("a sum of squares (gram)", _gram, 1e-5),
+    DeviceTrial("a search of scales", _scales, 0.02),
+    DeviceTrial("a GPTQ solve", _rounded, 0.02),
+    DeviceTrial("a decoder in fp32", _decoder(torch.float32), 1e-4),
+    DeviceTrial("a decoder in bf16", _decoder(torch.bfloat16), 0.05),
 )

@@ -1,6 +1,5 @@
 """Calibration tokens of a run: built once, kept in OUT.partial for a resumed run to see again."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +7,11 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from compress.blocks.sample import OwnText, generate
-from compress.blocks.skeleton import Skeleton
+from compress.blocks.author import Author
+from compress.blocks.sample import OwnText
 from compress.checkpoint.output.folder import write_atomic
 from compress.errors import OutputError
-from compress.events import Progress, by_tenths, note, silent
-from compress.formats import Weights
+from compress.events import Progress, silent
 from compress.passes.journal import CALIBRATION, Journal
 from compress.text.tokenizer import load_tokenizer
 from compress_calibration.config import CalibrationConfig
@@ -23,17 +21,13 @@ FILE = "calibration.safetensors"
 
 
 def prepare(
-    config: CalibrationConfig,
-    weights: Weights,
-    skeleton: Skeleton,
-    folder: Path,
-    progress: Progress = silent,
+    config: CalibrationConfig, author: Author, folder: Path, progress: Progress = silent
 ) -> dict[str, Any]:
     """Build the calibration set, store it and return its summary as plain data.
 
-    Text of the model's own is sampled from the source model.
+    author: the source model, which writes text of its own where the config asks for it.
     """
-    tokens = built(config, weights, lambda: skeleton, progress)
+    tokens = built(config, author, progress)
     stored = {"ids": tokens.ids}
     if tokens.mask is not None:
         stored["mask"] = tokens.mask
@@ -43,22 +37,19 @@ def prepare(
 
 def built(
     config: CalibrationConfig,
-    weights: Weights,
-    skeleton: Callable[[], Skeleton],
+    author: Author,
     progress: Progress = silent,
     *,
     fewest: int | None = None,
 ) -> TokenSet:
-    """The rows that a config asks for. skeleton: of the model that writes text of its own. fewest:
-    rows that do, where the texts hold no more; None for all."""
+    """The rows that a config asks for. fewest: rows that do, where the texts hold no more; None for
+    all."""
     only_self = all(source.kind == "self" for source in config.sources)
+    weights = author.weights
     tokenizer = None if only_self else load_tokenizer(weights.checkpoint.small)
 
     def sample(count: int, length: int) -> Tensor:
-        progress(note("calibrate", f"the model writes {count} rows of {length} tokens"))
-        counter = by_tenths(progress, "calibrate", "text written")
-        asked = OwnText(count, length, config.seed)
-        return generate(weights, skeleton(), asked, progress=counter)
+        return author.write(OwnText(count, length, config.seed), "calibrate", progress)
 
     vocab = weights.spec.vocab
     return build(config, tokenizer, generate=sample, vocab=vocab, fewest=fewest)
@@ -66,8 +57,7 @@ def built(
 
 def of_run(
     config: CalibrationConfig,
-    weights: Weights,
-    skeleton: Callable[[], Skeleton],
+    author: Author,
     folder: Path,
     journal: Journal,
     progress: Progress = silent,
@@ -76,7 +66,7 @@ def of_run(
     for part in journal.passes.values():
         if CALIBRATION in part.units:
             return dict(part.units[CALIBRATION])
-    return prepare(config, weights, skeleton(), folder, progress)
+    return prepare(config, author, folder, progress)
 
 
 def reload(folder: Path, sha256: str, file: str = FILE) -> tuple[Tensor, Tensor | None]:

@@ -20,6 +20,7 @@ from compress.plan.layers import ModulePlan
 from compress.plan.plan import Plan
 from compress.quant.tensor import QuantizedTensor
 from compress.report.schema import Layer
+from compress.usercache.cache import UserCache
 
 
 class Records(Protocol):
@@ -34,7 +35,7 @@ class Records(Protocol):
 @dataclass(frozen=True, slots=True, eq=False)
 class PassContext:
     """A run in progress. `dtype` is the compute dtype of calibrated passes; `ranks` are the
-    processes that make the result together."""
+    processes that make the result together; `kept` is where text of the model's own lies."""
 
     plan: Plan
     checkpoint: Checkpoint
@@ -45,6 +46,7 @@ class PassContext:
     dtype: torch.dtype
     device: str
     ranks: Ranks = ONE_RANK
+    kept: UserCache | None = None
 
     @property
     def head(self) -> ModulePlan | None:

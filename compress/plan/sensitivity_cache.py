@@ -7,7 +7,6 @@ of those. The first is cheap, so a plan reads the weights only where a file of t
 import hashlib
 import json
 import math
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -20,6 +19,7 @@ from compress.edits.distill import DistillConfig
 from compress.errors import CompressError, DataError
 from compress.plan.budget import BudgetUnit, Sensitivities
 from compress.recipe import EditStage, Recipe
+from compress.usercache.place import cache_folder
 from compress.version import VERSION as OURS
 from compress_calibration.config import CalibrationConfig
 from compress_calibration.readers import source_files
@@ -46,12 +46,6 @@ def measurement(recipe: Recipe, config: CalibrationConfig) -> Measurement:
     if not any(EDITS[edit.method].needs_data for edit in recipe.edits):
         return Measurement(config, recipe.edits)
     return Measurement(config, recipe.edits, recipe.calibration, recipe.seed)
-
-
-def cache_folder() -> Path:
-    """Where the compiled kernels lie too; not made here."""
-    root = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(root) / "compress-model"
 
 
 def find(

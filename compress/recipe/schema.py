@@ -252,10 +252,12 @@ class ExportConfig:
     """
 
     to: str
-    dtype: Literal["fp32", "fp16"] = "fp32"
+    dtype: Literal["fp32", "fp16", "bf16"] | None = None
     max_context: int | None = None
     round_scales: bool = False
     accuracy_level: Literal[0, 4] = 4
+    embedding: Literal["f16", "q8_0", "q6_k"] | None = None
+    type: str | None = None
     verify: bool = True
 
     def __post_init__(self) -> None:

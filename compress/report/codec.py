@@ -26,7 +26,12 @@ _NON_FINITE = {"inf", "-inf", "nan"}
 
 def to_json(report: Report) -> str:
     """The report as indented JSON, fields in the schema's order, keys of free dicts sorted."""
-    text = json.dumps(_encode(report), indent=1, ensure_ascii=False, allow_nan=False)
+    return record_json(report)
+
+
+def record_json(record: Any) -> str:
+    """The same of any record of plain data."""
+    text = json.dumps(_encode(record), indent=1, ensure_ascii=False, allow_nan=False)
     # A path that is not UTF-8 holds lone surrogates, which only an escape can carry.
     return _SURROGATE.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n"
 

@@ -7,6 +7,7 @@ not escaped.
 
 import base64
 import hashlib
+from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from compress.report.cards import cards, sentence, title
 from compress.report.chart import errors
 from compress.report.codec import Writer, write_whole
 from compress.report.layers import layers
-from compress.report.markup import Html, el, join, raw
+from compress.report.markup import Html, Node, el, raw
 from compress.report.quality import quality, samples
 from compress.report.schema import Report
 from compress.report.sections import (
@@ -38,9 +39,23 @@ from compress.report.summary import model_name
 
 def render_html(report: Report) -> str:
     """The page as text; it needs no other file and no network, and reads without JavaScript."""
+    foot = f"{report.tool} · sizes are decimal: 1 MB is a million bytes"
+    return page(f"{model_name(report)} · compress-model", title(report), _body(report), foot)
+
+
+def page(name: str, heading: Html, body: Sequence[Node], foot: str) -> str:
+    """A whole page as text. name: of the tab. body: what lies between heading and foot."""
     style, script = _asset("page.css"), _asset("page.js")
-    page = el("html", _head(report, style, script), _body(report, script), lang="en")
-    return f"<!doctype html>\n{page.text}\n"
+    toggle = el("button", "Dark", type="button", id="theme", hidden=True)
+    shown = el(
+        "body",
+        el("header", heading, toggle),
+        el("main", *body),
+        el("footer", foot),
+        el("script", raw(script)),
+    )
+    whole = el("html", _head(name, style, script), shown, lang="en")
+    return f"<!doctype html>\n{whole.text}\n"
 
 
 def write_html(report: Report, path: str | Path, write: Writer | None = None) -> None:
@@ -57,7 +72,7 @@ def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(digest).decode('ascii')}'"
 
 
-def _head(report: Report, style: str, script: str) -> Html:
+def _head(name: str, style: str, script: str) -> Html:
     policy = (
         f"default-src 'none'; img-src data:; style-src {_hash(style)}; script-src {_hash(script)};"
         " base-uri 'none'; form-action 'none'"
@@ -69,13 +84,16 @@ def _head(report: Report, style: str, script: str) -> Html:
         el("meta", name="viewport", content="width=device-width, initial-scale=1"),
         el("meta", name="color-scheme", content="light dark"),
         raw('<link rel="icon" href="data:,">'),
-        el("title", f"{model_name(report)} · compress-model"),
+        el("title", name),
         el("style", raw(style)),
     )
 
 
-def _body(report: Report, script: str) -> Html:
-    parts = [
+def _body(report: Report) -> list[Node]:
+    return [
+        sentence(report),
+        cards(report),
+        warnings(report),
         quality(report),
         samples(report),
         opening(report),
@@ -96,7 +114,3 @@ def _body(report: Report, script: str) -> Html:
         copied(report),
         environment(report),
     ]
-    toggle = el("button", "Dark", type="button", id="theme", hidden=True)
-    main = el("main", sentence(report), cards(report), warnings(report), join(parts))
-    foot = el("footer", f"{report.tool} · sizes are decimal: 1 MB is a million bytes")
-    return el("body", el("header", title(report), toggle), main, foot, el("script", raw(script)))

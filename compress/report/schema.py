@@ -208,6 +208,7 @@ class Export:
     files: their names in the folder. notes: what was converted, widened or left out. fused:
     operator of the target that does several steps at once -> how many there are. unfused: what
     stayed in single steps -> why. detail: what was compared for the proof, or why no more was.
+    open_with: what starts its runtime, a block to copy each.
     """
 
     target: str
@@ -220,6 +221,7 @@ class Export:
     fused: dict[str, int] = field(default_factory=dict)
     unfused: dict[str, str] = field(default_factory=dict)
     detail: tuple[str, ...] = ()
+    open_with: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,7 +288,8 @@ class Report:
     calibration: the data summary of the calibration set, None for data-free recipes.
     samples_reason: why there are no samples, None when there are some.
     copied_tensors, copied_files: what was carried over untouched; skipped_files: left behind.
-    open_with: lines to copy that open the result; open_reason: why there are none.
+    open_with: lines to copy that open the result, blocks with an empty line between two;
+    open_reason: why there are none.
     budget: for a recipe with a target. loads: for one with stages that change the structure. notes:
     what these stages say of what they leave.
     """

@@ -9,6 +9,7 @@ from compress.report.parts import Cell, Column, facts, facts_of, number, section
 from compress.report.proofs import LEVELS, loaded
 from compress.report.schema import Export, Planned, PlanVsActual, Report
 from compress.report.summary import model_changes, windowed_contexts
+from compress.report.terminal.copied import as_blocks
 
 
 def warnings(report: Report) -> Html | None:
@@ -137,7 +138,10 @@ def _about(export: Export) -> list[Html]:
     told += [("fused", fused)] if fused else []
     told += [("unfused", f"{name}: {why}") for name, why in export.unfused.items()]
     told += [("compared", line) for line in export.detail]
-    return [el("h3", export.target), facts(told)] if told else []
+    start = [el("pre", block) for block in export.open_with]
+    if not told and not start:
+        return []
+    return [el("h3", export.target), *([facts(told)] if told else []), *start]
 
 
 def speed(report: Report) -> Html | None:
@@ -155,7 +159,8 @@ def calibration(report: Report) -> Html:
 def opening(report: Report) -> Html | None:
     """How to open the result, or why nothing is known to."""
     if report.open_with:
-        return section("open", "Open it", el("pre", "\n".join(report.open_with)))
+        blocks = [el("pre", block) for block in as_blocks(report.open_with)]
+        return section("open", "Open it", *blocks)
     if report.open_reason is None:
         return None
     return section("open", "Open it", el("p", report.open_reason, class_="empty"))

@@ -80,7 +80,8 @@ def _chosen(session: Session, journal: Journal, index: int, made: Checkpoint | N
         shared = measuring.shared_bytes(
             plan, plan.edits[index], model, session.checkpoint, session.device, told
         )
-        look = Looking(plan, model, part, told, session.dtype, session.device, shared=shared)
+        how = (session.dtype, session.device)
+        look = Looking(plan, model, part, told, *how, shared=shared, kept=session.kept)
         choose(look, stage, session.weights, session.output.partial)
     known = settled(stage, part.units[journals.CHOSEN])
     edits = tuple(known if x.index == stage.index else x for x in plan.recipe.edits)
@@ -229,6 +230,7 @@ def _context(
         session.progress,
         session.dtype,
         session.device,
+        kept=session.kept,
     )
 
 

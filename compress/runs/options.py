@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from compress.sharing.trackers import Hook
 
@@ -14,7 +15,9 @@ class RunOptions:
     dtype: arithmetic of calibrated passes, "bf16", "fp16" or
     "fp32"; None chooses. resume: go on with a killed run of the same recipe, source and
     environment; the result is byte for byte what it would have been. overwrite: replace the result
-    of an earlier run. push: a repository of the Hugging Face hub that the result goes to, too.
+    of an earlier run. cache: keep text that the model writes, and the evaluation of the source, in
+    the user's cache folder, and take what is kept there; a path keeps them in that folder instead.
+    push: a repository of the Hugging Face hub that the result goes to, too.
     track: who gets the report's numbers, by names ("mlflow", "wandb", "tensorboard") or as
     functions of compress.sharing.metrics.RunMetrics.
     """
@@ -23,5 +26,6 @@ class RunOptions:
     dtype: str | None = None
     resume: bool = False
     overwrite: bool = False
+    cache: bool | Path = True
     push: str | None = None
     track: Sequence[str | Hook] = ()

@@ -59,6 +59,7 @@ from compress.runs.session import Session
 from compress.runs.shared_text import shared_warnings
 from compress.runs.summary import FOLDER, build_report, write_report
 from compress.sharing.share import ready
+from compress.usercache.cache import taken, user_cache
 
 
 def run(
@@ -118,6 +119,7 @@ def prepare(
     """Check everything that can be checked before work: recipe, source, fit, output, device."""
     asked, place = options.device, settle(options.device)
     device, options = place.name, replace(options, device=place.name)
+    kept = user_cache(options.cache)
     checked = load(recipe, overrides)
     source = resolve_model(model)
     checkpoint, given = open_source(checked, source)
@@ -156,6 +158,7 @@ def prepare(
         measuring,
         teachers=teachers,
         shared=shared,
+        kept=kept,
         passed_over=place.warnings,
     )
 
@@ -179,7 +182,7 @@ def _work(session: Session, started: datetime, *, resumed: bool) -> Report:
     if session.measuring is not None:
         stages.append(session.measuring)
     clock, processor = time.perf_counter(), read_processor()
-    place = Workspace(partial / "evaluation", session.device, session.progress)
+    place = Workspace(partial / "evaluation", session.device, session.progress, kept=session.kept)
     result = open_weights(Checkpoint.open(partial))
     rounded, reason = plainly_rounded(plan, session.weights, result), why_not(plan)
     sides = Compared(result, session.weights, rounded, reason)
@@ -189,13 +192,16 @@ def _work(session: Session, started: datetime, *, resumed: bool) -> Report:
         gpu = peak_gpu_bytes(session.device)
         others = share_since(processor)
         stages.append(StageRecord("evaluate", seconds, peak_rss_bytes(), gpu, others=others))
-    artifacts = make_artifacts(plan.recipe, partial, session.progress)
+    artifacts = make_artifacts(plan.recipe, partial, session.output.out, session.progress)
     stages += [] if artifacts.stage is None else [artifacts.stage]
     for read in (session.checkpoint, *(x.checkpoint for x in session.teachers.values())):
         read.require_unchanged()  # the report says what it is
     report = build_report(session, stages, journal, measured, started)
     report = replace(
-        report, exports=artifacts.rows, warnings=(*report.warnings, *artifacts.left_out)
+        report,
+        exports=artifacts.rows,
+        warnings=(*report.warnings, *artifacts.left_out),
+        notes=(*report.notes, *taken(session.kept)),
     )
     write_report(report, partial)
     return report

@@ -12,6 +12,7 @@ from compress.plan.plan import Plan
 from compress.plan.training.teachers import NO_TEACHERS, Teachers
 from compress.report.records.loads import StockLoad
 from compress.report.schema import StageRecord
+from compress.usercache.cache import UserCache
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -22,7 +23,8 @@ class Session:
     loads: how plain transformers loads what the edits left; None before it was asked.
     teachers: other models that passes train by, sealed.
     side_files: name -> sha256 of what goes along with the weights. shared: lines on texts that are
-    learned from and evaluated on, in two files. passed_over: a line where a GPU is not used.
+    learned from and evaluated on, in two files. kept: where text of the model's own and evaluations
+    of the source lie. passed_over: a line where a GPU is not used.
     """
 
     plan: Plan
@@ -38,4 +40,5 @@ class Session:
     loads: StockLoad | None = None
     teachers: Teachers = field(default_factory=lambda: NO_TEACHERS)
     shared: tuple[str, ...] = ()
+    kept: UserCache | None = None
     passed_over: tuple[str, ...] = ()

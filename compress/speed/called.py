@@ -46,17 +46,16 @@ class _Empty(Loader):
     """Norms are read; products have no columns."""
 
     def linear(self, spec: LinearSpec) -> Linear:
-        return _of_no_columns(spec.shape[0])
+        return self._of_no_columns(spec.shape[0])
 
     def dense(self, weight: Tensor) -> Linear:
-        return _of_no_columns(len(weight))
+        return self._of_no_columns(len(weight))
 
     def embedding(self, spec: LinearSpec, tied: bool) -> FloatWeight:
         return empty_embedding(self, spec)
 
-
-def _of_no_columns(outputs: int) -> Linear:
-    return Linear(FloatWeight(torch.zeros(outputs, 0)))
+    def _of_no_columns(self, outputs: int) -> Linear:
+        return Linear(FloatWeight(torch.zeros(outputs, 0, dtype=self.dtype)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -144,7 +143,7 @@ def _leave_out_products(ops: Sequence[CompiledOp]) -> None:
     """Of these ops and those of experts: they have no outputs, and a column as they cannot do
     without."""
     for op in ops:
-        if op.function == "linear_rows":
+        if op.function in ("linear_rows", "pair_rows"):
             op.about.columns, op.about.outputs = 1, 0
         for program in op.keeps:
             if isinstance(program, Program):
@@ -186,12 +185,14 @@ class CalledProducts:
     each: int
 
     @classmethod
-    def of(cls, linears: Sequence[Linear], rows: int, choose: bool) -> "CalledProducts":
-        """linears: that why_no_call has nothing against. rows: at most."""
+    def of(
+        cls, linears: Sequence[Linear], rows: int, choose: bool, dtype: torch.dtype
+    ) -> "CalledProducts":
+        """linears: that why_no_call has nothing against. rows: at most. dtype: of the engine."""
         n, k = linears[0].weight.shape
-        x, out = torch.rand(rows, k), torch.zeros(rows, n)
+        x, out = torch.rand(rows, k).to(dtype), torch.zeros(rows, n, dtype=dtype)
         index, values = torch.zeros(rows, dtype=torch.int64), torch.zeros(rows)
-        scratch, ops = Scratch(rows, k), list[CompiledOp]()
+        scratch, ops = Scratch(rows, k, dtype), list[CompiledOp]()
         for linear in linears:
             ops += linear_ops(linear, x, out, scratch)
             if choose:

@@ -21,7 +21,7 @@ from compress.formats import Weights
 from compress.runtime.decoder.calls import why_no_call
 from compress.runtime.decoder.kv import KVCache
 from compress.runtime.decoder.linear import Linear, facts_of
-from compress.runtime.decoder.one_call import MOST
+from compress.runtime.decoder.one_call import MOST, runs_calls
 from compress.runtime.forms.form import Arithmetic
 from compress.runtime.forms.packed import DECODED
 from compress.runtime.forms.table import pack_codes, pack_dense
@@ -31,7 +31,6 @@ from compress.speed.products import DENSE, workload_of
 from compress.speed.roofline import Curve, EngineRates, Hardware, LookRates, bytes_read, line
 from compress.speed.timer import TIMES, Timer, measure_machine
 from compress.speed.workload import AttentionWork, Product, Workload, decode_load
-from compress_kernels.cpu.library import native
 from compress_kernels.ops.attention import paged_attention
 from compress_kernels.ops.linear import row_multiple
 from compress_kernels.paged import TokenPlaces
@@ -127,7 +126,7 @@ def measure_rates(
                 curve, same = _product(linears, product, multiple, timer, dtype)
                 tiled |= not same
             else:
-                curve = _called_product(linears, product, total, timer)
+                curve = _called_product(linears, product, total, timer, dtype)
             curves.append(curve)
         looks = tuple(_looks(how, part, (dtype, kv_dtype), timer) for part in work.attention)
     between, host = _around(weights, how, arithmetic, called, read)
@@ -136,8 +135,7 @@ def measure_rates(
 
 def are_calls(weights: Weights, work: Workload, arithmetic: Arithmetic) -> bool:
     """Whether the products of all layers may be part of a call."""
-    here = arithmetic.device.type == "cpu" and native().library is not None
-    if arithmetic.dtype != torch.float32 or not here:
+    if not runs_calls(arithmetic.dtype, arithmetic.device):
         return False
     body = (product for product in work.products if product.part != "head")
     each = (next(_copies(weights, product, arithmetic, 0)) for product in body)
@@ -216,11 +214,15 @@ def _product(
 
 
 def _called_product(
-    linears: list[Linear], product: Product, total: Callable[[int], int], timer: Timer
+    linears: list[Linear],
+    product: Product,
+    total: Callable[[int], int],
+    timer: Timer,
+    dtype: torch.dtype,
 ) -> Curve:
     """As `_product`, in one call for all copies, with the choice behind a head. total: bytes that
     are read in a step of so many texts."""
-    calls = CalledProducts.of(linears, max(PRODUCT_ROWS), product.part == "head")
+    calls = CalledProducts.of(linears, max(PRODUCT_ROWS), product.part == "head", dtype)
     (n, _), measured = product.shape, linears[0].weight.shape[0]
     points = []
     for rows in PRODUCT_ROWS:

@@ -3,11 +3,16 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from compress.errors import DependencyError
 from compress.formats.weights import Weights
 from compress_exporters.packages import installed, too_old
+
+DenseDtype = Literal["fp32", "fp16", "bf16"]
+EmbeddingKind = Literal["f16", "q8_0", "q6_k"]
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # (what was just written, how many of them are, of how many).
 Progress = Callable[[str, int, int], None]
@@ -17,19 +22,34 @@ Progress = Callable[[str, int, int], None]
 class Options:
     """What a user may choose; a field that a target does not read has no effect on it.
 
-    dtype: of dense weights and of what is computed in between. max_context: positions that tables
-    of positions are made for; None for what the model reads. round_scales: let scales change that
-    the target cannot hold exactly. accuracy_level: of products with 4 and 8 bits, where a target's
-    operators have it: 4 rounds inputs to int8, which is fast, and 0 leaves them as they are.
-    in_place: the artifact goes beside the checkpoint's weights and points to those that it can take
-    as they lie; for targets that say how (Exporter.in_place).
+    dtype: of dense weights and of what is computed in between; None for the target's own choice:
+    16 bits in GGUF files, whose embedding and head then have `embedding`, fp32 elsewhere.
+    max_context: positions that tables of positions are made for; None for what the model reads.
+    round_scales: let scales change that the target cannot hold exactly. accuracy_level: of products
+    with 4 and 8 bits, where a target's operators have it: 4 rounds inputs to int8, which is fast,
+    and 0 leaves them as they are. in_place: the artifact goes beside the checkpoint's weights and
+    points to those that it can take as they lie; for targets that say how (Exporter.in_place).
+    embedding: of GGUF files, how embedding and head are stored where they are dense. type: of GGUF
+    files, the mixture of types that dense weights are rounded to, by llama.cpp's name (Q4_K_M).
+    imatrix: path of a file of llama-imatrix, which says what errors in a column weigh; importance:
+    the same, fp32 [K] by name of the checkpoint's tensor.
     """
 
-    dtype: Literal["fp32", "fp16"] = "fp32"
+    dtype: DenseDtype | None = None
     max_context: int | None = None
     round_scales: bool = False
     accuracy_level: Literal[0, 4] = 4
     in_place: bool = False
+    embedding: EmbeddingKind | None = None
+    type: str | None = None
+    imatrix: str | None = None
+    importance: "Mapping[str, Tensor] | None" = field(default=None, compare=False)
+
+    @property
+    def computed(self) -> Literal["fp32", "fp16"]:
+        """What a graph computes in."""
+        assert self.dtype != "bf16", "no graph computes in bf16"
+        return self.dtype or "fp32"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +120,10 @@ class PlannedExport(Protocol):
         """Compares a written folder with the source; CheckpointError for an artifact that is
         wrong."""
 
+    def start(self, folder: Path) -> tuple[str, ...]:
+        """Lines that start the target's runtime on what lies in that folder, a block of text
+        each."""
+
 
 @dataclass(frozen=True, slots=True)
 class Exporter:
@@ -111,6 +135,7 @@ class Exporter:
         in one line that names the nearest target, for what the target cannot say.
     in_place: None for a target that has no such way.
     positive_scales: whether integers keep their width only where no scale is below 0.
+    dtypes: of dense weights that it has. blocks: it has types of blocks for them, too.
     """
 
     name: str
@@ -118,6 +143,8 @@ class Exporter:
     plan: Callable[[Weights, Options], PlannedExport]
     in_place: InPlace | None = None
     positive_scales: bool = False
+    dtypes: tuple[DenseDtype, ...] = ("fp32", "fp16")
+    blocks: bool = False
 
 
 # What to do where a disk refuses: an export is not resumed.

@@ -40,7 +40,12 @@ class Reference:
     @classmethod
     def load(cls, source: Weights, *, inputs: bool = False) -> "Reference":
         """inputs: rounded where the source says so."""
-        return cls(Decoder.load(Decoded.of(source, inputs=inputs)))
+        return cls.of(Decoded.of(source, inputs=inputs))
+
+    @classmethod
+    def of(cls, weights: Weights) -> "Reference":
+        """On weights that count as dense ones."""
+        return cls(Decoder.load(weights))
 
     def logits(self, ids: Sequence[int], prompt: int | None = None) -> Tensor:
         """fp32 [tokens, rows of the head] of one text, from its first token on.

@@ -8,6 +8,7 @@ from compress_kernels.gptq.problem import ColumnResult, FixedScales, Grid, Searc
 from compress_kernels.ops.columns import gptq_columns
 from compress_kernels.ops.gram import gram_
 from compress_kernels.ops.scale import group_scale
+from compress_kernels.ops.super_blocks import decode_blocks, round_blocks, settle_blocks
 from compress_kernels.status import paths, status
 
 __all__ = [
@@ -15,10 +16,13 @@ __all__ = [
     "FixedScales",
     "Grid",
     "SearchedScales",
+    "decode_blocks",
     "gptq_columns",
     "gram_",
     "group_scale",
     "hessian_factor",
     "paths",
+    "round_blocks",
+    "settle_blocks",
     "status",
 ]

@@ -212,6 +212,13 @@ def test_folder_and_config_refusals(tmp_path: Path) -> None:
     assert "is not valid JSON" in refusal(folder)
     config.unlink()
     assert "has no config.json" in refusal(folder)
+    file = folder / "model.gguf"
+    file.touch()
+    for asked in (folder, file):
+        assert refusal(asked) == (
+            f"{file} is a GGUF file, which is written here and not read; give the checkpoint that"
+            " it was made of, or open it with llama.cpp"
+        )
 
 
 def test_pickles_are_refused_with_a_command(tmp_path: Path) -> None:

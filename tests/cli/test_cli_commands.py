@@ -73,7 +73,7 @@ def test_places_of_results_have_one_short_form(capsys: pytest.CaptureFixture[str
         told = capsys.readouterr().out
         assert ("--out " in told) == ("-o, --out FOLDER" in told), name
         having += [name] if "--out " in told else []
-    assert having == ["run", "eval", "export", "roofline", "bench"]
+    assert having == ["run", "compare", "eval", "export", "roofline", "bench"]
 
 
 def test_run_passes_everything_on(verbs: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
@@ -208,7 +208,10 @@ def test_recipes(capsys: pytest.CaptureFixture[str]) -> None:
     ("line", "error"),
     [
         ("recipes int4-gtpq", "error: no recipe 'int4-gtpq': there is no such file, and built in"),
-        ("rnu x", "error: no command 'rnu'; there are run, plan, inspect, eval, export, generate"),
+        (
+            "rnu x",
+            "error: no command 'rnu'; there are run, plan, compare, inspect, eval, export",
+        ),
         ("run", "error: Missing argument 'RECIPE'."),
         ("run x --out o", "error: Missing option '--model'."),
         ("run x --model m --out o --dtype int8", "error: Invalid value for '--dtype': 'int8' is"),
@@ -317,6 +320,7 @@ def test_what_to_type_after_control_c(tmp_path: Path) -> None:
     out = tmp_path / "out"
     given = {"recipe": "r", "model": "m", "out": f"{out}/", "overrides": ("a=b c",)}
     given |= {"device": "auto", "push": None, "track": (), "dtype": None, "overwrite": True}
+    given |= {"cache": True}
     assert _how_to_resume(given) == "stopped before anything was written"
     line = f"compress-model run r --model m --out {out}/ --set 'a=b c' --overwrite"
     for state, says in {

@@ -32,7 +32,7 @@ def test_export_writes_and_says_what(
     assert "14 x int4 sym g32" in told.out
     assert "export: tensors outside the blocks (1/3)" in told.err
     assert "left     report/" not in told.out
-    assert "\nOpen it\n  pip install gptqmodel optimum\n  from transformers" in told.out
+    assert "\nOpen it\n  pip install gptqmodel optimum\n\n  from transformers" in told.out
     assert told.out.endswith(f'from_pretrained("{out}")\n\n{out}\n')
     assert main(["inspect", str(out)]) == 0
     assert "quantization  gptq" in capsys.readouterr().out

@@ -18,6 +18,7 @@ from compress_exporters.gguf.layout import Piece
 from compress_exporters.gguf.loaded import LoaderResult, ask_llamacpp, in_llamacpp, in_transformers
 from compress_exporters.gguf.target import GGUF
 from compress_exporters.gguf.tokenizer.pretokenizers import BY_ASCII, DIGITS, GPT2, NAMES
+from compress_exporters.gguf.types.mixtures import MIXTURES
 from compress_exporters.reference import Reference
 from compress_exporters.reference import text as random_ids
 from helpers import tiny_models
@@ -26,6 +27,7 @@ from helpers.exporters.gguf_files import coded, sentencepiece, source, tiny, wri
 from helpers.forward_cases import LLAMA3, YARN, rope
 
 pytestmark = pytest.mark.interop
+EXACT = Options("fp32")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -104,7 +106,7 @@ def test_both_compute_what_the_checkpoint_computes(case: str, tmp_path: Path) ->
 @pytest.mark.parametrize("context", [1, 2, 6, 24])
 def test_files_for_few_positions(context: int, tmp_path: Path) -> None:
     """llama.cpp reads no prompt that fills them."""
-    checkpoint, options = tiny(tmp_path / "model", "llama"), Options(max_context=context)
+    checkpoint, options = tiny(tmp_path / "model", "llama"), Options("fp32", max_context=context)
     GGUF.plan(checkpoint, options).write(tmp_path, lambda *_: None)
     proof = GGUF.plan(checkpoint, options).verify(tmp_path)
     assert proof.level == "tokens"
@@ -129,7 +131,7 @@ def test_tokens_are_compared_as_far_as_a_window_reaches(tmp_path: Path) -> None:
     """The file knows no windows, so behind its last position tokens may be others."""
     checkpoint = tiny(tmp_path / "model", "mistral", sliding_window=7)
     written(checkpoint, tmp_path)
-    proof = GGUF.plan(checkpoint, Options()).verify(tmp_path)
+    proof = GGUF.plan(checkpoint, EXACT).verify(tmp_path)
     assert proof.level == "tokens", proof.detail
 
 
@@ -179,7 +181,7 @@ def test_what_is_no_gguf_file_is_one_line(tmp_path: Path) -> None:
 
 
 def test_the_demo_is_proved_by_both(demo_model: Path, tmp_path: Path) -> None:
-    checkpoint, told = source(demo_model), Options()
+    checkpoint, told = source(demo_model), EXACT
     GGUF.plan(checkpoint, told).write(tmp_path, lambda *_: None)
     proof = GGUF.plan(checkpoint, told).verify(tmp_path)
     assert proof.level == "tokens"
@@ -190,6 +192,25 @@ def test_the_demo_is_proved_by_both(demo_model: Path, tmp_path: Path) -> None:
         "transformers",
         "llama.cpp",
     ]
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_mixtures_are_read_by_both(name: str, demo_model: Path, tmp_path: Path) -> None:
+    """Real rows of 256 and 768 numbers, in super-blocks."""
+    export = GGUF.plan(source(demo_model), Options(type=name))
+    export.write(tmp_path, lambda *_: None)
+    proof = export.verify(tmp_path)
+    said = [line.split(":")[0] for line in proof.detail[-2:]]
+    assert said == ["transformers", "llama.cpp"]
+    assert proof.max_logit_error is not None
+    assert proof.max_logit_error < 5e-3  # norms and what stays dense are in fp16
+
+
+def test_rows_that_fill_no_super_block_are_read_by_both(tmp_path: Path) -> None:
+    checkpoint = tiny(tmp_path / "model", "mixtral")
+    export = GGUF.plan(checkpoint, Options(type="Q4_K_M"))
+    export.write(tmp_path, lambda *_: None)
+    assert any(line.startswith("llama.cpp") for line in export.verify(tmp_path).detail)
 
 
 TEXTS = (

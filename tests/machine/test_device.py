@@ -15,7 +15,7 @@ from compress.machine import device as devices
 from compress.machine import gpu
 from compress.machine.device import Device, settle
 from compress.machine.gpu import TorchBuild, driver_cuda, install_line, why_no_gpu
-from compress.machine.self_check import TRIALS, Comparison, differences
+from compress.machine.self_check import TRIALS, DeviceTrial, differences
 
 SMI = "| NVIDIA-SMI 580.65   Driver Version: 580.65   CUDA Version: {} |"
 
@@ -47,7 +47,7 @@ def test_a_device_of_one_kind_agrees_with_itself() -> None:
 
 
 @pytest.mark.parametrize("trial", TRIALS, ids=lambda trial: trial.name)
-def test_a_wrong_result_is_found(trial: Comparison) -> None:
+def test_a_wrong_result_is_found(trial: DeviceTrial) -> None:
     """The second time it is wrong by twice the bound; and once it is not a number."""
     for change in (lambda x: x * (1 + 2 * trial.bound), lambda x: x * torch.nan):
         turns = itertools.count()
@@ -56,7 +56,7 @@ def test_a_wrong_result_is_found(trial: Comparison) -> None:
             found = trial.run(device).float()
             return change(found) if next(turns) else found
 
-        (line,) = differences("cpu", (Comparison(trial.name, run, trial.bound),))
+        (line,) = differences("cpu", (DeviceTrial(trial.name, run, trial.bound),))
         assert line.startswith(f"{trial.name} differs from the CPU's by ")
         assert line.endswith(f", {trial.bound:g} is allowed")
 
@@ -69,7 +69,7 @@ def test_what_fails_ends_the_check() -> None:
             raise RuntimeError("no kernel image is available\nfor this device")
         return torch.ones(1)
 
-    found = differences("cpu", (Comparison("a sum", run, 1e-5), Comparison("more", run, 1e-5)))
+    found = differences("cpu", (DeviceTrial("a sum", run, 1e-5), DeviceTrial("more", run, 1e-5)))
     assert list(found) == ["a sum fails on it (no kernel image is available)"]
 
 

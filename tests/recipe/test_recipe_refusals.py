@@ -85,7 +85,19 @@ SHAPE = [
     ),
     (
         RTN + "export: [{to: onnx, dtype: bf16}]\n",
-        "r.yaml:5: export[0].dtype: is 'bf16'; allowed: fp32, fp16; did you mean 'fp16'?",
+        "r.yaml:5: export[0].dtype: is 'bf16'; onnx has fp32, fp16",
+    ),
+    (
+        RTN + "export: [{to: gguf, dtype: f16}]\n",
+        "r.yaml:5: export[0].dtype: is 'f16'; allowed: fp32, fp16, bf16; did you mean 'fp16'?",
+    ),
+    (
+        RTN + "export: [{to: onnx, embedding: f16}]\n",
+        "r.yaml:5: export[0].embedding: is 'f16'; it is for gguf, leave it out",
+    ),
+    (
+        RTN + "export: [{to: tensorrt, type: Q8_0}]\n",
+        "r.yaml:5: export[0].type: is 'Q8_0'; it is for gguf, leave it out",
     ),
     (RTN + "seed: -1\n", "r.yaml:5: seed: is -1; a seed is 0 to 9223372036854775807"),
     (RTN + "seed: one\n", "r.yaml:5: seed: is 'one'; it takes a whole number"),

@@ -125,6 +125,7 @@ EXPORT = Export(
     {"Attention": 6, "DequantizeLinear": 42},
     {"groups of 40": "ONNX Runtime decodes them at every step"},
     ("the same in chunks: logits within 2e-05", "16 greedy tokens are the same"),
+    ("pip install onnxruntime", 'import onnxruntime\nopen("a & b")'),
 )
 
 
@@ -142,6 +143,9 @@ def test_exports_say_what_they_are_made_of(report: Report) -> None:
         "groups of 40: ONNX Runtime decodes them at every step",
         "16 greedy tokens are the same",
         "<h3>gguf</h3>",
+        "<pre>pip install onnxruntime</pre>",
+        "<pre>import onnxruntime\nopen(",
+        "a &amp; b",
     ):
         assert words in found, words
     bare = section(Export("onnx", "onnx", 10, "none"))
@@ -249,6 +253,9 @@ def test_how_to_open_it_is_on_the_page(report: Report) -> None:
     page = Page(render_html(replace(report, open_with=("vllm serve out",)))).text
     assert "Open it" in page
     assert "vllm serve out" in page
+    two = render_html(replace(report, open_with=("a = 1", "b = 2", "", "vllm serve out")))
+    assert "<pre>a = 1\nb = 2</pre>" in two
+    assert "<pre>vllm serve out</pre>" in two
     assert "no runtime is known" in Page(
         render_html(replace(report, open_with=(), open_reason="no runtime is known to take it"))
     ).text  # fmt: skip

@@ -127,6 +127,14 @@ def test_exports_and_their_notes_are_no_warnings(report: Report) -> None:
         " difference of a logit 0.0123) note the embedding is decoded"
     ) in said
     assert "Warning" not in shown
+    assert "Start onnx" not in shown
+
+
+def test_what_starts_an_export_is_not_cut(report: Report) -> None:
+    long = "trtexec --onnx=/" + "deep/" * 30
+    made = Export("tensorrt", "x", 1, "none", open_with=(f"{long} \\\n  --x", "trtexec"))
+    shown = render_table(replace(report, exports=(made,)))
+    assert f"\nStart tensorrt\n  {long} \\\n    --x\n\n  trtexec\n" in shown
 
 
 def test_a_run_without_evaluation(report: Report) -> None:

@@ -119,7 +119,7 @@ def test_a_product_has_the_rounding_of_its_inputs(
     spec = weights.spec.blocks[0].linears[0]
     linear = load_linear(weights, spec, Arithmetic.here(torch.float32, "cpu", math))
     for choose in (False, True):
-        assert CalledProducts.of([linear, linear], 3, choose).each == ops + choose
+        assert CalledProducts.of([linear, linear], 3, choose, torch.float32).each == ops + choose
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -14,9 +14,12 @@ import click
 
 from compress.cli import options
 from compress.cli.printing import show
+from compress.errors import CompressError
 from compress.machine.memory import available_bytes, limit_bytes
 from compress.machine.tested import untested
 from compress.report.units import size
+from compress.usercache.cache import user_cache
+from compress.usercache.place import SETTING, made_folder
 
 OLDEST_PYTHON = (3, 11)
 REQUIRED = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "xxhash")
@@ -71,6 +74,7 @@ def examine() -> Iterator[Check]:
     yield from _torch()
     yield _memory()
     yield _disk()
+    yield _cache()
     yield from _kernels()
     yield onnxruntimes()
     yield hub_kernels()
@@ -191,6 +195,20 @@ def _memory() -> Check:
 
 def _disk() -> Check:
     return Check("disk", f"{size(shutil.disk_usage('.').free)} free here")
+
+
+def _cache() -> Check:
+    """Where texts and evaluations are kept, what they take and may take."""
+    name, folder = "cache", made_folder()
+    try:
+        found = user_cache()
+    except CompressError as error:
+        return Check(name, str(folder), str(error))
+    if found is None:
+        return Check(name, f"off, as {SETTING} says")
+    count, taken = found.usage()
+    entries = f"{count} {'entry' if count == 1 else 'entries'}"
+    return Check(name, f"{folder}, {entries}, {size(taken)} of at most {size(found.most)}")
 
 
 def _kernels() -> Iterator[Check]:

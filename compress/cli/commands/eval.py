@@ -63,6 +63,7 @@ PAGE = "report.html"
     help="Also what it costs on texts that the engine rounds inputs of products with codes to so"
     " many bits: perplexity, KL to exact products, agreement.",
 )
+@options.cache
 @options.track
 @options.as_json
 def command(
@@ -79,6 +80,7 @@ def command(
     device: str,
     dtype: Literal["fp32", "bf16"],
     math: Literal["int16", "int8"] | None,
+    cache: bool,
     track: tuple[str, ...],
     as_json: bool,
 ) -> None:
@@ -97,6 +99,7 @@ def command(
         max_items=max_items,
         dtype=dtype,
         math=math,
+        cache=cache,
         device=device,
         track=track,
     )

@@ -14,11 +14,11 @@ from compress.cli.progress import watched
 from compress.cli.written_for import HOLDS, TARGETS
 
 if TYPE_CHECKING:
-    from compress.verbs import Conversion
-    from compress_exporters.exporter import Options
+    from compress.verbs import ArtifactTarget, Conversion
 
 ROUNDING = ("gguf",)  # of TARGETS, those that store scales
 LEVELS = ("onnx-genai",)  # those whose products round inputs, or do not
+BLOCKS = ("gguf",)  # those that have types of blocks for dense weights
 IN_PLACE = ("onnx",)  # and those that can point to the checkpoint's own weights
 
 
@@ -71,8 +71,29 @@ class FormatsInHelp(click.Command):
 )
 @click.option(
     "--dtype",
-    type=click.Choice(["fp32", "fp16"]),
-    help="Of dense weights and arithmetic, fp32 by default (other runtimes).",
+    type=click.Choice(["fp32", "fp16", "bf16"]),
+    help="Of dense weights and arithmetic, fp32 by default; in gguf 16 bits (other runtimes).",
+)
+@click.option(
+    "--embedding",
+    type=click.Choice(["f16", "q8_0", "q6_k"]),
+    help="How dense embedding and head are stored, q8_0 unless --dtype is given (gguf).",
+)
+@click.option(
+    "--type",
+    "mixture",
+    metavar="TYPE",
+    help="Round dense weights to llama.cpp's TYPE, such as Q4_K_M (gguf).",
+)
+@click.option(
+    "--imatrix",
+    metavar="FILE",
+    help="What errors of --type weigh, as llama-imatrix writes it (gguf).",
+)
+@click.option(
+    "--text",
+    metavar="FILE",
+    help="Text over which is measured what errors of --type weigh (gguf).",
 )
 @click.option(
     "--max-context",
@@ -102,7 +123,11 @@ def command(
     out: str | None,
     round_scales: bool,
     shard_size: str | None,
-    dtype: Literal["fp32", "fp16"] | None,
+    dtype: Literal["fp32", "fp16", "bf16"] | None,
+    embedding: Literal["f16", "q8_0", "q6_k"] | None,
+    mixture: str | None,
+    imatrix: str | None,
+    text: str | None,
     max_context: int | None,
     accuracy_level: Literal["0", "4"] | None,
     in_place: bool,
@@ -117,13 +142,14 @@ def command(
 
     Nothing is calibrated anew: codes and scales stay what they are. Formats of checkpoints take a
     quantized one; for other runtimes it may be dense as well, and what is written is compared with
-    the weights before it appears.
+    the weights before it appears. With --to gguf --type dense weights are rounded.
     """
     from compress import verbs
 
     asked = ExportRequest(checkpoint, to, out, overwrite, dry_run, as_json, push, track)
     _require_place(asked, in_place)
     give_back()
+    blocks = {"--embedding": embedding, "--type": mixture, "--imatrix": imatrix, "--text": text}
     if verbs.is_target(to):
         target = verbs.target_name(to)
         lost = round_scales and target not in ROUNDING
@@ -131,13 +157,18 @@ def command(
         _refuse(to, {"--round-scales": lost}, f"formats and {', '.join(ROUNDING)}")
         level = None if target in LEVELS else accuracy_level
         _refuse(to, {"--accuracy-level": level}, ", ".join(LEVELS))
+        if target not in BLOCKS:
+            _refuse(to, blocks, ", ".join(BLOCKS))
         from compress_exporters.exporter import Options
 
         number: Literal[0, 4] = 0 if accuracy_level == "0" else 4
-        how = Options(dtype or "fp32", max_context, round_scales, number, in_place)
-        _artifact(asked, how, verify=not no_verify)
+        how = Options(
+            dtype, max_context, round_scales, number, in_place, embedding, mixture, imatrix
+        )
+        _artifact(asked, verbs.ArtifactTarget(to, how, text), verify=not no_verify)
         return
     given = {"--dtype": dtype, "--max-context": max_context, "--accuracy-level": accuracy_level}
+    _refuse(to, blocks, ", ".join(BLOCKS))
     _refuse(to, given | {"--no-verify": no_verify}, "other runtimes")
     _format(asked, verbs.Conversion(round_scales, shard_size or "5GB"))
 
@@ -163,10 +194,10 @@ def _refuse(to: str, given: Mapping[str, object], those: str) -> None:
         raise click.UsageError(f"{name} is for {those}, and --to is {to}; leave it out")
 
 
-def _artifact(asked: ExportRequest, how: "Options", *, verify: bool) -> None:
+def _artifact(asked: ExportRequest, target: "ArtifactTarget", *, verify: bool) -> None:
     from compress import verbs
 
-    target, overwrite = verbs.ArtifactTarget(asked.to, how), asked.overwrite
+    overwrite = asked.overwrite
     if asked.dry_run:
         report = verbs.dry_artifact(asked.checkpoint, target, asked.out, overwrite=overwrite)
     else:

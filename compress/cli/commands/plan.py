@@ -4,9 +4,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from compress.byte_sizes import EXPECTED, byte_size
 from compress.cli import completion, options
 from compress.cli.printing import show
-from compress.recipe.byte_sizes import EXPECTED, byte_size
 
 if TYPE_CHECKING:
     from compress.verbs import Plan

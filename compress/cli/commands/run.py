@@ -53,6 +53,7 @@ def terminable() -> Iterator[None]:
 )
 @options.settings
 @options.compute
+@options.cache
 @click.option("--resume", is_flag=True, help="Go on with a run that was stopped.")
 @click.option("--overwrite", is_flag=True, help="Replace the result of an earlier run in FOLDER.")
 @click.option("--dry-run", is_flag=True, help="Print the plan, with all that would stop the run.")
@@ -66,6 +67,7 @@ def command(
     overrides: tuple[str, ...],
     device: str,
     dtype: str | None,
+    cache: bool,
     resume: bool,
     overwrite: bool,
     dry_run: bool,
@@ -76,7 +78,7 @@ def command(
     """Compress a checkpoint as RECIPE says (a file, or a name from `compress-model recipes`)."""
     from compress import verbs
 
-    how = verbs.RunOptions(device, dtype, resume, overwrite, push, track)
+    how = verbs.RunOptions(device, dtype, resume, overwrite, cache, push, track)
     if dry_run:
         plan = verbs.make_plan(recipe, model, overrides=overrides, options=how, out=out)
         return show_plan(plan, as_json=as_json)
@@ -117,6 +119,7 @@ def _how_to_resume(given: Mapping[str, Any]) -> str:
     words += [word for override in given["overrides"] for word in ("--set", override)]
     words += ["--device", given["device"]] if given["device"] != "auto" else []
     words += ["--dtype", given["dtype"]] if given["dtype"] else []
+    words += [] if given["cache"] else ["--no-cache"]
     words += ["--push", given["push"]] if given["push"] else []
     words += [word for name in given["track"] for word in ("--track", name)]
     words += ["--overwrite"] if given["overwrite"] else []

@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 from compress.formats import dense
 from compress.formats.runtimes.verdicts import LoadOption, Verdict
+from compress.report.terminal.copied import as_lines
 
 # What transformers needs beside itself, by format.
 PACKAGES = {
@@ -59,11 +60,13 @@ def as_server(fmt: str, runtimes: Iterable[Verdict], folder: str) -> tuple[str, 
 
 
 def all_lines(fmt: str, runtimes: Iterable[Verdict], folder: str) -> tuple[str, ...]:
-    """Everything, for the end of a command."""
+    """Everything, for the end of a command: what is installed, what is run in Python, what in a
+    shell, with an empty line between two."""
     runtimes = tuple(runtimes)
     python, server = in_python(runtimes, folder), as_server(fmt, runtimes, folder)
     first = needs(fmt)
-    return (*([first] if first and python else []), *python, *server)
+    blocks = ((first,) if first and python else (), python, server)
+    return tuple(as_lines("\n".join(block) for block in blocks if block))
 
 
 def why_not_opened(fmt: str, runtimes: Iterable[Verdict], dense_by: str) -> str | None:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from compress.blocks.author import Author
 from compress.blocks.skeleton import Skeleton
 from compress.blocks.states import HiddenStates
 from compress.blocks.walk import Chain, LoadedBlock, no_cache, token_batches, walk
@@ -46,8 +47,8 @@ def calibrate(work: PassContext, folder: Path) -> None:
     skeleton = Skeleton(work.checkpoint.config, spec, dtype=work.dtype, device=work.device)
     if CALIBRATION not in work.journal.units:
         began = time.perf_counter()
-        places = (lambda: skeleton, folder, work.journal.journal)
-        draw = partial(calibration_tokens.of_run, config, work.weights, *places)
+        author = Author(work.weights, lambda: skeleton, work.kept)
+        draw = partial(calibration_tokens.of_run, config, author, folder, work.journal.journal)
         record_unit(work, CALIBRATION, decided(work.ranks, partial(draw, work.progress)))
         work.progress(Event("calibrate", "all tokens drawn", 1, 1, time.perf_counter() - began))
     ids, mask = calibration_tokens.reload(folder, work.journal.units[CALIBRATION]["sha256"])

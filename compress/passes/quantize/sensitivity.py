@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from compress.arch.spec import LinearSpec
+from compress.blocks.author import Author
 from compress.blocks.capture import regroup
 from compress.blocks.linear import linear_weight, set_linear_weight
 from compress.blocks.skeleton import Skeleton
@@ -80,7 +81,8 @@ def measure(
     for what passes through; the caller removes it."""
     spec = weights.spec
     skeleton = Skeleton(weights.checkpoint.config, spec, dtype=DTYPE, device=device)
-    summary = calibration_tokens.prepare(config, weights, skeleton, folder, progress)
+    author = Author(weights, lambda: skeleton)
+    summary = calibration_tokens.prepare(config, author, folder, progress)
     ids, mask = calibration_tokens.reload(folder, summary["sha256"])
     rows = rows_at_once((*ids.shape, spec.hidden), DTYPE, config.spill_bytes)
     probe_rows = max(1, PROBE_TOKENS // ids.shape[1])

@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from compress.blocks.author import Author
 from compress.blocks.skeleton import Skeleton
 from compress.events import Progress
 from compress.formats import Weights
@@ -17,6 +18,7 @@ from compress.passes.journal import CALIBRATION, PassJournal
 from compress.passes.ranks import ONE_RANK, Ranks, decided
 from compress.plan.plan import Plan
 from compress.plan.search.bits import SharedBytes
+from compress.usercache.cache import UserCache
 
 
 class ReadsModel(Protocol):
@@ -36,12 +38,14 @@ class ReadsModel(Protocol):
     def device(self) -> str: ...
     @property
     def ranks(self) -> Ranks: ...
+    @property
+    def kept(self) -> UserCache | None: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Looking:
     """A pass that is not known well enough yet to write anything; as PassContext. shared: what it
-    shares with the stage behind it, where it does."""
+    shares with the stage behind it, where it does. kept: as of PassContext."""
 
     plan: Plan
     weights: Weights
@@ -51,6 +55,7 @@ class Looking:
     device: str
     ranks: Ranks = ONE_RANK
     shared: SharedBytes | None = None
+    kept: UserCache | None = None
 
 
 def skeleton_of(work: ReadsModel, weights: Weights) -> Skeleton:
@@ -67,7 +72,8 @@ def tokens_of(work: ReadsModel, source: Weights, folder: Path) -> tuple[Tensor, 
     config = work.plan.recipe.calibration
     assert config is not None, "the recipe parser asks for calibration where an edit needs it"
     if CALIBRATION not in work.journal.units:
-        place = (partial(skeleton_of, work, source), folder, work.journal.journal)
-        draw = partial(calibration_tokens.of_run, config, source, *place, work.progress)
+        author = Author(source, partial(skeleton_of, work, source), work.kept)
+        place = (folder, work.journal.journal, work.progress)
+        draw = partial(calibration_tokens.of_run, config, author, *place)
         record_unit(work, CALIBRATION, decided(work.ranks, draw))
     return calibration_tokens.reload(folder, work.journal.units[CALIBRATION]["sha256"])

@@ -5,6 +5,7 @@ from typing import Any
 
 from safetensors.torch import save
 
+from compress.blocks.author import Author
 from compress.checkpoint.output.folder import write_atomic
 from compress.distill.rows import TokenRows, all_rows, split
 from compress.errors import DataError
@@ -38,9 +39,8 @@ def _drawn(each: TrainingPass) -> dict[str, Any]:
         if name.split(".")[:2] == stage and ROWS in part.units:
             return dict(part.units[ROWS])
     data, skip = data_of(recipe, each.config, each.source.spec.context)
-    tokens = calibration_tokens.built(
-        data, each.source, partial(skeleton_of, work, each.source), work.progress, fewest=skip
-    )
+    author = Author(each.source, partial(skeleton_of, work, each.source), work.kept)
+    tokens = calibration_tokens.built(data, author, work.progress, fewest=skip)
     ids = tokens.ids[skip:].contiguous()
     mask = None if tokens.mask is None else tokens.mask[skip:].contiguous()
     if len(ids) < 2:

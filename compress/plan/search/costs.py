@@ -14,8 +14,9 @@ from compress.checkpoint import Checkpoint, write_atomic
 from compress.edits.distill import SOURCE, DistillConfig
 from compress.edits.prune import PrunedSizes
 from compress.errors import CompressError
-from compress.plan.sensitivity_cache import cache_folder, data_hashes
+from compress.plan.sensitivity_cache import data_hashes
 from compress.recipe import EditStage, Recipe
+from compress.usercache.place import cache_folder
 from compress.version import VERSION as OURS
 
 VERSION = 2  # of what is measured; goes up when the same inputs would give other numbers

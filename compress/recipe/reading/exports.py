@@ -1,13 +1,16 @@
 """How a recipe names artifacts for other runtimes, and what they ask of its stages."""
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from compress.errors import RecipeError
 from compress.quant.scheme import Signs
 from compress.recipe.reading.reader import closest, read_dataclass
 from compress.recipe.reading.tree import Node, Scalar
 from compress.recipe.schema import ExportConfig, HasSigns, Recipe, Stage
+
+if TYPE_CHECKING:
+    from compress_exporters.exporter import Exporter
 
 
 def read_exports(node: Node | None) -> tuple[ExportConfig, ...]:
@@ -40,6 +43,18 @@ def check_exports(recipe: Recipe) -> None:
         if export.to in seen:
             raise RecipeError(f"{at}: is {export.to!r} again; each target has one folder")
         seen.add(export.to)
+        _check_options(recipe, f"export[{place}]", export, EXPORTERS[export.to])
+
+
+def _check_options(recipe: Recipe, at: str, export: ExportConfig, target: "Exporter") -> None:
+    """RecipeError for a choice that the target does not have."""
+    if export.dtype is not None and export.dtype not in target.dtypes:
+        place, known = recipe.at(f"{at}.dtype"), ", ".join(target.dtypes)
+        raise RecipeError(f"{place}: is {export.dtype!r}; {export.to} has {known}")
+    for name, value in (("embedding", export.embedding), ("type", export.type)):
+        if value is not None and not target.blocks:
+            place = recipe.at(f"{at}.{name}")
+            raise RecipeError(f"{place}: is {value!r}; it is for gguf, leave it out")
 
 
 def with_signs(recipe: Recipe) -> Recipe:

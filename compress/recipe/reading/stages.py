@@ -4,9 +4,9 @@ what these leave."""
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+from compress.byte_sizes import EXPECTED, byte_size, plain_count
 from compress.errors import RecipeError
 from compress.quant.scheme import QuantScheme
-from compress.recipe.byte_sizes import EXPECTED, byte_size, plain_count
 from compress.recipe.reading.budget import read_budget
 from compress.recipe.reading.data import source_list
 from compress.recipe.reading.patterns import read_patterns

@@ -42,6 +42,7 @@ class TextQuality:
     top1_agreement: share of tokens where both models rank the same token first, in [0, 1].
     settings: how it was measured (window, stride, BOS). math: of the result in the engine, where
     it was asked. plain: of the same layers plainly rounded, where the recipe looked at data.
+    sha256: of the tokens: two results with the same were measured on the same.
     """
 
     name: str
@@ -53,6 +54,7 @@ class TextQuality:
     settings: dict[str, Any] = field(default_factory=dict)
     math: MathQuality | None = None
     plain: PlainQuality | None = None
+    sha256: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from compress.report.summary import (
     windowed_contexts,
 )
 from compress.report.terminal.cells import COLUMNS, clean, cut, pad, width, wrap
+from compress.report.terminal.copied import as_lines
 
 _LABEL, _VALUE, _GAP = 20, 12, "   "
 _REMARK = COLUMNS - _LABEL - 2 * _VALUE - len(_GAP)
@@ -66,6 +67,8 @@ def render_table(report: Report, page: str | Path | None = None) -> str:
     if report.samples:
         lines += ["", *_sample(report.samples[0])]
     lines += _open(report)
+    for export in report.exports:
+        lines += _start(export)
     if page is not None:
         lines += ["", "Report", f"  {clean(str(page))}"]
     return "\n".join(line.rstrip() for line in lines) + "\n"
@@ -244,6 +247,17 @@ def _open(report: Report) -> list[str]:
     if not found and report.open_reason is not None:
         found = [f"  {line}" for line in wrap(clean(report.open_reason), COLUMNS - 2)]
     return ["", "Open it", *found] if found else []
+
+
+def _start(export: Export) -> list[str]:
+    """What starts an artifact's runtime."""
+    found = [f"  {_kept(line)}".rstrip() for line in as_lines(export.open_with)]
+    return ["", f"Start {clean(export.target)}", *found] if found else []
+
+
+def _kept(line: str) -> str:
+    """Cleaned, with the spaces that it begins with."""
+    return " " * (len(line) - len(line.lstrip())) + clean(line)
 
 
 def _line(row: Row) -> str:

@@ -1,6 +1,8 @@
 """One op of a step as a call of compiled code: what the function is given, and what of that a run
 gives it anew."""
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -11,11 +13,13 @@ from compress.runtime.decoder.linear import Linear
 from compress.runtime.decoder.norms import Norm
 from compress.runtime.forms.dense import FloatWeight
 from compress.runtime.forms.input_rounding import code_rounding
+from compress.runtime.forms.pairs import PairWeight
 from compress.runtime.forms.panels import PackedPanels
 from compress_kernels.cpu.attention import AttentionSettings, attention_struct
 from compress_kernels.cpu.experts import choice_struct
 from compress_kernels.cpu.linear import linear_struct
 from compress_kernels.cpu.packed import function_of, packed_struct
+from compress_kernels.cpu.pairs import pair_struct
 from compress_kernels.cpu.program import CompiledOp, Given
 from compress_kernels.cpu.rows import (
     add_struct,
@@ -31,10 +35,18 @@ from compress_kernels.cpu.states import states_struct
 from compress_kernels.cpu.through_codes import through_struct
 from compress_kernels.ops.rows import Function
 from compress_kernels.paged import TokenPlaces
+from compress_kernels.pairs import PairPanels
 from compress_kernels.rounding import CodeRounding
 
 ROWS, THREADS = Given("rows"), Given("threads")
 OF_ROWS = {"rows": ROWS}
+
+
+class Turns(NamedTuple):
+    """angles: of a step's tokens, fp32 [rows, pairs] each. late: what they make is rounded once."""
+
+    angles: Angles
+    late: bool
 
 
 def why_no_call(linear: Linear) -> str | None:
@@ -47,7 +59,7 @@ def why_no_call(linear: Linear) -> str | None:
             return None
     if linear.inputs is not None and code_rounding(linear.inputs) is None:
         return "inputs of linears are rounded but for outliers"
-    known = isinstance(weight, FloatWeight | PackedPanels)
+    known = isinstance(weight, FloatWeight | PairWeight | PackedPanels)
     return None if known else "codes are decoded in tiles"
 
 
@@ -74,9 +86,14 @@ def linear_call(linear: Linear, x: Tensor, out: Tensor, rows: Given = ROWS) -> C
         panels = weight.panels
         keeps = (panels.codes, panels.scales, panels.zeros, panels.columns)
         return CompiledOp(function_of(weight.math), packed, given, (x, bias, out, *keeps))
-    assert isinstance(weight, FloatWeight), "why_no_call has refused the others"
-    struct = linear_struct(x, weight.values, bias, out)
-    return CompiledOp("linear_rows", struct, given, (x, weight.values, bias, out))
+    assert isinstance(weight, FloatWeight | PairWeight), "why_no_call has refused the others"
+    values = weight.panels if isinstance(weight, PairWeight) else weight.values
+    if x.dtype == torch.bfloat16:
+        pairs = pair_struct(x, values, bias, out)
+        return CompiledOp("pair_rows", pairs, given, (x, values, bias, out))
+    assert isinstance(values, Tensor), "panels of pairs are for bf16"
+    struct = linear_struct(x, values, bias, out)
+    return CompiledOp("linear_rows", struct, given, (x, values, bias, out))
 
 
 def norm_call(norm: Norm, x: Tensor, out: Tensor, rows: Given = ROWS) -> CompiledOp:
@@ -89,10 +106,11 @@ def norm_call(norm: Norm, x: Tensor, out: Tensor, rows: Given = ROWS) -> Compile
     return CompiledOp("rms_norm", plain, given, keeps)
 
 
-def rotate_call(x: Tensor, angles: Angles, out: Tensor, interleaved: bool = False) -> CompiledOp:
+def rotate_call(x: Tensor, turns: Turns, out: Tensor, interleaved: bool = False) -> CompiledOp:
     """x, out: [rows, heads, width], rows and heads apart. Angles of no pairs just copy."""
-    struct = rotate_struct(x, angles, out, late=False, interleaved=interleaved)
-    return CompiledOp("rotate_heads", struct, OF_ROWS, (x, *angles, out))
+    late = turns.late and x.dtype != torch.float32
+    struct = rotate_struct(x, turns.angles, out, late=late, interleaved=interleaved)
+    return CompiledOp("rotate_heads", struct, OF_ROWS, (x, *turns.angles, out))
 
 
 def spread_call(x: Tensor, out: Tensor) -> CompiledOp:
@@ -118,7 +136,7 @@ def add_call(x: Tensor, other: Tensor, out: Tensor) -> CompiledOp:
 
 
 def gather_call(
-    of: Tensor, index: Given, out: Tensor, factor: float = 1.0, rows: Given = ROWS
+    of: Tensor | PairPanels, index: Given, out: Tensor, factor: float = 1.0, rows: Given = ROWS
 ) -> CompiledOp:
     """of: [any, n]. out: [rows, n]: rows of it, times the factor."""
     none = torch.zeros(1, dtype=torch.int64)

@@ -43,10 +43,10 @@ def _mixture(mixture: Mixture, x: Tensor, scratch: Scratch) -> Made:
     logits, chosen = scratch.of("router", len(mixture.experts)), mixture.chosen
     yield from linear_ops(mixture.router, x, logits, scratch)
     routed = Routed(
-        shares=scratch.of("shares", chosen),
+        shares=scratch.of("shares", chosen, dtype=torch.float32),
         index=torch.zeros(scratch.rows, chosen, dtype=torch.int64),
         made=scratch.of("made", scratch.hidden),
-        parts=scratch.of("parts", chosen, scratch.hidden),
+        parts=scratch.of("parts", chosen, scratch.hidden, dtype=torch.float32),
         out=scratch.of("mixed", scratch.hidden),
     )
     yield choice_call(logits, routed.shares, routed.index, mixture.normalised)

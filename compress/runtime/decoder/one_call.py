@@ -26,6 +26,7 @@ from compress.runtime.sampling.head import rows_at_once
 from compress.runtime.sampling.sampling import Best
 from compress_kernels.cpu.library import native
 from compress_kernels.cpu.program import Program
+from compress_kernels.ops.pairs import compiled_pairs
 
 # Tokens of a step, at most: of 64 one call saves 10 % of tale-6m's time, of 256 less than 5.
 MOST = 256
@@ -112,20 +113,26 @@ class Lowered(NamedTuple):
     reason: str | None = None
 
 
+def runs_calls(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether compiled code computes all of a decoder in a dtype there: its products, too."""
+    if dtype == torch.bfloat16:
+        return compiled_pairs(device)
+    return dtype == torch.float32 and device.type == "cpu" and native().library is not None
+
+
 def in_one_call(decoder: Decoder, cache: KVCache, most: int) -> Lowered:
     """most: tokens of a step."""
-    here = decoder.device.type == "cpu" and native().library is not None
-    if decoder.dtype != torch.float32 or not here:
+    if not runs_calls(decoder.dtype, decoder.device):
         return Lowered(None)
     reason = why_not(decoder)
     if reason is not None:
         return Lowered(None, reason)
-    scratch = Scratch(min(most, MOST), decoder.spec.hidden)
-    tables = tuple(_table(rotation, decoder.spec.context) for rotation in decoder.rotations)
+    scratch = Scratch(min(most, MOST), decoder.spec.hidden, decoder.dtype)
+    tables = tuple(_table(rotation, decoder) for rotation in decoder.rotations)
     logits = decoder.head.weight.shape[0]
     rows = min(scratch.rows, rows_at_once(logits))
     given = StepMemory.of(rows, cache.groups, cache.block_size, decoder.spec.context or LONGEST)
-    chosen = Choices.of(rows, logits)
+    chosen = Choices.of(rows, logits, decoder.dtype)
     ops = tuple(decoder_ops(decoder, cache, tables, scratch))
     program = Program.of((*ops, *choice_ops(decoder, scratch, chosen)), BY_STEP)
     numbers = program.numbers({**given.values(), **dict.fromkeys(BY_STEP, 0)})
@@ -135,14 +142,17 @@ def in_one_call(decoder: Decoder, cache: KVCache, most: int) -> Lowered:
     return Lowered(called)
 
 
-def _table(rotation: Rotation, context: int | None) -> Angles | None:
-    """Cosine and sine of every position, fp32 [context, pairs] each; None where they depend on the
-    length of a text, or are too many."""
-    pairs = len(rotation.frequencies)
+def _table(rotation: Rotation, decoder: Decoder) -> Angles | None:
+    """Cosine and sine of every position as numbers of the dtype that the rotation happens in, fp32
+    [context, pairs] each; None where they depend on the length of a text, or are too many."""
+    pairs, context = len(rotation.frequencies), decoder.spec.context
     if rotation.rope.length is not None or context is None or context * pairs > TABLE:
         return None
     positions = torch.arange(context, device=rotation.frequencies.device)
-    return rotation.angles(positions, positions)
+    cos, sin = rotation.angles(positions, positions)
+    if decoder.how.rotate_late:
+        return cos, sin
+    return cos.to(decoder.dtype).float(), sin.to(decoder.dtype).float()
 
 
 def _values(batch: FlatBatch) -> Mapping[str, int]:

@@ -10,6 +10,7 @@ from torch import Tensor
 from compress.quant.tensor import InputQuantization
 from compress.runtime.decoder.attention import Angles, Attention
 from compress.runtime.decoder.calls import (
+    Turns,
     add_call,
     attend_call,
     gather_call,
@@ -67,12 +68,13 @@ def decoder_ops(
     sine of every position; where there are none, those of the step are in scratch.angles."""
     yield from _embedded(decoder, scratch)
     pairs = tuple(len(rotation.frequencies) for rotation in decoder.rotations)
-    angles = tuple(scratch.angles(number, count) for number, count in enumerate(pairs))
-    for table, both in zip(tables, angles, strict=True):
-        for of, out in () if table is None else zip(table, both, strict=True):
+    late = decoder.how.rotate_late
+    turns = tuple(Turns(scratch.angles(number, n), late) for number, n in enumerate(pairs))
+    for table, turn in zip(tables, turns, strict=True):
+        for of, out in () if table is None else zip(table, turn.angles, strict=True):
             yield gather_call(of, Given("positions"), out)
     for layer in decoder.layers:
-        yield from _layer(layer, cache, angles, scratch)
+        yield from _layer(layer, cache, turns, scratch)
     norm, rows = decoder.final_norm, Given("wanted rows")
     wanted = scratch.final if norm is None else scratch.of("wanted", scratch.hidden)
     yield gather_call(scratch.x, Given("wanted"), wanted, rows=rows)
@@ -93,27 +95,26 @@ def choice_ops(decoder: Decoder, scratch: Scratch, best: Choices) -> Ops:
 
 def _embedded(decoder: Decoder, scratch: Scratch) -> Ops:
     """As Decoder.embed, into scratch.x."""
-    scale = float(decoder.how.embedding_scale)
-    assert isinstance(decoder.embedding, FloatWeight), "it is in panels for bf16 alone"
-    yield gather_call(decoder.embedding.values, Given("ids"), scratch.x, scale)
+    x, embedding = scratch.x, decoder.embedding
+    scale = float(x.new_tensor(decoder.how.embedding_scale))
+    of = embedding.values if isinstance(embedding, FloatWeight) else embedding.panels
+    yield gather_call(of, Given("ids"), x, scale)
     if decoder.positions is not None and decoder.how.positions is not None:
         learned = scratch.of("learned", scratch.hidden)
         yield gather_call(
             decoder.positions[decoder.how.positions.offset :], Given("positions"), learned
         )
-        yield add_call(scratch.x, learned, scratch.x)
+        yield add_call(x, learned, x)
 
 
-def _layer(
-    layer: DecoderLayer, cache: KVCache, angles: tuple[Angles, ...], scratch: Scratch
-) -> Ops:
+def _layer(layer: DecoderLayer, cache: KVCache, turns: tuple[Turns, ...], scratch: Scratch) -> Ops:
     """As DecoderLayer; the residual is in scratch.x before and afterwards."""
     x, attention = scratch.x, layer.attention
     entering = yield from _through(layer.attention_in, x, scratch)
     if isinstance(attention, Attention):
-        seen = yield from _attention(attention, entering, cache, angles, scratch)
+        seen = yield from _attention(attention, entering, cache, turns, scratch)
     else:
-        seen = yield from _latents(attention, entering, cache, angles, scratch)
+        seen = yield from _latents(attention, entering, cache, turns, scratch)
     seen = yield from _through(layer.attention_out, seen, scratch, "seen, normed")
     if not layer.parallel:
         yield add_call(x, seen, x)
@@ -130,7 +131,7 @@ def _attention(
     attention: Attention,
     x: Tensor,
     cache: KVCache,
-    angles: tuple[Angles, ...],
+    turns: tuple[Turns, ...],
     scratch: Scratch,
 ) -> Made:
     """As Attention; x: [rows, hidden] -> the same shape."""
@@ -139,8 +140,8 @@ def _attention(
     q = yield from _normed("q", q, attention.q_norm, attention, scratch)
     k = yield from _normed("k", k, attention.k_norm, attention, scratch)
     # Not rotated they are copied, to lie without gaps.
-    none = (q[:, 0, :0],) * 2
-    both = none if turn is None else angles[turn]
+    none = Turns((q[:, 0, :0],) * 2, late=False)
+    both = none if turn is None else turns[turn]
     q = yield from _turned("q", q, both, scratch)
     k = yield from _turned("k", k, both, scratch)
     if how.qkv == "heads":
@@ -174,7 +175,7 @@ def _latents(
     attention: LatentAttention,
     x: Tensor,
     cache: KVCache,
-    angles: tuple[Angles, ...],
+    turns: tuple[Turns, ...],
     scratch: Scratch,
 ) -> Made:
     """As LatentAttention; x: [rows, hidden] -> the same shape."""
@@ -194,8 +195,8 @@ def _latents(
     ends = ((turned, asked), (both[:, None, how.rank :], latents))
     turn = attention.rotation
     for part, into in ends:
-        no_angles = (part[:, 0, :0],) * 2
-        found, mixed = (no_angles, False) if turn is None else (angles[turn], how.interleaved)
+        none = Turns((part[:, 0, :0],) * 2, late=False)
+        found, mixed = (none, False) if turn is None else (turns[turn], how.interleaved)
         yield rotate_call(part, found, into[..., how.rank :], mixed)
     if cache.dtype == torch.int8:
         asked = yield from _spread("asked", asked, scratch, how.rank)
@@ -238,10 +239,10 @@ def _normed(name: str, x: Tensor, norm: Norm | None, of: Attention, scratch: Scr
     return out
 
 
-def _turned(name: str, x: Tensor, angles: Angles, scratch: Scratch) -> Made:
+def _turned(name: str, x: Tensor, turns: Turns, scratch: Scratch) -> Made:
     """x, out: [rows, heads, width]."""
     out = scratch.of(f"{name}, turned", *x.shape[1:])
-    yield rotate_call(x, angles, out)
+    yield rotate_call(x, turns, out)
     return out
 
 

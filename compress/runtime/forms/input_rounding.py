@@ -54,7 +54,7 @@ def code_rounding(inputs: InputQuantization) -> CodeRounding | None:
 def rounded(x: Tensor, inputs: InputQuantization) -> Tensor:
     """x: [..., n] as `fake_quantize` rounds each of its tokens alone, to the bit."""
     rounding = code_rounding(inputs) if x.device.type == "cpu" else None
-    if rounding is None or x.dtype != torch.float32:
+    if rounding is None or x.dtype == torch.float16:
         return fake_quantize(x, inputs, alone=True)
     return through_codes(x.reshape(-1, x.shape[-1]), rounding).view(x.shape)
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from compress.quant.activations import fake_quantize
 from compress.quant.tensor import InputQuantization
 from compress.runtime.forms.form import Arithmetic, LinearWeight
+from compress.runtime.forms.input_rounding import rounded
 from compress_kernels.ops.pairs import compiled_pairs, pair_linear
 from compress_kernels.pairs import PairPanels, joined_pairs
 
@@ -36,7 +36,7 @@ class PairWeight:
         return self.panels.rows(index)
 
     def matmul(self, x: Tensor, inputs: InputQuantization | None, bias: Tensor | None) -> Tensor:
-        x = x if inputs is None else fake_quantize(x, inputs, alone=True)
+        x = x if inputs is None else rounded(x, inputs)
         return pair_linear(x, self.panels, bias)
 
     def joined(self, others: tuple[LinearWeight, ...]) -> "PairWeight | None":

@@ -48,7 +48,7 @@ def why_not_rotated(how: ForwardSpec, rope: Rope, options: Options) -> str | Non
     width = how.grouped(0).key_width
     if width % ROTARY_STEP or rope.dim % ROTARY_STEP:
         return f"{rope.dim} of {width} numbers of a head, not a multiple of {ROTARY_STEP}"
-    if how.rotate_late and options.dtype != "fp32":
+    if how.rotate_late and options.computed != "fp32":
         return "in fp32, and the rest is fp16"
     return None
 

@@ -51,7 +51,7 @@ class _Seen:
 def prove_folder(source: Weights, folder: Path, build: Build) -> Proof:
     """CheckpointError for anything that is wrong."""
     coded = bool(build.fused("MatMulNBits"))
-    asked = Asked(LIMITS[build.options.dtype], left=False, length=length_of(build))
+    asked = Asked(LIMITS[build.options.computed], left=False, length=length_of(build))
     if not (coded and build.options.accuracy_level):
         proof = prove(source, folder / MODEL, asked)
     else:

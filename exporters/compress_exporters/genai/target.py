@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from compress.formats.weights import Weights
+from compress_exporters import starting
 from compress_exporters.exporter import Exporter, Options, Progress, Proof, Written, require
 
 if TYPE_CHECKING:
@@ -37,6 +38,9 @@ class PlannedGenai:
         from compress_exporters.genai.proof import prove_folder
 
         return prove_folder(self.build.weights, folder, self.build)
+
+    def start(self, folder: Path) -> tuple[str, ...]:
+        return starting.genai(folder)
 
 
 def plan(source: Weights, options: Options) -> PlannedGenai:

@@ -4,8 +4,6 @@ Q4_0: a number is (u - 8) * d, u of 4 bits. Q4_1: u * d + m. Q8_0: q * d, q of 8
 low halves of a block's 16 bytes are its first 16 numbers, the high halves the others.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
@@ -13,35 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from compress.quant.ggml_kinds import BLOCK
 from compress.quant.tensor import QuantizedTensor, is_trivial
-
-BLOCK = 32
-
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """A type of tensor. number: GGMLQuantizationType. size: bytes of a block of `block` numbers.
-    file_type: LlamaFileType of a file that is mostly of it."""
-
-    name: str
-    number: int
-    block: int
-    size: int
-    file_type: int
-
-    def nbytes(self, numel: int) -> int:
-        return numel // self.block * self.size
-
-
-KINDS: Mapping[str, Kind] = MappingProxyType(
-    {
-        "F32": Kind("F32", 0, 1, 4, 0),
-        "F16": Kind("F16", 1, 1, 2, 1),
-        "Q4_0": Kind("Q4_0", 2, BLOCK, 18, 2),
-        "Q4_1": Kind("Q4_1", 3, BLOCK, 20, 3),
-        "Q8_0": Kind("Q8_0", 8, BLOCK, 34, 7),
-    }
-)
 
 
 def needs_codes(tensor: QuantizedTensor) -> bool:

@@ -15,6 +15,7 @@ from compress.formats.weights import Weights
 from compress_exporters.gguf.arches import NORMS, ROLES, Arch
 
 Order = Literal["as it is", "neighbours", "parts"]
+ENDS = ("token_embd.weight", "output.weight")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ def pieces(
 ) -> list[Piece]:
     """All tensors, in the order in which they stand in the file. factors: of rotations."""
     spec = source.spec
-    embedding = Piece("token_embd.weight", (spec.embedding,), spec.embedding_shape, matrix=True)
+    embedding = Piece(ENDS[0], (spec.embedding,), spec.embedding_shape, matrix=True)
     found = [embedding, *factors]
     if how.positions is not None:
         name = how.positions.tensor
@@ -73,7 +74,7 @@ def pieces(
         head = spec.embedding
     if head is not None:
         shape = spec.head_shape or spec.embedding_shape
-        found.append(Piece("output.weight", (head,), shape, matrix=True))
+        found.append(Piece(ENDS[1], (head,), shape, matrix=True))
     return found
 
 

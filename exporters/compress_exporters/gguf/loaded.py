@@ -15,7 +15,7 @@ import torch
 
 from compress.arch.text_config import config_at
 from compress.errors import CheckpointError
-from compress_exporters.gguf.blocks import KINDS
+from compress.quant.ggml_kinds import KINDS
 from compress_exporters.gguf.plan import GgufPlan
 from compress_exporters.packages import installed
 from compress_exporters.reference import Reference
@@ -149,10 +149,17 @@ def in_llamacpp(
         for prompt, x in zip(prompts, found["greedy"], strict=True)
     )
     same = all(reference.apart(prompt, x, 2 * error) is None for prompt, x in chosen)
-    rounds = any(KINDS[kind].block > 1 for kind in plan.kinds)
-    how = " (it rounds inputs of blocks to 8 bits)" if rounds else ""
+    how = _rounding(set(plan.kinds))
     line = f"llama.cpp: log-probabilities within {error:.2g}{how}, {_told(same)}"
     return LoaderResult(error, same, line)
+
+
+def _rounding(kinds: set[str]) -> str:
+    """What it does to inputs of products."""
+    if any(KINDS[kind].block > 1 for kind in kinds):
+        return " (it rounds inputs of blocks to 8 bits)"
+    halves = sorted(kinds & {"F16", "BF16"})
+    return f" (it rounds inputs of products to {' and '.join(halves)})" if halves else ""
 
 
 def ask_llamacpp(

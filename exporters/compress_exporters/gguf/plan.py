@@ -1,6 +1,6 @@
 """What a GGUF file of a checkpoint holds: every tensor with its kind, before a byte is written."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -8,30 +8,34 @@ import torch
 from torch import Tensor
 
 from compress.arch.forward.forward import ForwardSpec, describe_forward
-from compress.errors import CheckpointError
-from compress.formats.scales import ScaleRounding, change
+from compress.errors import CheckpointError, RecipeError
+from compress.formats.scales import ScaleRounding
 from compress.formats.weights import Weights
+from compress.quant.ggml_kinds import KINDS, Kind
 from compress.quant.tensor import QuantizedTensor
 from compress_exporters.decoded import decoded
 from compress_exporters.exporter import Options
 from compress_exporters.gguf.arches import Arch
-from compress_exporters.gguf.blocks import KINDS, kind_of, needs_codes, offsets, why_not_blocks
 from compress_exporters.gguf.fields import Fields
-from compress_exporters.gguf.layout import Piece, pieces
+from compress_exporters.gguf.imatrix import matched, read_imatrix
+from compress_exporters.gguf.layout import ENDS, Piece, pieces
 from compress_exporters.gguf.model import arch_of, check_model, settings
 from compress_exporters.gguf.rotations import rotations
 from compress_exporters.gguf.rounding import require_fp16
 from compress_exporters.gguf.tokenizer.tokenizer import model_name, vocabulary
-
-DENSE = {"fp32": "F32", "fp16": "F16"}
-_SHOWN = 3
+from compress_exporters.gguf.types.choice import TypeChooser, all_scales, changes, most
+from compress_exporters.gguf.types.mixtures import TypeMixture, mixture_of
+from compress_exporters.gguf.types.told import shown, told
 
 
 @dataclass(frozen=True, slots=True)
 class GgufPlan:
     """kinds: of each piece, a key of KINDS. fields: all keys of the file.
 
-    rounded: what fp16 does to scales, over all weights that are stored as codes.
+    rounded: what fp16 does to scales, over all weights that are stored as codes. fresh: names of
+    the pieces whose dense numbers are rounded into blocks here. exact: all others mean the very
+    numbers of the checkpoint. importance: of the columns of fresh ones that it is known of, fp32
+    [experts or 1, K]; it says what their errors weigh.
     """
 
     source: Weights
@@ -42,35 +46,9 @@ class GgufPlan:
     fields: Fields
     notes: tuple[str, ...]
     rounded: ScaleRounding
-
-    @property
-    def exact(self) -> bool:
-        """Whether the file means the very numbers of the checkpoint."""
-        return not self.rounded.changed and "F16" not in self.kinds
-
-
-@dataclass(slots=True)
-class _Gathered:
-    """What looking at the weights gathers. dense: reason -> weights that no block holds.
-
-    inputs: linears in blocks whose inputs the checkpoint rounds; lost: those that become dense.
-    """
-
-    rounded: ScaleRounding = field(default_factory=ScaleRounding)
-    dense: dict[str, list[str]] = field(default_factory=dict)
-    inputs: int = 0
-    lost: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class _Look:
-    """At one weight. kind: of its blocks, None where it is dense in the checkpoint, or no block
-    holds it, for that reason. inputs: whether the checkpoint rounds them."""
-
-    kind: str | None = None
-    reason: str | None = None
-    inputs: bool = False
-    rounded: ScaleRounding = field(default_factory=ScaleRounding)
+    fresh: frozenset[str]
+    exact: bool
+    importance: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 def make_plan(source: Weights, options: Options) -> GgufPlan:
@@ -85,23 +63,30 @@ def make_plan(source: Weights, options: Options) -> GgufPlan:
     words = vocabulary(source)
     laid = pieces(source, how, arch, turned.factors)
     _check_head(source, arch)
-    found = _Gathered()
-    kinds = [_kind(source, piece, DENSE[options.dtype], found) for piece in laid]
-    require_fp16(found.rounded, round_scales=options.round_scales)
+    chooser = _chooser(source, how, arch, laid, options)
+    choices = chooser.all(laid)
+    fresh = frozenset(x.piece.name for x in choices if x.fresh)
+    importance = _importance(options, laid, fresh)
+    scales = all_scales(choices)
+    require_fp16(scales, round_scales=options.round_scales)
     name = model_name(_called(source.checkpoint.path.absolute()), words)
-    fields = _general(name, arch, laid, kinds)
+    fields = _general(name, arch, KINDS[most(choices)], chooser.mixture)
     sizes = tuple(settings(spec, how, arch, options.max_context))
     fields += tuple((f"{arch.name}.{key}", value) for key, value in sizes + turned.fields)
-    notes += [*turned.notes, *words.notes, *_told(found, DENSE[options.dtype]), *_left(source)]
+    notes += [*turned.notes, *words.notes, *told(chooser, choices)]
+    notes += [*_weighed(chooser.mixture, importance, fresh), *_left(source)]
     return GgufPlan(
         source,
         how,
         arch,
         tuple(laid),
-        tuple(kinds),
+        tuple(x.kind for x in choices),
         fields + words.fields,
         tuple(notes),
-        found.rounded,
+        scales,
+        fresh,
+        exact=not scales.changed and not any(changes(source, x) for x in choices),
+        importance=importance,
     )
 
 
@@ -122,53 +107,27 @@ def dense(source: Weights, piece: Piece, name: str) -> Tensor:
     return (values + piece.added if piece.added else values).contiguous()
 
 
-def _kind(source: Weights, piece: Piece, plain: str, found: _Gathered) -> str:
-    if not piece.matrix:
-        return "F32"
-    looks = [_look(source, name) for name in piece.sources]
-    kinds, inputs = {x.kind for x in looks}, sum(x.inputs for x in looks)
-    reason = next((x.reason for x in looks if x.reason is not None), None)
-    if reason is None and len(kinds) > 1:
-        reason = "experts are stored in different ways"
-    if reason is not None:
-        found.dense.setdefault(reason, []).append(piece.name)
-        found.lost += inputs
-        return plain
-    found.inputs += inputs
-    for look in looks:
-        found.rounded = found.rounded.plus(look.rounded)
-    return kinds.pop() or plain
+def _chooser(
+    source: Weights, how: ForwardSpec, arch: Arch, laid: list[Piece], options: Options
+) -> TypeChooser:
+    """What decides of types. RecipeError for a mixture that there is not."""
+    apart = any(x.name == ENDS[1] and x.sources != (source.spec.embedding,) for x in laid)
+    mixture = None if options.type is None else mixture_of(options.type)
+    weighed = options.imatrix is not None or options.importance is not None
+    if weighed and mixture is None:
+        raise RecipeError("--imatrix and --text say what errors of --type weigh; give --type too")
+    return TypeChooser(source, how, arch.name, options, apart, mixture, weighed)
 
 
-def _look(source: Weights, name: str) -> _Look:
-    weight = source.outlined(name)
-    if weight is None:
-        return _Look()
-    if needs_codes(weight):
-        weight = source.quantized(name)
-        assert weight is not None
-    reason, inputs = why_not_blocks(weight), weight.scheme.activation is not None
-    if reason is not None:
-        return _Look(None, reason, inputs)
-    kind, seen = kind_of(weight), change(weight.scale, torch.float16)
-    if kind == "Q4_1":
-        seen = seen.plus(change(offsets(weight), torch.float16))
-    return _Look(kind, None, inputs, seen)
-
-
-def _general(name: str, arch: Arch, laid: list[Piece], kinds: list[str]) -> Fields:
-    sizes: dict[str, int] = {}
-    for piece, kind in zip(laid, kinds, strict=True):
-        if piece.matrix:
-            sizes[kind] = sizes.get(kind, 0) + piece.numel
-    most = KINDS[max(sizes, key=sizes.__getitem__)]
+def _general(name: str, arch: Arch, usual: Kind, mixture: TypeMixture | None) -> Fields:
+    file_type = usual.file_type if mixture is None else mixture.file_type
     fields: Fields = (
         ("general.architecture", arch.name),
         ("general.type", "model"),
         ("general.name", name),
-        ("general.file_type", most.file_type),
+        ("general.file_type", file_type),
     )
-    return (*fields, ("general.quantization_version", 2)) if most.block > 1 else fields
+    return (*fields, ("general.quantization_version", 2)) if usual.block > 1 else fields
 
 
 def _called(folder: Path) -> str:
@@ -190,24 +149,27 @@ def _check_head(source: Weights, arch: Arch) -> None:
         )
 
 
-def _told(found: _Gathered, plain: str) -> Iterator[str]:
-    for reason, names in found.dense.items():
-        shown = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
-        yield f"{len(names)} quantized weights become {plain}, as {reason}: {shown}"
-    if found.rounded.changed:
+def _importance(options: Options, laid: list[Piece], fresh: frozenset[str]) -> dict[str, Tensor]:
+    """Of the rounded pieces that something is known of: fp32 [experts or 1, K]."""
+    if options.imatrix is not None:
+        path = Path(options.imatrix)
+        return matched(laid, fresh, read_imatrix(path), path)
+    seen = options.importance or {}
+    those = (x for x in laid if x.name in fresh and all(name in seen for name in x.sources))
+    return {x.name: torch.stack([seen[name] for name in x.sources]) for x in those}
+
+
+def _weighed(
+    mixture: TypeMixture | None, importance: Mapping[str, Tensor], fresh: frozenset[str]
+) -> Iterator[str]:
+    """What the errors of columns weigh."""
+    if importance:
+        of_all = f"{len(importance)} of {len(fresh)} rounded tensors"
+        yield f"errors of {of_all} weigh what their columns multiply"
+    elif mixture is not None:
         yield (
-            f"{found.rounded.changed} of {found.rounded.total} scales and offsets are rounded to"
-            f" fp16, the largest change is {found.rounded.largest:.2g} of the value"
-        )
-    if found.inputs:
-        yield (
-            f"{found.inputs} linears have quantized inputs in the checkpoint; llama.cpp rounds"
-            " inputs its own way"
-        )
-    if found.lost:
-        yield (
-            f"{found.lost} linears that become {plain} have quantized inputs in the checkpoint;"
-            " in the file theirs are not quantized"
+            "errors of all columns weigh alike; --text FILE or --imatrix FILE weighs them by what"
+            " they multiply"
         )
 
 
@@ -215,7 +177,6 @@ def _left(source: Weights) -> Iterator[str]:
     spec = source.spec
     lost = [*spec.copied, *(name for block in spec.blocks for name in block.unrecognised)]
     if lost:
-        shown = ", ".join(lost[:_SHOWN]) + (", ..." if len(lost) > _SHOWN else "")
-        yield f"left out, as no part of the decoder, are {len(lost)} of the tensors: {shown}"
+        yield f"left out, as no part of the decoder, are {len(lost)} of the tensors: {shown(lost)}"
     if source.kv_cache is not None:
         yield "the scales of the key/value cache are left out"

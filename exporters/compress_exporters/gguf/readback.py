@@ -1,6 +1,6 @@
 """A written file, read by the package `gguf` and compared with the checkpoint number by number."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -8,18 +8,27 @@ import torch
 from torch import Tensor
 
 from compress.errors import CheckpointError
+from compress.quant.ggml_kinds import KINDS
 from compress.quant.tensor import QuantizedTensor
-from compress_exporters.gguf.blocks import KINDS
+from compress.report.units import counted
 from compress_exporters.gguf.data import numbers
 from compress_exporters.gguf.layout import Piece
 from compress_exporters.gguf.plan import GgufPlan, coded
+from compress_kernels import decode_blocks
 
 if TYPE_CHECKING:
     from gguf import GGUFReader
 
 # Of a code's worth: what rounding a scale, or a scale and an offset, can add up to, by bits.
 SLACK = 2.0**-10
-HALF, TINY = 2.0**-11, 2.0**-25  # fp16's: relative, and absolute below its normal numbers
+# What 16 bits change: relative, and absolute below normal numbers.
+HALF: Mapping[str, tuple[float, float]] = {
+    "F16": (2.0**-11, 2.0**-25),
+    "BF16": (2.0**-8, 2.0**-133),
+}
+# Of a tensor's norm that rounding into blocks may lose. Q2_K loses 0.3 of random numbers, and rows
+# of another tensor differ by 1.4.
+LARGEST_LOSS = 0.8
 
 
 def read_back(plan: GgufPlan, path: Path) -> tuple[str, ...]:
@@ -38,8 +47,17 @@ def read_back(plan: GgufPlan, path: Path) -> tuple[str, ...]:
         if (shape, int(tensor.tensor_type)) != (piece.shape, KINDS[kind].number):
             raise _wrong(f"{piece.name} is {tensor.tensor_type.name} {shape}")
         _compare(plan, piece, kind, tensor)
-    how = "bit for bit" if plan.exact else "up to the rounding to fp16"
-    return (f"gguf reads {len(names)} tensors back as they are in the checkpoint, {how}",)
+    to = "16 bits" if "BF16" in plan.kinds else "fp16"
+    how = "bit for bit" if plan.exact else f"up to the rounding to {to}"
+    kept = len(names) - len(plan.fresh)
+    lines: tuple[str, ...] = (
+        f"gguf reads {kept} tensors back as they are in the checkpoint, {how}",
+    )
+    if plan.fresh:
+        rounded = counted(len(plan.fresh), "tensor")
+        line = f"gguf reads {rounded} back that were rounded here; logits are held to those numbers"
+        lines += (line,)
+    return lines
 
 
 def _check_fields(plan: GgufPlan, reader: "GGUFReader") -> None:
@@ -63,6 +81,9 @@ def _compare(plan: GgufPlan, piece: Piece, kind: str, tensor: Any) -> None:
     """Rows of the file against those of the checkpoint, a part at a time."""
     start = 0
     data = tensor.data.reshape(-1, tensor.data.shape[-1])
+    if piece.name in plan.fresh:
+        _compare_rounded(plan, piece, kind, tensor)
+        return
     for want, slack in _wanted(plan, piece, kind):
         want = want.reshape(-1, piece.shape[-1])
         got = _decoded(data[start : start + len(want)], tensor.tensor_type)
@@ -73,6 +94,24 @@ def _compare(plan: GgufPlan, piece: Piece, kind: str, tensor: Any) -> None:
             raise _wrong(f"{int(away.sum())} numbers of {piece.name} are not the checkpoint's")
 
 
+def _compare_rounded(plan: GgufPlan, piece: Piece, kind: str, tensor: Any) -> None:
+    """Blocks as another reader decodes them against our own decoding, bit for bit, and against the
+    numbers that went in."""
+    start, whole, away = 0, 0.0, 0.0
+    data = tensor.data.reshape(-1, tensor.data.shape[-1])
+    for _, values in numbers(plan.source, piece):
+        want = values.reshape(-1, piece.shape[-1])
+        part = data[start : start + len(want)]
+        got = _decoded(part, tensor.tensor_type)
+        start += len(want)
+        if not torch.equal(got, decode_blocks(kind, torch.from_numpy(part.copy()))):
+            raise _wrong(f"{piece.name} is decoded to other numbers")
+        whole += float(want.square().sum(dtype=torch.float64))
+        away += float((got - want).square().sum(dtype=torch.float64))
+    if not away <= LARGEST_LOSS**2 * whole:
+        raise _wrong(f"{piece.name} is no rounding of the checkpoint's")
+
+
 def _wanted(plan: GgufPlan, piece: Piece, kind: str) -> Iterator[tuple[Tensor, Tensor | None]]:
     """fp32 numbers in the order of the file, and how far from them the file's may be; None for not
     at all."""
@@ -80,8 +119,12 @@ def _wanted(plan: GgufPlan, piece: Piece, kind: str) -> Iterator[tuple[Tensor, T
         for quantized in coded(plan.source, piece):
             yield _exact(plan, piece, quantized)
         return
-    for values in numbers(plan.source, piece):
-        yield values, values.abs() * HALF + TINY if kind == "F16" else None
+    for _, values in numbers(plan.source, piece):
+        if kind not in HALF:
+            yield values, None
+            continue
+        relative, least = HALF[kind]
+        yield values, values.abs() * relative + least
 
 
 def _exact(

@@ -4,8 +4,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from compress.formats.weights import Weights
+from compress.quant.ggml_kinds import KINDS
+from compress.report.units import counted
+from compress_exporters import starting
 from compress_exporters.exporter import Exporter, Options, Progress, Proof, Written, require
-from compress_exporters.gguf.blocks import KINDS
+from compress_exporters.gguf.in_file import InFile
 from compress_exporters.gguf.loaded import (
     LoaderResult,
     has_accelerate,
@@ -48,6 +51,10 @@ class PlannedGguf:
     def verify(self, folder: Path) -> Proof:
         return _compared(self.plan, folder / FILE)
 
+    def start(self, folder: Path) -> tuple[str, ...]:
+        chats = any(key == "tokenizer.chat_template" for key, _ in self.plan.fields)
+        return starting.llama(folder / FILE, chats=chats)
+
 
 def plan(source: Weights, options: Options) -> PlannedGguf:
     require(NAME, EXTRA, "gguf")
@@ -60,7 +67,9 @@ def _compared(plan: GgufPlan, path: Path) -> Proof:
     source, detail = plan.source, read_back(plan, path)
     if not fits(3 * 4 * parameters(source)):
         return Proof("form", None, (*detail, "too little memory is free to compare logits"))
-    reference, ids = Reference.load(source), _text(source, plan)
+    ids = _text(source, plan)
+    reference, moved = _reference(plan, path, ids)
+    detail += moved
     seen = []
     if (refused := why_not_in_transformers(plan)) is not None:
         detail += (refused,)
@@ -75,6 +84,22 @@ def _compared(plan: GgufPlan, path: Path) -> Proof:
     else:
         seen.append(in_llamacpp(plan, path, reference, ids))
     return _proof(detail + tuple(x.line for x in seen), seen)
+
+
+def _reference(plan: GgufPlan, path: Path, ids: list[int]) -> tuple[Reference, tuple[str, ...]]:
+    """Our decoder on what the file says; and a line on how far that is from the checkpoint, where
+    dense numbers were rounded into blocks."""
+    if not plan.fresh:
+        return Reference.load(plan.source), ()
+    was = Reference.load(plan.source).logits(ids).log_softmax(-1)
+    reference = Reference.of(InFile.of(plan, path))
+    becomes = reference.logits(ids).log_softmax(-1)
+    divergence = float((was.exp() * (was - becomes)).sum(-1).mean())
+    line = (
+        f"rounding into blocks moves log-probabilities of {counted(len(ids), 'random token')} by"
+        f" {float((was - becomes).abs().max()):.2g} at most, KL {divergence:.2g} nats a token"
+    )
+    return reference, (line,)
 
 
 def _text(source: Weights, plan: GgufPlan) -> list[int]:
@@ -97,4 +122,6 @@ GGUF = Exporter(
     name=NAME,
     summary="one file for llama.cpp, with codes as they are where its blocks hold them",
     plan=plan,
+    dtypes=("fp32", "fp16", "bf16"),
+    blocks=True,
 )

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, BinaryIO
 import numpy as np
 
 from compress.checkpoint import disk
+from compress.quant.ggml_kinds import KINDS
+from compress.report.units import counted, percent
 from compress_exporters.exporter import AGAIN, Progress
-from compress_exporters.gguf.blocks import KINDS
 from compress_exporters.gguf.data import Rounding, parts
 from compress_exporters.gguf.fields import Value
 from compress_exporters.gguf.plan import GgufPlan
@@ -34,7 +35,7 @@ def _write_pieces(plan: GgufPlan, path: Path, progress: Progress, rounding: Roun
         _pad(stream)
         for i, (piece, kind) in enumerate(zip(plan.pieces, plan.kinds, strict=True)):
             written = 0
-            for part in parts(plan.source, piece, kind, rounding):
+            for part in parts(plan, piece, kind, rounding):
                 stream.write(part.data)
                 written += part.nbytes
             assert written == KINDS[kind].nbytes(piece.numel), piece.name
@@ -44,7 +45,12 @@ def _write_pieces(plan: GgufPlan, path: Path, progress: Progress, rounding: Roun
 
 def _rounded(rounding: Rounding) -> Iterator[str]:
     if rounding.changed:
-        yield f"{rounding.changed} of {rounding.total} dense numbers are rounded to fp16"
+        to = " and ".join(sorted(rounding.halves))
+        yield f"{rounding.changed} of {rounding.total} dense numbers are rounded to {to}"
+    for kind, lost in rounding.blocks.items():
+        share = (lost.away / lost.whole) ** 0.5 if lost.whole else 0.0
+        tensors = counted(lost.tensors, "tensor")
+        yield f"rounding to {kind} lost {percent(share)} of the norm of {tensors}"
 
 
 def _write_head(plan: GgufPlan, path: Path) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from compress.formats.weights import Weights
+from compress_exporters import starting
 from compress_exporters.exporter import (
     Exporter,
     InPlace,
@@ -51,6 +52,9 @@ class PlannedOnnx:
         model = folder / (UNPROVED if self.build.options.in_place else MODEL)
         require_form(model)
         return prove(self.build.weights, model, Asked.of(self.build))
+
+    def start(self, folder: Path) -> tuple[str, ...]:
+        return starting.onnxruntime(folder / MODEL, self.build.session)
 
 
 def plan(source: Weights, options: Options) -> PlannedOnnx:

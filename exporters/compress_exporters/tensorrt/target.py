@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from compress.checkpoint import disk
 from compress.errors import CheckpointError
 from compress.formats.weights import Weights
+from compress_exporters import starting
 from compress_exporters.exporter import AGAIN, Exporter, Options, Progress, Proof, Written, require
 
 if TYPE_CHECKING:
@@ -62,6 +63,11 @@ class PlannedTensorrt:
         proof, how = _proved(source, model, asked)
         built = engine_proof.proved(source, folder, asked)
         return replace(proof, detail=(*told, *how, *built, *proof.detail))
+
+    def start(self, folder: Path) -> tuple[str, ...]:
+        from compress_exporters.tensorrt.build_notes import described
+
+        return starting.trtexec(described(self.build)["trtexec"], folder)
 
 
 def plan(source: Weights, options: Options) -> PlannedTensorrt:

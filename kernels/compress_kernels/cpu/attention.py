@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from compress_kernels.cpu.library import STATE_KINDS, address, native
+from compress_kernels.cpu.library import FLOAT_KINDS, STATE_KINDS, address, native
 from compress_kernels.paged import StoredStates, TokenPlaces
 
 
@@ -24,6 +24,7 @@ class AttentionStruct(ctypes.Structure):
         ("scale", ctypes.c_float),
         ("softcap", ctypes.c_float),
         ("kind", ctypes.c_int32),
+        ("outer_kind", ctypes.c_int32),
         ("threads", ctypes.c_int32),
     ]
 
@@ -40,13 +41,13 @@ def paged_attention(
     """As attention.paged_attention, arguments checked."""
     library = native().library
     assert library is not None, "the op falls back to tiles"
-    wide, table = q.float().contiguous(), places.table.contiguous()
+    q, table = q.contiguous(), places.table.contiguous()
     sequence, positions = places.sequence.contiguous(), places.positions.contiguous()
-    out = wide.new_empty(*q.shape[:2], stored.values.shape[3])
+    out = q.new_empty(*q.shape[:2], stored.values.shape[3])
     settings = AttentionSettings(scale, window, softcap)
-    task = attention_struct(wide, stored, TokenPlaces(table, sequence, positions), settings, out)
+    task = attention_struct(q, stored, TokenPlaces(table, sequence, positions), settings, out)
     library.paged_attention(ctypes.byref(task))
-    return out.to(q.dtype)
+    return out
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +62,8 @@ class AttentionSettings:
 def attention_struct(
     q: Tensor, stored: StoredStates, places: TokenPlaces, settings: AttentionSettings, out: Tensor
 ) -> AttentionStruct:
-    """What the C function is given: addresses of tensors that must outlive it. q, out: fp32 [rows,
-    heads, *]; they and places without gaps."""
+    """What the C function is given: addresses of tensors that must outlive it. q, out: floats
+    [rows, heads, *] of one dtype; they and places without gaps."""
     return AttentionStruct(
         q=q.data_ptr(),
         keys=stored.keys.data_ptr(),
@@ -85,5 +86,6 @@ def attention_struct(
         scale=settings.scale,
         softcap=settings.softcap or 0.0,
         kind=STATE_KINDS[stored.keys.dtype],
+        outer_kind=FLOAT_KINDS[q.dtype],
         threads=torch.get_num_threads(),
     )

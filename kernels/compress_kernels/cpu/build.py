@@ -32,6 +32,9 @@ FLAGS = (
     "-fno-signed-zeros",
     "-w",
 )
+# Files whose results are the same bits at every level: no sum of a product is fused.
+EXACT = frozenset({"super_blocks.cpp", "settle.cpp"})
+UNFUSED = "-ffp-contract=off"
 COMPILERS = ("g++", "c++", "clang++")
 TIMEOUT = 600  # seconds; the longest file takes about 10 of a processor, all of them about 35
 
@@ -62,7 +65,7 @@ def library_path() -> Path:
 
 def packaged_path() -> Path:
     """Where a wheel of these very sources has the library of all levels, if it has one."""
-    flags = (*FLAGS, *(flag for level in levels() for flag in level.flags))
+    flags = (*FLAGS, *sorted(EXACT), *(flag for level in levels() for flag in level.flags))
     return PACKAGED / f"kernels-{_digest(flags)}.so"
 
 
@@ -81,7 +84,8 @@ def compile_objects(compiler: str, sources: Sequence[Path], flags: Sequence[str]
     are cores. Raises BuildError."""
 
     def one(source: Path) -> None:
-        called = (compiler, *FLAGS, *flags, f"-I{SOURCES}", "-c", str(source))
+        unfused = (UNFUSED,) if source.name in EXACT else ()
+        called = (compiler, *FLAGS, *flags, *unfused, f"-I{SOURCES}", "-c", str(source))
         run((*called, "-o", str(to / f"{source.stem}.o")))
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -115,7 +119,7 @@ def _fingerprint(compiler: str, level: Level) -> str:
     # What -march=native depends on, where the compiler decides.
     here = (platform.machine(), *(sorted(features()) if level is NATIVE else ()))
     made_by = (compiler, _version(compiler), *platform.libc_ver())
-    return _digest((*made_by, *FLAGS, *level.flags, *here))
+    return _digest((*made_by, *FLAGS, *sorted(EXACT), *level.flags, *here))
 
 
 def _version(compiler: str) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from compress_kernels.cpu.library import native
+from compress_kernels.cpu.library import FLOAT_KINDS, native
 from compress_kernels.cpu.program import CompiledOp, Given, Program, ProgramStruct
 
 # What an expert's program is given, in this order: how many rows, threads, int64 numbers of rows.
@@ -21,7 +21,7 @@ class ChoiceStruct(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("logits", "index", "shares")),
         *((name, ctypes.c_int64) for name in ("rows", "experts", "chosen")),
-        ("normalised", ctypes.c_int32),
+        *((name, ctypes.c_int32) for name in ("normalised", "kind")),
     ]
 
 
@@ -34,7 +34,7 @@ class ExpertsStruct(ctypes.Structure):
             for name in ("programs", "index", "shares", "made", "parts", "out")
         ),
         *((name, ctypes.c_int64) for name in ("rows", "experts", "chosen", "width")),
-        ("threads", ctypes.c_int32),
+        *((name, ctypes.c_int32) for name in ("threads", "kind")),
     ]
 
 
@@ -43,7 +43,7 @@ def choose_experts(logits: Tensor, chosen: int, normalised: bool) -> tuple[Tenso
     library = native().library
     assert library is not None, "the op falls back to the reference"
     logits = logits.contiguous()
-    shares = logits.new_empty(len(logits), chosen)
+    shares = logits.new_empty(len(logits), chosen, dtype=torch.float32)
     index = shares.new_empty(shares.shape, dtype=torch.int64)
     struct = choice_struct(logits, shares, index, normalised)
     library.choose_experts(ctypes.byref(struct))
@@ -51,19 +51,21 @@ def choose_experts(logits: Tensor, chosen: int, normalised: bool) -> tuple[Tenso
 
 
 def choice_struct(logits: Tensor, shares: Tensor, index: Tensor, normalised: bool) -> ChoiceStruct:
-    """What the C function is given: addresses of tensors that must outlive it, none with gaps."""
+    """What the C function is given: addresses of tensors that must outlive it, none with gaps.
+    logits: floats."""
     return ChoiceStruct(
         logits.data_ptr(), index.data_ptr(), shares.data_ptr(),
-        *logits.shape, shares.shape[1], normalised,
+        *logits.shape, shares.shape[1], normalised, FLOAT_KINDS[logits.dtype],
     )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Routed:
-    """Memory of a mixture, fp32 but for index, without gaps.
+    """Memory of a mixture, without gaps.
 
-    shares, index: [rows, chosen]. made: [rows, width], where each expert's program leaves what it
-    makes of its rows. parts: [rows, chosen, width]. out: [rows, width].
+    shares, index: fp32 and int64 [rows, chosen]. made: floats [rows, width], where each expert's
+    program leaves what it makes of its rows. parts: fp32 [rows, chosen, width]. out: [rows, width],
+    of made's dtype.
     """
 
     shares: Tensor
@@ -82,7 +84,7 @@ def experts_op(programs: Sequence[Program], routed: Routed) -> CompiledOp:
         ctypes.addressof(each),
         routed.index.data_ptr(), routed.shares.data_ptr(), routed.made.data_ptr(),
         routed.parts.data_ptr(), routed.out.data_ptr(),
-        rows, len(programs), chosen, width, torch.get_num_threads(),
+        rows, len(programs), chosen, width, torch.get_num_threads(), FLOAT_KINDS[routed.made.dtype],
     )  # fmt: skip
     given = {"rows": Given("rows"), "threads": Given("threads")}
     return CompiledOp("run_experts", struct, given, (routed, each, *programs))

@@ -77,7 +77,8 @@ def native() -> Native:
     products = ("linear_rows", "pair_rows", "packed_dots", "packed_rows")
     rows = ("rms_norm", "layer_norm", "rotate_heads", "gate_rows", "spread_heads", "through_codes")
     choices = ("choose_experts", "highest_of_rows")
-    for name in ("paged_attention", "store_states", *products, *rows, *choices):
+    blocks = ("round_blocks", "decode_blocks", "settle_blocks")
+    for name in ("paged_attention", "store_states", *products, *rows, *choices, *blocks):
         function = getattr(library, name)
         function.argtypes, function.restype = [pointer], None
     library.run_program.argtypes, library.run_program.restype = [pointer, pointer], None

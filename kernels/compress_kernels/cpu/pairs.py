@@ -31,11 +31,19 @@ def pair_linear(x: Tensor, weight: PairPanels | Tensor, bias: Tensor | None, out
     assert library is not None, "the ops fall back to torch where nothing was compiled"
     x = x if x.stride(1) == 1 else x.contiguous()
     bias = None if bias is None else bias.contiguous()
-    values = weight.values if isinstance(weight, PairPanels) else weight.contiguous()
+    weight = weight if isinstance(weight, PairPanels) else weight.contiguous()
+    library.pair_rows(ctypes.byref(pair_struct(x, weight, bias, out)))
+
+
+def pair_struct(
+    x: Tensor, weight: PairPanels | Tensor, bias: Tensor | None, out: Tensor
+) -> PairStruct:
+    """What the C function is given: addresses of tensors that must outlive it. Numbers of a row lie
+    side by side, weight and bias without gaps."""
+    values = weight.values if isinstance(weight, PairPanels) else weight
     outputs, columns = weight.shape
-    struct = PairStruct(
+    return PairStruct(
         x.data_ptr(), values.data_ptr(), address(bias), out.data_ptr(),
         x.shape[0], columns, outputs, x.stride(0), out.stride(0),
         int(isinstance(weight, PairPanels)), torch.get_num_threads(),
     )  # fmt: skip
-    library.pair_rows(ctypes.byref(struct))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from compress_kernels.cpu.library import FLOAT_KINDS, address, native
+from compress_kernels.pairs import PairPanels
 
 # As `kFunctions` in csrc/rows/gates.cpp.
 FUNCTIONS = (
@@ -84,7 +85,7 @@ class Gather(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("from", "index", "out")),
         *((name, ctypes.c_int64) for name in ("rows", "width")),
         ("factor", ctypes.c_float),
-        ("kind", ctypes.c_int32),
+        *((name, ctypes.c_int32) for name in ("kind", "out_kind", "panels")),
     ]
 
 
@@ -94,6 +95,7 @@ class Add(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("x", "other", "out")),
         *((name, ctypes.c_int64) for name in ("rows", "width")),
+        ("kind", ctypes.c_int32),
     ]
 
 
@@ -103,6 +105,7 @@ class Highest(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("x", "index", "highest")),
         *((name, ctypes.c_int64) for name in ("rows", "width")),
+        ("kind", ctypes.c_int32),
     ]
 
 
@@ -160,7 +163,7 @@ def spread(x: Tensor) -> Tensor:
 
 def highest(x: Tensor) -> tuple[Tensor, Tensor]:
     """As rows.highest."""
-    x, values = x.contiguous(), x.new_empty(len(x))
+    x, values = x.contiguous(), x.new_empty(len(x), dtype=torch.float32)
     index = values.new_empty(len(x), dtype=torch.int64)
     _library().highest_of_rows(ctypes.byref(highest_struct(x, index, values)))
     return index, values
@@ -221,22 +224,27 @@ def spread_struct(x: Tensor, out: Tensor) -> Spread:
     return Spread(_where(x), _where(out), *x.shape, dim & -dim, FLOAT_KINDS[x.dtype])
 
 
-def gather_struct(of: Tensor, index: Tensor, out: Tensor, factor: float) -> Gather:
-    """of: [any, n]; index: int64 [rows]; out: fp32 [rows, n]; all without gaps. Rows of `of`, times
-    the factor."""
+def gather_struct(of: Tensor | PairPanels, index: Tensor, out: Tensor, factor: float) -> Gather:
+    """of: [any, n]; index: int64 [rows]; out: [rows, n], fp32 or of the dtype of `of`, which it is
+    where that lies in panels; all without gaps. Rows of `of`, times the factor."""
+    paired = isinstance(of, PairPanels)
+    values = of.values if isinstance(of, PairPanels) else of
     return Gather(
-        of.data_ptr(), index.data_ptr(), out.data_ptr(), *out.shape, factor, FLOAT_KINDS[of.dtype]
-    )
+        values.data_ptr(), index.data_ptr(), out.data_ptr(), *out.shape, factor,
+        FLOAT_KINDS[values.dtype], FLOAT_KINDS[out.dtype], paired,
+    )  # fmt: skip
 
 
 def add_struct(x: Tensor, other: Tensor, out: Tensor) -> Add:
-    """All fp32 [rows, n] without gaps; out may be x."""
-    return Add(x.data_ptr(), other.data_ptr(), out.data_ptr(), *x.shape)
+    """All floats [rows, n] of one dtype without gaps; out may be x."""
+    return Add(x.data_ptr(), other.data_ptr(), out.data_ptr(), *x.shape, FLOAT_KINDS[x.dtype])
 
 
 def highest_struct(x: Tensor, index: Tensor, values: Tensor) -> Highest:
-    """x: fp32 [rows, n]; index: int64 [rows]; values: fp32 [rows]; all without gaps."""
-    return Highest(x.data_ptr(), index.data_ptr(), values.data_ptr(), *x.shape)
+    """x: floats [rows, n]; index: int64 [rows]; values: fp32 [rows]; all without gaps."""
+    return Highest(
+        x.data_ptr(), index.data_ptr(), values.data_ptr(), *x.shape, FLOAT_KINDS[x.dtype]
+    )
 
 
 def _library() -> ctypes.CDLL:

@@ -6,7 +6,7 @@ import ctypes
 import torch
 from torch import Tensor
 
-from compress_kernels.cpu.library import native
+from compress_kernels.cpu.library import FLOAT_KINDS, native
 from compress_kernels.rounding import CodeRounding
 
 
@@ -17,7 +17,7 @@ class ThroughCodes(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("x", "out")),
         *((name, ctypes.c_int64) for name in ("rows", "width", "stride", "out_stride", "group")),
         *((name, ctypes.c_float) for name in ("largest", "scale")),
-        *((name, ctypes.c_int32) for name in ("floats", "fixed", "threads")),
+        *((name, ctypes.c_int32) for name in ("floats", "fixed", "threads", "kind")),
     ]
 
 
@@ -32,12 +32,13 @@ def through_codes(x: Tensor, rounding: CodeRounding) -> Tensor:
 
 
 def through_struct(x: Tensor, out: Tensor, rounding: CodeRounding) -> ThroughCodes:
-    """What the C function is given: addresses of tensors that must outlive it. x, out: fp32 [rows,
-    n], rows apart; out may be x."""
+    """What the C function is given: addresses of tensors that must outlive it. x, out: fp32 or bf16
+    [rows, n], rows apart; out may be x."""
     fixed = rounding.scale is not None
+    scale = float(torch.tensor(rounding.scale if fixed else 1.0).to(x.dtype))
     return ThroughCodes(
         x.data_ptr(), out.data_ptr(),
         *x.shape, x.stride(0), out.stride(0), rounding.group or max(1, x.shape[1]),
-        rounding.largest, rounding.scale if fixed else 1.0,
-        rounding.codes == "e4m3", fixed, torch.get_num_threads(),
+        rounding.largest, scale,
+        rounding.codes == "e4m3", fixed, torch.get_num_threads(), FLOAT_KINDS[x.dtype],
     )  # fmt: skip

@@ -107,6 +107,15 @@ inline float largest_of(const float* x, int64_t count) {
   return found;
 }
 
+inline float largest_of(const BFloat16* x, int64_t count) {
+  uint32_t top = 0;
+  for (int64_t i = 0; i < count; ++i) top = std::max<uint32_t>(top, x[i].bits & 0x7fff);
+  top <<= 16;
+  float found;
+  std::memcpy(&found, &top, sizeof found);
+  return found;
+}
+
 // The nearest number of a dtype, ties to even, as fp32. NaN stays NaN.
 inline Vec nearest_of(Vec x, const float*) { return x; }
 

@@ -10,6 +10,7 @@ from compress_kernels.cpu.library import native
 from compress_kernels.ops.checks import wrong
 from compress_kernels.reference import rows as reference_rows
 
+FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 Function = Literal[
     "silu", "gelu_tanh", "gelu", "quick_gelu", "relu", "relu2", "sigmoid", "tanh", "linear"
 ]
@@ -81,12 +82,12 @@ def gate(gate: Tensor, up: Tensor, function: Function) -> Tensor:
 
 def highest(x: Tensor) -> tuple[Tensor, Tensor]:
     """Where the highest number of each row lies, int64 [rows], of equals the first, and that
-    number, fp32 [rows], which is not a number where one of the row is none. x: fp32 [rows, n].
+    number, fp32 [rows], which is not a number where one of the row is none. x: floats [rows, n].
 
     Raises ValueError on another shape or dtype.
     """
-    if x.dim() != 2 or not x.shape[1] or x.dtype != torch.float32:
-        raise wrong("x", x, "torch.float32 [rows, 1 or more]")
+    if x.dim() != 2 or not x.shape[1] or x.dtype not in FLOATS:
+        raise wrong("x", x, "floats [rows, 1 or more]")
     return cpu_rows.highest(x) if _compiled(x) else reference_rows.highest(x)
 
 

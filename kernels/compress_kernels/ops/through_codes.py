@@ -11,15 +11,16 @@ from compress_kernels.rounding import CodeRounding
 
 
 def through_codes(x: Tensor, rounding: CodeRounding) -> Tensor:
-    """x: fp32 [rows, n] -> the nearest codes times their scales, the same shape.
+    """x: fp32 or bf16 [rows, n] -> the nearest codes times their scales, the same shape and dtype.
 
-    A scale is max |x| / largest of its group, fp32's epsilon where that is 0; codes are x / scale,
-    cut off at the largest ones and rounded, ties to even. NaN or infinity makes its group NaN; with
+    A scale is max |x| / largest of its group, the dtype's epsilon where that is 0; codes are
+    x / scale, cut off at the largest ones and rounded, ties to even; in bf16 scale, quotient and
+    product are rounded to it, each by itself. NaN or infinity makes its group NaN; with
     a scale that is given NaN stays, and infinity becomes the largest code.
     Raises ValueError on another shape or dtype.
     """
-    if x.dim() != 2 or x.dtype != torch.float32:
-        raise wrong("x", x, "torch.float32 [rows, n]")
+    if x.dim() != 2 or x.dtype not in (torch.float32, torch.bfloat16):
+        raise wrong("x", x, "torch.float32 or torch.bfloat16 [rows, n]")
     compiled = x.device.type == "cpu" and native().library is not None and x.numel() > 0
     run = cpu_through_codes.through_codes if compiled else reference.through_codes
     return run(x, rounding)

@@ -97,7 +97,7 @@ def gate(gate: Tensor, up: Tensor, function: str) -> Tensor:
 def highest(x: Tensor) -> tuple[Tensor, Tensor]:
     """As rows.highest."""
     index = x.argmax(dim=-1)
-    return index, x.gather(-1, index[:, None])[:, 0]
+    return index, x.gather(-1, index[:, None])[:, 0].float()
 
 
 def spread(x: Tensor) -> Tensor:

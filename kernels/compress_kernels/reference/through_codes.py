@@ -14,18 +14,18 @@ def through_codes(x: Tensor, rounding: CodeRounding) -> Tensor:
     if x.numel() == 0:
         return x.clone()
     if rounding.scale is not None:
-        return _rounded(x, torch.tensor(rounding.scale, device=x.device), rounding)
+        return _rounded(x, torch.tensor(rounding.scale, dtype=x.dtype, device=x.device), rounding)
     rows, columns = x.shape
     group = rounding.group or columns
     groups = pad(x, (0, -columns % group)).view(rows, -1, group)
     scale = groups.abs().amax(-1, keepdim=True) / rounding.largest
-    scale = torch.where(scale == 0, torch.finfo(torch.float32).eps, scale)
+    scale = torch.where(scale == 0, torch.finfo(x.dtype).eps, scale)
     return _rounded(groups, scale, rounding).flatten(1)[:, :columns]
 
 
 def _rounded(x: Tensor, scale: Tensor, rounding: CodeRounding) -> Tensor:
     if rounding.codes == "e4m3":
-        codes = (x / scale).clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn).float()
+        codes = (x / scale).clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn).to(x.dtype)
     else:
         low, high = -(rounding.largest + 0.5), rounding.largest - 0.5
         codes = (x / scale).clamp(low, high).round()

@@ -27,6 +27,7 @@ from helpers.exporters.exports import ASYM, SYM
 from helpers.exporters.gguf_files import coded, planned, source, tiny, written
 from helpers.exporters.tensorrt_graphs import with_outliers
 
+EXACT = Options("fp32")
 HOW: dict[str, dict[str, Any]] = {"smollm3": {"no_rope_layers": [1, 1]}, "gemma2": {"tied": True}}
 
 
@@ -194,7 +195,7 @@ def test_quantized_inputs_of_what_becomes_dense_are_told(case: str, tmp_path: Pa
     else:
         original = tiny_models.make("llama", tmp_path / "original")
         checkpoint = source(with_outliers(original, tmp_path / "coded"))
-    first, last = planned(checkpoint).notes
+    first, _, last = planned(checkpoint).notes
     assert first.startswith("14 quantized weights become F32, as ")
     assert last == (
         "14 linears that become F32 have quantized inputs in the checkpoint; in the file theirs are"
@@ -282,7 +283,7 @@ def test_a_spoiled_file_is_found(spoil: Any, plain: Any, tmp_path: Path) -> None
 def test_without_the_package(plain: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exporter, "installed", lambda name: False)
     with pytest.raises(DependencyError) as problem:
-        GGUF.plan(plain, Options())
+        GGUF.plan(plain, EXACT)
     assert str(problem.value) == (
         'gguf needs gguf; install it with `pip install "compress-model[gguf]"`'
     )
@@ -292,9 +293,9 @@ def test_a_proof_says_what_was_not_asked(
     plain: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(target, "has_llamacpp", lambda: False)
-    GGUF.plan(plain, Options()).write(tmp_path, lambda *_: None)
+    GGUF.plan(plain, EXACT).write(tmp_path, lambda *_: None)
     monkeypatch.setattr(target, "fits", lambda needed: False)
-    proof = GGUF.plan(plain, Options()).verify(tmp_path)
+    proof = GGUF.plan(plain, EXACT).verify(tmp_path)
     assert (proof.level, proof.max_logit_error) == ("form", None)
     assert proof.detail[-1] == "too little memory is free to compare logits"
 
@@ -302,8 +303,8 @@ def test_a_proof_says_what_was_not_asked(
 def test_a_file_that_only_gguf_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(target, "has_llamacpp", lambda: False)
     checkpoint = tiny(tmp_path / "model", "mixtral")
-    GGUF.plan(checkpoint, Options()).write(tmp_path, lambda *_: None)
-    proof = GGUF.plan(checkpoint, Options()).verify(tmp_path)
+    GGUF.plan(checkpoint, EXACT).write(tmp_path, lambda *_: None)
+    proof = GGUF.plan(checkpoint, EXACT).verify(tmp_path)
     assert proof.level == "form"
     assert proof.detail[1:] == (
         "transformers reads no GGUF files of mixtral",
@@ -318,8 +319,8 @@ def test_a_class_that_takes_fewer_shapes_is_told(
     monkeypatch.setattr(target, "has_llamacpp", lambda: False)
     heads = {"num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": 16}
     checkpoint = tiny(tmp_path / "model", "mistral", **heads)
-    GGUF.plan(checkpoint, Options()).write(tmp_path, lambda *_: None)
-    proof = GGUF.plan(checkpoint, Options()).verify(tmp_path)
+    GGUF.plan(checkpoint, EXACT).write(tmp_path, lambda *_: None)
+    proof = GGUF.plan(checkpoint, EXACT).verify(tmp_path)
     said = [x for x in proof.detail if x.startswith("transformers reads the file as llama: ")]
     assert len(said) == 1
     assert "not a multiple" in said[0]
@@ -330,8 +331,8 @@ def test_transformers_needs_accelerate(
 ) -> None:
     monkeypatch.setattr(target, "has_llamacpp", lambda: False)
     monkeypatch.setattr(target, "has_accelerate", lambda: False)
-    GGUF.plan(plain, Options()).write(tmp_path, lambda *_: None)
-    proof = GGUF.plan(plain, Options()).verify(tmp_path)
+    GGUF.plan(plain, EXACT).write(tmp_path, lambda *_: None)
+    proof = GGUF.plan(plain, EXACT).verify(tmp_path)
     assert proof.level == "form"
     assert "transformers was not asked; it reads GGUF files where accelerate is installed" in (
         proof.detail
@@ -360,7 +361,7 @@ def test_a_process_that_does_not_answer_is_one_line(tmp_path: Path) -> None:
 
 def test_a_disk_that_refuses_is_one_line(plain: Any, tmp_path: Path) -> None:
     with pytest.raises(OutputError) as problem:
-        GGUF.plan(plain, Options()).write(tmp_path / "gone", lambda *_: None)
+        GGUF.plan(plain, EXACT).write(tmp_path / "gone", lambda *_: None)
     assert str(problem.value) == (
         f"cannot write {tmp_path / 'gone' / FILE}: No such file or directory; look after the disk,"
         " then export again"
@@ -383,4 +384,8 @@ def test_from_the_command_line(
     assert "  proved   logits" in told.out
     assert "transformers: logits within" in told.out
     assert {path.name for path in out.iterdir()} == {FILE, "README.md", "report"}
+    assert f"\nStart it\n  llama-completion -m {out}/{FILE} -p 'Once upon a time'" in told.out
+    assert f"\n\n  llama-cli -m {out}/{FILE}\n\n  llama-server -m {out}/{FILE}\n\n" in told.out
+    card = (out / "README.md").read_text()
+    assert f"\n```\nllama-server -m FOLDER/{FILE}\n```\n" in card
     assert "Converting" not in told.err

@@ -32,8 +32,8 @@ def lines(plan: Plan) -> tuple[str, ...]:
 
 def test_a_line_for_each_runtime_that_takes_it(plan: Plan) -> None:
     first, server = "pip install compressed-tensors", "vllm serve '/my out'"
-    assert lines(with_verdicts(plan, "yes", "yes")) == (first, *PYTHON, server)
-    assert lines(with_verdicts(plan, "yes", "expected")) == (first, *PYTHON)
+    assert lines(with_verdicts(plan, "yes", "yes")) == (first, "", *PYTHON, "", server)
+    assert lines(with_verdicts(plan, "yes", "expected")) == (first, "", *PYTHON)
     assert lines(with_verdicts(plan, "no", "yes")) == (server,)
     assert lines(with_verdicts(plan, "no", "no")) == ()
     assert why_not_opened(plan.format, with_verdicts(plan, "yes", "no").runtimes, "") is None
@@ -69,7 +69,7 @@ FLOAT_INPUTS = {"bits": 4, "group_size": 32, "activation": {"type": "float"}}
 )
 def test_the_option_that_transformers_needs_is_in_the_line(tiny, stage, option: str) -> None:
     plan = make_plan(recipe(stage), tiny("llama"))
-    first, imports, call, *_ = lines(plan)
+    first, _, imports, call, *_ = lines(plan)
     assert first == "pip install compressed-tensors"
     assert call == f'model = AutoModelForCausalLM.from_pretrained("/my out", {option})'
     assert ("CompressedTensorsConfig" in imports) == (option == DEQUANTIZE)
@@ -81,7 +81,9 @@ def test_vllm_is_told_the_dtype_of_the_scales(tiny, fmt: str) -> None:
     plan = make_plan(recipe(RTN, output={"format": fmt}), tiny("llama"))
     assert lines(with_verdicts(plan, "yes", "yes")) == (
         "pip install gptqmodel optimum",
+        "",
         *PYTHON,
+        "",
         "vllm serve '/my out' --dtype half",
     )
 

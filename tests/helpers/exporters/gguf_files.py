@@ -32,7 +32,8 @@ def coded(
 
 
 def planned(checkpoint: Weights, **options: Any) -> GgufPlan:
-    return make_plan(checkpoint, Options(**options))
+    """Without a word all dense numbers in fp32, so that none is rounded."""
+    return make_plan(checkpoint, Options(**{"dtype": "fp32", **options}))
 
 
 def written(checkpoint: Weights, folder: Path, **options: Any) -> tuple[GgufPlan, Path]:

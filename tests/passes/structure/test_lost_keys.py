@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from compress.blocks.author import Author
 from compress.checkpoint import Checkpoint
 from compress.formats import open_weights
 from compress.passes.calibration_tokens import built
@@ -26,7 +27,8 @@ def rows(asked: Recipe, source: Path) -> Tensor:
     """The calibration's tokens, [rows, length]."""
     assert asked.calibration is not None
     weights = open_weights(Checkpoint.open(source))
-    tokens = built(asked.calibration, weights, lambda: pytest.fail("it writes no text"))
+    author = Author(weights, lambda: pytest.fail("it writes no text"))
+    tokens = built(asked.calibration, author)
     assert tokens.mask is None
     return tokens.ids
 

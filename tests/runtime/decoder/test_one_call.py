@@ -21,6 +21,7 @@ from compress.runtime.decoder.mlp import Mixture
 from compress.runtime.decoder.one_call import MOST, OneCallDecoder, in_one_call
 from compress.runtime.forms.form import Arithmetic
 from compress_kernels.cpu.library import native
+from compress_kernels.ops.pairs import compiled_pairs
 from compress_kernels.panels import Math
 from helpers import compressed_models, tiny_models
 from helpers.engine.flat_runs import Chunk, Runs, load
@@ -35,13 +36,16 @@ WINDOWED: dict[str, dict[str, Any]] = {
 FAMILIES = sorted({*tiny_models.TABLED, "deepseek_v3", "ministral"})
 # Texts of a step: the number of each, its tokens, where they begin, the tokens of its prompt.
 Step = Sequence[Chunk]
+_bf16 = pytest.mark.skipif(not compiled_pairs(torch.device("cpu")), reason="torch multiplies")
+DTYPES = [torch.float32, pytest.param(torch.bfloat16, marks=_bf16)]
 
 
 @pytest.fixture(scope="module")
-def decoder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Decoder]:
-    def made(family: str) -> Decoder:
+def decoder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Decoder]:
+    def made(family: str, dtype: torch.dtype = torch.float32) -> Decoder:
         folder = tmp_path_factory.mktemp(family)
-        return load(tiny_models.make(family, folder, dtype="fp32", **WINDOWED.get(family, {})))
+        model = tiny_models.make(family, folder, dtype="fp32", **WINDOWED.get(family, {}))
+        return load(model, dtype)
 
     return made
 
@@ -76,11 +80,12 @@ def check(one: OneCallDecoder, called: Runs, plain: Runs) -> None:
         assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_has_the_bits_of_op_by_op(
-    decoder: Callable[[str], Decoder], family: str
+    decoder: Callable[..., Decoder], family: str, dtype: torch.dtype
 ) -> None:
-    plain, called = runs(decoder(family)), runs(decoder(family))
+    plain, called = (runs(decoder(family, dtype)) for _ in range(2))
     # Memory that was never written is not read: it would give no number.
     lowered = in_one_call(called.decoder, called.cache, 64)
     assert lowered.decoder is not None, lowered.reason
@@ -150,7 +155,7 @@ def check_written(folder: Path, math: Math) -> None:
     check(lowered.decoder, called, plain)
 
 
-def test_what_is_no_program_says_why(decoder: Callable[[str], Decoder]) -> None:
+def test_what_is_no_program_says_why(decoder: Callable[..., Decoder]) -> None:
     """Here a linear of one of the experts."""
     each = runs(decoder("mixtral"))
     first, *others = each.decoder.layers
@@ -166,12 +171,13 @@ def test_what_is_no_program_says_why(decoder: Callable[[str], Decoder]) -> None:
     )
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16, torch.int8], ids=str)
 @pytest.mark.parametrize("family", ["qwen3", "deepseek_v3"])
 def test_keys_and_values_in_fewer_bits(
-    decoder: Callable[[str], Decoder], family: str, stored: torch.dtype
+    decoder: Callable[..., Decoder], family: str, stored: torch.dtype, dtype: torch.dtype
 ) -> None:
-    each = runs(decoder(family))
+    each = runs(decoder(family, dtype))
     model, blocks = each.decoder, [len(states[0]) for states in each.cache.states[:1]]
     caches = [KVCache(model.how, blocks, 4, dtype=stored, device=model.device) for _ in range(2)]
     called = in_one_call(model, caches[1], 64).decoder
@@ -184,11 +190,11 @@ def test_keys_and_values_in_fewer_bits(
 
 def test_another_dtype_is_not_the_model_s_doing(tmp_path: Path) -> None:
     folder = tiny_models.make("llama", tmp_path)
-    half = runs(load(folder, torch.bfloat16))
+    half = runs(load(folder, torch.float16))
     assert in_one_call(half.decoder, half.cache, 64) == (None, None)
 
 
-def test_larger_steps_go_op_by_op(decoder: Callable[[str], Decoder]) -> None:
+def test_larger_steps_go_op_by_op(decoder: Callable[..., Decoder]) -> None:
     model = runs(decoder("llama"))
     called = in_one_call(model.decoder, model.cache, 8).decoder
     assert called is not None

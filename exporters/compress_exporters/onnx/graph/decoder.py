@@ -33,7 +33,7 @@ class Stream:
 def build_decoder(source: Weights, options: Options, lowering: Lowering) -> Build:
     """The whole graph. CheckpointError for a decoder that is in no table of forwards."""
     how = describe_forward(source.checkpoint.config, source.spec)
-    graph = Graph(DTYPES[options.dtype], dict(lowering.opsets))
+    graph = Graph(DTYPES[options.computed], dict(lowering.opsets))
     build = Build(graph, source, how, options, lowering)
     _say_what_is_left(build)
     _inputs(build)

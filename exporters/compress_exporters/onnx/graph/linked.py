@@ -29,7 +29,7 @@ def linked(build: Build, tensor: str) -> ir.Value | None:
     if info.nbytes <= INLINE:
         return None
     if dtype is None or graph.dtype not in (dtype, ir.DataType.FLOAT):
-        why = f"the checkpoint has them in {info.dtype}, the graph in {build.options.dtype}"
+        why = f"the checkpoint has them in {info.dtype}, the graph in {build.options.computed}"
         copied(build, tensor, why)
         return None
     if info.start % dtype.itemsize:

@@ -53,7 +53,7 @@ class Asked:
 
     @classmethod
     def of(cls, build: Build) -> "Asked":
-        floats, dtype = bool(build.session), build.options.dtype
+        floats, dtype = bool(build.session), build.options.computed
         return cls(
             LIMITS[dtype],
             ROUNDED[dtype],

@@ -175,19 +175,38 @@ bool attend_run(const Attention& a, const Plan& plan, const Tile& tile, int64_t 
   return true;
 }
 
-void load_queries(const Attention& a, const Plan& plan, const Tile& tile, int64_t head, float* q) {
+template <typename T>
+void load_queries_of(const Attention& a, const Plan& plan, const Tile& tile, int64_t head,
+                     float* q) {
   for (int64_t i = 0; i < tile.count; ++i)
     for (int64_t g = 0; g < plan.group; ++g, q += plan.wide) {
       const int64_t row = plan.order[tile.first + i] * a.heads + head * plan.group + g;
-      std::memcpy(q, a.q + row * a.dim, a.dim * sizeof(float));
-      std::fill(q + a.dim, q + plan.wide, 0.0f);
+      const T* from = static_cast<const T*>(a.q) + row * a.dim;
+      for (int64_t c = 0; c < plan.wide; c += kRows)
+        store_stored(load_stored(from + c, a.dim - c), q + c, kRows);
     }
 }
 
-void finish(const Attention& a, const Plan& plan, const RunSum& sum, const float* total,
-            int64_t token, int64_t head) {
-  float* out = a.out + (token * a.heads + head) * a.value_dim;
-  for (int64_t c = 0; c < a.value_dim; ++c) out[c] = total[c] / sum.weights;
+void load_queries(const Attention& a, const Plan& plan, const Tile& tile, int64_t head, float* q) {
+  if (a.outer_kind == kFloat32) load_queries_of<float>(a, plan, tile, head, q);
+  else if (a.outer_kind == kBFloat16) load_queries_of<BFloat16>(a, plan, tile, head, q);
+  else load_queries_of<Float16>(a, plan, tile, head, q);
+}
+
+// total: whole vectors.
+template <typename T>
+void finish_as(const Attention& a, const RunSum& sum, const float* total, int64_t row) {
+  T* out = static_cast<T*>(a.out) + row * a.value_dim;
+  for (int64_t c = 0; c < a.value_dim; c += kRows)
+    store_stored(load_stored(total + c, kRows) / sum.weights, out + c, a.value_dim - c);
+}
+
+void finish(const Attention& a, const RunSum& sum, const float* total, int64_t token,
+            int64_t head) {
+  const int64_t row = token * a.heads + head;
+  if (a.outer_kind == kFloat32) finish_as<float>(a, sum, total, row);
+  else if (a.outer_kind == kBFloat16) finish_as<BFloat16>(a, sum, total, row);
+  else finish_as<Float16>(a, sum, total, row);
 }
 
 constexpr RunSum kNothing{-__builtin_inff(), 0.0f};
@@ -208,7 +227,7 @@ void attend_whole(const Attention& a, const Plan& plan, const Tile& tile, int64_
         merge(w.sums[row], w.total + row * wide, w.runs[row], w.out + row * wide, wide);
   }
   for (int64_t row = 0; row < rows; ++row)
-    finish(a, plan, w.sums[row], w.total + row * wide, plan.order[tile.first + row / plan.group],
+    finish(a, w.sums[row], w.total + row * wide, plan.order[tile.first + row / plan.group],
            head * plan.group + row % plan.group);
 }
 
@@ -249,7 +268,7 @@ void merge_apart(const Attention& a, const Plan& plan, const Tile& tile, const A
         const int64_t slot = slot_of(a, plan, tile, run, head) + row;
         merge(sum, total.data(), apart.runs[slot], apart.values.get() + slot * wide, wide);
       }
-      finish(a, plan, sum, total.data(), token, head * plan.group + row % plan.group);
+      finish(a, sum, total.data(), token, head * plan.group + row % plan.group);
     }
 }
 

@@ -13,7 +13,7 @@ namespace paged {
 
 // Mirrored in cpu/attention.py.
 struct Attention {
-  const float* q;           // [rows, heads, dim]
+  const void* q;            // [rows, heads, dim] of `outer_kind`
   const void* keys;         // [blocks, kv_heads, block_size, dim] of `kind`
   const void* values;       // [blocks, kv_heads, block_size, value_dim] of `kind`; value_stride
                             // from one position to the next, more where they lie in the keys
@@ -22,11 +22,11 @@ struct Attention {
   const int32_t* table;      // [sequences, table_stride]
   const int32_t* sequence;   // [rows]
   const int64_t* positions;  // [rows]
-  float* out;                // [rows, heads, value_dim]
+  void* out;                 // [rows, heads, value_dim] of `outer_kind`
   int64_t rows, heads, kv_heads, dim, value_dim, value_stride, block_size, table_stride;
   int64_t window;  // 0 for none
   float scale, softcap;  // softcap 0 for none
-  int32_t kind, threads;
+  int32_t kind, outer_kind, threads;
 };
 
 constexpr int64_t kTall = 64;        // query rows that go over a run together, at most

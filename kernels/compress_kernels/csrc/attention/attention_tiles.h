@@ -47,8 +47,9 @@ struct Coming {
   int64_t width, value_width;
 };
 
-// kWidth numbers from number c on. Inlined by force: GCC before 14 leaves out calls of functions
-// that only prefetch.
+// kWidth numbers from number c on. Into L2, not L1: a core waits for few lines into L1 at a time
+// (on a Zen 4 11 GB/s of blocks of 4 KB came that way, and 17 GB/s this way, of 20 in a row).
+// Inlined by force: GCC before 14 leaves out calls of functions that only prefetch.
 template <int kWidth, int kSize>
 __attribute__((always_inline)) inline void fetch(const Next& next, int p, int64_t c) {
   const char* line;
@@ -63,10 +64,10 @@ __attribute__((always_inline)) inline void fetch(const Next& next, int p, int64_
   line += c * next.size;
   if (next.size == kSize) {
 #pragma GCC unroll 16
-    for (int i = 0; i < kWidth * kSize; i += 64) __builtin_prefetch(line + i);
+    for (int i = 0; i < kWidth * kSize; i += 64) __builtin_prefetch(line + i, 0, 2);
   } else {
     for (const char* end = line + kWidth * next.size; line < end; line += 64)
-      __builtin_prefetch(line);
+      __builtin_prefetch(line, 0, 2);
   }
 }
 

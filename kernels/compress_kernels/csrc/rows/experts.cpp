@@ -13,22 +13,23 @@
 
 // All mirrored in cpu/experts.py.
 struct Choice {
-  const float* logits;  // [rows, experts]
+  const void* logits;   // [rows, experts] of `kind`
   int64_t* index;       // [rows, chosen], the largest share first, of equals the lowest number
   float* shares;        // [rows, chosen]
   int64_t rows, experts, chosen;
   int32_t normalised;  // shares of the chosen add up to 1
+  int32_t kind;
 };
 
 struct Experts {
   const Program* programs;  // of each expert; runs give them rows, threads, which rows
   const int64_t* index;     // [rows, chosen]
   const float* shares;
-  const float* made;  // [rows of an expert, width]: what its program leaves
-  float* parts;       // [rows, chosen, width]
-  float* out;         // [rows, width]
+  const void* made;  // [rows of an expert, width] of `kind`: what its program leaves
+  float* parts;      // [rows, chosen, width]
+  void* out;         // [rows, width] of `kind`
   int64_t rows, experts, chosen, width;
-  int32_t threads;
+  int32_t threads, kind;
 };
 
 namespace {
@@ -48,8 +49,11 @@ void soften_all(float* room, int64_t wide) {
   for (int64_t i = 0; i < wide; ++i) room[i] /= sum;
 }
 
+template <typename T>
 void choose(const Choice& c, int64_t row, float* room, int64_t wide) {
-  std::copy_n(c.logits + row * c.experts, c.experts, room);
+  const T* logits = static_cast<const T*>(c.logits) + row * c.experts;
+  for (int64_t i = 0; i < c.experts; i += kRows)
+    store_stored(load_stored(logits + i, c.experts - i), room + i, c.experts - i);
   std::fill(room + c.experts, room + wide, -__builtin_inff());
   soften_all(room, wide);
   int64_t* index = c.index + row * c.chosen;
@@ -67,8 +71,10 @@ void choose(const Choice& c, int64_t row, float* room, int64_t wide) {
 }
 
 // to = from * factor; to += from.
-void scaled(const float* from, float factor, float* to, int64_t width) {
-  for (int64_t i = 0; i < width; ++i) to[i] = from[i] * factor;
+template <typename T>
+void scaled(const T* from, float factor, float* to, int64_t width) {
+  for (int64_t i = 0; i < width; i += kRows)
+    store_stored(load_stored(from + i, width - i) * factor, to + i, width - i);
 }
 
 void add(const float* from, float* to, int64_t width) {
@@ -90,15 +96,15 @@ Chosen by_expert(const Experts& e) {
   return found;
 }
 
-}  // namespace
-
-extern "C" void choose_experts(const Choice* c) {
-  const int64_t wide = (c->experts + kRows - 1) / kRows * kRows;
+template <typename T>
+void choose_all(const Choice& c) {
+  const int64_t wide = (c.experts + kRows - 1) / kRows * kRows;
   std::vector<float> room(wide);
-  for (int64_t row = 0; row < c->rows; ++row) choose(*c, row, room.data(), wide);
+  for (int64_t row = 0; row < c.rows; ++row) choose<T>(c, row, room.data(), wide);
 }
 
-extern "C" void run_experts(const Experts* e) {
+template <typename T>
+void run(const Experts* e) {
   const Chosen chosen = by_expert(*e);
   std::vector<int64_t> taken(e->rows);
   for (int64_t expert = 0; expert < e->experts; ++expert) {
@@ -109,12 +115,27 @@ extern "C" void run_experts(const Experts* e) {
     const int64_t values[] = {count, e->threads, reinterpret_cast<int64_t>(taken.data())};
     run_program(e->programs + expert, values);
     for (int64_t i = 0; i < count; ++i)
-      scaled(e->made + i * e->width, e->shares[parts[i]], e->parts + parts[i] * e->width, e->width);
+      scaled(static_cast<const T*>(e->made) + i * e->width, e->shares[parts[i]], e->parts + parts[i] * e->width, e->width);
   }
   for (int64_t row = 0; row < e->rows; ++row) {
-    const float* parts = e->parts + row * e->chosen * e->width;
-    float* out = e->out + row * e->width;
-    std::copy_n(parts, e->width, out);
-    for (int64_t k = 1; k < e->chosen; ++k) add(parts + k * e->width, out, e->width);
+    float* total = e->parts + row * e->chosen * e->width;
+    T* out = static_cast<T*>(e->out) + row * e->width;
+    for (int64_t k = 1; k < e->chosen; ++k) add(total + k * e->width, total, e->width);
+    for (int64_t i = 0; i < e->width; i += kRows)
+      store_stored(load_stored(total + i, e->width - i), out + i, e->width - i);
   }
+}
+
+}  // namespace
+
+extern "C" void choose_experts(const Choice* c) {
+  if (c->kind == kFloat32) choose_all<float>(*c);
+  else if (c->kind == kBFloat16) choose_all<BFloat16>(*c);
+  else choose_all<Float16>(*c);
+}
+
+extern "C" void run_experts(const Experts* e) {
+  if (e->kind == kFloat32) run<float>(e);
+  else if (e->kind == kBFloat16) run<BFloat16>(e);
+  else run<Float16>(e);
 }

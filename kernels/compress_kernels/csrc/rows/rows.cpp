@@ -22,26 +22,28 @@ struct Spread {
 };
 
 struct Gather {
-  const void* from;      // [any, width] of `kind`
+  const void* from;      // [any, width] of `kind`, or bf16 in panels of 32 rows (pairs.py)
   const int64_t* index;  // [rows]
-  float* out;            // [rows, width]
+  void* out;             // [rows, width], fp32 or of `kind`
   int64_t rows, width;
   float factor;
-  int32_t kind;
+  int32_t kind, out_kind, panels;
 };
 
 struct Add {
-  const float* x;  // [rows, width]
-  const float* other;
-  float* out;  // may be x
+  const void* x;  // [rows, width]
+  const void* other;
+  void* out;  // may be x
   int64_t rows, width;
+  int32_t kind;
 };
 
 struct Highest {
-  const float* x;   // [rows, width]
-  int64_t* index;   // [rows], of equals the lowest
-  float* highest;   // [rows]; not a number where one of a row is none
+  const void* x;   // [rows, width]
+  int64_t* index;  // [rows], of equals the lowest
+  float* highest;  // [rows]; not a number where one of a row is none
   int64_t rows, width;
+  int32_t kind;
 };
 
 namespace {
@@ -105,15 +107,48 @@ void spread(const Spread& s) {
         spread_of(s.size, s.x.at<const T>(row, head) + part, s.out.at<T>(row, head) + part);
 }
 
-template <typename T>
+template <typename T, typename Out>
 void gather(const Gather& g) {
   for (int64_t row = 0; row < g.rows; ++row) {
     const T* from = static_cast<const T*>(g.from) + g.index[row] * g.width;
+    Out* out = static_cast<Out*>(g.out) + row * g.width;
     for (int64_t c = 0; c < g.width; c += kRows) {
       const int64_t left = g.width - c;
-      store_stored(load_stored(from + c, left) * g.factor, g.out + row * g.width + c, left);
+      store_stored(load_stored(from + c, left) * g.factor, out + c, left);
     }
   }
+}
+
+// Rows of panels: of each two columns one row's numbers lie side by side, 32 rows' one behind the
+// other.
+void gather_pairs(const Gather& g) {
+  constexpr int64_t kPanel = 32;
+  const int64_t pairs = (g.width + 1) / 2;
+  std::vector<uint32_t> found(pairs + kRows);
+  for (int64_t row = 0; row < g.rows; ++row) {
+    const int64_t panel = g.index[row] / kPanel, place = g.index[row] % kPanel;
+    const uint32_t* from = static_cast<const uint32_t*>(g.from) + panel * pairs * kPanel + place;
+    for (int64_t p = 0; p < pairs; ++p) found[p] = from[p * kPanel];
+    const BFloat16* numbers = reinterpret_cast<const BFloat16*>(found.data());
+    BFloat16* out = static_cast<BFloat16*>(g.out) + row * g.width;
+    for (int64_t c = 0; c < g.width; c += kRows)
+      store_stored(load_stored(numbers + c, g.width - c) * g.factor, out + c, g.width - c);
+  }
+}
+
+template <typename T>
+void gather_as(const Gather& g) {
+  if (g.out_kind == kFloat32) gather<T, float>(g);
+  else gather<T, T>(g);
+}
+
+template <typename T>
+void add(const Add& a) {
+  const int64_t count = a.rows * a.width;
+  T* out = static_cast<T*>(a.out);
+  for (int64_t c = 0; c < count; c += kRows)
+    store_stored(load_at<T>(a.x, c, count - c) + load_at<T>(a.other, c, count - c), out + c,
+                 count - c);
 }
 
 // Lane by lane the highest number so far, not a number above all, and where it lies.
@@ -128,7 +163,8 @@ struct Tops {
   }
 };
 
-void highest(const float* x, int64_t width, int64_t& index, float& value) {
+template <typename T>
+void highest(const T* x, int64_t width, int64_t& index, float& value) {
   Integers at;
   for (int i = 0; i < kRows; ++i) at[i] = i;
   const Vec lowest = splat(-__builtin_inff());
@@ -149,11 +185,18 @@ void highest(const float* x, int64_t width, int64_t& index, float& value) {
   index = tops.places[best], value = tops.values[best];
 }
 
+template <typename T>
+void highest_of(const Highest& h) {
+  for (int64_t row = 0; row < h.rows; ++row)
+    highest(static_cast<const T*>(h.x) + row * h.width, h.width, h.index[row], h.highest[row]);
+}
+
 }  // namespace
 
 extern "C" void highest_of_rows(const Highest* h) {
-  for (int64_t row = 0; row < h->rows; ++row)
-    highest(h->x + row * h->width, h->width, h->index[row], h->highest[row]);
+  if (h->kind == kFloat32) highest_of<float>(*h);
+  else if (h->kind == kBFloat16) highest_of<BFloat16>(*h);
+  else highest_of<Float16>(*h);
 }
 
 extern "C" void rotate_heads(const Rotate* r) {
@@ -169,11 +212,14 @@ extern "C" void spread_heads(const Spread* s) {
 }
 
 extern "C" void gather_rows(const Gather* g) {
-  if (g->kind == kFloat32) gather<float>(*g);
-  else if (g->kind == kBFloat16) gather<BFloat16>(*g);
-  else gather<Float16>(*g);
+  if (g->panels) gather_pairs(*g);
+  else if (g->kind == kFloat32) gather_as<float>(*g);
+  else if (g->kind == kBFloat16) gather_as<BFloat16>(*g);
+  else gather_as<Float16>(*g);
 }
 
 extern "C" void add_rows(const Add* a) {
-  for (int64_t i = 0; i < a->rows * a->width; ++i) a->out[i] = a->x[i] + a->other[i];
+  if (a->kind == kFloat32) add<float>(*a);
+  else if (a->kind == kBFloat16) add<BFloat16>(*a);
+  else add<Float16>(*a);
 }

@@ -1,0 +1,1 @@
+"""Several recipes on one model, or several finished results, held against each other."""

@@ -1,0 +1,1 @@
+"""Which type each tensor of a file takes."""

@@ -1,0 +1,1 @@
+"""Blocks of llama.cpp: what they hold, where each bit lies, and how scales are found."""
