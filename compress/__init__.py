@@ -33,13 +33,13 @@ __all__ = [
 
 if TYPE_CHECKING:
     from compress.api.options import ExportOptions
-    from compress.api.verbs import evaluate, export, open_model, plan, run
+    from compress.api.verbs import compare, evaluate, export, open_model, plan, run
     from compress.errors import CompressError
     from compress.events import Event
     from compress.plan.plan import Plan
     from compress.report.schema import Report
     from compress.runtime.sequences.request import Request, Sampling
-    from compress.verbs import CacheOptions, CompareOptions, EvaluationOptions, RunOptions, compare
+    from compress.verbs import CacheOptions, CompareOptions, EvaluationOptions, RunOptions
 
 _PLACES = {
     "CacheOptions": "compress.verbs",
@@ -53,7 +53,7 @@ _PLACES = {
     "Request": "compress.runtime.sequences.request",
     "RunOptions": "compress.verbs",
     "Sampling": "compress.runtime.sequences.request",
-    "compare": "compress.verbs",
+    "compare": "compress.api.verbs",
     "evaluate": "compress.api.verbs",
     "export": "compress.api.verbs",
     "open_model": "compress.api.verbs",

@@ -1,4 +1,4 @@
-"""`compress.plan`, `run`, `evaluate`, `export` and `open_model`: the verbs as Python has them.
+"""`plan`, `run`, `compare`, `evaluate`, `export` and `open_model`, as `compress` exports them.
 
 All are called alike: what is done, with which model, into which folder; then by name `options`, how
 it is done, and `progress`, which is True for bars, or a function that gets each `compress.Event`.
@@ -19,10 +19,13 @@ from compress.api.options import ExportOptions
 from compress.api.progress import Asked, listening
 from compress.api.wording import python_words
 from compress.artifacts.report import ArtifactReport
+from compress.comparison import compare as comparing
+from compress.comparison.options import CompareOptions
 from compress.convert.report import ExportReport
 from compress.evaluation.evaluate_checkpoint import EvaluationOptions, evaluate_checkpoint
 from compress.plan.plan import Plan
 from compress.recipe import Recipe
+from compress.report.comparison.records import Comparison
 from compress.report.schema import Report
 from compress.runs import run as runs
 from compress.runs.options import RunOptions
@@ -30,6 +33,8 @@ from compress.runs.planning import make_plan
 from compress.runtime.loading.model import Model as OpenModel
 from compress.serve import open_model as serving
 
+# A comparison goes on by its own options.
+RESUMED_COMPARISON = "asked=CompareOptions(resume=True)"
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -85,6 +90,26 @@ def run(
     with source_of_run(model, out, options) as source, listening(progress) as listener:
         return runs.run(
             recipe, source, out, overrides=overrides, options=options, progress=listener
+        )
+
+
+def compare(
+    models: str | Path | Sequence[str | Path],
+    out: str | Path,
+    *,
+    recipes: Sequence[str | Path] = (),
+    asked: CompareOptions | None = None,
+    options: RunOptions | None = None,
+    progress: Asked = False,
+) -> Comparison:
+    """Hold recipes against each other on one model, or finished results of one model.
+
+    models: one model, or the folders of two results or more; paths, as a comparison keeps several
+    results of its source. recipes: all built-in ones when left out. asked: what for, and limits.
+    """
+    with python_words(RESUMED_COMPARISON), listening(progress) as listener:
+        return comparing.compare(
+            models, out, recipes=recipes, asked=asked, options=options, progress=listener
         )
 
 

@@ -12,6 +12,7 @@ from types import MappingProxyType
 
 from compress.errors import CompressError
 
+RESUMED_RUN = "options=RunOptions(resume=True)"
 Translate = Callable[[re.Match[str]], str]
 # A value behind an option: quoted as for a shell, or one word.
 _VALUE = r"(?:'(?P<quoted>[^']*)'|(?P<word>[^\s;,()]+))"
@@ -25,12 +26,18 @@ def in_python(message: str) -> str:
 
 
 @contextmanager
-def python_words() -> Iterator[None]:
-    """CompressErrors that pass are worded for Python; type, cause and traceback stay."""
+def python_words(resumed: str = RESUMED_RUN) -> Iterator[None]:
+    """CompressErrors that pass are worded for Python; type, cause and traceback stay.
+
+    resumed: the argument with which the verb goes on.
+    """
     try:
         yield
     except CompressError as error:
-        error.args = tuple(in_python(x) if isinstance(x, str) else x for x in error.args)
+        said = (in_python(x) if isinstance(x, str) else x for x in error.args)
+        error.args = tuple(
+            x.replace(RESUMED_RUN, resumed) if isinstance(x, str) else x for x in said
+        )
         raise
 
 

@@ -50,13 +50,13 @@ def test_all_that_is_exported_is_there() -> None:
         _ = compress.shrink  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("name", ["plan", "run", "evaluate", "export"])
+@pytest.mark.parametrize("name", ["plan", "run", "compare", "evaluate", "export"])
 def test_verbs_are_called_alike(name: str) -> None:
     """Model and folder by place; how, and who listens, by name."""
     taken = inspect.signature(getattr(compress, name)).parameters
     by_place = [p.name for p in taken.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
     by_name = [p.name for p in taken.values() if p.kind is p.KEYWORD_ONLY]
-    assert "model" in by_place[:2]
+    assert {"model", "models"} & set(by_place[:2])
     assert by_place[-1] == "out"
     assert "options" in by_name
     assert ("progress" in by_name) == (name != "plan")

@@ -92,6 +92,16 @@ def test_the_error_keeps_type_cause_and_place() -> None:
     assert caught.value.__cause__ is cause
 
 
+def test_a_comparison_goes_on_by_its_own_options(tiny, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "notes.txt").write_text("mine")
+    with pytest.raises(OutputError) as caught:
+        compress.compare(str(tiny("llama")), tmp_path / "out", recipes=["int4-rtn"])
+    assert OPTION.search(str(caught.value)) is None
+    with pytest.raises(OutputError, match=r"^add asked=x$"), python_words("asked=x"):
+        raise OutputError("add options=RunOptions(resume=True)")
+
+
 def test_the_same_refusal_on_both_sides(tiny, tmp_path: Path) -> None:
     from compress import verbs
 
