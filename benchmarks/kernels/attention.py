@@ -4,8 +4,9 @@
 
 torch's scaled_dot_product_attention gets the same numbers as a batch of equal lengths, which an
 engine does not have, in fp32. `ceiling read` is torch's product of a vector and a matrix of as many
-bytes as keys and values take. `tiled` is what runs without a compiler. Behind 4,096 tokens one text
-is read a call, so that a call is short, from copies in turn that no cache holds.
+bytes as keys and values take, `ceiling multiply` its product of two fp32 matrices in as many
+operations. `tiled` is what runs without a compiler. Behind 4,096 tokens one text is read a call, so
+that a call is short, from copies in turn that no cache holds.
 """
 
 from functools import partial
@@ -28,6 +29,7 @@ TEXTS, LENGTH, PROMPTS = 8, 1024, (256, 512)
 LONG, COPIES_BYTES = 4096, 160 << 20
 LONG_HEADS = {"58M": (8, 8, 64), "58M, 2 heads": (8, 2, 64), "58M, a latent": (8, 1, 256)}
 LATENT = 192  # numbers of it that are values
+SIDE = 256  # of the matrix of `ceiling multiply`, which stays in a cache
 
 
 def stored_of(keys: torch.Tensor, values: torch.Tensor, dtype: torch.dtype) -> StoredStates:
@@ -85,12 +87,18 @@ def behind_many(name: str, dtype: torch.dtype) -> timing.Cases:
     copies = cycle([first, *(text() for _ in range(COPIES_BYTES // nbytes))])
     floats = torch.randn(COPIES_BYTES // nbytes + 1, nbytes // 4096, 1024)
     matrices, vector = cycle(floats), torch.randn(1024)
+    products = LONG * heads * (dim + first[0].values.shape[3])
+    square, columns = torch.randn(SIDE, SIDE), torch.randn(SIDE, products // SIDE**2)
 
     def attend() -> torch.Tensor:
         stored, places = next(copies)
         return paged_attention(q, stored, places, scale=dim**-0.5)
 
-    return {"paged": attend, "ceiling read": lambda: torch.mv(next(matrices), vector)}
+    return {
+        "paged": attend,
+        "ceiling read": lambda: torch.mv(next(matrices), vector),
+        "ceiling multiply": partial(torch.mm, square, columns),
+    }
 
 
 def prompt(name: str, length: int) -> timing.Cases:

@@ -44,7 +44,12 @@ inline Vec load_stored(const float* from, int64_t left) {
 }
 
 inline Vec load_stored(const BFloat16* from, int64_t left) {
-  const Words wide = __builtin_convertvector(load_raw<Halves>(from, left), Words) << 16;
+  const Halves raw = load_raw<Halves>(from, left);
+#ifdef __AVX512F__  // GCC 12 converts halves of them, and puts these together
+  const Words wide = reinterpret_cast<Words>(_mm512_cvtepu16_epi32((__m256i)raw)) << 16;
+#else
+  const Words wide = __builtin_convertvector(raw, Words) << 16;
+#endif
   Vec x;
   std::memcpy(&x, &wide, sizeof x);
   return x;

@@ -19,21 +19,25 @@ constexpr int kRows = 16;
 #define LOW 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
 #define HIGH 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
 #define WHOLE 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15
-#define FIRST_HALF 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23
-#define LAST_HALF 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31
-#define FIRST_QUARTER 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27
-#define LAST_QUARTER 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31
-#define EVEN 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30
-#define ODD 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31
+#define OWN_HALVES(a, b) _mm512_mask_blend_ps(0xff00, a, b)
+#define OTHER_HALVES 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23
+#define OWN_FOURS(a, b) _mm512_mask_blend_ps(0xf0f0, a, b)
+#define OTHER_FOURS 4, 5, 6, 7, 16, 17, 18, 19, 12, 13, 14, 15, 24, 25, 26, 27
+#define OWN_PAIRS(a, b) _mm512_mask_blend_ps(0xcccc, a, b)
+#define OTHER_PAIRS 2, 3, 16, 17, 6, 7, 20, 21, 10, 11, 24, 25, 14, 15, 28, 29
+#define OWN_ONES(a, b) _mm512_mask_blend_ps(0xaaaa, a, b)
+#define OTHER_ONES 1, 16, 3, 18, 5, 20, 7, 22, 9, 24, 11, 26, 13, 28, 15, 30
 #else
 constexpr int kRows = 8;
 #define LOW 0, 8, 1, 9, 2, 10, 3, 11
 #define HIGH 4, 12, 5, 13, 6, 14, 7, 15
 #define WHOLE 0, 1, 2, 3, 4, 5, 6, 7
-#define FIRST_HALF 0, 1, 2, 3, 8, 9, 10, 11
-#define LAST_HALF 4, 5, 6, 7, 12, 13, 14, 15
-#define EVEN 0, 2, 4, 6, 8, 10, 12, 14
-#define ODD 1, 3, 5, 7, 9, 11, 13, 15
+#define OWN_HALVES(a, b) __builtin_shufflevector(a, b, 0, 1, 2, 3, 12, 13, 14, 15)
+#define OTHER_HALVES 4, 5, 6, 7, 8, 9, 10, 11
+#define OWN_PAIRS(a, b) __builtin_shufflevector(a, b, 0, 1, 10, 11, 4, 5, 14, 15)
+#define OTHER_PAIRS 2, 3, 8, 9, 6, 7, 12, 13
+#define OWN_ONES(a, b) __builtin_shufflevector(a, b, 0, 9, 2, 11, 4, 13, 6, 15)
+#define OTHER_ONES 1, 8, 3, 10, 5, 12, 7, 14
 #endif
 typedef float Vec __attribute__((vector_size(kRows * sizeof(float))));
 
@@ -63,23 +67,38 @@ inline void transpose(Vec* m) {
   }
 }
 
-// The lanes of two vectors, some of them added to the others: half as many of each are left.
-#define FOLD(a, b, some, others) \
-  (__builtin_shufflevector(a, b, some) + __builtin_shufflevector(a, b, others))
+// The lanes of two vectors, some of them added to the others: half as many of each are left, where
+// they are of each vector's own, by a blend. Side by side they would take a second shuffle.
+#define FOLD(a, b, lanes) (OWN_##lanes(a, b) + __builtin_shufflevector(a, b, OTHER_##lanes))
+
+constexpr int kQuarter = kRows / 4;
+
+// The first steps of `totals`, for vectors 4 apart: lanes j and j + 8, then j and j + 4.
+inline Vec four_lanes(const Vec* m) {
+#ifdef __AVX512F__
+  const Vec low = FOLD(m[0], m[2], HALVES);
+  const Vec high = FOLD(m[1], m[3], HALVES);
+  return FOLD(low, high, FOURS);
+#else
+  return FOLD(m[0], m[1], HALVES);
+#endif
+}
+
+// The last ones, lanes (0 + 1) + (2 + 3), for what is left of vectors i, i + 4, ... for i < 4.
+inline Vec one_lane(Vec a, Vec b, Vec c, Vec d) {
+  const Vec low = FOLD(a, b, ONES), high = FOLD(c, d, ONES);
+  return FOLD(low, high, PAIRS);
+}
 
 // What the lanes of each of kRows vectors sum up to.
 inline Vec totals(const Vec* m) {
-  Vec halves[kRows / 2], quarters[4], pairs[2];
-  for (int i = 0; i < kRows / 2; ++i)
-    halves[i] = FOLD(m[2 * i], m[2 * i + 1], FIRST_HALF, LAST_HALF);
-#ifdef __AVX512F__
-  for (int i = 0; i < 4; ++i)
-    quarters[i] = FOLD(halves[2 * i], halves[2 * i + 1], FIRST_QUARTER, LAST_QUARTER);
-#else
-  std::copy_n(halves, 4, quarters);  // of 8 lanes a half has as few as a quarter of 16
-#endif
-  for (int i = 0; i < 2; ++i) pairs[i] = FOLD(quarters[2 * i], quarters[2 * i + 1], EVEN, ODD);
-  return FOLD(pairs[0], pairs[1], EVEN, ODD);
+  Vec left[4];
+  for (int i = 0; i < 4; ++i) {
+    Vec some[kQuarter];
+    for (int j = 0; j < kQuarter; ++j) some[j] = m[i + 4 * j];
+    left[i] = four_lanes(some);
+  }
+  return one_lane(left[0], left[1], left[2], left[3]);
 }
 
 // tile[c][r] = source[r][c]; rows beyond the matrix are 0.

@@ -8,8 +8,8 @@ head alone, whatever else a step holds:
    times `scale`, then the soft cap.
 2. Positions lie in runs of 256, from multiples of 256 of the text on; a window may begin inside of
    one. A run's weights are exp(score - largest of the run that is seen). Their sum is in L lanes by
-   position modulo L, then lane by lane. Each number of the values is summed in four chains by
-   position modulo 4, (0 + 1) + (2 + 3), with weights times the value's scale (int8).
+   position modulo L, folded half on half. Each number of the values is one chain of fused
+   multiply-adds in the order of positions, with weights times the value's scale (int8).
 3. Runs are merged first to last: both sides times exp(their largest score - the larger of both).
 
 What a token does not see enters no sum, so it may be anything. Where a run is computed (by which

@@ -12,49 +12,21 @@
 
 #include "attention_plan.h"
 #include "attention_tiles.h"
+#include "attention_worker.h"
 #include "parallel.h"
 #include "softmax.h"
 
 namespace paged {
 
 constexpr int64_t kAhead = 8192;  // bytes that are asked for before they are read
-
-// What a thread works with; kept, as a call may be short.
-struct Worker {
-  std::vector<float> memory;
-  Places places[2];                     // of runs with an even and with an odd number
-  int64_t packed_keys[kRun], packed_values[kRun];
-  float key_scales[kRun], value_scales[kRun];
-  std::vector<Span> spans;              // of rows, as the two below
-  std::vector<RunSum> runs, sums;
-  float *q, *weights, *parts, *out, *total, *wide_keys, *wide_values;  // in `memory`
-
-  void open(const Plan& plan, int64_t rows) {
-    int64_t used = 16;  // of them some for a beginning at a line
-    float** pieces[] = {&q, &weights, &parts, &out, &total, &wide_keys, &wide_values};
-    const int64_t wide = rows * plan.wide_value, counts[] = {
-        rows * plan.wide, rows * kRun,      kChains * rows * kSliceWidth, wide, wide,
-        kRun * plan.wide, kRun * plan.wide_value};
-    for (int64_t count : counts) used += (count + 15) / 16 * 16;
-    if (static_cast<int64_t>(memory.size()) < used) memory.resize(used);
-    auto at = reinterpret_cast<uintptr_t>(memory.data());
-    float* next = reinterpret_cast<float*>((at + 63) / 64 * 64);
-    for (int i = 0; i < 7; ++i) *pieces[i] = next, next += (counts[i] + 15) / 16 * 16;
-    for (int p = 0; p < kRun; ++p) {
-      packed_keys[p] = p * plan.wide * static_cast<int64_t>(sizeof(float));
-      packed_values[p] = p * plan.wide_value * static_cast<int64_t>(sizeof(float));
-    }
-    places[0].tile = places[1].tile = nullptr;
-    spans.resize(rows), runs.resize(rows), sums.resize(rows);
-  }
-};
+constexpr int kWidened = 16;      // rows from which on keys and values are widened for all of them
 
 // Rows of a run as fp32, padded with zeros to whole vectors: read by many, they are widened once.
 template <typename T>
 HeadRows widened(const HeadRows& rows, Span seen, float* to, const int64_t* at, int64_t wide,
-                 const Next& next) {
+                 const char* const* soon) {
   for (int p = seen.from; p < seen.to; ++p) {
-    for (int64_t c = 0; c < rows.dim; c += 4 * kRows) fetch<4 * kRows, sizeof(T)>(next, p, c);
+    ask(soon + p, 1, rows.dim * sizeof(T));
     const T* from = row_of<T>(rows, p);
     for (int64_t c = 0; c < rows.dim; c += kRows) {
       const Vec x = load_stored(from + c, rows.dim - c);
@@ -85,21 +57,31 @@ void score(const HeadRows& keys, const Plan& plan, Worker& w, int rows, Span see
   }
 }
 
-template <typename T>
-void weigh(const HeadRows& values, const Plan& plan, Worker& w, int rows, const Next& next) {
+// kSlice: vectors of a head that are summed at once.
+template <typename T, int kSlice>
+void weigh_in(const HeadRows& values, const Plan& plan, Worker& w, int rows,
+              const char* const* soon) {
   int64_t c = 0;
-  const auto slice = [&](auto wide, auto whole) {
+  const auto slices = [&](auto wide) {
     constexpr int kWide = decltype(wide)::value;
-    weigh_slice<T, kWide, decltype(whole)::value>(values, c, w.weights, w.spans.data(), rows,
-                                                  w.parts, w.out, plan.wide_value, next);
-    c += kWide * kRows;
+    for (; values.dim - c >= kWide * kRows; c += kWide * kRows)
+      weigh_slice<T, kWide, true>(values, c, w.weights, w.spans.data(), rows, w.out + c,
+                                  plan.wide_value, soon);
   };
-  while (values.dim - c >= kSliceWidth)
-    slice(std::integral_constant<int, kSlice>(), std::true_type());
-  if constexpr (kSlice > 2)
-    if (values.dim - c >= 2 * kRows) slice(std::integral_constant<int, 2>(), std::true_type());
-  if (values.dim - c >= kRows) slice(std::integral_constant<int, 1>(), std::true_type());
-  if (values.dim > c) slice(std::integral_constant<int, 1>(), std::false_type());
+  slices(std::integral_constant<int, kSlice>());
+  if constexpr (kSlice > 4) slices(std::integral_constant<int, 4>());
+  if constexpr (kSlice > 2) slices(std::integral_constant<int, 2>());
+  slices(std::integral_constant<int, 1>());
+  if (values.dim > c)
+    weigh_slice<T, 1, false>(values, c, w.weights, w.spans.data(), rows, w.out + c,
+                             plan.wide_value, soon);
+}
+
+template <typename T>
+void weigh(const HeadRows& values, const Plan& plan, Worker& w, int rows, const char* const* soon) {
+  if (rows == 1) weigh_in<T, 8>(values, plan, w, rows, soon);
+  else if (rows < kTallRows) weigh_in<T, 4>(values, plan, w, rows, soon);
+  else weigh_in<T, 2>(values, plan, w, rows, soon);
 }
 
 // One head of keys and values in one run, for all rows of a tile: w.runs and w.out. Behind it comes
@@ -120,42 +102,36 @@ bool attend_run(const Attention& a, const Plan& plan, const Tile& tile, int64_t 
   const char* first_value = static_cast<const char*>(a.values);
   HeadRows keys{first_key + head * sizes.key_head, places.keys, a.dim};
   HeadRows values{first_value + head * sizes.value_head, places.values, a.value_dim};
-  Next after{};  // what is read behind the last pass
+  Pass after{};  // what is read behind the last pass
   if (later >= 0) {
     Places& behind = w.places[later & 1];
     if (&behind != &places || later == run) {
       place(a, plan, tile, later, sizes, behind);
-      after.then = first_key + later_head * sizes.key_head;
-      after.then_at = behind.keys, after.then_seen = behind.seen;
+      after = {first_key + later_head * sizes.key_head, behind.keys, behind.seen};
     }
   }
   const int ahead = static_cast<int>(std::max<int64_t>(1, kAhead / sizes.key));
-  const Next past_values{values.first, after.then, values.at, after.then_at, seen, after.then_seen,
-                         ahead, sizes.number};
-  Next past_keys{keys.first, values.first, keys.at, values.at, seen, seen, ahead, sizes.number};
-  const auto straight_on = [&] {
-    past_keys.then = after.then, past_keys.then_at = after.then_at;
-    past_keys.then_seen = after.then_seen;
-  };
-  if (shared) straight_on();
-  const bool widen = rows > kHigh && (sizeof(T) != sizeof(float) || a.dim % kRows);
+  const Pass over_keys{keys.first, keys.at, seen}, over_values{values.first, values.at, seen};
+  const bool widen = rows >= kWidened && (sizeof(T) != sizeof(float) || a.dim % kRows);
   // One row goes over values in their order; many do not, and then they are here before.
-  const bool alone = rows == 1 && !shared;
+  const bool alone = rows == 1 && !shared, beside = !alone && !shared && !widen;
+  look_ahead(over_keys, shared || beside ? after : over_values, ahead, w.soon_keys);
+  if (!shared) look_ahead(over_values, after, beside ? 0 : ahead, w.soon_values);
+  // Products with values take long there: meanwhile come the next keys.
+  if (!alone) look_ahead(over_values, after, kRun, w.soon_after);
   if (widen) {
-    keys = widened<T>(keys, seen, w.wide_keys, w.packed_keys, plan.wide, past_keys);
+    keys = widened<T>(keys, seen, w.wide_keys, w.packed_keys, plan.wide, w.soon_keys);
     score<float>(keys, plan, w, rows, seen, {});
-  } else if (alone || shared) {
-    score<T>(keys, plan, w, rows, seen, {past_keys, {}, a.dim, 0});
   } else {
-    straight_on();
-    const Next beside{values.first, nullptr, values.at, nullptr, seen, {}, 0, sizes.number};
-    score<T>(keys, plan, w, rows, seen, {past_keys, beside, a.dim, a.value_dim});
+    const char* const* values_soon = beside ? w.soon_values : nullptr;
+    score<T>(keys, plan, w, rows, seen,
+             {w.soon_keys, values_soon, sizes.key, a.value_dim * sizes.number});
   }
   const float *key_scales = nullptr, *value_scales = nullptr;
   if (a.key_scales) {
-    scales_of(a, plan, places, head, a.key_scales, w.key_scales);
+    scales_of(a, places, head, a.key_scales, w.key_scales);
     if (a.value_scales != a.key_scales)
-      scales_of(a, plan, places, head, a.value_scales, w.value_scales);
+      scales_of(a, places, head, a.value_scales, w.value_scales);
     key_scales = w.key_scales;
     value_scales = a.value_scales != a.key_scales ? w.value_scales : w.key_scales;
   }
@@ -164,13 +140,13 @@ bool attend_run(const Attention& a, const Plan& plan, const Tile& tile, int64_t 
       w.runs[row] = soften(w.weights + row * kRun, w.spans[row].from, w.spans[row].to, a.scale,
                            a.softcap, key_scales, value_scales);
   if (widen && shared) {
-    weigh<float>({keys.first, keys.at, plan.wide_value}, plan, w, rows, {});
+    weigh<float>({keys.first, keys.at, plan.wide_value}, plan, w, rows, nullptr);
   } else if (widen) {
     values = widened<T>(values, seen, w.wide_values, w.packed_values, plan.wide_value,
-                        past_values);
-    weigh<float>(values, plan, w, rows, {});
+                        w.soon_values);
+    weigh<float>(values, plan, w, rows, nullptr);
   } else {
-    weigh<T>(values, plan, w, rows, alone ? past_values : Next{});
+    weigh<T>(values, plan, w, rows, alone ? w.soon_values : w.soon_after);
   }
   return true;
 }
@@ -211,24 +187,30 @@ void finish(const Attention& a, const RunSum& sum, const float* total, int64_t t
 
 constexpr RunSum kNothing{-__builtin_inff(), 0.0f};
 
-// All runs of one head, merged as they come.
+// All runs of heads [first, end), merged as they come.
 template <typename T>
-void attend_whole(const Attention& a, const Plan& plan, const Tile& tile, int64_t head, Worker& w) {
-  const int64_t rows = tile.count * plan.group, wide = plan.wide_value;
-  load_queries(a, plan, tile, head, w.q);
-  std::fill_n(w.sums.begin(), rows, kNothing);
-  std::fill(w.total, w.total + rows * wide, 0.0f);
-  for (int64_t run = tile.low; run < tile.high; ++run) {
-    const bool last = run + 1 == tile.high, over = last && head + 1 == a.kv_heads;
-    const int64_t then = over ? -1 : last ? tile.low : run + 1;
-    if (!attend_run<T>(a, plan, tile, head, run, head + last, then, w)) continue;
-    for (int64_t row = 0; row < rows; ++row)
-      if (w.spans[row].to)
-        merge(w.sums[row], w.total + row * wide, w.runs[row], w.out + row * wide, wide);
-  }
-  for (int64_t row = 0; row < rows; ++row)
-    finish(a, w.sums[row], w.total + row * wide, plan.order[tile.first + row / plan.group],
-           head * plan.group + row % plan.group);
+void attend_whole(const Attention& a, const Plan& plan, const Tile& tile, int64_t first,
+                  int64_t end, Worker& w) {
+  const int64_t rows = tile.count * plan.group, wide = plan.wide_value, all = rows * (end - first);
+  for (int64_t head = first; head < end; ++head)
+    load_queries(a, plan, tile, head, w.queries + (head - first) * rows * plan.wide);
+  std::fill_n(w.sums.begin(), all, kNothing);
+  std::fill(w.total, w.total + all * wide, 0.0f);
+  for (int64_t run = tile.low; run < tile.high; ++run)
+    for (int64_t head = first; head < end; ++head) {
+      const bool last = head + 1 == end;
+      const int64_t next = last ? run + 1 : run, then = next < tile.high ? next : -1;
+      const int64_t at = (head - first) * rows;
+      w.q = w.queries + at * plan.wide;
+      if (!attend_run<T>(a, plan, tile, head, run, last ? first : head + 1, then, w)) continue;
+      for (int64_t row = 0; row < rows; ++row)
+        if (w.spans[row].to)
+          merge(w.sums[at + row], w.total + (at + row) * wide, w.runs[row], w.out + row * wide,
+                wide);
+    }
+  for (int64_t row = 0; row < all; ++row)
+    finish(a, w.sums[row], w.total + row * wide, plan.order[tile.first + row % rows / plan.group],
+           (first + row / rows) * plan.group + row % plan.group);
 }
 
 // Sums of runs that are merged when all are there. Of a tile: [runs, kv_heads, rows]. Nothing is
@@ -247,7 +229,8 @@ void attend_apart(const Attention& a, const Plan& plan, const Tile& tile, int64_
                   Apart& apart, Worker& w) {
   const int64_t run = tile.low + number / a.kv_heads, head = number % a.kv_heads;
   const bool last = head + 1 == a.kv_heads;
-  load_queries(a, plan, tile, head, w.q);
+  load_queries(a, plan, tile, head, w.queries);
+  w.q = w.queries;
   const int64_t next = last ? run + 1 : run, then = next < tile.high ? next : -1;
   if (!attend_run<T>(a, plan, tile, head, run, last ? 0 : head + 1, then, w)) return;
   const int64_t slot = slot_of(a, plan, tile, run, head), rows = tile.count * plan.group;
@@ -291,7 +274,7 @@ void attend_all(const Attention& a) {
   // Split by products, not by tokens: those at the end of a text cost most.
   in_parallel(a.threads, plan.tiles[tiles].cost, kGrain, [&](int64_t from, int64_t to) {
     Worker& w = worker();
-    w.open(plan, std::max(plan.group, kTall));
+    w.open(plan, std::max(plan.group, kTall), a.kv_heads);
     for (int64_t i = 0; i < tiles && plan.tiles[i].cost < to; ++i) {
       const Tile& tile = plan.tiles[i];
       const int64_t cost = plan.tiles[i + 1].cost - tile.cost;
@@ -301,9 +284,16 @@ void attend_all(const Attention& a) {
         if (at <= tile.cost) return int64_t{0};
         return std::min(pieces, ((at - tile.cost) * pieces + cost - 1) / cost);
       };
-      for (int64_t number = piece(from); number < piece(to); ++number)
-        if (plan.split) attend_apart<T>(a, plan, tile, number, apart, w);
-        else attend_whole<T>(a, plan, tile, number, w);
+      const int64_t end = piece(to);
+      // Few rows go over a run head by head, as its blocks have the heads side by side.
+      const int64_t each = tile.count * plan.group > kFew ? 1 : pieces;
+      for (int64_t number = piece(from); number < end;)
+        if (plan.split) attend_apart<T>(a, plan, tile, number++, apart, w);
+        else {
+          const int64_t until = std::min(end, number + each);
+          attend_whole<T>(a, plan, tile, number, until, w);
+          number = until;
+        }
     }
   });
   if (!plan.split) return;

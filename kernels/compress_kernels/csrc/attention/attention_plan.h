@@ -30,6 +30,7 @@ struct Attention {
 };
 
 constexpr int64_t kTall = 64;        // query rows that go over a run together, at most
+constexpr int64_t kFew = 16;         // rows of as many that go over a run head by head, at most
 constexpr int64_t kGrain = 1 << 19;  // products with keys and with values that are worth a thread
 constexpr int64_t kUnits = 4;        // pieces of work a thread that leave none without
 constexpr int64_t kApart = 16 << 20;  // numbers of runs that are not merged at once, at most
@@ -94,9 +95,15 @@ inline Plan plan_of(const Attention& a) {
 // Where rows of keys and of values of one run lie, from the first of their head on. What no token
 // of the tile sees lies where the nearest does that one sees: it is read, and then left.
 struct Places {
+  struct Part {  // of one block
+    int from, count;
+    int64_t row;
+  };
   const Tile* tile = nullptr;
   int64_t run = 0;
   Span seen;
+  int parts;
+  Part part[kRun];
   int64_t keys[kRun], values[kRun];
 };
 
@@ -118,12 +125,13 @@ inline void place(const Attention& a, const Plan& plan, const Tile& tile, int64_
     if (span.from < span.to)
       seen = {std::min(seen.from, span.from), std::max(seen.to, span.to)};
   }
-  places.tile = &tile, places.run = run, places.seen = seen;
+  places.tile = &tile, places.run = run, places.seen = seen, places.parts = 0;
   const int32_t* blocks = a.table + a.sequence[plan.order[tile.first]] * a.table_stride;
   for (int p = seen.from; p < seen.to;) {
     const int64_t at = run * kRun + p, offset = at % a.block_size;
     const int64_t row = blocks[at / a.block_size] * a.kv_heads * a.block_size + offset;
     const int end = static_cast<int>(std::min<int64_t>(seen.to, p + a.block_size - offset));
+    places.part[places.parts++] = {p, end - p, row};
     for (int i = p; i < end; ++i) {
       places.keys[i] = (row + i - p) * sizes.key;
       places.values[i] = (row + i - p) * sizes.value;
@@ -138,18 +146,15 @@ inline void place(const Attention& a, const Plan& plan, const Tile& tile, int64_
 }
 
 // Scales of a head in a run, as fp32.
-inline void scales_of(const Attention& a, const Plan& plan, const Places& places, int64_t head,
+inline void scales_of(const Attention& a, const Places& places, int64_t head,
                       const Float16* scales, float* found) {
   Float16 half[kRun] = {};
-  const int64_t first = plan.order[places.tile->first];
-  const int32_t* blocks = a.table + a.sequence[first] * a.table_stride;
-  for (int p = places.seen.from; p < places.seen.to;) {
-    const int64_t at = places.run * kRun + p, offset = at % a.block_size;
-    const int64_t row = (blocks[at / a.block_size] * a.kv_heads + head) * a.block_size + offset;
-    const int count =
-        static_cast<int>(std::min<int64_t>(places.seen.to - p, a.block_size - offset));
-    std::memcpy(half + p, scales + row, count * sizeof(Float16));
-    p += count;
+  scales += head * a.block_size;
+  for (int i = 0; i < places.parts; ++i) {
+    const Places::Part& part = places.part[i];
+    // A block of 16 is a copy of one register, others a call.
+    if (part.count == 16) std::memcpy(half + part.from, scales + part.row, 16 * sizeof(Float16));
+    else std::memcpy(half + part.from, scales + part.row, part.count * sizeof(Float16));
   }
   for (int p = 0; p < kRun; p += kRows) {
     const Vec x = load_stored(half + p, kRows);

@@ -2,8 +2,9 @@
 // with values. A few query rows go over the same keys or values, read once for all of them.
 //
 // How many rows a tile has is not to be seen in a result: a product with a key is summed in kRows
-// lanes along the head, which `totals` folds; a value's number is summed along the positions of a
-// run, in kChains chains by position modulo kChains, of which (0 + 1) + (2 + 3) is the sum.
+// lanes along the head, which `totals` folds; a value's number is one sum along the positions of a
+// run. Tiles go over positions in their order: over every fourth, rows of 1 KB would all lie in the
+// same few sets of L1.
 
 #pragma once
 
@@ -13,10 +14,9 @@ namespace paged {
 
 // Positions, from a multiple of it on, whose weights have one maximum.
 constexpr int kRun = 256;
-constexpr int kHigh = 4;           // query rows of a tile, where there are as many
-constexpr int kChains = 4;         // one sum alone would wait for itself
-constexpr int kSlice = kRows / 4;  // vectors of a head that are summed at once
-constexpr int kSliceWidth = kSlice * kRows;
+constexpr int kHigh = 4;  // query rows that go over keys together, where there are as many
+// And over values, two vectors of them: as many sums as half of the registers hold.
+constexpr int kTallRows = kRows / 2;
 
 // Keys or values of one head: the numbers of position p of a run begin at first + at[p].
 struct HeadRows {
@@ -30,46 +30,49 @@ struct Span {
   int from, to;
 };
 
-// What is read soon: rows of the same pass, `ahead` positions on, and behind its last those of the
-// next. Blocks lie anywhere, where a processor does not look by itself.
-struct Next {
-  const char *own, *then;  // null for nothing
-  const int64_t *own_at, *then_at;
-  Span own_seen, then_seen;
-  int ahead;
-  int64_t size;  // bytes of a number
+// Rows that a pass goes over; `first` null for none.
+struct Pass {
+  const char* first;
+  const int64_t* at;  // bytes
+  Span seen;
 };
 
-// Beside a pass over keys: the rows that follow, and the values of its own positions, where many
-// rows go over them in other orders. Widths: numbers of a row, 0 for nothing.
+// For each position of a pass the row that is asked for meanwhile: `ahead` positions on, and behind
+// its last those of the next pass. Blocks lie anywhere, where a processor does not look by itself.
+inline void look_ahead(const Pass& own, const Pass& then, int ahead, const char** soon) {
+  ahead = std::min(ahead, own.seen.to - own.seen.from);
+  const int own_end = own.seen.to - ahead;
+  int p = own.seen.from / kRows * kRows;
+  for (; p < own_end; ++p) soon[p] = own.first + own.at[p + ahead];
+  if (then.first) {
+    const int shift = then.seen.from - own_end;
+    for (const int end = std::min(kRun, then.seen.to - shift); p < end; ++p)
+      soon[p] = then.first + then.at[p + shift];
+  }
+  for (; p < kRun; ++p) soon[p] = own.first + own.at[p];  // that is here already
+}
+
+// Asks for rows of `bytes`. Into L2, not L1: a core waits for few lines into L1 at a time (on a Zen
+// 4 11 GB/s of blocks of 4 KB came that way, and 17 GB/s this way, of 20 in a row). Inlined by
+// force, as `ask_for`: GCC before 14 leaves out calls of functions that only prefetch.
+__attribute__((always_inline)) inline void ask(const char* const* soon, int count, int64_t bytes) {
+  for (int i = 0; i < count; ++i)
+    for (const char *line = soon[i], *end = line + bytes; line < end; line += 64)
+      __builtin_prefetch(line, 0, 2);
+}
+
+template <int kBytes>
+__attribute__((always_inline)) inline void ask_for(const char* line) {
+#pragma GCC unroll 16
+  for (int i = 0; i < kBytes; i += 64) __builtin_prefetch(line + i, 0, 2);
+}
+
+// Asked for beside a pass over keys: the rows that follow, and the values of its own positions,
+// where many rows go over them in other orders. Null for nothing; widths are bytes.
 struct Coming {
-  Next keys, values;
+  const char *const *keys, *const *values;
   int64_t width, value_width;
 };
-
-// kWidth numbers from number c on. Into L2, not L1: a core waits for few lines into L1 at a time
-// (on a Zen 4 11 GB/s of blocks of 4 KB came that way, and 17 GB/s this way, of 20 in a row).
-// Inlined by force: GCC before 14 leaves out calls of functions that only prefetch.
-template <int kWidth, int kSize>
-__attribute__((always_inline)) inline void fetch(const Next& next, int p, int64_t c) {
-  const char* line;
-  p += next.ahead;
-  if (p < next.own_seen.to) {
-    line = next.own + next.own_at[p];
-  } else {
-    p += next.then_seen.from - next.own_seen.to;
-    if (p >= next.then_seen.to) return;
-    line = next.then + next.then_at[p];
-  }
-  line += c * next.size;
-  if (next.size == kSize) {
-#pragma GCC unroll 16
-    for (int i = 0; i < kWidth * kSize; i += 64) __builtin_prefetch(line + i, 0, 2);
-  } else {
-    for (const char* end = line + kWidth * next.size; line < end; line += 64)
-      __builtin_prefetch(line, 0, 2);
-  }
-}
 
 template <typename T>
 inline const T* row_of(const HeadRows& rows, int p) {
@@ -88,20 +91,19 @@ inline Vec read_whole(const T* from) {
   else return load_stored(from, kRows);
 }
 
-// Adds the products of kHeight queries with the keys of kWidth positions to sums of kRows lanes.
-// q: rows `wide` apart, padded with zeros to whole vectors.
+// Of one query's products with kWidth keys the positions: those that `four_lanes` takes together.
+constexpr int apart(int j) { return j / kQuarter + 4 * (j % kQuarter); }
+
+// The products of kHeight queries with the keys of kWidth positions, as sums of kRows lanes. q:
+// rows `wide` apart, padded with zeros to whole vectors.
 template <typename T, int kHeight, int kWidth>
-inline void dots(const HeadRows& keys, const float* q, int64_t wide, int from, Vec* sums,
-                 const Coming& coming) {
+__attribute__((always_inline)) inline void dots(const HeadRows& keys, const float* q, int64_t wide,
+                                                int from, Vec* own) {
   const T* k[kWidth];
-  for (int j = 0; j < kWidth; ++j) {
-    k[j] = row_of<T>(keys, from + j);
-    for (int64_t c = 0; c < coming.width; c += 4 * kRows)
-      fetch<4 * kRows, sizeof(T)>(coming.keys, from + j, c);
-    for (int64_t c = 0; c < coming.value_width; c += 4 * kRows)
-      fetch<4 * kRows, sizeof(T)>(coming.values, from + j, c);
-  }
-  Vec own[kHeight * kWidth] = {};
+#pragma GCC unroll 4
+  for (int j = 0; j < kWidth; ++j) k[j] = row_of<T>(keys, from + (kHeight == 1 ? apart(j) : j));
+#pragma GCC unroll 16
+  for (int i = 0; i < kHeight * kWidth; ++i) own[i] = Vec{};
   const int64_t whole = keys.dim / kRows * kRows;
   for (int64_t c = 0; c < whole; c += kRows) {
     Vec x[kHeight];
@@ -120,147 +122,114 @@ inline void dots(const HeadRows& keys, const float* q, int64_t wide, int from, V
       for (int i = 0; i < kHeight; ++i)
         own[i * kWidth + j] = fused(read_once(q + i * wide + whole), y, own[i * kWidth + j]);
     }
-  std::copy_n(own, kHeight * kWidth, sums);
+}
+
+__attribute__((always_inline)) inline void ask_beside(const Coming& coming, int p, int count) {
+  if (coming.keys) ask(coming.keys + p, count, coming.width);
+  if (coming.values) ask(coming.values + p, count, coming.value_width);
 }
 
 // Products of kHeight queries with kRows positions, from a multiple of it on. scores: rows kRun
-// apart. One query goes over few keys at a time: with all of them addresses would not stay in
+// apart. One query goes over four keys at a time: with all of them addresses would not stay in
 // registers.
 template <typename T, int kHeight>
 void dots_of_step(const HeadRows& keys, const float* q, int64_t wide, int from, float* scores,
                   const Coming& coming) {
-  constexpr int kWidth = std::min(kRows / kHeight, 4);
-  constexpr int kAll = kRows / kHeight;  // positions of which the sums fill a vector
-  for (int p = from; p < from + kRows; p += kAll) {
-    Vec sums[kRows];
-    for (int j = 0; j < kAll; j += kWidth) {
-      Vec some[kHeight * kWidth];
-      dots<T, kHeight, kWidth>(keys, q, wide, p + j, some, coming);
-      for (int i = 0; i < kHeight; ++i) std::copy_n(some + i * kWidth, kWidth, sums + i * kAll + j);
+  if constexpr (kHeight == 1) {
+    Vec left[4];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i += 4 / kQuarter) {
+      Vec some[4];
+      ask_beside(coming, from + i * kQuarter, 4);
+      dots<T, 1, 4>(keys, q, wide, from + i, some);
+      for (int j = 0; j < 4 / kQuarter; ++j) left[i + j] = four_lanes(some + j * kQuarter);
     }
-    const Vec total = totals(sums);
-    for (int i = 0; i < kHeight; ++i)
-      std::memcpy(scores + i * kRun + p, reinterpret_cast<const float*>(&total) + i * kAll,
-                  kAll * sizeof(float));
+    const Vec total = one_lane(left[0], left[1], left[2], left[3]);
+    std::memcpy(scores + from, &total, sizeof total);
+  } else {
+    constexpr int kAll = kRows / kHeight;  // positions of which the sums fill a vector
+    constexpr int kWidth = std::min(kAll, 4);
+    for (int p = from; p < from + kRows; p += kAll) {
+      Vec sums[kRows];
+#pragma GCC unroll 4
+      for (int j = 0; j < kAll; j += kWidth) {
+        Vec some[kHeight * kWidth];
+        ask_beside(coming, p + j, kWidth);
+        dots<T, kHeight, kWidth>(keys, q, wide, p + j, some);
+#pragma GCC unroll 16
+        for (int i = 0; i < kHeight * kWidth; ++i)
+          sums[i / kWidth * kAll + j + i % kWidth] = some[i];
+      }
+      const Vec total = totals(sums);
+      for (int i = 0; i < kHeight; ++i)
+        std::memcpy(scores + i * kRun + p, reinterpret_cast<const float*>(&total) + i * kAll,
+                    kAll * sizeof(float));
+    }
   }
 }
 
-// Adds the values of every kChains-th position in [from, to), times their weights, to kWide vectors
-// of kHeight rows. weights: rows kRun apart. sums: rows kSliceWidth apart. Not kWhole: the last
-// vector ends with the head.
+// Adds the values of positions [from, to), times their weights, to kWide vectors of kHeight rows.
+// weights: rows kRun apart. sums: rows `stride` apart. Not kWhole: the last vector ends with the
+// head.
 template <typename T, int kHeight, int kWide, bool kWhole>
-void chain(const HeadRows& values, int64_t c, const float* weights, int from, int to, float* sums,
-           const Next& next) {
+void add_values(const HeadRows& values, int64_t c, const float* weights, int from, int to,
+                float* sums, int64_t stride, const char* const* soon) {
   Vec total[kHeight][kWide];
-  for (int i = 0; i < kHeight; ++i)
-    std::memcpy(total[i], sums + i * kSliceWidth, sizeof total[i]);
-  for (int p = from; p < to; p += kChains) {
-    fetch<kWide * kRows, sizeof(T)>(next, p, c);
+  for (int i = 0; i < kHeight; ++i) std::memcpy(total[i], sums + i * stride, sizeof total[i]);
+  for (int p = from; p < to; ++p) {
+    if (soon) ask_for<kWide * kRows * sizeof(T)>(soon[p] + c * sizeof(T));
     const T* v = row_of<T>(values, p) + c;
     Vec y[kWide];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int j = 0; j < kWide; ++j)
       y[j] = kWhole ? read_whole(v + j * kRows)
                     : load_stored(v + j * kRows, values.dim - c - j * kRows);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int i = 0; i < kHeight; ++i) {
       const Vec weight = splat(weights[i * kRun + p]);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int j = 0; j < kWide; ++j) total[i][j] = fused(y[j], weight, total[i][j]);
     }
   }
-  for (int i = 0; i < kHeight; ++i)
-    std::memcpy(sums + i * kSliceWidth, total[i], sizeof total[i]);
+  for (int i = 0; i < kHeight; ++i) std::memcpy(sums + i * stride, total[i], sizeof total[i]);
 }
 
-// All chains of one row, side by side. from, to: multiples of kChains. sums: chains `apart`.
-template <typename T, int kWide, bool kWhole>
-void chains(const HeadRows& values, int64_t c, const float* weights, int from, int to, float* sums,
-            int64_t apart, const Next& next) {
-  Vec total[kChains][kWide];
-  for (int i = 0; i < kChains; ++i) std::memcpy(total[i], sums + i * apart, sizeof total[i]);
-  for (int p = from; p < to; p += kChains)
-#pragma GCC unroll 4
-    for (int i = 0; i < kChains; ++i) {
-      fetch<kWide * kRows, sizeof(T)>(next, p + i, c);
-      const T* v = row_of<T>(values, p + i) + c;
-      const Vec weight = splat(weights[p + i]);
-#pragma GCC unroll 4
-      for (int j = 0; j < kWide; ++j)
-        total[i][j] = fused(kWhole ? read_whole(v + j * kRows)
-                                   : load_stored(v + j * kRows, values.dim - c - j * kRows),
-                            weight, total[i][j]);
-    }
-  for (int i = 0; i < kChains; ++i) std::memcpy(sums + i * apart, total[i], sizeof total[i]);
-}
-
-// The first position of a chain at or behind `from`.
-inline int first_of(int chain, int from) { return from + ((chain - from) & (kChains - 1)); }
-
-// One chain of kHeight rows: positions that all of them see together, those before and behind row
-// by row, so that nothing that a row does not see gets into its sums.
+// For kHeight rows: positions that all of them see together, those before and behind row by row, so
+// that nothing that a row does not see gets into its sums.
 template <typename T, int kHeight, int kWide, bool kWhole>
-void chain_of_rows(const HeadRows& values, int64_t c, const float* weights, const Span* spans,
-                   int number, float* sums, const Next& next) {
+void add_to_rows(const HeadRows& values, int64_t c, const float* weights, const Span* spans,
+                 float* sums, int64_t stride, const char* const* soon) {
   int from = 0, to = kRun;
   for (int i = 0; i < kHeight; ++i)
     from = std::max(from, spans[i].from), to = std::min(to, spans[i].to);
   to = std::max(from, to);
   const auto alone = [&](int i, int begin, int end) {
-    chain<T, 1, kWide, kWhole>(values, c, weights + i * kRun, first_of(number, begin), end,
-                               sums + i * kSliceWidth, Next{});
+    add_values<T, 1, kWide, kWhole>(values, c, weights + i * kRun, begin, end, sums + i * stride,
+                                    stride, nullptr);
   };
   for (int i = 0; i < kHeight; ++i)
     if (spans[i].from < from) alone(i, spans[i].from, std::min(from, spans[i].to));
-  chain<T, kHeight, kWide, kWhole>(values, c, weights, first_of(number, from), to, sums, next);
+  add_values<T, kHeight, kWide, kWhole>(values, c, weights, from, to, sums, stride, soon);
   for (int i = 0; i < kHeight; ++i)
     if (spans[i].to > to) alone(i, std::max(to, spans[i].from), spans[i].to);
 }
 
-template <typename T, int kWide, bool kWhole>
-void chains_of_row(const HeadRows& values, int64_t c, const float* weights, Span span, float* sums,
-                   int64_t apart, const Next& next) {
-  const auto one = [&](int p) {
-    chain<T, 1, kWide, kWhole>(values, c, weights, p, p + 1, sums + p % kChains * apart, Next{});
-  };
-  int p = span.from;
-  for (; p < span.to && p % kChains; ++p) one(p);
-  const int end = p + (span.to - p) / kChains * kChains;
-  chains<T, kWide, kWhole>(values, c, weights, p, end, sums, apart, next);
-  for (p = end; p < span.to; ++p) one(p);
-}
-
-// One slice of the values of a run for all rows. out: rows `stride` apart. sums: memory of
-// kChains * rows * kSliceWidth numbers.
+// One slice of the values of a run for all rows. out: rows `stride` apart.
 template <typename T, int kWide, bool kWhole>
 void weigh_slice(const HeadRows& values, int64_t c, const float* weights, const Span* spans,
-                 int rows, float* sums, float* out, int64_t stride, const Next& next) {
-  const int64_t apart = static_cast<int64_t>(rows) * kSliceWidth;
-  std::memset(sums, 0, kChains * apart * sizeof(float));
-  const int tiled = rows / kHigh * kHigh;
-  int row = tiled;
-  for (int i = 0; i < kChains; ++i) {
-    float* own = sums + i * apart;
-    for (row = 0; row < tiled; row += kHigh)
-      chain_of_rows<T, kHigh, kWide, kWhole>(values, c, weights + row * kRun, spans + row, i,
-                                             own + row * kSliceWidth, row ? Next{} : next);
-    if (rows - row >= 2) {
-      chain_of_rows<T, 2, kWide, kWhole>(values, c, weights + row * kRun, spans + row, i,
-                                         own + row * kSliceWidth, row ? Next{} : next);
-      row += 2;
-    }
-  }
-  if (row < rows)
-    chains_of_row<T, kWide, kWhole>(values, c, weights + row * kRun, spans[row],
-                                    sums + row * kSliceWidth, apart, row ? Next{} : next);
-  for (row = 0; row < rows; ++row)
-    for (int j = 0; j < kWide; ++j) {
-      Vec part[kChains];
-      for (int i = 0; i < kChains; ++i)
-        std::memcpy(&part[i], sums + i * apart + row * kSliceWidth + j * kRows, sizeof(Vec));
-      const Vec sum = (part[0] + part[1]) + (part[2] + part[3]);
-      std::memcpy(out + row * stride + c + j * kRows, &sum, sizeof(Vec));
-    }
+                 int rows, float* out, int64_t stride, const char* const* soon) {
+  for (int row = 0; row < rows; ++row) std::memset(out + row * stride, 0, kWide * sizeof(Vec));
+  int row = 0;
+  const auto tiles = [&](auto height) {
+    constexpr int kHeight = decltype(height)::value;
+    for (; rows - row >= kHeight; row += kHeight)
+      add_to_rows<T, kHeight, kWide, kWhole>(values, c, weights + row * kRun, spans + row,
+                                             out + row * stride, stride, row ? nullptr : soon);
+  };
+  if constexpr (kWide <= 2) tiles(std::integral_constant<int, kTallRows>());
+  if constexpr (kWide <= 4 && kTallRows > 4) tiles(std::integral_constant<int, 4>());
+  if constexpr (kWide <= 4) tiles(std::integral_constant<int, 2>());
+  tiles(std::integral_constant<int, 1>());
 }
 
 }  // namespace paged

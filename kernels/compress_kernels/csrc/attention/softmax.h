@@ -18,6 +18,17 @@ inline float base_of(float top) { return top == -__builtin_inff() ? 0.0f : top; 
 // The larger, and NaN if one is.
 inline float larger(float a, float b) { return b > a || b != b ? b : a; }
 
+// The lanes of a vector in one number, half on half.
+template <typename Join>
+inline float lanes_in_one(Vec x, const Join& join) {
+  float lanes[kRows];
+  std::memcpy(lanes, &x, sizeof x);
+#pragma GCC unroll 4
+  for (int half = kRows / 2; half; half /= 2)
+    for (int i = 0; i < half; ++i) lanes[i] = join(lanes[i], lanes[i + half]);
+  return lanes[0];
+}
+
 // From products with keys to weights of positions [from, to) of a run, in place; around them up to
 // whole vectors is anything. key_scales, value_scales: of the positions, null for none; the sum is
 // without those of values, the weights that are left behind are with them. cap: 0 for none.
@@ -39,8 +50,7 @@ inline RunSum soften(float* scores, int from, int to, float scale, float cap,
     tops = (x > tops) | (x != x) ? x : tops;
     std::memcpy(scores + p, &x, sizeof x);
   }
-  float top = tops[0];
-  for (int i = 1; i < kRows; ++i) top = larger(top, tops[i]);
+  const float top = lanes_in_one(tops, larger);
   const Vec base = splat(base_of(top));
   Vec sums{};
   for (int p = begin; p < to; p += kRows) {
@@ -51,9 +61,7 @@ inline RunSum soften(float* scores, int from, int to, float scale, float cap,
     if (value_scales) std::memcpy(&s, value_scales + p, sizeof s), x *= s;
     std::memcpy(scores + p, &x, sizeof x);
   }
-  float sum = 0.0f;
-  for (int i = 0; i < kRows; ++i) sum += sums[i];
-  return {top, sum};
+  return {top, lanes_in_one(sums, [](float a, float b) { return a + b; })};
 }
 
 inline float power(float x) { return exponential(splat(x))[0]; }
