@@ -22,7 +22,8 @@ class Given:
 @dataclass(frozen=True, slots=True, eq=False)
 class CompiledOp:
     """function: of csrc, by its name. about: what it is given. given: the fields of `about` that
-    each run writes. keeps: tensors whose addresses `about` has, and what else it must outlive."""
+    each run writes, those of a structure in it as "outer.inner". keeps: tensors whose addresses
+    `about` has, and what else it must outlive."""
 
     function: str
     about: ctypes.Structure
@@ -109,6 +110,10 @@ class Program:
 
 
 def _place(about: ctypes.Structure, name: str, given: Given, names: tuple[str, ...]) -> PlaceStruct:
-    where = getattr(type(about), name)
-    at = ctypes.addressof(about) + where.offset
-    return PlaceStruct(at, names.index(given.name), where.size)
+    kind, at = type(about), ctypes.addressof(about)
+    *outer, last = name.split(".")
+    for part in outer:
+        at += getattr(kind, part).offset
+        kind = dict(kind._fields_)[part]
+    where = getattr(kind, last)
+    return PlaceStruct(at + where.offset, names.index(given.name), where.size)
