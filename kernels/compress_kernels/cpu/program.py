@@ -8,6 +8,7 @@ many rows, where the positions lie.
 import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from compress_kernels.cpu.library import native
 
@@ -110,10 +111,11 @@ class Program:
 
 
 def _place(about: ctypes.Structure, name: str, given: Given, names: tuple[str, ...]) -> PlaceStruct:
-    kind, at = type(about), ctypes.addressof(about)
+    kind: Any = type(about)
+    at = ctypes.addressof(about)
     *outer, last = name.split(".")
     for part in outer:
         at += getattr(kind, part).offset
-        kind = dict(kind._fields_)[part]
+        kind = next(of for called, of, *_ in kind._fields_ if called == part)
     where = getattr(kind, last)
     return PlaceStruct(at + where.offset, names.index(given.name), where.size)

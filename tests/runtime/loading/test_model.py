@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import compress
+from compress.api import verbs as api_verbs
 from compress.checkpoint import Checkpoint
 from compress.errors import CompressError, RequestError
 from compress.formats import open_weights
@@ -32,6 +33,7 @@ from compress.runtime.sequences.request import Request, Sampling
 from compress.serve.open_model import KV_DTYPES, CacheOptions
 from compress.text.tokenizer import load_tokenizer
 from compress.verbs import open_model
+from compress_kernels.ops.pairs import compiled_pairs
 from helpers import compressed_models, tiny_models
 
 OP_BY_OP = "steps run op by op, not in one call"
@@ -48,7 +50,7 @@ def model(folder: Path) -> Model:
 
 
 def test_the_front_is_where_the_documents_say() -> None:
-    assert compress.open_model is open_model
+    assert compress.open_model is api_verbs.open_model
     assert compress.Sampling is Sampling
     assert {"open_model", "Sampling"} <= set(dir(compress))
 
@@ -384,13 +386,16 @@ def test_what_8_bits_of_the_checkpoint_take_is_said(folder: Path, tmp_path: Path
         overrides=["calibration.samples=2", "calibration.length=16", "evaluation=null"],
     )
     model = open_model(tmp_path / "out", dtype="bf16")
-    (notice,) = model.notices
+    *_, notice = model.notices
     assert notice == (
         "keys and values are rounded to 8 bits by the checkpoint's scales, and take the memory of"
         " torch.bfloat16"
     )
     assert isinstance(model.engine.runner, LocalRunner)
-    assert model.engine.runner.decoder.dtype == torch.bfloat16
+    called = model.engine.runner.decoder
+    assert isinstance(called, OneCallDecoder) == compiled_pairs(torch.device("cpu"))
+    decoder = called.decoder if isinstance(called, OneCallDecoder) else called
+    assert decoder.dtype == torch.bfloat16
 
 
 def test_wrong_arguments_are_one_line(folder: Path) -> None:
