@@ -18,7 +18,7 @@ from compress.runtime.forms.panels import PackedPanels
 from compress_kernels.cpu.attention import AttentionSettings, attention_struct
 from compress_kernels.cpu.experts import choice_struct
 from compress_kernels.cpu.linear import linear_struct
-from compress_kernels.cpu.packed import function_of, packed_struct
+from compress_kernels.cpu.packed import function_of, packed_pairs_struct, packed_struct
 from compress_kernels.cpu.pairs import pair_struct
 from compress_kernels.cpu.program import CompiledOp, Given
 from compress_kernels.cpu.rows import (
@@ -81,11 +81,15 @@ def linear_call(linear: Linear, x: Tensor, out: Tensor, rows: Given = ROWS) -> C
     """x: [rows, K], rounded where `rounding_before` says so; out: [rows, N], rows apart."""
     weight, bias, given = linear.weight, linear.bias, {"rows": rows, "threads": THREADS}
     if isinstance(weight, PackedPanels):
-        rounding = weight.rounding(linear.inputs)
-        packed = packed_struct(x, weight.panels, bias, out, weight.math, rounding)
         panels = weight.panels
-        keeps = (panels.codes, panels.scales, panels.zeros, panels.columns)
-        return CompiledOp(function_of(weight.math), packed, given, (x, bias, out, *keeps))
+        keeps = (x, bias, out, panels.codes, panels.scales, panels.zeros, panels.columns)
+        if x.dtype == torch.bfloat16:
+            halves = packed_pairs_struct(x, panels, bias, out)
+            given = {f"rows.{name}": value for name, value in given.items()}
+            return CompiledOp("packed_pairs", halves, given, keeps)
+        rounding = weight.rounding(linear.inputs)
+        packed = packed_struct(x, panels, bias, out, weight.math, rounding)
+        return CompiledOp(function_of(weight.math), packed, given, keeps)
     assert isinstance(weight, FloatWeight | PairWeight), "why_no_call has refused the others"
     values = weight.panels if isinstance(weight, PairWeight) else weight.values
     if x.dtype == torch.bfloat16:

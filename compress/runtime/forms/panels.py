@@ -13,6 +13,7 @@ from compress.runtime.forms.packed import PackedWeight
 from compress_kernels.cpu.library import native
 from compress_kernels.ops.linear import linear
 from compress_kernels.ops.packed import MOST, layout_for, packed_linear, takes_group
+from compress_kernels.ops.pairs import compiled_pairs
 from compress_kernels.panels import (
     PANEL,
     Codes,
@@ -111,7 +112,8 @@ class PanelsForm:
     def why_not(self, facts: LinearFacts, how: Arithmetic) -> str | None:
         if how.device.type != "cpu":
             return "they are for the CPU"
-        if how.dtype != torch.float32:
+        half = how.dtype == torch.bfloat16 and how.math == "exact" and compiled_pairs(how.device)
+        if how.dtype != torch.float32 and not half:
             return "they are for dtype fp32"
         if facts.factored:
             return "inputs are multiplied by factors first"

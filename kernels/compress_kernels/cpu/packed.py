@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from compress_kernels.cpu.library import FLOAT_KINDS, address, native
+from compress_kernels.cpu.pairs import PairStruct
 from compress_kernels.panels import Panels, panel_bytes
 from compress_kernels.rounding import RowRounding
 
@@ -33,10 +34,16 @@ class PackedStruct(ctypes.Structure):
     ]
 
 
+class PackedPairsStruct(ctypes.Structure):
+    """Mirrors `PackedPairs` in csrc/products/packed_pairs.cpp."""
+
+    _fields_ = [("rows", PairStruct), ("codes", PackedStruct)]
+
+
 def packed_linear(
     x: Tensor, panels: Panels, bias: Tensor | None, math: str, rounding: RowRounding | None = None
 ) -> Tensor:
-    """x fp32 [M, K], bias fp32 [N] or None -> fp32 [M, N].
+    """x [M, K], bias [N] or None -> [M, N], all fp32, or bf16 under exact.
 
     `ops.packed.packed_linear` calls it and has checked the arguments.
     """
@@ -45,9 +52,25 @@ def packed_linear(
     x = x if x.stride(1) == 1 else x.contiguous()
     bias = None if bias is None else bias.contiguous()
     out = x.new_empty(len(x), panels.shape[0])
+    if x.dtype == torch.bfloat16:
+        library.packed_pairs(ctypes.byref(packed_pairs_struct(x, panels, bias, out)))
+        return out
     run = getattr(library, function_of(math))
     run(ctypes.byref(packed_struct(x, panels, bias, out, math, rounding)))
     return out
+
+
+def packed_pairs_struct(
+    x: Tensor, panels: Panels, bias: Tensor | None, out: Tensor
+) -> PackedPairsStruct:
+    """What the C function is given: addresses of tensors that must outlive it, x, bias and out in
+    bf16. Numbers of a row lie side by side, rows of x and of out apart."""
+    n, k = panels.shape
+    rows = PairStruct(
+        x.data_ptr(), None, address(bias), out.data_ptr(),
+        len(x), k, n, x.stride(0), out.stride(0), 0, torch.get_num_threads(),
+    )  # fmt: skip
+    return PackedPairsStruct(rows, packed_struct(x, panels, None, out, "exact"))
 
 
 def function_of(math: str) -> str:

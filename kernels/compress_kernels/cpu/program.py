@@ -8,6 +8,7 @@ many rows, where the positions lie.
 import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from compress_kernels.cpu.library import native
 
@@ -22,7 +23,8 @@ class Given:
 @dataclass(frozen=True, slots=True, eq=False)
 class CompiledOp:
     """function: of csrc, by its name. about: what it is given. given: the fields of `about` that
-    each run writes. keeps: tensors whose addresses `about` has, and what else it must outlive."""
+    each run writes, those of a structure in it as "outer.inner". keeps: tensors whose addresses
+    `about` has, and what else it must outlive."""
 
     function: str
     about: ctypes.Structure
@@ -109,6 +111,11 @@ class Program:
 
 
 def _place(about: ctypes.Structure, name: str, given: Given, names: tuple[str, ...]) -> PlaceStruct:
-    where = getattr(type(about), name)
-    at = ctypes.addressof(about) + where.offset
-    return PlaceStruct(at, names.index(given.name), where.size)
+    kind: Any = type(about)
+    at = ctypes.addressof(about)
+    *outer, last = name.split(".")
+    for part in outer:
+        at += getattr(kind, part).offset
+        kind = next(of for called, of, *_ in kind._fields_ if called == part)
+    where = getattr(kind, last)
+    return PlaceStruct(at + where.offset, names.index(given.name), where.size)

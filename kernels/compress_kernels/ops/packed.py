@@ -6,6 +6,7 @@ from torch import Tensor
 from compress_kernels.cpu import packed as cpu_packed
 from compress_kernels.cpu.library import native
 from compress_kernels.ops.checks import require, require_matrix, require_whole, wrong
+from compress_kernels.ops.pairs import compiled_pairs
 from compress_kernels.panels import PANEL, RUN, Layout, Math, Panels, panel_bytes
 from compress_kernels.reference import packed as reference
 from compress_kernels.rounding import RowRounding
@@ -32,14 +33,14 @@ def packed_linear(
     math: Math,
     rounding: RowRounding | None = None,
 ) -> Tensor:
-    """x fp32 [M, K], bias fp32 [N] or None -> fp32 [M, N], on the CPU.
+    """x fp32 [M, K], bias fp32 [N] or None -> fp32 [M, N], on the CPU; all in bf16 under "exact".
 
-    "exact" gives the bits of linear.linear with the decoded weight. "int16" and "int8" round each
-    row of x to whole numbers, of 32512 and of 127 at most, a group of the weight at a time (128
-    columns at most), and multiply these with codes: sums of a run are exact, and runs are added in
-    the order of columns, one fma each. So a row's bits depend on nothing else, and are the same on
-    every instruction set; a run with NaN or infinity makes its row NaN. E2M1 codes take twice their
-    numbers and half of their scale; E4M3 codes have "exact" alone.
+    "exact" gives the bits of linear.linear with the decoded weight, in x's dtype. "int16" and
+    "int8" round each row of x to whole numbers, of 32512 and of 127 at most, a group of the weight
+    at a time (128 columns at most), and multiply these with codes: sums of a run are exact, and
+    runs are added in the order of columns, one fma each. So a row's bits depend on nothing else,
+    and are the same on every instruction set; a run with NaN or infinity makes its row NaN. E2M1
+    codes take twice their numbers and half of their scale; E4M3 codes have "exact" alone.
     rounding: of rows, in place of the math's, under "int16" and "int8" alike: sums are those of a
     group of the weight, however long; what it leaves as it is follows in the order of columns, one
     fma each.
@@ -49,11 +50,13 @@ def packed_linear(
     _check(panels, math)
     require(rounding is None or panels.shape[1] <= MOST, "columns", "more", f"{MOST} at most")
     n, k = panels.shape
-    if x.dim() != 2 or x.shape[1] != k or x.dtype != torch.float32:
+    half = math == "exact" and x.dtype == torch.bfloat16
+    if x.dim() != 2 or x.shape[1] != k or not (half or x.dtype == torch.float32):
         raise wrong("x", x, f"torch.float32 [rows, {k}]")
-    if bias is not None and (bias.shape != (n,) or bias.dtype != torch.float32):
-        raise wrong("bias", bias, f"torch.float32 [{n}]")
-    if native().library is None or x.numel() == 0 or n == 0:
+    if bias is not None and (bias.shape != (n,) or bias.dtype != x.dtype):
+        raise wrong("bias", bias, f"{x.dtype} [{n}]")
+    here = compiled_pairs(x.device) if half else native().library is not None
+    if not here or x.numel() == 0 or n == 0:
         return reference.packed_linear(x, panels, bias, math, rounding)
     return cpu_packed.packed_linear(x, panels, bias, math, rounding)
 

@@ -19,7 +19,7 @@ def packed_linear(
 ) -> Tensor:
     """As packed.packed_linear, arguments checked."""
     if math == "exact":
-        return linear(x, decoded(panels), bias)
+        return linear(x, decoded(panels).to(x.dtype), bias)
     if panels.columns is not None:
         x = x[:, panels.columns.long()]
     total = _runs(x, panels, math) if rounding is None else _whole_rows(x, panels, rounding)

@@ -76,6 +76,12 @@ def check(panels: Panels, math: Math, rows: tuple[int, ...] = ROWS) -> None:
         wanted = reference.packed_linear(x, panels, bias, math)
     for m in rows:
         assert torch.equal(packed_linear(x[:m], panels, bias, math), wanted[:m]), (math, m)
+    if math == "exact":
+        halves = x.bfloat16(), decoded(panels).bfloat16(), bias.bfloat16()
+        wanted = linear(*halves)
+        for m in rows:
+            found = packed_linear(halves[0][:m], panels, halves[2], math)
+            assert torch.equal(found, wanted[:m]), ("in bf16", m)
 
 
 @needs_native

@@ -67,6 +67,11 @@ def check(panels: Panels, math: Math) -> None:
         wanted = reference.packed_linear(x, panels, bias, math)
     for m in (1, 2, 3, 5, 8, 9, 17, 64):
         assert torch.equal(packed_linear(x[:m], panels, bias, math), wanted[:m]), (math, m)
+    if math == "exact":
+        halves = x.bfloat16(), decoded(panels).bfloat16(), bias.bfloat16()
+        for m in (1, 17):
+            found = packed_linear(halves[0][:m], panels, halves[2], math)
+            assert torch.equal(found, linear(halves[0][:m], *halves[1:])), ("in bf16", m)
 
 
 @needs_native

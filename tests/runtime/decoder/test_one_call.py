@@ -145,8 +145,22 @@ def test_inputs_and_what_is_stored_in_fp8(tmp_path: Path, family: str) -> None:
     check_written(tmp_path / "out", "int16")
 
 
-def check_written(folder: Path, math: Math) -> None:
-    how = Arithmetic.here(torch.float32, "cpu", math)
+@_bf16
+@pytest.mark.parametrize(
+    "scheme",
+    [G32, *(PRESETS[x] for x in ("NVFP4A16", "W8A8", "W8A8_STATIC", "FP8_DYNAMIC", "FP8"))],
+    ids=["int4", "nvfp4", "w8a8", "w8a8 static", "fp8", "fp8 static"],
+)
+def test_codes_in_bf16(tmp_path: Path, scheme: QuantScheme) -> None:
+    """Inputs, and what is stored, through codes, too."""
+    source = tiny_models.make("llama", tmp_path / "source", dtype="bf16", attention_bias=True)
+    stored = PRESETS["FP8"].activation if scheme.activation else None
+    compressed_models.write(source, tmp_path / "out", scheme, kv_cache=stored)
+    check_written(tmp_path / "out", "exact", torch.bfloat16)
+
+
+def check_written(folder: Path, math: Math, dtype: torch.dtype = torch.float32) -> None:
+    how = Arithmetic.here(dtype, "cpu", math)
     weights = open_weights(Checkpoint.open(folder))
     forward = describe_forward(weights.checkpoint.config, weights.spec)
     plain, called = (runs(Decoder.of(Loader(weights, forward, how))) for _ in range(2))

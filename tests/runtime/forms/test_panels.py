@@ -119,7 +119,8 @@ def test_what_no_panel_says_is_decoded() -> None:
     ("scheme", "how", "reason"),
     [
         (G32, Arithmetic(torch.float32, torch.device("cuda")), "they are for the CPU"),
-        (G32, Arithmetic(torch.bfloat16, CPU), "they are for dtype fp32"),
+        (G32, Arithmetic(torch.float16, CPU), "they are for dtype fp32"),
+        (G32, Arithmetic(torch.bfloat16, CPU, math="int16"), "they are for dtype fp32"),
         (replace(G32, group_size=20), Arithmetic(torch.float32, CPU), "groups of 20 columns"),
         (PRESETS["LLM_INT8_CALIBRATED"], Arithmetic(torch.float32, CPU), "outlier columns stand"),
     ],

@@ -11,6 +11,7 @@
 #include <cstring>
 #include <vector>
 
+#include "decode.h"
 #include "linear.h"
 #include "magnitudes.h"
 #include "parallel.h"
@@ -21,57 +22,11 @@ constexpr int64_t kKept = 256 << 10;     // numbers of rows, for the second-leve
 constexpr int64_t kDecoded = 256 << 10;  // bytes of decoded panels, for the same
 constexpr int64_t kGrain = 512 << 10;    // products worth a thread
 constexpr int64_t kFew = 8;              // rows, up to which each tile computes its numbers
-constexpr int kBlock = 512;              // columns that are decoded of one output after the other
-
-// Grids of the steps of some columns, those that share a group once.
-struct BlockGrids {
-  Grid grids[kBlock / kStep];
-  int of[kBlock / kStep];
-
-  void read(const Packed& p, int64_t panel, int64_t from, int64_t to) {
-    int64_t group = -1;
-    int count = 0;
-    for (int64_t k = from; k < to; k += kStep) {
-      if (k / p.group != group) grids[count++].read(p, panel, group = k / p.group);
-      of[(k - from) / kStep] = count - 1;
-    }
-  }
-};
-
-// Numbers of a panel, [16 outputs, inputs], in the places that columns have in x.
-template <int kBits, int kCodes, int kPlain>
-void decode(const Packed& p, int64_t panel, Plain<kPlain>* to) {
-  constexpr int64_t kWide = 512 / kBits;
-  const uint8_t* codes = p.codes + panel * p.panel_bytes;
-  BlockGrids block;
-  for (int64_t from = 0; from < p.inputs; from += kBlock) {
-    const int64_t end = std::min<int64_t>(from + kBlock, p.inputs);
-    block.read(p, panel, from, end);
-    for (int r = 0; r < kPanel; ++r)
-      for (int64_t k = from; k < end; k += kStep) {
-        const uint8_t* line = codes + (k / kWide * kPanel + r) * kLine;
-        Values<kBits, kCodes, kPlain> values;
-        values.read(p, block.grids[block.of[(k - from) / kStep]], r);
-        Plain<kPlain> found[kStep];
-        const int j = k % kWide / kStep;
-        for (int part = 0; part < kParts; ++part) {
-          Ints packed;
-          std::memcpy(&packed, line + 4 * kRows * part, sizeof packed);
-          store_exact(values.at(packed, j), found + kRows * part, kRows);
-        }
-        Plain<kPlain>* row = to + r * p.inputs;
-        const int64_t left = std::min<int64_t>(kStep, end - k);
-        if (p.columns) for (int64_t i = 0; i < left; ++i) row[p.columns[k + i]] = found[i];
-        else if (left == kStep) std::memcpy(row + k, found, sizeof found);
-        else std::memcpy(row + k, found, left * sizeof *found);
-      }
-  }
-}
 
 // As they are multiplied: in their dtype, or in fp32.
 template <int kBits, int kCodes, int kPlain, typename T>
 void decode_panel(const Packed& p, int64_t panel, T* to) {
-  if constexpr (std::is_same_v<T, Plain<kPlain>>) decode<kBits, kCodes, kPlain>(p, panel, to);
+  if constexpr (std::is_same_v<T, Plain<kPlain>>) decode<kBits, kCodes, kPlain>(p, panel, 0, p.inputs, to, p.inputs);
 #ifdef __AVX512BW__
   else store_panel(p, panel, to);
 #endif

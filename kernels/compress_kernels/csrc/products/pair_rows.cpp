@@ -118,10 +118,8 @@ Laid lay_out(const PairRows& p, int64_t first, int64_t rows, std::vector<uint32_
 // Pairs [begin, begin + count) of a weight that lies by rows, as its panel has them.
 void bring(const PairRows& p, int64_t panel, int64_t begin, int64_t count, uint32_t* to) {
   const int64_t columns = std::min(2 * count, p.columns - 2 * begin);
-  for (int64_t j = 0; j < kPanel; j += kRows) {
-    const int64_t output = panel * kPanel + j, rows = std::min<int64_t>(kRows, p.outputs - output);
-    turn(p.weight + output * p.columns + 2 * begin, p.columns, rows, columns, to + j, kPanel);
-  }
+  const int64_t output = panel * kPanel, rows = std::min<int64_t>(kPanel, p.outputs - output);
+  turn_outputs(p.weight + output * p.columns + 2 * begin, p.columns, rows, columns, to);
 }
 
 void finish(const PairRows& p, const Laid& laid, int64_t panel, const Sums* sums) {
@@ -136,7 +134,8 @@ void finish(const PairRows& p, const Laid& laid, int64_t panel, const Sums* sums
   }
 }
 
-void panels(const PairRows& p, const Laid& laid, int64_t from, int64_t to) {
+// made: what brings a block of a panel, or null where the weight lies in panels.
+void panels(const PairRows& p, const Laid& laid, int64_t from, int64_t to, const MadePairs* made) {
   alignas(64) uint32_t brought[kBlock * kPanel];
   Sums sums[kMost];
   const int64_t pairs = p.pairs();
@@ -145,8 +144,8 @@ void panels(const PairRows& p, const Laid& laid, int64_t from, int64_t to) {
     for (int64_t begin = 0; begin < pairs; begin += kBlock) {
       const int64_t count = std::min(kBlock, pairs - begin);
       const uint32_t* w = brought;
-      if (p.panels) w = reinterpret_cast<const uint32_t*>(p.weight) + (panel * pairs + begin) * kPanel;
-      else bring(p, panel, begin, count, brought);
+      if (made) (*made)(panel, begin, count, brought);
+      else w = reinterpret_cast<const uint32_t*>(p.weight) + (panel * pairs + begin) * kPanel;
       const AsInstruction flushed;
       for (int64_t tile = 0; tile < laid.tiles; ++tile) {
         const int64_t row = laid.row(tile), height = laid.row(tile + 1) - row;
@@ -157,17 +156,33 @@ void panels(const PairRows& p, const Laid& laid, int64_t from, int64_t to) {
   }
 }
 
+void all_panels(const PairRows& p, const MadePairs* made) {
+  static thread_local std::vector<uint32_t> room;
+  const int64_t count = (p.outputs + kPanel - 1) / kPanel;
+  const int64_t parts = (p.rows + kMost - 1) / kMost;
+  for (int64_t part = 0; part < parts; ++part) {
+    const int64_t first = p.rows * part / parts, end = p.rows * (part + 1) / parts;
+    const Laid laid = lay_out(p, first, end - first, room);
+    const int64_t grain = 1 + kGrain / (laid.rows * p.columns * kPanel + 1);
+    in_parallel(p.threads, count, grain,
+                [&](int64_t from, int64_t to) { panels(p, laid, from, to, made); });
+  }
+}
+
 }  // namespace
 
+void pairs_made(const PairRows& p, const MadePairs& made) { all_panels(p, &made); }
+
+void turn_outputs(const BFloat16* from, int64_t stride, int64_t rows, int64_t columns,
+                  uint32_t* to) {
+  for (int64_t row = 0; row < rows; row += kRows)
+    turn(from + row * stride, stride, std::min<int64_t>(kRows, rows - row), columns, to + row,
+         kPanel);
+}
+
 extern "C" void pair_rows(const PairRows* p) {
-  static thread_local std::vector<uint32_t> room;
-  const int64_t count = (p->outputs + kPanel - 1) / kPanel;
-  const int64_t parts = (p->rows + kMost - 1) / kMost;
-  for (int64_t part = 0; part < parts; ++part) {
-    const int64_t first = p->rows * part / parts, end = p->rows * (part + 1) / parts;
-    const Laid laid = lay_out(*p, first, end - first, room);
-    const int64_t grain = 1 + kGrain / (laid.rows * p->columns * kPanel + 1);
-    in_parallel(p->threads, count, grain,
-                [&](int64_t from, int64_t to) { panels(*p, laid, from, to); });
-  }
+  if (p->panels) return all_panels(*p, nullptr);
+  pairs_made(*p, [p](int64_t panel, int64_t begin, int64_t count, uint32_t* to) {
+    bring(*p, panel, begin, count, to);
+  });
 }

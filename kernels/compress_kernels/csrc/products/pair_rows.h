@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 
 #include "stored.h"
 
@@ -19,3 +20,12 @@ struct PairRows {
 };
 
 extern "C" void pair_rows(const PairRows* p);
+
+// The same of a weight that is made as it is needed: pairs [begin, begin + count) of a panel, those
+// of one after the other, from `to` on. Outputs that only fill up may be anything.
+using MadePairs = std::function<void(int64_t panel, int64_t begin, int64_t count, uint32_t* to)>;
+void pairs_made(const PairRows& p, const MadePairs& made);
+
+// Numbers of 16 outputs, rows `stride` apart, as pairs of columns: to: [pairs, 32 outputs], of which
+// they are those from where it points.
+void turn_outputs(const BFloat16* from, int64_t stride, int64_t rows, int64_t columns, uint32_t* to);
