@@ -11,8 +11,8 @@ LEVELS: Mapping[str, str] = {
     UNPROVED: "not verified",
     "form": "well-formed",
     "loads": "its runtime opens it",
-    "logits": "logits are those of the weights",
-    "tokens": "logits and greedy tokens are those of the weights",
+    "logits": "logits are those of the stored weights",
+    "tokens": "logits and greedy tokens are those of the stored weights",
 }
 
 

@@ -91,7 +91,7 @@ def test_a_graph_beside_the_weights(
     assert row["proof"] == "tokens"
     assert " kB of the source stay where they are\n" in told
     assert f" weights (156 kB) in {FILE}\n" in told
-    assert "proved   logits and greedy tokens are those of the weights" in told
+    assert "proved   logits and greedy tokens are those of the stored weights" in told
     assert told.endswith(f"{model} (2 files, and the report)\n")
 
 

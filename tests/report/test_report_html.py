@@ -136,7 +136,7 @@ def test_exports_say_what_they_are_made_of(report: Report) -> None:
 
     found = section(EXPORT, replace(EXPORT, target="gguf"))
     for words in (
-        "logits and greedy tokens are those of the weights",
+        "logits and greedy tokens are those of the stored weights",
         "0.0123",
         "the embedding is decoded",
         "6 × Attention, 42 × DequantizeLinear",
@@ -157,7 +157,7 @@ def test_where_the_edited_model_loads_is_on_the_page(report: Report) -> None:
     found = StockLoad("5.23.0", "MistralForCausalLM", "logits", 2.5e-6, ("the source's <ids>",))
     for shown in (report, replace(report, result=replace(report.result, architecture="small"))):
         page = Page(render_html(replace(shown, loads=found))).text
-        said = "transformers 5.23.0, MistralForCausalLM: logits are those of the weights"
+        said = "transformers 5.23.0, MistralForCausalLM: logits are those of the stored weights"
         assert f"{said} (largest difference of a logit 2.50e-06)" in " ".join(page.split())
         assert "the source's <ids>" in page
     assert "loads in" not in Page(render_html(report)).text

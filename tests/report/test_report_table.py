@@ -123,7 +123,7 @@ def test_exports_and_their_notes_are_no_warnings(report: Report) -> None:
     shown = render_table(replace(report, warnings=(), exports=(made,)))
     said = " ".join(shown.split())
     assert (
-        "Export onnx, 12.3 MB: logits and greedy tokens are those of the weights (largest"
+        "Export onnx, 12.3 MB: logits and greedy tokens are those of the stored weights (largest"
         " difference of a logit 0.0123) note the embedding is decoded"
     ) in said
     assert "Warning" not in shown
