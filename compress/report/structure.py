@@ -148,7 +148,7 @@ def searched(report: Report) -> Html | None:
         Column(TAKEN[found[0][1].measure], True),
         *(Column("Loss", True), Column("Predicted", True), Column("Place")),
     ]
-    return section("sizes", "Sizes", table("Sizes", columns, rows), note=SEARCHED_NOTE)
+    return section("searched", "Sizes", table("Sizes", columns, rows), note=SEARCHED_NOTE)
 
 
 def _tried(stage: StageRecord, tried: SizeCandidate, axes: Sequence[str]) -> list[Cell]:

@@ -19,6 +19,7 @@ from compress.report.html import render_html, write_html
 from compress.report.layers import MANY_LAYERS
 from compress.report.markup import el, raw
 from compress.report.records.quality import Quality, TaskNumber, TaskQuality, TextQuality
+from compress.report.records.sizes import SizeCandidate
 from compress.report.schema import (
     Export,
     Layer,
@@ -127,6 +128,16 @@ EXPORT = Export(
     ("the same in chunks: logits within 2e-05", "16 greedy tokens are the same"),
     ("pip install onnxruntime", 'import onnxruntime\nopen("a & b")'),
 )
+
+
+def test_no_two_parts_of_a_page_have_one_name(report: Report) -> None:
+    """A link into the page finds one place: sizes that were searched are not those of the file."""
+    tried = SizeCandidate({"rank": 64, "rope_dim": 64}, "kv_bytes_per_token", 1536, 0.08)
+    stage = replace(report.stages[0], candidates=(tried,))
+    page = Page(render_html(replace(report, stages=(stage,))))
+    names = [attrs["id"] for _, attrs in page.tags if "id" in attrs]
+    assert {"sizes", "searched"} <= set(names)
+    assert len(names) == len(set(names))
 
 
 def test_exports_say_what_they_are_made_of(report: Report) -> None:
