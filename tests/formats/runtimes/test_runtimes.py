@@ -212,6 +212,8 @@ def test_quantized_caches(specs: dict[str, DecoderSpec]) -> None:
     for choose in (G4, lambda linear: None):
         found = verdicts(specs["llama"], choose, kv_cache=FP8_CACHE)
         assert [found[name][0] for name in found] == ["expected", "yes", "yes"]
+        assert "transformers 5.24 leaves the cache as it is" in found["transformers"][1]
+    assert "cache" not in verdicts(specs["llama"], G4)["transformers"][1]
     found = verdicts(specs["llama"], G4, kv_cache=INT8_CACHE)
     assert found["vLLM on GPU"] == ("no", "its cache takes fp8, not a8 static")
     assert found["transformers"][0] == "yes"
