@@ -4,17 +4,19 @@
 
 One model in groups of 32, the head too, rounded by us; the same codes go into a GGUF file (Q4_0)
 and a folder for onnxruntime-genai, so all read the same weights. Sides take turns: the engine in
-each math, and in fp32 from the source's 16 bits; llama.cpp and onnxruntime-genai as they come,
-which round inputs to 8 bits. A batch is of texts of one length that begin together. `decode` is
-tokens behind the first of all texts by seconds, `prefill` tokens of the prompts by the seconds to
-the first of all texts; medians of the rounds. ratios: the engine's decode over the fastest of the
-two peers, and over the engine's from 16 bits. The result goes to benchmarks/results. llama.cpp
-needs its environment (benchmarks/peers/README.md, $LLAMA_CPP_PYTHON).
+each math, and in fp32 from the source's 16 bits and from its weights stored in 32; llama.cpp and
+onnxruntime-genai as they come, which round inputs to 8 bits. A batch is of texts of one length that
+begin together. `decode` is tokens behind the first of all texts by seconds, `prefill` tokens of the
+prompts by the seconds to the first of all texts; medians of the rounds. ratios: the engine's decode
+over the fastest of the two peers, and over the engine's from 16 and from 32 bits. The result goes
+to benchmarks/results. llama.cpp needs its environment (benchmarks/peers/README.md,
+$LLAMA_CPP_PYTHON).
 """
 
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -26,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 
 from benchmarks.export.genai_speed import ENDS, HEAD
 from benchmarks.models import SHAPES, make
@@ -95,6 +98,24 @@ def genai_side(folder: Path, threads: int) -> Serve:
     return serve
 
 
+def widened(model: Path, out: Path) -> Path:
+    """The same weights, stored in fp32."""
+    out.mkdir()
+    for file in model.iterdir():
+        if file.suffix != ".safetensors":
+            shutil.copy(file, out)
+            continue
+        wide = {name: tensor.float() for name, tensor in load_file(file).items()}
+        save_file(wide, out / file.name, metadata={"format": "pt"})
+    config = json.loads((out / "config.json").read_text())
+    (out / "config.json").write_text(json.dumps(config | {"dtype": "float32"}))
+    for index in out.glob("*.index.json"):
+        listed = json.loads(index.read_text())
+        listed["metadata"] = {}  # its total_size is of 16 bits
+        index.write_text(json.dumps(listed))
+    return out
+
+
 def made(name: str, work: Path) -> dict[str, Path]:
     """The source, and its codes in each form."""
     model = REPO / "examples" / name if name == "tale-6m" else work / name
@@ -110,7 +131,9 @@ def made(name: str, work: Path) -> dict[str, Path]:
         command = [*cli, "export", str(codes), "--to", form, "-o", str(work / form)]
         run([*command, "--no-verify"], work / f"{form}.log")
     (file,) = (work / "gguf").glob("*.gguf")
-    return {"source": model, "codes": codes, "gguf": file, "genai": work / "onnx-genai"}
+    wide = widened(model, work / "fp32")
+    genai = work / "onnx-genai"
+    return {"source": model, "wide": wide, "codes": codes, "gguf": file, "genai": genai}
 
 
 def measure(sides: Mapping[str, Serve], texts: int, rounds: int) -> dict[str, Any]:
@@ -118,6 +141,7 @@ def measure(sides: Mapping[str, Serve], texts: int, rounds: int) -> dict[str, An
     others = {
         "the faster peer": max(of[name]["decode"] for name in PEERS),
         "16 bits": of["engine, 16 bits"]["decode"],
+        "32 bits": of["engine, 32 bits"]["decode"],
     }
     ratios = {
         f"{math} over {name}": round(of[f"engine, {math}"]["decode"] / other, 2)
@@ -139,6 +163,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         files = made(options.model, Path(folder))
         sides = {f"engine, {math}": engine_side(files["codes"], math)[0] for math in MATHS}
         sides["engine, 16 bits"] = engine_side(files["source"])[0]
+        sides["engine, 32 bits"] = engine_side(files["wide"])[0]
         texts = max(options.batches)
         llama, version = llama_side(files["gguf"], options.threads, texts, stack)
         sides["llama.cpp"] = llama
