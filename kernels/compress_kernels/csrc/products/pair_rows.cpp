@@ -35,7 +35,9 @@ struct Laid {
   int64_t row(int64_t tile) const { return rows * tile / tiles; }
 };
 
-// x: [pairs, kHeight]. w: [pairs, kPanel]. sums: of each row.
+// x: [pairs, kHeight]. w: [pairs, kPanel]. sums: of each row. What several rows ask for goes into the
+// second-level cache (8 rows of 4096 x 4096 take 1.45 ms, into the first 1.95); one row is faster by
+// the first.
 template <int kHeight>
 void multiply(const uint32_t* x, const uint32_t* w, int64_t pairs, Sums* sums) {
   Vec own[kHeight][kParts];
@@ -44,7 +46,8 @@ void multiply(const uint32_t* x, const uint32_t* w, int64_t pairs, Sums* sums) {
 #pragma GCC unroll 4
     for (int j = 0; j < kParts; ++j) own[i][j] = sums[i].of[j];
   for (int64_t p = 0; p < pairs; ++p, x += kHeight, w += kPanel) {
-    for (int j = 0; j < kPanel; j += kLine) __builtin_prefetch(w + kAhead + j);
+    for (int j = 0; j < kPanel; j += kLine)
+      __builtin_prefetch(w + kAhead + j, 0, kHeight == 1 ? 3 : 2);
     Words part[kParts];
 #pragma GCC unroll 4
     for (int j = 0; j < kParts; ++j) std::memcpy(&part[j], w + j * kRows, sizeof part[j]);
