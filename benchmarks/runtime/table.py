@@ -19,7 +19,10 @@ SIDES = {
     "vllm": "vLLM",
 }
 # Models and dtypes, beside vLLM alone and, older, beside all sides.
-SPEEDS = ("tale-6m_fp32_vllm", "tale-6m_fp32", "400m_fp32")
+SPEEDS = (
+    *("tale-6m_fp32_vllm", "400m_fp32_vllm", "tale-6m_bf16_vllm", "400m_bf16_vllm"),
+    *("tale-6m_fp32", "400m_fp32"),
+)
 Result = Mapping[str, Any]
 
 
