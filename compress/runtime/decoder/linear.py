@@ -113,7 +113,7 @@ def refusals(weights: Weights, how: Arithmetic) -> tuple[str, ...]:
         stored = "dense" if facts.scheme is None else facts.scheme.describe()
         refused, coded = chosen.refused, weights.scheme(spec.name)
         named = weights.stored_in(spec.tensor)
-        if named in KINDS and weights.is_quantized(spec.name):
+        if named is not None and named in KINDS and weights.is_quantized(spec.name):
             stored, refused = named, (("packed codes", NO_BLOCKS),)
         elif coded is not None and spec.role in CUT:
             stored, refused = coded.describe(), (("packed codes", "it is cut by heads"),)
