@@ -70,7 +70,7 @@ def describe(config: Mapping[str, Any], tensors: Shapes) -> DecoderSpec:
     if not isinstance(model_type, str) or not model_type:
         raise CheckpointError(f"config.json: model_type is {model_type!r}; it must name the model")
     family = FAMILIES.get(model_type)
-    if family is None or not _fits(family, text):
+    if family is None or not fits(family, text):
         return describe_generic(text, tensors, model_type, path)
     sizes = read_sizes(text, family.sizes)
     prefix = _find_prefix(family, tensors, sizes.layers, model_type)
@@ -81,7 +81,7 @@ def describe(config: Mapping[str, Any], tensors: Shapes) -> DecoderSpec:
     return assemble(kind, sizes, _outside(source), blocks, tensors)
 
 
-def _fits(family: Family, text: Mapping[str, Any]) -> bool:
+def fits(family: Family, text: Mapping[str, Any]) -> bool:
     """Whether a checkpoint is as the family's table takes for granted."""
     equal = all(
         text.get(key) in (None, text.get(value) if isinstance(value, str) else value)
@@ -144,7 +144,7 @@ def _block(source: _Source, index: int, present: Sequence[str]) -> BlockSpec:
     linears: list[LinearSpec] = []
     modules: list[tuple[str, str]] = []
     axes: list[tuple[str, tuple[str, ...]]] = []
-    for row, expert in _rows(family, sizes):
+    for row, expert in rows_of(family, sizes):
         found = _row_tensors(row, expert, source, place)
         modules += [(each.tensor, each.parameter) for each in found]
         axes += [(each.tensor, each.axes) for each in found]
@@ -162,7 +162,7 @@ def _block(source: _Source, index: int, present: Sequence[str]) -> BlockSpec:
     )
 
 
-def _rows(family: Family, sizes: BlockSizes) -> Iterator[tuple[TensorRow, int | None]]:
+def rows_of(family: Family, sizes: BlockSizes) -> Iterator[tuple[TensorRow, int | None]]:
     """The rows of a block, those of experts repeated for each (expert by expert)."""
     dense = bool(family.dense) and sizes.dense
     rows = family.attention + (family.dense if dense else family.sparse)
@@ -173,16 +173,16 @@ def _rows(family: Family, sizes: BlockSizes) -> Iterator[tuple[TensorRow, int | 
 
 
 def _linear(row: TensorRow, expert: int | None, prefix: str, shape: tuple[int, ...]) -> LinearSpec:
-    name = f"{prefix}.{_expand(row.disk, expert)}"
+    name = f"{prefix}.{expand(row.disk, expert)}"
     return LinearSpec(
         name=name,
         tensor=name + ".weight",
         shape=(shape[0], shape[1]),
         role=row.role,
-        shared_input=_expand(row.shared_input, expert),
-        module=_expand(row.target, expert),
+        shared_input=expand(row.shared_input, expert),
+        module=expand(row.target, expert),
         transposed=row.transposed,
-        fused=None if row.fused is None else _expand(row.fused, expert),
+        fused=None if row.fused is None else expand(row.fused, expert),
         expert=expert,
     )
 
@@ -191,7 +191,7 @@ def _row_tensors(
     row: TensorRow, expert: int | None, source: _Source, place: _Place
 ) -> list[_Found]:
     """The row's weight, and its bias if it has one, both checked."""
-    disk, target = join(place.prefix, _expand(row.disk, expert)), _expand(row.target, expert)
+    disk, target = join(place.prefix, expand(row.disk, expert)), expand(row.target, expert)
     logical = tuple(source.sizes.of(name, place.sizes) for name in row.dims)
     order = -1 if row.transposed else 1
     shape_of(source.tensors, disk + ".weight", logical[::order])
@@ -203,5 +203,5 @@ def _row_tensors(
     return found
 
 
-def _expand(path: str, expert: int | None) -> str:
+def expand(path: str, expert: int | None) -> str:
     return path if expert is None else path.replace("{e}", str(expert))

@@ -7,6 +7,7 @@ from compress.checkpoint import Checkpoint, resolve_model
 from compress.checkpoint.ties import settled
 from compress.errors import RecipeError
 from compress.formats import Weights, open_weights
+from compress.formats.open_weights import refuse_gguf
 from compress_exporters.exporter import Exporter, InPlace, Options, PlannedExport
 from compress_exporters.table import EXPORTERS
 
@@ -61,7 +62,9 @@ def plan_artifact(
         )
     if options.in_place:
         _require_in_place(exporter, out)
-    weights = open_weights(Checkpoint.open(resolve_model(model)))
+    checkpoint = Checkpoint.open(resolve_model(model))
+    refuse_gguf(checkpoint)
+    weights = open_weights(checkpoint)
     source = weights.with_checkpoint(settled(weights.checkpoint, weights.spec))
     return ArtifactPlan(source, exporter, options, exporter.plan(source, options))
 

@@ -7,6 +7,7 @@ without torch.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from compress.checkpoint.gguf_file import model_folder
 from compress.checkpoint.hub import resolve_model
 from compress.checkpoint.output.folder import (
     Output,
@@ -47,6 +48,7 @@ __all__ = [
     "find_nonfinite",
     "free_bytes",
     "locked",
+    "model_folder",
     "plan_shards",
     "prepare_output",
     "publish",

@@ -60,7 +60,8 @@ class FileDigests:
     """Of a weight file that is read from front to end: its header, then each tensor in turn.
 
     stops: first byte of each part and the byte behind it, in order. parts: by first byte. header:
-    its bytes, with their length. beyond: bytes behind the last part.
+    its bytes, with their length. done: bytes up to here, those that fill up between tensors (GGUF
+    aligns them) with them. beyond: bytes behind the last part.
     """
 
     stops: Sequence[tuple[int, int]]
@@ -85,6 +86,10 @@ class FileDigests:
                 self.beyond += len(data)
                 return
             start, stop = self.stops[self.place]
+            if self.done < start:
+                filling = min(start - self.done, len(data))
+                self.done, data = self.done + filling, data[filling:]
+                continue
             piece, data = data[: stop - self.done], data[stop - self.done :]
             if start == HEADER:
                 self.header += piece

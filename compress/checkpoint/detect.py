@@ -10,6 +10,7 @@ KEYS = ("quantization_config", "compression_config")
 
 # Tensor name endings that betray a format when the config says nothing, most telling first.
 _ENDINGS = (
+    ("token_embd.weight", "gguf"),
     (".weight_packed", "compressed-tensors"),
     (".weight_global_scale", "compressed-tensors"),
     (".SCB", "bitsandbytes"),
@@ -31,7 +32,8 @@ def detect(config: Mapping[str, Any], tensors: Iterable[str]) -> str | None:
     """Name of the format, in the spelling of `quant_method`; None for a checkpoint that is dense.
 
     "compressed-tensors", "gptq", "gptq_v2" (whose quant_method is "gptq" too), "awq",
-    "bitsandbytes", "fp8", "modelopt", "mxfp4" and so on. The config wins; without one, the names
+    "bitsandbytes", "fp8", "modelopt", "mxfp4", "gguf" (which is known by its tensors alone, its
+    own names) and so on. The config wins; without one, the names
     of the tensors decide.
     """
     found = find_block(config)

@@ -21,9 +21,10 @@ _OF_OUTLIERS = f"{FOLDER_OF_OUTLIERS}/*.safetensors"
 
 
 def resolve_model(path_or_id: str | Path) -> Path:
-    """Folder of a model given as a folder or as a hub id (`org/name`).
+    """Folder of a model given as a folder, as a GGUF file, which is given back, or as a hub id
+    (`org/name`).
 
-    A folder that exists wins. Raises CheckpointError when neither exists, within seconds when the
+    What exists wins. Raises CheckpointError when neither exists, within seconds when the
     hub cannot be reached.
     """
     folder = usable(path_or_id, "model", CheckpointError)

@@ -12,12 +12,15 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from compress.checkpoint.detect import without_block
+from compress.checkpoint.gguf_file import GGUF_FILE, place_of
 from compress.checkpoint.index import INDEX, weight_files
 from compress.checkpoint.jsonfile import parse_object
 from compress.checkpoint.quant_file import with_quant_file
 from compress.checkpoint.reading import content_of, pieces, read_into, reading
 from compress.checkpoint.regular import open_regular, usable
 from compress.checkpoint.seal import CONFIG, Seal, make_seal
+from compress.checkpoint.shards.gguf_header import Scalar, read_gguf_header
 from compress.checkpoint.shards.header import TensorInfo, count_params, main_dtype, read_header
 from compress.checkpoint.sidefiles import carried, skipped
 from compress.checkpoint.small_files import SmallFiles, hash_of, heading
@@ -25,8 +28,6 @@ from compress.errors import CheckpointError
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-GGUF = ".gguf"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,7 +37,8 @@ class Checkpoint:
     path: the folder. config: config.json, with what some tools say in a file beside it of how the
     model is quantized. tensors: name -> TensorInfo, in the order in which they lie on disk. files:
     names of the weight files, in order. config_hash: of config.json as it was parsed. seal: what
-    the files held when they were hashed; every read is held to it.
+    the files held when they were hashed; every read is held to it. gguf: what a GGUF file says
+    beside its tensors, which go by its own names and types; None for safetensors.
     """
 
     path: Path
@@ -45,17 +47,24 @@ class Checkpoint:
     files: tuple[str, ...]
     config_hash: str = ""
     seal: Seal | None = None
+    gguf: Mapping[str, Scalar] | None = None
 
     @classmethod
     def open(cls, path: str | Path) -> "Checkpoint":
         """Check the structure of a folder (headers, index, sizes) and describe it.
 
-        Raises CheckpointError, in one line, for anything that would make a later read fail.
+        path: the folder, or a GGUF file in it. Raises CheckpointError, in one line, for anything
+        that would make a later read fail.
         """
-        folder = usable(path, "model", CheckpointError)
-        _require_folder(folder)
-        raw = content_of(_require_config(folder))
+        folder, file = place_of(usable(path, "model", CheckpointError))
+        raw = content_of(_require_config(folder, file))
         config = parse_object(raw, folder / CONFIG)
+        if file is not None:
+            head = read_gguf_header(folder / file, file)
+            held = MappingProxyType(head.tensors)
+            # The file says itself how it is stored: the config may be that of a quantized source.
+            plain, hashed = without_block(config), hash_of(CONFIG, raw)
+            return cls(folder, plain, held, (file,), hashed, gguf=head.fields)
         with reading(folder):
             files, weight_map = weight_files(folder)
         tensors = _read_headers(folder, files)
@@ -82,6 +91,7 @@ class Checkpoint:
         check_finite: raises CheckpointError with number and place of NaN and infinity.
         """
         info = self.tensors[name]
+        assert self.gguf is None, "values of a GGUF file are read by its weights"
         tensor = self._load(info, 0, info.shape)
         if check_finite:
             self._refuse_nonfinite(info, tensor)
@@ -118,13 +128,34 @@ class Checkpoint:
         from compress.checkpoint.shards.dtypes import TORCH_DTYPES
 
         tensor = torch.empty(shape, dtype=TORCH_DTYPES[info.dtype])
-        if tensor.numel():
-            target = tensor.reshape(-1).view(torch.uint8).numpy().data
-            if self.seal is None:
-                read_into(self.path / info.file, target, info.start + offset)
-            else:
-                self.seal.read_into(self.path, info, target, offset)
+        self._fill(tensor.reshape(-1).view(torch.uint8), info, offset)
         return tensor
+
+    def read_bytes(self, name: str, start: int, stop: int) -> "Tensor":
+        """Bytes start..stop of a tensor as they lie in its file: uint8 [stop - start]."""
+        import torch
+
+        info = self.tensors[name]
+        assert 0 <= start <= stop <= info.nbytes, (name, info.nbytes, start, stop)
+        found = torch.empty(stop - start, dtype=torch.uint8)
+        self._fill(found, info, start)
+        return found
+
+    def _fill(self, data: "Tensor", info: TensorInfo, offset: int) -> None:
+        """data: uint8 [bytes], filled with those of a tensor from byte `offset` on."""
+        if not data.numel():
+            return
+        target = data.numpy().data
+        if self.seal is None:
+            read_into(self.path / info.file, target, info.start + offset)
+        else:
+            self.seal.read_into(self.path, info, target, offset)
+
+    @property
+    def named(self) -> Path:
+        """What a user opens it by: the folder, or a GGUF file in it that is not the only one."""
+        alone = self.gguf is None or self.files[0] == GGUF_FILE
+        return self.path if alone else self.path / self.files[0]
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -192,34 +223,18 @@ class Checkpoint:
         return {path.name: hash_of(path.name, content_of(path)) for path in self.side_files()}
 
 
-def _require_folder(folder: Path) -> None:
-    if folder.is_file() and folder.suffix == GGUF:
-        raise _is_gguf(folder)
-    if folder.exists() and not folder.is_dir():
-        what = "a file" if folder.is_file() else "no folder"
-        raise CheckpointError(f"{folder} is {what}; give the folder with config.json and weights")
-    if not folder.is_dir():
-        raise CheckpointError(f"{folder} does not exist; give the folder of a checkpoint")
-
-
-def _require_config(folder: Path) -> Path:
+def _require_config(folder: Path, file: str | None) -> Path:
     path = folder / CONFIG
     if os.path.lexists(path) and not path.is_file():
         raise CheckpointError(f"{path} is not a file; give the folder of a checkpoint")
-    if not path.is_file():
-        with reading(folder):
-            written = sorted(x for x in folder.iterdir() if x.suffix == GGUF)
-        if written:
-            raise _is_gguf(written[0])
-        raise CheckpointError(f"{folder} has no config.json; give the folder of a checkpoint")
-    return path
-
-
-def _is_gguf(path: Path) -> CheckpointError:
-    return CheckpointError(
-        f"{path} is a GGUF file, which is written here and not read; give the checkpoint that it"
-        " was made of, or open it with llama.cpp"
-    )
+    if path.is_file():
+        return path
+    if file is not None:
+        raise CheckpointError(
+            f"{path} is missing, which says what model {file} is of; put config.json and the"
+            " tokenizer's files of that model beside it"
+        )
+    raise CheckpointError(f"{folder} has no config.json; give the folder of a checkpoint")
 
 
 def _read_headers(folder: Path, files: list[str]) -> dict[str, TensorInfo]:

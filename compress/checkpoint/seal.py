@@ -15,6 +15,7 @@ from typing import Literal
 
 from compress.checkpoint.chunks import CHUNK, HEADER, FileDigests, digests_of
 from compress.checkpoint.reading import content_of, pieces, read_parts, reading
+from compress.checkpoint.shards.gguf_header import SUFFIX, parse_gguf_header
 from compress.checkpoint.shards.header import LENGTH, TensorInfo, parse_header
 from compress.checkpoint.sidefiles import carried, parsed, skipped
 from compress.checkpoint.small_files import LEAVE_ALONE, SmallFiles, hash_of, heading
@@ -87,7 +88,8 @@ class Seal:
         for info in infos:
             if info.nbytes and found[info.start] != self.digests[file, info.start]:
                 raise _changed_tensor(folder, info)
-        if found[HEADER] != self.digests[file, HEADER] or held.beyond:
+        same_size = held.done + held.beyond == self.stamps[file].size
+        if found[HEADER] != self.digests[file, HEADER] or not same_size:
             raise _changed(folder / file, "hashed")
 
 
@@ -126,7 +128,8 @@ def _hash_weights(
         for piece in pieces(stream.fileno()):
             whole.update(piece)
             held.update(piece)
-    if held.done != stamp.size or held.beyond or not _as_opened(held.header, path, stamp, infos):
+    whole_size = held.done + held.beyond
+    if whole_size != stamp.size or not _as_opened(held.header, path, stamp, infos):
         raise _changed(path, "opened")
     return stamp, held.finish()
 
@@ -134,9 +137,14 @@ def _hash_weights(
 def _as_opened(
     header: bytearray, path: Path, stamp: Stamp, infos: Mapping[str, TensorInfo]
 ) -> bool:
-    """Whether a header, with its length, still says what it said when the file was opened."""
+    """Whether a header, with its length, still says what it said when the file was opened, and the
+    file is as long as it says."""
+    raw = bytes(header)
     try:
-        found = parse_header(bytes(header[LENGTH:]), path, path.name, stamp.size)
+        if path.suffix == SUFFIX:
+            found = parse_gguf_header(raw, path, path.name, stamp.size).tensors
+        else:
+            found = parse_header(raw[LENGTH:], path, path.name, stamp.size)
     except CheckpointError:
         return False
     # A head that is the embedding under a second name is in no header.

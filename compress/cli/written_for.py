@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
-# What each of FORMATS holds, said without the codecs, which import torch.
+# What each of CODECS holds, said without the codecs, which import torch.
 HOLDS: Mapping[str, str] = MappingProxyType(
     {
         "compressed-tensors": "every scheme but outlier columns; for transformers and vLLM",

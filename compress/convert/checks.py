@@ -6,7 +6,7 @@ from compress.arch.spec import LinearSpec
 from compress.convert.scales import ScaleChange, scale_change, why_not_scales
 from compress.convert.source import ExportLayer, Held
 from compress.errors import RecipeError
-from compress.formats import FORMATS, Format
+from compress.formats import CODECS, Format
 from compress.formats.validate import GLOBAL_SCALES
 from compress.report.units import counted
 
@@ -37,7 +37,7 @@ def _takers(held: Held, refused: Format) -> str:
     """Formats into which an export of the source goes, with the flag that one needs; dense always
     is one."""
     found = []
-    for fmt in FORMATS.values():
+    for fmt in CODECS.values():
         same = fmt.name in (held.weights.format.name, refused.name)
         if same or next(_obstacles(held, fmt), None) is not None:
             continue

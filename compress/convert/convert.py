@@ -86,7 +86,7 @@ def export(
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> ExportReport:
-    """Write the quantized checkpoint `model` in the format `to` (a key of FORMATS) into `out`.
+    """Write the quantized checkpoint `model` in the format `to` (a key of CODECS) into `out`.
 
     Raises a CompressError for whatever the user can mend, before any byte is written where
     possible.

@@ -14,7 +14,7 @@ from compress.convert.checks import check
 from compress.convert.scales import DTYPE_WORDS, ScaleChange
 from compress.convert.source import ExportLayer, Held, look
 from compress.errors import CheckpointError, RecipeError
-from compress.formats import FORMATS, CodedWeights, Format, open_coded
+from compress.formats import CODECS, CodedWeights, Format, open_coded
 from compress.formats.kv_cache import is_cache_tensor
 from compress.formats.storage import WeightStorage
 from compress.plan.unlisted import opened
@@ -56,7 +56,7 @@ class ExportPlan:
 def plan_export(
     checkpoint: Checkpoint, to: str, *, round_scales: bool, shard_bytes: int
 ) -> ExportPlan:
-    """The plan of a conversion to the format `to` (a key of FORMATS). RecipeError for what it
+    """The plan of a conversion to the format `to` (a key of CODECS). RecipeError for what it
     cannot hold, CheckpointError for a source at fault. Reads headers, scales and what is small, and
     head and embedding where config.json calls them one and both are stored."""
     source, target = _open(checkpoint, to)
@@ -93,16 +93,16 @@ def plan_export(
 
 
 def format_name(to: str) -> str:
-    """The key of FORMATS that is meant; RecipeError, with the nearest format or artifact, where
+    """The key of CODECS that is meant; RecipeError, with the nearest format or artifact, where
     there is none."""
     plain = to.strip().lower().replace("_", "-")
-    names = {**{name.replace("_", "-"): name for name in FORMATS}, **_ALIASES}
+    names = {**{name.replace("_", "-"): name for name in CODECS}, **_ALIASES}
     if plain in names:
         return names[plain]
     known = names | {name: name for name in EXPORTERS}
     close = difflib.get_close_matches(plain, known, n=1)
     hint = f"; did you mean {known[close[0]]!r}?" if close else ""
-    raise RecipeError(f"--to is {to!r}; it is one of {', '.join((*FORMATS, *EXPORTERS))}{hint}")
+    raise RecipeError(f"--to is {to!r}; it is one of {', '.join((*CODECS, *EXPORTERS))}{hint}")
 
 
 def _open(checkpoint: Checkpoint, to: str) -> tuple[CodedWeights, Format]:
@@ -114,7 +114,7 @@ def _open(checkpoint: Checkpoint, to: str) -> tuple[CodedWeights, Format]:
         )
     if weights.format.name == to:
         raise RecipeError(f"{checkpoint.path} is in the format {to} already; copy the folder")
-    return weights.with_checkpoint(settled(checkpoint, weights.spec)), FORMATS[to]
+    return weights.with_checkpoint(settled(checkpoint, weights.spec)), CODECS[to]
 
 
 def _original(held: Held, target: Format) -> dict[str, TensorInfo]:

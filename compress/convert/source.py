@@ -9,7 +9,7 @@ from torch import Tensor
 from compress.arch.spec import LinearSpec
 from compress.checkpoint.shards.dtypes import DTYPE_CODES
 from compress.errors import CheckpointError
-from compress.formats import FORMATS, CodedWeights
+from compress.formats import CODECS, CodedWeights
 from compress.quant.scheme import ActivationScheme, QuantScheme
 
 
@@ -120,7 +120,7 @@ def _layer(weights: CodedWeights, linear: LinearSpec) -> ExportLayer:
     zero = beside.zero
     homeless = {
         name: n
-        for name, fmt in FORMATS.items()
+        for name, fmt in CODECS.items()
         if zero is not None and (n := fmt.unstorable(zero, scheme))
     }
     return ExportLayer(

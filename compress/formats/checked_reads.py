@@ -67,9 +67,8 @@ class RowReader:
 
         CheckpointError for an id outside it, and for NaN or infinity in what was read.
         """
-        info = weights.checkpoint.tensors.get(tensor)
-        if info is not None and info.dtype in PLAIN_DTYPES:
-            check_ids(ids, tensor, info.shape[0])
+        if weights.stored_in(tensor) in PLAIN_DTYPES:
+            check_ids(ids, tensor, weights.spec.embedding_shape[0])
             return _read_rows(weights, tensor, ids)
         if self.decoded is None or self.decoded[0] is not weights:
             self.decoded = None  # before the next one takes its place

@@ -129,6 +129,10 @@ class CodedWeights:
         self._outliers(f"{linear}.weight", values=False)
         return rest
 
+    def stored_in(self, tensor: str) -> str | None:
+        info = self.checkpoint.tensors.get(tensor)
+        return None if info is None else info.dtype
+
     def is_quantized(self, linear: str) -> bool:
         return is_quantized(linear, self.checkpoint.tensors, self.reader)
 

@@ -180,6 +180,8 @@ class Format:
     why_not_split: why vLLM splits no checkpoint of it over devices, None where it does.
     holds_experts: whether transformers loads quantized experts of a mixture from it.
     decoded_first: whether transformers decodes its weights before the first forward.
+    whole: an exporter writes the whole file; no weight has a place of its own in it, so that
+        `why_not` refuses each.
     """
 
     name: str
@@ -200,6 +202,7 @@ class Format:
     why_not_split: str | None = None
     holds_experts: bool = True
     decoded_first: bool = False
+    whole: bool = False
 
     @property
     def coded(self) -> bool:

@@ -10,8 +10,10 @@ from compress.errors import CheckpointError
 from compress.formats.bitsandbytes import codec as bitsandbytes
 from compress.formats.bitsandbytes import config_read as bitsandbytes_config
 from compress.formats.coded_weights import CodedWeights, logical_shapes
+from compress.formats.gguf.read import GgufWeights
+from compress.formats.gguf.row import NAME as GGUF
 from compress.formats.misfits import is_quantized, refuse_misfits
-from compress.formats.table import by_method, readable
+from compress.formats.table import FORMATS, by_method, readable
 from compress.formats.weights import DenseWeights, Weights
 
 
@@ -20,6 +22,8 @@ def open_weights(checkpoint: Checkpoint, spec: DecoderSpec | None = None) -> Wei
 
     CheckpointError for any other quantization format, which is named, and for a malformed one.
     """
+    if checkpoint.gguf is not None:
+        return GgufWeights.of(checkpoint, FORMATS[GGUF])
     coded = open_coded(checkpoint, spec)
     if coded is not None:
         return coded
@@ -27,7 +31,9 @@ def open_weights(checkpoint: Checkpoint, spec: DecoderSpec | None = None) -> Wei
 
 
 def open_coded(checkpoint: Checkpoint, spec: DecoderSpec | None = None) -> CodedWeights | None:
-    """As `open_weights`, for those who ask how codes are stored; None for a dense checkpoint."""
+    """As `open_weights`, for those who ask how codes are stored; None for a dense checkpoint.
+    CheckpointError for a GGUF file, too, whose blocks are no codes of a scheme."""
+    refuse_gguf(checkpoint)
     method = detect(checkpoint.config, checkpoint.tensors)
     if method is None:
         return None
@@ -47,6 +53,15 @@ def open_coded(checkpoint: Checkpoint, spec: DecoderSpec | None = None) -> Coded
         _refuse_turned(spec, turned, lambda x: is_quantized(x, checkpoint.tensors, reader))
     side = bitsandbytes_config.open_side(checkpoint) if method == bitsandbytes.NAME else None
     return CodedWeights(checkpoint, spec, fmt, reader, schemes, turned, side)
+
+
+def refuse_gguf(checkpoint: Checkpoint) -> None:
+    """CheckpointError for a GGUF file, where something is to be made of weights."""
+    if checkpoint.gguf is not None:
+        raise CheckpointError(
+            f"{checkpoint.path / checkpoint.files[0]} is a GGUF file, of which nothing is made;"
+            " take the checkpoint that it was made of"
+        )
 
 
 def _refuse_turned(

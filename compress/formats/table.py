@@ -18,6 +18,7 @@ from compress.formats.compressed_tensors import decode as ct_decode
 from compress.formats.compressed_tensors import encode as compressed_tensors
 from compress.formats.format import CacheScales, Format, OutlierFile, Reader
 from compress.formats.fp8 import codec as fp8
+from compress.formats.gguf import row as gguf
 from compress.formats.gptq import codec as gptq
 from compress.formats.gptq import config as gptq_config
 from compress.formats.gptq import version2 as gptq_v2
@@ -238,6 +239,7 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
             why_not_split="vLLM splits no bitsandbytes checkpoint that is quantized already",
             holds_experts=False,
         ),
+        gguf.NAME: gguf.ROW,
         "dense": Format(
             name="dense",
             method=None,
@@ -249,6 +251,9 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
         ),
     }
 )
+
+# Those that weights are converted to one by one.
+CODECS: Mapping[str, Format] = MappingProxyType({k: x for k, x in FORMATS.items() if not x.whole})
 
 
 def by_method(method: str) -> tuple[Format, Reader] | None:

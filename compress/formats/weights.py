@@ -1,7 +1,8 @@
 """Weights of any checkpoint that we can read, by the names of the original model.
 
 `Weights` is what all others ask: a checkpoint that was opened once, what is known of its decoder,
-and every tensor, whether it is stored as it is (`DenseWeights`) or as codes (`CodedWeights`).
+and every tensor, whether it is stored as it is (`DenseWeights`), as codes (`CodedWeights`) or in a
+GGUF file (`GgufWeights`).
 """
 
 from dataclasses import dataclass, replace
@@ -73,6 +74,10 @@ class Weights(Protocol):
         """Rows start..stop of dimension 0 of what `read` gives. A quantized weight is decoded whole
         for them."""
 
+    def stored_in(self, tensor: str) -> str | None:
+        """What a tensor of the original is stored in under a name of its own: a dtype code, or a
+        type of GGUF's; None where there is none, or parts of another name hold it."""
+
     def is_quantized(self, linear: str) -> bool:
         """Whether the weight of a linear is stored as codes."""
 
@@ -84,7 +89,8 @@ class Weights(Protocol):
         """Whether the original stores a linear's weight as [K, N]; its codes are [N, K]."""
 
     def quantized(self, tensor: str) -> QuantizedTensor | None:
-        """Codes and scales [N, K] of a weight, None when it is stored dense."""
+        """Codes and scales [N, K] of a weight, None when it is stored dense, and in blocks of GGUF,
+        which `read` decodes."""
 
     def outlined(self, tensor: str) -> QuantizedTensor | None:
         """As `quantized`, with codes and outliers' weights on the device meta: they are not
@@ -146,6 +152,10 @@ class DenseWeights:
         self, tensor: str, start: int, stop: int, *, check_finite: bool = False
     ) -> Tensor:
         return self.checkpoint.read_rows(tensor, start, stop, check_finite=check_finite)
+
+    def stored_in(self, tensor: str) -> str | None:
+        info = self.checkpoint.tensors.get(tensor)
+        return None if info is None else info.dtype
 
     def is_quantized(self, linear: str) -> bool:
         return False

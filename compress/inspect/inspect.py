@@ -36,7 +36,7 @@ def inspect_checkpoint(path: str | Path, verify: bool = False) -> dict[str, Any]
     method = detect(checkpoint.config, checkpoint.tensors)
     parts = (checkpoint, *_side(checkpoint, method))
     facts: dict[str, Any] = {
-        "path": str(checkpoint.path.resolve()),
+        "path": str(checkpoint.named.resolve()),
         "model_type": checkpoint.config.get("model_type"),
         "quantization": method,
         "tensors": sum(len(part.tensors) for part in parts),
@@ -47,15 +47,32 @@ def inspect_checkpoint(path: str | Path, verify: bool = False) -> dict[str, Any]
         "skipped_files": list(checkpoint.skipped_files),
     }
     try:
-        facts |= _described(checkpoint) if method is None else _decoded(checkpoint, parts)
+        facts |= _told(checkpoint, method, parts)
     except CheckpointError as error:
         facts["decoder"] = str(error)
     if verify:
-        from compress.checkpoint import scan
-
-        scans = [found for part in parts for found in scan(part)]
-        facts["damaged"] = {name: found.describe() for name, found in scans if found is not None}
+        facts["damaged"] = dict(_damaged(parts))
     return facts
+
+
+def _told(
+    checkpoint: Checkpoint, method: str | None, parts: Iterable[Checkpoint]
+) -> dict[str, Any]:
+    """What is told of the decoder."""
+    if checkpoint.gguf is not None:
+        return _in_gguf(checkpoint)
+    return _described(checkpoint) if method is None else _decoded(checkpoint, parts)
+
+
+def _damaged(parts: Iterable[Checkpoint]) -> Iterator[tuple[str, str]]:
+    """Tensors with values that are not finite, with how many; every value is read."""
+    from compress.checkpoint import scan
+    from compress.formats.gguf.read import scan_gguf
+
+    for part in parts:
+        for name, found in scan(part) if part.gguf is None else scan_gguf(part):
+            if found is not None:
+                yield name, found.describe()
 
 
 def _side(checkpoint: Checkpoint, method: str | None) -> Iterator[Checkpoint]:
@@ -101,6 +118,35 @@ def _decoded(checkpoint: Checkpoint, parts: Iterable[Checkpoint]) -> dict[str, A
         counts = {x["name"]: weights.outlier_columns(x["name"]) for x in layers}
         facts["outlier_columns"] = {name: n for name, n in counts.items() if n is not None}
     return facts
+
+
+def _in_gguf(checkpoint: Checkpoint) -> dict[str, Any]:
+    """What is told of a GGUF file."""
+    from compress.formats.gguf.read import GgufWeights, types_of
+    from compress.formats.gguf.row import ROW
+    from compress.plan.cache_scales import cache_of
+
+    weights = GgufWeights.of(checkpoint, ROW)
+    layers = [
+        {
+            "name": x.name,
+            "role": x.role,
+            "shape": list(x.shape),
+            "stored": str(weights.stored_in(x.tensor)),
+            "bytes": weights.nbytes(x.tensor),
+        }
+        for x in weights.spec.all_linears()
+    ]
+    linears = list(weights.spec.linears())
+    nbytes = sum(weights.nbytes(x.tensor) for x in linears)
+    return {
+        "decoder": _decoder(weights.spec),
+        **_cache(cache_of(weights)),
+        "types": types_of(checkpoint),
+        "bits_per_weight": 8 * nbytes / sum(x.shape[0] * x.shape[1] for x in linears),
+        "layers": layers,
+        "oddities": [],
+    }
 
 
 def _cache(cache: CacheSize) -> dict[str, Any]:

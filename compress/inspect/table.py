@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from compress.report.columns import aligned
-from compress.report.units import counted, size
+from compress.report.units import counted, size, trimmed
 
 
 def inspect_table(facts: dict[str, Any], *, modules: bool = False) -> str:
@@ -19,7 +19,7 @@ def inspect_table(facts: dict[str, Any], *, modules: bool = False) -> str:
         f"  model type    {facts['model_type']}",
         f"  quantization  {facts['quantization'] or 'none'}",
         f"  weights       {size(facts['bytes'])} in {tensors}, {files}",
-        f"  dtypes        {_counts(facts['dtypes'])}",
+        *_type_lines(facts),
         *_decoder_lines(facts["decoder"]),
     ]
     if "kv_bytes_per_token" in facts:
@@ -38,6 +38,18 @@ def inspect_table(facts: dict[str, Any], *, modules: bool = False) -> str:
         lines += [f"  damaged       {name}: {what}" for name, what in facts["damaged"].items()]
         lines += [] if facts["damaged"] else ["  values        all finite"]
     return "\n".join([*lines, *_layer_lines(facts, modules)])
+
+
+def _type_lines(facts: dict[str, Any]) -> Iterator[str]:
+    """What tensors are stored in; of a GGUF file with bytes and bits of a number."""
+    if "types" not in facts:
+        yield f"  dtypes        {_counts(facts['dtypes'])}"
+        return
+    for place, (kind, found) in enumerate(facts["types"].items()):
+        told = f"{counted(found['tensors'], 'tensor')} in {kind}, {size(found['bytes'])}"
+        bits = trimmed(8 * found["bytes"] / found["numbers"])
+        yield f"  {'types' if place == 0 else '':12}  {told}, {bits} bits a number"
+    yield f"  bits          {trimmed(facts['bits_per_weight'])} a weight of the blocks' linears"
 
 
 def _whole_context(facts: dict[str, Any]) -> list[str]:

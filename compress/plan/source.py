@@ -10,6 +10,7 @@ from compress.checkpoint.detect import detect
 from compress.checkpoint.outline import outline_of
 from compress.checkpoint.ties import head_name, settled, tied_config
 from compress.errors import CheckpointError
+from compress.formats.open_weights import refuse_gguf
 from compress.plan.passes import EditedModel, edited
 from compress.plan.training.teachers import open_teachers
 from compress.recipe import Recipe
@@ -36,7 +37,8 @@ def open_source(recipe: Recipe, folder: Path) -> tuple[Checkpoint, EditedModel]:
 
 
 def refuse_quantized(checkpoint: Checkpoint) -> None:
-    """CheckpointError for a source that is compressed already."""
+    """CheckpointError for a source that is compressed already, and for a GGUF file."""
+    refuse_gguf(checkpoint)
     found = detect(checkpoint.config, checkpoint.tensors)
     if found is not None:
         raise CheckpointError(

@@ -4,7 +4,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from compress.checkpoint import resolve_model
+from compress.checkpoint import model_folder, resolve_model
 from compress.errors import DataError, RequestError
 from compress.runtime.loading.model import Model
 from compress.runtime.sequences.request import Sampling
@@ -18,7 +18,7 @@ ANSWER_SHARE = 0.25
 
 def chat_tokenizer(checkpoint: str | Path) -> Tokenizer:
     """The tokenizer of a checkpoint; DataError where it has no chat template."""
-    tokenizer = load_tokenizer(resolve_model(checkpoint))
+    tokenizer = load_tokenizer(model_folder(resolve_model(checkpoint)))
     if tokenizer.chat is None:
         raise DataError(
             f"{checkpoint} has no chat template, so it was hardly trained to chat; `compress-model"

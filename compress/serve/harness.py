@@ -20,7 +20,7 @@ from lm_eval.models.utils import (
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
-from compress.checkpoint import resolve_model
+from compress.checkpoint import model_folder, resolve_model
 from compress.checkpoint.jsonfile import read_object
 from compress.errors import DataError, RequestError
 from compress.runtime.sequences.request import Sampling
@@ -53,13 +53,14 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
     def __init__(self, **given: Any) -> None:
         super().__init__()
         arguments, notices = read_arguments(given)
-        folder = resolve_model(arguments.pretrained)
+        place = resolve_model(arguments.pretrained)
+        folder = model_folder(place)
         self.arguments, self.dtype = arguments, dtype_of(arguments.dtype, folder)
         self.tokenizer = _tokenizer(folder, arguments)
         self.settings, left_out = _settings(folder)
         device, moved = device_of(arguments.device)
         self.model = open_model(
-            folder,
+            place,
             device=device,
             dtype=self.dtype,
             math="exact",

@@ -53,17 +53,16 @@ def open_model(
 ) -> Model:
     """A checkpoint, dense or compressed, that generates, streams and scores text.
 
-    checkpoint: a folder or a hub id. device: as in RunOptions. math: what products
-    with codes may round in fp32 on a CPU: "exact" nothing, "int16" (when left out) and "int8"
-    inputs, to so many bits. limits: of a step of the engine. Raises a CompressError for what
+    checkpoint: a folder, a GGUF file in one, or a hub id. device: as in RunOptions. math: what
+    products with codes may round in fp32 on a CPU: "exact" nothing, "int16" (when left out) and
+    "int8" inputs, to so many bits. limits: of a step of the engine. Raises a CompressError for what
     the user can mend.
     """
     cache = cache or CacheOptions()
     place = settle(device)
     arithmetic = compute_dtype("", place.name, dtype)
-    folder = resolve_model(checkpoint)
-    weights = open_weights(Checkpoint.open(folder))
-    tokenizer = load_tokenizer(folder)
+    weights = open_weights(Checkpoint.open(resolve_model(checkpoint)))
+    tokenizer = load_tokenizer(weights.checkpoint.path)
     how = Opening(
         dtype=arithmetic,
         kv_dtype=stored_dtype(cache.kv_dtype),

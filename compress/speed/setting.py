@@ -165,7 +165,7 @@ def predicted(
     weights: Weights, asked: LoadShape, place: SpeedSetting, here: Hardware, progress: Progress
 ) -> tuple[dict[str, Any], Calibrated]:
     """A checkpoint in a report on speed. CheckpointError for a decoder in no table of forwards."""
-    progress(note("calibrate", f"the engine's operations on {weights.checkpoint.path}"))
+    progress(note("calibrate", f"the engine's operations on {weights.checkpoint.named}"))
     math = math_of(weights, place)
     found = calibrate(
         weights,
@@ -189,8 +189,8 @@ def add_disturbance(facts: dict[str, Any], before: ProcessorReading | None) -> N
 
 
 def path_of(weights: Weights) -> str:
-    """The checkpoint's folder, in full."""
-    return str(weights.checkpoint.path.resolve())
+    """The checkpoint's folder, or GGUF file, in full."""
+    return str(weights.checkpoint.named.resolve())
 
 
 def speed_report(

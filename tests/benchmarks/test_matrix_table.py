@@ -8,7 +8,7 @@ import torch
 from benchmarks.matrix import table
 from benchmarks.matrix.rows import LOADERS, ROWS, TRANSFORMERS, VLLM
 from benchmarks.matrix.run import whole
-from compress.formats import FORMATS
+from compress.formats import CODECS
 from compress.methods import METHODS
 from helpers.matrix_cells import Outputs, Reference, facts
 from helpers.short_runs import recipe
@@ -23,7 +23,7 @@ def test_the_document_has_the_stored_tables() -> None:
 
 def test_every_row_in_every_format() -> None:
     assert whole(CELLS) == CELLS  # refuses to leave one out
-    assert {c["format"] for c in CELLS} == set(LOADERS) == set(FORMATS)
+    assert {c["format"] for c in CELLS} == set(LOADERS) == set(CODECS)
     text = table.section(table.stored())
     assert all(text.count(f"| {row.name} |") == 2 for row in ROWS)
 

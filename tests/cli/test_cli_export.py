@@ -8,7 +8,7 @@ import pytest
 from compress.cli.commands.export import HOLDS, TARGETS
 from compress.cli.main import main
 from compress.convert.plan import format_name
-from compress.formats import FORMATS
+from compress.formats import CODECS
 from compress.quant.scheme import QuantScheme
 from compress_exporters.table import EXPORTERS
 from helpers import compressed_models, tiny_models
@@ -65,7 +65,7 @@ def test_the_dry_run_says_that_it_is_one(
 
 
 def test_help_has_every_format(capsys: pytest.CaptureFixture[str]) -> None:
-    assert list(HOLDS) == list(FORMATS)
+    assert list(HOLDS) == list(CODECS)
     assert main(["export", "--help"]) == 0
     told = capsys.readouterr().out
     listed = told.partition("\nFormats:\n")[2].partition("\nOther runtimes:\n")[0].splitlines()
@@ -105,14 +105,14 @@ def test_a_word_that_is_no_format(
 ) -> None:
     assert main(["export", str(source), "--to", said, "--dry-run"]) == 2
     assert capsys.readouterr().err == (
-        f"error: --to is {said!r}; it is one of {', '.join((*FORMATS, *EXPORTERS))};"
+        f"error: --to is {said!r}; it is one of {', '.join((*CODECS, *EXPORTERS))};"
         f" did you mean {nearest!r}?\n"
     )
 
 
 def test_a_word_like_no_format(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["export", str(source), "--to", "xyz", "--dry-run"]) == 2
-    assert capsys.readouterr().err.endswith(f" one of {', '.join((*FORMATS, *EXPORTERS))}\n")
+    assert capsys.readouterr().err.endswith(f" one of {', '.join((*CODECS, *EXPORTERS))}\n")
 
 
 @pytest.mark.parametrize("to", ["fp8-block", "bitsandbytes", "modelopt"])

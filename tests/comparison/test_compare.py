@@ -1,6 +1,7 @@
 """Comparing: results are those of `run`, on the same tokens; the winner is the right one."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,15 +9,18 @@ from typing import Any
 import pytest
 import yaml
 
+from compress.checkpoint import Checkpoint
 from compress.cli.main import main
 from compress.comparison import compare as comparing
 from compress.comparison.results import is_finished, read_finished
 from compress.comparison.routes import route_of, why_not_for
 from compress.errors import CompressError, RequestError
+from compress.formats import open_weights
 from compress.report.comparison.page import render_page
 from compress.report.comparison.records import Contender, Wanted, chosen, front
 from compress.report.comparison.table import render_comparison
 from compress.verbs import CompareOptions, RunOptions, compare, make_plan, run
+from helpers.exporters.gguf_readings import opened
 from helpers.short_runs import GPTQ, RTN, SELF, WORDS, result_of
 from helpers.tiny_models import make
 
@@ -134,6 +138,19 @@ def test_nothing_is_left_where_nothing_was_made(
     with pytest.raises(KeyboardInterrupt):
         compare(source, tmp_path / "out", recipes=two)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_result_in_a_gguf_file_is_measured_as_any(source: Path, tmp_path: Path) -> None:
+    """Its report is that of a run; its numbers are the source's, so measured anew it loses none."""
+    run(recipe(tmp_path, "a", RTN), source, tmp_path / "a", options=RunOptions(cache=False))
+    held = opened(open_weights(Checkpoint.open(source)), tmp_path).checkpoint.path
+    shutil.copytree(tmp_path / "a" / "report", held / "report")
+    text = tmp_path / "text.txt"
+    text.write_text(WORDS * 20)
+    found = compare([tmp_path / "a", held], tmp_path / "out", asked=CompareOptions(text=str(text)))
+    lost = {x.name: x.kl for x in found.contenders}
+    assert lost["gguf"] == 0.0
+    assert lost["a"] > 0.0
 
 
 def test_finished_results_are_measured_on_the_same_tokens(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from compress.errors import RecipeError
-from compress.formats import FORMATS, FP8_CACHE
+from compress.formats import CODECS, FP8_CACHE
 from compress.quant.scheme import PRESETS, QuantScheme
 from compress.verbs import Conversion, dry_export, run
 from helpers.exporters.exports import ASYM, CT, SYM
@@ -49,7 +49,7 @@ RECIPE_WORDS = re.compile(
 def outcomes(source: Path, own: str) -> dict[str, str]:
     """By format what an export into it says: nothing, the flag that it needs, or the refusal."""
     found = {}
-    for to in FORMATS.keys() - {own}:
+    for to in CODECS.keys() - {own}:
         try:
             dry_export(source, to)
             found[to] = ""

@@ -12,8 +12,8 @@ from compress.arch.forward.forward import describe_forward
 from compress.checkpoint import Checkpoint
 from compress.errors import CheckpointError, RecipeError
 from compress.formats import open_weights
+from compress.formats.gguf.arches import ARCHES
 from compress_exporters.genai.attention import require_heads
-from compress_exporters.gguf.arches import ARCHES
 from compress_exporters.gguf.model import check_model
 from compress_exporters.onnx.graph.canonical import CANONICAL
 from compress_exporters.onnx.saving import MODEL

@@ -13,7 +13,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from compress.errors import RecipeError
-from compress.formats import FORMATS
+from compress.formats import CODECS
 from compress.formats.storage import WeightStorage
 from compress.quant.scheme import PRESETS, ActivationScheme, QuantScheme
 from compress.quant.tensor import QuantizedTensor
@@ -103,12 +103,12 @@ def random_tensor(
 
 
 def _scale_dtype(fmt: str) -> torch.dtype:
-    return torch.float16 if FORMATS[fmt].scale_dtype == "F16" else torch.float32
+    return torch.float16 if CODECS[fmt].scale_dtype == "F16" else torch.float32
 
 
 def _order(fmt: str, scheme: QuantScheme, k: int, generator: torch.Generator) -> Tensor | None:
     """Groups in an order of their own, where the format has it."""
-    if FORMATS[fmt].why_not(scheme, g_idx=True) is not None or scheme.groups(k) < 2:
+    if CODECS[fmt].why_not(scheme, g_idx=True) is not None or scheme.groups(k) < 2:
         return None
     return (torch.randperm(k, generator=generator) // scheme.group_size).to(torch.int32)
 
@@ -134,7 +134,7 @@ def test_written_and_read(
 ) -> None:
     whole = math.lcm(32, scheme.group_size or 1)
     shape = odd if steps is None else (32 * steps[0], whole * steps[1])
-    codec = FORMATS[fmt]
+    codec = CODECS[fmt]
     assert codec.reader is not None
     if (reason := codec.why_not(scheme, shape)) is not None:
         assert "; use " in reason or "; ignore the layer or give it scheme " in reason
@@ -158,7 +158,7 @@ def test_written_and_read(
         assert same(part, parts[name]), name
 
 
-@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("fmt", CODECS)
 def test_what_is_written_is_what_was_announced(fmt: str) -> None:
     """Of one weight the layout tells names and shapes before any work; an encoder that gets another
     one says so, where the file's places would be wrong."""
@@ -166,9 +166,9 @@ def test_what_is_written_is_what_was_announced(fmt: str) -> None:
     shape = (160, 5 * 128 * 7)  # every group divides it
     tensor = random_tensor(fmt, scheme, shape, 0)
     how = WeightStorage.of_tensor(NAME, tensor, "F32" if fmt == "fp8" else "F16")
-    written = FORMATS[fmt].encode(how, tensor)
+    written = CODECS[fmt].encode(how, tensor)
     places = [(name, part.shape) for name, part in written.items()]
-    assert places == [(name, shape) for name, _, shape in FORMATS[fmt].layout(how)]
+    assert places == [(name, shape) for name, _, shape in CODECS[fmt].layout(how)]
     others = [
         replace(how, shape=shape[::-1]),
         replace(how, scheme=PRESETS["W8A16_ASYM"]),
@@ -176,7 +176,7 @@ def test_what_is_written_is_what_was_announced(fmt: str) -> None:
     ]
     for other in others:
         with pytest.raises(AssertionError, match=f"{NAME}: .* is not "):
-            FORMATS[fmt].encode(other, tensor)
+            CODECS[fmt].encode(other, tensor)
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
@@ -202,7 +202,7 @@ def test_gptq_of_any_shape_is_read(
         f"{MODULE}.scales": scales,
         f"{MODULE}.g_idx": torch.from_numpy(order).to(torch.int32),
     }
-    reader = FORMATS[fmt].reader
+    reader = CODECS[fmt].reader
     assert reader is not None
     back = reader.decode(NAME, scheme, parts.__contains__, parts.__getitem__)
     shapes = {name: tuple(part.shape) for name, part in parts.items()}
@@ -230,7 +230,7 @@ def test_padding_of_packed_words_has_no_say(
         f"{MODULE}.weight_scale": scales,
         f"{MODULE}.weight_zero_point": words(zeros, bits, rng).t().contiguous(),
     }
-    codec = FORMATS["compressed-tensors"]
+    codec = CODECS["compressed-tensors"]
     assert codec.reader is not None
     back = codec.reader.decode(NAME, scheme, parts.__contains__, parts.__getitem__)
     order = np.arange(k) // (size if size > 0 else k)
@@ -250,7 +250,7 @@ def test_awq_of_any_shape_is_read(n: int, k: int, seed: int) -> None:
         f"{MODULE}.qzeros": words(zeros[:, places], 4, rng),
         f"{MODULE}.scales": scales,
     }
-    codec = FORMATS["awq"]
+    codec = CODECS["awq"]
     assert codec.reader is not None
     scheme = QuantScheme(4, False, "channel", 0)
     back = codec.reader.decode(NAME, scheme, parts.__contains__, parts.__getitem__)

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compress.formats import FORMATS
+from compress.formats import CODECS
 from helpers.fuzzing import KINDS, Sound, copy_into, examine, tries
 from helpers.mutations import change_config, change_header
 
-TARGETS = (*FORMATS, "dense", "compressed-tensors")  # to export to
+TARGETS = (*CODECS, "dense", "compressed-tensors")  # to export to
 
 
 @pytest.fixture(scope="module")

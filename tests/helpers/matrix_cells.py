@@ -13,7 +13,7 @@ from torch import Tensor
 from benchmarks.matrix.rows import Row
 from compress.checkpoint import Checkpoint
 from compress.errors import CompressError
-from compress.formats import FORMATS, Verdict, Weights, open_weights
+from compress.formats import CODECS, Verdict, Weights, open_weights
 from compress.formats.runtimes.judge import runtimes
 from compress.plan import sensitivity_cache
 from compress.quant.activations import fake_quantize
@@ -99,7 +99,7 @@ def make(
     source: Path,
     folder: Path,
     data: dict[str, Any] | None,
-    formats: Iterable[str] = FORMATS,
+    formats: Iterable[str] = CODECS,
 ) -> Made:
     """Run the row's recipe once, with `data` to calibrate on, and export what it made."""
     calibration = {} if data is None else {"calibration": data}

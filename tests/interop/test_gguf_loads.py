@@ -12,9 +12,9 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from compress.errors import CheckpointError
+from compress.formats.gguf.layout import Piece
 from compress.quant.scheme import PRESETS, QuantScheme
 from compress_exporters.exporter import Options
-from compress_exporters.gguf.layout import Piece
 from compress_exporters.gguf.loaded import LoaderResult, ask_llamacpp, in_llamacpp, in_transformers
 from compress_exporters.gguf.target import GGUF
 from compress_exporters.gguf.tokenizer.pretokenizers import BY_ASCII, DIGITS, GPT2, NAMES

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from benchmarks.matrix.rows import LOADERS, ROWS, TRANSFORMERS, Row
 from benchmarks.matrix.table import short, stored_cells
-from compress.formats import FORMATS, Verdict
+from compress.formats import CODECS, Verdict
 from helpers.in_transformers import cache_is_left_alone
 from helpers.matrix_cells import (
     PROMPTS,
@@ -80,7 +80,7 @@ def _how(fmt: str, verdict: Verdict, made: Made) -> How:
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_row(row: Row, matrix_row: MakeRow, record_property: Any) -> None:
     made = matrix_row(row)
-    cells = {fmt: {"method": row.name, "format": fmt, **_cell(made, fmt)} for fmt in FORMATS}
+    cells = {fmt: {"method": row.name, "format": fmt, **_cell(made, fmt)} for fmt in CODECS}
     for cell in cells.values():
         record_property("cell", json.dumps(cell))
     packages = ("transformers", "torch", "compressed-tensors", "bitsandbytes", "accelerate")

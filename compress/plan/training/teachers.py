@@ -11,6 +11,7 @@ from compress.checkpoint.ties import settled
 from compress.edits.distill import SOURCE, DistillConfig
 from compress.edits.writers import check_roles
 from compress.errors import CheckpointError, RecipeError
+from compress.formats.open_weights import refuse_gguf
 from compress.recipe import Recipe
 from compress.recipe.placing import placed
 from compress.text.tokenizer import Tokenizer, load_tokenizer
@@ -102,6 +103,7 @@ def _trainings(recipe: Recipe) -> Iterator[tuple[str, DistillConfig]]:
 
 def _opened(name: str, source: Checkpoint) -> TeacherModel:
     checkpoint = Checkpoint.open(resolve_model(name))
+    refuse_gguf(checkpoint)
     quantized = detect(checkpoint.config, checkpoint.tensors)
     if quantized is not None:
         raise CheckpointError(

@@ -48,7 +48,7 @@ class Loader:
     def norm(self, path: str, eps: float | None = None) -> Norm:
         """The norm at a path of the checkpoint. eps: the decoder's where it is None."""
         weight, bias = self.tensor(f"{path}.weight"), None
-        if f"{path}.bias" in self.weights.checkpoint.tensors:
+        if self.weights.stored_in(f"{path}.bias") is not None:
             bias = self.tensor(f"{path}.bias")
         if self.how.norm_late:
             weight = weight.float() + self.how.norm_offset

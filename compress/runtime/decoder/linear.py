@@ -11,6 +11,7 @@ from compress.arch.spec import LinearSpec
 from compress.checkpoint.shards.dtype_codes import PLAIN_DTYPES
 from compress.checkpoint.shards.dtypes import TORCH_DTYPES
 from compress.formats.weights import Weights
+from compress.quant.ggml_kinds import KINDS
 from compress.quant.tensor import InputQuantization
 from compress.runtime.forms.dense import kept_in
 from compress.runtime.forms.form import Arithmetic, LinearFacts, LinearWeight
@@ -38,7 +39,7 @@ def load_linear(weights: Weights, spec: LinearSpec, how: Arithmetic) -> Linear:
     or infinity."""
     name = f"{spec.name}.bias"
     bias = None
-    if name in weights.checkpoint.tensors:
+    if weights.stored_in(name) is not None:
         bias = weights.read(name, check_finite=True).to(how.device, how.dtype)
     inputs = weights.activation(spec.name)
     facts = facts_of(weights, spec)
@@ -50,6 +51,7 @@ def load_linear(weights: Weights, spec: LinearSpec, how: Arithmetic) -> Linear:
     return Linear(pack_dense(weight, facts, how), bias, inputs)
 
 
+NO_BLOCKS = "no product reads GGUF's blocks, which are decoded when they are loaded"
 # Roles of what the decoder cuts by heads when it loads it, or takes rows of: of no form for codes.
 CUT, DECODED = ("kv_b",), ("kv_b", "embedding")
 
@@ -62,9 +64,8 @@ def facts_of(weights: Weights, spec: LinearSpec) -> LinearFacts:
     scheme, reader = weights.scheme(spec.name), weights.format.reader
     scheme = None if spec.role in DECODED else scheme
     if scheme is None or reader is None:
-        info = tensors.get(spec.tensor)
-        code = "F32" if info is None or info.dtype not in PLAIN_DTYPES else info.dtype
-        stored = TORCH_DTYPES[code]
+        code = weights.stored_in(spec.tensor)
+        stored = TORCH_DTYPES[code] if code in PLAIN_DTYPES else torch.float32
         return LinearFacts(spec.shape, None, stored, stored)
     scales = (f"{spec.name}.{part}" for part in reader.scales)
     stored = next(TORCH_DTYPES[tensors[name].dtype] for name in scales if name in tensors)
@@ -111,7 +112,10 @@ def refusals(weights: Weights, how: Arithmetic) -> tuple[str, ...]:
         chosen = chosen_form(facts, how)
         stored = "dense" if facts.scheme is None else facts.scheme.describe()
         refused, coded = chosen.refused, weights.scheme(spec.name)
-        if coded is not None and spec.role in CUT:
+        named = weights.stored_in(spec.tensor)
+        if named is not None and named in KINDS and weights.is_quantized(spec.name):
+            stored, refused = named, (("packed codes", NO_BLOCKS),)
+        elif coded is not None and spec.role in CUT:
             stored, refused = coded.describe(), (("packed codes", "it is cut by heads"),)
         if refused:
             kind = stored, chosen.form.name, refused

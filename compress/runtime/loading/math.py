@@ -8,7 +8,7 @@ import torch
 from compress.arch.forward.forward import describe_forward
 from compress.errors import CheckpointError, RequestError
 from compress.formats.weights import Weights
-from compress.runtime.decoder.linear import facts_of, multiplied
+from compress.runtime.decoder.linear import NO_BLOCKS, facts_of, multiplied
 from compress.runtime.forms.form import Arithmetic, LinearFacts
 from compress.runtime.forms.panels import WIDTHS, PanelsForm, math_of
 from compress.runtime.forms.table import chosen_form
@@ -44,7 +44,9 @@ def settled_math(
         return math
     if asked is None:
         return "exact"
-    nothing = NO_WHOLE if taken else "its weights are not stored as codes"
+    in_blocks = weights.checkpoint.gguf is not None
+    no_codes = NO_BLOCKS if in_blocks else "its weights are not stored as codes"
+    nothing = NO_WHOLE if taken else no_codes
     reason = next((x for x in reasons if x is not None), nothing)
     raise RequestError(
         f"math is {asked}, and {weights.checkpoint.path} has no products for it:"

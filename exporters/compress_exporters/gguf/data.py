@@ -10,10 +10,10 @@ from torch import Tensor
 
 from compress.checkpoint.shards.dtype_codes import PLAIN_DTYPES
 from compress.errors import CheckpointError
+from compress.formats.gguf.blocks import encode
+from compress.formats.gguf.layout import Piece
 from compress.formats.weights import Weights
 from compress.quant.ggml_kinds import KINDS
-from compress_exporters.gguf.blocks import encode
-from compress_exporters.gguf.layout import Piece
 from compress_exporters.gguf.plan import GgufPlan, coded, dense
 from compress_kernels import decode_blocks, round_blocks
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from compress.errors import DataError
-from compress_exporters.gguf.layout import Piece
+from compress.formats.gguf.layout import Piece
 
 SUMS, COUNTS = ".in_sum2", ".counts"
 _LONGEST = 512  # of a name in a .dat file, and more than any tensor's

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from compress.checkpoint import Checkpoint
+from compress.formats.gguf.layout import ENDS, Piece
 from compress.formats.weights import DenseWeights, Weights
 from compress_exporters.decoded import decoded
-from compress_exporters.gguf.layout import ENDS, Piece
 from compress_exporters.gguf.plan import GgufPlan
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class InFile(DenseWeights):
         if tensor not in self.rounded:
             return decoded(self.source, tensor)
         stored, piece, place = self.rounded[tensor]
-        return _original(_part(stored, piece, place), piece)
+        return piece.original(_part(stored, piece, place))
 
     def read_rows(
         self, tensor: str, start: int, stop: int, *, check_finite: bool = False
@@ -89,13 +89,3 @@ def _part(stored: Any, piece: Piece, place: int) -> Tensor:
     rows = piece.shape[-2]
     values = dequantize(data[place * rows : (place + 1) * rows], stored.tensor_type)
     return torch.from_numpy(values.copy())
-
-
-def _original(values: Tensor, piece: Piece) -> Tensor:
-    """Rows of the file -> the tensor as it lies in the checkpoint."""
-    rows = piece.rows()
-    if rows is not None:
-        back = torch.empty_like(values)
-        back[rows] = values
-        values = back
-    return values.t() if piece.transposed else values

@@ -7,9 +7,9 @@ from compress.arch.forward.table import FORWARDS
 from compress.arch.resize.windowed import windows_within
 from compress.arch.spec import DecoderSpec
 from compress.errors import CheckpointError
+from compress.formats.gguf.arches import ARCHES, Arch
+from compress.formats.gguf.fields import Field, Fields
 from compress.formats.weights import Weights
-from compress_exporters.gguf.arches import ARCHES, Arch
-from compress_exporters.gguf.fields import Field, Fields
 from compress_exporters.heads import shared_heads
 
 

@@ -9,16 +9,16 @@ from torch import Tensor
 
 from compress.arch.forward.forward import ForwardSpec, describe_forward
 from compress.errors import CheckpointError, RecipeError
+from compress.formats.gguf.arches import Arch
+from compress.formats.gguf.fields import Fields
+from compress.formats.gguf.layout import ENDS, Piece, pieces
 from compress.formats.scales import ScaleRounding
 from compress.formats.weights import Weights
 from compress.quant.ggml_kinds import KINDS, Kind
 from compress.quant.tensor import QuantizedTensor
 from compress_exporters.decoded import decoded
 from compress_exporters.exporter import Options
-from compress_exporters.gguf.arches import Arch
-from compress_exporters.gguf.fields import Fields
 from compress_exporters.gguf.imatrix import matched, read_imatrix
-from compress_exporters.gguf.layout import ENDS, Piece, pieces
 from compress_exporters.gguf.model import arch_of, check_model, settings
 from compress_exporters.gguf.rotations import rotations
 from compress_exporters.gguf.rounding import require_fp16
@@ -61,7 +61,7 @@ def make_plan(source: Weights, options: Options) -> GgufPlan:
     notes = list(check_model(source, how, arch, options.max_context))
     turned = rotations(how, arch)
     words = vocabulary(source)
-    laid = pieces(source, how, arch, turned.factors)
+    laid = pieces(spec, source.checkpoint.shapes, how, arch, turned.factors)
     _check_head(source, arch)
     chooser = _chooser(source, how, arch, laid, options)
     choices = chooser.all(laid)

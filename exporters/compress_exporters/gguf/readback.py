@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from compress.errors import CheckpointError
+from compress.formats.gguf.layout import Piece
 from compress.quant.ggml_kinds import KINDS
 from compress.quant.tensor import QuantizedTensor
 from compress.report.units import counted
 from compress_exporters.gguf.data import numbers
-from compress_exporters.gguf.layout import Piece
 from compress_exporters.gguf.plan import GgufPlan, coded
 from compress_kernels import decode_blocks
 

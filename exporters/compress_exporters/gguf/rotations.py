@@ -8,10 +8,10 @@ from types import MappingProxyType
 from compress.arch.forward.forward import ForwardSpec
 from compress.arch.forward.rope import Rope
 from compress.errors import CheckpointError
+from compress.formats.gguf.arches import Arch
+from compress.formats.gguf.fields import Field, Fields
+from compress.formats.gguf.layout import Piece
 from compress.runtime.decoder.rope import FREQUENCIES
-from compress_exporters.gguf.arches import Arch
-from compress_exporters.gguf.fields import Field, Fields
-from compress_exporters.gguf.layout import Piece
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, BinaryIO
 import numpy as np
 
 from compress.checkpoint import disk
+from compress.formats.gguf.fields import Value
 from compress.quant.ggml_kinds import KINDS
 from compress.report.units import counted, percent
 from compress_exporters.exporter import AGAIN, Progress
 from compress_exporters.gguf.data import Rounding, parts
-from compress_exporters.gguf.fields import Value
 from compress_exporters.gguf.plan import GgufPlan
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ import torch
 
 from compress.arch.forward.forward import describe_forward
 from compress.errors import CheckpointError
-from compress_exporters.gguf.arches import ARCHES
-from compress_exporters.gguf.layout import Piece
+from compress.formats.gguf.arches import ARCHES
+from compress.formats.gguf.layout import Piece
 from compress_exporters.gguf.model import check_model
 from helpers import tiny_models
 from helpers.exporters.gguf_files import planned, source, tiny

@@ -13,12 +13,12 @@ from gguf import GGUFReader, dequantize
 from compress.cli.main import main
 from compress.errors import CheckpointError, DependencyError, OutputError, RecipeError
 from compress.formats import CodedWeights
+from compress.formats.gguf.arches import ARCHES
 from compress.quant.scheme import PRESETS, QuantScheme
 from compress_exporters import exporter
 from compress_exporters.decoded import decoded
 from compress_exporters.exporter import Options
 from compress_exporters.gguf import data, loaded, target
-from compress_exporters.gguf.arches import ARCHES
 from compress_exporters.gguf.readback import read_back
 from compress_exporters.gguf.target import GGUF
 from compress_exporters.gguf.write import FILE

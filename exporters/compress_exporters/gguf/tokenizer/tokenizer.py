@@ -14,9 +14,9 @@ from typing import Any
 from compress.arch.text_config import config_at
 from compress.checkpoint.jsonfile import read_object
 from compress.errors import CheckpointError
+from compress.formats.gguf.fields import Field, Fields
 from compress.formats.weights import Weights
 from compress.text.tokenizer import Tokenizer, load_tokenizer
-from compress_exporters.gguf.fields import Field, Fields
 from compress_exporters.gguf.tokenizer.bytelevel import bytelevel
 from compress_exporters.gguf.tokenizer.sentencepiece import sentencepiece
 from compress_exporters.gguf.tokenizer.tokens import CONTROL, UNUSED, USER_DEFINED, Words, refusal

@@ -8,12 +8,12 @@ import torch
 
 from compress.arch.forward.forward import ForwardSpec
 from compress.errors import RecipeError
+from compress.formats.gguf.blocks import kind_of, needs_codes, offsets, why_not_blocks
+from compress.formats.gguf.layout import ENDS, Piece
 from compress.formats.scales import ScaleRounding, change
 from compress.formats.weights import Weights
 from compress.quant.ggml_kinds import KINDS
 from compress_exporters.exporter import Options
-from compress_exporters.gguf.blocks import kind_of, needs_codes, offsets, why_not_blocks
-from compress_exporters.gguf.layout import ENDS, Piece
 from compress_exporters.gguf.types.mixtures import TensorPlace, TypeMixture, fitting
 
 DENSE = {"fp32": "F32", "fp16": "F16", "bf16": "BF16"}

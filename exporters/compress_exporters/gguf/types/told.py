@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from compress.formats.gguf.layout import ENDS
 from compress.formats.weights import Weights
 from compress.quant.ggml_kinds import KINDS
 from compress.report.units import two_sizes
-from compress_exporters.gguf.layout import ENDS
 from compress_exporters.gguf.types.choice import TypeChoice, TypeChooser, all_scales
 from compress_exporters.gguf.types.mixtures import MIXTURES
 

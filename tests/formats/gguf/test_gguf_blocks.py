@@ -9,10 +9,10 @@ from gguf import GGMLQuantizationType, dequantize
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from compress.formats.gguf.blocks import encode, kind_of, why_not_blocks
 from compress.quant.ggml_kinds import KINDS
 from compress.quant.scheme import ActivationScheme, QuantScheme
 from compress.quant.tensor import OutlierColumns, QuantizedTensor
-from compress_exporters.gguf.blocks import encode, kind_of, why_not_blocks
 
 ROWS, COLUMNS = 6, 128
 

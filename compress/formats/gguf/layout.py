@@ -1,6 +1,6 @@
 """What becomes of every tensor of a checkpoint: its name in the file and the order of its rows."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Literal
@@ -10,10 +10,10 @@ from torch import Tensor
 
 from compress.arch.forward.forward import ForwardSpec
 from compress.arch.forward.kinds import Grouped
-from compress.arch.spec import BlockSpec, LinearSpec
-from compress.formats.weights import Weights
-from compress_exporters.gguf.arches import NORMS, ROLES, Arch
+from compress.arch.spec import BlockSpec, DecoderSpec, LinearSpec
+from compress.formats.gguf.arches import NORMS, ROLES, Arch
 
+Shapes = Mapping[str, tuple[int, ...]]
 Order = Literal["as it is", "neighbours", "parts"]
 ENDS = ("token_embd.weight", "output.weight")
 
@@ -53,22 +53,35 @@ class Piece:
             return index.view(self.heads, 2, -1).transpose(1, 2).reshape(-1)
         return index.view(self.heads, 3, -1).transpose(0, 1).reshape(-1)  # q, k, v of each head
 
+    def original(self, values: Tensor) -> Tensor:
+        """One source of it as it lies in the checkpoint, of its rows [N, K] as they lie in the
+        file, what is added left in."""
+        rows = self.rows()
+        if rows is not None:
+            back = torch.empty_like(values)
+            back[rows] = values
+            values = back
+        return values.t() if self.transposed else values
+
 
 def pieces(
-    source: Weights, how: ForwardSpec, arch: Arch, factors: tuple[Piece, ...]
+    spec: DecoderSpec, shapes: Shapes, how: ForwardSpec, arch: Arch, factors: tuple[Piece, ...]
 ) -> list[Piece]:
-    """All tensors, in the order in which they stand in the file. factors: of rotations."""
-    spec = source.spec
+    """All tensors, in the order in which they stand in the file.
+
+    shapes: of the checkpoint's tensors, at least of those that are no linear. factors: of
+    rotations.
+    """
     embedding = Piece(ENDS[0], (spec.embedding,), spec.embedding_shape, matrix=True)
     found = [embedding, *factors]
     if how.positions is not None:
         name = how.positions.tensor
-        shape = source.checkpoint.tensors[name].shape
+        shape = shapes[name]
         found.append(Piece("position_embd.weight", (name,), shape))
     for block in spec.blocks:
-        found += _block(source, block, how, arch)
+        found += _block(shapes, block, how, arch)
     if spec.final_norm is not None:
-        found += _norm(source, spec.final_norm.removesuffix(".weight"), "output_norm", how)
+        found += _norm(shapes, spec.final_norm.removesuffix(".weight"), "output_norm", how)
     head = spec.head if arch.head != "tied" else None
     if head is None and arch.head == "own":
         head = spec.embedding
@@ -78,15 +91,15 @@ def pieces(
     return found
 
 
-def _block(source: Weights, block: BlockSpec, how: ForwardSpec, arch: Arch) -> Iterator[Piece]:
+def _block(shapes: Shapes, block: BlockSpec, how: ForwardSpec, arch: Arch) -> Iterator[Piece]:
     for field, name in NORMS.items():
         path = getattr(how.norms, field)
         if path is not None:
-            yield from _norm(source, f"{block.prefix}.{path}", f"blk.{block.index}.{name}", how)
+            yield from _norm(shapes, f"{block.prefix}.{path}", f"blk.{block.index}.{name}", how)
     experts: dict[str, list[LinearSpec]] = {}
     for linear in block.linears:
         if linear.expert is None:
-            yield from _linear(source, linear, block.index, how, arch)
+            yield from _linear(shapes, linear, block.index, how, arch)
         else:
             experts.setdefault(linear.role, []).append(linear)
     for role, members in experts.items():
@@ -103,16 +116,15 @@ def _number(linear: LinearSpec) -> int:
     return linear.expert
 
 
-def _norm(source: Weights, path: str, name: str, how: ForwardSpec) -> Iterator[Piece]:
-    tensors = source.checkpoint.tensors
-    shape = tensors[f"{path}.weight"].shape
-    yield Piece(f"{name}.weight", (f"{path}.weight",), shape, added=how.norm_offset)
-    if f"{path}.bias" in tensors:
-        yield Piece(f"{name}.bias", (f"{path}.bias",), tensors[f"{path}.bias"].shape)
+def _norm(shapes: Shapes, path: str, name: str, how: ForwardSpec) -> Iterator[Piece]:
+    weight, bias = f"{path}.weight", f"{path}.bias"
+    yield Piece(f"{name}.weight", (weight,), shapes[weight], added=how.norm_offset)
+    if bias in shapes:
+        yield Piece(f"{name}.bias", (bias,), shapes[bias])
 
 
 def _linear(
-    source: Weights, linear: LinearSpec, index: int, how: ForwardSpec, arch: Arch
+    shapes: Shapes, linear: LinearSpec, index: int, how: ForwardSpec, arch: Arch
 ) -> Iterator[Piece]:
     name = f"blk.{index}.{ROLES[linear.role]}"
     order, heads = _order(linear, how.grouped(index), arch)
@@ -126,9 +138,8 @@ def _linear(
         transposed=linear.transposed,
     )
     bias = f"{linear.name}.bias"
-    if bias in source.checkpoint.tensors:
-        shape = source.checkpoint.tensors[bias].shape
-        yield Piece(f"{name}.bias", (bias,), shape, order=order, heads=heads)
+    if bias in shapes:
+        yield Piece(f"{name}.bias", (bias,), shapes[bias], order=order, heads=heads)
 
 
 def _order(linear: LinearSpec, how: Grouped, arch: Arch) -> tuple[Order, int]:
