@@ -34,6 +34,7 @@ def document(text: str) -> str:
 def _lines() -> Iterator[str]:
     for name in SPEEDS:
         yield from _speed(stored_result(f"runtime_speed_{name}"))
+    yield from _smaller("tale-6m", stored_result("runtime_smaller_tale-6m_fp32"))
     yield from _prefix([stored_result(f"runtime_prefix_{model}") for model in ("tale-6m", "400m")])
     yield from _waste(stored_result("runtime_kv_waste"))
     yield from _cache(stored_result("runtime_kv_quality"))
@@ -61,6 +62,21 @@ def _speed(result: Result) -> Iterator[str]:
 def _of(case: Result, name: str) -> str:
     rate = f"{case[name]['tokens_per_s']:.4g}"
     return rate if name == "engine" else f"{rate} ({case['ratios'][name]['tokens_per_s']:.2f}×)"
+
+
+def _smaller(model: str, result: Result) -> Iterator[str]:
+    """The recipes in the order of their gain with one text."""
+    yield f"### Results of recipes beside their source ({model}, fp32): tokens a second, times"
+    yield ""
+    batches = list(next(iter(result.values()))["ratios"])
+    counts = [f"{count} text{'s' * (count != '1')}" for count in batches]
+    yield row("recipe", "math", *counts, f"prompts of {', '.join(batches)}")
+    yield row(*["---"] * (len(batches) + 3))
+    for name, case in sorted(result.items(), key=lambda x: -x[1]["ratios"]["1"]["decode"]):
+        ratios = [case["ratios"][count] for count in batches]
+        decoded = [f"{x['decode']:.2f}" for x in ratios]
+        yield row(name, case["math"], *decoded, ", ".join(f"{x['prefill']:.2f}" for x in ratios))
+    yield ""
 
 
 def _prefix(results: list[Result]) -> Iterator[str]:
