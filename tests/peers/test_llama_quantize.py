@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from gguf import GGUFReader
 
-from compress_exporters.gguf.types.mixtures import MIXTURES
+from compress.quant.ggml_mixtures import MIXTURES
 from helpers.exporters.gguf_files import planned, tiny, written
 
 pytestmark = pytest.mark.peers
