@@ -13,6 +13,7 @@ from compress.arch.spec import BlockSpec, LinearSpec
 from compress.formats.weights import Weights
 from compress.runtime.decoder.kv import cache_bytes
 from compress.runtime.decoder.linear import embedding_bytes, facts_of, load_linear
+from compress.runtime.forms.decoded import DecodedOnce, as_dense
 from compress.runtime.forms.dense import kept_in
 from compress.runtime.forms.form import Arithmetic, LinearFacts
 from compress.runtime.forms.table import chosen_form
@@ -104,14 +105,23 @@ def _of_block(
 
 
 def _joined(facts: list[LinearFacts], how: Arithmetic) -> bool:
-    """Whether weights become one: codes that are alike and whose inputs are, or dense ones kept in
-    one dtype."""
-    activations = (x.scheme.activation for x in facts if x.scheme is not None)
-    if any(not (x is None or (x.dynamic and x.outliers != "calibrated")) for x in activations):
+    """Whether weights become one: codes that are alike, or weights that are dense in memory and
+    kept in one dtype; their inputs alike."""
+    activations = {None if x.scheme is None else x.scheme.activation for x in facts}
+    if len(activations) > 1:
         return False
-    kept = {kept_in(x.stored, how) for x in facts if x.scheme is None}
-    coded = {(x.scheme, x.stored) for x in facts if x.scheme is not None}
+    (inputs,) = activations
+    own = inputs is not None and (not inputs.dynamic or inputs.outliers == "calibrated")
+    if own or (inputs is not None and any(x.factored for x in facts)):
+        return False
+    whole = [as_dense(x) if _is_decoded(x, how) else x for x in facts]
+    kept = {kept_in(x.stored, how) for x in whole if x.scheme is None}
+    coded = {(x.scheme, x.stored) for x in whole if x.scheme is not None}
     return len(kept) + len(coded) == 1 and all(chosen_form(x, how).form.joins for x in facts)
+
+
+def _is_decoded(facts: LinearFacts, how: Arithmetic) -> bool:
+    return isinstance(chosen_form(facts, how).form, DecodedOnce)
 
 
 def _product(
@@ -122,7 +132,8 @@ def _product(
         nbytes = chosen_form(facts, how).form.nbytes(facts, how)
         return Product(facts.shape, kind.part, DENSE, count, nbytes, linear, kind.experts)
     kept = load_linear(weights, linear, how).weight
-    stored = facts.scheme.describe()
-    joint = facts.shape != kept.shape  # of several that are joined the first was read
-    nbytes = chosen_form(facts, how).form.nbytes(facts, how) if joint else kept.nbytes
+    one = replace(facts, shape=kept.shape)  # of several that are joined the first was read
+    stored = f"{'decoded ' * _is_decoded(one, how)}{facts.scheme.describe()}"
+    joint = facts.shape != kept.shape
+    nbytes = chosen_form(one, how).form.nbytes(facts, how) if joint else kept.nbytes
     return Product(facts.shape, kind.part, stored, count, nbytes, linear, kind.experts)

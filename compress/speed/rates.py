@@ -174,7 +174,7 @@ def _copies(
         max(1, most // k // _WHOLE_ROWS) * _WHOLE_ROWS,
     )
     count = _count(min(COLD_BYTES, total), product, rows)
-    facts = replace(facts_of(weights, sample), shape=product.shape)
+    facts = facts_of(weights, sample)  # a joint weight has the form of its parts
     if product.stored == DENSE:
         # One of several, or a tied embedding, whose codes would be decoded; values do not matter.
         values = torch.full((rows, k), 0.01, dtype=facts.stored)

@@ -15,9 +15,10 @@ class Product:
 
     shape: (N, K) of the weight. part: "block" is computed for every token, "expert" for those that
     were sent to it, "head" for those whose logits are asked. stored: "dense", or the scheme of its
-    codes in words. count: of them in the model. nbytes: of one weight as the engine keeps it.
-    sample: one of the linears, or a part of one where several are one product; None where none is
-    at hand. experts: of a layer, for those of a mixture.
+    codes in words, behind "decoded" where they are dense in memory. count: of them in the model.
+    nbytes: of one weight as the engine keeps it. sample: one of the linears, or a part of one where
+    several are one product; None where none is at hand. experts: of a layer, for those of a
+    mixture.
     """
 
     shape: tuple[int, int]

@@ -11,13 +11,14 @@ from typing import Generic, TypeVar
 from torch import Tensor
 
 from compress.quant.tensor import QuantizedTensor
+from compress.runtime.forms.decoded import DecodedOnce
 from compress.runtime.forms.dense import DenseForm
 from compress.runtime.forms.form import Arithmetic, LinearFacts, LinearForm, LinearWeight
 from compress.runtime.forms.packed import DecodedTiles
 from compress.runtime.forms.panels import PanelsForm
 
 # Of quantized weights, and of dense ones.
-CODED: tuple[LinearForm[QuantizedTensor], ...] = (PanelsForm(), DecodedTiles())
+CODED: tuple[LinearForm[QuantizedTensor], ...] = (PanelsForm(), DecodedOnce(), DecodedTiles())
 DENSE: tuple[LinearForm[Tensor], ...] = (DenseForm(),)
 
 Source = TypeVar("Source")

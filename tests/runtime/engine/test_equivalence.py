@@ -28,6 +28,7 @@ from helpers.engine.one_by_one import OneByOne
 
 PART = 250
 G4 = QuantScheme(bits=4, group_size=32)
+G8 = QuantScheme(bits=4, group_size=8)  # in no panels: decoded once
 ASYM8 = PRESETS["W8A16_ASYM"]
 Played = tuple[OneByOne, list[Request]]
 
@@ -125,6 +126,7 @@ def test_codes_and_latents_in_bf16(tmp_path: Path, family: str) -> None:
         (G4, "exact"),
         (G4, "int16"),
         (G4, "int8"),
+        (G8, "exact"),
         (ASYM8, "exact"),
         (ASYM8, "int16"),
         (PRESETS["W8A8"], "int16"),
