@@ -262,6 +262,7 @@ def roped(**parameters: Any) -> dict[str, Any]:
         ("llama", {"hidden_act": "xielu"}, "hidden_act is 'xielu'; known are silu"),
         ("llama", roped(rope_type="proportional"), "rope_parameters.rope_type is 'proportional'"),
         ("llama", {"rope_scaling": {"type": "mrope"}}, "rope_scaling.rope_type is 'mrope'; known"),
+        ("llama", roped(rope_type=["yarn"]), "rope_parameters.rope_type is ['yarn']; known are"),
         ("llama", {"rope_parameters": [1]}, "rope_parameters is [1]; it must be one mapping"),
         ("llama", roped(full_attention={}), "it must be one mapping of names to numbers"),
         ("llama", roped(rope_type="linear"), "rope_parameters.factor is None; it must be a number"),

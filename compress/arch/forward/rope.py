@@ -91,7 +91,7 @@ def read_rope(
     if not isinstance(given, Mapping) or any(isinstance(x, Mapping) for x in given.values()):
         raise refuse(place, given, "it must be one mapping of names to numbers")
     kind = given.get("rope_type") or given.get("type") or "default"
-    kind = rule.kinds.get(kind, kind)
+    kind = rule.kinds.get(kind, kind) if isinstance(kind, str) else kind
     known = rule.only or tuple(KINDS)
     if kind not in known:
         raise refuse(f"{place}.rope_type", kind, f"known are {', '.join(known)}")
