@@ -1,14 +1,11 @@
 """How an export goes; the options of the other verbs lie with their work."""
 
 import builtins
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal
 
 from compress.sharing.trackers import Hook
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,10 +14,9 @@ class ExportOptions:
 
     round_scales: let scales change that the format cannot hold exactly. Formats of checkpoints:
     shard_size, most bytes of one file, "5GB". Other runtimes: dtype, max_context, accuracy_level
-    and in_place as in `compress-model export --help`; of GGUF files embedding, type and imatrix, or
-    importance, fp32 [K] by name of the checkpoint's tensor; verify: compare what is written with
-    the weights. overwrite: replace an earlier result. dry_run: only report what would be written.
-    push, track: as in RunOptions.
+    and in_place as in `compress-model export --help`; of GGUF files embedding, type, and text or
+    imatrix; verify: compare what is written with the weights. overwrite: replace an earlier result.
+    dry_run: only report what would be written. push, track: as in RunOptions.
     """
 
     round_scales: bool = False
@@ -32,7 +28,7 @@ class ExportOptions:
     embedding: Literal["f16", "q8_0", "q6_k"] | None = None
     type: str | None = None
     imatrix: str | None = None
-    importance: "Mapping[str, Tensor] | None" = field(default=None, compare=False)
+    text: str | None = None
     verify: bool = True
     overwrite: bool = False
     dry_run: bool = False

@@ -2,7 +2,8 @@
 there."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -32,7 +33,7 @@ def dry_artifact(
     if plan.beside is not None:
         where = _place(plan, plan.beside, overwrite=overwrite).folder
     elif out is not None:
-        prepare(out, plan.source.checkpoint.path, plan.planned.size, overwrite=overwrite)
+        prepare(out, plan.source.checkpoint.path, _needed(plan), overwrite=overwrite)
     return build(plan, where)
 
 
@@ -50,13 +51,13 @@ def export_artifact(
     out: None where the target's options say that it goes beside the weights. verify: prove it
     before it appears. Raises a CompressError for whatever the user can mend.
     """
-    plan = _weighed(plan_artifact(model, target, out), target.text, progress or silent)
+    plan = plan_artifact(model, target, out)
     work = partial(_work, plan, verify=verify, progress=progress or silent)
     if plan.beside is not None:
         return _added(_place(plan, plan.beside, overwrite=overwrite), work)
     if out is None:
         raise OutputError("the artifact has no folder; give `out`, or Options(in_place=True)")
-    output = prepare(out, plan.source.checkpoint.path, plan.planned.size, overwrite=overwrite)
+    output = prepare(out, plan.source.checkpoint.path, _needed(plan), overwrite=overwrite)
 
     def whole() -> ArtifactReport:
         report = work(output.partial, output.out, lambda _: output.partial)
@@ -66,16 +67,28 @@ def export_artifact(
     return published(output, whole)
 
 
-def _weighed(plan: ArtifactPlan, text: str | None, progress: Progress) -> ArtifactPlan:
-    """The plan with what errors weigh, measured over a text."""
-    if text is None:
-        return plan
-    # Late: blocks of transformers' own run for it.
-    from compress.artifacts.importance import importance_of_columns
+def _needed(plan: ArtifactPlan) -> int:
+    """Bytes of the disk: of the artifact, and of what lies beside it while it is made."""
+    if plan.options.text is None:
+        return plan.planned.size
+    from compress.artifacts.rounding.of_export import beside_bytes
 
-    found = importance_of_columns(plan.source, text, progress)
-    options = replace(plan.options, importance=found)
-    return replace(plan, options=options, planned=plan.exporter.plan(plan.source, options))
+    return plan.planned.size + beside_bytes(plan)
+
+
+@contextmanager
+def _rounded(
+    plan: ArtifactPlan, folder: Path, progress: Progress
+) -> Iterator[tuple[ArtifactPlan, tuple[str, ...]]]:
+    """The plan with weights rounded by its text, and with what there is to tell of them."""
+    if plan.options.text is None:
+        yield plan, ()
+        return
+    # Late: blocks of transformers' own run for it.
+    from compress.artifacts.rounding.of_export import rounded
+
+    with rounded(plan, folder, progress) as found:
+        yield found.plan, found.told
 
 
 def _place(plan: ArtifactPlan, how: InPlace, *, overwrite: bool) -> in_place.InPlaceFolder:
@@ -104,15 +117,17 @@ def _work(
     progress: Progress,
 ) -> ArtifactReport:
     """Fills a folder; `move` tells where what was written is proved. out: where it will be."""
-    began, planned = time.perf_counter(), plan.planned
-    count = by_tenths(progress, STAGE, "tenth of the weights")
-    written = planned.write(folder, lambda name, done, total: count(done, total))
+    began = time.perf_counter()
+    with _rounded(plan, folder, progress) as (plan, told):
+        count = by_tenths(progress, STAGE, "tenth of the weights")
+        written = plan.planned.write(folder, lambda name, done, total: count(done, total))
+        written = replace(written, notes=(*written.notes, *told))
     size = size_of(folder, written)
     proved_in = move(written)
     seconds, proof = {"write": time.perf_counter() - began}, None
     if verify:
         progress(note(STAGE, f"proving {plan.exporter.name} against the weights"))
         began = time.perf_counter()
-        proof = planned.verify(proved_in)
+        proof = plan.planned.verify(proved_in)
         seconds["verify"] = time.perf_counter() - began
     return build(plan, out, Made(written, size, proof, seconds))

@@ -14,12 +14,10 @@ from compress_exporters.table import EXPORTERS
 
 @dataclass(frozen=True, slots=True)
 class ArtifactTarget:
-    """What an artifact is for, and how it is made. name: a key of EXPORTERS, as `--to` takes it.
-    text: a file over which is measured what errors of `options.type` weigh."""
+    """What an artifact is for, and how it is made. name: a key of EXPORTERS, as `--to` takes it."""
 
     name: str
     options: Options = field(default_factory=Options)
-    text: str | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,10 +53,10 @@ def plan_artifact(
     if options.max_context is not None and options.max_context < 1:
         raise RecipeError(f"--max-context is {options.max_context}; it is 1 position or more")
     check_options(exporter, options)
-    if target.text is not None and (options.type is None or options.imatrix is not None):
+    if options.text is not None and (options.type is None or options.imatrix is not None):
         raise RecipeError(
-            f"--text is {target.text}; it says what errors of --type weigh, as --imatrix does: give"
-            " --type, and one of the two"
+            f"--text is {options.text}; weights are rounded to --type by it, or weighed by"
+            " --imatrix: give --type, and one of the two"
         )
     if options.in_place:
         _require_in_place(exporter, out)
@@ -76,7 +74,7 @@ def check_options(exporter: Exporter, options: Options) -> None:
             f"--dtype is {options.dtype}, and --to {exporter.name} has"
             f" {' and '.join(exporter.dtypes)}"
         )
-    for name in ("embedding", "type", "imatrix"):
+    for name in ("embedding", "type", "imatrix", "text"):
         if getattr(options, name) is not None and not exporter.blocks:
             raise RecipeError(f"--{name} is for gguf, and --to is {exporter.name}; leave it out")
 

@@ -14,6 +14,14 @@ EmbeddingKind = Literal["f16", "q8_0", "q6_k"]
 if TYPE_CHECKING:
     from torch import Tensor
 
+
+class RoundedRows(Protocol):
+    """Weights that are rounded into blocks already."""
+
+    def rows(self, tensor: str, start: int, stop: int) -> "Tensor":
+        """Blocks of rows of a checkpoint's weight [N, K], in its order: uint8 [n, bytes]."""
+
+
 # (what was just written, how many of them are, of how many).
 Progress = Callable[[str, int, int], None]
 
@@ -31,8 +39,8 @@ class Options:
     points to those that it can take as they lie; for targets that say how (Exporter.in_place).
     embedding: of GGUF files, how embedding and head are stored where they are dense. type: of GGUF
     files, the mixture of types that dense weights are rounded to, by llama.cpp's name (Q4_K_M).
-    imatrix: path of a file of llama-imatrix, which says what errors in a column weigh; importance:
-    the same, fp32 [K] by name of the checkpoint's tensor.
+    imatrix: path of a file of llama-imatrix, which says what errors in a column weigh. text: a
+    file, or several by a pattern: weights are rounded by what they read of it.
     """
 
     dtype: DenseDtype | None = None
@@ -43,7 +51,7 @@ class Options:
     embedding: EmbeddingKind | None = None
     type: str | None = None
     imatrix: str | None = None
-    importance: "Mapping[str, Tensor] | None" = field(default=None, compare=False)
+    text: str | None = None
 
     @property
     def computed(self) -> Literal["fp32", "fp16"]:

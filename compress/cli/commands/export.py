@@ -93,7 +93,7 @@ class FormatsInHelp(click.Command):
 @click.option(
     "--text",
     metavar="FILE",
-    help="Text over which is measured what errors of --type weigh (gguf).",
+    help="Round to --type by what the layers read of a text, as GPTQ does (gguf).",
 )
 @click.option(
     "--max-context",
@@ -162,10 +162,9 @@ def command(
         from compress_exporters.exporter import Options
 
         number: Literal[0, 4] = 0 if accuracy_level == "0" else 4
-        how = Options(
-            dtype, max_context, round_scales, number, in_place, embedding, mixture, imatrix
-        )
-        _artifact(asked, verbs.ArtifactTarget(to, how, text), verify=not no_verify)
+        rounding = (embedding, mixture, imatrix, text)
+        how = Options(dtype, max_context, round_scales, number, in_place, *rounding)
+        _artifact(asked, verbs.ArtifactTarget(to, how), verify=not no_verify)
         return
     given = {"--dtype": dtype, "--max-context": max_context, "--accuracy-level": accuracy_level}
     _refuse(to, blocks, ", ".join(BLOCKS))

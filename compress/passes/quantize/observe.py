@@ -1,12 +1,11 @@
 """What the linears of a block are seen to read while the calibration set runs through it."""
 
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 from torch import nn
 
 from compress.arch.spec import BlockSpec, LinearSpec
-from compress.blocks.capture import collect, regroup
+from compress.blocks.capture import regroup
 from compress.blocks.experts import expert_views
 from compress.blocks.walk import LoadedBlock
 from compress.methods import METHODS
@@ -14,6 +13,7 @@ from compress.methods.observed import Needs, fixes_inputs
 from compress.passes.context import PassContext
 from compress.passes.ranks import ONE_RANK, Ranks, largest, summed_count
 from compress.plan.layers import ModulePlan
+from compress_calibration.block_inputs import block_grams
 from compress_calibration.hessian import GramAccumulator, InputStats, Magnitudes
 
 # Hessians held at once; a block with more (a wide mixture) is observed in several forwards.
@@ -123,21 +123,7 @@ def input_stats(
 
     magnitudes: whether to keep them beside the Hessians. ranks: each of which passes its own rows.
     """
-    grams = {
-        x.shared_input: GramAccumulator.create(
-            x.shared_input, x.shape[1], device=block.skeleton.device, magnitudes=magnitudes
-        )
-        for x in linears
-    }
-    for entering in block.inputs():
-        collect(
-            block.module,
-            linears,
-            partial(block.run, entering),
-            lambda key, x: grams[key].add(x),
-            mask=entering.mask,
-            stop_after_last=True,
-        )
+    grams = block_grams(block, linears, magnitudes=magnitudes)
     # Each sum goes as its mean comes, or both would be in memory.
     return {key: sum_over(ranks, grams.pop(key)).stats() for key in list(grams)}
 

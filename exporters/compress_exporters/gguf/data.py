@@ -64,12 +64,35 @@ def _fresh(
     """Rows have blocks of their own, so parts are as good as the whole."""
     lost = rounding.blocks.setdefault(kind, Lost())
     lost.tensors += 1
+    row = 0  # of the piece's source
     for place, values in numbers(plan.source, piece):
         rows = values.reshape(-1, piece.shape[-1])
-        data = round_blocks(kind, rows.contiguous(), importance_of(plan, piece, place))
+        data = _blocks(plan, piece, kind, RowsOfPiece(place, row, rows))
+        row = (row + len(rows)) % piece.shape[-2]
         lost.whole += float(rows.square().sum(dtype=torch.float64))
         lost.away += float((decode_blocks(kind, data) - rows).square().sum(dtype=torch.float64))
         yield data.numpy().reshape(-1)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowsOfPiece:
+    """Rows of a piece, fp32 [n, K], of its source of that place, from that row of the file on."""
+
+    place: int
+    start: int
+    rows: Tensor
+
+
+def _blocks(plan: GgufPlan, piece: Piece, kind: str, part: RowsOfPiece) -> Tensor:
+    """uint8 [n, bytes]: as they were rounded elsewhere, or rounded here."""
+    if plan.given is None:
+        importance = importance_of(plan, piece, part.place)
+        return round_blocks(kind, part.rows.contiguous(), importance)
+    name, order = piece.sources[part.place], piece.rows()
+    if order is None:
+        return plan.given.rows(name, part.start, part.start + len(part.rows))
+    assert len(part.rows) == len(order), "rows that change places come all at once"
+    return plan.given.rows(name, 0, len(order))[order].contiguous()
 
 
 def importance_of(plan: GgufPlan, piece: Piece, place: int) -> Tensor | None:

@@ -17,7 +17,7 @@ from compress.formats.weights import Weights
 from compress.quant.ggml_kinds import KINDS, Kind
 from compress.quant.tensor import QuantizedTensor
 from compress_exporters.decoded import decoded
-from compress_exporters.exporter import Options
+from compress_exporters.exporter import Options, RoundedRows
 from compress_exporters.gguf.imatrix import matched, read_imatrix
 from compress_exporters.gguf.model import arch_of, check_model, settings
 from compress_exporters.gguf.rotations import rotations
@@ -35,7 +35,8 @@ class GgufPlan:
     rounded: what fp16 does to scales, over all weights that are stored as codes. fresh: names of
     the pieces whose dense numbers are rounded into blocks here. exact: all others mean the very
     numbers of the checkpoint. importance: of the columns of fresh ones that it is known of, fp32
-    [experts or 1, K]; it says what their errors weigh.
+    [experts or 1, K]; it says what their errors weigh. given: their rows, where they were rounded
+    elsewhere.
     """
 
     source: Weights
@@ -49,10 +50,35 @@ class GgufPlan:
     fresh: frozenset[str]
     exact: bool
     importance: Mapping[str, Tensor] = field(default_factory=dict)
+    given: RoundedRows | None = None
+
+    @property
+    def to_round(self) -> "ToRound":
+        """What is rounded into blocks."""
+        found: dict[str, tuple[str, tuple[int, int]]] = {}
+        for piece, kind in zip(self.pieces, self.kinds, strict=True):
+            if piece.name in self.fresh:
+                shape = piece.shape[-2], piece.shape[-1]
+                found |= dict.fromkeys(piece.sources, (kind, shape))
+        # A file without a head of its own multiplies by the embedding.
+        ends = {piece.name: piece.sources[0] for piece in self.pieces if piece.name in ENDS}
+        head = ends.get(ENDS[1], ends[ENDS[0]])
+        return ToRound(found, head if head in found else None)
 
 
-def make_plan(source: Weights, options: Options) -> GgufPlan:
+@dataclass(frozen=True, slots=True)
+class ToRound:
+    """weights: by name in the checkpoint, kind and shape (N, K). head: the one of them that the
+    output head multiplies by."""
+
+    weights: Mapping[str, tuple[str, tuple[int, int]]]
+    head: str | None
+
+
+def make_plan(source: Weights, options: Options, *, calibrated: bool = False) -> GgufPlan:
     """Reads scales and zero points, and codes of 8 bits with zero points; no other codes.
+
+    calibrated: weights are rounded elsewhere, by what they read.
 
     RecipeError or CheckpointError for what does not fit.
     """
@@ -63,7 +89,7 @@ def make_plan(source: Weights, options: Options) -> GgufPlan:
     words = vocabulary(source)
     laid = pieces(spec, source.checkpoint.shapes, how, arch, turned.factors)
     _check_head(source, arch)
-    chooser = _chooser(source, how, arch, laid, options)
+    chooser = _chooser(source, how, arch, laid, options, calibrated)
     choices = chooser.all(laid)
     fresh = frozenset(x.piece.name for x in choices if x.fresh)
     importance = _importance(options, laid, fresh)
@@ -74,7 +100,8 @@ def make_plan(source: Weights, options: Options) -> GgufPlan:
     sizes = tuple(settings(spec, how, arch, options.max_context))
     fields += tuple((f"{arch.name}.{key}", value) for key, value in sizes + turned.fields)
     notes += [*turned.notes, *words.notes, *told(chooser, choices)]
-    notes += [*_weighed(chooser.mixture, importance, fresh), *_left(source)]
+    notes += [] if calibrated else _weighed(options, importance, fresh)
+    notes += _left(source)
     return GgufPlan(
         source,
         how,
@@ -108,12 +135,17 @@ def dense(source: Weights, piece: Piece, name: str) -> Tensor:
 
 
 def _chooser(
-    source: Weights, how: ForwardSpec, arch: Arch, laid: list[Piece], options: Options
+    source: Weights,
+    how: ForwardSpec,
+    arch: Arch,
+    laid: list[Piece],
+    options: Options,
+    calibrated: bool,
 ) -> TypeChooser:
     """What decides of types. RecipeError for a mixture that there is not."""
     apart = any(x.name == ENDS[1] and x.sources != (source.spec.embedding,) for x in laid)
     mixture = None if options.type is None else mixture_of(options.type)
-    weighed = options.imatrix is not None or options.importance is not None
+    weighed = options.imatrix is not None or calibrated
     if weighed and mixture is None:
         raise RecipeError("--imatrix and --text say what errors of --type weigh; give --type too")
     return TypeChooser(source, how, arch.name, options, apart, mixture, weighed)
@@ -150,26 +182,24 @@ def _check_head(source: Weights, arch: Arch) -> None:
 
 
 def _importance(options: Options, laid: list[Piece], fresh: frozenset[str]) -> dict[str, Tensor]:
-    """Of the rounded pieces that something is known of: fp32 [experts or 1, K]."""
-    if options.imatrix is not None:
-        path = Path(options.imatrix)
-        return matched(laid, fresh, read_imatrix(path), path)
-    seen = options.importance or {}
-    those = (x for x in laid if x.name in fresh and all(name in seen for name in x.sources))
-    return {x.name: torch.stack([seen[name] for name in x.sources]) for x in those}
+    """Of the rounded pieces that a file knows: fp32 [experts or 1, K]."""
+    if options.imatrix is None:
+        return {}
+    path = Path(options.imatrix)
+    return matched(laid, fresh, read_imatrix(path), path)
 
 
 def _weighed(
-    mixture: TypeMixture | None, importance: Mapping[str, Tensor], fresh: frozenset[str]
+    options: Options, importance: Mapping[str, Tensor], fresh: frozenset[str]
 ) -> Iterator[str]:
     """What the errors of columns weigh."""
     if importance:
         of_all = f"{len(importance)} of {len(fresh)} rounded tensors"
         yield f"errors of {of_all} weigh what their columns multiply"
-    elif mixture is not None:
+    elif options.type is not None:
         yield (
-            "errors of all columns weigh alike; --text FILE or --imatrix FILE weighs them by what"
-            " they multiply"
+            "errors of all columns weigh alike; --text FILE rounds by what they multiply and makes"
+            " up for losses, --imatrix FILE weighs them"
         )
 
 

@@ -1,13 +1,22 @@
 """The target `gguf`: what it plans, writes and proves. The package gguf is loaded when used."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
 from compress.formats.weights import Weights
 from compress.quant.ggml_kinds import KINDS
 from compress.report.units import counted
 from compress_exporters import starting
-from compress_exporters.exporter import Exporter, Options, Progress, Proof, Written, require
+from compress_exporters.exporter import (
+    Exporter,
+    Options,
+    Progress,
+    Proof,
+    RoundedRows,
+    Written,
+    require,
+)
 from compress_exporters.gguf.in_file import InFile
 from compress_exporters.gguf.loaded import (
     LoaderResult,
@@ -44,6 +53,10 @@ class PlannedGguf:
         words = sum(len(str(value)) for _, value in plan.fields)
         return data + 4 * words + 256 * len(plan.pieces)
 
+    def with_rows(self, rows: RoundedRows) -> Self:
+        """What is rounded into blocks is what was rounded elsewhere."""
+        return replace(self, plan=replace(self.plan, given=rows))
+
     def write(self, folder: Path, progress: Progress) -> Written:
         rounded = write_file(self.plan, folder / FILE, progress)
         return Written((FILE,), (*self.notes, *rounded))
@@ -58,7 +71,7 @@ class PlannedGguf:
 
 def plan(source: Weights, options: Options) -> PlannedGguf:
     require(NAME, EXTRA, "gguf")
-    return PlannedGguf(make_plan(source, options))
+    return PlannedGguf(make_plan(source, options, calibrated=options.text is not None))
 
 
 def _compared(plan: GgufPlan, path: Path) -> Proof:

@@ -1,0 +1,106 @@
+"""An export's dense weights, rounded by what they read of a text before the file is written."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from compress.artifacts.plan import ArtifactPlan
+from compress.artifacts.rounding.prepare import RoundingTokens, block_rounding, working_bytes
+from compress.artifacts.rounding.walk import RoundedTensor, round_along, units
+from compress.checkpoint import disk
+from compress.checkpoint.shards.header import main_dtype
+from compress.events import Event, Progress
+from compress.machine.environment import compute_dtype
+from compress.methods.k_quants import KQuantsConfig
+from compress.report.units import counted
+from compress.text.tokenizer import load_tokenizer
+from compress_calibration.config import CalibrationConfig, SourceConfig
+from compress_calibration.dataset import build
+from compress_exporters.gguf.target import PlannedGguf
+
+STAGE = "round"
+SAMPLES, LENGTH = 128, 512  # rows of tokens, as many as a recipe's calibration has
+WORKING = "rounding"
+IN_MEMORY = 256 << 20  # bytes of hidden states; more are kept in files
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RoundedExport:
+    """plan: of the file, with the rows that go into it. told: a line each on how they came out."""
+
+    plan: ArtifactPlan
+    told: tuple[str, ...]
+
+
+def data_of(text: str, context: int) -> CalibrationConfig:
+    """What `--text` is calibrated on. text: a file, or several by a pattern. context: of the model,
+    0 where nobody knows."""
+    length = min(LENGTH, context or LENGTH)
+    return CalibrationConfig((SourceConfig("text", text),), SAMPLES, length)
+
+
+def beside_bytes(plan: ArtifactPlan) -> int:
+    """What lies beside the file while it is made."""
+    data, dtype = _data(plan), compute_dtype(_stored(plan), "cpu", None)
+    to_round = _gguf(plan).plan.to_round
+    return working_bytes(plan.source.spec, to_round, data.samples, data.length, dtype)
+
+
+@contextmanager
+def rounded(plan: ArtifactPlan, folder: Path, progress: Progress) -> Iterator[RoundedExport]:
+    """The plan with rounded rows, which are there until the context ends.
+
+    folder: that the artifact goes into. DataError for a text that holds too little.
+    """
+    place = folder / WORKING
+    with disk.refusing(f"make {place}"):
+        disk.mkdir(place)
+    try:
+        yield _rounded(plan, place, progress)
+    finally:
+        with suppress(OSError):
+            disk.remove_tree(place)
+
+
+def _rounded(plan: ArtifactPlan, place: Path, progress: Progress) -> RoundedExport:
+    source, spec, data, planned = plan.source, plan.source.spec, _data(plan), _gguf(plan)
+    tokenizer = load_tokenizer(source.checkpoint.small)
+    found = build(data, tokenizer, generate=None, vocab=spec.vocab, fewest=1)
+    dtype = compute_dtype(_stored(plan), "cpu", None)
+    tokens = RoundingTokens(
+        found.ids, found.mask, dtype, "cpu", data.spill_bytes, scratch=IN_MEMORY
+    )
+    work = block_rounding(source, planned.plan.to_round, tokens, place, KQuantsConfig())
+    names, layers = units(spec), list[RoundedTensor]()
+    for done, (unit, made) in enumerate(round_along(work), 1):
+        layers += made
+        progress(Event(STAGE, unit, done, len(names), 0.0))
+    return RoundedExport(replace(plan, planned=planned.with_rows(work.blocks)), told(layers))
+
+
+def told(layers: Sequence[RoundedTensor]) -> tuple[str, ...]:
+    """How the tensors came out: which make up for what they lose, and why others do not."""
+    made = [x for x in layers if x.damping is not None]
+    whole = f"{len(made)} of {counted(len(layers), 'rounded tensor')}"
+    lines = [f"in {whole} columns make up for what others lose"]
+    reasons: dict[str, int] = {}
+    for x in layers:
+        if x.kept is not None:
+            reasons[x.kept] = reasons.get(x.kept, 0) + 1
+    return (*lines, *(f"{count} rounded without that: {why}" for why, count in reasons.items()))
+
+
+def _gguf(plan: ArtifactPlan) -> PlannedGguf:
+    assert isinstance(plan.planned, PlannedGguf), "no other target rounds"
+    return plan.planned
+
+
+def _data(plan: ArtifactPlan) -> CalibrationConfig:
+    assert plan.options.text is not None, "only what is rounded by a text comes here"
+    return data_of(plan.options.text, plan.source.spec.context)
+
+
+def _stored(plan: ArtifactPlan) -> str:
+    """Dtype code that most of the source is stored in."""
+    return main_dtype(plan.source.checkpoint.tensors.values())

@@ -1,0 +1,73 @@
+"""From calibration tokens to a model that is ready to be rounded along its blocks."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from compress.arch.spec import DecoderSpec
+from compress.artifacts.rounding.block_file import BlockFile, block_file
+from compress.artifacts.rounding.walk import BlockRounding
+from compress.blocks.skeleton import Skeleton
+from compress.blocks.states import HiddenStates
+from compress.blocks.walk import Chain, token_batches
+from compress.formats.weights import Weights
+from compress.methods.k_quants import KQuantsConfig
+from compress.plan.row_counts import rows_at_once
+from compress_exporters.gguf.plan import ToRound
+
+BLOCKS, STATES = "blocks", ("hidden.0", "hidden.1")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RoundingTokens:
+    """What is calibrated on, and in which arithmetic. ids: int64 [rows, length]; mask: bool of that
+    shape or None. at_once: bytes of the states of a batch. scratch: states end with the work, and
+    are in memory up to so many bytes; None where a killed run goes on from them."""
+
+    ids: Tensor
+    mask: Tensor | None
+    dtype: torch.dtype
+    device: str
+    at_once: int
+    scratch: int | None = None
+
+
+def block_rounding(
+    weights: Weights,
+    to_round: ToRound,
+    tokens: RoundingTokens,
+    folder: Path,
+    config: KQuantsConfig,
+) -> BlockRounding:
+    """folder: where rows and states lie while the work goes on."""
+    spec, rows = weights.spec, (*tokens.ids.shape, weights.spec.hidden)
+    skeleton = Skeleton(weights.checkpoint.config, spec, dtype=tokens.dtype, device=tokens.device)
+    at_once = rows_at_once(rows, tokens.dtype, tokens.at_once)
+    batches = token_batches(tokens.ids, tokens.mask, at_once)
+    shapes = [(*batch.ids.shape, spec.hidden) for batch in batches]
+    # Two that take turns: a run that dies inside a block finds what enters it as it was.
+    states = tuple(
+        HiddenStates(folder / name, shapes, tokens.dtype, budget=_half(tokens.scratch))
+        for name in STATES
+    )
+    chain = Chain(skeleton, weights, batches, states)
+    return BlockRounding(chain, to_round, blocks_of(to_round, folder), config)
+
+
+def blocks_of(to_round: ToRound, folder: Path) -> BlockFile:
+    """The file of rounded rows in a working folder."""
+    return block_file(folder / BLOCKS, to_round.weights)
+
+
+def _half(scratch: int | None) -> int | None:
+    return None if scratch is None else scratch // 2
+
+
+def working_bytes(
+    spec: DecoderSpec, to_round: ToRound, rows: int, length: int, dtype: torch.dtype
+) -> int:
+    """What the working folder takes: rounded rows, and states before and behind a block."""
+    states = len(STATES) * rows * length * spec.hidden * dtype.itemsize
+    return blocks_of(to_round, Path()).nbytes + states

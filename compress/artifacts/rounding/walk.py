@@ -1,0 +1,225 @@
+"""The walk that rounds a model into llama.cpp's blocks.
+
+At each block it is seen what the linears read, they are rounded with that in view
+(compress.methods.k_quants), and the block runs on with what the file will hold. Only one block, its
+Hessians and a batch of hidden states are in memory.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from torch import Tensor
+
+from compress.arch.spec import DecoderSpec, LinearSpec
+from compress.artifacts.rounding.block_file import BlockFile
+from compress.blocks.linear import set_linear_weight
+from compress.blocks.walk import Chain, LoadedBlock, walk
+from compress.methods.k_quants import KQuantsConfig, RoundedBlocks, round_weights
+from compress.methods.observed import UNOBSERVED, Observed
+from compress.methods.outcome import judge
+from compress.plan.row_counts import ROWS_AT_ONCE
+from compress_calibration.block_inputs import block_grams
+from compress_calibration.hessian import GramAccumulator, InputStats
+from compress_exporters.gguf.plan import ToRound
+from compress_kernels import decode_blocks
+
+# Hessians held at once; a block with more (a wide mixture) is observed in several forwards.
+HESSIAN_BYTES = 2 << 30
+EMBED, HEAD = "embed", "head"
+
+
+@dataclass(frozen=True, slots=True)
+class RoundedTensor:
+    """What became of a tensor of the checkpoint: as RoundedBlocks has it. tokens: that its error
+    was measured over; None where nothing was looked at."""
+
+    tensor: str
+    kind: str
+    error: float
+    method: str
+    kept: str | None = None
+    damping: float | None = None
+    tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockRounding:
+    """chain: the model, over the tokens that it is calibrated on. to_round: what of the checkpoint
+    is rounded to what. blocks: where the rows go."""
+
+    chain: Chain
+    to_round: ToRound
+    blocks: BlockFile
+    config: KQuantsConfig
+
+    @property
+    def spec(self) -> DecoderSpec:
+        return self.chain.weights.spec
+
+    def is_rounded(self, tensor: str) -> bool:
+        return tensor in self.to_round.weights
+
+    def kind(self, tensor: str) -> str:
+        return self.to_round.weights[tensor][0]
+
+
+Unit = tuple[str, list[RoundedTensor]]
+
+
+def units(spec: DecoderSpec) -> list[str]:
+    """Names of what the walk does, in order."""
+    return [EMBED, *(f"block {block.index}" for block in spec.blocks), HEAD]
+
+
+def round_along(work: BlockRounding, done: Collection[str] = ()) -> Iterator[Unit]:
+    """Each unit as it is finished: its rows and the states behind it are written, not flushed.
+
+    done: units that an earlier process has finished; the states behind the last of them are there.
+    """
+    if EMBED not in done:
+        yield EMBED, _embed(work)
+    left = [x for x in work.spec.blocks if f"block {x.index}" not in done]
+    for block in walk(work.chain, left):
+        found = _block(work, block)
+        block.run_on()
+        yield f"block {block.spec.index}", found
+    if HEAD not in done:
+        yield HEAD, _head(work)
+
+
+def _embed(work: BlockRounding) -> list[RoundedTensor]:
+    """The first states, of the embedding as the file will hold it; one that is the head too is
+    rounded when it is known what that reads, and enters as it is."""
+    embedding = work.spec.embedding
+    if not work.is_rounded(embedding) or embedding == work.to_round.head:
+        work.chain.embed()
+        return []
+    work.chain.embed(partial(_rounded_rows, work.kind(embedding)))
+    return [_by_rows(work, embedding, UNOBSERVED)]
+
+
+def _rounded_rows(kind: str, rows: Tensor) -> Tensor:
+    (found,) = round_weights([rows], kind, KQuantsConfig(compensate=False, importance=False))
+    return decode_blocks(kind, found.data)
+
+
+def _block(work: BlockRounding, block: LoadedBlock) -> list[RoundedTensor]:
+    """Every linear of a block that is rounded, in the block's place as well."""
+    linears = [x for x in block.spec.linears if work.is_rounded(x.tensor)]
+    waiting: list[tuple[LinearSpec, RoundedBlocks]] = []
+    found: dict[str, RoundedTensor] = {}
+    for together in observed_together(linears):
+        grams = block_grams(block, together)
+        for linear, rounded, tokens in _solve(work, together, grams):
+            work.blocks.write(linear.tensor, rounded.data)
+            found[linear.tensor] = _told(linear.tensor, rounded, tokens)
+            waiting.append((linear, rounded))
+    for linear, rounded in waiting:
+        weight = decode_blocks(rounded.kind, rounded.data)
+        set_linear_weight(block.module, linear, weight)
+    return [found[x.tensor] for x in linears]
+
+
+def observed_together(linears: Sequence[LinearSpec]) -> Iterator[list[LinearSpec]]:
+    """Linears in runs whose Hessians are held at once, those of one input in one run."""
+    run: list[LinearSpec] = []
+    held = 0
+    for members in _by(linears, lambda x: x.shared_input):
+        size = 4 * members[0].shape[1] ** 2
+        if run and held + size > HESSIAN_BYTES:
+            yield run
+            run, held = [], 0
+        run, held = [*run, *members], held + size
+    if run:
+        yield run
+
+
+def _solve(
+    work: BlockRounding, linears: Sequence[LinearSpec], grams: dict[str, GramAccumulator]
+) -> Iterator[tuple[LinearSpec, RoundedBlocks, int]]:
+    for members in _by(linears, lambda x: x.shared_input):
+        # Each sum goes as its mean comes, or both would be in memory.
+        stats = grams.pop(members[0].shared_input).stats()
+        expert = members[0].expert is not None
+        seen = Observed(stats.hessian, expert_tokens=stats.tokens if expert else None)
+        for alike in _by(members, lambda x: work.kind(x.tensor)):
+            weights = [_weight(work, x) for x in alike]
+            kind = work.kind(alike[0].tensor)
+            rounded = round_weights(weights, kind, work.config, seen)
+            yield from ((x, r, stats.tokens) for x, r in zip(alike, rounded, strict=True))
+
+
+def _by(
+    linears: Sequence[LinearSpec], key: Callable[[LinearSpec], str]
+) -> Iterable[list[LinearSpec]]:
+    """In the order in which each key first comes."""
+    found: dict[str, list[LinearSpec]] = {}
+    for linear in linears:
+        found.setdefault(key(linear), []).append(linear)
+    return found.values()
+
+
+def _weight(work: BlockRounding, linear: LinearSpec) -> Tensor:
+    """[N, K] as stored, on the device that computes."""
+    stored = work.chain.weights.read(linear.tensor, check_finite=True)
+    weight = stored.t() if linear.transposed else stored
+    return weight.to(work.chain.skeleton.device).contiguous()
+
+
+def _head(work: BlockRounding) -> list[RoundedTensor]:
+    """What the output head multiplies by, as it reads the last block's outputs behind the norm."""
+    tensor = work.to_round.head
+    if tensor is None:
+        return []
+    stats = _final_stats(work)
+    return [_by_rows(work, tensor, Observed(stats.hessian), stats.tokens)]
+
+
+def _final_stats(work: BlockRounding) -> InputStats:
+    chain = work.chain
+    gram = GramAccumulator.create(HEAD, work.spec.hidden, device=chain.skeleton.device)
+    for batch, read in zip(chain.batches, chain.final(), strict=True):  # [rows, length, hidden]
+        mask = batch.mask
+        rows = read.reshape(-1, read.shape[-1]) if mask is None else read[mask.to(read.device)]
+        gram.add(rows)
+    return gram.stats()
+
+
+def _by_rows(
+    work: BlockRounding, tensor: str, observed: Observed, tokens: int | None = None
+) -> RoundedTensor:
+    """A matrix with a row a token of the vocabulary, in runs of rows: whole it is large in fp32."""
+    weights, kind = work.chain.weights, work.kind(tensor)
+    rows, width = weights.shapes[tensor]
+    step, lost, whole, found = max(1, ROWS_AT_ONCE // width), 0.0, 0.0, list[RoundedBlocks]()
+    for start in range(0, rows, step):
+        stored = weights.read_rows(tensor, start, min(start + step, rows), check_finite=True)
+        part = stored.to(work.chain.skeleton.device).float()
+        (rounded,) = round_weights([part], kind, work.config, observed)
+        work.blocks.write(tensor, rounded.data, start)
+        energy = judge(part, observed.hessian).whole
+        lost, whole = lost + rounded.error * energy, whole + energy
+        found.append(rounded)
+    methods = dict.fromkeys(x.method for x in found)
+    return RoundedTensor(
+        tensor,
+        kind,
+        lost / whole if whole else 0.0,
+        " and ".join(methods),
+        next((x.kept for x in found if x.kept is not None), None),
+        next((x.damping for x in found if x.damping is not None), None),
+        tokens,
+    )
+
+
+def _told(tensor: str, rounded: RoundedBlocks, tokens: int) -> RoundedTensor:
+    return RoundedTensor(
+        tensor,
+        rounded.kind,
+        rounded.error,
+        rounded.method,
+        rounded.kept,
+        rounded.damping,
+        tokens,
+    )
