@@ -78,14 +78,17 @@ def texts(name: str, count: int) -> list[str]:
 
 
 @torch.no_grad()
-def prepare(work: Path) -> Bench:
-    """The source, what its matrices read of the calibration text, and what it says of the other."""
+def prepare(work: Path, tokens: int = CALIBRATION) -> Bench:
+    """The source, what its matrices read of the calibration text, and what it says of the other.
+
+    tokens: of the calibration text, which lies in `work`.
+    """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
     model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32).eval()
     text = "\n".join(texts("tinystories_train.txt", 800))
-    ids = torch.tensor(tokenizer(text, add_special_tokens=False).input_ids[:CALIBRATION])
+    ids = torch.tensor(tokenizer(text, add_special_tokens=False).input_ids[:tokens])
     (work / "calibration.txt").write_text(tokenizer.decode(ids))
     begin = model.config.bos_token_id
     rows = ids.view(-1, LENGTH).clone()

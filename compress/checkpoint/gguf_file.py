@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from compress.checkpoint.index import INDEX
+from compress.checkpoint.index import has_weight_files
 from compress.checkpoint.reading import reading
 from compress.checkpoint.shards.gguf_header import SUFFIX
 from compress.errors import CheckpointError
@@ -33,7 +33,7 @@ def place_of(path: Path) -> tuple[Path, str | None]:
         raise CheckpointError(f"{path} does not exist; give the folder of a checkpoint")
     with reading(path):
         found = sorted(x for x in path.iterdir() if _is_file(x))
-        others = (path / INDEX).exists() or any(x.suffix == ".safetensors" for x in path.iterdir())
+        others = has_weight_files(path)
     if not found or others:
         return path, None
     if len(found) > 1 and not all(map(_part, found)):

@@ -14,6 +14,12 @@ _SHARD = re.compile(r".*-\d+-of-\d+\.safetensors")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
 
+def has_weight_files(folder: Path) -> bool:
+    """Whether safetensors in a folder are called as those of a model; others may lie there, too."""
+    names = [path.name for path in folder.iterdir()]
+    return INDEX in names or any(x == SINGLE or _SHARD.fullmatch(x) for x in names)
+
+
 def weight_files(folder: Path) -> tuple[list[str], dict[str, str] | None]:
     """Weight files of a folder in order, and the index (tensor -> file) when there is one.
 

@@ -18,12 +18,13 @@ from compress.checkpoint.shards.layout import Entry, ShardLayout, plan_shards
 @dataclass(frozen=True, slots=True, eq=False)
 class Outline:
     """config: config.json. tensors: name -> TensorInfo, in file order. file_bytes: of the weight
-    files, headers included."""
+    files, headers included. checkpoint: what it is of; None for one that is yet to be written."""
 
     config: Mapping[str, Any]
     spec: DecoderSpec
     tensors: Mapping[str, TensorInfo]
     file_bytes: int
+    checkpoint: Checkpoint | None = None
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -53,7 +54,8 @@ class Outline:
 def outline_of(checkpoint: Checkpoint, spec: DecoderSpec | None = None) -> Outline:
     """Of a checkpoint whose weights are stored as they are; `spec` is derived when not given."""
     found = spec or describe(checkpoint.config, checkpoint.shapes)
-    return Outline(checkpoint.config, found, checkpoint.tensors, checkpoint.file_bytes)
+    held = checkpoint.tensors
+    return Outline(checkpoint.config, found, held, checkpoint.file_bytes, checkpoint)
 
 
 def outline_from(

@@ -24,7 +24,7 @@ _PARSED = (
 FOLDER_OF_OUTLIERS = "compress_model"  # of a result: columns that stay in 16 bit
 # What a run itself makes in the folder of its result.
 RUNS_OWN = (
-    *("journal.json", "hidden.0", "hidden.1", "evaluation", "outliers"),
+    *("journal.json", "hidden.0", "hidden.1", "blocks.rounded", "evaluation", "outliers"),
     *("working", "loading"),
     *("report", "recipe.yaml", FOLDER_OF_OUTLIERS),
 )

@@ -3,12 +3,23 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from compress.methods import awq, fp8, gptq, llm_int8, nvfp4, plain, rtn, smoothquant
+from compress.methods import (
+    awq,
+    fp8,
+    gptq,
+    k_quants,
+    llm_int8,
+    nvfp4,
+    plain,
+    rtn,
+    smoothquant,
+)
 from compress.methods.awq import AwqConfig
 from compress.methods.fp8 import Fp8Config
 from compress.methods.gptq import GptqConfig
+from compress.methods.k_quants import KQuantsStageConfig
 from compress.methods.llm_int8 import LlmInt8Config
-from compress.methods.method import Method, row
+from compress.methods.method import Method, row, whole_row
 from compress.methods.nvfp4 import Nvfp4Config
 from compress.methods.rtn import RtnConfig
 from compress.methods.smoothquant import SmoothQuantConfig
@@ -65,6 +76,11 @@ METHODS: Mapping[str, Method] = MappingProxyType(
             "8-bit weights and inputs, 16 bit for the input columns that are outliers",
             why_not=llm_int8.why_not,
             needs=llm_int8.needs,
+        ),
+        "k_quants": whole_row(
+            KQuantsStageConfig,
+            "llama.cpp's blocks, in a GGUF file: types mixed by role and layer, compensated",
+            needs=k_quants.needs,
         ),
     }
 )

@@ -36,12 +36,13 @@ from compress.methods.observed import UNOBSERVED, Needs, Observed
 from compress.methods.outcome import Judge, judge
 from compress.methods.rtn import UNSEEN
 from compress.quant.ggml_kinds import KINDS, SUPER_BLOCK
+from compress.quant.ggml_mixtures import mixture_of
 from compress_kernels import decode_blocks, hessian_factor, round_blocks, settle_blocks
 
 
 @dataclass(frozen=True, slots=True)
 class KQuantsConfig:
-    """Options of a `k_quants` stage.
+    """How weights are rounded into blocks.
 
     compensate: whether what a column loses is made up for by the later ones, as GPTQ does, where
         that lowers the error. Needs calibration data.
@@ -62,6 +63,21 @@ class KQuantsConfig:
                 raise RecipeError(f"{name} is {value}; it is 0 or more")
 
 
+@dataclass(frozen=True, slots=True)
+class KQuantsStageConfig(KQuantsConfig):
+    """Options of a `k_quants` stage.
+
+    type: a mixture of types by llama.cpp's name, a key of compress.quant.ggml_mixtures.MIXTURES or
+        of its ALIASES.
+    """
+
+    type: str = "Q4_K_M"
+
+    def __post_init__(self) -> None:
+        KQuantsConfig.__post_init__(self)
+        mixture_of(self.type, "type")
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class RoundedBlocks:
     """A weight in blocks.
@@ -69,6 +85,7 @@ class RoundedBlocks:
     data: uint8 [N, bytes]. error: `relative_error` under the inputs that calibration showed.
     method: what made the codes, "k_quants" or "k_quants+gptq". kept: why compensation was left out
     although it was asked for, None otherwise. damping: share of the mean diagonal added to H.
+    plain: error of each number's nearest code, scales chosen with the same data.
     """
 
     kind: str
@@ -77,6 +94,7 @@ class RoundedBlocks:
     method: str
     kept: str | None = None
     damping: float | None = None
+    plain: float | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -141,7 +159,8 @@ def _plain(layer: Judge, kind: str, config: KQuantsConfig) -> RoundedBlocks:
     if layer.hessian is not None and config.importance:
         importance = layer.hessian.diagonal().float().contiguous()
     data = round_blocks(kind, layer.weight, importance)
-    return RoundedBlocks(kind, data, layer.error(decode_blocks(kind, data)), "k_quants")
+    error = layer.error(decode_blocks(kind, data))
+    return RoundedBlocks(kind, data, error, "k_quants", plain=error)
 
 
 def _better(layer: Judge, plain: RoundedBlocks, factor: BlockFactor) -> RoundedBlocks:
@@ -149,7 +168,8 @@ def _better(layer: Judge, plain: RoundedBlocks, factor: BlockFactor) -> RoundedB
     error = layer.error(decode_blocks(plain.kind, data))
     if error > plain.error:
         return replace(plain, kept=PLAIN_IS_BETTER)
-    return RoundedBlocks(plain.kind, data, error, "k_quants+gptq", damping=factor.damping)
+    made = RoundedBlocks(plain.kind, data, error, "k_quants+gptq", damping=factor.damping)
+    return replace(made, plain=plain.error)
 
 
 def factorise(hessian: Tensor, block: int, damping: float) -> BlockFactor | None:

@@ -45,7 +45,8 @@ class Method:
     """A row of the table; made by `row`, which checks that its functions go together.
 
     config: dataclass of the options that a recipe stage may set.
-    quantize: as the protocol says.
+    quantize: as the protocol says; None for a method that rounds a whole model into one file
+        (`whole`), whose stages have no scheme.
     summary: one line for `compress-model recipes` and the docs.
     why_not: why a scheme is not for this method, and which one takes it; None when it is.
     needs: what the method needs of a run under a config.
@@ -53,11 +54,22 @@ class Method:
     """
 
     config: type
-    quantize: Quantize[Any]
+    quantize: Quantize[Any] | None
     summary: str
     why_not: Callable[[QuantScheme], str | None]
     needs: Callable[[Any], Needs]
     fold: FoldSearch[Any] | None
+
+    @property
+    def whole(self) -> bool:
+        """Whether a stage is for all layers, each in a type that the stage's one says."""
+        return self.quantize is None
+
+    @property
+    def by_layer(self) -> Quantize[Any]:
+        """What rounds layers by a scheme."""
+        assert self.quantize is not None, "a whole model is rounded by a pass of its own"
+        return self.quantize
 
     def needs_calibration(self, config: Any, scheme: QuantScheme | None) -> bool:
         """Whether a stage must see activations, for its method or for what its scheme fixes
@@ -76,3 +88,12 @@ def row(
 ) -> Method:
     """A row of METHODS. `Method` says what each is; here mypy holds all to one type of options."""
     return Method(config, quantize, summary, why_not, needs, fold)
+
+
+def whole_row(config: type[Config], summary: str, *, needs: Callable[[Config], Needs]) -> Method:
+    """The row of a method that rounds a whole model into one file."""
+    return Method(config, None, summary, _no_scheme, needs, None)
+
+
+def _no_scheme(scheme: QuantScheme) -> str:
+    return "rounds to types of llama.cpp; take the scheme out and name one in type"

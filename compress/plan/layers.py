@@ -42,6 +42,11 @@ class ModulePlan:
     bytes_after: int
     folds: tuple[int, ...] = ()
 
+    @property
+    def how(self) -> str:
+        """How it is stored, in words."""
+        return self.scheme.describe()
+
     def storage(self, dtype: str) -> WeightStorage:
         """How its weight will be stored. dtype: code of the source's."""
         return WeightStorage.of_linear(self.linear, self.scheme, dtype, act_order=self.g_idx)

@@ -49,15 +49,15 @@ MEASURING, EVALUATION = "measuring the schemes", "evaluation"
 
 @dataclass(frozen=True, slots=True)
 class RunSize:
-    """What is to be done. `linears`: those to quantize; `dtype`: of the calibrated passes; `head`:
-    the output head, where it is solved by what it reads. measured: the calibration data that the
-    schemes of a target are chosen by, where they are not chosen yet. exports: there are some.
-    model: whose layers are rounded. edits: passes that change the model before. drawn: the
-    calibration data that one of them looks at."""
+    """What is to be done. `linears`: those to quantize, without a scheme where they go into blocks;
+    `dtype`: of the calibrated passes; `head`: the output head, where it is solved by what it reads.
+    measured: the calibration data that the schemes of a target are chosen by, where they are not
+    chosen yet. exports: there are some. model: whose layers are rounded. edits: passes that change
+    the model before. drawn: the calibration data that one of them looks at."""
 
     model: Outline
     spec: DecoderSpec
-    linears: Sequence[tuple[LinearSpec, QuantScheme]]
+    linears: Sequence[tuple[LinearSpec, QuantScheme | None]]
     calibration: CalibrationConfig | None
     dtype: torch.dtype
     head: LinearSpec | None = None
@@ -147,10 +147,10 @@ def _streamed(run_size: RunSize) -> int:
     return max(largest * 4 * 4 + _held_whole(run_size) * (stored + 2), copied * stored)
 
 
-def _worked_at_once(linear: LinearSpec, scheme: QuantScheme) -> int:
+def _worked_at_once(linear: LinearSpec, scheme: QuantScheme | None) -> int:
     """Weights in a run of rows; all of them where one number of the scheme is for all."""
     weights = prod(linear.shape)
-    whole = scheme.is_fp4 or scheme.granularity == "tensor"
+    whole = scheme is not None and (scheme.is_fp4 or scheme.granularity == "tensor")
     return weights if whole else min(weights, ROWS_AT_ONCE)
 
 
@@ -158,7 +158,7 @@ def _held_whole(run_size: RunSize) -> int:
     """Weights of the largest linear, or of all that are merged and share a number."""
     together: dict[tuple[str, str, int | None], int] = {}
     for linear, scheme in run_size.linears:
-        shared = linear.fused if scheme.spans_merged else None
+        shared = linear.fused if scheme is not None and scheme.spans_merged else None
         key = (block_of(linear), shared, linear.expert) if shared else (linear.name, "", None)
         together[key] = together.get(key, 0) + prod(linear.shape)
     return max(together.values(), default=0)

@@ -10,8 +10,10 @@ from compress.formats import FORMATS, Format, dense
 from compress.formats.bitsandbytes import codec as bitsandbytes
 from compress.formats.compressed_tensors import encode as compressed_tensors
 from compress.plan.layers import ModulePlan
+from compress.plan.whole.file import NAME as GGUF
+from compress.plan.whole.file import whole_stage
 from compress.quant.scheme import QuantScheme
-from compress.recipe import Recipe
+from compress.recipe import Recipe, Stage
 
 
 def choose_format(recipe: Recipe) -> str:
@@ -23,6 +25,8 @@ def choose_format(recipe: Recipe) -> str:
     asked = recipe.output.format
     if not recipe.stages:
         return _without_codes(recipe)
+    if (stage := whole_stage(recipe)) is not None:
+        return _of_whole(recipe, stage)
     if asked in FORMATS and asked not in (compressed_tensors.NAME, bitsandbytes.NAME):
         _refuse_schemes(recipe, FORMATS[asked])
         return asked
@@ -44,6 +48,21 @@ def choose_format(recipe: Recipe) -> str:
             f" {conflict}; use {remedy}"
         )
     return bitsandbytes.NAME
+
+
+def _of_whole(recipe: Recipe, stage: Stage) -> str:
+    """The format of a recipe whose stage rounds the whole model into one file."""
+    if recipe.kv_cache is not None:
+        raise RecipeError(
+            f"{recipe.at('kv_cache')}: is {recipe.kv_cache!r}, and a GGUF file has no place for the"
+            " scales of the cache; take it out"
+        )
+    if recipe.output.format not in ("auto", GGUF):
+        raise RecipeError(
+            f"{recipe.at('output.format')}: is {recipe.output.format}, and {stage.method} writes"
+            f" a GGUF file; use {GGUF} or auto"
+        )
+    return GGUF
 
 
 def _without_codes(recipe: Recipe) -> str:

@@ -17,6 +17,7 @@ from compress.checkpoint import ShardLayout, plan_shards
 from compress.checkpoint.outline import Outline
 from compress.checkpoint.shards.layout import Entry
 from compress.formats import Verdict
+from compress.formats.runtimes import gguf_runtimes
 from compress.formats.runtimes.attention_rules import with_attention
 from compress.formats.runtimes.judge import runtimes
 from compress.machine.device import Device
@@ -37,10 +38,14 @@ from compress.plan.passes import ROUNDING, EditedModel, PassPlan, plan_tuning
 from compress.plan.room import UNKNOWN, Room
 from compress.plan.training.teachers import NO_TEACHERS, Teachers
 from compress.plan.unlisted import opened
+from compress.plan.whole.file import NAME as GGUF
+from compress.plan.whole.file import BlocksPlan, WholeFile, plan_whole, whole_stage
 from compress.quant.scheme import ActivationScheme
 from compress.recipe import Recipe
 from compress.recipe.placing import placed
 from compress.recipe.seen_texts import calibrated_too
+
+ONE_FILE = "a GGUF file is one; vLLM was not tried with it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +65,7 @@ class Plan:
     for a measurement; until they are chosen shards is that of the largest model.
     device: where the run would compute, as `make_plan` found it.
     teachers: other models that passes train by. notes: what edits say of what they leave.
+    file: of a recipe that rounds the whole model into one file; modules is then empty.
     """
 
     recipe: Recipe
@@ -85,6 +91,12 @@ class Plan:
     device: Device = field(default_factory=lambda: Device("cpu"))
     teachers: Teachers = field(default_factory=lambda: NO_TEACHERS)
     notes: tuple[str, ...] = ()
+    file: WholeFile | None = None
+
+    @property
+    def compressed(self) -> Sequence[ModulePlan | BlocksPlan]:
+        """Every weight that is rounded."""
+        return self.modules if self.file is None else self.file.modules
 
     @property
     def asked(self) -> Recipe:
@@ -130,11 +142,11 @@ class Plan:
     def bits_per_weight(self) -> float:
         """Stored bits over weights of the quantized linears, scales and zeros included; of all
         linears of the blocks where none is quantized."""
-        if not self.modules:
+        if not self.compressed:
             kept = [self.result.tensors[x.tensor] for x in self.spec.linears()]
             return 8 * sum(x.nbytes for x in kept) / sum(x.numel for x in kept)
-        weights = sum(m.linear.shape[0] * m.linear.shape[1] for m in self.modules)
-        return 8 * sum(m.bytes_after for m in self.modules) / weights
+        weights = sum(m.linear.shape[0] * m.linear.shape[1] for m in self.compressed)
+        return 8 * sum(m.bytes_after for m in self.compressed) / weights
 
     @property
     def source(self) -> Outline:
@@ -198,7 +210,7 @@ class Plan:
             "device": {"name": self.device.name, "why": self.device.why},
             "estimate": self.estimate.to_json(),
             "memory": {"free_bytes": self.room.bytes, "assumed": self.room.assumed},
-            "modules": [_module_json(m) for m in self.modules],
+            "modules": [_module_json(m) for m in self.compressed],
             "skipped": [{"name": s.linear.name, "reason": s.reason} for s in self.skipped],
             "copied_tensors": list(self.spec.copied),
             "unrecognised": [name for b in self.spec.blocks for name in b.unrecognised],
@@ -230,13 +242,13 @@ def _pass_json(planned: PassPlan) -> dict[str, Any]:
     }
 
 
-def _module_json(m: ModulePlan) -> dict[str, Any]:
+def _module_json(m: ModulePlan | BlocksPlan) -> dict[str, Any]:
     return {
         "name": m.linear.name,
         "role": m.linear.role,
         "shape": list(m.linear.shape),
         "method": m.method,
-        "scheme": m.scheme.describe(),
+        "scheme": m.how,
         "bytes_before": m.bytes_before,
         "bytes_after": m.bytes_after,
     }
@@ -251,6 +263,9 @@ def build_plan(recipe: Recipe, given: EditedModel, *, dtype: torch.dtype) -> Pla
     spec = model.spec
     recipe, shortened = cap_defaults(recipe, spec.context)
     fmt = choose_format(recipe)
+    stage = whole_stage(recipe)
+    if stage is not None:
+        return _whole_plan(recipe, given, plan_whole(recipe, stage, model, source), dtype)
     modules, skipped = checks.checked_layers(recipe, model, fmt)
     streamed = _calibrated(recipe) or recipe.evaluation is not None
     linears = [m.linear for m in modules]
@@ -291,6 +306,41 @@ def build_plan(recipe: Recipe, given: EditedModel, *, dtype: torch.dtype) -> Pla
         given=recipe,
         teachers=given.teachers,
         notes=tuple(line for each in edits for line in each.notes),
+    )
+
+
+def _whole_plan(recipe: Recipe, given: EditedModel, file: WholeFile, dtype: torch.dtype) -> Plan:
+    """Plan of a recipe that rounds the whole model into one file."""
+    model = given.rounded
+    tensors, size = model.tensors, file.layout.total_bytes
+    result = Outline(model.config, model.spec, tensors, size)
+    rounding = PassPlan(ROUNDING, None, model, result, file.layout)
+    passes = (*given.edits, rounding)
+    run_size = replace(
+        _run_size(recipe, given, model, passes, (), dtype),
+        linears=[(m.linear, None) for m in file.modules],
+        head=next((m.linear for m in file.modules if m.linear.role == "head"), None),
+    )
+    return Plan(
+        recipe=recipe,
+        spec=model.spec,
+        passes=passes,
+        format=GGUF,
+        modules=(),
+        skipped=file.skipped,
+        tensors=file.tensors,
+        shards=file.layout,
+        source_bytes=given.source.file_bytes,
+        estimate=estimate(run_size),
+        run_size=run_size,
+        tensor_parallel=dict.fromkeys((2, 4, 8), (ONE_FILE,)),
+        runtimes=gguf_runtimes.verdicts(model.spec),
+        warnings=(*checks.warnings(model), *calibrated_too(recipe)),
+        caches=(cache_scales.dense_cache(given.source), cache_scales.planned_cache(recipe, model)),
+        given=recipe,
+        teachers=given.teachers,
+        notes=(*(line for each in given.edits for line in each.notes), *file.notes),
+        file=file,
     )
 
 

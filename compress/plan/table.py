@@ -10,6 +10,7 @@ from compress.errors import DataError
 from compress.plan.budget import waits_for_prune
 from compress.plan.layers import ModulePlan
 from compress.plan.plan import Plan
+from compress.plan.whole.file import BlocksPlan
 from compress.recipe.evaluation_config import TextConfig
 from compress.recipe.task_config import TaskConfig
 from compress.report import units
@@ -80,7 +81,7 @@ def _range(plan: Plan) -> list[str]:
 
 
 def _counted_layers(plan: Plan) -> str:
-    return "compressed layers" if plan.modules else "layers, none of them compressed"
+    return "compressed layers" if plan.compressed else "layers, none of them compressed"
 
 
 def _cache(plan: Plan) -> list[str]:
@@ -179,9 +180,9 @@ def _left_out(plan: Plan) -> str:
     return "evaluation and the measurement of schemes" if measuring else "evaluation"
 
 
-def _scheme(plan: Plan, m: ModulePlan) -> str:
+def _scheme(plan: Plan, m: ModulePlan | BlocksPlan) -> str:
     open_yet = plan.budget is not None and m.linear.name in plan.budget.open_layers
-    return "chosen by measurement" if open_yet else m.scheme.describe()
+    return "chosen by measurement" if open_yet else m.how
 
 
 def _rows(plan: Plan) -> list[str]:
@@ -189,7 +190,7 @@ def _rows(plan: Plan) -> list[str]:
     groups: Counter[tuple[str, str, str, str]] = Counter()
     before: Counter[tuple[str, str, str, str]] = Counter()
     after: Counter[tuple[str, str, str, str]] = Counter()
-    for m in plan.modules:
+    for m in plan.compressed:
         key = (m.linear.role, _shape(m.linear.shape), m.method, _scheme(plan, m))
         groups[key] += 1
         before[key] += m.bytes_before
@@ -207,7 +208,7 @@ def _rows(plan: Plan) -> list[str]:
 
 def _module_rows(plan: Plan) -> list[str]:
     """name, shape, method, scheme (or why there is none) and bytes of every layer, in order."""
-    planned = {m.linear.name: m for m in plan.modules}
+    planned = {m.linear.name: m for m in plan.compressed}
     reasons = {s.linear.name: s.reason for s in plan.skipped}
     table = [("layer", "shape", "method", "scheme", "bytes before", "bytes after")]
     for linear in plan.spec.all_linears():

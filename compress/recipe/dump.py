@@ -34,6 +34,11 @@ def dump(recipe: Recipe) -> str:
 
 
 def _stage(stage: Stage, stages: Sequence[Stage]) -> dict[str, Any]:
+    # Late: what a recipe can name is told without torch.
+    from compress.methods import METHODS
+
+    if METHODS[stage.method].whole:
+        return {"method": stage.method, **_plain(stage.config)}
     return {
         "method": stage.method,
         **_scheme(stage),

@@ -20,6 +20,7 @@ OutputFormat = Literal[
     "fp8",
     "modelopt",
     "bitsandbytes",
+    "gguf",
     "dense",
 ]
 KvCache = Literal["fp8", "int8"]
@@ -114,7 +115,7 @@ class Stage:
 
     method: a key of compress.methods.METHODS; config: an instance of that row's dataclass.
     scheme: how the layers are stored; None for a method that only scales channels, where a later
-        stage says it.
+        stage says it, and for one that rounds the whole model.
     candidates, target: in place of a scheme, those of which each layer gets one, so that all of
         them together stay within the target and lose as little as possible.
     sensitivity: how the loss of a candidate is measured.

@@ -82,9 +82,9 @@ def _model(model: Outline, cache: CacheSize) -> str:
 def _schemes(plan: Plan) -> str:
     """How layers are stored, and the sizes."""
     became = f"{size(plan.source_bytes)} became {size(plan.shards.total_bytes)}"
-    if not plan.modules:
+    if not plan.compressed:
         return f"{became}. "
-    schemes = Counter((m.method, m.scheme.describe()) for m in plan.modules)
+    schemes = Counter((m.method, m.how) for m in plan.compressed)
     rows = "\n".join(
         f"| {words(method)} | {words(scheme)} | {n} |" for (method, scheme), n in schemes.items()
     )

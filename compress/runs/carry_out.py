@@ -32,6 +32,7 @@ from compress.runs.planning import replanned
 from compress.runs.reading import models_needed, models_read
 from compress.runs.session import Session
 from compress.runs.summary import layers_of
+from compress.runs.whole.into_file import round_into_file
 
 
 def carry_out(session: Session, journal: Journal) -> tuple[Session, list[StageRecord]]:
@@ -177,6 +178,10 @@ def _rounding(
         _remove_read(session, index)
         return _rounded(plan, begun, begun.spent), None
     part = journal.begin(planned.name)
+    if plan.file is not None:
+        round_into_file(session, part, lambda: _model(session, journal, index, made))
+        _remove_read(session, index)
+        return _rounded(plan, part, part.spent_so_far()), None
     units = stream.units(plan)
     finished = [name for unit, _, names in units if unit in part.units for name in names]
     earlier = [entry[0] for name in finished for entry in plan.tensors[name]]
@@ -199,8 +204,7 @@ def _rounding(
 
 def _rounded(plan: Plan, part: PassJournal, spent: Spent) -> StageRecord:
     """The record of the pass that rounds."""
-    layers = layers_of(plan, part.units)
-    return StageRecord(plan.rounding.label, **asdict(spent), layers=layers)
+    return StageRecord(plan.rounding.label, **asdict(spent), layers=layers_of(plan, part.units))
 
 
 def _writer(part: PassJournal, folder: Path, planned: PassPlan) -> ShardWriter:
@@ -222,14 +226,8 @@ def _context(
     session: Session, part: PassJournal, writer: ShardWriter, model: Weights
 ) -> PassContext:
     return PassContext(
-        session.plan,
-        model.checkpoint,
-        model,
-        writer,
-        part,
-        session.progress,
-        session.dtype,
-        session.device,
+        *(session.plan, model.checkpoint, model, writer, part),
+        *(session.progress, session.dtype, session.device),
         kept=session.kept,
     )
 

@@ -27,6 +27,16 @@ def finish_between(
         write_atomic(writer.folder / name, content)
 
 
+def finish_beside(plan: Plan, folder: Path, source: Checkpoint) -> None:
+    """Tokenizer, config.json, recipe and card of a result; may be repeated after a kill."""
+    _carry(source, folder)
+    for name, content in config_files(plan).items():
+        write_atomic(folder / name, content)
+    write_atomic(folder / "recipe.yaml", dump(plan.recipe).encode())
+    card = model_card(plan, source.path.resolve().name, VERSION)
+    write_atomic(folder / "README.md", card)
+
+
 def finish_result(
     plan: Plan, writer: ShardWriter, earlier: Iterable[str], source: Checkpoint
 ) -> None:
@@ -34,12 +44,7 @@ def finish_result(
     partial, earlier = writer.folder, list(earlier)
     writer.finish(earlier)
     outliers.join(plan, partial)
-    _carry(source, partial)
-    for name, content in config_files(plan).items():
-        write_atomic(partial / name, content)
-    write_atomic(partial / "recipe.yaml", dump(plan.recipe).encode())
-    card = model_card(plan, source.path.resolve().name, VERSION)
-    write_atomic(partial / "README.md", card)
+    finish_beside(plan, partial, source)
     _check(plan, partial, resumed=bool(earlier))
 
 

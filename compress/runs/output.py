@@ -30,7 +30,7 @@ CALIBRATION_FILE = "calibration.safetensors"
 PROOF = "loading"  # the folder of what a fresh process is asked
 # The run's own files inside OUT.partial, gone when it is published; stages' folders beside.
 WORKING = (
-    *("journal.json", CALIBRATION_FILE, "hidden.0", "hidden.1", "evaluation"),
+    *("journal.json", CALIBRATION_FILE, "hidden.0", "hidden.1", "blocks.rounded", "evaluation"),
     WORKING_FOLDER,
     PROOF,
     outliers.WORKING,

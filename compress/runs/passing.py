@@ -38,11 +38,15 @@ def _of_pass(plan: Plan, planned: PassPlan, dtype: torch.dtype) -> Iterator[File
         each, count = (each, rows * length) if bound is None else (each * length, rows)
         yield FileBytes(fixed, each, count, f"{stage.label}.{key}")
         return
+    # Rounded rows, until all of them go into one file.
+    rounded = () if stage is not None or plan.file is None else plan.file.modules
+    blocks = sum(m.bytes_after for m in rounded)
     if data is None:
+        yield FileBytes(blocks, 0, 0, SAMPLES)
         return
     row = data.length * width
     if stage is None and plan.needs_calibration:
-        yield FileBytes(0, 2 * row * plan.spec.hidden, data.samples, SAMPLES)
+        yield FileBytes(blocks, 2 * row * plan.spec.hidden, data.samples, SAMPLES)
     if planned.needs_data:
         hidden = given.spec.hidden + planned.result.spec.hidden
         # Where the stream is narrower, also the source's in that basis.

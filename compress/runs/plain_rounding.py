@@ -20,6 +20,7 @@ from compress.plan.output_format import scale_dtype
 from compress.plan.plan import Plan
 from compress.quant.scheme import QuantScheme
 from compress.quant.tensor import InputQuantization
+from compress.runs.whole.plain_blocks import PlainBlocks
 
 NOT_ASKED = "the recipe has evaluation.plain false"
 EDITED = "edits changed the model before its layers were rounded"
@@ -109,11 +110,15 @@ def _merges(module: ModulePlan) -> tuple[int | None, str | None, int | None]:
     return module.block, module.linear.fused, module.linear.expert
 
 
-def plainly_rounded(plan: Plan, source: Weights, result: Weights) -> PlainRounding | None:
-    """The source as round-to-nearest with the plan's schemes leaves it; None as `why_not` says."""
-    if not plan.modules or why_not(plan) is not None:
+def plainly_rounded(plan: Plan, source: Weights, result: Weights) -> DenseWeights | None:
+    """The source as round-to-nearest with the plan's schemes, or types of blocks, leaves it; None
+    as `why_not` says."""
+    if not plan.compressed or why_not(plan) is not None:
         return None
     assert isinstance(source, DenseWeights), "a run rounds dense weights"
+    if plan.file is not None:
+        types = {m.linear.tensor: m for m in plan.file.modules}
+        return PlainBlocks(source.checkpoint, source.spec, types)
     options = tuple(
         RtnConfig("mse", getattr(stage.config, "signs", "auto")) for stage in plan.recipe.stages
     )
@@ -124,7 +129,7 @@ def plainly_rounded(plan: Plan, source: Weights, result: Weights) -> PlainRoundi
 def why_not(plan: Plan) -> str | None:
     """Why a result is not measured beside plain rounding; None where it is, and where nothing is
     rounded."""
-    if not plan.modules:
+    if not plan.compressed:
         return None
     if plan.recipe.evaluation is not None and not plan.recipe.evaluation.plain:
         return NOT_ASKED

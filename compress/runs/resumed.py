@@ -6,6 +6,7 @@ from compress.passes.quantize import stream
 from compress.plan.passes import PassPlan
 from compress.plan.plan import Plan
 from compress.runs.apply_pass import units_of
+from compress.runs.whole.into_file import PROVED
 
 # How units that are a part of the model begin.
 PARTS = ("block ", "outside", "embed", "head")
@@ -39,6 +40,8 @@ def _is_last_and_done(plan: Plan, planned: PassPlan, journal: Journal) -> bool:
     """The last pass is no checkpoint that another one reads: it is done with its last unit."""
     if planned is not plan.passes[-1]:
         return False
+    if plan.file is not None:
+        return PROVED in journal.passes[planned.name].units
     rounds = planned.stage is None
     units = [unit for unit, _, _ in stream.units(plan)] if rounds else units_of(planned)
     return set(units) <= journal.passes[planned.name].units.keys()

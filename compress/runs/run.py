@@ -34,12 +34,13 @@ from compress.passes import journal as journals
 from compress.passes.identity import marks
 from compress.passes.journal import Journal
 from compress.plan.passes import edited
+from compress.plan.plan import Plan
 from compress.plan.room import find_room
 from compress.plan.source import open_source
 from compress.plan.training.teachers import marks_of, sealed
 from compress.recipe import Recipe, load
 from compress.report.codec import read_json
-from compress.report.schema import Report, StageRecord
+from compress.report.schema import Export, Report, StageRecord
 from compress.runs.carry_out import carry_out
 from compress.runs.measuring import chosen_by, measure_layers
 from compress.runs.options import RunOptions
@@ -58,6 +59,7 @@ from compress.runs.resumed import where_it_goes_on
 from compress.runs.session import Session
 from compress.runs.shared_text import shared_warnings
 from compress.runs.summary import FOLDER, build_report, write_report
+from compress.runs.whole.into_file import file_rows
 from compress.sharing.share import ready
 from compress.usercache.cache import taken, user_cache
 
@@ -199,12 +201,19 @@ def _work(session: Session, started: datetime, *, resumed: bool) -> Report:
     report = build_report(session, stages, journal, measured, started)
     report = replace(
         report,
-        exports=artifacts.rows,
+        exports=(*_of_file(plan, journal), *artifacts.rows),
         warnings=(*report.warnings, *artifacts.left_out),
         notes=(*report.notes, *taken(session.kept)),
     )
     write_report(report, partial)
     return report
+
+
+def _of_file(plan: Plan, journal: Journal) -> tuple[Export, ...]:
+    """How a result that is one file was proved."""
+    if plan.file is None:
+        return ()
+    return tuple(file_rows(plan, journal))
 
 
 def _journal(session: Session, *, resumed: bool) -> Journal:

@@ -139,7 +139,8 @@ def _skipped(plan: Plan) -> Iterable[Layer]:
     for skipped in plan.skipped:
         n, k = skipped.linear.shape
         own = skipped.linear.tensor  # scales of a cache go with a layer's tensor, quantized or not
-        dtype = next(dtype for name, dtype, _ in plan.tensors[own] if name == own)
+        entries = plan.tensors[own]
+        dtype = next((dtype for name, dtype, _ in entries if name == own), entries[0][1])
         size = n * k * itemsize(dtype)
         yield Layer(
             name=skipped.linear.name,
@@ -158,7 +159,7 @@ def _skipped(plan: Plan) -> Iterable[Layer]:
 def result_of(session: Session, layers: Sequence[Layer]) -> Result:
     """What came out. layers: of all linears."""
     plan, cache = session.plan, session.plan.caches[1]
-    weights = sum(m.linear.shape[0] * m.linear.shape[1] for m in plan.modules)
+    weights = sum(m.linear.shape[0] * m.linear.shape[1] for m in plan.compressed)
     stored = sum(layer.bytes_after for layer in layers if layer.skipped_reason is None)
     return Result(
         path=str(session.output.out),
@@ -191,7 +192,7 @@ def _sizes(session: Session) -> Iterable[SizePart]:
     """Parts that add up to the weight files before and after."""
     plan, checkpoint = session.plan, session.checkpoint
     side_bytes = outliers.side_bytes(session.output.partial)
-    quantized = {m.linear.tensor for m in plan.modules}
+    quantized = {m.linear.tensor for m in plan.compressed}
     large = {plan.spec.embedding, plan.spec.head, plan.source.spec.head}
     linears = {x.tensor for spec in (plan.source.spec, plan.spec) for x in spec.linears()}
 
@@ -209,11 +210,15 @@ def _sizes(session: Session) -> Iterable[SizePart]:
     once = plan.source.spec.head if shares_bytes(checkpoint.tensors, plan.source.spec) else None
     for name, info in checkpoint.tensors.items():
         before[kind(name)] += 0 if name == once else info.nbytes
+    counted: set[str] = set()  # experts of a block are one tensor of a GGUF file
     for source, stored in plan.tensors.items():
         for position, (name, _, _) in enumerate(stored):
             # The codes come first in every format; what follows serves to read them.
-            part = "scales" if source in quantized and position else kind(source)
-            after[part] += plan.shards.tensors[name].nbytes
+            scales = plan.file is None and source in quantized and position
+            after["scales" if scales else kind(source)] += (
+                0 if name in counted else plan.shards.tensors[name].nbytes
+            )
+            counted.add(name)
     if not before["dense linears"] and not after["dense linears"]:
         del before["dense linears"], after["dense linears"]
     if side_bytes:

@@ -15,8 +15,16 @@ from compress.artifacts.plan import plan_artifact
 from compress.artifacts.rounding import walk
 from compress.artifacts.rounding.block_file import block_file
 from compress.artifacts.rounding.of_export import data_of, told
-from compress.artifacts.rounding.prepare import RoundingTokens, block_rounding
-from compress.artifacts.rounding.walk import BlockRounding, RoundedTensor, round_along, units
+from compress.artifacts.rounding.prepare import RoundingTokens, block_rounding, chain_of
+from compress.artifacts.rounding.walk import (
+    BlockRounding,
+    RoundedTensor,
+    round_alone,
+    round_along,
+    units,
+)
+from compress.blocks.skeleton import Skeleton
+from compress.blocks.walk import Chain
 from compress.cli.main import main
 from compress.errors import DataError, OutputError, RecipeError
 from compress.methods.k_quants import KQuantsConfig
@@ -26,7 +34,7 @@ from compress.verbs import ArtifactTarget, dry_artifact, export_artifact
 from compress_calibration.dataset import build
 from compress_exporters.exporter import Options
 from compress_exporters.gguf.target import PlannedGguf
-from compress_kernels import decode_blocks
+from compress_kernels import decode_blocks, round_blocks
 from helpers import tiny_models
 
 STORY = "the old cat sat by the door and looked at the rain for a long time\n"
@@ -49,18 +57,19 @@ def asked(text: Path) -> ArtifactTarget:
     return ArtifactTarget("gguf", Options(type=TYPE, text=str(text)))
 
 
-def rounding(model: Path, text: Path, folder: Path) -> tuple[BlockRounding, Tensor]:
-    """A walk over a model, and the tokens that it is over."""
+def rounding(model: Path, text: Path, folder: Path) -> tuple[BlockRounding, Chain]:
+    """What is rounded of a model, and its way over the tokens."""
     plan = plan_artifact(model, asked(text))
     assert isinstance(plan.planned, PlannedGguf)
     source = plan.source
     tokenizer = load_tokenizer(source.checkpoint.small)
     data = data_of(str(text), source.spec.context)
     found = build(data, tokenizer, generate=None, vocab=source.spec.vocab, fewest=1)
-    tokens = RoundingTokens(found.ids, found.mask, torch.float32, "cpu", 1 << 26, scratch=1 << 26)
+    tokens = RoundingTokens(found.ids, found.mask, 1 << 26, scratch=1 << 26)
     folder.mkdir(exist_ok=True)
-    to_round = plan.planned.plan.to_round
-    return block_rounding(source, to_round, tokens, folder, KQuantsConfig()), found.ids
+    work = block_rounding(source, plan.planned.plan.to_round, folder, KQuantsConfig())
+    skeleton = Skeleton(source.checkpoint.config, source.spec, dtype=torch.float32)
+    return work, chain_of(source, skeleton, tokens, folder)
 
 
 def decoded(work: BlockRounding, tensor: str) -> Tensor:
@@ -83,14 +92,14 @@ def read_by(model: Any, ids: Tensor, module: str) -> Tensor:
 def test_errors_are_those_of_what_the_rounded_model_reads(
     model: Path, text: Path, tmp_path: Path
 ) -> None:
-    work, ids = rounding(model, text, tmp_path / "work")
-    found = {x.tensor: x for _, made in round_along(work) for x in made}
+    work, chain = rounding(model, text, tmp_path / "work")
+    found = {x.tensor: x for _, made in round_along(work, chain) for x in made}
     assert set(found) == set(work.to_round.weights)
     whole = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     weights = {name: p.detach().clone() for name, p in whole.named_parameters()}
 
     def check(tensor: str, module: str) -> None:
-        x = read_by(whole, ids, module)
+        x = read_by(whole, chain.batches[0].ids, module)
         wanted = relative_error(weights[tensor], decoded(work, tensor), x.T @ x / len(x))
         assert found[tensor].error == pytest.approx(wanted, rel=1e-3)
         assert found[tensor].tokens == len(x)
@@ -107,8 +116,9 @@ def test_errors_are_those_of_what_the_rounded_model_reads(
 
 
 def test_it_loses_less_than_rounding_alone(model: Path, text: Path, tmp_path: Path) -> None:
-    work, ids = rounding(model, text, tmp_path / "work")
+    work, chain = rounding(model, text, tmp_path / "work")
     whole = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    ids = chain.batches[0].ids
     with torch.no_grad():
         wanted = whole(ids).logits.log_softmax(-1)
 
@@ -120,41 +130,53 @@ def test_it_loses_less_than_rounding_alone(model: Path, text: Path, tmp_path: Pa
             found = changed(ids).logits.log_softmax(-1)
         return float((wanted.exp() * (wanted - found)).sum(-1).mean())
 
-    plain = BlockRounding(
-        work.chain, work.to_round, work.blocks, KQuantsConfig(compensate=False, importance=False)
-    )
     lost = []
-    for each in (work, plain):
-        for _ in round_along(each):
+    for walked in (round_along(work, chain), round_alone(work)):
+        for _ in walked:
             pass
-        lost.append(divergence({name: decoded(each, name) for name in each.to_round.weights}))
+        lost.append(divergence({name: decoded(work, name) for name in work.to_round.weights}))
     assert lost[0] < 0.8 * lost[1]
 
 
+def test_without_a_text_rows_are_those_of_plain_rounding(
+    model: Path, text: Path, tmp_path: Path
+) -> None:
+    work, _ = rounding(model, text, tmp_path / "work")
+    found = [(unit, made) for unit, made in round_alone(work)]
+    assert [unit for unit, _ in found] == units(work.spec)
+    for made in (x for _, several in found for x in several):
+        weight = work.weights.read(made.tensor).float()
+        wanted = round_blocks(made.kind, weight, None)
+        assert torch.equal(work.blocks.rows(made.tensor, 0, len(weight)), wanted)
+        assert (made.method, made.kept, made.tokens) == ("k_quants", None, None)
+    assert sum(len(made) for _, made in found) == len(work.to_round.weights)
+    assert [x for x, _ in round_alone(work, units(work.spec)[:2])] == units(work.spec)[2:]
+
+
 def test_a_walk_goes_on_from_any_unit(model: Path, text: Path, tmp_path: Path) -> None:
-    whole, _ = rounding(model, text, tmp_path / "whole")
+    whole, chain = rounding(model, text, tmp_path / "whole")
     names = units(whole.spec)
-    assert [unit for unit, _ in round_along(whole)] == names
+    assert [unit for unit, _ in round_along(whole, chain)] == names
     for stop in range(1, len(names)):
-        work, _ = rounding(model, text, tmp_path / f"until {stop}")
-        assert [unit for unit, _ in islice(round_along(work), stop)] == names[:stop]
-        assert [unit for unit, _ in round_along(work, names[:stop])] == names[stop:]
+        work, chain = rounding(model, text, tmp_path / f"until {stop}")
+        assert [unit for unit, _ in islice(round_along(work, chain), stop)] == names[:stop]
+        assert [unit for unit, _ in round_along(work, chain, names[:stop])] == names[stop:]
         assert work.blocks.path.read_bytes() == whole.blocks.path.read_bytes()
 
 
 def test_hessians_of_a_wide_block_are_not_held_at_once(
     model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole, _ = rounding(model, text, tmp_path / "whole")
+    whole, chain = rounding(model, text, tmp_path / "whole")
     linears = whole.spec.blocks[0].linears
     assert len(list(walk.observed_together(linears))) == 1
-    for _ in round_along(whole):
+    for _ in round_along(whole, chain):
         pass
     monkeypatch.setattr(walk, "HESSIAN_BYTES", 1)
     runs = list(walk.observed_together(linears))
     assert [len(run) for run in runs] == [3, 1, 2, 1]
-    parts, _ = rounding(model, text, tmp_path / "parts")
-    for _ in round_along(parts):
+    parts, chain = rounding(model, text, tmp_path / "parts")
+    for _ in round_along(parts, chain):
         pass
     assert parts.blocks.path.read_bytes() == whole.blocks.path.read_bytes()
 
@@ -185,8 +207,8 @@ def test_files_hold_the_rounded_rows(family: str, text: Path, tmp_path: Path) ->
     assert sorted(x.name for x in (tmp_path / "out").iterdir()) == [
         *("README.md", "model.gguf", "report")
     ]
-    work, _ = rounding(source, text, tmp_path / "work")
-    layers = [x for _, made in round_along(work) for x in made]
+    work, chain = rounding(source, text, tmp_path / "work")
+    layers = [x for _, made in round_along(work, chain) for x in made]
     assert report.notes[-len(told(layers)) :] == told(layers)
     from compress_exporters.gguf.in_file import InFile
 

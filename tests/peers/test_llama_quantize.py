@@ -16,7 +16,7 @@ from compress.checkpoint import Checkpoint
 from compress.errors import CheckpointError
 from compress.formats import open_weights
 from compress.formats.gguf.read import GgufWeights
-from compress_exporters.gguf.types.mixtures import MIXTURES
+from compress.quant.ggml_mixtures import MIXTURES
 from helpers.exporters.gguf_files import planned, tiny, written
 from helpers.exporters.gguf_readings import opened
 

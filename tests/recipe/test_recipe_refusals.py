@@ -350,7 +350,7 @@ SECTIONS = [
             " text; give another, so that it is held out"
         ),
     ),
-    (RTN + "output: {format: gguf}\n", "r.yaml:5: output.format: is 'gguf'; allowed: auto,"),
+    (RTN + "output: {format: ggml}\n", "r.yaml:5: output.format: is 'ggml'; allowed: auto,"),
     (
         RTN + "output: {shard_size: 5 apples}\n",
         "r.yaml:5: output.shard_size: is '5 apples'; it takes a size such as 5GB, 500MB or 2GiB",

@@ -6,8 +6,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from compress.artifacts.plan import ArtifactPlan
-from compress.artifacts.rounding.prepare import RoundingTokens, block_rounding, working_bytes
+from compress.artifacts.rounding.prepare import (
+    RoundingTokens,
+    block_rounding,
+    chain_of,
+    working_bytes,
+)
 from compress.artifacts.rounding.walk import RoundedTensor, round_along, units
+from compress.blocks.skeleton import Skeleton
 from compress.checkpoint import disk
 from compress.checkpoint.shards.header import main_dtype
 from compress.events import Event, Progress
@@ -68,12 +74,12 @@ def _rounded(plan: ArtifactPlan, place: Path, progress: Progress) -> RoundedExpo
     tokenizer = load_tokenizer(source.checkpoint.small)
     found = build(data, tokenizer, generate=None, vocab=spec.vocab, fewest=1)
     dtype = compute_dtype(_stored(plan), "cpu", None)
-    tokens = RoundingTokens(
-        found.ids, found.mask, dtype, "cpu", data.spill_bytes, scratch=IN_MEMORY
-    )
-    work = block_rounding(source, planned.plan.to_round, tokens, place, KQuantsConfig())
+    tokens = RoundingTokens(found.ids, found.mask, data.spill_bytes, scratch=IN_MEMORY)
+    skeleton = Skeleton(source.checkpoint.config, spec, dtype=dtype)
+    work = block_rounding(source, planned.plan.to_round, place, KQuantsConfig())
+    chain = chain_of(source, skeleton, tokens, place)
     names, layers = units(spec), list[RoundedTensor]()
-    for done, (unit, made) in enumerate(round_along(work), 1):
+    for done, (unit, made) in enumerate(round_along(work, chain), 1):
         layers += made
         progress(Event(STAGE, unit, done, len(names), 0.0))
     return RoundedExport(replace(plan, planned=planned.with_rows(work.blocks)), told(layers))

@@ -17,43 +17,39 @@ from compress.methods.k_quants import KQuantsConfig
 from compress.plan.row_counts import rows_at_once
 from compress_exporters.gguf.plan import ToRound
 
-BLOCKS, STATES = "blocks", ("hidden.0", "hidden.1")
+BLOCKS, STATES = "blocks.rounded", ("hidden.0", "hidden.1")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RoundingTokens:
-    """What is calibrated on, and in which arithmetic. ids: int64 [rows, length]; mask: bool of that
-    shape or None. at_once: bytes of the states of a batch. scratch: states end with the work, and
-    are in memory up to so many bytes; None where a killed run goes on from them."""
+    """What is calibrated on. ids: int64 [rows, length]; mask: bool of that shape or None. at_once:
+    bytes of the states of a batch. scratch: states end with the work, and are in memory up to so
+    many bytes; None where a killed run goes on from them."""
 
     ids: Tensor
     mask: Tensor | None
-    dtype: torch.dtype
-    device: str
     at_once: int
     scratch: int | None = None
 
 
 def block_rounding(
-    weights: Weights,
-    to_round: ToRound,
-    tokens: RoundingTokens,
-    folder: Path,
-    config: KQuantsConfig,
+    weights: Weights, to_round: ToRound, folder: Path, config: KQuantsConfig, device: str = "cpu"
 ) -> BlockRounding:
-    """folder: where rows and states lie while the work goes on."""
-    spec, rows = weights.spec, (*tokens.ids.shape, weights.spec.hidden)
-    skeleton = Skeleton(weights.checkpoint.config, spec, dtype=tokens.dtype, device=tokens.device)
-    at_once = rows_at_once(rows, tokens.dtype, tokens.at_once)
+    """folder: where rows lie while the work goes on."""
+    return BlockRounding(weights, to_round, blocks_of(to_round, folder), config, device)
+
+
+def chain_of(weights: Weights, skeleton: Skeleton, tokens: RoundingTokens, folder: Path) -> Chain:
+    """The model over the tokens. folder: where states lie while the work goes on."""
+    hidden, dtype = weights.spec.hidden, skeleton.dtype
+    at_once = rows_at_once((*tokens.ids.shape, hidden), dtype, tokens.at_once)
     batches = token_batches(tokens.ids, tokens.mask, at_once)
-    shapes = [(*batch.ids.shape, spec.hidden) for batch in batches]
+    shapes = [(*batch.ids.shape, hidden) for batch in batches]
     # Two that take turns: a run that dies inside a block finds what enters it as it was.
     states = tuple(
-        HiddenStates(folder / name, shapes, tokens.dtype, budget=_half(tokens.scratch))
-        for name in STATES
+        HiddenStates(folder / name, shapes, dtype, budget=_half(tokens.scratch)) for name in STATES
     )
-    chain = Chain(skeleton, weights, batches, states)
-    return BlockRounding(chain, to_round, blocks_of(to_round, folder), config)
+    return Chain(skeleton, weights, batches, states)
 
 
 def blocks_of(to_round: ToRound, folder: Path) -> BlockFile:

@@ -11,10 +11,11 @@ from functools import partial
 
 from torch import Tensor
 
-from compress.arch.spec import DecoderSpec, LinearSpec
+from compress.arch.spec import BlockSpec, DecoderSpec, LinearSpec
 from compress.artifacts.rounding.block_file import BlockFile
 from compress.blocks.linear import set_linear_weight
 from compress.blocks.walk import Chain, LoadedBlock, walk
+from compress.formats.weights import Weights
 from compress.methods.k_quants import KQuantsConfig, RoundedBlocks, round_weights
 from compress.methods.observed import UNOBSERVED, Observed
 from compress.methods.outcome import judge
@@ -41,21 +42,23 @@ class RoundedTensor:
     kept: str | None = None
     damping: float | None = None
     tokens: int | None = None
+    plain: float | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockRounding:
-    """chain: the model, over the tokens that it is calibrated on. to_round: what of the checkpoint
-    is rounded to what. blocks: where the rows go."""
+    """weights: of the model, dense. to_round: what of them is rounded to what. blocks: where the
+    rows go."""
 
-    chain: Chain
+    weights: Weights
     to_round: ToRound
     blocks: BlockFile
     config: KQuantsConfig
+    device: str = "cpu"
 
     @property
     def spec(self) -> DecoderSpec:
-        return self.chain.weights.spec
+        return self.weights.spec
 
     def is_rounded(self, tensor: str) -> bool:
         return tensor in self.to_round.weights
@@ -63,39 +66,66 @@ class BlockRounding:
     def kind(self, tensor: str) -> str:
         return self.to_round.weights[tensor][0]
 
+    def rounded_in(self, block: BlockSpec) -> list[LinearSpec]:
+        return [x for x in block.linears if self.is_rounded(x.tensor)]
+
 
 Unit = tuple[str, list[RoundedTensor]]
 
 
+def unit_of(block: BlockSpec) -> str:
+    return f"block {block.index}"
+
+
 def units(spec: DecoderSpec) -> list[str]:
-    """Names of what the walk does, in order."""
-    return [EMBED, *(f"block {block.index}" for block in spec.blocks), HEAD]
+    """Names of what is done, in order."""
+    return [EMBED, *map(unit_of, spec.blocks), HEAD]
 
 
-def round_along(work: BlockRounding, done: Collection[str] = ()) -> Iterator[Unit]:
+def round_along(work: BlockRounding, chain: Chain, done: Collection[str] = ()) -> Iterator[Unit]:
     """Each unit as it is finished: its rows and the states behind it are written, not flushed.
 
-    done: units that an earlier process has finished; the states behind the last of them are there.
+    chain: the same model, over the tokens that it is calibrated on. done: units that an earlier
+    process has finished; the states behind the last of them are there.
     """
     if EMBED not in done:
-        yield EMBED, _embed(work)
-    left = [x for x in work.spec.blocks if f"block {x.index}" not in done]
-    for block in walk(work.chain, left):
+        yield EMBED, _embed(work, chain)
+    left = [x for x in work.spec.blocks if unit_of(x) not in done]
+    for block in walk(chain, left):
         found = _block(work, block)
         block.run_on()
-        yield f"block {block.spec.index}", found
+        yield unit_of(block.spec), found
     if HEAD not in done:
-        yield HEAD, _head(work)
+        yield HEAD, _head(work, chain)
 
 
-def _embed(work: BlockRounding) -> list[RoundedTensor]:
+def round_alone(work: BlockRounding, done: Collection[str] = ()) -> Iterator[Unit]:
+    """The same units without a look at what the weights read."""
+    embedding, head = work.spec.embedding, work.to_round.head
+    if EMBED not in done:
+        apart = work.is_rounded(embedding) and embedding != head
+        yield EMBED, [_by_rows(work, embedding, UNOBSERVED)] if apart else []
+    for block in work.spec.blocks:
+        if unit_of(block) not in done:
+            yield unit_of(block), [_alone(work, x) for x in work.rounded_in(block)]
+    if HEAD not in done:
+        yield HEAD, [] if head is None else [_by_rows(work, head, UNOBSERVED)]
+
+
+def _alone(work: BlockRounding, linear: LinearSpec) -> RoundedTensor:
+    (rounded,) = round_weights([_weight(work, linear)], work.kind(linear.tensor), work.config)
+    work.blocks.write(linear.tensor, rounded.data)
+    return _told(linear.tensor, rounded, None)
+
+
+def _embed(work: BlockRounding, chain: Chain) -> list[RoundedTensor]:
     """The first states, of the embedding as the file will hold it; one that is the head too is
     rounded when it is known what that reads, and enters as it is."""
     embedding = work.spec.embedding
     if not work.is_rounded(embedding) or embedding == work.to_round.head:
-        work.chain.embed()
+        chain.embed()
         return []
-    work.chain.embed(partial(_rounded_rows, work.kind(embedding)))
+    chain.embed(partial(_rounded_rows, work.kind(embedding)))
     return [_by_rows(work, embedding, UNOBSERVED)]
 
 
@@ -106,7 +136,7 @@ def _rounded_rows(kind: str, rows: Tensor) -> Tensor:
 
 def _block(work: BlockRounding, block: LoadedBlock) -> list[RoundedTensor]:
     """Every linear of a block that is rounded, in the block's place as well."""
-    linears = [x for x in block.spec.linears if work.is_rounded(x.tensor)]
+    linears = work.rounded_in(block.spec)
     waiting: list[tuple[LinearSpec, RoundedBlocks]] = []
     found: dict[str, RoundedTensor] = {}
     for together in observed_together(linears):
@@ -162,23 +192,23 @@ def _by(
 
 def _weight(work: BlockRounding, linear: LinearSpec) -> Tensor:
     """[N, K] as stored, on the device that computes."""
-    stored = work.chain.weights.read(linear.tensor, check_finite=True)
+    stored = work.weights.read(linear.tensor, check_finite=True)
     weight = stored.t() if linear.transposed else stored
-    return weight.to(work.chain.skeleton.device).contiguous()
+    return weight.to(work.device).contiguous()
 
 
-def _head(work: BlockRounding) -> list[RoundedTensor]:
+def _head(work: BlockRounding, chain: Chain) -> list[RoundedTensor]:
     """What the output head multiplies by, as it reads the last block's outputs behind the norm."""
     tensor = work.to_round.head
     if tensor is None:
         return []
-    stats = _final_stats(work)
+    stats = _final_stats(chain)
     return [_by_rows(work, tensor, Observed(stats.hessian), stats.tokens)]
 
 
-def _final_stats(work: BlockRounding) -> InputStats:
-    chain = work.chain
-    gram = GramAccumulator.create(HEAD, work.spec.hidden, device=chain.skeleton.device)
+def _final_stats(chain: Chain) -> InputStats:
+    width, device = chain.weights.spec.hidden, chain.skeleton.device
+    gram = GramAccumulator.create(HEAD, width, device=device)
     for batch, read in zip(chain.batches, chain.final(), strict=True):  # [rows, length, hidden]
         mask = batch.mask
         rows = read.reshape(-1, read.shape[-1]) if mask is None else read[mask.to(read.device)]
@@ -190,30 +220,37 @@ def _by_rows(
     work: BlockRounding, tensor: str, observed: Observed, tokens: int | None = None
 ) -> RoundedTensor:
     """A matrix with a row a token of the vocabulary, in runs of rows: whole it is large in fp32."""
-    weights, kind = work.chain.weights, work.kind(tensor)
+    weights, kind = work.weights, work.kind(tensor)
     rows, width = weights.shapes[tensor]
-    step, lost, whole, found = max(1, ROWS_AT_ONCE // width), 0.0, 0.0, list[RoundedBlocks]()
+    step, found = max(1, ROWS_AT_ONCE // width), list[tuple[RoundedBlocks, float]]()
     for start in range(0, rows, step):
         stored = weights.read_rows(tensor, start, min(start + step, rows), check_finite=True)
-        part = stored.to(work.chain.skeleton.device).float()
+        part = stored.to(work.device).float()
         (rounded,) = round_weights([part], kind, work.config, observed)
         work.blocks.write(tensor, rounded.data, start)
-        energy = judge(part, observed.hessian).whole
-        lost, whole = lost + rounded.error * energy, whole + energy
-        found.append(rounded)
-    methods = dict.fromkeys(x.method for x in found)
+        found.append((rounded, judge(part, observed.hessian).whole))
+    return _joined(tensor, found, tokens)
+
+
+def _joined(
+    tensor: str, parts: Sequence[tuple[RoundedBlocks, float]], tokens: int | None
+) -> RoundedTensor:
+    """Of runs of rows, each with the energy that its error is a share of."""
+    whole = sum(energy for _, energy in parts) or 1.0
+    runs = [run for run, _ in parts]
     return RoundedTensor(
         tensor,
-        kind,
-        lost / whole if whole else 0.0,
-        " and ".join(methods),
-        next((x.kept for x in found if x.kept is not None), None),
-        next((x.damping for x in found if x.damping is not None), None),
+        runs[0].kind,
+        sum(run.error * energy for run, energy in parts) / whole,
+        " and ".join(dict.fromkeys(run.method for run in runs)),
+        next((run.kept for run in runs if run.kept is not None), None),
+        next((run.damping for run in runs if run.damping is not None), None),
         tokens,
+        sum((run.plain or 0.0) * energy for run, energy in parts) / whole,
     )
 
 
-def _told(tensor: str, rounded: RoundedBlocks, tokens: int) -> RoundedTensor:
+def _told(tensor: str, rounded: RoundedBlocks, tokens: int | None) -> RoundedTensor:
     return RoundedTensor(
         tensor,
         rounded.kind,
@@ -222,4 +259,5 @@ def _told(tensor: str, rounded: RoundedBlocks, tokens: int) -> RoundedTensor:
         rounded.kept,
         rounded.damping,
         tokens,
+        rounded.plain,
     )

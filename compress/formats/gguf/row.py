@@ -14,7 +14,9 @@ from compress.quant.scheme import ActivationScheme, QuantScheme
 from compress.quant.tensor import QuantizedTensor
 
 NAME = "gguf"
-REFUSAL = "a GGUF file is written whole, by `compress-model export --to gguf`"
+REFUSAL = (
+    "a GGUF file is written whole, by a stage k_quants or by `compress-model export --to gguf`"
+)
 
 
 def why_not(

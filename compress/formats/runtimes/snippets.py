@@ -17,6 +17,7 @@ PACKAGES = {
     "gptq_v2": "gptqmodel optimum",
     "awq": "gptqmodel optimum",
     "fp8": "accelerate",
+    "gguf": "gguf accelerate",
 }
 # What is imported and what is passed on for an option that transformers needs.
 _OPTIONS: Mapping[LoadOption, tuple[str, str]] = MappingProxyType(
@@ -27,6 +28,7 @@ _OPTIONS: Mapping[LoadOption, tuple[str, str]] = MappingProxyType(
             ", quantization_config=CompressedTensorsConfig(dequantize=True)",
         ),
         "bfloat16": ("AutoModelForCausalLM", ', dtype="bfloat16"'),
+        "gguf": ("AutoModelForCausalLM", ', gguf_file="model.gguf"'),
     }
 )
 VLLM = ("vLLM on CPU", "vLLM on GPU")
@@ -59,13 +61,22 @@ def as_server(fmt: str, runtimes: Iterable[Verdict], folder: str) -> tuple[str, 
     return (f"vllm serve {shlex.quote(folder)}{_SERVING.get(fmt, '')}",) if known else ()
 
 
+def in_llamacpp(runtimes: Iterable[Verdict], folder: str) -> tuple[str, ...]:
+    """Lines for llama.cpp's programs, where it is known to take the result."""
+    if not any(v.runtime == "llama.cpp" and v.verdict == "yes" for v in runtimes):
+        return ()
+    model = shlex.quote(f"{folder}/model.gguf")
+    text = f"llama-completion -m {model} -p 'Once upon a time' -n 100 -no-cnv"
+    return (text, f"llama-server -m {model}")
+
+
 def all_lines(fmt: str, runtimes: Iterable[Verdict], folder: str) -> tuple[str, ...]:
     """Everything, for the end of a command: what is installed, what is run in Python, what in a
     shell, with an empty line between two."""
     runtimes = tuple(runtimes)
     python, server = in_python(runtimes, folder), as_server(fmt, runtimes, folder)
-    first = needs(fmt)
-    blocks = ((first,) if first and python else (), python, server)
+    first, programs = needs(fmt), in_llamacpp(runtimes, folder)
+    blocks = ((first,) if first and python else (), python, server, *((x,) for x in programs))
     return tuple(as_lines("\n".join(block) for block in blocks if block))
 
 
@@ -92,7 +103,8 @@ def why_not_opened(fmt: str, runtimes: Iterable[Verdict], dense_by: str) -> str 
 def for_card(fmt: str, runtimes: Iterable[Verdict]) -> str:
     """The part of a model card with lines to copy; FOLDER is where the result lies."""
     runtimes = tuple(runtimes)
-    python, server = in_python(runtimes, "FOLDER"), as_server(fmt, runtimes, "FOLDER")
+    python = in_python(runtimes, "FOLDER")
+    server = (*as_server(fmt, runtimes, "FOLDER"), *in_llamacpp(runtimes, "FOLDER"))
     first = needs(fmt)
     lines = ["## How to open it"] if python or server else []
     if python:

@@ -9,8 +9,8 @@ from compress.formats.compressed_tensors.encode import is_packed
 from compress.quant.scheme import ActivationScheme, QuantScheme
 
 # An option without which transformers fails on a result: CompressedTensorsConfig(dequantize=True),
-# or dtype bfloat16.
-LoadOption = Literal["", "dequantize", "bfloat16"]
+# dtype bfloat16, or the name of a GGUF file.
+LoadOption = Literal["", "dequantize", "bfloat16", "gguf"]
 
 
 # Families of which tiny models were tried in every loader; of others in the tables a yes is only

@@ -57,7 +57,7 @@ def _solve(work: PassContext, head: ModulePlan, stats: InputStats) -> Iterator[W
     stage = work.plan.recipe.stages[head.stage]
     for stored in _rows(work, head):
         rows = stored.to(work.device)
-        (outcome,) = METHODS[stage.method].quantize(
+        (outcome,) = METHODS[stage.method].by_layer(
             [rows],
             head.scheme,
             stage.config,
@@ -75,7 +75,7 @@ def _rows(work: PassContext, head: ModulePlan) -> Iterator[Tensor]:
 def round_rows(work: PassContext, embedding: ModulePlan, rows: Tensor) -> Tensor:
     """Rows of the embedding, in the source's dtype, as the result will mean them: in fp32."""
     stage = work.plan.recipe.stages[embedding.stage]
-    (outcome,) = METHODS[stage.method].quantize(
+    (outcome,) = METHODS[stage.method].by_layer(
         [rows.float()], embedding.scheme, stage.config, scale_dtype=rows.dtype
     )
     weight: Tensor = outcome.quantized.dequantize(torch.float32)

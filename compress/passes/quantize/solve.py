@@ -106,7 +106,7 @@ def _solve(
     stored = TORCH_DTYPES[work.checkpoint.tensors[first.linear.tensor].dtype]
     dtype = scale_dtype(work.plan.format, stored)
     is_expert = first.linear.expert is not None
-    outcomes = METHODS[stage.method].quantize(
+    outcomes = METHODS[stage.method].by_layer(
         [_weight(work, m, scaled) for m in group.members],
         first.scheme,
         stage.config,

@@ -104,7 +104,7 @@ def _rounded_runs(work: PassContext, module: ModulePlan) -> Iterator[WeighedOutc
     stage = work.plan.recipe.stages[module.stage]
     for stored in read_in_rows(work, module):
         rows = stored.float()
-        (outcome,) = METHODS[stage.method].quantize(
+        (outcome,) = METHODS[stage.method].by_layer(
             [rows],
             module.scheme,
             stage.config,
@@ -134,7 +134,7 @@ def round_merged(work: PassContext, modules: list[ModulePlan]) -> dict[str, Laye
     stage = work.plan.recipe.stages[modules[0].stage]
     weights = [read_weight(work, m) for m in modules]
     dtype = scale_dtype(work.plan.format, weights[0].dtype)
-    outcomes = METHODS[stage.method].quantize(
+    outcomes = METHODS[stage.method].by_layer(
         weights, modules[0].scheme, stage.config, scale_dtype=dtype
     )
     layers = {}

@@ -185,6 +185,8 @@ def _check_scheme(stage: Stage) -> None:
     from compress.methods import METHODS
 
     method = METHODS[stage.method]
+    if method.whole and stage.scheme is None and not stage.candidates:
+        return
     if stage.candidates or stage.target is not None:
         check_budget(stage)
     elif stage.scheme is None:

@@ -80,7 +80,8 @@ def keys_of_stage(node: Node) -> tuple[str, ...]:
     word = node.content.get("method") if is_mapping(node.content) else None
     method = word.content.text if word is not None and isinstance(word.content, Scalar) else ""
     if method in METHODS:
-        return (*STAGE_KEYS, *field_names(METHODS[method].config))
+        common = ("method",) if METHODS[method].whole else STAGE_KEYS
+        return (*common, *field_names(METHODS[method].config))
     return field_names(EDITS[method].config) if method in EDITS else ()
 
 
@@ -120,8 +121,11 @@ def _refuse_behind(node: Node, edit: EditStage, before: StageLists) -> None:
 
 
 def check_edits(recipe: Recipe) -> None:
-    """RecipeError for edits that no table has, as a Recipe built in Python may hold."""
+    """RecipeError for edits that no table has, as a Recipe built in Python may hold, and for stages
+    beside one that rounds the whole model."""
     from compress.edits import EDITS
+
+    _check_whole(recipe)
 
     edits = recipe.edits
     if not isinstance(edits, tuple) or not all(isinstance(stage, EditStage) for stage in edits):
@@ -141,6 +145,27 @@ def check_edits(recipe: Recipe) -> None:
             raise RecipeError(
                 f"{stage.label}: config is {stage.config!r}; {stage.method} takes {wanted.__name__}"
             )
+
+
+def _check_whole(recipe: Recipe) -> None:
+    """A stage that rounds the whole model is the only one that rounds, and the last of all."""
+    from compress.methods import METHODS
+
+    known = (x for x in recipe.stages if x.method in METHODS)
+    whole = next((x for x in known if METHODS[x.method].whole), None)
+    if whole is None:
+        return
+    others = [x.label for x in (*recipe.stages, *recipe.tuning) if x.label != whole.label]
+    if others:
+        raise RecipeError(
+            f"{whole.at('method')}: {whole.method} rounds the whole model, and {others[0]} is"
+            " beside it; take either out"
+        )
+    if recipe.export:
+        raise RecipeError(
+            f"{recipe.at('export')}: what {whole.method} writes is a GGUF file, of which nothing is"
+            " made; take it out, or export the dense checkpoint"
+        )
 
 
 def _read_edit(node: Node, index: int, places: Places) -> EditStage | None:
@@ -183,6 +208,10 @@ def _read_stage(node: Node, places: Places) -> Iterator[Stage]:
             f"unknown method {method!r}; allowed: {', '.join(known)}{nearest(method, known)}",
         )
     config = METHODS[method].config
+    if METHODS[method].whole:
+        check_keys(node, keys, ("method", *field_names(config)))
+        options = make(config, read_fields(config, node, keys), node)
+        return iter([Stage(method, options, None, path=node.path, places=places)])
     check_keys(node, keys, (*STAGE_KEYS, *field_names(config)))
     targets = _targets(keys.get("targets"))
     stage = Stage(

@@ -15,16 +15,17 @@ from compress.formats.gguf.layout import ENDS, Piece, pieces
 from compress.formats.scales import ScaleRounding
 from compress.formats.weights import Weights
 from compress.quant.ggml_kinds import KINDS, Kind
+from compress.quant.ggml_mixtures import TypeMixture, mixture_of
 from compress.quant.tensor import QuantizedTensor
 from compress_exporters.decoded import decoded
 from compress_exporters.exporter import Options, RoundedRows
+from compress_exporters.gguf.head import FileMap, map_file
 from compress_exporters.gguf.imatrix import matched, read_imatrix
 from compress_exporters.gguf.model import arch_of, check_model, settings
 from compress_exporters.gguf.rotations import rotations
 from compress_exporters.gguf.rounding import require_fp16
 from compress_exporters.gguf.tokenizer.tokenizer import model_name, vocabulary
 from compress_exporters.gguf.types.choice import TypeChooser, all_scales, changes, most
-from compress_exporters.gguf.types.mixtures import TypeMixture, mixture_of
 from compress_exporters.gguf.types.told import shown, told
 
 
@@ -53,6 +54,11 @@ class GgufPlan:
     given: RoundedRows | None = None
 
     @property
+    def map(self) -> FileMap:
+        """Where everything lies in the file."""
+        return map_file(self.pieces, self.kinds, self.fields)
+
+    @property
     def to_round(self) -> "ToRound":
         """What is rounded into blocks."""
         found: dict[str, tuple[str, tuple[int, int]]] = {}
@@ -75,10 +81,13 @@ class ToRound:
     head: str | None
 
 
-def make_plan(source: Weights, options: Options, *, calibrated: bool = False) -> GgufPlan:
+def make_plan(
+    source: Weights, options: Options, *, calibrated: bool = False, called: Path | None = None
+) -> GgufPlan:
     """Reads scales and zero points, and codes of 8 bits with zero points; no other codes.
 
-    calibrated: weights are rounded elsewhere, by what they read.
+    calibrated: weights are rounded elsewhere, by what they read. called: the folder that the model
+    is called by, the source's without a word.
 
     RecipeError or CheckpointError for what does not fit.
     """
@@ -95,7 +104,7 @@ def make_plan(source: Weights, options: Options, *, calibrated: bool = False) ->
     importance = _importance(options, laid, fresh)
     scales = all_scales(choices)
     require_fp16(scales, round_scales=options.round_scales)
-    name = model_name(_called(source.checkpoint.path.absolute()), words)
+    name = model_name(_called((called or source.checkpoint.path).absolute()), words)
     fields = _general(name, arch, KINDS[most(choices)], chooser.mixture)
     sizes = tuple(settings(spec, how, arch, options.max_context))
     fields += tuple((f"{arch.name}.{key}", value) for key, value in sizes + turned.fields)

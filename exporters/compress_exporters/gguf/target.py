@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Self
 
 from compress.formats.weights import Weights
-from compress.quant.ggml_kinds import KINDS
 from compress.report.units import counted
 from compress_exporters import starting
 from compress_exporters.exporter import (
@@ -28,7 +27,7 @@ from compress_exporters.gguf.loaded import (
 )
 from compress_exporters.gguf.plan import GgufPlan, make_plan
 from compress_exporters.gguf.readback import read_back
-from compress_exporters.gguf.write import ALIGNMENT, FILE, write_file
+from compress_exporters.gguf.write import FILE, write_file
 from compress_exporters.reference import Reference, fits, parameters, text
 
 NAME, EXTRA = "gguf", "gguf"
@@ -47,11 +46,7 @@ class PlannedGguf:
 
     @property
     def size(self) -> int:
-        plan = self.plan
-        kinds = zip(plan.pieces, plan.kinds, strict=True)
-        data = sum(KINDS[kind].nbytes(piece.numel) + ALIGNMENT for piece, kind in kinds)
-        words = sum(len(str(value)) for _, value in plan.fields)
-        return data + 4 * words + 256 * len(plan.pieces)
+        return self.plan.map.size
 
     def with_rows(self, rows: RoundedRows) -> Self:
         """What is rounded into blocks is what was rounded elsewhere."""

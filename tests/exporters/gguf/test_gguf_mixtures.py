@@ -13,7 +13,7 @@ from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter, dequantize
 from compress.errors import DataError, RecipeError
 from compress.quant.ggml_kinds import KINDS
 from compress_exporters.gguf.readback import read_back
-from compress_exporters.gguf.types.mixtures import (
+from compress.quant.ggml_mixtures import (
     FALLBACKS,
     MIXTURES,
     TensorPlace,

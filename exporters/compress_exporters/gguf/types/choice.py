@@ -13,8 +13,8 @@ from compress.formats.gguf.layout import ENDS, Piece
 from compress.formats.scales import ScaleRounding, change
 from compress.formats.weights import Weights
 from compress.quant.ggml_kinds import KINDS
+from compress.quant.ggml_mixtures import TensorPlace, TypeMixture, fitting
 from compress_exporters.exporter import Options
-from compress_exporters.gguf.types.mixtures import TensorPlace, TypeMixture, fitting
 
 DENSE = {"fp32": "F32", "fp16": "F16", "bf16": "BF16"}
 ENDS_BY_DEFAULT = "Q8_0"

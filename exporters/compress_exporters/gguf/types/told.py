@@ -5,9 +5,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from compress.formats.gguf.layout import ENDS
 from compress.formats.weights import Weights
 from compress.quant.ggml_kinds import KINDS
+from compress.quant.ggml_mixtures import MIXTURES
 from compress.report.units import two_sizes
 from compress_exporters.gguf.types.choice import TypeChoice, TypeChooser, all_scales
-from compress_exporters.gguf.types.mixtures import MIXTURES
 
 _SHOWN = 3
 GROWN = 1.1  # of the checkpoint's bytes: from here on a type's cost is told

@@ -160,12 +160,15 @@ FALLBACKS: Mapping[str, str] = MappingProxyType(
 )
 
 
-def mixture_of(name: str) -> TypeMixture:
-    """By its name in llama.cpp, in any case of letters. RecipeError for one that is not here."""
+def mixture_of(name: str, option: str = "--type") -> TypeMixture:
+    """By its name in llama.cpp, in any case of letters. RecipeError for one that is not here.
+
+    option: what the message calls the name.
+    """
     asked = name.strip().upper()
     found = MIXTURES.get(ALIASES.get(asked, asked))
     if found is None:
-        raise RecipeError(f"--type is {name!r}; known are {', '.join(MIXTURES)}")
+        raise RecipeError(f"{option} is {name!r}; known are {', '.join(MIXTURES)}")
     return found
 
 

@@ -1,0 +1,1 @@
+"""A result that is one file, as it is made."""
