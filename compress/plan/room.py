@@ -223,7 +223,7 @@ def _data_free(run_size: RunSize) -> RunSize:
     """Plain rounding of the linears in the blocks."""
     scheme = PRESETS["W4A16"]
     inside = [(x, scheme) for x, _ in run_size.linears if x.role not in ("head", "embedding")]
-    linears = inside or list(run_size.linears)
+    linears = inside or run_size.linears
     return replace(run_size, linears=linears, calibration=None, head=None, measured=None)
 
 

@@ -3,6 +3,7 @@ what these leave."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from compress.byte_sizes import EXPECTED, byte_size, plain_count
 from compress.errors import RecipeError
@@ -155,7 +156,8 @@ def _check_whole(recipe: Recipe) -> None:
     whole = next((x for x in known if METHODS[x.method].whole), None)
     if whole is None:
         return
-    others = [x.label for x in (*recipe.stages, *recipe.tuning) if x.label != whole.label]
+    labels = [*(x.label for x in recipe.stages), *(x.label for x in recipe.tuning)]
+    others = [label for label in labels if label != whole.label]
     if others:
         raise RecipeError(
             f"{whole.at('method')}: {whole.method} rounds the whole model, and {others[0]} is"
@@ -210,7 +212,7 @@ def _read_stage(node: Node, places: Places) -> Iterator[Stage]:
     config = METHODS[method].config
     if METHODS[method].whole:
         check_keys(node, keys, ("method", *field_names(config)))
-        options = make(config, read_fields(config, node, keys), node)
+        options: Any = make(config, read_fields(config, node, keys), node)
         return iter([Stage(method, options, None, path=node.path, places=places)])
     check_keys(node, keys, (*STAGE_KEYS, *field_names(config)))
     targets = _targets(keys.get("targets"))

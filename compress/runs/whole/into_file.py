@@ -10,12 +10,13 @@ from compress.passes import journal as journals
 from compress.passes.into_file import FilePass, round_model
 from compress.passes.journal import Journal, PassJournal
 from compress.plan.plan import Plan
-from compress.plan.whole.file import FILE, file_plan, whole_stage
+from compress.plan.whole.file import file_plan, whole_stage
 from compress.report.schema import Export
 from compress.runs.finish import finish_beside
 from compress.runs.session import Session
 from compress_exporters.exporter import Proof, Written
 from compress_exporters.gguf.target import PlannedGguf
+from compress_exporters.gguf.write import FILE
 
 # Units behind those that round: the file is written, and it was read by others.
 WRITTEN, PROVED = "written", "proved"
