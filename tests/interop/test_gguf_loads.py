@@ -13,12 +13,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from compress.errors import CheckpointError
 from compress.formats.gguf.layout import Piece
+from compress.quant.ggml_mixtures import MIXTURES
 from compress.quant.scheme import PRESETS, QuantScheme
 from compress_exporters.exporter import Options
 from compress_exporters.gguf.loaded import LoaderResult, ask_llamacpp, in_llamacpp, in_transformers
 from compress_exporters.gguf.target import GGUF
 from compress_exporters.gguf.tokenizer.pretokenizers import BY_ASCII, DIGITS, GPT2, NAMES
-from compress.quant.ggml_mixtures import MIXTURES
 from compress_exporters.reference import Reference
 from compress_exporters.reference import text as random_ids
 from helpers import tiny_models

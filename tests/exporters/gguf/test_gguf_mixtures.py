@@ -12,7 +12,6 @@ from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter, dequantize
 
 from compress.errors import DataError, RecipeError
 from compress.quant.ggml_kinds import KINDS
-from compress_exporters.gguf.readback import read_back
 from compress.quant.ggml_mixtures import (
     FALLBACKS,
     MIXTURES,
@@ -20,6 +19,7 @@ from compress.quant.ggml_mixtures import (
     fitting,
     mixture_of,
 )
+from compress_exporters.gguf.readback import read_back
 from helpers.exporters.exports import SYM
 from helpers.exporters.gguf_files import coded, planned, tiny, written
 
