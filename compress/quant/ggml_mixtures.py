@@ -44,7 +44,8 @@ Rule = Callable[[TensorPlace], str | None]
 @dataclass(frozen=True, slots=True)
 class TypeMixture:
     """base: the type of everything that no rule names. values, down, out: of attn_v (and attn_qkv),
-    ffn_down and attn_output; a rule that returns None leaves the base. file_type: LlamaFileType."""
+    ffn_down and attn_output; a rule that returns None leaves the base. file_type: LlamaFileType.
+    pure: every matrix is of the base type, embedding and head too."""
 
     name: str
     base: str
@@ -52,6 +53,7 @@ class TypeMixture:
     values: Rule = lambda at: None
     down: Rule = lambda at: None
     out: Rule = lambda at: None
+    pure: bool = False
 
     @property
     def bits(self) -> float:
@@ -61,6 +63,8 @@ class TypeMixture:
 
     def kind(self, at: TensorPlace) -> str:
         """The type of a linear in a block."""
+        if self.pure:
+            return self.base
         part = at.part.removesuffix("_exps")
         if part in ("attn_v", "attn_qkv"):
             found = self.values(at) or self.base
@@ -79,6 +83,8 @@ class TypeMixture:
 
     def head(self, columns: int) -> str:
         """The type of the output head, and of an embedding that is the head, too."""
+        if self.pure:
+            return self.base
         if self.base == "Q8_0" or columns % KINDS[self.base].block:
             return "Q8_0"
         return "Q6_K"
@@ -147,6 +153,8 @@ MIXTURES: Mapping[str, TypeMixture] = MappingProxyType({mixture.name: mixture fo
 ALIASES: Mapping[str, str] = MappingProxyType(
     {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
 )
+# Types that all matrices may have alike, as llama-quantize's --pure makes them.
+PURE = tuple(name for name, kind in KINDS.items() if kind.block > 1)
 # What llama.cpp takes where rows are no whole blocks of a type.
 FALLBACKS: Mapping[str, str] = MappingProxyType(
     {
@@ -165,10 +173,13 @@ def mixture_of(name: str, option: str = "--type") -> TypeMixture:
 
     option: what the message calls the name.
     """
-    asked = name.strip().upper()
+    asked, _, pure = name.strip().upper().partition(":")
     found = MIXTURES.get(ALIASES.get(asked, asked))
-    if found is None:
-        raise RecipeError(f"{option} is {name!r}; known are {', '.join(MIXTURES)}")
+    if pure == "PURE" and asked in PURE:
+        return TypeMixture(f"{asked}:pure", asked, KINDS[asked].file_type, pure=True)
+    if pure or found is None:
+        alone = f"; {', '.join(f'{x}:pure' for x in PURE)} give every matrix one type"
+        raise RecipeError(f"{option} is {name!r}; known are {', '.join(MIXTURES)}{alone}")
     return found
 
 

@@ -15,6 +15,7 @@ from compress.quant.ggml_kinds import KINDS
 from compress.quant.ggml_mixtures import (
     FALLBACKS,
     MIXTURES,
+    PURE,
     TensorPlace,
     fitting,
     mixture_of,
@@ -111,7 +112,22 @@ def test_names_are_llamacpps(wide: Any) -> None:
     assert mixture_of("q4_k") == mixture_of("Q4_K_M")
     with pytest.raises(RecipeError) as problem:
         planned(wide, type="Q4_K_X")
-    assert str(problem.value) == f"--type is 'Q4_K_X'; known are {', '.join(MIXTURES)}"
+    alone = ", ".join(f"{x}:pure" for x in PURE)
+    assert str(problem.value) == (
+        f"--type is 'Q4_K_X'; known are {', '.join(MIXTURES)}; {alone} give every matrix one type"
+    )
+    for name in ("Q3_K_S:pure", "F16:pure", "Q4_K:alone"):
+        with pytest.raises(RecipeError, match=f"--type is '{name}'; known are"):
+            mixture_of(name)
+
+
+def test_a_type_alone_is_that_of_every_matrix(wide: Any) -> None:
+    plan = planned(wide, type="q4_k:pure")
+    kinds = {x.name: k for x, k in zip(plan.pieces, plan.kinds, strict=True) if x.matrix}
+    assert set(kinds.values()) == {"Q4_K"}
+    assert {"token_embd.weight", "output.weight"} <= kinds.keys()
+    assert dict(plan.fields)["general.file_type"] == KINDS["Q4_K"].file_type
+    assert plan.notes[0] == f"Q4_K:pure: {len(kinds)} in Q4_K"
 
 
 def test_codes_are_not_rounded_again(tmp_path: Path) -> None:

@@ -53,7 +53,8 @@ def _mixed(chooser: TypeChooser, choices: Sequence[TypeChoice]) -> Iterator[str]
         if choice.fresh:
             counts[choice.kind] = counts.get(choice.kind, 0) + 1
     parts = ", ".join(f"{count} in {kind}" for kind, count in counts.items())
-    yield f"{chooser.mixture.name} as llama.cpp mixes it: {parts}"
+    how = "" if chooser.mixture.pure else " as llama.cpp mixes it"
+    yield f"{chooser.mixture.name}{how}: {parts}"
 
 
 def _fallbacks(choices: Sequence[TypeChoice]) -> Iterator[str]:
