@@ -26,6 +26,8 @@ NAME = "journal.json"
 START = "start"  # recorded as soon as the files of the result are reserved
 CALIBRATION = "calibration"  # the unit whose data is the summary of the calibration set
 MEASURED = "measured"  # the unit whose data are the sensitivities that schemes were chosen by
+# Behind the units that round into one file: it is written, and it was read by others.
+WRITTEN, PROVED = "written", "proved"
 CHOSEN = "chosen"  # the unit whose data an open edit was settled by
 LOADS = "loads"  # the unit whose data says how plain transformers loaded what a pass wrote
 WHOLE = "whole"  # recorded once what a pass wrote is a checkpoint; its data has its sha256

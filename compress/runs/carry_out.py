@@ -32,7 +32,6 @@ from compress.runs.planning import replanned
 from compress.runs.reading import models_needed, models_read
 from compress.runs.session import Session
 from compress.runs.summary import layers_of
-from compress.runs.whole.into_file import round_into_file
 
 
 def carry_out(session: Session, journal: Journal) -> tuple[Session, list[StageRecord]]:
@@ -179,6 +178,9 @@ def _rounding(
         return _rounded(plan, begun, begun.spent), None
     part = journal.begin(planned.name)
     if plan.file is not None:
+        # Late: only a run that rounds into a file loads transformers without data.
+        from compress.runs.whole.into_file import round_into_file
+
         round_into_file(session, part, lambda: _model(session, journal, index, made))
         _remove_read(session, index)
         return _rounded(plan, part, part.spent_so_far()), None

@@ -1,12 +1,11 @@
 """Where a resumed run goes on, in one line."""
 
 from compress.passes import journal as journals
-from compress.passes.journal import Journal
+from compress.passes.journal import PROVED, Journal
 from compress.passes.quantize import stream
 from compress.plan.passes import PassPlan
 from compress.plan.plan import Plan
 from compress.runs.apply_pass import units_of
-from compress.runs.whole.into_file import PROVED
 
 # How units that are a part of the model begin.
 PARTS = ("block ", "outside", "embed", "head")

@@ -59,7 +59,6 @@ from compress.runs.resumed import where_it_goes_on
 from compress.runs.session import Session
 from compress.runs.shared_text import shared_warnings
 from compress.runs.summary import FOLDER, build_report, write_report
-from compress.runs.whole.into_file import file_rows
 from compress.sharing.share import ready
 from compress.usercache.cache import taken, user_cache
 
@@ -213,6 +212,9 @@ def _of_file(plan: Plan, journal: Journal) -> tuple[Export, ...]:
     """How a result that is one file was proved."""
     if plan.file is None:
         return ()
+    # Late, as for the pass that wrote it: only such a run loads transformers without data.
+    from compress.runs.whole.into_file import file_rows
+
     return tuple(file_rows(plan, journal))
 
 

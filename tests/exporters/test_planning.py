@@ -41,9 +41,9 @@ def built(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     times = Counter[str]()
 
     def counting(build: Callable[..., Any]) -> Callable[..., Any]:
-        def counted(*args: Any) -> Any:
+        def counted(*args: Any, **options: Any) -> Any:
             times["built"] += 1
-            return build(*args)
+            return build(*args, **options)
 
         return counted
 

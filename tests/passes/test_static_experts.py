@@ -63,7 +63,9 @@ CASES = [
 
 
 def test_no_method_is_missing() -> None:
-    assert {stage["method"] for stages in STAGES.values() for stage in stages} == set(METHODS)
+    """What rounds a whole model into one file is no stage of these passes."""
+    here = {name for name, method in METHODS.items() if not method.whole}
+    assert {stage["method"] for stages in STAGES.values() for stage in stages} == here
 
 
 @pytest.mark.parametrize(("family", "stages"), CASES)

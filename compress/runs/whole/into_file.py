@@ -8,7 +8,7 @@ from compress.events import by_tenths, note
 from compress.formats import Weights
 from compress.passes import journal as journals
 from compress.passes.into_file import FilePass, round_model
-from compress.passes.journal import Journal, PassJournal
+from compress.passes.journal import PROVED, WRITTEN, Journal, PassJournal
 from compress.plan.plan import Plan
 from compress.plan.whole.file import file_plan, whole_stage
 from compress.report.schema import Export
@@ -18,8 +18,6 @@ from compress_exporters.exporter import Proof, Written
 from compress_exporters.gguf.target import PlannedGguf
 from compress_exporters.gguf.write import FILE
 
-# Units behind those that round: the file is written, and it was read by others.
-WRITTEN, PROVED = "written", "proved"
 STAGE = "write"
 
 
@@ -57,8 +55,6 @@ def _write(session: Session, planned: PlannedGguf) -> Written:
 
 def file_rows(plan: Plan, journal: Journal) -> Iterator[Export]:
     """How the file was proved, as a report has it of what is made for other runtimes."""
-    if plan.file is None:
-        return
     units = journal.passes[plan.rounding.name].units
     notes = tuple(x for x in units[WRITTEN]["notes"] if x not in plan.notes)
     held = units[PROVED]
