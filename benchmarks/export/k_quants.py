@@ -204,6 +204,13 @@ def compare(bench: Bench, kind: str, tools: Path, work: Path) -> dict[str, Any]:
     return row
 
 
+def weigh(tools: Path, work: Path) -> None:
+    """llama-imatrix over the calibration text, into the work folder."""
+    text, made = work / "calibration.txt", work / "imatrix.gguf"
+    tool(tools, "llama-imatrix", "-m", work / "source.gguf", "-f", text,
+         "-o", made, "-c", LENGTH, "-t", 1, "--no-ppl")  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tools", type=Path, required=True)
@@ -214,9 +221,7 @@ def main() -> None:
     options.work.mkdir(parents=True, exist_ok=True)
     bench = prepare(options.work)
     write_source(options.work / "source.gguf")
-    text, made = options.work / "calibration.txt", options.work / "imatrix.gguf"
-    tool(options.tools, "llama-imatrix", "-m", options.work / "source.gguf", "-f", text,
-         "-o", made, "-c", LENGTH, "-t", 1, "--no-ppl")  # fmt: skip
+    weigh(options.tools, options.work)
     rows = {}
     for kind in options.types:
         rows[kind] = compare(bench, kind, options.tools, options.work)

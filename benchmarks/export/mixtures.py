@@ -24,13 +24,13 @@ from torch import Tensor
 
 from benchmarks.export.k_quants import (
     EMBEDDING,
-    LENGTH,
     LINEARS,
     MODEL,
     Bench,
     prepare,
     quality,
     tool,
+    weigh,
     write_source,
 )
 from benchmarks.processes import package_versions, setting, write_result
@@ -110,9 +110,7 @@ def main() -> None:
     options.work.mkdir(parents=True, exist_ok=True)
     bench = prepare(options.work, CALIBRATION)
     write_source(options.work / "source.gguf")
-    text, made = options.work / "calibration.txt", options.work / "imatrix.gguf"
-    tool(options.tools, "llama-imatrix", "-m", options.work / "source.gguf", "-f", text,
-         "-o", made, "-c", LENGTH, "-t", 1, "--no-ppl")  # fmt: skip
+    weigh(options.tools, options.work)
     rows = {}
     for name in options.mixtures:
         rows[name] = compare(bench, name, options.tools, options.work)

@@ -8,6 +8,9 @@ from compress.blocks.capture import collect
 from compress.blocks.walk import LoadedBlock
 from compress_calibration.hessian import GramAccumulator
 
+# Hessians held at once; a block with more (a wide mixture) is observed in several forwards.
+HESSIAN_BYTES = 2 << 30
+
 
 def block_grams(
     block: LoadedBlock, linears: Sequence[LinearSpec], *, magnitudes: bool = False

@@ -20,13 +20,11 @@ from compress.methods.k_quants import KQuantsConfig, RoundedBlocks, round_weight
 from compress.methods.observed import UNOBSERVED, Observed
 from compress.methods.outcome import judge
 from compress.plan.row_counts import ROWS_AT_ONCE
-from compress_calibration.block_inputs import block_grams
+from compress_calibration.block_inputs import HESSIAN_BYTES, block_grams
 from compress_calibration.hessian import GramAccumulator, InputStats
 from compress_exporters.gguf.plan import ToRound
 from compress_kernels import decode_blocks
 
-# Hessians held at once; a block with more (a wide mixture) is observed in several forwards.
-HESSIAN_BYTES = 2 << 30
 EMBED, HEAD = "embed", "head"
 
 

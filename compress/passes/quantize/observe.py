@@ -13,11 +13,9 @@ from compress.methods.observed import Needs, fixes_inputs
 from compress.passes.context import PassContext
 from compress.passes.ranks import ONE_RANK, Ranks, largest, summed_count
 from compress.plan.layers import ModulePlan
-from compress_calibration.block_inputs import block_grams
+from compress_calibration.block_inputs import HESSIAN_BYTES, block_grams
 from compress_calibration.hessian import GramAccumulator, InputStats, Magnitudes
 
-# Hessians held at once; a block with more (a wide mixture) is observed in several forwards.
-HESSIAN_BYTES = 2 << 30
 EXPERTS_IN = "experts.in"  # every expert's input when all tokens go to all experts
 
 

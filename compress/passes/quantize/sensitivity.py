@@ -38,10 +38,11 @@ from compress.methods import plain
 from compress.methods.observed import Observed
 from compress.methods.rtn import RtnConfig
 from compress.passes import calibration_tokens
-from compress.passes.quantize.observe import HESSIAN_BYTES, input_stats
+from compress.passes.quantize.observe import input_stats
 from compress.plan.budget import BudgetUnit, Sensitivities
 from compress.plan.row_counts import chunk_rows, rows_at_once
 from compress.quant.tensor import QuantizedTensor
+from compress_calibration.block_inputs import HESSIAN_BYTES
 from compress_calibration.config import CalibrationConfig
 
 PROBE_TOKENS = 4096  # that each unit's change is followed on
