@@ -90,8 +90,8 @@ inline Vec one_lane(Vec a, Vec b, Vec c, Vec d) {
   return FOLD(low, high, PAIRS);
 }
 
-// What the lanes of each of kRows vectors sum up to.
-inline Vec totals(const Vec* m) {
+// What the lanes of each of kRows vectors sum up to. Called, vectors would go through memory.
+[[gnu::always_inline]] inline Vec totals(const Vec* m) {
   Vec left[4];
   for (int i = 0; i < 4; ++i) {
     Vec some[kQuarter];
@@ -99,6 +99,26 @@ inline Vec totals(const Vec* m) {
     left[i] = four_lanes(some);
   }
   return one_lane(left[0], left[1], left[2], left[3]);
+}
+
+// Writes what the sums of a tile, [kHigh rows, outputs], come to, of `left` outputs at most. bias: of
+// these outputs, or null. Rows are written from memory: lane by lane it took as long as the sums.
+template <int kHigh>
+[[gnu::always_inline]] inline void store_totals(const Vec* sums, const float* bias, int64_t left,
+                                                float* out, int64_t stride) {
+  constexpr int kWide = kRows / kHigh;
+  const Vec total = totals(sums);
+  if (bias || left < kWide) {
+    const int64_t width = std::min<int64_t>(kWide, left);
+    for (int i = 0; i < kHigh; ++i)
+      for (int j = 0; j < width; ++j)
+        out[i * stride + j] = total[i * kWide + j] + (bias ? bias[j] : 0.0f);
+    return;
+  }
+  float all[kRows];
+  const Vec plus = total + Vec{};  // as beside a bias: no -0
+  std::memcpy(all, &plus, sizeof all);
+  for (int i = 0; i < kHigh; ++i) std::memcpy(out + i * stride, all + i * kWide, 4 * kWide);
 }
 
 // tile[c][r] = source[r][c]; rows beyond the matrix are 0.

@@ -48,11 +48,6 @@ inline Vec load_once(const float* from) { return *reinterpret_cast<const volatil
 // What a tile's sums, [kHigh, outputs], come to. Outputs beyond the last are not written.
 template <int kHigh>
 inline void finish(const Packed& p, const Vec* sums, int64_t row, int64_t output) {
-  constexpr int kWidth = kRows / kHigh;
-  const Vec total = totals(sums);
-  const int64_t width = std::min<int64_t>(kWidth, p.outputs - output);
-  for (int i = 0; i < kHigh; ++i)
-    for (int j = 0; j < width; ++j)
-      p.out[(row + i) * p.out_stride + output + j] =
-          total[i * kWidth + j] + (p.bias ? p.bias[output + j] : 0.0f);
+  store_totals<kHigh>(sums, p.bias ? p.bias + output : nullptr, p.outputs - output,
+                      p.out + row * p.out_stride + output, p.out_stride);
 }

@@ -101,13 +101,8 @@ inline void multiply(const float* x, const T* const* w, int64_t columns, const T
 // The totals of a tile's sums, [kHeight, outputs]; outputs beyond the last are not written.
 template <int kHeight>
 inline void finish(const Linear& l, const Vec* sums, int64_t row, int64_t output) {
-  constexpr int kWide = kSums / kHeight;
-  const Vec total = totals(sums);
-  const int64_t width = std::min<int64_t>(kWide, l.outputs - output);
-  for (int i = 0; i < kHeight; ++i)
-    for (int j = 0; j < width; ++j)
-      l.out[(row + i) * l.out_stride + output + j] =
-          total[i * kWide + j] + (l.bias ? l.bias[output + j] : 0.0f);
+  store_totals<kHeight>(sums, l.bias ? l.bias + output : nullptr, l.outputs - output,
+                        l.out + row * l.out_stride + output, l.out_stride);
 }
 
 // Rows [row, end) and a block of columns.

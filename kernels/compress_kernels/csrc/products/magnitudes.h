@@ -16,6 +16,19 @@ inline Vec number_of(const uint8_t* line, int j, float scale) {
   return plain<kBFloat16>(e4m3((codes >> (8 * j)) & 255) * scale);
 }
 
+// Numbers of an output's chunk, in bf16: those of steps 0 and 2 in the lower and upper halves of
+// lanes, and those of steps 1 and 3. They become fp32 where they are multiplied: eight vectors more
+// would not stay in registers.
+struct Line {
+  __m512i even, odd;
+
+  Vec at(int j) const {
+    const __m512i& from = j % 2 ? odd : even;
+    if (j < 2) return (Vec)_mm512_slli_epi32(from, 16);
+    return (Vec)_mm512_and_si512(from, _mm512_set1_epi32(-65536));
+  }
+};
+
 struct Magnitudes {
   __m512i usual;  // significands, in the exponent before that of code 8, eight words repeated
   __m512i small;  // codes 0 to 7
@@ -52,15 +65,10 @@ struct Magnitudes {
     return _mm512_add_epi16(_mm512_mask_permutexvar_epi16(above, none, codes, small), exponents);
   }
 
-  // Of each step of an output's chunk 16 numbers.
-  void at(const uint8_t* line, Vec* to) const {
-    const __m512i codes = _mm512_loadu_si512(line), upper = _mm512_set1_epi32(-65536);
-    const __m512i even = of(codes, _mm512_slli_epi16(codes, 8));
-    const __m512i odd = of(_mm512_srli_epi16(codes, 8), codes);
-    to[0] = (Vec)_mm512_slli_epi32(even, 16);
-    to[1] = (Vec)_mm512_slli_epi32(odd, 16);
-    to[2] = (Vec)_mm512_and_si512(even, upper);
-    to[3] = (Vec)_mm512_and_si512(odd, upper);
+  // The numbers of an output's chunk.
+  Line at(const uint8_t* line) const {
+    const __m512i codes = _mm512_loadu_si512(line);
+    return {of(codes, _mm512_slli_epi16(codes, 8)), of(_mm512_srli_epi16(codes, 8), codes)};
   }
 };
 
@@ -99,22 +107,25 @@ template <int kHigh, bool kWhole>
     if (kHigh == 1 && (kWhole || j < steps)) row[j] = load_once(x + kStep * j);
 #pragma GCC unroll 16
   for (int r = 0; r < kWidth; r += kOnce) {
-    Vec b[kOnce][4];
+    Line lines[kOnce];
 #pragma GCC unroll 2
     for (int q = 0; q < kOnce; ++q) {
       __builtin_prefetch(codes + (r + q) * kLine + kAhead);
-      tables[r + q].at(codes + (r + q) * kLine, b[q]);
+      lines[q] = tables[r + q].at(codes + (r + q) * kLine);
     }
 #pragma GCC unroll 4
     for (int j = 0; j < 4; ++j) {
       if (!kWhole && j >= steps) break;
+      Vec b[kOnce];
+#pragma GCC unroll 2
+      for (int q = 0; q < kOnce; ++q) b[q] = lines[q].at(j);
 #pragma GCC unroll 8
       for (int i = 0; i < kHigh; ++i) {
         const Vec a = kHigh == 1 ? row[j] : load_once(x + kStep * (j * kHigh + i));
 #pragma GCC unroll 2
         for (int q = 0; q < kOnce; ++q) {
           Vec& sum = sums[i * kWidth + r + q];
-          sum = fused(a, b[q][j], sum);
+          sum = fused(a, b[q], sum);
         }
       }
     }
@@ -205,7 +216,8 @@ inline void store_panel(const Packed& p, int64_t panel, float* to) {
       const uint8_t* line = codes + r * kLine;
       for (int64_t k = from; k < end; k += kChunk, line += kPanel * kLine) {
         Vec found[4];
-        if (tables.all) own.at(line, found);
+        const Line numbers = own.at(line);
+        if (tables.all) for (int j = 0; j < 4; ++j) found[j] = numbers.at(j);
         else for (int j = 0; j < 4; ++j) found[j] = number_of(line, j, tables.scales[r]);
         float* row = to + r * p.inputs + k;
         if (end - k >= kChunk) std::memcpy(row, found, sizeof found);
