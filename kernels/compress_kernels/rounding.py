@@ -1,4 +1,4 @@
-"""How a scheme rounds rows that are multiplied with whole codes: each row by itself, to 8 bits."""
+"""How a scheme rounds rows that are multiplied with codes: each row by itself, to 8 bits."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -18,6 +18,18 @@ class RowRounding:
     largest: float
     scale: float = 1.0
     threshold: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class FloatRounding:
+    """To E4M3 numbers from -448 to 448, for products with such codes.
+
+    group: neighbouring columns that share a scale, whose largest magnitude lands on 448; 0 for a
+    whole row. scale: that of all numbers, where it does not come from them.
+    """
+
+    group: int = 0
+    scale: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

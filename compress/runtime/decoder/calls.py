@@ -89,7 +89,7 @@ def linear_call(linear: Linear, x: Tensor, out: Tensor, rows: Given = ROWS) -> C
             return CompiledOp("packed_pairs", halves, given, keeps)
         rounding = weight.rounding(linear.inputs)
         packed = packed_struct(x, panels, bias, out, weight.math, rounding)
-        return CompiledOp(function_of(weight.math), packed, given, keeps)
+        return CompiledOp(function_of(weight.math, rounding), packed, given, keeps)
     assert isinstance(weight, FloatWeight | PairWeight), "why_no_call has refused the others"
     values = weight.panels if isinstance(weight, PairWeight) else weight.values
     if x.dtype == torch.bfloat16:

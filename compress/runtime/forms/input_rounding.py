@@ -12,7 +12,7 @@ from compress.quant.floats import E4M3_MAX
 from compress.quant.scheme import ActivationScheme
 from compress.quant.tensor import InputQuantization
 from compress_kernels.ops.through_codes import through_codes
-from compress_kernels.rounding import CodeRounding, RowRounding
+from compress_kernels.rounding import CodeRounding, FloatRounding, RowRounding
 
 
 def rounds_rows(scheme: ActivationScheme) -> bool:
@@ -35,6 +35,21 @@ def row_rounding(inputs: InputQuantization) -> RowRounding:
         return RowRounding("token", largest)
     assert inputs.scale is not None, "a static scheme has a scale"
     return RowRounding("fixed", largest, scale=float(inputs.scale))
+
+
+def rounds_floats(scheme: ActivationScheme) -> bool:
+    """Whether a token's numbers become 8-bit floats."""
+    return scheme.type == "float" and scheme.bits == 8 and scheme.outliers == "none"
+
+
+def float_rounding(inputs: InputQuantization) -> FloatRounding:
+    """What `fake_quantize` does to a token alone, of an fp32 one the same codes."""
+    scheme = inputs.scheme
+    assert rounds_floats(scheme), "others are rounded to whole numbers"
+    if scheme.dynamic:
+        return FloatRounding(scheme.group_size)
+    assert inputs.scale is not None, "a static scheme has a scale"
+    return FloatRounding(scale=float(inputs.scale))
 
 
 def code_rounding(inputs: InputQuantization) -> CodeRounding | None:

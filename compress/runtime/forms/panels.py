@@ -8,11 +8,17 @@ from torch import Tensor
 from compress.quant.scheme import QuantScheme
 from compress.quant.tensor import InputQuantization, OutlierColumns, QuantizedTensor
 from compress.runtime.forms.form import Arithmetic, LinearFacts, LinearWeight
-from compress.runtime.forms.input_rounding import rounded, rounds_rows, row_rounding
+from compress.runtime.forms.input_rounding import (
+    float_rounding,
+    rounded,
+    rounds_floats,
+    rounds_rows,
+    row_rounding,
+)
 from compress.runtime.forms.packed import PackedWeight
 from compress_kernels.cpu.library import native
 from compress_kernels.ops.linear import linear
-from compress_kernels.ops.packed import MOST, layout_for, packed_linear, takes_group
+from compress_kernels.ops.packed import MOST, layout_for, packed_linear, takes_group, takes_groups
 from compress_kernels.ops.pairs import compiled_pairs
 from compress_kernels.panels import (
     PANEL,
@@ -26,7 +32,7 @@ from compress_kernels.panels import (
     lay_out,
     panel_bytes,
 )
-from compress_kernels.rounding import RowRounding
+from compress_kernels.rounding import FloatRounding, RowRounding
 
 # Bits that a code of so many takes in panels.
 WIDTHS = {2: 2, 3: 4, 4: 4, 5: 8, 6: 8, 7: 8, 8: 8}
@@ -76,9 +82,11 @@ class PackedPanels:
         """Some rows of the weight, [rows, K], as `exact` multiplies with them."""
         return self.part(rows).dequantize(self.panels.plain).to(dtype)
 
-    def rounding(self, inputs: InputQuantization | None) -> RowRounding | None:
+    def rounding(self, inputs: InputQuantization | None) -> RowRounding | FloatRounding | None:
         """What the product itself does to a token's inputs in place of what the math does."""
-        return None if inputs is None or self.math == "exact" else row_rounding(inputs)
+        if inputs is None or self.math == "exact":
+            return None
+        return float_rounding(inputs) if self.panels.kind == "e4m3" else row_rounding(inputs)
 
     def matmul(self, x: Tensor, inputs: InputQuantization | None, bias: Tensor | None) -> Tensor:
         if inputs is None:
@@ -173,11 +181,16 @@ class PanelsForm:
 
 
 def math_of(scheme: QuantScheme, columns: int, math: Math) -> Math:
-    """That of a weight's products: 8-bit floats are no whole numbers, and neither are inputs that
-    are rounded to such, or by groups."""
+    """That of a weight's products: 8-bit floats are multiplied as codes where inputs are rounded to
+    such, whole codes where inputs are rounded to whole numbers, a row at a time, or by the math."""
     activation = scheme.activation
+    if _kind(scheme) == "e4m3":
+        if activation is None or not rounds_floats(activation):
+            return "exact"
+        group = scheme.columns_per_scale(columns)
+        return math if takes_groups(group, activation.group_size, columns) else "exact"
     whole = activation is None or (rounds_rows(activation) and columns <= MOST)
-    return math if whole and _kind(scheme) != "e4m3" else "exact"
+    return math if whole else "exact"
 
 
 def _unlike(scheme: QuantScheme, columns: int, math: Math) -> str | None:

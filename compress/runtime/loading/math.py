@@ -15,7 +15,7 @@ from compress.runtime.forms.table import chosen_form
 from compress_kernels.panels import Math
 
 USUAL: Math = "int16"
-NO_WHOLE = "8-bit floats and inputs rounded to them are no whole numbers"
+NO_WHOLE = "weights and rounded inputs are neither whole numbers nor both of them 8-bit floats"
 
 
 def settled_math(
@@ -88,17 +88,24 @@ def math_notices(weights: Weights, how: Arithmetic) -> tuple[str, ...]:
 
 
 def _rounded(found: list[LinearFacts], math: Math) -> Iterator[str]:
-    """What is said of weights that are multiplied as whole numbers."""
-    own = sum(facts.scheme is not None and facts.scheme.activation is not None for facts in found)
-    if len(found) > own:
+    """What is said of weights that are multiplied as codes."""
+    schemes = [facts.scheme for facts in found if facts.scheme is not None]
+    own = [scheme for scheme in schemes if scheme.activation is not None]
+    floats = sum(scheme.type == "float" and not scheme.is_fp4 for scheme in own)
+    if len(found) > len(own):
         yield (
-            f"math {math}: inputs of {_linears(len(found) - own)} are rounded to"
+            f"math {math}: inputs of {_linears(len(found) - len(own))} are rounded to"
             f" {math.removeprefix('int')} bits; exact rounds nothing"
         )
-    if own:
+    if len(own) > floats:
         yield (
-            f"math {math}: {_linears(own)} sum whole numbers, inputs rounded as their scheme says;"
-            " exact sums the same in fp32"
+            f"math {math}: {_linears(len(own) - floats)} sum whole numbers, inputs rounded as their"
+            " scheme says; exact sums the same in fp32"
+        )
+    if floats:
+        yield (
+            f"math {math}: {_linears(floats)} sum products of 8-bit floats, inputs rounded as their"
+            " scheme says; exact rounds decoded weights, too"
         )
 
 

@@ -1,4 +1,5 @@
-"""Multiplies rows by codes in panels, with packed_dots.cpp and packed_rows.cpp of csrc/products."""
+"""Multiplies rows by codes in panels, with packed_dots.cpp, float_dots.cpp and packed_rows.cpp of
+csrc/products."""
 
 import ctypes
 
@@ -8,14 +9,18 @@ from torch import Tensor
 from compress_kernels.cpu.library import FLOAT_KINDS, address, native
 from compress_kernels.cpu.pairs import PairStruct
 from compress_kernels.panels import Panels, panel_bytes
-from compress_kernels.rounding import RowRounding
+from compress_kernels.rounding import FloatRounding, RowRounding
 
 PLANES = {"exact": 0, "int8": 1, "int16": 2}
 # As in csrc/products/panels.h.
 CODES = {"int": 0, "e2m1": 1, "e4m3": 2}
 ROUNDING = {"token": 1, "fixed": 2, "absmax": 3, "outliers": 4}
+FLOATS, FIXED_FLOATS = 5, 6
 PACKED_KINDS = {**FLOAT_KINDS, torch.float8_e4m3fn: 4}
 BY_MATH = RowRounding("token", 0.0)  # in place of a scheme's; its numbers are not read
+E4M3_MAX = 448.0
+
+Rounding = RowRounding | FloatRounding
 
 
 class PackedStruct(ctypes.Structure):
@@ -27,6 +32,7 @@ class PackedStruct(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("bias", "out")),
         *((name, ctypes.c_int64) for name in ("rows", "inputs", "outputs", "stride", "out_stride")),
         *((name, ctypes.c_int64) for name in ("panel_bytes", "group", "groups")),
+        ("input_group", ctypes.c_int64),
         *((name, ctypes.c_int32) for name in ("bits", "codes_are", "scale_kind", "shared")),
         *((name, ctypes.c_int32) for name in ("plain_kind", "planes", "rounding", "threads")),
         *((name, ctypes.c_float) for name in ("divisor", "factor")),
@@ -41,7 +47,7 @@ class PackedPairsStruct(ctypes.Structure):
 
 
 def packed_linear(
-    x: Tensor, panels: Panels, bias: Tensor | None, math: str, rounding: RowRounding | None = None
+    x: Tensor, panels: Panels, bias: Tensor | None, math: str, rounding: Rounding | None = None
 ) -> Tensor:
     """x [M, K], bias [N] or None -> [M, N], all fp32, or bf16 under exact.
 
@@ -55,7 +61,7 @@ def packed_linear(
     if x.dtype == torch.bfloat16:
         library.packed_pairs(ctypes.byref(packed_pairs_struct(x, panels, bias, out)))
         return out
-    run = getattr(library, function_of(math))
+    run = getattr(library, function_of(math, rounding))
     run(ctypes.byref(packed_struct(x, panels, bias, out, math, rounding)))
     return out
 
@@ -73,8 +79,10 @@ def packed_pairs_struct(
     return PackedPairsStruct(rows, packed_struct(x, panels, None, out, "exact"))
 
 
-def function_of(math: str) -> str:
+def function_of(math: str, rounding: Rounding | None) -> str:
     """Of csrc, by name."""
+    if isinstance(rounding, FloatRounding):
+        return "float_dots"
     return "packed_rows" if math == "exact" else "packed_dots"
 
 
@@ -84,22 +92,27 @@ def packed_struct(
     bias: Tensor | None,
     out: Tensor,
     math: str,
-    rounding: RowRounding | None = None,
+    rounding: Rounding | None = None,
 ) -> PackedStruct:
     """What the C function is given: addresses of tensors that must outlive it. Numbers of a row lie
     side by side, rows of x and of out apart."""
     n, k = panels.shape
-    scales, how = panels.scales, rounding or BY_MATH
+    scales, how, kind, input_group = panels.scales, BY_MATH, 0, k
     planes = PLANES[math] if rounding is None else 1
+    if isinstance(rounding, RowRounding):
+        how, kind = rounding, ROUNDING[rounding.kind]
+    elif rounding is not None:
+        how = RowRounding("fixed", E4M3_MAX, rounding.scale or 1.0)
+        kind = FLOATS if rounding.scale is None else FIXED_FLOATS
+        input_group = rounding.group or k
     # E2M1 codes count twice in sums of whole numbers.
     factor = panels.factor / (2 if panels.kind == "e2m1" and planes else 1)
     return PackedStruct(
         x.data_ptr(), panels.codes.data_ptr(), scales.data_ptr(), address(panels.zeros),
         address(panels.columns), address(bias), out.data_ptr(),
         len(x), k, n, x.stride(0), out.stride(0),
-        panel_bytes(k, panels.bits, panels.layout), panels.group, scales.shape[1],
+        panel_bytes(k, panels.bits, panels.layout), panels.group, scales.shape[1], input_group,
         panels.bits, CODES[panels.kind], PACKED_KINDS[scales.dtype], int(scales.shape[2] == 1),
-        FLOAT_KINDS[panels.plain], planes, 0 if rounding is None else ROUNDING[rounding.kind],
-        torch.get_num_threads(),
+        FLOAT_KINDS[panels.plain], planes, kind, torch.get_num_threads(),
         panels.divisor, factor, how.largest, how.scale, how.threshold,
     )  # fmt: skip

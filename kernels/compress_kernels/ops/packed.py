@@ -9,7 +9,7 @@ from compress_kernels.ops.checks import require, require_matrix, require_whole, 
 from compress_kernels.ops.pairs import compiled_pairs
 from compress_kernels.panels import PANEL, RUN, Layout, Math, Panels, panel_bytes
 from compress_kernels.reference import packed as reference
-from compress_kernels.rounding import RowRounding
+from compress_kernels.rounding import FloatRounding, RowRounding
 
 BITS = {"e2m1": 4, "e4m3": 8}
 MOST = 1 << 16  # columns whose products of 8 bits have a sum of 32
@@ -31,7 +31,7 @@ def packed_linear(
     panels: Panels,
     bias: Tensor | None,
     math: Math,
-    rounding: RowRounding | None = None,
+    rounding: RowRounding | FloatRounding | None = None,
 ) -> Tensor:
     """x fp32 [M, K], bias fp32 [N] or None -> fp32 [M, N], on the CPU; all in bf16 under "exact".
 
@@ -40,15 +40,22 @@ def packed_linear(
     at a time (128 columns at most), and multiply these with codes: sums of a run are exact, and
     runs are added in the order of columns, one fma each. So a row's bits depend on nothing else,
     and are the same on every instruction set; a run with NaN or infinity makes its row NaN. E2M1
-    codes take twice their numbers and half of their scale; E4M3 codes have "exact" alone.
+    codes take twice their numbers and half of their scale.
     rounding: of rows, in place of the math's, under "int16" and "int8" alike: sums are those of a
     group of the weight, however long; what it leaves as it is follows in the order of columns, one
-    fma each.
+    fma each. E4M3 codes have "exact", and these two with a FloatRounding: sums are in fp32 then,
+    of columns that share a scale of the weight and of the row, in one order (float_dots.cpp).
     Raises ValueError on a wrong shape or dtype, and for panels that are laid out for another math.
     """
     require(rounding is None or math != "exact", "rounding", "given", "None for exact")
     _check(panels, math)
-    require(rounding is None or panels.shape[1] <= MOST, "columns", "more", f"{MOST} at most")
+    _check_floats(panels, math, rounding)
+    require(
+        not isinstance(rounding, RowRounding) or panels.shape[1] <= MOST,
+        "columns",
+        "more",
+        f"{MOST} at most",
+    )
     n, k = panels.shape
     half = math == "exact" and x.dtype == torch.bfloat16
     if x.dim() != 2 or x.shape[1] != k or not (half or x.dtype == torch.float32):
@@ -61,11 +68,33 @@ def packed_linear(
     return cpu_packed.packed_linear(x, panels, bias, math, rounding)
 
 
+def takes_groups(group: int, input_group: int, columns: int) -> bool:
+    """Whether columns that share a scale of a weight of floats, and of its inputs (0: all), are
+    runs: one of both is a part of the other."""
+    if input_group % 16:
+        return False
+    small, large = sorted((group, input_group or columns))
+    return large >= columns or large % small == 0
+
+
+def _check_floats(panels: Panels, math: Math, rounding: RowRounding | FloatRounding | None) -> None:
+    if panels.kind == "e4m3" and math != "exact" and rounding is None:
+        raise ValueError(
+            f"codes are E4M3 numbers, which {math} reads for inputs that are rounded to such;"
+            " exact is needed"
+        )
+    if isinstance(rounding, RowRounding):
+        require(panels.kind != "e4m3", "rounding", "of whole numbers", "FloatRounding for E4M3")
+    elif rounding is not None:
+        require(panels.kind == "e4m3", "codes", panels.kind, "e4m3 for inputs of E4M3")
+        fits = takes_groups(panels.group, rounding.group, panels.shape[1])
+        wanted = f"a part or a multiple of {panels.group}"
+        require(fits, "rounding.group", str(rounding.group), wanted)
+
+
 def _check(panels: Panels, math: Math) -> None:
     """Compiled code reads memory by these alone."""
     wanted, (n, k) = layout_for(math), panels.shape
-    if panels.kind == "e4m3" and math != "exact":
-        raise ValueError(f"codes are E4M3 numbers, which {math} does not read; exact is needed")
     if panels.layout != wanted:
         raise ValueError(f"panels are laid out as {panels.layout!r}; {math} reads {wanted!r}")
     bytes_, scales = panel_bytes(k, panels.bits, panels.layout), panels.scales

@@ -7,22 +7,30 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from compress_kernels.panels import RUN, Panels, by_output, codes_of, decoded, steps
-from compress_kernels.rounding import RowRounding
+from compress_kernels.rounding import FloatRounding, RowRounding
 
 # What the largest number of a run is rounded to. In two planes of bytes, 256 * high + low.
 LARGEST = {"int16": 32512.0, "int8": 127.0}
 LEAST = 1e-30  # smaller numbers are 0
+E4M3_MAX = 448.0
 
 
 def packed_linear(
-    x: Tensor, panels: Panels, bias: Tensor | None, math: str, rounding: RowRounding | None = None
+    x: Tensor,
+    panels: Panels,
+    bias: Tensor | None,
+    math: str,
+    rounding: RowRounding | FloatRounding | None = None,
 ) -> Tensor:
     """As packed.packed_linear, arguments checked."""
     if math == "exact":
         return linear(x, decoded(panels).to(x.dtype), bias)
     if panels.columns is not None:
         x = x[:, panels.columns.long()]
-    total = _runs(x, panels, math) if rounding is None else _whole_rows(x, panels, rounding)
+    if isinstance(rounding, FloatRounding):
+        total = _float_rows(x, panels, rounding)
+    else:
+        total = _runs(x, panels, math) if rounding is None else _whole_rows(x, panels, rounding)
     return total if bias is None else total + bias
 
 
@@ -49,6 +57,41 @@ def _whole_rows(x: Tensor, panels: Panels, rounding: RowRounding) -> Tensor:
         more = _fma(number.expand_as(total), x[:, own].expand_as(total), total)
         total = torch.where(kept[:, own], more, total)
     return total
+
+
+def _float_rows(x: Tensor, panels: Panels, rounding: FloatRounding) -> Tensor:
+    """Of each run two sums, of columns 2, 0, 6, 4, ... and of 3, 1, 7, 5, ...: products of codes
+    are exact in fp32."""
+    k, total = x.shape[1], x.new_zeros(len(x), panels.shape[0])
+    codes = codes_of(panels).float()
+    if panels.columns is not None:
+        codes = codes[:, panels.columns.long()]
+    step, group = steps(panels), rounding.group or k
+    run = min(panels.group, group, k)
+    for start in range(0, k, run):
+        first = start // group * group
+        worth = _float_worth(x[:, first : first + group], rounding)  # [M]
+        own = (x[:, start : start + run] / worth[:, None]).clamp(-E4M3_MAX, E4M3_MAX)
+        own = own.to(torch.float8_e4m3fn).float()
+        sums = [torch.zeros_like(total) for _ in range(2)]
+        for four in range(0, run, 4):
+            for column in (2, 0, 3, 1):
+                at = four + column
+                if at < own.shape[1]:
+                    sums[column % 2] += own[:, [at]] * codes[:, start + at]
+        scale = worth[:, None] * step[:, start // panels.group]
+        total = _fma(sums[0] + sums[1], scale, total)
+    return total
+
+
+def _float_worth(x: Tensor, rounding: FloatRounding) -> Tensor:
+    """What a code of columns that share a scale is worth, [M]; NaN where one of them is NaN, or
+    infinite and the scale comes from it."""
+    if rounding.scale is not None:
+        return torch.where(x.isnan().any(1), torch.nan, rounding.scale)
+    top = x.abs().amax(1)
+    worth = torch.where(top < torch.inf, top, torch.nan) / E4M3_MAX
+    return torch.where(worth == 0, torch.finfo(torch.float32).eps, worth)
 
 
 class _WholeCodes:

@@ -147,9 +147,3 @@ def test_joined_outputs_stay_as_they_are(outputs: tuple[int, ...]) -> None:
     ):
         wanted: Tensor = torch.cat([decoded(part) for part in parts])
         assert torch.equal(decoded(joined(parts)), wanted)
-
-
-def test_e4m3_codes_are_no_whole_numbers() -> None:
-    panels = bytes_((16, 64), 64, torch.float32, shared=False)
-    with pytest.raises(ValueError, match="codes are E4M3 numbers, which int8 does not read"):
-        packed_linear(torch.zeros(1, 64), panels, None, "int8")

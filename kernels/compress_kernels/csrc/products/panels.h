@@ -14,7 +14,9 @@ constexpr int kParts = kPanel / kRows;  // vectors that hold a number for each o
 
 // What codes are, and how rows are rounded. Mirrored in cpu/packed.py.
 enum Codes { kWhole = 0, kE2M1 = 1, kE4M3 = 2 };
-enum Rounding { kRuns = 0, kToken = 1, kFixed = 2, kAbsmax = 3, kOutliers = 4 };
+enum Rounding {
+  kRuns = 0, kToken = 1, kFixed = 2, kAbsmax = 3, kOutliers = 4, kFloats = 5, kFixedFloats = 6
+};
 constexpr int kFloat8 = 4;  // E4M3, beside the Kinds of stored.h
 
 // Mirrored in cpu/packed.py.
@@ -27,6 +29,7 @@ struct Packed {
   const float* bias;        // [outputs] or null
   float* out;               // [rows, outputs], rows `out_stride` apart
   int64_t rows, inputs, outputs, stride, out_stride, panel_bytes, group, groups;
+  int64_t input_group;      // columns of a row that are rounded together, for kFloats
   int32_t bits, codes_are, scale_kind, shared, plain_kind, planes, rounding, threads;
   float divisor, factor;    // of all scales
   float largest, fixed, threshold;  // of rounded rows: steps, scale, and what is left as it is

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "e4m3.h"
 #include "parallel.h"
 #include "rows.h"
 
@@ -21,17 +22,6 @@ constexpr int64_t kGrain = 64 << 10;  // numbers worth a thread
 // Of a dtype.
 inline float epsilon_of(const float*) { return 0x1p-23f; }
 inline float epsilon_of(const BFloat16*) { return 0x1p-7f; }
-
-inline Vec with_sign(Vec size, Vec of) { return floats(words(size) | (words(of) & 0x80000000u)); }
-
-// The nearest E4M3 numbers, of lanes from -448 to 448. Where numbers are 2^e apart, 2^(e + 23) added
-// and taken away again rounds to them, ties to even.
-inline Vec nearest_e4m3(Vec x) {
-  const Words size = words(x) & 0x7fffffffu;
-  const Vec normal = floats((size & 0x7f800000u) + (20u << 23)), least = splat(0x1p14f);
-  const Vec apart = normal > least ? normal : least;
-  return with_sign((floats(size) + apart) - apart, x);
-}
 
 inline Vec nearest_whole(Vec x) {
   const Vec apart = splat(0x1p23f);
