@@ -120,13 +120,14 @@ FP8_GROUPS = QuantScheme(
         ("int16", PRESETS["W8A8"]),
         ("int8", PRESETS["W8A8_STATIC"]),
         ("exact", PRESETS["W8A8"]),
+        ("exact", PRESETS["FP8_DYNAMIC"]),
         ("int16", PRESETS["FP8_DYNAMIC"]),
         ("int16", PRESETS["FP8"]),
         ("int16", FP8_GROUPS),
     ],
     ids=[
         "exact", "int16", "int8", "nvfp4", "w8a8", "w8a8 static",
-        "w8a8 exact", "fp8", "fp8 static", "fp8 groups",
+        "w8a8 exact", "fp8 exact", "fp8", "fp8 static", "fp8 groups",
     ],
 )  # fmt: skip
 def test_codes_in_panels(tmp_path: Path, math: Math, scheme: QuantScheme) -> None:

@@ -164,12 +164,19 @@ def test_panels_take_the_bytes_of_the_codes(name: str) -> None:
     assert packed(tensor, "int16").nbytes <= 1.03 * PackedWeight.of(tensor, CPU).nbytes
 
 
-def test_what_is_no_whole_number_stays_exact() -> None:
+def test_what_is_neither_whole_nor_all_of_8_bit_floats_stays_exact() -> None:
     grouped = ActivationScheme(granularity="group", group_size=64)
-    for scheme in (PRESETS["FP8_DYNAMIC"], replace(PRESETS["W8A8"], activation=grouped)):
-        assert math_of(scheme, 100, "int16") == "exact"
+    apart = replace(BEFORE["e4m3 of groups"], group_size=48)  # no part of 128
+    for scheme in (
+        replace(PRESETS["FP8_DYNAMIC"], activation=None),
+        replace(PRESETS["FP8_DYNAMIC"], activation=ActivationScheme()),
+        replace(PRESETS["FP8_BLOCK"], activation=apart),
+        replace(PRESETS["W8A8"], activation=grouped),
+        replace(PRESETS["W8A8"], activation=BEFORE["e4m3"]),
+    ):
+        assert math_of(scheme, 1000, "int16") == "exact"
     assert math_of(PRESETS["W8A8"], 1 << 17, "int8") == "exact"
-    for name in (*WHOLE, "NVFP4A16", "W4A16"):
+    for name in (*WHOLE, *FLOATS, "W4A16"):
         assert math_of(PRESETS[name], 100, "int16") == "int16"
 
 
