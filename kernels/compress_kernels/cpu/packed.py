@@ -5,16 +5,16 @@ import ctypes
 import torch
 from torch import Tensor
 
-from compress_kernels.cpu.library import FLOAT_KINDS, address, native
+from compress_kernels.cpu.library import FLOAT_KINDS, STATE_KINDS, address, native
 from compress_kernels.cpu.pairs import PairStruct
 from compress_kernels.panels import Panels, panel_bytes
 from compress_kernels.rounding import RowRounding
 
 PLANES = {"exact": 0, "int8": 1, "int16": 2}
 # As in csrc/products/panels.h.
-CODES = {"int": 0, "e2m1": 1, "e4m3": 2}
+CODES = {"int": 0, "e2m1": 1, "e4m3": 2, "uint": 3, "iq4": 4}
 ROUNDING = {"token": 1, "fixed": 2, "absmax": 3, "outliers": 4}
-PACKED_KINDS = {**FLOAT_KINDS, torch.float8_e4m3fn: 4}
+PACKED_KINDS = {**STATE_KINDS, torch.float8_e4m3fn: 4}
 BY_MATH = RowRounding("token", 0.0)  # in place of a scheme's; its numbers are not read
 
 
@@ -24,11 +24,13 @@ class PackedStruct(ctypes.Structure):
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("x", "codes", "scales", "zeros", "columns")),
+        *((name, ctypes.c_void_p) for name in ("minima", "outer_scales", "outer_minima")),
         *((name, ctypes.c_void_p) for name in ("bias", "out")),
         *((name, ctypes.c_int64) for name in ("rows", "inputs", "outputs", "stride", "out_stride")),
         *((name, ctypes.c_int64) for name in ("panel_bytes", "group", "groups")),
         *((name, ctypes.c_int32) for name in ("bits", "codes_are", "scale_kind", "shared")),
         *((name, ctypes.c_int32) for name in ("plain_kind", "planes", "rounding", "threads")),
+        *((name, ctypes.c_int32) for name in ("minimum_kind", "outer_shift")),
         *((name, ctypes.c_float) for name in ("divisor", "factor")),
         *((name, ctypes.c_float) for name in ("largest", "fixed", "threshold")),
     ]
@@ -89,17 +91,19 @@ def packed_struct(
     """What the C function is given: addresses of tensors that must outlive it. Numbers of a row lie
     side by side, rows of x and of out apart."""
     n, k = panels.shape
-    scales, how = panels.scales, rounding or BY_MATH
+    scales, minima, how = panels.scales, panels.minima, rounding or BY_MATH
     planes = PLANES[math] if rounding is None else 1
     # E2M1 codes count twice in sums of whole numbers.
     factor = panels.factor / (2 if panels.kind == "e2m1" and planes else 1)
     return PackedStruct(
         x.data_ptr(), panels.codes.data_ptr(), scales.data_ptr(), address(panels.zeros),
-        address(panels.columns), address(bias), out.data_ptr(),
+        address(panels.columns), address(panels.minima), address(panels.outer_scales),
+        address(panels.outer_minima), address(bias), out.data_ptr(),
         len(x), k, n, x.stride(0), out.stride(0),
         panel_bytes(k, panels.bits, panels.layout), panels.group, scales.shape[1],
         panels.bits, CODES[panels.kind], PACKED_KINDS[scales.dtype], int(scales.shape[2] == 1),
         FLOAT_KINDS[panels.plain], planes, 0 if rounding is None else ROUNDING[rounding.kind],
-        torch.get_num_threads(),
+        torch.get_num_threads(), 0 if minima is None else PACKED_KINDS[minima.dtype],
+        panels.each.bit_length() - 1,
         panels.divisor, factor, how.largest, how.scale, how.threshold,
     )  # fmt: skip
