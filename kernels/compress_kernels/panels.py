@@ -31,6 +31,8 @@ Codes = Literal["int", "uint", "e2m1", "e4m3", "iq4"]
 # round inputs to so many bits.
 Math = Literal["exact", "int16", "int8"]
 PANEL = 16  # outputs
+# Bits that a code of so many takes.
+WIDTHS = {2: 2, 3: 4, 4: 4, 5: 8, 6: 8, 7: 8, 8: 8}
 RUN = 128  # columns that are summed as whole numbers, at most
 _E4M3 = torch.float8_e4m3fn
 # The bytes of E2M1's magnitudes in E4M3.
@@ -80,7 +82,9 @@ class Panels:
     @property
     def each(self) -> int:
         """Groups that share outer numbers."""
-        return 1 if self.outer_scales is None else self.scales.shape[1] // self.outer_scales.shape[1]
+        return (
+            1 if self.outer_scales is None else self.scales.shape[1] // self.outer_scales.shape[1]
+        )
 
     def rows(self, start: int, stop: int) -> "Panels":
         """The panels that have the outputs from `start`, a multiple of 16, to `stop`."""

@@ -5,10 +5,16 @@ from torch import Tensor
 
 from compress_kernels.blocks.bytes import BlockFields, unpack
 from compress_kernels.blocks.layouts import LAYOUTS, BlockLayout
-from compress_kernels.panels import PANEL, Codes, Layout, Panels, by_panel, lay_out, panel_bytes
-
-# Bits that a code of so many takes in panels.
-WIDTHS = {2: 2, 3: 4, 4: 4, 5: 8, 6: 8, 8: 8}
+from compress_kernels.panels import (
+    PANEL,
+    WIDTHS,
+    Codes,
+    Layout,
+    Panels,
+    by_panel,
+    lay_out,
+    panel_bytes,
+)
 
 
 def block_panels(kind: str, data: Tensor, layout: Layout) -> Panels:
