@@ -22,6 +22,7 @@ from compress.formats.format import Format, Reader, Schemes
 from compress.formats.misfits import is_quantized, no_scheme, without_values
 from compress.formats.names import module_of
 from compress.formats.stored import Beside, Stored, one_number
+from compress.quant.blocks import BlockTensor
 from compress.quant.scheme import ActivationScheme, QuantScheme
 from compress.quant.tensor import InputQuantization, OutlierColumns, QuantizedTensor
 
@@ -87,6 +88,9 @@ class CodedWeights:
 
     def quantized(self, tensor: str) -> QuantizedTensor | None:
         return self._quantized(tensor, self.checkpoint.read, values=True)
+
+    def blocks(self, tensor: str, *, check_finite: bool = False) -> BlockTensor | None:
+        return None
 
     def outlined(self, tensor: str) -> QuantizedTensor | None:
         reader, checkpoint = self.reader, self.checkpoint

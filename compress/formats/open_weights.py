@@ -10,10 +10,9 @@ from compress.errors import CheckpointError
 from compress.formats.bitsandbytes import codec as bitsandbytes
 from compress.formats.bitsandbytes import config_read as bitsandbytes_config
 from compress.formats.coded_weights import CodedWeights, logical_shapes
-from compress.formats.gguf.read import GgufWeights
-from compress.formats.gguf.row import NAME as GGUF
+from compress.formats.gguf_weights import GgufWeights
 from compress.formats.misfits import is_quantized, refuse_misfits
-from compress.formats.table import FORMATS, by_method, readable
+from compress.formats.table import by_method, readable
 from compress.formats.weights import DenseWeights, Weights
 
 
@@ -23,7 +22,7 @@ def open_weights(checkpoint: Checkpoint, spec: DecoderSpec | None = None) -> Wei
     CheckpointError for any other quantization format, which is named, and for a malformed one.
     """
     if checkpoint.gguf is not None:
-        return GgufWeights.of(checkpoint, FORMATS[GGUF])
+        return GgufWeights.of(checkpoint)
     coded = open_coded(checkpoint, spec)
     if coded is not None:
         return coded

@@ -19,6 +19,7 @@ from compress.formats.format import Format
 from compress.formats.stored import Beside
 from compress.formats.table import FORMATS
 from compress.quant.activations import rounds_together
+from compress.quant.blocks import BlockTensor
 from compress.quant.scheme import ActivationScheme, QuantScheme
 from compress.quant.tensor import InputQuantization, OutlierColumns, QuantizedTensor
 
@@ -91,6 +92,13 @@ class Weights(Protocol):
     def quantized(self, tensor: str) -> QuantizedTensor | None:
         """Codes and scales [N, K] of a weight, None when it is stored dense, and in blocks of GGUF,
         which `read` decodes."""
+
+    def blocks(self, tensor: str, *, check_finite: bool = False) -> BlockTensor | None:
+        """Rows [N, bytes] of a weight that a GGUF file stores in blocks, None of any other: those
+        of [N, K], also where the original stores it as [K, N].
+
+        check_finite: as `read` has it.
+        """
 
     def outlined(self, tensor: str) -> QuantizedTensor | None:
         """As `quantized`, with codes and outliers' weights on the device meta: they are not
@@ -167,6 +175,9 @@ class DenseWeights:
         return conv1d.by_config_or_family(self.checkpoint.config)(linear)
 
     def quantized(self, tensor: str) -> QuantizedTensor | None:
+        return None
+
+    def blocks(self, tensor: str, *, check_finite: bool = False) -> BlockTensor | None:
         return None
 
     def outlined(self, tensor: str) -> QuantizedTensor | None:

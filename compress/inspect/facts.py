@@ -7,7 +7,7 @@ from compress.arch.cache_size import CacheSize
 from compress.arch.spec import DecoderSpec, LinearSpec
 from compress.checkpoint import Checkpoint
 from compress.formats import Weights
-from compress.formats.gguf.read import GgufWeights
+from compress.formats.gguf_weights import GgufWeights
 from compress.plan.cache_scales import cache_of
 from compress.report.schema import Result, Source
 from compress.report.units import counted

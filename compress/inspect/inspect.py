@@ -67,7 +67,7 @@ def _told(
 def _damaged(parts: Iterable[Checkpoint]) -> Iterator[tuple[str, str]]:
     """Tensors with values that are not finite, with how many; every value is read."""
     from compress.checkpoint import scan
-    from compress.formats.gguf.read import scan_gguf
+    from compress.formats.gguf_weights import scan_gguf
 
     for part in parts:
         for name, found in scan(part) if part.gguf is None else scan_gguf(part):
@@ -122,11 +122,10 @@ def _decoded(checkpoint: Checkpoint, parts: Iterable[Checkpoint]) -> dict[str, A
 
 def _in_gguf(checkpoint: Checkpoint) -> dict[str, Any]:
     """What is told of a GGUF file."""
-    from compress.formats.gguf.read import GgufWeights, types_of
-    from compress.formats.gguf.row import ROW
+    from compress.formats.gguf_weights import GgufWeights, types_of
     from compress.plan.cache_scales import cache_of
 
-    weights = GgufWeights.of(checkpoint, ROW)
+    weights = GgufWeights.of(checkpoint)
     layers = [
         {
             "name": x.name,

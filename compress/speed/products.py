@@ -13,6 +13,7 @@ from compress.arch.spec import BlockSpec, LinearSpec
 from compress.formats.weights import Weights
 from compress.runtime.decoder.kv import cache_bytes
 from compress.runtime.decoder.linear import embedding_bytes, facts_of, load_linear
+from compress.runtime.forms.block_panels import DecodedBlocks
 from compress.runtime.forms.decoded import DecodedOnce, as_dense
 from compress.runtime.forms.dense import kept_in
 from compress.runtime.forms.form import Arithmetic, LinearFacts
@@ -115,25 +116,25 @@ def _joined(facts: list[LinearFacts], how: Arithmetic) -> bool:
     if own or (inputs is not None and any(x.factored for x in facts)):
         return False
     whole = [as_dense(x) if _is_decoded(x, how) else x for x in facts]
-    kept = {kept_in(x.stored, how) for x in whole if x.scheme is None}
-    coded = {(x.scheme, x.stored) for x in whole if x.scheme is not None}
+    kept = {kept_in(x.stored, how) for x in whole if not x.coded}
+    coded = {(x.scheme, x.blocks, x.stored) for x in whole if x.coded}
     return len(kept) + len(coded) == 1 and all(chosen_form(x, how).form.joins for x in facts)
 
 
 def _is_decoded(facts: LinearFacts, how: Arithmetic) -> bool:
-    return isinstance(chosen_form(facts, how).form, DecodedOnce)
+    return isinstance(chosen_form(facts, how).form, DecodedOnce | DecodedBlocks)
 
 
 def _product(
     weights: Weights, kind: _Kind, count: int, linear: LinearSpec, how: Arithmetic
 ) -> Product:
     facts = kind.facts
-    if facts.scheme is None:
+    if not facts.coded:
         nbytes = chosen_form(facts, how).form.nbytes(facts, how)
         return Product(facts.shape, kind.part, DENSE, count, nbytes, linear, kind.experts)
     kept = load_linear(weights, linear, how).weight
     one = replace(facts, shape=kept.shape)  # of several that are joined the first was read
-    stored = f"{'decoded ' * _is_decoded(one, how)}{facts.scheme.describe()}"
+    stored = f"{'decoded ' * _is_decoded(one, how)}{facts.describe()}"
     joint = facts.shape != kept.shape
     nbytes = chosen_form(one, how).form.nbytes(facts, how) if joint else kept.nbytes
     return Product(facts.shape, kind.part, stored, count, nbytes, linear, kind.experts)

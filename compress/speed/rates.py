@@ -17,14 +17,15 @@ from torch import Tensor
 
 from compress.arch.forward.forward import ForwardSpec, describe_forward
 from compress.arch.forward.kinds import Grouped, Latent
+from compress.arch.spec import LinearSpec
 from compress.formats import Weights
 from compress.runtime.decoder.calls import why_no_call
 from compress.runtime.decoder.kv import KVCache
 from compress.runtime.decoder.linear import Linear, facts_of
 from compress.runtime.decoder.one_call import MOST, runs_calls
-from compress.runtime.forms.form import Arithmetic
+from compress.runtime.forms.form import Arithmetic, LinearWeight
 from compress.runtime.forms.packed import DECODED
-from compress.runtime.forms.table import pack_codes, pack_dense
+from compress.runtime.forms.table import pack_blocks, pack_codes, pack_dense
 from compress.speed.called import CalledProducts, CalledSteps
 from compress.speed.hollow import Hollow, MemoryReader
 from compress.speed.products import DENSE, workload_of
@@ -174,18 +175,29 @@ def _copies(
         max(1, most // k // _WHOLE_ROWS) * _WHOLE_ROWS,
     )
     count = _count(min(COLD_BYTES, total), product, rows)
-    facts = facts_of(weights, sample)  # a joint weight has the form of its parts
     if product.stored == DENSE:
         # One of several, or a tied embedding, whose codes would be decoded; values do not matter.
+        facts = facts_of(weights, sample)  # a joint weight has the form of its parts
         values = torch.full((rows, k), 0.01, dtype=facts.stored)
-        weight, inputs = pack_dense(values, facts, arithmetic), None
+        weight: LinearWeight = pack_dense(values, facts, arithmetic)
+        inputs = None
     else:
-        quantized = weights.quantized(sample.tensor)
-        assert quantized is not None, "it has a scheme"
-        weight = pack_codes(quantized.part(slice(0, rows)), facts, arithmetic)
+        weight = _packed(weights, sample, slice(0, rows), arithmetic)
         inputs = weights.activation(sample.name)
     for _ in range(count):
         yield Linear(deepcopy(weight), None, inputs)
+
+
+def _packed(
+    weights: Weights, sample: LinearSpec, rows: slice, arithmetic: Arithmetic
+) -> LinearWeight:
+    """Some rows of a linear's codes."""
+    facts, blocks = facts_of(weights, sample), weights.blocks(sample.tensor)
+    if blocks is not None:
+        return pack_blocks(blocks.part(rows), facts, arithmetic)
+    quantized = weights.quantized(sample.tensor)
+    assert quantized is not None, "it has a scheme"
+    return pack_codes(quantized.part(rows), facts, arithmetic)
 
 
 def _count(total: int, product: Product, rows: int) -> int:

@@ -20,14 +20,19 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from compress_kernels.blocks.layouts import IQ4_LEVELS
+
 Layout = Literal["dots", "rows"]
-# What codes are: whole numbers plus 2^(bits - 1), or floats: of 4 bits sign << 3 | magnitude (0,
-# 0.5, 1, 1.5, 2, 3, 4 and 6), of 8 bits E4M3 numbers as they are stored, of which none is NaN.
-Codes = Literal["int", "e2m1", "e4m3"]
+# What codes are: whole numbers plus 2^(bits - 1), whole numbers from 0 on, or floats: of 4 bits
+# sign << 3 | magnitude (0, 0.5, 1, 1.5, 2, 3, 4 and 6), of 8 bits E4M3 numbers as they are stored,
+# of which none is NaN; or places in IQ4_LEVELS.
+Codes = Literal["int", "uint", "e2m1", "e4m3", "iq4"]
 # What products may change of the decoded weight's numbers and of their inputs: nothing, or they
 # round inputs to so many bits.
 Math = Literal["exact", "int16", "int8"]
 PANEL = 16  # outputs
+# Bits that a code of so many takes.
+WIDTHS = {2: 2, 3: 4, 4: 4, 5: 8, 6: 8, 7: 8, 8: 8}
 RUN = 128  # columns that are summed as whole numbers, at most
 _E4M3 = torch.float8_e4m3fn
 # The bytes of E2M1's magnitudes in E4M3.
@@ -36,14 +41,16 @@ _MAGNITUDES = (0x00, 0x30, 0x38, 0x3C, 0x40, 0x44, 0x48, 0x4C)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Panels:
-    """A weight [N, K] of codes; it is (code - zero) * (scale / divisor * factor).
+    """A weight [N, K] of codes; it is (code - zero) * (scale / divisor * factor) - minimum.
 
     codes: uint8 in the layout, of the kind that `kind` says; outputs and columns that only fill up
     are 0. bits: 2, 4 or 8. scales: [panels, G, 16], or [panels, G, 1] where outputs of a panel
-    share them; fp32, bf16, fp16 or E4M3. zeros: int8 [panels, G, 16], None for 0. columns: int32
-    [K], of each place the column of the weight; None where they are the same. group: columns, in
-    their places, that share a scale. plain: the dtype that decoded numbers are rounded to. divisor,
-    factor: numbers of fp32.
+    share them; fp32, bf16, fp16, E4M3 or int8. zeros: int8 [panels, G, 16], None for 0. columns:
+    int32 [K], of each place the column of the weight; None where they are the same. group: columns,
+    in their places, that share a scale. plain: the dtype that decoded numbers are rounded to.
+    divisor, factor: numbers of fp32. minima: fp16 or int8 [panels, G, 16], of "uint" alone, None
+    for 0. outer_scales, outer_minima: fp16 [panels, G / each, 16], what `each` neighbouring
+    groups' scales and minima are multiplied by, or None.
     """
 
     codes: Tensor
@@ -58,22 +65,37 @@ class Panels:
     kind: Codes = "int"
     divisor: float = 1.0
     factor: float = 1.0
+    minima: Tensor | None = None
+    outer_scales: Tensor | None = None
+    outer_minima: Tensor | None = None
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All that is kept."""
+        parts = (self.codes, self.columns, *(getattr(self, name) for name in NUMBERS))
+        return tuple(part for part in parts if part is not None)
 
     @property
     def nbytes(self) -> int:
-        parts = (self.codes, self.scales, self.zeros, self.columns)
-        return sum(part.nbytes for part in parts if part is not None)
+        return sum(part.nbytes for part in self.tensors)
+
+    @property
+    def each(self) -> int:
+        """Groups that share outer numbers."""
+        return (
+            1 if self.outer_scales is None else self.scales.shape[1] // self.outer_scales.shape[1]
+        )
 
     def rows(self, start: int, stop: int) -> "Panels":
         """The panels that have the outputs from `start`, a multiple of 16, to `stop`."""
-        cut = slice(start // PANEL, -(-stop // PANEL))
-        return replace(
-            self,
-            codes=self.codes[cut],
-            scales=self.scales[cut],
-            zeros=None if self.zeros is None else self.zeros[cut],
-            shape=(stop - start, self.shape[1]),
-        )
+        cut, own = slice(start // PANEL, -(-stop // PANEL)), _numbers([self])
+        numbers = {name: of[0][cut] for name, of in own.items()}
+        shape = stop - start, self.shape[1]
+        return replace(self, codes=self.codes[cut], shape=shape, **numbers)  # type: ignore[arg-type]
+
+
+# The fields that have a number for each output.
+NUMBERS = ("scales", "zeros", "minima", "outer_scales", "outer_minima")
 
 
 def places(columns: int, bits: int, layout: Layout) -> int:
@@ -88,40 +110,40 @@ def panel_bytes(columns: int, bits: int, layout: Layout) -> int:
 
 
 def lay_out(codes: Tensor, bits: int, layout: Layout) -> Tensor:
-    """Codes, int8 or float8_e4m3fn [N, K], in the layout; `bits` may be more than whole ones need.
-    Floats of 4 bits are E2M1 numbers."""
+    """Codes, int8, uint8 or float8_e4m3fn [N, K], in the layout; `bits` may be more than whole ones
+    need. Floats of 4 bits are E2M1 numbers; uint8 are stored as they are."""
     return _arranged(_unsigned(codes, bits), bits, layout)
 
 
 def codes_of(panels: Panels) -> Tensor:
-    """Codes, int8 or float8_e4m3fn [N, K], each column in its own place again."""
+    """Codes, int8, uint8 or float8_e4m3fn [N, K], each column in its own place again."""
     return _signed(_by_column(panels), panels)
 
 
 def joined(parts: Sequence[Panels]) -> Panels:
     """The outputs of all, one behind the other. Only their outputs and numbers may differ."""
     first, columns = parts[0], parts[0].columns
-    outputs = sum(part.shape[0] for part in parts)
+    shape = sum(part.shape[0] for part in parts), first.shape[1]
+    numbers = _numbers(parts)
     if all(part.shape[0] % PANEL == 0 for part in parts[:-1]):  # nothing lies between them
-        zeros = [part.zeros for part in parts if part.zeros is not None]
-        return replace(
-            first,
-            codes=torch.cat([part.codes for part in parts]),
-            scales=torch.cat([part.scales for part in parts]),
-            zeros=torch.cat(zeros) if zeros else None,
-            shape=(outputs, first.shape[1]),
-        )
+        whole = {name: torch.cat(of) for name, of in numbers.items()}
+        codes = torch.cat([part.codes for part in parts])
+        return replace(first, codes=codes, shape=shape, **whole)  # type: ignore[arg-type]
+    sizes = [part.shape[0] for part in parts]
+    whole = {
+        name: by_panel(torch.cat([by_output(x, n) for x, n in zip(of, sizes, strict=True)]))
+        for name, of in numbers.items()
+    }
     codes = torch.cat([_by_column(part) for part in parts])
-    zeros = [by_output(part.zeros, part.shape[0]) for part in parts if part.zeros is not None]
-    scales = torch.cat([by_output(part.scales, part.shape[0]) for part in parts])
     placed = codes if columns is None else codes[:, columns.long()]
-    return replace(
-        first,
-        codes=_arranged(placed, first.bits, first.layout),
-        scales=by_panel(scales),
-        zeros=by_panel(torch.cat(zeros)) if zeros else None,
-        shape=(outputs, first.shape[1]),
-    )
+    laid = _arranged(placed, first.bits, first.layout)
+    return replace(first, codes=laid, shape=shape, **whole)  # type: ignore[arg-type]
+
+
+def _numbers(parts: Sequence[Panels]) -> dict[str, list[Tensor]]:
+    """By field the numbers of each, where there are any."""
+    fields = {name: [getattr(part, name) for part in parts] for name in NUMBERS}
+    return {name: of for name, of in fields.items() if of[0] is not None}
 
 
 def by_panel(numbers: Tensor) -> Tensor:
@@ -141,24 +163,52 @@ def by_output(numbers: Tensor, outputs: int) -> Tensor:
 
 def steps(panels: Panels) -> Tensor:
     """What a code is worth: fp32 [N, G]."""
-    return by_output(panels.scales.float(), panels.shape[0]) / panels.divisor * panels.factor
+    found = _times(panels.scales, panels.outer_scales, panels)
+    return found / panels.divisor * panels.factor
+
+
+def taken_away(panels: Panels) -> Tensor | None:
+    """The minimum of each group: fp32 [N, G]."""
+    minima = panels.minima
+    return None if minima is None else _times(minima, panels.outer_minima, panels)
+
+
+def levels_of(panels: Panels) -> Tensor:
+    """What codes are as numbers, without their zeros: fp32 [N, K]."""
+    codes = codes_of(panels)
+    if panels.kind == "iq4":
+        return torch.tensor(IQ4_LEVELS, dtype=torch.float32)[codes.int()]
+    return codes.float()
 
 
 def decoded(panels: Panels) -> Tensor:
-    """fp32 [N, K]: (code - zero) * step, rounded once to panels.plain."""
+    """fp32 [N, K]: (code - zero) * step - minimum, rounded once to panels.plain."""
     n, k = panels.shape
     groups = torch.arange(k) // panels.group
     if panels.columns is not None:
         groups = _in_place(groups[None], panels.columns)[0]
-    values = codes_of(panels).float()
+    values, minima = levels_of(panels), taken_away(panels)
     if panels.zeros is not None:
         values -= by_output(panels.zeros, n).float()[:, groups]
     values *= steps(panels)[:, groups]
+    if minima is not None:
+        values -= minima[:, groups]
     return values.to(panels.plain).float()
+
+
+def _times(numbers: Tensor, outer: Tensor | None, panels: Panels) -> Tensor:
+    """Those of groups, [N, G] in fp32, times the outer ones."""
+    found = by_output(numbers.float(), panels.shape[0])
+    if outer is None:
+        return found
+    each = by_output(outer.float(), panels.shape[0])
+    return found * each.repeat_interleave(panels.each, 1)
 
 
 def _unsigned(codes: Tensor, bits: int) -> Tensor:
     """Codes [N, K] as panels store them, uint8."""
+    if codes.dtype == torch.uint8:
+        return codes
     if codes.dtype != _E4M3:
         return (codes.to(torch.int16) + (1 << (bits - 1))).to(torch.uint8)
     raw = codes.view(torch.uint8)
@@ -172,6 +222,8 @@ def _unsigned(codes: Tensor, bits: int) -> Tensor:
 
 def _signed(unsigned: Tensor, panels: Panels) -> Tensor:
     """The inverse."""
+    if panels.kind in ("uint", "iq4"):
+        return unsigned
     if panels.kind == "int":
         return (unsigned.to(torch.int16) - (1 << (panels.bits - 1))).to(torch.int8)
     if panels.kind == "e2m1":

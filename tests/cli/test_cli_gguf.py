@@ -87,14 +87,22 @@ def test_generate_reads_folder_and_file(tale: Path, capsys: pytest.CaptureFixtur
     assert "there was a little girl" in first
 
 
-def test_an_open_model_says_that_blocks_are_decoded(tale: Path) -> None:
-    notices = open_model(tale).notices
+def test_an_open_model_says_how_blocks_are_multiplied(tale: Path) -> None:
+    assert open_model(tale).notices == (
+        "math int16: inputs of 42 linears are rounded to 16 bits; exact rounds nothing",
+        "codes of 6 bits take 8 in memory (4 linears)",
+    )
+    assert open_model(tale, math="int8").math == "int8"
+    assert open_model(tale, math="exact").notices == (
+        "codes of 6 bits take 8 in memory (4 linears)",
+    )
+    told = open_model(tale, dtype="fp16").notices
     assert (
-        "38 linears (Q4_K): dense weights; not packed codes (no product reads GGUF's blocks, which"
-        " are decoded when they are loaded)"
-    ) in notices
-    with pytest.raises(compress.CompressError, match="no product reads GGUF's blocks"):
-        open_model(tale, math="int8")
+        "38 linears (Q4_K): blocks that are decoded once; not codes in panels (they are for dtype"
+        " fp32)"
+    ) in told
+    with pytest.raises(compress.CompressError, match="no products for it: they are for dtype fp32"):
+        open_model(tale, dtype="bf16", math="int8")
 
 
 def test_a_model_of_the_same_numbers_writes_the_same(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from compress.errors import CheckpointError, RecipeError
 from compress.formats import FORMATS, dense
 from compress.formats.compressed_tensors import decode as ct_decode
 from compress.formats.compressed_tensors import encode as compressed_tensors
-from compress.formats.fp4 import pack_fp4, unpack_fp4
 from compress.formats.storage import WeightStorage
+from compress.quant.fp4 import pack_fp4, unpack_fp4
 from compress.quant.scheme import PRESETS, ActivationScheme, QuantScheme
 from compress.quant.tensor import QuantizedTensor
 from helpers.compressed_models import E2M1, encoded, round_weight

@@ -15,7 +15,7 @@ from gguf import GGUFReader, dequantize
 from compress.checkpoint import Checkpoint
 from compress.errors import CheckpointError
 from compress.formats import open_weights
-from compress.formats.gguf.read import GgufWeights
+from compress.formats.gguf_weights import GgufWeights
 from compress.quant.ggml_mixtures import MIXTURES
 from helpers.exporters.gguf_files import planned, tiny, written
 from helpers.exporters.gguf_readings import opened

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from compress.errors import CheckpointError
 from compress.formats.compressed_tensors.encode import is_static
-from compress.formats.fp4 import unpack_fp4
 from compress.formats.names import module_of
 from compress.formats.stored import (
     E4M3,
@@ -27,6 +26,7 @@ from compress.formats.stored import (
     missing,
     positive,
 )
+from compress.quant.fp4 import unpack_fp4
 from compress.quant.packing import unpack, words_for
 from compress.quant.scheme import QuantScheme
 from compress.quant.tensor import InputQuantization, QuantizedTensor

@@ -16,7 +16,7 @@
     x.weight             float8_e4m3fn [N, K]
     x.weight_scale       [1]; [N, 1]; in blocks [ceil(N / b), ceil(K / b)]; a factor
 "nvfp4-pack-quantized", 4-bit floats:
-    x.weight_packed        uint8 [N, K / 2]   see compress.formats.fp4
+    x.weight_packed        uint8 [N, K / 2]   see compress.quant.fp4
     x.weight_scale         float8_e4m3fn [N, K / 16]
     x.weight_global_scale  fp32 [1]; the scales are divided by it
 All of them with static activations: x.input_scale [1].
@@ -33,9 +33,9 @@ from torch import Tensor
 
 from compress.checkpoint.shards.layout import Entry
 from compress.errors import RecipeError
-from compress.formats.fp4 import pack_fp4
 from compress.formats.names import module_of
 from compress.formats.storage import WeightStorage
+from compress.quant.fp4 import pack_fp4
 from compress.quant.packing import pack, words_for
 from compress.quant.scheme import FP4_GROUP, ActivationScheme, QuantScheme
 from compress.quant.tensor import QuantizedTensor

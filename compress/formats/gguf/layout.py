@@ -53,14 +53,19 @@ class Piece:
             return index.view(self.heads, 2, -1).transpose(1, 2).reshape(-1)
         return index.view(self.heads, 3, -1).transpose(0, 1).reshape(-1)  # q, k, v of each head
 
+    def in_place(self, values: Tensor) -> Tensor:
+        """Rows as they lie in the file, each of any length, where they are in the checkpoint."""
+        rows = self.rows()
+        if rows is None:
+            return values
+        back = torch.empty_like(values)
+        back[rows] = values
+        return back
+
     def original(self, values: Tensor) -> Tensor:
         """One source of it as it lies in the checkpoint, of its rows [N, K] as they lie in the
         file, what is added left in."""
-        rows = self.rows()
-        if rows is not None:
-            back = torch.empty_like(values)
-            back[rows] = values
-            values = back
+        values = self.in_place(values)
         return values.t() if self.transposed else values
 
 

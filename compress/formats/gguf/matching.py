@@ -24,11 +24,13 @@ _OTHERS = "take file and config.json of one model"
 
 @dataclass(frozen=True, slots=True)
 class HeldTensor:
-    """A tensor of the original in a file: it is source `place` of a piece, which lies at `info`."""
+    """A tensor of the original in a file: it is source `place` of a piece, which lies at `info`.
+    shape: of the original."""
 
     info: TensorInfo
     piece: Piece
-    place: int = 0
+    place: int
+    shape: tuple[int, ...]
 
     @property
     def nbytes(self) -> int:
@@ -38,12 +40,11 @@ class HeldTensor:
 
 @dataclass(frozen=True, slots=True)
 class Matched:
-    """config: config.json, as the file makes it. spec: of its decoder. shapes: of the original's
-    tensors, and held: where each lies, both in the order of the file."""
+    """config: config.json, as the file makes it. spec: of its decoder. held: where each tensor of
+    the original lies, in the order of the file."""
 
     config: dict[str, Any]
     spec: DecoderSpec
-    shapes: dict[str, tuple[int, ...]]
     held: Mapping[str, HeldTensor]
 
 
@@ -65,11 +66,11 @@ def match(checkpoint: Checkpoint) -> Matched:
     _check_tensors(checkpoint, laid.pieces)
     _check_settings(checkpoint, laid)
     held = {
-        source: HeldTensor(stored[piece.name], piece, place)
+        source: HeldTensor(stored[piece.name], piece, place, shapes[source])
         for piece in laid.pieces
         for place, source in enumerate(piece.sources)
     }
-    return Matched(config, laid.spec, {name: shapes[name] for name in held}, held)
+    return Matched(config, laid.spec, held)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from compress.errors import CheckpointError
-from compress.formats.fp4 import unpack_fp4
 from compress.formats.modelopt.encode import is_int4, is_static, stored_scale_shape
 from compress.formats.names import module_of
 from compress.formats.stored import (
@@ -24,6 +23,7 @@ from compress.formats.stored import (
     matrix_shape,
     positive,
 )
+from compress.quant.fp4 import unpack_fp4
 from compress.quant.scheme import QuantScheme
 from compress.quant.tensor import InputQuantization, QuantizedTensor
 

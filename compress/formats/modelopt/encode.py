@@ -5,7 +5,7 @@
 FP8                        weight float8_e4m3fn [N, K], weight_scale fp32 [], input_scale fp32 []
 FP8_PER_CHANNEL_PER_TOKEN  weight float8_e4m3fn [N, K], weight_scale fp32 [N]
 FP8_PB_WO                  weight float8_e4m3fn [N, K], weight_scale fp32 [N / 128, 1, K / 128, 1]
-W4A16_NVFP4, NVFP4         weight uint8 [N, K / 2] (compress.formats.fp4), weight_scale
+W4A16_NVFP4, NVFP4         weight uint8 [N, K / 2] (compress.quant.fp4), weight_scale
                            float8_e4m3fn [N, K / 16], weight_scale_2 fp32 []: the scales are
                            multiplied by it; NVFP4 has an input_scale too, of FP4 inputs
 W4A16_AWQ                  weight uint8 [N / 2, K]: row 2i is the low nibble of a byte, row 2i + 1
@@ -26,7 +26,6 @@ from torch import Tensor
 from compress.arch.spec import BlockSpec, DecoderSpec
 from compress.checkpoint.shards.layout import Entry
 from compress.errors import RecipeError
-from compress.formats.fp4 import pack_fp4
 from compress.formats.kv_cache import attention_of
 from compress.formats.modelopt.config import (
     NAME,
@@ -37,6 +36,7 @@ from compress.formats.modelopt.config import (
 )
 from compress.formats.names import module_of
 from compress.formats.storage import WeightStorage
+from compress.quant.fp4 import pack_fp4
 from compress.quant.scheme import FP4_GROUP, QuantScheme
 from compress.quant.tensor import QuantizedTensor
 

@@ -11,6 +11,7 @@ from compress.runtime.decoder.attention import Angles
 from compress.runtime.decoder.kv import KVCache
 from compress.runtime.decoder.linear import Linear
 from compress.runtime.decoder.norms import Norm
+from compress.runtime.forms.block_panels import BlockPanels
 from compress.runtime.forms.dense import FloatWeight
 from compress.runtime.forms.input_rounding import code_rounding
 from compress.runtime.forms.pairs import PairWeight
@@ -59,7 +60,7 @@ def why_no_call(linear: Linear) -> str | None:
             return None
     if linear.inputs is not None and code_rounding(linear.inputs) is None:
         return "inputs of linears are rounded but for outliers"
-    known = isinstance(weight, FloatWeight | PairWeight | PackedPanels)
+    known = isinstance(weight, FloatWeight | PairWeight | PackedPanels | BlockPanels)
     return None if known else "codes are decoded in tiles"
 
 
@@ -80,9 +81,9 @@ def round_call(x: Tensor, out: Tensor, rounding: CodeRounding, rows: Given = ROW
 def linear_call(linear: Linear, x: Tensor, out: Tensor, rows: Given = ROWS) -> CompiledOp:
     """x: [rows, K], rounded where `rounding_before` says so; out: [rows, N], rows apart."""
     weight, bias, given = linear.weight, linear.bias, {"rows": rows, "threads": THREADS}
-    if isinstance(weight, PackedPanels):
+    if isinstance(weight, PackedPanels | BlockPanels):
         panels = weight.panels
-        keeps = (x, bias, out, panels.codes, panels.scales, panels.zeros, panels.columns)
+        keeps = (x, bias, out, *panels.tensors)
         if x.dtype == torch.bfloat16:
             halves = packed_pairs_struct(x, panels, bias, out)
             given = {f"rows.{name}": value for name, value in given.items()}

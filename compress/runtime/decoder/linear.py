@@ -11,12 +11,12 @@ from compress.arch.spec import LinearSpec
 from compress.checkpoint.shards.dtype_codes import PLAIN_DTYPES
 from compress.checkpoint.shards.dtypes import TORCH_DTYPES
 from compress.formats.weights import Weights
-from compress.quant.ggml_kinds import KINDS
+from compress.quant.blocks import in_blocks
 from compress.quant.tensor import InputQuantization
 from compress.runtime.forms.dense import kept_in
 from compress.runtime.forms.form import Arithmetic, LinearFacts, LinearWeight
 from compress.runtime.forms.input_rounding import rounded_alike
-from compress.runtime.forms.table import chosen_form, pack_codes, pack_dense
+from compress.runtime.forms.table import chosen_form, pack_blocks, pack_codes, pack_dense
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,27 +46,30 @@ def load_linear(weights: Weights, spec: LinearSpec, how: Arithmetic) -> Linear:
     quantized = weights.quantized(spec.tensor)
     if quantized is not None:
         return Linear(pack_codes(quantized, facts, how), bias, inputs)
+    if facts.blocks is not None:
+        blocks = weights.blocks(spec.tensor, check_finite=True)
+        assert blocks is not None, "it is of a type of blocks"
+        return Linear(pack_blocks(blocks, facts, how), bias, inputs)
     weight = weights.read(spec.tensor, check_finite=True)
     weight = weight.t() if spec.transposed else weight
     return Linear(pack_dense(weight, facts, how), bias, inputs)
 
 
-NO_BLOCKS = "no product reads GGUF's blocks, which are decoded when they are loaded"
 # Roles of what the decoder cuts by heads when it loads it, or takes rows of: of no form for codes.
 CUT, DECODED = ("kv_b",), ("kv_b", "embedding")
 
 
 def facts_of(weights: Weights, spec: LinearSpec) -> LinearFacts:
-    """What is known of a linear's weight before it is read. Codes that `weights` decodes without
-    saying so count as fp32; so do those of keys and values of latents, which are cut by heads, and
-    of an embedding."""
+    """What is known of a linear's weight before it is read. Codes of keys and values of latents,
+    which are cut by heads, and of an embedding count as fp32: they are decoded."""
     tensors = weights.checkpoint.tensors
     scheme, reader = weights.scheme(spec.name), weights.format.reader
     scheme = None if spec.role in DECODED else scheme
     if scheme is None or reader is None:
         code = weights.stored_in(spec.tensor)
         stored = TORCH_DTYPES[code] if code in PLAIN_DTYPES else torch.float32
-        return LinearFacts(spec.shape, None, stored, stored)
+        blocks = code if in_blocks(code) and spec.role not in DECODED else None
+        return LinearFacts(spec.shape, None, stored, stored, blocks=blocks)
     scales = (f"{spec.name}.{part}" for part in reader.scales)
     stored = next(TORCH_DTYPES[tensors[name].dtype] for name in scales if name in tensors)
     factored = reader.factor is not None and f"{spec.name}.{reader.factor}" in tensors
@@ -110,12 +113,8 @@ def refusals(weights: Weights, how: Arithmetic) -> tuple[str, ...]:
     for spec in multiplied(weights):
         facts = facts_of(weights, spec)
         chosen = chosen_form(facts, how)
-        stored = "dense" if facts.scheme is None else facts.scheme.describe()
-        refused, coded = chosen.refused, weights.scheme(spec.name)
-        named = weights.stored_in(spec.tensor)
-        if named is not None and named in KINDS and weights.is_quantized(spec.name):
-            stored, refused = named, (("packed codes", NO_BLOCKS),)
-        elif coded is not None and spec.role in CUT:
+        stored, refused, coded = facts.describe(), chosen.refused, weights.scheme(spec.name)
+        if coded is not None and spec.role in CUT:
             stored, refused = coded.describe(), (("packed codes", "it is cut by heads"),)
         if refused:
             kind = stored, chosen.form.name, refused

@@ -39,4 +39,4 @@ class DecodedOnce:
 
 def as_dense(facts: LinearFacts) -> LinearFacts:
     """Of the decoded weight."""
-    return replace(facts, scheme=None, stored=facts.plain, factored=False)
+    return replace(facts, scheme=None, stored=facts.plain, factored=False, blocks=None)

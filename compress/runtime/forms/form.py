@@ -49,6 +49,7 @@ class LinearFacts:
     shape: (N, K). scheme: of its codes and of its inputs, None for a dense weight. stored: dtype of
     the dense weight in the file, or of the scales. plain: dtype that the decoded weight is rounded
     to once, a dense one's own. factored: inputs are multiplied by numbers of their columns first.
+    blocks: the type of a weight that lies in GGUF's blocks, which has no scheme of ours.
     """
 
     shape: tuple[int, int]
@@ -56,6 +57,16 @@ class LinearFacts:
     stored: torch.dtype
     plain: torch.dtype
     factored: bool = False
+    blocks: str | None = None
+
+    @property
+    def coded(self) -> bool:
+        """Whether there are codes, of either kind."""
+        return self.scheme is not None or self.blocks is not None
+
+    def describe(self) -> str:
+        """How it is stored."""
+        return self.blocks or ("dense" if self.scheme is None else self.scheme.describe())
 
 
 class LinearWeight(Protocol):
@@ -85,7 +96,8 @@ Source = TypeVar("Source", contravariant=True)
 
 
 class LinearForm(Protocol[Source]):
-    """A row of a table. Source: Tensor [N, K] for dense weights, QuantizedTensor for codes."""
+    """A row of a table. Source: Tensor [N, K] for dense weights, QuantizedTensor for codes,
+    BlockTensor for GGUF's blocks."""
 
     @property
     def name(self) -> str:

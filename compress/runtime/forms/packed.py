@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from compress.formats.fp4 import pack_fp4, unpack_fp4
+from compress.quant.fp4 import pack_fp4, unpack_fp4
 from compress.quant.packing import pack, unpack, words_for
 from compress.quant.scheme import QuantScheme
 from compress.quant.tensor import InputQuantization, OutlierColumns, QuantizedTensor

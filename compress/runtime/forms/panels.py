@@ -22,6 +22,7 @@ from compress_kernels.ops.packed import MOST, layout_for, packed_linear, takes_g
 from compress_kernels.ops.pairs import compiled_pairs
 from compress_kernels.panels import (
     PANEL,
+    WIDTHS,
     Codes,
     Math,
     Panels,
@@ -33,9 +34,6 @@ from compress_kernels.panels import (
     panel_bytes,
 )
 from compress_kernels.rounding import FloatRounding, RowRounding
-
-# Bits that a code of so many takes in panels.
-WIDTHS = {2: 2, 3: 4, 4: 4, 5: 8, 6: 8, 7: 8, 8: 8}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -118,18 +116,10 @@ class PanelsForm:
     joins: bool = True
 
     def why_not(self, facts: LinearFacts, how: Arithmetic) -> str | None:
-        if how.device.type != "cpu":
-            return "they are for the CPU"
-        half = how.dtype == torch.bfloat16 and how.math == "exact" and compiled_pairs(how.device)
-        if how.dtype != torch.float32 and not half:
-            return "they are for dtype fp32"
-        if facts.factored:
-            return "inputs are multiplied by factors first"
         scheme = facts.scheme
         assert scheme is not None, "dense weights have a table of their own"
-        return _unlike(scheme, facts.shape[1], how.math) or (
-            f"no compiled kernels: {native().reason}" if native().library is None else None
-        )
+        unlike = "inputs are multiplied by factors first" if facts.factored else None
+        return why_no_panels(how, unlike or _unlike(scheme, facts.shape[1], how.math))
 
     def nbytes(self, facts: LinearFacts, how: Arithmetic) -> int:
         """Codes, scales and zeros, of outputs and columns that only fill up, too; not the columns
@@ -178,6 +168,18 @@ class PanelsForm:
         if outliers is not None:  # a view would keep all that it is a view of
             outliers = OutlierColumns(outliers.columns.clone(), outliers.weight.clone())
         return PackedPanels(panels, scheme, math, outliers)
+
+
+def why_no_panels(how: Arithmetic, unlike: str | None = None) -> str | None:
+    """Why an engine has no products with panels; unlike: why those of a weight are none."""
+    if how.device.type != "cpu":
+        return "they are for the CPU"
+    half = how.dtype == torch.bfloat16 and how.math == "exact" and compiled_pairs(how.device)
+    if how.dtype != torch.float32 and not half:
+        return "they are for dtype fp32"
+    if unlike is None and native().library is None:
+        return f"no compiled kernels: {native().reason}"
+    return unlike
 
 
 def math_of(scheme: QuantScheme, columns: int, math: Math) -> Math:

@@ -8,11 +8,12 @@ import torch
 from compress.arch.forward.forward import describe_forward
 from compress.errors import CheckpointError, RequestError
 from compress.formats.weights import Weights
-from compress.runtime.decoder.linear import NO_BLOCKS, facts_of, multiplied
+from compress.runtime.decoder.linear import facts_of, multiplied
 from compress.runtime.forms.form import Arithmetic, LinearFacts
-from compress.runtime.forms.panels import WIDTHS, PanelsForm, math_of
-from compress.runtime.forms.table import chosen_form
-from compress_kernels.panels import Math
+from compress.runtime.forms.panels import math_of
+from compress.runtime.forms.table import in_panels, why_no_products
+from compress_kernels.blocks.layouts import LAYOUTS
+from compress_kernels.panels import WIDTHS, Math
 
 USUAL: Math = "int16"
 NO_WHOLE = "weights and rounded inputs are neither whole numbers nor both of them 8-bit floats"
@@ -37,16 +38,14 @@ def settled_math(
         if asked is None:
             return "exact"
         raise RequestError(f"math is {asked}, and transformers computes here: {unknown}")
-    form, coded = PanelsForm(), [x for x in _facts(weights) if x.scheme is not None]
-    reasons = [form.why_not(facts, how) for facts in coded]
+    coded = [x for x in _facts(weights) if x.coded]
+    reasons = [why_no_products(facts, how) for facts in coded]
     taken = [x for x, reason in zip(coded, reasons, strict=True) if reason is None]
     if any(_math_of(facts, how) != "exact" for facts in taken):
         return math
     if asked is None:
         return "exact"
-    in_blocks = weights.checkpoint.gguf is not None
-    no_codes = NO_BLOCKS if in_blocks else "its weights are not stored as codes"
-    nothing = NO_WHOLE if taken else no_codes
+    nothing = NO_WHOLE if taken else "its weights are not stored as codes"
     reason = next((x for x in reasons if x is not None), nothing)
     raise RequestError(
         f"math is {asked}, and {weights.checkpoint.path} has no products for it:"
@@ -69,13 +68,13 @@ def taken_maths(
 
 def math_notices(weights: Weights, how: Arithmetic) -> tuple[str, ...]:
     """What an engine rounds, and which codes take more bits in memory than in the file."""
-    found = [x for x in _facts(weights) if isinstance(chosen_form(x, how).form, PanelsForm)]
+    found = [x for x in _facts(weights) if in_panels(x, how)]
     if not found:
         return ()
     widened: dict[tuple[int, int], int] = {}
     for facts in found:
-        assert facts.scheme is not None, "panels are of codes"
-        pair = facts.scheme.bits, WIDTHS[facts.scheme.bits]
+        bits = _bits(facts)
+        pair = bits, WIDTHS[bits]
         if pair[0] != pair[1]:
             widened[pair] = widened.get(pair, 0) + 1
     return (
@@ -109,8 +108,18 @@ def _rounded(found: list[LinearFacts], math: Math) -> Iterator[str]:
         )
 
 
-def _math_of(facts: LinearFacts, how: Arithmetic) -> Math:
+def _bits(facts: LinearFacts) -> int:
+    """Of a code."""
+    if facts.blocks is not None:
+        return LAYOUTS[facts.blocks].bits
     assert facts.scheme is not None, "panels are of codes"
+    return facts.scheme.bits
+
+
+def _math_of(facts: LinearFacts, how: Arithmetic) -> Math:
+    """Of products in panels: codes of blocks are whole, or levels that are."""
+    if facts.scheme is None:
+        return how.math
     return math_of(facts.scheme, facts.shape[1], how.math)
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from compress.arch.spec import LinearSpec
 from compress.errors import CheckpointError
-from compress.formats.fp4 import pack_fp4
+from compress.quant.fp4 import pack_fp4
 from compress.quant.scheme import QuantScheme
 from compress.quant.tensor import InputQuantization, OutlierColumns, QuantizedTensor
 from compress_exporters.onnx.graph.build import Build

@@ -76,6 +76,14 @@ def part_sizes(layout: BlockLayout) -> dict[str, int]:
     return {part: sizes[part] for part in layout.parts}
 
 
+def halves_of(layout: BlockLayout, blocks: Tensor) -> Tensor:
+    """The scale of each block, and its minimum where the type has one: fp16 [M, 1 or 2]. blocks:
+    uint8 [M, size]."""
+    cut = torch.split(blocks, list(part_sizes(layout).values()), 1)
+    parts = dict(zip(layout.parts, cut, strict=True))
+    return torch.cat([parts[name] for name in _halves(layout)], 1).view(torch.float16)
+
+
 def _halves(layout: BlockLayout) -> tuple[str, ...]:
     return tuple(part for part in layout.parts if part in ("d", "dmin"))
 

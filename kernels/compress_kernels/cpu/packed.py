@@ -6,17 +6,17 @@ import ctypes
 import torch
 from torch import Tensor
 
-from compress_kernels.cpu.library import FLOAT_KINDS, address, native
+from compress_kernels.cpu.library import FLOAT_KINDS, STATE_KINDS, address, native
 from compress_kernels.cpu.pairs import PairStruct
 from compress_kernels.panels import Panels, panel_bytes
 from compress_kernels.rounding import FloatRounding, RowRounding
 
 PLANES = {"exact": 0, "int8": 1, "int16": 2}
 # As in csrc/products/panels.h.
-CODES = {"int": 0, "e2m1": 1, "e4m3": 2}
+CODES = {"int": 0, "e2m1": 1, "e4m3": 2, "uint": 3, "iq4": 4}
 ROUNDING = {"token": 1, "fixed": 2, "absmax": 3, "outliers": 4}
 FLOATS, FIXED_FLOATS = 5, 6
-PACKED_KINDS = {**FLOAT_KINDS, torch.float8_e4m3fn: 4}
+PACKED_KINDS = {**STATE_KINDS, torch.float8_e4m3fn: 4}
 BY_MATH = RowRounding("token", 0.0)  # in place of a scheme's; its numbers are not read
 E4M3_MAX = 448.0
 
@@ -29,12 +29,14 @@ class PackedStruct(ctypes.Structure):
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("x", "codes", "scales", "zeros", "columns")),
+        *((name, ctypes.c_void_p) for name in ("minima", "outer_scales", "outer_minima")),
         *((name, ctypes.c_void_p) for name in ("bias", "out")),
         *((name, ctypes.c_int64) for name in ("rows", "inputs", "outputs", "stride", "out_stride")),
         *((name, ctypes.c_int64) for name in ("panel_bytes", "group", "groups")),
         ("input_group", ctypes.c_int64),
         *((name, ctypes.c_int32) for name in ("bits", "codes_are", "scale_kind", "shared")),
         *((name, ctypes.c_int32) for name in ("plain_kind", "planes", "rounding", "threads")),
+        *((name, ctypes.c_int32) for name in ("minimum_kind", "outer_shift")),
         *((name, ctypes.c_float) for name in ("divisor", "factor")),
         *((name, ctypes.c_float) for name in ("largest", "fixed", "threshold")),
     ]
@@ -97,7 +99,7 @@ def packed_struct(
     """What the C function is given: addresses of tensors that must outlive it. Numbers of a row lie
     side by side, rows of x and of out apart."""
     n, k = panels.shape
-    scales, how, kind, input_group = panels.scales, BY_MATH, 0, k
+    scales, minima, how, kind, input_group = panels.scales, panels.minima, BY_MATH, 0, k
     planes = PLANES[math] if rounding is None else 1
     if isinstance(rounding, RowRounding):
         how, kind = rounding, ROUNDING[rounding.kind]
@@ -109,10 +111,12 @@ def packed_struct(
     factor = panels.factor / (2 if panels.kind == "e2m1" and planes else 1)
     return PackedStruct(
         x.data_ptr(), panels.codes.data_ptr(), scales.data_ptr(), address(panels.zeros),
-        address(panels.columns), address(bias), out.data_ptr(),
+        address(panels.columns), address(panels.minima), address(panels.outer_scales),
+        address(panels.outer_minima), address(bias), out.data_ptr(),
         len(x), k, n, x.stride(0), out.stride(0),
         panel_bytes(k, panels.bits, panels.layout), panels.group, scales.shape[1], input_group,
         panels.bits, CODES[panels.kind], PACKED_KINDS[scales.dtype], int(scales.shape[2] == 1),
         FLOAT_KINDS[panels.plain], planes, kind, torch.get_num_threads(),
+        0 if minima is None else PACKED_KINDS[minima.dtype], panels.each.bit_length() - 1,
         panels.divisor, factor, how.largest, how.scale, how.threshold,
     )  # fmt: skip

@@ -7,11 +7,12 @@ from compress_kernels.cpu import packed as cpu_packed
 from compress_kernels.cpu.library import native
 from compress_kernels.ops.checks import require, require_matrix, require_whole, wrong
 from compress_kernels.ops.pairs import compiled_pairs
-from compress_kernels.panels import PANEL, RUN, Layout, Math, Panels, panel_bytes
+from compress_kernels.panels import NUMBERS, PANEL, RUN, Layout, Math, Panels, panel_bytes
 from compress_kernels.reference import packed as reference
 from compress_kernels.rounding import FloatRounding, RowRounding
 
-BITS = {"e2m1": 4, "e4m3": 8}
+BITS = {"e2m1": 4, "e4m3": 8, "iq4": 4}
+MINIMA = (torch.float16, torch.int8)
 MOST = 1 << 16  # columns whose products of 8 bits have a sum of 32
 
 
@@ -38,9 +39,10 @@ def packed_linear(
     "exact" gives the bits of linear.linear with the decoded weight, in x's dtype. "int16" and
     "int8" round each row of x to whole numbers, of 32512 and of 127 at most, a group of the weight
     at a time (128 columns at most), and multiply these with codes: sums of a run are exact, and
-    runs are added in the order of columns, one fma each. So a row's bits depend on nothing else,
-    and are the same on every instruction set; a run with NaN or infinity makes its row NaN. E2M1
-    codes take twice their numbers and half of their scale.
+    runs are added in the order of columns, one fma each; a minimum is one more, times the whole sum
+    of the run's inputs. So a row's bits depend on nothing else, and are the same on every
+    instruction set; a run with NaN or infinity makes its row NaN. E2M1 codes take twice their
+    numbers and half of their scale.
     rounding: of rows, in place of the math's, under "int16" and "int8" alike: sums are those of a
     group of the weight, however long; what it leaves as it is follows in the order of columns, one
     fma each. E4M3 codes have "exact", and these two with a FloatRounding: sums are in fp32 then,
@@ -49,13 +51,7 @@ def packed_linear(
     """
     require(rounding is None or math != "exact", "rounding", "given", "None for exact")
     _check(panels, math)
-    _check_floats(panels, math, rounding)
-    require(
-        not isinstance(rounding, RowRounding) or panels.shape[1] <= MOST,
-        "columns",
-        "more",
-        f"{MOST} at most",
-    )
+    _check_rounding(panels, math, rounding)
     n, k = panels.shape
     half = math == "exact" and x.dtype == torch.bfloat16
     if x.dim() != 2 or x.shape[1] != k or not (half or x.dtype == torch.float32):
@@ -77,17 +73,23 @@ def takes_groups(group: int, input_group: int, columns: int) -> bool:
     return large >= columns or large % small == 0
 
 
-def _check_floats(panels: Panels, math: Math, rounding: RowRounding | FloatRounding | None) -> None:
-    if panels.kind == "e4m3" and math != "exact" and rounding is None:
+def _check_rounding(
+    panels: Panels, math: Math, rounding: RowRounding | FloatRounding | None
+) -> None:
+    """What rows become, for codes of a kind."""
+    kind, (_, columns) = panels.kind, panels.shape
+    if kind == "e4m3" and math != "exact" and rounding is None:
         raise ValueError(
             f"codes are E4M3 numbers, which {math} reads for inputs that are rounded to such;"
             " exact is needed"
         )
     if isinstance(rounding, RowRounding):
-        require(panels.kind != "e4m3", "rounding", "of whole numbers", "FloatRounding for E4M3")
+        require(kind != "e4m3", "rounding", "of whole numbers", "FloatRounding for E4M3")
+        require(kind in ("int", "e2m1"), "rounding", "given", f"None for codes {kind}")
+        require(columns <= MOST, "columns", "more", f"{MOST} at most")
     elif rounding is not None:
-        require(panels.kind == "e4m3", "codes", panels.kind, "e4m3 for inputs of E4M3")
-        fits = takes_groups(panels.group, rounding.group, panels.shape[1])
+        require(kind == "e4m3", "codes", kind, "e4m3 for inputs of E4M3")
+        fits = takes_groups(panels.group, rounding.group, columns)
         wanted = f"a part or a multiple of {panels.group}"
         require(fits, "rounding.group", str(rounding.group), wanted)
 
@@ -104,13 +106,33 @@ def _check(panels: Panels, math: Math) -> None:
     groups = -(-k // panels.group)
     shapes = ((count, groups, PANEL), (count, groups, 1))
     if scales.shape not in shapes or scales.dtype not in cpu_packed.PACKED_KINDS:
-        raise wrong("scales", scales, f"fp32, bf16, fp16 or E4M3 {[count, groups, PANEL]}")
-    if panels.kind != "int":
+        raise wrong("scales", scales, f"fp32, bf16, fp16, E4M3 or int8 {[count, groups, PANEL]}")
+    if panels.kind in BITS:
         require(panels.bits == BITS[panels.kind], "bits", str(panels.bits), str(BITS[panels.kind]))
+    _check_blocks(panels, shapes[0])
     require(takes_group(panels.group, k), "group", str(panels.group), "16, 32, 64 or 128 times n")
     if panels.zeros is not None:
         require_matrix("zeros", panels.zeros, shapes[0], torch.int8, scales.device)
     if panels.columns is not None:
         require_matrix("columns", panels.columns, (k,), torch.int32, scales.device)
-    for name in ("codes", "scales", "zeros", "columns"):
+    for name in ("codes", "columns", *NUMBERS):
         require_whole(name, getattr(panels, name))
+
+
+def _check_blocks(panels: Panels, shape: tuple[int, ...]) -> None:
+    """What llama.cpp's blocks have beside scales. shape: of numbers of groups."""
+    if panels.kind in ("uint", "iq4"):
+        plain = panels.plain == torch.float32 and panels.zeros is None
+        require(plain, "codes", panels.kind, "int where there are zeros, or plain is not fp32")
+    minima, device = panels.minima, panels.scales.device
+    require(minima is None or panels.kind == "uint", "codes", panels.kind, "uint with minima")
+    if minima is not None and (minima.shape != shape or minima.dtype not in MINIMA):
+        raise wrong("minima", minima, f"fp16 or int8 {list(shape)}")
+    each = panels.each
+    require(each > 0 and not each & (each - 1), "each", str(each), "a power of two")
+    outer = (shape[0], shape[1] // max(each, 1), PANEL)
+    for name in ("outer_scales", "outer_minima"):
+        numbers = getattr(panels, name)
+        if numbers is not None:
+            require_matrix(name, numbers, outer, torch.float16, device)
+            require(shape[1] % each == 0, "groups", str(shape[1]), f"a multiple of {each}")

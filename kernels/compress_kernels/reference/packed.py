@@ -6,7 +6,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from compress_kernels.panels import RUN, Panels, by_output, codes_of, decoded, steps
+from compress_kernels.panels import (
+    RUN,
+    Panels,
+    by_output,
+    codes_of,
+    decoded,
+    levels_of,
+    steps,
+    taken_away,
+)
 from compress_kernels.rounding import FloatRounding, RowRounding
 
 # What the largest number of a run is rounded to. In two planes of bytes, 256 * high + low.
@@ -99,12 +108,12 @@ class _WholeCodes:
 
     def __init__(self, panels: Panels) -> None:
         twice = panels.kind == "e2m1"
-        codes = (codes_of(panels).float() * (2 if twice else 1)).long()
+        codes = (levels_of(panels) * (2 if twice else 1)).long()
         if panels.columns is not None:
             codes = codes[:, panels.columns.long()]
         self.all, self.group = codes, panels.group
         self.steps = steps(replace(panels, factor=panels.factor / 2) if twice else panels)
-        zeros = panels.zeros
+        zeros, self.minima = panels.zeros, taken_away(panels)
         self.zeros = None if zeros is None else by_output(zeros, panels.shape[0]).long()
 
     def codes(self, columns: slice) -> Tensor:
@@ -113,9 +122,16 @@ class _WholeCodes:
         return codes if self.zeros is None else codes - self.zeros[:, [columns.start // self.group]]
 
     def add(self, total: Tensor, whole: Tensor, worth: Tensor, columns: slice) -> Tensor:
-        """whole: int64 [M, columns], each worth so much [M]. Of one group."""
-        step = self.steps[:, columns.start // self.group]
-        return _fma((whole @ self.codes(columns).T).float(), worth[:, None] * step, total)
+        """whole: int64 [M, columns], each worth so much [M]. Of one group. Its minimum is times
+        the sum of the inputs, behind the codes."""
+        group = columns.start // self.group
+        found = _fma(
+            (whole @ self.codes(columns).T).float(), worth[:, None] * self.steps[:, group], total
+        )
+        if self.minima is None:
+            return found
+        inputs = (whole.sum(1).float() * worth)[:, None].expand(total.shape)
+        return _fma(-self.minima[:, group].expand(total.shape), inputs, found)
 
 
 def rounded_run(x: Tensor, largest: float) -> tuple[Tensor, Tensor]:

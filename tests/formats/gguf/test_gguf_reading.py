@@ -14,7 +14,7 @@ from compress.checkpoint import Checkpoint
 from compress.errors import CheckpointError
 from compress.formats import FORMATS, Weights, open_weights
 from compress.formats.gguf.arches import ARCHES
-from compress.formats.gguf.read import GgufWeights, types_of
+from compress.formats.gguf_weights import GgufWeights, types_of
 from compress.quant.ggml_kinds import KINDS
 from compress_exporters.decoded import decoded
 from helpers.exporters.gguf_files import tiny

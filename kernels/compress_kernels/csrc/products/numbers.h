@@ -7,17 +7,20 @@
 
 #include "panels.h"
 
-// Scales and zeros of a group of a panel.
+// Scales, zeros and minima of a group of a panel.
 struct Grid {
-  float scale[kPanel], zero[kPanel];
+  float scale[kPanel], zero[kPanel], minimum[kPanel];
 
   void read(const Packed& p, int64_t panel, int64_t group) {
     for (int part = 0; part < kPanel; part += kRows) {
       const Vec scales = scales_at(p, panel, group, part);
-      Vec zeros = splat(1 << (p.bits - 1));
+      Vec zeros = splat(p.codes_are == kWhole ? p.middle() : 0);
       if (p.zeros) zeros += load_stored(zeros_at(p, panel, group, part), kRows);
       std::memcpy(scale + part, &scales, sizeof scales);
       std::memcpy(zero + part, &zeros, sizeof zeros);
+      if (!p.minima) continue;
+      const Vec minima = minima_at(p, panel, group, part);
+      std::memcpy(minimum + part, &minima, sizeof minima);
     }
   }
 };
@@ -37,12 +40,14 @@ template <int kOf, int kCodes, int kPlain>
 struct Values {
   static constexpr int kBits = kOf;
   // Whether a chunk may have one group and no tables that are better.
-  static constexpr bool kLong = kCodes == kWhole || (kCodes == kE4M3 && kPlain != kBFloat16);
-  Vec scale, zero;
+  static constexpr bool kLong =
+      kCodes == kWhole || kCodes == kUnsigned || (kCodes == kE4M3 && kPlain != kBFloat16);
+  Vec scale, zero, minimum;
 
   void read(const Packed&, const Grid& grid, int output) {
     scale = splat(grid.scale[output]);
     if (kCodes == kWhole) zero = splat(grid.zero[output]);
+    if (kCodes == kUnsigned) minimum = splat(grid.minimum[output]);
   }
 
   // Of the columns 16 * j on.
@@ -54,6 +59,9 @@ struct Values {
     }
     const Ints code = (codes >> (kBits * j)) & ((1 << kBits) - 1);
     if constexpr (kCodes == kE2M1) return plain<kPlain>(e2m1(code) * scale);
+    else if constexpr (kCodes == kIQ4) return plain<kPlain>(iq4(code) * scale);
+    else if constexpr (kCodes == kUnsigned)  // the product is exact: fused or not
+      return plain<kPlain>(__builtin_convertvector(code, Vec) * scale - minimum);
     else return plain<kPlain>((__builtin_convertvector(code, Vec) - zero) * scale);
   }
 };
@@ -68,8 +76,11 @@ struct Table {
 
   void read(const Packed& p, const Grid& grid, int output) {
     const Ints places{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    const Vec codes = __builtin_convertvector(places & ((1 << kBits) - 1), Vec);
-    const Vec x = (codes - splat(grid.zero[output])) * splat(grid.scale[output]);
+    const Vec codes = p.codes_are == kIQ4
+                          ? iq4(places)
+                          : __builtin_convertvector(places & ((1 << kBits) - 1), Vec);
+    Vec x = (codes - splat(grid.zero[output])) * splat(grid.scale[output]);
+    if (p.minima) x -= splat(grid.minimum[output]);
     numbers = p.plain_kind == kBFloat16  ? plain<kBFloat16>(x)
               : p.plain_kind == kFloat16 ? plain<kFloat16>(x)
                                          : x;

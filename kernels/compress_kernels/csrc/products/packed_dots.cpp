@@ -3,8 +3,9 @@
 // A run is a group of the weight, or 128 columns of it where the math rounds inputs; where a scheme
 // rounds whole rows it is the group: sums of codes times inputs then fit into 32 bits. They are
 // exact, and a row adds its runs in the order of the columns, so it has the same bits beside any
-// others and on every instruction set. E2M1 codes count twice, which are whole numbers; inputs that
-// are left as they are follow in the order of columns, one fma each.
+// others and on every instruction set. E2M1 codes count twice, which are whole numbers; a minimum is
+// one more fma behind its run; inputs that are left as they are follow in the order of columns, one
+// fma each.
 //
 // A panel of 16 outputs is one stream of bytes: read side by side, several fell to half of the
 // bandwidth. Of 16 columns it has four vectors of bytes, one of four columns an output each.
@@ -24,23 +25,28 @@ constexpr int64_t kFew = 16;               // rows, up to which codes are unpack
 constexpr int64_t kKept = 512 << 10;       // bytes of rounded rows, for the second-level cache
 constexpr int64_t kAhead = 4 << 10;        // bytes of codes
 constexpr int64_t kGrain = 8 << 20;        // products worth a thread
-constexpr int kTwice = 100;                // in place of 4 bits: E2M1
+constexpr int kTwice = 100, kNear = 101;   // in place of 4 bits: E2M1 and IQ4
 
-constexpr int bits_of(int of) { return of == kTwice ? 4 : of; }
+constexpr int bits_of(int of) { return of > 8 ? 4 : of; }
 
-// E2M1 numbers, twice and plus 12, of bytes from 0 to 15.
-inline Ints twice(Ints nibbles) {
+// What nibbles stand for, raised so that none is below 0: E2M1 numbers twice, levels of IQ4.
+alignas(16) constexpr uint8_t kTwices[16] = {12, 13, 14, 15, 16, 18, 20, 24,
+                                             12, 11, 10, 9,  8,  6,  4,  0};
+alignas(16) constexpr uint8_t kNears[16] = {0,   23,  44,  62,  78,  92,  105, 117,
+                                            128, 140, 152, 165, 180, 196, 216, 240};
+
+// Bytes from 0 to 15, looked up.
+inline Ints looked_up(const uint8_t* table, Ints nibbles) {
 #if defined(__AVX512BW__)
-  const __m128i all = _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
+  const __m128i all = _mm_load_si128(reinterpret_cast<const __m128i*>(table));
   return (Ints)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(all), (__m512i)nibbles);
 #elif defined(__AVX2__)
-  const __m128i all = _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
+  const __m128i all = _mm_load_si128(reinterpret_cast<const __m128i*>(table));
   return (Ints)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(all), (__m256i)nibbles);
 #else
-  const int8_t all[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
-  int8_t bytes[sizeof nibbles];
+  uint8_t bytes[sizeof nibbles];
   std::memcpy(bytes, &nibbles, sizeof nibbles);
-  for (int8_t& byte : bytes) byte = all[byte];
+  for (uint8_t& byte : bytes) byte = table[byte];
   std::memcpy(&nibbles, bytes, sizeof nibbles);
   return nibbles;
 #endif
@@ -62,9 +68,9 @@ inline void load_step(const uint8_t* from, Ints* codes) {
       for (int j = 0; j < kEach; ++j)
         codes[v * kEach + j] = (j ? packed >> (kBits * j) : packed) & kMask;
   }
-  if constexpr (kOf == kTwice)
+  if constexpr (kOf > 8)
 #pragma GCC unroll 4
-    for (int q = 0; q < kDots; ++q) codes[q] = twice(codes[q]);
+    for (int q = 0; q < kDots; ++q) codes[q] = looked_up(kOf == kTwice ? kTwices : kNears, codes[q]);
 }
 
 // A tile's part of the job.
@@ -151,6 +157,7 @@ void tile(const Packed& p, const Rounded& in, const Tile& t, int first) {
   const float* scales = in.scales.data() + t.row * in.runs;
   const int32_t* sums = in.sums.data() + t.row * in.runs;
   const int32_t* raised = in.raised.data() + t.row * in.runs;
+  const float* taken = in.taken.data() + t.row * in.runs;
   for (int64_t r = 0; r < in.runs; ++r) {
     const int64_t at = r * in.run, steps = std::min(in.run, in.places - at) / kStep;
     Run<kPlanes, kHigh> run{};
@@ -178,6 +185,11 @@ void tile(const Packed& p, const Rounded& in, const Tile& t, int first) {
       totals[i] = add_product(totals[i], __builtin_convertvector(whole, Vec),
                               scale * splat(scales[i * in.runs + r]));
     }
+    if (!p.minima) continue;
+    const Vec minimum = minima_at(p, t.panel, group, first);
+#pragma GCC unroll 8
+    for (int i = 0; i < kHigh; ++i)
+      totals[i] = add_product(totals[i], minimum, splat(taken[i * in.runs + r]));
   }
   if (p.rounding == kOutliers)
     for (int i = 0; i < kHigh; ++i)
@@ -244,6 +256,7 @@ void panels(const Packed& p, const Rounded& in, int64_t from, int64_t to) {
 template <int kPlanes>
 void panels_of(const Packed& p, const Rounded& in, int64_t from, int64_t to) {
   if (p.codes_are == kE2M1) panels<kTwice, kPlanes>(p, in, from, to);
+  else if (p.codes_are == kIQ4) panels<kNear, kPlanes>(p, in, from, to);
   else if (p.bits == 2) panels<2, kPlanes>(p, in, from, to);
   else if (p.bits == 4) panels<4, kPlanes>(p, in, from, to);
   else panels<8, kPlanes>(p, in, from, to);

@@ -24,7 +24,7 @@ template <int kBits, int kCodes, int kPlain>
 void outputs(const Packed& p, int64_t panel, int64_t first, int64_t last, BFloat16* to,
              int64_t stride) {
 #ifdef __AVX512F__
-  if constexpr (kCodes == kWhole && kBits <= 4)
+  if constexpr (tabled(kCodes, kBits))
     return decode<kBits, kCodes, kPlain, Table<kBits>>(p, panel, first, last, to, stride);
 #endif
   decode<kBits, kCodes, kPlain>(p, panel, first, last, to, stride);
@@ -57,11 +57,19 @@ void by_plain(const PackedPairs& p) {
   else product<kBits, kCodes, kFloat32>(p);
 }
 
+void unsigned_product(const PackedPairs& p) {
+  if (p.codes.bits == 2) product<2, kUnsigned, kFloat32>(p);
+  else if (p.codes.bits == 4) product<4, kUnsigned, kFloat32>(p);
+  else product<8, kUnsigned, kFloat32>(p);
+}
+
 }  // namespace
 
 extern "C" void packed_pairs(const PackedPairs* p) {
   if (p->codes.codes_are == kE4M3) by_plain<8, kE4M3>(*p);
   else if (p->codes.codes_are == kE2M1) by_plain<4, kE2M1>(*p);
+  else if (p->codes.codes_are == kIQ4) product<4, kIQ4, kFloat32>(*p);
+  else if (p->codes.codes_are == kUnsigned) unsigned_product(*p);
   else if (p->codes.bits == 2) by_plain<2, kWhole>(*p);
   else if (p->codes.bits == 4) by_plain<4, kWhole>(*p);
   else by_plain<8, kWhole>(*p);

@@ -149,7 +149,7 @@ void direct(const Packed& p, Near& near, int64_t from, int64_t to) {
 // Rows that are few, or whose numbers are in tables of 16.
 template <int kBits, int kCodes, int kPlain>
 void near_rows(const Packed& p, Near& near, int64_t from, int64_t to) {
-  if constexpr (kCodes == kWhole && kBits <= 4) direct<Table<kBits>>(p, near, from, to);
+  if constexpr (tabled(kCodes, kBits)) direct<Table<kBits>>(p, near, from, to);
   else direct<Values<kBits, kCodes, kPlain>>(p, near, from, to);
 }
 
@@ -178,7 +178,7 @@ void in_strips(const Packed& p) {
 // Whether products take numbers from registers.
 inline bool stays(const Packed& p) {
   if (p.columns) return false;
-  return (p.codes_are == kWhole && p.bits <= 4) || p.rows <= kFew;
+  return tabled(p.codes_are, p.bits) || p.rows <= kFew;
 }
 #endif
 
@@ -201,11 +201,20 @@ void rows_of(const Packed& p) {
   else all_rows<kBits, kCodes, kFloat32>(p);
 }
 
+// Numbers of blocks are fp32.
+void unsigned_rows(const Packed& p) {
+  if (p.bits == 2) all_rows<2, kUnsigned, kFloat32>(p);
+  else if (p.bits == 4) all_rows<4, kUnsigned, kFloat32>(p);
+  else all_rows<8, kUnsigned, kFloat32>(p);
+}
+
 }  // namespace
 
 extern "C" void packed_rows(const Packed* p) {
   if (p->codes_are == kE4M3) rows_of<8, kE4M3>(*p);
   else if (p->codes_are == kE2M1) rows_of<4, kE2M1>(*p);
+  else if (p->codes_are == kIQ4) all_rows<4, kIQ4, kFloat32>(*p);
+  else if (p->codes_are == kUnsigned) unsigned_rows(*p);
   else if (p->bits == 2) rows_of<2, kWhole>(*p);
   else if (p->bits == 4) rows_of<4, kWhole>(*p);
   else rows_of<8, kWhole>(*p);

@@ -13,7 +13,7 @@ constexpr int kStep = 16;             // columns that are gone through at once
 constexpr int kParts = kPanel / kRows;  // vectors that hold a number for each output of a panel
 
 // What codes are, and how rows are rounded. Mirrored in cpu/packed.py.
-enum Codes { kWhole = 0, kE2M1 = 1, kE4M3 = 2 };
+enum Codes { kWhole = 0, kE2M1 = 1, kE4M3 = 2, kUnsigned = 3, kIQ4 = 4 };
 enum Rounding {
   kRuns = 0, kToken = 1, kFixed = 2, kAbsmax = 3, kOutliers = 4, kFloats = 5, kFixedFloats = 6
 };
@@ -26,18 +26,50 @@ struct Packed {
   const void* scales;       // [panels, groups, 16 or with `shared` 1], of `scale_kind`
   const int8_t* zeros;      // [panels, groups, 16], or null
   const int32_t* columns;   // [inputs]: which column of x is in a place; or null for the same
+  const void* minima;       // [panels, groups, 16] of `minimum_kind`, or null
+  const void* outer_scales;  // fp16 [panels, groups >> outer_shift, 16]: what scales are times, or null
+  const void* outer_minima;  // the same of minima
   const float* bias;        // [outputs] or null
   float* out;               // [rows, outputs], rows `out_stride` apart
   int64_t rows, inputs, outputs, stride, out_stride, panel_bytes, group, groups;
   int64_t input_group;      // columns of a row that are rounded together, for kFloats
   int32_t bits, codes_are, scale_kind, shared, plain_kind, planes, rounding, threads;
+  int32_t minimum_kind, outer_shift;
   float divisor, factor;    // of all scales
   float largest, fixed, threshold;  // of rounded rows: steps, scale, and what is left as it is
 
   int64_t panels() const { return (outputs + kPanel - 1) / kPanel; }
   // What whole codes are raised by, so that the least is 0; those of E2M1 are twice its numbers.
-  int32_t middle() const { return codes_are == kE2M1 ? 12 : 1 << (bits - 1); }
+  int32_t middle() const {
+    if (codes_are == kUnsigned) return 0;
+    if (codes_are == kIQ4) return 127;
+    return codes_are == kE2M1 ? 12 : 1 << (bits - 1);
+  }
 };
+
+// Whether all numbers that a code can be fit into a register, and groups are long enough for that.
+constexpr bool tabled(int codes, int bits) {
+  return bits <= 4 && (codes == kWhole || codes == kUnsigned || codes == kIQ4);
+}
+
+// The levels of IQ4 (blocks/layouts.py).
+alignas(64) constexpr float kLevels[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
+                                           1,    13,   25,  38,  53,  69,  89,  113};
+
+// Those of lanes of 0 to 15.
+inline Vec iq4(Ints code) {
+#if defined(__AVX512F__)
+  return (Vec)_mm512_permutexvar_ps((__m512i)code, _mm512_load_ps(kLevels));
+#elif defined(__AVX2__)
+  const __m256 low = _mm256_permutevar8x32_ps(_mm256_load_ps(kLevels), (__m256i)code);
+  const __m256 high = _mm256_permutevar8x32_ps(_mm256_load_ps(kLevels + 8), (__m256i)code);
+  return code < 8 ? (Vec)low : (Vec)high;
+#else
+  Vec found;
+  for (int i = 0; i < kRows; ++i) found[i] = kLevels[code[i]];
+  return found;
+#endif
+}
 
 // What E4M3 codes are worth, lanes of 0 to 255; none is NaN.
 inline Vec e4m3(Ints code) {
@@ -70,21 +102,37 @@ inline Vec load_e4m3(const uint8_t* from, int64_t left) {
 #endif
 }
 
+// `count` numbers of a kind, from `at` on.
+inline Vec load_kind(const void* from, int32_t kind, int64_t at, int64_t count) {
+  if (kind == kBFloat16) return load_stored(static_cast<const BFloat16*>(from) + at, count);
+  if (kind == kFloat16) return load_stored(static_cast<const Float16*>(from) + at, count);
+  if (kind == kFloat8) return load_e4m3(static_cast<const uint8_t*>(from) + at, count);
+  if (kind == kInt8) return load_stored(static_cast<const int8_t*>(from) + at, count);
+  return load_stored(static_cast<const float*>(from) + at, count);
+}
+
+// What numbers of a group are times.
+inline Vec outer_at(const Packed& p, const void* from, int64_t panel, int64_t group, int first) {
+  const int64_t cell = panel * (p.groups >> p.outer_shift) + (group >> p.outer_shift);
+  return load_stored(static_cast<const Float16*>(from) + cell * kPanel + first, kRows);
+}
+
 // What a code of a group is worth to outputs of a panel, from output `first` on.
 inline Vec scales_at(const Packed& p, int64_t panel, int64_t group, int first) {
   const int64_t cell = panel * p.groups + group;
   const int64_t at = p.shared ? cell : cell * kPanel + first, count = p.shared ? 1 : kRows;
-  Vec scales;
-  if (p.scale_kind == kBFloat16)
-    scales = load_stored(static_cast<const BFloat16*>(p.scales) + at, count);
-  else if (p.scale_kind == kFloat16)
-    scales = load_stored(static_cast<const Float16*>(p.scales) + at, count);
-  else if (p.scale_kind == kFloat8)
-    scales = load_e4m3(static_cast<const uint8_t*>(p.scales) + at, count);
-  else scales = load_stored(static_cast<const float*>(p.scales) + at, count);
+  Vec scales = load_kind(p.scales, p.scale_kind, at, count);
   if (p.shared) scales = splat(scales[0]);
+  if (p.outer_scales) scales *= outer_at(p, p.outer_scales, panel, group, first);
   if (p.divisor != 1.0f) scales /= p.divisor;
   return p.factor == 1.0f ? scales : scales * p.factor;
+}
+
+// What is taken away from their numbers, where anything is.
+inline Vec minima_at(const Packed& p, int64_t panel, int64_t group, int first) {
+  const int64_t at = (panel * p.groups + group) * kPanel + first;
+  const Vec minima = load_kind(p.minima, p.minimum_kind, at, kRows);
+  return p.outer_minima ? minima * outer_at(p, p.outer_minima, panel, group, first) : minima;
 }
 
 inline const int8_t* zeros_at(const Packed& p, int64_t panel, int64_t group, int first) {

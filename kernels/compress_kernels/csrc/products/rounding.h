@@ -29,6 +29,7 @@ struct Rounded {
   std::vector<float> scales;     // [rows, runs]
   std::vector<int32_t> sums;     // [rows, runs], of the whole numbers
   std::vector<int32_t> raised;   // the same, times what codes are raised by
+  std::vector<float> taken;      // what the sums are worth, less than 0
   std::vector<Outliers> outliers;   // of each row, where any are looked for
 };
 
@@ -149,6 +150,7 @@ inline void round_row(const Packed& p, float* x, Rounded& into, int64_t row, int
     into.scales[row * into.runs + r] = grain.worth;
     into.sums[row * into.runs + r] = sum;
     into.raised[row * into.runs + r] = p.middle() * sum;
+    into.taken[row * into.runs + r] = -(static_cast<float>(sum) * grain.worth);
   }
 }
 
@@ -159,6 +161,7 @@ inline void round_rows(const Packed& p, Rounded& into) {
   into.scales.resize(count * into.runs);
   into.sums.resize(count * into.runs);
   into.raised.resize(count * into.runs);
+  into.taken.resize(count * into.runs);
   if (p.rounding == kOutliers) into.outliers.resize(count);
   const int64_t grain = 1 + kRowGrain / into.places;
   const int64_t tiles = (count + highest(p.planes) - 1) / highest(p.planes);

@@ -7,23 +7,21 @@ is in memory because of us.
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from compress.arch.spec import BlockSpec, DecoderSpec
 from compress.arch.text_config import text_config
 from compress.checkpoint.reader import Checkpoint
 from compress.checkpoint.shards.finite import NonFinite, find_nonfinite
 from compress.errors import CheckpointError
-from compress.formats import conv1d
 from compress.formats.format import Format
 from compress.formats.gguf.matching import HeldTensor, match
-from compress.formats.stored import Beside
-from compress.quant.ggml_kinds import KINDS
-from compress.quant.scheme import ActivationScheme, QuantScheme
-from compress.quant.tensor import InputQuantization, OutlierColumns, QuantizedTensor
+from compress.formats.gguf.row import NAME
+from compress.formats.table import FORMATS
+from compress.formats.weights import DenseWeights
+from compress.quant.blocks import BlockTensor, in_blocks
 from compress_kernels import decode_blocks
 
 PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -31,30 +29,30 @@ _SAID = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.b
 
 
 @dataclass(frozen=True, slots=True)
-class GgufWeights:
+class GgufWeights(DenseWeights):
     """An open GGUF file. Its checkpoint has the tensors as they are called and lie there.
 
     Numbers in blocks are fp32 when they are read, to the bit what ggml decodes; their minima are
-    floats, which no QuantizedTensor has, so `quantized` knows none of them.
+    floats, which no QuantizedTensor has, so `quantized` knows none of them, and `blocks` does.
     held: of each tensor of the original where it lies.
     """
 
-    checkpoint: Checkpoint
-    spec: DecoderSpec
-    format: Format
-    shapes: dict[str, tuple[int, ...]]
     held: Mapping[str, HeldTensor]
 
     @classmethod
-    def of(cls, checkpoint: Checkpoint, fmt: Format) -> "GgufWeights":
+    def of(cls, checkpoint: Checkpoint) -> "GgufWeights":
         """CheckpointError for a file that is not of the model of the config.json beside it."""
         found = match(checkpoint)
         checkpoint = replace(checkpoint, config=found.config)
-        return cls(checkpoint, found.spec, fmt, found.shapes, found.held)
+        return cls(checkpoint, found.spec, found.held)
 
     @property
-    def checkpoints(self) -> tuple[Checkpoint, ...]:
-        return (self.checkpoint,)
+    def format(self) -> Format:
+        return FORMATS[NAME]
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: held.shape for name, held in self.held.items()}
 
     @property
     def plain_dtype(self) -> torch.dtype:
@@ -64,13 +62,6 @@ class GgufWeights:
             return PLAIN[kind]
         text = text_config(self.checkpoint.config)[1]
         return _SAID.get(str(text.get("dtype", text.get("torch_dtype"))), torch.bfloat16)
-
-    @property
-    def kv_cache(self) -> ActivationScheme | None:
-        return None
-
-    def with_checkpoint(self, checkpoint: Checkpoint) -> Self:
-        return replace(self, checkpoint=checkpoint)
 
     def read(self, tensor: str, *, check_finite: bool = False) -> Tensor:
         held = self.held[tensor]
@@ -88,15 +79,19 @@ class GgufWeights:
         """Rows start..stop of a tensor as the file has them, all where they change places."""
         info, piece = held.info, held.piece
         rows = _rows(piece.shape)
-        width = held.nbytes // rows
-        first = held.place * held.nbytes
-        data = self.checkpoint.read_bytes(info.name, first + start * width, first + stop * width)
-        values = _decoded(info.dtype, data, stop - start)
+        values = _decoded(info.dtype, self._bytes(held, start, stop), stop - start)
         values = values if len(piece.shape) > 1 else values.reshape(-1)
         if check_finite:
             self._refuse_nonfinite(info.name, values, start)
         values = piece.original(values) if stop - start == rows else values
         return values - piece.added if piece.added else values
+
+    def _bytes(self, held: HeldTensor, start: int, stop: int) -> Tensor:
+        """uint8, of rows start..stop as the file has them."""
+        first, width = held.place * held.nbytes, held.nbytes // _rows(held.piece.shape)
+        return self.checkpoint.read_bytes(
+            held.info.name, first + start * width, first + stop * width
+        )
 
     def _refuse_nonfinite(self, name: str, values: Tensor, start: int) -> None:
         bad = find_nonfinite(values)
@@ -111,39 +106,22 @@ class GgufWeights:
         return None if held is None else held.info.dtype
 
     def is_quantized(self, linear: str) -> bool:
-        kind = self.stored_in(f"{linear}.weight")
-        return kind is not None and KINDS[kind].block > 1
+        return in_blocks(self.stored_in(f"{linear}.weight"))
 
     def nbytes(self, tensor: str) -> int:
         """What a tensor of the original takes in the file."""
         return self.held[tensor].nbytes
 
-    def scheme(self, linear: str) -> QuantScheme | None:
-        return None
-
-    def transposed(self, linear: str) -> bool:
-        return conv1d.by_config_or_family(self.checkpoint.config)(linear)
-
-    def quantized(self, tensor: str) -> QuantizedTensor | None:
-        return None
-
-    def outlined(self, tensor: str) -> QuantizedTensor | None:
-        return None
-
-    def beside(self, linear: str) -> Beside:
-        return Beside()
-
-    def outliers(self, tensor: str) -> OutlierColumns | None:
-        return None
-
-    def outlier_columns(self, linear: str) -> int | None:
-        return None
-
-    def activation(self, linear: str) -> InputQuantization | None:
-        return None
-
-    def cache(self, block: BlockSpec) -> tuple[InputQuantization, InputQuantization] | None:
-        return None
+    def blocks(self, tensor: str, *, check_finite: bool = False) -> BlockTensor | None:
+        held = self.held.get(tensor)
+        if held is None or not in_blocks(held.info.dtype):
+            return None
+        rows = _rows(held.piece.shape)
+        data = self._bytes(held, 0, rows).view(rows, -1)
+        found = BlockTensor(held.info.dtype, held.piece.in_place(data))
+        if check_finite and not found.is_finite:
+            self.read(tensor, check_finite=True)  # which says where
+        return found
 
 
 def scan_gguf(checkpoint: Checkpoint) -> Iterator[tuple[str, NonFinite | None]]:
