@@ -88,6 +88,8 @@ def test_paths_say_why_nothing_faster_runs(monkeypatch: pytest.MonkeyPatch) -> N
         said = f"{HERE[0]}: COMPRESS_MODEL_ISA says so; this processor runs {HERE[-1]}"
         assert paths()["instruction set"] == said
         assert "these need avx512_bf16" in paths()["gram"]
+        exact = "compiled, decoded to memory, not decoded in registers: these need avx512"
+        assert paths()["packed codes, exact"] == exact
     monkeypatch.setattr("compress_kernels.ops.pairs._X86", False)
     assert paths()["linear in bf16"] == "by torch: compiled for x86 alone"
 
