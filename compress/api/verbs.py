@@ -23,6 +23,7 @@ from compress.comparison import compare as comparing
 from compress.comparison.options import CompareOptions
 from compress.convert.report import ExportReport
 from compress.evaluation.evaluate_checkpoint import EvaluationOptions, evaluate_checkpoint
+from compress.machine.instruction_set import check_instruction_set
 from compress.plan.plan import Plan
 from compress.recipe import Recipe
 from compress.report.comparison.records import Comparison
@@ -40,11 +41,12 @@ T = TypeVar("T")
 
 
 def _in_python(verb: Callable[P, T]) -> Callable[P, T]:
-    """The verb with refusals in the words of Python."""
+    """The verb with refusals in the words of Python, that of an instruction set first."""
 
     @wraps(verb)
     def worded(*args: P.args, **kwargs: P.kwargs) -> T:
         with python_words():
+            check_instruction_set()
             return verb(*args, **kwargs)
 
     return worded
@@ -108,6 +110,7 @@ def compare(
     results of its source. recipes: all built-in ones when left out. asked: what for, and limits.
     """
     with python_words(RESUMED_COMPARISON), listening(progress) as listener:
+        check_instruction_set()
         return comparing.compare(
             models, out, recipes=recipes, asked=asked, options=options, progress=listener
         )

@@ -16,9 +16,10 @@ import click
 
 from compress.cli.complaints import of_environment, of_user, shortened
 from compress.cli.printing import complain
-from compress.cli.process import check_instruction_set, leave, tune_process
+from compress.cli.process import leave, tune_process
 from compress.cli.streams import open_streams
 from compress.errors import CompressError
+from compress.machine.instruction_set import check_instruction_set
 from compress.version import VERSION
 
 # name -> (module, one line for the overview); a module is imported when its command is named.

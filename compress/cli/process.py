@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import NoReturn
 
-from compress.errors import OutputError, RequestError
+from compress.errors import OutputError
 
 # mallopt: blocks from this size on are mapped, and go back to the system when freed (the most that
 # glibc allows); how much freed memory below may stay at the heap's end.
@@ -32,18 +32,6 @@ def tune_process() -> None:
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     _tune({_MMAP_THRESHOLD: _MMAP_BYTES, _TRIM_THRESHOLD: _TRIM_BYTES})
-
-
-def check_instruction_set() -> None:
-    """RequestError, before anything is read, where COMPRESS_MODEL_ISA cannot run here."""
-    if not os.environ.get("COMPRESS_MODEL_ISA"):
-        return  # and torch need not be imported
-    from compress_kernels.cpu import levels
-
-    try:
-        levels.chosen()
-    except levels.InstructionSetError as error:
-        raise RequestError(str(error)) from None
 
 
 def give_back() -> None:

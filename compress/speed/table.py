@@ -61,7 +61,8 @@ def _model(model: dict[str, Any], free: int | None) -> Iterator[str]:
 
 def _summary(model: dict[str, Any]) -> Iterator[tuple[str, str]]:
     stored = ", ".join(f"{size(count)} {name}" for name, count in model["stored_bytes"].items())
-    yield "weights", f"{size(model['weight_bytes'])} in memory; products: {stored}"
+    rounded = "" if model["math"] == "exact" else f", codes by {model['math']}"
+    yield "weights", f"{size(model['weight_bytes'])} in memory; products{rounded}: {stored}"
     texts, tokens = counted(model["cache_texts"], "text"), counted(model["cache_tokens"], "token")
     whole = ", ".join(f"{size(n)} of {count}" for count, n in model["kv_bytes_of_text"].items())
     each = f"{size(model['kv_bytes_per_token'])} a token, a text {whole}"

@@ -19,10 +19,15 @@ _OPS: Mapping[str, tuple[str, levels.Level, str]] = MappingProxyType(
             "",
         ),
         _BF16: ("bf16 dot products", levels.BF16, "compiled, products of fp32"),
-        "packed codes": (
+        "packed codes, exact": (
+            "decoded in registers",
+            levels.AVX512,
+            "compiled, decoded to memory",
+        ),
+        "packed codes, int16 and int8": (
             "VNNI dots of 8-bit numbers",
             levels.VNNI,
-            "compiled, products of 16 bits",
+            "compiled, products of 16 bits or more",
         ),
         "attention": ("compiled", levels.BASELINE, ""),
         "norms, rotations, gates, experts, rounding, cache": ("compiled", levels.BASELINE, ""),

@@ -166,3 +166,23 @@ def test_who_listens() -> None:
 def test_mistakes_are_compress_errors(tmp_path: Path) -> None:
     with pytest.raises(CompressError, match="does not exist"):
         compress.plan("int4-rtn", tmp_path / "nothing")
+
+
+@pytest.mark.parametrize("verb", ["plan", "run", "compare", "evaluate", "export", "open_model"])
+def test_an_instruction_set_is_refused_first(
+    verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the model, which is not there, is looked at."""
+    monkeypatch.setenv("COMPRESS_MODEL_ISA", "avx9")
+    missing, out = tmp_path / "nothing", tmp_path / "out"
+    calls = {
+        "plan": lambda: compress.plan("int4-rtn", missing),
+        "run": lambda: compress.run("int4-rtn", missing, out),
+        "compare": lambda: compress.compare(missing, out),
+        "evaluate": lambda: compress.evaluate(missing, ["text"]),
+        "export": lambda: compress.export(missing, "gguf", out),
+        "open_model": lambda: compress.open_model(missing),
+    }
+    with pytest.raises(CompressError, match="COMPRESS_MODEL_ISA is 'avx9'; this processor runs"):
+        calls[verb]()
+    assert not out.exists()

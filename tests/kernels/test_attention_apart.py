@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from compress_kernels.cpu import attention as compiled
 from compress_kernels.cpu.library import native
@@ -14,6 +15,8 @@ from compress_kernels.paged import StoredStates, TokenPlaces
 LIBC = ctypes.CDLL(None)
 M_PERTURB = -6  # of glibc's malloc.h
 LENGTH, BLOCK, HEADS, KV_HEADS, WIDTH = 1100, 16, 4, 2, 24
+# Positions at the edges of runs of 256, and of blocks of 5, 24, 64 and 300.
+EDGES = [0, 4, 5, 23, 24, 63, 64, 254, 255, 256, 257, 299, 300, 510, 511, 512, 513, 767, 768, 1099]
 
 
 @pytest.fixture
@@ -33,11 +36,15 @@ def poisoned() -> Iterator[None]:
         LIBC.mallopt(M_PERTURB, 0)
 
 
-def attend(rows: Tensor, threads: int, window: int | None) -> Tensor:
-    """Of some positions of one text."""
+def attend(rows: Tensor, threads: int, window: int | None, block: int = BLOCK) -> Tensor:
+    """Of some positions of one text, in blocks of so many."""
     random = torch.Generator().manual_seed(0)
-    blocks = -(-LENGTH // BLOCK)
-    keys, values = (torch.randn(blocks, KV_HEADS, BLOCK, WIDTH, generator=random) for _ in range(2))
+    blocks = -(-LENGTH // block)
+    whole = (torch.randn(KV_HEADS, LENGTH, WIDTH, generator=random) for _ in range(2))
+    keys, values = (
+        pad(x, (0, 0, 0, blocks * block - LENGTH)).unflatten(1, (blocks, block)).transpose(0, 1)
+        for x in whole
+    )
     q = torch.randn(LENGTH, HEADS, WIDTH, generator=random)[rows]
     table = torch.arange(blocks, dtype=torch.int32)[None]
     places = TokenPlaces(table, torch.zeros(len(rows), dtype=torch.int32), rows)
@@ -45,7 +52,11 @@ def attend(rows: Tensor, threads: int, window: int | None) -> Tensor:
     torch.set_num_threads(threads)
     try:
         return compiled.paged_attention(
-            q, StoredStates(keys, values), places, scale=0.2, window=window
+            q,
+            StoredStates(keys.contiguous(), values.contiguous()),
+            places,
+            scale=0.2,
+            window=window,
         )
     finally:
         torch.set_num_threads(before)
@@ -65,3 +76,16 @@ def test_nothing_is_read_that_was_not_written(rows: list[int], window: int | Non
     assert alone.isfinite().all()
     for threads in (2, 4):
         assert torch.equal(attend(torch.tensor(rows), threads, window), alone)
+
+
+@pytest.mark.skipif(native().library is None, reason=native().reason)
+@pytest.mark.parametrize("window", [None, 300])
+@pytest.mark.parametrize("block", [1, 5, 24, 64, 300])
+def test_runs_may_begin_inside_of_a_block(block: int, window: int | None) -> None:
+    """Runs are of 256 positions, whatever blocks are; a token alone and beside others."""
+    edges = torch.tensor(EDGES)
+    want = attend(edges, 1, window)
+    for threads in (1, 3):
+        assert torch.equal(attend(edges, threads, window, block), want)
+        for i in range(threads, len(EDGES), 5):
+            assert torch.equal(attend(edges[i : i + 1], threads, window, block)[0], want[i])

@@ -18,7 +18,7 @@ from compress_kernels.reference import attention as reference
 
 HEADS, KV_HEADS, DIM = 6, 2, 8
 # Around the runs of 256 positions of compiled code, and the steps of 16 inside.
-LENGTHS = (1, 15, 16, 17, 255, 256, 257, 511, 513)
+LENGTHS = (1, 15, 16, 17, 255, 256, 257, 511, 512, 513)
 Attend = Callable[..., Tensor]
 BOTH = pytest.mark.parametrize(
     "attend",

@@ -176,6 +176,8 @@ def test_each_math_has_a_line_with_its_share_of_the_bandwidth(source: Path, tmp_
     start = next(i for i, line in enumerate(lines) if "tokens/s by math" in line)
     for math, line in zip(maths, lines[start + 2 :], strict=False):
         assert re.fullmatch(rf"{math}( +[\d.,]+ +\([\d,]+ ?%\)){{2}}", line.strip())
+    said = ", codes by int16" if len(maths) > 1 else ""
+    assert any(f"in memory; products{said}: " in line for line in lines)
     page = (tmp_path / "out" / "report.html").read_text()
     assert "of bandwidth" in page
     (only,) = verbs.measure_speed(source, SpeedTexts((1,), 8, 1), every_math=True)["maths"]

@@ -12,7 +12,7 @@ from compress_kernels.paged import StoredStates, TokenPlaces
 
 
 class AttentionStruct(ctypes.Structure):
-    """Mirrors `Attention` in csrc/attention/attention.cpp."""
+    """Mirrors `Attention` in csrc/attention/attention_plan.h."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("q", "keys", "values")),

@@ -9,7 +9,7 @@ from compress_kernels.cpu.library import FLOAT_KINDS, address, native
 
 
 class LinearStruct(ctypes.Structure):
-    """Mirrors `Linear` in csrc/products/linear.cpp. stride, out_stride: numbers from row to row."""
+    """Mirrors `Linear` in csrc/products/linear.h. stride, out_stride: numbers from row to row."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("x", "weight", "bias", "out")),

@@ -4,6 +4,7 @@ only in its own code."""
 import ctypes
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -87,17 +88,32 @@ def test_paths_say_why_nothing_faster_runs(monkeypatch: pytest.MonkeyPatch) -> N
         said = f"{HERE[0]}: COMPRESS_MODEL_ISA says so; this processor runs {HERE[-1]}"
         assert paths()["instruction set"] == said
         assert "these need avx512_bf16" in paths()["gram"]
+        exact = "compiled, decoded to memory, not decoded in registers: these need avx512"
+        assert paths()["packed codes, exact"] == exact
     monkeypatch.setattr("compress_kernels.ops.pairs._X86", False)
     assert paths()["linear in bf16"] == "by torch: compiled for x86 alone"
 
 
-def wide_registers(objects: Path) -> dict[str, int]:
-    """How many lines of each object's code name a register that only AVX has."""
+# Instructions that not every x86-64 has: AVX's begin with a v, those of its masks with a k; what
+# else came with AVX2, and what compilers make of vectors by themselves where they may use SSE3 to
+# SSE4.2.
+SPECIAL = re.compile(
+    r"v\w+|k(and|or|xor|not|mov|test|shift|add|unpck)\w*"
+    r"|(popcnt|lzcnt|tzcnt|movbe|andn|bextr|blsi|blsr|blsmsk|mulx|pdep|pext|rorx|sarx|shlx|shrx)\w?"
+    r"|crc32\w*|h(add|sub)p[sd]|addsubp[sd]|movddup|mov[sh][lh]dup|insertps|extractps"
+    r"|(round|blend)\w+|pblend\w+|pmov[sz]x\w+|pinsr[bdq]|pextr[bdq]|p(min|max)(sb|uw|sd|ud)"
+    r"|pshufb|ptest|pmulld|pmuldq|packusdw|pcmpeqq|pcmpgtq|pabs\w|psign\w|palignr|phadd\w+"
+)
+
+
+def special(objects: Path) -> dict[str, set[str]]:
+    """Of each object the instructions that not every processor has."""
     found = {}
     for path in objects.glob("*.o"):
         command = ["objdump", "-d", "--no-show-raw-insn", str(path)]
         text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        found[path.name] = sum("%ymm" in line or "%zmm" in line for line in text.splitlines())
+        lines = (line.partition(":\t")[2].split() for line in text.splitlines())
+        found[path.name] = {line[0] for line in lines if line and SPECIAL.fullmatch(line[0])}
     return found
 
 
@@ -106,7 +122,18 @@ def wide_registers(objects: Path) -> dict[str, int]:
 def test_what_runs_everywhere_needs_nothing_special(tmp_path: Path) -> None:
     base, _ = build.sources()
     build.compile_objects("g++", base, (), tmp_path)
-    assert wide_registers(tmp_path) == {"team.o": 0}
+    assert special(tmp_path) == {"team.o": set()}
+
+
+@needs_x86
+@needs_tools
+def test_what_needs_more_is_seen(tmp_path: Path) -> None:
+    """Or no file would have anything special."""
+    _, rest = build.sources()
+    small = [source for source in rest if source.name == "gates.cpp"]
+    build.compile_objects("g++", small, ("-mavx2", "-mfma"), tmp_path)
+    (found,) = special(tmp_path).values()
+    assert any("fmadd" in name for name in found)
 
 
 @needs_x86
@@ -117,7 +144,7 @@ def test_a_bundle_has_every_level_apart(tmp_path: Path, monkeypatch: pytest.Monk
     for name, sources in (("base", base), ("baseline", rest)):
         (tmp_path / name).mkdir()
         build.compile_objects("g++", sources, (), tmp_path / name)
-        assert not any(wide_registers(tmp_path / name).values())
+        assert not any(special(tmp_path / name).values())
     path = tmp_path / "all.so"
     bundle(path)
 
@@ -142,11 +169,22 @@ def test_a_bundle_has_every_level_apart(tmp_path: Path, monkeypatch: pytest.Monk
         compiled.team_quota(ctypes.c_double(0.0))
 
 
+def kernel_tests() -> list[Path]:
+    folder = Path(__file__).parents[1]
+    return sorted(path for path in folder.rglob("test_*.py") if path.stem not in LEFT_OUT)
+
+
+def test_levels_are_held_to_the_tests_of_products() -> None:
+    """Were none found, pytest would run whatever it finds by itself."""
+    found = {path.stem for path in kernel_tests()}
+    assert {"test_packed", "test_packed_floats", "test_packed_rounding", "test_linear"} < found
+    assert {"test_pairs", "test_paged_attention", "test_rows"} < found
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("level", HERE)
 def test_every_level_passes_the_tests_of_the_kernels(level: str) -> None:
-    folder = Path(__file__).parent
-    tests = [str(path) for path in folder.glob("test_*.py") if path.stem not in LEFT_OUT]
+    tests = [str(path) for path in kernel_tests()]
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
     environment = {**os.environ, levels.VARIABLE: level}
     done = subprocess.run(

@@ -175,6 +175,11 @@ linear(x, w); time.sleep(0.01)
 assert of_others() < 0.002
 os.sched_setaffinity(0, allowed)
 assert torch.equal(linear(x, w), want)
+torch.set_num_threads(1)
+time.sleep(0.01)
+assert of_others() < 0.002
+torch.set_num_threads(4)
+assert torch.equal(linear(x, w), want)
 native().library.team_quota(1.0)
 time.sleep(0.01)
 assert of_others() < 0.002

@@ -1,5 +1,6 @@
 """Rows times codes in panels: decoded products' own bits, whole numbers' exact sums, any rows."""
 
+import ctypes
 from dataclasses import replace
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from torch import Tensor
 
 from compress_kernels.cpu.library import native
+from compress_kernels.cpu.packed import function_of, packed_struct
 from compress_kernels.ops.linear import linear
 from compress_kernels.ops.packed import layout_for, packed_linear, takes_group
 from compress_kernels.panels import (
@@ -25,8 +27,8 @@ from compress_kernels.reference import packed as reference
 
 needs_native = pytest.mark.skipif(native().library is None, reason=native().reason)
 MATHS: tuple[Math, ...] = ("exact", "int16", "int8")
-ROWS = (1, 2, 3, 4, 5, 8, 16, 17, 64)
-SHAPES = ((37, 100), (33, 301), (16, 256), (50, 520))
+ROWS = (1, 2, 3, 4, 5, 8, 16, 17, 64, 513)
+SHAPES = ((37, 100), (16, 256), (50, 520))
 # Dtypes of scales and of decoded numbers.
 STORED = ((torch.bfloat16, torch.bfloat16), (torch.float32, torch.float16), (torch.float16,) * 2)
 
@@ -87,27 +89,37 @@ def check(panels: Panels, math: Math, rows: tuple[int, ...] = ROWS) -> None:
 @needs_native
 @pytest.mark.parametrize("math", MATHS)
 @pytest.mark.parametrize("bits", [2, 4, 8])
-@pytest.mark.parametrize("group", [16, 32, 64, 128, 256, 0], ids=lambda g: f"g{g}" if g else "row")
-def test_bits_are_those_of_the_definition(bits: int, group: int, math: Math) -> None:
-    """Odd outputs, columns and last groups, with zeros and without, permuted columns."""
-    for i, (n, k) in enumerate(SHAPES):
-        panels = made(
-            layout_for(math), (n, k), bits, group or k,
-            zeros=i % 2 == bits // 4 % 2, permuted=i == 3, stored=STORED[i % 3],
-        )  # fmt: skip
-        check(panels, math, ROWS if i == 0 else (1, 5, 64))
+@pytest.mark.parametrize("group", [16, 32, 64, 128, 0], ids=lambda g: f"g{g}" if g else "row")
+@pytest.mark.parametrize("zeros", [False, True], ids=["sym", "asym"])
+def test_bits_are_those_of_the_definition(zeros: bool, bits: int, group: int, math: Math) -> None:
+    """Odd outputs, columns and last groups."""
+    check(made(layout_for(math), (33, 301), bits, group or 301, zeros=zeros), math)
 
 
 @needs_native
 @pytest.mark.parametrize("math", MATHS)
-def test_many_rows(math: Math) -> None:
+@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("group", [32, 64, 256, 0], ids=lambda g: f"g{g}" if g else "row")
+def test_other_shapes_dtypes_and_permuted_columns(bits: int, group: int, math: Math) -> None:
+    for i, (n, k) in enumerate(SHAPES):
+        panels = made(
+            layout_for(math), (n, k), bits, group or k,
+            zeros=i % 2 == bits // 4 % 2, permuted=i == 2, stored=STORED[i],
+        )  # fmt: skip
+        check(panels, math, (1, 5, 64))
+
+
+@needs_native
+@pytest.mark.parametrize("math", MATHS)
+def test_many_rows_of_many_columns(math: Math) -> None:
     check(made(layout_for(math), (40, 1000), 4, 128, zeros=True), math, (513,))
 
 
 @pytest.mark.parametrize("math", MATHS)
-def test_is_near_the_product_in_fp64(math: Math) -> None:
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_is_near_the_product_in_fp64(bits: int, math: Math) -> None:
     """Inputs are off by half a step of the run's largest at most."""
-    panels = made(layout_for(math), (50, 520), 4, 128, zeros=True)
+    panels = made(layout_for(math), (50, 520), bits, 128, zeros=True)
     x, weight = rows_of(520), decoded(panels).double()
     if math != "exact":
         weight = decoded(replace(panels, plain=torch.float32)).double()
@@ -127,22 +139,26 @@ def test_whole_numbers_round_to_the_largest() -> None:
 
 
 @pytest.mark.parametrize("math", MATHS)
-@pytest.mark.parametrize("value", [torch.nan, torch.inf])
-def test_what_is_not_finite_goes_through(value: float, math: Math) -> None:
-    panels = made(layout_for(math), (20, 300), 4, 64)
-    x = rows_of(300)[:6]
-    want = packed_linear(x, panels, None, math)
-    x[2, 140] = value
-    found = packed_linear(x, panels, None, math)
-    assert not found[2].isfinite().any()
-    kept = torch.arange(6) != 2
-    assert torch.equal(found[kept], want[kept])
+@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_what_is_not_finite_goes_through(value: float, bits: int, math: Math) -> None:
+    panels = made(layout_for(math), (20, 300), bits, 64)
+    whole = rows_of(300)
+    for count in (3, 6, 17):  # of few rows, and of many
+        x = whole[:count].clone()
+        want = packed_linear(x, panels, None, math)
+        x[2, 140] = value
+        found = packed_linear(x, panels, None, math)
+        assert not found[2].isfinite().any()
+        kept = torch.arange(count) != 2
+        assert torch.equal(found[kept], want[kept])
 
 
 @needs_native
 @pytest.mark.parametrize("math", MATHS)
-def test_a_row_has_the_same_bits_beside_any_others(math: Math) -> None:
-    panels = made(layout_for(math), (600, 1000), 4, 128)
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_a_row_has_the_same_bits_beside_any_others(bits: int, math: Math) -> None:
+    panels = made(layout_for(math), (600, 1000), bits, 128, zeros=bits == 2)
     x, bias = torch.randn(80, 1000), torch.randn(600)
     wide = torch.randn(80, 1500)
     wide[:, 100:1100] = x
@@ -164,17 +180,40 @@ def test_a_row_has_the_same_bits_beside_any_others(math: Math) -> None:
 
 
 @needs_native
-def test_codes_of_8_bits_do_not_saturate() -> None:
-    """All at their largest, of both signs."""
-    for sign in (127, -128):
+@pytest.mark.parametrize("math", MATHS)
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_nothing_beside_the_output_is_written(bits: int, math: Math) -> None:
+    """And nothing beside the rows is seen."""
+    for n, k, rows in ((17, 33, 1), (37, 301, 5), (9, 160, 20)):
+        panels, bias = made(layout_for(math), (n, k), bits, 32), torch.randn(n)
+        wide, apart = torch.full((rows, k + 2), torch.nan), torch.full((rows + 2, n + 2), 7.0)
+        x, out = wide[:, 1:-1], apart[1:-1, 1:-1]
+        x.copy_(rows_of(k)[:rows])
+        about = packed_struct(x, panels, bias, out, math)
+        getattr(native().library, function_of(math))(ctypes.byref(about))
+        assert torch.equal(out, packed_linear(x, panels, bias, math))
+        assert out.isfinite().all()
+        out.fill_(7.0)
+        assert (apart == 7.0).all()
+
+
+@needs_native
+@pytest.mark.parametrize("rows", ROWS[:-1])
+def test_codes_of_8_bits_do_not_saturate(rows: int) -> None:
+    """All at their largest, of both signs, and off zeros of the other sign."""
+    for sign, zero in ((127, 0), (-128, 0), (127, -128), (-128, 127)):
         codes = torch.full((16, 256), sign, dtype=torch.int8)
+        zeros = by_panel(torch.full((16, 2), zero, dtype=torch.int8)) if zero else None
         panels = Panels(
-            lay_out(codes, 8, "dots"), by_panel(torch.ones(16, 2)), None, None, (16, 256), 8, 128,
+            lay_out(codes, 8, "dots"), by_panel(torch.ones(16, 2)), zeros, None, (16, 256), 8, 128,
             "dots",
         )  # fmt: skip
         for math, largest in (("int8", 127), ("int16", 32512)):
-            x = torch.full((1, 256), float(largest))
-            assert (packed_linear(x, panels, None, math) == float(sign) * largest * 256).all()
+            for x in (float(largest), -float(largest)):
+                found = packed_linear(torch.full((rows, 256), x), panels, None, math)
+                # Each of the two runs and their sum are numbers of fp32.
+                wanted = torch.tensor((sign - zero) * x * 128) * 2
+                assert (found == wanted).all()
 
 
 @pytest.mark.parametrize("layout", ["dots", "rows"])

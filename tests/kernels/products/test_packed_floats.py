@@ -25,7 +25,8 @@ from compress_kernels.reference import packed as reference
 needs_native = pytest.mark.skipif(native().library is None, reason=native().reason)
 E4M3 = torch.float8_e4m3fn
 PLAIN = (torch.bfloat16, torch.float32, torch.float16)
-SHAPES = ((37, 112), (50, 528))
+SHAPES = ((37, 112), (50, 528), (33, 301))
+ROWS = (1, 2, 3, 4, 5, 8, 9, 16, 17, 64, 513)
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 
 
@@ -60,12 +61,12 @@ def bytes_(shape: tuple[int, int], group: int, plain: torch.dtype, *, shared: bo
 
 def check(panels: Panels, math: Math) -> None:
     n, k = panels.shape
-    x, bias = torch.randn(64, k, generator=seeded(k)), torch.linspace(-1, 1, n)
+    x, bias = torch.randn(max(ROWS), k, generator=seeded(k)), torch.linspace(-1, 1, n)
     x[5] = 0
     wanted = linear(x, decoded(panels), bias)
     if math != "exact":
         wanted = reference.packed_linear(x, panels, bias, math)
-    for m in (1, 2, 3, 5, 8, 9, 17, 64):
+    for m in ROWS:
         assert torch.equal(packed_linear(x[:m], panels, bias, math), wanted[:m]), (math, m)
     if math == "exact":
         halves = x.bfloat16(), decoded(panels).bfloat16(), bias.bfloat16()
@@ -84,6 +85,25 @@ def test_exact_has_the_bits_of_the_decoded_weight(
         check(small(shape, "rows", plain, group), "exact")
     for size, shared in ((shape[1], False), (128, False), (256, False), (48, False), (128, True)):
         check(bytes_(shape, size, plain, shared=shared), "exact")
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("count", [3, 17])
+def test_what_is_not_finite_goes_through(count: int, value: float) -> None:
+    x = torch.randn(count, 112, generator=seeded(3))
+    cases: list[tuple[Panels, Math]] = [
+        (bytes_((37, 112), 112, torch.bfloat16, shared=False), "exact"),
+        (bytes_((37, 112), 64, torch.float32, shared=True), "exact"),
+        *((small((37, 112), "dots", torch.bfloat16), math) for math in ("int16", "int8")),
+        (small((37, 112), "rows", torch.bfloat16), "exact"),
+    ]
+    for panels, math in cases:
+        want, other = packed_linear(x, panels, None, math), x.clone()
+        other[1, 70] = value
+        found = packed_linear(other, panels, None, math)
+        assert not found[1].isfinite().any()
+        kept = torch.arange(count) != 1
+        assert torch.equal(found[kept], want[kept])
 
 
 @needs_native

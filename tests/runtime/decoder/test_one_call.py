@@ -33,7 +33,7 @@ WINDOWED: dict[str, dict[str, Any]] = {
     "gemma3_text": {"sliding_window": 5},
     "llama": {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
 }
-FAMILIES = sorted({*tiny_models.TABLED, "deepseek_v3", "ministral"})
+FAMILIES = sorted((*tiny_models.TABLED, *tiny_models.LANDINGS))
 # Texts of a step: the number of each, its tokens, where they begin, the tokens of its prompt.
 Step = Sequence[Chunk]
 _bf16 = pytest.mark.skipif(not compiled_pairs(torch.device("cpu")), reason="torch multiplies")
