@@ -64,7 +64,8 @@ class Options:
 class Written:
     """files: names below the folder. notes: what was converted, widened or left out, a line each.
 
-    fused: operator of the target that does several steps at once -> how many. unfused: what stayed
+    beside: names of small files of the source that lie there too, and whose bytes do not count:
+    the artifact is one file without them. fused: operator of the target that does several steps at once -> how many. unfused: what stayed
     in single steps -> why.
     """
 
@@ -72,6 +73,7 @@ class Written:
     notes: tuple[str, ...] = ()
     fused: Mapping[str, int] = field(default_factory=dict)
     unfused: Mapping[str, str] = field(default_factory=dict)
+    beside: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
