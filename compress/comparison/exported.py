@@ -40,8 +40,9 @@ def _opened(folder: Path, kind: str, source: str) -> Weights:
         return open_weights(Checkpoint.open(folder))
     except CompressError as error:
         raise RequestError(
-            f"{folder} holds an export to {kind}, which is not opened here to be measured ({error});"
-            f" give the checkpoint that it was made of, {source}, or an export that `eval` opens"
+            f"{folder} holds an export to {kind}, which is not opened here to be measured"
+            f" ({error}); give the checkpoint that it was made of, {source}, or an export that"
+            " `eval` opens"
         ) from None
 
 
