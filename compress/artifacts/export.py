@@ -85,10 +85,11 @@ def _rounded(
         yield plan, ()
         return
     # Late: blocks of transformers' own run for it.
-    from compress.artifacts.rounding.of_export import rounded
+    from compress.artifacts.rounding.of_export import rounded, tokens_of_text
 
-    with rounded(plan, folder, progress) as found:
-        yield found.plan, found.told
+    tokens = tokens_of_text(plan)
+    with rounded(plan.source, plan.planned, tokens, folder, progress) as found:
+        yield replace(plan, planned=found.planned), found.told
 
 
 def _place(plan: ArtifactPlan, how: InPlace, *, overwrite: bool) -> in_place.InPlaceFolder:

@@ -32,8 +32,9 @@ PACKAGES = (
 class ArtifactReport:
     """The content of report.json.
 
-    source: path, format, bytes of the weight files. result: path, target, bytes, files, and
-    linked_bytes: those of the source's weights that it reads where they are. schemes: number of
+    source: path, format, bytes of the weight files. result: path, target, files, bytes (in GGUF
+    of model.gguf, not of the small files beside it), and linked_bytes: those of the source's
+    weights that it reads where they are. schemes: number of
     quantized layers of the source by scheme. exports: one row, as in the report of a run; none for
     a plan. detail: what the proof compared, a line each. fused: number of operators by name that do
     several steps at once. unfused: what stayed in single steps, and why. written: False for a plan.
@@ -84,7 +85,7 @@ class Made:
 
 
 def size_of(folder: Path, written: Written) -> int:
-    """Bytes of the files that were written into a folder."""
+    """Bytes of the files that were written into a folder, without what lies beside them."""
     return sum((folder / name).stat().st_size for name in written.files)
 
 
@@ -112,7 +113,7 @@ def build(plan: ArtifactPlan, out: Path | None, made: Made | None = None) -> Art
             "target": target,
             "bytes": plan.planned.size if made is None else made.size,
             "linked_bytes": plan.planned.linked,
-            "files": list(written.files),
+            "files": [*written.files, *written.beside],
         },
         schemes=_schemes(source),
         exports=rows,
@@ -142,7 +143,7 @@ def row(
         made.size,
         UNPROVED if proof is None else proof.level,
         None if proof is None else proof.max_logit_error,
-        tuple(written.files),
+        (*written.files, *written.beside),
         tuple(dict.fromkeys((*notes, *written.notes))),
         dict(written.fused),
         dict(written.unfused),

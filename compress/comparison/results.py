@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from compress.checkpoint import Checkpoint, resolve_model
+from compress.comparison.exported import EXPORT, report_of_export
 from compress.comparison.options import CompareOptions
 from compress.comparison.routes import Route, route_of
 from compress.errors import CompressError, RequestError
@@ -39,9 +40,11 @@ class Finished:
 
 
 def read_finished(folder: str | Path) -> Finished:
-    """OutputError for a folder without the report of a run."""
+    """OutputError for a folder without the report of a run or an export, RequestError for an export
+    that cannot be measured."""
     path = Path(folder)
-    return Finished(path.name or path.absolute().name, path.absolute(), read_json(path / REPORT))
+    report = report_of_export(path, path / REPORT) or read_json(path / REPORT)
+    return Finished(path.name or path.absolute().name, path.absolute(), report)
 
 
 def is_finished(folder: str | Path) -> bool:
@@ -53,9 +56,10 @@ def check_finished(results: Sequence[Finished]) -> None:
     for two that go by one name."""
     first = results[0]
     for each in results:
-        if each.report.command != "run":
+        if each.report.command not in ("run", EXPORT):
             raise RequestError(
                 f"{each.folder} holds the report of `{each.report.command}`; give results of `run`"
+                " or `export`"
             )
         if each.report.source.sha256 != first.report.source.sha256:
             raise RequestError(

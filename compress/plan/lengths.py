@@ -1,13 +1,21 @@
-"""Lengths of text: defaults, cut to what the model can read, and what windows are chosen on."""
+"""Lengths of text: defaults, cut to what the model can read, what windows are chosen on, and tokens
+of evaluation."""
 
 from collections.abc import Iterator
 from dataclasses import replace
 
 from compress.checkpoint.outline import Outline
 from compress.edits.hybrid import WINDOWS, HybridConfig, width_of
-from compress.errors import RecipeError
+from compress.errors import DataError, RecipeError
 from compress.recipe import EditStage, Recipe
+from compress.recipe.evaluation_config import EvaluationConfig, TextConfig
 from compress.recipe.lookup import PACKAGE
+from compress_calibration.config import SourceConfig
+from compress_calibration.readers import source_files
+
+# Bytes of a file for a token of evaluation text, fewer than most tokenizers take: the 4,096 tokens
+# of tale-6m take 2.6 of Wikipedia and 3.9 of TinyStories.
+BYTES_A_TOKEN = 2.5
 
 
 def cap_defaults(recipe: Recipe, context: int) -> tuple[Recipe, tuple[str, ...]]:
@@ -77,3 +85,30 @@ def check_rows(recipe: Recipe, model: Outline, stage: EditStage) -> None:
 def _is_default(recipe: Recipe, key: str) -> bool:
     place = recipe.places.table.get(key)
     return place is None or place.startswith(f"{PACKAGE}/")
+
+
+def evaluated_tokens(config: EvaluationConfig) -> int:
+    """Tokens that go through the blocks for all texts, about; of files by their bytes."""
+    return sum(_tokens_of(text, config) for text in config.texts)
+
+
+def _tokens_of(text: TextConfig, config: EvaluationConfig) -> int:
+    if text.kind == "self":
+        found = text.samples * text.length
+    else:
+        found = int(_file_bytes(text.source()) / BYTES_A_TOKEN)
+    if text.max_tokens is not None:
+        found = min(found, text.max_tokens)
+    # A window after the first sees as many tokens again as it scores.
+    overlap = 1 if text.kind == "self" or text.cut else 2
+    return found * overlap
+
+
+def _file_bytes(source: SourceConfig) -> int:
+    """0 for what is not there, or is no file: a check of the inputs says so."""
+    if source.kind not in ("text", "jsonl", "parquet"):
+        return 0
+    try:
+        return sum(path.stat().st_size for path in source_files(source))
+    except (DataError, OSError):
+        return 0

@@ -15,12 +15,11 @@ from compress.blocks.live import live_bytes
 from compress.checkpoint.outline import Outline
 from compress.checkpoint.shards.dtypes import TORCH_DTYPES
 from compress.edits.work import EditSize
-from compress.errors import DataError
+from compress.plan.lengths import evaluated_tokens
 from compress.plan.row_counts import ROWS_AT_ONCE, rows_at_once
 from compress.quant.scheme import QuantScheme
-from compress.recipe.evaluation_config import DEFAULT_WINDOW_CAP, EvaluationConfig, TextConfig
-from compress_calibration.config import CalibrationConfig, SourceConfig
-from compress_calibration.readers import source_files
+from compress.recipe.evaluation_config import DEFAULT_WINDOW_CAP, EvaluationConfig
+from compress_calibration.config import CalibrationConfig
 
 MB = 1_000_000
 # Resident after imports and probes, and what transformers, a model without weights and a tokenizer
@@ -37,9 +36,6 @@ SOLVED_COPIES = 5
 # Ids of the calibration tokens: they stay while blocks are calibrated. While they are stored and
 # read again there are three (VmHWM of 134 MB of ids in `calibration_tokens`: 403 MB).
 ID_BYTES, ID_COPIES = 8, 3
-# Bytes of a file for a token of evaluation text, fewer than most tokenizers take: the 4,096 tokens
-# of tale-6m take 2.6 of Wikipedia and 3.9 of TinyStories.
-BYTES_A_TOKEN = 2.5
 # Held of each weight that an exporter works on, as in compress/convert/convert.py.
 EXPORTED_BYTES = 10
 
@@ -53,7 +49,8 @@ class RunSize:
     `dtype`: of the calibrated passes; `head`: the output head, where it is solved by what it reads.
     measured: the calibration data that the schemes of a target are chosen by, where they are not
     chosen yet. exports: there are some. model: whose layers are rounded. edits: passes that change
-    the model before. drawn: the calibration data that one of them looks at."""
+    the model before. drawn: the calibration data that one of them, or an export, looks at;
+    exported_by: that an export is rounded by."""
 
     model: Outline
     spec: DecoderSpec
@@ -66,6 +63,7 @@ class RunSize:
     exports: bool = False
     edits: Sequence[EditSize] = ()
     drawn: CalibrationConfig | None = None
+    exported_by: CalibrationConfig | None = None
 
     @property
     def given(self) -> Outline:
@@ -122,7 +120,18 @@ def _needs(run_size: RunSize, held: int) -> Iterator[MemoryNeed]:
         yield from (max(pair, key=lambda need: need.bytes) for pair in zip(*both, strict=True))
     if run_size.exports:
         largest = max(info.numel for info in run_size.model.tensors.values())
-        yield MemoryNeed("export", forwards + EXPORTED_BYTES * largest)
+        worked = max(EXPORTED_BYTES * largest, _rounded_export(run_size))
+        yield MemoryNeed("export", forwards + worked)
+
+
+def _rounded_export(run_size: RunSize) -> int:
+    """As a pass that calibrates all linears; 0 where no export rounds by data."""
+    data, spec = run_size.exported_by, run_size.spec
+    if data is None:
+        return 0
+    linears = [(linear, None) for linear in spec.all_linears()]
+    size = RunSize(run_size.model, spec, linears, data, run_size.dtype)
+    return _with_ids(data, max(_calibrated(size), _outside(size)))
 
 
 def _with_ids(config: CalibrationConfig, work: int) -> int:
@@ -263,33 +272,6 @@ def _block_by_block(run_size: RunSize, config: EvaluationConfig) -> int:
     in_block = weights * width + live_bytes(spec, batch, width)
     # The final states of the source wait while the result's pass through the blocks.
     return 2 * states + max(in_block, heads) + min(KEPT_BYTES, in_block, heads)
-
-
-def evaluated_tokens(config: EvaluationConfig) -> int:
-    """Tokens that go through the blocks for all texts, about; of files by their bytes."""
-    return sum(_tokens_of(text, config) for text in config.texts)
-
-
-def _tokens_of(text: TextConfig, config: EvaluationConfig) -> int:
-    if text.kind == "self":
-        found = text.samples * text.length
-    else:
-        found = int(_file_bytes(text.source()) / BYTES_A_TOKEN)
-    if text.max_tokens is not None:
-        found = min(found, text.max_tokens)
-    # A window after the first sees as many tokens again as it scores.
-    overlap = 1 if text.kind == "self" or text.cut else 2
-    return found * overlap
-
-
-def _file_bytes(source: SourceConfig) -> int:
-    """0 for what is not there, or is no file: a check of the inputs says so."""
-    if source.kind not in ("text", "jsonl", "parquet"):
-        return 0
-    try:
-        return sum(path.stat().st_size for path in source_files(source))
-    except (DataError, OSError):
-        return 0
 
 
 def block_of(linear: LinearSpec) -> str:

@@ -43,6 +43,7 @@ from compress.plan.whole.file import BlocksPlan, WholeFile, plan_whole, whole_st
 from compress.quant.scheme import ActivationScheme
 from compress.recipe import Recipe
 from compress.recipe.placing import placed
+from compress.recipe.reading.exports import any_rounds
 from compress.recipe.seen_texts import calibrated_too
 
 ONE_FILE = "a GGUF file is one; vLLM was not tried with it"
@@ -135,8 +136,9 @@ class Plan:
 
     @property
     def looks_at_data(self) -> bool:
-        """Whether any pass reads calibration data."""
-        return self.needs_calibration or any(each.looks_at_data for each in self.passes)
+        """Whether any pass reads calibration data, or an export that rounds by it."""
+        looks = self.needs_calibration or any(each.looks_at_data for each in self.passes)
+        return looks or self.run_size.exported_by is not None
 
     @property
     def bits_per_weight(self) -> float:
@@ -361,6 +363,8 @@ def _run_size(
     dtype: torch.dtype,
 ) -> RunSize:
     head = calibrated_head(recipe, modules)
+    rounding = recipe.calibration if any_rounds(recipe.export) else None
+    drawn = any(each.looks_at_data for each in passes) or rounding is not None
     return RunSize(
         model,
         model.spec,
@@ -371,7 +375,8 @@ def _run_size(
         recipe.evaluation,
         exports=bool(recipe.export),
         edits=list(given.sizes(passes, recipe.calibration, dtype)),
-        drawn=recipe.calibration if any(each.looks_at_data for each in passes) else None,
+        drawn=recipe.calibration if drawn else None,
+        exported_by=rounding,
     )
 
 

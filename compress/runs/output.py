@@ -17,7 +17,7 @@ from compress.passes import journal as journals
 from compress.passes import outliers
 from compress.passes.identity import marks, refuse_other_result
 from compress.passes.structure.files import WORKING as WORKING_FOLDER
-from compress.plan.memory_needs import evaluated_tokens
+from compress.plan.lengths import evaluated_tokens
 from compress.plan.plan import Plan
 from compress.plan.training.files import FileBytes
 from compress.plan.training.teachers import marks_of

@@ -203,7 +203,8 @@ def _artifacts(plan: Plan, checkpoint: Checkpoint) -> Iterator[Check]:
     # Told by names and shapes: what edits will make is not there yet.
     checkpoint = replace(checkpoint, config=dict(model.config), tensors=model.tensors)
     for i, config in enumerate(recipe.export):
-        check = partial(check_artifact, config, checkpoint, plan.spec)
+        data = recipe.calibration is not None
+        check = partial(check_artifact, config, checkpoint, plan.spec, calibrated=data)
         yield partial(_placed, recipe, f"export[{i}]", check)
 
 

@@ -11,7 +11,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from compress.arch.spec import DecoderSpec
-from compress.artifacts.recipe_exports import make_artifacts
 from compress.checkpoint import (
     Checkpoint,
     claimed,
@@ -41,6 +40,7 @@ from compress.plan.training.teachers import marks_of, sealed
 from compress.recipe import Recipe, load
 from compress.report.codec import read_json
 from compress.report.schema import Export, Report, StageRecord
+from compress.runs.artifacts import artifacts_of
 from compress.runs.carry_out import carry_out
 from compress.runs.measuring import chosen_by, measure_layers
 from compress.runs.options import RunOptions
@@ -193,7 +193,7 @@ def _work(session: Session, started: datetime, *, resumed: bool) -> Report:
         gpu = peak_gpu_bytes(session.device)
         others = share_since(processor)
         stages.append(StageRecord("evaluate", seconds, peak_rss_bytes(), gpu, others=others))
-    artifacts = make_artifacts(plan.recipe, partial, session.output.out, session.progress)
+    artifacts = artifacts_of(session, journal)
     stages += [] if artifacts.stage is None else [artifacts.stage]
     for read in (session.checkpoint, *(x.checkpoint for x in session.teachers.values())):
         read.require_unchanged()  # the report says what it is

@@ -26,6 +26,9 @@ class RoundedRows(Protocol):
 Progress = Callable[[str, int, int], None]
 
 
+CALIBRATION = "the recipe's calibration"
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """What a user may choose; a field that a target does not read has no effect on it.
@@ -40,7 +43,8 @@ class Options:
     embedding: of GGUF files, how embedding and head are stored where they are dense. type: of GGUF
     files, the mixture of types that dense weights are rounded to, by llama.cpp's name (Q4_K_M).
     imatrix: path of a file of llama-imatrix, which says what errors in a column weigh. text: a
-    file, or several by a pattern: weights are rounded by what they read of it.
+    file, or several by a pattern: weights are rounded by what they read of it; in a recipe
+    CALIBRATION, the recipe's own.
     """
 
     dtype: DenseDtype | None = None
@@ -64,6 +68,9 @@ class Options:
 class Written:
     """files: names below the folder. notes: what was converted, widened or left out, a line each.
 
+    beside: names of small files of the source that lie there too, and whose bytes do not count:
+    the artifact is one file without them.
+
     fused: operator of the target that does several steps at once -> how many. unfused: what stayed
     in single steps -> why.
     """
@@ -72,6 +79,7 @@ class Written:
     notes: tuple[str, ...] = ()
     fused: Mapping[str, int] = field(default_factory=dict)
     unfused: Mapping[str, str] = field(default_factory=dict)
+    beside: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

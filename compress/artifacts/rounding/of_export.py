@@ -2,8 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+
+from torch import Tensor
 
 from compress.artifacts.plan import ArtifactPlan
 from compress.artifacts.rounding.prepare import (
@@ -17,12 +19,14 @@ from compress.blocks.skeleton import Skeleton
 from compress.checkpoint import disk
 from compress.checkpoint.shards.header import main_dtype
 from compress.events import Event, Progress
+from compress.formats.weights import Weights
 from compress.machine.environment import compute_dtype
 from compress.methods.k_quants import KQuantsConfig
 from compress.report.units import counted
 from compress.text.tokenizer import load_tokenizer
 from compress_calibration.config import CalibrationConfig, SourceConfig
 from compress_calibration.dataset import build
+from compress_exporters.exporter import PlannedExport
 from compress_exporters.gguf.target import PlannedGguf
 
 STAGE = "round"
@@ -33,9 +37,9 @@ IN_MEMORY = 256 << 20  # bytes of hidden states; more are kept in files
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RoundedExport:
-    """plan: of the file, with the rows that go into it. told: a line each on how they came out."""
+    """planned: the file, with the rows that go into it. told: a line each on how they came out."""
 
-    plan: ArtifactPlan
+    planned: PlannedGguf
     told: tuple[str, ...]
 
 
@@ -48,14 +52,24 @@ def data_of(text: str, context: int) -> CalibrationConfig:
 
 def beside_bytes(plan: ArtifactPlan) -> int:
     """What lies beside the file while it is made."""
-    data, dtype = _data(plan), compute_dtype(_stored(plan), "cpu", None)
-    to_round = _gguf(plan).plan.to_round
-    return working_bytes(plan.source.spec, to_round, data.samples, data.length, dtype)
+    return bytes_beside(plan.source, plan.planned, _data(plan))
+
+
+def bytes_beside(source: Weights, planned: PlannedExport, data: CalibrationConfig) -> int:
+    """As `beside_bytes`, of any calibration."""
+    dtype, to_round = compute_dtype(_stored(source), "cpu", None), as_gguf(planned).plan.to_round
+    return working_bytes(source.spec, to_round, data.samples, data.length, dtype)
 
 
 @contextmanager
-def rounded(plan: ArtifactPlan, folder: Path, progress: Progress) -> Iterator[RoundedExport]:
-    """The plan with rounded rows, which are there until the context ends.
+def rounded(
+    source: Weights,
+    planned: PlannedExport,
+    tokens: RoundingTokens,
+    folder: Path,
+    progress: Progress,
+) -> Iterator[RoundedExport]:
+    """What was planned, with rounded rows, which are there until the context ends.
 
     folder: that the artifact goes into. DataError for a text that holds too little.
     """
@@ -63,18 +77,29 @@ def rounded(plan: ArtifactPlan, folder: Path, progress: Progress) -> Iterator[Ro
     with disk.refusing(f"make {place}"):
         disk.mkdir(place)
     try:
-        yield _rounded(plan, place, progress)
+        yield _rounded(source, as_gguf(planned), tokens, place, progress)
     finally:
         with suppress(OSError):
             disk.remove_tree(place)
 
 
-def _rounded(plan: ArtifactPlan, place: Path, progress: Progress) -> RoundedExport:
-    source, spec, data, planned = plan.source, plan.source.spec, _data(plan), _gguf(plan)
+def tokens_of_text(plan: ArtifactPlan) -> RoundingTokens:
+    """Of the text that the export names."""
+    source, data = plan.source, _data(plan)
     tokenizer = load_tokenizer(source.checkpoint.small)
-    found = build(data, tokenizer, generate=None, vocab=spec.vocab, fewest=1)
-    dtype = compute_dtype(_stored(plan), "cpu", None)
-    tokens = RoundingTokens(found.ids, found.mask, data.spill_bytes, scratch=IN_MEMORY)
+    found = build(data, tokenizer, generate=None, vocab=source.spec.vocab, fewest=1)
+    return scratch_tokens(found.ids, found.mask, data)
+
+
+def scratch_tokens(ids: Tensor, mask: Tensor | None, data: CalibrationConfig) -> RoundingTokens:
+    """Of an export, which is not resumed: nothing outlives it."""
+    return RoundingTokens(ids, mask, data.spill_bytes, scratch=IN_MEMORY)
+
+
+def _rounded(
+    source: Weights, planned: PlannedGguf, tokens: RoundingTokens, place: Path, progress: Progress
+) -> RoundedExport:
+    spec, dtype = source.spec, compute_dtype(_stored(source), "cpu", None)
     skeleton = Skeleton(source.checkpoint.config, spec, dtype=dtype)
     work = block_rounding(source, planned.plan.to_round, place, KQuantsConfig())
     chain = chain_of(source, skeleton, tokens, place)
@@ -82,7 +107,7 @@ def _rounded(plan: ArtifactPlan, place: Path, progress: Progress) -> RoundedExpo
     for done, (unit, made) in enumerate(round_along(work, chain), 1):
         layers += made
         progress(Event(STAGE, unit, done, len(names), 0.0))
-    return RoundedExport(replace(plan, planned=planned.with_rows(work.blocks)), told(layers))
+    return RoundedExport(planned.with_rows(work.blocks), told(layers))
 
 
 def told(layers: Sequence[RoundedTensor]) -> tuple[str, ...]:
@@ -97,9 +122,9 @@ def told(layers: Sequence[RoundedTensor]) -> tuple[str, ...]:
     return (*lines, *(f"{count} rounded without that: {why}" for why, count in reasons.items()))
 
 
-def _gguf(plan: ArtifactPlan) -> PlannedGguf:
-    assert isinstance(plan.planned, PlannedGguf), "no other target rounds"
-    return plan.planned
+def as_gguf(planned: PlannedExport) -> PlannedGguf:
+    assert isinstance(planned, PlannedGguf), "no other target rounds"
+    return planned
 
 
 def _data(plan: ArtifactPlan) -> CalibrationConfig:
@@ -107,6 +132,6 @@ def _data(plan: ArtifactPlan) -> CalibrationConfig:
     return data_of(plan.options.text, plan.source.spec.context)
 
 
-def _stored(plan: ArtifactPlan) -> str:
+def _stored(source: Weights) -> str:
     """Dtype code that most of the source is stored in."""
-    return main_dtype(plan.source.checkpoint.tensors.values())
+    return main_dtype(source.checkpoint.tensors.values())

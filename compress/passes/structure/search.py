@@ -210,7 +210,7 @@ def _check(search: Search, point: Counts) -> None:
         search.bench.source.checkpoint, config=dict(last.config), tensors=last.tensors
     )
     for config in work.plan.recipe.export:
-        check_artifact(config, checkpoint, last.spec)
+        check_artifact(config, checkpoint, last.spec, calibrated=True)
 
 
 def _tried(search: Search, point: Counts) -> Tried:

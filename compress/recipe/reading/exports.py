@@ -1,5 +1,6 @@
 """How a recipe names artifacts for other runtimes, and what they ask of its stages."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,11 @@ def _long_form(node: Node) -> Node:
         return node
     target = Node(node.origin, node.line, node.child("to"), node.content)
     return replace(node, content={"to": target})
+
+
+def any_rounds(exports: Sequence[ExportConfig]) -> bool:
+    """Whether any rounds dense weights, by calibration data where there are some."""
+    return any(export.type is not None for export in exports)
 
 
 def check_exports(recipe: Recipe) -> None:
@@ -55,6 +61,12 @@ def _check_options(recipe: Recipe, at: str, export: ExportConfig, target: "Expor
         if value is not None and not target.blocks:
             place = recipe.at(f"{at}.{name}")
             raise RecipeError(f"{place}: is {value!r}; it is for gguf, leave it out")
+    if export.type is not None and recipe.stages:
+        stage = recipe.stages[0]
+        raise RecipeError(
+            f"{recipe.at(f'{at}.type')}: is {export.type!r}, which rounds dense weights, and"
+            f" {stage.method} has rounded them; leave it out, or take the stage k_quants alone"
+        )
 
 
 def with_signs(recipe: Recipe) -> Recipe:

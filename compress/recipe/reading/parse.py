@@ -8,7 +8,7 @@ from compress.errors import RecipeError
 from compress.quant.scheme import PRESETS, QuantScheme
 from compress.recipe.reading.budget import check_budget, check_shared
 from compress.recipe.reading.data import read_calibration, read_evaluation
-from compress.recipe.reading.exports import check_exports, read_exports, with_signs
+from compress.recipe.reading.exports import any_rounds, check_exports, read_exports, with_signs
 from compress.recipe.reading.overrides import apply_overrides
 from compress.recipe.reading.reader import (
     check_keys,
@@ -133,7 +133,7 @@ def check(recipe: Recipe) -> None:
             f"{needing[0]} needs calibration data; add 'calibration: {{sources: self}}' or name"
             " your own texts"
         )
-    if recipe.calibration is not None and not needing and not _chosen_by_data(recipe):
+    if recipe.calibration is not None and not needing and not _may_look(recipe):
         raise RecipeError(
             f"{recipe.at('calibration')}: no stage looks at calibration data; take it out"
         )
@@ -145,9 +145,10 @@ def check(recipe: Recipe) -> None:
         check_exports(recipe)
 
 
-def _chosen_by_data(recipe: Recipe) -> bool:
-    """Whether an edit may have been settled by the data, as the recipe of a result says it."""
-    return any(map(_copies, recipe.edits))
+def _may_look(recipe: Recipe) -> bool:
+    """Whether an edit may have been settled by the data, as the recipe of a result says it, or an
+    export rounds by them."""
+    return any(map(_copies, recipe.edits)) or any_rounds(recipe.export)
 
 
 def _copies(edit: EditStage) -> bool:

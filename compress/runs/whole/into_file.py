@@ -47,7 +47,7 @@ def round_into_file(session: Session, part: PassJournal, model: Callable[[], Wei
 def _write(session: Session, planned: PlannedGguf) -> Written:
     partial = session.output.partial
     count = by_tenths(session.progress, STAGE, "tenth of the file")
-    written = planned.write(partial, lambda name, done, total: count(done, total))
+    written = planned.write_alone(partial, lambda name, done, total: count(done, total))
     size = (partial / FILE).stat().st_size
     assert size == session.plan.shards.total_bytes, f"{size} bytes are not what was planned"
     return written

@@ -28,6 +28,12 @@ from compress_exporters.gguf.tokenizer.tokenizer import model_name, vocabulary
 from compress_exporters.gguf.types.choice import TypeChooser, all_scales, changes, most
 from compress_exporters.gguf.types.told import shown, told
 
+# The note on a mixture that is rounded without data.
+ALIKE = (
+    "errors of all columns weigh alike; --text FILE rounds by what they multiply and makes up for"
+    " losses, --imatrix FILE weighs them"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class GgufPlan:
@@ -206,10 +212,7 @@ def _weighed(
         of_all = f"{len(importance)} of {len(fresh)} rounded tensors"
         yield f"errors of {of_all} weigh what their columns multiply"
     elif options.type is not None:
-        yield (
-            "errors of all columns weigh alike; --text FILE rounds by what they multiply and makes"
-            " up for losses, --imatrix FILE weighs them"
-        )
+        yield ALIKE
 
 
 def _left(source: Weights) -> Iterator[str]:

@@ -29,6 +29,7 @@ from compress_exporters.gguf.plan import GgufPlan, make_plan
 from compress_exporters.gguf.readback import read_back
 from compress_exporters.gguf.write import FILE, write_file
 from compress_exporters.reference import Reference, fits, parameters, text
+from compress_exporters.sidefiles import copy_side_files
 
 NAME, EXTRA = "gguf", "gguf"
 
@@ -53,6 +54,13 @@ class PlannedGguf:
         return replace(self, plan=replace(self.plan, given=rows))
 
     def write(self, folder: Path, progress: Progress) -> Written:
+        """The file, and beside it what our own reader opens it with: config.json and the
+        tokenizer, of which llama.cpp needs nothing."""
+        alone = self.write_alone(folder, progress)
+        return replace(alone, beside=copy_side_files(self.plan.source, folder))
+
+    def write_alone(self, folder: Path, progress: Progress) -> Written:
+        """The file, into a folder that gets the others elsewhere."""
         rounded = write_file(self.plan, folder / FILE, progress)
         return Written((FILE,), (*self.notes, *rounded))
 

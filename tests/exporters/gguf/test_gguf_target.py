@@ -1,5 +1,6 @@
 """The target gguf: what is written reads back, what is rounded is told, what is wrong is found."""
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -237,7 +238,8 @@ def test_what_is_written_is_told(plain: Any, tmp_path: Path) -> None:
     options = Options(dtype="fp16")
     result = GGUF.plan(plain, options).write(tmp_path, lambda *step: told.append(step))
     assert result.files == (FILE,)
-    assert [path.name for path in tmp_path.iterdir()] == [FILE]
+    assert {path.name for path in tmp_path.iterdir()} == {FILE, *result.beside}
+    assert "config.json" in result.beside
     assert [done for _, done, _ in told] == [*range(1, told[0][2] + 1)]
     assert result.notes[0].endswith(" dense numbers are rounded to fp16")
     written_bytes = (tmp_path / FILE).stat().st_size
@@ -383,7 +385,16 @@ def test_from_the_command_line(
     assert "scales and offsets are rounded to fp16" in told.out
     assert "  proved   logits" in told.out
     assert "transformers: logits within" in told.out
-    assert {path.name for path in out.iterdir()} == {FILE, "README.md", "report"}
+    beside = {path.name for path in folder.iterdir()} - {"model.safetensors", "README.md"}
+    assert {path.name for path in out.iterdir()} == {FILE, "README.md", "report", *beside}
+    result = json.loads((out / "report" / "report.json").read_bytes())["result"]
+    assert set(result["files"]) == {FILE, *beside}
+    assert result["bytes"] == (out / FILE).stat().st_size
+    assert main([*asked, "--round-scales", "-o", str(out), "--overwrite", "--no-verify"]) == 0
+    # What the codes mean, in our own reader: config.json says no more how they were stored.
+    opened, given = source(out), source(folder)
+    name = "model.layers.1.mlp.down_proj.weight"
+    assert torch.allclose(opened.read(name), decoded(given, name), atol=1e-3)
     assert f"\nStart it\n  llama-completion -m {out}/{FILE} -p 'Once upon a time'" in told.out
     assert f"\n\n  llama-cli -m {out}/{FILE}\n\n  llama-server -m {out}/{FILE}\n\n" in told.out
     card = (out / "README.md").read_text()
