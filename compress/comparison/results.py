@@ -1,5 +1,6 @@
 """Finished results as contenders, all measured on the same tokens."""
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,8 +20,8 @@ REPORT = Path("report", "report.json")
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A result with its report. name: in the comparison. command: the line that makes it; empty
-    where nobody knows. opens: as what it is measured, where that is a file made of it. bits: of a
+    """A result with its report. name: in the comparison. command: the line that makes it again;
+    empty where nobody knows. opens: as what it is measured, where that is a file made of it. bits: of a
     weight there. of_file: what was measured of that, in place of what the report says of the
     checkpoint."""
 
@@ -42,8 +43,19 @@ class Finished:
 
 def read_finished(folder: str | Path) -> Finished:
     """OutputError for a folder without the report of a run."""
-    path = Path(folder)
-    return Finished(path.name or path.absolute().name, path.absolute(), read_json(path / REPORT))
+    path = Path(folder).absolute()
+    report = read_json(path / REPORT)
+    return Finished(path.name, path, report, _command(path, report))
+
+
+def _command(folder: Path, report: Report) -> str:
+    """The line that makes a result again, by the recipe that lies in it: as it was read, with what
+    the command line changed, and what a target chose. Empty where its source is gone."""
+    recipe, source = folder / "recipe.yaml", report.source.path
+    if not recipe.is_file() or not Path(source).exists():
+        return ""
+    line = ["run", str(recipe), "--model", source, "--out", folder.name]
+    return shlex.join(["compress-model", *line])
 
 
 def is_finished(folder: str | Path) -> bool:

@@ -1,6 +1,7 @@
 """Comparing: results are those of `run`, on the same tokens; the winner is the right one."""
 
 import json
+import shlex
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -172,6 +173,21 @@ def test_finished_results_are_measured_on_the_same_tokens(
     asked = CompareOptions(text=str(text), max_tokens=50)
     found = compare([tmp_path / "a", tmp_path / "b"], tmp_path / "on", asked=asked)
     assert (found.measured.text, found.measured.tokens) == ("words", 50)
+
+
+def test_a_finished_result_is_made_again_by_its_line(
+    source: Path, two: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for path in two:
+        run(path, source, tmp_path / path.stem, overrides=["seed=3"])
+    folders = [tmp_path / path.stem for path in two]
+    best = compare(folders, tmp_path / "out", asked=CompareOptions(kl=10.0)).best
+    assert best is not None
+    words = shlex.split(best.command)
+    (again := tmp_path / "again").mkdir()
+    monkeypatch.chdir(again)
+    assert main(words[1:]) == 0
+    assert result_of(again / best.name) == result_of(tmp_path / best.name)
 
 
 def test_results_of_other_sources_are_refused(

@@ -18,7 +18,7 @@ class Contender:
     asked for; of "gguf" the quality is that of the file, too. kl: mean KL(source || result) in nats
     a token. top1_agreement: share of tokens where both rank the same token first.
     tokens_per_second: of one text in this engine, as predicted.
-    seconds: of its run. command: the line that makes it; empty for a finished result.
+    seconds: of its run. command: the line that makes it again; empty where nobody knows.
     notes: what it says of itself. open_with: what starts it, a block to copy each.
     on_kl_front, on_perplexity_front: no other is as small and better.
     """
