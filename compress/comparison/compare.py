@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from compress.checkpoint import Checkpoint, disk, resolve_model
@@ -16,7 +17,6 @@ from compress.comparison.options import CompareOptions
 from compress.comparison.place import check_place, publish_comparison, working_in
 from compress.comparison.results import (
     Finished,
-    Ruler,
     check_finished,
     contender,
     is_finished,
@@ -25,6 +25,7 @@ from compress.comparison.results import (
     with_fronts,
 )
 from compress.comparison.routes import route_of
+from compress.comparison.ruler import Ruler
 from compress.comparison.speeds import predicted_speeds
 from compress.errors import CompressError, RequestError
 from compress.events import Progress, note, silent
@@ -146,12 +147,13 @@ class _Work:
         """Measure what is not measured alike, predict, choose, and write that down."""
         if not results:
             raise RequestError(f"nothing is left to compare: {_reasons(left)}")
-        ruler = Ruler(self.asked, self.options, self.progress)
-        measured = ruler.alike(results, settled=settled)
-        judged = [contender(each, text, self.asked) for each, text in measured]
-        left += [x for x in judged if isinstance(x, LeftOut)]
-        found = [x for x in judged if isinstance(x, Contender)]
-        comparison = self._with_speeds(found, measured[0], left)
+        with TemporaryDirectory(prefix="compress-model-") as scratch:
+            ruler = Ruler(self.asked, self.options, self.progress, Path(scratch))
+            measured = ruler.alike(results, settled=settled)
+            judged = [(each, contender(each, text, self.asked)) for each, text in measured]
+            left += [x for _, x in judged if isinstance(x, LeftOut)]
+            found = [(each, x) for each, x in judged if isinstance(x, Contender)]
+            comparison = self._with_speeds(found, measured[0], left)
         if (self.folder / KEPT).is_dir():
             disk.remove_tree(self.folder / KEPT)
         publish_comparison(comparison, self.folder)
@@ -159,20 +161,21 @@ class _Work:
 
     def _with_speeds(
         self,
-        found: list[Contender],
+        judged: Sequence[tuple[Finished, Contender]],
         first: tuple[Finished, TextQuality],
         left: Sequence[LeftOut],
     ) -> Comparison:
         each, text = first
         source = Path(each.report.source.path)
-        folders = [*(Path(x.path) for x in found), *([source] if source.is_dir() else [])]
+        own_place = [source] if source.is_dir() else []
+        folders = [*(one.opens or one.folder for one, _ in judged), *own_place]
         speeds, reason = predicted_speeds(folders, self.options, self.progress)
         found = [
             replace(x, tokens_per_second=speed)
-            for x, speed in zip(found, speeds[: len(found)], strict=True)
+            for (_, x), speed in zip(judged, speeds[: len(judged)], strict=True)
         ]
         contenders = with_fronts(found)
-        own = speeds[len(found)] if len(speeds) > len(found) else None
+        own = speeds[len(found)] if own_place else None
         winner = chosen(contenders, self.asked.wanted)
         return Comparison(
             tool="compress-model",

@@ -1,7 +1,9 @@
 """Which recipes are run: each is planned, and what the plan refuses is left out with its reason."""
 
 import json
+import re
 import shlex
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -9,7 +11,7 @@ from pathlib import Path
 from compress.comparison.options import CompareOptions
 from compress.comparison.routes import Route, route_of, why_not_for
 from compress.errors import CompressError, RecipeError
-from compress.events import Progress, note
+from compress.events import Event, Progress, note
 from compress.plan.plan import Plan
 from compress.recipe import load
 from compress.recipe.lookup import builtin_names
@@ -54,16 +56,17 @@ class Jury:
 
     def judged(self, name: str, recipe: str | Path) -> Entrant | LeftOut:
         """What is run, or why it is not."""
+        overrides: tuple[str, ...] = ()
         try:
             overrides = tuple(self._settings(recipe))
             plan = make_plan(recipe, self.model, overrides=overrides, options=self.options)
         except CompressError as error:
             if self.named:
                 raise
-            return LeftOut(name, str(error))
+            return LeftOut(name, _reason(str(error), overrides))
         reason = next(self._against(plan), None)
         if reason is not None:
-            return LeftOut(name, reason)
+            return LeftOut(name, _reason(reason, overrides))
         return Entrant(name, str(recipe), overrides, plan.estimate.seconds)
 
     def _settings(self, recipe: str | Path) -> Iterator[str]:
@@ -88,12 +91,18 @@ class Jury:
                 yield why
         yield from plan.problems
         if not self.named and any(each.trains for each in plan.passes):
-            spent = duration(plan.estimate.seconds)
-            yield f"it trains the model, about {spent} here; name it with --recipe to have it run"
-        exports = self.route is not None and self.route.export is not None
-        within, planned = self.asked.within, plan.shards.total_bytes
-        if within is not None and not exports and plan.bytes_range is None and planned > within:
+            yield "it trains the model; name it with --recipe to have it run"
+        route, within, planned = self.route, self.asked.within, plan.shards.total_bytes
+        another = route is not None and route.export is not None and route.format != plan.format
+        if within is not None and not another and plan.bytes_range is None and planned > within:
             yield f"it takes {size(planned)}, more than {size(within)}"
+
+
+def _reason(said: str, overrides: Sequence[str]) -> str:
+    """A refusal without the place of a setting that nobody has typed."""
+    for setting in overrides:
+        said = said.removeprefix(f"--set {setting}: ")
+    return re.sub(r"^export\[\d+\]: ", "", said)
 
 
 def entrants(
@@ -113,8 +122,12 @@ def entrants(
         raise RecipeError(f"two recipes are called {twice!r}; give one of their files another name")
     found: list[Entrant] = []
     left: list[LeftOut] = []
-    for name, recipe in (named or {x: x for x in builtin_names()}).items():
+    asking = (named or {x: x for x in builtin_names()}).items()
+    for number, (name, recipe) in enumerate(asking, start=1):
+        began = time.perf_counter()
         judged = jury.judged(name, recipe)
+        spent = time.perf_counter() - began
+        progress(Event("plan", f"recipe {name}", number, len(asking), spent))
         if isinstance(judged, LeftOut):
             left.append(judged)
         else:

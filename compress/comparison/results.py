@@ -1,40 +1,43 @@
 """Finished results as contenders, all measured on the same tokens."""
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from compress.checkpoint import Checkpoint, resolve_model
 from compress.comparison.exported import EXPORT, report_of_export
 from compress.comparison.options import CompareOptions
 from compress.comparison.routes import Route, route_of
-from compress.errors import CompressError, RequestError
-from compress.evaluation.evaluate_checkpoint import EvaluationOptions, evaluate_checkpoint
-from compress.events import Progress, note
+from compress.errors import RequestError
 from compress.report.codec import read_json
 from compress.report.comparison.records import Contender, LeftOut, Measuring, by_size, front
 from compress.report.records.quality import TextQuality
-from compress.report.schema import Report
+from compress.report.schema import Export, Report
 from compress.report.summary import headline
-from compress.runs.options import RunOptions
+from compress.report.terminal.copied import as_blocks
 
 REPORT = Path("report", "report.json")
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A result with its report. name: in the comparison. command: the line that makes it; empty
-    where nobody knows."""
+    """A result with its report. name: in the comparison. command: the line that makes it again;
+    empty where nobody knows. opens: as what it is measured, where that is a file made of it. bits:
+    of a weight there. of_file: what was measured of that, in place of what the report says of the
+    checkpoint."""
 
     name: str
     folder: Path
     report: Report
     command: str = ""
+    opens: Path | None = None
+    bits: float | None = None
+    of_file: TextQuality | None = None
 
     @property
     def text(self) -> TextQuality | None:
         """What it was measured on, where that has a KL and tells its tokens."""
-        found = headline(self.report)
+        found = headline(self.report) if self.opens is None else self.of_file
         whole = found is not None and None not in (found.kl, found.sha256, found.ppl_source)
         return found if whole else None
 
@@ -42,9 +45,19 @@ class Finished:
 def read_finished(folder: str | Path) -> Finished:
     """OutputError for a folder without the report of a run or an export, RequestError for an export
     that cannot be measured."""
-    path = Path(folder)
+    path = Path(folder).absolute()
     report = report_of_export(path, path / REPORT) or read_json(path / REPORT)
-    return Finished(path.name or path.absolute().name, path.absolute(), report)
+    return Finished(path.name, path, report, _command(path, report))
+
+
+def _command(folder: Path, report: Report) -> str:
+    """The line that makes a result again, by the recipe that lies in it: as it was read, with what
+    the command line changed, and what a target chose. Empty where its source is gone."""
+    recipe, source = folder / "recipe.yaml", report.source.path
+    if not recipe.is_file() or not Path(source).exists():
+        return ""
+    line = ["run", str(recipe), "--model", source, "--out", folder.name]
+    return shlex.join(["compress-model", *line])
 
 
 def is_finished(folder: str | Path) -> bool:
@@ -72,88 +85,24 @@ def check_finished(results: Sequence[Finished]) -> None:
             raise RequestError(f"two results are called {name!r}; rename one of their folders")
 
 
-@dataclass(frozen=True, slots=True)
-class Ruler:
-    """What results are measured with anew: the text that is asked for, else text of their source's
-    own, as built-in recipes have it."""
-
-    asked: CompareOptions
-    options: RunOptions
-    progress: Progress
-
-    def alike(
-        self, results: Sequence[Finished], *, settled: bool
-    ) -> list[tuple[Finished, TextQuality]]:
-        """Each with its quality on the same tokens. settled: they were run on the text that is
-        asked for.
-
-        RequestError for one that was measured on others and whose source is gone or changed.
-        """
-        tokens = [None if each.text is None else each.text.sha256 for each in results]
-        if len(set(tokens)) == 1 and tokens[0] is not None and (settled or not self.asked.text):
-            return [(each, _quality(each)) for each in results]
-        # What most have may be what the ruler says: then only the others are measured.
-        most = max(tokens, key=tokens.count)
-        odd = next((i for i, sha256 in enumerate(tokens) if sha256 != most), 0)
-        anew = {odd: self._measured(results[odd])}
-        for i, each in enumerate(results):
-            if i not in anew and tokens[i] != anew[odd].sha256:
-                anew[i] = self._measured(each)
-        return [(each, anew.get(i) or _quality(each)) for i, each in enumerate(results)]
-
-    def _how(self, text: str, most: int | None) -> EvaluationOptions:
-        place, kept = self.options.device, self.options.cache
-        return EvaluationOptions((text,), max_tokens=most, device=place, cache=kept)
-
-    def _measured(self, each: Finished) -> TextQuality:
-        """Measured anew, against the source that its report names."""
-        self.progress(note("compare", f"{each.name} is measured on the tokens of the others"))
-        text, most = self.asked.text or "self", self.asked.max_tokens
-        report = evaluate_checkpoint(
-            each.folder,
-            self._how(text, most),
-            against=_source(each),
-            progress=self.progress,
-        )
-        found = headline(report)
-        assert found is not None, "an evaluation has all texts or fails"
-        return found
-
-
-def _quality(each: Finished) -> TextQuality:
-    text = each.text
-    assert text is not None, "only results that tell their tokens come here"
-    return text
-
-
-def _source(each: Finished) -> Path:
-    """The source of a result. RequestError where it is gone, or another model by now."""
-    path, before = each.report.source.path, each.report.source.sha256
-    try:
-        found = Checkpoint.open(resolve_model(path))
-        changed = found.sha256() != before
-    except CompressError as error:
-        raise RequestError(
-            f"{each.folder} was measured on other tokens, and its source cannot be read to measure"
-            f" it anew: {error}"
-        ) from None
-    if changed:
-        raise RequestError(
-            f"{each.folder} was measured on other tokens, and its source {path} has changed since;"
-            " make it anew"
-        )
-    return found.path
+def loaded_file(each: Finished, asked: CompareOptions) -> Export | LeftOut | None:
+    """The artifact that the runtime loads, left out where it could not be made; None where it loads
+    the result itself."""
+    route = None if asked.runtime is None else route_of(asked.runtime)
+    if route is None or route.export is None or each.report.result.format == route.format:
+        return None
+    made = next((x for x in each.report.exports if x.target == route.export), None)
+    return made or LeftOut(each.name, _why_no_file(each, route))
 
 
 def contender(each: Finished, text: TextQuality, asked: CompareOptions) -> Contender | LeftOut:
     """A result in the comparison; left out where the file of the runtime could not be made."""
     result, notes = each.report.result, each.report.notes
-    route = None if asked.runtime is None else route_of(asked.runtime)
-    size, file = result.bytes, "checkpoint"
-    if route is not None and route.export is not None and result.format != route.format:
-        made = next((x for x in each.report.exports if x.target == route.export), None)
-        if made is None:
-            return LeftOut(each.name, _why_no_file(each, route))
+    made = loaded_file(each, asked)
+    if isinstance(made, LeftOut):
+        return made
+    size, file = result.bytes, "gguf" if result.format == "gguf" else "checkpoint"
+    if made is not None:
         size, file = made.bytes, made.target
         notes = (*notes, *made.notes)
     assert text.kl is not None
@@ -163,7 +112,7 @@ def contender(each: Finished, text: TextQuality, asked: CompareOptions) -> Conte
         path=str(each.folder),
         bytes=size,
         file=file,
-        bits_per_weight=result.bits_per_weight,
+        bits_per_weight=result.bits_per_weight if each.bits is None else each.bits,
         kl=text.kl,
         perplexity=text.ppl_result,
         top1_agreement=text.top1_agreement,
@@ -171,7 +120,16 @@ def contender(each: Finished, text: TextQuality, asked: CompareOptions) -> Conte
         seconds=each.report.seconds,
         command=each.command,
         notes=tuple(notes),
+        open_with=_starting(each, made, asked),
     )
+
+
+def _starting(each: Finished, made: Export | None, asked: CompareOptions) -> tuple[str, ...]:
+    """Lines that start what was asked for, a block to copy each; all that open it where nobody has
+    one for that."""
+    blocks = as_blocks(each.report.open_with) if made is None else list(made.open_with)
+    begin = "" if asked.runtime is None else route_of(asked.runtime).starts
+    return tuple([x for x in blocks if x.startswith(begin)] or blocks)
 
 
 def _why_no_file(each: Finished, route: Route) -> str:

@@ -16,20 +16,22 @@ _BLOCK = 32  # of llama.cpp's types that hold our codes as they are
 class Route:
     """name: as users say it. verdicts: names of the plan's runtimes, of which one must take the
     result. export: the target of `export` whose file the runtime loads; None where it loads the
-    checkpoint. format: of results that are that file already."""
+    checkpoint. format: of results that are that file already. starts: what lines begin with that
+    start it; empty for all lines."""
 
     name: str
     verdicts: tuple[str, ...] = ()
     export: str | None = None
     format: str | None = None
+    starts: str = ""
 
 
 _ROUTES: tuple[Route, ...] = (
-    Route("vllm", ("vLLM on GPU", "vLLM on CPU")),
-    Route("vllm-gpu", ("vLLM on GPU",)),
-    Route("vllm-cpu", ("vLLM on CPU",)),
+    Route("vllm", ("vLLM on GPU", "vLLM on CPU"), starts="vllm "),
+    Route("vllm-gpu", ("vLLM on GPU",), starts="vllm "),
+    Route("vllm-cpu", ("vLLM on CPU",), starts="vllm "),
     Route("transformers", ("transformers",)),
-    Route("llama.cpp", ("llama.cpp",), "gguf", "gguf"),
+    Route("llama.cpp", ("llama.cpp",), "gguf", "gguf", "llama-"),
     Route("onnxruntime", (), "onnx"),
     Route("onnxruntime-genai", (), "onnx-genai"),
     Route("openvino", (), "onnx"),
@@ -73,18 +75,19 @@ def _lossy(plan: Plan) -> Iterator[str]:
     if plan.kv_cache is not None:
         yield "its scales for the key/value cache have no place in the file"
     for module in plan.modules:
-        why = _no_block(module.scheme, module.linear.shape[1])
+        if module.linear.shape[1] % _BLOCK:
+            rows = f"rows of {module.linear.shape[1]} numbers"
+            yield f"{module.linear.name}: {rows} are no whole blocks of {_BLOCK}"
+        why = _no_block(module.scheme)
         if why is not None:
-            yield f"{module.linear.name}: {why}"
+            yield why
 
 
-def _no_block(scheme: QuantScheme, columns: int) -> str | None:
+def _no_block(scheme: QuantScheme) -> str | None:
     if scheme.type == "float":
         return f"{scheme.describe()}: no type of GGUF holds codes that are floats"
     if scheme.activation is not None:
         return f"{scheme.describe()}: llama.cpp rounds inputs its own way"
-    if columns % _BLOCK:
-        return f"rows of {columns} numbers are no whole blocks of {_BLOCK}"
     if scheme.granularity in ("group", "block") and scheme.group_size % _BLOCK:
         return f"groups of {scheme.group_size} are no whole blocks of {_BLOCK}"
     return None

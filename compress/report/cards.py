@@ -10,6 +10,7 @@ from compress.report.summary import (
     bits_before,
     has_before,
     headline,
+    is_of_speed,
     is_rounded,
     losses,
     model_name,
@@ -114,7 +115,8 @@ def _quality(report: Report) -> list[Html]:
     text = headline(report)
     if text is None:
         asked = [_task(row) for row in tasks.rows(report)]
-        return asked[:3] or [_card("Perplexity", units.MISSING, "not evaluated in this run")]
+        none = [_card("Perplexity", units.MISSING, "not evaluated in this run")]
+        return asked[:3] or ([] if is_of_speed(report) else none)
     change = perplexity(text)
     under = f"on {spoken_name(text)}"
     if change.relative is not None:

@@ -8,6 +8,7 @@ from compress.report.markup import Html, Node, el, join
 
 NARROW = 4  # columns that a phone shows side by side
 LONG = 30  # rows of a table that is printed
+_BESIDE = 8  # columns of plain data, of long names, that a screen shows side by side
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +106,7 @@ def _words(key: str) -> str:
 
 def _value(key: str, value: Any) -> Node:
     if isinstance(value, dict):
-        return facts_of(value) if value else units.MISSING
+        return facts_of(_of_unit(key, value)) if value else units.MISSING
     if isinstance(value, list | tuple):
         if not value:
             return units.MISSING
@@ -116,6 +117,13 @@ def _value(key: str, value: Any) -> Node:
         return ", ".join(scalar(key, item) for item in value)
     shown = scalar(key, value)
     return el("code", shown) if _is_code(key, value) else shown
+
+
+def _of_unit(key: str, free: dict[str, Any]) -> dict[str, Any]:
+    """Plain numbers of bytes by name as sizes: what they are of stands in the key above."""
+    if "bytes" not in key.split("_"):
+        return free
+    return {k: units.size(v) if isinstance(v, int) else v for k, v in free.items()}
 
 
 def _alike(items: list[Any] | tuple[Any, ...]) -> bool:
@@ -139,9 +147,16 @@ def _flat(item: dict[str, Any]) -> dict[str, Any]:
 
 
 def _table_of(key: str, items: list[Any] | tuple[Any, ...]) -> Html:
+    """Rows, or columns where they would be more than go side by side."""
     rows = [_flat(item) for item in items]
-    columns = [Column(_words(name), numeric=True) for name in rows[0]]
-    return table(_words(key), columns, [[Cell(scalar(k, x)) for k, x in r.items()] for r in rows])
+    first, *others = rows[0]
+    if len(others) < _BESIDE:
+        columns = [Column(_words(name), numeric=True) for name in rows[0]]
+        cells = [[Cell(scalar(k, x)) for k, x in row.items()] for row in rows]
+        return table(_words(key), columns, cells)
+    columns = [Column(_words(first)), *(Column(scalar(first, r[first]), True) for r in rows)]
+    cells = [[Cell(_words(k)), *(Cell(scalar(k, r[k])) for r in rows)] for k in others]
+    return table(_words(key), columns, cells)
 
 
 def _is_code(key: str, value: Any) -> bool:
@@ -155,8 +170,9 @@ def scalar(key: str, value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int | float):
+        key = key.partition(",")[0]  # of an object inside: "cache_bytes, measured"
         unit = key.rpartition("_")[2]
-        if unit == "bytes":
+        if unit == "bytes" or "_bytes_per_" in key:
             return units.size(value)
         if unit == "seconds":
             return units.duration(value)

@@ -8,7 +8,13 @@ from compress.report.markup import Html, Node, el, join
 from compress.report.parts import Cell, Column, number, scalar, section, table
 from compress.report.records.quality import MathQuality, Quality, TaskQuality, TextQuality
 from compress.report.schema import Report, Sample
-from compress.report.summary import common_prefix, layer_errors, perplexity, verdict
+from compress.report.summary import (
+    common_prefix,
+    is_of_speed,
+    layer_errors,
+    perplexity,
+    verdict,
+)
 
 _COLUMNS = [
     Column("Text"),
@@ -48,9 +54,11 @@ _TASK_COLUMNS = [
 ]
 
 
-def quality(report: Report) -> Html:
-    """Perplexity, divergence and tasks."""
+def quality(report: Report) -> Html | None:
+    """Perplexity, divergence and tasks; None where speed alone was looked at."""
     found = report.quality
+    if found is None and is_of_speed(report):
+        return None
     if found is None or not (found.texts or found.tasks):
         why = "This run measured no quality; `compress-model eval` does."
         return section("quality", "Quality", el("p", why, class_="empty"))
@@ -194,8 +202,10 @@ def _flat(key: str, value: Any) -> str:
     return json.dumps(value) if isinstance(value, dict | list | tuple) else scalar(key, value)
 
 
-def samples(report: Report) -> Html:
-    """The same prompts continued by both models."""
+def samples(report: Report) -> Html | None:
+    """The same prompts continued by both models; None where speed alone was looked at."""
+    if not report.samples and is_of_speed(report):
+        return None
     if not report.samples:
         why = report.samples_reason or "no prompts were given"
         return section("samples", "Text before and after", el("p", f"None: {why}.", class_="empty"))

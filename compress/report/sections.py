@@ -8,7 +8,7 @@ from compress.report.markup import Html, Node, el, join
 from compress.report.parts import Cell, Column, facts, facts_of, number, section, table
 from compress.report.proofs import LEVELS, loaded
 from compress.report.schema import Export, Planned, PlanVsActual, Report
-from compress.report.summary import model_changes, windowed_contexts
+from compress.report.summary import is_of_speed, model_changes, windowed_contexts
 from compress.report.terminal.copied import as_blocks
 
 
@@ -148,8 +148,10 @@ def speed(report: Report) -> Html | None:
     return section("speed", "Speed", facts_of(report.speed)) if report.speed else None
 
 
-def calibration(report: Report) -> Html:
-    """What data the run saw."""
+def calibration(report: Report) -> Html | None:
+    """What data the run saw; None where speed alone was looked at."""
+    if is_of_speed(report):
+        return None
     if not report.calibration:
         why = "No calibration data was used."
         return section("calibration", "Calibration data", el("p", why, class_="empty"))
@@ -172,9 +174,9 @@ def recipe(report: Report) -> Html:
     if report.recipe.overrides:
         lines = "\n".join(f"--set {line}" for line in report.recipe.overrides)
         overrides = join([el("h3", "Changed on the command line"), el("pre", lines)])
-    return section(
-        "recipe", "Recipe", el("pre", report.recipe.text), overrides, note=report.recipe.name
-    )
+    title = "Settings" if is_of_speed(report) else "Recipe"
+    note = report.recipe.name or None
+    return section("recipe", title, el("pre", report.recipe.text), overrides, note=note)
 
 
 def stages(report: Report) -> Html | None:
@@ -231,8 +233,8 @@ def environment(report: Report) -> Html:
         ("GPU", machine.gpu or "none used"),
     ]
     place += [(f"kernels, {name}", kind) for name, kind in machine.kernels.items()]
-    versions: list[tuple[str, Node]] = [("compress-model", report.tool)]
-    versions += [(name, version) for name, version in report.versions.items()]
+    tool = [] if report.tool in report.versions else [("tool", report.tool)]
+    versions: list[tuple[str, Node]] = [*tool, *report.versions.items()]
     columns = [
         el("div", el("h3", "Run"), facts(run)),
         el("div", el("h3", "Machine"), facts(place)),

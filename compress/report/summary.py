@@ -51,6 +51,11 @@ def compressed(report: Report) -> list[Layer]:
     return [layer for layer in last.values() if layer.skipped_reason is None]
 
 
+def is_of_speed(report: Report) -> bool:
+    """Whether speed alone was looked at, and no quality."""
+    return report.command in ("bench", "roofline")
+
+
 def has_before(report: Report) -> bool:
     """Whether there is anything to compare with; an evaluation may be of one model alone."""
     return report.source.path != report.result.path

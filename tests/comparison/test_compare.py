@@ -1,6 +1,7 @@
 """Comparing: results are those of `run`, on the same tokens; the winner is the right one."""
 
 import json
+import shlex
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -12,12 +13,14 @@ import yaml
 from compress.checkpoint import Checkpoint
 from compress.cli.main import main
 from compress.comparison import compare as comparing
+from compress.comparison.entrants import Jury
 from compress.comparison.results import is_finished, read_finished
 from compress.comparison.routes import route_of, why_not_for
 from compress.errors import CompressError, RequestError
+from compress.evaluation.evaluate_checkpoint import EvaluationOptions, evaluate_checkpoint
 from compress.formats import open_weights
 from compress.report.comparison.page import render_page
-from compress.report.comparison.records import Contender, Wanted, chosen, front
+from compress.report.comparison.records import Contender, LeftOut, Wanted, chosen, front
 from compress.report.comparison.table import render_comparison
 from compress.verbs import CompareOptions, RunOptions, compare, make_plan, run
 from helpers.exporters.gguf_readings import opened
@@ -118,8 +121,9 @@ def test_a_stopped_comparison_goes_on(
     )
     found = compare(source, out, recipes=two, asked=again)
     assert runs == ["small", "good", "good"]
-    assert [replace(x, path="", seconds=0.0) for x in found.contenders] == [
-        replace(x, path="", seconds=0.0) for x in whole.contenders
+    lasting = {"path": "", "seconds": 0.0, "open_with": ()}
+    assert [replace(x, **lasting) for x in found.contenders] == [
+        replace(x, **lasting) for x in whole.contenders
     ]
     for path in two:
         assert result_of(out / path.stem) == result_of(tmp_path / "whole" / path.stem)
@@ -169,6 +173,21 @@ def test_finished_results_are_measured_on_the_same_tokens(
     asked = CompareOptions(text=str(text), max_tokens=50)
     found = compare([tmp_path / "a", tmp_path / "b"], tmp_path / "on", asked=asked)
     assert (found.measured.text, found.measured.tokens) == ("words", 50)
+
+
+def test_a_finished_result_is_made_again_by_its_line(
+    source: Path, two: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for path in two:
+        run(path, source, tmp_path / path.stem, overrides=["seed=3"])
+    folders = [tmp_path / path.stem for path in two]
+    best = compare(folders, tmp_path / "out", asked=CompareOptions(kl=10.0)).best
+    assert best is not None
+    words = shlex.split(best.command)
+    (again := tmp_path / "again").mkdir()
+    monkeypatch.chdir(again)
+    assert main(words[1:]) == 0
+    assert result_of(again / best.name) == result_of(tmp_path / best.name)
 
 
 def test_results_of_other_sources_are_refused(
@@ -236,17 +255,59 @@ def test_what_does_not_load_is_left_out(source: Path, two: list[Path], tmp_path:
         assert stands == (known[name] != "no")
 
 
-def test_the_size_for_llamacpp_is_that_of_its_file(
-    source: Path, two: list[Path], tmp_path: Path
+def test_for_llamacpp_its_file_is_measured(
+    source: Path, two: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Size, bits, losses and speed are the file's, on the text of its run as on another."""
     pytest.importorskip("gguf")
-    asked = CompareOptions(runtime="llama.cpp", kl=10.0)
-    found = compare(source, tmp_path / "out", recipes=two[1:], asked=asked)
+    timed: list[list[str]] = []
+
+    def speeds(folders: list[Path], *rest: object) -> tuple[list[float | None], None]:
+        timed.append([Checkpoint.open(x).files[0] for x in folders])
+        return [1.0 for _ in folders], None
+
+    monkeypatch.setattr(comparing, "predicted_speeds", speeds)
+    asked, out = CompareOptions(runtime="llama.cpp", kl=10.0), tmp_path / "out"
+    found = compare(source, out, recipes=two[1:], asked=asked)
     assert not found.left_out, found.left_out
     (one,) = found.contenders
-    assert one.file == "gguf"
-    assert one.bytes == sum(x.stat().st_size for x in (tmp_path / "out").rglob("*.gguf"))
+    made = out / "good" / "gguf" / "model.gguf"
+    assert (one.file, one.bytes) == ("gguf", made.stat().st_size)
     assert """--set 'export=[{"to": "gguf"}]'""" in one.command
+    assert one.open_with
+    assert all(x.startswith("llama-") and str(made) in x for x in one.open_with)
+    assert timed == [["model.gguf", "model.safetensors"]]
+    run_s = read_finished(out / "good").text
+    assert run_s is not None
+    assert one.kl != run_s.kl
+    assert found.measured.sha256 == run_s.sha256
+    assert one.bits_per_weight == 8.5  # of Q8_0
+    held = tmp_path / "held"
+    shutil.copytree(out / "good", held, ignore=shutil.ignore_patterns("*.safetensors", "report"))
+    shutil.copy(made, held)
+    (text := tmp_path / "words.txt").write_text(WORDS * 20)
+    on = replace(asked, text=str(text))
+    shutil.copytree(out / "good", tmp_path / "twin")
+    again = compare([out / "good", tmp_path / "twin"], tmp_path / "again", asked=on)
+    own = evaluate_checkpoint(held, EvaluationOptions((str(text),)), against=source).quality
+    assert own is not None
+    assert {x.kl for x in again.contenders} == {own.texts[0].kl}
+    assert "losses are those of the GGUF files" in " ".join(render_comparison(again).split())
+
+
+def test_what_is_known_before_any_work_is_not_run(demo_model: Path) -> None:
+    asked = CompareOptions(runtime="llama.cpp", within=5_000_000)
+    jury = Jury(demo_model, asked, RunOptions(device="cpu"), named=False)
+    reasons = {
+        "gguf-q6_k": "it takes 5.20 MB, more than 5.00 MB",
+        "gqa-uptrain": "it trains the model; name it with --recipe to have it run",
+        "nvfp4": "nvfp4: no type of GGUF holds codes that are floats",
+    }
+    for name, reason in reasons.items():
+        assert jury.judged(name, name) == LeftOut(name, reason)
+    other = jury.judged("long-context-hybrid", "long-context-hybrid")
+    assert isinstance(other, LeftOut)
+    assert other.reason.startswith("model type 'ministral' has no architecture in GGUF")
 
 
 def one(name: str, size: int, kl: float, speed: float | None = None) -> Contender:
@@ -294,7 +355,7 @@ def test_table_and_page(source: Path, two: list[Path], tmp_path: Path) -> None:
     folder = str(tmp_path)
     assert all(len(line) <= 80 for line in shown.splitlines() if folder not in line)
     assert ">* small" in shown
-    assert "To make it again\n  compress-model run" in shown
+    assert "Make it again\n  compress-model run" in shown
     page = render_page(found)
     assert page.count("<svg") == 4  # for a screen, and for a telephone
     assert "http" not in page.replace("http-equiv", "")

@@ -50,7 +50,7 @@ def test_an_export_is_measured_beside_a_run(
     for name in ("exact", "rounded"):
         file = tmp_path / name / "model.gguf"
         assert each[name].bytes == file.stat().st_size
-        assert each[name].file == "checkpoint"
+        assert each[name].file == "gguf"
     assert any("Q4_0" in line for line in each["rounded"].notes)
 
 

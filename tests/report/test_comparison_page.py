@@ -1,7 +1,7 @@
 """The page of a comparison: points where their numbers are, names that cover nothing."""
 
-import random
 import re
+from dataclasses import replace
 from html import unescape
 
 import pytest
@@ -17,56 +17,12 @@ from compress.report.comparison.chart import (
     scatter,
 )
 from compress.report.comparison.page import render_page
-from compress.report.comparison.records import (
-    Comparison,
-    Contender,
-    LeftOut,
-    Measuring,
-    Wanted,
-    by_size,
-    chosen,
-    front,
-)
+from compress.report.comparison.records import LeftOut, Wanted
 from compress.report.comparison.table import render_comparison
-from compress.report.schema import Machine, Source
+from compress.report.comparison.words import of_files
+from helpers.pages.comparisons import comparison, contenders
 
 KL = Loss("KL divergence, nats a token", lambda x: x.kl, lambda x: x.on_kl_front)
-
-
-def contenders(count: int, seed: int = 0) -> tuple[Contender, ...]:
-    draw = random.Random(seed)
-    made = []
-    for i in range(count):
-        size, kl = draw.randrange(4_000_000, 8_000_000), 10 ** draw.uniform(-4, 0)
-        made.append(
-            Contender(
-                f"recipe-{i}", f"out/{i}", size, "checkpoint", 4.25, kl, 8.8 + kl, 0.9, 12_288
-            )
-        )
-    names = front((x.name, x.bytes, x.kl) for x in made)
-    return tuple(Contender(**{**_fields(x), "on_kl_front": x.name in names}) for x in by_size(made))
-
-
-def _fields(one: Contender) -> dict[str, object]:
-    return {name: getattr(one, name) for name in Contender.__dataclass_fields__}
-
-
-def comparison(found: tuple[Contender, ...], wanted: Wanted) -> Comparison:
-    winner = chosen(found, wanted)
-    return Comparison(
-        "compress-model",
-        {"torch": "2"},
-        Source("models/<b>tale</b>", "ab" * 32, 6_000_000, 12_300_000),
-        Measuring("self", 8160, "cd" * 32, 8.75, settings={"sampled_with_seed": 1}),
-        wanted,
-        found,
-        (LeftOut("odd", "groups of 16 are <i>no</i> blocks"),),
-        Machine("a processor", 2, 8_000_000_000, "AVX512"),
-        "2026-01-01T00:00:00+00:00",
-        "2026-01-01T00:01:00+00:00",
-        None if winner is None else winner.name,
-        "no table has this decoder",
-    )
 
 
 @pytest.mark.parametrize("width", [WIDE, SLIM])
@@ -87,6 +43,76 @@ def test_names_cover_neither_points_nor_each_other(width: int, seed: int) -> Non
         assert box.right <= width
         assert not any(map(box.meets, points)), names[i]
         assert not any(map(box.meets, boxes[:i])), names[i]
+
+
+@pytest.mark.parametrize("width", [WIDE, SLIM])
+@pytest.mark.parametrize("seed", range(5))
+def test_limits_stand_where_no_point_and_no_name_is(width: int, seed: int) -> None:
+    found = comparison(contenders(12, seed), Wanted(within=7_900_000, kl=0.9))
+    shown = scatter(found, replace(KL, limit=0.9), width).text
+    texts = re.findall(r'<text x="([\d.]+)" y="([\d.]+)" dy="0.32em"[^>]*>([^<]+)</text>', shown)
+    dots = re.findall(r'<circle cx="([\d.]+)" cy="([\d.]+)" r="5.0"', shown)
+    points = [Box(float(x) - 5, float(y) - 5, float(x) + 5, float(y) + 5) for x, y in dots]
+    boxes = {
+        text: Box(float(x), float(y) - 7, float(x) + 7 * len(text), float(y) + 7)
+        for x, y, text in texts
+    }
+    for limit in ("7.90 MB", "KL 0.9"):
+        box = boxes.pop(limit)
+        assert box.left >= 0
+        assert box.right <= width
+        assert not any(map(box.meets, points)), limit
+        assert not any(map(box.meets, boxes.values())), limit
+
+
+def test_a_line_that_many_results_have_is_there_once() -> None:
+    many, few = "embeddings are in Q8_0", "no code changes"
+    noted = [
+        replace(one, notes=(many, few) if i < 2 else (many,)) for i, one in enumerate(contenders(5))
+    ]
+    page = render_page(comparison(tuple(noted), Wanted()))
+    assert page.count(many) == page.count(few) == 1
+    names = [one.name for one in noted]
+    assert f"<dt>5 results</dt><dd>{many}: {', '.join(names)}</dd>" in page
+    assert f"<dt>{', '.join(names[:2])}</dt><dd>{few}</dd>" in page
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        (["gguf", "gguf"], "Sizes and losses are those of the GGUF files."),
+        (["onnx", "onnx"], "Sizes are those of the onnx files, losses those of the checkpoints."),
+        (["checkpoint", "gguf"], ""),
+        (["checkpoint", "checkpoint"], ""),
+    ],
+)
+def test_whose_numbers_they_are(files: list[str], said: str) -> None:
+    pairs = zip(contenders(2), files, strict=True)
+    found = comparison(tuple(replace(one, file=file) for one, file in pairs), Wanted())
+    assert of_files(found) == said
+    for shown in (render_page(found), " ".join(render_comparison(found).split())):
+        assert ("Sizes" in shown) == bool(said)
+        assert said in shown
+
+
+def test_what_starts_the_winner_is_there_to_be_copied() -> None:
+    lines = ("llama-cli -m best/model.gguf", "llama-server -m best/model.gguf")
+    made = [replace(one, open_with=lines, command="compress-model run it") for one in contenders(3)]
+    found = comparison(tuple(made), Wanted(kl=10.0))
+    shown, page = render_comparison(found), render_page(found)
+    assert "Start it\n  " + "\n\n  ".join(lines) + "\n" in shown
+    for line in (*lines, "compress-model run it"):
+        assert f"<pre>{line}</pre>" in page
+
+
+def test_reasons_stand_beside_names() -> None:
+    left = tuple(LeftOut(f"a-recipe-{i}", "words " * 30) for i in range(3))
+    shown = render_comparison(replace(comparison(contenders(2), Wanted()), left_out=left))
+    assert all(len(line) <= 80 for line in shown.splitlines())
+    listed = shown.partition("Not compared\n")[2].partition("\n\n")[0].splitlines()
+    assert [line.split()[0] for line in listed if not line.startswith("   ")] == [
+        each.name for each in left
+    ]
 
 
 def test_an_axis_keeps_order_and_its_ticks_are_on_it() -> None:
@@ -116,4 +142,4 @@ def test_the_page_says_it_all_and_escapes_what_it_quotes() -> None:
 def test_nothing_to_show_is_a_page_too() -> None:
     found = comparison((), Wanted(kl=0.1))
     assert "Nothing is left to be the smallest with KL of 0.1 or less." in render_page(found)
-    assert "Not compared: odd" in render_comparison(found)
+    assert "Not compared\n  odd " in render_comparison(found)

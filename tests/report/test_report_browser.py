@@ -9,10 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from compress.report.comparison.page import write_page
+from compress.report.comparison.records import Wanted
 from compress.report.html import write_html
 from compress.report.records.quality import PlainQuality, TaskNumber, TaskQuality
 from compress.report.schema import Layer, Report
 from helpers.pages.browser import CONTRAST, CUT_OFF, DARK, LIGHT, ask, browse, find, printed_pages
+from helpers.pages.comparisons import comparison, contenders
 
 pytestmark = pytest.mark.browser
 
@@ -168,6 +171,33 @@ def test_all_text_stands_out(
 
 def test_a_phone_shows_tables_whole(chromium: str, full: Path, tmp_path: Path) -> None:
     assert ask(chromium, full, tmp_path, CUT_OFF, width=400) == []
+
+
+@pytest.fixture(scope="module")
+def others(report: Report, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """The page of a comparison, and that of a bench."""
+    folder = tmp_path_factory.mktemp("others")
+    found = comparison(contenders(15), Wanted("llama.cpp", 5_000_000, 0.05))
+    line = "llama-completion -m /a/long/path/of/the/best/result/model.gguf -p 'Once' -n 100 -no-cnv"
+    noted = (replace(x, notes=("words " * 20, x.name), open_with=(line,)) for x in found.contenders)
+    write_page(replace(found, contenders=tuple(noted)), folder / "compare.html")
+    steps = [{"batch": n} | {f"between_tokens_p{p}_ms": 0.1 * n for p in range(9)} for n in (1, 64)]
+    speed = {"checkpoint": {"stored_bytes": {"int4 sym g128": 2_635_776}, "steps": steps}}
+    told = replace(report, command="bench", quality=None, samples=(), speed=speed)
+    write_html(told, folder / "bench.html")
+    return [folder / "compare.html", folder / "bench.html"]
+
+
+def test_pages_of_comparisons_and_speed_are_as_good(
+    chromium: str, others: list[Path], tmp_path: Path
+) -> None:
+    both = f"() => [({CONTRAST})(), ({CUT_OFF})()]"
+    for page in others:
+        for flag, width in ((LIGHT, 400), (DARK, 1280)):
+            found, cut_off = ask(chromium, page, tmp_path, both, flag, width=width)
+            assert not [(round(ratio, 2), text) for ratio, text in found if ratio < 4.5]
+            assert cut_off == []
+        assert 1 <= printed_pages(chromium, page, tmp_path) <= 4
 
 
 def test_a_page_is_printed_on_few_sheets(

@@ -208,6 +208,33 @@ def test_objects_of_the_same_keys_are_a_table(report: Report) -> None:
     assert section.count("<li>") == 2
 
 
+def test_a_table_of_many_columns_stands_on_its_side(report: Report) -> None:
+    steps = [{"batch": n, "cache_bytes": {"measured": n * 10**6}} for n in (1, 8)]
+    steps = [{**step, **{f"part_{i}_ms": float(i) for i in range(9)}} for step in steps]
+    shown = render_html(
+        replace(report, speed={"steps": steps, "bytes_of_text": {"192": 2_500_000}})
+    )
+    section = shown[shown.index('id="speed"') :].partition("</section>")[0]
+    titles = re.findall(r"<th[^>]*col[^>]*>([^<]*)</th>", section)
+    assert titles == ["batch", "1", "8"]
+    assert section.count("<tr") == 11
+    assert '>cache bytes, measured</th><td class="num" data-title="1">1.00 MB<' in section
+    assert "<dt>192</dt><dd>2.50 MB</dd>" in section
+
+
+@pytest.mark.parametrize("command", ["bench", "roofline"])
+def test_a_page_of_speed_has_no_empty_sections(report: Report, command: str) -> None:
+    told = {"quality": None, "samples": (), "calibration": {}, "speed": {"best_batch": 8}}
+    shown = render_html(replace(report, command=command, **told))
+    for anchor in ("quality", "samples", "calibration"):
+        assert f'id="{anchor}"' not in shown
+    assert "not evaluated in this run" not in shown
+    assert "<h2>Settings</h2>" in shown
+    other = render_html(replace(report, command="run", **told))
+    assert 'id="quality"' in other
+    assert "not evaluated in this run" in other
+
+
 @given(st.text(), st.text())
 def test_elements_escape_children_and_attributes(child: str, value: str) -> None:
     shown = el("p", child, title=value).text

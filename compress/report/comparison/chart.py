@@ -13,6 +13,9 @@ WIDE, SLIM = 960, 480  # of a page, and of a telephone's, where names are fewer
 LEFT, RIGHT, TOP, BOTTOM = 78, 24, 16, 56
 _CHARACTER, _LINE = 7.2, 15.0  # of a name, in pixels, at most
 _MARK, _NEAR = 6.0, 10.0
+Sides = Sequence[tuple[int, int]]  # of a point: to the right, and up
+_BESIDE: Sides = ((1, 0), (0, 1), (0, -1), (-1, 0), (1, 1), (1, -1), (-1, 1), (-1, -1))
+_UP: Sides = ((1, 1), *(side for side in _BESIDE if side != (1, 1)))
 _LOG_FROM = 5.0  # largest over least from which an axis is logarithmic
 
 
@@ -103,12 +106,14 @@ def scatter(found: Comparison, loss: Loss, width: int = WIDE) -> Html:
     y = axis(upwards, HEIGHT - BOTTOM, TOP, loss.title)
     spots = [(x.at(one.bytes / scale), y.at(loss.of(one))) for one in found.contenders]
     spoken = f"Size against {loss.title}: {len(spots)} results; every number is in the table."
+    dots = [Box(at - _MARK, up - _MARK, at + _MARK, up + _MARK) for at, up in spots]
+    limits, labels = _limits(found, loss, (x, y), dots)
     return el(
         "svg",
         _grid(x, y, width),
-        _limits(found, loss, x, y),
+        limits,
         _front(found, loss, spots),
-        *_points(found, loss, spots, width),
+        *_points(found, loss, spots, [*dots, *labels], width),
         viewBox=f"0 0 {width} {HEIGHT}",
         role="img",
         aria_label=spoken,
@@ -134,21 +139,43 @@ def _grid(x: Axis, y: Axis, width: int) -> Html:
     return join(parts)
 
 
-def _limits(found: Comparison, loss: Loss, x: Axis, y: Axis) -> Html:
-    """Dashed lines at what was asked for."""
+def _limits(
+    found: Comparison, loss: Loss, axes: tuple[Axis, Axis], dots: Sequence[Box]
+) -> tuple[Html, list[Box]]:
+    """Dashed lines at what was asked for, each with its number at an end where no point is; and
+    what the numbers take."""
+    x, y = axes
     parts: list[Html] = []
+    taken: list[Box] = []
     if found.wanted.within is not None:
         shown = units.size(found.wanted.within)
         at = x.at(found.wanted.within / x.unit)
-        across = f"{at:.1f}"
+        across, wide = f"{at:.1f}", _CHARACTER * len(shown)
         parts.append(el("line", x1=across, x2=across, y1=TOP, y2=HEIGHT - BOTTOM, class_="limit"))
-        parts.append(el("text", shown, x=f"{at + 5:.1f}", y=TOP + 10))
+        lefts = [at + 5] if at + 5 + wide <= x.last else [at - 5 - wide]
+        taken.append(
+            _free([(a, b) for b in (TOP + 6, HEIGHT - BOTTOM - 10) for a in lefts], wide, dots)
+        )
+        parts.append(_label(shown, taken[-1]))
     if loss.limit is not None:
-        at = y.at(loss.limit)
-        up, over = f"{at:.1f}", f"{at - 5:.1f}"
+        shown, at = f"KL {loss.limit:g}", y.at(loss.limit)
+        up, wide = f"{at:.1f}", _CHARACTER * len(shown)
         parts.append(el("line", x1=LEFT, x2=x.last, y1=up, y2=up, class_="limit"))
-        parts.append(el("text", f"KL {loss.limit:g}", x=x.last - 4, y=over, text_anchor="end"))
-    return join(parts)
+        ends = [(a, at + b) for a in (x.last - 4 - wide, LEFT + 4.0) for b in (-9.0, 11.0)]
+        taken.append(_free(ends, wide, [*dots, *taken]))
+        parts.append(_label(shown, taken[-1]))
+    return join(parts), taken
+
+
+def _free(places: Sequence[tuple[float, float]], wide: float, taken: Sequence[Box]) -> Box:
+    """The first place, of its left end and its middle, where nothing lies; else the first."""
+    boxes = [Box(x, y - _LINE / 2, x + wide, y + _LINE / 2) for x, y in places]
+    return next((box for box in boxes if not any(map(box.meets, taken))), boxes[0])
+
+
+def _label(shown: str, box: Box) -> Html:
+    middle = (box.top + box.bottom) / 2
+    return el("text", shown, x=f"{box.left:.1f}", y=f"{middle:.1f}", dy="0.32em")
 
 
 def _front(found: Comparison, loss: Loss, spots: Sequence[tuple[float, float]]) -> Html | None:
@@ -162,10 +189,15 @@ def _front(found: Comparison, loss: Loss, spots: Sequence[tuple[float, float]]) 
 
 
 def _points(
-    found: Comparison, loss: Loss, spots: Sequence[tuple[float, float]], width: int
+    found: Comparison,
+    loss: Loss,
+    spots: Sequence[tuple[float, float]],
+    covered: Sequence[Box],
+    width: int,
 ) -> list[Html]:
-    """Marks with their names, those of the front first in the choice of a place."""
-    taken = [Box(x - _MARK, y - _MARK, x + _MARK, y + _MARK) for x, y in spots]
+    """Marks with their names, those of the front first in the choice of a place: above the line,
+    which falls. covered: what no name may cover."""
+    taken = list(covered)
     order = sorted(
         range(len(spots)),
         key=lambda i: (
@@ -175,7 +207,8 @@ def _points(
     )
     names: dict[int, Html] = {}
     for i in order:
-        placed = _placed(found.contenders[i].name, spots[i], taken, width)
+        sides = _UP if loss.leads(found.contenders[i]) else _BESIDE
+        placed = _placed(found.contenders[i].name, spots[i], taken, (width, sides))
         if placed is not None:
             names[i], box = placed
             taken.append(box)
@@ -185,13 +218,13 @@ def _points(
 
 
 def _placed(
-    name: str, spot: tuple[float, float], taken: Sequence[Box], width: int
+    name: str, spot: tuple[float, float], taken: Sequence[Box], where: tuple[int, Sides]
 ) -> tuple[Html, Box] | None:
-    """A name beside its point where nothing else lies; None where there is no such place. width: of
-    the picture."""
-    wide = _CHARACTER * len(name)
+    """A name beside its point where nothing else lies; None where there is no such place. where:
+    width of the picture, and the sides of the point, the best first."""
+    wide, (width, sides) = _CHARACTER * len(name), where
     for away in (_NEAR, 18.0, 28.0):
-        for right, up in ((1, 0), (0, 1), (0, -1), (-1, 0), (1, 1), (1, -1), (-1, 1), (-1, -1)):
+        for right, up in sides:
             left = spot[0] + (away if right > 0 else -away - wide if right < 0 else -wide / 2)
             middle = spot[1] - up * (away + 2)
             box = Box(left, middle - _LINE / 2, left + wide, middle + _LINE / 2)

@@ -6,11 +6,12 @@ from compress.report import units
 from compress.report.codec import Writer, write_whole
 from compress.report.comparison.chart import SLIM, WIDE, Loss, scatter
 from compress.report.comparison.records import Comparison, Contender
-from compress.report.comparison.words import measured, title, verdict
+from compress.report.comparison.words import measured, of_files, title, verdict
 from compress.report.html import page
 from compress.report.markup import Html, Node, el, join
 from compress.report.parts import Cell, Column, facts, number, section, table
 
+_FEW = 3  # names that stand beside a line
 _COLUMNS = [
     Column("Result"),
     Column("Size", True),
@@ -85,7 +86,7 @@ def _winner(found: Comparison) -> Html | None:
             "one text in this engine, predicted",
         ),
     ]
-    made = el("pre", best.command) if best.command else el("pre", best.path)
+    made = [best.command or best.path, *best.open_with]
     shown = [
         el(
             "div",
@@ -96,7 +97,8 @@ def _winner(found: Comparison) -> Html | None:
         )
         for name, value, under in cards
     ]
-    return section("winner", best.name, el("div", *shown, class_="cards thirds"), made)
+    blocks = [el("pre", block) for block in made]
+    return section("winner", best.name, el("div", *shown, class_="cards thirds"), *blocks)
 
 
 def _charts(found: Comparison) -> list[Node]:
@@ -128,19 +130,17 @@ def _figure(found: Comparison, loss: Loss) -> Html:
 
 def _table(found: Comparison) -> Html:
     rows = [_row(found, one) for one in found.contenders]
-    files = {one.file for one in found.contenders}
-    sizes = f" Sizes are those of the {files.pop()} file." if files != {"checkpoint"} else ""
-    note = f"{measured(found)}{sizes}{_speed(found)}"
-    shown = table("Results", _COLUMNS, rows, "sortable")
+    note = " ".join(filter(None, (measured(found), of_files(found), _speed(found))))
+    shown = table("Results", _COLUMNS, rows, "sortable stack")
     return section("results", "All results", shown, note=note)
 
 
 def _speed(found: Comparison) -> str:
     if found.speed_reason is not None:
-        return f" No tokens a second: {found.speed_reason}."
+        return f"No tokens a second: {found.speed_reason}."
     speed = found.measured.tokens_per_second
     return (
-        "" if speed is None else f" The source is predicted {units.significant(speed, 3)} tokens/s."
+        "" if speed is None else f"The source is predicted {units.significant(speed, 3)} tokens/s."
     )
 
 
@@ -161,10 +161,21 @@ def _row(found: Comparison, one: Contender) -> list[Cell]:
 
 
 def _notes(found: Comparison) -> Html | None:
-    said: list[tuple[str, Node]] = [
-        (one.name, line) for one in found.contenders for line in one.notes
-    ]
-    return section("notes", "What the results say", facts(said)) if said else None
+    """Each line once, with all that say it."""
+    said: dict[str, list[str]] = {}
+    for one in found.contenders:
+        for line in dict.fromkeys(one.notes):
+            said.setdefault(line, []).append(one.name)
+    pairs = [_said(line, names) for line, names in said.items()]
+    return section("notes", "What the results say", facts(pairs)) if pairs else None
+
+
+def _said(line: str, names: list[str]) -> tuple[str, Node]:
+    """A line beside those that say it, in front of them where they are many."""
+    listed = ", ".join(names)
+    if len(names) <= _FEW:
+        return listed, line
+    return units.counted(len(names), "result"), f"{line}: {listed}"
 
 
 def _left_out(found: Comparison) -> Html | None:

@@ -15,11 +15,12 @@ class Contender:
     """A result. name: the recipe's, or the folder's where finished results are compared.
 
     bytes: what counts as its size, of `file`: "checkpoint", or the artifact of the runtime that was
-    asked for. kl: mean KL(source || result) in nats a token. top1_agreement: share of tokens where
-    both rank the same token first. tokens_per_second: of one text in this engine, as predicted.
-    seconds: of its run. command: the line that makes it; empty for a finished result.
-    notes: what it says of itself. on_kl_front, on_perplexity_front: no other is as small and
-    better.
+    asked for; of "gguf" the quality is that of the file, too. kl: mean KL(source || result) in nats
+    a token. top1_agreement: share of tokens where both rank the same token first.
+    tokens_per_second: of one text in this engine, as predicted.
+    seconds: of its run. command: the line that makes it again; empty where nobody knows.
+    notes: what it says of itself. open_with: what starts it, a block to copy each.
+    on_kl_front, on_perplexity_front: no other is as small and better.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Contender:
     seconds: float = 0.0
     command: str = ""
     notes: tuple[str, ...] = ()
+    open_with: tuple[str, ...] = ()
     on_kl_front: bool = False
     on_perplexity_front: bool = False
 

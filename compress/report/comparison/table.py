@@ -4,9 +4,11 @@ from pathlib import Path
 
 from compress.report import units
 from compress.report.comparison.records import Comparison, Contender
-from compress.report.comparison.words import measured, title, verdict
+from compress.report.comparison.words import measured, of_files, title, verdict
 from compress.report.terminal.cells import COLUMNS, clean, cut, pad, wrap
+from compress.report.terminal.copied import indented
 
+_NAME = 23  # cells, where reasons stand beside
 _WIDTHS = (20, 9, 9, 9, 9, 10, 10)  # behind a mark of two cells
 _TITLES = ("", "size", "KL", "ppl", "agree", "KV/token", "tokens/s")
 
@@ -17,19 +19,35 @@ def render_comparison(found: Comparison, page: str | Path | None = None) -> str:
     if found.contenders:
         lines += [_row("", _TITLES), "-" * COLUMNS]
         lines += [_row(_mark(found, one), _cells(one)) for one in found.contenders]
-        lines += ["", *wrap(f"* on the front of size and KL. {measured(found)}", COLUMNS)]
-        lines += wrap(_speed(found), COLUMNS)
-    for left in found.left_out:
-        lines += ["", *wrap(clean(f"Not compared: {left.name}: {left.reason}"), COLUMNS)]
+        under = ("* on the front of size and KL.", measured(found), of_files(found), _speed(found))
+        lines += ["", *wrap(" ".join(filter(None, under)), COLUMNS)]
+    lines += _left_out(found)
     said = verdict(found)
     lines += ["", *wrap(said, COLUMNS)] if said else []
-    if found.best is not None and found.best.command:
-        lines += ["", "To make it again", f"  {found.best.command}"]
     if found.best is not None:
-        lines += ["", "It is in", f"  {found.best.path}"]
+        lines += _best(found.best)
     if page is not None:
         lines += ["", "Page", f"  {page}"]
     return "\n".join(lines) + "\n"
+
+
+def _left_out(found: Comparison) -> list[str]:
+    """Names, with the reasons beside them."""
+    if not found.left_out:
+        return []
+    lines = ["", "Not compared"]
+    for left in found.left_out:
+        name = f"  {pad(cut(clean(left.name), _NAME - 3), _NAME - 2)}"
+        first, *more = wrap(clean(left.reason), COLUMNS - _NAME)
+        lines += [f"{name}{first}", *(f"{' ' * _NAME}{line}" for line in more)]
+    return lines
+
+
+def _best(one: Contender) -> list[str]:
+    """Where it is, what starts it, and how it is made again."""
+    lines = ["", "It is in", f"  {one.path}"]
+    lines += ["", "Start it", *indented(one.open_with)] if one.open_with else []
+    return lines + (["", "Make it again", f"  {one.command}"] if one.command else [])
 
 
 def _mark(found: Comparison, one: Contender) -> str:

@@ -62,3 +62,14 @@ def measured(found: Comparison) -> str:
         f" {units.size(found.source.bytes)} and has perplexity"
         f" {units.significant(text.perplexity, 4)} there."
     )
+
+
+def of_files(found: Comparison) -> str:
+    """Whose sizes and losses the numbers are, as a sentence; nothing of checkpoints."""
+    files = {one.file for one in found.contenders}
+    if len(files) != 1 or files == {"checkpoint"}:
+        return ""
+    (file,) = files
+    if file == "gguf":
+        return "Sizes and losses are those of the GGUF files."
+    return f"Sizes are those of the {file} files, losses those of the checkpoints."

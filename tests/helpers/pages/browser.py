@@ -71,7 +71,7 @@ CONTRAST = """
 """
 # Boxes that hold more than they show, and by how many pixels: [class, pixels].
 CUT_OFF = """
-() => [document.documentElement, ...document.querySelectorAll(".scroll:not(.tall):not(.plot)")]
+() => [document.documentElement, ...document.querySelectorAll(".scroll:not(.tall):not(.plot), pre")]
   .map((x) => [x.className || x.tagName, x.scrollWidth - x.clientWidth])
   .filter((x) => x[1] > 0)
 """
