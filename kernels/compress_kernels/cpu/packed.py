@@ -81,7 +81,7 @@ def packed_pairs_struct(
     return PackedPairsStruct(rows, packed_struct(x, panels, None, out, "exact"))
 
 
-def function_of(math: str, rounding: Rounding | None) -> str:
+def function_of(math: str, rounding: Rounding | None = None) -> str:
     """Of csrc, by name."""
     if isinstance(rounding, FloatRounding):
         return "float_dots"

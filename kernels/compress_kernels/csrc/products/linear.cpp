@@ -128,11 +128,15 @@ void tile(const Part<T>& p, int64_t row, int64_t output, int64_t asks, Vec* kept
   for (int j = 0; j < kWidth; ++j) w[j] = p.weight(output + j);
   const int64_t next = kWidth * p.l.columns * int64_t{sizeof(T)};
   Vec sums[kSums] = {};
-  if (kBlocks) std::copy_n(kept, kSums, sums);
+#pragma GCC unroll 16
+  for (int i = 0; i < kSums; ++i)
+    if (kBlocks) sums[i] = kept[i];
   multiply<kHeight, kWidth, kAsk>(p.laid.tile(row, p.column), w, p.columns(), w + asks,
                                   std::max(next, kStream), sums);
-  if (kBlocks) std::copy_n(sums, kSums, kept);
-  else finish<kHeight>(p.l, sums, p.laid.first + row, output);
+#pragma GCC unroll 16
+  for (int i = 0; i < kSums; ++i)
+    if (kBlocks) kept[i] = sums[i];
+  if (!kBlocks) finish<kHeight>(p.l, sums, p.laid.first + row, output);
 }
 
 // `count` tiles of rows, and kSums outputs. kept: [row of a tile, output, sum]. The first tiles of the

@@ -22,11 +22,23 @@ constexpr int64_t kKept = 256 << 10;     // numbers of rows, for the second-leve
 constexpr int64_t kDecoded = 256 << 10;  // bytes of decoded panels, for the same
 constexpr int64_t kGrain = 512 << 10;    // products worth a thread
 constexpr int64_t kFew = 8;              // rows, up to which each tile computes its numbers
+constexpr int64_t kSome = 16;            // the same, where it looks them up in tables of 16
+
+// A panel's numbers, as they are made the fastest.
+#ifdef __AVX512F__
+template <int kBits, int kCodes, int kPlain>
+using Looked =
+    std::conditional_t<tabled(kCodes, kBits), Table<kBits>, Values<kBits, kCodes, kPlain>>;
+#else
+template <int kBits, int kCodes, int kPlain>
+using Looked = Values<kBits, kCodes, kPlain>;
+#endif
 
 // As they are multiplied: in their dtype, or in fp32.
 template <int kBits, int kCodes, int kPlain, typename T>
 void decode_panel(const Packed& p, int64_t panel, T* to) {
-  if constexpr (std::is_same_v<T, Plain<kPlain>>) decode<kBits, kCodes, kPlain>(p, panel, 0, p.inputs, to, p.inputs);
+  if constexpr (std::is_same_v<T, Plain<kPlain>>)
+    decode<kBits, kCodes, kPlain, Looked<kBits, kCodes, kPlain>>(p, panel, 0, p.inputs, to, p.inputs);
 #ifdef __AVX512BW__
   else store_panel(p, panel, to);
 #endif
@@ -178,7 +190,7 @@ void in_strips(const Packed& p) {
 // Whether products take numbers from registers.
 inline bool stays(const Packed& p) {
   if (p.columns) return false;
-  return tabled(p.codes_are, p.bits) || p.rows <= kFew;
+  return p.rows <= (tabled(p.codes_are, p.bits) ? kSome : kFew);
 }
 #endif
 
