@@ -212,9 +212,8 @@ void whole(const Packed& p, const Rounded& in, const Tile& t) {
 template <int kOf, int kPlanes>
 void rows(const Packed& p, const Rounded& in, Tile t) {
   for (t.row = 0; t.row < in.count;) {
-    const int high = height(in.count - t.row, highest(kPlanes));
-    if constexpr (highest(kPlanes) == 8)
-      if (high == 8) whole<kOf, kPlanes, 8>(p, in, t);
+    const int high = height(in.count - t.row);
+    if (high == 8) whole<kOf, kPlanes, 8>(p, in, t);
     if (high == 4) whole<kOf, kPlanes, 4>(p, in, t);
     if (high == 2) whole<kOf, kPlanes, 2>(p, in, t);
     if (high == 1) whole<kOf, kPlanes, 1>(p, in, t);
