@@ -28,7 +28,7 @@ class BlockTensor:
         layout = LAYOUTS[self.kind]
         return bool(halves_of(layout, self.data.reshape(-1, layout.size)).isfinite().all())
 
-    def part(self, rows: slice) -> "BlockTensor":
+    def rows(self, rows: slice | Tensor) -> "BlockTensor":
         return BlockTensor(self.kind, self.data[rows])
 
     def decoded(self) -> Tensor:

@@ -12,7 +12,7 @@ from compress.arch.layer_cache import LayerCache
 from compress.arch.spec import BlockSpec, LinearSpec
 from compress.formats.weights import Weights
 from compress.runtime.decoder.kv import cache_bytes
-from compress.runtime.decoder.linear import embedding_bytes, facts_of, load_linear
+from compress.runtime.decoder.linear import facts_of, load_linear, looked_up_bytes
 from compress.runtime.forms.block_panels import DecodedBlocks
 from compress.runtime.forms.decoded import DecodedOnce, as_dense
 from compress.runtime.forms.dense import kept_in
@@ -55,10 +55,9 @@ def workload_of(
         counts[kind] += 1
         samples.setdefault(kind, linear)
     products = tuple(_product(weights, k, n, samples[k], arithmetic) for k, n in counts.items())
-    embedding = 0 if spec.tied else embedding_bytes(weights, arithmetic)
     return Workload(
         products=products,
-        other_bytes=embedding,
+        other_bytes=looked_up_bytes(weights, arithmetic),
         attention=tuple(_attention(how, kv_dtype or dtype)),
         chosen=how.experts_per_token,
     )
@@ -80,7 +79,7 @@ def _kinds(weights: Weights, how: Arithmetic) -> Iterator[tuple[_Kind, LinearSpe
         yield from _of_block(weights, block, how)
     head = weights.spec.head_linear()
     if head is None:
-        # It shares the embedding's weight, which is dense in memory.
+        # It shares the embedding's weight.
         head = weights.spec.embedding_linear()
     yield _Kind(facts_of(weights, head), "head"), head
 

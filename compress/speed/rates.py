@@ -194,7 +194,7 @@ def _packed(
     """Some rows of a linear's codes."""
     facts, blocks = facts_of(weights, sample), weights.blocks(sample.tensor)
     if blocks is not None:
-        return pack_blocks(blocks.part(rows), facts, arithmetic)
+        return pack_blocks(blocks.rows(rows), facts, arithmetic)
     quantized = weights.quantized(sample.tensor)
     assert quantized is not None, "it has a scheme"
     return pack_codes(quantized.part(rows), facts, arithmetic)

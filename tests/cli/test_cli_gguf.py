@@ -89,12 +89,12 @@ def test_generate_reads_folder_and_file(tale: Path, capsys: pytest.CaptureFixtur
 
 def test_an_open_model_says_how_blocks_are_multiplied(tale: Path) -> None:
     assert open_model(tale).notices == (
-        "math int16: inputs of 42 linears are rounded to 16 bits; exact rounds nothing",
-        "codes of 6 bits take 8 in memory (4 linears)",
+        "math int16: inputs of 43 linears are rounded to 16 bits; exact rounds nothing",
+        "codes of 6 bits take 8 in memory (5 linears)",
     )
     assert open_model(tale, math="int8").math == "int8"
     assert open_model(tale, math="exact").notices == (
-        "codes of 6 bits take 8 in memory (4 linears)",
+        "codes of 6 bits take 8 in memory (5 linears)",
     )
     told = open_model(tale, dtype="fp16").notices
     assert (

@@ -14,9 +14,10 @@ from compress.runtime.decoder.activations import FUNCTIONS
 from compress.runtime.decoder.attention import Attention
 from compress.runtime.decoder.latent import LatentAttention, Unfolding
 from compress.runtime.decoder.layer import DecoderLayer
-from compress.runtime.decoder.linear import Joint, Linear, load_dense, load_linear
+from compress.runtime.decoder.linear import Joint, Linear, load_dense, load_linear, load_rows
 from compress.runtime.decoder.mlp import Mixture, Mlp
 from compress.runtime.decoder.norms import Norm
+from compress.runtime.forms.block_rows import BlockRows
 from compress.runtime.forms.dense import FloatWeight, dense_weight
 from compress.runtime.forms.form import Arithmetic
 from compress.runtime.forms.pairs import PairWeight
@@ -24,6 +25,9 @@ from compress_kernels.pairs import pair_numbers
 
 if TYPE_CHECKING:
     from compress.formats.weights import Weights
+
+# What tokens are looked up in.
+Embedding = FloatWeight | PairWeight | BlockRows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,10 +71,22 @@ class Loader:
         """A weight that is more than multiplied with, in the dtype in which it is kept."""
         return load_dense(self.weights, spec, self.arithmetic)
 
-    def embedding(self, spec: LinearSpec, tied: bool) -> FloatWeight | PairWeight:
+    def embedding(self, spec: LinearSpec, tied: bool) -> Embedding:
         """tied: it is the head, too, so products read it."""
+        rows = load_rows(self.weights, spec, self.arithmetic)
+        if rows is not None:
+            return rows
         kept = self.kept(spec)
         return dense_weight(kept, self.arithmetic) if tied else FloatWeight(kept)
+
+    def head(self, spec: LinearSpec | None, embedding: Embedding) -> Linear:
+        """spec: of a head with a weight of its own; None where it is the embedding, whose blocks
+        lie once more in panels then."""
+        if spec is not None:
+            return self.linear(spec)
+        if isinstance(embedding, BlockRows):
+            return self.linear(self.weights.spec.embedding_linear())
+        return Linear(embedding)
 
     def layer(self, block: BlockSpec, rotation: int | None) -> DecoderLayer:
         """rotation: of the decoder's, which of them this block has."""

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from compress.arch.forward.kinds import Grouped, Latent
+from compress.quant.blocks import BlockTensor
 from compress.runtime.decoder.attention import Angles
 from compress.runtime.decoder.kv import KVCache
 from compress.runtime.decoder.linear import Linear
@@ -16,6 +17,7 @@ from compress.runtime.forms.dense import FloatWeight
 from compress.runtime.forms.input_rounding import code_rounding
 from compress.runtime.forms.pairs import PairWeight
 from compress.runtime.forms.panels import PackedPanels
+from compress_kernels.blocks.layouts import LAYOUTS
 from compress_kernels.cpu.attention import AttentionSettings, attention_struct
 from compress_kernels.cpu.experts import choice_struct
 from compress_kernels.cpu.linear import linear_struct
@@ -33,6 +35,7 @@ from compress_kernels.cpu.rows import (
     spread_struct,
 )
 from compress_kernels.cpu.states import states_struct
+from compress_kernels.cpu.super_blocks import decode_struct
 from compress_kernels.cpu.through_codes import through_struct
 from compress_kernels.ops.rows import Function
 from compress_kernels.paged import TokenPlaces
@@ -147,6 +150,14 @@ def gather_call(
     none = torch.zeros(1, dtype=torch.int64)
     struct = gather_struct(of, none, out, factor)
     return CompiledOp("gather_rows", struct, {"rows": rows, "index": index}, (of, out))
+
+
+def blocks_call(of: BlockTensor, index: Given, out: Tensor, factor: float = 1.0) -> CompiledOp:
+    """out: [rows, n], without gaps: rows of it decoded, times the factor."""
+    none = torch.zeros(1, dtype=torch.int64)
+    struct = decode_struct(LAYOUTS[of.kind], of.data, out, none, factor)
+    given = {"rows": ROWS, "index": index, "threads": THREADS}
+    return CompiledOp("decode_blocks", struct, given, (of.data, out))
 
 
 def highest_call(x: Tensor, index: Tensor, values: Tensor, rows: Given) -> CompiledOp:

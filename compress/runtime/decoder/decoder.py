@@ -14,16 +14,14 @@ from torch import Tensor
 from compress.arch.forward.forward import ForwardSpec, describe_forward
 from compress.arch.spec import DecoderSpec
 from compress.runtime.decoder.attention import Angles
-from compress.runtime.decoder.build import Loader
+from compress.runtime.decoder.build import Embedding, Loader
 from compress.runtime.decoder.kv import KVCache
 from compress.runtime.decoder.layer import DecoderLayer
 from compress.runtime.decoder.linear import Linear
 from compress.runtime.decoder.norms import Norm, through
 from compress.runtime.decoder.rope import Rotation
 from compress.runtime.engine.batch import FlatBatch
-from compress.runtime.forms.dense import FloatWeight
 from compress.runtime.forms.form import Arithmetic
-from compress.runtime.forms.pairs import PairWeight
 from compress_kernels.ops.linear import row_multiple
 from compress_kernels.panels import Math
 
@@ -36,7 +34,8 @@ class Decoder:
     """Weights that stay on `device`, and how they compute, in `dtype`.
 
     multiple: of rows, that a batch has. embedding: [vocab, hidden], as dense weights are kept where
-    a tied head shares it. positions: [context + offset, hidden] or None. rotations: the distinct
+    a tied head shares it; in GGUF's blocks it lies beside a head in panels. positions:
+    [context + offset, hidden] or None. rotations: the distinct
     ones, in the layers' order.
     """
 
@@ -45,7 +44,7 @@ class Decoder:
     dtype: torch.dtype
     device: torch.device
     multiple: int
-    embedding: FloatWeight | PairWeight
+    embedding: Embedding
     positions: Tensor | None
     rotations: tuple[Rotation, ...]
     layers: tuple[DecoderLayer, ...]
@@ -92,7 +91,7 @@ class Decoder:
                 for block, number in zip(spec.blocks, numbers, strict=True)
             ),
             final_norm=None if final is None else loader.norm(final.removesuffix(".weight")),
-            head=Linear(embedding) if head is None else loader.linear(head),
+            head=loader.head(head, embedding),
         )
 
     @torch.inference_mode()

@@ -12,11 +12,13 @@ from compress.checkpoint.shards.dtype_codes import PLAIN_DTYPES
 from compress.checkpoint.shards.dtypes import TORCH_DTYPES
 from compress.formats.weights import Weights
 from compress.quant.blocks import in_blocks
+from compress.quant.ggml_kinds import KINDS
 from compress.quant.tensor import InputQuantization
+from compress.runtime.forms.block_rows import BlockRows
 from compress.runtime.forms.dense import kept_in
 from compress.runtime.forms.form import Arithmetic, LinearFacts, LinearWeight
 from compress.runtime.forms.input_rounding import rounded_alike
-from compress.runtime.forms.table import chosen_form, pack_blocks, pack_codes, pack_dense
+from compress.runtime.forms.table import chosen_form, in_panels, pack_blocks, pack_codes, pack_dense
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,19 +63,29 @@ CUT, DECODED = ("kv_b",), ("kv_b", "embedding")
 
 def facts_of(weights: Weights, spec: LinearSpec) -> LinearFacts:
     """What is known of a linear's weight before it is read. Codes of keys and values of latents,
-    which are cut by heads, and of an embedding count as fp32: they are decoded."""
+    which are cut by heads, and of an embedding count as fp32: they are decoded. Blocks of GGUF's
+    stay blocks in an embedding, too."""
     tensors = weights.checkpoint.tensors
     scheme, reader = weights.scheme(spec.name), weights.format.reader
     scheme = None if spec.role in DECODED else scheme
     if scheme is None or reader is None:
         code = weights.stored_in(spec.tensor)
         stored = TORCH_DTYPES[code] if code in PLAIN_DTYPES else torch.float32
-        blocks = code if in_blocks(code) and spec.role not in DECODED else None
+        blocks = code if in_blocks(code) and spec.role not in CUT else None
         return LinearFacts(spec.shape, None, stored, stored, blocks=blocks)
     scales = (f"{spec.name}.{part}" for part in reader.scales)
     stored = next(TORCH_DTYPES[tensors[name].dtype] for name in scales if name in tensors)
     factored = reader.factor is not None and f"{spec.name}.{reader.factor}" in tensors
     return LinearFacts(spec.shape, scheme, stored, weights.plain_dtype, factored)
+
+
+def load_rows(weights: Weights, spec: LinearSpec, how: Arithmetic) -> BlockRows | None:
+    """An embedding that stays in blocks; None for any other. CheckpointError for NaN or
+    infinity."""
+    if not in_panels(facts_of(weights, spec), how):
+        return None
+    blocks = weights.blocks(spec.tensor, check_finite=True)
+    return None if blocks is None else BlockRows(blocks)
 
 
 def load_dense(weights: Weights, spec: LinearSpec, how: Arithmetic) -> Tensor:
@@ -99,11 +111,18 @@ def weight_bytes(weights: Weights, how: Arithmetic) -> int:
 
 
 def embedding_bytes(weights: Weights, how: Arithmetic) -> int:
-    """What the token embedding will take, in memory it shares with a tied head."""
+    """What the token embedding will take, and a head that is tied to it."""
     facts = facts_of(weights, weights.spec.embedding_linear())
-    if weights.spec.tied:
-        return chosen_form(facts, how).form.nbytes(facts, how)
-    return prod(facts.shape) * kept_in(facts.stored, how).itemsize
+    head = chosen_form(facts, how).form.nbytes(facts, how) if weights.spec.tied else 0
+    return looked_up_bytes(weights, how) + head
+
+
+def looked_up_bytes(weights: Weights, how: Arithmetic) -> int:
+    """What of the token embedding no product reads."""
+    facts = facts_of(weights, weights.spec.embedding_linear())
+    if facts.blocks is not None and in_panels(facts, how):
+        return KINDS[facts.blocks].nbytes(prod(facts.shape))
+    return 0 if weights.spec.tied else prod(facts.shape) * kept_in(facts.stored, how).itemsize
 
 
 def refusals(weights: Weights, how: Arithmetic) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from compress.runtime.decoder.calls import (
     Turns,
     add_call,
     attend_call,
+    blocks_call,
     gather_call,
     highest_call,
     norm_call,
@@ -31,6 +32,7 @@ from compress.runtime.decoder.linear_ops import Made, Ops, Parts, joint_ops, lin
 from compress.runtime.decoder.mlp_ops import linears_of, mlp_ops
 from compress.runtime.decoder.norms import Norm
 from compress.runtime.decoder.scratch import Choices, Scratch
+from compress.runtime.forms.block_rows import BlockRows
 from compress.runtime.forms.dense import FloatWeight
 from compress.runtime.forms.input_rounding import code_rounding
 from compress_kernels.cpu.program import Given
@@ -97,8 +99,11 @@ def _embedded(decoder: Decoder, scratch: Scratch) -> Ops:
     """As Decoder.embed, into scratch.x."""
     x, embedding = scratch.x, decoder.embedding
     scale = float(x.new_tensor(decoder.how.embedding_scale))
-    of = embedding.values if isinstance(embedding, FloatWeight) else embedding.panels
-    yield gather_call(of, Given("ids"), x, scale)
+    if isinstance(embedding, BlockRows):
+        yield blocks_call(embedding.blocks, Given("ids"), x, scale)
+    else:
+        of = embedding.values if isinstance(embedding, FloatWeight) else embedding.panels
+        yield gather_call(of, Given("ids"), x, scale)
     if decoder.positions is not None and decoder.how.positions is not None:
         learned = scratch.of("learned", scratch.hidden)
         yield gather_call(

@@ -137,4 +137,6 @@ def _linears(count: int) -> str:
 
 
 def _facts(weights: Weights) -> Iterator[LinearFacts]:
-    return (facts_of(weights, spec) for spec in multiplied(weights))
+    yield from (facts_of(weights, spec) for spec in multiplied(weights))
+    if weights.spec.tied:
+        yield facts_of(weights, weights.spec.embedding_linear())

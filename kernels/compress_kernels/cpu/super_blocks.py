@@ -11,7 +11,7 @@ from torch import Tensor
 from compress_kernels.blocks.bytes import part_sizes
 from compress_kernels.blocks.layouts import BlockLayout
 from compress_kernels.blocks.search import BlockSearch
-from compress_kernels.cpu.library import native
+from compress_kernels.cpu.library import FLOAT_KINDS, address, native
 
 # As in csrc/blocks/bytes.h.
 PACKINGS = {"Q2_K": 1, "Q3_K": 2, "Q4_K": 3, "Q5_K": 3, "Q6_K": 4, "IQ4_XS": 5}
@@ -65,9 +65,10 @@ class DecodeBlocks(ctypes.Structure):
 
     _fields_ = [
         ("kind", BlockKind),
-        *_fields(ctypes.c_void_p, "data out"),
+        *_fields(ctypes.c_void_p, "data index out"),
         *_fields(ctypes.c_int64, "rows blocks"),
-        ("threads", ctypes.c_int32),
+        ("factor", ctypes.c_float),
+        *_fields(ctypes.c_int32, "out_kind threads"),
     ]
 
 
@@ -133,13 +134,23 @@ def decode_blocks(layout: BlockLayout, data: Tensor) -> Tensor:
     library = native().library
     assert library is not None, "the op falls back to the reference"
     data = data.contiguous()
-    rows, blocks = data.shape[0], data.shape[1] // layout.size
-    out = torch.empty(rows, blocks * layout.numbers, dtype=torch.float32)
-    about = DecodeBlocks(
-        kind_struct(layout), data.data_ptr(), out.data_ptr(), rows, blocks, torch.get_num_threads()
-    )
-    library.decode_blocks(ctypes.byref(about))
+    width = data.shape[1] // layout.size * layout.numbers
+    out = torch.empty(data.shape[0], width, dtype=torch.float32)
+    library.decode_blocks(ctypes.byref(decode_struct(layout, data, out)))
     return out
+
+
+def decode_struct(
+    layout: BlockLayout, data: Tensor, out: Tensor, index: Tensor | None = None, factor: float = 1.0
+) -> DecodeBlocks:
+    """What the C function is given: addresses of tensors that must outlive it, none with gaps.
+    index: int64 [rows], of each row of `out`, fp32 or bf16, which of the data; None for the same.
+    Numbers are rounded to its dtype, and again behind the factor."""
+    return DecodeBlocks(
+        kind_struct(layout), data.data_ptr(), address(index), out.data_ptr(),
+        len(out), data.shape[1] // layout.size, factor, FLOAT_KINDS[out.dtype],
+        torch.get_num_threads(),
+    )  # fmt: skip
 
 
 def settle_blocks(

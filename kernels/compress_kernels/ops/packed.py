@@ -121,18 +121,18 @@ def _check(panels: Panels, math: Math) -> None:
 
 def _check_blocks(panels: Panels, shape: tuple[int, ...]) -> None:
     """What llama.cpp's blocks have beside scales. shape: of numbers of groups."""
+    minima, each = panels.minima, panels.each
     if panels.kind in ("uint", "iq4"):
         plain = panels.plain == torch.float32 and panels.zeros is None
         require(plain, "codes", panels.kind, "int where there are zeros, or plain is not fp32")
-    minima, device = panels.minima, panels.scales.device
     require(minima is None or panels.kind == "uint", "codes", panels.kind, "uint with minima")
     if minima is not None and (minima.shape != shape or minima.dtype not in MINIMA):
         raise wrong("minima", minima, f"fp16 or int8 {list(shape)}")
-    each = panels.each
-    require(each > 0 and not each & (each - 1), "each", str(each), "a power of two")
-    outer = (shape[0], shape[1] // max(each, 1), PANEL)
+    outer = (shape[0], shape[1] // each, PANEL)
+    right = each & (each - 1) == 0 and shape[1] % each == 0
     for name in ("outer_scales", "outer_minima"):
         numbers = getattr(panels, name)
-        if numbers is not None:
-            require_matrix(name, numbers, outer, torch.float16, device)
-            require(shape[1] % each == 0, "groups", str(shape[1]), f"a multiple of {each}")
+        if numbers is None:
+            continue
+        if not right or numbers.shape != outer or numbers.dtype != torch.float16:
+            raise wrong(name, numbers, f"fp16 [{outer[0]}, {shape[1]} / 1, 2, 4, ..., {PANEL}]")

@@ -25,6 +25,7 @@ from compress_kernels.ops.pairs import compiled_pairs
 from compress_kernels.panels import Math
 from helpers import compressed_models, tiny_models
 from helpers.engine.flat_runs import Chunk, Runs, load
+from helpers.exporters import gguf_files, gguf_readings
 
 pytestmark = pytest.mark.skipif(native().library is None, reason=native().reason)
 WINDOWED: dict[str, dict[str, Any]] = {
@@ -134,6 +135,30 @@ def test_codes_in_panels(tmp_path: Path, math: Math, scheme: QuantScheme) -> Non
     source = tiny_models.make("llama", tmp_path / "source", dtype="fp32")
     compressed_models.write(source, tmp_path / "out", scheme)
     check_written(tmp_path / "out", math)
+
+
+GGUF = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1}
+
+
+@pytest.mark.parametrize(
+    ("family", "kind", "how"),
+    [
+        ("llama", "Q4_K_M", ("int16", torch.float32)),
+        ("llama", "Q4_K_M", ("exact", torch.float32)),
+        pytest.param("llama", "Q4_K_M", ("exact", torch.bfloat16), marks=_bf16),
+        ("mixtral", "Q5_1", ("int16", torch.float32)),
+        ("gemma2", "IQ4_NL", ("int8", torch.float32)),
+        pytest.param("gemma2", "Q4_1", ("exact", torch.bfloat16), marks=_bf16),
+    ],
+    ids=str,
+)
+def test_blocks_of_gguf(
+    tmp_path: Path, family: str, kind: str, how: tuple[Math, torch.dtype]
+) -> None:
+    """Their embedding is tied to the head, and gemma's is times a number."""
+    source = gguf_files.tiny(tmp_path / "model", family, tied=True, **GGUF)
+    found = gguf_readings.opened(source, tmp_path, dtype=None, type=kind)
+    check_written(found.checkpoint.path, *how)
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt_neox", "mixtral", "deepseek_v3"])

@@ -25,6 +25,7 @@ from helpers import compressed_models, tiny_models
 from helpers.engine.decoder_schedules import LONGEST, play, pool_of
 from helpers.engine.flat_runs import load
 from helpers.engine.one_by_one import OneByOne
+from helpers.exporters import gguf_files, gguf_readings
 
 PART = 250
 G4 = QuantScheme(bits=4, group_size=32)
@@ -137,6 +138,15 @@ def test_compressed(tmp_path: Path, scheme: QuantScheme, math: Math) -> None:
     source = tiny_models.make("llama", tmp_path / "source", dtype="fp32")
     compressed_models.write(source, tmp_path / "out", scheme)
     decoder = load(tmp_path / "out", math=math)
+    run((OneByOne(decoder, LONGEST), pool_of(tiny_models.VOCAB)), range(2))
+
+
+def test_blocks_of_gguf(tmp_path: Path) -> None:
+    """Of two types, with an embedding that stays in blocks."""
+    wide = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1}
+    source = gguf_files.tiny(tmp_path / "model", **wide)
+    found = gguf_readings.opened(source, tmp_path, dtype=None, type="Q4_K_M")
+    decoder = load(found.checkpoint.path, math="int16")
     run((OneByOne(decoder, LONGEST), pool_of(tiny_models.VOCAB)), range(2))
 
 

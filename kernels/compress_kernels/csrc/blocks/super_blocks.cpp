@@ -9,6 +9,7 @@
 
 #include "blocks/shared_scales.h"
 #include "parallel.h"
+#include "stored.h"
 
 // Mirrored in cpu/super_blocks.py.
 struct RoundBlocks {
@@ -24,10 +25,12 @@ struct RoundBlocks {
 
 struct DecodeBlocks {
   BlockKind kind;
-  const uint8_t* data;  // [rows, blocks * size]
-  float* out;           // [rows, blocks * numbers]
+  const uint8_t* data;   // [any, blocks * size]
+  const int64_t* index;  // [rows]: which of them; or null for all in order
+  void* out;             // [rows, blocks * numbers], fp32 or bf16
   int64_t rows, blocks;
-  int32_t threads;
+  float factor;  // of what was rounded to out's dtype
+  int32_t out_kind, threads;
 };
 
 namespace {
@@ -98,6 +101,21 @@ void decode_row(const BlockKind& kind, const uint8_t* data, int64_t blocks, floa
   }
 }
 
+template <typename T>
+void decode_rows(const DecodeBlocks& t, int64_t first, int64_t last) {
+  const int64_t numbers = t.blocks * t.kind.numbers, size = t.blocks * t.kind.size;
+  T* const out = static_cast<T*>(t.out);
+  static thread_local std::vector<float> room;
+  room.resize(numbers);
+  for (int64_t row = first; row < last; ++row) {
+    decode_row(t.kind, t.data + (t.index ? t.index[row] : row) * size, t.blocks, room.data());
+    for (int64_t c = 0; c < numbers; c += kRows) {  // blocks are whole vectors
+      const Vec x = nearest_of(load_stored(room.data() + c, kRows), out);
+      store_stored(x * t.factor, out + row * numbers + c, kRows);
+    }
+  }
+}
+
 }  // namespace
 
 extern "C" {
@@ -112,11 +130,10 @@ void round_blocks(const RoundBlocks* t) {
 }
 
 void decode_blocks(const DecodeBlocks* t) {
-  const int64_t numbers = t->blocks * t->kind.numbers, size = t->blocks * t->kind.size;
-  const int64_t grain = 1 + kGrain / (numbers + 1);
+  const int64_t grain = 1 + kGrain / (t->blocks * t->kind.numbers + 1);
   in_parallel(t->threads, t->rows, grain, [&](int64_t first, int64_t last) {
-    for (int64_t row = first; row < last; ++row)
-      decode_row(t->kind, t->data + row * size, t->blocks, t->out + row * numbers);
+    if (t->out_kind == kBFloat16) decode_rows<BFloat16>(*t, first, last);
+    else decode_rows<float>(*t, first, last);
   });
 }
 }

@@ -158,8 +158,9 @@ void tile(const Packed& p, const Rounded& in, const Tile& t, int first) {
   const int32_t* sums = in.sums.data() + t.row * in.runs;
   const int32_t* raised = in.raised.data() + t.row * in.runs;
   const float* taken = in.taken.data() + t.row * in.runs;
-  for (int64_t r = 0; r < in.runs; ++r) {
+  for (int64_t r = 0, group = 0; r < in.runs; ++r) {
     const int64_t at = r * in.run, steps = std::min(in.run, in.places - at) / kStep;
+    if (at >= (group + 1) * p.group) ++group;  // a division would take as long as a step
     Run<kPlanes, kHigh> run{};
     for (int64_t s = 0; s < steps; ++s) {
       Ints step[kDots];
@@ -172,7 +173,6 @@ void tile(const Packed& p, const Rounded& in, const Tile& t, int first) {
       codes += kBytes;
       bytes += 4 * kDots * kHigh * kPlanes;
     }
-    const int64_t group = at / p.group;
     const Vec scale = scales_at(p, t.panel, group, first);
     Ints zero{};
     if (p.zeros)
@@ -212,9 +212,8 @@ void whole(const Packed& p, const Rounded& in, const Tile& t) {
 template <int kOf, int kPlanes>
 void rows(const Packed& p, const Rounded& in, Tile t) {
   for (t.row = 0; t.row < in.count;) {
-    const int high = height(in.count - t.row, highest(kPlanes));
-    if constexpr (highest(kPlanes) == 8)
-      if (high == 8) whole<kOf, kPlanes, 8>(p, in, t);
+    const int high = height(in.count - t.row);
+    if (high == 8) whole<kOf, kPlanes, 8>(p, in, t);
     if (high == 4) whole<kOf, kPlanes, 4>(p, in, t);
     if (high == 2) whole<kOf, kPlanes, 2>(p, in, t);
     if (high == 1) whole<kOf, kPlanes, 1>(p, in, t);

@@ -33,14 +33,15 @@ struct Rounded {
   std::vector<Outliers> outliers;   // of each row, where any are looked for
 };
 
+constexpr int kHighest = 8;  // rows of a tile
+
 // Rows of the tile that begins at a row: 8, 4, 2 or 1.
-inline int height(int64_t left, int most) {
-  int high = most;
+inline int height(int64_t left) {
+  int high = kHighest;
   while (high > left) high /= 2;
   return high;
 }
 
-constexpr int highest(int planes) { return planes == 2 ? 4 : 8; }
 
 // How numbers of a row become whole ones: times `factor` or, where it is 0, divided by `worth`.
 struct Grain {
@@ -57,6 +58,41 @@ struct Grain {
   }
 };
 
+// What lanes add up to, and the highest of them. One by one they took longer than the rest of a row
+// that is rounded in groups of 16.
+inline int32_t sum_of(Ints x) {
+#ifdef __AVX512F__
+  return _mm512_reduce_add_epi32((__m512i)x);
+#else
+  int32_t sum = 0;
+  for (int i = 0; i < kRows; ++i) sum += x[i];
+  return sum;
+#endif
+}
+
+inline int32_t highest_of(Ints x) {
+#ifdef __AVX512F__
+  return _mm512_reduce_max_epi32((__m512i)x);
+#else
+  int32_t top = x[0];
+  for (int i = 1; i < kRows; ++i) top = std::max(top, x[i]);
+  return top;
+#endif
+}
+
+// The largest magnitude of whole vectors, infinite or NaN where one is.
+inline float largest_of_run(const float* x, int64_t count) {
+  Ints top{};
+  for (int64_t i = 0; i < count; i += kRows) {
+    const Ints size = (Ints)(words(load_raw<Vec>(x + i, kRows)) & 0x7fffffffu);
+    top = size > top ? size : top;
+  }
+  const int32_t bits = highest_of(top);
+  float found;
+  std::memcpy(&found, &bits, sizeof found);
+  return found;
+}
+
 // The lowest bytes of lanes.
 inline void store_bytes(Ints whole, int8_t* to) {
 #ifdef __AVX512F__
@@ -69,6 +105,19 @@ inline void store_bytes(Ints whole, int8_t* to) {
 // Bytes of kRows columns, planes one after the other, to where a tile reads them: four of a row's
 // columns after `apart` bytes.
 inline void place(Ints whole, int planes, int64_t apart, int8_t* to) {
+#ifdef __AVX512F__
+  if (planes == 2) {
+    const __m128i upper = _mm512_cvtepi32_epi8((__m512i)((whole + 128) >> 8));
+    const __m128i lower = _mm512_cvtepi32_epi8((__m512i)whole);
+    const __m128i first = _mm_unpacklo_epi32(upper, lower);
+    const __m128i last = _mm_unpackhi_epi32(upper, lower);
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(to), first);
+    _mm_storeh_pd(reinterpret_cast<double*>(to + apart), (__m128d)first);
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(to + 2 * apart), last);
+    _mm_storeh_pd(reinterpret_cast<double*>(to + 3 * apart), (__m128d)last);
+    return;
+  }
+#endif
   int8_t upper[kRows], lower[kRows];
   store_bytes(planes == 2 ? (whole + 128) >> 8 : whole, upper);
   if (planes == 2) store_bytes(whole, lower);
@@ -81,7 +130,7 @@ inline void place(Ints whole, int planes, int64_t apart, int8_t* to) {
 
 // The math's: of a run, NaN where a number of it is not finite, all 0 where it is nearly 0.
 inline Grain grain_of_run(const Packed& p, const float* x, int64_t count) {
-  const float top = largest_of(x, count), most = p.planes == 2 ? 32512.0f : 127.0f;
+  const float top = largest_of_run(x, count), most = p.planes == 2 ? 32512.0f : 127.0f;
   if (!(top < __builtin_inff())) return {1.0f, __builtin_nanf(""), 0, 0};
   if (top < kLeast) return {1.0f, 0.0f, 0, 0};
   return {most / top, top / most, -most, most};
@@ -145,8 +194,7 @@ inline void round_row(const Packed& p, float* x, Rounded& into, int64_t row, int
       sums += whole;
       place(whole, p.planes, apart, bytes + 4 * (at / 4 * high + index) * p.planes);
     }
-    int32_t sum = 0;
-    for (int i = 0; i < kRows; ++i) sum += sums[i];
+    const int32_t sum = sum_of(sums);
     into.scales[row * into.runs + r] = grain.worth;
     into.sums[row * into.runs + r] = sum;
     into.raised[row * into.runs + r] = p.middle() * sum;
@@ -164,12 +212,12 @@ inline void round_rows(const Packed& p, Rounded& into) {
   into.taken.resize(count * into.runs);
   if (p.rounding == kOutliers) into.outliers.resize(count);
   const int64_t grain = 1 + kRowGrain / into.places;
-  const int64_t tiles = (count + highest(p.planes) - 1) / highest(p.planes);
+  const int64_t tiles = (count + kHighest - 1) / kHighest;
   in_parallel(p.threads, tiles, grain, [&](int64_t first, int64_t last) {
     std::vector<float> padded(into.places);
-    const int64_t stop = std::min(last * highest(p.planes), count);
-    for (int64_t row = first * highest(p.planes); row < stop;) {
-      const int high = height(count - row, highest(p.planes));
+    const int64_t stop = std::min(last * kHighest, count);
+    for (int64_t row = first * kHighest; row < stop;) {
+      const int high = height(count - row);
       for (int i = 0; i < high; ++i) {
         const float* x = p.x + (into.first + row + i) * p.stride;
         if (p.columns) for (int64_t k = 0; k < p.inputs; ++k) padded[k] = x[p.columns[k]];
