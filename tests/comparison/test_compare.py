@@ -293,6 +293,11 @@ def test_for_llamacpp_its_file_is_measured(
     assert own is not None
     assert {x.kl for x in again.contenders} == {own.texts[0].kl}
     assert "losses are those of the GGUF files" in " ".join(render_comparison(again).split())
+    gone = tmp_path / "twin" / "gguf" / "model.gguf"
+    gone.unlink()
+    less = compare([out / "good", tmp_path / "twin"], tmp_path / "less", asked=asked)
+    assert less.left_out == (LeftOut("twin", f"{gone} is no more"),)
+    assert [x.name for x in less.contenders] == ["good"]
 
 
 def test_what_is_known_before_any_work_is_not_run(demo_model: Path) -> None:
