@@ -22,9 +22,11 @@ REPORT = Path("report", "report.json")
 @dataclass(frozen=True, slots=True)
 class Finished:
     """A result with its report. name: in the comparison. command: the line that makes it again;
-    empty where nobody knows. opens: as what it is measured, where that is a file made of it. bits:
-    of a weight there. of_file: what was measured of that, in place of what the report says of the
-    checkpoint."""
+    empty where nobody knows.
+
+    opens: as what it is measured, where that is a file made of it. bits: of a weight there.
+    of_file: what was measured of that, in place of what the report says of the checkpoint.
+    """
 
     name: str
     folder: Path
@@ -92,7 +94,11 @@ def loaded_file(each: Finished, asked: CompareOptions) -> Export | LeftOut | Non
     if route is None or route.export is None or each.report.result.format == route.format:
         return None
     made = next((x for x in each.report.exports if x.target == route.export), None)
-    return made or LeftOut(each.name, _why_no_file(each, route))
+    if made is None:
+        return LeftOut(each.name, _why_no_file(each, route))
+    places = (each.folder / made.path / name for name in made.files)
+    gone = next((place for place in places if not place.is_file()), None)
+    return made if gone is None else LeftOut(each.name, f"{gone} is no more")
 
 
 def contender(each: Finished, text: TextQuality, asked: CompareOptions) -> Contender | LeftOut:

@@ -18,6 +18,7 @@ from compress.comparison.results import is_finished, read_finished
 from compress.comparison.routes import route_of, why_not_for
 from compress.errors import CompressError, RequestError
 from compress.evaluation.evaluate_checkpoint import EvaluationOptions, evaluate_checkpoint
+from compress.events import Event
 from compress.formats import open_weights
 from compress.report.comparison.page import render_page
 from compress.report.comparison.records import Contender, LeftOut, Wanted, chosen, front
@@ -68,8 +69,10 @@ def refused(*given: Any, **rest: Any) -> str:
 
 
 def test_results_are_those_of_run(source: Path, two: list[Path], tmp_path: Path) -> None:
-    asked = CompareOptions(kl=10.0)
-    found = compare(source, tmp_path / "out", recipes=two, asked=asked)
+    asked, heard = CompareOptions(kl=10.0), list[Event]()
+    found = compare(source, tmp_path / "out", recipes=two, asked=asked, progress=heard.append)
+    plans = [(x.unit, x.index, x.total) for x in heard if x.stage == "plan"]
+    assert plans == [("recipe small", 1, 2), ("recipe good", 2, 2)]
     assert [x.name for x in found.contenders] == ["small", "good"]
     assert found.winner == "small"
     for path in two:
@@ -293,6 +296,11 @@ def test_for_llamacpp_its_file_is_measured(
     assert own is not None
     assert {x.kl for x in again.contenders} == {own.texts[0].kl}
     assert "losses are those of the GGUF files" in " ".join(render_comparison(again).split())
+    gone = tmp_path / "twin" / "gguf" / "model.gguf"
+    gone.unlink()
+    less = compare([out / "good", tmp_path / "twin"], tmp_path / "less", asked=asked)
+    assert less.left_out == (LeftOut("twin", f"{gone} is no more"),)
+    assert [x.name for x in less.contenders] == ["good"]
 
 
 def test_what_is_known_before_any_work_is_not_run(demo_model: Path) -> None:

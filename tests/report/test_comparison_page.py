@@ -80,7 +80,10 @@ def test_a_line_that_many_results_have_is_there_once() -> None:
 @pytest.mark.parametrize(
     ("files", "said"),
     [
-        (["gguf", "gguf"], "Sizes and losses are those of the GGUF files."),
+        (
+            ["gguf", "gguf"],
+            "Sizes and losses are those of the GGUF files, whose blocks this engine decodes.",
+        ),
         (["onnx", "onnx"], "Sizes are those of the onnx files, losses those of the checkpoints."),
         (["checkpoint", "gguf"], ""),
         (["checkpoint", "checkpoint"], ""),

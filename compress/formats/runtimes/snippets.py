@@ -67,7 +67,7 @@ def in_llamacpp(runtimes: Iterable[Verdict], folder: str) -> tuple[str, ...]:
         return ()
     model = shlex.quote(f"{folder}/model.gguf")
     text = f"llama-completion -m {model} -p 'Once upon a time' -n 100 -no-cnv"
-    return (text, f"llama-server -m {model}")
+    return (text, f"llama-cli -m {model}", f"llama-server -m {model}")
 
 
 def all_lines(fmt: str, runtimes: Iterable[Verdict], folder: str) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ def asked(wanted: Wanted) -> str:
     """What was asked for, as the end of a sentence: "the smallest for llama.cpp with KL of 0.05 or
     less, within 5 MB"."""
     goal = "smallest" if wanted.kl is not None else "lowest KL"
-    parts = [f"the {'fastest' if wanted.fastest else goal}"]
+    parts = [f"the {'fastest in this engine' if wanted.fastest else goal}"]
     parts += [f"for {wanted.runtime}"] if wanted.runtime else []
     parts += [f"within {units.size(wanted.within)}"] if wanted.within is not None else []
     parts += [f"with KL of {wanted.kl:g} or less"] if wanted.kl is not None else []
@@ -71,5 +71,5 @@ def of_files(found: Comparison) -> str:
         return ""
     (file,) = files
     if file == "gguf":
-        return "Sizes and losses are those of the GGUF files."
+        return "Sizes and losses are those of the GGUF files, whose blocks this engine decodes."
     return f"Sizes are those of the {file} files, losses those of the checkpoints."

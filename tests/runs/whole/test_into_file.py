@@ -73,7 +73,8 @@ def test_a_folder_with_the_file_and_all_that_opens_it(tiny: Any, tmp_path: Path)
     assert text.kl < text.plain.kl
     assert [(x.target, x.proof) for x in report.exports] == [("gguf", "form")]
     assert sum(x.bytes_after for x in report.result.sizes) == report.result.bytes
-    assert any(line.startswith("llama-server -m ") for line in report.open_with)
+    for program in ("llama-completion", "llama-cli", "llama-server"):
+        assert any(line.startswith(f"{program} -m ") for line in report.open_with)
     assert read_json(tmp_path / "out" / "report" / "report.json").result == report.result
 
 
