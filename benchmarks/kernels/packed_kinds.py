@@ -15,8 +15,10 @@ import timing
 import torch
 from torch import Tensor
 
+from compress_kernels import round_blocks
+from compress_kernels.block_panels import block_panels
 from compress_kernels.ops.linear import linear
-from compress_kernels.ops.packed import packed_linear
+from compress_kernels.ops.packed import layout_for, packed_linear
 from compress_kernels.panels import Codes, Layout, Math, Panels, by_panel, lay_out
 from compress_kernels.rounding import RowRounding
 
@@ -32,6 +34,14 @@ KINDS: dict[str, tuple[Codes, int, int, Math, RowRounding | None]] = {
     "w8a8": ("int", 8, 0, "int16", TOKEN),
     "llm.int8": ("int", 8, 0, "int16", OUTLIERS),
     "int8 exact": ("int", 8, 0, "exact", None),
+    "int4 g32 int16": ("int", 4, 32, "int16", None),
+    "int4 g32 exact": ("int", 4, 32, "exact", None),
+}
+# The same of llama.cpp's blocks: their type, and math.
+BLOCKS: dict[str, tuple[str, Math]] = {
+    f"{kind.lower()} {math}": (kind, math)
+    for kind in ("Q4_K", "Q6_K", "Q4_0", "Q8_0")
+    for math in ("int16", "exact")
 }
 
 
@@ -60,8 +70,13 @@ def dense(x: Tensor, outputs: int, dtype: torch.dtype) -> Callable[[], object]:
 
 
 def cases(kind: str, rows: int, outputs: int, columns: int) -> timing.Cases:
-    x, one = torch.randn(rows, columns), panels_of(kind, outputs, columns)
-    _, _, _, math, rounding = KINDS[kind]
+    x, rounding = torch.randn(rows, columns), None
+    if kind in BLOCKS:
+        of, math = BLOCKS[kind]
+        some = round_blocks(of, torch.randn(16, columns) * 0.05, None)
+        one = block_panels(of, some.repeat(outputs // 16, 1), layout_for(math))
+    else:
+        one, (_, _, _, math, rounding) = panels_of(kind, outputs, columns), KINDS[kind]
     copies = max(1, COLD // one.codes.numel())
     turn = cycle([replace(one, codes=one.codes.clone()) for _ in range(copies)])
     return {
@@ -75,5 +90,5 @@ if __name__ == "__main__":
     timing.kernel_main(
         __doc__ or "",
         {f"{kind} {m} x {n} x {k}": partial(cases, kind, m, n, k)
-         for kind in KINDS for m, n, k in SHAPES},
+         for kind in (*KINDS, *BLOCKS) for m, n, k in SHAPES},
     )  # fmt: skip
