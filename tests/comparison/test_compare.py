@@ -233,6 +233,14 @@ def test_refusals_before_any_work(source: Path, two: list[Path], tmp_path: Path)
             CompareOptions(**wrong)
 
 
+def test_speeds_of_this_engine_choose_no_file_for_llamacpp(source: Path, tmp_path: Path) -> None:
+    asked = CompareOptions(runtime="llama-cpp", fastest=True)
+    assert refused(source, tmp_path / "out", asked=asked) == (
+        "fastest is predicted for this engine, which decodes the blocks of a GGUF file to floats,"
+        " and says nothing of llama.cpp; leave it out"
+    )
+
+
 def test_a_quantized_source_is_refused(source: Path, two: list[Path], tmp_path: Path) -> None:
     run(two[1], source, tmp_path / "a", options=RunOptions())
     (tmp_path / "a" / "report" / "report.json").unlink()
