@@ -80,10 +80,7 @@ def test_a_line_that_many_results_have_is_there_once() -> None:
 @pytest.mark.parametrize(
     ("files", "said"),
     [
-        (
-            ["gguf", "gguf"],
-            "Sizes and losses are those of the GGUF files, whose blocks this engine decodes.",
-        ),
+        (["gguf", "gguf"], "Sizes and losses are those of the GGUF files."),
         (["onnx", "onnx"], "Sizes are those of the onnx files, losses those of the checkpoints."),
         (["checkpoint", "gguf"], ""),
         (["checkpoint", "checkpoint"], ""),

@@ -56,7 +56,7 @@ def _size(ctx: click.Context, param: click.Parameter, value: str | None) -> int 
 @click.option("--max-tokens", type=options.count(), help="Score the first N tokens of the text.")
 @click.option("--within", metavar="SIZE", callback=_size, help="The winner takes 5MB at most.")
 @click.option("--kl", type=float, help="The winner loses so many nats a token at most.")
-@click.option("--fastest", is_flag=True, help="Of those that fit the fastest wins.")
+@click.option("--fastest", is_flag=True, help="Of those that fit the fastest in this engine wins.")
 @options.compute
 @options.cache
 @click.option("--resume", is_flag=True, help="Go on with a comparison that was stopped.")

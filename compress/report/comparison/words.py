@@ -71,5 +71,5 @@ def of_files(found: Comparison) -> str:
         return ""
     (file,) = files
     if file == "gguf":
-        return "Sizes and losses are those of the GGUF files, whose blocks this engine decodes."
+        return "Sizes and losses are those of the GGUF files."
     return f"Sizes are those of the {file} files, losses those of the checkpoints."
