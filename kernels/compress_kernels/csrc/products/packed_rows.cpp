@@ -187,7 +187,8 @@ void in_strips(const Packed& p) {
   }
 }
 
-// Whether products take numbers from registers.
+// Whether products take numbers from registers. Tables are made again for each tile: 64 rows with
+// 4096 x 4096 in groups of 32 took 26 ms in place of 15.
 inline bool stays(const Packed& p) {
   if (p.columns) return false;
   return p.rows <= (tabled(p.codes_are, p.bits) ? kSome : kFew);
