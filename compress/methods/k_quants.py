@@ -36,7 +36,7 @@ from compress.methods.observed import UNOBSERVED, Needs, Observed
 from compress.methods.outcome import Judge, judge
 from compress.methods.rtn import UNSEEN
 from compress.quant.ggml_kinds import KINDS, SUPER_BLOCK
-from compress.quant.ggml_mixtures import mixture_of
+from compress.quant.ggml_mixtures import mixture_of, type_of
 from compress_kernels import decode_blocks, hessian_factor, round_blocks, settle_blocks
 
 
@@ -64,18 +64,44 @@ class KQuantsConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class TypeOfLayers:
+    """A type of blocks, a key of compress.quant.ggml_mixtures.PURE, and patterns of the layers that
+    have it."""
+
+    type: str
+    layers: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        type_of(self.type, "type")
+        if not self.layers:
+            raise RecipeError("layers is empty; name those that have the type, or take it out")
+
+
+@dataclass(frozen=True, slots=True)
 class KQuantsStageConfig(KQuantsConfig):
     """Options of a `k_quants` stage.
 
     type: a mixture of types by llama.cpp's name, a key of compress.quant.ggml_mixtures.MIXTURES or
         of its ALIASES.
+    types: layers that have another type than the mixture gives them; the first that names a layer
+        counts.
+    candidates: types of which each linear of the blocks gets one, by the stage's target; embedding
+        and head have what `type` and `types` give them.
     """
 
     type: str = "Q4_K_M"
+    types: tuple[TypeOfLayers, ...] = ()
+    candidates: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         KQuantsConfig.__post_init__(self)
         mixture_of(self.type, "type")
+        known = [type_of(name, "candidates") for name in self.candidates]
+        if known and len(set(known)) < max(2, len(known)):
+            raise RecipeError(
+                f"candidates are {', '.join(known)}, of which {len(set(known))} differ; give two"
+                " types or more, each once"
+            )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -20,12 +20,19 @@ from compress.methods import METHODS
 from compress.methods.budget import Option, bytes_for, choose
 from compress.methods.budget import Unit as Choosable
 from compress.plan.output_format import choose_format
+from compress.plan.whole.choosable import choosable, with_types
+from compress.plan.whole.file import whole_stage
+from compress.quant.ggml_kinds import KINDS, Kind
 from compress.quant.scheme import QuantScheme, Signs
 from compress.recipe import Recipe, Stage
 from compress.recipe.matching import select
 from compress.recipe.schema import Claim
 
 UNITS_OF_LOSS = {"kl": "nats a token", "output_error": "of the energy of blocks' outputs"}
+
+
+# How layers may be stored: a scheme, or a type of llama.cpp's blocks.
+Candidate = QuantScheme | Kind
 
 
 def waits_for_prune(recipe: Recipe) -> bool:
@@ -36,13 +43,17 @@ def waits_for_prune(recipe: Recipe) -> bool:
 @dataclass(frozen=True, slots=True)
 class BudgetUnit:
     """Layers of a block that are stored alike. stage: of the recipe as given. schemes: those of its
-    candidates that fit the layers; sizes: bytes of all layers under each. signs: of the stage."""
+    candidates that fit the layers; sizes: bytes of all layers under each. signs: of the stage.
+
+    Of a file that is rounded whole the schemes are types of blocks, and one unit has no layers:
+    what the file holds besides, which a target in bytes is for as well.
+    """
 
     name: str
     stage: int
     block: int
     linears: tuple[LinearSpec, ...]
-    schemes: tuple[QuantScheme, ...]
+    schemes: tuple[Candidate, ...]
     sizes: tuple[int, ...]
     sensitivity: str
     signs: Signs
@@ -52,7 +63,7 @@ class BudgetUnit:
         return sum(x.shape[0] * x.shape[1] for x in self.linears)
 
     @property
-    def coarsest(self) -> QuantScheme:
+    def coarsest(self) -> Candidate:
         """The scheme of fewest bits; the first of them."""
         return min(self.schemes, key=lambda scheme: scheme.bits)
 
@@ -67,7 +78,7 @@ class Sensitivities:
     shares: Mapping[str, float]
     errors: Mapping[str, Mapping[str, float]]
 
-    def loss(self, unit: BudgetUnit, scheme: QuantScheme) -> float:
+    def loss(self, unit: BudgetUnit, scheme: Candidate) -> float:
         label = scheme.describe()
         return sum(self.shares[x.name] * self.errors[x.name][label] for x in unit.linears)
 
@@ -106,14 +117,19 @@ class BudgetChoice:
         }
 
 
-def budget_units(recipe: Recipe, model: Outline) -> tuple[BudgetUnit, ...]:
+def budget_units(
+    recipe: Recipe, model: Outline, given: Outline | None = None
+) -> tuple[BudgetUnit, ...]:
     """The units of all stages with a target, in the order of the blocks; none without such stages.
-    model: whose layers the stages round.
+    model: whose layers the stages round. given: the run's source; without it a stage that rounds
+    the whole model has none yet.
 
     RecipeError for a layer that no candidate fits.
     """
     if all(stage.target is None for stage in recipe.stages):
         return ()
+    if (whole := whole_stage(recipe)) is not None:
+        return () if given is None else tuple(_of_file(recipe, whole, model, given))
     spec = model.spec
     fmt = choose_format(replace(recipe, stages=tuple(one_by_one(recipe.stages))))
     blocks = {x.name: block.index for block in spec.blocks for x in block.linears}
@@ -126,6 +142,21 @@ def budget_units(recipe: Recipe, model: Outline) -> tuple[BudgetUnit, ...]:
             for members in _alike(stage, taken, blocks):
                 units.append(_unit(stage, members, blocks, model, fmt))
     return tuple(units)
+
+
+def _of_file(recipe: Recipe, stage: Stage, model: Outline, given: Outline) -> Iterator[BudgetUnit]:
+    found = choosable(recipe, stage, model, given)
+    if not found.tensors:
+        raise RecipeError(
+            f"{stage.at('candidates')}: no linear of a block is left to choose a type for; take"
+            " types out, or candidates and target"
+        )
+    how = stage.sensitivity, stage.signs
+    for x in found.tensors:
+        name = x.linears[0].name
+        yield BudgetUnit(name, stage.index, x.block, x.linears, x.kinds, x.sizes, *how)
+    whole = (KINDS["F32"],)
+    yield BudgetUnit("the rest of the file", stage.index, -1, (), whole, (found.rest,), *how)
 
 
 def _refuse_split(stage: Stage, names: Collection[str], spec: DecoderSpec) -> None:
@@ -243,12 +274,14 @@ def with_choice(
 
 def _choose(
     stage: Stage, units: Sequence[BudgetUnit], found: Sensitivities | None
-) -> tuple[tuple[QuantScheme, ...], float, int]:
+) -> tuple[tuple[Candidate, ...], float, int]:
     """A scheme for each unit, the summed loss, and the bytes there are for them."""
     assert stage.target is not None
     weights = sum(unit.weights for unit in units)
     bits = stage.target.bits_per_weight
-    limit = stage.target.bytes if bits is None else bytes_for(bits, weights)
+    # Bits are of the layers, whatever lies beside them in a file.
+    beside = sum(unit.sizes[0] for unit in units if not unit.linears)
+    limit = stage.target.bytes if bits is None else bytes_for(bits, weights) + beside
     if limit is None:  # prune has not said yet what is left
         assert found is None, "what the layers may take is known before they are measured"
         limit = sum(max(unit.sizes) for unit in units)
@@ -273,12 +306,17 @@ def _choose(
 
 
 def _stages_of(
-    stage: Stage, units: Sequence[BudgetUnit], chosen: Sequence[QuantScheme]
+    stage: Stage, units: Sequence[BudgetUnit], chosen: Sequence[Candidate]
 ) -> Iterator[Stage]:
     """The stage with one of the schemes that were chosen, and overrides of it with the others.
 
     Overrides of its own come behind them and win, as they did over the target.
     """
+    if METHODS[stage.method].whole:
+        picked = zip(units, chosen, strict=True)
+        by_layer = {x.name: kind.describe() for unit, kind in picked for x in unit.linears}
+        yield with_types(stage, by_layer)
+        return
     names: dict[QuantScheme, tuple[str, ...]] = {}
     for scheme in stage.candidates:
         pairs = [unit for unit, own in zip(units, chosen, strict=True) if own == scheme]

@@ -22,6 +22,15 @@ class Kind:
     def nbytes(self, numel: int) -> int:
         return numel // self.block * self.size
 
+    @property
+    def bits(self) -> float:
+        """A number takes, its share of scales and minima included."""
+        return 8 * self.size / self.block
+
+    def describe(self) -> str:
+        """As a scheme does."""
+        return self.name
+
 
 KINDS: Mapping[str, Kind] = MappingProxyType(
     {

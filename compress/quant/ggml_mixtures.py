@@ -58,8 +58,7 @@ class TypeMixture:
     @property
     def bits(self) -> float:
         """A weight of the base type."""
-        kind = KINDS[self.base]
-        return 8 * kind.size / kind.block
+        return KINDS[self.base].bits
 
     def kind(self, at: TensorPlace) -> str:
         """The type of a linear in a block."""
@@ -180,6 +179,15 @@ def mixture_of(name: str, option: str = "--type") -> TypeMixture:
     if pure or found is None:
         alone = f"; {', '.join(f'{x}:pure' for x in PURE)} give every matrix one type"
         raise RecipeError(f"{option} is {name!r}; known are {', '.join(MIXTURES)}{alone}")
+    return found
+
+
+def type_of(name: str, option: str) -> str:
+    """A type alone, a key of KINDS, by its name in any case of letters. RecipeError for one that
+    weights are not rounded to; option: what the message calls it."""
+    found = name.strip().upper()
+    if found not in PURE:
+        raise RecipeError(f"{option} is {name!r}; the types are {', '.join(PURE)}")
     return found
 
 

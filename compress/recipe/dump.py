@@ -38,7 +38,8 @@ def _stage(stage: Stage, stages: Sequence[Stage]) -> dict[str, Any]:
     from compress.methods import METHODS
 
     if METHODS[stage.method].whole:
-        return {"method": stage.method, **_plain(stage.config)}
+        budget = {k: v for k, v in _budget(stage).items() if k != "candidates"}
+        return {"method": stage.method, **budget, **_plain(stage.config)}
     return {
         "method": stage.method,
         **_scheme(stage),

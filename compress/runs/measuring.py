@@ -99,7 +99,8 @@ def cached(plan: Plan, source: Checkpoint, device: str) -> Sensitivities | None:
 def _sought(plan: Plan) -> tuple[tuple[BudgetUnit, ...], Measurement]:
     """Whose sensitivities, and on which data."""
     recipe, model = plan.given, plan.rounded
-    return budget_units(recipe, model), measurement(recipe, measured_on(recipe, model))
+    units = budget_units(recipe, model, plan.source)
+    return units, measurement(recipe, measured_on(recipe, model))
 
 
 def recorded(part: PassJournal) -> Sensitivities | None:

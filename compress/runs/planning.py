@@ -98,7 +98,7 @@ def plan_of(
 ) -> tuple[Plan, torch.dtype]:
     """The plan and the dtype of calibrated passes. model: that of `checkpoint`."""
     compute = compute_dtype(model.rounded.main_dtype, options.device, options.dtype)
-    units = budget_units(recipe, model.rounded)
+    units = budget_units(recipe, model.rounded, model.source)
     if not units:
         plan = build_plan(recipe, model, dtype=compute)
         return replace(plan, bytes_range=result_range(recipe, model, compute)), compute
@@ -134,7 +134,7 @@ def replanned(plan: Plan, recipe: Recipe, compute: torch.dtype) -> Plan:
     between how many bytes the result was said to lie before any work.
     """
     model = edited(recipe, plan.source, plan.teachers)
-    units = budget_units(recipe, model.rounded)
+    units = budget_units(recipe, model.rounded, model.source)
     made = plan_with_choice(recipe, units, None, model, compute) if units else None
     if made is not None and waits_for_prune(recipe):
         known = with_left(recipe, replace(made, given=plan.given))

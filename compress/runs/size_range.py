@@ -67,7 +67,7 @@ def _told(space: SizeSpace) -> Sequence[Counts]:
 def _bytes(recipe: Recipe, model: EditedModel, dtype: torch.dtype) -> tuple[int, int]:
     if not recipe.stages:
         return model.rounded.file_bytes, model.rounded.file_bytes
-    units = budget_units(recipe, model.rounded)
+    units = budget_units(recipe, model.rounded, model.source)
     if not units:
         size = build_plan(recipe, model, dtype=dtype).shards.total_bytes
         return size, size

@@ -2,6 +2,7 @@
 refused where something would be made of them."""
 
 import json
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,21 @@ def test_generate_reads_folder_and_file(tale: Path, capsys: pytest.CaptureFixtur
     )
     assert first == second
     assert "there was a little girl" in first
+
+
+def test_a_chat_goes_by_the_template_beside_the_file(
+    tale: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for path in tale.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    (tmp_path / "chat_template.jinja").write_text(template)
+    monkeypatch.setattr("sys.stdin", StringIO("Once upon a time\n"))
+    greedy = ("--max-tokens", "12", "--temperature", "0")
+    talked = said(capsys, "chat", str(tmp_path), *greedy)
+    text = said(capsys, "generate", str(tale), "Once upon a time", *greedy)
+    assert text.strip() in talked
+    assert text.strip()
 
 
 def test_an_open_model_says_how_blocks_are_multiplied(tale: Path) -> None:

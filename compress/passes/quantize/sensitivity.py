@@ -35,15 +35,18 @@ from compress.evaluation.perplexity import log_softmax
 from compress.events import Event, Progress
 from compress.formats import Weights
 from compress.methods import plain
+from compress.methods.k_quants import KQuantsConfig, round_weights
 from compress.methods.observed import Observed
 from compress.methods.rtn import RtnConfig
 from compress.passes import calibration_tokens
 from compress.passes.quantize.observe import input_stats
 from compress.plan.budget import BudgetUnit, Sensitivities
 from compress.plan.row_counts import chunk_rows, rows_at_once
-from compress.quant.tensor import QuantizedTensor
+from compress.quant.ggml_kinds import Kind
+from compress.quant.scheme import QuantScheme, Signs
 from compress_calibration.block_inputs import HESSIAN_BYTES
 from compress_calibration.config import CalibrationConfig
+from compress_kernels import decode_blocks
 
 PROBE_TOKENS = 4096  # that each unit's change is followed on
 DTYPE = torch.float32
@@ -122,7 +125,7 @@ def _sensitivities(units: Sequence[BudgetUnit], probe: Probe) -> Sensitivities:
 
 def _block(probe: Probe, block: LoadedBlock, units: Sequence[BudgetUnit]) -> None:
     """Errors of a block's layers, its outputs, those of every unit so far, and of its own units."""
-    rounded: dict[str, QuantizedTensor] = {}
+    rounded: dict[str, Tensor] = {}
     for linears in _rounds(block, probe.chain.weights.spec.family, units):
         rounded |= _round(probe, block, linears, units)
     block.run_on()
@@ -131,7 +134,7 @@ def _block(probe: Probe, block: LoadedBlock, units: Sequence[BudgetUnit]) -> Non
     for unit in units:
         before = [linear_weight(block.module, x).clone() for x in unit.linears]
         for x in unit.linears:
-            set_linear_weight(block.module, x, rounded[x.name].dequantize(DTYPE))
+            set_linear_weight(block.module, x, rounded[x.name])
         path = probe.folder / f"unit.{len(probe.changed)}"
         changed = _states(path, probe.few, probe.chain.weights.spec.hidden)
         block.on(Passage(probe.few, block.between.source, changed)).run_on()
@@ -165,8 +168,8 @@ def _rounds(
 
 def _round(
     probe: Probe, block: LoadedBlock, linears: list[LinearSpec], units: Sequence[BudgetUnit]
-) -> dict[str, QuantizedTensor]:
-    """Note the layers' errors under every candidate; their codes under the coarsest, by name."""
+) -> dict[str, Tensor]:
+    """Note the layers' errors under every candidate; by name what they are under the coarsest."""
     unit_of = {x.name: unit for unit in units for x in unit.linears}
     tensors = probe.chain.weights.checkpoint.tensors
     stats, coarse = input_stats(block, linears, magnitudes=False), {}
@@ -174,18 +177,31 @@ def _round(
         seen, unit = stats[x.shared_input], unit_of[x.name]
         weight = linear_weight(block.module, x)
         observed = Observed(seen.hessian, expert_tokens=None if x.expert is None else seen.tokens)
+        dtype = TORCH_DTYPES[tensors[x.tensor].dtype]
         for scheme in unit.schemes:
-            (outcome,) = plain.quantize(
-                [weight],
-                scheme,
-                RtnConfig("importance", unit.signs),
-                scale_dtype=TORCH_DTYPES[tensors[x.tensor].dtype],
-                observed=observed,
-            )
-            probe.errors.setdefault(x.name, {})[scheme.describe()] = outcome.error
+            if isinstance(scheme, Kind):
+                error, values = _in_blocks(weight, scheme, observed)
+            else:
+                error, values = _in_codes(weight, scheme, unit.signs, dtype, observed)
+            probe.errors.setdefault(x.name, {})[scheme.describe()] = error
             if scheme == unit.coarsest:
-                coarse[x.name] = outcome.quantized
+                coarse[x.name] = values
     return coarse
+
+
+def _in_codes(
+    weight: Tensor, scheme: QuantScheme, signs: Signs, dtype: torch.dtype, observed: Observed
+) -> tuple[float, Tensor]:
+    """Error of plain rounding to a scheme, and the rounded weight. dtype: of scales."""
+    config = RtnConfig("importance", signs)
+    (outcome,) = plain.quantize([weight], scheme, config, scale_dtype=dtype, observed=observed)
+    return outcome.error, outcome.quantized.dequantize(DTYPE)
+
+
+def _in_blocks(weight: Tensor, kind: Kind, observed: Observed) -> tuple[float, Tensor]:
+    """The same of llama.cpp's blocks."""
+    (rounded,) = round_weights([weight], kind.name, KQuantsConfig(compensate=False), observed)
+    return rounded.error, decode_blocks(kind.name, rounded.data)
 
 
 def _difference(few: Sequence[TokenBatch], before: HiddenStates, after: HiddenStates) -> float:

@@ -14,6 +14,7 @@ from compress.formats.weights import DenseWeights, Weights
 from compress.methods import METHODS
 from compress.methods.k_quants import KQuantsStageConfig
 from compress.plan.layers import Skipped
+from compress.plan.whole.types import types_of
 from compress.quant.ggml_kinds import KINDS
 from compress.recipe import Recipe, Stage
 from compress.recipe.placing import placed
@@ -78,8 +79,8 @@ def file_plan(source: Weights, stage: Stage, called: Path) -> GgufPlan:
     config = stage.config
     assert isinstance(config, KQuantsStageConfig), "no other method rounds whole models"
     calibrated = METHODS[stage.method].needs(config).data
-    options = Options(type=config.type)
-    return make_plan(source, options, calibrated=calibrated, called=called)
+    options, types = Options(type=config.type), types_of(stage, source.spec)
+    return make_plan(source, options, calibrated=calibrated, called=called, types=types)
 
 
 def _whole(found: GgufPlan, model: Outline, stage: Stage) -> WholeFile:

@@ -28,14 +28,18 @@ def read_budget(
             raise problem(keys[key], "candidates stand in its place; give one of the two")
     if "candidates" not in keys:
         raise missing(stage, "candidates", "a list of two schemes or more to choose from")
-    found: dict[str, Any] = {
-        "candidates": _candidates(keys["candidates"]),
-        "target": SHARED,
-    }
+    found = {"target": SHARED, **read_target(keys, size)}
+    if found["target"] == SHARED:
+        # As the losses that it is weighed against.
+        found = {"sensitivity": "kl", **found}
+    return {"candidates": _candidates(keys["candidates"]), **found}
+
+
+def read_target(keys: Mapping[str, Node], size: Callable[[Node], Node]) -> dict[str, Any]:
+    """Of these fields of Stage those that are given."""
+    found: dict[str, Any] = {}
     if "target" in keys:
         found["target"] = read(Target, _in_bytes(keys["target"], size))
-    if found["target"] == SHARED:
-        found["sensitivity"] = "kl"  # of the losses that it is weighed against
     if "sensitivity" in keys:
         found["sensitivity"] = read(Sensitivity, keys["sensitivity"])
     return found
@@ -68,6 +72,31 @@ def check_shared(recipe: Recipe) -> None:
         both = [*shared, *others][1]
         raise RecipeError(
             f"{both.at('candidates')}: {shared[0].label} shares the bytes of prune; one stage can"
+        )
+
+
+def check_types(stage: Stage) -> None:
+    """RecipeError for a stage that rounds the whole model with half of what makes it choose."""
+    candidates, target = stage.config.candidates, stage.target
+    if target is None and stage.sensitivity != "output_error":
+        raise RecipeError(
+            f"{stage.at('sensitivity')}: is {stage.sensitivity}; it goes with candidates and"
+            " target, take it out"
+        )
+    if candidates and target is None:
+        raise RecipeError(
+            f"{stage.at('target')}: is missing; candidates are chosen by it, {{bytes: 4GB}} of the"
+            " file or {bits_per_weight: 4.25} of the blocks' linears"
+        )
+    if target is not None and not candidates:
+        raise RecipeError(
+            f"{stage.at('candidates')}: is missing; give two types or more to choose from, as"
+            " [Q3_K, Q4_K, Q6_K]"
+        )
+    if target is not None and target.of is not None:
+        raise RecipeError(
+            f"{stage.at('target')}: is {target.describe()}, and a whole file shares none; give"
+            " bits_per_weight or bytes"
         )
 
 

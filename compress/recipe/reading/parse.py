@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 from compress.errors import RecipeError
 from compress.quant.scheme import PRESETS, QuantScheme
-from compress.recipe.reading.budget import check_budget, check_shared
+from compress.recipe.reading.budget import check_budget, check_shared, check_types
 from compress.recipe.reading.data import read_calibration, read_evaluation
 from compress.recipe.reading.exports import any_rounds, check_exports, read_exports, with_signs
 from compress.recipe.reading.overrides import apply_overrides
@@ -187,8 +187,8 @@ def _check_scheme(stage: Stage) -> None:
 
     method = METHODS[stage.method]
     if method.whole and stage.scheme is None and not stage.candidates:
-        return
-    if stage.candidates or stage.target is not None:
+        check_types(stage)
+    elif stage.candidates or stage.target is not None:
         check_budget(stage)
     elif stage.scheme is None:
         if method.fold is None:

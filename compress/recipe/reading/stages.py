@@ -8,7 +8,7 @@ from typing import Any
 from compress.byte_sizes import EXPECTED, byte_size, plain_count
 from compress.errors import RecipeError
 from compress.quant.scheme import QuantScheme
-from compress.recipe.reading.budget import read_budget
+from compress.recipe.reading.budget import read_budget, read_target
 from compress.recipe.reading.data import source_list
 from compress.recipe.reading.patterns import read_patterns
 from compress.recipe.reading.reader import (
@@ -33,7 +33,8 @@ from compress.recipe.schema import (
     default_ignore,
 )
 
-BUDGET_KEYS = ("candidates", "target", "sensitivity")
+TARGET_KEYS = ("target", "sensitivity")
+BUDGET_KEYS = ("candidates", *TARGET_KEYS)
 # What null takes out, as if the key was not there.
 STAGE_SECTIONS = ("scheme", "candidates", "target", "targets", "ignore", "overrides")
 STAGE_KEYS = ("method", *SCHEME_KEYS, *BUDGET_KEYS, "targets", "ignore", "overrides")
@@ -81,7 +82,7 @@ def keys_of_stage(node: Node) -> tuple[str, ...]:
     word = node.content.get("method") if is_mapping(node.content) else None
     method = word.content.text if word is not None and isinstance(word.content, Scalar) else ""
     if method in METHODS:
-        common = ("method",) if METHODS[method].whole else STAGE_KEYS
+        common = ("method", *TARGET_KEYS) if METHODS[method].whole else STAGE_KEYS
         return (*common, *field_names(METHODS[method].config))
     return field_names(EDITS[method].config) if method in EDITS else ()
 
@@ -211,9 +212,10 @@ def _read_stage(node: Node, places: Places) -> Iterator[Stage]:
         )
     config = METHODS[method].config
     if METHODS[method].whole:
-        check_keys(node, keys, ("method", *field_names(config)))
+        check_keys(node, keys, ("method", *TARGET_KEYS, *field_names(config)))
         options: Any = make(config, read_fields(config, node, keys), node)
-        return iter([Stage(method, options, None, path=node.path, places=places)])
+        by = read_target(keys, as_bytes)
+        return iter([Stage(method, options, None, path=node.path, places=places, **by)])
     check_keys(node, keys, (*STAGE_KEYS, *field_names(config)))
     targets = _targets(keys.get("targets"))
     stage = Stage(

@@ -1,7 +1,7 @@
 """What a GGUF file of a checkpoint holds: every tensor with its kind, before a byte is written."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -88,12 +88,18 @@ class ToRound:
 
 
 def make_plan(
-    source: Weights, options: Options, *, calibrated: bool = False, called: Path | None = None
+    source: Weights,
+    options: Options,
+    *,
+    calibrated: bool = False,
+    called: Path | None = None,
+    types: Mapping[str, str] | None = None,
 ) -> GgufPlan:
     """Reads scales and zero points, and codes of 8 bits with zero points; no other codes.
 
     calibrated: weights are rounded elsewhere, by what they read. called: the folder that the model
-    is called by, the source's without a word.
+    is called by, the source's without a word. types: of some weights by name, in place of those
+    that the mixture gives them.
 
     RecipeError or CheckpointError for what does not fit.
     """
@@ -104,14 +110,16 @@ def make_plan(
     words = vocabulary(source)
     laid = pieces(spec, source.checkpoint.shapes, how, arch, turned.factors)
     _check_head(source, arch)
-    chooser = _chooser(source, how, arch, laid, options, calibrated)
+    chooser = replace(
+        _chooser(source, how, arch, laid, options, calibrated), types={} if types is None else types
+    )
     choices = chooser.all(laid)
     fresh = frozenset(x.piece.name for x in choices if x.fresh)
     importance = _importance(options, laid, fresh)
     scales = all_scales(choices)
     require_fp16(scales, round_scales=options.round_scales)
     name = model_name(_called((called or source.checkpoint.path).absolute()), words)
-    fields = _general(name, arch, KINDS[most(choices)], chooser.mixture)
+    fields = _general(name, arch, KINDS[most(choices)], None if types else chooser.mixture)
     sizes = tuple(settings(spec, how, arch, options.max_context))
     fields += tuple((f"{arch.name}.{key}", value) for key, value in sizes + turned.fields)
     notes += [*turned.notes, *words.notes, *told(chooser, choices)]

@@ -1,7 +1,7 @@
 """Which type every tensor of a file takes: codes as they are, 16 or 32 bits, or blocks that dense
 numbers are rounded into."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -41,7 +41,8 @@ class TypeChoice:
 @dataclass(frozen=True, slots=True)
 class TypeChooser:
     """What decides. architecture: its name in GGUF. head_apart: the file has a head that is not
-    the embedding. mixture: that the user asks for; weighed: importance of columns is known."""
+    the embedding. mixture: that the user asks for; weighed: importance of columns is known. types:
+    of some weights by name, in place of the mixture's."""
 
     source: Weights
     how: ForwardSpec
@@ -50,6 +51,7 @@ class TypeChooser:
     head_apart: bool
     mixture: TypeMixture | None = None
     weighed: bool = False
+    types: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def plain(self) -> str:
@@ -97,6 +99,14 @@ class TypeChooser:
         return TypeChoice(piece, kind, fresh=fresh, wanted=wanted if wanted != kind else None)
 
     def _wanted(self, piece: Piece) -> str:
+        named = {self.types[name]: name for name in piece.sources if name in self.types}
+        if len(named) > 1:
+            raise RecipeError(
+                f"{' and '.join(named.values())} get {' and '.join(named)}, and the file has them"
+                " in one tensor; give them one type"
+            )
+        if named:
+            return next(iter(named))
         asked = self.options.embedding
         if piece.name in ENDS and asked is not None:
             return asked.upper()

@@ -54,7 +54,9 @@ def _mixed(chooser: TypeChooser, choices: Sequence[TypeChoice]) -> Iterator[str]
             counts[choice.kind] = counts.get(choice.kind, 0) + 1
     parts = ", ".join(f"{count} in {kind}" for kind, count in counts.items())
     how = "" if chooser.mixture.pure else " as llama.cpp mixes it"
-    yield f"{chooser.mixture.name}{how}: {parts}"
+    changed = sum(any(name in chooser.types for name in x.piece.sources) for x in choices)
+    own = f", but for {changed} tensors with types of their own" if changed else ""
+    yield f"{chooser.mixture.name}{how}{own}: {parts}"
 
 
 def _fallbacks(choices: Sequence[TypeChoice]) -> Iterator[str]:
