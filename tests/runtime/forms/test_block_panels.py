@@ -165,7 +165,7 @@ def test_what_is_not_finite_is_named(made: Made, tmp_path: Path) -> None:
     raw[held.start + 18 * 9 : held.start + 18 * 9 + 2] = b"\x00\x7c"  # infinity
     (folder / "model.gguf").write_bytes(raw)
     with pytest.raises(
-        CheckpointError, match=r"'blk.0.ffn_down.weight' .* has .* infinite values, the first at"
+        CheckpointError, match=r"'blk.0.ffn_down.weight' .* infinite values, the first"
     ):
         load(folder)
     whole = torch.tensor(raw[held.start : held.start + held.nbytes], dtype=torch.uint8)
