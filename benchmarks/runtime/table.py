@@ -35,6 +35,7 @@ def _lines() -> Iterator[str]:
     for name in SPEEDS:
         yield from _speed(stored_result(f"runtime_speed_{name}"))
     yield from _smaller("tale-6m", stored_result("runtime_smaller_tale-6m_fp32"))
+    yield from _smaller("400m", stored_result("runtime_smaller_400m_fp32"))
     yield from _prefix([stored_result(f"runtime_prefix_{model}") for model in ("tale-6m", "400m")])
     yield from _waste(stored_result("runtime_kv_waste"))
     yield from _cache(stored_result("runtime_kv_quality"))
