@@ -10,6 +10,7 @@ from gguf import GGMLQuantizationType, GGUFReader, dequantize, quantize
 from compress.cli.main import main
 from compress.errors import CheckpointError, RecipeError
 from compress.quant.scheme import QuantScheme
+from compress.recipe import builtin_names
 from compress.verbs import ArtifactTarget, dry_artifact
 from compress_exporters.decoded import decoded
 from compress_exporters.exporter import Options
@@ -17,6 +18,7 @@ from compress_exporters.gguf import target
 from compress_exporters.gguf.in_file import InFile
 from compress_exporters.gguf.readback import read_back
 from compress_exporters.gguf.target import GGUF
+from compress_exporters.gguf.types.told import WITH_RECIPE
 from helpers import tiny_models
 from helpers.exporters.exports import SYM
 from helpers.exporters.gguf_files import coded, planned, tiny, written
@@ -126,15 +128,23 @@ def test_codes_in_more_bits_than_they_need_are_told(tmp_path: Path) -> None:
     (note,) = plan.notes
     assert note == (
         "14 weights in int3 sym g32 take Q4_0, no code changes: 34.6 kB, and 27.1 kB in the"
-        " checkpoint; smaller is --type Q3_K_S of the dense checkpoint"
+        " checkpoint; smaller is the recipe gguf-q3_k_s, or --type Q3_K_S, of the dense checkpoint"
     )
+
+
+def test_recipes_that_are_named_are_built_in() -> None:
+    files = [name for name in builtin_names() if name.startswith("gguf-")]
+    assert sorted(files) == sorted(f"gguf-{name.lower()}" for name in WITH_RECIPE)
 
 
 def test_codes_that_become_dense_have_their_cost_told(tmp_path: Path) -> None:
     first, second = planned(coded(tmp_path, SYM, act_order=True), dtype=None).notes[1:]
     assert first.startswith("14 quantized weights become F16, as neighbouring columns are in")
     assert second.startswith("what became dense takes 123 kB, and 38.6 kB in the ")
-    assert second.endswith("checkpoint; smaller is --type IQ4_XS of the dense checkpoint")
+    assert second.endswith(
+        "checkpoint; smaller is a stage {method: k_quants, type: IQ4_XS}, or --type IQ4_XS, of the"
+        " dense checkpoint"
+    )
 
 
 def test_options_of_files_are_for_files(tmp_path: Path, capsys: Any) -> None:

@@ -13,6 +13,8 @@ _SHOWN = 3
 GROWN = 1.1  # of the checkpoint's bytes: from here on a type's cost is told
 # The mixture for codes of so many bits that have no type of their own.
 SMALLER = {2: "Q2_K", 3: "Q3_K_S", 4: "IQ4_XS", 5: "Q5_K_S", 6: "Q6_K"}
+# Those that are built-in recipes, as gguf-q4_k_m is.
+WITH_RECIPE = frozenset({"Q3_K_S", "Q4_K_M", "Q5_K_M", "Q6_K"})
 
 
 def told(chooser: TypeChooser, choices: Sequence[TypeChoice]) -> Iterator[str]:
@@ -83,8 +85,8 @@ def _became_dense(source: Weights, choices: Sequence[TypeChoice]) -> Iterator[st
         all_of_them = [x for those in found.values() for x in those]
         takes, had = two_sizes(*_sizes(source, all_of_them))
         yield (
-            f"what became dense takes {takes}, and {had} in the checkpoint; smaller is --type"
-            f" {_smaller(source, all_of_them, 16)} of the dense checkpoint"
+            f"what became dense takes {takes}, and {had} in the checkpoint;"
+            f" {_advice(_smaller(source, all_of_them, 16))}"
         )
 
 
@@ -100,12 +102,20 @@ def _grown(source: Weights, choices: Sequence[TypeChoice]) -> Iterator[str]:
             continue
         bits = 8 * KINDS[kind].size / KINDS[kind].block
         smaller = _smaller(source, those, bits)
-        hint = f"; smaller is --type {smaller} of the dense checkpoint" if smaller else ""
+        hint = f"; {_advice(smaller)}" if smaller else ""
         now, before = two_sizes(takes, had)
         yield (
             f"{len(those)} weights in {scheme} take {kind}, no code changes: {now}, and {before} in"
             f" the checkpoint{hint}"
         )
+
+
+def _advice(mixture: str) -> str:
+    """Which recipe of the dense checkpoint is smaller, and which export of it."""
+    recipe = f"gguf-{mixture.lower()}"
+    stage = f"a stage {{method: k_quants, type: {mixture}}}"
+    first = f"the recipe {recipe}" if mixture in WITH_RECIPE else stage
+    return f"smaller is {first}, or --type {mixture}, of the dense checkpoint"
 
 
 def _smaller(source: Weights, choices: Sequence[TypeChoice], bits: float) -> str:
