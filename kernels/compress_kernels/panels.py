@@ -14,7 +14,7 @@ Both are permutations: `codes_of` brings the codes back.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -89,9 +89,9 @@ class Panels:
     def rows(self, start: int, stop: int) -> "Panels":
         """The panels that have the outputs from `start`, a multiple of 16, to `stop`."""
         cut, own = slice(start // PANEL, -(-stop // PANEL)), _numbers([self])
-        numbers = {name: of[0][cut] for name, of in own.items()}
+        numbers: Any = {name: of[0][cut] for name, of in own.items()}
         shape = stop - start, self.shape[1]
-        return replace(self, codes=self.codes[cut], shape=shape, **numbers)  # type: ignore[arg-type]
+        return replace(self, codes=self.codes[cut], shape=shape, **numbers)
 
 
 # The fields that have a number for each output.
@@ -126,9 +126,9 @@ def joined(parts: Sequence[Panels]) -> Panels:
     shape = sum(part.shape[0] for part in parts), first.shape[1]
     numbers = _numbers(parts)
     if all(part.shape[0] % PANEL == 0 for part in parts[:-1]):  # nothing lies between them
-        whole = {name: torch.cat(of) for name, of in numbers.items()}
+        whole: Any = {name: torch.cat(of) for name, of in numbers.items()}
         codes = torch.cat([part.codes for part in parts])
-        return replace(first, codes=codes, shape=shape, **whole)  # type: ignore[arg-type]
+        return replace(first, codes=codes, shape=shape, **whole)
     sizes = [part.shape[0] for part in parts]
     whole = {
         name: by_panel(torch.cat([by_output(x, n) for x, n in zip(of, sizes, strict=True)]))
@@ -137,7 +137,7 @@ def joined(parts: Sequence[Panels]) -> Panels:
     codes = torch.cat([_by_column(part) for part in parts])
     placed = codes if columns is None else codes[:, columns.long()]
     laid = _arranged(placed, first.bits, first.layout)
-    return replace(first, codes=laid, shape=shape, **whole)  # type: ignore[arg-type]
+    return replace(first, codes=laid, shape=shape, **whole)
 
 
 def _numbers(parts: Sequence[Panels]) -> dict[str, list[Tensor]]:

@@ -104,7 +104,7 @@ def packed_struct(
     if isinstance(rounding, RowRounding):
         how, kind = rounding, ROUNDING[rounding.kind]
     elif rounding is not None:
-        how = RowRounding("fixed", E4M3_MAX, rounding.scale or 1.0)
+        how = RowRounding("fixed", E4M3_MAX, 1.0 if rounding.scale is None else rounding.scale)
         kind = FLOATS if rounding.scale is None else FIXED_FLOATS
         input_group = rounding.group or k
     # E2M1 codes count twice in sums of whole numbers.

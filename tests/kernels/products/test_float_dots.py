@@ -123,5 +123,11 @@ def test_wrong_arguments_are_named() -> None:
         packed_linear(x, panels, None, "int8")
     with pytest.raises(ValueError, match=r"rounding\.group is 32; a part or a multiple of 48 is"):
         packed_linear(x, panels, None, "int8", FloatRounding(32))
+    whole = Panels(
+        lay_out(torch.zeros(16, 96, dtype=torch.int8), 8, "dots"), by_panel(torch.ones(16, 1)),
+        None, None, (16, 96), 8, 96, "dots",
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="codes is int; e4m3 for inputs of E4M3 is needed"):
+        packed_linear(x, whole, None, "int8", FloatRounding())
     with pytest.raises(ValueError, match="rounding is of whole numbers; FloatRounding for E4M3"):
         packed_linear(x, panels, None, "int8", RowRounding("token", 127.5))

@@ -11,11 +11,14 @@ from safetensors.torch import save_file
 
 from compress.errors import CheckpointError, RequestError
 from compress.formats import Weights
+from compress.formats.gguf_weights import GgufWeights
 from compress.quant.blocks import BlockTensor
 from compress.runtime.decoder.decoder import Decoder
 from compress.runtime.decoder.linear import embedding_bytes, facts_of, load_linear, weight_bytes
+from compress.runtime.decoder.mlp import Mlp
 from compress.runtime.forms.block_panels import BlockPanels, BlockPanelsForm
 from compress.runtime.forms.block_rows import BlockRows
+from compress.runtime.forms.dense import FloatWeight
 from compress.runtime.forms.form import Arithmetic
 from compress.runtime.loading import open_engine as engine_opening
 from compress.runtime.loading.math import settled_math
@@ -82,7 +85,8 @@ def test_weights_of_one_type_are_joined(made: Made) -> None:
     assert (v.kind, q.kind) == ("Q6_K", "Q4_K")
     assert q.joined((v,)) is None
     (layer,) = Decoder.load(weights).layers
-    assert len(layer.mlp.inner.linears) == 1  # type: ignore[union-attr]
+    assert isinstance(layer.mlp, Mlp)
+    assert len(layer.mlp.inner.linears) == 1
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gpt2", "mixtral"])
@@ -142,7 +146,8 @@ def test_who_reads_no_panels_decodes_once(made: Made) -> None:
     assert not isinstance(decoder.embedding, BlockRows)
     for spec in weights.spec.linears():
         kept = load_linear(weights, spec, half).weight
-        assert torch.equal(kept.values, weights.read(spec.tensor).half())  # type: ignore[attr-defined]
+        assert isinstance(kept, FloatWeight)
+        assert torch.equal(kept.values, weights.read(spec.tensor).half())
 
 
 @pytest.mark.skipif(not compiled_pairs(CPU), reason="torch multiplies")
@@ -159,7 +164,8 @@ def test_products_in_bf16_have_the_numbers_rounded_once(made: Made) -> None:
 def test_what_is_not_finite_is_named(made: Made, tmp_path: Path) -> None:
     weights = made("Q4_0")
     tensor = "model.layers.0.mlp.down_proj.weight"
-    held = weights.held[tensor].info  # type: ignore[attr-defined]
+    assert isinstance(weights, GgufWeights)
+    held = weights.held[tensor].info
     folder = with_small_files(weights.checkpoint.path, tmp_path)
     raw = bytearray((folder / "model.gguf").read_bytes())
     raw[held.start + 18 * 9 : held.start + 18 * 9 + 2] = b"\x00\x7c"  # infinity

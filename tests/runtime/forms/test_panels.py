@@ -189,6 +189,26 @@ def test_math_is_settled_before_weights_are_read(
         settled_math(coded, "int4", fp32, "cpu")  # type: ignore[arg-type]
 
 
+def test_what_8_bit_floats_are_multiplied_by_is_said(folder: Path, tmp_path: Path) -> None:
+    """Weights alone are no codes that another math than exact reads."""
+    source, both, alone = folder.parent / "source", tmp_path / "both", tmp_path / "alone"
+    fp8 = PRESETS["FP8_DYNAMIC"]
+    compressed_models.write(source, both, fp8)
+    compressed_models.write(source, alone, replace(fp8, activation=None))
+    (said,) = open_model(both).notices
+    assert said == (
+        "math int16: 14 linears sum products of 8-bit floats, inputs rounded as their scheme says;"
+        " exact rounds decoded weights, too"
+    )
+    assert open_model(alone).notices == ()
+    with pytest.raises(RequestError) as error:
+        open_model(alone, math="int8")
+    assert str(error.value) == (
+        f"math is int8, and {alone} has no products for it: weights and rounded inputs are neither"
+        " whole numbers nor both of them 8-bit floats; leave math out, or take exact"
+    )
+
+
 def test_a_model_names_its_math(folder: Path) -> None:
     model = open_model(folder)
     assert model.math == "int16"

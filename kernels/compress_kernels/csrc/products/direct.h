@@ -11,9 +11,6 @@
 constexpr int kLine = 64;            // bytes of an output in a chunk
 constexpr int64_t kAhead = 4 << 10;  // bytes of codes
 
-// Rows of the tile that begins where so many are left: 8, 4, 2 or 1.
-inline int height(int64_t left) { return left >= 8 ? 8 : left >= 4 ? 4 : left >= 2 ? 2 : 1; }
-
 // Where the next line of memory begins: vectors across two are read more slowly.
 template <typename T>
 inline T* at_line(T* from) {

@@ -103,7 +103,7 @@ void whole(const Packed& p, const RoundedFloats& in, const T* codes, int64_t pan
 template <typename T>
 void rows(const Packed& p, const RoundedFloats& in, const T* codes, int64_t panel) {
   for (int64_t row = 0; row < in.count;) {
-    const int high = tall(in.count - row);
+    const int high = height<kTall>(in.count - row);
     if constexpr (kTall == 8)
       if (high == 8) whole<8>(p, in, codes, panel, row);
     if (high == 4) whole<4>(p, in, codes, panel, row);

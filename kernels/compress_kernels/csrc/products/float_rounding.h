@@ -7,10 +7,9 @@
 
 #include "e4m3.h"
 #include "panels.h"
-#include "parallel.h"
+#include "row_tiles.h"
 
 constexpr int kTall = kRows == 16 ? 8 : 4;  // rows of a tile at most: its sums stay in registers
-constexpr int64_t kRoundGrain = 64 << 10;   // numbers worth a thread
 
 // Those of a tile lie together, [4 columns][row][2 pairs of bf16]: columns 0 and 2 in the lower and
 // upper half of a pair, then 1 and 3.
@@ -20,13 +19,6 @@ struct RoundedFloats {
   std::vector<uint32_t> pairs;  // [rows, places / 2]
   std::vector<float> scales;    // [rows, runs]
 };
-
-// Rows of the tile that begins where so many are left.
-inline int tall(int64_t left) {
-  int high = kTall;
-  while (high > left) high /= 2;
-  return high;
-}
 
 // What a number of a group is worth; NaN where the group has one, or infinity that is not clipped.
 inline float worth_of(const Packed& p, const float* x, int64_t count) {
@@ -75,20 +67,9 @@ inline void round_float_row(const Packed& p, const float* x, RoundedFloats& into
 inline void round_float_rows(const Packed& p, RoundedFloats& into) {
   into.pairs.resize(into.count * into.places / 2);
   into.scales.resize(into.count * into.runs);
-  const int64_t tiles = (into.count + kTall - 1) / kTall;
-  in_parallel(p.threads, tiles, 1 + kRoundGrain / into.places, [&](int64_t first, int64_t last) {
-    std::vector<float> padded(into.places);
-    const int64_t stop = std::min(last * kTall, into.count);
-    for (int64_t row = first * kTall; row < stop;) {
-      const int high = tall(into.count - row);
-      for (int i = 0; i < high; ++i) {
-        const float* x = p.x + (into.first + row + i) * p.stride;
-        if (p.columns) for (int64_t k = 0; k < p.inputs; ++k) padded[k] = x[p.columns[k]];
-        else std::memcpy(padded.data(), x, p.inputs * sizeof(float));
-        round_float_row(p, padded.data(), into, row + i, i, high,
-                        into.pairs.data() + row * into.places / 2);
-      }
-      row += high;
-    }
+  in_row_tiles<kTall>(p, into.first, into.count, into.places,
+                      [&](const float* x, int64_t row, int index, int high) {
+    round_float_row(p, x, into, row, index, high,
+                    into.pairs.data() + (row - index) * into.places / 2);
   });
 }

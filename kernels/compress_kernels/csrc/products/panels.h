@@ -19,6 +19,14 @@ enum Rounding {
 };
 constexpr int kFloat8 = 4;  // E4M3, beside the Kinds of stored.h
 
+// Rows of the tile that begins where so many are left: kMost, or half of it, and so on.
+template <int kMost = 8>
+inline int height(int64_t left) {
+  int high = kMost;
+  while (high > left) high /= 2;
+  return high;
+}
+
 // Mirrored in cpu/packed.py.
 struct Packed {
   const float* x;           // [rows, inputs], rows `stride` apart

@@ -10,10 +10,9 @@
 #include <vector>
 
 #include "panels.h"
-#include "parallel.h"
+#include "row_tiles.h"
 
 constexpr int64_t kRun = 128;              // columns that the math rounds together, at most
-constexpr int64_t kRowGrain = 128 << 10;   // numbers worth a thread
 constexpr float kLeast = 1e-30f;           // inputs that are smaller are 0
 
 // A number that is left as it is.
@@ -34,14 +33,6 @@ struct Rounded {
 };
 
 constexpr int kHighest = 8;  // rows of a tile
-
-// Rows of the tile that begins at a row: 8, 4, 2 or 1.
-inline int height(int64_t left) {
-  int high = kHighest;
-  while (high > left) high /= 2;
-  return high;
-}
-
 
 // How numbers of a row become whole ones: times `factor` or, where it is 0, divided by `worth`.
 struct Grain {
@@ -211,20 +202,8 @@ inline void round_rows(const Packed& p, Rounded& into) {
   into.raised.resize(count * into.runs);
   into.taken.resize(count * into.runs);
   if (p.rounding == kOutliers) into.outliers.resize(count);
-  const int64_t grain = 1 + kRowGrain / into.places;
-  const int64_t tiles = (count + kHighest - 1) / kHighest;
-  in_parallel(p.threads, tiles, grain, [&](int64_t first, int64_t last) {
-    std::vector<float> padded(into.places);
-    const int64_t stop = std::min(last * kHighest, count);
-    for (int64_t row = first * kHighest; row < stop;) {
-      const int high = height(count - row);
-      for (int i = 0; i < high; ++i) {
-        const float* x = p.x + (into.first + row + i) * p.stride;
-        if (p.columns) for (int64_t k = 0; k < p.inputs; ++k) padded[k] = x[p.columns[k]];
-        else std::memcpy(padded.data(), x, p.inputs * sizeof(float));
-        round_row(p, padded.data(), into, row + i, i, high, into.bytes.data() + row * width);
-      }
-      row += high;
-    }
+  in_row_tiles<kHighest>(p, into.first, count, into.places,
+                         [&](float* x, int64_t row, int index, int high) {
+    round_row(p, x, into, row, index, high, into.bytes.data() + (row - index) * width);
   });
 }
