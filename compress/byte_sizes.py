@@ -1,6 +1,7 @@
 """Sizes and counts as people write them: 5GB, 500MB, 2GiB; 3M, 300k."""
 
 import re
+from fractions import Fraction
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kMGT]i?B|B)?", re.IGNORECASE)
 _UNITS = {"": 1, "b": 1} | {
@@ -15,7 +16,8 @@ EXPECTED = "it takes a size such as 5GB, 500MB or 2GiB"
 def byte_size(text: str) -> int | None:
     """Bytes, 1 or more; None for what is no size."""
     match = _SIZE.fullmatch(text.strip())
-    size = float(match[1]) * _UNITS[(match[2] or "").lower()] if match else 0
+    # Exact: 4.02 million would be a float below 4,020,000.
+    size = Fraction(match[1]) * _UNITS[(match[2] or "").lower()] if match else 0
     return int(size) if 1 <= size <= _MOST else None
 
 
