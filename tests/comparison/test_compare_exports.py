@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,9 +22,9 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make("llama", tmp_path_factory.mktemp("source"), dtype="bf16")
 
 
-def exported(source: Path, out: Path, to: str, **options: str) -> Path:
+def exported(source: Path, out: Path, to: str, **options: Any) -> Path:
     pytest.importorskip("gguf")
-    target = ArtifactTarget(to, Options(**options))  # type: ignore[arg-type]
+    target = ArtifactTarget(to, Options(**options))
     export_artifact(source, target, out, verify=False)
     return out
 
