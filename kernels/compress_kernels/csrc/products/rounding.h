@@ -14,6 +14,11 @@
 
 constexpr int64_t kRun = 128;              // columns that the math rounds together, at most
 constexpr float kLeast = 1e-30f;           // inputs that are smaller are 0
+constexpr int64_t kFew = 16;               // rows, up to which codes are unpacked for each tile
+constexpr int kHighest = 8;                // rows of a tile
+
+// The same of many rows: with two panels the sums of 8 rows in one plane fill half of the registers.
+constexpr int tallest(int planes) { return kRows == 16 ? kHighest / planes : kHighest; }
 
 // A number that is left as it is.
 struct Outlier { int64_t place; float x; };
@@ -27,12 +32,13 @@ struct Rounded {
   std::vector<int8_t> bytes;     // [rows, planes * places]
   std::vector<float> scales;     // [rows, runs]
   std::vector<int32_t> sums;     // [rows, runs], of the whole numbers
-  std::vector<int32_t> raised;   // the same, times what codes are raised by
+  std::vector<int32_t> raised;   // the same, times what codes are raised by, less than 0
   std::vector<float> taken;      // what the sums are worth, less than 0
   std::vector<Outliers> outliers;   // of each row, where any are looked for
+
+  bool many() const { return count > kFew; }
 };
 
-constexpr int kHighest = 8;  // rows of a tile
 
 // How numbers of a row become whole ones: times `factor` or, where it is 0, divided by `worth`.
 struct Grain {
@@ -188,7 +194,7 @@ inline void round_row(const Packed& p, float* x, Rounded& into, int64_t row, int
     const int32_t sum = sum_of(sums);
     into.scales[row * into.runs + r] = grain.worth;
     into.sums[row * into.runs + r] = sum;
-    into.raised[row * into.runs + r] = p.middle() * sum;
+    into.raised[row * into.runs + r] = -p.middle() * sum;
     into.taken[row * into.runs + r] = -(static_cast<float>(sum) * grain.worth);
   }
 }
@@ -202,8 +208,10 @@ inline void round_rows(const Packed& p, Rounded& into) {
   into.raised.resize(count * into.runs);
   into.taken.resize(count * into.runs);
   if (p.rounding == kOutliers) into.outliers.resize(count);
-  in_row_tiles<kHighest>(p, into.first, count, into.places,
-                         [&](float* x, int64_t row, int index, int high) {
+  const auto each = [&](float* x, int64_t row, int index, int high) {
     round_row(p, x, into, row, index, high, into.bytes.data() + (row - index) * width);
-  });
+  };
+  const bool low = into.many() && tallest(p.planes) < kHighest;
+  if (low) in_row_tiles<tallest(2)>(p, into.first, count, into.places, each);
+  else in_row_tiles<kHighest>(p, into.first, count, into.places, each);
 }
