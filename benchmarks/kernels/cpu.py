@@ -6,9 +6,9 @@ Each kind of product that an engine runs, 4096 x 4096 on 1, 8, 64 and 512 rows, 
 128. `read` is the time in which memory gives the weight's bytes: torch's product of a matrix of as
 many and a vector. `peak` is that of as many of its instructions, in registers alone, by all
 threads. of_bandwidth and of_peak are their shares of our time; of_roof that of the longer one. Of
-peers the times over ours: a product of int4 with inputs of the same kind, or torch's of bf16. Sides
-take turns, on copies of the weight that caches do not hold; medians, of processor time for one
-thread and of wall time for more. The result goes to benchmarks/results.
+peers the times over ours: a product of int4 with inputs of the same kind, or torch's of a weight in
+bf16. Sides take turns, on copies of the weight that caches do not hold; medians, of processor time
+for one thread and of wall time for more. The result goes to benchmarks/results.
 """
 
 import argparse
@@ -136,13 +136,17 @@ def _tensors(record: Any) -> list[tuple[str, Tensor]]:
 
 
 def coded(bits: int, math: Math, x: Tensor, copies: int) -> Call:
-    codes = lay_out(_codes(bits), bits, layout_for(math))
+    layout = layout_for(math, x.dtype)
+    codes = lay_out(_codes(bits), bits, layout)
     scales = by_panel((torch.rand(SIDE, SIDE // GROUP) * 0.01).bfloat16())
-    one = Panels(
-        codes, scales, None, None, (SIDE, SIDE), bits, GROUP, layout_for(math), torch.bfloat16
-    )
+    one = Panels(codes, scales, None, None, (SIDE, SIDE), bits, GROUP, layout, torch.bfloat16)
     turn = cycle([_cloned(one) for _ in range(copies)])
     return lambda: packed_linear(x, next(turn), None, math)
+
+
+def halves(bits: int, x: Tensor, copies: int) -> Call:
+    """Codes that are decoded for rows of bf16."""
+    return coded(bits, "exact", x.bfloat16(), copies)
 
 
 def _codes(bits: int) -> Tensor:
@@ -159,6 +163,8 @@ KINDS = {
     "16 bits, bf16": Kind(16, "fma", 1, partial(stored, torch.bfloat16)),
     "16 bits, fp16": Kind(16, "fma", 1, partial(stored, torch.float16)),
     "bf16 x bf16": Kind(16, "bf16", 1, pairs),
+    "bf16 x int4": Kind(4, "bf16", 1, partial(halves, 4)),
+    "bf16 x int8": Kind(8, "bf16", 1, partial(halves, 8)),
     "int4, exact": Kind(4, "fma", 1, partial(coded, 4, "exact")),
     "int4, int16": Kind(4, "vnni", 2, partial(coded, 4, "int16")),
     "int4, int8": Kind(4, "vnni", 1, partial(coded, 4, "int8")),

@@ -2,12 +2,13 @@
 
 Two layouts, since a layout that suits one product makes the other slow:
 
-"dots": [panel, step of columns, output, 4 bytes], for sums of whole numbers. Of each output 4 bytes
-hold the codes of 4, 8 or 16 columns: byte b has those of columns b, 4 + b, 8 + b and so on, the
-first in its lowest bits.
+"dots": [panel, step of columns, output, 4 bytes], for sums of an output a lane, of whole numbers or
+of pairs in bf16. Of each output 4 bytes hold the codes of 4, 8 or 16 columns: byte b has those of
+columns b, 4 + b, 8 + b and so on, the first in its lowest bits.
 
-"rows": [panel, chunk of 512 / bits columns, output, lane of 16, 4 bytes], for decoded numbers. Of
-each lane 4 bytes are a little-endian number, whose j-th code is that of column 16 j + lane.
+"rows": [panel, chunk of 512 / bits columns, output, lane of 16, 4 bytes], for sums of a column a
+lane, of numbers decoded to fp32. Of each lane 4 bytes are a little-endian number, whose j-th code
+is that of column 16 j + lane.
 
 Both are permutations: `codes_of` brings the codes back.
 """
@@ -40,6 +41,14 @@ _MAGNITUDES = (0x00, 0x30, 0x38, 0x3C, 0x40, 0x44, 0x48, 0x4C)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class OwnColumns:
+    """Columns whose numbers stand in for their codes. columns: int32 [n]. numbers: bf16 [N, n]."""
+
+    columns: Tensor
+    numbers: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Panels:
     """A weight [N, K] of codes; it is (code - zero) * (scale / divisor * factor) - minimum.
 
@@ -50,7 +59,7 @@ class Panels:
     in their places, that share a scale. plain: the dtype that decoded numbers are rounded to.
     divisor, factor: numbers of fp32. minima: fp16 or int8 [panels, G, 16], of "uint" alone, None
     for 0. outer_scales, outer_minima: fp16 [panels, G / each, 16], what `each` neighbouring
-    groups' scales and minima are multiplied by, or None.
+    groups' scales and minima are multiplied by, or None. own: of rows in bf16 alone.
     """
 
     codes: Tensor
@@ -68,11 +77,13 @@ class Panels:
     minima: Tensor | None = None
     outer_scales: Tensor | None = None
     outer_minima: Tensor | None = None
+    own: OwnColumns | None = None
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """All that is kept."""
-        parts = (self.codes, self.columns, *(getattr(self, name) for name in NUMBERS))
+        own = () if self.own is None else (self.own.columns, self.own.numbers)
+        parts = (self.codes, self.columns, *own, *(getattr(self, name) for name in NUMBERS))
         return tuple(part for part in parts if part is not None)
 
     @property
@@ -90,8 +101,10 @@ class Panels:
         """The panels that have the outputs from `start`, a multiple of 16, to `stop`."""
         cut, own = slice(start // PANEL, -(-stop // PANEL)), _numbers([self])
         numbers: Any = {name: of[0][cut] for name, of in own.items()}
-        shape = stop - start, self.shape[1]
-        return replace(self, codes=self.codes[cut], shape=shape, **numbers)
+        shape, kept = (stop - start, self.shape[1]), self.own
+        if kept is not None:
+            kept = OwnColumns(kept.columns, kept.numbers[start:stop])
+        return replace(self, codes=self.codes[cut], shape=shape, own=kept, **numbers)
 
 
 # The fields that have a number for each output.
@@ -121,7 +134,8 @@ def codes_of(panels: Panels) -> Tensor:
 
 
 def joined(parts: Sequence[Panels]) -> Panels:
-    """The outputs of all, one behind the other. Only their outputs and numbers may differ."""
+    """The outputs of all, one behind the other. Only their outputs and numbers may differ, and none
+    has columns of its own."""
     first, columns = parts[0], parts[0].columns
     shape = sum(part.shape[0] for part in parts), first.shape[1]
     numbers = _numbers(parts)
@@ -182,7 +196,8 @@ def levels_of(panels: Panels) -> Tensor:
 
 
 def decoded(panels: Panels) -> Tensor:
-    """fp32 [N, K]: (code - zero) * step - minimum, rounded once to panels.plain."""
+    """fp32 [N, K]: (code - zero) * step - minimum, rounded once to panels.plain; or a column's own
+    numbers."""
     n, k = panels.shape
     groups = torch.arange(k) // panels.group
     if panels.columns is not None:
@@ -193,7 +208,10 @@ def decoded(panels: Panels) -> Tensor:
     values *= steps(panels)[:, groups]
     if minima is not None:
         values -= minima[:, groups]
-    return values.to(panels.plain).float()
+    values = values.to(panels.plain).float()
+    if panels.own is not None:
+        values[:, panels.own.columns.long()] = panels.own.numbers.float()
+    return values
 
 
 def _times(numbers: Tensor, outer: Tensor | None, panels: Panels) -> Tensor:

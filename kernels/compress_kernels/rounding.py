@@ -36,13 +36,15 @@ class FloatRounding:
 class CodeRounding:
     """How rows become the nearest codes, times their scale again: each row by itself.
 
-    codes: E4M3 numbers from -448 to 448, or whole ones from -(largest + 0.5) to largest - 0.5.
-    largest: the code that the largest magnitude of a group lands on: 448, or 127.5 of 8 bits.
-    group: neighbouring columns that share a scale; 0 for a whole row. scale: that of all numbers,
-    where it does not come from them.
+    codes: E4M3 numbers from -448 to 448, or whole ones from -(largest + 0.5) to largest - 0.5, or
+    LLM.int8()'s, from -largest to largest. largest: the code that the largest magnitude of a group
+    lands on: 448, or 127.5 of 8 bits, or 127. group: neighbouring columns that share a scale; 0 for
+    a whole row. scale: that of all numbers, where it does not come from them. threshold: of
+    LLM.int8() alone, a number of fp16; what reaches it there stays as it is, beside the others.
     """
 
-    codes: Literal["e4m3", "int"]
+    codes: Literal["e4m3", "int", "llm.int8"]
     largest: float
     group: int = 0
     scale: float | None = None
+    threshold: float = 0.0

@@ -3,6 +3,7 @@ number too many that is read or written ends the process."""
 
 import ctypes
 import mmap
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -14,8 +15,9 @@ from compress_kernels.ops.packed import layout_for
 from compress_kernels.ops.through_codes import through_codes
 from compress_kernels.paged import StoredStates, TokenPlaces
 from compress_kernels.pairs import PairPanels, lay_out_pairs
-from compress_kernels.panels import Math, Panels, by_panel, lay_out
+from compress_kernels.panels import Math, OwnColumns, Panels, by_panel, lay_out
 from compress_kernels.rounding import CodeRounding
+from tests.kernels.products.halves import in_dots
 
 LIBC = ctypes.CDLL(None)
 LIBC.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
@@ -81,9 +83,16 @@ def packed_product(panels: Panels, math: Math) -> None:
         call(packed.function_of(math), packed.packed_struct(x, panels, bias, out, math))
         if math == "exact":
             halves = [guarded(t.bfloat16()) for t in (x, bias, out)]
-            call(
-                "packed_pairs", packed.packed_pairs_struct(halves[0], panels, halves[1], halves[2])
-            )
+            laid = in_halves(panels)
+            call("packed_pairs", packed.packed_pairs_struct(halves[0], laid, halves[1], halves[2]))
+
+
+def in_halves(panels: Panels) -> Panels:
+    """As rows in bf16 read it, with some columns of their own."""
+    (n, k), laid = panels.shape, in_dots(panels)
+    columns = torch.arange(0, k, 40).int()
+    own = OwnColumns(guarded(columns), guarded(torch.randn(n, len(columns)).bfloat16()))
+    return replace(laid, codes=guarded(laid.codes), own=own)
 
 
 def dense_products() -> None:
@@ -148,8 +157,8 @@ def rows_between() -> None:
             angles = guarded(torch.randn(5, width))
             between.rotate(heads, angles, angles)
             if dtype != torch.float16:
-                for codes, largest in (("e4m3", 448.0), ("int", 127.5)):
-                    through_codes(x, CodeRounding(codes, largest))
+                for codes, largest in (("e4m3", 448.0), ("int", 127.5), ("llm.int8", 127.0)):
+                    through_codes(x, CodeRounding(codes, largest, threshold=2.0))
         _kept.clear()
 
 

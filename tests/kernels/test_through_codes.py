@@ -20,6 +20,7 @@ KINDS = {
     "int of a row": CodeRounding("int", 127.5),
     "int of 4 bits": CodeRounding("int", 7.5, group=32),
     "int fixed": CodeRounding("int", 127.5, scale=0.0371),
+    "beside outliers": CodeRounding("llm.int8", 127.0, threshold=2.0),
 }
 
 
@@ -104,7 +105,11 @@ def test_what_is_not_finite(name: str) -> None:
     group = rounding.group or 256
     assert found[1, 3].isnan()
     assert found[[0, 3]].isfinite().all()
-    if rounding.scale is None:
+    if rounding.codes == "llm.int8":  # infinity is an outlier
+        assert found[1].isnan().all()
+        assert found[2, 3] == torch.inf
+        assert found[2, 4:].isfinite().all()
+    elif rounding.scale is None:
         assert found[1:3, :group].isnan().all()
         assert found[1:3, group:].isfinite().all()
     else:
@@ -121,6 +126,18 @@ def test_errors_are_half_a_step_and_codes_stay() -> None:
     whole = through_codes(x, KINDS["int of a row"])
     step = x.abs().amax(1, keepdim=True) / 127.5
     assert ((whole - x).abs() <= step * 0.50001).sum() > 0.97 * x.numel()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_outliers_stay_beside_numbers_of_8_bits(dtype: torch.dtype) -> None:
+    x = torch.randn(50, 96, generator=torch.Generator().manual_seed(3)).to(dtype)
+    found, kept = through_codes(x, KINDS["beside outliers"]), x.half().abs() >= 2.0
+    assert kept.any()
+    assert torch.equal(found[kept], x[kept])
+    step = x.masked_fill(kept, 0).abs().amax(1, keepdim=True).float() / 127
+    lost = 2**-11 + (2**-8 if dtype == torch.bfloat16 else 0)  # in fp16, and in bf16 again
+    room = step * 0.50001 + lost * x.abs().float()
+    assert ((found.float() - x.float()).abs() <= room)[~kept].all()
 
 
 def test_other_rows_are_refused() -> None:

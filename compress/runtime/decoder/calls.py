@@ -57,7 +57,7 @@ def why_no_call(linear: Linear) -> str | None:
     """Why the product of a linear is no call; None where it is."""
     weight = linear.weight
     if isinstance(weight, PackedPanels):
-        if weight.outliers is not None:
+        if weight.outliers is not None and weight.panels.own is None:
             return "outlier columns stand beside codes"
         if weight.rounding(linear.inputs) is not None:
             return None

@@ -62,10 +62,10 @@ class BlockPanelsForm:
     def nbytes(self, facts: LinearFacts, how: Arithmetic) -> int:
         """Of outputs that only fill up, too."""
         assert facts.blocks is not None, "others have tables of their own"
-        return block_panel_bytes(facts.blocks, facts.shape, layout_for(how.math))
+        return block_panel_bytes(facts.blocks, facts.shape, layout_for(how.math, how.dtype))
 
     def pack(self, weight: BlockTensor, facts: LinearFacts, how: Arithmetic) -> BlockPanels:
-        panels = block_panels(weight.kind, weight.data, layout_for(how.math))
+        panels = block_panels(weight.kind, weight.data, layout_for(how.math, how.dtype))
         return BlockPanels(panels, weight.kind, how.math)
 
 

@@ -26,8 +26,7 @@ def row_rounding(inputs: InputQuantization) -> RowRounding:
     scheme = inputs.scheme
     assert rounds_rows(scheme), "others have no row of theirs"
     if scheme.outliers == "dynamic":
-        threshold = float(torch.tensor(scheme.threshold, dtype=torch.float16))
-        return RowRounding("outliers", LLM_INT8_MAX, threshold=threshold)
+        return RowRounding("outliers", LLM_INT8_MAX, threshold=_in_fp16(scheme.threshold))
     if scheme.outliers == "calibrated":
         return RowRounding("absmax", LLM_INT8_MAX)
     largest = ((1 << scheme.bits) - 1) / 2
@@ -53,11 +52,13 @@ def float_rounding(inputs: InputQuantization) -> FloatRounding:
 
 
 def code_rounding(inputs: InputQuantization) -> CodeRounding | None:
-    """What `fake_quantize` does to a token alone, as one op; None where outliers stay as they are,
-    or factors come before."""
+    """What `fake_quantize` does to a token alone, as one op; None where columns that calibration
+    fixed stay as they are, or factors come before."""
     scheme = inputs.scheme
-    if scheme.outliers != "none" or inputs.factor is not None:
+    if scheme.outliers == "calibrated" or inputs.factor is not None:
         return None
+    if scheme.outliers == "dynamic":
+        return CodeRounding("llm.int8", LLM_INT8_MAX, threshold=_in_fp16(scheme.threshold))
     codes: Literal["e4m3", "int"] = "e4m3" if scheme.type == "float" else "int"
     largest = E4M3_MAX if codes == "e4m3" else ((1 << scheme.bits) - 1) / 2
     if scheme.dynamic:
@@ -72,6 +73,11 @@ def rounded(x: Tensor, inputs: InputQuantization) -> Tensor:
     if rounding is None or x.dtype == torch.float16:
         return fake_quantize(x, inputs, alone=True)
     return through_codes(x.reshape(-1, x.shape[-1]), rounding).view(x.shape)
+
+
+def _in_fp16(threshold: float) -> float:
+    """As it is compared with numbers of fp16."""
+    return float(torch.tensor(threshold, dtype=torch.float16))
 
 
 def rounded_alike(parts: Sequence[InputQuantization | None]) -> bool:

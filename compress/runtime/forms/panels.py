@@ -25,6 +25,7 @@ from compress_kernels.panels import (
     WIDTHS,
     Codes,
     Math,
+    OwnColumns,
     Panels,
     by_output,
     by_panel,
@@ -119,14 +120,14 @@ class PanelsForm:
         scheme = facts.scheme
         assert scheme is not None, "dense weights have a table of their own"
         unlike = "inputs are multiplied by factors first" if facts.factored else None
-        return why_no_panels(how, unlike or _unlike(scheme, facts.shape[1], how.math))
+        return why_no_panels(how, unlike or _unlike(scheme, facts.shape[1], how))
 
     def nbytes(self, facts: LinearFacts, how: Arithmetic) -> int:
         """Codes, scales and zeros, of outputs and columns that only fill up, too; not the columns
         beside them, which headers do not count."""
         scheme, (rows, columns) = facts.scheme, facts.shape
         assert scheme is not None, "dense weights have a table of their own"
-        layout = layout_for(math_of(scheme, columns, how.math))
+        layout = layout_for(math_of(scheme, columns, how.math), how.dtype)
         each = panel_bytes(columns, WIDTHS[scheme.bits], layout)
         number = facts.stored.itemsize + torch.int8.itemsize * (not scheme.symmetric)
         outputs = 1 if scheme.granularity == "block" else PANEL
@@ -144,7 +145,7 @@ class PanelsForm:
         if irregular or not _numbers(weight):
             return PackedWeight.of(weight, how.device, facts.plain)
         math = math_of(scheme, k, how.math)
-        layout, bits = layout_for(math), WIDTHS[scheme.bits]
+        layout, bits = layout_for(math, how.dtype), WIDTHS[scheme.bits]
         codes = weight.codes if columns is None else weight.codes[:, columns.long()]
         panels = Panels(
             codes=lay_out(codes, bits, layout),
@@ -167,6 +168,8 @@ class PanelsForm:
         outliers = weight.outliers
         if outliers is not None:  # a view would keep all that it is a view of
             outliers = OutlierColumns(outliers.columns.clone(), outliers.weight.clone())
+            if how.dtype == torch.bfloat16:
+                panels = replace(panels, own=_own(outliers, facts.plain))
         return PackedPanels(panels, scheme, math, outliers)
 
 
@@ -195,11 +198,12 @@ def math_of(scheme: QuantScheme, columns: int, math: Math) -> Math:
     return math if whole else "exact"
 
 
-def _unlike(scheme: QuantScheme, columns: int, math: Math) -> str | None:
+def _unlike(scheme: QuantScheme, columns: int, how: Arithmetic) -> str | None:
     """Why codes of a scheme are not laid out in panels."""
     activation = scheme.activation
     fixed = activation is not None and activation.outliers == "calibrated"
-    if fixed and math_of(scheme, columns, math) == "exact":
+    decoded = how.dtype == torch.float32 and math_of(scheme, columns, how.math) == "exact"
+    if fixed and decoded:
         return "outlier columns stand in for their codes"
     if scheme.granularity == "block":
         if not scheme.symmetric:
@@ -233,6 +237,11 @@ def _scales(weight: QuantizedTensor) -> Tensor:
     each = weight.scheme.group_size // PANEL
     panels = weight.scale.repeat_interleave(each, 0)[: -(-n // PANEL)]
     return panels[:, :, None].contiguous()
+
+
+def _own(outliers: OutlierColumns, plain: torch.dtype) -> OwnColumns:
+    """As products in bf16 read them."""
+    return OwnColumns(outliers.columns.int(), outliers.weight.to(plain).bfloat16())
 
 
 def _by_group(g_idx: Tensor, group: int) -> Tensor | None:

@@ -45,7 +45,11 @@ class PackedStruct(ctypes.Structure):
 class PackedPairsStruct(ctypes.Structure):
     """Mirrors `PackedPairs` in csrc/products/packed_pairs.cpp."""
 
-    _fields_ = [("rows", PairStruct), ("codes", PackedStruct)]
+    _fields_ = [
+        *(("rows", PairStruct), ("codes", PackedStruct)),
+        *(("own_columns", ctypes.c_void_p), ("own_numbers", ctypes.c_void_p)),
+        ("own", ctypes.c_int64),
+    ]
 
 
 def packed_linear(
@@ -78,7 +82,11 @@ def packed_pairs_struct(
         x.data_ptr(), None, address(bias), out.data_ptr(),
         len(x), k, n, x.stride(0), out.stride(0), 0, torch.get_num_threads(),
     )  # fmt: skip
-    return PackedPairsStruct(rows, packed_struct(x, panels, None, out, "exact"))
+    own, codes = panels.own, packed_struct(x, panels, None, out, "exact")
+    if own is None:
+        return PackedPairsStruct(rows, codes, None, None, 0)
+    columns, numbers = own.columns.data_ptr(), own.numbers.data_ptr()
+    return PackedPairsStruct(rows, codes, columns, numbers, len(own.columns))
 
 
 def function_of(math: str, rounding: Rounding | None = None) -> str:

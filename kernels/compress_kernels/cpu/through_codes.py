@@ -9,6 +9,9 @@ from torch import Tensor
 from compress_kernels.cpu.library import FLOAT_KINDS, native
 from compress_kernels.rounding import CodeRounding
 
+# As in csrc/rows/through_codes.cpp.
+CODES = {"int": 0, "e4m3": 1, "llm.int8": 2}
+
 
 class ThroughCodes(ctypes.Structure):
     """Mirrors `ThroughCodes` in csrc/rows/through_codes.cpp."""
@@ -16,8 +19,8 @@ class ThroughCodes(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("x", "out")),
         *((name, ctypes.c_int64) for name in ("rows", "width", "stride", "out_stride", "group")),
-        *((name, ctypes.c_float) for name in ("largest", "scale")),
-        *((name, ctypes.c_int32) for name in ("floats", "fixed", "threads", "kind")),
+        *((name, ctypes.c_float) for name in ("largest", "scale", "threshold")),
+        *((name, ctypes.c_int32) for name in ("codes", "fixed", "threads", "kind")),
     ]
 
 
@@ -39,6 +42,6 @@ def through_struct(x: Tensor, out: Tensor, rounding: CodeRounding) -> ThroughCod
     return ThroughCodes(
         x.data_ptr(), out.data_ptr(),
         *x.shape, x.stride(0), out.stride(0), rounding.group or max(1, x.shape[1]),
-        rounding.largest, scale,
-        rounding.codes == "e4m3", fixed, torch.get_num_threads(), FLOAT_KINDS[x.dtype],
+        rounding.largest, scale, rounding.threshold,
+        CODES[rounding.codes], fixed, torch.get_num_threads(), FLOAT_KINDS[x.dtype],
     )  # fmt: skip

@@ -131,12 +131,18 @@ inline Vec nearest_of(Vec x, const BFloat16*) {
 }
 
 inline Vec nearest_of(Vec x, const Float16*) {
+#if defined(__AVX512F__)
+  return _mm512_cvtph_ps(_mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT));
+#elif defined(__F16C__)
+  return _mm256_cvtph_ps(_mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT));
+#else
   const Words bits = words(x), sign = bits & 0x80000000u, size = bits & 0x7fffffffu;
   const Vec large = floats((size + 0xfff + ((size >> 13) & 1)) & 0xffffe000u);
   const Vec small = (floats(size) + 0.5f) - 0.5f;  // below 2^-14: multiples of 2^-24
   Vec near = floats(size) < splat(6.103515625e-5f) ? small : large;
   near = near > splat(65504.0f) ? splat(__builtin_inff()) : near;
   return x == x ? floats(words(near) | sign) : x;
+#endif
 }
 
 // The first of `left` numbers, kRows at most, written; each is one of the dtype already.

@@ -16,9 +16,10 @@ MINIMA = (torch.float16, torch.int8)
 MOST = 1 << 16  # columns whose products of 8 bits have a sum of 32
 
 
-def layout_for(math: Math) -> Layout:
-    """The panels that a math reads: one layout for both would cost either a third of its speed."""
-    return "rows" if math == "exact" else "dots"
+def layout_for(math: Math, dtype: torch.dtype = torch.float32) -> Layout:
+    """The panels that a math reads for rows of a dtype: one layout for all would cost each of them
+    a third of its speed."""
+    return "rows" if math == "exact" and dtype == torch.float32 else "dots"
 
 
 def takes_group(group: int, columns: int) -> bool:
@@ -50,7 +51,7 @@ def packed_linear(
     Raises ValueError on a wrong shape or dtype, and for panels that are laid out for another math.
     """
     require(rounding is None or math != "exact", "rounding", "given", "None for exact")
-    _check(panels, math)
+    _check(panels, math, x.dtype)
     _check_rounding(panels, math, rounding)
     n, k = panels.shape
     half = math == "exact" and x.dtype == torch.bfloat16
@@ -94,11 +95,12 @@ def _check_rounding(
         require(fits, "rounding.group", str(rounding.group), wanted)
 
 
-def _check(panels: Panels, math: Math) -> None:
+def _check(panels: Panels, math: Math, dtype: torch.dtype) -> None:
     """Compiled code reads memory by these alone."""
-    wanted, (n, k) = layout_for(math), panels.shape
+    wanted, (n, k) = layout_for(math, dtype), panels.shape
     if panels.layout != wanted:
         raise ValueError(f"panels are laid out as {panels.layout!r}; {math} reads {wanted!r}")
+    _check_own(panels, dtype)
     bytes_, scales = panel_bytes(k, panels.bits, panels.layout), panels.scales
     count = -(-n // PANEL)
     if panels.codes.numel() != count * bytes_ or panels.codes.dtype != torch.uint8:
@@ -117,6 +119,20 @@ def _check(panels: Panels, math: Math) -> None:
         require_matrix("columns", panels.columns, (k,), torch.int32, scales.device)
     for name in ("codes", "columns", *NUMBERS):
         require_whole(name, getattr(panels, name))
+
+
+def _check_own(panels: Panels, dtype: torch.dtype) -> None:
+    own, (n, k) = panels.own, panels.shape
+    if own is None:
+        return
+    require(dtype == torch.bfloat16, "columns of their own", "given", "None but for rows in bf16")
+    count, device = len(own.columns), panels.codes.device
+    require_matrix("own.columns", own.columns, (count,), torch.int32, device)
+    require_matrix("own.numbers", own.numbers, (n, count), torch.bfloat16, device)
+    inside = count == 0 or bool(((own.columns >= 0) & (own.columns < k)).all())
+    require(inside, "own.columns", "beyond them", f"columns of {k}")
+    for part in (own.columns, own.numbers):
+        require_whole("own columns", part)
 
 
 def _check_blocks(panels: Panels, shape: tuple[int, ...]) -> None:

@@ -16,7 +16,8 @@ def through_codes(x: Tensor, rounding: CodeRounding) -> Tensor:
     A scale is max |x| / largest of its group, the dtype's epsilon where that is 0; codes are
     x / scale, cut off at the largest ones and rounded, ties to even; in bf16 scale, quotient and
     product are rounded to it, each by itself. NaN or infinity makes its group NaN; with
-    a scale that is given NaN stays, and infinity becomes the largest code.
+    a scale that is given NaN stays, and infinity becomes the largest code. LLM.int8()'s rows are
+    seen in fp16 and computed in fp32, numbers that reach the threshold left out.
     Raises ValueError on another shape or dtype.
     """
     if x.dim() != 2 or x.dtype not in (torch.float32, torch.bfloat16):

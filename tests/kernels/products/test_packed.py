@@ -14,6 +14,7 @@ from compress_kernels.ops.packed import layout_for, packed_linear, takes_group
 from compress_kernels.panels import (
     Layout,
     Math,
+    OwnColumns,
     Panels,
     by_output,
     by_panel,
@@ -24,6 +25,7 @@ from compress_kernels.panels import (
     panel_bytes,
 )
 from compress_kernels.reference import packed as reference
+from tests.kernels.products.halves import check_halves
 
 needs_native = pytest.mark.skipif(native().library is None, reason=native().reason)
 MATHS: tuple[Math, ...] = ("exact", "int16", "int8")
@@ -79,11 +81,7 @@ def check(panels: Panels, math: Math, rows: tuple[int, ...] = ROWS) -> None:
     for m in rows:
         assert torch.equal(packed_linear(x[:m], panels, bias, math), wanted[:m]), (math, m)
     if math == "exact":
-        halves = x.bfloat16(), decoded(panels).bfloat16(), bias.bfloat16()
-        wanted = linear(*halves)
-        for m in rows:
-            found = packed_linear(halves[0][:m], panels, halves[2], math)
-            assert torch.equal(found, wanted[:m]), ("in bf16", m)
+        check_halves(panels, x, bias, rows)
 
 
 @needs_native
@@ -107,6 +105,27 @@ def test_other_shapes_dtypes_and_permuted_columns(bits: int, group: int, math: M
             zeros=i % 2 == bits // 4 % 2, permuted=i == 2, stored=STORED[i],
         )  # fmt: skip
         check(panels, math, (1, 5, 64))
+
+
+@needs_native
+@pytest.mark.parametrize("permuted", [False, True])
+@pytest.mark.parametrize(("bits", "shape"), [(4, (33, 301)), (8, (70, 600))])
+def test_columns_of_their_own_stand_in_for_codes(
+    bits: int, shape: tuple[int, int], permuted: bool
+) -> None:
+    """The first, the last, neighbours, and those of another block."""
+    (n, k), plain = shape, made("dots", shape, bits, shape[1], permuted=permuted)
+    columns = torch.tensor([0, 6, 7, 250, 257, 299, k - 1]).int()
+    panels = replace(plain, own=OwnColumns(columns, torch.randn(n, 7).bfloat16()))
+    assert torch.equal(decoded(panels)[:, columns], panels.own.numbers.float())
+    check_halves(panels, rows_of(k), torch.linspace(-1, 1, n), (1, 5, 64))
+    some = panels.rows(16, 33)
+    assert torch.equal(decoded(some), decoded(panels)[16:33])
+    with pytest.raises(ValueError, match="columns of their own is given; None but for rows in bf1"):
+        packed_linear(rows_of(k), replace(panels, layout="rows"), None, "exact")
+    beyond = replace(panels, own=replace(panels.own, columns=columns + 1))
+    with pytest.raises(ValueError, match=rf"own.columns is beyond them; columns of {k} is needed"):
+        packed_linear(rows_of(k).bfloat16(), beyond, None, "exact")
 
 
 @needs_native

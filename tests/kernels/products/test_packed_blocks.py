@@ -16,6 +16,7 @@ from compress_kernels.ops.packed import layout_for, packed_linear
 from compress_kernels.panels import WIDTHS, Math, decoded, joined
 from compress_kernels.reference import packed as reference
 from compress_kernels.rounding import RowRounding
+from tests.kernels.products.halves import check_halves
 
 needs_native = pytest.mark.skipif(native().library is None, reason=native().reason)
 MATHS: tuple[Math, ...] = ("exact", "int16", "int8")
@@ -64,10 +65,7 @@ def test_bits_are_those_of_the_decoded_blocks(kind: str, math: Math) -> None:
     for m in ROWS:
         assert torch.equal(packed_linear(x[:m], panels, bias, math), wanted[:m]), m
     if math == "exact":
-        halves = x.bfloat16(), weight.bfloat16(), bias.bfloat16()
-        wanted = linear(*halves)
-        for m in ROWS:
-            assert torch.equal(packed_linear(halves[0][:m], panels, halves[2], math), wanted[:m])
+        check_halves(panels, x, bias, ROWS)
 
 
 @pytest.mark.parametrize("math", MATHS)

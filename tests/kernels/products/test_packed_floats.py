@@ -21,6 +21,7 @@ from compress_kernels.panels import (
     lay_out,
 )
 from compress_kernels.reference import packed as reference
+from tests.kernels.products.halves import check_halves
 
 needs_native = pytest.mark.skipif(native().library is None, reason=native().reason)
 E4M3 = torch.float8_e4m3fn
@@ -69,10 +70,7 @@ def check(panels: Panels, math: Math) -> None:
     for m in ROWS:
         assert torch.equal(packed_linear(x[:m], panels, bias, math), wanted[:m]), (math, m)
     if math == "exact":
-        halves = x.bfloat16(), decoded(panels).bfloat16(), bias.bfloat16()
-        for m in (1, 17):
-            found = packed_linear(halves[0][:m], panels, halves[2], math)
-            assert torch.equal(found, linear(halves[0][:m], *halves[1:])), ("in bf16", m)
+        check_halves(panels, x, bias, (1, 17))
 
 
 @needs_native
@@ -121,6 +119,7 @@ def test_scales_of_any_size(group: int) -> None:
         for m in (1, 2, 4, 8, 17):
             found = packed_linear(x[:m], odd, None, "exact")
             assert torch.equal(found.nan_to_num(7), wanted[:m].nan_to_num(7)), (size, m)
+        check_halves(odd, x, torch.zeros(48), (1, 17))
 
 
 @needs_native

@@ -102,7 +102,7 @@ def test_codes_of_inputs_are_those_of_the_scheme(name: str) -> None:
 def test_what_is_rounded_before_a_product_is_what_the_scheme_says(name: str) -> None:
     scheme, x = {**ROUNDINGS, **BEFORE}[name], some_rows(40)
     inputs = InputQuantization(scheme, torch.tensor([0.03]), torch.tensor([40, 90]))
-    assert (code_rounding(inputs) is None) == (scheme.outliers != "none")
+    assert (code_rounding(inputs) is None) == (scheme.outliers == "calibrated")
     for dtype in (torch.float32, torch.bfloat16):
         own = x.to(dtype)
         wanted = fake_quantize(own, inputs, alone=True)
@@ -145,6 +145,21 @@ def test_the_weight_comes_back_and_products_are_those_of_the_scheme(name: str, m
     unrounded = linear(seen, tensor.dequantize(), bias)
     most = {"int16": 1e-4, "int8": 2e-2}[math] if inputs is None else 2e-6
     assert (found - unrounded).norm() < most * unrounded.norm()
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_in_bf16_products_are_those_of_the_decoded_weight(name: str) -> None:
+    """Outlier columns, too, bit for bit."""
+    tensor, how = made(name), Arithmetic(torch.bfloat16, CPU)
+    assert PanelsForm().why_not(facts_of(tensor), how) is None
+    weight, inputs = PanelsForm().pack(tensor, facts_of(tensor), how), tensor.inputs()
+    assert isinstance(weight, PackedPanels)
+    x, bias = some_rows().bfloat16(), torch.linspace(-1, 1, N).bfloat16()
+    seen = x if inputs is None else fake_quantize(x, inputs, alone=True)
+    wanted = linear(seen, tensor.dequantize(torch.bfloat16), bias)
+    assert torch.equal(weight.matmul(x, inputs, bias), wanted)
+    values = weight.dequantize(slice(0, N), torch.bfloat16)
+    assert torch.equal(values, tensor.dequantize(torch.bfloat16))
 
 
 @pytest.mark.parametrize("name", SCHEMES)

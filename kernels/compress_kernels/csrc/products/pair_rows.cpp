@@ -122,7 +122,10 @@ Laid lay_out(const PairRows& p, int64_t first, int64_t rows, std::vector<uint32_
 void bring(const PairRows& p, int64_t panel, int64_t begin, int64_t count, uint32_t* to) {
   const int64_t columns = std::min(2 * count, p.columns - 2 * begin);
   const int64_t output = panel * kPanel, rows = std::min<int64_t>(kPanel, p.outputs - output);
-  turn_outputs(p.weight + output * p.columns + 2 * begin, p.columns, rows, columns, to);
+  const BFloat16* from = p.weight + output * p.columns + 2 * begin;
+  for (int64_t row = 0; row < rows; row += kRows)
+    turn(from + row * p.columns, p.columns, std::min<int64_t>(kRows, rows - row), columns, to + row,
+         kPanel);
 }
 
 void finish(const PairRows& p, const Laid& laid, int64_t panel, const Sums* sums) {
@@ -137,17 +140,22 @@ void finish(const PairRows& p, const Laid& laid, int64_t panel, const Sums* sums
   }
 }
 
-// made: what brings a block of a panel, or null where the weight lies in panels.
-void panels(const PairRows& p, const Laid& laid, int64_t from, int64_t to, const MadePairs* made) {
+// What brings a block of a panel; nothing where the weight lies in panels.
+struct Source {
+  const MadePairs* made;
+  int64_t block;
+};
+
+void panels(const PairRows& p, const Laid& laid, int64_t from, int64_t to, const Source& source) {
   alignas(64) uint32_t brought[kBlock * kPanel];
   Sums sums[kMost];
-  const int64_t pairs = p.pairs();
+  const int64_t pairs = p.pairs(), block = source.block;
   for (int64_t panel = from; panel < to; ++panel) {
     std::fill_n(sums, laid.rows, Sums{});
-    for (int64_t begin = 0; begin < pairs; begin += kBlock) {
-      const int64_t count = std::min(kBlock, pairs - begin);
+    for (int64_t begin = 0; begin < pairs; begin += block) {
+      const int64_t count = std::min(block, pairs - begin);
       const uint32_t* w = brought;
-      if (made) (*made)(panel, begin, count, brought);
+      if (source.made) (*source.made)(panel, begin, count, brought);
       else w = reinterpret_cast<const uint32_t*>(p.weight) + (panel * pairs + begin) * kPanel;
       const AsInstruction flushed;
       for (int64_t tile = 0; tile < laid.tiles; ++tile) {
@@ -159,7 +167,7 @@ void panels(const PairRows& p, const Laid& laid, int64_t from, int64_t to, const
   }
 }
 
-void all_panels(const PairRows& p, const MadePairs* made) {
+void all_panels(const PairRows& p, const Source& source) {
   static thread_local std::vector<uint32_t> room;
   const int64_t count = (p.outputs + kPanel - 1) / kPanel;
   const int64_t parts = (p.rows + kMost - 1) / kMost;
@@ -168,24 +176,20 @@ void all_panels(const PairRows& p, const MadePairs* made) {
     const Laid laid = lay_out(p, first, end - first, room);
     const int64_t grain = 1 + kGrain / (laid.rows * p.columns * kPanel + 1);
     in_parallel(p.threads, count, grain,
-                [&](int64_t from, int64_t to) { panels(p, laid, from, to, made); });
+                [&](int64_t from, int64_t to) { panels(p, laid, from, to, source); });
   }
 }
 
 }  // namespace
 
-void pairs_made(const PairRows& p, const MadePairs& made) { all_panels(p, &made); }
-
-void turn_outputs(const BFloat16* from, int64_t stride, int64_t rows, int64_t columns,
-                  uint32_t* to) {
-  for (int64_t row = 0; row < rows; row += kRows)
-    turn(from + row * stride, stride, std::min<int64_t>(kRows, rows - row), columns, to + row,
-         kPanel);
+void pairs_made(const PairRows& p, const MadePairs& made, int64_t block) {
+  all_panels(p, {&made, block});
 }
 
 extern "C" void pair_rows(const PairRows* p) {
-  if (p->panels) return all_panels(*p, nullptr);
-  pairs_made(*p, [p](int64_t panel, int64_t begin, int64_t count, uint32_t* to) {
+  if (p->panels) return all_panels(*p, {nullptr, kBlock});
+  const MadePairs brought = [p](int64_t panel, int64_t begin, int64_t count, uint32_t* to) {
     bring(*p, panel, begin, count, to);
-  });
+  };
+  pairs_made(*p, brought, kBlock);
 }

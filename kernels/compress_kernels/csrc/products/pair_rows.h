@@ -22,10 +22,7 @@ struct PairRows {
 extern "C" void pair_rows(const PairRows* p);
 
 // The same of a weight that is made as it is needed: pairs [begin, begin + count) of a panel, those
-// of one after the other, from `to` on. Outputs that only fill up may be anything.
+// of one after the other, from `to` on. Outputs that only fill up may be anything. block: the most
+// that is made at once, a multiple of 8.
 using MadePairs = std::function<void(int64_t panel, int64_t begin, int64_t count, uint32_t* to)>;
-void pairs_made(const PairRows& p, const MadePairs& made);
-
-// Numbers of 16 outputs, rows `stride` apart, as pairs of columns: to: [pairs, 32 outputs], of which
-// they are those from where it points.
-void turn_outputs(const BFloat16* from, int64_t stride, int64_t rows, int64_t columns, uint32_t* to);
+void pairs_made(const PairRows& p, const MadePairs& made, int64_t block);

@@ -13,10 +13,13 @@ struct ThroughCodes {
   void* out;      // the same, rows `out_stride` apart; may be x
   int64_t rows, width, stride, out_stride, group;  // group: columns that share a scale
   float largest, scale;  // what the largest magnitude lands on; or with `fixed` the scale of all
-  int32_t floats, fixed, threads, kind;
+  float threshold;       // what stays as it is in LLM.int8(), a number of fp16
+  int32_t codes, fixed, threads, kind;
 };
 
 namespace {
+
+enum Codes { kWholeCodes = 0, kE4M3Codes = 1, kLLMInt8 = 2 };
 
 constexpr int64_t kGrain = 64 << 10;  // numbers worth a thread
 // Of a dtype.
@@ -51,6 +54,39 @@ void part(const ThroughCodes& t, const T* x, T* out, int64_t count) {
   if (c < count) round(c, count - c);
 }
 
+// A row of LLM.int8(): seen in fp16, and without what reaches the threshold there. `out` may be x.
+template <typename T>
+void beside_outliers(const ThroughCodes& t, const T* x, T* out, int64_t count) {
+  const auto seen = [&](Vec own) { return nearest_of(own, static_cast<const Float16*>(nullptr)); };
+  const auto size = [](Vec number) { return floats(words(number) & 0x7fffffffu); };
+  const Vec threshold = splat(t.threshold);
+  Integers top{};
+  for (int64_t c = 0; c < count; c += kRows) {
+    const Vec usual = size(seen(load_stored(x + c, count - c)));
+    const Integers bits = (Integers)words(usual >= threshold ? Vec{} : usual);  // NaN is the highest
+    top = bits > top ? bits : top;
+  }
+  float sizes[kRows], most;
+  std::memcpy(sizes, &top, sizeof sizes);
+  most = largest_of(sizes, kRows);
+  if (most == 0) most = 1.0f;
+  const Vec factor = splat(1.0f / most * t.largest);  // as torch divides a number by a tensor
+  const Vec scale = splat(most / t.largest);
+  for (int64_t c = 0; c < count; c += kRows) {
+    const Vec own = load_stored(x + c, count - c), near = seen(own);
+    const Vec code = nearest_whole(near * factor);
+    store_stored(size(near) >= threshold ? own : code * scale, out + c, count - c);
+  }
+}
+
+// Numbers that share a scale, as their codes have it.
+template <typename T>
+void group_of(const ThroughCodes& t, const T* x, T* out, int64_t count) {
+  if (t.codes == kLLMInt8) beside_outliers(t, x, out, count);
+  else if (t.codes == kE4M3Codes) part<true>(t, x, out, count);
+  else part<false>(t, x, out, count);
+}
+
 template <typename T>
 void all_rows(const ThroughCodes& t) {
   const int64_t grain = 1 + kGrain / (t.width + 1);
@@ -60,7 +96,7 @@ void all_rows(const ThroughCodes& t) {
         const int64_t count = std::min(t.group, t.width - c);
         const T* x = static_cast<const T*>(t.x) + row * t.stride + c;
         T* out = static_cast<T*>(t.out) + row * t.out_stride + c;
-        t.floats ? part<true>(t, x, out, count) : part<false>(t, x, out, count);
+        group_of(t, x, out, count);
       }
   });
 }
