@@ -8,7 +8,8 @@
 // fma each.
 //
 // A panel of 16 outputs is one stream of bytes: read side by side, several fell to half of the
-// bandwidth, where rows are few. Of 16 columns it has four vectors of bytes, one of four columns an output each.
+// bandwidth, where rows are few. Of 16 columns it has four vectors of bytes, one of four columns an
+// output each.
 
 #include <cmath>
 #include <cstring>
