@@ -1,8 +1,10 @@
 """How long quantizing will take and how much memory a run will need, before it starts.
 
 Time is counted work over rates that are measured here and now, in a fraction of a second of
-processor time, as if nothing else were running. It leaves evaluation out; memory is that of every
-part of the run. The report later sets both beside what was measured.
+processor time, as if nothing else were running. It is that of the passes, with the text that the
+model writes for them and the proof of a GGUF file that is the result; evaluation, exports, and
+the measurement of schemes to choose from are left out. Memory is that of every part of the run. The
+report later sets both beside what was measured.
 """
 
 from collections.abc import Iterator
@@ -145,7 +147,7 @@ def _times(run_size: RunSize, rates: MachineRates) -> Iterator[tuple[str, float]
         yield QUANTIZING, _calibrated_seconds(run_size, rates)
     elif run_size.linears:
         yield QUANTIZING, _stream_seconds(run_size, rates)
-    if run_size.file is not None:
+    if run_size.file is not None and run_size.file.rounded:  # exports are no part of the passes
         yield PROOF, SKELETON_SECONDS + proof_seconds(run_size.file, rates)
 
 

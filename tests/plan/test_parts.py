@@ -58,9 +58,8 @@ def test_an_export_to_gguf_is_proved_too(tiny) -> None:
         return make_plan(recipe(RTN, export=[{"to": "gguf", **export}]), tiny("llama"))
 
     assert PROOF in needs(planned())
-    assert PROOF in seconds(planned())
     assert PROOF not in needs(planned(verify=False))
-    assert PROOF not in seconds(planned(verify=False))
+    assert PROOF not in seconds(planned())  # as all of an export
 
 
 def test_rounding_into_blocks_is_timed_by_their_own_search(tiny) -> None:
@@ -77,7 +76,7 @@ def time_of(run_size: object, part: str) -> float:
 
 
 def test_text_for_an_edit_and_for_a_training_is_written(tiny, tmp_path: Path) -> None:
-    """Of prune-60-distill they were left out: 372 of 635 s of processor time."""
+    """Of prune-60-distill they were left out: text alone is 372 of 635 s of processor time."""
     own = make_plan(trained(), tiny("llama"))
     assert list(seconds(own)) == [LESSONS, "distill"]
     assert needs(own)[LESSONS].bytes > TORCH_BYTES
