@@ -17,6 +17,7 @@ from compress.checkpoint.shards.dtypes import TORCH_DTYPES
 from compress.edits.work import EditSize
 from compress.plan.lengths import evaluated_tokens
 from compress.plan.row_counts import ROWS_AT_ONCE, rows_at_once
+from compress.plan.whole.size import FileSize
 from compress.quant.scheme import QuantScheme
 from compress.recipe.evaluation_config import DEFAULT_WINDOW_CAP, EvaluationConfig
 from compress_calibration.config import CalibrationConfig
@@ -41,6 +42,7 @@ EXPORTED_BYTES = 10
 
 QUANTIZING, WRITING = "quantizing", "text that the model writes to calibrate on"
 MEASURING, EVALUATION = "measuring the schemes", "evaluation"
+LESSONS, PROOF = "text that the model writes to train on", "proof of the GGUF file"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,7 @@ class RunSize:
     measured: the calibration data that the schemes of a target are chosen by, where they are not
     chosen yet. exports: there are some. model: whose layers are rounded. edits: passes that change
     the model before. drawn: the calibration data that one of them, or an export, looks at;
-    exported_by: that an export is rounded by."""
+    exported_by: that an export is rounded by. file: a GGUF file that is proved."""
 
     model: Outline
     spec: DecoderSpec
@@ -64,11 +66,17 @@ class RunSize:
     edits: Sequence[EditSize] = ()
     drawn: CalibrationConfig | None = None
     exported_by: CalibrationConfig | None = None
+    file: FileSize | None = None
 
     @property
     def given(self) -> Outline:
         """The model that the run is given, before all edits."""
         return self.edits[0].model if self.edits else self.model
+
+    @property
+    def given_spec(self) -> DecoderSpec:
+        """Its spec."""
+        return self.edits[0].model.spec if self.edits else self.spec
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +98,14 @@ def memory_needs(run_size: RunSize, held: int = 0) -> tuple[MemoryNeed, ...]:
 def _needs(run_size: RunSize, held: int) -> Iterator[MemoryNeed]:
     forwards = max(TORCH_BYTES + TRANSFORMERS_BYTES, held)
     if run_size.drawn is not None and own_share(run_size.drawn) > 0:
-        given = replace(run_size, model=run_size.given, spec=run_size.given.spec)
+        given = replace(run_size, model=run_size.given, spec=run_size.given_spec)
         own = replace(given, calibration=run_size.drawn)
         yield MemoryNeed(WRITING, forwards + _with_ids(run_size.drawn, _written(own)))
     for edit in run_size.edits:
+        if edit.written is not None and own_share(edit.written) > 0:
+            given = replace(run_size, model=run_size.given, spec=run_size.given_spec)
+            own = replace(given, calibration=edit.written)
+            yield MemoryNeed(LESSONS, forwards + _with_ids(edit.written, _written(own)))
         looks = edit.work is not None
         base = forwards + min(KEPT_BYTES, edit.bytes) if looks else max(TORCH_BYTES, held)
         yield MemoryNeed(edit.name, base + edit.bytes)
@@ -113,9 +125,12 @@ def _needs(run_size: RunSize, held: int) -> Iterator[MemoryNeed]:
         base = max(TORCH_BYTES, held) if run_size.evaluation is None else forwards
         if run_size.linears:
             yield MemoryNeed(QUANTIZING, base + _streamed(run_size))
+    if run_size.file is not None:
+        # Where it does not fit, the file is proved by its form alone.
+        yield MemoryNeed(PROOF, forwards + run_size.file.proof_bytes, required=False)
     if run_size.evaluation is not None:
         # The source and the result are evaluated alike: the need is that of the larger one.
-        given = replace(run_size, model=run_size.given, spec=run_size.given.spec)
+        given = replace(run_size, model=run_size.given, spec=run_size.given_spec)
         both = (_evaluated(each, run_size.evaluation, forwards) for each in (given, run_size))
         yield from (max(pair, key=lambda need: need.bytes) for pair in zip(*both, strict=True))
     if run_size.exports:

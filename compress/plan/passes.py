@@ -17,7 +17,7 @@ from compress.edits.learned import BySite
 from compress.edits.memory import Between, learned_bytes, looked_by
 from compress.edits.mla import MlaConfig
 from compress.edits.narrowing import ByBasis, narrowing_bytes
-from compress.edits.work import EditSize, learned_work, narrowing_work, training_work
+from compress.edits.work import EditSize, Lessons, learned_work, narrowing_work, training_work
 from compress.plan.lengths import check_rows
 from compress.plan.row_counts import ROWS_AT_ONCE, chain_rows
 from compress.plan.search.sizes import SizeSpace
@@ -149,11 +149,14 @@ def edit_size(
         counted = counts(source, data.samples * data.length) + looked.work
         if isinstance(work, BySite) and work.by_gradients(stage.config):
             most = max(most, gradient_bytes(source, data.length))
-            counted += training_work(source, source, data.samples * data.length, 0, head=True)
-        return EditSize(planned.label, source, most, counted)
+            lessons = Lessons(data.samples * data.length)
+            counted += training_work(source, source, lessons, head=True)
+        return EditSize(planned.label, source, most, counted, data.length)
     if isinstance(work, ByTraining):
         student = model.student_of(planned)
-        return training_size(planned.label, stage, student, given, data, dtype)
+        size = training_size(planned.label, stage, student, given, data, dtype)
+        # Rows of a stage are drawn once, by the first of its passes.
+        return replace(size, written=None) if planned.part == "model" else size
     run = min(max(info.numel for info in source.tensors.values()), ROWS_AT_ONCE)
     most = copied_bytes(source, run)
     if isinstance(work, ByTensor):
@@ -181,7 +184,8 @@ def choosing_size(
     if choosing is None:
         return None
     name, bytes_held = f"choosing for {planned.label}", choosing_bytes(choosing, dtype)
-    return EditSize(name, planned.source, bytes_held, choosing_work(choosing))
+    assert data is not None, "it is measured on data"
+    return EditSize(name, planned.source, bytes_held, choosing_work(choosing), data.length)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

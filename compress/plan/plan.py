@@ -40,6 +40,7 @@ from compress.plan.training.teachers import NO_TEACHERS, Teachers
 from compress.plan.unlisted import opened
 from compress.plan.whole.file import NAME as GGUF
 from compress.plan.whole.file import BlocksPlan, WholeFile, plan_whole, whole_stage
+from compress.plan.whole.size import FileSize
 from compress.quant.scheme import ActivationScheme
 from compress.recipe import Recipe
 from compress.recipe.placing import placed
@@ -322,6 +323,7 @@ def _whole_plan(recipe: Recipe, given: EditedModel, file: WholeFile, dtype: torc
         _run_size(recipe, given, model, passes, (), dtype),
         linears=[(m.linear, None) for m in file.modules],
         head=next((m.linear for m in file.modules if m.linear.role == "head"), None),
+        file=FileSize(model.spec, file.rounded),
     )
     return Plan(
         recipe=recipe,
@@ -364,7 +366,9 @@ def _run_size(
 ) -> RunSize:
     head = calibrated_head(recipe, modules)
     rounding = recipe.calibration if any_rounds(recipe.export) else None
-    drawn = any(each.looks_at_data for each in passes) or rounding is not None
+    # A training draws rows of its own.
+    looking = any(each.looks_at_data and not each.trains for each in passes)
+    drawn = looking or rounding is not None
     return RunSize(
         model,
         model.spec,
@@ -374,6 +378,9 @@ def _run_size(
         None if head is None else head.linear,
         recipe.evaluation,
         exports=bool(recipe.export),
+        file=FileSize(model.spec)
+        if any(x.to == GGUF and x.verify for x in recipe.export)
+        else None,
         edits=list(given.sizes(passes, recipe.calibration, dtype)),
         drawn=recipe.calibration if drawn else None,
         exported_by=rounding,

@@ -176,8 +176,10 @@ def _memory(plan: Plan) -> str:
 
 def _left_out(plan: Plan) -> str:
     """What the time of the work leaves out."""
-    measuring = plan.is_open
-    return "evaluation and the measurement of schemes" if measuring else "evaluation"
+    exported = ["exports"] if plan.recipe.export else []
+    measured = ["the measurement of schemes"] if plan.is_open else []
+    *some, last = ["evaluation", *exported, *measured]
+    return f"{', '.join(some)} and {last}" if some else last
 
 
 def _scheme(plan: Plan, m: ModulePlan | BlocksPlan) -> str:

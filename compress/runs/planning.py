@@ -142,7 +142,8 @@ def replanned(plan: Plan, recipe: Recipe, compute: torch.dtype) -> Plan:
     made = made or build_plan(recipe, model, dtype=compute)
     roomy = in_room(made, plan.room)
     # The time that was promised is that of the search, too.
-    promised = replace(roomy.estimate, seconds=plan.estimate.seconds)
+    before = plan.estimate
+    promised = replace(roomy.estimate, seconds=before.seconds, times=before.times)
     between = plan.bytes_range
     return replace(roomy, given=plan.given, bytes_range=between, estimate=promised)
 

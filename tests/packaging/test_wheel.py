@@ -23,7 +23,7 @@ PYPROJECT = tomllib.loads((REPO / "pyproject.toml").read_text())
 SETUPTOOLS = PYPROJECT["tool"]["setuptools"]
 ROOTS = {name: REPO / folder for name, folder in SETUPTOOLS["package-dir"].items()}
 SOURCES = ("compress", "calibration", "exporters", "kernels", "recipes", "docs")
-FILES = ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md")
+FILES = ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md")
 
 
 @dataclass(frozen=True, slots=True)

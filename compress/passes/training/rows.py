@@ -16,9 +16,8 @@ from compress.passes.structure.files import WORKING
 from compress.passes.structure.tokens import skeleton_of
 from compress.passes.training.setting import TrainingPass, data_of
 from compress.passes.training.units import ROWS, ROWS_FILE
+from compress.plan.training.data import held_rows
 from compress_calibration.dataset import digest
-
-HELD_OUT, MOST_HELD = 16, 64  # one row of so many is measured on, and so many at most
 
 
 def rows_of(each: TrainingPass) -> tuple[TokenRows, TokenRows]:
@@ -28,8 +27,7 @@ def rows_of(each: TrainingPass) -> tuple[TokenRows, TokenRows]:
         record_unit(work, ROWS, decided(work.ranks, partial(_drawn, each)))
     drawn = work.journal.units[ROWS]
     ids, mask = calibration_tokens.reload(each.folder, drawn["sha256"], f"{WORKING}/{ROWS_FILE}")
-    held = max(1, min(MOST_HELD, len(ids) // HELD_OUT))
-    return split(all_rows(ids, mask), held, each.seed)
+    return split(all_rows(ids, mask), held_rows(len(ids)), each.seed)
 
 
 def _drawn(each: TrainingPass) -> dict[str, Any]:

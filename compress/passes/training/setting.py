@@ -1,6 +1,6 @@
 """What a pass that trains works with, and how its stage asks for it."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from compress.distill.loop import Training
@@ -10,6 +10,7 @@ from compress.formats import Weights
 from compress.passes.context import PassContext
 from compress.passes.structure.files import make_working
 from compress.plan.passes import PassPlan
+from compress.plan.training.data import drawn_data
 from compress.recipe import Recipe
 from compress_calibration.config import CalibrationConfig
 
@@ -69,15 +70,5 @@ def objective_of(config: DistillConfig) -> Objective:
 
 
 def data_of(recipe: Recipe, config: DistillConfig, context: int) -> tuple[CalibrationConfig, int]:
-    """The rows that are drawn, at most, and how many of the first of them are calibration's."""
-    base, own = recipe.calibration, config.sources
-    if base is None:
-        assert own is not None, "the recipe parser asks for texts"
-        base = CalibrationConfig(own, seed=recipe.seed)
-        base = replace(base, length=min(base.length, context or base.length))
-    length = config.length or base.length
-    # Rows of another length than the calibration's begin behind its last token.
-    skip = -(-base.samples * base.length // length) if own is None else 0
-    sources = base.sources if own is None else own
-    samples = skip + config.rows(length)
-    return replace(base, sources=sources, length=length, samples=samples), skip
+    """As `compress.plan.training.data.drawn_data`, of a recipe."""
+    return drawn_data(recipe.calibration, config, context, recipe.seed)

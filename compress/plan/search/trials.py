@@ -14,7 +14,7 @@ from compress.edits.hybrid import count_of as global_count
 from compress.edits.memory import Between, learned_bytes
 from compress.edits.mla import MlaConfig
 from compress.edits.prune_depth import PruneDepthConfig, count_of
-from compress.edits.work import Work, forward_work, learned_work
+from compress.edits.work import Work, forward_work, head_products, learned_work
 from compress.plan.memory_needs import LIVE_HEADS, LIVE_LOGITS
 from compress.plan.row_counts import HELD_OUT, chain_rows, chunk_rows
 from compress.plan.search.sizes import GRID, SizeSpace
@@ -129,19 +129,17 @@ CHOOSING: Mapping[str, Callable[[Outline, Outline, Any, CalibrationConfig], Choo
 def choosing_work(choosing: Choosing) -> Work:
     """Of all of it."""
     model, tokens = choosing.model, choosing.measured
-    forward, head = forward_work(model, tokens), 2.0 * tokens * model.spec.vocab * model.spec.hidden
+    forward = forward_work(model, tokens)
+    head = Work(head_products(model.spec, tokens), logits=1.0 * tokens * model.spec.vocab)
     blocks = len(model.spec.blocks)
-    products = choosing.walks * (forward + forward_work(choosing.given, tokens))
+    work = choosing.walks * (forward + forward_work(choosing.given, tokens))
     for left in range(blocks, blocks - choosing.removals, -1):
-        products += forward / blocks * left * (left + 1) / 2 + (left + 2) * head
+        work += left * (left + 1) / (2 * blocks) * forward + (left + 2) * head
     for tried in choosing.changes:
-        products += forward * (1 + tried / 2) + (tried + 2) * head
-    fit = learned_work(model, choosing.fitted) if choosing.trials else Work(0.0)
-    return Work(
-        products + choosing.trials * (fit.products + forward + 2 * head),
-        choosing.trials * fit.grams,
-        choosing.trials * fit.solves,
-    )
+        work += (1 + tried / 2) * forward + (tried + 2) * head
+    if not choosing.trials:
+        return work
+    return work + choosing.trials * (learned_work(model, choosing.fitted) + forward + 2 * head)
 
 
 def choosing_bytes(choosing: Choosing, dtype: torch.dtype) -> int:

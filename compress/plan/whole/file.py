@@ -1,7 +1,9 @@
 """A result that is one GGUF file: what becomes of every tensor, known to the byte."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 
 from compress.arch.spec import LinearSpec
@@ -53,6 +55,14 @@ class WholeFile:
     tensors: Mapping[str, tuple[Entry, ...]]
     layout: ShardLayout
     notes: tuple[str, ...]
+
+    @property
+    def rounded(self) -> Mapping[str, int]:
+        """How many weights become blocks of each kind."""
+        found: Counter[str] = Counter()
+        for module in self.modules:
+            found[module.kind] += prod(module.linear.shape)
+        return found
 
 
 def whole_stage(recipe: Recipe) -> Stage | None:

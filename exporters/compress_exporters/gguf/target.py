@@ -26,9 +26,10 @@ from compress_exporters.gguf.loaded import (
     why_not_in_transformers,
 )
 from compress_exporters.gguf.plan import GgufPlan, make_plan
+from compress_exporters.gguf.proof_size import proof_bytes
 from compress_exporters.gguf.readback import read_back
 from compress_exporters.gguf.write import FILE, write_file
-from compress_exporters.reference import Reference, fits, parameters, text
+from compress_exporters.reference import Reference, fits, text
 from compress_exporters.sidefiles import copy_side_files
 
 NAME, EXTRA = "gguf", "gguf"
@@ -81,7 +82,7 @@ def _compared(plan: GgufPlan, path: Path) -> Proof:
     """Every number read back; then logits in transformers and in llama.cpp, each where it is there
     and reads the architecture."""
     source, detail = plan.source, read_back(plan, path)
-    if not fits(3 * 4 * parameters(source)):
+    if not fits(proof_bytes(source.spec)):
         return Proof("form", None, (*detail, "too little memory is free to compare logits"))
     ids = _text(source, plan)
     reference, moved = _reference(plan, path, ids)
