@@ -1,18 +1,22 @@
 """Whether smaller is faster: the result of each built-in recipe beside its source, in the engine.
 
     python -m benchmarks.runtime.smaller 400m --work FOLDER [--recipes NAME ...] [--batches 1 8 64]
+        [--together 4]
 
 Recipes run on few tokens, as speed depends on what is stored and not on how well; their results
 stay in --work, and are taken from there the next time. Engines open as users open them who ask for
-nothing but --dtype; the two take turns. ratios are the result's tokens a second over those of the
-source, by batch: `decode` behind the first token of all texts, by wall time and by processor time
-(`decode_by_cpu`), `prefill` of prompts. The result goes to benchmarks/results, recipe by recipe.
+nothing but --dtype; the two take turns, or with --together as many results as it says and their
+source, which is then measured once for all of them. ratios are the result's tokens a second over
+those of the source, by batch: `decode` behind the first token of all texts, by wall time and by
+processor time (`decode_by_cpu`), `prefill` of prompts. The result goes to benchmarks/results,
+recipe by recipe.
 """
 
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +80,13 @@ def measure(
     return found
 
 
+def batched(names: Iterable[str], count: int) -> Iterator[list[str]]:
+    """So many names at a time."""
+    rest = iter(names)
+    while group := list(islice(rest, count)):
+        yield group
+
+
 def source_of(name: str, work: Path) -> Path:
     if name not in SHAPES:
         return REPO / "examples" / name
@@ -93,6 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--dtype", choices=DTYPES, default="fp32")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=5, help="one more, not counted, comes first")
+    parser.add_argument("--together", type=int, default=1, help="results that take turns")
     parser.add_argument("--make", action="store_true", help="run the recipes, and measure nothing")
     options = parser.parse_args(arguments)
     options.work.mkdir(parents=True, exist_ok=True)
@@ -104,13 +116,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     path, dtype = RESULTS / f"{file}.json", DTYPES[options.dtype]
     found = json.loads(path.read_text()) if path.exists() else {}
     source, _ = engine_side(model, dtype=dtype)
-    for name, result in results.items():
-        serve, math = engine_side(result, dtype=dtype)
-        of = measure({SOURCE: source, name: serve}, options.batches, options.rounds)
-        case = {"math": math, SOURCE: of[SOURCE]["batches"], **of[name]}
-        found[name] = {**setting("benchmarks.runtime.smaller"), "rounds": options.rounds, **case}
+    for names in batched(results, options.together):
+        sides = {name: engine_side(results[name], dtype=dtype) for name in names}
+        serves = {SOURCE: source, **{name: serve for name, (serve, _) in sides.items()}}
+        of = measure(serves, options.batches, options.rounds)
+        how = {**setting("benchmarks.runtime.smaller"), "rounds": options.rounds}
+        for name, (_, math) in sides.items():
+            found[name] = {**how, "math": math, SOURCE: of[SOURCE]["batches"], **of[name]}
+            print(name, math, json.dumps(of[name]["ratios"]), flush=True)
         write_result(file, dict(sorted(found.items())))
-        print(name, math, json.dumps(case["ratios"]), flush=True)
 
 
 def _file(options: argparse.Namespace) -> str:

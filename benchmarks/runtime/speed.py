@@ -7,13 +7,15 @@ Same model, prompts, dtype and threads; greedy. Prompts and outputs are log-unif
 tokens. 400m is a Llama of that size with random weights. Sides: `engine`; `static`, transformers'
 `generate` in batches of 8; `continuous`, transformers' own continuous batching; `vllm`, real vLLM
 on CPU, compiled, and `vllm-eager` (benchmarks/peers/README.md has its environment). The result goes
-to benchmarks/results, under a name of its own where the sides are not the first four.
-tokens_per_cpu_s tells of a machine that others use too, where tokens_per_s
-varies with the load. ratios are the engine's throughput over that of each side. `predicted` is what
+to benchmarks/results, under a name of its own where the sides are not the first four; loads of
+other numbers of requests stay there, if they were measured on the same processor with the same
+programs. tokens_per_cpu_s tells of a machine that others use too, where tokens_per_s varies with
+the load. ratios are the engine's throughput over that of each side. `predicted` is what
 the roofline says of the engine, calibrated just before (docs/speed.md), with measured / predicted.
 """
 
 import argparse
+import json
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -22,7 +24,7 @@ from typing import Any, Protocol
 
 import torch
 
-from benchmarks.processes import write_result
+from benchmarks.processes import RESULTS, write_result
 from benchmarks.runtime.continuous import Continuous
 from benchmarks.runtime.load import LONGEST, make_load
 from benchmarks.runtime.loaded import checkpoint
@@ -39,6 +41,9 @@ from compress.speed.rates import calibrate
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 SIDES = ("engine", "static", "continuous", "vllm", "vllm-eager")
 RATES = ("tokens_per_s", "tokens_per_cpu_s")
+# What two loads must have in common to stand in one result, and what each has of its own.
+ALIKE = ("cpu", "threads", "torch", "transformers", "vllm", "model", "blocks", "dtype")
+MADE = ("command", "date", "commit", "load_average", "rounds")
 
 
 class Side(Protocol):
@@ -60,18 +65,33 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         model = checkpoint(options.model, Path(folder), options.blocks)
         sides = _sides(model, options, Path(folder), stack)
-        result = {
+        how = {
             **setting("benchmarks.runtime.speed"),
             "vllm": next((s.version for s in sides.values() if isinstance(s, Vllm)), None),
             "model": options.model,
             "blocks": options.blocks,
             "dtype": options.dtype,
             "rounds": options.rounds,
-            "cases": [],
         }
+        name = _name(options)
         for case in _measure(model, sides, options):
-            result["cases"].append(case)
-            write_result(_name(options), result)
+            path = RESULTS / f"{name}.json"
+            stored = json.loads(path.read_text()) if path.exists() else None
+            write_result(name, merged(stored, how, case))
+
+
+def merged(
+    stored: Mapping[str, Any] | None, how: Mapping[str, Any], case: Mapping[str, Any]
+) -> dict[str, Any]:
+    """A result with one more load, which takes the place of one with as many requests. Others stay
+    where they were measured alike; each says when and by which command."""
+    made = {key: how[key] for key in MADE}
+    kept = []
+    if stored is not None and all(stored.get(key) == how[key] for key in ALIKE):
+        before = {key: stored[key] for key in MADE}
+        kept = [{**before, **x} for x in stored["cases"] if x["requests"] != case["requests"]]
+    cases = sorted([*kept, {**made, **case}], key=lambda x: x["requests"])
+    return {**how, "cases": cases}
 
 
 def _name(options: argparse.Namespace) -> str:

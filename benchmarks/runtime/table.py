@@ -39,7 +39,8 @@ def _lines() -> Iterator[str]:
     yield from _prefix([stored_result(f"runtime_prefix_{model}") for model in ("tale-6m", "400m")])
     yield from _waste(stored_result("runtime_kv_waste"))
     yield from _cache(stored_result("runtime_kv_quality"))
-    yield from _roofline(stored_result("runtime_roofline"))
+    for name in ("runtime_roofline_tale-6m", "runtime_roofline"):
+        yield from _roofline(stored_result(name))
 
 
 def _speed(result: Result) -> Iterator[str]:
@@ -133,7 +134,9 @@ def _roofline(result: Result) -> Iterator[str]:
 
 
 def _made(result: Result) -> str:
-    return f"{result['threads']} thread, {result['date']}"
+    """With the times of the first and the last part, where each has its own."""
+    dates = {case.get("date", result["date"]) for case in result["cases"]}
+    return f"{result['threads']} thread, {' to '.join(sorted({min(dates), max(dates)}))}"
 
 
 if __name__ == "__main__":

@@ -6,9 +6,9 @@ products in a decoder whose products compute nothing, and the planning of steps 
 Where the engine's steps are one call, products and what stands between them are ops of such calls.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import cycle
 
@@ -16,11 +16,9 @@ import torch
 from torch import Tensor
 
 from compress.arch.forward.forward import ForwardSpec, describe_forward
-from compress.arch.forward.kinds import Grouped, Latent
 from compress.arch.spec import LinearSpec
 from compress.formats import Weights
 from compress.runtime.decoder.calls import why_no_call
-from compress.runtime.decoder.kv import KVCache
 from compress.runtime.decoder.linear import Linear, facts_of
 from compress.runtime.decoder.one_call import MOST, runs_calls
 from compress.runtime.forms.form import Arithmetic, LinearWeight
@@ -28,13 +26,19 @@ from compress.runtime.forms.packed import DECODED
 from compress.runtime.forms.table import pack_blocks, pack_codes, pack_dense
 from compress.speed.called import CalledProducts, CalledSteps
 from compress.speed.hollow import Hollow, MemoryReader
+from compress.speed.looks import CACHE_BYTES, measure_looks
 from compress.speed.products import DENSE, workload_of
-from compress.speed.roofline import Curve, EngineRates, Hardware, LookRates, bytes_read, line
-from compress.speed.timer import TIMES, Timer, measure_machine
-from compress.speed.workload import AttentionWork, Product, Workload, decode_load
-from compress_kernels.ops.attention import paged_attention
+from compress.speed.roofline import (
+    Curve,
+    EngineRates,
+    Hardware,
+    ProductRates,
+    bytes_read,
+    line,
+)
+from compress.speed.timer import Timer, measure_machine
+from compress.speed.workload import Product, Workload, decode_load
 from compress_kernels.ops.linear import row_multiple
-from compress_kernels.paged import TokenPlaces
 
 # Rows of products that are measured, as far as the engine has them; of what stands between them, in
 # steps that are one call and in larger ones; sequences of the planning.
@@ -49,9 +53,8 @@ MOST_WEIGHTS, MOST_PACKED = 1 << 23, 2 * DECODED
 COLD_BYTES = 128 << 20
 # Seconds between two looks at the clock, or those of one call.
 BURST = 0.01
-# Of the attention that is measured: positions of a text, bytes of all texts where a token is the
-# only one of its text: as many as caches hold, and as none does.
-POSITIONS, STATE_BYTES, BLOCK = 256, (4 << 20, 16 << 20, 64 << 20), 16
+# Copies of a weight, at most: of small ones more would take longer to make than they tell.
+MOST_COPIES = 512
 # Tokens of a text where nothing else is asked.
 LENGTH = 128
 # Rows that stay whole when a weight is cut: as many as may share a scale.
@@ -108,7 +111,7 @@ def measure_rates(
     """
     device, dtype = timer.device, arithmetic.dtype
     how = describe_forward(weights.checkpoint.config, weights.spec)
-    curves, tiled = [], False
+    products, tiled = list[ProductRates](), False
     multiple = row_multiple(dtype, device)
 
     def total(texts: int) -> int:
@@ -119,19 +122,20 @@ def measure_rates(
     called = None
     if are_calls(weights, work, arithmetic):
         called = CalledSteps.of(weights, how, arithmetic, read, total)
+    least = work.weight_bytes - work.other_bytes
     with torch.inference_mode():
         for product in work.products:
-            linears = list(_copies(weights, product, arithmetic, total(max(PRODUCT_ROWS))))
+            linears = list(_copies(weights, product, arithmetic, max(least, CACHE_BYTES[-1])))
             choose = product.part == "head"
             if called is None or (choose and not called.chooses(linears[0])):
                 curve, same = _product(linears, product, multiple, timer, dtype)
                 tiled |= not same
+                products.append(ProductRates(((0.0, curve),)))
             else:
-                curve = _called_product(linears, product, total, timer, dtype)
-            curves.append(curve)
-        looks = tuple(_looks(how, part, (dtype, kv_dtype), timer) for part in work.attention)
+                products.append(_called_product(linears, product, least, timer, dtype))
+        looks = tuple(measure_looks(how, part, (dtype, kv_dtype), timer) for part in work.attention)
     between, host = _around(weights, how, arithmetic, called, read)
-    return EngineRates(tuple(curves), looks, between, host, multiple, tiled)
+    return EngineRates(tuple(products), looks, between, host, multiple, tiled)
 
 
 def are_calls(weights: Weights, work: Workload, arithmetic: Arithmetic) -> bool:
@@ -174,7 +178,7 @@ def _copies(
         n if product.stored == DENSE else sample.shape[0],
         max(1, most // k // _WHOLE_ROWS) * _WHOLE_ROWS,
     )
-    count = _count(min(COLD_BYTES, total), product, rows)
+    count = min(MOST_COPIES, _count(min(COLD_BYTES, total), product, rows))
     if product.stored == DENSE:
         # One of several, or a tied embedding, whose codes would be decoded; values do not matter.
         facts = facts_of(weights, sample)  # a joint weight has the form of its parts
@@ -226,74 +230,22 @@ def _product(
 
 
 def _called_product(
-    linears: list[Linear],
-    product: Product,
-    total: Callable[[int], int],
-    timer: Timer,
-    dtype: torch.dtype,
-) -> Curve:
-    """As `_product`, in one call for all copies, with the choice behind a head. total: bytes that
-    are read in a step of so many texts."""
+    linears: list[Linear], product: Product, least: int, timer: Timer, dtype: torch.dtype
+) -> ProductRates:
+    """As `_product`, in one call for all copies, with the choice behind a head. least: bytes that
+    every step reads; with more, for keys and values, less of the weight lies in caches."""
     calls = CalledProducts.of(linears, max(PRODUCT_ROWS), product.part == "head", dtype)
     (n, _), measured = product.shape, linears[0].weight.shape[0]
-    points = []
-    for rows in PRODUCT_ROWS:
-        copies = min(len(linears), _count(total(rows), product, measured))
-        seconds = calls.seconds(rows, copies, timer, BURST)
-        points.append((float(rows), seconds * n / measured))
-    return line(points)
+    found = {}
+    for nbytes in (least, max(least, CACHE_BYTES[-1])):
+        copies = min(len(linears), _count(nbytes, product, measured))
+        if copies not in found:
+            points = [(rows, calls.seconds(rows, copies, timer, BURST)) for rows in PRODUCT_ROWS]
+            scaled = [(float(rows), seconds * n / measured) for rows, seconds in points]
+            found[copies] = float(nbytes), line(scaled)
+    return ProductRates(tuple(found.values()))
 
 
 def _go(turn: Iterator[Linear], x: Tensor, count: int) -> None:
     for _ in range(count):
         next(turn)(x)
-
-
-def _looks(
-    how: ForwardSpec, part: AttentionWork, dtypes: tuple[torch.dtype, torch.dtype], timer: Timer
-) -> LookRates:
-    """dtypes: of what is computed, and of keys and values."""
-    length = min(POSITIONS, how.layers[part.sample].window or POSITIONS)
-    text = -(-length // BLOCK) * BLOCK * part.state_bytes
-    single = []
-    for nbytes in STATE_BYTES:
-        texts = max(1, min(MOST, nbytes // text))
-        at = torch.arange(texts, device=timer.device, dtype=torch.int32)
-        last = torch.full_like(at, length - 1, dtype=torch.int64)
-        seen = _attention(how, part, (at, last), dtypes, timer)
-        if length > 1:  # what does not depend on it stands between products
-            seen -= _attention(how, part, (at, torch.zeros_like(last)), dtypes, timer)
-        single.append((float(nbytes), max(0.0, seen) / (texts * max(1, length - 1))))
-    positions = torch.arange(length, device=timer.device)
-    places = torch.zeros_like(positions, dtype=torch.int32), positions
-    pairs = length * (length + 1) // 2
-    return LookRates(line(single), _attention(how, part, places, dtypes, timer) / pairs)
-
-
-def _attention(
-    how: ForwardSpec,
-    part: AttentionWork,
-    tokens: tuple[Tensor, Tensor],
-    dtypes: tuple[torch.dtype, torch.dtype],
-    timer: Timer,
-) -> float:
-    """Seconds of some tokens in one of the layers of `part`. tokens: the number of the text and the
-    position of each; texts have as many positions as any token has."""
-    device, (dtype, kv_dtype), (sequence, positions) = timer.device, dtypes, tokens
-    layer = how.layers[part.sample]
-    assert isinstance(layer, Grouped | Latent), "no other kind is computed"
-    count, blocks = int(sequence[-1]) + 1, -(-(int(positions.max()) + 1) // BLOCK)
-    one = replace(how, rows=(layer,), kinds=(0,))
-    cache = KVCache(one, [1 + count * blocks], BLOCK, dtype=kv_dtype, device=device)
-    table = torch.arange(1, 1 + count * blocks, dtype=torch.int32, device=device)
-    stored = cache.keys_and_values(0)
-    q = torch.rand(len(positions), layer.heads, stored.keys.shape[3], dtype=torch.float32)
-    call = partial(
-        paged_attention,
-        q.to(device, dtype),
-        stored,
-        TokenPlaces(table.view(count, blocks), sequence, positions),
-        scale=layer.scale,
-        softcap=layer.softcap,
-    )
-    return timer.seconds(call, TIMES)

@@ -62,6 +62,20 @@ class Curve:
 
 
 @dataclass(frozen=True, slots=True)
+class ProductRates:
+    """Seconds of one product. by_bytes: (bytes that a step reads, seconds by rows), ascending, as
+    these decide how much of the weights lies in caches; straight lines between them."""
+
+    by_bytes: tuple[tuple[float, Curve], ...]
+
+    def at(self, rows: float, read: float) -> float:
+        """Seconds, in a step that reads so many bytes; fewer or more than were measured count as
+        the least and the most of these."""
+        seconds = line([(nbytes, curve.at(rows)) for nbytes, curve in self.by_bytes])
+        return seconds.at(min(read, seconds.end))
+
+
+@dataclass(frozen=True, slots=True)
 class LookRates:
     """Seconds of one token and one position in one layer, as in Looks. single: by the bytes that a
     step reads, as these decide what lies in caches."""
@@ -74,14 +88,14 @@ class LookRates:
 class EngineRates:
     """What the engine's operations were measured to take, in seconds.
 
-    products: of each of the workload's products one call, by rows; that of a head with the choice
-    of the highest where steps are one call. looks: of each part of its attention. between: of all
+    products: of each of the workload's products one call; that of a head with the choice of the
+    highest where steps are one call. looks: of each part of its attention. between: of all
     layers together what stands between products, by rows. host: planning, sampling and bookkeeping,
     by sequences. multiple: rows are filled up to it. tiled: products are computed 16 rows at a
     time, as their bits depend on neighbours otherwise.
     """
 
-    products: tuple[Curve, ...]
+    products: tuple[ProductRates, ...]
     looks: tuple[LookRates, ...]
     between: Curve
     host: Curve
@@ -165,15 +179,15 @@ def ceiling(work: Workload, machine: Hardware, load: StepLoad) -> float:
 
 def expected(work: Workload, rates: EngineRates, load: StepLoad) -> Cost:
     """What the step is expected to take with the engine's operations."""
-    body = head = 0.0
-    for product, curve in zip(work.products, rates.products, strict=True):
+    body, head, read = 0.0, 0.0, bytes_read(work, load)
+    for product, each in zip(work.products, rates.products, strict=True):
+        seconds = _product(each, read, rates)
         if product.part == "head":
-            head += product.count * _product(curve, load.wanted, rates)
+            head += product.count * seconds(load.wanted)
         elif product.part == "block":
-            body += product.count * _product(curve, load.tokens, rates)
+            body += product.count * seconds(load.tokens)
         else:
-            body += _experts(work, product, curve, load.tokens, rates)
-    read = bytes_read(work, load)
+            body += _experts(work, product, seconds, load.tokens)
     return Cost(
         products=body,
         head=head,
@@ -239,20 +253,24 @@ def _throughput(work: Workload, rates: EngineRates, length: int) -> Callable[[in
 
 
 def _experts(
-    work: Workload, product: Product, curve: Curve, tokens: float, rates: EngineRates
+    work: Workload, product: Product, seconds: Callable[[float], float], tokens: float
 ) -> float:
-    """Each touched expert has its share of the tokens."""
+    """Each touched expert has its share of the tokens. seconds: of one, by rows."""
     found = touched(product.experts, work.chosen, tokens)
-    rows = tokens * work.chosen / found
-    return product.count * found / product.experts * _product(curve, rows, rates)
+    return product.count * found / product.experts * seconds(tokens * work.chosen / found)
 
 
-def _product(curve: Curve, rows: float, rates: EngineRates) -> float:
-    if not rows:
-        return 0.0
-    if rates.tiled:
-        return _padded(rows, ROWS) / ROWS * curve.at(ROWS)
-    return curve.at(_padded(rows, rates.multiple))
+def _product(each: ProductRates, read: float, rates: EngineRates) -> Callable[[float], float]:
+    """Seconds by rows, in a step that reads so many bytes."""
+
+    def of(rows: float) -> float:
+        if not rows:
+            return 0.0
+        if rates.tiled:
+            return _padded(rows, ROWS) / ROWS * each.at(ROWS, read)
+        return each.at(_padded(rows, rates.multiple), read)
+
+    return of
 
 
 def _padded(rows: float, multiple: int) -> float:

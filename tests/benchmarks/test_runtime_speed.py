@@ -8,6 +8,7 @@ import torch
 from benchmarks.runtime.kv_quality import logprobs, loss
 from benchmarks.runtime.load import make_load
 from benchmarks.runtime.sides import Ours, Static
+from benchmarks.runtime.speed import ALIKE, MADE, merged
 from benchmarks.runtime.timings import Timings, summary
 from compress.speed.load import LoadRequest
 from helpers import tiny_models
@@ -39,6 +40,19 @@ def test_each_side_gives_every_token(side: type[Ours | Static], tmp_path: Path) 
     times = side(model, torch.float32).serve(jobs).tokens
     assert [len(of) for of in times] == [job.output for job in jobs]
     assert all(of == sorted(of) for of in times)
+
+
+def test_loads_of_one_machine_are_one_result() -> None:
+    how = {**dict.fromkeys(ALIKE, "a"), **dict.fromkeys(MADE, "first")}
+    later = {**how, **dict.fromkeys(MADE, "later")}
+    result = merged(None, how, {"requests": 64, "engine": 1})
+    result = merged(result, how, {"requests": 8, "engine": 2})
+    result = merged(result, later, {"requests": 64, "engine": 3})
+    cases = [(case["requests"], case["engine"], case["date"]) for case in result["cases"]]
+    assert cases == [(8, 2, "first"), (64, 3, "later")]
+    assert result["date"] == "later"
+    other = merged(result, {**later, "cpu": "b"}, {"requests": 1})
+    assert [case["requests"] for case in other["cases"]] == [1]
 
 
 def test_eight_bits_cost_something_and_not_much(tmp_path: Path) -> None:

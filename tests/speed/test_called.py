@@ -1,6 +1,7 @@
 """Steps in one call without their products: those of the engine, and nothing is multiplied."""
 
 from collections.abc import Sequence
+from itertools import cycle, islice
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,7 @@ from compress.speed.called import CalledProducts, CalledSteps
 from compress.speed.hollow import Hollow, MemoryReader
 from compress.speed.products import workload_of
 from compress.speed.rates import are_calls
-from compress.speed.timer import Timer
+from compress.speed.timer import TIMES, Timer
 from compress_kernels.cpu.library import native
 from compress_kernels.cpu.program import CompiledOp, Program
 from compress_kernels.panels import Math
@@ -124,7 +125,34 @@ def test_a_product_has_the_rounding_of_its_inputs(
     spec = weights.spec.blocks[0].linears[0]
     linear = load_linear(weights, spec, Arithmetic.here(torch.float32, "cpu", math))
     for choose in (False, True):
-        assert CalledProducts.of([linear, linear], 3, choose, torch.float32).each == ops + choose
+        made = CalledProducts.of([linear, linear], 3, choose, torch.float32)
+        assert [len(x) for x in made.copies] == [ops + choose] * 2
+
+
+@pytest.mark.parametrize(("seconds", "together"), [(1.0, 1), (0.001, 2)])
+def test_each_run_of_copies_goes_on_behind_the_last(
+    seconds: float, together: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So many at once as fill a burst; what was read long ago alone is read again."""
+    weights = open_weights(Checkpoint.open(tiny_models.make("llama", tmp_path, dtype="fp32")))
+    spec, now = weights.spec.blocks[0].linears[0], 0.0
+    linear = load_linear(weights, spec, Arithmetic.here(torch.float32, "cpu", "exact"))
+    made = CalledProducts.of([linear] * 7, 3, choose=False, dtype=torch.float32)
+    order: list[list[int]] = []
+
+    def run(self: Program) -> None:
+        nonlocal now
+        ops = self.ops[: self.struct.call_count]
+        now += len(ops) * seconds
+        order.append([made.copies.index((op,)) for op in ops])
+
+    monkeypatch.setattr(Program, "again", run)
+    timer = Timer(torch.device("cpu"), clock=lambda: now, runs=3)
+    found = made.seconds(3, copies=6, timer=timer, burst=2 * TIMES * 0.001)
+    assert found == pytest.approx(seconds)
+    assert order[:4] == [[0], [1], [2], [3]]
+    turn = [list(range(at, at + together)) for at in range(0, 6, together)]
+    assert order[4:] == list(islice(cycle(turn), len(order) - 4))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -11,7 +11,7 @@ from compress.formats import open_weights
 from compress.runtime.loading.open_engine import Opening, open_engine
 from compress.runtime.sequences.limits import Limits
 from compress.speed.load import LoadRequest, Speed, even_load, percentile, play, predict, speed_of
-from compress.speed.roofline import Curve, EngineRates, LookRates, expected
+from compress.speed.roofline import Curve, EngineRates, LookRates, ProductRates, expected
 from compress.speed.workload import AttentionWork, Product, Workload, decode_load, prompt_load
 from helpers import tiny_models
 
@@ -26,7 +26,8 @@ WORK = Workload(
 GROWING = Curve(((1.0, 1.0), (2.0, 2.0)))
 # Far from memory's end a position costs twice as much.
 LOOKS = LookRates(Curve(((0.0, 0.01), (200_000.0, 0.02))), 0.02)
-RATES = EngineRates((GROWING, GROWING), (LOOKS,), GROWING, GROWING)
+PRODUCT = ProductRates(((0.0, GROWING),))
+RATES = EngineRates((PRODUCT, PRODUCT), (LOOKS,), GROWING, GROWING)
 LIMITS = Limits(tokens_per_step=32)
 
 

@@ -21,11 +21,12 @@ from compress.runtime.engine.scheduler import Scheduler
 from compress.runtime.engine.step import Step
 from compress.runtime.forms.form import Arithmetic
 from compress.speed import hollow as hollow_module
+from compress.speed import looks as looks_module
 from compress.speed import rates as rates_module
 from compress.speed import timer as timer_module
 from compress.speed.products import workload_of
 from compress.speed.rates import calibrate
-from compress.speed.roofline import EngineRates, Hardware
+from compress.speed.roofline import Curve, EngineRates, Hardware
 from compress.speed.timer import Timer, measure_machine
 from compress.speed.workload import Workload
 from compress_kernels.cpu.library import native
@@ -44,6 +45,11 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timer_module, "SIDES", {"cpu": 64})
     monkeypatch.setattr(hollow_module, "ALL_PIECES", 1 << 20)
     monkeypatch.setattr(rates_module, "BURST", 0.0)
+
+
+def curves(rates: EngineRates) -> list[Curve]:
+    """Of all products, whatever a step reads."""
+    return [curve for each in rates.products for _, curve in each.by_bytes]
 
 
 def linears_of(decoder: Decoder) -> list[tuple[str, Linear]]:
@@ -163,12 +169,12 @@ def test_rates_are_numbers(family: str, kv: torch.dtype | None, tmp_path: Path) 
     found = calibrate(weights, kv_dtype=kv, timer=Timer(torch.device("cpu"), runs=2))
     rates = found.rates
     assert len(rates.products) == len(found.work.products)
-    for curve in (*rates.products, rates.between, rates.host):
+    for curve in (*curves(rates), rates.between, rates.host):
         seconds = [y for _, y in curve.points]
         assert all(isfinite(y) and y > 0 for y in seconds)
         assert seconds == sorted(seconds)
     (looks,) = rates.looks
-    assert [x for x, _ in looks.single.points] == list(rates_module.STATE_BYTES)
+    assert [x for x, _ in looks.single.points] == list(looks_module.CACHE_BYTES)
     assert all(isfinite(y) and y >= 0 for _, y in looks.single.points)
     assert looks.several > 0
     assert not rates.tiled
@@ -179,7 +185,7 @@ def test_sixteens_of_rows_in_fp16(tmp_path: Path) -> None:
     timer = Timer(torch.device("cpu"), runs=1)
     rates = calibrate(weights, how=Arithmetic.here(torch.float16, "cpu"), timer=timer).rates
     assert rates.multiple == 16
-    assert {x for curve in rates.products for x, _ in curve.points} == {16, 32, 64, 128, 256}
+    assert {x for curve in curves(rates) for x, _ in curve.points} == {16, 32, 64, 128, 256}
 
 
 @pytest.fixture(params=["one call", "op by op"])
@@ -220,8 +226,9 @@ def test_a_part_of_a_large_weight_stands_for_it(
     monkeypatch.setattr(rates_module, "MOST_WEIGHTS", 128 * 64)
     timer = Timer(torch.device("cpu"), clock=lambda: float(counted), runs=1)
     found = calibrate(weights, timer=timer, machine=Hardware(1.0, 1.0))
-    for product, curve in zip(found.work.products, found.rates.products, strict=True):
-        assert [y for _, y in curve.points] == [product.weights * x for x, _ in curve.points]
+    for product, rates in zip(found.work.products, found.rates.products, strict=True):
+        for _, curve in rates.by_bytes:
+            assert [y for _, y in curve.points] == [product.weights * x for x, _ in curve.points]
 
 
 class Counted:
@@ -253,12 +260,34 @@ def test_attention_is_of_one_token_and_one_position(
         counted.add(int((places.positions + 1).sum()))
         return q
 
-    monkeypatch.setattr(rates_module, "paged_attention", attend)
+    monkeypatch.setattr(looks_module, "paged_attention", attend)
     family, options = ("llama", {}) if window is None else ("mistral", {"sliding_window": window})
     rates = rates_of(tiny_models.make(family, tmp_path, dtype="fp32", **options), counted)
     (looks,) = rates.looks
-    assert [y for _, y in looks.single.points] == [1.0] * len(rates_module.STATE_BYTES)
+    assert [y for _, y in looks.single.points] == [1.0] * len(looks_module.CACHE_BYTES)
     assert looks.several == 1.0
+
+
+@pytest.mark.parametrize("kv", [torch.float32, torch.int8], ids=str)
+def test_attention_reads_memory_that_was_written(
+    kv: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pages that nobody wrote are one page, whatever their number; and blocks lie anywhere."""
+    ordered = []
+
+    def attend(q: torch.Tensor, stored: Any, places: TokenPlaces, **options: Any) -> torch.Tensor:
+        for states in (stored.keys, stored.values):
+            assert states.flatten(1).any(dim=1).all()
+        blocks = places.table.flatten().tolist()
+        assert sorted(blocks) == list(range(1, len(stored.keys)))
+        ordered.append(blocks == sorted(blocks))
+        return q
+
+    monkeypatch.setattr(looks_module, "paged_attention", attend)
+    weights = open_weights(Checkpoint.open(tiny_models.make("llama", tmp_path, dtype="fp32")))
+    timer = Timer(torch.device("cpu"), runs=1)
+    calibrate(weights, kv_dtype=kv, timer=timer, machine=Hardware(1.0, 1.0))
+    assert not all(ordered)
 
 
 @pytest.mark.usefixtures("in_calls")

@@ -16,6 +16,7 @@ from compress.speed.roofline import (
     EngineRates,
     Hardware,
     LookRates,
+    ProductRates,
     best_batch,
     bytes_read,
     ceiling,
@@ -57,8 +58,15 @@ MIXTURE = replace(
 )
 MACHINE = Hardware(bandwidth=1e6, flops=1e7)
 FLAT = Curve(((1.0, 1.0),))
+
+
+def always(curve: Curve) -> ProductRates:
+    """Whatever a step reads."""
+    return ProductRates(((0.0, curve),))
+
+
 RATES = EngineRates(
-    products=(Curve(((1.0, 2.0), (16.0, 5.0))), Curve(((1.0, 3.0),))),
+    products=(always(Curve(((1.0, 2.0), (16.0, 5.0)))), always(Curve(((1.0, 3.0),)))),
     looks=(LookRates(Curve(((0.0, 0.01),)), 0.02),),
     between=FLAT,
     host=Curve(((1.0, 0.5), (64.0, 1.13))),
@@ -180,7 +188,7 @@ def test_tiles_read_weights_for_each_sixteen_rows() -> None:
 
 def test_each_touched_expert_has_its_share_of_the_tokens() -> None:
     growing = Curve(((1.0, 1.0), (101.0, 101.0)))
-    rates = replace(RATES, products=(*RATES.products, growing))
+    rates = replace(RATES, products=(*RATES.products, always(growing)))
     plain = expected(DENSE, RATES, decode_load(DENSE, 4, 1)).products
     found = expected(MIXTURE, rates, decode_load(MIXTURE, 4, 1)).products
     experts = 8 * (1 - 0.75**4)
@@ -188,11 +196,19 @@ def test_each_touched_expert_has_its_share_of_the_tokens() -> None:
     assert found - plain == pytest.approx(2 * experts * rows)
 
 
+def test_a_product_takes_longer_where_caches_hold_less_of_the_weight() -> None:
+    by_bytes = ((100.0, Curve(((1.0, 2.0), (3.0, 6.0)))), (300.0, Curve(((1.0, 4.0), (3.0, 6.0)))))
+    rates = ProductRates(by_bytes)
+    assert [rates.at(1, read) for read in (0, 100, 150, 200, 300, 1e9)] == [2, 2, 2.5, 3, 4, 4]
+    assert [rates.at(3, read) for read in (0, 200, 1e9)] == [6, 6, 6]  # operations decide
+    assert rates.at(2, 200) == 4.5
+
+
 @given(batches, batches, st.integers(1, 2000))
 @pytest.mark.parametrize("work", [DENSE, MIXTURE], ids=["dense", "mixture"])
 def test_more_texts_never_take_less(work: Workload, a: int, b: int, length: int) -> None:
     low, high = sorted((a, b))
-    rates = replace(RATES, products=(*RATES.products, FLAT)[: len(work.products)])
+    rates = replace(RATES, products=(*RATES.products, always(FLAT))[: len(work.products)])
     few, many = decode_load(work, low, length), decode_load(work, high, length)
     assert ceiling(work, MACHINE, few) <= ceiling(work, MACHINE, many) * (1 + 1e-9)
     assert expected(work, rates, few).total <= expected(work, rates, many).total * (1 + 1e-9)
@@ -207,11 +223,14 @@ def test_texts_fit_in_whole_blocks() -> None:
 
 def test_the_best_batch_is_the_smallest_with_nearly_the_most() -> None:
     costly_start = replace(
-        RATES, looks=(LookRates(Curve(((0.0, 0.0),)), 0.02),), host=FLAT, products=(FLAT, FLAT)
+        RATES,
+        looks=(LookRates(Curve(((0.0, 0.0),)), 0.02),),
+        host=FLAT,
+        products=(always(FLAT),) * 2,
     )
     assert best_batch(DENSE, costly_start, 10, 100) == 100  # more texts cost nothing
     linear = Curve(((0.0, 0.0), (1.0, 1.0)))
-    every = replace(costly_start, products=(linear, linear), between=linear, host=linear)
+    every = replace(costly_start, products=(always(linear),) * 2, between=linear, host=linear)
     assert best_batch(DENSE, every, 10, 100) == 1  # nothing is gained
     half = replace(every, between=Curve(((0.0, 4.0), (1.0, 5.0))))
     # 5 b + 4 seconds for b texts: 95 % of 0.199 a second come from b = 16 on.
