@@ -15,7 +15,6 @@ from compress.quant.scheme import PRESETS, QuantScheme
 from compress.runtime.decoder.linear import load_linear
 from compress.runtime.decoder.one_call import OneCallDecoder
 from compress.runtime.engine.runner import LocalRunner
-from compress.runtime.forms import decoded
 from compress.runtime.forms.dense import FloatWeight
 from compress.runtime.forms.form import Arithmetic
 from compress.runtime.loading.open_engine import Opening, open_engine
@@ -94,21 +93,20 @@ def test_ops_are_those_of_the_engine_but_for_products(
     ],
     ids=["exact", "int16", "w8a8", "w8a8 exact", "decoded"],
 )
-@pytest.mark.parametrize("small", [True, False], ids=["small", "large"])
 def test_a_step_is_one_call_where_it_is_in_the_engine(
-    scheme: QuantScheme, math: Math, small: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    scheme: QuantScheme, math: Math, tmp_path: Path
 ) -> None:
-    """Small weights whose codes are decoded are so once, large ones for every product."""
-    if not small:
-        monkeypatch.setattr(decoded, "MOST_DECODED", 0)
+    """Codes that no product reads are decoded once; for every product they need several calls."""
     source = tiny_models.make("llama", tmp_path / "source", dtype="fp32")
     compressed_models.write(source, tmp_path / "out", scheme)
     weights = open_weights(Checkpoint.open(tmp_path / "out"))
     runner = open_engine(weights, Opening(math=math))[0].runner
     assert isinstance(runner, LocalRunner)
-    one = isinstance(runner.decoder, OneCallDecoder)
-    assert (called_steps(weights, math) is not None) == one
-    assert one == (small or scheme is not G8)
+    assert isinstance(runner.decoder, OneCallDecoder)
+    assert called_steps(weights, math) is not None
+    short = open_engine(weights, Opening(math=math, most_decoded=0))[0].runner
+    assert isinstance(short, LocalRunner)
+    assert isinstance(short.decoder, OneCallDecoder) == (scheme is not G8)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """A form of weights as one value: what a row of the tables must have, so that mypy checks it."""
 
+import sys
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -21,13 +22,15 @@ class Arithmetic:
     dtype: of what goes into products and comes out of them. isa: the instruction sets that compiled
     kernels may use there (compress_kernels.cpu.library.instruction_sets); none on a GPU. math: what
     products may change of dequantize()'s numbers and of their inputs; it belongs to an open engine,
-    as texts in it share keys and values.
+    as texts in it share keys and values. most_decoded: a weight whose codes no product reads is
+    decoded once on the CPU if it has no more numbers, else for every product.
     """
 
     dtype: torch.dtype
     device: torch.device
     isa: frozenset[str] = frozenset()
     math: Math = "exact"
+    most_decoded: int = sys.maxsize
 
     @classmethod
     def here(

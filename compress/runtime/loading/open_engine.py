@@ -1,5 +1,6 @@
 """An engine for a checkpoint: which decoder computes, how large its cache is, what ends a text."""
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -26,6 +27,7 @@ from compress.runtime.engine.engine import Engine
 from compress.runtime.engine.interfaces import StepRunner
 from compress.runtime.engine.refusals import ModelFacts, one_variant
 from compress.runtime.engine.runner import LocalRunner
+from compress.runtime.forms.decoded import MOST_DECODED
 from compress.runtime.forms.form import Arithmetic
 from compress.runtime.loading.math import math_notices
 from compress.runtime.loading.selfcheck import check_bits
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
 
 # Of the memory that is free before a model is read, for keys and values.
 CACHE_SHARE = 0.3
+# What weights may take of the free memory with codes decoded that no product reads.
+DECODED_SHARE = 0.5
 # Positions where a config does not say how many the model reads.
 UNKNOWN_CONTEXT = 4096
 # Texts whose keys and values transformers keeps where it takes the decoder's place.
@@ -53,6 +57,7 @@ class Opening:
     within CACHE_SHARE of the free memory. reuse: texts that begin alike share keys and values.
     kv_dtype: in which these are stored, int8 with a scale for each token and head; None: in dtype.
     math: of products with codes (compress.runtime.loading.math settles what was asked).
+    most_decoded: as Arithmetic has it.
     """
 
     dtype: torch.dtype = torch.float32
@@ -64,10 +69,12 @@ class Opening:
     eos: tuple[int, ...] = ()
     kv_dtype: torch.dtype | None = None
     math: Math = "exact"
+    most_decoded: int = sys.maxsize
 
     @property
     def arithmetic(self) -> Arithmetic:
-        return Arithmetic.here(self.dtype, self.device, self.math)
+        how = Arithmetic.here(self.dtype, self.device, self.math)
+        return replace(how, most_decoded=self.most_decoded)
 
     @property
     def stored(self) -> torch.dtype:
@@ -102,6 +109,7 @@ def open_engine(
         _check_memory(weights, _all_bytes, how.arithmetic, free)
         parts = _in_transformers(weights, how, context, str(error))
     else:
+        how = _with_room(weights, how, free)
         _check_memory(weights, _kept_bytes, how.arithmetic, free)
         parts = _native(weights, how, context, forward, free)
     facts = ModelFacts(
@@ -218,6 +226,13 @@ def _named_ends(weights: "Weights") -> set[int]:
 def _kept_bytes(weights: "Weights", how: Arithmetic) -> int:
     """The embedding counts twice: while a tensor is read it is there as it is stored, too."""
     return weight_bytes(weights, how) + 2 * embedding_bytes(weights, how)
+
+
+def _with_room(weights: "Weights", how: Opening, free: int | None) -> Opening:
+    """Large codes are decoded for every product where memory is short."""
+    if free is None or _kept_bytes(weights, how.arithmetic) <= DECODED_SHARE * free:
+        return how
+    return replace(how, most_decoded=min(how.most_decoded, MOST_DECODED))
 
 
 def _all_bytes(weights: "Weights", how: Arithmetic) -> int:

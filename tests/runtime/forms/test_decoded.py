@@ -1,4 +1,4 @@
-"""Small codes that are decoded once: the numbers, the bits and the one call of dense weights."""
+"""Codes that are decoded once: the numbers, the bits and the one call of dense weights."""
 
 from dataclasses import replace
 from math import prod
@@ -7,15 +7,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from compress.arch.forward.forward import describe_forward
 from compress.arch.spec import LinearSpec
 from compress.checkpoint import Checkpoint
 from compress.formats import open_weights
 from compress.quant.scheme import PRESETS, QuantScheme
 from compress.quant.tensor import OutlierColumns, QuantizedTensor
+from compress.runtime.decoder.build import Loader
 from compress.runtime.decoder.decoder import Decoder
 from compress.runtime.decoder.linear import refusals, weight_bytes
-from compress.runtime.forms import decoded, table
-from compress.runtime.forms.decoded import DecodedOnce
+from compress.runtime.forms import table
+from compress.runtime.forms.decoded import MOST_DECODED, DecodedOnce
 from compress.runtime.forms.dense import FloatWeight
 from compress.runtime.forms.form import Arithmetic, LinearFacts
 from compress.runtime.forms.packed import DecodedTiles
@@ -75,17 +77,21 @@ def test_products_have_the_bits_of_tiles(name: str, plain: torch.dtype, dtype: t
         assert torch.equal(once.values.to(dtype), tensor.dequantize(plain).to(dtype))
 
 
-def test_large_weights_and_those_in_panels_stay_codes() -> None:
-    def chosen(scheme: QuantScheme, *shape: int) -> type:
-        facts = LinearFacts((shape[0], shape[1]), scheme, torch.bfloat16, torch.bfloat16)
-        return type(choose(table.CODED, facts, FP32).form)
+def test_large_weights_without_room_and_those_in_panels_stay_codes() -> None:
+    short = replace(FP32, most_decoded=MOST_DECODED)
 
-    assert chosen(G4, 768, 256) == chosen(G4, 256, 768) == DecodedOnce
-    assert chosen(G4, 1024, 1024) == chosen(G4, 513, 512) == DecodedTiles
+    def chosen(scheme: QuantScheme, how: Arithmetic, *shape: int) -> type:
+        facts = LinearFacts((shape[0], shape[1]), scheme, torch.bfloat16, torch.bfloat16)
+        return type(choose(table.CODED, facts, how).form)
+
+    assert chosen(G4, FP32, 1024, 1024) == DecodedOnce
+    assert chosen(G4, short, 768, 256) == chosen(G4, short, 256, 768) == DecodedOnce
+    assert chosen(G4, short, 1024, 1024) == chosen(G4, short, 513, 512) == DecodedTiles
+    assert chosen(G4, Arithmetic(torch.float32, torch.device("cuda")), 513, 512) == DecodedTiles
     if native().library is not None:
-        assert chosen(PRESETS["W4A16"], 768, 256) == PanelsForm
+        assert chosen(PRESETS["W4A16"], FP32, 768, 256) == PanelsForm
     facts = LinearFacts((1024, 1024), G4, torch.bfloat16, torch.bfloat16)
-    assert DecodedOnce().why_not(facts, FP32) == "1024 x 1024 numbers are more than 262144"
+    assert DecodedOnce().why_not(facts, short) == "1024 x 1024 numbers are more than 262144"
 
 
 @needs_native
@@ -101,9 +107,7 @@ def mixed(spec: LinearSpec) -> QuantScheme | None:
 
 @needs_native
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_model_says_and_holds_what_is_decoded(
-    dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_says_and_holds_what_is_decoded(dtype: torch.dtype, tmp_path: Path) -> None:
     """With the logits of codes that are decoded in tiles."""
     source = tiny_models.make("llama", tmp_path / "source", dtype="bf16")
     compressed_models.write(source, tmp_path / "out", mixed)
@@ -127,7 +131,7 @@ def test_a_model_says_and_holds_what_is_decoded(
     assert of_attention[0].stored == f"decoded {G4.describe()}"
     ids = list(range(3, 40))
     want = Runs(decoder, texts=1, most=64).whole(ids)
-    monkeypatch.setattr(decoded, "MOST_DECODED", 0)
-    tiles = Decoder.load(weights, dtype=dtype)
+    forward = describe_forward(weights.checkpoint.config, weights.spec)
+    tiles = Decoder.of(Loader(weights, forward, replace(how, most_decoded=0)))
     assert len(tiles.layers[0].attention.qkv.linears) == 3
     assert torch.equal(Runs(tiles, texts=1, most=64).whole(ids), want)

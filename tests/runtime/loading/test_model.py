@@ -356,6 +356,25 @@ def test_bits_are_tried_with_keys_and_values_as_they_are_stored(
     assert set(seen) == {torch.int8}
 
 
+def test_codes_are_decoded_once_where_memory_is_plenty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else for every product, and steps are no longer one call."""
+    source = tiny_models.make("llama", tmp_path / "source", dtype="bf16")
+    compressed_models.write(source, tmp_path / "out", QuantScheme(bits=4, group_size=4))
+    monkeypatch.setattr(engine_opening, "MOST_DECODED", 0)
+    (plenty,) = open_model(tmp_path / "out").notices
+    assert "codes that are decoded once" in plenty
+    weights = open_weights(Checkpoint.open(tmp_path / "out"))
+    twice = 2 * engine_opening._kept_bytes(weights, Opening().arithmetic)
+    monkeypatch.setattr(engine_opening, "available_bytes", lambda: twice)
+    assert "decoded once" in open_model(tmp_path / "out").notices[0]
+    monkeypatch.setattr(engine_opening, "available_bytes", lambda: twice - 1)
+    short = open_model(tmp_path / "out").notices
+    assert "codes that are decoded in tiles" in short[0]
+    assert f"{OP_BY_OP}: codes are decoded in tiles" in short
+
+
 def test_windows_need_less_room(tmp_path: Path) -> None:
     folder = tiny_models.make("gemma3_text", tmp_path, dtype="fp32")
     limits = Limits(tokens_per_step=16, sequences=2)
