@@ -10,18 +10,18 @@ from compress.runtime.forms.dense import FloatWeight
 from compress.runtime.forms.form import Arithmetic
 from compress.runtime.forms.pairs import PairWeight, in_pairs
 from compress_kernels.heads import HeadPanels, lay_out_heads
-from compress_kernels.ops.heads import head_linear
+from compress_kernels.ops.linear import head_linear
 from compress_kernels.pairs import lay_out_pairs, pair_numbers
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Heads:
+class HeadLinears:
     """weights: of all heads in one, or where products are in bf16 on a CPU, a linear a head."""
 
     weights: HeadPanels | tuple[Linear, ...]
 
     @classmethod
-    def of(cls, weights: Tensor, how: Arithmetic) -> "Heads":
+    def of(cls, weights: Tensor, how: Arithmetic) -> "HeadLinears":
         """weights: [heads, N, K], on the device and in the dtype in which dense ones are kept."""
         if not in_pairs(how):
             return cls(lay_out_heads(weights))

@@ -9,7 +9,7 @@ from torch import Tensor
 from compress.arch.forward.kinds import Latent
 from compress.quant.tensor import InputQuantization
 from compress.runtime.decoder.attention import Angles
-from compress.runtime.decoder.heads import Heads
+from compress.runtime.decoder.heads import HeadLinears
 from compress.runtime.decoder.kv import KVCache
 from compress.runtime.decoder.linear import Joint, Linear
 from compress.runtime.decoder.norms import Norm
@@ -30,8 +30,8 @@ class Unfolding:
     rounded before, None for not at all.
     """
 
-    keys: Heads
-    values: Heads
+    keys: HeadLinears
+    values: HeadLinears
     inputs: InputQuantization | None
 
     @classmethod
@@ -45,7 +45,7 @@ class Unfolding:
         """weight: [heads * (nope + value width), rank], as Loader.kept gives it."""
         heads = weight.view(how.heads, how.nope + how.value_width, how.rank)
         keys, values = heads[:, : how.nope].transpose(1, 2), heads[:, how.nope :]
-        return cls(Heads.of(keys, arithmetic), Heads.of(values, arithmetic), inputs)
+        return cls(HeadLinears.of(keys, arithmetic), HeadLinears.of(values, arithmetic), inputs)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

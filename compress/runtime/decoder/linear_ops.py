@@ -12,7 +12,7 @@ from compress.runtime.decoder.calls import (
     round_call,
     rounding_before,
 )
-from compress.runtime.decoder.heads import Heads
+from compress.runtime.decoder.heads import HeadLinears
 from compress.runtime.decoder.linear import Joint, Linear
 from compress.runtime.decoder.scratch import Scratch
 from compress_kernels.cpu.program import CompiledOp, Given
@@ -46,8 +46,8 @@ def joint_ops(joint: Joint, x: Tensor, out: Tensor, scratch: Scratch) -> Parts:
     return parts
 
 
-def head_ops(heads: Heads, x: Tensor, out: Tensor, scratch: Scratch) -> Ops:
-    """As Heads; x: [rows, heads, K], out: [rows, heads, N], rows and heads apart."""
+def head_ops(heads: HeadLinears, x: Tensor, out: Tensor, scratch: Scratch) -> Ops:
+    """As HeadLinears; x: [rows, heads, K], out: [rows, heads, N], rows and heads apart."""
     if isinstance(heads.weights, HeadPanels):
         yield heads_call(heads.weights, x, out)
     for head, linear in enumerate(heads.linears):

@@ -46,8 +46,8 @@ def linear_struct(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -
     )  # fmt: skip
 
 
-class HeadsStruct(ctypes.Structure):
-    """Mirrors `Heads` in csrc/products/heads.cpp."""
+class HeadProductsStruct(ctypes.Structure):
+    """Mirrors `HeadProducts` in csrc/products/heads.cpp."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("x", "weight", "out")),
@@ -61,18 +61,18 @@ class HeadsStruct(ctypes.Structure):
 def head_linear(x: Tensor, weight: HeadPanels, out: Tensor) -> None:
     """x [rows, heads, K] -> out [rows, heads, N] on the CPU, fp32; rows and heads may lie apart.
 
-    `ops.heads.head_linear` calls it and has checked the arguments.
+    `ops.linear.head_linear` calls it and has checked the arguments.
     """
     library = native().library
-    assert library is not None, "ops.heads falls back to torch where nothing was compiled"
+    assert library is not None, "ops.linear falls back to torch where nothing was compiled"
     x = x if x.stride(2) == 1 else x.contiguous()
     library.head_rows(ctypes.byref(heads_struct(x, weight, out)))
 
 
-def heads_struct(x: Tensor, weight: HeadPanels, out: Tensor) -> HeadsStruct:
+def heads_struct(x: Tensor, weight: HeadPanels, out: Tensor) -> HeadProductsStruct:
     """What the C function is given: addresses of tensors that must outlive it."""
     heads, columns, wide = weight.values.shape
-    return HeadsStruct(
+    return HeadProductsStruct(
         x.data_ptr(), weight.values.data_ptr(), out.data_ptr(),
         x.shape[0], heads, columns, weight.outputs, wide,
         x.stride(0), x.stride(1), out.stride(0), out.stride(1),

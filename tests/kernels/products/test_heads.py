@@ -6,8 +6,8 @@ import torch
 from compress_kernels.cpu import linear as compiled
 from compress_kernels.cpu.library import native
 from compress_kernels.heads import HeadPanels, lay_out_heads
-from compress_kernels.ops.heads import head_linear
-from compress_kernels.reference import heads as reference
+from compress_kernels.ops.linear import head_linear
+from compress_kernels.reference import linear as reference
 
 needs_native = pytest.mark.skipif(native().library is None, reason=native().reason)
 SHAPES = [(1, 1, 1, 1), (5, 3, 7, 15), (8, 8, 96, 32), (64, 8, 32, 96), (37, 2, 53, 200)]

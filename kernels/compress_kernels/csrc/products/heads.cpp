@@ -18,7 +18,7 @@
 namespace {
 
 // Mirrored in cpu/linear.py.
-struct Heads {
+struct HeadProducts {
   const float* x;      // [rows, heads, columns], rows `stride` apart, heads `head_stride`
   const void* weight;  // [heads, columns, wide] of `kind`
   float* out;          // [rows, heads, outputs], rows `out_stride` apart, heads `out_head_stride`
@@ -36,7 +36,7 @@ constexpr int64_t kGrain = 512 << 10;    // products worth a thread
 // Adds kSide blocks of columns from c on, `count` columns each, to the totals of kHeight rows and
 // kWide vectors of outputs.
 template <int kHeight, int kWide, int kSide, bool kAsk, typename T>
-inline void add_blocks(const Heads& h, const float* x, const T* w, int64_t c, int64_t count,
+inline void add_blocks(const HeadProducts& h, const float* x, const T* w, int64_t c, int64_t count,
                        Vec* totals) {
   constexpr int kEach = kHeight * kWide;
   Vec sums[kSide * kEach] = {};
@@ -67,7 +67,7 @@ inline void add_blocks(const Heads& h, const float* x, const T* w, int64_t c, in
 }
 
 template <int kHeight, int kWide, bool kAsk, typename T>
-void tile(const Heads& h, const float* x, const T* w, int64_t left, float* out) {
+void tile(const HeadProducts& h, const float* x, const T* w, int64_t left, float* out) {
   constexpr int kMost = kSums / 2 / (kHeight * kWide);  // blocks side by side
   Vec totals[kHeight * kWide];
 #pragma GCC unroll 16
@@ -93,7 +93,7 @@ void tile(const Heads& h, const float* x, const T* w, int64_t left, float* out) 
 
 // All outputs of kHeight rows of a head.
 template <int kHeight, bool kAsk, typename T>
-void outputs_of(const Heads& h, const float* x, const T* w, float* out) {
+void outputs_of(const HeadProducts& h, const float* x, const T* w, float* out) {
   int64_t j = 0;
   const auto tiles = [&](auto wide) {
     constexpr int kWide = decltype(wide)::rows;
@@ -108,7 +108,7 @@ void outputs_of(const Heads& h, const float* x, const T* w, float* out) {
 
 // Rows [first, end) of some heads.
 template <typename T>
-void some_rows(const Heads& h, int64_t first, int64_t end, int64_t from, int64_t to) {
+void some_rows(const HeadProducts& h, int64_t first, int64_t end, int64_t from, int64_t to) {
   for (int64_t head = from; head < to; ++head) {
     const T* w = static_cast<const T*>(h.weight) + head * h.columns * h.wide;
     const float* x = h.x + head * h.head_stride;
@@ -123,14 +123,14 @@ void some_rows(const Heads& h, int64_t first, int64_t end, int64_t from, int64_t
 }
 
 template <typename T>
-void some_heads(const Heads& h, int64_t from, int64_t to) {
+void some_heads(const HeadProducts& h, int64_t from, int64_t to) {
   for (int64_t row = 0; row < h.rows; row += kNear)
     some_rows<T>(h, row, std::min(row + kNear, h.rows), from, to);
 }
 
 }  // namespace
 
-extern "C" void head_rows(const Heads* h) {
+extern "C" void head_rows(const HeadProducts* h) {
   const int64_t grain = 1 + kGrain / (h->rows * h->columns * h->wide + 1);
   in_parallel(h->threads, h->heads, grain, [&](int64_t from, int64_t to) {
     if (h->kind == kBFloat16) some_heads<BFloat16>(*h, from, to);
