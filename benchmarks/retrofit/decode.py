@@ -1,6 +1,6 @@
 """Decoding behind 4,096 positions: a llama of 58M and its shape with a quarter of the cache.
 
-    python -m benchmarks.retrofit.decode [--batch 8] [--steps 8]
+    python -m benchmarks.retrofit.decode [--batch 8] [--steps 8] [--positions 4096]
 
 hidden 512, 8 layers, 8 heads of 64, ffn 1376, vocabulary 32,000, random weights, fp32. The other
 has a latent of 192 and a rotated key of 64 in place of 1,024 numbers a token and layer, as
@@ -8,7 +8,7 @@ has a latent of 192 and a rotated key of 64 in place of 1,024 numbers a token an
 on what they are. Nor does it on the keys and values of the texts, so the cache is filled with
 random numbers in place of reading prompts; every text has blocks of its own. A step is that of the
 engine: a token for each of the texts, logits and all. Sides take turns, step by step. The result
-goes to benchmarks/results/retrofit_decode.json.
+goes to benchmarks/results/retrofit_decode.json, of other positions with their number behind.
 """
 
 import argparse
@@ -55,19 +55,19 @@ CONFIGS = {"source": LlamaConfig(**SIZES), "mla": DeepseekV3Config(**SIZES, **LA
 class Side:
     """A decoder whose cache has the keys and values of a batch of texts."""
 
-    def __init__(self, config: Any, folder: Path, batch: int) -> None:
+    def __init__(self, config: Any, folder: Path, batch: int, positions: int) -> None:
         torch.manual_seed(0)
         AutoModelForCausalLM.from_config(config).save_pretrained(folder)
         self.decoder = Decoder.load(open_weights(Checkpoint.open(folder)))
-        how, each = self.decoder.how, POSITIONS // BLOCK
+        how, each = self.decoder.how, positions // BLOCK
         device = self.decoder.device
         self.cache = KVCache(how, [1 + batch * each], BLOCK, dtype=torch.float32, device=device)
         for parts in self.cache.states:
             for part in parts:
                 part.normal_()
-        at = POSITIONS - 1
+        at = positions - 1
         chunks = [
-            TextChunk((7 + i,), at, at, (range(1 + i * each, 1 + (i + 1) * each),), POSITIONS)
+            TextChunk((7 + i,), at, at, (range(1 + i * each, 1 + (i + 1) * each),), positions)
             for i in range(batch)
         ]
         self.batch = build_batch(chunks, BLOCK, self.decoder.multiple)
@@ -94,17 +94,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--positions", type=int, default=POSITIONS, help="whole blocks of 16")
     options = parser.parse_args()
     torch.set_num_threads(1)
     result: dict[str, Any] = {
         **setting("benchmarks.retrofit.decode"),
-        "positions": POSITIONS,
+        "positions": options.positions,
         "batch": options.batch,
         "steps": options.steps,
     }
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
         sides = {
-            name: Side(config, Path(folder) / name, options.batch)
+            name: Side(config, Path(folder) / name, options.batch, options.positions)
             for name, config in CONFIGS.items()
         }
         began, busy, own = time.perf_counter(), busy_seconds(), time.process_time()
@@ -122,7 +123,8 @@ def main() -> None:
         result["others"] = round(others, 3)
     rates = ("tokens_per_s", "tokens_per_cpu_s", "best_tokens_per_cpu_s")
     result["times"] = {x: round(result["mla"][x] / result["source"][x], 2) for x in rates}
-    write_result("retrofit_decode", result)
+    behind = "" if options.positions == POSITIONS else f"_{options.positions}"
+    write_result(f"retrofit_decode{behind}", result)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,6 @@ from compress.runtime.forms.block_rows import BlockRows
 from compress.runtime.forms.dense import FloatWeight, dense_weight
 from compress.runtime.forms.form import Arithmetic
 from compress.runtime.forms.pairs import PairWeight
-from compress_kernels.pairs import pair_numbers
 
 if TYPE_CHECKING:
     from compress.formats.weights import Weights
@@ -61,11 +60,6 @@ class Loader:
 
     def linear(self, spec: LinearSpec) -> Linear:
         return load_linear(self.weights, spec, self.arithmetic)
-
-    def dense(self, weight: Tensor) -> Linear:
-        """A matrix [N, K] made of what `kept` gave; in panels where these are no larger."""
-        whole = pair_numbers((weight.shape[0], weight.shape[1])) == weight.numel()
-        return Linear(dense_weight(weight, self.arithmetic) if whole else FloatWeight(weight))
 
     def kept(self, spec: LinearSpec) -> Tensor:
         """A weight that is more than multiplied with, in the dtype in which it is kept."""
@@ -135,7 +129,7 @@ class Loader:
             entering=Joint.of(parts, sizes),
             queries=queries,
             norm=self.norm(f"{prefix}.{norms.kv_latent}", how.eps),
-            unfolding=Unfolding.of(weight, how, self.dense, inputs),
+            unfolding=Unfolding.of(weight, how, self.arithmetic, inputs),
             out=self.linear(by_role["o"]),
             rotation=rotation,
         )

@@ -20,7 +20,7 @@ from compress.runtime.forms.panels import PackedPanels
 from compress_kernels.blocks.layouts import LAYOUTS
 from compress_kernels.cpu.attention import AttentionSettings, attention_struct
 from compress_kernels.cpu.experts import choice_struct
-from compress_kernels.cpu.linear import linear_struct
+from compress_kernels.cpu.linear import heads_struct, linear_struct
 from compress_kernels.cpu.packed import function_of, packed_pairs_struct, packed_struct
 from compress_kernels.cpu.pairs import pair_struct
 from compress_kernels.cpu.program import CompiledOp, Given
@@ -37,6 +37,7 @@ from compress_kernels.cpu.rows import (
 from compress_kernels.cpu.states import states_struct
 from compress_kernels.cpu.super_blocks import decode_struct
 from compress_kernels.cpu.through_codes import through_struct
+from compress_kernels.heads import HeadPanels
 from compress_kernels.ops.rows import Function
 from compress_kernels.paged import TokenPlaces
 from compress_kernels.pairs import PairPanels
@@ -102,6 +103,13 @@ def linear_call(linear: Linear, x: Tensor, out: Tensor, rows: Given = ROWS) -> C
     assert isinstance(values, Tensor), "panels of pairs are for bf16"
     struct = linear_struct(x, values, bias, out)
     return CompiledOp("linear_rows", struct, given, (x, values, bias, out))
+
+
+def heads_call(weight: HeadPanels, x: Tensor, out: Tensor) -> CompiledOp:
+    """x: [rows, heads, K], out: [rows, heads, N], fp32, rows and heads apart."""
+    given = {"rows": ROWS, "threads": THREADS}
+    struct = heads_struct(x, weight, out)
+    return CompiledOp("head_rows", struct, given, (x, weight.values, out))
 
 
 def norm_call(norm: Norm, x: Tensor, out: Tensor, rows: Given = ROWS) -> CompiledOp:

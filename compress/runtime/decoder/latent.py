@@ -1,7 +1,6 @@
 """One layer's latent attention over the cache, which holds latents and nothing that heads make of
 them."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -10,10 +9,12 @@ from torch import Tensor
 from compress.arch.forward.kinds import Latent
 from compress.quant.tensor import InputQuantization
 from compress.runtime.decoder.attention import Angles
+from compress.runtime.decoder.heads import HeadLinears
 from compress.runtime.decoder.kv import KVCache
 from compress.runtime.decoder.linear import Joint, Linear
 from compress.runtime.decoder.norms import Norm
 from compress.runtime.engine.batch import FlatBatch
+from compress.runtime.forms.form import Arithmetic
 from compress.runtime.forms.input_rounding import rounded
 from compress_kernels.ops.attention import paged_attention
 from compress_kernels.ops.rows import rotate, spread
@@ -29,8 +30,8 @@ class Unfolding:
     rounded before, None for not at all.
     """
 
-    keys: tuple[Linear, ...]
-    values: tuple[Linear, ...]
+    keys: HeadLinears
+    values: HeadLinears
     inputs: InputQuantization | None
 
     @classmethod
@@ -38,14 +39,13 @@ class Unfolding:
         cls,
         weight: Tensor,
         how: Latent,
-        dense: Callable[[Tensor], Linear],
+        arithmetic: Arithmetic,
         inputs: InputQuantization | None,
     ) -> "Unfolding":
-        """weight: [heads * (nope + value width), rank]. dense: makes a linear of a matrix."""
+        """weight: [heads * (nope + value width), rank], as Loader.kept gives it."""
         heads = weight.view(how.heads, how.nope + how.value_width, how.rank)
-        keys = tuple(dense(head[: how.nope].T.contiguous()) for head in heads)
-        values = tuple(dense(head[how.nope :].contiguous()) for head in heads)
-        return cls(keys, values, inputs)
+        keys, values = heads[:, : how.nope].transpose(1, 2), heads[:, how.nope :]
+        return cls(HeadLinears.of(keys, arithmetic), HeadLinears.of(values, arithmetic), inputs)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,9 +82,7 @@ class LatentAttention:
             scale=self.how.scale,
         )
         # The Hadamard matrix is its own inverse.
-        return self.out(
-            _by_head(self.unfolding.values, spread(seen) if turned else seen).flatten(1)
-        )
+        return self.out(self.unfolding.values(spread(seen) if turned else seen).flatten(1))
 
     def _states(self, x: Tensor, angles: tuple[Angles, ...]) -> tuple[Tensor, Tensor]:
         """What queries ask of latents and rotated keys, [T, heads, rank + rotated], and these,
@@ -101,7 +99,7 @@ class LatentAttention:
             latent = rounded(latent, self.unfolding.inputs)
         if self.rotation is not None:
             q_turned, k_turned = (self._rotate(part, angles) for part in (q_turned, k_turned))
-        asked = _by_head(self.unfolding.keys, q)
+        asked = self.unfolding.keys(q)
         return torch.cat((asked, q_turned), -1), torch.cat((latent, k_turned), -1)
 
     def _rotate(self, x: Tensor, angles: tuple[Angles, ...]) -> Tensor:
@@ -113,10 +111,3 @@ class LatentAttention:
         """Latents stay apart from rotated keys, as values are latents."""
         latent, turned = torch.split(x, [self.how.rank, self.how.rotated], -1)
         return torch.cat((spread(latent), spread(turned)), -1)
-
-
-def _by_head(linears: tuple[Linear, ...], x: Tensor) -> Tensor:
-    """x: [T, heads, K] -> [T, heads, N]. Head by head, as a product of all would order its sums by
-    their number."""
-    parts = x.transpose(0, 1).contiguous()
-    return torch.stack([linear(part) for linear, part in zip(linears, parts, strict=True)], 1)

@@ -5,10 +5,18 @@ from collections.abc import Generator, Iterator
 import torch
 from torch import Tensor
 
-from compress.runtime.decoder.calls import ROWS, linear_call, round_call, rounding_before
+from compress.runtime.decoder.calls import (
+    ROWS,
+    heads_call,
+    linear_call,
+    round_call,
+    rounding_before,
+)
+from compress.runtime.decoder.heads import HeadLinears
 from compress.runtime.decoder.linear import Joint, Linear
 from compress.runtime.decoder.scratch import Scratch
 from compress_kernels.cpu.program import CompiledOp, Given
+from compress_kernels.heads import HeadPanels
 from compress_kernels.rounding import CodeRounding
 
 Ops = Iterator[CompiledOp]
@@ -36,6 +44,14 @@ def joint_ops(joint: Joint, x: Tensor, out: Tensor, scratch: Scratch) -> Parts:
         last = rounding
         yield linear_call(linear, seen, part)
     return parts
+
+
+def head_ops(heads: HeadLinears, x: Tensor, out: Tensor, scratch: Scratch) -> Ops:
+    """As HeadLinears; x: [rows, heads, K], out: [rows, heads, N], rows and heads apart."""
+    if isinstance(heads.weights, HeadPanels):
+        yield heads_call(heads.weights, x, out)
+    for head, linear in enumerate(heads.linears):
+        yield from linear_ops(linear, x[:, head], out[:, head], scratch)
 
 
 def _rounded(

@@ -28,7 +28,7 @@ from compress.runtime.decoder.kv import KVCache
 from compress.runtime.decoder.latent import LatentAttention
 from compress.runtime.decoder.layer import DecoderLayer
 from compress.runtime.decoder.linear import Linear
-from compress.runtime.decoder.linear_ops import Made, Ops, Parts, joint_ops, linear_ops
+from compress.runtime.decoder.linear_ops import Made, Ops, Parts, head_ops, joint_ops, linear_ops
 from compress.runtime.decoder.mlp_ops import linears_of, mlp_ops
 from compress.runtime.decoder.norms import Norm
 from compress.runtime.decoder.scratch import Choices, Scratch
@@ -59,7 +59,7 @@ def _linears(attention: Attention | LatentAttention) -> tuple[Linear, ...]:
     if isinstance(attention, Attention):
         return (*attention.qkv.linears, attention.out)
     queries = () if attention.queries is None else (attention.queries[1],)
-    heads = (*attention.unfolding.keys, *attention.unfolding.values)
+    heads = (*attention.unfolding.keys.linears, *attention.unfolding.values.linears)
     return (*attention.entering.linears, *queries, *heads, attention.out)
 
 
@@ -191,8 +191,7 @@ def _latents(
     q, turned = torch.split(q, [how.nope, how.rotated], -1)
     asked = scratch.of("asked", how.heads, whole)
     latents = scratch.of("latents", 1, whole)
-    for head, linear in enumerate(attention.unfolding.keys):
-        yield from linear_ops(linear, q[:, head], asked[:, head, : how.rank], scratch)
+    yield from head_ops(attention.unfolding.keys, q, asked[..., : how.rank], scratch)
     yield norm_call(attention.norm, both[:, None, : how.rank], latents[..., : how.rank])
     if attention.unfolding.inputs is not None:
         own = latents[:, 0, : how.rank]
@@ -212,8 +211,7 @@ def _latents(
     if cache.dtype == torch.int8:
         seen = yield from _spread("seen latents", seen, scratch)
     heads = scratch.of("heads", how.heads, how.value_width)
-    for head, linear in enumerate(attention.unfolding.values):
-        yield from linear_ops(linear, seen[:, head], heads[:, head], scratch)
+    yield from head_ops(attention.unfolding.values, seen, heads, scratch)
     out = scratch.of("seen", scratch.hidden)
     yield from linear_ops(attention.out, heads.flatten(1), out, scratch)
     return out

@@ -75,7 +75,7 @@ def native() -> Native:
     library.gptq_block.restype = library.group_scale.restype = None
     pointer, long = ctypes.c_void_p, ctypes.c_int64
     packed = ("packed_dots", "float_dots", "packed_rows", "packed_pairs")
-    products = ("linear_rows", "pair_rows", *packed)
+    products = ("linear_rows", "head_rows", "pair_rows", *packed)
     rows = ("rms_norm", "layer_norm", "rotate_heads", "gate_rows", "spread_heads", "through_codes")
     choices = ("choose_experts", "highest_of_rows")
     blocks = ("round_blocks", "decode_blocks", "settle_blocks")

@@ -1,4 +1,4 @@
-"""Rows times a weight: each row's sums are its own."""
+"""Rows times a weight, or of heads times one of each: each row's sums are its own."""
 
 import torch
 from torch import Tensor
@@ -6,7 +6,8 @@ from torch import Tensor
 from compress_kernels.cpu import linear as cpu_linear
 from compress_kernels.cpu import pairs as cpu_pairs
 from compress_kernels.cpu.library import native
-from compress_kernels.ops.checks import wrong
+from compress_kernels.heads import PANEL, HeadPanels
+from compress_kernels.ops.checks import require_whole, wrong
 from compress_kernels.ops.pairs import compiled_pairs
 from compress_kernels.reference import linear as reference
 
@@ -61,6 +62,30 @@ def linear(
         cpu_linear.linear(x, weight, bias, out)
     else:
         out.copy_(reference.linear(x, weight, bias))
+    return out
+
+
+def head_linear(x: Tensor, weight: HeadPanels) -> Tensor:
+    """x [rows, heads, K] -> [rows, heads, N] in its dtype.
+
+    The weight is of x's dtype, or bf16 or fp16 where x is fp32: the result is that of its fp32
+    copy, to the bit. In fp32 on a CPU compiled code runs, where a row's bits depend on nothing
+    else; of torch's products that is true of multiples of 16 rows at best. Raises ValueError on a
+    wrong shape or dtype.
+    """
+    heads, outputs, columns = weight.shape
+    values = weight.values
+    if x.dim() != 3 or x.shape[1:] != (heads, columns):
+        raise wrong("x", x, f"[rows, {heads}, {columns}]")
+    if x.dtype != values.dtype and (x.dtype != torch.float32 or values.dtype not in WIDENED):
+        raise wrong("x", x, f"{values.dtype}")
+    if values.shape[2] % PANEL or not 0 <= values.shape[2] - outputs < PANEL:
+        raise wrong("values", values, f"[{heads}, {columns}, {outputs} filled up to {PANEL}]")
+    require_whole("values", values)
+    if x.dtype != torch.float32 or not _compiled(x.dtype, x.device):
+        return reference.head_linear(x, weight)
+    out = x.new_empty(x.shape[0], heads, outputs)
+    cpu_linear.head_linear(x, weight, out)
     return out
 
 

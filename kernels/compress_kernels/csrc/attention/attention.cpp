@@ -42,12 +42,13 @@ void score(const HeadRows& keys, const Plan& plan, Worker& w, int rows, Span see
            const Coming& coming) {
   const auto tile = [&](auto height, int row, int p) {
     constexpr int kHeight = decltype(height)::value;
-    bool wanted = false;
+    Span own{kRun, 0};  // what one of them sees
     for (int i = row; i < row + kHeight; ++i)
-      wanted |= w.spans[i].from < p + kRows && p < w.spans[i].to;
-    if (wanted)
-      dots_of_step<T, kHeight>(keys, w.q + row * plan.wide, plan.wide, p, w.weights + row * kRun,
-                               row ? Coming{} : coming);
+      if (w.spans[i].to)
+        own = {std::min(own.from, w.spans[i].from), std::max(own.to, w.spans[i].to)};
+    if (own.from < p + kRows && p < own.to)
+      dots_of_step<T, kHeight>(keys, w.q + row * plan.wide, plan.wide, p, own,
+                               w.weights + row * kRun, row ? Coming{} : coming);
   };
   for (int p = seen.from / kRows * kRows; p < seen.to; p += kRows) {
     int row = 0;

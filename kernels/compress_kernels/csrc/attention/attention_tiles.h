@@ -129,12 +129,12 @@ __attribute__((always_inline)) inline void ask_beside(const Coming& coming, int 
   if (coming.values) ask(coming.values + p, count, coming.value_width);
 }
 
-// Products of kHeight queries with kRows positions, from a multiple of it on. scores: rows kRun
-// apart. One query goes over four keys at a time: with all of them addresses would not stay in
-// registers.
+// Products of kHeight queries with kRows positions, from a multiple of it on; several queries leave
+// out those that none of them sees, outside of `seen`. scores: rows kRun apart. One query goes over
+// four keys at a time: with all of them addresses would not stay in registers.
 template <typename T, int kHeight>
-void dots_of_step(const HeadRows& keys, const float* q, int64_t wide, int from, float* scores,
-                  const Coming& coming) {
+void dots_of_step(const HeadRows& keys, const float* q, int64_t wide, int from, Span seen,
+                  float* scores, const Coming& coming) {
   if constexpr (kHeight == 1) {
     Vec left[4];
 #pragma GCC unroll 4
@@ -150,6 +150,7 @@ void dots_of_step(const HeadRows& keys, const float* q, int64_t wide, int from, 
     constexpr int kAll = kRows / kHeight;  // positions of which the sums fill a vector
     constexpr int kWidth = std::min(kAll, 4);
     for (int p = from; p < from + kRows; p += kAll) {
+      if (p >= seen.to || p + kAll <= seen.from) continue;
       Vec sums[kRows];
 #pragma GCC unroll 4
       for (int j = 0; j < kAll; j += kWidth) {
