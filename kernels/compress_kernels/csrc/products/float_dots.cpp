@@ -1,6 +1,6 @@
 // Rows, rounded to E4M3 numbers, times E4M3 codes: sums of codes a run of columns, one fma a run.
 //
-// What hardware with such products does. Products of codes are exact in bf16's dot (pairs.h), which
+// What hardware with such products does. Products of codes are exact in bf16's dot (dots.h), which
 // multiplies two at a time; a run is all columns that share a scale of the weight and one of the
 // inputs. Of a run two sums go along the columns, one of columns 2, 0, 6, 4, ... and one of 3, 1, 7,
 // 5, ..., and are added; so a row has the same bits beside any others and on every instruction set.
@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "float_rounding.h"
-#include "pairs.h"
+#include "dots.h"
 
 namespace {
 

@@ -1,6 +1,6 @@
 // Rows in bf16 times a weight in bf16, summed in fp32 and rounded once.
 //
-// A sum of an output goes along the columns, two at a time (pairs.h), whatever the number of rows,
+// A sum of an output goes along the columns, two at a time (dots.h), whatever the number of rows,
 // the tile or the layout of the weight is: so a row's bits are its own. Panels of 32 outputs are one
 // stream: what a register takes of it is a pair of columns of 16 outputs, and each row gives that
 // pair to all of them. A weight that lies by rows is brought into that order block by block.
@@ -11,7 +11,7 @@
 #include <cstring>
 #include <vector>
 
-#include "pairs.h"
+#include "dots.h"
 #include "parallel.h"
 
 namespace {
