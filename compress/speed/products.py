@@ -18,6 +18,7 @@ from compress.runtime.forms.decoded import DecodedOnce, as_dense
 from compress.runtime.forms.dense import kept_in
 from compress.runtime.forms.form import Arithmetic, LinearFacts
 from compress.runtime.forms.table import chosen_form
+from compress.runtime.loading.room import settled_arithmetic
 from compress.speed.workload import AttentionWork, Part, Product, Workload
 from compress_kernels.panels import Math
 
@@ -48,7 +49,7 @@ def workload_of(
     """
     spec = weights.spec
     how = describe_forward(weights.checkpoint.config, spec)
-    arithmetic = Arithmetic.here(dtype, device, math)
+    arithmetic = settled_arithmetic(weights, Arithmetic.here(dtype, device, math))
     counts: Counter[_Kind] = Counter()
     samples: dict[_Kind, LinearSpec] = {}
     for kind, linear in _kinds(weights, arithmetic):

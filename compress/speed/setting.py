@@ -34,6 +34,7 @@ from compress.report.schema import RecipeInfo, Report, StageRecord
 from compress.runtime.forms.form import Arithmetic
 from compress.runtime.loading.math import settled_math
 from compress.runtime.loading.open_engine import UNKNOWN_CONTEXT
+from compress.runtime.loading.room import settled_arithmetic
 from compress.runtime.sequences.limits import check_whole
 from compress.serve.open_model import stored_dtype
 from compress.speed.forecast import LoadShape, forecast
@@ -167,9 +168,10 @@ def predicted(
     """A checkpoint in a report on speed. CheckpointError for a decoder in no table of forwards."""
     progress(note("calibrate", f"the engine's operations on {weights.checkpoint.named}"))
     math = math_of(weights, place)
+    how = Arithmetic.here(place.arithmetic, place.device, math)
     found = calibrate(
         weights,
-        how=Arithmetic.here(place.arithmetic, place.device, math),
+        how=settled_arithmetic(weights, how),
         kv_dtype=place.stored,
         machine=here,
         length=asked.length,

@@ -17,7 +17,7 @@ from compress.recipe import dump
 from compress.recipe.reading.parse import parse
 from compress.recipe.task_config import TaskConfig
 from compress.report.codec import read_json
-from compress.runtime.loading import open_engine
+from compress.runtime.loading import room
 from compress.serve import open_model as models
 from compress.verbs import (
     EvaluationOptions,
@@ -201,7 +201,7 @@ def test_recipes_place_what_is_wrong(tiny, tmp_path: Path, choices: Path) -> Non
 @pytest.fixture
 def crowded(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No memory for an engine."""
-    monkeypatch.setattr(open_engine, "available_bytes", lambda: 1000)
+    monkeypatch.setattr(room, "available_bytes", lambda: 1000)
     return
 
 

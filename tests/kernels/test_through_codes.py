@@ -1,5 +1,7 @@
 """Rows through codes: every bit is the definition's, and a row's are its own."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -11,6 +13,7 @@ from compress_kernels.rounding import CodeRounding
 
 needs_native = pytest.mark.skipif(native().library is None, reason=native().reason)
 E4M3_MAX = 448.0
+OUTLIERS = CodeRounding("llm.int8", 127.0, threshold=2.0)
 KINDS = {
     "e4m3 of a row": CodeRounding("e4m3", E4M3_MAX),
     "e4m3 of groups": CodeRounding("e4m3", E4M3_MAX, group=128),
@@ -20,7 +23,7 @@ KINDS = {
     "int of a row": CodeRounding("int", 127.5),
     "int of 4 bits": CodeRounding("int", 7.5, group=32),
     "int fixed": CodeRounding("int", 127.5, scale=0.0371),
-    "beside outliers": CodeRounding("llm.int8", 127.0, threshold=2.0),
+    "beside outliers": OUTLIERS,
 }
 
 
@@ -145,3 +148,6 @@ def test_other_rows_are_refused() -> None:
         with pytest.raises(ValueError, match=r"x is .*; torch.float32 or .* \[rows, n\] is needed"):
             through_codes(x, KINDS["e4m3 of a row"])
     assert through_codes(torch.zeros(0, 4), KINDS["e4m3 of a row"]).shape == (0, 4)
+    for rounding in (replace(OUTLIERS, group=32), replace(OUTLIERS, scale=1.0)):
+        with pytest.raises(ValueError, match=r"a scale of each row for llm.int8 is needed"):
+            through_codes(torch.zeros(2, 64), rounding)

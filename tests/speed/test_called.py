@@ -17,6 +17,7 @@ from compress.runtime.decoder.one_call import OneCallDecoder
 from compress.runtime.engine.runner import LocalRunner
 from compress.runtime.forms.dense import FloatWeight
 from compress.runtime.forms.form import Arithmetic
+from compress.runtime.loading import room
 from compress.runtime.loading.open_engine import Opening, open_engine
 from compress.speed import hollow as hollow_module
 from compress.speed.called import CalledProducts, CalledSteps
@@ -36,7 +37,7 @@ G8 = QuantScheme(bits=4, group_size=8)  # no panels have groups of 8 columns
 
 def called_steps(weights: Weights, math: Math = "exact") -> CalledSteps | None:
     """As `measure_rates` has them."""
-    arithmetic = Arithmetic.here(torch.float32, "cpu", math)
+    arithmetic = room.settled_arithmetic(weights, Arithmetic.here(torch.float32, "cpu", math))
     work = workload_of(weights, dtype=torch.float32, math=math)
     if not are_calls(weights, work, arithmetic):
         return None
@@ -94,7 +95,7 @@ def test_ops_are_those_of_the_engine_but_for_products(
     ids=["exact", "int16", "w8a8", "w8a8 exact", "decoded"],
 )
 def test_a_step_is_one_call_where_it_is_in_the_engine(
-    scheme: QuantScheme, math: Math, tmp_path: Path
+    scheme: QuantScheme, math: Math, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Codes that no product reads are decoded once; for every product they need several calls."""
     source = tiny_models.make("llama", tmp_path / "source", dtype="fp32")
@@ -104,9 +105,13 @@ def test_a_step_is_one_call_where_it_is_in_the_engine(
     assert isinstance(runner, LocalRunner)
     assert isinstance(runner.decoder, OneCallDecoder)
     assert called_steps(weights, math) is not None
-    short = open_engine(weights, Opening(math=math, most_decoded=0))[0].runner
+    monkeypatch.setattr(room, "MOST_DECODED", 0)
+    monkeypatch.setattr(room, "DECODED_SHARE", 0.0)
+    short = open_engine(weights, Opening(math=math))[0].runner
     assert isinstance(short, LocalRunner)
-    assert isinstance(short.decoder, OneCallDecoder) == (scheme is not G8)
+    one = scheme is not G8
+    assert isinstance(short.decoder, OneCallDecoder) == one
+    assert (called_steps(weights, math) is not None) == one
 
 
 @pytest.mark.parametrize(

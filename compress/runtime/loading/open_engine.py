@@ -1,6 +1,5 @@
 """An engine for a checkpoint: which decoder computes, how large its cache is, what ends a text."""
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -12,24 +11,21 @@ from compress.arch.forward.forward import ForwardSpec, describe_forward
 from compress.arch.text_config import config_at
 from compress.blocks.landed import check_latents
 from compress.errors import CheckpointError, RequestError
-from compress.machine.memory import available_bytes
 from compress.runtime.decoder.build import Loader
 from compress.runtime.decoder.decoder import Decoder
 from compress.runtime.decoder.kv import KVCache, cache_bytes
 from compress.runtime.decoder.linear import (
-    embedding_bytes,
     multiplied,
     refusals,
-    weight_bytes,
 )
 from compress.runtime.decoder.one_call import in_one_call
 from compress.runtime.engine.engine import Engine
 from compress.runtime.engine.interfaces import StepRunner
 from compress.runtime.engine.refusals import ModelFacts, one_variant
 from compress.runtime.engine.runner import LocalRunner
-from compress.runtime.forms.decoded import MOST_DECODED
 from compress.runtime.forms.form import Arithmetic
 from compress.runtime.loading.math import math_notices
+from compress.runtime.loading.room import free_bytes, kept_bytes, with_room
 from compress.runtime.loading.selfcheck import check_bits
 from compress.runtime.sequences.limits import Limits, check_limits, check_whole
 from compress.runtime.sequences.stops import Decode
@@ -40,8 +36,6 @@ if TYPE_CHECKING:
 
 # Of the memory that is free before a model is read, for keys and values.
 CACHE_SHARE = 0.3
-# What weights may take of the free memory with codes decoded that no product reads.
-DECODED_SHARE = 0.5
 # Positions where a config does not say how many the model reads.
 UNKNOWN_CONTEXT = 4096
 # Texts whose keys and values transformers keeps where it takes the decoder's place.
@@ -57,7 +51,6 @@ class Opening:
     within CACHE_SHARE of the free memory. reuse: texts that begin alike share keys and values.
     kv_dtype: in which these are stored, int8 with a scale for each token and head; None: in dtype.
     math: of products with codes (compress.runtime.loading.math settles what was asked).
-    most_decoded: as Arithmetic has it.
     """
 
     dtype: torch.dtype = torch.float32
@@ -69,12 +62,11 @@ class Opening:
     eos: tuple[int, ...] = ()
     kv_dtype: torch.dtype | None = None
     math: Math = "exact"
-    most_decoded: int = sys.maxsize
 
     @property
     def arithmetic(self) -> Arithmetic:
-        how = Arithmetic.here(self.dtype, self.device, self.math)
-        return replace(how, most_decoded=self.most_decoded)
+        """Where memory is plenty."""
+        return Arithmetic.here(self.dtype, self.device, self.math)
 
     @property
     def stored(self) -> torch.dtype:
@@ -101,7 +93,7 @@ def open_engine(
     how = how or Opening()
     _check_opening(how)
     check_latents(weights, how.dtype)
-    free = _free_bytes(how.device)
+    free = free_bytes(how.device)
     context = weights.spec.context or UNKNOWN_CONTEXT
     try:
         forward = describe_forward(weights.checkpoint.config, weights.spec)
@@ -109,8 +101,6 @@ def open_engine(
         _check_memory(weights, _all_bytes, how.arithmetic, free)
         parts = _in_transformers(weights, how, context, str(error))
     else:
-        how = _with_room(weights, how, free)
-        _check_memory(weights, _kept_bytes, how.arithmetic, free)
         parts = _native(weights, how, context, forward, free)
     facts = ModelFacts(
         context=context,
@@ -140,12 +130,15 @@ def _native(
         tokens = min(tokens, int(CACHE_SHARE * free) // max(1, sum(each)))
     blocks = [_blocks(window, tokens, how) for window in forward.windows]
     needed = how.block_size * sum(blocks[forward.group(i)] * size for i, size in enumerate(each))
-    if free is not None and how.cache_tokens is not None and needed > free:
+    asked = 0 if how.cache_tokens is None else needed
+    arithmetic = with_room(weights, how.arithmetic, None if free is None else free - asked)
+    _check_memory(weights, kept_bytes, arithmetic, free)
+    if free is not None and asked > free:
         raise RequestError(
             f"keys and values of {tokens} tokens take {needed / 2**30:.1f} GiB of memory,"
             f" {free / 2**30:.1f} GiB are free; take fewer cache_tokens"
         )
-    decoder = Decoder.of(Loader(weights, forward, how.arithmetic))
+    decoder = Decoder.of(Loader(weights, forward, arithmetic))
     cache = KVCache(
         forward,
         blocks,
@@ -155,8 +148,8 @@ def _native(
     )
     checked = check_bits(decoder, how.limits.tokens_per_step, how.stored)
     notices = [checked.notice] if checked.notice is not None else []
-    notices += refusals(weights, how.arithmetic)
-    notices += math_notices(weights, how.arithmetic)
+    notices += refusals(weights, arithmetic)
+    notices += math_notices(weights, arithmetic)
     if weights.kv_cache is not None:
         # Codes of 8 bits with such scales are nothing that attention reads.
         notices.append(
@@ -223,18 +216,6 @@ def _named_ends(weights: "Weights") -> set[int]:
     return set()
 
 
-def _kept_bytes(weights: "Weights", how: Arithmetic) -> int:
-    """The embedding counts twice: while a tensor is read it is there as it is stored, too."""
-    return weight_bytes(weights, how) + 2 * embedding_bytes(weights, how)
-
-
-def _with_room(weights: "Weights", how: Opening, free: int | None) -> Opening:
-    """Large codes are decoded for every product where memory is short."""
-    if free is None or _kept_bytes(weights, how.arithmetic) <= DECODED_SHARE * free:
-        return how
-    return replace(how, most_decoded=min(how.most_decoded, MOST_DECODED))
-
-
 def _all_bytes(weights: "Weights", how: Arithmetic) -> int:
     """Everything in one dtype; the embedding as above."""
     count = sum(prod(spec.shape) for spec in multiplied(weights))
@@ -255,9 +236,3 @@ def _check_memory(
             f"{weights.checkpoint.path} needs {needed / 2**30:.1f} GiB of memory as {how.dtype},"
             f" {free / 2**30:.1f} GiB are free{smaller}"
         )
-
-
-def _free_bytes(device: str) -> int | None:
-    if device.startswith("cuda"):
-        return int(torch.cuda.mem_get_info(device)[0])
-    return available_bytes()

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from compress_kernels.cpu import through_codes as cpu_through_codes
 from compress_kernels.cpu.library import native
-from compress_kernels.ops.checks import wrong
+from compress_kernels.ops.checks import require, wrong
 from compress_kernels.reference import through_codes as reference
 from compress_kernels.rounding import CodeRounding
 
@@ -18,10 +18,13 @@ def through_codes(x: Tensor, rounding: CodeRounding) -> Tensor:
     product are rounded to it, each by itself. NaN or infinity makes its group NaN; with
     a scale that is given NaN stays, and infinity becomes the largest code. LLM.int8()'s rows are
     seen in fp16 and computed in fp32, numbers that reach the threshold left out.
-    Raises ValueError on another shape or dtype.
+    Raises ValueError on another shape or dtype, and for LLM.int8() with other scales.
     """
     if x.dim() != 2 or x.dtype not in (torch.float32, torch.bfloat16):
         raise wrong("x", x, "torch.float32 or torch.bfloat16 [rows, n]")
+    if rounding.codes == "llm.int8":
+        own = rounding.group == 0 and rounding.scale is None
+        require(own, "rounding", "of groups or fixed", "a scale of each row for llm.int8")
     compiled = x.device.type == "cpu" and native().library is not None and x.numel() > 0
     run = cpu_through_codes.through_codes if compiled else reference.through_codes
     return run(x, rounding)

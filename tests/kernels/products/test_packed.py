@@ -123,9 +123,26 @@ def test_columns_of_their_own_stand_in_for_codes(
     assert torch.equal(decoded(some), decoded(panels)[16:33])
     with pytest.raises(ValueError, match="columns of their own is given; None but for rows in bf1"):
         packed_linear(rows_of(k), replace(panels, layout="rows"), None, "exact")
-    beyond = replace(panels, own=replace(panels.own, columns=columns + 1))
-    with pytest.raises(ValueError, match=rf"own.columns is beyond them; columns of {k} is needed"):
-        packed_linear(rows_of(k).bfloat16(), beyond, None, "exact")
+    fewer = replace(panels, own=replace(panels.own, columns=columns[1:]))
+    with pytest.raises(ValueError, match=r"own.numbers is shape \[\d+, 7\]; \[\d+, 6\] is needed"):
+        packed_linear(rows_of(k).bfloat16(), fewer, None, "exact")
+
+
+@needs_native
+@pytest.mark.parametrize("math", MATHS)
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_codes_from_0_on_need_no_minima(bits: int, math: Math) -> None:
+    """Behind a product that has some."""
+    seed = torch.Generator().manual_seed(bits)
+    codes = torch.randint(0, 1 << bits, (33, 301), generator=seed).to(torch.uint8)
+    scales = by_panel((torch.rand(33, 10, generator=seed) * 0.01).half())
+    minima = by_panel(torch.rand(33, 10, generator=seed).half())
+    panels = Panels(
+        lay_out(codes, bits, layout_for(math)), scales, None, None, (33, 301), bits, 32,
+        layout_for(math), kind="uint", minima=minima,
+    )  # fmt: skip
+    check(panels, math, (1, 17))
+    check(replace(panels, minima=None), math, (1, 17))
 
 
 @needs_native

@@ -189,7 +189,7 @@ def test_memory_is_compared_with_what_each_layer_needs(
     needed = 2 * 1024 * 4 * 2 * 4 * 16 + 2 * (16 * 4) * 4 * 2 * 2 * 24
     opening = Opening(cache_tokens=1000, limits=limits)
     free = needed
-    monkeypatch.setattr(open_engine_module, "_free_bytes", lambda device: free)
+    monkeypatch.setattr(open_engine_module, "free_bytes", lambda device: free)
     engine, _ = open_engine(weights, opening)
     stored = (x for parts in engine.runner.cache.states for x in parts)
     assert sum(x.nbytes for x in stored) == needed

@@ -20,7 +20,7 @@ from compress.runtime.forms.block_panels import BlockPanels, BlockPanelsForm
 from compress.runtime.forms.block_rows import BlockRows
 from compress.runtime.forms.dense import FloatWeight
 from compress.runtime.forms.form import Arithmetic
-from compress.runtime.loading import open_engine as engine_opening
+from compress.runtime.loading import room
 from compress.runtime.loading.math import settled_math
 from compress.serve.open_model import open_model
 from compress_kernels.cpu.library import native
@@ -119,10 +119,10 @@ def test_an_embedding_stays_in_blocks(
     head = decoder.head.weight.nbytes if tied else 0
     assert embedding_bytes(weights, fp32("int16")) == decoder.embedding.nbytes + head
     needed = weight_bytes(weights, fp32("int16")) + 2 * embedding_bytes(weights, fp32("int16"))
-    monkeypatch.setattr(engine_opening, "available_bytes", lambda: needed - 1)
+    monkeypatch.setattr(room, "available_bytes", lambda: needed - 1)
     with pytest.raises(RequestError, match="of memory as"):
         open_model(weights.checkpoint.path)
-    monkeypatch.setattr(engine_opening, "available_bytes", lambda: needed)
+    monkeypatch.setattr(room, "available_bytes", lambda: needed)
     assert open_model(weights.checkpoint.path).math == "int16"
 
 

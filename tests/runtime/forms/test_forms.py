@@ -23,7 +23,7 @@ from compress.runtime.forms.dense import DenseForm
 from compress.runtime.forms.form import Arithmetic, LinearFacts, LinearForm, LinearWeight
 from compress.runtime.forms.packed import DecodedTiles
 from compress.runtime.forms.table import choose
-from compress.runtime.loading import open_engine as engine_opening
+from compress.runtime.loading import room
 from compress.runtime.loading.model import Model
 from compress.runtime.sequences.limits import Limits
 from compress.runtime.sequences.request import RequestResult, Sampling
@@ -246,10 +246,10 @@ def test_bytes_are_told_before_anything_is_read(
         patched.setattr(Checkpoint, "read", None)
         assert weight_bytes(weights, FP32) == held
     needed = held + 2 * decoder.embedding.nbytes
-    monkeypatch.setattr(engine_opening, "available_bytes", lambda: needed - 1)
+    monkeypatch.setattr(room, "available_bytes", lambda: needed - 1)
     with pytest.raises(RequestError, match="of memory as"):
         open_model(folder, math="exact")
-    monkeypatch.setattr(engine_opening, "available_bytes", lambda: needed)
+    monkeypatch.setattr(room, "available_bytes", lambda: needed)
     assert open_model(folder, math="exact").encode("once")
 
 

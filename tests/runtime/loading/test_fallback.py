@@ -13,7 +13,7 @@ from compress.errors import CheckpointError, RequestError
 from compress.formats import open_weights
 from compress.quant.scheme import QuantScheme
 from compress.runtime.engine.engine import Engine
-from compress.runtime.loading import open_engine as engine_opening
+from compress.runtime.loading import room
 from compress.runtime.loading.open_engine import Opening, open_engine
 from compress.runtime.sequences.limits import Limits
 from compress.runtime.sequences.request import Request, Sampling
@@ -104,10 +104,10 @@ def test_codes_are_dense_there_and_count_as_such(
     spec = open_weights(Checkpoint.open(folder)).spec
     weights = {linear.tensor: prod(linear.shape) for linear in spec.all_linears()}
     needed = 4 * (sum(weights.values()) + prod(spec.embedding_shape))
-    monkeypatch.setattr(engine_opening, "available_bytes", lambda: needed - 1)
+    monkeypatch.setattr(room, "available_bytes", lambda: needed - 1)
     with pytest.raises(RequestError, match=r"of memory as torch\.float32"):
         opened(tmp_path / "out")
-    monkeypatch.setattr(engine_opening, "available_bytes", lambda: needed)
+    monkeypatch.setattr(room, "available_bytes", lambda: needed)
     opened(tmp_path / "out")
 
 

@@ -25,6 +25,7 @@ from compress.runtime.engine.engine import Engine
 from compress.runtime.engine.refusals import ModelFacts
 from compress.runtime.engine.runner import LocalRunner
 from compress.runtime.loading import open_engine as engine_opening
+from compress.runtime.loading import room
 from compress.runtime.loading.model import Model
 from compress.runtime.loading.open_engine import Opening, open_engine
 from compress.runtime.sampling.sampling import Best
@@ -218,7 +219,7 @@ def test_ends_are_those_of_all_files(folder: Path, tmp_path: Path) -> None:
 def test_memory_is_looked_at_before_anything_is_read(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_opening, "available_bytes", lambda: 1000)
+    monkeypatch.setattr(room, "available_bytes", lambda: 1000)
     line = r"needs 0\.0 GiB of memory as torch\.float32, 0\.0 GiB are free; take dtype bf16"
     with pytest.raises(RequestError, match=line):
         open_model(folder)
@@ -235,10 +236,10 @@ def test_codes_count_as_they_are_kept(
     head = spec.head_linear()
     dense = 2 * prod(spec.embedding_shape) + (0 if head is None else prod(head.shape))
     needed = codes // 2 + 4 * codes // 32 + 4 * dense
-    monkeypatch.setattr(engine_opening, "available_bytes", lambda: needed - 1)
+    monkeypatch.setattr(room, "available_bytes", lambda: needed - 1)
     with pytest.raises(RequestError, match="of memory as"):
         open_model(tmp_path / "out")
-    monkeypatch.setattr(engine_opening, "available_bytes", lambda: needed)
+    monkeypatch.setattr(room, "available_bytes", lambda: needed)
     assert open_model(tmp_path / "out").encode("once")
 
 
@@ -246,7 +247,7 @@ def test_the_cache_fits_the_memory(folder: Path, monkeypatch: pytest.MonkeyPatch
     """Room for all contexts where there is memory; less is said."""
     assert open_model(folder, limits=Limits(sequences=3)).engine.layout.groups[0].blocks == 25
     token = 2 * 2 * 2 * 16 * 4
-    monkeypatch.setattr(engine_opening, "available_bytes", lambda: 2**20)
+    monkeypatch.setattr(room, "available_bytes", lambda: 2**20)
     monkeypatch.setattr(engine_opening, "CACHE_SHARE", 100 * token / 2**20)
     model = open_model(folder)
     assert model.engine.layout.groups[0].blocks == 1 + 7
@@ -286,7 +287,7 @@ def test_what_no_engine_opens_with(folder: Path, case: str) -> None:
 
 def test_a_cache_that_no_memory_holds(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two layers of two heads of 16 in fp32: 512 bytes a token, and a null block of 16 tokens."""
-    monkeypatch.setattr(engine_opening, "available_bytes", lambda: 2**30)
+    monkeypatch.setattr(room, "available_bytes", lambda: 2**30)
     with pytest.raises(RequestError) as caught:
         open_model(folder, cache=CacheOptions(tokens=2**21 - 15))
     assert str(caught.value) == (
@@ -327,7 +328,7 @@ def test_smaller_keys_and_values_leave_room_for_more(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A head of 16 takes 18 bytes in int8 where fp32 takes 64."""
-    monkeypatch.setattr(engine_opening, "available_bytes", lambda: 2**20)
+    monkeypatch.setattr(room, "available_bytes", lambda: 2**20)
     monkeypatch.setattr(engine_opening, "CACHE_SHARE", 2 * 2 * 2 * 16 * 4 * 32 / 2**20)
     blocks = [
         open_model(folder, cache=CacheOptions(kv_dtype=name), limits=Limits(sequences=1))
@@ -362,14 +363,14 @@ def test_codes_are_decoded_once_where_memory_is_plenty(
     """Else for every product, and steps are no longer one call."""
     source = tiny_models.make("llama", tmp_path / "source", dtype="bf16")
     compressed_models.write(source, tmp_path / "out", QuantScheme(bits=4, group_size=4))
-    monkeypatch.setattr(engine_opening, "MOST_DECODED", 0)
+    monkeypatch.setattr(room, "MOST_DECODED", 0)
     (plenty,) = open_model(tmp_path / "out").notices
     assert "codes that are decoded once" in plenty
     weights = open_weights(Checkpoint.open(tmp_path / "out"))
-    twice = 2 * engine_opening._kept_bytes(weights, Opening().arithmetic)
-    monkeypatch.setattr(engine_opening, "available_bytes", lambda: twice)
+    twice = 2 * room.kept_bytes(weights, Opening().arithmetic)
+    monkeypatch.setattr(room, "available_bytes", lambda: twice)
     assert "decoded once" in open_model(tmp_path / "out").notices[0]
-    monkeypatch.setattr(engine_opening, "available_bytes", lambda: twice - 1)
+    monkeypatch.setattr(room, "available_bytes", lambda: twice - 1)
     short = open_model(tmp_path / "out").notices
     assert "codes that are decoded in tiles" in short[0]
     assert f"{OP_BY_OP}: codes are decoded in tiles" in short

@@ -18,8 +18,8 @@ struct Grid {
       if (p.zeros) zeros += load_stored(zeros_at(p, panel, group, part), kRows);
       std::memcpy(scale + part, &scales, sizeof scales);
       std::memcpy(zero + part, &zeros, sizeof zeros);
-      if (!p.minima) continue;
-      const Vec minima = minima_at(p, panel, group, part);
+      if (p.codes_are != kUnsigned) continue;
+      const Vec minima = p.minima ? minima_at(p, panel, group, part) : Vec{};
       std::memcpy(minimum + part, &minima, sizeof minima);
     }
   }

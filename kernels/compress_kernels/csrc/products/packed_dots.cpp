@@ -78,8 +78,9 @@ inline void load_step(const uint8_t* from, Ints* codes) {
 struct Tile {
   const uint8_t* codes;  // of the panel
   int64_t panel, row;
-  int64_t next;         // bytes from its codes to those of the panel behind it
-  const float* scales;  // of each panel [groups, 16], and minima behind them, or null: not made yet
+  int64_t next = 0;  // bytes from its codes to those of the panel behind it
+  // Of each panel [groups, 16], and minima behind them, or null: not made yet.
+  const float* scales = nullptr;
 };
 
 // Scales and minima of a panel, made once for all tiles of its rows: 64 rows with 768 x 256 in Q4_K
@@ -175,6 +176,21 @@ Vec add_outliers(const Packed& p, const Tile& t, int first, const Outliers& outl
   return total;
 }
 
+// Writes kHigh rows of a panel's outputs [first, first + kRows): totals, what rows leave as it is, and
+// the bias.
+template <int kOf, int kHigh>
+inline void finish(const Packed& p, const Rounded& in, const Tile& t, int first, Vec* totals) {
+  if (p.rounding == kOutliers)
+    for (int i = 0; i < kHigh; ++i)
+      totals[i] = add_outliers<kOf>(p, t, first, in.outliers[t.row + i], totals[i]);
+  const int64_t output = t.panel * kPanel + first;
+  const int64_t width = std::min<int64_t>(kRows, p.outputs - output);
+  if (width <= 0) return;
+  const Vec bias = p.bias ? load_stored(p.bias + output, width) : Vec{};
+  float* out = p.out + (in.first + t.row) * p.out_stride + output;
+  for (int i = 0; i < kHigh; ++i) store_raw(totals[i] + bias, out + i * p.out_stride, width);
+}
+
 // kHigh rows and the outputs [first, first + kRows) of a panel, or of two.
 template <int kOf, int kPlanes, int kHigh, int kWide>
 void tile(const Packed& p, const Rounded& in, const Tile& t, int first) {
@@ -228,21 +244,9 @@ void tile(const Packed& p, const Rounded& in, const Tile& t, int first) {
         totals[w][i] = add_product(totals[w][i], minimum, splat(taken[i * in.runs + r]));
     }
   }
-  for (int w = 0; w < kWide; ++w) {
-    Tile own = t;
-    own.codes += w * t.next;
-    own.panel += w;
-    if (p.rounding == kOutliers)
-      for (int i = 0; i < kHigh; ++i)
-        totals[w][i] =
-            add_outliers<kOf>(p, own, first, in.outliers[t.row + i], totals[w][i]);
-    const int64_t output = own.panel * kPanel + first;
-    const int64_t width = std::min<int64_t>(kRows, p.outputs - output);
-    if (width <= 0) return;
-    const Vec bias = p.bias ? load_stored(p.bias + output, width) : Vec{};
-    float* out = p.out + (in.first + t.row) * p.out_stride + output;
-    for (int i = 0; i < kHigh; ++i) store_raw(totals[w][i] + bias, out + i * p.out_stride, width);
-  }
+#pragma GCC unroll 2
+  for (int w = 0; w < kWide; ++w)
+    finish<kOf, kHigh>(p, in, {t.codes + w * t.next, t.panel + w, t.row}, first, totals[w]);
 }
 
 // All outputs of a panel, as many at once as a register has lanes.

@@ -37,7 +37,7 @@ using Looked = Values<kBits, kCodes, kPlain>;
 template <int kBits, int kCodes, int kPlain, typename T>
 void decode_panel(const Packed& p, int64_t panel, T* to) {
   if constexpr (std::is_same_v<T, Plain<kPlain>>)
-    decode<kBits, kCodes, kPlain, Looked<kBits, kCodes, kPlain>>(p, panel, 0, p.inputs, to, p.inputs);
+    decode<kBits, kPlain, Looked<kBits, kCodes, kPlain>>(p, panel, to);
 #ifdef __AVX512BW__
   else store_panel(p, panel, to);
 #endif
@@ -154,7 +154,7 @@ void direct(const Packed& p, Near& near, int64_t from, int64_t to) {
   }
 }
 
-// Rows that are few, or whose numbers are in tables of 16.
+// Of few rows.
 template <int kBits, int kCodes, int kPlain>
 void near_rows(const Packed& p, Near& near, int64_t from, int64_t to) {
   if constexpr (tabled(kCodes, kBits)) direct<Table<kBits>>(p, near, from, to);

@@ -183,7 +183,7 @@ void all_panels(const PairRows& p, const Source& source) {
 }  // namespace
 
 void pairs_made(const PairRows& p, const MadePairs& made, int64_t block) {
-  all_panels(p, {&made, block});
+  all_panels(p, {&made, std::min(block, kBlock)});
 }
 
 extern "C" void pair_rows(const PairRows* p) {

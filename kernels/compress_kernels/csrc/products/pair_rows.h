@@ -23,6 +23,6 @@ extern "C" void pair_rows(const PairRows* p);
 
 // The same of a weight that is made as it is needed: pairs [begin, begin + count) of a panel, those
 // of one after the other, from `to` on. Outputs that only fill up may be anything. block: the most
-// that is made at once, a multiple of 8.
+// that is made at once, a multiple of 8 and 512 at most.
 using MadePairs = std::function<void(int64_t panel, int64_t begin, int64_t count, uint32_t* to)>;
 void pairs_made(const PairRows& p, const MadePairs& made, int64_t block);

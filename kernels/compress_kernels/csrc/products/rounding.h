@@ -32,7 +32,7 @@ struct Rounded {
   std::vector<int8_t> bytes;     // [rows, planes * places]
   std::vector<float> scales;     // [rows, runs]
   std::vector<int32_t> sums;     // [rows, runs], of the whole numbers
-  std::vector<int32_t> raised;   // the same, times what codes are raised by, less than 0
+  std::vector<int32_t> raised;   // the same, times what codes are raised by, negated
   std::vector<float> taken;      // what the sums are worth, less than 0
   std::vector<Outliers> outliers;   // of each row, where any are looked for
 
