@@ -20,6 +20,7 @@ from compress.runtime.forms.form import Arithmetic
 from compress.runtime.forms.pairs import PairWeight
 from compress.speed.products import workload_of
 from compress_kernels.cpu.library import native
+from compress_kernels.heads import HeadPanels
 from compress_kernels.ops.pairs import compiled_pairs
 from compress_kernels.pairs import PairPanels
 from helpers import compressed_models, tiny_models
@@ -34,7 +35,7 @@ FAMILIES = ("llama", "gemma2", "gpt2", "deepseek_v3", "qwen3_moe")
 
 def held(value: Any, found: dict[int, Tensor]) -> dict[int, Tensor]:
     """All weights of products in what a decoder is made of, each once."""
-    if isinstance(value, FloatWeight | PairPanels):
+    if isinstance(value, FloatWeight | PairPanels | HeadPanels):
         found[id(value.values)] = value.values
     elif isinstance(value, tuple):
         for part in value:
