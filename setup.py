@@ -26,7 +26,16 @@ NONE = (
     "the metadata has no URLs, and links of the description stay relative"
 )
 # What only the builder's own network resolves; git@work:owner/repo may be an alias of ssh's.
-LOCAL = (".internal", ".local", ".localhost")
+LOCAL = (
+    ".corp",
+    ".home",
+    ".home.arpa",
+    ".internal",
+    ".intranet",
+    ".lan",
+    ".local",
+    ".localhost",
+)
 PICTURES = {".gif", ".jpeg", ".jpg", ".png", ".svg", ".webp"}
 # Fenced blocks, and spans between as many backticks within a paragraph.
 CODE = re.compile(
@@ -105,12 +114,13 @@ def address_of(given: str) -> str | None:
     given = re.sub(r"^git@([^:/]+):(?=[^/~])", r"https://\1/", given)
     try:
         parts = urlsplit(given)
-        host, port = parts.hostname or "", parts.port
+        host, port = (parts.hostname or "").removesuffix("."), parts.port
     except ValueError:
         return None
     path = parts.path.rstrip("/").removesuffix(".git").rstrip("/")
     if not path or re.search(r"\s", given) or not _is_public(host):
         return None
+    host = f"[{host}]" if ":" in host else host
     if parts.scheme == "ssh":
         return f"https://{host}{path}"  # its port is ssh's
     if parts.scheme not in ("http", "https"):
