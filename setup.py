@@ -52,7 +52,7 @@ ELSEWHERE = re.compile(r"#|//|[A-Za-z][A-Za-z0-9+.-]*:")
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class SitePaths:
     """Paths below a repository's address. kind: "tag" or "commit"."""
 
     file: str = "blob/{ref}"
@@ -61,10 +61,10 @@ class Site:
     issues: str = "issues"
 
 
-GITHUB = Site()
-GITLAB = Site("-/blob/{ref}", "-/tree/{ref}", "-/raw/{ref}", "-/issues")
-GITEA = Site("src/{kind}/{ref}", "src/{kind}/{ref}", "raw/{kind}/{ref}")
-BITBUCKET = Site("src/{ref}", "src/{ref}", "raw/{ref}")
+GITHUB = SitePaths()
+GITLAB = SitePaths("-/blob/{ref}", "-/tree/{ref}", "-/raw/{ref}", "-/issues")
+GITEA = SitePaths("src/{kind}/{ref}", "src/{kind}/{ref}", "raw/{kind}/{ref}")
+BITBUCKET = SitePaths("src/{ref}", "src/{ref}", "raw/{ref}")
 # A part of the host's name -> its paths; of other hosts they are GitHub's.
 SITES = {
     "bitbucket": BITBUCKET,
@@ -83,7 +83,7 @@ class Repository:
     ref: str
 
     @property
-    def site(self) -> Site:
+    def site(self) -> SitePaths:
         host = urlsplit(self.address).hostname or ""
         return next((site for part, site in SITES.items() if part in host), GITHUB)
 
