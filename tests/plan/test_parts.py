@@ -12,7 +12,7 @@ from compress.plan.memory_needs import LESSONS, PROOF, QUANTIZING, TORCH_BYTES, 
 from compress.plan.plan import Plan
 from compress.recipe.schema import Recipe
 from compress.verbs import make_plan
-from compress_exporters.gguf.proof_size import FP32, numbers, proof_bytes
+from compress_exporters.gguf.proof_size import FP32, proof_bytes
 from helpers.short_runs import RTN, SELF, recipe, text_source
 
 BLOCKS = {"method": "k_quants", "type": "Q4_0"}
@@ -43,13 +43,13 @@ def test_the_proof_of_a_gguf_file_is_in_the_plan(tiny, tmp_path: Path) -> None:
     assert list(seconds(plan)) == [QUANTIZING, PROOF]
     proof = needs(plan)[PROOF]
     assert not proof.required  # where it does not fit, the file is proved by its form
-    assert proof.bytes >= TORCH_BYTES + 2 * FP32 * numbers(plan.spec)
+    assert proof.bytes >= TORCH_BYTES + 2 * FP32 * plan.spec.all_numbers()
 
 
 def test_its_memory_is_that_of_two_models(tiny) -> None:
     spec = make_plan(into_file(**SELF), tiny("llama")).spec
     largest = max(x.shape[0] * x.shape[1] for x in spec.all_linears())
-    models = 2 * FP32 * numbers(spec)
+    models = 2 * FP32 * spec.all_numbers()
     assert models < proof_bytes(spec) <= models + 4 * FP32 * largest
 
 
