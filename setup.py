@@ -26,7 +26,16 @@ NONE = (
     "the metadata has no URLs, and links of the description stay relative"
 )
 # What only the builder's own network resolves; git@work:owner/repo may be an alias of ssh's.
-LOCAL = (".internal", ".local", ".localhost")
+LOCAL = (
+    ".corp",
+    ".home",
+    ".home.arpa",
+    ".internal",
+    ".intranet",
+    ".lan",
+    ".local",
+    ".localhost",
+)
 PICTURES = {".gif", ".jpeg", ".jpg", ".png", ".svg", ".webp"}
 # Fenced blocks, and spans between as many backticks within a paragraph.
 CODE = re.compile(
@@ -43,7 +52,7 @@ ELSEWHERE = re.compile(r"#|//|[A-Za-z][A-Za-z0-9+.-]*:")
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class SitePaths:
     """Paths below a repository's address. kind: "tag" or "commit"."""
 
     file: str = "blob/{ref}"
@@ -52,10 +61,10 @@ class Site:
     issues: str = "issues"
 
 
-GITHUB = Site()
-GITLAB = Site("-/blob/{ref}", "-/tree/{ref}", "-/raw/{ref}", "-/issues")
-GITEA = Site("src/{kind}/{ref}", "src/{kind}/{ref}", "raw/{kind}/{ref}")
-BITBUCKET = Site("src/{ref}", "src/{ref}", "raw/{ref}")
+GITHUB = SitePaths()
+GITLAB = SitePaths("-/blob/{ref}", "-/tree/{ref}", "-/raw/{ref}", "-/issues")
+GITEA = SitePaths("src/{kind}/{ref}", "src/{kind}/{ref}", "raw/{kind}/{ref}")
+BITBUCKET = SitePaths("src/{ref}", "src/{ref}", "raw/{ref}")
 # A part of the host's name -> its paths; of other hosts they are GitHub's.
 SITES = {
     "bitbucket": BITBUCKET,
@@ -74,7 +83,7 @@ class Repository:
     ref: str
 
     @property
-    def site(self) -> Site:
+    def site(self) -> SitePaths:
         host = urlsplit(self.address).hostname or ""
         return next((site for part, site in SITES.items() if part in host), GITHUB)
 
@@ -105,12 +114,13 @@ def address_of(given: str) -> str | None:
     given = re.sub(r"^git@([^:/]+):(?=[^/~])", r"https://\1/", given)
     try:
         parts = urlsplit(given)
-        host, port = parts.hostname or "", parts.port
+        host, port = (parts.hostname or "").removesuffix("."), parts.port
     except ValueError:
         return None
     path = parts.path.rstrip("/").removesuffix(".git").rstrip("/")
     if not path or re.search(r"\s", given) or not _is_public(host):
         return None
+    host = f"[{host}]" if ":" in host else host
     if parts.scheme == "ssh":
         return f"https://{host}{path}"  # its port is ssh's
     if parts.scheme not in ("http", "https"):

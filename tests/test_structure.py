@@ -191,7 +191,7 @@ def test_folders_are_small() -> None:
 
 def test_a_class_name_stands_for_one_thing() -> None:
     places = defaultdict(list)
-    for module, tree in product().items():
+    for module, tree in {**product(), "setup": syntax(REPO / "setup.py")}.items():
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):
                 places[node.name].append(module)
@@ -255,11 +255,34 @@ def test_readme_lists_the_built_in_recipes() -> None:
     assert first_column(section(REPO / "README.md", "Built-in recipes")) == builtin_names()
 
 
+def anchors(page: Path) -> set[str]:
+    """Of its headings, as GitHub makes them: those that come again are counted."""
+    text = re.sub(r"^(```|~~~).*?^\1", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    seen: Counter[str] = Counter()
+    found = set()
+    for heading in re.findall(r"^#{1,6} +(.+?)[ #]*$", text, re.MULTILINE):
+        words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
+        slug = re.sub(r"[^\w\- ]", "", words.lower()).replace(" ", "-")
+        found.add(f"{slug}-{seen[slug]}" if seen[slug] else slug)
+        seen[slug] += 1
+    return found
+
+
+def test_anchors_are_those_that_github_makes(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# `a_b` on C-D: it's\n```sh\n# no heading\n```\n## [E](x.md)\n## E\n")
+    assert anchors(page) == {"a_b-on-c-d-its", "e", "e-1"}
+
+
 @pytest.mark.parametrize("page", DOCUMENTS, ids=lambda p: p.name)
 def test_links_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
-        if not target.startswith(("http://", "https://")):
-            assert (page.parent / target).exists(), target
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if target.startswith(("http://", "https://")):
+            continue
+        path, _, anchor = target.partition("#")
+        there = page.parent / path if path else page
+        assert there.exists(), target
+        assert not anchor or anchor in anchors(there), target
 
 
 @pytest.mark.parametrize("page", DOCUMENTS, ids=lambda p: p.name)

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
+from math import prod
 from typing import Literal
 
 from compress.arch.sizes import NO_SIZES, BlockSizes
@@ -207,3 +208,7 @@ class DecoderSpec:
         """Everything that can be quantized: the linears of the blocks, the head, the embedding."""
         head = self.head_linear()
         return (*self.linears(), *(() if head is None else (head,)), self.embedding_linear())
+
+    def all_numbers(self) -> int:
+        """Of `all_linears`: what a decoder has in memory, vectors and tables of positions aside."""
+        return sum(prod(x.shape) for x in self.all_linears())

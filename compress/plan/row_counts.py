@@ -19,7 +19,8 @@ def rows_at_once(shape: tuple[int, int, int], dtype: torch.dtype, budget: int) -
     return max(1, min(rows, fitting, MAX_BATCH_TOKENS // length))
 
 
-HELD_OUT = 8  # of rows that edits look at, one of so many, and at least one, is held out of fits
+# Of rows that edits look at, one of so many, and at least one, is held out of fits.
+EDIT_ROWS_PER_HELD = 8
 
 
 def chain_rows(spec: DecoderSpec, rows: int, length: int, budget: int) -> int:

@@ -86,13 +86,6 @@ def text(source: Weights, length: int = LENGTH) -> list[int]:
     return torch.randint(0, source.spec.vocab, (most,), generator=generator).tolist()
 
 
-def parameters(source: Weights) -> int:
-    """Numbers that a decoder of the source has in memory."""
-    spec = source.spec
-    linears = [x.shape for x in spec.all_linears()]
-    return sum(n * k for n, k in linears)
-
-
 def fits(needed: int) -> bool:
     """Whether so many bytes are free, or nobody knows."""
     free = available_bytes()

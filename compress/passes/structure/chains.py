@@ -21,7 +21,7 @@ from compress.passes.structure.files import EDITED, SOURCE, states_path
 from compress.passes.structure.streams import unscaled
 from compress.passes.structure.tokens import ReadsModel, skeleton_of
 from compress.plan.passes import PassPlan
-from compress.plan.row_counts import HELD_OUT, chain_rows, rows_at_once
+from compress.plan.row_counts import EDIT_ROWS_PER_HELD, chain_rows, rows_at_once
 
 DEFAULT_SPILL = 256 << 20  # bytes of a batch where no calibration says how many
 
@@ -118,7 +118,7 @@ def held_batches(ids: Tensor, mask: Tensor | None, hidden: int) -> tuple[TokenBa
 
 def _batches(ids: Tensor, mask: Tensor | None, rows: int) -> tuple[tuple[TokenBatch, ...], int]:
     """Batches of at most `rows` rows, and the number of those that hold nothing held out."""
-    first = len(ids) - max(1, len(ids) // HELD_OUT)
+    first = len(ids) - max(1, len(ids) // EDIT_ROWS_PER_HELD)
     masks = (None, None) if mask is None else (mask[:first], mask[first:])
     fit = token_batches(ids[:first], masks[0], rows)
     held = token_batches(ids[first:], masks[1], rows)

@@ -23,7 +23,7 @@ from compress.passes.structure.gradients import Changes
 from compress.passes.structure.rebuild import rebuilt
 from compress.passes.structure.tokens import Looking, skeleton_of, tokens_of
 from compress.plan.passes import PassPlan, plan_edits
-from compress.plan.row_counts import HELD_OUT, rows_at_once
+from compress.plan.row_counts import EDIT_ROWS_PER_HELD, rows_at_once
 from compress.plan.search.trials import MEASURED, ROWS, STORE
 from compress.recipe import Recipe
 from compress.recipe.schema import EditStage
@@ -75,7 +75,7 @@ class TrialRows:
 def trial_rows(look: Looking, source: Weights, folder: Path) -> TrialRows:
     """The few of the run's rows that a trial takes. folder: OUT.partial."""
     ids, mask = tokens_of(look, source, folder)
-    rest = len(ids) - max(1, len(ids) // HELD_OUT)
+    rest = len(ids) - max(1, len(ids) // EDIT_ROWS_PER_HELD)
 
     def those(few: slice) -> tuple[torch.Tensor, torch.Tensor | None]:
         return ids[few], None if mask is None else mask[few]

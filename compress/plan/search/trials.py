@@ -16,7 +16,7 @@ from compress.edits.mla import MlaConfig
 from compress.edits.prune_depth import PruneDepthConfig, count_of
 from compress.edits.work import Work, forward_work, head_products, learned_work
 from compress.plan.memory_needs import LIVE_HEADS, LIVE_LOGITS
-from compress.plan.row_counts import HELD_OUT, chain_rows, chunk_rows
+from compress.plan.row_counts import EDIT_ROWS_PER_HELD, chain_rows, chunk_rows
 from compress.plan.search.sizes import GRID, SizeSpace
 from compress_calibration.config import CalibrationConfig
 
@@ -53,7 +53,7 @@ class Choosing:
 
 def sizes_choosing(space: SizeSpace, given: Outline, data: CalibrationConfig) -> Choosing:
     """Of an open `prune`; known losses cost nothing, but nobody knows which will be known."""
-    held = max(1, data.samples // HELD_OUT)
+    held = max(1, data.samples // EDIT_ROWS_PER_HELD)
     rows, whole = min(ROWS, max(1, data.samples - held)), len(space.source.spec.blocks)
     kept = [whole if x is None else len(x) for x in map(space.first_blocks, space.points)]
     gone = min(whole - min(kept) + SWAPS, whole - 1) if min(kept) < whole else 0
@@ -75,7 +75,8 @@ def blocks_choosing(
     model: Outline, given: Outline, config: PruneDepthConfig, data: CalibrationConfig
 ) -> Choosing:
     """Of an open `prune_depth`."""
-    whole, measured = len(model.spec.blocks), max(1, data.samples // HELD_OUT) * data.length
+    whole = len(model.spec.blocks)
+    measured = max(1, data.samples // EDIT_ROWS_PER_HELD) * data.length
     gone = whole - count_of(model, config)
     if not gone:
         return Choosing(model, given, 0, 0, walks=0, stores=0)
@@ -91,7 +92,7 @@ def windows_choosing(
     able = len(able_layers(model))
     steps = able - global_count(model, config)
     changes = range(able, able - (1 if config.by == "alone" else steps), -1)
-    measured = max(1, data.samples // HELD_OUT) * data.length
+    measured = max(1, data.samples // EDIT_ROWS_PER_HELD) * data.length
     return Choosing(model, given, 0, measured, changes=tuple(changes), stores=2 + able)
 
 
@@ -106,7 +107,7 @@ def splits_choosing(
     model: Outline, given: Outline, tried: int, data: CalibrationConfig
 ) -> Choosing:
     """Of so many splits of the budget of an `mla`, behind a walk that looks at frequencies."""
-    held = max(1, data.samples // HELD_OUT)
+    held = max(1, data.samples // EDIT_ROWS_PER_HELD)
     rows = min(ROWS, max(1, data.samples - held))
     return Choosing(
         model,

@@ -5,11 +5,12 @@ from dataclasses import replace
 from compress.edits.distill import DistillConfig
 from compress_calibration.config import CalibrationConfig
 
-HELD_OUT, MOST_HELD = 16, 64  # one row of so many is measured on, and so many at most
+# Of rows that a training draws, one of so many, and at least one, is measured on; so many at most.
+TRAINING_ROWS_PER_HELD, MOST_HELD = 16, 64
 
 
 def drawn_data(
-    base: CalibrationConfig | None, config: DistillConfig, context: int, seed: int = 0
+    base: CalibrationConfig | None, config: DistillConfig, context: int, seed: int
 ) -> tuple[CalibrationConfig, int]:
     """The rows that are drawn, at most, and how many of the first of them are calibration's.
 
@@ -31,4 +32,4 @@ def drawn_data(
 
 def held_rows(rows: int) -> int:
     """Of so many drawn rows those that are held out."""
-    return max(1, min(MOST_HELD, rows // HELD_OUT))
+    return max(1, min(MOST_HELD, rows // TRAINING_ROWS_PER_HELD))

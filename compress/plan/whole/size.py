@@ -13,7 +13,6 @@ from compress.quant.ggml_kinds import KINDS, SUPER_BLOCK
 from compress_exporters.gguf.proof_size import (
     DECODED,
     NUMBER_BYTES,
-    numbers,
     proof_bytes,
     proved_tokens,
 )
@@ -48,7 +47,7 @@ def proof_seconds(file: FileSize, rates: MachineRates) -> float:
     decoding = sum(count * _decoded_seconds(kind) for kind, count in file.rounded.items())
     passing = NUMBER_BYTES / rates.elementwise
     products = 2.0 * proved_tokens() / rates.product_fp32
-    return DECODED * decoding + numbers(file.spec) * (passing + products)
+    return DECODED * decoding + file.spec.all_numbers() * (passing + products)
 
 
 def _rate(kind: str) -> float:

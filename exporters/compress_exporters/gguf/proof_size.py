@@ -18,15 +18,10 @@ BESIDE = 4
 NUMBER_BYTES = 540
 
 
-def numbers(spec: DecoderSpec) -> int:
-    """That a decoder has in memory."""
-    return sum(prod(x.shape) for x in spec.all_linears())
-
-
 def proof_bytes(spec: DecoderSpec) -> int:
     """Beside what the process has anyway."""
     largest = max(prod(x.shape) for x in spec.all_linears())
-    return FP32 * (HELD * numbers(spec) + BESIDE * largest)
+    return FP32 * (HELD * spec.all_numbers() + BESIDE * largest)
 
 
 def proved_tokens() -> int:

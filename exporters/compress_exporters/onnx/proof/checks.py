@@ -16,7 +16,7 @@ from compress_exporters.onnx.graph.build import Build
 from compress_exporters.onnx.proof import openvino
 from compress_exporters.onnx.proof.measuring import Error, Seen
 from compress_exporters.onnx.proof.running import Runner
-from compress_exporters.reference import LENGTH, Apart, Reference, fits, parameters, text
+from compress_exporters.reference import LENGTH, Apart, Reference, fits, text
 
 # Largest difference of a logit, for logits of size 1 and less; for larger ones in proportion.
 LIMITS: Mapping[str, float] = {"fp32": 1e-4, "fp16": 2e-2}
@@ -111,7 +111,7 @@ def prove(source: Weights, model: Path, asked: Asked) -> Proof:
     """In ONNX Runtime, and in OpenVINO where that is asked and installed, against our decoder.
     CheckpointError for a graph that computes anything else; where the memory does not do for both,
     what can be proved without."""
-    decoded = 4 * parameters(source)
+    decoded = 4 * source.spec.all_numbers()
     if not fits(2 * decoded):
         return Proof("form", None, ("too little memory is free to open the graph",))
     runner = Runner.open(model, asked.config)
