@@ -36,4 +36,5 @@ def changes(ctx: click.Context, param: click.Parameter, incomplete: str) -> list
         return [CompletionItem(x) for x in KEYS if x.startswith(key)]
     if key != "output.format":
         return []
-    return [CompletionItem(f"{key}={x}", help=HOLDS[x]) for x in HOLDS if x.startswith(value)]
+    known = {**HOLDS, "gguf": TARGETS["gguf"]}
+    return [CompletionItem(f"{key}={x}", help=known[x]) for x in known if x.startswith(value)]

@@ -159,6 +159,7 @@ def completed(line: str, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> list[s
         ("compress-model export small --to gp", ["plain,gptq", "plain,gptq_v2"]),
         ("compress-model export small --to on", ["plain,onnx", "plain,onnx-genai"]),
         ("compress-model run int8-rtn --set output.format=a", ["plain,output.format=awq"]),
+        ("compress-model run mine.yaml --set output.format=gg", ["plain,output.format=gguf"]),
         ("compress-model run int8-rtn --set se", ["plain,seed"]),
     ],
 )
