@@ -52,6 +52,12 @@ void decode(const Packed& p, int64_t panel, int64_t first, int64_t last, uint32_
   }
 }
 
+// A column's half of a pair. Pairs are words: numbers of 16 bits must not be written beside them.
+inline void put(int64_t column, uint32_t number, uint32_t& pair) {
+  const int64_t shift = column % 2 * 16;
+  pair = (pair & ~(0xffffu << shift)) | number << shift;
+}
+
 // Makes blocks of a panel of pairs.
 template <int kBits, int kCodes, int kPlain, bool kZeros>
 struct Maker {
@@ -67,29 +73,28 @@ struct Maker {
   }
 
   // All columns of a panel: they may come from anywhere.
-  void decode_permuted(int64_t panel, BFloat16* to) const {
+  void decode_permuted(int64_t panel, uint32_t* to) const {
     static thread_local std::vector<uint32_t> room;
     const Packed& p = both.codes;
     room.resize((p.inputs + kStep - 1) / kStep * kStep / 2 * kWidth);
     decode_both(panel, 0, p.inputs, room.data());
-    const BFloat16* from = reinterpret_cast<const BFloat16*>(room.data());
     for (int64_t i = 0; i < p.inputs; ++i) {
       const int64_t c = p.columns[i];
-      const BFloat16* own = from + i / 2 * 2 * kWidth + i % 2;
-      BFloat16* place = to + c / 2 * 2 * kWidth + c % 2;
-      for (int64_t j = 0; j < 2 * kWidth; j += 2) place[j] = own[j];
+      const uint32_t* from = room.data() + i / 2 * kWidth;
+      for (int64_t j = 0; j < kWidth; ++j)
+        put(c, from[j] >> (i % 2 * 16) & 0xffff, to[c / 2 * kWidth + j]);
     }
   }
 
   // Numbers of columns in [first, last) that stand in for codes.
-  void put_own(int64_t panel, int64_t first, int64_t last, BFloat16* to) const {
+  void put_own(int64_t panel, int64_t first, int64_t last, uint32_t* to) const {
     const int64_t output = panel * kWidth, count = std::min(kWidth, both.codes.outputs - output);
     for (int64_t i = 0; i < both.own; ++i) {
       const int64_t c = both.own_columns[i];
       if (c < first || c >= last) continue;
       const BFloat16* from = both.own_numbers + output * both.own + i;
-      BFloat16* place = to + (c - first) / 2 * 2 * kWidth + c % 2;
-      for (int64_t j = 0; j < count; ++j) place[2 * j] = from[j * both.own];
+      for (int64_t j = 0; j < count; ++j)
+        put(c, from[j * both.own].bits, to[(c - first) / 2 * kWidth + j]);
     }
   }
 
@@ -99,14 +104,14 @@ struct Maker {
     const int64_t first = 2 * begin, last = std::min(first + 2 * count, p.inputs);
     if (p.columns) {
       whole.resize((p.inputs + 1) / 2 * kWidth);
-      if (begin == 0) decode_permuted(panel, reinterpret_cast<BFloat16*>(whole.data()));
+      if (begin == 0) decode_permuted(panel, whole.data());
       std::memcpy(to, whole.data() + begin * kWidth, count * kWidth * sizeof *to);
     } else {
       decode_both(panel, first, last, to);
     }
     if (last % 2)  // what is beside the last column
       for (int64_t j = 0; j < kWidth; ++j) to[(count - 1) * kWidth + j] &= 0xffff;
-    put_own(panel, first, last, reinterpret_cast<BFloat16*>(to));
+    put_own(panel, first, last, to);
   }
 };
 
