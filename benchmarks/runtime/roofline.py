@@ -1,13 +1,15 @@
 """The prediction of `compress-model roofline` beside what the engine takes.
 
     python -m benchmarks.runtime.roofline [400m] [--batches 1 8 64] [--threads 1]
+    python -m benchmarks.runtime.roofline 400m --result out/int4-rtn [--dtype bf16]
     python -m benchmarks.runtime.roofline 400m --blocks 4 --clock cpu
 
-400m is a Llama of that size with random weights. Everything is predicted before the weights are
-read. Then texts that come at once are served: `step` is the median of the steps in which every one
-of them gets a token. Prompts that come alone follow. ratio: expected / measured. The result goes to
-benchmarks/results, but for fewer blocks. With --clock cpu seconds are those of the processor, for a
-machine that others use too.
+400m is a Llama of that size with random weights; --result names what a recipe made of the model,
+which takes its place, with the math of those who ask for none. Everything is predicted before a
+text is served. Then texts that come at once are: `step` is the median of the steps in which every
+one of them gets a token. Prompts that come alone follow. ratio: expected / measured. The result
+goes to benchmarks/results, but for fewer blocks. With --clock cpu seconds are those of the
+processor, for a machine that others use too.
 """
 
 import argparse
@@ -27,8 +29,7 @@ from benchmarks.processes import write_result
 from benchmarks.runtime.loaded import checkpoint
 from benchmarks.runtime.setting import setting
 from benchmarks.runtime.sides import Ours
-from compress.checkpoint import Checkpoint
-from compress.formats import open_weights
+from benchmarks.runtime.speed import DTYPES
 from compress.runtime.engine.engine import Engine
 from compress.runtime.engine.runner import LocalRunner
 from compress.runtime.sequences.limits import Limits
@@ -61,6 +62,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("model", nargs="?", default="400m", choices=["tale-6m", "400m"])
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument("--blocks", type=int, help="of 400m, for a quick try; nothing is stored")
+    parser.add_argument("--result", type=Path, help="what a recipe made of the model")
+    parser.add_argument("--dtype", choices=DTYPES, default="fp32")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--clock", choices=CLOCKS, default="wall")
     options = parser.parse_args(arguments)
@@ -68,13 +71,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     asked = [_at_once(batch) for batch in options.batches]
     asked += [Case(1, prompt, 1) for prompt in ALONE if options.model == "400m"]
     with tempfile.TemporaryDirectory() as folder:
-        model = checkpoint(options.model, Path(folder), options.blocks)
-        found, cases = compare(model, asked, CLOCKS[options.clock])
+        model = options.result or checkpoint(options.model, Path(folder), options.blocks)
+        ours = Ours(model, DTYPES[options.dtype])
+        found, cases = compare(ours, asked, CLOCKS[options.clock])
     result = {
         **setting("benchmarks.runtime.roofline"),
         "model": options.model,
         "blocks": options.blocks,
-        "dtype": "fp32",
+        "recipe": options.result and options.result.name,
+        "dtype": options.dtype,
+        "math": ours.how.math,
         "clock": options.clock,
         "gigabytes_per_s": _short(found.machine.bandwidth / 1e9),
         "gigaflops_per_s": _short(found.machine.flops / 1e9),
@@ -86,18 +92,29 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.blocks:
         print(json.dumps(result, indent=1))
     else:
-        write_result("runtime_roofline" + ("" if options.model == "400m" else "_tale-6m"), result)
+        write_result(_name(options), result)
+
+
+def _name(options: argparse.Namespace) -> str:
+    """Of the result, with what is not the usual."""
+    parts = [
+        "" if options.model == "400m" else f"_{options.model}",
+        f"_{options.result.name}" if options.result else "",
+        "" if options.dtype == "fp32" else f"_{options.dtype}",
+        "" if options.threads == 1 else f"_{options.threads}_threads",
+    ]
+    return "runtime_roofline" + "".join(parts)
 
 
 def compare(
-    model: Path, asked: Sequence[Case], clock: Callable[[], float]
+    ours: Ours, asked: Sequence[Case], clock: Callable[[], float]
 ) -> tuple[Calibrated, list[dict[str, Any]]]:
     """Predictions of all cases, then measurements of all."""
-    found = calibrate(open_weights(Checkpoint.open(model)), timer=Timer(torch.device("cpu"), clock))
+    timer = Timer(torch.device("cpu"), clock)
+    found = calibrate(ours.weights, how=ours.how.arithmetic, timer=timer)
     expected = [
         figures(predict(found.work, found.rates, case.jobs(), reuse=False)) for case in asked
     ]
-    ours = Ours(model, torch.float32)
     warm = Case(1, PROMPT, 2).jobs()
     play(ours.engine(warm, reuse=False), warm, clock)
     cases = []

@@ -12,6 +12,7 @@ from benchmarks.runtime.timings import Timings
 from compress.checkpoint import Checkpoint
 from compress.formats import open_weights
 from compress.runtime.engine.engine import Engine
+from compress.runtime.loading.math import settled_math
 from compress.runtime.loading.open_engine import Opening, open_engine
 from compress.runtime.sequences.request import Request, Sampling
 from compress.speed.load import LoadRequest
@@ -21,13 +22,16 @@ Watch = Callable[[Engine], None]
 
 
 class Ours:
-    """kv: how keys and values are stored; in the dtype of the model where it is None.
+    """kv: how keys and values are stored; in the dtype of the model where it is None. Products are
+    as for those who ask for no math.
 
     Loads that are served one after another share an engine, as with the other sides; it keeps no
     prefixes, as they repeat."""
 
     def __init__(self, model: Path, dtype: torch.dtype, kv: torch.dtype | None = None) -> None:
-        self.weights, self.how = open_weights(Checkpoint.open(model)), Opening(dtype, kv_dtype=kv)
+        self.weights = open_weights(Checkpoint.open(model))
+        math = settled_math(self.weights, None, dtype, "cpu")
+        self.how = Opening(dtype, kv_dtype=kv, math=math)
         self.kept, _ = open_engine(self.weights, replace(self.how, reuse=False))
 
     @property

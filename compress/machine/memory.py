@@ -5,6 +5,7 @@ from pathlib import Path
 
 PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
+CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 # Estimates of memory are not exact: what is more than its room by this much is refused, what is
 # between is tried, with a warning. docs/report.md has how far
 # measured peaks were from planned ones.
@@ -45,6 +46,12 @@ def too_much(peak: int, held: int, room: int) -> bool:
 def limit_bytes() -> int | None:
     """What the container may use at most, None where nothing limits it."""
     return min((limit for limit, _ in _limits()), default=None)
+
+
+def cache_bytes() -> int:
+    """Of the largest cache that a processor has, or shares; 0 where the system does not say."""
+    sizes = (_text(file).strip() for file in CACHES.glob("index*/size"))
+    return max((int(size[:-1]) * 1024 for size in sizes if size[:-1].isdigit()), default=0)
 
 
 def _limits() -> Iterator[tuple[int, int]]:

@@ -4,9 +4,11 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmarks.runtime import roofline
 from benchmarks.runtime.roofline import Case, compare, figures
+from benchmarks.runtime.sides import Ours
 from compress.speed import hollow as hollow_module
 from compress.speed import rates as rates_module
 from compress.speed import timer as timer_module
@@ -36,7 +38,7 @@ def test_every_figure_is_predicted_and_measured(
     monkeypatch.setattr(roofline, "ROUNDS", 1)
     model = tiny_models.make("llama", tmp_path, dtype="fp32", vocab_size=4096)
     asked = [Case(2, 16, 4), Case(1, 40, 1)]
-    _, (together, alone) = compare(model, asked, time.perf_counter)
+    _, (together, alone) = compare(Ours(model, torch.float32), asked, time.perf_counter)
     assert {"batch", "first_token_p50_s", "step_s", "whole_s", "step_at_best_s"} <= set(together)
     assert set(alone) == {"batch", "prompt", "output", "first_token_p50_s", "first_token_at_best_s"}
     for case in (together, alone):

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from compress.machine import memory
-from compress.machine.memory import available_bytes, limit_bytes
+from compress.machine.memory import available_bytes, cache_bytes, limit_bytes
 
 MACHINE = 8000 * 1024
 UNLIMITED = "9223372036854771712"  # as version 1 writes it
@@ -57,3 +57,11 @@ def test_version_1_inside_a_container(system: Path) -> None:
     assert (available_bytes(), limit_bytes()) == (4500, 7000)
     put(root / "memory.limit_in_bytes", UNLIMITED + "\n")
     assert (available_bytes(), limit_bytes()) == (MACHINE, None)
+
+
+def test_the_largest_cache(system: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "CACHES", system / "cache")
+    assert cache_bytes() == 0
+    for index, size in enumerate(("48K", "1024K", "32768K", "")):
+        put(system / "cache" / f"index{index}" / "size", size + "\n")
+    assert cache_bytes() == 32 * 2**20

@@ -23,7 +23,8 @@ class Arithmetic:
     kernels may use there (compress_kernels.cpu.library.instruction_sets); none on a GPU. math: what
     products may change of dequantize()'s numbers and of their inputs; it belongs to an open engine,
     as texts in it share keys and values. most_decoded: a weight whose codes no product reads is
-    decoded once on the CPU if it has no more numbers, else for every product.
+    decoded once on the CPU if it has no more numbers, else for every product. all_decoded: so are
+    those that a product would read.
     """
 
     dtype: torch.dtype
@@ -31,6 +32,7 @@ class Arithmetic:
     isa: frozenset[str] = frozenset()
     math: Math = "exact"
     most_decoded: int = sys.maxsize
+    all_decoded: bool = False
 
     @classmethod
     def here(

@@ -182,6 +182,8 @@ def why_no_panels(how: Arithmetic, unlike: str | None = None) -> str | None:
         return "they are for dtype fp32"
     if unlike is None and native().library is None:
         return f"no compiled kernels: {native().reason}"
+    if unlike is None and how.all_decoded:
+        return "caches hold decoded weights"
     return unlike
 
 
