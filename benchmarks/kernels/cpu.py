@@ -81,9 +81,8 @@ def measure(name: str, rows: int, options: argparse.Namespace) -> dict[str, Any]
     peak = at_peak(kind.instruction, kind.each * rows * SIDE * SIDE // options.threads)
     sides.update({} if peak is None else {"peak": peak})
     sides.update(peers(name, x, copies))
-    rounds = max(5, min(options.rounds, 16 * options.rounds // rows))
     key = "cpu_s" if options.threads == 1 else "wall_s"
-    taken = {side: times[key] for side, times in alternate(sides, rounds).items()}
+    taken = {side: times[key] for side, times in alternate(sides, options.rounds).items()}
     ours = taken["ours"]
     ceilings = {"of_bandwidth": taken["read"] / ours}
     if "peak" in taken:

@@ -8,8 +8,9 @@ each math, and in fp32 from the source's 16 bits and from its weights stored in 
 onnxruntime-genai as they come, which round inputs to 8 bits. A batch is of texts of one length that
 begin together. `decode` is tokens behind the first of all texts by seconds, `prefill` tokens of the
 prompts by the seconds to the first of all texts; medians of the rounds. ratios: the engine's decode
-over the fastest of the two peers, and over the engine's from 16 and from 32 bits. The result goes
-to benchmarks/results. llama.cpp needs its environment (benchmarks/peers/README.md,
+over the fastest of the two peers, and over the engine's from 16 and from 32 bits. A longer prompt
+is for the engine alone: its prefill, over that from 16 and from 32 bits. The result goes to
+benchmarks/results. llama.cpp needs its environment (benchmarks/peers/README.md,
 $LLAMA_CPP_PYTHON).
 """
 
@@ -38,6 +39,7 @@ from benchmarks.runtime.setting import setting
 from compress_kernels.panels import Math
 
 PROMPT, OUTPUT = 128, 64
+LONG = 512
 SCRIPT = Path(__file__).with_name("llama_serve.py")
 PYTHON = REPO / ".venv-peers" / "llama-cpp-python" / "bin" / "python"
 PEERS = ("llama.cpp", "onnxruntime-genai")
@@ -151,6 +153,20 @@ def measure(sides: Mapping[str, Serve], texts: int, rounds: int) -> dict[str, An
     return {"texts": texts, **of, "ratios": ratios}
 
 
+def long_prompt(sides: Mapping[str, Serve], rounds: int) -> dict[str, Any]:
+    """Prefill of one text; sides of the engine."""
+    of = in_turn(sides, Batch(1, LONG, 2), rounds)
+    rates = {name: rate["prefill"] for name, rate in of.items()}
+    ratios = {
+        f"{math} over {bits} bits": round(
+            rates[f"engine, {math}"] / rates[f"engine, {bits} bits"], 2
+        )
+        for math in MATHS
+        for bits in (16, 32)
+    }
+    return {"prompt": LONG, "prefill": rates, "ratios": ratios}
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", nargs="?", default="400m", choices=["tale-6m", "400m"])
@@ -164,6 +180,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sides = {f"engine, {math}": engine_side(files["codes"], math)[0] for math in MATHS}
         sides["engine, 16 bits"] = engine_side(files["source"])[0]
         sides["engine, 32 bits"] = engine_side(files["wide"])[0]
+        alone = long_prompt(sides, options.rounds)
         texts = max(options.batches)
         llama, version = llama_side(files["gguf"], options.threads, texts, stack)
         sides["llama.cpp"] = llama
@@ -177,6 +194,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "peers": {PEERS[0]: version, PEERS[1]: metadata.version(PEERS[1])},
             "gguf_bytes": files["gguf"].stat().st_size,
             "cases": [measure(sides, batch, options.rounds) for batch in options.batches],
+            "long_prompt": alone,
         }
     write_result(f"runtime_four_bits_{options.model}", result)
 
