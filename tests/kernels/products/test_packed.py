@@ -134,7 +134,7 @@ def test_columns_of_their_own_stand_in_for_codes(
 def test_codes_from_0_on_need_no_minima(bits: int, math: Math) -> None:
     """Behind a product that has some."""
     seed = torch.Generator().manual_seed(bits)
-    codes = torch.randint(0, 1 << bits, (33, 301), generator=seed).to(torch.uint8)
+    codes = torch.randint(0, 1 << min(bits, 5), (33, 301), generator=seed).to(torch.uint8)
     scales = by_panel((torch.rand(33, 10, generator=seed) * 0.01).half())
     minima = by_panel(torch.rand(33, 10, generator=seed).half())
     panels = Panels(

@@ -18,13 +18,14 @@ inline Vec level_at(Ints codes, int shift) {
   }
   const Ints moved = shift ? (Ints)((Words)codes >> shift) : codes;
   constexpr int kMiddle = kCodes == kWhole ? 1 << (kBits - 1) : 0;
-#ifdef __AVX512F__  // a permutation reads four bits
+#ifdef __AVX512F__  // a permutation reads four bits, one of two registers five
+  const Vec all{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   if constexpr (kCodes == kE2M1) return e2m1(moved);
   if constexpr (kCodes == kIQ4) return iq4(moved);
-  if constexpr (kBits == 4) {
-    const Vec all{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  if constexpr (kBits == 4)
     return (Vec)_mm512_permutexvar_ps((__m512i)moved, (__m512)(all - splat(kMiddle)));
-  }
+  if constexpr (kCodes == kUnsigned && kBits == 8)
+    return (Vec)_mm512_permutex2var_ps((__m512)all, (__m512i)moved, (__m512)(all + splat(16)));
 #endif
   const Ints code = moved & ((1 << kBits) - 1);
   if constexpr (kCodes == kE2M1) return e2m1(code);
