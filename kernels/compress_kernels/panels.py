@@ -56,10 +56,11 @@ class Panels:
     are 0. bits: 2, 4 or 8, where those of "uint" are below 32. scales: [panels, G, 16], or
     [panels, G, 1] where outputs of a panel share them; fp32, bf16, fp16, E4M3 or int8. zeros: int8
     [panels, G, 16], None for 0. columns: int32 [K], of each place the column of the weight; None
-    where they are the same. group: columns, in their places, that share a scale. plain: the dtype that decoded numbers are rounded to.
-    divisor, factor: numbers of fp32. minima: fp16 or int8 [panels, G, 16], of "uint" alone, None
-    for 0. outer_scales, outer_minima: fp16 [panels, G / each, 16], what `each` neighbouring
-    groups' scales and minima are multiplied by, or None. own: of rows in bf16 alone.
+    where they are the same. group: columns, in their places, that share a scale. plain: the dtype
+    that decoded numbers are rounded to. divisor, factor: numbers of fp32. minima: fp16 or int8
+    [panels, G, 16], of "uint" alone, None for 0. outer_scales, outer_minima: fp16
+    [panels, G / each, 16], what `each` neighbouring groups' scales and minima are multiplied by, or
+    None. own: of rows in bf16 alone.
     """
 
     codes: Tensor
