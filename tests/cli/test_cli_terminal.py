@@ -1,6 +1,7 @@
 """On a terminal: nothing wider than it, words whole, no colours; and what a shell completes."""
 
 import os
+import platform
 import re
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from compress.cli.commands.doctor import WIDEST
 from compress.cli.main import COMMANDS, main
 from compress.report.columns import aligned, fitted
 from compress.report.terminal.cells import width
@@ -61,6 +63,19 @@ def test_lines_fit(
     assert said.out + said.err
     assert not too_wide(said.out + said.err)
     assert "\x1b[" not in said.out
+
+
+def test_what_goes_on_stands_below_its_value(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """doctor's values stay a column, whatever the longest name is."""
+    assert on_terminal(["doctor"], monkeypatch) == 0
+    lines = capsys.readouterr().out.split("\n\n")[0].splitlines()
+    place = next(line.index(platform.python_version()) for line in lines)
+    assert place <= WIDEST + 2
+    for line in lines:
+        named = line.partition("  ")[0]
+        assert len(named) > WIDEST or (line[place - 2 : place].isspace() and line[place] != " ")
 
 
 def test_a_run_and_its_export_fit(
