@@ -22,6 +22,7 @@ from compress.plan import checks
 from compress.plan.layers import ModulePlan
 from compress.report.markdown import block, words
 from compress.report.notebook.show import text_block
+from compress.report.terminal.cells import COLUMNS, wrap
 from compress.report.units import counted, duration, size
 
 FOLDER = "report"
@@ -175,7 +176,7 @@ def table(report: ExportReport) -> str:
     if report.written:
         took = f"{duration(report.seconds)}, peak memory {size(report.peak_rss_bytes)}"
         lines.append(f"  took     {took}")
-    opening = report.open_with or (report.open_reason,)
+    opening = report.open_with or wrap(str(report.open_reason), COLUMNS - 2)
     lines += ["", "Open it", *(f"  {line}".rstrip() for line in opening)]
     if report.written:
         return "\n".join([*lines, "", f"{after['path']}"])

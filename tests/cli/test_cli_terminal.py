@@ -14,6 +14,7 @@ from compress.cli.commands.doctor import WIDEST
 from compress.cli.main import COMMANDS, main
 from compress.report.columns import aligned, fitted
 from compress.report.terminal.cells import width
+from compress.report.terminal.copied import indented
 from compress.speed.table import _aligned
 from compress.version import VERSION
 from helpers.short_runs import RTN, recipe_file
@@ -107,8 +108,17 @@ def test_words_are_whole() -> None:
     assert all(width(x) <= 80 for x in shown if "xxx" not in x)
     assert all(x.startswith("  ") for x in shown[1:])
     assert fitted("  note     " + "word " * 30, 80).splitlines()[1].startswith(" " * 11 + "word")
-    command = "Open it\n  vllm serve " + "folder " * 20
-    assert fitted(command, 80) == command
+
+
+@pytest.mark.parametrize("title", ["Open it", "Start it", "Start onnx-genai", "It is in"])
+def test_blocks_to_copy_are_whole(title: str) -> None:
+    """All of them: a newline within a command would end it."""
+    blocks = ["pip install it", "llama-server -m " + "folder/ " * 20, "import it\n" + "it " * 40]
+    copied = "\n".join([title, *indented(blocks), ""])
+    prose = "words " * 30
+    shown = fitted(f"{copied}\n{prose}", 80)
+    assert shown.startswith(copied)
+    assert all(width(line) <= 80 for line in shown.removeprefix(copied).splitlines())
 
 
 def test_columns_stay_columns() -> None:
