@@ -107,7 +107,7 @@ def build(plan: ArtifactPlan, out: Path | None, made: Made | None = None) -> Art
     checkpoint = source.checkpoint
     return ArtifactReport(
         source={
-            "path": str(checkpoint.path.resolve()),
+            "path": checkpoint.told,
             "format": source.format.name,
             "bytes": checkpoint.file_bytes,
         },

@@ -83,7 +83,7 @@ def build(plan: ExportPlan, out: Path | None, *, seconds: float | None = None) -
     copied, left = _side_files(source)
     return ExportReport(
         source={
-            "path": str(source.path.resolve()),
+            "path": source.told,
             "format": plan.source.format.name,
             "bytes": source.file_bytes,
         },
