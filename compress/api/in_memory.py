@@ -2,18 +2,25 @@
 
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from compress.checkpoint import disk, prepare_output, write_atomic
+from compress.checkpoint import (
+    Output,
+    create_partial,
+    disk,
+    locked,
+    prepare_output,
+    write_atomic,
+)
+from compress.checkpoint.in_memory import MARK, is_alone
 from compress.checkpoint.jsonfile import as_json, read_object
 from compress.errors import CheckpointError, DataError, OutputError
 from compress.runs.options import RunOptions
 
 # A folder, a hub id, a model of transformers, or a pair of such a model and its tokenizer.
 Model = Any
-_SAVED = "saved.json"  # written last: what lies beside it is whole, and of which weights it is
 
 
 @contextmanager
@@ -26,12 +33,12 @@ def checkpoint_of(model: Model | None) -> Iterator[Any]:
         yield model
         return
     with tempfile.TemporaryDirectory(prefix="compress-model-") as folder:
-        yield _save(model, Path(folder))
+        yield _saved(model, Path(folder))
 
 
 @contextmanager
 def source_of_run(model: Model, out: str | Path, options: RunOptions) -> Iterator[Any]:
-    """The same for a run into `out`: saved in OUT.source, which goes when OUT is there.
+    """The same for a run into `out`: saved in OUT.partial, which becomes OUT without it.
 
     A run that was stopped leaves it, so that one that goes on reads the very bytes that were
     hashed. OutputError where the model has become another by then.
@@ -40,20 +47,32 @@ def source_of_run(model: Model, out: str | Path, options: RunOptions) -> Iterato
         yield model
         return
     output = prepare_output(out, overwrite=options.overwrite, resume=options.resume)
-    kept = output.out.with_name(f"{output.out.name}.source")
-    if options.resume:
-        folder = _found(model, kept)
-    else:
-        _make_room(kept)
+    if output.state == "publish":  # the result is whole, and its source may be gone
+        with checkpoint_of(model) as source:
+            yield source
+        return
     try:
-        if not options.resume:
-            folder = _save(model, kept)
-            write_atomic(kept / _SAVED, as_json({"model": folder.name, "weights": _digest(model)}))
-        yield folder
+        yield _found(model, output) if options.resume else _kept(model, output)
     finally:
-        # With nothing to go on with, or nothing left to do, nobody reads it again.
-        if not (output.partial.exists() or output.publishing.exists()):
-            disk.remove_tree(kept)
+        _clear(output)
+
+
+def _kept(model: Model, output: Output) -> Path:
+    """Saved before the run begins, by the process that has the folder."""
+    create_partial(output)
+    with locked(output.partial):
+        with disk.refusing(f"make {output.source}"):
+            if output.source.exists():  # of a run that was stopped before it began
+                disk.remove_tree(output.source)
+            disk.mkdir(output.source)
+        return _saved(model, output.source, _digest(model))
+
+
+def _clear(output: Output) -> None:
+    """With nothing to go on with nobody reads it again."""
+    if is_alone(output.partial):
+        with suppress(OutputError), locked(output.partial):
+            disk.remove_tree(output.partial)
 
 
 def _is_in_memory(model: Model) -> bool:
@@ -73,25 +92,18 @@ def _parts(model: Model) -> tuple[Any, Any]:
     return model if isinstance(model, tuple) and len(model) == 2 else (model, None)
 
 
-def _make_room(kept: Path) -> None:
-    """What an earlier run left goes; OutputError for anything else."""
-    if kept.is_dir() and any(kept.iterdir()) and not (kept / _SAVED).is_file():
-        raise OutputError(f"{kept} is not empty and no model of an earlier run; move it away")
-    with disk.refusing(f"make {kept}"):
-        if kept.exists():
-            disk.remove_tree(kept)
-        disk.mkdir(kept)
-
-
-def _save(model: Model, inside: Path) -> Path:
-    """Into a folder of the model's name, which reports show."""
+def _saved(model: Model, inside: Path, weights: str | None = None) -> Path:
+    """Into a folder of the model's name, which reports show. weights: their digest, said when it is
+    whole."""
     module, tokenizer = _parts(model)
-    tokenizer = tokenizer or _tokenizer_of(module)
     folder = inside / (Path(_origin(module)).name or type(module).__name__)
+    write_atomic(inside / MARK, as_json({"model": folder.name, "weights": None}))
+    tokenizer = tokenizer or _tokenizer_of(module)
     with disk.refusing(f"write {folder}", "make room, then call it again"):
         module.save_pretrained(str(folder))
         if tokenizer is not None:
             tokenizer.save_pretrained(str(folder))
+        write_atomic(inside / MARK, as_json({"model": folder.name, "weights": weights}))
     return folder
 
 
@@ -116,17 +128,21 @@ def _tokenizer_of(module: Any) -> Any:
         ) from error
 
 
-def _found(model: Model, kept: Path) -> Path:
+def _found(model: Model, output: Output) -> Path:
     """What the run that was stopped had saved. OutputError where the model is not that one."""
-    if not (kept / _SAVED).is_file():
-        raise OutputError(f"nothing to resume: there is no whole model in {kept}; call it anew")
-    saved = read_object(kept / _SAVED)
+    mark = output.source / MARK
+    saved = read_object(mark) if mark.is_file() else {}
+    if saved.get("weights") is None:
+        raise OutputError(
+            f"nothing to resume: there is no whole model in {output.source}; remove"
+            f" {output.partial} and call it anew"
+        )
     if saved["weights"] != _digest(model):
         raise OutputError(
-            f"the model is another than the one in {kept}, which the run began with; give that"
-            " folder's, or remove it to start again"
+            f"the model is another than the one in {output.source}, which the run began with; give"
+            f" that folder's, or remove {output.partial} to start again"
         )
-    return kept / str(saved["model"])
+    return output.source / str(saved["model"])
 
 
 def _digest(model: Model) -> str:

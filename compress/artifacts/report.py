@@ -1,4 +1,5 @@
-"""What an export for another runtime did: report/report.json, report/report.md and README.md."""
+"""What an export for another runtime did: report.json, report.md and report.html in report/, and
+README.md."""
 
 import json
 from collections import Counter
@@ -11,7 +12,9 @@ from compress.artifacts.plan import ArtifactPlan
 from compress.checkpoint import disk, write_atomic
 from compress.formats import Weights
 from compress.machine.environment import peak_rss_bytes, versions
+from compress.report.html import export_page
 from compress.report.markdown import block, words
+from compress.report.markup import Node, el
 from compress.report.notebook.show import text_block
 from compress.report.proofs import UNPROVED, proved
 from compress.report.schema import Export
@@ -104,7 +107,7 @@ def build(plan: ArtifactPlan, out: Path | None, made: Made | None = None) -> Art
     checkpoint = source.checkpoint
     return ArtifactReport(
         source={
-            "path": str(checkpoint.path.resolve()),
+            "path": checkpoint.told,
             "format": source.format.name,
             "bytes": checkpoint.file_bytes,
         },
@@ -164,7 +167,7 @@ def as_json(report: ArtifactReport) -> bytes:
 
 
 def write(report: ArtifactReport, folder: Path) -> None:
-    """Write report/report.json, report/report.md (the same as text) and README.md into a folder."""
+    """Write report/report.json, the same as text and as a page, and README.md into a folder."""
     target = folder / FOLDER
     with disk.refusing(f"make {target}"):
         disk.mkdir(target)
@@ -172,6 +175,7 @@ def write(report: ArtifactReport, folder: Path) -> None:
     for path, content in (
         (target / "report.json", as_json(report)),
         (target / "report.md", page.encode("utf-8", "surrogateescape")),
+        (target / "report.html", _page(report)),
         (folder / "README.md", _card(report).encode("utf-8", "surrogateescape")),
     ):
         write_atomic(path, content)
@@ -180,28 +184,45 @@ def write(report: ArtifactReport, folder: Path) -> None:
 def table(report: ArtifactReport) -> str:
     """The report of an export, or of its plan, as text: one fact a line."""
     before, after = report.source, report.result
-    schemes = ", ".join(f"{n} x {name}" for name, n in report.schemes.items())
-    lines = [
-        f"{before['path']}",
-        f"  target   {before['format']} -> {after['target']}",
-        f"  size     {shown_size(before['bytes'])} -> {shown_size(after['bytes'])}{_linked(after)}",
-        *([f"  layers   {schemes}"] if schemes else []),
-        *(f"  note     {line}" for line in report.notes),
-        *(f"  fused    {n} x {name}" for name, n in report.fused.items()),
-        *(f"  unfused  {name}: {why}" for name, why in report.unfused.items()),
-    ]
+    lines = [f"{before['path']}", *(f"  {name:<9}{value}" for name, value in _facts(report))]
     if not report.written:
         return "\n".join([*lines, "", "nothing was written: this is a dry run"])
-    lines += [
-        f"  proved   {proved(report.exports[0])}",
-        *(f"           {line}" for line in report.detail),
-    ]
-    seconds = report.seconds
-    took = ", ".join(f"{duration(x)} to {name}" for name, x in seconds.items())
-    lines.append(f"  took     {took}, peak memory {shown_size(report.peak_rss_bytes)}")
     lines += ["", "Start it", *indented(report.exports[0].open_with)]
     files = counted(len(after["files"]), "file")
     return "\n".join([*lines, "", f"{after['path']} ({files}, and the report)"])
+
+
+def _facts(report: ArtifactReport) -> list[tuple[str, str]]:
+    """Names and values; without a name what goes on with the one before."""
+    before, after = report.source, report.result
+    schemes = ", ".join(f"{n} x {name}" for name, n in report.schemes.items())
+    sizes = f"{shown_size(before['bytes'])} -> {shown_size(after['bytes'])}{_linked(after)}"
+    found = [
+        ("target", f"{before['format']} -> {after['target']}"),
+        ("size", sizes),
+        *([("layers", schemes)] if schemes else []),
+        *(("note", line) for line in report.notes),
+        *(("fused", f"{n} x {name}") for name, n in report.fused.items()),
+        *(("unfused", f"{name}: {why}") for name, why in report.unfused.items()),
+    ]
+    if not report.written:
+        return found
+    took = ", ".join(f"{duration(x)} to {name}" for name, x in report.seconds.items())
+    return [
+        *found,
+        ("proved", proved(report.exports[0])),
+        *(("", line) for line in report.detail),
+        ("took", f"{took}, peak memory {shown_size(report.peak_rss_bytes)}"),
+    ]
+
+
+def _page(report: ArtifactReport) -> bytes:
+    """The same as a page."""
+    before, after = report.source["path"], report.result["path"]
+    told: list[tuple[str, Node]] = [("source", el("code", before)), *_facts(report)]
+    told.append(("result", el("code", after)))
+    tool = f"{report.tool} {report.versions['compress-model']}"
+    return export_page(Path(before).name, tool, told, report.exports[0].open_with)
 
 
 def _linked(result: Mapping[str, Any]) -> str:

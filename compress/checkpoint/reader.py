@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from compress.checkpoint.detect import without_block
 from compress.checkpoint.gguf_file import GGUF_FILE, place_of
+from compress.checkpoint.in_memory import told
 from compress.checkpoint.index import INDEX, weight_files
 from compress.checkpoint.jsonfile import parse_object
 from compress.checkpoint.quant_file import with_quant_file
@@ -156,6 +157,11 @@ class Checkpoint:
         """What a user opens it by: the folder, or a GGUF file in it that is not the only one."""
         alone = self.gguf is None or self.files[0] == GGUF_FILE
         return self.path if alone else self.path / self.files[0]
+
+    @property
+    def told(self) -> str:
+        """What reports call it: the path that opens it, or the name of one that was in memory."""
+        return told(self.named)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:

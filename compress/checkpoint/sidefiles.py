@@ -7,6 +7,8 @@ README.md is not carried over: it describes the source, and the output gets its 
 from collections.abc import Collection
 from pathlib import Path
 
+from compress.checkpoint.in_memory import SOURCE
+
 _LARGEST = 256 << 20  # a tokenizer.json of 33 MB exists; nothing beside weights is larger than this
 _REPLACED = ("config.json", "model.safetensors.index.json", "README.md")
 _OTHER_WEIGHTS = (
@@ -25,7 +27,7 @@ FOLDER_OF_OUTLIERS = "compress_model"  # of a result: columns that stay in 16 bi
 # What a run itself makes in the folder of its result.
 RUNS_OWN = (
     *("journal.json", "hidden.0", "hidden.1", "blocks.rounded", "evaluation", "outliers"),
-    *("working", "loading"),
+    *("working", "loading", SOURCE),
     *("report", "recipe.yaml", FOLDER_OF_OUTLIERS),
 )
 RUN_MAKES = "a run makes a file of this name"

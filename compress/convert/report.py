@@ -1,4 +1,4 @@
-"""What an export did: report/report.json, report/report.md and the model card."""
+"""What an export did: report.json, report.md and report.html in report/, and the model card."""
 
 import json
 from collections import Counter
@@ -20,8 +20,14 @@ from compress.formats.table import small_files
 from compress.machine.environment import peak_rss_bytes, versions
 from compress.plan import checks
 from compress.plan.layers import ModulePlan
+from compress.report.html import export_page
 from compress.report.markdown import block, words
+from compress.report.markup import Node, el
 from compress.report.notebook.show import text_block
+from compress.report.parts import Cell, Column, number, section
+from compress.report.parts import table as cells
+from compress.report.terminal.cells import COLUMNS, wrap
+from compress.report.terminal.copied import as_blocks
 from compress.report.units import counted, duration, size
 
 FOLDER = "report"
@@ -77,7 +83,7 @@ def build(plan: ExportPlan, out: Path | None, *, seconds: float | None = None) -
     copied, left = _side_files(source)
     return ExportReport(
         source={
-            "path": str(source.path.resolve()),
+            "path": source.told,
             "format": plan.source.format.name,
             "bytes": source.file_bytes,
         },
@@ -146,7 +152,7 @@ def _tensor_parallel(plan: ExportPlan) -> dict[str, tuple[str, ...]]:
 
 
 def write(report: ExportReport, folder: Path) -> None:
-    """report/report.json and the same in words."""
+    """report/report.json, the same in words and as a page."""
     target = folder / FOLDER
     with disk.refusing(f"make {target}"):
         if not target.is_dir():
@@ -154,32 +160,61 @@ def write(report: ExportReport, folder: Path) -> None:
     text = json.dumps(report.to_json(), indent=1, ensure_ascii=False) + "\n"
     write_atomic(target / "report.json", text.encode("utf-8", "surrogateescape"))
     write_atomic(target / "report.md", _page(report).encode("utf-8", "surrogateescape"))
+    write_atomic(target / "report.html", _html(report))
 
 
 def table(report: ExportReport) -> str:
     """The export, or its plan, for a person; one fact a line."""
+    lines = [f"{report.source['path']}", *(f"  {name:<9}{x}" for name, x in _facts(report))]
+    opening = report.open_with or wrap(str(report.open_reason), COLUMNS - 2)
+    lines += ["", "Open it", *(f"  {line}".rstrip() for line in opening)]
+    if report.written:
+        return "\n".join([*lines, "", f"{report.result['path']}"])
+    return "\n".join([*lines, "", "nothing was written: this is a dry run"])
+
+
+def _facts(report: ExportReport) -> list[tuple[str, str]]:
+    """Names and values; names of runtimes are as wide as the longest."""
     before, after = report.source, report.result
     schemes = ", ".join(f"{n} x {name}" for name, n in report.schemes.items())
     written = f"{size(after['bytes'])} in {counted(after['files'], 'file')}"
-    lines = [
-        f"{before['path']}",
-        f"  format   {before['format']} -> {after['format']}",
-        f"  size     {size(before['bytes'])} -> {written}",
-        f"  layers   {schemes}",
-        *(f"  note     {note}" for note in report.notes),
-        *(f"  left     {name}" for name in report.skipped_files),
+    shards = report.tensor_parallel.items()
+    took = f"{duration(report.seconds)}, peak memory {size(report.peak_rss_bytes)}"
+    return [
+        ("format", f"{before['format']} -> {after['format']}"),
+        ("size", f"{size(before['bytes'])} -> {written}"),
+        ("layers", schemes),
+        *(("note", note) for note in report.notes),
+        *(("left", name) for name in report.skipped_files),
+        *((f"tensor parallel {n}   ", "; ".join(reasons) or "divides") for n, reasons in shards),
+        *(
+            (f"{v.runtime:<17}   ", f"{v.verdict}: {v.reason}".rstrip(": "))
+            for v in report.runtimes
+        ),
+        *([("took", took)] if report.written else []),
     ]
-    for n, reasons in report.tensor_parallel.items():
-        lines.append(f"  tensor parallel {n}   {'; '.join(reasons) or 'divides'}")
-    lines += [f"  {v.runtime:<17}   {v.verdict}: {v.reason}".rstrip(": ") for v in report.runtimes]
-    if report.written:
-        took = f"{duration(report.seconds)}, peak memory {size(report.peak_rss_bytes)}"
-        lines.append(f"  took     {took}")
-    opening = report.open_with or (report.open_reason,)
-    lines += ["", "Open it", *(f"  {line}".rstrip() for line in opening)]
-    if report.written:
-        return "\n".join([*lines, "", f"{after['path']}"])
-    return "\n".join([*lines, "", "nothing was written: this is a dry run"])
+
+
+def _html(report: ExportReport) -> bytes:
+    """The report as a page."""
+    before, after = report.source["path"], report.result["path"]
+    facts = [(name.strip(), value) for name, value in _facts(report)]
+    told: list[tuple[str, Node]] = [("source", el("code", before)), *facts]
+    told += [] if report.open_reason is None else [("opened", report.open_reason)]
+    told.append(("result", el("code", after)))
+    columns = [Column("Layer"), Column("Scheme"), Column("Before", True), Column("After", True)]
+    rows = [
+        [
+            Cell(el("code", layer["name"])),
+            Cell(layer["scheme"]),
+            *(number(layer[x], size(layer[x])) for x in ("bytes_before", "bytes_after")),
+        ]
+        for layer in report.layers
+    ]
+    layers = section("layers", "Layers", cells("Layers", columns, rows, "sortable"))
+    tool = f"{report.tool} {report.versions['compress-model']}"
+    start = as_blocks(report.open_with)
+    return export_page(Path(before).name, tool, told, start, layers)
 
 
 def card(report: ExportReport) -> bytes:

@@ -7,9 +7,11 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from compress.arch.spec import BlockSpec, DecoderSpec
+from compress.checkpoint.reader import Checkpoint
 from compress.checkpoint.shards.layout import Entry
 from compress.formats import conv1d
 from compress.formats.compressed_tensors import decode as ct_decode
+from compress.formats.gguf.matching import Matched
 from compress.formats.storage import WeightStorage
 from compress.formats.stored import Beside, Has, Parts, Read, ShapeOf, Stored
 from compress.quant.scheme import ActivationScheme, QuantScheme
@@ -164,12 +166,28 @@ class OutlierFile:
 
 
 @dataclass(frozen=True, slots=True)
+class FileReader:
+    """How a file is read that an exporter writes whole.
+
+    match(checkpoint): where each tensor of the original lies in it; CheckpointError for the file of
+        another model.
+    decode(kind, data, rows): uint8 [bytes] of so many whole rows of a tensor of that type -> their
+        numbers [rows, K].
+    """
+
+    match: Callable[[Checkpoint], Matched]
+    decode: Callable[[str, Tensor, int], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
 class Format:
     """One way to write a compressed model.
 
     name: its key in FORMATS. method: config.json's `quant_method`, None for a dense checkpoint.
     why_not, layout, encode, config: as their protocols say.
-    reader: None for a dense checkpoint.
+    reader: of modules one by one; None for a dense checkpoint and for a file.
+    file: of a file that an exporter writes whole. No weight has a place of its own in it, so that
+        `why_not` refuses each.
     scale_dtype: code of the only dtype that it has for scales, None where it takes those it gets.
     files: small files that repeat the quantization_config for some loaders, each with how it
         follows from that.
@@ -180,8 +198,6 @@ class Format:
     why_not_split: why vLLM splits no checkpoint of it over devices, None where it does.
     holds_experts: whether transformers loads quantized experts of a mixture from it.
     decoded_first: whether transformers decodes its weights before the first forward.
-    whole: an exporter writes the whole file; no weight has a place of its own in it, so that
-        `why_not` refuses each.
     """
 
     name: str
@@ -191,6 +207,7 @@ class Format:
     encode: EncodeWeight
     config: ConfigBlock
     reader: Reader | None
+    file: FileReader | None = None
     scale_dtype: str | None = None
     files: Mapping[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]] = field(
         default_factory=dict
@@ -202,7 +219,6 @@ class Format:
     why_not_split: str | None = None
     holds_experts: bool = True
     decoded_first: bool = False
-    whole: bool = False
 
     @property
     def coded(self) -> bool:

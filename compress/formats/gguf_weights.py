@@ -16,15 +16,14 @@ from compress.arch.text_config import text_config
 from compress.checkpoint.reader import Checkpoint
 from compress.checkpoint.shards.finite import NonFinite, find_nonfinite
 from compress.errors import CheckpointError
-from compress.formats.format import Format
-from compress.formats.gguf.matching import HeldTensor, match
+from compress.formats.format import FileReader, Format
+from compress.formats.gguf.decode import PLAIN
+from compress.formats.gguf.matching import HeldTensor
 from compress.formats.gguf.row import NAME
 from compress.formats.table import FORMATS
 from compress.formats.weights import DenseWeights
 from compress.quant.blocks import BlockTensor, in_blocks
-from compress_kernels import decode_blocks
 
-PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _SAID = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -42,7 +41,7 @@ class GgufWeights(DenseWeights):
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> "GgufWeights":
         """CheckpointError for a file that is not of the model of the config.json beside it."""
-        found = match(checkpoint)
+        found = _reader().match(checkpoint)
         checkpoint = replace(checkpoint, config=found.config)
         return cls(checkpoint, found.spec, found.held)
 
@@ -79,7 +78,7 @@ class GgufWeights(DenseWeights):
         """Rows start..stop of a tensor as the file has them, all where they change places."""
         info, piece = held.info, held.piece
         rows = _rows(piece.shape)
-        values = _decoded(info.dtype, self._bytes(held, start, stop), stop - start)
+        values = _reader().decode(info.dtype, self._bytes(held, start, stop), stop - start)
         values = values if len(piece.shape) > 1 else values.reshape(-1)
         if check_finite:
             self._refuse_nonfinite(info.name, values, start)
@@ -127,22 +126,22 @@ class GgufWeights(DenseWeights):
 def scan_gguf(checkpoint: Checkpoint) -> Iterator[tuple[str, NonFinite | None]]:
     """Reads every number of a file, a tensor or an expert at a time; yields each tensor, by its
     name in the file, with its faults."""
+    decode = _reader().decode
     for name, info in checkpoint.tensors.items():
         experts = info.shape[0] if len(info.shape) > 2 else 1
         size = info.nbytes // experts
         found = None
         for start in range(0, info.nbytes, size):
             data = checkpoint.read_bytes(name, start, start + size)
-            found = found or find_nonfinite(_decoded(info.dtype, data, _rows(info.shape)))
+            found = found or find_nonfinite(decode(info.dtype, data, _rows(info.shape)))
         yield name, found
 
 
-def _decoded(kind: str, data: Tensor, rows: int) -> Tensor:
-    """data: uint8 [bytes] of whole rows -> their numbers [rows, K], in 16 bits where they are
-    stored so."""
-    if kind in PLAIN:
-        return data.view(PLAIN[kind]).view(rows, -1)
-    return decode_blocks(kind, data.view(rows, -1))
+def _reader() -> FileReader:
+    """That of the row of FORMATS."""
+    found = FORMATS[NAME].file
+    assert found is not None
+    return found
 
 
 def types_of(checkpoint: Checkpoint) -> dict[str, dict[str, Any]]:

@@ -16,8 +16,10 @@ from compress.formats.compressed_tensors import config as ct_config
 from compress.formats.compressed_tensors import config_read as ct_config_read
 from compress.formats.compressed_tensors import decode as ct_decode
 from compress.formats.compressed_tensors import encode as compressed_tensors
-from compress.formats.format import CacheScales, Format, OutlierFile, Reader
+from compress.formats.format import CacheScales, FileReader, Format, OutlierFile, Reader
 from compress.formats.fp8 import codec as fp8
+from compress.formats.gguf import decode as gguf_decode
+from compress.formats.gguf import matching as gguf_matching
 from compress.formats.gguf import row as gguf
 from compress.formats.gptq import codec as gptq
 from compress.formats.gptq import config as gptq_config
@@ -239,7 +241,16 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
             why_not_split="vLLM splits no bitsandbytes checkpoint that is quantized already",
             holds_experts=False,
         ),
-        gguf.NAME: gguf.ROW,
+        "gguf": Format(
+            name="gguf",
+            method=gguf.NAME,
+            why_not=gguf.why_not,
+            layout=gguf.layout,
+            encode=gguf.encode,
+            config=gguf.no_config,
+            reader=None,
+            file=FileReader(gguf_matching.match, gguf_decode.decode),
+        ),
         "dense": Format(
             name="dense",
             method=None,
@@ -253,7 +264,9 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
 )
 
 # Those that weights are converted to one by one.
-CODECS: Mapping[str, Format] = MappingProxyType({k: x for k, x in FORMATS.items() if not x.whole})
+CODECS: Mapping[str, Format] = MappingProxyType(
+    {k: x for k, x in FORMATS.items() if x.file is None}
+)
 
 
 def by_method(method: str) -> tuple[Format, Reader] | None:

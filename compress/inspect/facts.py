@@ -16,7 +16,7 @@ from compress.report.units import counted
 def source_of(checkpoint: Checkpoint, spec: DecoderSpec, sha256: str, cache: CacheSize) -> Source:
     """What went in. cache: of its keys and values."""
     return Source(
-        path=str(checkpoint.named.resolve()),
+        path=checkpoint.told,
         sha256=sha256,
         params=checkpoint.params,
         bytes=checkpoint.file_bytes,
@@ -55,7 +55,7 @@ def result_of(weights: Weights) -> Result:
     linears = _counted(weights)
     numbers = sum(n * k for n, k in (x.shape for x in linears))
     return Result(
-        path=str(checkpoint.named.resolve()),
+        path=checkpoint.told,
         params=sum(prod(shape) for shape in weights.shapes.values()),
         bytes=sum(part.file_bytes for part in weights.checkpoints),
         bits_per_weight=8 * _stored(weights, linears) / numbers,

@@ -9,7 +9,8 @@ from compress.report.terminal.cells import COLUMNS, pad, width, wrap
 _GAP = "  "
 _LEAST = 8  # cells of a column that is made narrower
 _LABEL = re.compile(r"\s*\S+(?: \S+)*?  +")
-_COPIED = "Open it"  # below this line stand lines to copy, up to an empty one
+# Below these lines stand blocks to copy, indented, up to the next line that is not.
+_COPIED = re.compile(r"Open it|Start [\w-]+|It is in|Make it again")
 
 
 def aligned(table: Sequence[Sequence[str]], cells: int | None = COLUMNS) -> list[str]:
@@ -41,10 +42,12 @@ def _lines(row: Sequence[str], widths: Sequence[int]) -> list[str]:
 
 def fitted(text: str, cells: int) -> str:
     """Text whose lines are wrapped at words where they take more than `cells`; what goes on stands
-    below the words behind a line's label. Lines to copy stay as they are, and so do long words."""
+    below the words behind a line's label. Lines to copy stay as they are, and so do long words: a
+    terminal breaks them without a newline."""
     lines, copied = [], False
     for line in text.split("\n"):
-        copied = line == _COPIED or (copied and line != "")
+        inside = copied and (line == "" or line.startswith("  "))
+        copied = inside or _COPIED.fullmatch(line) is not None
         lines += [line] if copied or width(line) <= cells else _folded(line, cells)
     return "\n".join(lines)
 

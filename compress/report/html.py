@@ -17,6 +17,7 @@ from compress.report.chart import errors
 from compress.report.codec import Writer, write_whole
 from compress.report.layers import layers
 from compress.report.markup import Html, Node, el, raw
+from compress.report.parts import facts, section
 from compress.report.quality import quality, samples
 from compress.report.schema import Report
 from compress.report.sections import (
@@ -36,11 +37,35 @@ from compress.report.sections import (
 from compress.report.structure import courses, repairs, searched
 from compress.report.summary import model_name
 
+_DECIMAL = "sizes are decimal: 1 MB is a million bytes"
+
 
 def render_html(report: Report) -> str:
     """The page as text; it needs no other file and no network, and reads without JavaScript."""
-    foot = f"{report.tool} · sizes are decimal: 1 MB is a million bytes"
+    foot = f"{report.tool} · {_DECIMAL}"
     return page(f"{model_name(report)} · compress-model", title(report), _body(report), foot)
+
+
+def export_page(
+    name: str,
+    tool: str,
+    told: Sequence[tuple[str, Node]],
+    start: Sequence[str],
+    *more: Node,
+) -> bytes:
+    """The page of an export, as bytes of UTF-8.
+
+    name: of the source. told: facts, of which one without a name goes on with the one before it.
+    start: blocks to copy, each by itself. more: sections behind these.
+    """
+    heading = el("div", el("p", "Export", class_="eyebrow"), el("h1", name))
+    shown = section("export", "What was written", facts(list(told)))
+    blocks = section("start", "Start it", *(el("pre", block) for block in start))
+    foot = f"{tool} · {_DECIMAL}"
+    whole = page(
+        f"{name} · compress-model", heading, [shown, blocks if start else None, *more], foot
+    )
+    return whole.encode("utf-8", errors="replace")
 
 
 def page(name: str, heading: Html, body: Sequence[Node], foot: str) -> str:

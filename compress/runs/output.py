@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from compress.checkpoint import Checkpoint, Output, ShardWriter, disk, free_bytes, locked
+from compress.checkpoint.in_memory import SOURCE
 from compress.errors import OutputError
 from compress.formats import FORMATS
 from compress.machine.environment import fingerprint
@@ -31,6 +32,7 @@ PROOF = "loading"  # the folder of what a fresh process is asked
 # The run's own files inside OUT.partial, gone when it is published; stages' folders beside.
 WORKING = (
     *("journal.json", CALIBRATION_FILE, "hidden.0", "hidden.1", "blocks.rounded", "evaluation"),
+    SOURCE,
     WORKING_FOLDER,
     PROOF,
     outliers.WORKING,
@@ -133,7 +135,7 @@ def disk_space(plan: Plan, folder: Path, dtype: torch.dtype) -> DiskSpace:
     side = FORMATS[plan.format].outliers
     pieces = _taken(folder / outliers.WORKING)
     joined = 0 if side is None else _taken(folder / side.folder)
-    taken = _taken(folder) - pieces - joined
+    taken = _taken(folder) - pieces - joined - _taken(folder / SOURCE)
     result = plan.shards.total_bytes - taken + max(pieces - joined, 0)
     passing, evaluating = passing_files(plan, dtype), evaluation_bytes(plan)
     free = free_bytes(folder.parent)

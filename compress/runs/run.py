@@ -99,7 +99,7 @@ def run(
         share.report(report, output.out / FOLDER, output.out)
         return report
     require_space(session.plan, output.partial, session.dtype)
-    made = not output.partial.exists()
+    made = output.is_unmade
     with disk.spare_handle(), claimed(output):
         with leaving_no_beginning(output.partial, made=made):
             report = _work(session, started, resumed=output.state == "resume")

@@ -12,6 +12,7 @@ from compress.errors import CheckpointError, OutputError, RecipeError
 from compress.verbs import ArtifactTarget, dry_artifact, export_artifact
 from compress_exporters.exporter import Options
 from helpers import tiny_models
+from helpers.pages.copied import blocks_to_copy
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +58,10 @@ def test_a_folder_with_its_report(model: Path, tmp_path: Path) -> None:
     assert "# model for onnx" in card
     assert "from a checkpoint with unquantized weights:\n" in card
     assert "proved   logits and greedy tokens" in (out / "report" / "report.md").read_text()
+    page = out / "report" / "report.html"
+    assert blocks_to_copy(page) == list(row.open_with)
+    assert len(row.open_with) == 2
+    assert "16 greedy tokens are the same" in page.read_text()
 
 
 def test_an_export_that_is_not_verified_says_so(

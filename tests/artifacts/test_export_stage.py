@@ -11,9 +11,11 @@ from compress.errors import CheckpointError, DependencyError, OutputError
 from compress.recipe import ExportConfig, dump
 from compress.recipe.reading.parse import parse
 from compress.report.codec import read_json
+from compress.report.terminal.copied import as_blocks
 from compress.verbs import RunOptions, make_plan, run
 from compress_exporters.exporter import Options
 from helpers import tiny_models
+from helpers.pages.copied import blocks_to_copy
 from helpers.short_runs import RTN, recipe
 
 
@@ -36,7 +38,12 @@ def test_an_artifact_of_the_result(model: Path, tmp_path: Path) -> None:
     assert (row.fused["Attention"], row.unfused) == (2, {})
     assert "16 greedy tokens are the same" in row.detail
     assert read_json(out / "report" / "report.json") == report
-    assert "Exports" in (out / "report" / "report.html").read_text()
+    page = out / "report" / "report.html"
+    assert "Exports" in page.read_text()
+    install, session = row.open_with
+    assert install == "pip install onnxruntime"
+    assert f'"{out / "onnx" / "model.onnx"}"' in session
+    assert blocks_to_copy(page)[:-1] == [*as_blocks(report.open_with), install, session]
     again = run(asked, model, out, options=RunOptions(overwrite=True))
     assert again.exports == report.exports
     (out / "onnx" / "mine.txt").touch()

@@ -13,9 +13,12 @@ from compress.cli.main import main
 from compress.evaluation.evaluate_checkpoint import EvaluationOptions, evaluate_checkpoint
 from compress.formats import open_weights
 from compress.report.summary import headline
+from compress.runs.whole import into_file
 from compress.serve.open_model import open_model
+from helpers.engine.quick_speed import quick_speed
 from helpers.exporters.gguf_files import tiny, written
 from helpers.exporters.gguf_readings import opened, with_small_files
+from helpers.short_runs import recipe_file, result_of
 
 TALE = Path(__file__).resolve().parents[2] / "examples" / "tale-6m"
 STORY = "Once upon a time there was a little girl. She had a red ball and a dog. " * 12
@@ -127,6 +130,38 @@ def test_a_model_of_the_same_numbers_writes_the_same(tmp_path: Path) -> None:
     prompt = "once upon a time there was"
     one, other = (open_model(folder).generate([prompt])[0] for folder in folders)
     assert one.tokens == other.tokens
+
+
+def test_a_run_whose_result_is_one_file_goes_on_and_is_opened(
+    tmp_path: Path, story: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Run, resume, inspect, eval, generate and bench, by the command line alone."""
+    source = tiny(tmp_path / "model", "llama", max_position_embeddings=512).checkpoint.path
+    free = {"method": "k_quants", "type": "IQ4_NL", "compensate": False, "importance": False}
+    asked = recipe_file(tmp_path, free, output={"format": "gguf"}, evaluation=None)
+    job = ("run", str(asked), "--model", str(source), "-o")
+    out, whole = tmp_path / "out", tmp_path / "whole"
+
+    def stops(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(into_file, "_write", stops)
+        assert main([*job, str(out)]) == 130
+    assert not out.exists()
+    said(capsys, *job, str(out), "--resume")
+    said(capsys, *job, str(whole))
+    assert result_of(out) == result_of(whole)
+    assert "model.gguf" in result_of(out)
+
+    assert "tensors in IQ4_NL" in said(capsys, "inspect", str(out))
+    assert "KL" in said(capsys, "eval", str(out), "--against", str(source), "--text", str(story))
+    assert said(capsys, "generate", str(out), "once upon", "--max-tokens", "4").strip()
+    quick_speed(monkeypatch)
+    texts = ("--batch", "2", "--prompt", "8", "--output", "4", "--json")
+    facts = json.loads(said(capsys, "bench", str(out), *texts))
+    assert "IQ4_NL" in facts["checkpoint"]["stored_bytes"]
+    assert facts["measured"][0]["tokens_per_second"]["measured"] > 0
 
 
 REFUSED = {

@@ -6,21 +6,15 @@ from pathlib import Path
 import pytest
 
 from compress.cli.main import main
-from compress.speed import hollow as hollow_module
-from compress.speed import rates as rates_module
-from compress.speed import timer as timer_module
 from helpers import tiny_models
+from helpers.engine.quick_speed import quick_speed
 
 Captured = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timer_module, "READ_BYTES", {"cpu": 1 << 20})
-    monkeypatch.setattr(timer_module, "SIDES", {"cpu": 64})
-    monkeypatch.setattr(hollow_module, "ALL_PIECES", 1 << 20)
-    monkeypatch.setattr(rates_module, "BURST", 0.0)
-    monkeypatch.setattr(timer_module, "RUNS", 1)
+    quick_speed(monkeypatch)
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """On a terminal: nothing wider than it, words whole, no colours; and what a shell completes."""
 
 import os
+import platform
 import re
 import subprocess
 import sys
@@ -9,9 +10,11 @@ from typing import Any
 
 import pytest
 
+from compress.cli.commands.doctor import WIDEST
 from compress.cli.main import COMMANDS, main
 from compress.report.columns import aligned, fitted
 from compress.report.terminal.cells import width
+from compress.report.terminal.copied import indented
 from compress.speed.table import _aligned
 from compress.version import VERSION
 from helpers.short_runs import RTN, recipe_file
@@ -63,6 +66,19 @@ def test_lines_fit(
     assert "\x1b[" not in said.out
 
 
+def test_what_goes_on_stands_below_its_value(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """doctor's values stay a column, whatever the longest name is."""
+    assert on_terminal(["doctor"], monkeypatch) == 0
+    lines = capsys.readouterr().out.split("\n\n")[0].splitlines()
+    place = next(line.index(platform.python_version()) for line in lines)
+    assert place <= WIDEST + 2
+    for line in lines:
+        named = line.partition("  ")[0]
+        assert len(named) > WIDEST or (line[place - 2 : place].isspace() and line[place] != " ")
+
+
 def test_a_run_and_its_export_fit(
     tiny: Any,
     tmp_path: Path,
@@ -92,8 +108,17 @@ def test_words_are_whole() -> None:
     assert all(width(x) <= 80 for x in shown if "xxx" not in x)
     assert all(x.startswith("  ") for x in shown[1:])
     assert fitted("  note     " + "word " * 30, 80).splitlines()[1].startswith(" " * 11 + "word")
-    command = "Open it\n  vllm serve " + "folder " * 20
-    assert fitted(command, 80) == command
+
+
+@pytest.mark.parametrize("title", ["Open it", "Start it", "Start onnx-genai", "It is in"])
+def test_blocks_to_copy_are_whole(title: str) -> None:
+    """All of them: a newline within a command would end it."""
+    blocks = ["pip install it", "llama-server -m " + "folder/ " * 20, "import it\n" + "it " * 40]
+    copied = "\n".join([title, *indented(blocks), ""])
+    prose = "words " * 30
+    shown = fitted(f"{copied}\n{prose}", 80)
+    assert shown.startswith(copied)
+    assert all(width(line) <= 80 for line in shown.removeprefix(copied).splitlines())
 
 
 def test_columns_stay_columns() -> None:

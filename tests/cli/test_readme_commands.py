@@ -5,6 +5,7 @@ import re
 import shlex
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from compress.cli.main import COMMANDS, cli, main
 REPO = Path(__file__).resolve().parents[2]
 README = (REPO / "README.md").read_text(encoding="utf-8")
 OUTPUTS = ("--out", "-o")
+COLUMNS, LINES = 80, 40  # of a screen, where the page of a forge or an editor shows text
 
 
 def blocks() -> list[str]:
@@ -58,6 +60,29 @@ def test_other_lines_write_there_too() -> None:
     assert not [x for x in re.findall(r"> ?([\w./-]+\.yaml)", README) if not x.startswith("out/")]
     for name in re.findall(r'(?:open_model|from_pretrained)\("([^"]+)"', README):
         assert name.startswith("out/")
+
+
+def shown_lines(text: str) -> int:
+    """Lines on a screen: prose is wrapped, blocks and empty lines are as they are."""
+    found, fenced = 0, False
+    for line in text.splitlines():
+        fenced ^= line.startswith("```")
+        found += 1 if fenced or not line else len(textwrap.wrap(line, COLUMNS))
+    return found
+
+
+def test_a_screen_shows_what_it_is_and_how_to_start() -> None:
+    """Title, purpose in one paragraph, the command that installs and does the main job, what that
+    needs, and what it ends with."""
+    first, *rest = re.split(r"^(?=## )", README, flags=re.MULTILINE)
+    title, purpose = first.strip().split("\n\n")
+    assert title == "# compress-model"
+    assert shown_lines(purpose) <= 6
+    start = rest[0]
+    needs = start.index("Needed: ")
+    assert start.index("\nmake demo ") < needs < start.index("\nPerplexity ")
+    assert shown_lines(first + start) <= LINES
+    assert rest[1].startswith("## Install\n")
 
 
 @pytest.mark.long

@@ -16,9 +16,11 @@ from compress.convert.source import look
 from compress.errors import CheckpointError, RecipeError
 from compress.formats import FP8_CACHE
 from compress.quant.scheme import PRESETS, QuantScheme
+from compress.report.terminal.copied import as_blocks
 from compress.verbs import Conversion, dry_export, export, export_table
 from conftest import tree_hashes
 from helpers.exporters.exports import ASYM, CT, SYM, assert_same_weights, copied, opened
+from helpers.pages.copied import blocks_to_copy
 
 # Experts are as other linears here, only more.
 THERE = [
@@ -239,6 +241,10 @@ def test_what_lies_beside_the_weights(compressed: Callable[..., Path], tmp_path:
         in (out / "report" / "report.md").read_text()
     )
     assert "compressed-tensors -> gptq" in (out / "report" / "report.md").read_text()
+    page = out / "report" / "report.html"
+    assert blocks_to_copy(page) == as_blocks(report["open_with"])
+    assert f'from_pretrained("{out}")' in blocks_to_copy(page)[-1]
+    assert "model.layers.0.self_attn.q_proj" in page.read_text()
     # What repeats the source's format for its loaders stays behind.
     back = export(out, CT, tmp_path / "back")
     assert not (tmp_path / "back" / "quantize_config.json").exists()

@@ -230,6 +230,25 @@ STAGES = [
         ),
     ),
     (
+        RTN + "bits: 3\n",
+        ("r.yaml:5: bits: unknown key 'bits'; it is one of a scheme: stages[0].scheme={bits: 3}"),
+    ),
+    (
+        RTN + "    bits: 3\n",
+        (
+            "r.yaml:5: stages[0].bits: unknown key 'bits'; it is one of a scheme:"
+            " stages[0].scheme={bits: 3}"
+        ),
+    ),
+    (
+        RTN + "format: gguf\n",
+        "r.yaml:5: format: unknown key 'format'; it is one of output: output.format",
+    ),
+    (
+        RTN + "samples: 64\n",
+        "r.yaml:5: samples: unknown key 'samples'; it is one of calibration: calibration.samples",
+    ),
+    (
         RTN + "calibration: {dataset: wikitext}\n",
         (
             "r.yaml:5: calibration.dataset: unknown key 'dataset'; sources: [{hub: wikitext}] names"

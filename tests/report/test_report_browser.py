@@ -11,7 +11,7 @@ import pytest
 
 from compress.report.comparison.page import write_page
 from compress.report.comparison.records import Wanted
-from compress.report.html import write_html
+from compress.report.html import export_page, write_html
 from compress.report.records.quality import PlainQuality, TaskNumber, TaskQuality
 from compress.report.schema import Layer, Report
 from helpers.pages.browser import CONTRAST, CUT_OFF, DARK, LIGHT, ask, browse, find, printed_pages
@@ -175,7 +175,7 @@ def test_a_phone_shows_tables_whole(chromium: str, full: Path, tmp_path: Path) -
 
 @pytest.fixture(scope="module")
 def others(report: Report, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """The page of a comparison, and that of a bench."""
+    """The page of a comparison, that of a bench, and that of an export."""
     folder = tmp_path_factory.mktemp("others")
     found = comparison(contenders(15), Wanted("llama.cpp", 5_000_000, 0.05))
     line = "llama-completion -m /a/long/path/of/the/best/result/model.gguf -p 'Once' -n 100 -no-cnv"
@@ -185,7 +185,9 @@ def others(report: Report, tmp_path_factory: pytest.TempPathFactory) -> list[Pat
     speed = {"checkpoint": {"stored_bytes": {"int4 sym g128": 2_635_776}, "steps": steps}}
     told = replace(report, command="bench", quality=None, samples=(), speed=speed)
     write_html(told, folder / "bench.html")
-    return [folder / "compare.html", folder / "bench.html"]
+    facts = [("target", "dense -> gguf"), ("proved", "words " * 30), ("", "and more")]
+    (folder / "export.html").write_bytes(export_page("tale-6m", "a tool", facts, [line, "b\nc"]))
+    return [folder / f"{name}.html" for name in ("compare", "bench", "export")]
 
 
 def test_pages_of_comparisons_and_speed_are_as_good(

@@ -70,7 +70,7 @@ def test_a_function_gets_them(tiny, tmp_path: Path) -> None:
     assert got[0].values["size"] == report.result.bytes
     assert got[1].values["words/perplexity"] > 1
     assert got[2].settings["to"] == "gptq"
-    assert {file.name for file in got[2].files} == {"report.json", "report.md"}
+    assert {file.name for file in got[2].files} == {"report.json", "report.html", "report.md"}
 
 
 def test_names_and_packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -15,25 +15,19 @@ from compress.errors import CheckpointError, OutputError, RequestError
 from compress.events import Event
 from compress.quant.scheme import QuantScheme
 from compress.speed import bench
-from compress.speed import hollow as hollow_module
-from compress.speed import rates as rates_module
 from compress.speed import setting as speed_setting
-from compress.speed import timer as timer_module
 from compress.speed.setting import SpeedSetting, SpeedTexts
 from compress.speed.timer import free_bytes
 from compress_kernels.cpu.library import native
 from helpers import compressed_models, tiny_models
+from helpers.engine.quick_speed import quick_speed
 
 Facts = dict[str, Any]
 
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timer_module, "READ_BYTES", {"cpu": 1 << 20})
-    monkeypatch.setattr(timer_module, "SIDES", {"cpu": 64})
-    monkeypatch.setattr(hollow_module, "ALL_PIECES", 1 << 20)
-    monkeypatch.setattr(rates_module, "BURST", 0.0)
-    monkeypatch.setattr(timer_module, "RUNS", 1)
+    quick_speed(monkeypatch)
 
 
 @pytest.fixture(scope="module")

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from compress.checkpoint import disk
+from compress.checkpoint.in_memory import SOURCE, is_alone
 from compress.checkpoint.output.lock import locked, require_idle
 from compress.checkpoint.output.results import contents, foreign, is_result, remove_result
 from compress.checkpoint.regular import usable
@@ -32,8 +33,9 @@ _TEMPORARY = ".compress-tmp"
 class Output:
     """Where a run writes. All paths are absolute and on one filesystem.
 
-    state: "fresh" (partial does not exist or is empty), "resume" (partial is there to go on
-    with) or "publish" (all work is done, only `publish` was interrupted: call it again).
+    state: "fresh" (partial does not exist, is empty, or holds nothing but the model that the run
+    is of), "resume" (partial is there to go on with) or "publish" (all work is done, only `publish`
+    was interrupted: call it again).
     """
 
     out: Path
@@ -48,6 +50,16 @@ class Output:
     @property
     def replaced(self) -> Path:
         return _beside(self.out, "replaced")
+
+    @property
+    def source(self) -> Path:
+        """Where a model that was in memory is saved for the run."""
+        return self.partial / SOURCE
+
+    @property
+    def is_unmade(self) -> bool:
+        """Whether what will lie in partial is this run's alone."""
+        return not self.partial.exists() or (self.state == "fresh" and is_alone(self.partial))
 
     @property
     def complete(self) -> Path:
@@ -77,7 +89,7 @@ def prepare_output(
     if source is not None:
         _require_apart(out, source.resolve())
     require_idle(*_in_order(out))
-    output = Output(out, _beside(out, "partial"), overwrite, _state(out))
+    output = Output(out, _beside(out, "partial"), overwrite, _state(out, resume=resume))
     if resume:
         _require_resumable(output)
     else:
@@ -175,7 +187,7 @@ def _in_order(out: Path) -> tuple[Path, ...]:
 
 def _require_as_found(output: Output) -> None:
     """OutputError when another process changed what a run found when it looked."""
-    if _state(output.out) != output.state:
+    if _state(output.out, resume=output.state == "resume") != output.state:
         raise OutputError(
             f"another process came to {output.out} and ended since this one began; run this again"
         )
@@ -183,10 +195,12 @@ def _require_as_found(output: Output) -> None:
         _require_replaceable(output)
 
 
-def _state(out: Path) -> Literal["fresh", "resume", "publish"]:
+def _state(out: Path, *, resume: bool) -> Literal["fresh", "resume", "publish"]:
+    """resume: what was saved of a model in memory is something to go on with."""
+    partial = _beside(out, "partial")
     if _beside(out, "publishing").exists():
         return "publish"
-    if _holds_something(_beside(out, "partial")):
+    if _holds_something(partial) and (resume or not is_alone(partial)):
         return "resume"
     return "publish" if _beside(out, "replaced").exists() else "fresh"
 

@@ -31,6 +31,9 @@ HINTS = {
     "compressed-tensors": "; transformers needs it to open results: pip install compressed-tensors",
     "accelerate": "; transformers needs it to open GGUF files: pip install accelerate",
 }
+# Cells of the names' column, so that on a terminal of 80 values go on below values; a longer name,
+# which says of several operations what a word says, has its value behind it.
+WIDEST = 32
 # The installed extra decides which; both write the same files and the last one installed wins.
 EXCLUSIVE = ("onnxruntime", "onnxruntime-gpu")
 
@@ -53,7 +56,7 @@ def command(as_json: bool) -> int:
     if as_json:
         options.print_json({"ok": not problems, "checks": [asdict(check) for check in checks]})
         return 1 if problems else 0
-    width = max(len(check.name) for check in checks)
+    width = max(len(x.name) for x in checks if len(x.name) <= WIDEST)
     for check in checks:
         show(f"{check.name:{width}}  {check.value}")
     click.echo()

@@ -1,4 +1,5 @@
-"""The row of FORMATS for GGUF: no linear has a place of its own in a file that is written whole."""
+"""What the row of FORMATS says of writing GGUF: no linear has a place of its own in a file that is
+written whole. `compress_exporters.gguf` writes it, a room that imports this one."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -8,7 +9,6 @@ from torch import Tensor
 from compress.arch.spec import DecoderSpec
 from compress.checkpoint.shards.layout import Entry
 from compress.errors import RecipeError
-from compress.formats.format import Format
 from compress.formats.storage import WeightStorage
 from compress.quant.scheme import ActivationScheme, QuantScheme
 from compress.quant.tensor import QuantizedTensor
@@ -45,15 +45,3 @@ def no_config(
     if kv_cache is not None:
         raise RecipeError("kv_cache: a GGUF file has no place for the scales of the cache")
     return None
-
-
-ROW = Format(
-    name=NAME,
-    method=NAME,
-    why_not=why_not,
-    layout=layout,
-    encode=encode,
-    config=no_config,
-    reader=None,
-    whole=True,
-)

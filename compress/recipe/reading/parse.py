@@ -9,6 +9,7 @@ from compress.quant.scheme import PRESETS, QuantScheme
 from compress.recipe.reading.budget import check_budget, check_shared, check_types
 from compress.recipe.reading.data import read_calibration, read_evaluation
 from compress.recipe.reading.exports import any_rounds, check_exports, read_exports, with_signs
+from compress.recipe.reading.lost import refuse_lost
 from compress.recipe.reading.overrides import apply_overrides
 from compress.recipe.reading.reader import (
     check_keys,
@@ -19,7 +20,7 @@ from compress.recipe.reading.reader import (
     read,
     read_fields,
 )
-from compress.recipe.reading.stages import as_bytes, check_edits, keys_of_stage, read_stages
+from compress.recipe.reading.stages import as_bytes, check_edits, read_stages
 from compress.recipe.reading.tree import Node, Origin, problem, read_tree, walk
 from compress.recipe.schema import (
     EditStage,
@@ -73,7 +74,7 @@ def parse(
 
 def _read_recipe(root: Node, text: str, overrides: tuple[str, ...]) -> Recipe:
     keys = given(root, SECTIONS)
-    _refuse_lost(keys)
+    refuse_lost(keys, RECIPE_KEYS)
     check_keys(root, keys, RECIPE_KEYS)
     places = Places(MappingProxyType({node.path: node.place for node in walk(root)}))
     name = _read_name(root, keys)
@@ -97,19 +98,6 @@ def _read_recipe(root: Node, text: str, overrides: tuple[str, ...]) -> Recipe:
     )
     check(recipe)
     return with_signs(recipe)
-
-
-def _refuse_lost(keys: Mapping[str, Node]) -> None:
-    """A key of a stage that stands beside the stages: the place is named that it may have meant."""
-    lost = next((key for key in keys if key not in RECIPE_KEYS), None)
-    stages = keys["stages"].content if "stages" in keys else ()
-    if lost is None or not isinstance(stages, tuple):
-        return
-    for index, stage in enumerate(stages):
-        if lost in keys_of_stage(stage):
-            raise problem(
-                keys[lost], f"unknown key {lost!r}; it is one of a stage: stages[{index}].{lost}"
-            )
 
 
 def check(recipe: Recipe) -> None:

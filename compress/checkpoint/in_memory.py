@@ -1,0 +1,22 @@
+"""A model that a program held, as a checkpoint that is there for as long as a verb reads it."""
+
+from pathlib import Path
+
+SOURCE = "source"  # the folder in OUT.partial that it is saved in, for a run
+# Beside the checkpoint: it was in memory. Of which weights, once it is whole.
+MARK = "in-memory-model.json"
+
+
+def is_alone(partial: Path) -> bool:
+    """Whether nothing but such a model, or its folder, lies in OUT.partial: no work has begun."""
+    source = partial / SOURCE
+    if not source.is_dir() or [path.name for path in partial.iterdir()] != [SOURCE]:
+        return False
+    return (source / MARK).is_file() or not any(source.iterdir())
+
+
+def told(path: Path) -> str:
+    """What reports call a checkpoint: its path; the name of one whose files will be gone."""
+    if (path.parent / MARK).is_file():
+        return f"{path.name} (in memory)"
+    return str(path.resolve())
