@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compress.errors import OutputError
@@ -66,6 +66,7 @@ TASKS = st.builds(
 ALL_TASKS = st.dictionaries(WORDS, TASKS, max_size=3)
 
 
+@settings(deadline=None)  # it writes and reads a file, beside others' work
 @given(
     stages=tuples(STAGES),
     quality=st.none() | st.builds(Quality, texts=tuples(TEXTS), tasks=ALL_TASKS),
