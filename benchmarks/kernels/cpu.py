@@ -8,7 +8,9 @@ many and a vector. `peak` is that of as many of its instructions, in registers a
 threads. of_bandwidth and of_peak are their shares of our time; of_roof that of the longer one. Of
 peers the times over ours: a product of int4 with inputs of the same kind, or torch's of a weight in
 bf16. Sides take turns, on copies of the weight that caches do not hold; medians, of processor time
-for one thread and of wall time for more. The result goes to benchmarks/results.
+for one thread and of wall time for more. Threads of a peer spin for work when it has done its own,
+so with more threads a side runs for some milliseconds before it is timed. The result goes to
+benchmarks/results.
 """
 
 import argparse
@@ -34,6 +36,7 @@ from compress_kernels.panels import Math, Panels, by_panel, lay_out
 
 SIDE, GROUP, COLD = 4096, 128, 128 << 20
 ROWS = (1, 8, 64, 512)
+SETTLING = 0.004
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +84,9 @@ def measure(name: str, rows: int, options: argparse.Namespace) -> dict[str, Any]
     peak = at_peak(kind.instruction, kind.each * rows * SIDE * SIDE // options.threads)
     sides.update({} if peak is None else {"peak": peak})
     sides.update(peers(name, x, copies))
-    key = "cpu_s" if options.threads == 1 else "wall_s"
-    taken = {side: times[key] for side, times in alternate(sides, options.rounds).items()}
+    key, settling = ("cpu_s", 0.0) if options.threads == 1 else ("wall_s", SETTLING)
+    of = alternate(sides, options.rounds, settling=settling)
+    taken = {side: times[key] for side, times in of.items()}
     ours = taken["ours"]
     ceilings = {"of_bandwidth": taken["read"] / ours}
     if "peak" in taken:

@@ -46,16 +46,23 @@ def setting() -> dict[str, Any]:
     }
 
 
-def alternate(cases: Cases, rounds: int, calls: int = 1) -> dict[str, dict[str, float]]:
+def alternate(
+    cases: Cases, rounds: int, calls: int = 1, settling: float = 0.0
+) -> dict[str, dict[str, float]]:
     """Median wall and CPU seconds of each case, one run of each a round, first round not counted.
 
     Cases take turns, so that other load on the machine falls on all of them alike. calls: of a case
-    in a run, where one is too short to be timed; seconds are those of one.
+    in a run, where one is too short to be timed; seconds are those of one. settling: for so many
+    seconds a case runs before it is timed, until the threads of the one before have fallen asleep
+    and its own have not.
     """
     walls: dict[str, list[float]] = {name: [] for name in cases}
     cpus: dict[str, list[float]] = {name: [] for name in cases}
     for number in range(rounds + 1):
         for name, run in cases.items():
+            begin = time.perf_counter()
+            while time.perf_counter() - begin < settling:
+                run()
             wall, cpu = time.perf_counter(), time.process_time()
             for _ in range(calls):
                 run()
