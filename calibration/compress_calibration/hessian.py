@@ -43,6 +43,30 @@ class Magnitudes:
 
 
 @dataclass(slots=True)
+class SquareSums:
+    """Running sum of the squares of an input of width K, where no more of it is asked for: K
+    numbers and K products a token in place of K x K."""
+
+    key: str
+    total: Tensor  # fp32 [K]
+    tokens: int = 0
+
+    @classmethod
+    def create(cls, key: str, features: int, *, device: str = "cpu") -> "SquareSums":
+        return cls(key, torch.zeros(features, dtype=torch.float32, device=device))
+
+    def add(self, x: Tensor) -> None:
+        """Add the tokens of x [tokens, K]; none at all is fine."""
+        self.total.add_(x.float().square().sum(dim=0))
+        self.tokens += x.shape[0]
+
+    def mean(self) -> Tensor:
+        """Mean squares fp32 [K], the diagonal of `GramAccumulator.hessian`; DataError like it."""
+        _require_finite(self.key, self.total)
+        return self.total / max(1, self.tokens)
+
+
+@dataclass(slots=True)
 class GramAccumulator:
     """Running sum of xᵀx of the inputs named `key`, of width K."""
 
@@ -77,12 +101,7 @@ class GramAccumulator:
         Raises DataError when an input was NaN or infinite.
         """
         # Any such input leaves its mark on the diagonal, K numbers instead of K x K.
-        bad = (~self.gram.diagonal().isfinite()).nonzero().flatten()
-        if bad.numel():
-            raise DataError(
-                f"inputs of {self.key} are not finite in {bad.numel()} of {self.gram.shape[0]}"
-                f" features (first: {int(bad[0])}); run with --dtype fp32"
-            )
+        _require_finite(self.key, self.gram.diagonal())
         return self.gram / max(1, self.tokens)
 
     def stats(self) -> InputStats:
@@ -91,3 +110,12 @@ class GramAccumulator:
             return InputStats(self.hessian(), self.tokens)
         mean = self.magnitudes.total / max(1, self.tokens)
         return InputStats(self.hessian(), self.tokens, self.magnitudes.peak, mean)
+
+
+def _require_finite(key: str, sums: Tensor) -> None:
+    bad = (~sums.isfinite()).nonzero().flatten()
+    if bad.numel():
+        raise DataError(
+            f"inputs of {key} are not finite in {bad.numel()} of {len(sums)} features"
+            f" (first: {int(bad[0])}); run with --dtype fp32"
+        )

@@ -15,8 +15,9 @@ class ExportOptions:
     round_scales: let scales change that the format cannot hold exactly. Formats of checkpoints:
     shard_size, most bytes of one file, "5GB". Other runtimes: dtype, max_context, accuracy_level
     and in_place as in `compress-model export --help`; of GGUF files embedding, type, and text or
-    imatrix; verify: compare what is written with the weights. overwrite: replace an earlier result.
-    dry_run: only report what would be written. push, track: as in RunOptions.
+    imatrix; imatrix_out, where what columns multiply in that text goes, for llama-quantize; verify:
+    compare what is written with the weights. overwrite: replace an earlier result. dry_run: only
+    report what would be written. push, track: as in RunOptions.
     """
 
     round_scales: bool = False
@@ -29,6 +30,7 @@ class ExportOptions:
     type: str | None = None
     imatrix: str | None = None
     text: str | None = None
+    imatrix_out: str | None = None
     verify: bool = True
     overwrite: bool = False
     dry_run: bool = False

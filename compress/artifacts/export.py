@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from compress.artifacts import in_place
+from compress.artifacts.imatrix_place import deliver, imatrix_place
 from compress.artifacts.plan import ArtifactPlan, ArtifactTarget, plan_artifact
 from compress.artifacts.report import ArtifactReport, Made, as_json, build, size_of, write
 from compress.checkpoint.output.publishing import prepare, published
@@ -16,6 +17,7 @@ from compress.checkpoint.regular import usable
 from compress.errors import OutputError
 from compress.events import Progress, by_tenths, note, silent
 from compress_exporters.exporter import InPlace, Written
+from compress_exporters.gguf.imatrix_write import write_imatrix
 
 STAGE = "export"
 
@@ -28,7 +30,7 @@ def dry_artifact(
     overwrite: bool = False,
 ) -> ArtifactReport:
     """The report of an export that is not done; refuses all that an export into `out` would."""
-    plan = plan_artifact(model, target, out)
+    plan = _planned(model, target, out, overwrite=overwrite)
     where = None if out is None else usable(out, "out", OutputError).absolute()
     if plan.beside is not None:
         where = _place(plan, plan.beside, overwrite=overwrite).folder
@@ -51,7 +53,7 @@ def export_artifact(
     out: None where the target's options say that it goes beside the weights. verify: prove it
     before it appears. Raises a CompressError for whatever the user can mend.
     """
-    plan = plan_artifact(model, target, out)
+    plan = _planned(model, target, out, overwrite=overwrite)
     work = partial(_work, plan, verify=verify, progress=progress or silent)
     if plan.beside is not None:
         return _added(_place(plan, plan.beside, overwrite=overwrite), work)
@@ -62,9 +64,20 @@ def export_artifact(
     def whole() -> ArtifactReport:
         report = work(output.partial, output.out, lambda _: output.partial)
         write(report, output.partial)
+        if plan.imatrix is not None:
+            deliver(plan.imatrix, output.partial)
         return report
 
     return published(output, whole)
+
+
+def _planned(
+    model: str | Path, target: ArtifactTarget, out: str | Path | None, *, overwrite: bool
+) -> ArtifactPlan:
+    """With the place of what is measured, which is looked at before the model is."""
+    asked = target.options.imatrix_out
+    place = None if asked is None else imatrix_place(asked, out, overwrite=overwrite)
+    return replace(plan_artifact(model, target, out), imatrix=place)
 
 
 def _needed(plan: ArtifactPlan) -> int:
@@ -80,15 +93,19 @@ def _needed(plan: ArtifactPlan) -> int:
 def _rounded(
     plan: ArtifactPlan, folder: Path, progress: Progress
 ) -> Iterator[tuple[ArtifactPlan, tuple[str, ...]]]:
-    """The plan with weights rounded by its text, and with what there is to tell of them."""
+    """The plan with weights rounded by its text, and with what there is to tell of them. What the
+    text makes columns multiply lies in the folder then, where it is asked for."""
     if plan.options.text is None:
         yield plan, ()
         return
     # Late: blocks of transformers' own run for it.
-    from compress.artifacts.rounding.of_export import rounded, tokens_of_text
+    from compress.artifacts.rounding.of_export import Purpose, files_of, rounded, tokens_of_text
 
-    tokens = tokens_of_text(plan)
-    with rounded(plan.source, plan.planned, tokens, folder, progress) as found:
+    tokens, purpose = tokens_of_text(plan), Purpose.of(plan)
+    with rounded(plan.source, plan.planned, tokens, folder, progress, purpose) as found:
+        if plan.imatrix is not None:
+            path = folder / plan.imatrix.path.name
+            write_imatrix(path, found.importance, found.chunk, files_of(plan))
         yield replace(plan, planned=found.planned), found.told
 
 
@@ -122,7 +139,9 @@ def _work(
     with _rounded(plan, folder, progress) as (plan, told):
         count = by_tenths(progress, STAGE, "tenth of the weights")
         written = plan.planned.write(folder, lambda name, done, total: count(done, total))
-        written = replace(written, notes=(*written.notes, *told))
+        beside = (plan.imatrix.path.name,) if plan.imatrix and plan.imatrix.inside else ()
+        notes = (*written.notes, *told)
+        written = replace(written, notes=notes, beside=(*written.beside, *beside))
     size = size_of(folder, written)
     proved_in = move(written)
     seconds, proof = {"write": time.perf_counter() - began}, None

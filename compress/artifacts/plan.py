@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from compress.artifacts.imatrix_place import ImatrixPlace
 from compress.checkpoint import Checkpoint, resolve_model
 from compress.checkpoint.ties import settled
 from compress.errors import RecipeError
@@ -22,12 +23,14 @@ class ArtifactTarget:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ArtifactPlan:
-    """What an export would write: `planned`, by the target `exporter` of `source`."""
+    """What an export would write: `planned`, by the target `exporter` of `source`. imatrix: where
+    what its text makes columns multiply goes, if anywhere."""
 
     source: Weights
     exporter: Exporter
     options: Options
     planned: PlannedExport
+    imatrix: ImatrixPlace | None = None
 
     @property
     def beside(self) -> InPlace | None:
@@ -53,11 +56,7 @@ def plan_artifact(
     if options.max_context is not None and options.max_context < 1:
         raise RecipeError(f"--max-context is {options.max_context}; it is 1 position or more")
     check_options(exporter, options)
-    if options.text is not None and (options.type is None or options.imatrix is not None):
-        raise RecipeError(
-            f"--text is {options.text}; weights are rounded to --type by it, or weighed by"
-            " --imatrix: give --type, and one of the two"
-        )
+    _check_text(options)
     if options.in_place:
         _require_in_place(exporter, out)
     checkpoint = Checkpoint.open(resolve_model(model))
@@ -74,9 +73,29 @@ def check_options(exporter: Exporter, options: Options) -> None:
             f"--dtype is {options.dtype}, and --to {exporter.name} has"
             f" {' and '.join(exporter.dtypes)}"
         )
-    for name in ("embedding", "type", "imatrix", "text"):
+    for name in ("embedding", "type", "imatrix", "text", "imatrix_out"):
         if getattr(options, name) is not None and not exporter.blocks:
-            raise RecipeError(f"--{name} is for gguf, and --to is {exporter.name}; leave it out")
+            option = name.replace("_", "-")
+            raise RecipeError(f"--{option} is for gguf, and --to is {exporter.name}; leave it out")
+
+
+def _check_text(options: Options) -> None:
+    """RecipeError where there is a text and no use for it, or a use and no text."""
+    text, measured = options.text, options.imatrix_out
+    if measured is not None and text is None:
+        raise RecipeError(
+            f"--imatrix-out is {measured}, and importance is measured on a text; give --text FILE"
+        )
+    if text is not None and options.type is None and measured is None:
+        raise RecipeError(
+            f"--text is {text}; weights are rounded to --type by it, or importance is measured on"
+            " it: give --type, or --imatrix-out FILE"
+        )
+    if text is not None and options.imatrix is not None:
+        raise RecipeError(
+            f"--text is {text}, and --imatrix {options.imatrix}; weights are rounded by one of the"
+            " two: leave the other out"
+        )
 
 
 def _require_in_place(exporter: Exporter, out: str | Path | None) -> None:

@@ -36,12 +36,12 @@ class ArtifactReport:
     """The content of report.json.
 
     source: path, format, bytes of the weight files. result: path, target, files, bytes (in GGUF
-    of model.gguf, not of the small files beside it), and linked_bytes: those of the source's
-    weights that it reads where they are. schemes: number of
-    quantized layers of the source by scheme. exports: one row, as in the report of a run; none for
-    a plan. detail: what the proof compared, a line each. fused: number of operators by name that do
-    several steps at once. unfused: what stayed in single steps, and why. written: False for a plan.
-    seconds: of writing and of verifying.
+    of model.gguf, not of the small files beside it), linked_bytes: those of the source's weights
+    that it reads where they are, and imatrix: the path of what was measured for llama-quantize, or
+    None. schemes: number of quantized layers of the source by scheme. exports: one row, as in the
+    report of a run; none for a plan. detail: what the proof compared, a line each. fused: number of
+    operators by name that do several steps at once. unfused: what stayed in single steps, and why.
+    written: False for a plan. seconds: of writing and of verifying.
     """
 
     source: Mapping[str, Any]
@@ -116,6 +116,7 @@ def build(plan: ArtifactPlan, out: Path | None, made: Made | None = None) -> Art
             "target": target,
             "bytes": plan.planned.size if made is None else made.size,
             "linked_bytes": plan.planned.linked,
+            "imatrix": None if plan.imatrix is None else str(plan.imatrix.path),
             "files": [*written.files, *written.beside],
         },
         schemes=_schemes(source),
@@ -201,6 +202,7 @@ def _facts(report: ArtifactReport) -> list[tuple[str, str]]:
         ("target", f"{before['format']} -> {after['target']}"),
         ("size", sizes),
         *([("layers", schemes)] if schemes else []),
+        *_measured(report),
         *(("note", line) for line in report.notes),
         *(("fused", f"{n} x {name}") for name, n in report.fused.items()),
         *(("unfused", f"{name}: {why}") for name, why in report.unfused.items()),
@@ -230,6 +232,13 @@ def _linked(result: Mapping[str, Any]) -> str:
     return f"; {shown_size(linked)} of the source stay where they are" if linked else ""
 
 
+def _measured(report: ArtifactReport) -> list[tuple[str, str]]:
+    path = report.result["imatrix"]
+    if path is None:
+        return []
+    return [("imatrix", f"{path}{'' if report.written else ', which would be written'}")]
+
+
 def _card(report: ArtifactReport) -> str:
     """README.md of the result. It is the same for two equal exports, so it holds no times."""
     name, target = words(Path(report.source["path"]).name), report.result["target"]
@@ -250,9 +259,13 @@ Proof: {words(proved(report.exports[0]))}.
 
 
 def _blocks(report: ArtifactReport) -> str:
-    """FOLDER is where the artifact lies."""
-    place = str(report.result["path"])
-    lines = (line.replace(place, "FOLDER") for line in report.exports[0].open_with)
+    """FOLDER is where the artifact lies; what lies elsewhere has its name alone."""
+    place, imatrix = str(report.result["path"]), report.result["imatrix"]
+    elsewhere = imatrix is not None and not Path(imatrix).is_relative_to(place)
+    lines = (
+        (line.replace(imatrix, Path(imatrix).name) if elsewhere else line).replace(place, "FOLDER")
+        for line in report.exports[0].open_with
+    )
     return "".join(f"\n```\n{line}\n```\n" for line in lines)
 
 

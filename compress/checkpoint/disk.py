@@ -29,6 +29,8 @@ _REMEDIES: Mapping[int, str] = MappingProxyType(
     }
 )
 
+# What to do where a disk refuses, if nothing better is known: a run is resumed.
+RESUME = "look after the disk, then run again with --resume"
 
 # What work and its end take at once: the lock, the spare one, a file read and a file written.
 _HANDLES = 4
@@ -139,9 +141,7 @@ def rmdir(path: Path) -> None:
 
 
 @contextmanager
-def refusing(
-    doing: str, remedy: str = "look after the disk, then run again with --resume"
-) -> Iterator[None]:
+def refusing(doing: str, remedy: str = RESUME) -> Iterator[None]:
     """Turn an OSError into one OutputError line: `cannot DOING: reason; remedy`.
 
     remedy: for errors that have none of their own.

@@ -44,7 +44,8 @@ class Options:
     files, the mixture of types that dense weights are rounded to, by llama.cpp's name (Q4_K_M).
     imatrix: path of a file of llama-imatrix, which says what errors in a column weigh. text: a
     file, or several by a pattern: weights are rounded by what they read of it; in a recipe
-    CALIBRATION, the recipe's own.
+    CALIBRATION, the recipe's own. imatrix_out: path of a file, for llama-quantize, of what columns
+    multiply in that text.
     """
 
     dtype: DenseDtype | None = None
@@ -56,6 +57,7 @@ class Options:
     type: str | None = None
     imatrix: str | None = None
     text: str | None = None
+    imatrix_out: str | None = None
 
     @property
     def computed(self) -> Literal["fp32", "fp16"]:

@@ -26,6 +26,15 @@ def llama(file: Path, *, chats: bool) -> tuple[str, ...]:
     return (*(() if chats else (text,)), f"llama-cli -m {model}", f"llama-server -m {model}")
 
 
+def quantize(file: Path, imatrix: Path, *, again: bool) -> str:
+    """llama.cpp's own rounding, by importance that was measured. again: some of the file is rounded
+    already, which it does not take without a word."""
+    places = (str(imatrix), str(file), f"{file.parent}-Q4_K_M.gguf")
+    weighed, source, target = map(shlex.quote, places)
+    allowed = "--allow-requantize " if again else ""
+    return f"llama-quantize {allowed}--imatrix {weighed} {source} {target} Q4_K_M"
+
+
 def genai(folder: Path) -> tuple[str, ...]:
     """onnxruntime-genai writes a text."""
     script = _GENAI.format(folder=json.dumps(str(folder)), prompt=json.dumps(PROMPT))

@@ -20,6 +20,7 @@ OTHERS = frozenset(
         *("--saveEngine", "--onnx", "--stronglyTyped", "--model", "--modules", "--verify"),
         *("--force-reinstall", "--index-url", "--gen_kwargs", "--save", "--gen", "--model_args"),
         *("--help", "--version", "--json", "--seed", "--model-args", "--merge"),
+        "--allow-requantize",
     }
 )
 

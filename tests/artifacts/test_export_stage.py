@@ -121,7 +121,7 @@ def test_options_are_those_of_the_exporters() -> None:
     ours = {item.name: item.default for item in fields(ExportConfig)}
     theirs = {item.name: item.default for item in fields(Options)}
     assert theirs.pop("in_place") is False  # artifacts of a recipe have folders of their own
-    assert theirs.pop("imatrix") is theirs.pop("text") is None
+    assert theirs.pop("imatrix") is theirs.pop("text") is theirs.pop("imatrix_out") is None
     assert {k: v for k, v in ours.items() if k not in ("to", "verify")} == theirs
     config = ExportConfig("gguf", "fp16", 7, True, 0, "q6_k", "Q4_K_M")
     assert recipe_exports._options(config) == Options(

@@ -253,8 +253,15 @@ def test_a_text_is_for_types(model: Path, text: Path, tmp_path: Path, capsys: An
     with pytest.raises(RecipeError) as problem:
         dry_artifact(model, ArtifactTarget("gguf", Options(text=str(text))))
     assert str(problem.value) == (
-        f"--text is {text}; weights are rounded to --type by it, or weighed by --imatrix: give"
-        " --type, and one of the two"
+        f"--text is {text}; weights are rounded to --type by it, or importance is measured on it:"
+        " give --type, or --imatrix-out FILE"
+    )
+    both = Options(type=TYPE, text=str(text), imatrix="m.gguf")
+    with pytest.raises(RecipeError) as problem:
+        dry_artifact(model, ArtifactTarget("gguf", both))
+    assert str(problem.value) == (
+        f"--text is {text}, and --imatrix m.gguf; weights are rounded by one of the two: leave the"
+        " other out"
     )
     (tmp_path / "empty.txt").write_text("")
     with pytest.raises(DataError):

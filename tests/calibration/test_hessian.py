@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compress.errors import DataError
-from compress_calibration.hessian import GramAccumulator
+from compress_calibration.hessian import GramAccumulator, SquareSums
 
 
 def normal(tokens, features, seed=0):
@@ -21,6 +21,18 @@ def test_the_hessian_is_the_mean_outer_product(dtype):
     exact = x.double().T @ x.double() / 300
     torch.testing.assert_close(sums.hessian().double(), exact, rtol=1e-5, atol=1e-6)
     assert sums.hessian().dtype == torch.float32
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_squares_alone_are_the_diagonal(dtype):
+    x = normal(300, 24).to(dtype)
+    sums = SquareSums.create("q", 24)
+    assert torch.equal(sums.mean(), torch.zeros(24))
+    for part in x.split([200, 0, 100]):
+        sums.add(part)
+    assert sums.tokens == 300
+    exact = x.double().square().mean(0)
+    torch.testing.assert_close(sums.mean().double(), exact, rtol=1e-5, atol=1e-6)
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=5))
@@ -57,3 +69,7 @@ def test_inputs_that_are_not_finite_are_named(bad):
     message = r"inputs of mlp\.down_proj are not finite in 1 of 4 features \(first: 2\); run with"
     with pytest.raises(DataError, match=message):
         sums.hessian()
+    squares = SquareSums.create("mlp.down_proj", 4)
+    squares.add(x)
+    with pytest.raises(DataError, match=message):
+        squares.mean()

@@ -77,6 +77,10 @@ OUTPUTS = {
     "run": ("run", "int8-rtn", "--model", "MODEL", "--out", "INPUT"),
     "export": ("export", "MODEL", "--to", "onnx", "--out", "INPUT"),
     "eval": ("eval", "MODEL", "--text", "TEXT", "--out", "INPUT"),
+    "importance": (
+        *("export", "MODEL", "--to", "gguf", "--dry-run", "--text", "TEXT"),
+        *("--imatrix-out", "INPUT"),
+    ),
     "roofline": ("roofline", "MODEL", "--out", "INPUT"),
 }
 

@@ -55,3 +55,13 @@ def modelopt_python() -> Path:
 def llama_cpp_python() -> Path:
     """Interpreter that has llama-cpp-python, found as vLLM's is."""
     return _interpreter("llama-cpp-python", "LLAMA_CPP_PYTHON", "llama-cpp-python")
+
+
+@pytest.fixture(scope="session")
+def tools() -> Path:
+    """$LLAMA_CPP_TOOLS, the folder of llama-quantize and llama-imatrix
+    (benchmarks/peers/README.md)."""
+    folder = os.environ.get("LLAMA_CPP_TOOLS")
+    if folder is None:
+        pytest.skip("needs llama-quantize in $LLAMA_CPP_TOOLS, see benchmarks/peers/README.md")
+    return Path(folder)

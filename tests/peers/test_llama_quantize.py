@@ -1,7 +1,4 @@
-"""Types of mixtures as llama-quantize itself chooses them, and its files read as checkpoints.
-
-$LLAMA_CPP_TOOLS is the folder of llama-quantize (benchmarks/peers/README.md).
-"""
+"""Types of mixtures as llama-quantize itself chooses them, and its files read as checkpoints."""
 
 import os
 import subprocess
@@ -35,14 +32,6 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "17 layers": ("qwen2", {**WIDE, "num_hidden_layers": 17}),
     "turned": ("gpt2", {"n_embd": 256, "n_layer": 8}),
 }
-
-
-@pytest.fixture(scope="module")
-def tools() -> Path:
-    folder = os.environ.get("LLAMA_CPP_TOOLS")
-    if folder is None:
-        pytest.skip("needs llama-quantize in $LLAMA_CPP_TOOLS, see benchmarks/peers/README.md")
-    return Path(folder)
 
 
 @pytest.mark.parametrize("case", MODELS)

@@ -1,20 +1,22 @@
-"""An export's dense weights, rounded by what they read of a text before the file is written."""
+"""An export's dense weights, rounded by what they read of a text before the file is written; and
+what that is, for other programs to round by."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch import Tensor
 
 from compress.artifacts.plan import ArtifactPlan
+from compress.artifacts.rounding.measured import importance_of, measured_file
 from compress.artifacts.rounding.prepare import (
     RoundingTokens,
     block_rounding,
     chain_of,
     working_bytes,
 )
-from compress.artifacts.rounding.walk import RoundedTensor, round_along, units
+from compress.artifacts.rounding.walk import BlockRounding, RoundedTensor, round_along, units
 from compress.blocks.skeleton import Skeleton
 from compress.checkpoint import disk
 from compress.checkpoint.shards.header import main_dtype
@@ -26,10 +28,13 @@ from compress.report.units import counted
 from compress.text.tokenizer import load_tokenizer
 from compress_calibration.config import CalibrationConfig, SourceConfig
 from compress_calibration.dataset import build
+from compress_calibration.readers import source_files
 from compress_exporters.exporter import PlannedExport
+from compress_exporters.gguf.imatrix_write import Importance
+from compress_exporters.gguf.plan import ToRound
 from compress_exporters.gguf.target import PlannedGguf
 
-STAGE = "round"
+ROUND, MEASURE = "round", "measure"
 SAMPLES, LENGTH = 128, 512  # rows of tokens, as many as a recipe's calibration has
 WORKING = "rounding"
 IN_MEMORY = 256 << 20  # bytes of hidden states; more are kept in files
@@ -37,10 +42,27 @@ IN_MEMORY = 256 << 20  # bytes of hidden states; more are kept in files
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RoundedExport:
-    """planned: the file, with the rows that go into it. told: a line each on how they came out."""
+    """planned: the file, with the rows that go into it. told: a line each on how they came out.
+    importance: what columns multiply, by name of the tensor in GGUF, where it was asked for. chunk:
+    tokens of a row."""
 
     planned: PlannedGguf
     told: tuple[str, ...]
+    importance: Mapping[str, Importance]
+    chunk: int
+
+
+@dataclass(frozen=True, slots=True)
+class Purpose:
+    """What a text is for. rounds: weights are rounded by it. measures: it is kept what columns
+    multiply, behind rounded blocks where weights are rounded."""
+
+    rounds: bool = True
+    measures: bool = False
+
+    @classmethod
+    def of(cls, plan: ArtifactPlan) -> "Purpose":
+        return cls(plan.options.type is not None, plan.imatrix is not None)
 
 
 def data_of(text: str, context: int) -> CalibrationConfig:
@@ -52,13 +74,20 @@ def data_of(text: str, context: int) -> CalibrationConfig:
 
 def beside_bytes(plan: ArtifactPlan) -> int:
     """What lies beside the file while it is made."""
-    return bytes_beside(plan.source, plan.planned, _data(plan))
+    return bytes_beside(plan.source, plan.planned, _data(plan), Purpose.of(plan))
 
 
-def bytes_beside(source: Weights, planned: PlannedExport, data: CalibrationConfig) -> int:
+def bytes_beside(
+    source: Weights,
+    planned: PlannedExport,
+    data: CalibrationConfig,
+    purpose: Purpose = Purpose(),
+) -> int:
     """As `beside_bytes`, of any calibration."""
-    dtype, to_round = compute_dtype(_stored(source), "cpu", None), as_gguf(planned).plan.to_round
-    return working_bytes(source.spec, to_round, data.samples, data.length, dtype)
+    work = _work(source, as_gguf(planned), Path(), purpose)
+    return working_bytes(
+        work, data.samples, data.length, compute_dtype(_stored(source), "cpu", None)
+    )
 
 
 @contextmanager
@@ -68,6 +97,7 @@ def rounded(
     tokens: RoundingTokens,
     folder: Path,
     progress: Progress,
+    purpose: Purpose = Purpose(),
 ) -> Iterator[RoundedExport]:
     """What was planned, with rounded rows, which are there until the context ends.
 
@@ -77,7 +107,8 @@ def rounded(
     with disk.refusing(f"make {place}"):
         disk.mkdir(place)
     try:
-        yield _rounded(source, as_gguf(planned), tokens, place, progress)
+        work = _work(source, as_gguf(planned), place, purpose)
+        yield _rounded(work, as_gguf(planned), tokens, place, progress)
     finally:
         with suppress(OSError):
             disk.remove_tree(place)
@@ -91,23 +122,46 @@ def tokens_of_text(plan: ArtifactPlan) -> RoundingTokens:
     return scratch_tokens(found.ids, found.mask, data)
 
 
+def files_of(plan: ArtifactPlan) -> list[str]:
+    """Names of the files of the text, without their folders: what is made is the same wherever
+    they lie."""
+    return [path.name for source in _data(plan).sources for path in source_files(source)]
+
+
 def scratch_tokens(ids: Tensor, mask: Tensor | None, data: CalibrationConfig) -> RoundingTokens:
     """Of an export, which is not resumed: nothing outlives it."""
     return RoundingTokens(ids, mask, data.spill_bytes, scratch=IN_MEMORY)
 
 
+def _work(source: Weights, planned: PlannedGguf, place: Path, purpose: Purpose) -> BlockRounding:
+    plan = planned.plan
+    to_round = plan.to_round if purpose.rounds else ToRound({}, None)
+    work = block_rounding(source, to_round, place, KQuantsConfig())
+    return replace(work, measured=measured_file(plan, place)) if purpose.measures else work
+
+
 def _rounded(
-    source: Weights, planned: PlannedGguf, tokens: RoundingTokens, place: Path, progress: Progress
+    work: BlockRounding,
+    planned: PlannedGguf,
+    tokens: RoundingTokens,
+    place: Path,
+    progress: Progress,
 ) -> RoundedExport:
-    spec, dtype = source.spec, compute_dtype(_stored(source), "cpu", None)
-    skeleton = Skeleton(source.checkpoint.config, spec, dtype=dtype)
-    work = block_rounding(source, planned.plan.to_round, place, KQuantsConfig())
+    source, rounds = work.weights, bool(work.to_round.weights)
+    dtype = compute_dtype(_stored(source), "cpu", None)
+    skeleton = Skeleton(source.checkpoint.config, source.spec, dtype=dtype)
     chain = chain_of(source, skeleton, tokens, place)
-    names, layers = units(spec), list[RoundedTensor]()
+    names, layers = units(source.spec), list[RoundedTensor]()
     for done, (unit, made) in enumerate(round_along(work, chain), 1):
         layers += made
-        progress(Event(STAGE, unit, done, len(names), 0.0))
-    return RoundedExport(planned.with_rows(work.blocks), told(layers))
+        progress(Event(ROUND if rounds else MEASURE, unit, done, len(names), 0.0))
+    found = work.measured
+    return RoundedExport(
+        planned.with_rows(work.blocks) if rounds else planned,
+        told(layers) if rounds else (),
+        {} if found is None else importance_of(planned.plan.multiplied, found),
+        tokens.ids.shape[1],
+    )
 
 
 def told(layers: Sequence[RoundedTensor]) -> tuple[str, ...]:

@@ -6,7 +6,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from compress.arch.spec import DecoderSpec
 from compress.artifacts.rounding.block_file import BlockFile, block_file
 from compress.artifacts.rounding.walk import BlockRounding
 from compress.blocks.skeleton import Skeleton
@@ -61,9 +60,9 @@ def _half(scratch: int | None) -> int | None:
     return None if scratch is None else scratch // 2
 
 
-def working_bytes(
-    spec: DecoderSpec, to_round: ToRound, rows: int, length: int, dtype: torch.dtype
-) -> int:
-    """What the working folder takes: rounded rows, and states before and behind a block."""
-    states = len(STATES) * rows * length * spec.hidden * dtype.itemsize
-    return blocks_of(to_round, Path()).nbytes + states
+def working_bytes(work: BlockRounding, rows: int, length: int, dtype: torch.dtype) -> int:
+    """What the working folder takes: rounded rows, what columns multiply, and states before and
+    behind a block."""
+    states = len(STATES) * rows * length * work.spec.hidden * dtype.itemsize
+    measured = 0 if work.measured is None else work.measured.rows.nbytes
+    return work.blocks.nbytes + measured + states

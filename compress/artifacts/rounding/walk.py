@@ -1,4 +1,4 @@
-"""The walk that rounds a model into llama.cpp's blocks.
+"""The walk that rounds a model into llama.cpp's blocks, or only looks at what it reads.
 
 At each block it is seen what the linears read, they are rounded with that in view
 (compress.methods.k_quants), and the block runs on with what the file will hold. Only one block, its
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from compress.arch.spec import BlockSpec, DecoderSpec, LinearSpec
 from compress.artifacts.rounding.block_file import BlockFile
+from compress.artifacts.rounding.measured import MeasuredFile
 from compress.blocks.linear import set_linear_weight
 from compress.blocks.walk import Chain, LoadedBlock, walk
 from compress.formats.weights import Weights
@@ -20,8 +21,8 @@ from compress.methods.k_quants import KQuantsConfig, RoundedBlocks, round_weight
 from compress.methods.observed import UNOBSERVED, Observed
 from compress.methods.outcome import judge
 from compress.plan.row_counts import ROWS_AT_ONCE
-from compress_calibration.block_inputs import HESSIAN_BYTES, block_grams
-from compress_calibration.hessian import GramAccumulator, InputStats
+from compress_calibration.block_inputs import HESSIAN_BYTES, block_grams, block_squares
+from compress_calibration.hessian import GramAccumulator, InputStats, SquareSums
 from compress_exporters.gguf.plan import ToRound
 from compress_kernels import decode_blocks
 
@@ -46,13 +47,15 @@ class RoundedTensor:
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockRounding:
     """weights: of the model, dense. to_round: what of them is rounded to what. blocks: where the
-    rows go."""
+    rows go. measured: where it is kept what columns multiply, if it is; of all that it has a place
+    for, rounded or not."""
 
     weights: Weights
     to_round: ToRound
     blocks: BlockFile
     config: KQuantsConfig
     device: str = "cpu"
+    measured: MeasuredFile | None = None
 
     @property
     def spec(self) -> DecoderSpec:
@@ -66,6 +69,15 @@ class BlockRounding:
 
     def rounded_in(self, block: BlockSpec) -> list[LinearSpec]:
         return [x for x in block.linears if self.is_rounded(x.tensor)]
+
+    def only_measured_in(self, block: BlockSpec) -> list[LinearSpec]:
+        kept = () if self.measured is None else self.measured
+        return [x for x in block.linears if x.tensor in kept and not self.is_rounded(x.tensor)]
+
+    def keep(self, tensor: str, mean: Tensor, tokens: int) -> None:
+        """Mean squares fp32 [K] of what the columns of a weight multiply, if that is kept."""
+        if self.measured is not None and tensor in self.measured:
+            self.measured.write(tensor, mean, tokens)
 
 
 Unit = tuple[str, list[RoundedTensor]]
@@ -137,6 +149,7 @@ def _block(work: BlockRounding, block: LoadedBlock) -> list[RoundedTensor]:
     linears = work.rounded_in(block.spec)
     waiting: list[tuple[LinearSpec, RoundedBlocks]] = []
     found: dict[str, RoundedTensor] = {}
+    _measure(work, block)
     for together in observed_together(linears):
         grams = block_grams(block, together)
         for linear, rounded, tokens in _solve(work, together, grams):
@@ -147,6 +160,15 @@ def _block(work: BlockRounding, block: LoadedBlock) -> list[RoundedTensor]:
         weight = decode_blocks(rounded.kind, rounded.data)
         set_linear_weight(block.module, linear, weight)
     return [found[x.tensor] for x in linears]
+
+
+def _measure(work: BlockRounding, block: LoadedBlock) -> None:
+    """What those multiply that are not rounded, where that is kept."""
+    linears = work.only_measured_in(block.spec)
+    sums = block_squares(block, linears) if linears else {}
+    for linear in linears:
+        found = sums[linear.shared_input]
+        work.keep(linear.tensor, found.mean(), found.tokens)
 
 
 def observed_together(linears: Sequence[LinearSpec]) -> Iterator[list[LinearSpec]]:
@@ -169,6 +191,8 @@ def _solve(
     for members in _by(linears, lambda x: x.shared_input):
         # Each sum goes as its mean comes, or both would be in memory.
         stats = grams.pop(members[0].shared_input).stats()
+        for linear in members:
+            work.keep(linear.tensor, stats.hessian.diagonal(), stats.tokens)
         expert = members[0].expert is not None
         seen = Observed(stats.hessian, expert_tokens=stats.tokens if expert else None)
         for alike in _by(members, lambda x: work.kind(x.tensor)):
@@ -199,19 +223,33 @@ def _head(work: BlockRounding, chain: Chain) -> list[RoundedTensor]:
     """What the output head multiplies by, as it reads the last block's outputs behind the norm."""
     tensor = work.to_round.head
     if tensor is None:
+        _measure_head(work, chain)
         return []
     stats = _final_stats(chain)
+    work.keep(tensor, stats.hessian.diagonal(), stats.tokens)
     return [_by_rows(work, tensor, Observed(stats.hessian), stats.tokens)]
+
+
+def _measure_head(work: BlockRounding, chain: Chain) -> None:
+    if work.measured is None:
+        return
+    sums = SquareSums.create(HEAD, chain.weights.spec.hidden, device=chain.skeleton.device)
+    _read_final(chain, sums.add)
+    work.keep(work.measured.head, sums.mean(), sums.tokens)
 
 
 def _final_stats(chain: Chain) -> InputStats:
     width, device = chain.weights.spec.hidden, chain.skeleton.device
     gram = GramAccumulator.create(HEAD, width, device=device)
+    _read_final(chain, gram.add)
+    return gram.stats()
+
+
+def _read_final(chain: Chain, add: Callable[[Tensor], None]) -> None:
+    """What the head reads, [tokens, hidden] of each batch."""
     for batch, read in zip(chain.batches, chain.final(), strict=True):  # [rows, length, hidden]
         mask = batch.mask
-        rows = read.reshape(-1, read.shape[-1]) if mask is None else read[mask.to(read.device)]
-        gram.add(rows)
-    return gram.stats()
+        add(read.reshape(-1, read.shape[-1]) if mask is None else read[mask.to(read.device)])
 
 
 def _by_rows(

@@ -134,19 +134,31 @@ def publish(output: Output, working: Iterable[str] = ()) -> None:
             remove_result(output.replaced)
 
 
-def write_atomic(path: Path, data: bytes) -> None:
-    """Replace a file so that a reader (or a crash) sees the old bytes or the new, never a mix."""
+def write_atomic(path: Path, data: bytes, remedy: str = disk.RESUME) -> None:
+    """Replace a file so that a reader (or a crash) sees the old bytes or the new, never a mix.
+
+    remedy: for errors of the disk that have none of their own.
+    """
     temporary = path.with_name(path.name + _TEMPORARY)
-    with disk.refusing(f"write {path}"):
-        fd = disk.open_write(temporary)
+    with disk.refusing(f"write {path}", remedy):
         try:
-            disk.truncate(fd, len(data))
-            disk.write_all(fd, memoryview(data), 0)
-            disk.fsync(fd)
-        finally:
-            os.close(fd)
-        disk.rename(temporary, path)
+            _write_new(temporary, data)
+            disk.rename(temporary, path)
+        except BaseException:
+            with suppress(OSError):
+                disk.unlink(temporary)
+            raise
         disk.fsync_path(path.parent)
+
+
+def _write_new(path: Path, data: bytes) -> None:
+    fd = disk.open_write(path)
+    try:
+        disk.truncate(fd, len(data))
+        disk.write_all(fd, memoryview(data), 0)
+        disk.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def free_bytes(path: Path) -> int:

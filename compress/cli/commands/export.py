@@ -96,6 +96,12 @@ class FormatsInHelp(click.Command):
     help="Round to --type by what the layers read of a text, as GPTQ does (gguf).",
 )
 @click.option(
+    "--imatrix-out",
+    metavar="FILE",
+    help="Write the importance that --text shows for llama-quantize: FILE.gguf, or the older"
+    " FILE.dat; without --type of the weights as they are (gguf).",
+)
+@click.option(
     "--max-context",
     type=options.count(),
     metavar="N",
@@ -128,6 +134,7 @@ def command(
     mixture: str | None,
     imatrix: str | None,
     text: str | None,
+    imatrix_out: str | None,
     max_context: int | None,
     accuracy_level: Literal["0", "4"] | None,
     in_place: bool,
@@ -150,6 +157,7 @@ def command(
     _require_place(asked, in_place)
     give_back()
     blocks = {"--embedding": embedding, "--type": mixture, "--imatrix": imatrix, "--text": text}
+    blocks["--imatrix-out"] = imatrix_out
     if verbs.is_target(to):
         target = verbs.target_name(to)
         lost = round_scales and target not in ROUNDING
@@ -162,7 +170,7 @@ def command(
         from compress_exporters.exporter import Options
 
         number: Literal[0, 4] = 0 if accuracy_level == "0" else 4
-        rounding = (embedding, mixture, imatrix, text)
+        rounding = (embedding, mixture, imatrix, text, imatrix_out)
         how = Options(dtype, max_context, round_scales, number, in_place, *rounding)
         _artifact(asked, verbs.ArtifactTarget(to, how), verify=not no_verify)
         return

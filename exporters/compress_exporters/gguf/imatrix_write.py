@@ -14,8 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from compress.checkpoint import disk
+from compress.checkpoint import write_atomic
+from compress.formats.gguf.fields import Fields
+from compress.formats.gguf.layout import Piece
 from compress_exporters.exporter import AGAIN
+from compress_exporters.gguf.head import map_file
+from compress_exporters.gguf.imatrix import COUNTS, SUMS
+
+OLDER = ".dat"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,41 +37,41 @@ def write_imatrix(
     path: Path, known: Mapping[str, Importance], chunk: int, texts: Sequence[str] = ()
 ) -> None:
     """known: by name of the tensor in GGUF. chunk: tokens of a sequence. texts: where they are
-    from. A name that ends in .dat gives the older file. OutputError where the disk refuses."""
+    from. A name that ends in .dat gives the older file. It appears whole or not at all, the same
+    for the same numbers; OutputError where the disk refuses."""
     ordered = dict(sorted(known.items()))
     chunks = max((_chunks(one, chunk) for one in ordered.values()), default=0)
-    with disk.refusing(f"write {path}", AGAIN):
-        if path.suffix == ".dat":
-            path.write_bytes(_dat(ordered, chunk, chunks, texts))
-        else:
-            _write_gguf(path, ordered, chunk, chunks, texts)
+    content = _dat if path.suffix == OLDER else _gguf
+    write_atomic(path, content(ordered, chunk, chunks, texts), AGAIN)
 
 
 def _chunks(one: Importance, chunk: int) -> int:
     return -(-int(one.tokens.max()) // chunk)
 
 
-def _write_gguf(
-    path: Path, known: Mapping[str, Importance], chunk: int, chunks: int, texts: Sequence[str]
-) -> None:
-    from gguf import GGUFWriter
+def _gguf(known: Mapping[str, Importance], chunk: int, chunks: int, texts: Sequence[str]) -> bytes:
+    fields: Fields = (
+        ("general.type", "imatrix"),
+        # An empty array has no type that a reader could go by.
+        ("imatrix.datasets", tuple(texts) or ("",)),
+        ("imatrix.chunk_count", chunks),
+        ("imatrix.chunk_size", chunk),
+    )
+    tensors = [x for name, one in known.items() for x in _tensors(name, one)]
+    laid = [Piece(name, (), tuple(values.shape)) for name, values in tensors]
+    place = map_file(laid, ["F32"] * len(laid), fields)
+    content = bytearray(place.size)
+    content[: len(place.head)] = place.head
+    for start, (_, values) in zip(place.starts, tensors, strict=True):
+        data = values.to(torch.float32).numpy().astype(np.dtype("<f4")).tobytes()
+        content[start : start + len(data)] = data
+    return bytes(content)
 
-    writer = GGUFWriter(path, "imatrix")
-    writer.add_type("imatrix")
-    if texts:
-        writer.add_array("imatrix.datasets", list(texts))
-    else:  # an empty array has no type that a reader could go by
-        writer.add_array("imatrix.datasets", [""])
-    writer.add_uint32("imatrix.chunk_count", chunks)
-    writer.add_uint32("imatrix.chunk_size", chunk)
-    for name, one in known.items():
-        sums = one.mean.double() * one.tokens[:, None]
-        writer.add_tensor(f"{name}.in_sum2", sums.to(torch.float32).numpy())
-        writer.add_tensor(f"{name}.counts", one.tokens.to(torch.float32).numpy()[:, None])
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+
+def _tensors(name: str, one: Importance) -> tuple[tuple[str, Tensor], tuple[str, Tensor]]:
+    """Sums of squares [experts or 1, K], and how many they are [experts or 1, 1]."""
+    counts = one.tokens[:, None]
+    return (name + SUMS, one.mean.double() * counts), (name + COUNTS, counts)
 
 
 def _dat(known: Mapping[str, Importance], chunk: int, chunks: int, texts: Sequence[str]) -> bytes:

@@ -72,10 +72,21 @@ class GgufPlan:
             if piece.name in self.fresh:
                 shape = piece.shape[-2], piece.shape[-1]
                 found |= dict.fromkeys(piece.sources, (kind, shape))
-        # A file without a head of its own multiplies by the embedding.
-        ends = {piece.name: piece.sources[0] for piece in self.pieces if piece.name in ENDS}
-        head = ends.get(ENDS[1], ends[ENDS[0]])
+        head = self.head.sources[0]
         return ToRound(found, head if head in found else None)
+
+    @property
+    def head(self) -> Piece:
+        """What the output head is; a file without one of its own multiplies by the embedding."""
+        ends = {piece.name: piece for piece in self.pieces if piece.name in ENDS}
+        return ends.get(ENDS[1], ends[ENDS[0]])
+
+    @property
+    def multiplied(self) -> tuple[Piece, ...]:
+        """The matrices that hidden states are multiplied by: the head, and those of blocks but
+        for routers."""
+        head = self.head
+        return tuple(x for x in self.pieces if x is head or (x.matrix and x.name not in ENDS))
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Self
 
 from compress.formats.weights import Weights
+from compress.quant.ggml_kinds import KINDS
 from compress.report.units import counted
 from compress_exporters import starting
 from compress_exporters.exporter import (
@@ -37,10 +38,12 @@ NAME, EXTRA = "gguf", "gguf"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlannedGguf:
-    """plan: every tensor with its kind, and all keys of the file."""
+    """plan: every tensor with its kind, and all keys of the file. measured: where what columns
+    multiply goes, where weights are left for llama-quantize to round by it."""
 
     plan: GgufPlan
     linked: int = 0
+    measured: Path | None = None
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -70,12 +73,37 @@ class PlannedGguf:
 
     def start(self, folder: Path) -> tuple[str, ...]:
         chats = any(key == "tokenizer.chat_template" for key, _ in self.plan.fields)
-        return starting.llama(folder / FILE, chats=chats)
+        lines = starting.llama(folder / FILE, chats=chats)
+        if self.measured is None:
+            return lines
+        again = any(KINDS[kind].block > 1 for kind in self.plan.kinds)
+        return (*lines, starting.quantize(folder / FILE, self.measured, again=again))
 
 
 def plan(source: Weights, options: Options) -> PlannedGguf:
     require(NAME, EXTRA, "gguf")
-    return PlannedGguf(make_plan(source, options, calibrated=options.text is not None))
+    # A text without a type is measured on, and rounds nothing.
+    calibrated = options.text is not None and options.type is not None
+    made = make_plan(source, options, calibrated=calibrated)
+    if options.imatrix_out is None:
+        return PlannedGguf(made)
+    said = replace(made, notes=(*made.notes, _goes_to(made, options)))
+    alone = None if calibrated else Path(options.imatrix_out).resolve()
+    return PlannedGguf(said, measured=alone)
+
+
+def _goes_to(plan: GgufPlan, options: Options) -> str:
+    text, out = options.text, options.imatrix_out
+    assert text is not None, "nothing is measured without a text"
+    assert out is not None, "it is asked for"
+    weights = counted(len(plan.multiplied), "weight")
+    said = (
+        f"importance of the columns of {weights}, measured on {Path(text).name}, goes to"
+        f" {Path(out).name}, for llama-quantize --imatrix"
+    )
+    if options.type is not None:
+        return f"{said}; what a block reads comes from those before it as they are rounded"
+    return f"{said}; --embedding f16 leaves it all rounding" if plan.fresh else said
 
 
 def _compared(plan: GgufPlan, path: Path) -> Proof:

@@ -17,6 +17,7 @@ from compress.formats.gguf.arches import ARCHES
 from compress.formats.gguf_weights import GgufWeights, types_of
 from compress.quant.ggml_kinds import KINDS
 from compress_exporters.decoded import decoded
+from compress_exporters.gguf.imatrix_write import Importance, write_imatrix
 from helpers.exporters.gguf_files import tiny
 from helpers.exporters.gguf_readings import opened
 
@@ -193,6 +194,16 @@ def test_a_file_is_named_by_its_folder_or_itself(folder: Path, tmp_path: Path) -
     assert other.named == folder / "other.gguf"
     (folder / "model.safetensors").touch()  # where both are, safetensors count
     assert "model.safetensors is truncated" in refusal(folder)
+
+
+def test_importance_beside_a_model_is_not_meant(folder: Path) -> None:
+    known = {"blk.0.attn_q.weight": Importance(torch.ones(1, 256), torch.tensor([512]))}
+    for name in ("a.gguf", "z.gguf"):
+        write_imatrix(folder / name, known, 512)
+    assert Checkpoint.open(folder).files == ("model.gguf",)
+    assert Checkpoint.open(folder / "z.gguf").files == ("z.gguf",)
+    (folder / "model.gguf").unlink()
+    assert "has 2 GGUF files (a.gguf, z.gguf); give one of them" in refusal(folder)
 
 
 def test_parts_are_to_be_joined(folder: Path) -> None:
