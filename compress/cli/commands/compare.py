@@ -49,6 +49,7 @@ def _size(ctx: click.Context, param: click.Parameter, value: str | None) -> int 
     "--for",
     "runtime",
     metavar="RUNTIME",
+    shell_complete=completion.runtimes,
     help="Only what it loads: vllm, transformers, llama.cpp, onnxruntime and others. Sizes are then"
     " those of its own files.",
 )
