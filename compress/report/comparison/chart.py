@@ -10,9 +10,9 @@ from compress.report.comparison.places import (
     CHARACTER,
     LINE,
     Box,
-    Room,
     Segment,
     Sides,
+    Space,
     Spot,
 )
 from compress.report.comparison.records import Comparison, Contender
@@ -109,7 +109,7 @@ def scatter(found: Comparison, loss: Loss, width: int = WIDE) -> Html:
         _grid(x, y, width),
         limits,
         _front(found, loss, spots),
-        *_points(found, loss, spots, Room(inside, [*dots, *labels], lines)),
+        *_points(found, loss, spots, Space(inside, [*dots, *labels], lines)),
         viewBox=f"0 0 {width} {HEIGHT}",
         role="img",
         aria_label=spoken,
@@ -204,11 +204,11 @@ def _front(found: Comparison, loss: Loss, spots: Sequence[Spot]) -> Html | None:
     return el("path", d=path, class_="line front")
 
 
-def _points(found: Comparison, loss: Loss, spots: Sequence[Spot], room: Room) -> list[Html]:
+def _points(found: Comparison, loss: Loss, spots: Sequence[Spot], space: Space) -> list[Html]:
     """Marks with their names. The winner chooses its place first, then the front, off the lines;
     then from top to bottom, so that names of a column stand in the order of its points, which need
     all places beside it, those on lines too."""
-    contenders, taken = found.contenders, list(room.taken)
+    contenders, taken = found.contenders, list(space.taken)
     names: dict[int, Html] = {}
 
     def turn(i: int) -> tuple[bool, bool, float]:
@@ -216,8 +216,8 @@ def _points(found: Comparison, loss: Loss, spots: Sequence[Spot], room: Room) ->
         return one.name != found.winner, not loss.leads(one), spots[i][1]
 
     for i in sorted(range(len(spots)), key=turn):
-        sides, lines = (_UP, room.lines) if loss.leads(contenders[i]) else (_BESIDE, ())
-        placed = Room(room.inside, taken, lines).place(contenders[i].name, spots[i], sides)
+        sides, lines = (_UP, space.lines) if loss.leads(contenders[i]) else (_BESIDE, ())
+        placed = Space(space.inside, taken, lines).place(contenders[i].name, spots[i], sides)
         if placed is not None:
             names[i] = _named(contenders[i].name, spots[i], *placed)
             taken.append(placed[0])

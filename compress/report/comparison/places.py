@@ -45,7 +45,7 @@ class Box:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class Space:
     """Where a name may be. inside: of the axes. taken: what no name may cover. lines: what none
     covers where another place is left."""
 
