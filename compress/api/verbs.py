@@ -107,7 +107,8 @@ def compare(
     """Hold recipes against each other on one model, or finished results of one model.
 
     models: one model, or the folders of two results or more; paths, as a comparison keeps several
-    results of its source. recipes: all built-in ones when left out. asked: what for, and limits.
+    results of its source. recipes: all built-in ones when left out, without those that train unless
+    `asked` says so. asked: what for, and limits.
     """
     with python_words(RESUMED_COMPARISON), listening(progress) as listener:
         check_instruction_set()

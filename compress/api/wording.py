@@ -91,6 +91,8 @@ _RULES: Mapping[str, Translate] = MappingProxyType(
         r"--text(?= is .* rounded (to --type|by one))": _plain("text in options"),
         r"--embedding f16": _plain("embedding='f16' in options"),
         r"--(embedding|imatrix|type)": lambda m: f"{m[1]} in options",
+        r"add --trainings": _plain("give asked=CompareOptions(trainings=True)"),
+        r"--trainings": _plain("trainings=True in asked"),
         r"--recipe": _plain("recipes"),
         r"--for": _plain("runtime"),
         r"--kv-dtype": _plain("kv_dtype in options"),

@@ -29,6 +29,30 @@ def targets(ctx: click.Context, param: click.Parameter, incomplete: str) -> list
     return [CompletionItem(x, help=known[x]) for x in known if x.startswith(incomplete)]
 
 
+def runtimes(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Those that results are compared for."""
+    from compress.comparison.routes import ROUTES
+
+    def loads(export: str | None) -> str:
+        return "loads the checkpoint" if export is None else f"loads what `--to {export}` writes"
+
+    known = {name: loads(route.export) for name, route in ROUTES.items()}
+    return [CompletionItem(x, help=known[x]) for x in known if x.startswith(incomplete)]
+
+
+def types(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """llama.cpp's mixtures of types, in small letters where those are typed."""
+    from compress.quant.ggml_mixtures import MIXTURES
+
+    small = incomplete.islower()
+    known = {name.lower() if small else name: mixture for name, mixture in MIXTURES.items()}
+    return [
+        CompletionItem(x, help=f"most weights take {mixture.bits:g} bits")
+        for x, mixture in known.items()
+        if x.startswith(incomplete)
+    ]
+
+
 def changes(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """The beginnings of keys, and the formats of `output.format`."""
     key, equals, value = incomplete.partition("=")

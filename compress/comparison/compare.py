@@ -53,8 +53,8 @@ def compare(
 
     what: a model, or the folders of two results or more. out: a new folder for all results,
     compare.json and compare.html. recipes: files and names; all built-in ones that load where
-    `asked` says, and train nothing, when left out. options: as of `run`; resume and overwrite are
-    not of a comparison.
+    `asked` says, and train nothing unless it says trainings, when left out. options: as of `run`;
+    resume and overwrite are not of a comparison.
 
     Raises a CompressError for what the user can mend, before any work where possible.
     """
@@ -66,12 +66,14 @@ def compare(
         route_of(asked.runtime)
     folder = check_place(out, resume=asked.resume)
     named = [what] if isinstance(what, str | Path) else list(what)
+    finished = len(named) != 1 or is_finished(named[0])
+    if asked.trainings and (recipes or finished):
+        what_runs = "nothing is run" if finished else "recipes are named"
+        raise RequestError(f"--trainings adds built-in recipes, and {what_runs}; leave it out")
     if options.cache is False:
         options = replace(options, cache=folder / KEPT)
     work = _Work(folder, asked, options, progress, started)
-    if len(named) == 1 and not is_finished(named[0]):
-        return work.of_recipes(named[0], recipes)
-    return work.of_results(named, recipes)
+    return work.of_results(named, recipes) if finished else work.of_recipes(named[0], recipes)
 
 
 @dataclass(frozen=True, slots=True)

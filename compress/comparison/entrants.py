@@ -90,8 +90,9 @@ class Jury:
             if why is not None:
                 yield why
         yield from plan.problems
-        if not self.named and any(each.trains for each in plan.passes):
-            yield "it trains the model; name it with --recipe to have it run"
+        if not (self.named or self.asked.trainings) and any(x.trains for x in plan.passes):
+            took = duration(plan.estimate.seconds)
+            yield f"it trains the model, about {took}; add --trainings, or name it with --recipe"
         route, within, planned = self.route, self.asked.within, plan.shards.total_bytes
         another = route is not None and route.export is not None and route.format != plan.format
         if within is not None and not another and plan.bytes_range is None and planned > within:

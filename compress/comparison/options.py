@@ -12,7 +12,8 @@ class CompareOptions:
     are measured on; None for what the recipes say. max_tokens: of it.
 
     within: bytes that the winner may take. kl: nats a token that it may lose. fastest: of those
-    that fit the fastest wins. resume: go on with a comparison that was stopped.
+    that fit the fastest wins. resume: go on with a comparison that was stopped. trainings: built-in
+    recipes that train the model run, too.
     """
 
     runtime: str | None = None
@@ -22,6 +23,7 @@ class CompareOptions:
     kl: float | None = None
     fastest: bool = False
     resume: bool = False
+    trainings: bool = False
 
     def __post_init__(self) -> None:
         """RequestError for limits that are none."""

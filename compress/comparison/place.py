@@ -81,7 +81,7 @@ def _begun(folder: Path) -> dict[str, Any] | None:
 
 def _refuse_other(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     differences = [
-        f"{key} was {before.get(key)}, is {now.get(key)}"
+        _difference(key, before.get(key), now.get(key))
         for key in sorted({*before, *now})
         if before.get(key) != now.get(key)
     ]
@@ -90,3 +90,11 @@ def _refuse_other(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any
             f"{folder} cannot be resumed, it belongs to another comparison:"
             f" {'; '.join(differences)}; remove it to start again"
         )
+
+
+def _difference(key: str, before: Any, now: Any) -> str:
+    """Of what has names, as the recipes of a comparison, which take lines each, only the names."""
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        names = [x for x in {**before, **now} if before.get(x) != now.get(x)]
+        return f"{key} differ in {', '.join(names)}"
+    return f"{key} was {before}, is {now}"

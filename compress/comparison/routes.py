@@ -4,10 +4,13 @@ import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from compress.errors import RequestError
-from compress.plan.plan import Plan
-from compress.quant.scheme import QuantScheme
+
+if TYPE_CHECKING:  # a shell asks for the names while a line is typed
+    from compress.plan.plan import Plan
+    from compress.quant.scheme import QuantScheme
 
 _BLOCK = 32  # of llama.cpp's types that hold our codes as they are
 
@@ -51,7 +54,7 @@ def route_of(name: str) -> Route:
     return ROUTES[plain]
 
 
-def why_not_for(route: Route, plan: Plan) -> str | None:
+def why_not_for(route: Route, plan: "Plan") -> str | None:
     """What stands between a planned result and the runtime; None where it loads."""
     if route.format is not None and plan.format == route.format:
         return _refused(route, plan)
@@ -60,7 +63,7 @@ def why_not_for(route: Route, plan: Plan) -> str | None:
     return next(_lossy(plan), None) if route.export == "gguf" else None
 
 
-def _refused(route: Route, plan: Plan) -> str | None:
+def _refused(route: Route, plan: "Plan") -> str | None:
     """By the plan's verdicts: the first reason where all refuse, or where nobody was asked."""
     found = [x for x in plan.runtimes if x.runtime in route.verdicts]
     if any(x.verdict in ("yes", "expected") for x in found):
@@ -70,7 +73,7 @@ def _refused(route: Route, plan: Plan) -> str | None:
     return None if route.format == plan.format else f"the plan says nothing of {route.name}"
 
 
-def _lossy(plan: Plan) -> Iterator[str]:
+def _lossy(plan: "Plan") -> Iterator[str]:
     """Why llama.cpp's file would not mean the numbers that were measured."""
     if plan.kv_cache is not None:
         yield "its scales for the key/value cache have no place in the file"
@@ -83,7 +86,7 @@ def _lossy(plan: Plan) -> Iterator[str]:
             yield why
 
 
-def _no_block(scheme: QuantScheme) -> str | None:
+def _no_block(scheme: "QuantScheme") -> str | None:
     if scheme.type == "float":
         return f"{scheme.describe()}: no type of GGUF holds codes that are floats"
     if scheme.activation is not None:

@@ -51,3 +51,21 @@ def test_module_runs() -> None:
 def test_the_package_lists_what_it_loads_late() -> None:
     assert "run" in dir(compress)
     assert {"run", "make_plan"} <= set(dir(verbs))
+
+
+@pytest.mark.parametrize("line", ["compare small --for ", "export small --type ", "run "])
+def test_completing_imports_nothing_heavy(line: str) -> None:
+    """A shell waits for it at each press of a key; torch alone takes 1.3 s."""
+    path = ":".join(str(REPO / name) for name in (".", "calibration", "exporters", "kernels"))
+    words = f"compress-model {line}"
+    place = str(len(words.split(" ")) - 1)
+    asked = {"_COMPRESS_MODEL_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": place}
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT],
+        capture_output=True,
+        text=True,
+        env={"PYTHONPATH": path, "PATH": "", **asked},
+        check=True,
+    )
+    assert json.loads(done.stderr) == [0, []]
+    assert done.stdout.startswith("plain,")

@@ -186,6 +186,10 @@ def completed(line: str, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> list[s
         ("compress-model run int8-rtn --set output.format=a", ["plain,output.format=awq"]),
         ("compress-model run mine.yaml --set output.format=gg", ["plain,output.format=gguf"]),
         ("compress-model run int8-rtn --set se", ["plain,seed"]),
+        ("compress-model compare small --for vllm-", ["plain,vllm-gpu", "plain,vllm-cpu"]),
+        ("compress-model compare small --for l", ["plain,llama.cpp"]),
+        ("compress-model export small --type Q4_K", ["plain,Q4_K_S", "plain,Q4_K_M"]),
+        ("compress-model export small --type q6", ["plain,q6_k"]),
     ],
 )
 def test_a_shell_completes(

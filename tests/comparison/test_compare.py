@@ -120,7 +120,7 @@ def test_a_stopped_comparison_goes_on(
     again = CompareOptions(resume=True)
     said = refused(source, out, recipes=two[:1], asked=again)
     assert said.startswith(
-        f"{out} cannot be resumed, it belongs to another comparison: recipes was"
+        f"{out} cannot be resumed, it belongs to another comparison: recipes differ in"
     )
     found = compare(source, out, recipes=two, asked=again)
     assert runs == ["small", "good", "good"]
@@ -308,7 +308,6 @@ def test_what_is_known_before_any_work_is_not_run(demo_model: Path) -> None:
     jury = Jury(demo_model, asked, RunOptions(device="cpu"), named=False)
     reasons = {
         "gguf-q6_k": "it takes 5.20 MB, more than 5.00 MB",
-        "gqa-uptrain": "it trains the model; name it with --recipe to have it run",
         "nvfp4": "nvfp4: no type of GGUF holds codes that are floats",
     }
     for name, reason in reasons.items():

@@ -1,5 +1,6 @@
 """The page of a comparison: points where their numbers are, names that cover nothing."""
 
+import random
 import re
 from dataclasses import replace
 from html import unescape
@@ -11,12 +12,12 @@ from compress.report.comparison.chart import (
     SLIM,
     WIDE,
     Axis,
-    Box,
     Loss,
     axis,
     scatter,
 )
 from compress.report.comparison.page import render_page
+from compress.report.comparison.places import Box
 from compress.report.comparison.records import LeftOut, Wanted
 from compress.report.comparison.table import render_comparison
 from compress.report.comparison.words import of_files
@@ -63,6 +64,60 @@ def test_limits_stand_where_no_point_and_no_name_is(width: int, seed: int) -> No
         assert box.right <= width
         assert not any(map(box.meets, points)), limit
         assert not any(map(box.meets, boxes.values())), limit
+
+
+def test_names_of_a_column_stand_in_the_order_of_its_points() -> None:
+    """As of recipes whose codes take one type of llama.cpp; the front's keep off the lines."""
+    column = [
+        replace(one, bytes=4_133_792, kl=kl, on_kl_front=False)
+        for one, kl in zip(contenders(6), (0.026, 0.034, 0.038, 0.047, 0.051, 0.071), strict=True)
+    ]
+    ends = [
+        replace(contenders(1)[0], name=name, bytes=size, kl=kl, on_kl_front=True)
+        for name, size, kl in (("small", 3_200_000, 0.0508), ("good-enough", 4_590_000, 0.0037))
+    ]
+    far = replace(contenders(1)[0], name="far", bytes=9_100_000, kl=0.06, on_kl_front=False)
+    found = comparison((*column, *ends, far), Wanted(within=5_000_000, kl=0.05))
+    shown = scatter(found, replace(KL, limit=0.05)).text
+    texts = re.findall(r'<text x="([\d.]+)" y="([\d.]+)"[^>]*class="name">([^<]+)<', shown)
+    places = {name: (float(x), float(y)) for x, y, name in texts}
+    dots = re.findall(r'<circle cx="([\d.]+)" cy="([\d.]+)" r="5.0"', shown)
+    column_at = float(dots[0][0])
+    for right in (True, False):
+        beside = [places[one.name] for one in column]
+        heights = [y for x, y in beside if (x > column_at) == right]
+        assert len(heights) >= 2
+        assert heights == sorted(heights, reverse=True)
+    first, last = ((float(x), float(y)) for x, y in dots[-3:-1])
+    drawn = re.findall(
+        r'<line x1="([\d.]+)" x2="([\d.]+)" y1="([\d.]+)" y2="([\d.]+)" class="limit"', shown
+    )
+    limits = [((float(a), float(c)), (float(b), float(d))) for a, b, c, d in drawn]
+    assert len(limits) == 2
+    for name in ("small", "good-enough"):
+        x, y = places[name]
+        box = Box(x, y - 7, x + 7 * len(name), y + 7)
+        assert not any(map(box.crossed_by, [(first, last), *limits]))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_crosses_a_box(seed: int) -> None:
+    """Where a walk along the line steps into the box it is crossed, and nowhere else."""
+    draw = random.Random(seed)
+    box, wider = Box(10, 20, 60, 35), Box(9.9, 19.9, 60.1, 35.1)
+    for _ in range(20):
+        line = ((draw.uniform(0, 80), draw.uniform(0, 60)), (draw.choice((30, 70, 5)), 27.0))
+        (x, y), (x_end, y_end) = line
+        steps = [i / 2000 for i in range(2001)]
+        spots = [Box(*2 * (x + (x_end - x) * t, y + (y_end - y) * t)) for t in steps]
+        if any(box.left < s.left < box.right and box.top < s.top < box.bottom for s in spots):
+            assert box.crossed_by(line)
+        if box.crossed_by(line):
+            assert any(map(wider.holds, spots))
+    assert not box.crossed_by(((0, 10), (80, 10)))
+    assert box.crossed_by(((0, 27), (80, 27)))
+    assert box.crossed_by(((30, 0), (30, 60)))
+    assert not box.crossed_by(((5, 0), (5, 60)))
 
 
 def test_a_line_that_many_results_have_is_there_once() -> None:

@@ -38,6 +38,11 @@ def _size(ctx: click.Context, param: click.Parameter, value: str | None) -> int 
     " --for says, and train nothing.",
 )
 @click.option(
+    "--trainings",
+    is_flag=True,
+    help="Without --recipe: those that train the model, too, which takes minutes to hours each.",
+)
+@click.option(
     "-o",
     "--out",
     required=True,
@@ -49,6 +54,7 @@ def _size(ctx: click.Context, param: click.Parameter, value: str | None) -> int 
     "--for",
     "runtime",
     metavar="RUNTIME",
+    shell_complete=completion.runtimes,
     help="Only what it loads: vllm, transformers, llama.cpp, onnxruntime and others. Sizes are then"
     " those of its own files.",
 )
@@ -64,6 +70,7 @@ def _size(ctx: click.Context, param: click.Parameter, value: str | None) -> int 
 def command(
     what: tuple[str, ...],
     recipes: tuple[str, ...],
+    trainings: bool,
     out: str,
     runtime: str | None,
     text: str | None,
@@ -85,7 +92,7 @@ def command(
     from compress import verbs
     from compress.report.comparison.table import render_comparison
 
-    asked = verbs.CompareOptions(runtime, text, max_tokens, within, kl, fastest, resume)
+    asked = verbs.CompareOptions(runtime, text, max_tokens, within, kl, fastest, resume, trainings)
     how = verbs.RunOptions(device, dtype, cache=cache)
     try:
         with terminable(), watched() as progress:

@@ -83,6 +83,7 @@ class FormatsInHelp(click.Command):
     "--type",
     "mixture",
     metavar="TYPE",
+    shell_complete=completion.types,
     help="Round dense weights to llama.cpp's TYPE, such as Q4_K_M (gguf).",
 )
 @click.option(

@@ -3,17 +3,25 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from compress.report import units
+from compress.report.comparison.places import (
+    CHARACTER,
+    LINE,
+    Box,
+    Segment,
+    Sides,
+    Space,
+    Spot,
+)
 from compress.report.comparison.records import Comparison, Contender
 from compress.report.markup import Html, el, join
 
 HEIGHT = 420
 WIDE, SLIM = 960, 480  # of a page, and of a telephone's, where names are fewer
 LEFT, RIGHT, TOP, BOTTOM = 78, 24, 16, 56
-_CHARACTER, _LINE = 7.2, 15.0  # of a name, in pixels, at most
-_MARK, _NEAR = 6.0, 10.0
-Sides = Sequence[tuple[int, int]]  # of a point: to the right, and up
+_MARK = 6.0
 _BESIDE: Sides = ((1, 0), (0, 1), (0, -1), (-1, 0), (1, 1), (1, -1), (-1, 1), (-1, -1))
 _UP: Sides = ((1, 1), *(side for side in _BESIDE if side != (1, 1)))
 _LOG_FROM = 5.0  # largest over least from which an axis is logarithmic
@@ -56,20 +64,6 @@ class Axis:
 
 
 @dataclass(frozen=True, slots=True)
-class Box:
-    """What is taken of the picture."""
-
-    left: float
-    top: float
-    right: float
-    bottom: float
-
-    def meets(self, other: "Box") -> bool:
-        apart = self.right <= other.left or other.right <= self.left
-        return not (apart or self.bottom <= other.top or other.bottom <= self.top)
-
-
-@dataclass(frozen=True, slots=True)
 class Loss:
     """What is drawn upwards. limit: a number that was asked for."""
 
@@ -108,12 +102,14 @@ def scatter(found: Comparison, loss: Loss, width: int = WIDE) -> Html:
     spoken = f"Size against {loss.title}: {len(spots)} results; every number is in the table."
     dots = [Box(at - _MARK, up - _MARK, at + _MARK, up + _MARK) for at, up in spots]
     limits, labels = _limits(found, loss, (x, y), dots)
+    inside = Box(LEFT, TOP, width - RIGHT, HEIGHT - BOTTOM)
+    lines = [*pairwise(_ends(found, loss, spots)), *_limit_lines(found, loss, (x, y))]
     return el(
         "svg",
         _grid(x, y, width),
         limits,
         _front(found, loss, spots),
-        *_points(found, loss, spots, [*dots, *labels], width),
+        *_points(found, loss, spots, Space(inside, [*dots, *labels], lines)),
         viewBox=f"0 0 {width} {HEIGHT}",
         role="img",
         aria_label=spoken,
@@ -145,13 +141,12 @@ def _limits(
     """Dashed lines at what was asked for, each with its number at an end where no point is; and
     what the numbers take."""
     x, y = axes
-    parts: list[Html] = []
+    parts = [_line(line, "limit") for line in _limit_lines(found, loss, axes)]
     taken: list[Box] = []
     if found.wanted.within is not None:
         shown = units.size(found.wanted.within)
         at = x.at(found.wanted.within / x.unit)
-        across, wide = f"{at:.1f}", _CHARACTER * len(shown)
-        parts.append(el("line", x1=across, x2=across, y1=TOP, y2=HEIGHT - BOTTOM, class_="limit"))
+        wide = CHARACTER * len(shown)
         lefts = [at + 5] if at + 5 + wide <= x.last else [at - 5 - wide]
         taken.append(
             _free([(a, b) for b in (TOP + 6, HEIGHT - BOTTOM - 10) for a in lefts], wide, dots)
@@ -159,17 +154,33 @@ def _limits(
         parts.append(_label(shown, taken[-1]))
     if loss.limit is not None:
         shown, at = f"KL {loss.limit:g}", y.at(loss.limit)
-        up, wide = f"{at:.1f}", _CHARACTER * len(shown)
-        parts.append(el("line", x1=LEFT, x2=x.last, y1=up, y2=up, class_="limit"))
+        wide = CHARACTER * len(shown)
         ends = [(a, at + b) for a in (x.last - 4 - wide, LEFT + 4.0) for b in (-9.0, 11.0)]
         taken.append(_free(ends, wide, [*dots, *taken]))
         parts.append(_label(shown, taken[-1]))
     return join(parts), taken
 
 
-def _free(places: Sequence[tuple[float, float]], wide: float, taken: Sequence[Box]) -> Box:
+def _limit_lines(found: Comparison, loss: Loss, axes: tuple[Axis, Axis]) -> list[Segment]:
+    """Across the picture, at what was asked for."""
+    (x, y), lines = axes, list[Segment]()
+    if found.wanted.within is not None:
+        at = x.at(found.wanted.within / x.unit)
+        lines.append(((at, y.last), (at, y.first)))
+    if loss.limit is not None:
+        at = y.at(loss.limit)
+        lines.append(((x.first, at), (x.last, at)))
+    return lines
+
+
+def _line(line: Segment, kind: str) -> Html:
+    x1, y1, x2, y2 = (f"{value:.1f}" for end in line for value in end)
+    return el("line", x1=x1, x2=x2, y1=y1, y2=y2, class_=kind)
+
+
+def _free(places: Sequence[Spot], wide: float, taken: Sequence[Box]) -> Box:
     """The first place, of its left end and its middle, where nothing lies; else the first."""
-    boxes = [Box(x, y - _LINE / 2, x + wide, y + _LINE / 2) for x, y in places]
+    boxes = [Box(x, y - LINE / 2, x + wide, y + LINE / 2) for x, y in places]
     return next((box for box in boxes if not any(map(box.meets, taken))), boxes[0])
 
 
@@ -178,76 +189,55 @@ def _label(shown: str, box: Box) -> Html:
     return el("text", shown, x=f"{box.left:.1f}", y=f"{middle:.1f}", dy="0.32em")
 
 
-def _front(found: Comparison, loss: Loss, spots: Sequence[tuple[float, float]]) -> Html | None:
-    """The line through the front, in the order of sizes."""
+def _ends(found: Comparison, loss: Loss, spots: Sequence[Spot]) -> list[Spot]:
+    """Points of the front, in the order of sizes."""
     pairs = zip(found.contenders, spots, strict=True)
-    ends = sorted(spot for one, spot in pairs if loss.leads(one))
+    return sorted(spot for one, spot in pairs if loss.leads(one))
+
+
+def _front(found: Comparison, loss: Loss, spots: Sequence[Spot]) -> Html | None:
+    """The line through the front."""
+    ends = _ends(found, loss, spots)
     if len(ends) < 2:
         return None
     path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in ends)
     return el("path", d=path, class_="line front")
 
 
-def _points(
-    found: Comparison,
-    loss: Loss,
-    spots: Sequence[tuple[float, float]],
-    covered: Sequence[Box],
-    width: int,
-) -> list[Html]:
-    """Marks with their names, those of the front first in the choice of a place: above the line,
-    which falls. covered: what no name may cover."""
-    taken = list(covered)
-    order = sorted(
-        range(len(spots)),
-        key=lambda i: (
-            found.contenders[i].name != found.winner,
-            not loss.leads(found.contenders[i]),
-        ),
-    )
+def _points(found: Comparison, loss: Loss, spots: Sequence[Spot], space: Space) -> list[Html]:
+    """Marks with their names. The winner chooses its place first, then the front, off the lines;
+    then from top to bottom, so that names of a column stand in the order of its points, which need
+    all places beside it, those on lines too."""
+    contenders, taken = found.contenders, list(space.taken)
     names: dict[int, Html] = {}
-    for i in order:
-        sides = _UP if loss.leads(found.contenders[i]) else _BESIDE
-        placed = _placed(found.contenders[i].name, spots[i], taken, (width, sides))
+
+    def turn(i: int) -> tuple[bool, bool, float]:
+        one = contenders[i]
+        return one.name != found.winner, not loss.leads(one), spots[i][1]
+
+    for i in sorted(range(len(spots)), key=turn):
+        sides, lines = (_UP, space.lines) if loss.leads(contenders[i]) else (_BESIDE, ())
+        placed = Space(space.inside, taken, lines).place(contenders[i].name, spots[i], sides)
         if placed is not None:
-            names[i], box = placed
-            taken.append(box)
-    return [
-        _point(found, one, loss, spots[i], names.get(i)) for i, one in enumerate(found.contenders)
-    ]
+            names[i] = _named(contenders[i].name, spots[i], *placed)
+            taken.append(placed[0])
+    return [_point(found, one, loss, spots[i], names.get(i)) for i, one in enumerate(contenders)]
 
 
-def _placed(
-    name: str, spot: tuple[float, float], taken: Sequence[Box], where: tuple[int, Sides]
-) -> tuple[Html, Box] | None:
-    """A name beside its point where nothing else lies; None where there is no such place. where:
-    width of the picture, and the sides of the point, the best first."""
-    wide, (width, sides) = _CHARACTER * len(name), where
-    for away in (_NEAR, 18.0, 28.0):
-        for right, up in sides:
-            left = spot[0] + (away if right > 0 else -away - wide if right < 0 else -wide / 2)
-            middle = spot[1] - up * (away + 2)
-            box = Box(left, middle - _LINE / 2, left + wide, middle + _LINE / 2)
-            inside = box.left >= LEFT and box.right <= width - RIGHT and box.top >= TOP
-            if not inside or box.bottom > HEIGHT - BOTTOM or any(map(box.meets, taken)):
-                continue
-            x, y = f"{left:.1f}", f"{middle:.1f}"
-            shown = el("text", name, x=x, y=y, dy="0.32em", class_="name")
-            return join([_leader(spot, box) if away > _NEAR else None, shown]), box
-    return None
+def _named(name: str, spot: Spot, box: Box, near: bool) -> Html:
+    x, y = f"{box.left:.1f}", f"{(box.top + box.bottom) / 2:.1f}"
+    shown = el("text", name, x=x, y=y, dy="0.32em", class_="name")
+    return join([None if near else _leader(spot, box), shown])
 
 
-def _leader(spot: tuple[float, float], box: Box) -> Html:
+def _leader(spot: Spot, box: Box) -> Html:
     """From a point to its name, where that is not next to it."""
     x = min(max(spot[0], box.left), box.right)
     y = min(max(spot[1], box.top), box.bottom)
-    ends = [f"{value:.1f}" for value in (*spot, x, y)]
-    return el("line", x1=ends[0], y1=ends[1], x2=ends[2], y2=ends[3], class_="leader")
+    return _line((spot, (x, y)), "leader")
 
 
-def _point(
-    found: Comparison, one: Contender, loss: Loss, spot: tuple[float, float], name: Html | None
-) -> Html:
+def _point(found: Comparison, one: Contender, loss: Loss, spot: Spot, name: Html | None) -> Html:
     x, y = spot
     kind = "mark" if loss.leads(one) else "mark kept"
     hint = (
