@@ -9,6 +9,7 @@ from compress_kernels.ops.packed import MOST, packed_linear
 from compress_kernels.panels import Panels, by_panel, decoded, lay_out
 from compress_kernels.reference import packed as reference
 from compress_kernels.rounding import RowRounding
+from tests.kernels.products.shuffled import check_shuffled
 
 needs_native = pytest.mark.skipif(native().library is None, reason=native().reason)
 KINDS = {
@@ -32,8 +33,8 @@ def made(shape: tuple[int, int], bits: int, group: int, *, zeros: bool = False) 
     )  # fmt: skip
 
 
-def rows_of(k: int) -> Tensor:
-    x = torch.randn(40, k, generator=torch.Generator().manual_seed(k))
+def rows_of(k: int, count: int = 40) -> Tensor:
+    x = torch.randn(count, k, generator=torch.Generator().manual_seed(k))
     x[3], x[4, : k // 2] = 0, 0
     return x
 
@@ -51,6 +52,17 @@ def test_bits_are_those_of_the_definition(name: str) -> None:
             for math in ("int8", "int16"):
                 found = packed_linear(x[:m], panels, bias, math, KINDS[name])
                 assert torch.equal(found, wanted[:m]), (bits, group, m)
+
+
+@needs_native
+@pytest.mark.parametrize("name", KINDS)
+def test_a_row_has_the_same_bits_beside_any_others(name: str) -> None:
+    for bits, group in ((8, 1000), (4, 128)):
+        panels, bias = made((600, 1000), bits, group, zeros=bits == 4), torch.randn(600)
+        check_shuffled(
+            lambda x, of=panels, plus=bias: packed_linear(x, of, plus, "int8", KINDS[name]),
+            rows_of(1000, 80),
+        )
 
 
 @needs_native
