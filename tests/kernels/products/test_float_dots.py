@@ -16,7 +16,7 @@ from tests.kernels.products.shuffled import check_shuffled
 
 needs_native = pytest.mark.skipif(native().library is None, reason=native().reason)
 E4M3 = torch.float8_e4m3fn
-ROWS = (1, 2, 3, 4, 5, 8, 16, 17, 40)
+ROWS = (1, 2, 3, 4, 5, 8, 16, 17, 64, 513)
 # Columns, those that share a scale of the weight, and of the inputs (0: all).
 GROUPS = ((301, 301, 0), (256, 128, 128), (304, 32, 0), (144, 144, 16), (256, 64, 128), (20, 20, 0))
 
@@ -35,7 +35,7 @@ def made(shape: tuple[int, int], group: int, *, shared: bool = False) -> Panels:
     )
 
 
-def rows_of(k: int, count: int = 40) -> Tensor:
+def rows_of(k: int, count: int = max(ROWS)) -> Tensor:
     x = torch.randn(count, k, generator=torch.Generator().manual_seed(k))
     x[3], x[4, : k // 2] = 0, 0
     return x

@@ -21,7 +21,7 @@ from tests.kernels.products.shuffled import check_shuffled
 
 needs_native = pytest.mark.skipif(native().library is None, reason=native().reason)
 MATHS: tuple[Math, ...] = ("exact", "int16", "int8")
-ROWS = (1, 3, 8, 17, 64)
+ROWS = (1, 2, 3, 4, 5, 8, 16, 17, 64, 513)
 K = 512
 
 
@@ -53,6 +53,7 @@ def rows_of(columns: int = K) -> Tensor:
     return x
 
 
+@needs_native
 @pytest.mark.parametrize("math", MATHS)
 @pytest.mark.parametrize("kind", LAYOUTS)
 def test_bits_are_those_of_the_decoded_blocks(kind: str, math: Math) -> None:
