@@ -4,10 +4,13 @@ number too many that is read or written ends the process."""
 import ctypes
 import mmap
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from compress_kernels.block_panels import block_panels
+from compress_kernels.blocks.layouts import LAYOUTS
 from compress_kernels.cpu import attention, linear, packed, pairs, states
 from compress_kernels.cpu.library import native
 from compress_kernels.ops import rows as between
@@ -15,8 +18,8 @@ from compress_kernels.ops.packed import layout_for
 from compress_kernels.ops.through_codes import through_codes
 from compress_kernels.paged import StoredStates, TokenPlaces
 from compress_kernels.pairs import PairPanels, lay_out_pairs
-from compress_kernels.panels import Math, OwnColumns, Panels, by_panel, lay_out
-from compress_kernels.rounding import CodeRounding
+from compress_kernels.panels import NUMBERS, PANEL, Math, OwnColumns, Panels, by_panel, lay_out
+from compress_kernels.rounding import CodeRounding, FloatRounding, RowRounding
 from tests.kernels.products.halves import in_dots
 
 LIBC = ctypes.CDLL(None)
@@ -26,6 +29,12 @@ HALVES = (torch.bfloat16, torch.float16)
 ROWS = (1, 2, 3, 5, 8, 17)
 SHAPES = ((37, 301), (16, 64), (1, 1), (49, 77))
 MATHS: tuple[Math, ...] = ("exact", "int16", "int8")
+WHOLE = (
+    RowRounding("token", 127.5),
+    RowRounding("fixed", 127.5, scale=0.031),
+    RowRounding("absmax", 127.0),
+    RowRounding("outliers", 127.0, threshold=2.0),
+)
 _kept: list[mmap.mmap] = []
 
 
@@ -75,12 +84,46 @@ def packed_products() -> None:
                 _kept.clear()
 
 
-def packed_product(panels: Panels, math: Math) -> None:
+def rounded_products() -> None:
+    """Rows that a scheme rounds: to whole numbers, and to E4M3."""
+    for n, k in SHAPES:
+        for bits, group in ((2, 16), (4, 128), (8, k)):
+            panels = panels_of("int", bits, (n, k), group, "int8")
+            for of_rows in WHOLE:
+                packed_product(panels, "int8", of_rows)
+        for group, own in ((16, 128), (128, 16), (128, 0), (k, 0)):
+            panels = panels_of("e4m3", 8, (n, k), group, "int8")
+            each = guarded(torch.rand(-(-n // PANEL), -(-k // group), 1))
+            for scales in (panels.scales, each):
+                for to_floats in (FloatRounding(own), FloatRounding(own, scale=0.013)):
+                    packed_product(replace(panels, scales=scales), "int16", to_floats)
+        _kept.clear()
+    for n, k in SHAPES:
+        panels = panels_of("e4m3", 8, (n, k), 128, "exact")
+        each = guarded(torch.rand(-(-n // PANEL), -(-k // 128), 1))
+        packed_product(replace(panels, scales=each), "exact")
+
+
+def block_products() -> None:
+    """Codes from 0 on with minima, places in a table, scales of scales; of any bytes."""
+    for kind, of in LAYOUTS.items():
+        for n, blocks in ((37, 1), (16, 3), (1, 2)):
+            data = torch.randint(0, 256, (n, blocks * of.size)).to(torch.uint8)
+            for math in MATHS:
+                laid = block_panels(kind, data, layout_for(math))
+                fields = {name: getattr(laid, name) for name in ("codes", *NUMBERS)}
+                own: Any = {name: guarded(x) for name, x in fields.items() if x is not None}
+                packed_product(replace(laid, **own), math)
+        _kept.clear()
+
+
+def packed_product(panels: Panels, math: Math, rounding: packed.Rounding | None = None) -> None:
     n, k = panels.shape
     bias = guarded(torch.randn(n))
     for m in ROWS:
         x, out = guarded(torch.randn(m, k)), guarded(torch.zeros(m, n))
-        call(packed.function_of(math), packed.packed_struct(x, panels, bias, out, math))
+        about = packed.packed_struct(x, panels, bias, out, math, rounding)
+        call(packed.function_of(math, rounding), about)
         if math == "exact":
             halves = [guarded(t.bfloat16()) for t in (x, bias, out)]
             laid = in_halves(panels)
@@ -165,6 +208,7 @@ def rows_between() -> None:
 if __name__ == "__main__":
     torch.manual_seed(0)
     torch.set_num_threads(2)
-    for part in (packed_products, dense_products, attentions, rows_between):
+    products = (packed_products, rounded_products, block_products, dense_products)
+    for part in (*products, attentions, rows_between):
         part()
         print(part.__name__, flush=True)

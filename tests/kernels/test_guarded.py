@@ -15,7 +15,14 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="mprotect is called as Linux has it"),
 ]
 HERE = Path(__file__).parent
-PARTS = ["packed_products", "dense_products", "attentions", "rows_between"]
+PARTS = [
+    "packed_products",
+    "rounded_products",
+    "block_products",
+    "dense_products",
+    "attentions",
+    "rows_between",
+]
 
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:

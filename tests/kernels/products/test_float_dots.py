@@ -12,10 +12,11 @@ from compress_kernels.ops.through_codes import through_codes
 from compress_kernels.panels import Panels, by_panel, decoded, lay_out
 from compress_kernels.reference import packed as reference
 from compress_kernels.rounding import CodeRounding, FloatRounding, RowRounding
+from tests.kernels.products.shuffled import check_shuffled
 
 needs_native = pytest.mark.skipif(native().library is None, reason=native().reason)
 E4M3 = torch.float8_e4m3fn
-ROWS = (1, 2, 3, 4, 5, 8, 16, 17, 40)
+ROWS = (1, 2, 3, 4, 5, 8, 16, 17, 64, 513)
 # Columns, those that share a scale of the weight, and of the inputs (0: all).
 GROUPS = ((301, 301, 0), (256, 128, 128), (304, 32, 0), (144, 144, 16), (256, 64, 128), (20, 20, 0))
 
@@ -34,8 +35,8 @@ def made(shape: tuple[int, int], group: int, *, shared: bool = False) -> Panels:
     )
 
 
-def rows_of(k: int) -> Tensor:
-    x = torch.randn(40, k, generator=torch.Generator().manual_seed(k))
+def rows_of(k: int, count: int = max(ROWS)) -> Tensor:
+    x = torch.randn(count, k, generator=torch.Generator().manual_seed(k))
     x[3], x[4, : k // 2] = 0, 0
     return x
 
@@ -81,16 +82,10 @@ def test_it_is_the_product_of_what_the_scheme_makes_of_both(
 
 
 @needs_native
-def test_threads_change_no_bits() -> None:
-    panels, x, before = made((1030, 512), 512), rows_of(512), torch.get_num_threads()
-    found = []
-    try:
-        for threads in (1, 2, 4):
-            torch.set_num_threads(threads)
-            found.append(packed_linear(x, panels, None, "int16", FloatRounding()))
-    finally:
-        torch.set_num_threads(before)
-    assert all(torch.equal(found[0], other) for other in found)
+@pytest.mark.parametrize("how", [FloatRounding(), FloatRounding(128), FloatRounding(scale=0.013)])
+def test_a_row_has_the_same_bits_beside_any_others(how: FloatRounding) -> None:
+    panels = made((1030, 512), 128)
+    check_shuffled(lambda x: packed_linear(x, panels, None, "int16", how), rows_of(512, 80))
 
 
 @needs_native

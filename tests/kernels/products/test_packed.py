@@ -153,16 +153,20 @@ def test_many_rows_of_many_columns(math: Math) -> None:
 
 @pytest.mark.parametrize("math", MATHS)
 @pytest.mark.parametrize("bits", [2, 4, 8])
-def test_is_near_the_product_in_fp64(bits: int, math: Math) -> None:
+@pytest.mark.parametrize("group", [16, 32, 64, 128, 0], ids=lambda g: f"g{g}" if g else "row")
+@pytest.mark.parametrize(("shape", "zeros"), [((50, 520), True), ((33, 301), False)], ids=str)
+def test_is_near_the_product_in_fp64(
+    shape: tuple[int, int], zeros: bool, group: int, bits: int, math: Math
+) -> None:
     """Inputs are off by half a step of the run's largest at most."""
-    panels = made(layout_for(math), (50, 520), bits, 128, zeros=True)
-    x, weight = rows_of(520), decoded(panels).double()
+    panels, k = made(layout_for(math), shape, bits, group or shape[1], zeros=zeros), shape[1]
+    x, weight = rows_of(k), decoded(panels).double()
     if math != "exact":
         weight = decoded(replace(panels, plain=torch.float32)).double()
     found, wanted = packed_linear(x, panels, None, math), x.double() @ weight.T
-    step = {"exact": 0.0, "int16": 0.5 / 32512, "int8": 0.5 / 127}[math]
-    runs = torch.nn.functional.pad(x, (0, 120)).view(64, 5, 128).abs().amax(2)
-    columns = runs.repeat_interleave(128, 1)[:, :520].double()
+    step, run = {"exact": 0.0, "int16": 0.5 / 32512, "int8": 0.5 / 127}[math], group or 128
+    runs = torch.nn.functional.pad(x, (0, -k % run)).unflatten(1, (-1, run)).abs().amax(2)
+    columns = runs.repeat_interleave(run, 1)[:, :k].double()
     bound = step * columns @ weight.abs().T + 1e-5 * x.abs().double() @ weight.abs().T
     assert ((found - wanted).abs() <= bound).all()
 

@@ -17,10 +17,11 @@ from compress_kernels.panels import WIDTHS, Math, decoded, joined
 from compress_kernels.reference import packed as reference
 from compress_kernels.rounding import RowRounding
 from tests.kernels.products.halves import check_halves
+from tests.kernels.products.shuffled import check_shuffled
 
 needs_native = pytest.mark.skipif(native().library is None, reason=native().reason)
 MATHS: tuple[Math, ...] = ("exact", "int16", "int8")
-ROWS = (1, 3, 8, 17, 64)
+ROWS = (1, 2, 3, 4, 5, 8, 16, 17, 64, 513)
 K = 512
 
 
@@ -52,6 +53,7 @@ def rows_of(columns: int = K) -> Tensor:
     return x
 
 
+@needs_native
 @pytest.mark.parametrize("math", MATHS)
 @pytest.mark.parametrize("kind", LAYOUTS)
 def test_bits_are_those_of_the_decoded_blocks(kind: str, math: Math) -> None:
@@ -97,19 +99,11 @@ def test_what_is_not_finite_goes_through(value: float, kind: str, math: Math) ->
 
 @needs_native
 @pytest.mark.parametrize("math", MATHS)
-def test_a_row_has_the_same_bits_beside_any_others(math: Math) -> None:
-    panels = block_panels("Q4_K", blocks("Q4_K", 300, 1024), layout_for(math))
-    x, before = torch.randn(80, 1024), torch.get_num_threads()
-    try:
-        torch.set_num_threads(1)
-        whole = packed_linear(x, panels, None, math)
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
-            for count in (1, 3, 16, 77):
-                rows = torch.randperm(80)[:count]
-                assert torch.equal(packed_linear(x[rows], panels, None, math), whole[rows])
-    finally:
-        torch.set_num_threads(before)
+@pytest.mark.parametrize("kind", ["Q4_K", "IQ4_NL", "Q6_K"])
+def test_a_row_has_the_same_bits_beside_any_others(kind: str, math: Math) -> None:
+    panels = block_panels(kind, blocks(kind, 300, 1024), layout_for(math))
+    x = torch.randn(80, 1024)
+    whole = check_shuffled(lambda rows: packed_linear(rows, panels, None, math), x)
     some = panels.rows(32, 103)
     assert torch.equal(packed_linear(x, some, None, math), whole[:, 32:103])
 

@@ -21,7 +21,8 @@ from compress_kernels.panels import (
     lay_out,
 )
 from compress_kernels.reference import packed as reference
-from tests.kernels.products.halves import check_halves
+from tests.kernels.products.halves import check_halves, in_dots
+from tests.kernels.products.shuffled import check_shuffled
 
 needs_native = pytest.mark.skipif(native().library is None, reason=native().reason)
 E4M3 = torch.float8_e4m3fn
@@ -83,6 +84,22 @@ def test_exact_has_the_bits_of_the_decoded_weight(
         check(small(shape, "rows", plain, group), "exact")
     for size, shared in ((shape[1], False), (128, False), (256, False), (48, False), (128, True)):
         check(bytes_(shape, size, plain, shared=shared), "exact")
+
+
+@needs_native
+def test_a_row_has_the_same_bits_beside_any_others() -> None:
+    plain, x = torch.bfloat16, torch.randn(80, 1024, generator=seeded(2))
+    cases: tuple[tuple[Panels, Math], ...] = (
+        (bytes_((600, 1024), 1024, plain, shared=False), "exact"),
+        (bytes_((600, 1024), 128, plain, shared=True), "exact"),
+        (small((600, 1024), "rows", plain), "exact"),
+        (small((600, 1024), "dots", plain), "int16"),
+        (small((600, 1024), "dots", plain), "int8"),
+    )
+    for panels, math in cases:
+        check_shuffled(lambda rows, of=panels, by=math: packed_linear(rows, of, None, by), x)
+    in_pairs = in_dots(cases[0][0])
+    check_shuffled(lambda rows: packed_linear(rows, in_pairs, None, "exact"), x.bfloat16())
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])

@@ -9,7 +9,11 @@ from compress_kernels.ops.packed import MOST, packed_linear
 from compress_kernels.panels import Panels, by_panel, decoded, lay_out
 from compress_kernels.reference import packed as reference
 from compress_kernels.rounding import RowRounding
+from tests.kernels.products.shuffled import check_shuffled
 
+ROWS = (1, 2, 3, 4, 5, 7, 8, 16, 17, 64, 513)
+# Bits, columns that share a scale, whether there are zeros.
+GROUPED = ((8, 128, True), (4, 32, False), (2, 256, True))
 needs_native = pytest.mark.skipif(native().library is None, reason=native().reason)
 KINDS = {
     "token": RowRounding("token", 127.5),
@@ -32,8 +36,8 @@ def made(shape: tuple[int, int], bits: int, group: int, *, zeros: bool = False) 
     )  # fmt: skip
 
 
-def rows_of(k: int) -> Tensor:
-    x = torch.randn(40, k, generator=torch.Generator().manual_seed(k))
+def rows_of(k: int, count: int = max(ROWS)) -> Tensor:
+    x = torch.randn(count, k, generator=torch.Generator().manual_seed(k))
     x[3], x[4, : k // 2] = 0, 0
     return x
 
@@ -42,15 +46,26 @@ def rows_of(k: int) -> Tensor:
 @pytest.mark.parametrize("name", KINDS)
 def test_bits_are_those_of_the_definition(name: str) -> None:
     """Rows alone and beside others, odd shapes, one scale a row or several, codes of any width."""
-    cases = ((8, 301, False), (8, 128, True), (4, 32, False), (2, 256, True))
-    for bits, group, zeros in cases:
-        panels, x = made((37, 301), bits, group, zeros=zeros), rows_of(301)
+    cases = ((8, 301, False, ROWS), *((*case, ROWS[:-1]) for case in GROUPED))
+    for bits, group, zeros, rows in cases:
+        panels, x = made((37, 301), bits, group, zeros=zeros), rows_of(301, rows[-1])
         bias = torch.linspace(-1, 1, 37)
         wanted = reference.packed_linear(x, panels, bias, "int8", KINDS[name])
-        for m in (1, 2, 7, 8, 17, 40):
+        for m in rows:
             for math in ("int8", "int16"):
                 found = packed_linear(x[:m], panels, bias, math, KINDS[name])
                 assert torch.equal(found, wanted[:m]), (bits, group, m)
+
+
+@needs_native
+@pytest.mark.parametrize("name", KINDS)
+def test_a_row_has_the_same_bits_beside_any_others(name: str) -> None:
+    for bits, group in ((8, 1000), (4, 128)):
+        panels, bias = made((600, 1000), bits, group, zeros=bits == 4), torch.randn(600)
+        check_shuffled(
+            lambda x, of=panels, plus=bias: packed_linear(x, of, plus, "int8", KINDS[name]),
+            rows_of(1000, 80),
+        )
 
 
 @needs_native

@@ -17,7 +17,7 @@ from compress_kernels.pairs import (
 )
 from compress_kernels.reference import pairs as reference
 
-ROWS = (1, 2, 3, 8, 12, 13, 17, 64, 513)
+ROWS = (1, 2, 3, 4, 5, 8, 12, 13, 16, 17, 64, 513)
 SHAPES = ((1, 1), (33, 47), (31, 258), (70, 1101))
 SMALLEST = 2.0**-126
 
