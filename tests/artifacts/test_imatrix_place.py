@@ -307,6 +307,23 @@ def test_it_appears_behind_the_result(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_name_that_is_refused_behind_the_result_is_told(
+    export: Export, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = disk.rename
+
+    def rename(source: Path, target: Path) -> None:
+        if target.name == "a.gguf":
+            raise OSError(errno.EIO, "broken")
+        plain(source, target)
+
+    monkeypatch.setattr(disk, "rename", rename)
+    with pytest.raises(OutputError, match=r"a.gguf: broken; the export itself is there; look"):
+        export("a.gguf")
+    assert [x.name for x in tmp_path.iterdir()] == ["out"]
+    assert (tmp_path / "out" / "model.gguf").is_file()
+
+
 def test_a_file_that_came_meanwhile_stays(
     export: Export, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
