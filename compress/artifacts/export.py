@@ -2,15 +2,15 @@
 there."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from compress.artifacts import in_place
-from compress.artifacts.imatrix_place import deliver, imatrix_place
-from compress.artifacts.plan import ArtifactPlan, ArtifactTarget, plan_artifact
+from compress.artifacts.imatrix_place import delivered, imatrix_place, require_free
+from compress.artifacts.plan import ArtifactPlan, ArtifactTarget, check_asked, plan_artifact
 from compress.artifacts.report import ArtifactReport, Made, as_json, build, size_of, write
 from compress.checkpoint.output.publishing import prepare, published
 from compress.checkpoint.regular import usable
@@ -65,16 +65,19 @@ def export_artifact(
         report = work(output.partial, output.out, lambda _: output.partial)
         write(report, output.partial)
         if plan.imatrix is not None:
-            deliver(plan.imatrix, output.partial)
+            require_free(plan.imatrix)  # again: minutes have passed
         return report
 
-    return published(output, whole)
+    with delivered(plan.imatrix):
+        return published(output, whole)
 
 
 def _planned(
     model: str | Path, target: ArtifactTarget, out: str | Path | None, *, overwrite: bool
 ) -> ArtifactPlan:
-    """With the place of what is measured, which is looked at before the model is."""
+    """With the place of what is measured, which is looked at before the model is, and behind what
+    is asked for."""
+    check_asked(target, out)
     asked = target.options.imatrix_out
     place = None if asked is None else imatrix_place(asked, out, overwrite=overwrite)
     return replace(plan_artifact(model, target, out), imatrix=place)
@@ -92,21 +95,28 @@ def _needed(plan: ArtifactPlan) -> int:
 @contextmanager
 def _rounded(
     plan: ArtifactPlan, folder: Path, progress: Progress
-) -> Iterator[tuple[ArtifactPlan, tuple[str, ...]]]:
-    """The plan with weights rounded by its text, and with what there is to tell of them. What the
-    text makes columns multiply lies in the folder then, where it is asked for."""
+) -> Iterator[tuple[ArtifactPlan, tuple[str, ...], Callable[[], Sequence[str]]]]:
+    """The plan with weights rounded by its text, with what there is to tell of them, and with what
+    writes what the text makes columns multiply, where it is asked for, and gives the names of what
+    that left in the folder."""
     if plan.options.text is None:
-        yield plan, ()
+        yield plan, (), tuple
         return
     # Late: blocks of transformers' own run for it.
     from compress.artifacts.rounding.of_export import Purpose, files_of, rounded, tokens_of_text
 
     tokens, purpose = tokens_of_text(plan), Purpose.of(plan)
     with rounded(plan.source, plan.planned, tokens, folder, progress, purpose) as found:
-        if plan.imatrix is not None:
-            path = folder / plan.imatrix.path.name
-            write_imatrix(path, found.importance, found.chunk, files_of(plan))
-        yield replace(plan, planned=found.planned), found.told
+
+        def measured() -> Sequence[str]:
+            if plan.imatrix is None:
+                return ()
+            path, older = plan.imatrix.written_at(folder), plan.imatrix.older
+            texts = files_of(plan)
+            write_imatrix(path, found.importance, found.chunk, texts, older=older)
+            return (path.name,) if plan.imatrix.inside else ()
+
+        yield replace(plan, planned=found.planned), found.told, measured
 
 
 def _place(plan: ArtifactPlan, how: InPlace, *, overwrite: bool) -> in_place.InPlaceFolder:
@@ -136,12 +146,12 @@ def _work(
 ) -> ArtifactReport:
     """Fills a folder; `move` tells where what was written is proved. out: where it will be."""
     began = time.perf_counter()
-    with _rounded(plan, folder, progress) as (plan, told):
+    with _rounded(plan, folder, progress) as (plan, told, measured):
         count = by_tenths(progress, STAGE, "tenth of the weights")
         written = plan.planned.write(folder, lambda name, done, total: count(done, total))
-        beside = (plan.imatrix.path.name,) if plan.imatrix and plan.imatrix.inside else ()
-        notes = (*written.notes, *told)
-        written = replace(written, notes=notes, beside=(*written.beside, *beside))
+        # Behind the source's small files: an importance.dat may be one of them.
+        beside = dict.fromkeys((*written.beside, *measured()))
+        written = replace(written, notes=(*written.notes, *told), beside=tuple(beside))
     size = size_of(folder, written)
     proved_in = move(written)
     seconds, proof = {"write": time.perf_counter() - began}, None

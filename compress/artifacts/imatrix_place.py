@@ -1,19 +1,22 @@
 """Where the importance goes that an export measures: a file of the user's, or one of the result."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from compress.checkpoint import disk, write_atomic
+from compress.checkpoint import disk
 from compress.checkpoint.gguf_file import GGUF_FILE
 from compress.checkpoint.regular import usable
 from compress.errors import DataError, OutputError
-from compress_exporters.exporter import AGAIN
 from compress_exporters.gguf.imatrix import read_imatrix
-from compress_exporters.gguf.imatrix_write import OLDER
 
 OPTION = "--imatrix-out"
+OLDER = ".dat"
 SUFFIXES = (".gguf", OLDER)
+_TEMPORARY = ".compress-tmp"  # behind the name: no small file of a checkpoint that is carried over
+_THERE = "the export itself is there; look after the disk, then export again with --overwrite"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +27,20 @@ class ImatrixPlace:
     path: Path
     inside: bool
     overwrite: bool
+
+    @property
+    def older(self) -> bool:
+        """In the form of before GGUF."""
+        return self.path.suffix == OLDER
+
+    @property
+    def temporary(self) -> Path:
+        """Beside the file, so that its disk has it all before the result appears."""
+        return self.path.with_name(self.path.name + _TEMPORARY)
+
+    def written_at(self, folder: Path) -> Path:
+        """Where it waits until the result appears. folder: that the result is made in."""
+        return folder / self.path.name if self.inside else self.temporary
 
 
 def imatrix_place(asked: str, out: str | Path | None, *, overwrite: bool) -> ImatrixPlace:
@@ -47,20 +64,26 @@ def imatrix_place(asked: str, out: str | Path | None, *, overwrite: bool) -> Ima
         )
     if not place.inside:
         _require_place(asked, path.parent)
-        _require_free(place)
+        require_free(place)
     return place
 
 
-def deliver(place: ImatrixPlace, folder: Path) -> None:
-    """Move what was written into the result's folder to where it belongs, whole or not at all."""
-    if place.inside:
+@contextmanager
+def delivered(place: ImatrixPlace | None) -> Iterator[None]:
+    """The block publishes the result; then what waits beside the file takes its place, by one
+    rename, which needs no room. Where the block fails, the file stays what it was."""
+    if place is None or place.inside:
+        yield
         return
-    staged = folder / place.path.name
-    _require_free(place)  # again: minutes have passed
-    with disk.refusing(f"read {staged}", AGAIN):
-        data = staged.read_bytes()
-        disk.unlink(staged)
-    write_atomic(place.path, data, AGAIN)
+    try:
+        yield
+        with disk.refusing(f"rename {place.temporary} to {place.path}", _THERE):
+            disk.rename(place.temporary, place.path)
+            disk.fsync_path(place.path.parent)
+    except (Exception, KeyboardInterrupt):
+        with suppress(OSError):
+            disk.unlink(place.temporary)
+        raise
 
 
 def _require_place(asked: str, folder: Path) -> None:
@@ -72,8 +95,9 @@ def _require_place(asked: str, folder: Path) -> None:
         raise OutputError(f"{OPTION} is {asked}, and {folder} cannot be written to; choose another")
 
 
-def _require_free(place: ImatrixPlace) -> None:
-    if not os.path.lexists(place.path):
+def require_free(place: ImatrixPlace) -> None:
+    """OutputError where something is in the way, elsewhere than in the result."""
+    if place.inside or not os.path.lexists(place.path):
         return
     if place.path.is_dir():
         raise OutputError(f"{OPTION}: {place.path} is a folder; name a file in it")

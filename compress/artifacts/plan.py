@@ -52,6 +52,17 @@ def plan_artifact(
 ) -> ArtifactPlan:
     """CheckpointError or RecipeError for what the target cannot say, and for a folder `out` where
     the artifact goes beside the weights."""
+    exporter, options = check_asked(target, out), target.options
+    checkpoint = Checkpoint.open(resolve_model(model))
+    refuse_gguf(checkpoint)
+    weights = open_weights(checkpoint)
+    source = weights.with_checkpoint(settled(weights.checkpoint, weights.spec))
+    return ArtifactPlan(source, exporter, options, exporter.plan(source, options))
+
+
+def check_asked(target: ArtifactTarget, out: str | Path | None) -> Exporter:
+    """The target's. RecipeError for options that it does not take, alone or together, before
+    anything on a disk is looked at."""
     exporter, options = EXPORTERS[target_name(target.name)], target.options
     if options.max_context is not None and options.max_context < 1:
         raise RecipeError(f"--max-context is {options.max_context}; it is 1 position or more")
@@ -59,11 +70,7 @@ def plan_artifact(
     _check_text(options)
     if options.in_place:
         _require_in_place(exporter, out)
-    checkpoint = Checkpoint.open(resolve_model(model))
-    refuse_gguf(checkpoint)
-    weights = open_weights(checkpoint)
-    source = weights.with_checkpoint(settled(weights.checkpoint, weights.spec))
-    return ArtifactPlan(source, exporter, options, exporter.plan(source, options))
+    return exporter
 
 
 def check_options(exporter: Exporter, options: Options) -> None:

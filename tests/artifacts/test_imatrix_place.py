@@ -1,22 +1,26 @@
 """Where measured importance goes: a file that is whole or not there, and what is in the way."""
 
+import errno
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import compress
 from compress.artifacts.export import dry_artifact, export_artifact
-from compress.artifacts.imatrix_place import ImatrixPlace, deliver
+from compress.artifacts.imatrix_place import ImatrixPlace, delivered
 from compress.artifacts.plan import ArtifactTarget
 from compress.artifacts.rounding import walk
-from compress.checkpoint import Checkpoint
+from compress.checkpoint import Checkpoint, disk
 from compress.cli.main import main
 from compress.errors import CompressError, OutputError
 from compress_exporters.exporter import Options
 from compress_exporters.gguf.imatrix import read_imatrix
+from compress_exporters.gguf.imatrix_write import Importance, write_imatrix
 from helpers import tiny_models
 from helpers.faults import Killed, counting, fault_at
 
@@ -222,33 +226,102 @@ def test_an_export_that_fails_leaves_no_file(
 
 
 @pytest.mark.parametrize("effect", ["before", "torn", "after", "enospc"])
-def test_a_file_is_the_old_one_or_the_new(effect: Any, export: Export, tmp_path: Path) -> None:
-    export("old.gguf")
-    export("new.gguf", type=TYPE, overwrite=True)
-    old, new = ((tmp_path / x).read_bytes() for x in ("old.gguf", "new.gguf"))
-    assert old != new
-    staged, target = tmp_path / "staged" / "to.gguf", tmp_path / "to.gguf"
-    staged.parent.mkdir()
+def test_a_file_is_the_old_one_or_the_new(effect: Any, tmp_path: Path) -> None:
+    old = {"blk.0.attn_q.weight": Importance(torch.ones(1, 4), torch.tensor([5]))}
+    new = {"blk.0.attn_q.weight": Importance(torch.ones(1, 4) * 2, torch.tensor([7]))}
+    target = tmp_path / "to.gguf"
+    place = ImatrixPlace(target, inside=False, overwrite=True)
 
-    def again() -> ImatrixPlace:
-        staged.write_bytes(new)
-        target.write_bytes(old)
-        return ImatrixPlace(target, inside=False, overwrite=True)
+    def again() -> None:
+        with delivered(place):
+            write_imatrix(place.written_at(tmp_path / "out"), new, 512)
+            assert target.read_bytes() == before
 
-    place = again()
+    write_imatrix(target, old, 512)
+    before = target.read_bytes()
     with counting() as calls:
-        deliver(place, staged.parent)
-    assert target.read_bytes() == new
+        again()
+    after = target.read_bytes()
+    assert before != after
     for number in range(len(calls)):
-        place = again()
+        write_imatrix(target, old, 512)
         try:
             with fault_at(number, effect):
-                deliver(place, staged.parent)
+                again()
         except OutputError:  # of a disk that is full: what was begun is gone
             assert list(tmp_path.glob("to.gguf*")) == [target]
+            assert target.read_bytes() == before
         except Killed:
             pass
-        assert target.read_bytes() in (old, new)
+        assert target.read_bytes() in (before, after)
+
+
+@pytest.mark.parametrize("place", ["imatrix.dat", "out/imatrix.dat"])
+def test_a_file_of_the_source_of_that_name_is_another(
+    place: str, model: Path, text: Path, tmp_path: Path
+) -> None:
+    """It is carried over as small files are, and what was measured is what was asked for."""
+    source = Path(shutil.copytree(model, tmp_path / "model"))
+    old = source / "imatrix.dat"
+    write_imatrix(old, {"a": Importance(torch.ones(1, 4), torch.tensor([5]))}, 512, older=True)
+    how = Options(text=str(text), imatrix_out=str(tmp_path / place))
+    target = ArtifactTarget("gguf", how)
+    report = export_artifact(source, target, tmp_path / "out", verify=False)
+    assert len(read_imatrix(tmp_path / place)) == 15
+    assert report.result["files"].count("imatrix.dat") == 1
+    carried = (tmp_path / "out" / "imatrix.dat").read_bytes() == old.read_bytes()
+    assert carried == (place == "imatrix.dat")
+
+
+@pytest.mark.parametrize("fails", ["publishing", "room for it"])
+@pytest.mark.parametrize("there", [True, False])
+def test_it_appears_behind_the_result(
+    fails: str, there: bool, export: Export, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A result that does not come to be leaves the file of before, or none; and a disk without room
+    for the file is told before the result appears."""
+    file, old = tmp_path / "a.gguf", {"a": Importance(torch.ones(1, 4), torch.tensor([5]))}
+    if there:
+        write_imatrix(file, old, 512)
+    before = {x: x.read_bytes() for x in tmp_path.iterdir()}
+    plain = disk.rename, disk.open_write
+
+    def rename(source: Path, target: Path) -> None:
+        if target.name == "out":
+            assert source.with_name("a.gguf.compress-tmp").is_file()
+            raise OSError(errno.EIO, "broken")
+        plain[0](source, target)
+
+    def open_write(path: Path) -> int:
+        if path.name.startswith(file.name):
+            raise OSError(errno.ENOSPC, "full")
+        return plain[1](path)
+
+    if fails == "publishing":
+        monkeypatch.setattr(disk, "rename", rename)
+    else:
+        monkeypatch.setattr(disk, "open_write", open_write)
+    with pytest.raises(OutputError, match=r"cannot (publish .*out: broken|write .*a.gguf.*: full)"):
+        export("a.gguf", overwrite=there)
+    assert {x: x.read_bytes() for x in tmp_path.iterdir() if x.is_file()} == before
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_name_that_is_refused_behind_the_result_is_told(
+    export: Export, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = disk.rename
+
+    def rename(source: Path, target: Path) -> None:
+        if target.name == "a.gguf":
+            raise OSError(errno.EIO, "broken")
+        plain(source, target)
+
+    monkeypatch.setattr(disk, "rename", rename)
+    with pytest.raises(OutputError, match=r"a.gguf: broken; the export itself is there; look"):
+        export("a.gguf")
+    assert [x.name for x in tmp_path.iterdir()] == ["out"]
+    assert (tmp_path / "out" / "model.gguf").is_file()
 
 
 def test_a_file_that_came_meanwhile_stays(
@@ -280,6 +353,9 @@ def test_what_it_needs_is_said(
     onnx = ["export", str(model), "--to", "onnx", "--dry-run", "--imatrix-out", "a.gguf"]
     assert main(onnx) == 2
     assert "--imatrix-out is for gguf, and --to is onnx; leave it out" in capsys.readouterr().err
+    for to, name in (("gguf", "nowhere/a.gguf"), ("onnx", "a.other")):  # ahead of its place
+        with pytest.raises(CompressError, match=r"give --text FILE$|is for gguf"):
+            dry_artifact(model, ArtifactTarget(to, Options(imatrix_out=name)))
     how = Options(imatrix_out="a.gguf", text=str(text))
     with pytest.raises(CompressError, match="--text is for gguf, and --to is onnx"):
         dry_artifact(model, ArtifactTarget("onnx", how))

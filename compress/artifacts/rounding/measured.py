@@ -1,10 +1,11 @@
 """What columns of weights multiply, as a walk along the blocks sees it.
 
 It lies in a file of the working folder, so that a walk which goes on where another was stopped has
-what all units before found, and memory holds one tensor's.
+what all units before found. Memory holds that of one tensor at a time, also while a file for
+llama-quantize is written of it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,11 +55,26 @@ def measured_file(plan: GgufPlan, folder: Path) -> MeasuredFile:
     return MeasuredFile(BlockFile(folder / FILE, places), plan.head.sources[0])
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class MeasuredImportance(Mapping[str, Importance]):
+    """pieces: by name of the tensor in GGUF, experts one after the other. What is asked for is read
+    from the file, and not kept: OutputError where it is gone."""
+
+    pieces: Mapping[str, Piece]
+    found: MeasuredFile
+
+    def __getitem__(self, name: str) -> Importance:
+        read = (self.found.read(tensor) for tensor in self.pieces[name].sources)
+        means, tokens = zip(*read, strict=True)
+        return Importance(torch.stack(means), torch.stack(tokens))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.pieces)
+
+    def __len__(self) -> int:
+        return len(self.pieces)
+
+
 def importance_of(pieces: Sequence[Piece], found: MeasuredFile) -> Mapping[str, Importance]:
-    """By name of the tensor in GGUF, experts one after the other."""
-    return {piece.name: _one(piece, found) for piece in pieces}
-
-
-def _one(piece: Piece, found: MeasuredFile) -> Importance:
-    means, tokens = zip(*(found.read(tensor) for tensor in piece.sources), strict=True)
-    return Importance(torch.stack(means), torch.stack(tokens))
+    """By name of the tensor in GGUF, as long as the working folder is there."""
+    return MeasuredImportance({piece.name: piece for piece in pieces}, found)

@@ -43,8 +43,8 @@ IN_MEMORY = 256 << 20  # bytes of hidden states; more are kept in files
 @dataclass(frozen=True, slots=True, eq=False)
 class RoundedExport:
     """planned: the file, with the rows that go into it. told: a line each on how they came out.
-    importance: what columns multiply, by name of the tensor in GGUF, where it was asked for. chunk:
-    tokens of a row."""
+    importance: what columns multiply, by name of the tensor in GGUF, where it was asked for, read
+    when it is looked at. chunk: tokens of a row."""
 
     planned: PlannedGguf
     told: tuple[str, ...]

@@ -94,7 +94,8 @@ class FormatsInHelp(click.Command):
 @click.option(
     "--text",
     metavar="FILE",
-    help="Round to --type by what the layers read of a text, as GPTQ does (gguf).",
+    help="With --type or --imatrix-out: round by what the layers read of a text, as GPTQ does, or"
+    " measure that (gguf).",
 )
 @click.option(
     "--imatrix-out",

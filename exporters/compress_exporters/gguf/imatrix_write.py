@@ -4,24 +4,23 @@ llama.cpp's pull request 9400 describes the first: of each tensor the sums of th
 inputs, and of how many tokens they are. The second has means times calls, and how many calls.
 """
 
+import os
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from compress.checkpoint import write_atomic
+from compress.checkpoint import disk
 from compress.formats.gguf.fields import Fields
 from compress.formats.gguf.layout import Piece
 from compress_exporters.exporter import AGAIN
-from compress_exporters.gguf.head import map_file
+from compress_exporters.gguf.head import map_file, padded
 from compress_exporters.gguf.imatrix import COUNTS, SUMS
-
-OLDER = ".dat"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,38 +33,71 @@ class Importance:
 
 
 def write_imatrix(
-    path: Path, known: Mapping[str, Importance], chunk: int, texts: Sequence[str] = ()
+    path: Path,
+    known: Mapping[str, Importance],
+    chunk: int,
+    texts: Sequence[str] = (),
+    *,
+    older: bool = False,
 ) -> None:
-    """known: by name of the tensor in GGUF. chunk: tokens of a sequence. texts: where they are
-    from. A name that ends in .dat gives the older file. It appears whole or not at all, the same
-    for the same numbers; OutputError where the disk refuses."""
-    ordered = dict(sorted(known.items()))
-    chunks = max((_chunks(one, chunk) for one in ordered.values()), default=0)
-    content = _dat if path.suffix == OLDER else _gguf
-    write_atomic(path, content(ordered, chunk, chunks, texts), AGAIN)
+    """known: by name of the tensor in GGUF; of all one is in memory at a time. chunk: tokens of a
+    sequence. texts: where they are from. older: the form .dat. The same for the same numbers;
+    OutputError where the disk refuses, and then there is no file."""
+    with disk.refusing(f"write {path}", AGAIN):
+        try:
+            fd = disk.open_write(path)
+            try:
+                disk.truncate(fd, 0)
+                _write(fd, (_dat if older else _gguf)(known, chunk, texts))
+                disk.fsync(fd)
+            finally:
+                os.close(fd)
+        except BaseException:
+            with suppress(OSError):
+                disk.unlink(path)
+            raise
 
 
-def _chunks(one: Importance, chunk: int) -> int:
-    return -(-int(one.tokens.max()) // chunk)
+def _write(fd: int, parts: Iterator[bytes]) -> None:
+    end = 0
+    for part in parts:
+        disk.write_all(fd, memoryview(part), end)
+        end += len(part)
 
 
-def _gguf(known: Mapping[str, Importance], chunk: int, chunks: int, texts: Sequence[str]) -> bytes:
+def _chunks(most: int, chunk: int) -> int:
+    return -(-most // chunk)
+
+
+def _gguf(known: Mapping[str, Importance], chunk: int, texts: Sequence[str]) -> Iterator[bytes]:
+    laid, most = list[Piece](), 0
+    for name in sorted(known):
+        pieces, tokens = _outline(name, known[name])
+        laid += pieces
+        most = max(most, tokens)
     fields: Fields = (
         ("general.type", "imatrix"),
         # An empty array has no type that a reader could go by.
         ("imatrix.datasets", tuple(texts) or ("",)),
-        ("imatrix.chunk_count", chunks),
+        ("imatrix.chunk_count", _chunks(most, chunk)),
         ("imatrix.chunk_size", chunk),
     )
-    tensors = [x for name, one in known.items() for x in _tensors(name, one)]
-    laid = [Piece(name, (), tuple(values.shape)) for name, values in tensors]
-    place = map_file(laid, ["F32"] * len(laid), fields)
-    content = bytearray(place.size)
-    content[: len(place.head)] = place.head
-    for start, (_, values) in zip(place.starts, tensors, strict=True):
-        data = values.to(torch.float32).numpy().astype(np.dtype("<f4")).tobytes()
-        content[start : start + len(data)] = data
-    return bytes(content)
+    yield map_file(laid, ["F32"] * len(laid), fields).head
+    for name in sorted(known):
+        yield from _rows(name, known[name])
+
+
+def _outline(name: str, one: Importance) -> tuple[list[Piece], int]:
+    """Its tensors' names and shapes, and the most tokens that were seen."""
+    pieces = [Piece(x, (), tuple(values.shape)) for x, values in _tensors(name, one)]
+    return pieces, int(one.tokens.max())
+
+
+def _rows(name: str, one: Importance) -> Iterator[bytes]:
+    for _, values in _tensors(name, one):
+        data = _fp32(values)
+        yield data
+        yield bytes(padded(len(data)) - len(data))
 
 
 def _tensors(name: str, one: Importance) -> tuple[tuple[str, Tensor], tuple[str, Tensor]]:
@@ -74,18 +106,25 @@ def _tensors(name: str, one: Importance) -> tuple[tuple[str, Tensor], tuple[str,
     return (name + SUMS, one.mean.double() * counts), (name + COUNTS, counts)
 
 
-def _dat(known: Mapping[str, Importance], chunk: int, chunks: int, texts: Sequence[str]) -> bytes:
-    out = BytesIO()
+def _dat(known: Mapping[str, Importance], chunk: int, texts: Sequence[str]) -> Iterator[bytes]:
+    most = {name: int(known[name].tokens.max()) for name in sorted(known)}
     # One that no token reached has nothing to say in this file.
-    seen = {name: one for name, one in known.items() if int(one.tokens.max()) > 0}
-    out.write(struct.pack("<i", len(seen)))
-    for name, one in seen.items():
-        calls = _chunks(one, chunk)
-        mean = torch.where(one.tokens[:, None] > 0, one.mean, 1.0)
-        out.write(_text(name) + struct.pack("<ii", calls, mean.numel()))
-        out.write((mean * calls).numpy().astype(np.dtype("<f4")).tobytes())
-    out.write(struct.pack("<i", chunks) + _text(texts[-1] if texts else ""))
-    return out.getvalue()
+    yield struct.pack("<i", sum(tokens > 0 for tokens in most.values()))
+    for name, tokens in most.items():
+        if tokens > 0:
+            yield from _entry(name, known[name], _chunks(tokens, chunk))
+    chunks = _chunks(max(most.values(), default=0), chunk)
+    yield struct.pack("<i", chunks) + _text(texts[-1] if texts else "")
+
+
+def _entry(name: str, one: Importance, calls: int) -> Iterator[bytes]:
+    mean = torch.where(one.tokens[:, None] > 0, one.mean, 1.0)
+    yield _text(name) + struct.pack("<ii", calls, mean.numel())
+    yield _fp32(mean * calls)
+
+
+def _fp32(values: Tensor) -> bytes:
+    return values.to(torch.float32).numpy().astype(np.dtype("<f4")).tobytes()
 
 
 def _text(text: str) -> bytes:

@@ -1,6 +1,7 @@
 """Importance of columns as llama-quantize reads it: by the package gguf, and byte by byte."""
 
 import struct
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +38,7 @@ def test_gguf_has_sums_counts_and_where_they_are_from(tmp_path: Path) -> None:
 def test_dat_has_means_times_calls(tmp_path: Path) -> None:
     """Experts that no token reached weigh alike, and what has no data at all is left out."""
     path = tmp_path / "imatrix.dat"
-    write_imatrix(path, KNOWN, 512, ["a.txt", "b.txt"])
+    write_imatrix(path, KNOWN, 512, ["a.txt", "b.txt"], older=True)
     data = path.read_bytes()
     wanted = struct.pack("<i", 2)
     for name, calls, values in (
@@ -47,3 +48,23 @@ def test_dat_has_means_times_calls(tmp_path: Path) -> None:
         wanted += struct.pack("<i", len(name)) + name + struct.pack("<ii", calls, len(values))
         wanted += np.array(values, "<f4").tobytes()
     assert data == wanted + struct.pack("<ii", 2, 5) + b"b.txt"
+
+
+class OneAtATime(dict[str, Importance]):
+    """Makes each when it is asked for, and none of the ones before may be there."""
+
+    last: "weakref.ref[torch.Tensor] | None" = None
+
+    def __getitem__(self, name: str) -> Importance:
+        assert self.last is None or self.last() is None
+        known = super().__getitem__(name)
+        made = Importance(known.mean.clone(), known.tokens)
+        self.last = weakref.ref(made.mean)
+        return made
+
+
+@pytest.mark.parametrize("older", [True, False])
+def test_one_tensor_is_in_memory(older: bool, tmp_path: Path) -> None:
+    write_imatrix(tmp_path / "a", KNOWN, 512, older=older)
+    write_imatrix(tmp_path / "b", OneAtATime(KNOWN), 512, older=older)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
