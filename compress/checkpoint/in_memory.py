@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from compress.checkpoint import disk
+
 SOURCE = "source"  # the folder in OUT.partial that it is saved in, for a run
 # Beside the checkpoint: it was in memory. Of which weights, once it is whole.
 MARK = "in-memory-model.json"
@@ -12,7 +14,19 @@ def is_alone(partial: Path) -> bool:
     source = partial / SOURCE
     if not source.is_dir() or [path.name for path in partial.iterdir()] != [SOURCE]:
         return False
-    return (source / MARK).is_file() or not any(source.iterdir())
+    # A kill may come while the mark itself is written, which is before all else.
+    begun = {path.name for path in source.iterdir()} <= {MARK + disk.TEMPORARY}
+    return begun or (source / MARK).is_file()
+
+
+def remove_source(partial: Path) -> None:
+    """Remove such a model from OUT.partial, whose lock the caller has; its mark goes last, so that
+    after a kill it is still known for what it is."""
+    source = partial / SOURCE
+    if source.is_dir():
+        for path in sorted(source.iterdir(), key=lambda path: path.name == MARK):
+            disk.remove_tree(path)
+        disk.rmdir(source)
 
 
 def told(path: Path) -> str:
