@@ -3,10 +3,12 @@
 from pathlib import Path
 
 from compress.checkpoint import disk
+from compress.errors import RequestError
 
 SOURCE = "source"  # the folder in OUT.partial that it is saved in, for a run
 # Beside the checkpoint: it was in memory. Of which weights, once it is whole.
 MARK = "in-memory-model.json"
+_LABEL = " (in memory)"
 
 
 def is_alone(partial: Path) -> bool:
@@ -32,5 +34,21 @@ def remove_source(partial: Path) -> None:
 def told(path: Path) -> str:
     """What reports call a checkpoint: its path; the name of one whose files will be gone."""
     if (path.parent / MARK).is_file():
-        return f"{path.name} (in memory)"
+        return f"{path.name}{_LABEL}"
     return str(path.resolve())
+
+
+def was_in_memory(name: str) -> bool:
+    """Whether what reports call a checkpoint is no path, as its files are gone."""
+    return name.endswith(_LABEL) and not Path(name).is_absolute()
+
+
+def require_files(name: str, where: str) -> None:
+    """RequestError where what reports call a checkpoint has no files. where: who needs them, "OUT
+    was measured on other tokens, and its source"."""
+    if was_in_memory(name):
+        raise RequestError(
+            f"{where} was a model in memory, {name.removesuffix(_LABEL)}, which nobody can read"
+            " again; save the model in a folder and make this result of that to have it measured"
+            " anew"
+        )
