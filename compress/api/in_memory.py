@@ -8,13 +8,14 @@ from typing import Any
 
 from compress.checkpoint import (
     Output,
-    create_partial,
+    claimed,
     disk,
+    lent,
     locked,
     prepare_output,
     write_atomic,
 )
-from compress.checkpoint.in_memory import MARK, is_alone
+from compress.checkpoint.in_memory import MARK, is_alone, remove_source
 from compress.checkpoint.jsonfile import as_json, read_object
 from compress.errors import CheckpointError, DataError, OutputError
 from compress.runs.options import RunOptions
@@ -41,7 +42,8 @@ def source_of_run(model: Model, out: str | Path, options: RunOptions) -> Iterato
     """The same for a run into `out`: saved in OUT.partial, which becomes OUT without it.
 
     A run that was stopped leaves it, so that one that goes on reads the very bytes that were
-    hashed. OutputError where the model has become another by then.
+    hashed. The folder is held from here on, or another process would take what is saved for a left
+    one's. OutputError where the model has become another by then.
     """
     if not _is_in_memory(model):
         yield model
@@ -51,28 +53,27 @@ def source_of_run(model: Model, out: str | Path, options: RunOptions) -> Iterato
         with checkpoint_of(model) as source:
             yield source
         return
-    try:
-        yield _found(model, output) if options.resume else _kept(model, output)
-    finally:
-        _clear(output)
+    with claimed(output), lent(output.partial):
+        try:
+            yield _found(model, output) if options.resume else _kept(model, output)
+        finally:
+            _clear(output.partial)
 
 
 def _kept(model: Model, output: Output) -> Path:
-    """Saved before the run begins, by the process that has the folder."""
-    create_partial(output)
-    with locked(output.partial):
-        with disk.refusing(f"make {output.source}"):
-            if output.source.exists():  # of a run that was stopped before it began
-                disk.remove_tree(output.source)
-            disk.mkdir(output.source)
-        return _saved(model, output.source, _digest(model))
+    """Saved before the run begins."""
+    with disk.refusing(f"make {output.source}"):
+        disk.mkdir(output.source)
+    return _saved(model, output.source, _digest(model))
 
 
-def _clear(output: Output) -> None:
+def _clear(partial: Path) -> None:
     """With nothing to go on with nobody reads it again."""
-    if is_alone(output.partial):
-        with suppress(OutputError), locked(output.partial):
-            disk.remove_tree(output.partial)
+    if is_alone(partial):
+        # Locked already, but for a folder that another process made since this one's became OUT.
+        with suppress(OutputError), locked(partial), disk.refusing(f"clear {partial}"):
+            remove_source(partial)
+            disk.rmdir(partial)
 
 
 def _is_in_memory(model: Model) -> bool:

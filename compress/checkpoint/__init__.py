@@ -18,7 +18,7 @@ from compress.checkpoint.output.folder import (
     publish,
     write_atomic,
 )
-from compress.checkpoint.output.lock import locked, require_idle
+from compress.checkpoint.output.lock import lent, locked, require_idle
 from compress.checkpoint.reader import Checkpoint
 from compress.checkpoint.shards.header import TensorInfo
 from compress.checkpoint.shards.layout import ShardFile, ShardLayout, plan_shards, single_file
@@ -47,6 +47,7 @@ __all__ = [
     "create_partial",
     "find_nonfinite",
     "free_bytes",
+    "lent",
     "locked",
     "model_folder",
     "plan_shards",

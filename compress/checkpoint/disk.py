@@ -29,6 +29,9 @@ _REMEDIES: Mapping[int, str] = MappingProxyType(
     }
 )
 
+# Ends the name of a file that is being written and gets its own by a rename.
+TEMPORARY = ".compress-tmp"
+
 # What to do where a disk refuses, if nothing better is known: a run is resumed.
 RESUME = "look after the disk, then run again with --resume"
 

@@ -7,6 +7,7 @@ README.md is not carried over: it describes the source, and the output gets its 
 from collections.abc import Collection
 from pathlib import Path
 
+from compress.checkpoint.disk import TEMPORARY
 from compress.checkpoint.in_memory import SOURCE
 
 _LARGEST = 256 << 20  # a tokenizer.json of 33 MB exists; nothing beside weights is larger than this
@@ -31,7 +32,7 @@ RUNS_OWN = (
     *("report", "recipe.yaml", FOLDER_OF_OUTLIERS),
 )
 RUN_MAKES = "a run makes a file of this name"
-_RUNS_SUFFIXES = (".partial", ".compress-tmp")
+_RUNS_SUFFIXES = (".partial", TEMPORARY)
 
 
 def carried(folder: Path, weights: Collection[str]) -> list[Path]:

@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from compress.checkpoint import Checkpoint, disk, resolve_model
+from compress.checkpoint.in_memory import was_in_memory
 from compress.comparison.entrants import STAGE, Entrant, entrants
 from compress.comparison.options import CompareOptions
 from compress.comparison.place import check_place, publish_comparison, working_in
@@ -168,8 +169,8 @@ class _Work:
         left: Sequence[LeftOut],
     ) -> Comparison:
         each, text = first
-        source = Path(each.report.source.path)
-        own_place = [source] if source.is_dir() else []
+        path = each.report.source.path
+        own_place = [Path(path)] if not was_in_memory(path) and Path(path).is_dir() else []
         folders = [*(one.opens or one.folder for one, _ in judged), *own_place]
         speeds, reason = predicted_speeds(folders, self.options, self.progress)
         found = [

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from compress.checkpoint import Checkpoint, resolve_model
+from compress.checkpoint.in_memory import require_files
 from compress.errors import CompressError, RequestError
 from compress.formats import Weights, open_weights
 from compress.inspect.facts import result_of, source_of
@@ -47,6 +48,7 @@ def _opened(folder: Path, kind: str, source: str) -> Weights:
 
 
 def _source(folder: Path, path: str, size: int) -> Weights:
+    require_files(path, f"{folder} holds an export, whose source")
     try:
         found = open_weights(Checkpoint.open(resolve_model(path)).sealed())
     except CompressError as error:

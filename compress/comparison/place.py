@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from compress.checkpoint import disk, locked, require_idle, write_atomic
@@ -20,6 +21,8 @@ from compress.report.comparison.records import Comparison
 
 JSON, PAGE = "compare.json", "compare.html"
 _BEGUN = "begun"  # the key of what was asked, while there is no result yet
+# What could not be asked of earlier versions, as they did it: theirs are gone on with.
+_LATER: Mapping[str, Any] = MappingProxyType({"trainings": False})
 
 
 def check_place(out: str | Path, *, resume: bool) -> Path:
@@ -79,7 +82,8 @@ def _begun(folder: Path) -> dict[str, Any] | None:
     return begun if isinstance(begun, dict) else None
 
 
-def _refuse_other(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+def _refuse_other(folder: Path, held: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    before = {**_LATER, **held}
     differences = [
         _difference(key, before.get(key), now.get(key))
         for key in sorted({*before, *now})

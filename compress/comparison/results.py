@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from compress.checkpoint.in_memory import was_in_memory
 from compress.comparison.exported import EXPORT, report_of_export
 from compress.comparison.options import CompareOptions
 from compress.comparison.routes import Route, route_of
@@ -56,7 +57,7 @@ def _command(folder: Path, report: Report) -> str:
     """The line that makes a result again, by the recipe that lies in it: as it was read, with what
     the command line changed, and what a target chose. Empty where its source is gone."""
     recipe, source = folder / "recipe.yaml", report.source.path
-    if not recipe.is_file() or not Path(source).exists():
+    if not recipe.is_file() or was_in_memory(source) or not Path(source).exists():
         return ""
     line = ["run", str(recipe), "--model", source, "--out", folder.name]
     return shlex.join(["compress-model", *line])

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from compress.checkpoint import Checkpoint, resolve_model
 from compress.checkpoint.gguf_file import GGUF_FILE
+from compress.checkpoint.in_memory import require_files
 from compress.checkpoint.sidefiles import parsed
 from compress.comparison.options import CompareOptions
 from compress.comparison.results import Finished, loaded_file
@@ -147,8 +148,10 @@ def _quality(each: Finished) -> TextQuality:
 
 
 def _source(each: Finished, why: str) -> Path:
-    """The source of a result. RequestError where it is gone, or another model by now."""
+    """The source of a result. RequestError where it is gone, or another model by now, and where it
+    was in memory."""
     path, before = each.report.source.path, each.report.source.sha256
+    require_files(path, f"{each.folder}: {why}, and its source")
     try:
         found = Checkpoint.open(resolve_model(path))
         changed = found.sha256() != before

@@ -166,6 +166,7 @@ def _report(
         samples=measured.samples,
         samples_reason=measured.samples_reason,
         warnings=place.warnings,
+        two_models=origin.checkpoint.named.resolve() != sides.result.checkpoint.named.resolve(),
     )
 
 

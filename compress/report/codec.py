@@ -161,6 +161,9 @@ def _decode_scalar(kind: Any, value: Any, where: str, path: str) -> Any:
         whole = isinstance(value, int) and not isinstance(value, bool)
         _check(whole, value, "a whole number", where, path)
         return value
+    if kind is bool:
+        _check(isinstance(value, bool), value, "true or false", where, path)
+        return value
     assert kind is str, f"the schema has a field of type {kind}, which the codec does not know"
     _check(isinstance(value, str), value, "a string", where, path)
     return value

@@ -291,7 +291,8 @@ class Report:
     open_with: lines to copy that open the result, blocks with an empty line between two;
     open_reason: why there are none.
     budget: for a recipe with a target. loads: for one with stages that change the structure. notes:
-    what these stages say of what they leave.
+    what these stages say of what they leave. two_models: whether an evaluation was of a result and
+    its source; None where the paths say it, in a run's and in those of earlier versions.
     """
 
     tool: str
@@ -321,6 +322,7 @@ class Report:
     budget: Budget | None = None
     loads: StockLoad | None = None
     notes: tuple[str, ...] = ()
+    two_models: bool | None = None
     schema: int = SCHEMA_VERSION
 
     def __repr__(self) -> str:

@@ -58,6 +58,8 @@ def is_of_speed(report: Report) -> bool:
 
 def has_before(report: Report) -> bool:
     """Whether there is anything to compare with; an evaluation may be of one model alone."""
+    if report.two_models is not None:  # two models in memory may go by one name
+        return report.two_models
     return report.source.path != report.result.path
 
 

@@ -8,6 +8,9 @@ import torch
 import compress
 from compress.checkpoint import disk
 from compress.errors import CheckpointError, DataError, OutputError
+from compress.report.codec import read_json
+from compress.report.summary import has_before
+from compress.report.terminal.table import render_table
 from compress.runs.output import disk_space
 from helpers.short_runs import GPTQ, RTN, SELF, recipe
 
@@ -205,3 +208,19 @@ def test_it_is_evaluated_and_opened(tiny, tmp_path: Path) -> None:
     (a,) = compress.open_model(model).generate(["once upon"], sampling)
     (b,) = compress.open_model(tiny("llama")).generate(["once upon"], sampling)
     assert a.tokens == b.tokens
+
+
+def test_two_of_one_folder_are_two(tiny, tmp_path: Path) -> None:
+    """They go by one name, and one is held against the other all the same."""
+    (words := tmp_path / "words.txt").write_text("once upon a time a small dog sat " * 4)
+    edited, original = loaded(tiny("llama")), loaded(tiny("llama"))
+    with torch.no_grad():
+        next(edited.parameters()).mul_(1.5)
+    found = compress.evaluate(edited, [str(words)], tmp_path / "out", against=original)
+    assert found.source.path == found.result.path == f"{tiny('llama').name} (in memory)"
+    assert has_before(found)
+    assert has_before(read_json(tmp_path / "out" / "report.json"))
+    assert "before" in render_table(found)
+    alone = compress.evaluate(edited, [str(words)])
+    assert not has_before(alone)
+    assert "before" not in render_table(alone)

@@ -1,5 +1,6 @@
 """Recipes that train the model: left out of a comparison of all, unless they are asked for."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,29 @@ def test_resume_with_others_is_refused(
     with pytest.raises(KeyboardInterrupt):
         compare(source, out, asked=CompareOptions(resume=True))
     assert runs == ["int8-rtn"] * 2
+
+
+def test_one_that_an_earlier_version_began_goes_on(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it was not asked is as it did it."""
+    out = tmp_path / "out"
+
+    def stopped(name: str, *given: Any, **rest: Any) -> None:
+        (out / f"{name}.partial").mkdir(exist_ok=True)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(comparing, "run", stopped)
+    monkeypatch.setattr(candidates, "builtin_names", lambda: ["int8-rtn"])
+    with pytest.raises(KeyboardInterrupt):
+        compare(source, out)
+    held = json.loads((out / "compare.json").read_text())
+    del held["begun"]["trainings"]
+    (out / "compare.json").write_text(json.dumps(held))
+    with pytest.raises(KeyboardInterrupt):
+        compare(source, out, asked=CompareOptions(resume=True))
+    said = refused(source, out, asked=CompareOptions(resume=True, trainings=True))
+    assert "another comparison: trainings was False, is True; remove" in said
 
 
 def test_where_it_adds_nothing_it_is_refused(source: Path, tmp_path: Path) -> None:

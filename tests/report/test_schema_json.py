@@ -73,6 +73,7 @@ ALL_TASKS = st.dictionaries(WORDS, TASKS, max_size=3)
     samples=tuples(st.builds(Sample)),
     loads=st.none() | st.builds(StockLoad, max_logit_error=NUMBERS, detail=tuples(WORDS)),
     calibration=st.none() | OBJECTS,
+    two_models=st.none() | st.booleans(),
     warnings=tuples(st.text(st.characters(categories=("Cs", "L", "P")), max_size=5)),
 )
 def test_round_trip(report: Report, **changes: Any) -> None:
@@ -147,6 +148,7 @@ def edited(report: Report, **changes: Any) -> str:
         ({"tool": None}, r"tool is null \(null\); it must be a string"),
         ({"stages": {}}, r"stages is {} \(an object\); it must be a list"),
         ({"stages": [3]}, r"stages\[0\] is 3 \(a number\); it must be an object"),
+        ({"two_models": 1}, r"two_models is 1 \(a number\); it must be true or false"),
         ({"speed": []}, r"speed is \[\] \(a list\); it must be an object"),
         ({"versions": {"torch": 2}}, r"versions.torch is 2 \(a number\); it must be a string"),
         (
@@ -217,7 +219,7 @@ def test_reports_of_earlier_versions_are_read(report: Report) -> None:
     data = json.loads(to_json(report))
     for stage in data["stages"]:
         del stage["others"]
-    del data["budget"], data["loads"]
+    del data["budget"], data["loads"], data["two_models"]
     assert from_json(json.dumps(data)) == report
     del data["stages"][0]["seconds"]
     with pytest.raises(OutputError, match=r"key 'stages\[0\].seconds' is missing"):

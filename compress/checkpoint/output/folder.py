@@ -19,14 +19,13 @@ from pathlib import Path
 from typing import Literal
 
 from compress.checkpoint import disk
-from compress.checkpoint.in_memory import SOURCE, is_alone
+from compress.checkpoint.in_memory import SOURCE, is_alone, remove_source
 from compress.checkpoint.output.lock import locked, require_idle
 from compress.checkpoint.output.results import contents, foreign, is_result, remove_result
 from compress.checkpoint.regular import usable
 from compress.errors import OutputError
 
 _LONGEST = "publishing"  # of the words behind OUT's name while a run goes on
-_TEMPORARY = ".compress-tmp"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +34,14 @@ class Output:
 
     state: "fresh" (partial does not exist, is empty, or holds nothing but the model that the run
     is of), "resume" (partial is there to go on with) or "publish" (all work is done, only `publish`
-    was interrupted: call it again).
+    was interrupted: call it again). of_source: the run is of the model that was saved in partial.
     """
 
     out: Path
     partial: Path
     overwrite: bool
     state: Literal["fresh", "resume", "publish"]
+    of_source: bool = False
 
     @property
     def publishing(self) -> Path:
@@ -89,7 +89,9 @@ def prepare_output(
     if source is not None:
         _require_apart(out, source.resolve())
     require_idle(*_in_order(out))
-    output = Output(out, _beside(out, "partial"), overwrite, _state(out, resume=resume))
+    partial = _beside(out, "partial")
+    of_source = source is not None and source.resolve().is_relative_to(partial / SOURCE)
+    output = Output(out, partial, overwrite, _state(out, resume=resume), of_source)
     if resume:
         _require_resumable(output)
     else:
@@ -139,7 +141,7 @@ def write_atomic(path: Path, data: bytes, remedy: str = disk.RESUME) -> None:
 
     remedy: for errors of the disk that have none of their own.
     """
-    temporary = path.with_name(path.name + _TEMPORARY)
+    temporary = path.with_name(path.name + disk.TEMPORARY)
     with disk.refusing(f"write {path}", remedy):
         try:
             _write_new(temporary, data)
@@ -170,7 +172,8 @@ def free_bytes(path: Path) -> int:
 
 @contextmanager
 def claimed(output: Output) -> Iterator[None]:
-    """Hold the folder that a run works in, or only publishes; made where it is not there.
+    """Hold the folder that a run works in, or only publishes; made where it is not there. What is
+    left there of a model that was in memory goes, unless the run is of that.
 
     OutputError when another process has it, and when one came since `prepare_output` looked.
     """
@@ -185,6 +188,9 @@ def claimed(output: Output) -> Iterator[None]:
                 with suppress(OSError):
                     disk.rmdir(output.partial)
             raise
+        if output.state == "fresh" and not output.of_source:
+            with disk.refusing(f"clear {output.partial}"):
+                remove_source(output.partial)
         yield
 
 
@@ -309,7 +315,7 @@ def _sync_tree(folder: Path) -> None:
 
 
 def _remove_working(folder: Path, working: Iterable[str]) -> None:
-    leftovers = sorted(folder.rglob("*" + _TEMPORARY))
+    leftovers = sorted(folder.rglob("*" + disk.TEMPORARY))
     for path in [*(folder / name for name in working), *leftovers]:
         if path.exists() or path.is_symlink():
             disk.remove_tree(path)

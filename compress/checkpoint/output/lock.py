@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 
 from compress.checkpoint import disk
@@ -17,6 +18,8 @@ from compress.errors import OutputError
 # `require_idle` of another command has a folder for some microseconds.
 _TRIES, _PAUSE = 6, 0.01
 _NO_LOCKS = "choose a folder on a disk that has locks (flock)"
+# Folders (device, inode) that a caller holds for what it calls; another thread has none of them.
+_lent: ContextVar[frozenset[tuple[int, int]]] = ContextVar("lent", default=frozenset())
 
 
 @contextmanager
@@ -24,6 +27,9 @@ def locked(folder: Path) -> Iterator[None]:
     """Hold a folder for this process; OutputError when another one has it, or had it just now."""
     fd = _opened(folder)
     try:
+        if _is_lent(fd):
+            yield
+            return
         _take(fd, folder)
         if not _is_at(fd, folder):
             raise OutputError(
@@ -32,6 +38,18 @@ def locked(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(fd)
+
+
+@contextmanager
+def lent(folder: Path) -> Iterator[None]:
+    """The caller holds a folder, and so does what it calls: there it counts as locked already."""
+    with disk.refusing(f"look at {folder}"):
+        found = folder.stat()
+    before = _lent.set(_lent.get() | {(found.st_dev, found.st_ino)})
+    try:
+        yield
+    finally:
+        _lent.reset(before)
 
 
 def require_idle(*folders: Path) -> None:
@@ -51,6 +69,8 @@ def _require_idle(folder: Path) -> None:
     except OSError:  # gone meanwhile, or unreadable, which its use will tell
         return
     try:
+        if _is_lent(fd):
+            return
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError as error:
         raise OutputError(_busy(fd, folder)) from error
@@ -58,6 +78,11 @@ def _require_idle(folder: Path) -> None:
         return  # a disk without locks: nobody holds one
     finally:
         os.close(fd)
+
+
+def _is_lent(fd: int) -> bool:
+    found = os.fstat(fd)
+    return (found.st_dev, found.st_ino) in _lent.get()
 
 
 def _opened(folder: Path) -> int:

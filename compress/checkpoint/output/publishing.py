@@ -16,6 +16,7 @@ from compress.checkpoint import (
     prepare_output,
     publish,
 )
+from compress.checkpoint.in_memory import SOURCE
 from compress.errors import OutputError
 from compress.report.units import two_sizes
 
@@ -50,5 +51,5 @@ def published(output: Output, work: Callable[[], T]) -> T:
             with suppress(OSError):
                 disk.remove_tree(output.partial)
             raise
-        publish(output)
+        publish(output, (SOURCE,))
     return result
