@@ -104,25 +104,29 @@ class OneCallDecoder:
 
 
 class Lowered(NamedTuple):
-    """decoder: None where the steps are no program. reason: what of the model is in the way; none
-    where it is not the model."""
+    """decoder: None where the steps are no program, for a reason."""
 
     decoder: OneCallDecoder | None
     reason: str | None = None
 
 
-def runs_calls(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether compiled code computes all of a decoder in a dtype there: its products, too."""
-    if dtype == torch.bfloat16:
-        return compiled_pairs(device)
-    return dtype == torch.float32 and device.type == "cpu" and native().library is not None
+def why_no_calls(dtype: torch.dtype, device: torch.device) -> str | None:
+    """Why compiled code does not compute all of a decoder in a dtype there, its products, too; None
+    where it does."""
+    pairs = compiled_pairs(device)
+    if device.type != "cpu":
+        return f"compiled steps are for the CPU, and this is {device.type}"
+    if native().library is None:
+        return f"nothing is compiled ({native().reason})"
+    if dtype == torch.float32 or (dtype == torch.bfloat16 and pairs):
+        return None
+    name = {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(dtype, str(dtype))
+    return f"compiled code has no products in {name}; take dtype {'bf16 or ' * pairs}fp32"
 
 
 def in_one_call(decoder: Decoder, cache: KVCache, most: int) -> Lowered:
     """most: tokens of a step."""
-    if not runs_calls(decoder.dtype, decoder.device):
-        return Lowered(None)
-    reason = why_not(decoder)
+    reason = why_no_calls(decoder.dtype, decoder.device) or why_not(decoder)
     if reason is not None:
         return Lowered(None, reason)
     scratch = Scratch(min(most, MOST), decoder.spec.hidden, decoder.dtype)
