@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
@@ -87,6 +86,10 @@ def stored_dtype(name: str | None) -> torch.dtype | None:
 def model_of(weights: Weights, tokenizer: Tokenizer, how: Opening) -> Model:
     """The same of weights that are open already; the tokenizer's end of text ends a text too."""
     ends = how.eos if tokenizer.eos_id is None else (*how.eos, tokenizer.eos_id)
-    decode = partial(tokenizer.decode, skip_special=True)
+
+    def decode(ids: list[int]) -> str:
+        # Ids of an engine are ints: Tokenizer.decode would make them so, in as long as it decodes.
+        return tokenizer.decode_one(ids, True)
+
     engine, notices = open_engine(weights, replace(how, eos=ends), decode)
     return Model(engine, tokenizer, notices, how.math)

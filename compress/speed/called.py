@@ -108,10 +108,10 @@ class CalledSteps:
         texts: scheduling, what the program is given, bookkeeping."""
         called = self._called(texts, PROMPT + STEPS)
         assert called is not None, "`of` has tried it"
-        # Of its program one call that does nothing, where there is a choice at all.
-        program = Program.of(called.program.ops[called.states :][:1], BY_STEP)
-        numbers = program.numbers(dict.fromkeys(program.names, 0))
-        planned = replace(called, program=program, numbers=numbers, states=0)
+        # Of its programs nothing, but where there is a choice one call that does nothing.
+        choice = () if called.greedy is None else called.greedy.ops[len(called.program.ops) :][:1]
+        greedy = Program.of(choice, BY_STEP) if choice else None
+        planned = replace(called, program=Program.of((), BY_STEP), greedy=greedy)
         runner = LocalRunner(planned, called.cache, planned.best)
         found = []
         for _ in range(TIMES):
@@ -134,7 +134,7 @@ class CalledSteps:
         cache = KVCache(how, blocks, length, dtype=self.decoder.dtype, device=self.decoder.device)
         called = in_one_call(self.decoder, cache, MOST).decoder
         if called is not None:
-            _leave_out_products(called.program.ops)
+            _leave_out_products((called.greedy or called.program).ops)
             for memory in called.scratch.buffers:
                 memory.uniform_()  # so that a router sends tokens to all experts
         return called

@@ -20,7 +20,7 @@ from compress.arch.spec import LinearSpec
 from compress.formats import Weights
 from compress.runtime.decoder.calls import why_no_call
 from compress.runtime.decoder.linear import Linear, facts_of
-from compress.runtime.decoder.one_call import MOST, runs_calls
+from compress.runtime.decoder.one_call import MOST, why_no_calls
 from compress.runtime.forms.form import Arithmetic, LinearWeight
 from compress.runtime.forms.packed import DECODED
 from compress.runtime.forms.table import pack_blocks, pack_codes, pack_dense
@@ -140,7 +140,7 @@ def measure_rates(
 
 def are_calls(weights: Weights, work: Workload, arithmetic: Arithmetic) -> bool:
     """Whether the products of all layers may be part of a call."""
-    if not runs_calls(arithmetic.dtype, arithmetic.device):
+    if why_no_calls(arithmetic.dtype, arithmetic.device) is not None:
         return False
     body = (product for product in work.products if product.part != "head")
     each = (next(_copies(weights, product, arithmetic, 0)) for product in body)

@@ -217,7 +217,7 @@ def test_a_part_of_a_large_weight_stands_for_it(
 
     def count_calls(self: Program) -> None:
         nonlocal counted
-        rows = self._given[0]  # the first that the engine's programs are given
+        rows = self.given[0]  # the first that the engine's programs are given
         for op in self.ops[: self.struct.call_count]:
             width = "inputs" if hasattr(op.about, "inputs") else "columns"
             counted += rows * getattr(op.about, "outputs", 0) * (getattr(op.about, width, 0) or 0)
@@ -309,7 +309,7 @@ def test_what_stands_between_products_is_all_but_products(
 
     def called(self: Program) -> None:
         ops = self.ops[: self.struct.call_count]
-        counted.add(self._given[0] * sum(op.function == "rms_norm" for op in ops))
+        counted.add(self.given[0] * sum(op.function == "rms_norm" for op in ops))
 
     monkeypatch.setattr(Norm, "__call__", normed)
     monkeypatch.setattr(Program, "again", called)

@@ -7,7 +7,6 @@ as a program; the bits are those of the decoder, op by op, which larger steps st
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Several
-from ctypes import Array, c_int64
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -42,20 +41,20 @@ TABLE = 1 << 23
 class OneCallDecoder:
     """A DecoderLike over one cache.
 
-    decoder: what it computes like. scratch: of the program. tables: of each rotation cosine and
-    sine of every position, None where they depend on more. given, chosen, numbers: of a greedy
-    step, whose ops are those of the program behind the first `states`.
+    decoder: what it computes like. scratch: of the programs. tables: of each rotation cosine and
+    sine of every position, None where they depend on more. program: what forward() computes.
+    greedy: the same and the choices behind it, given all but BY_STEP; None where the head is no op,
+    or a table is missing. given, chosen: what it reads and writes.
     """
 
     decoder: Decoder
     cache: KVCache
     scratch: Scratch
     tables: tuple[Angles | None, ...]
+    program: Program
+    greedy: Program | None
     given: StepMemory
     chosen: Choices
-    program: Program
-    numbers: "Array[c_int64]"
-    states: int
 
     @property
     def device(self) -> torch.device:
@@ -73,21 +72,20 @@ class OneCallDecoder:
             return self.decoder.forward(batch, cache)
         if None in self.tables:
             self._turn(batch)
-        self.program.run(self.program.numbers(_values(batch)), self.states)
+        self.program.run(self.program.numbers(_values(batch)))
         return self.scratch.final[: len(batch.rows)].clone()
 
     def best(self, chunks: Several[TextChunk]) -> Best | None:
         """A greedy step; None, and nothing is computed, where it is not one call: of too many rows,
         of a head that is no op, or of rotations that depend on the length of a text."""
-        if self.states == len(self.program.ops) or None in self.tables:
-            return None
-        written = self.given.write(chunks)
-        if written is None:
+        program, chosen = self.greedy, self.chosen
+        written = None if program is None else self.given.write(chunks)
+        if program is None or written is None:
             return None
         count, rows = written
-        self.numbers[: len(BY_STEP)] = [count, rows, torch.get_num_threads()]
-        self.program.run(self.numbers)
-        return Best(self.chosen.tokens[:rows].tolist(), self.chosen.highest[:rows].tolist())
+        program.given[: len(BY_STEP)] = [count, rows, torch.get_num_threads()]
+        program.again()
+        return Best(chosen.tokens[:rows], chosen.highest[:rows])
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.decoder.logits(hidden)
@@ -106,25 +104,29 @@ class OneCallDecoder:
 
 
 class Lowered(NamedTuple):
-    """decoder: None where the steps are no program. reason: what of the model is in the way; none
-    where it is not the model."""
+    """decoder: None where the steps are no program, for a reason."""
 
     decoder: OneCallDecoder | None
     reason: str | None = None
 
 
-def runs_calls(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether compiled code computes all of a decoder in a dtype there: its products, too."""
-    if dtype == torch.bfloat16:
-        return compiled_pairs(device)
-    return dtype == torch.float32 and device.type == "cpu" and native().library is not None
+def why_no_calls(dtype: torch.dtype, device: torch.device) -> str | None:
+    """Why compiled code does not compute all of a decoder in a dtype there, its products, too; None
+    where it does."""
+    pairs = compiled_pairs(device)
+    if device.type != "cpu":
+        return f"compiled steps are for the CPU, and this is {device.type}"
+    if native().library is None:
+        return f"nothing is compiled ({native().reason})"
+    if dtype == torch.float32 or (dtype == torch.bfloat16 and pairs):
+        return None
+    name = {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(dtype, str(dtype))
+    return f"compiled code has no products in {name}; take dtype {'bf16 or ' * pairs}fp32"
 
 
 def in_one_call(decoder: Decoder, cache: KVCache, most: int) -> Lowered:
     """most: tokens of a step."""
-    if not runs_calls(decoder.dtype, decoder.device):
-        return Lowered(None)
-    reason = why_not(decoder)
+    reason = why_no_calls(decoder.dtype, decoder.device) or why_not(decoder)
     if reason is not None:
         return Lowered(None, reason)
     scratch = Scratch(min(most, MOST), decoder.spec.hidden, decoder.dtype)
@@ -134,12 +136,12 @@ def in_one_call(decoder: Decoder, cache: KVCache, most: int) -> Lowered:
     given = StepMemory.of(rows, cache.groups, cache.block_size, decoder.spec.context or LONGEST)
     chosen = Choices.of(rows, logits, decoder.dtype)
     ops = tuple(decoder_ops(decoder, cache, tables, scratch))
-    program = Program.of((*ops, *choice_ops(decoder, scratch, chosen)), BY_STEP)
-    numbers = program.numbers({**given.values(), **dict.fromkeys(BY_STEP, 0)})
-    called = OneCallDecoder(
-        decoder, cache, scratch, tables, given, chosen, program, numbers, len(ops)
-    )
-    return Lowered(called)
+    choice = () if None in tables else tuple(choice_ops(decoder, scratch, chosen))
+    greedy = Program.of((*ops, *choice), BY_STEP) if choice else None
+    if greedy is not None:
+        greedy.write({**given.values(), **dict.fromkeys(BY_STEP, 0)})
+    program = Program.of(ops, BY_STEP)
+    return Lowered(OneCallDecoder(decoder, cache, scratch, tables, program, greedy, given, chosen))
 
 
 def _table(rotation: Rotation, decoder: Decoder) -> Angles | None:

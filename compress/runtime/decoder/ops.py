@@ -91,8 +91,9 @@ def choice_ops(decoder: Decoder, scratch: Scratch, best: Choices) -> Ops:
         rows = Given("wanted rows")
         final = scratch.final[: len(best.logits)]
         yield from linear_ops(decoder.head, final, best.logits, scratch, rows)
-        found = torch.from_numpy(best.tokens), torch.from_numpy(best.highest)
-        yield highest_call(best.logits, *found, rows)
+        tokens = torch.frombuffer(best.tokens, dtype=torch.int64)
+        highest = torch.frombuffer(best.highest, dtype=torch.float32)
+        yield highest_call(best.logits, tokens, highest, rows)
 
 
 def _embedded(decoder: Decoder, scratch: Scratch) -> Ops:

@@ -1,11 +1,10 @@
 """Memory between the ops of a step that is one call."""
 
+from ctypes import Array, c_float, c_int64
 from dataclasses import dataclass, field
 from math import prod
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from compress.runtime.decoder.attention import Angles
@@ -14,17 +13,17 @@ from compress.runtime.decoder.attention import Angles
 @dataclass(frozen=True, slots=True, eq=False)
 class Choices:
     """Where a step's choices lie. logits: [rows, vocabulary] of the decoder's dtype. tokens: int64
-    [rows], of the highest ones. highest: fp32 [rows]. As arrays, of which Python reads a few
-    numbers sooner."""
+    [rows], of the highest ones. highest: fp32 [rows]. As ctypes' arrays, of which Python reads a
+    few numbers sooner than of numpy's or torch's."""
 
     logits: Tensor
-    tokens: NDArray[np.int64]
-    highest: NDArray[np.float32]
+    tokens: "Array[c_int64]"
+    highest: "Array[c_float]"
 
     @classmethod
     def of(cls, rows: int, vocabulary: int, dtype: torch.dtype) -> "Choices":
         logits = torch.zeros(rows, vocabulary, dtype=dtype)
-        return cls(logits, np.zeros(rows, np.int64), np.zeros(rows, np.float32))
+        return cls(logits, (c_int64 * rows)(), (c_float * rows)())
 
 
 @dataclass(frozen=True, slots=True, eq=False)

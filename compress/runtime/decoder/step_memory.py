@@ -1,6 +1,7 @@
 """What a step brings to its program, written where the program reads it."""
 
 import ctypes
+from array import array
 from collections.abc import Mapping
 from collections.abc import Sequence as Several
 from dataclasses import dataclass
@@ -23,7 +24,8 @@ class StepMemory:
     its tensors anew took longer than all else that Python does for a step.
 
     ids, positions, wanted: int64. sequence: int32. slots: of each group, int64. tables: of each
-    group, int32 [rows, most blocks]; behind the blocks of a text is anything.
+    group, int32 [rows, most blocks]; behind the blocks of a text is anything. written: their rows,
+    into which an array's bytes are copied: 0.1 µs, where numpy takes 0.4.
     """
 
     rows: int
@@ -34,6 +36,7 @@ class StepMemory:
     sequence: Numbers
     slots: tuple[Numbers, ...]
     tables: tuple[NDArray[np.int32], ...]
+    written: tuple[tuple[memoryview, ...], ...]
 
     @classmethod
     def of(cls, rows: int, groups: Several[CacheGroup], block_size: int, most: int) -> "StepMemory":
@@ -43,7 +46,8 @@ class StepMemory:
         sequence = (ctypes.c_int32 * rows)()
         slots = tuple(numbers() for _ in groups)
         tables = tuple(np.zeros((rows, min(blocks, x.blocks)), np.int32) for x in groups)
-        return cls(rows, block_size, ids, positions, wanted, sequence, slots, tables)
+        written = tuple(tuple(row.data for row in table) for table in tables)
+        return cls(rows, block_size, ids, positions, wanted, sequence, slots, tables, written)
 
     def values(self) -> Mapping[str, int]:
         """What a run of the program is given that stays as it is."""
@@ -60,18 +64,22 @@ class StepMemory:
         longer texts than fit."""
         rows = asked = 0
         for index, (ids, start, wanted, blocks, _) in enumerate(chunks):
-            end = rows + len(ids)
+            count = len(ids)
+            end, last, more = rows + count, start + count, start + count - wanted
             if end > self.rows:
                 return None
-            more = start + len(ids) - wanted
             self.ids[rows:end] = ids
-            self.positions[rows:end] = range(start, start + len(ids))
-            self.sequence[rows:end] = (index,) * len(ids)
-            self.wanted[asked : asked + more] = range(end - more, end)
-            for slots, table, own in zip(self.slots, self.tables, blocks, strict=True):
-                if len(own) > table.shape[1]:
+            self.sequence[rows:end] = (index,) * count
+            if count == more == 1:
+                self.positions[rows], self.wanted[asked] = start, rows
+            else:
+                self.positions[rows:end] = range(start, last)
+                self.wanted[asked : asked + more] = range(end - more, end)
+            for slots, tables, own in zip(self.slots, self.written, blocks, strict=True):
+                table, length = tables[index], len(own)
+                if length > len(table):
                     return None
-                slots[rows:end] = slots_of(own, start, start + len(ids), self.block_size)
-                table[index, : len(own)] = own
+                slots[rows:end] = slots_of(own, start, last, self.block_size)
+                table[:length] = own if isinstance(own, array) else array("i", own)
             rows, asked = end, asked + more
         return rows, asked

@@ -22,7 +22,7 @@ from compress.runtime.sampling.sampling import Best, Choice, sample
 from compress.runtime.sequences.limits import Limits, check_limits
 from compress.runtime.sequences.request import Request, RequestResult, Update
 from compress.runtime.sequences.sequence import Sequence
-from compress.runtime.sequences.stops import Decode
+from compress.runtime.sequences.stops import Decode, with_single_texts
 from compress.runtime.sequences.tables import BlockTables
 
 
@@ -66,7 +66,8 @@ class Engine:
         self.notices = check_limits(limits)
         self.runner, self.layout = runner, runner.layout
         self.facts, self.limits = facts, limits
-        self.decode, self.sampler = decode, sampler
+        self.decode = None if decode is None else with_single_texts(decode)
+        self.sampler = sampler
         groups, size = self.layout.groups, self.layout.block_size
         self.tables = BlockTables(groups, size, limits.chunk(size), reuse)
         self.scheduler = Scheduler(limits, self.tables)
@@ -179,15 +180,15 @@ class Engine:
         return own
 
     def _begin(self, step: Step) -> None:
-        now, stats = monotonic(), self.stats
+        stats = self.stats
         stats.running = max(stats.running, len(self.scheduler.running))
         held = [pool.count - 1 - pool.free for pool in self.tables.pools]
         stats.held = tuple(map(max, held, stats.held or held))
         for item in step.items:
             if item.sequence.times.scheduled is None:
-                self.stats.queried += len(item.sequence.tokens)
-                self.stats.hit += item.start
-                item.sequence.times.scheduled, item.sequence.cached = now, item.start
+                stats.queried += len(item.sequence.tokens)
+                stats.hit += item.start
+                item.sequence.times.scheduled, item.sequence.cached = monotonic(), item.start
 
     def _run(self, step: Step) -> list[tuple[LogitsRow, Choice | None]]:
         chunks = tuple([item.chunk for item in step.items])
@@ -204,13 +205,12 @@ class Engine:
         that is now computed goes on from it, and its logits are theirs too."""
         rows: list[LogitsRow] = []
         index = 0
-        for item in items:
-            leader = item.sequence
-            leader.computed = item.end
+        for leader, _, end, wanted in items:
+            leader.computed = end
             sharers = [leader]
-            if leader.followers and item.end == leader.prompt_length:
+            if leader.followers and end == leader.prompt_length:
                 sharers += self.scheduler.fork(leader)
-            for position in range(item.wanted, item.end):
+            for position in range(wanted, end):
                 rows += [LogitsRow(index, sequence, position) for sequence in sharers]
                 index += 1
         return rows
@@ -218,8 +218,8 @@ class Engine:
     def _commit(self, step: Step, outcomes: list[tuple[LogitsRow, Choice | None]]) -> None:
         now = monotonic()
         self.stats.steps += 1
-        self.stats.computed += sum(item.count for item in step.items)
-        touched = dict.fromkeys(item.sequence for item in step.items)
+        self.stats.computed += sum([item.tokens for item in step.items])
+        touched = dict.fromkeys([item.sequence for item in step.items])
         for row, choice in outcomes:
             accept(row, choice, now)
             touched[row.sequence] = None

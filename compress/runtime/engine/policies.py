@@ -16,12 +16,11 @@ def schedule(scheduler: Scheduler) -> Step:
 
 def _mixed(scheduler: Scheduler, draft: Draft) -> None:
     """Outputs first, so that none of them waits for somebody's long prompt; then prompts."""
-    outputs: list[Sequence] = []
+    outputs = [sequence for sequence in scheduler.running if sequence.decoding]
     prompts: list[Sequence] = []
-    for sequence in scheduler.running:
-        (outputs if sequence.decoding else prompts).append(sequence)
-    _grow(scheduler, draft, outputs)
-    _grow(scheduler, draft, prompts)
+    if len(outputs) < len(scheduler.running):
+        prompts = [sequence for sequence in scheduler.running if not sequence.decoding]
+    _grow(scheduler, draft, [*outputs, *prompts])
     while _open(scheduler, draft) and draft.budget > 0:
         sequence = scheduler.waiting[0]
         if not scheduler.admit(sequence, whole=False, watermark=WATERMARK):

@@ -1,6 +1,7 @@
 """What one step computes, and how it is put together."""
 
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import NamedTuple
 
 from compress.runtime.engine.batch import TextChunk
@@ -8,27 +9,27 @@ from compress.runtime.sequences.sequence import Sequence
 from compress.runtime.sequences.tables import Copy
 
 
-@dataclass(frozen=True, slots=True)
-class Item:
-    """`count` tokens of a sequence from position `start` on.
+class Item(NamedTuple):
+    """The tokens of a sequence at the positions from `start` to `end`.
 
     The logits of the positions from `wanted` on are asked, which may be none of them.
     """
 
     sequence: Sequence
     start: int
-    count: int
+    end: int
     wanted: int
 
     @property
-    def end(self) -> int:
-        return self.start + self.count
+    def tokens(self) -> int:
+        """How many there are."""
+        return self.end - self.start
 
     @property
     def chunk(self) -> TextChunk:
-        sequence = self.sequence
-        ids = sequence.tokens[self.start : self.end]
-        return TextChunk(ids, self.start, self.wanted, sequence.tables, sequence.given)
+        sequence, start, end, wanted = self
+        ids = sequence.tokens[start:end]
+        return TextChunk(ids, start, wanted, sequence.tables, sequence.given)
 
 
 class Step(NamedTuple):
@@ -41,7 +42,8 @@ class Step(NamedTuple):
 
 @dataclass(slots=True)
 class Draft:
-    """A step in the making. stalled: a sequence found no room and waits with what it has."""
+    """A step in the making. copies: of those that need any. stalled: a sequence found no room and
+    waits with what it has."""
 
     budget: int
     items: dict[Sequence, Item] = field(default_factory=dict)
@@ -55,19 +57,20 @@ class Draft:
         return self.stalled or bool(self.preempted)
 
     def add(self, sequence: Sequence, count: int, copies: list[Copy]) -> None:
-        end = sequence.computed + count
-        wanted = min(sequence.needed, end)
-        self.items[sequence] = Item(sequence, sequence.computed, count, wanted)
-        self.copies[sequence] = copies
+        start = sequence.computed
+        end = start + count
+        self.items[sequence] = Item(sequence, start, end, min(sequence.needed, end))
+        if copies:
+            self.copies[sequence] = copies
         self.budget -= count
 
     def drop(self, sequence: Sequence) -> None:
         """The sequence was preempted; its copies with it, as their targets may be given anew."""
         item = self.items.pop(sequence, None)
         self.copies.pop(sequence, None)
-        self.budget += item.count if item is not None else 0
+        self.budget += item.tokens if item is not None else 0
         self.preempted.append(sequence)
 
     def finish(self) -> Step:
-        copies = tuple(copy for group in self.copies.values() for copy in group)
+        copies = tuple(chain.from_iterable(self.copies.values()))
         return Step(tuple(self.items.values()), copies, tuple(self.preempted))

@@ -121,4 +121,6 @@ class Sequence:
     @property
     def decoding(self) -> bool:
         """All but the newest token of its output is computed."""
-        return not self.scoring and self.generated > 0 and self.pending == 1
+        # Asked of every running text in each step: `pending == 1` without its way over properties.
+        known = len(self.tokens)
+        return known > self.prompt_length and self.computed == known - 1 and not self.scoring

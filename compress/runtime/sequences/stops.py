@@ -15,6 +15,24 @@ PATIENCE = 16
 UNFINISHED = "\ufffd"
 
 
+def with_single_texts(decode: Decode) -> Decode:
+    """The same, which decodes each single token once: a Writer asks for the text of every token
+    alone when it has settled, one of the two texts that it needs for a token. Kept are as many as
+    the vocabulary has, at most."""
+    known: dict[int, str] = {}
+
+    def decoded(ids: list[int]) -> str:
+        if len(ids) != 1:
+            return decode(ids)
+        (token,) = ids
+        text = known.get(token)
+        if text is None:
+            text = known[token] = decode(ids)
+        return text
+
+    return decoded
+
+
 class Writer:
     """Turns tokens into text that never changes afterwards.
 
@@ -49,14 +67,14 @@ class Writer:
 
     def _settled(self) -> str:
         """New text since the last call, without an unfinished character at its end."""
-        text = self._decoded(self._tokens)
+        text = self.decode(self._tokens)
         patient = len(self._tokens) - self._read < PATIENCE
         if patient and (text.endswith(UNFINISHED) or len(text) <= len(self._before)):
             return ""
         new = text[len(self._before) :]
         self._tokens = self._tokens[self._read :]
         self._read = len(self._tokens)
-        self._before = self._decoded(self._tokens)
+        self._before = self.decode(self._tokens)
         return new
 
     def _release(self, new: str, may_stop: bool) -> bool:

@@ -6,7 +6,7 @@ many rows, where the positions lie.
 """
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,12 +59,14 @@ class ProgramStruct(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Program:
-    """ops: in order. names: of the numbers that a run gives. One thread at a time runs it."""
+    """ops: in order. names: of the numbers that a run gives. given: those of the last run, int64
+    [names]. One thread at a time runs it."""
 
     ops: tuple[CompiledOp, ...]
     names: tuple[str, ...]
     struct: ProgramStruct = field(repr=False)
-    _given: ctypes.Array[ctypes.c_int64] = field(repr=False)
+    given: ctypes.Array[ctypes.c_int64] = field(repr=False)
+    _run: Callable[..., None] = field(repr=False)
     _arrays: tuple[object, ...] = field(repr=False)
 
     @classmethod
@@ -90,24 +92,24 @@ class Program:
             ctypes.addressof(calls), ctypes.addressof(places), len(calls), len(places)
         )
         given = (ctypes.c_int64 * len(names))()
-        return cls(tuple(ops), names, struct, given, (calls, places))
+        return cls(tuple(ops), names, struct, given, library.run_program, (calls, places))
 
     def numbers(self, values: Mapping[str, int]) -> "ctypes.Array[ctypes.c_int64]":
         """Of all names, in their order."""
         return (ctypes.c_int64 * len(self.names))(*(values[name] for name in self.names))
 
-    def run(self, numbers: "ctypes.Array[ctypes.c_int64]", ops: int | None = None) -> None:
-        """numbers: as numbers() makes them; addresses are of memory that stays until it returns.
-        ops: only so many, the first."""
-        self.struct.call_count = len(self.ops) if ops is None else ops
-        ctypes.memmove(self._given, numbers, ctypes.sizeof(numbers))
+    def write(self, values: Mapping[str, int]) -> None:
+        """`given` is of these values."""
+        self.given[:] = [values[name] for name in self.names]
+
+    def run(self, numbers: "ctypes.Array[ctypes.c_int64]") -> None:
+        """numbers: as numbers() makes them; addresses are of memory that stays until it returns."""
+        ctypes.memmove(self.given, numbers, ctypes.sizeof(numbers))
         self.again()
 
     def again(self) -> None:
-        """As it was run before."""
-        library = native().library
-        assert library is not None, "a program is made of compiled code"
-        library.run_program(ctypes.byref(self.struct), self._given)
+        """With the numbers that `given` has: those of the run before, where nobody wrote others."""
+        self._run(ctypes.byref(self.struct), self.given)
 
 
 def _place(about: ctypes.Structure, name: str, given: Given, names: tuple[str, ...]) -> PlaceStruct:

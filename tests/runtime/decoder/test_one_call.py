@@ -14,13 +14,14 @@ from compress.checkpoint import Checkpoint
 from compress.formats import open_weights
 from compress.quant.scheme import PRESETS, ActivationScheme, QuantScheme
 from compress.quant.tensor import InputQuantization
+from compress.runtime.decoder import one_call
 from compress.runtime.decoder.build import Loader
 from compress.runtime.decoder.decoder import Decoder
 from compress.runtime.decoder.kv import KVCache
 from compress.runtime.decoder.mlp import Mixture
-from compress.runtime.decoder.one_call import MOST, OneCallDecoder, in_one_call
+from compress.runtime.decoder.one_call import MOST, OneCallDecoder, in_one_call, why_no_calls
 from compress.runtime.forms.form import Arithmetic
-from compress_kernels.cpu.library import native
+from compress_kernels.cpu.library import Native, native
 from compress_kernels.ops.pairs import compiled_pairs
 from compress_kernels.panels import Math
 from helpers import compressed_models, tiny_models
@@ -37,7 +38,8 @@ WINDOWED: dict[str, dict[str, Any]] = {
 FAMILIES = sorted((*tiny_models.TABLED, *tiny_models.LANDINGS))
 # Texts of a step: the number of each, its tokens, where they begin, the tokens of its prompt.
 Step = Sequence[Chunk]
-_bf16 = pytest.mark.skipif(not compiled_pairs(torch.device("cpu")), reason="torch multiplies")
+CPU = torch.device("cpu")
+_bf16 = pytest.mark.skipif(not compiled_pairs(CPU), reason="torch multiplies")
 DTYPES = [torch.float32, pytest.param(torch.bfloat16, marks=_bf16)]
 
 
@@ -228,10 +230,26 @@ def test_keys_and_values_in_fewer_bits(
         assert torch.equal(called.forward(batch, caches[1]), wanted)
 
 
-def test_another_dtype_is_not_the_model_s_doing(tmp_path: Path) -> None:
-    folder = tiny_models.make("llama", tmp_path)
-    half = runs(load(folder, torch.float16))
-    assert in_one_call(half.decoder, half.cache, 64) == (None, None)
+def test_another_dtype_says_why_and_which_to_take(tmp_path: Path) -> None:
+    half = runs(load(tiny_models.make("llama", tmp_path), torch.float16))
+    bf16 = "bf16 or " if compiled_pairs(CPU) else ""
+    why = f"compiled code has no products in fp16; take dtype {bf16}fp32"
+    assert in_one_call(half.decoder, half.cache, 64) == (None, why)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_another_device_and_no_compiler_say_why(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    why = why_no_calls(dtype, torch.device("cuda", 1))
+    assert why == "compiled steps are for the CPU, and this is cuda"
+    monkeypatch.setattr(one_call, "native", lambda: Native(None, "no C++ compiler found"))
+    assert why_no_calls(dtype, CPU) == "nothing is compiled (no C++ compiler found)"
+    monkeypatch.undo()
+    monkeypatch.setattr(one_call, "compiled_pairs", lambda device: False)
+    say = "compiled code has no products in bf16; take dtype fp32"
+    assert why_no_calls(torch.bfloat16, CPU) == say
+    assert why_no_calls(torch.float32, CPU) is None
 
 
 def test_larger_steps_go_op_by_op(decoder: Callable[..., Decoder]) -> None:

@@ -19,7 +19,7 @@ from compress.formats import open_weights
 from compress.quant.scheme import QuantScheme
 from compress.runtime.decoder.decoder import Decoder
 from compress.runtime.decoder.kv import KVCache
-from compress.runtime.decoder.one_call import OneCallDecoder
+from compress.runtime.decoder.one_call import OneCallDecoder, why_no_calls
 from compress.runtime.engine.batch import FlatBatch, TextChunk
 from compress.runtime.engine.engine import Engine
 from compress.runtime.engine.refusals import ModelFacts
@@ -415,6 +415,14 @@ def test_what_8_bits_of_the_checkpoint_take_is_said(folder: Path, tmp_path: Path
     assert isinstance(called, OneCallDecoder) == compiled_pairs(torch.device("cpu"))
     decoder = called.decoder if isinstance(called, OneCallDecoder) else called
     assert decoder.dtype == torch.bfloat16
+
+
+def test_steps_in_a_dtype_without_products_are_told(folder: Path) -> None:
+    """With the dtype to take."""
+    (told,) = open_model(folder, dtype="fp16").notices
+    reason = why_no_calls(torch.float16, torch.device("cpu"))
+    assert reason is not None
+    assert told == f"{OP_BY_OP}: {reason}"
 
 
 def test_wrong_arguments_are_one_line(folder: Path) -> None:

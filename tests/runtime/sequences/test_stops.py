@@ -7,7 +7,7 @@ from random import Random
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from compress.runtime.sequences.stops import PATIENCE, Writer
+from compress.runtime.sequences.stops import PATIENCE, Writer, with_single_texts
 
 Decode = Callable[[list[int]], str]
 TEXTS = (
@@ -101,6 +101,20 @@ def test_any_bytes(seed: int, byte_level: Tokenizer) -> None:
     found = "".join(parts)
     assert found.replace("\ufffd", "") == byte_level.decode(output).replace("\ufffd", "")
     assert found.endswith("a")
+
+
+def test_the_text_of_a_token_alone_is_decoded_once() -> None:
+    asked: list[tuple[int, ...]] = []
+
+    def decode(ids: list[int]) -> str:
+        asked.append(tuple(ids))
+        return bytes_of(ids)
+
+    output = list("a naïve café, 日本 and a naïve café, 日本".encode())
+    assert written(with_single_texts(decode), [], output) == written(bytes_of, [], output)
+    alone = [ids for ids in asked if len(ids) == 1]
+    assert len(alone) == len(set(alone)) > 5
+    assert len(asked) > len(alone)
 
 
 def test_an_unfinished_character_waits_and_nothing_else() -> None:
