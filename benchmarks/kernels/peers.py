@@ -35,6 +35,9 @@ def onnxruntime_nbits(x: Tensor, outputs: int, group: int, copies: int, level: i
         return None
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
+    # A session has threads of its own, which would spin on the cores of the next side: with two
+    # threads 64 rows of int8 took 7.7 ms beside it in place of 1.8.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     data = _graph(x.shape[0], outputs, x.shape[1], group, level)
     turn = cycle([onnxruntime.InferenceSession(data, options) for _ in range(copies)])
     rows = x.numpy()

@@ -15,7 +15,6 @@ from compress_exporters.gguf.imatrix import read_imatrix
 OPTION = "--imatrix-out"
 OLDER = ".dat"
 SUFFIXES = (".gguf", OLDER)
-_TEMPORARY = ".compress-tmp"  # behind the name: no small file of a checkpoint that is carried over
 _THERE = "the export itself is there; look after the disk, then export again with --overwrite"
 
 
@@ -35,8 +34,9 @@ class ImatrixPlace:
 
     @property
     def temporary(self) -> Path:
-        """Beside the file, so that its disk has it all before the result appears."""
-        return self.path.with_name(self.path.name + _TEMPORARY)
+        """Beside the file, so that its disk has it all before the result appears. Of a name that no
+        small file of a checkpoint has that is carried over."""
+        return self.path.with_name(self.path.name + disk.TEMPORARY)
 
     def written_at(self, folder: Path) -> Path:
         """Where it waits until the result appears. folder: that the result is made in."""
