@@ -196,7 +196,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "cases": [measure(sides, batch, options.rounds) for batch in options.batches],
             "long_prompt": alone,
         }
-    write_result(f"runtime_four_bits_{options.model}", result)
+    threads = f"_{options.threads}_threads" if options.threads > 1 else ""
+    write_result(f"runtime_four_bits_{options.model}{threads}", result)
 
 
 if __name__ == "__main__":

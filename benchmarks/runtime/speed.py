@@ -7,10 +7,10 @@ Same model, prompts, dtype and threads; greedy. Prompts and outputs are log-unif
 tokens. 400m is a Llama of that size with random weights. Sides: `engine`; `static`, transformers'
 `generate` in batches of 8; `continuous`, transformers' own continuous batching; `vllm`, real vLLM
 on CPU, compiled, and `vllm-eager` (benchmarks/peers/README.md has its environment). The result goes
-to benchmarks/results, under a name of its own where the sides are not the first four; loads of
-other numbers of requests stay there, if they were measured on the same processor with the same
-programs. tokens_per_cpu_s tells of a machine that others use too, where tokens_per_s varies with
-the load. ratios are the engine's throughput over that of each side. `predicted` is what
+to benchmarks/results, under a name of its own where the sides are not the first four, or threads
+several; loads of other numbers of requests stay there, if they were measured on the same processor
+with the same programs. tokens_per_cpu_s tells of a machine that others use too, where tokens_per_s
+varies with the load. ratios are the engine's throughput over that of each side. `predicted` is what
 the roofline says of the engine, calibrated just before (docs/speed.md), with measured / predicted.
 """
 
@@ -95,10 +95,12 @@ def merged(
 
 
 def _name(options: argparse.Namespace) -> str:
-    """Of the result, with the sides where they are not the usual ones."""
-    blocks = f"_{options.blocks}_blocks" if options.blocks else ""
-    sides = [] if options.sides == SIDES[:4] else options.sides[1:]
-    return "_".join((f"runtime_speed_{options.model}_{options.dtype}{blocks}", *sides))
+    """Of the result, with what is not as usual: blocks, sides and threads."""
+    parts = ["runtime_speed", options.model, options.dtype]
+    parts += [f"{options.blocks}_blocks"] if options.blocks else []
+    parts += [] if options.sides == SIDES[:4] else options.sides[1:]
+    parts += [f"{options.threads}_threads"] if options.threads > 1 else []
+    return "_".join(parts)
 
 
 def _sides(

@@ -21,6 +21,8 @@ SIDES = {
 # Models and dtypes, beside vLLM alone and, older, beside all sides.
 SPEEDS = (
     *("tale-6m_fp32_vllm", "400m_fp32_vllm", "tale-6m_bf16_vllm", "400m_bf16_vllm"),
+    *("tale-6m_fp32_vllm_2_threads", "400m_fp32_vllm_2_threads"),
+    *("tale-6m_bf16_vllm_2_threads", "400m_bf16_vllm_2_threads"),
     *("tale-6m_fp32", "400m_fp32"),
 )
 Result = Mapping[str, Any]
@@ -136,7 +138,9 @@ def _roofline(result: Result) -> Iterator[str]:
 def _made(result: Result) -> str:
     """With the times of the first and the last part, where each has its own."""
     dates = {case.get("date", result["date"]) for case in result["cases"]}
-    return f"{result['threads']} thread, {' to '.join(sorted({min(dates), max(dates)}))}"
+    threads = result["threads"]
+    many = "s" * (threads > 1)
+    return f"{threads} thread{many}, {' to '.join(sorted({min(dates), max(dates)}))}"
 
 
 if __name__ == "__main__":
