@@ -177,8 +177,8 @@ def why_no_panels(how: Arithmetic, unlike: str | None = None) -> str | None:
     """Why an engine has no products with panels; unlike: why those of a weight are none."""
     if how.device.type != "cpu":
         return "they are for the CPU"
-    half = how.dtype == torch.bfloat16 and how.math == "exact" and compiled_pairs(how.device)
-    if how.dtype != torch.float32 and not half:
+    unpaired = how.dtype == torch.bfloat16 and not compiled_pairs(how.device)
+    if unpaired or (how.dtype != torch.float32 and how.math != "exact"):
         return "they are for dtype fp32"
     if unlike is None and native().library is None:
         return f"no compiled kernels: {native().reason}"
@@ -204,7 +204,7 @@ def _unlike(scheme: QuantScheme, columns: int, how: Arithmetic) -> str | None:
     """Why codes of a scheme are not laid out in panels."""
     activation = scheme.activation
     fixed = activation is not None and activation.outliers == "calibrated"
-    decoded = how.dtype == torch.float32 and math_of(scheme, columns, how.math) == "exact"
+    decoded = how.dtype != torch.bfloat16 and math_of(scheme, columns, how.math) == "exact"
     if fixed and decoded:
         return "outlier columns stand in for their codes"
     if scheme.granularity == "block":

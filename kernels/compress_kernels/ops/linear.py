@@ -35,9 +35,9 @@ def linear(
     """x [rows, K], weight [N, K], bias [N] or None, of one float dtype -> [rows, N].
 
     The weight may be bf16 or fp16 where x is fp32: the result is that of its fp32 copy, to the bit.
-    out: where the result goes, a view of columns too. In fp32 on a CPU, and on x86 in bf16 (as
-    pairs.pair_linear has it), compiled code runs, where a row's bits depend on nothing else;
-    torch's products give that on multiples of 16 rows at best.
+    out: where the result goes, a view of columns too. On a CPU in fp32, in fp16 (fp32's sums,
+    rounded once) and on x86 in bf16 (as pairs.pair_linear has it), compiled code runs, where a
+    row's bits depend on nothing else; torch's products give that on multiples of 16 rows at best.
     Raises ValueError on a wrong shape or dtype.
     """
     outputs, columns = weight.shape
@@ -58,6 +58,8 @@ def linear(
         raise wrong("out", out, f"{x.dtype} {list(shape)}, its columns side by side")
     if compiled and x.dtype == torch.bfloat16:
         cpu_pairs.pair_linear(x, weight, bias, out)
+    elif compiled and x.dtype == torch.float16:
+        out.copy_(linear(x.float(), weight, widened(bias)))
     elif compiled:
         cpu_linear.linear(x, weight, bias, out)
     else:
@@ -69,9 +71,8 @@ def head_linear(x: Tensor, weight: HeadPanels) -> Tensor:
     """x [rows, heads, K] -> [rows, heads, N] in its dtype.
 
     The weight is of x's dtype, or bf16 or fp16 where x is fp32: the result is that of its fp32
-    copy, to the bit. In fp32 on a CPU compiled code runs, where a row's bits depend on nothing
-    else; of torch's products that is true of multiples of 16 rows at best. Raises ValueError on a
-    wrong shape or dtype.
+    copy, to the bit. In fp32 and fp16 on a CPU compiled code runs as in `linear`. Raises ValueError
+    on a wrong shape or dtype.
     """
     heads, outputs, columns = weight.shape
     values = weight.values
@@ -82,14 +83,22 @@ def head_linear(x: Tensor, weight: HeadPanels) -> Tensor:
     if values.shape[2] % PANEL or not 0 <= values.shape[2] - outputs < PANEL:
         raise wrong("values", values, f"[{heads}, {columns}, {outputs} filled up to {PANEL}]")
     require_whole("values", values)
-    if x.dtype != torch.float32 or not _compiled(x.dtype, x.device):
+    if x.dtype == torch.bfloat16 or not _compiled(x.dtype, x.device):
         return reference.head_linear(x, weight)
+    if x.dtype == torch.float16:
+        return head_linear(x.float(), weight).to(x.dtype)
     out = x.new_empty(x.shape[0], heads, outputs)
     cpu_linear.head_linear(x, weight, out)
     return out
 
 
+def widened(bias: Tensor | None) -> Tensor | None:
+    """In fp32."""
+    return None if bias is None else bias.float()
+
+
 def _compiled(dtype: torch.dtype, device: torch.device) -> bool:
     if dtype == torch.bfloat16:
         return compiled_pairs(device)
-    return dtype == torch.float32 and device.type == "cpu" and native().library is not None
+    wide = dtype in (torch.float32, torch.float16)
+    return wide and device.type == "cpu" and native().library is not None

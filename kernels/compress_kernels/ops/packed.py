@@ -6,6 +6,7 @@ from torch import Tensor
 from compress_kernels.cpu import packed as cpu_packed
 from compress_kernels.cpu.library import native
 from compress_kernels.ops.checks import require, require_matrix, require_whole, wrong
+from compress_kernels.ops.linear import widened
 from compress_kernels.ops.pairs import compiled_pairs
 from compress_kernels.panels import NUMBERS, PANEL, RUN, Layout, Math, Panels, panel_bytes
 from compress_kernels.reference import packed as reference
@@ -19,7 +20,7 @@ MOST = 1 << 16  # columns whose products of 8 bits have a sum of 32
 def layout_for(math: Math, dtype: torch.dtype = torch.float32) -> Layout:
     """The panels that a math reads for rows of a dtype: one layout for all would cost each of them
     a third of its speed."""
-    return "rows" if math == "exact" and dtype == torch.float32 else "dots"
+    return "rows" if math == "exact" and dtype != torch.bfloat16 else "dots"
 
 
 def takes_group(group: int, columns: int) -> bool:
@@ -35,9 +36,11 @@ def packed_linear(
     math: Math,
     rounding: RowRounding | FloatRounding | None = None,
 ) -> Tensor:
-    """x fp32 [M, K], bias fp32 [N] or None -> fp32 [M, N], on the CPU; all in bf16 under "exact".
+    """x fp32 [M, K], bias fp32 [N] or None -> fp32 [M, N], on the CPU; all in bf16 or fp16 under
+    "exact".
 
-    "exact" gives the bits of linear.linear with the decoded weight, in x's dtype. "int16" and
+    "exact" gives the bits of linear.linear with the decoded weight, in x's dtype; those of fp16 are
+    fp32's, rounded once, the decoded weight not rounded to fp16. "int16" and
     "int8" round each row of x to whole numbers, of 32512 and of 127 at most, a group of the weight
     at a time (128 columns at most), and multiply these with codes: sums of a run are exact, and
     runs are added in the order of columns, one fma each; a minimum is one more, times the whole sum
@@ -55,10 +58,13 @@ def packed_linear(
     _check_rounding(panels, math, rounding)
     n, k = panels.shape
     half = math == "exact" and x.dtype == torch.bfloat16
-    if x.dim() != 2 or x.shape[1] != k or not (half or x.dtype == torch.float32):
+    narrow = math == "exact" and x.dtype == torch.float16
+    if x.dim() != 2 or x.shape[1] != k or not (half or narrow or x.dtype == torch.float32):
         raise wrong("x", x, f"torch.float32 [rows, {k}]")
     if bias is not None and (bias.shape != (n,) or bias.dtype != x.dtype):
         raise wrong("bias", bias, f"{x.dtype} [{n}]")
+    if narrow:  # these processors have no dot of fp16
+        return packed_linear(x.float(), panels, widened(bias), math).to(x.dtype)
     here = compiled_pairs(x.device) if half else native().library is not None
     if not here or x.numel() == 0 or n == 0:
         return reference.packed_linear(x, panels, bias, math, rounding)

@@ -72,6 +72,21 @@ def test_nothing_to_multiply(rows: int, n: int, k: int) -> None:
     assert torch.equal(found, k + b.expand(rows, n))
 
 
+@pytest.mark.parametrize("rows", [1, 3, 16, 65])
+def test_fp16_has_the_sums_of_fp32_rounded_once(rows: int) -> None:
+    x, w, b = torch.randn(rows, 70).half(), torch.randn(37, 70).half(), torch.randn(37).half()
+    wide = linear(x.float(), w, b.float())
+    found, into = linear(x, w, b), torch.zeros(rows, 40).half()
+    linear(x, w, b, into[:, 2:39])
+    if native().library is None:
+        torch.testing.assert_close(found.float(), wide, atol=1e-2, rtol=1e-3)
+    else:
+        assert torch.equal(found, wide.half())
+    assert torch.equal(into[:, 2:39], found)
+    assert not into[:, :2].any()
+    assert not into[:, 39:].any()
+
+
 def test_wrong_arguments_are_named() -> None:
     x, w, b = torch.zeros(2, 3), torch.zeros(4, 3), torch.zeros(4)
     for call, message in (

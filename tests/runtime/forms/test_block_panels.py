@@ -16,6 +16,7 @@ from compress.quant.blocks import BlockTensor
 from compress.runtime.decoder.decoder import Decoder
 from compress.runtime.decoder.linear import embedding_bytes, facts_of, load_linear, weight_bytes
 from compress.runtime.decoder.mlp import Mlp
+from compress.runtime.forms import panels
 from compress.runtime.forms.block_panels import BlockPanels, BlockPanelsForm
 from compress.runtime.forms.block_rows import BlockRows
 from compress.runtime.forms.dense import FloatWeight
@@ -23,7 +24,7 @@ from compress.runtime.forms.form import Arithmetic
 from compress.runtime.loading import room
 from compress.runtime.loading.math import settled_math
 from compress.serve.open_model import open_model
-from compress_kernels.cpu.library import native
+from compress_kernels.cpu.library import Native, native
 from compress_kernels.ops.linear import linear
 from compress_kernels.ops.pairs import compiled_pairs
 from compress_kernels.panels import Math
@@ -139,7 +140,8 @@ def test_math_is_settled_before_weights_are_read(
         settled_math(weights, "int8", torch.float16, "cpu")
 
 
-def test_who_reads_no_panels_decodes_once(made: Made) -> None:
+def test_who_reads_no_panels_decodes_once(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(panels, "native", lambda: Native(None, "no compiler"))
     weights, half = made("Q4_K_M"), Arithmetic(torch.float16, CPU)
     assert BlockPanelsForm().why_not(facts_of(weights, next(iter(weights.spec.linears()))), half)
     decoder = Decoder.load(weights, dtype=torch.float16)

@@ -77,6 +77,21 @@ def test_the_weight_comes_back_and_exact_multiplies_with_it(name: str, math: Mat
         assert (found - wanted).norm() < {"int16": 3e-3, "int8": 2e-2}[math] * wanted.norm()
 
 
+@pytest.mark.parametrize("name", ["W4A16_ASYM", "W8A16", "NVFP4A16", "FP8_BLOCK"])
+def test_fp16_has_the_sums_of_fp32_rounded_once(name: str) -> None:
+    """So one token and many have the same bits, and nothing is decoded."""
+    tensor, how = rounded({**SCHEMES, **PRESETS}[name]), Arithmetic(torch.float16, CPU)
+    facts = facts_of(tensor)
+    assert PanelsForm().why_not(facts, how) is None
+    weight = PanelsForm().pack(tensor, facts, how)
+    assert weight.nbytes == packed(tensor, "exact").nbytes
+    x, bias = torch.randn(17, K).half(), torch.randn(N).half()
+    found = weight.matmul(x, None, bias)
+    values = tensor.dequantize(torch.bfloat16).float()
+    assert torch.equal(found, linear(x.float(), values, bias.float()).half())
+    assert torch.equal(found, torch.cat([weight.matmul(row, None, bias) for row in x[:, None]]))
+
+
 @pytest.mark.parametrize("math", MATHS)
 @pytest.mark.parametrize("columns", [K, 250])
 def test_bytes_are_told_before(columns: int, math: Math) -> None:
@@ -120,10 +135,11 @@ def test_what_no_panel_says_is_decoded() -> None:
     ("scheme", "how", "reason"),
     [
         (G32, Arithmetic(torch.float32, torch.device("cuda")), "they are for the CPU"),
-        (G32, Arithmetic(torch.float16, CPU), "they are for dtype fp32"),
+        (G32, Arithmetic(torch.float16, CPU, math="int8"), "they are for dtype fp32"),
         (G32, Arithmetic(torch.bfloat16, CPU, math="int16"), "they are for dtype fp32"),
         (replace(G32, group_size=20), Arithmetic(torch.float32, CPU), "groups of 20 columns"),
         (PRESETS["LLM_INT8_CALIBRATED"], Arithmetic(torch.float32, CPU), "outlier columns stand"),
+        (PRESETS["LLM_INT8_CALIBRATED"], Arithmetic(torch.float16, CPU), "outlier columns stand"),
     ],
 )
 def test_what_is_refused(scheme: QuantScheme, how: Arithmetic, reason: str) -> None:
