@@ -181,7 +181,10 @@ def test_rates_are_numbers(family: str, kv: torch.dtype | None, tmp_path: Path) 
     assert not rates.tiled
 
 
-def test_sixteens_of_rows_in_fp16(tmp_path: Path) -> None:
+def test_sixteens_of_rows_where_torch_multiplies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rates_module, "row_multiple", lambda *_: 16)
     weights = open_weights(Checkpoint.open(tiny_models.make("llama", tmp_path)))
     timer = Timer(torch.device("cpu"), runs=1)
     rates = calibrate(weights, how=Arithmetic.here(torch.float16, "cpu"), timer=timer).rates

@@ -44,7 +44,7 @@ from compress_kernels.pairs import PairPanels
 from compress_kernels.rounding import CodeRounding
 
 ROWS, THREADS = Given("rows"), Given("threads")
-OF_ROWS = {"rows": ROWS}
+OF_ROWS = {"rows": ROWS, "threads": THREADS}
 
 
 class Turns(NamedTuple):
@@ -114,7 +114,7 @@ def heads_call(weight: HeadPanels, x: Tensor, out: Tensor) -> CompiledOp:
 
 def norm_call(norm: Norm, x: Tensor, out: Tensor, rows: Given = ROWS) -> CompiledOp:
     """x, out: [rows, heads, n], rows and heads apart."""
-    keeps, given = (x, norm.weight, norm.bias, out), {"rows": rows}
+    keeps, given = (x, norm.weight, norm.bias, out), {"rows": rows, "threads": THREADS}
     if norm.centred:
         struct = centred_struct(x, (norm.weight, norm.bias), out, norm.eps)
         return CompiledOp("layer_norm", struct, given, keeps)
@@ -131,7 +131,7 @@ def rotate_call(x: Tensor, turns: Turns, out: Tensor, interleaved: bool = False)
 
 def spread_call(x: Tensor, out: Tensor) -> CompiledOp:
     """x, out: [rows, heads, width], rows and heads apart."""
-    return CompiledOp("spread_heads", spread_struct(x, out), OF_ROWS, (x, out))
+    return CompiledOp("spread_heads", spread_struct(x, out), {"rows": ROWS}, (x, out))
 
 
 def gate_call(first: Tensor, up: Tensor | None, out: Tensor, function: Function) -> CompiledOp:
@@ -143,7 +143,7 @@ def gate_call(first: Tensor, up: Tensor | None, out: Tensor, function: Function)
 def choice_call(logits: Tensor, shares: Tensor, index: Tensor, normalised: bool) -> CompiledOp:
     """logits: [rows, experts]. shares, index: [rows, chosen]; all without gaps."""
     struct = choice_struct(logits, shares, index, normalised)
-    return CompiledOp("choose_experts", struct, OF_ROWS, (logits, shares, index))
+    return CompiledOp("choose_experts", struct, {"rows": ROWS}, (logits, shares, index))
 
 
 def add_call(x: Tensor, other: Tensor, out: Tensor) -> CompiledOp:
@@ -171,7 +171,8 @@ def blocks_call(of: BlockTensor, index: Given, out: Tensor, factor: float = 1.0)
 def highest_call(x: Tensor, index: Tensor, values: Tensor, rows: Given) -> CompiledOp:
     """x: [rows, n]. index, values: [rows]; all without gaps."""
     struct = highest_struct(x, index, values)
-    return CompiledOp("highest_of_rows", struct, {"rows": rows}, (x, index, values))
+    given = {"rows": rows, "threads": THREADS}
+    return CompiledOp("highest_of_rows", struct, given, (x, index, values))
 
 
 def store_calls(
@@ -179,7 +180,7 @@ def store_calls(
 ) -> list[CompiledOp]:
     """As KVCache.write. parts: [rows, heads, width] of the layer, rows apart."""
     slots = torch.zeros(1, dtype=torch.int64)
-    given = {"rows": ROWS, "slots": Given(f"slots {group}")}
+    given = {**OF_ROWS, "slots": Given(f"slots {group}")}
     calls = []
     for x, states, scales in zip(parts, cache.states[layer], cache.scales[layer], strict=True):
         struct = states_struct(x, states, slots, scales)

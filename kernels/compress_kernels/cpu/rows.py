@@ -31,7 +31,7 @@ class RmsNorm(ctypes.Structure):
         ("weight", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("rows", "heads", "width")),
         ("eps", ctypes.c_float),
-        *((name, ctypes.c_int32) for name in ("late", "kind")),
+        *((name, ctypes.c_int32) for name in ("late", "kind", "threads")),
     ]
 
 
@@ -43,7 +43,7 @@ class LayerNorm(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("weight", "bias")),
         *((name, ctypes.c_int64) for name in ("rows", "heads", "width")),
         ("eps", ctypes.c_float),
-        ("kind", ctypes.c_int32),
+        *((name, ctypes.c_int32) for name in ("kind", "threads")),
     ]
 
 
@@ -54,7 +54,7 @@ class Rotate(ctypes.Structure):
         *((name, Heads) for name in ("x", "out")),
         *((name, ctypes.c_void_p) for name in ("cos", "sin")),
         *((name, ctypes.c_int64) for name in ("rows", "heads", "dim", "pairs")),
-        *((name, ctypes.c_int32) for name in ("late", "kind", "interleaved")),
+        *((name, ctypes.c_int32) for name in ("late", "kind", "interleaved", "threads")),
     ]
 
 
@@ -64,7 +64,7 @@ class Gate(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("gate", "up", "out")),
         *((name, ctypes.c_int64) for name in ("rows", "width", "stride")),
-        *((name, ctypes.c_int32) for name in ("function", "kind")),
+        *((name, ctypes.c_int32) for name in ("function", "kind", "threads")),
     ]
 
 
@@ -95,7 +95,7 @@ class Add(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("x", "other", "out")),
         *((name, ctypes.c_int64) for name in ("rows", "width")),
-        ("kind", ctypes.c_int32),
+        *((name, ctypes.c_int32) for name in ("kind", "threads")),
     ]
 
 
@@ -105,7 +105,7 @@ class Highest(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("x", "index", "highest")),
         *((name, ctypes.c_int64) for name in ("rows", "width")),
-        ("kind", ctypes.c_int32),
+        *((name, ctypes.c_int32) for name in ("kind", "threads")),
     ]
 
 
@@ -181,7 +181,10 @@ def _heads(x: Tensor) -> Tensor:
 def norm_struct(x: Tensor, weight: Tensor, out: Tensor, eps: float, late: bool) -> RmsNorm:
     """x, out: [rows, heads, n], rows and heads anywhere; weight without gaps."""
     heads = _where(x), _where(out)
-    return RmsNorm(*heads, weight.data_ptr(), *x.shape, eps, late, FLOAT_KINDS[x.dtype])
+    return RmsNorm(
+        *heads, weight.data_ptr(), *x.shape, eps, late, FLOAT_KINDS[x.dtype],
+        torch.get_num_threads(),
+    )  # fmt: skip
 
 
 def centred_struct(
@@ -191,7 +194,7 @@ def centred_struct(
     weight, bias = linear
     return LayerNorm(
         _where(x), _where(out), weight.data_ptr(), address(bias),
-        *x.shape, eps, FLOAT_KINDS[x.dtype],
+        *x.shape, eps, FLOAT_KINDS[x.dtype], torch.get_num_threads(),
     )  # fmt: skip
 
 
@@ -203,6 +206,7 @@ def rotate_struct(
     return Rotate(
         _where(x), _where(out), cos.data_ptr(), sin.data_ptr(),
         *x.shape, cos.shape[1], late, FLOAT_KINDS[x.dtype], interleaved,
+        torch.get_num_threads(),
     )  # fmt: skip
 
 
@@ -215,6 +219,7 @@ def gate_struct(gate: Tensor, up: Tensor | None, out: Tensor, function: str) -> 
     return Gate(
         gate.data_ptr(), address(up), out.data_ptr(),
         *gate.shape, gate.stride(0), FUNCTIONS.index(function), FLOAT_KINDS[gate.dtype],
+        torch.get_num_threads(),
     )  # fmt: skip
 
 
@@ -237,14 +242,18 @@ def gather_struct(of: Tensor | PairPanels, index: Tensor, out: Tensor, factor: f
 
 def add_struct(x: Tensor, other: Tensor, out: Tensor) -> Add:
     """All floats [rows, n] of one dtype without gaps; out may be x."""
-    return Add(x.data_ptr(), other.data_ptr(), out.data_ptr(), *x.shape, FLOAT_KINDS[x.dtype])
+    return Add(
+        x.data_ptr(), other.data_ptr(), out.data_ptr(), *x.shape, FLOAT_KINDS[x.dtype],
+        torch.get_num_threads(),
+    )  # fmt: skip
 
 
 def highest_struct(x: Tensor, index: Tensor, values: Tensor) -> Highest:
     """x: floats [rows, n]; index: int64 [rows]; values: fp32 [rows]; all without gaps."""
     return Highest(
-        x.data_ptr(), index.data_ptr(), values.data_ptr(), *x.shape, FLOAT_KINDS[x.dtype]
-    )
+        x.data_ptr(), index.data_ptr(), values.data_ptr(), *x.shape, FLOAT_KINDS[x.dtype],
+        torch.get_num_threads(),
+    )  # fmt: skip
 
 
 def _library() -> ctypes.CDLL:

@@ -3,6 +3,7 @@ reference.states."""
 
 import ctypes
 
+import torch
 from torch import Tensor
 
 from compress_kernels.cpu.library import FLOAT_KINDS, STATE_KINDS, address, native
@@ -14,7 +15,7 @@ class States(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("source", "target", "scales", "slots")),
         *((name, ctypes.c_int64) for name in ("rows", "stride", "heads", "dim", "block_size")),
-        *((name, ctypes.c_int32) for name in ("source_kind", "target_kind")),
+        *((name, ctypes.c_int32) for name in ("source_kind", "target_kind", "threads")),
     ]
 
 
@@ -34,5 +35,5 @@ def states_struct(source: Tensor, target: Tensor, slots: Tensor, scales: Tensor 
     return States(
         source.data_ptr(), target.data_ptr(), address(scales), slots.data_ptr(),
         rows, source.stride(0), heads, dim, target.shape[2],
-        FLOAT_KINDS[source.dtype], STATE_KINDS[target.dtype],
+        FLOAT_KINDS[source.dtype], STATE_KINDS[target.dtype], torch.get_num_threads(),
     )  # fmt: skip

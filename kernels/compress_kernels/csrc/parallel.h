@@ -13,6 +13,14 @@ extern "C" void team_run(int threads, int64_t pieces, void (*piece)(const void*,
 // Of a thread: one that loses its core holds the others up by one piece at most.
 constexpr int64_t kPieces = 4;
 
+// Items of a product that are worth a thread: 5 us of work. Handing out a job costs 0.2 to 0.4
+// (benchmarks/kernels/team.py), and what one core wrote and another reads as much again a KB. Of an
+// item the products of two fp32 numbers, which a core makes 128 of in a nanosecond, and the bytes
+// of a weight, of which a cache gives 32.
+inline int64_t worth_a_thread(int64_t products, int64_t bytes) {
+  return 1 + (5000 * 128) / (products + 4 * bytes + 1);
+}
+
 // body(first, last) runs on at most `threads` threads, with at least `grain` items for each; more
 // than once on each. Who runs which piece differs from call to call, so no result may depend on it.
 template <typename Body>
@@ -31,4 +39,15 @@ void in_parallel(int threads, int64_t count, int64_t grain, const Body& body) {
         s.body(s.count * i / s.pieces, s.count * (i + 1) / s.pieces);
       },
       &split);
+}
+
+// Rows of so many numbers that are worth a thread: 5 to 15 us of copying, norms or activations.
+inline int64_t rows_worth_a_thread(int64_t numbers) { return 1 + (32 << 10) / (numbers + 1); }
+
+// body(row) for each row of so many numbers.
+template <typename Body>
+void row_by_row(int threads, int64_t rows, int64_t numbers, const Body& body) {
+  in_parallel(threads, rows, rows_worth_a_thread(numbers), [&](int64_t first, int64_t last) {
+    for (int64_t row = first; row < last; ++row) body(row);
+  });
 }

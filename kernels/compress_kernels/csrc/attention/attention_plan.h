@@ -31,7 +31,7 @@ struct Attention {
 
 constexpr int64_t kTall = 64;        // query rows that go over a run together, at most
 constexpr int64_t kFew = 16;         // rows of as many that go over a run head by head, at most
-constexpr int64_t kGrain = 1 << 19;  // products with keys and with values that are worth a thread
+constexpr int64_t kGrain = 1 << 16;  // products with keys and with values that are worth a thread
 constexpr int64_t kUnits = 4;        // pieces of work a thread that leave none without
 constexpr int64_t kApart = 16 << 20;  // numbers of runs that are not merged at once, at most
 

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "parallel.h"
 #include "stored.h"
 
 // Mirrored in cpu/states.py.
@@ -13,7 +14,7 @@ struct States {
   Float16* scales;       // [blocks, heads, block_size] for int8, else null
   const int64_t* slots;  // [rows]
   int64_t rows, stride, heads, dim, block_size;
-  int32_t source_kind, target_kind;
+  int32_t source_kind, target_kind, threads;
 };
 
 namespace {
@@ -48,14 +49,14 @@ void write(const From* from, int8_t* to, int64_t dim, Float16* scale) {
 
 template <typename From, typename To>
 void write_all(const States& s) {
-  for (int64_t row = 0; row < s.rows; ++row) {
+  row_by_row(s.threads, s.rows, s.heads * s.dim, [&](int64_t row) {
     const int64_t block = s.slots[row] / s.block_size, offset = s.slots[row] % s.block_size;
     for (int64_t head = 0; head < s.heads; ++head) {
       const int64_t at = (block * s.heads + head) * s.block_size + offset;
       const From* from = static_cast<const From*>(s.source) + row * s.stride + head * s.dim;
       write(from, static_cast<To*>(s.target) + at * s.dim, s.dim, s.scales + at);
     }
-  }
+  });
 }
 
 template <typename From>

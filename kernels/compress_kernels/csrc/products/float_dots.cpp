@@ -16,7 +16,6 @@ namespace {
 constexpr int64_t kFew = 16;           // rows, up to which each tile takes codes apart
 constexpr int64_t kKept = 512 << 10;   // bytes of rounded rows, for the second-level cache
 constexpr int64_t kAhead = 4 << 10;    // bytes of codes
-constexpr int64_t kGrain = 8 << 20;    // products worth a thread
 
 // Codes of four columns of kRows outputs as pairs of bf16: columns 0 and 2, and 1 and 3.
 struct Fours { Words even, odd; };
@@ -153,7 +152,8 @@ extern "C" void float_dots(const Packed* p) {
     in.count = std::min(strip, p->rows - in.first);
     round_float_rows(*p, in);
     const RoundedFloats& rounded = in;
-    const int64_t grain = 1 + kGrain / (in.count * in.places * kPanel + 1);
+    const int64_t products = in.count * in.places * kPanel / 2;  // two a lane
+    const int64_t grain = worth_a_thread(products, p->panel_bytes);
     in_parallel(p->threads, p->panels(), grain,
                 [&](int64_t from, int64_t to) { panels(*p, rounded, from, to); });
   }

@@ -31,7 +31,6 @@ constexpr int64_t kBlock = 32;           // columns
 constexpr int kSums = kRows;             // of a tile, in half of the registers
 constexpr int64_t kAhead = 8 << 10;      // bytes of weights, asked for into the second-level cache
 constexpr int64_t kNear = 32;            // rows: one may be a page, and all heads go over it
-constexpr int64_t kGrain = 512 << 10;    // products worth a thread
 
 // Adds kSide blocks of columns from c on, `count` columns each, to the totals of kHeight rows and
 // kWide vectors of outputs.
@@ -131,7 +130,8 @@ void some_heads(const HeadProducts& h, int64_t from, int64_t to) {
 }  // namespace
 
 extern "C" void head_rows(const HeadProducts* h) {
-  const int64_t grain = 1 + kGrain / (h->rows * h->columns * h->wide + 1);
+  const int64_t numbers = h->columns * h->wide, bytes = h->kind == kFloat32 ? 4 : 2;
+  const int64_t grain = worth_a_thread(h->rows * numbers, bytes * numbers);
   in_parallel(h->threads, h->heads, grain, [&](int64_t from, int64_t to) {
     if (h->kind == kBFloat16) some_heads<BFloat16>(*h, from, to);
     else if (h->kind == kFloat16) some_heads<Float16>(*h, from, to);

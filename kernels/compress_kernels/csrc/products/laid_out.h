@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "linear.h"
+#include "parallel.h"
 #include "stored.h"
 
 constexpr int kHigh = 4;  // rows of a tile, where there are as many
@@ -51,7 +52,11 @@ inline LaidOut lay_out(const Linear& l, int64_t first, int64_t rows, int64_t blo
   const int64_t over = reinterpret_cast<uintptr_t>(room.data()) / sizeof(float) % kRows;
   const LaidOut laid{room.data() + (over ? kRows - over : 0), first, rows, wide, block};
   by_height(0, rows, [&](auto height, int64_t row, int64_t count) {
-    for (int64_t i = 0; i < count; ++i) lay_out_tile(l, laid, row + i * height.rows, height.rows);
+    const int64_t grain = rows_worth_a_thread(height.rows * wide);
+    in_parallel(l.threads, count, grain, [&](int64_t from, int64_t to) {
+      for (int64_t i = from; i < to; ++i)
+        lay_out_tile(l, laid, row + i * height.rows, height.rows);
+    });
   });
   return laid;
 }

@@ -27,7 +27,6 @@ constexpr int64_t kKept = 64 * kBlock;    // numbers of rows that stay in the se
 constexpr int64_t kGroups = 32 / kSums;   // of kSums outputs, that go through a block together
 constexpr int64_t kLaidOut = 1 << 20;     // numbers of rows that are laid out at once
 constexpr int64_t kStream = 8 << 10;      // bytes: longer rows of a weight are read side by side
-constexpr int64_t kGrain = 512 << 10;     // products worth a thread
 
 // Into a register, once: GCC would read it anew for every product.
 typedef float Loose __attribute__((vector_size(sizeof(Vec)), aligned(4), may_alias));
@@ -266,7 +265,8 @@ void all_rows(const Linear& l, int64_t each, const Body& body) {
   const int64_t parts = (l.outputs + each - 1) / each;
   for (int64_t first = 0; first < l.rows; first += most) {
     const LaidOut laid = lay_out(l, first, std::min(most, l.rows - first), block_of<T>(l), room);
-    const int64_t grain = 1 + kGrain / (laid.rows * l.columns * each + 1);
+    const int64_t numbers = l.columns * each, bytes = l.kind == kFloat32 ? 4 : 2;
+    const int64_t grain = worth_a_thread(laid.rows * numbers, bytes * numbers);
     in_parallel(l.threads, parts, grain, [&](int64_t from, int64_t to) { body(laid, from, to); });
   }
 }

@@ -24,7 +24,6 @@ namespace {
 constexpr int kDots = kStep / 4;           // of an output in a step
 constexpr int64_t kKept = 512 << 10;       // bytes of rounded rows, for the second-level cache
 constexpr int64_t kAhead = 4 << 10;        // bytes of codes
-constexpr int64_t kGrain = 8 << 20;        // products worth a thread
 constexpr int kPair = kRows == 16 ? 2 : 1;  // panels side by side, of many rows
 constexpr int kTwice = 100, kNear = 101;   // in place of 4 bits: E2M1 and IQ4
 
@@ -347,7 +346,8 @@ extern "C" void packed_dots(const Packed* p) {
     in.count = std::min(strip, p->rows - in.first);
     round_rows(*p, in);
     const Rounded& rounded = in;
-    const int64_t grain = 1 + kGrain / (in.count * in.places * kPanel + 1);
+    const int64_t products = in.count * in.places * kPanel * p->planes / 4;  // four a lane
+    const int64_t grain = worth_a_thread(products, p->panel_bytes);
     in_parallel(p->threads, p->panels(), grain, [&](int64_t from, int64_t to) {
       p->planes == 2 ? panels_of<2>(*p, rounded, from, to)
                      : panels_of<1>(*p, rounded, from, to);

@@ -20,7 +20,6 @@ namespace {
 
 constexpr int64_t kKept = 256 << 10;     // numbers of rows, for the second-level cache
 constexpr int64_t kDecoded = 256 << 10;  // bytes of decoded panels, for the same
-constexpr int64_t kGrain = 512 << 10;    // products worth a thread
 constexpr int64_t kFew = 16;             // rows, up to which each tile makes its numbers
 
 // A panel's numbers, as they are made the fastest.
@@ -172,7 +171,7 @@ void in_strips(const Packed& p) {
     part.rows = std::min(strip, p.rows - row);
     near.read(part);
     Near& rows = near;  // this thread's
-    const int64_t grain = 1 + kGrain / (part.rows * p.inputs * kPanel + 1);
+    const int64_t grain = worth_a_thread(part.rows * p.inputs * kPanel, p.panel_bytes);
     in_parallel(p.threads, p.panels(), grain, [&](int64_t from, int64_t to) {
 #ifdef __AVX512BW__
       if constexpr (kCodes == kE4M3 && kPlain == kBFloat16)

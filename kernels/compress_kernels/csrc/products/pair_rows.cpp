@@ -24,7 +24,6 @@ constexpr int64_t kMost = 16 * kHigh;      // rows whose sums are kept from bloc
 constexpr int kLine = 16;                  // pairs of a cache line
 constexpr int64_t kAhead = 2048;           // pairs of a panel that are asked for before their time
 constexpr int64_t kFurther = 256;          // numbers of a row that are asked for before their time
-constexpr int64_t kGrain = 512 << 10;      // products worth a thread
 
 struct Sums { Vec of[kParts]; };
 
@@ -75,11 +74,12 @@ constexpr Multiply kByHeight[] = {multiply<1>, multiply<2>, multiply<3>};
 
 // Rows of `columns` numbers, kRows at most and `stride` apart, as pairs of columns: to: [pairs, step]
 // of which the rows come first. Of kRows numbers that are written of a pair, those behind are not
-// theirs: where step is less, as many behind the last, too.
+// theirs; nothing is written behind the last pair.
 void turn(const BFloat16* from, int64_t stride, int64_t rows, int64_t columns, uint32_t* to,
           int64_t step) {
   const BFloat16* row[kRows];  // those beyond the last are the last again
   for (int64_t i = 0; i < kRows; ++i) row[i] = from + std::min(i, rows - 1) * stride;
+  const int64_t end = (columns + 1) / 2 * step;
   for (int64_t c = 0; c < columns; c += 2 * kRows) {
     const int64_t left = std::min<int64_t>(2 * kRows, columns - c);
     Vec square[kRows];
@@ -96,8 +96,11 @@ void turn(const BFloat16* from, int64_t stride, int64_t rows, int64_t columns, u
       }
     }
     transpose(square);
-    for (int64_t p = 0; p < (left + 1) / 2; ++p)
-      std::memcpy(to + (c / 2 + p) * step, &square[p], sizeof(Vec));
+    for (int64_t p = 0; p < (left + 1) / 2; ++p) {
+      const int64_t at = (c / 2 + p) * step;
+      if (at + kRows <= end) std::memcpy(to + at, &square[p], sizeof(Vec));
+      else std::memcpy(to + at, &square[p], (end - at) * sizeof(uint32_t));
+    }
   }
 }
 
@@ -111,10 +114,13 @@ Laid lay_out(const PairRows& p, int64_t first, int64_t rows, std::vector<uint32_
     std::memcpy(room.data(), from, p.columns * sizeof(BFloat16));
     return laid;
   }
-  for (int64_t tile = 0; tile < laid.tiles; ++tile) {
-    const int64_t row = laid.row(tile), height = laid.row(tile + 1) - row;
-    turn(from + row * p.stride, p.stride, height, p.columns, room.data() + row * pairs, height);
-  }
+  uint32_t* to = room.data();
+  in_parallel(p.threads, laid.tiles, rows_worth_a_thread(kHigh * pairs), [&](int64_t begin, int64_t end) {
+    for (int64_t tile = begin; tile < end; ++tile) {
+      const int64_t row = laid.row(tile), height = laid.row(tile + 1) - row;
+      turn(from + row * p.stride, p.stride, height, p.columns, to + row * pairs, height);
+    }
+  });
   return laid;
 }
 
@@ -174,7 +180,8 @@ void all_panels(const PairRows& p, const Source& source) {
   for (int64_t part = 0; part < parts; ++part) {
     const int64_t first = p.rows * part / parts, end = p.rows * (part + 1) / parts;
     const Laid laid = lay_out(p, first, end - first, room);
-    const int64_t grain = 1 + kGrain / (laid.rows * p.columns * kPanel + 1);
+    const int64_t numbers = p.columns * kPanel;
+    const int64_t grain = worth_a_thread(laid.rows * numbers / 2, 2 * numbers);
     in_parallel(p.threads, count, grain,
                 [&](int64_t from, int64_t to) { panels(p, laid, from, to, source); });
   }

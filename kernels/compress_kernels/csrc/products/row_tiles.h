@@ -9,7 +9,7 @@
 #include "panels.h"
 #include "parallel.h"
 
-constexpr int64_t kRowGrain = 128 << 10;  // numbers worth a thread
+constexpr int64_t kRowGrain = 16 << 10;  // numbers worth a thread
 
 // body(x, row, index, high): of rows [first, first + count) of p row by row, `row` from 0 on, which
 // is the index-th of a tile of `high`, kMost at most. x: its numbers in their places, with zeros

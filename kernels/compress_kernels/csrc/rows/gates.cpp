@@ -10,7 +10,7 @@ struct Gate {
   const void* up;    // as gate, or null: nothing is gated
   void* out;         // [rows, width]
   int64_t rows, width, stride;
-  int32_t function, kind;  // function: its place in kFunctions
+  int32_t function, kind, threads;  // function: its place in kFunctions
 };
 
 namespace {
@@ -58,13 +58,14 @@ inline Vec linear(Vec x) { return x; }
 
 template <typename T, Vec (*function)(Vec)>
 void gate(const Gate& g) {
-  for (int64_t row = 0; row < g.rows; ++row)
+  row_by_row(g.threads, g.rows, g.width, [&](int64_t row) {
     for (int64_t c = 0; c < g.width; c += kRows) {
       const int64_t at = row * g.stride + c, left = g.width - c;
       const Vec made = settled<T>(function(load_at<T>(g.gate, at, left)));
       T* out = static_cast<T*>(g.out) + row * g.width + c;
       store_stored(g.up ? made * load_at<T>(g.up, at, left) : made, out, left);
     }
+  });
 }
 
 template <typename T>

@@ -11,7 +11,7 @@ struct RmsNorm {
   const void* weight;  // [width] of `kind`, or fp32 where late
   int64_t rows, heads, width;
   float eps;
-  int32_t late, kind;
+  int32_t late, kind, threads;
 };
 
 struct LayerNorm {
@@ -20,7 +20,7 @@ struct LayerNorm {
   const void* bias;    // as weight, or null
   int64_t rows, heads, width;
   float eps;
-  int32_t kind;
+  int32_t kind, threads;
 };
 
 namespace {
@@ -52,9 +52,10 @@ void norm_of(const RmsNorm& n, const T* x, T* out) {
 
 template <typename T>
 void norm(const RmsNorm& n) {
-  for (int64_t row = 0; row < n.rows; ++row)
+  row_by_row(n.threads, n.rows, n.heads * n.width, [&](int64_t row) {
     for (int64_t head = 0; head < n.heads; ++head)
       norm_of(n, n.x.at<const T>(row, head), n.out.at<T>(row, head));
+  });
 }
 
 // Off the mean; zeros from the `left`th number on.
@@ -87,9 +88,10 @@ void centre(const LayerNorm& n, const T* x, T* out) {
 
 template <typename T>
 void centred(const LayerNorm& n) {
-  for (int64_t row = 0; row < n.rows; ++row)
+  row_by_row(n.threads, n.rows, n.heads * n.width, [&](int64_t row) {
     for (int64_t head = 0; head < n.heads; ++head)
       centre(n, n.x.at<const T>(row, head), n.out.at<T>(row, head));
+  });
 }
 
 }  // namespace

@@ -13,6 +13,7 @@ struct Rotate {
   int64_t rows, heads, dim, pairs;
   int32_t late, kind;  // late: rounded once, behind all of it
   int32_t interleaved;  // the two of a pair are neighbours in x; out has all first ones, then all others
+  int32_t threads;
 };
 
 struct Spread {
@@ -35,7 +36,7 @@ struct Add {
   const void* other;
   void* out;  // may be x
   int64_t rows, width;
-  int32_t kind;
+  int32_t kind, threads;
 };
 
 struct Highest {
@@ -43,7 +44,7 @@ struct Highest {
   int64_t* index;  // [rows], of equals the lowest
   float* highest;  // [rows]; not a number where one of a row is none
   int64_t rows, width;
-  int32_t kind;
+  int32_t kind, threads;
 };
 
 namespace {
@@ -55,30 +56,37 @@ inline Vec product(Vec a, Vec b) {
   return x;
 }
 
+// A head that is turned; apart: room for its pairs, where they are interleaved.
+template <typename T>
+void turn_head(const Rotate& r, int64_t row, int64_t head, T* apart) {
+  const T* from = r.x.at<const T>(row, head);
+  for (int64_t c = 0; c < r.pairs * r.interleaved; ++c)
+    apart[c] = from[2 * c], apart[r.pairs + c] = from[2 * c + 1];
+  const T* x = r.interleaved ? apart : from;
+  T* out = r.out.at<T>(row, head);
+  for (int64_t c = 0; c < r.pairs; c += kRows) {
+    const int64_t left = r.pairs - c;
+    const Vec cos = load_at<float>(r.cos, row * r.pairs + c, left);
+    const Vec sin = load_at<float>(r.sin, row * r.pairs + c, left);
+    const Vec a = load_stored(x + c, left), b = load_stored(x + r.pairs + c, left);
+    Vec terms[] = {product(a, cos), product(b, sin), product(b, cos), product(a, sin)};
+    if (!r.late)
+      for (Vec& term : terms) term = settled<T>(term);
+    const Vec one = terms[0] - terms[1], two = terms[2] + terms[3];
+    store_stored(one, out + c, left);
+    store_stored(two, out + r.pairs + c, left);
+  }
+  std::memcpy(out + 2 * r.pairs, from + 2 * r.pairs, (r.dim - 2 * r.pairs) * sizeof(T));
+}
+
 template <typename T>
 void turn(const Rotate& r) {
-  std::vector<T> apart(r.interleaved ? 2 * r.pairs : 0);
-  for (int64_t row = 0; row < r.rows; ++row)
-    for (int64_t head = 0; head < r.heads; ++head) {
-      const T* from = r.x.at<const T>(row, head);
-      for (int64_t c = 0; c < r.pairs * r.interleaved; ++c)
-        apart[c] = from[2 * c], apart[r.pairs + c] = from[2 * c + 1];
-      const T* x = r.interleaved ? apart.data() : from;
-      T* out = r.out.at<T>(row, head);
-      for (int64_t c = 0; c < r.pairs; c += kRows) {
-        const int64_t left = r.pairs - c;
-        const Vec cos = load_at<float>(r.cos, row * r.pairs + c, left);
-        const Vec sin = load_at<float>(r.sin, row * r.pairs + c, left);
-        const Vec a = load_stored(x + c, left), b = load_stored(x + r.pairs + c, left);
-        Vec terms[] = {product(a, cos), product(b, sin), product(b, cos), product(a, sin)};
-        if (!r.late)
-          for (Vec& term : terms) term = settled<T>(term);
-        const Vec one = terms[0] - terms[1], two = terms[2] + terms[3];
-        store_stored(one, out + c, left);
-        store_stored(two, out + r.pairs + c, left);
-      }
-      std::memcpy(out + 2 * r.pairs, from + 2 * r.pairs, (r.dim - 2 * r.pairs) * sizeof(T));
-    }
+  const int64_t grain = rows_worth_a_thread(r.heads * r.dim);
+  in_parallel(r.threads, r.rows, grain, [&](int64_t first, int64_t last) {
+    std::vector<T> apart(r.interleaved ? 2 * r.pairs : 0);
+    for (int64_t row = first; row < last; ++row)
+      for (int64_t head = 0; head < r.heads; ++head) turn_head(r, row, head, apart.data());
+  });
 }
 
 template <typename T>
@@ -144,11 +152,12 @@ void gather_as(const Gather& g) {
 
 template <typename T>
 void add(const Add& a) {
-  const int64_t count = a.rows * a.width;
   T* out = static_cast<T*>(a.out);
-  for (int64_t c = 0; c < count; c += kRows)
-    store_stored(load_at<T>(a.x, c, count - c) + load_at<T>(a.other, c, count - c), out + c,
-                 count - c);
+  in_parallel(a.threads, a.rows, rows_worth_a_thread(a.width), [&](int64_t first, int64_t last) {
+    const int64_t end = last * a.width;
+    for (int64_t c = first * a.width; c < end; c += kRows)
+      store_stored(load_at<T>(a.x, c, end - c) + load_at<T>(a.other, c, end - c), out + c, end - c);
+  });
 }
 
 // Lane by lane the highest number so far, not a number above all, and where it lies.
@@ -187,8 +196,9 @@ void highest(const T* x, int64_t width, int64_t& index, float& value) {
 
 template <typename T>
 void highest_of(const Highest& h) {
-  for (int64_t row = 0; row < h.rows; ++row)
+  row_by_row(h.threads, h.rows, h.width, [&](int64_t row) {
     highest(static_cast<const T*>(h.x) + row * h.width, h.width, h.index[row], h.highest[row]);
+  });
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 
+#include "parallel.h"
 #include "stored.h"
 
 // Numbers of a head lie side by side; heads, and rows of them, lie anywhere.

@@ -21,7 +21,7 @@ namespace {
 
 enum Codes { kWholeCodes = 0, kE4M3Codes = 1, kLLMInt8 = 2 };
 
-constexpr int64_t kGrain = 64 << 10;  // numbers worth a thread
+constexpr int64_t kGrain = 16 << 10;  // numbers worth a thread
 // Of a dtype.
 inline float epsilon_of(const float*) { return 0x1p-23f; }
 inline float epsilon_of(const BFloat16*) { return 0x1p-7f; }
