@@ -111,8 +111,8 @@ class Lowered(NamedTuple):
 
 
 def why_no_calls(dtype: torch.dtype, device: torch.device) -> str | None:
-    """Why compiled code does not compute all of a decoder in a dtype there, its products, too; None
-    where it does."""
+    """Why compiled code does not compute all of a decoder in a dtype there; None where it does. In
+    fp16 its products are compiled, and what goes in and comes out is converted by torch."""
     pairs = compiled_pairs(device)
     if device.type != "cpu":
         return f"compiled steps are for the CPU, and this is {device.type}"
@@ -121,7 +121,7 @@ def why_no_calls(dtype: torch.dtype, device: torch.device) -> str | None:
     if dtype == torch.float32 or (dtype == torch.bfloat16 and pairs):
         return None
     name = {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(dtype, str(dtype))
-    return f"compiled code has no products in {name}; take dtype {'bf16 or ' * pairs}fp32"
+    return f"no compiled step is in {name}; take dtype {'bf16 or ' * pairs}fp32"
 
 
 def in_one_call(decoder: Decoder, cache: KVCache, most: int) -> Lowered:

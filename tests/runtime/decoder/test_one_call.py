@@ -233,7 +233,7 @@ def test_keys_and_values_in_fewer_bits(
 def test_another_dtype_says_why_and_which_to_take(tmp_path: Path) -> None:
     half = runs(load(tiny_models.make("llama", tmp_path), torch.float16))
     bf16 = "bf16 or " if compiled_pairs(CPU) else ""
-    why = f"compiled code has no products in fp16; take dtype {bf16}fp32"
+    why = f"no compiled step is in fp16; take dtype {bf16}fp32"
     assert in_one_call(half.decoder, half.cache, 64) == (None, why)
 
 
