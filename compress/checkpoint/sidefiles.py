@@ -25,10 +25,10 @@ _PARSED = (
     *("tokenizer.model", "spiece.model", "sentencepiece.bpe.model"),
 )
 FOLDER_OF_OUTLIERS = "compress_model"  # of a result: columns that stay in 16 bit
-# What a run itself makes in the folder of its result.
+# What a run, or an export of a rounded file, itself makes in the folder of its result.
 RUNS_OWN = (
     *("journal.json", "hidden.0", "hidden.1", "blocks.rounded", "evaluation", "outliers"),
-    *("working", "loading", SOURCE),
+    *("working", "loading", "rounding", SOURCE),
     *("report", "recipe.yaml", FOLDER_OF_OUTLIERS),
 )
 RUN_MAKES = "a run makes a file of this name"

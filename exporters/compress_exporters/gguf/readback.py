@@ -55,7 +55,7 @@ def read_back(plan: GgufPlan, path: Path) -> tuple[str, ...]:
     )
     if plan.fresh:
         rounded = counted(len(plan.fresh), "tensor")
-        line = f"gguf reads {rounded} back that were rounded here; logits are held to those numbers"
+        line = f"gguf reads {rounded} back, rounded here; logits are held to those numbers"
         lines += (line,)
     return lines
 

@@ -100,7 +100,7 @@ def test_a_proof_is_held_to_what_the_file_says(
     assert proof.max_logit_error is not None
     assert proof.max_logit_error < 1e-4
     assert proof.detail[1] == (
-        "gguf reads 2 tensors back that were rounded here; logits are held to those numbers"
+        "gguf reads 2 tensors back, rounded here; logits are held to those numbers"
     )
     assert proof.detail[2].startswith(
         "rounding into blocks moves log-probabilities of 48 random tokens by 0."
