@@ -13,6 +13,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <type_traits>
 #include <vector>
 
 #include "panels.h"
@@ -138,6 +139,38 @@ struct Run {
   }
 };
 
+// The same of a run of one step, plane by plane into one sum: other runs' do not wait for it, and
+// sums that are not apart need not be added. One row of groups of 16: 2048 x 2048 in 87 us in
+// place of 106.
+template <int kPlanes, int kHigh>
+struct ShortRun {
+  Ints sums[kHigh];
+  const int32_t* raised;
+  int64_t stride;
+
+  ShortRun(const int32_t* raised, int64_t stride) : sums{}, raised(raised), stride(stride) {}
+
+  void add(const Ints (*step)[kDots], const int8_t* bytes) {
+#pragma GCC unroll 8
+    for (int row = 0; row < kHigh; ++row) {
+      Ints sum = kPlanes == 1 ? every(raised[row * stride]) : Ints{};
+#pragma GCC unroll 2
+      for (int plane = 0; plane < kPlanes; ++plane) {
+        if (plane) sum = (sum << 8) + every(raised[row * stride]);
+#pragma GCC unroll 4
+        for (int q = 0; q < kDots; ++q) {
+          int32_t four;
+          std::memcpy(&four, bytes + 4 * ((q * kHigh + row) * kPlanes + plane), 4);
+          sum = dot(sum, step[0][q], every(four));
+        }
+      }
+      sums[row] = sum;
+    }
+  }
+
+  Ints of(int, int row) const { return sums[row]; }
+};
+
 // Four columns of each output, `place` among them.
 template <int kOf>
 inline Ints load_four(const uint8_t* codes, int64_t place) {
@@ -191,8 +224,9 @@ inline void finish(const Packed& p, const Rounded& in, const Tile& t, int first,
 }
 
 // kHigh rows and the outputs [first, first + kRows) of a panel, or of two.
-template <int kOf, int kPlanes, int kHigh, int kWide>
+template <int kOf, int kPlanes, int kHigh, int kWide, bool kShort>
 void tile(const Packed& p, const Rounded& in, const Tile& t, int first) {
+  using Sums = std::conditional_t<kShort, ShortRun<kPlanes, kHigh>, Run<kPlanes, kHigh, kWide>>;
   constexpr int kBytes = kStep * kPanel * bits_of(kOf) / 8;  // of a step of a panel
   Vec totals[kWide][kHigh] = {};
   const uint8_t* codes = t.codes + 4 * first;
@@ -204,7 +238,7 @@ void tile(const Packed& p, const Rounded& in, const Tile& t, int first) {
   for (int64_t r = 0, group = 0; r < in.runs; ++r) {
     const int64_t at = r * in.run, steps = std::min(in.run, in.places - at) / kStep;
     if (at >= (group + 1) * p.group) ++group;  // a division would take as long as a step
-    Run<kPlanes, kHigh, kWide> run(raised + r, in.runs);
+    Sums run(raised + r, in.runs);
     for (int64_t s = 0; s < steps; ++s) {
       Ints step[kWide][kDots];
 #pragma GCC unroll 2
@@ -251,8 +285,14 @@ void tile(const Packed& p, const Rounded& in, const Tile& t, int first) {
 // All outputs of a panel, as many at once as a register has lanes.
 template <int kOf, int kPlanes, int kHigh, int kWide>
 void whole(const Packed& p, const Rounded& in, const Tile& t) {
-  for (int part = 0; part < kParts; ++part)
-    tile<kOf, kPlanes, kHigh, kWide>(p, in, t, part * kRows);
+  for (int part = 0; part < kParts; ++part) {
+    if constexpr (kWide == 1 && kHigh <= 2)
+      if (in.run == kStep) {
+        tile<kOf, kPlanes, kHigh, 1, true>(p, in, t, part * kRows);
+        continue;
+      }
+    tile<kOf, kPlanes, kHigh, kWide, false>(p, in, t, part * kRows);
+  }
 }
 
 template <int kOf, int kPlanes, int kWide, int kMost>
