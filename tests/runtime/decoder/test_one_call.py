@@ -247,7 +247,7 @@ def test_another_device_and_no_compiler_say_why(
     assert why_no_calls(dtype, CPU) == "nothing is compiled (no C++ compiler found)"
     monkeypatch.undo()
     monkeypatch.setattr(one_call, "compiled_pairs", lambda device: False)
-    say = "compiled code has no products in bf16; take dtype fp32"
+    say = "no compiled step is in bf16; take dtype fp32"
     assert why_no_calls(torch.bfloat16, CPU) == say
     assert why_no_calls(torch.float32, CPU) is None
 
