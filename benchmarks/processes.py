@@ -125,6 +125,11 @@ def stored_result(name: str) -> dict[str, Any]:
     return dict(json.loads((RESULTS / f"{name}.json").read_text()))
 
 
+def threads_suffix(threads: int) -> str:
+    """Of a result's name, where it is of more than one thread."""
+    return "" if threads == 1 else f"_{threads}_threads"
+
+
 def write_result(name: str, result: Mapping[str, Any]) -> None:
     """Print a result and store it as benchmarks/results/NAME.json."""
     text = json.dumps(result, indent=1)

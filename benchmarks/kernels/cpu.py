@@ -26,7 +26,7 @@ from torch import Tensor
 from benchmarks.kernels.peaks import at_peak
 from benchmarks.kernels.peers import Call, onnxruntime_nbits, torch_bf16, torch_int4pack
 from benchmarks.kernels.timing import alternate, setting
-from benchmarks.processes import write_result
+from benchmarks.processes import threads_suffix, write_result
 from compress_kernels.cpu.library import instruction_sets
 from compress_kernels.ops.linear import linear
 from compress_kernels.ops.packed import layout_for, packed_linear
@@ -71,8 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             of = {rows: measure(name, rows, options) for rows in options.rows}
             result["kinds"][name] = of
             print(name, {rows: found["shares"] | found["peers"] for rows, found in of.items()})
-    suffix = "" if options.threads == 1 else f"_{options.threads}_threads"
-    write_result(f"kernel_cpu{suffix}", result)
+    write_result(f"kernel_cpu{threads_suffix(options.threads)}", result)
 
 
 def measure(name: str, rows: int, options: argparse.Namespace) -> dict[str, Any]:

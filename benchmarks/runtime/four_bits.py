@@ -33,7 +33,7 @@ from safetensors.torch import load_file, save_file
 
 from benchmarks.export.genai_speed import ENDS, HEAD
 from benchmarks.models import SHAPES, make
-from benchmarks.processes import REPO, run, write_result
+from benchmarks.processes import REPO, run, threads_suffix, write_result
 from benchmarks.runtime.batches import Batch, Prompts, Serve, engine_side, in_turn
 from benchmarks.runtime.setting import setting
 from compress_kernels.panels import Math
@@ -196,8 +196,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "cases": [measure(sides, batch, options.rounds) for batch in options.batches],
             "long_prompt": alone,
         }
-    threads = f"_{options.threads}_threads" if options.threads > 1 else ""
-    write_result(f"runtime_four_bits_{options.model}{threads}", result)
+    suffix = threads_suffix(options.threads)
+    write_result(f"runtime_four_bits_{options.model}{suffix}", result)
 
 
 if __name__ == "__main__":

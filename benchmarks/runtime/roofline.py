@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.processes import write_result
+from benchmarks.processes import threads_suffix, write_result
 from benchmarks.runtime.loaded import checkpoint
 from benchmarks.runtime.setting import setting
 from benchmarks.runtime.sides import Ours
@@ -101,7 +101,7 @@ def _name(options: argparse.Namespace) -> str:
         "" if options.model == "400m" else f"_{options.model}",
         f"_{options.result.name}" if options.result else "",
         "" if options.dtype == "fp32" else f"_{options.dtype}",
-        "" if options.threads == 1 else f"_{options.threads}_threads",
+        threads_suffix(options.threads),
     ]
     return "runtime_roofline" + "".join(parts)
 

@@ -1,5 +1,6 @@
 """Where and how a result of the engine's benchmarks was made."""
 
+import os
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ def setting(module: str) -> dict[str, Any]:
     return {
         **processes.setting(module),
         "threads": torch.get_num_threads(),
+        "omp_wait_policy": os.environ.get("OMP_WAIT_POLICY", "not set"),
         "load_average": float(Path("/proc/loadavg").read_text().split()[0]),
         "torch": torch.__version__,
         "transformers": version("transformers"),

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from benchmarks.models import SHAPES, make
-from benchmarks.processes import REPO, RESULTS, SHARED, run, write_result
+from benchmarks.processes import REPO, RESULTS, SHARED, run, threads_suffix, write_result
 from benchmarks.runtime.batches import Batch, Serve, engine_side, in_turn
 from benchmarks.runtime.setting import setting
 from benchmarks.runtime.speed import DTYPES
@@ -128,8 +128,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _file(options: argparse.Namespace) -> str:
-    threads = f"_{options.threads}_threads" if options.threads > 1 else ""
-    return f"runtime_smaller_{options.model}_{options.dtype}{threads}"
+    suffix = threads_suffix(options.threads)
+    return f"runtime_smaller_{options.model}_{options.dtype}{suffix}"
 
 
 if __name__ == "__main__":

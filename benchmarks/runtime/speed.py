@@ -24,7 +24,7 @@ from typing import Any, Protocol
 
 import torch
 
-from benchmarks.processes import RESULTS, write_result
+from benchmarks.processes import RESULTS, threads_suffix, write_result
 from benchmarks.runtime.continuous import Continuous
 from benchmarks.runtime.load import LONGEST, make_load
 from benchmarks.runtime.loaded import checkpoint
@@ -99,8 +99,7 @@ def _name(options: argparse.Namespace) -> str:
     parts = ["runtime_speed", options.model, options.dtype]
     parts += [f"{options.blocks}_blocks"] if options.blocks else []
     parts += [] if options.sides == SIDES[:4] else options.sides[1:]
-    parts += [f"{options.threads}_threads"] if options.threads > 1 else []
-    return "_".join(parts)
+    return "_".join(parts) + threads_suffix(options.threads)
 
 
 def _sides(

@@ -76,15 +76,18 @@ inline Vec load_stored(const Float16* from, int64_t left) {
 #endif
 }
 
-inline Vec load_stored(const int8_t* from, int64_t left) {
-  const Bytes bytes = load_raw<Bytes>(from, left);
+inline Integers ints_of(Bytes bytes) {
 #if defined(__AVX512F__)  // GCC 12 converts bytes one by one
-  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32((__m128i)bytes));
+  return (Integers)_mm512_cvtepi8_epi32((__m128i)bytes);
 #elif defined(__AVX2__)
-  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_set_epi64x(0, (int64_t)bytes)));
+  return (Integers)_mm256_cvtepi8_epi32(_mm_set_epi64x(0, (int64_t)bytes));
 #else
-  return __builtin_convertvector(bytes, Vec);
+  return __builtin_convertvector(bytes, Integers);
 #endif
+}
+
+inline Vec load_stored(const int8_t* from, int64_t left) {
+  return __builtin_convertvector(ints_of(load_raw<Bytes>(from, left)), Vec);
 }
 
 inline Words words(Vec x) {

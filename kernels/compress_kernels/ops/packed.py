@@ -60,7 +60,8 @@ def packed_linear(
     half = math == "exact" and x.dtype == torch.bfloat16
     narrow = math == "exact" and x.dtype == torch.float16
     if x.dim() != 2 or x.shape[1] != k or not (half or narrow or x.dtype == torch.float32):
-        raise wrong("x", x, f"torch.float32 [rows, {k}]")
+        more = ", torch.bfloat16 or torch.float16" if math == "exact" else ""
+        raise wrong("x", x, f"torch.float32{more} [rows, {k}]")
     if bias is not None and (bias.shape != (n,) or bias.dtype != x.dtype):
         raise wrong("bias", bias, f"{x.dtype} [{n}]")
     if narrow:  # these processors have no dot of fp16

@@ -29,6 +29,15 @@ def test_is_the_product_of_each_head(
 
 
 @needs_native
+@pytest.mark.parametrize(("rows", "heads", "n", "k"), SHAPES)
+def test_fp16_has_the_sums_of_fp32_rounded_once(rows: int, heads: int, n: int, k: int) -> None:
+    x, panels = torch.randn(rows, heads, k).half(), lay_out_heads(torch.randn(heads, n, k).half())
+    assert torch.equal(head_linear(x, panels), head_linear(x.float(), panels).half())
+    one = torch.cat([head_linear(row[None], panels) for row in x])
+    assert torch.equal(one, head_linear(x, panels))
+
+
+@needs_native
 @pytest.mark.parametrize(("n", "k"), [(96, 32), (32, 96), (50, 330), (1, 64)])
 def test_a_row_has_the_same_bits_beside_any_others(n: int, k: int) -> None:
     x, panels = torch.randn(70, 5, k), lay_out_heads(torch.randn(5, n, k).bfloat16())

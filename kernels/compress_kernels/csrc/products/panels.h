@@ -111,7 +111,8 @@ inline Vec load_e4m3(const uint8_t* from, int64_t left) {
 }
 
 // `count` numbers of a kind, from `at` on.
-inline Vec load_kind(const void* from, int32_t kind, int64_t at, int64_t count) {
+[[gnu::always_inline]] inline Vec load_kind(const void* from, int32_t kind, int64_t at,
+                                            int64_t count) {
   if (kind == kBFloat16) return load_stored(static_cast<const BFloat16*>(from) + at, count);
   if (kind == kFloat16) return load_stored(static_cast<const Float16*>(from) + at, count);
   if (kind == kFloat8) return load_e4m3(static_cast<const uint8_t*>(from) + at, count);
@@ -119,28 +120,71 @@ inline Vec load_kind(const void* from, int32_t kind, int64_t at, int64_t count) 
   return load_stored(static_cast<const float*>(from) + at, count);
 }
 
-// What numbers of a group are times.
-inline Vec outer_at(const Packed& p, const void* from, int64_t panel, int64_t group, int first) {
-  const int64_t cell = panel * (p.groups >> p.outer_shift) + (group >> p.outer_shift);
-  return load_stored(static_cast<const Float16*>(from) + cell * kPanel + first, kRows);
+// Numbers of groups, [panels, groups, 16]: of what is in memory, what they are worth.
+struct GroupNumbers {
+  const void* from;   // of `kind`, or one a group where they are shared
+  const void* outer;  // fp16 [panels, groups >> shift, 16]: what they are times, or null
+  int64_t groups;
+  int32_t kind, shared, shift;
+  float divisor, factor;
+
+  // Those of outputs of a panel, from output `first` on.
+  [[gnu::always_inline]] Vec at(int64_t panel, int64_t group, int first) const {
+    const int64_t cell = panel * groups + group;
+    Vec found = load_kind(from, kind, shared ? cell : cell * kPanel + first, shared ? 1 : kRows);
+    if (shared) found = splat(found[0]);
+    if (outer) {
+      const int64_t at = (panel * (groups >> shift) + (group >> shift)) * kPanel + first;
+      found *= load_stored(static_cast<const Float16*>(outer) + at, kRows);
+    }
+    if (divisor != 1.0f) found /= divisor;
+    return factor == 1.0f ? found : found * factor;
+  }
+};
+
+// What a code is worth to outputs, and what is taken away from their numbers, where anything is.
+inline GroupNumbers scales_of(const Packed& p) {
+  return {p.scales, p.outer_scales, p.groups, p.scale_kind, p.shared, p.outer_shift, p.divisor,
+          p.factor};
 }
 
-// What a code of a group is worth to outputs of a panel, from output `first` on.
+inline GroupNumbers minima_of(const Packed& p) {
+  return {p.minima, p.outer_minima, p.groups, p.minimum_kind, 0, p.outer_shift, 1.0f, 1.0f};
+}
+
 inline Vec scales_at(const Packed& p, int64_t panel, int64_t group, int first) {
-  const int64_t cell = panel * p.groups + group;
-  const int64_t at = p.shared ? cell : cell * kPanel + first, count = p.shared ? 1 : kRows;
-  Vec scales = load_kind(p.scales, p.scale_kind, at, count);
-  if (p.shared) scales = splat(scales[0]);
-  if (p.outer_scales) scales *= outer_at(p, p.outer_scales, panel, group, first);
-  if (p.divisor != 1.0f) scales /= p.divisor;
-  return p.factor == 1.0f ? scales : scales * p.factor;
+  return scales_of(p).at(panel, group, first);
 }
 
-// What is taken away from their numbers, where anything is.
 inline Vec minima_at(const Packed& p, int64_t panel, int64_t group, int first) {
-  const int64_t at = (panel * p.groups + group) * kPanel + first;
-  const Vec minima = load_kind(p.minima, p.minimum_kind, at, kRows);
-  return p.outer_minima ? minima * outer_at(p, p.outer_minima, panel, group, first) : minima;
+  return minima_of(p).at(panel, group, first);
+}
+
+// Groups [from, end) of a panel, outputs from `first` on.
+struct GroupSpan {
+  int64_t panel, from, end;
+  int first;
+};
+
+// Copies, which what is written cannot change: asked for anew a group, they took a sixth of a product.
+template <int kWide, int kKind>
+inline void read_kind(GroupNumbers numbers, GroupSpan of, float* to) {
+  numbers.kind = kKind;
+  for (int64_t group = of.from; group < of.end; ++group)
+    for (int part = 0; part < kWide; part += kRows, to += kRows)
+      store_raw(numbers.at(of.panel, group, of.first + part), to, kRows);
+}
+
+// Numbers of kWide outputs of each group, as fp32: [groups, kWide].
+template <int kWide>
+inline void read_groups(const GroupNumbers& numbers, const GroupSpan& of, float* to) {
+  switch (numbers.kind) {
+    case kFloat32: return read_kind<kWide, kFloat32>(numbers, of, to);
+    case kBFloat16: return read_kind<kWide, kBFloat16>(numbers, of, to);
+    case kFloat16: return read_kind<kWide, kFloat16>(numbers, of, to);
+    case kFloat8: return read_kind<kWide, kFloat8>(numbers, of, to);
+    default: return read_kind<kWide, kInt8>(numbers, of, to);
+  }
 }
 
 inline const int8_t* zeros_at(const Packed& p, int64_t panel, int64_t group, int first) {

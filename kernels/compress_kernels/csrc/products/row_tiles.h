@@ -9,8 +9,6 @@
 #include "panels.h"
 #include "parallel.h"
 
-constexpr int64_t kRowGrain = 16 << 10;  // numbers worth a thread
-
 // body(x, row, index, high): of rows [first, first + count) of p row by row, `row` from 0 on, which
 // is the index-th of a tile of `high`, kMost at most. x: its numbers in their places, with zeros
 // behind the last; body may write there.
@@ -18,7 +16,8 @@ template <int kMost, typename Body>
 void in_row_tiles(const Packed& p, int64_t first, int64_t count, int64_t places,
                   const Body& body) {
   const int64_t tiles = (count + kMost - 1) / kMost;
-  in_parallel(p.threads, tiles, 1 + kRowGrain / places, [&](int64_t from, int64_t to) {
+  const int64_t grain = rows_worth_a_thread(kMost * places);
+  in_parallel(p.threads, tiles, grain, [&](int64_t from, int64_t to) {
     std::vector<float> padded(places);
     const int64_t stop = std::min(to * kMost, count);
     for (int64_t row = from * kMost; row < stop;) {

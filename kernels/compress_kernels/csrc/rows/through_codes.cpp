@@ -21,7 +21,6 @@ namespace {
 
 enum Codes { kWholeCodes = 0, kE4M3Codes = 1, kLLMInt8 = 2 };
 
-constexpr int64_t kGrain = 16 << 10;  // numbers worth a thread
 // Of a dtype.
 inline float epsilon_of(const float*) { return 0x1p-23f; }
 inline float epsilon_of(const BFloat16*) { return 0x1p-7f; }
@@ -89,15 +88,13 @@ void group_of(const ThroughCodes& t, const T* x, T* out, int64_t count) {
 
 template <typename T>
 void all_rows(const ThroughCodes& t) {
-  const int64_t grain = 1 + kGrain / (t.width + 1);
-  in_parallel(t.threads, t.rows, grain, [&](int64_t from, int64_t to) {
-    for (int64_t row = from; row < to; ++row)
-      for (int64_t c = 0; c < t.width; c += t.group) {
-        const int64_t count = std::min(t.group, t.width - c);
-        const T* x = static_cast<const T*>(t.x) + row * t.stride + c;
-        T* out = static_cast<T*>(t.out) + row * t.out_stride + c;
-        group_of(t, x, out, count);
-      }
+  row_by_row(t.threads, t.rows, t.width, [&](int64_t row) {
+    for (int64_t c = 0; c < t.width; c += t.group) {
+      const int64_t count = std::min(t.group, t.width - c);
+      const T* x = static_cast<const T*>(t.x) + row * t.stride + c;
+      T* out = static_cast<T*>(t.out) + row * t.out_stride + c;
+      group_of(t, x, out, count);
+    }
   });
 }
 
