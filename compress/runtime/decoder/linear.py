@@ -63,11 +63,12 @@ CUT, DECODED = ("kv_b",), ("kv_b", "embedding")
 
 def facts_of(weights: Weights, spec: LinearSpec) -> LinearFacts:
     """What is known of a linear's weight before it is read. Codes of keys and values of latents,
-    which are cut by heads, and of an embedding count as fp32: they are decoded. Blocks of GGUF's
-    stay blocks in an embedding, too."""
+    which are cut by heads, and of an embedding are decoded, to the checkpoint's plain dtype. Blocks
+    of GGUF's stay blocks in an embedding, too, and are fp32 where they are cut."""
     tensors = weights.checkpoint.tensors
     scheme, reader = weights.scheme(spec.name), weights.format.reader
-    scheme = None if spec.role in DECODED else scheme
+    if scheme is not None and spec.role in DECODED:
+        return LinearFacts(spec.shape, None, weights.plain_dtype, weights.plain_dtype)
     if scheme is None or reader is None:
         code = weights.stored_in(spec.tensor)
         stored = TORCH_DTYPES[code] if code in PLAIN_DTYPES else torch.float32

@@ -13,6 +13,7 @@ from compress.checkpoint import Checkpoint
 from compress.formats import open_weights
 from compress.quant.scheme import QuantScheme
 from compress.runtime.decoder.decoder import Decoder
+from compress.runtime.decoder.latent import LatentAttention
 from compress.runtime.decoder.linear import embedding_bytes, weight_bytes
 from compress.runtime.forms import dense
 from compress.runtime.forms.dense import FloatWeight
@@ -20,7 +21,7 @@ from compress.runtime.forms.form import Arithmetic
 from compress.runtime.forms.pairs import PairWeight
 from compress.speed.products import workload_of
 from compress_kernels.cpu.library import native
-from compress_kernels.heads import HeadPanels
+from compress_kernels.heads import HeadPanels, lay_out_heads
 from compress_kernels.ops.pairs import compiled_pairs
 from compress_kernels.pairs import PairPanels
 from helpers import compressed_models, tiny_models
@@ -120,7 +121,25 @@ def test_an_embedding_of_codes_is_decoded(tmp_path: Path) -> None:
     scheme = QuantScheme(bits=4, group_size=32)
     compressed_models.write(source, tmp_path / "out", scheme, embedding=scheme)
     weights = open_weights(Checkpoint.open(tmp_path / "out"))
+    found = Decoder.load(weights).embedding
+    assert found.values.dtype == dense.kept_in(torch.bfloat16, FP32)
+    assert torch.equal(found.values.float(), weights.read(weights.spec.embedding).float())
+    assert found.nbytes == embedding_bytes(weights, FP32)
+
+
+def test_codes_that_heads_cut_are_decoded_to_the_plain_dtype(tmp_path: Path) -> None:
+    source = tiny_models.make("deepseek_v3", tmp_path / "source")
+    compressed_models.write(source, tmp_path / "out", QuantScheme(bits=4, group_size=16))
+    weights = open_weights(Checkpoint.open(tmp_path / "out"))
     decoder = Decoder.load(weights)
-    assert decoder.embedding.values.dtype == torch.float32
-    assert torch.equal(decoder.embedding.values, weights.read(weights.spec.embedding).float())
-    assert decoder.embedding.nbytes == embedding_bytes(weights, FP32)
+    spec = next(x for x in weights.spec.blocks[0].linears if x.role == "kv_b")
+    assert weights.is_quantized(spec.name)
+    attention = decoder.layers[0].attention
+    assert isinstance(attention, LatentAttention)
+    heads, how = attention.unfolding, attention.how
+    whole = weights.read(spec.tensor).view(how.heads, how.nope + how.value_width, how.rank)
+    parts = (heads.keys, whole[:, : how.nope].transpose(1, 2)), (heads.values, whole[:, how.nope :])
+    for part, numbers in parts:
+        assert isinstance(part.weights, HeadPanels)
+        assert part.weights.values.dtype == dense.kept_in(torch.bfloat16, FP32)
+        assert torch.equal(part.weights.values.float(), lay_out_heads(numbers).values.float())
