@@ -22,7 +22,7 @@ SIDES = {
 SPEEDS = (
     *("tale-6m_fp32_vllm", "400m_fp32_vllm", "tale-6m_bf16_vllm", "400m_bf16_vllm"),
     *("tale-6m_fp32_vllm_2_threads", "400m_fp32_vllm_2_threads"),
-    "tale-6m_bf16_vllm_2_threads",
+    *("tale-6m_bf16_vllm_2_threads", "400m_bf16_vllm_2_threads"),
     *("tale-6m_fp32", "400m_fp32"),
 )
 Result = Mapping[str, Any]
@@ -36,15 +36,16 @@ def document(text: str) -> str:
 def _lines() -> Iterator[str]:
     for name in SPEEDS:
         yield from _speed(stored_result(f"runtime_speed_{name}"))
-    for model in ("tale-6m", "400m"):
-        yield from _smaller(f"{model}, fp32", stored_result(f"runtime_smaller_{model}_fp32"))
-    several = stored_result("runtime_smaller_tale-6m_fp32_2_threads")
-    yield from _smaller("tale-6m, fp32, 2 threads", several)
+    for threads, how in (("", "1 thread"), ("_2_threads", "2 threads")):
+        for model in ("tale-6m", "400m"):
+            result = stored_result(f"runtime_smaller_{model}_fp32{threads}")
+            yield from _smaller(f"{model}, fp32, {how}", result)
     yield from _prefix([stored_result(f"runtime_prefix_{model}") for model in ("tale-6m", "400m")])
     yield from _waste(stored_result("runtime_kv_waste"))
     yield from _cache(stored_result("runtime_kv_quality"))
-    for name in ("runtime_roofline_tale-6m", "runtime_roofline"):
-        yield from _roofline(stored_result(name))
+    for name in ("tale-6m", "tale-6m_2_threads", "tale-6m_int4-rtn", "int4-rtn_2_threads"):
+        yield from _roofline(stored_result(f"runtime_roofline_{name}"))
+    yield from _roofline(stored_result("runtime_roofline"))
 
 
 def _speed(result: Result) -> Iterator[str]:
@@ -123,7 +124,8 @@ def _cache(result: Result) -> Iterator[str]:
 
 
 def _roofline(result: Result) -> Iterator[str]:
-    yield f"### The roofline's prediction on {result['model']} ({_made(result)})"
+    recipe = f" from {result['recipe']}" if result.get("recipe") else ""
+    yield f"### The roofline's prediction on {result['model']}{recipe} ({_made(result)})"
     yield ""
     yield row("texts", "prompt", "what", "expected", "measured", "ratio")
     yield row(*["---"] * 6)

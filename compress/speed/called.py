@@ -179,14 +179,15 @@ class CalledProducts:
     """Copies of one product as ops of programs.
 
     copies: the ops of each: the product, in front of it the rounding of its inputs where that is an
-    op of its own, and behind a head the choice of the highest output. written: of several threads,
-    an op in front of each that writes its rows anew, on the caller's core as steps do: the others
-    then fetch them, and without that one text of tale-6m was predicted to take 0.72 to 0.80 of its
-    time, with it 0.84 to 0.93. Its own time counts for nothing.
+    op of its own, and behind a head the choice of the highest output. around: of several threads,
+    ops in front of each and behind it, on the caller's core where a step's are: the first writes
+    the rows anew, which the others must fetch, the second reads what these have made of them.
+    Without the first one text of tale-6m was predicted to take 0.72 to 0.80 of its time, without
+    the second one in int4 0.77 to 0.87, with both 0.89 to 0.98. Their own time counts for nothing.
     """
 
     copies: tuple[tuple[CompiledOp, ...], ...]
-    written: CompiledOp | None = None
+    around: tuple[tuple[CompiledOp, ...], tuple[CompiledOp, ...]] = ((), ())
 
     @classmethod
     def of(
@@ -200,9 +201,12 @@ class CalledProducts:
         for linear in linears:
             choice = (highest_call(out, index, values, Given("rows")),) * choose
             copies.append((*linear_ops(linear, x, out, scratch), *choice))
-        alone = torch.get_num_threads() == 1
-        written = None if alone else add_call(x.clone(), torch.zeros_like(x), x)
-        return cls(tuple(copies), written)
+        if torch.get_num_threads() == 1:
+            return cls(tuple(copies))
+        written = add_call(x.clone(), torch.zeros_like(x), x)
+        read = add_call(out, torch.zeros_like(out), torch.zeros_like(out))
+        # The choice behind a head reads all of its outputs.
+        return cls(tuple(copies), ((written,), () if choose else (read,)))
 
     def seconds(self, rows: int, copies: int, timer: Timer, burst: float) -> float:
         """Of one product with so many rows. copies: that are gone through in turn, of the first;
@@ -211,20 +215,19 @@ class CalledProducts:
         Each run goes on behind the last: runs that began with the first copy anew found it in
         caches (3072 x 1024 in 16 bits, 32 rows: 0.90 ms so, in turn 1.01; 8 rows 0.27 and 0.29).
         """
-        parts = self.copies
-        if self.written is not None:
-            parts = tuple((self.written, *ops) for ops in self.copies)
+        before, behind = self.around
+        parts = tuple((*before, *ops, *behind) for ops in self.copies)
         once = timer.every(_in_turn(parts, rows, copies, timer.runs + 1))[-1]
         calls = min(copies, max(1, int(burst / TIMES / once) if once else 1))
         times = TIMES if once < burst else 1
         runs = times * timer.runs + 1
         joined = _in_calls(parts[:copies], calls)
         found = timer.seconds(_in_turn(joined, rows, len(joined), runs), times) / calls
-        if self.written is None:
+        if not before:
             return found
-        writes = _in_turn(((self.written,) * calls,), rows, 1, 1)
+        others = _in_turn(((*before, *behind) * calls,), rows, 1, 1)
         # Half: another program may have the cores just then, and no product takes no time.
-        return max(found / 2, found - timer.seconds(writes, times) / calls)
+        return max(found / 2, found - timer.seconds(others, times) / calls)
 
 
 def _in_calls(

@@ -27,6 +27,17 @@ def test_outputs_last_behind_the_last_prompt() -> None:
     assert roofline._at_once(64) == Case(64, 64, 25)
 
 
+def test_of_each_figure_the_middle_turn_is_kept() -> None:
+    turns = [
+        {"batch": 1, "step_s": {"measured": x, "ratio": r}, "whole_s": {"measured": x, "ratio": -r}}
+        for x, r in ((1.0, 0.9), (2.0, 0.7), (3.0, 1.2))
+    ]
+    found = roofline.middle(turns)
+    assert found["batch"] == 1
+    assert (found["step_s"]["measured"], found["whole_s"]["measured"]) == (1.0, 1.0)
+    assert roofline.middle(turns[1:])["step_s"]["measured"] == 2.0
+
+
 def test_every_figure_is_predicted_and_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

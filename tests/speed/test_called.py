@@ -142,7 +142,7 @@ def test_each_run_of_copies_goes_on_behind_the_last(
     spec, now = weights.spec.blocks[0].linears[0], 0.0
     linear = load_linear(weights, spec, Arithmetic.here(torch.float32, "cpu", "exact"))
     made = CalledProducts.of([linear] * 7, 3, choose=False, dtype=torch.float32)
-    made = replace(made, written=None)
+    made = replace(made, around=((), ()))
     order: list[list[int]] = []
 
     def run(self: Program) -> None:
@@ -160,26 +160,30 @@ def test_each_run_of_copies_goes_on_behind_the_last(
     assert order[4:] == list(islice(cycle(turn), len(order) - 4))
 
 
-def test_rows_are_written_anew_for_threads_and_that_does_not_count(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("choose", [False, True])
+def test_rows_are_written_and_read_for_threads_and_that_does_not_count(
+    choose: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weights = open_weights(Checkpoint.open(tiny_models.make("llama", tmp_path, dtype="fp32")))
     spec, now = weights.spec.blocks[0].linears[0], 0.0
     linear = load_linear(weights, spec, Arithmetic.here(torch.float32, "cpu", "exact"))
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    made = CalledProducts.of([linear] * 7, 3, choose=False, dtype=torch.float32)
+    made = CalledProducts.of([linear] * 7, 3, choose, dtype=torch.float32)
     seen = set()
 
     def run(self: Program) -> None:
         nonlocal now
         functions = tuple(op.function for op in self.ops)
-        seen.add(functions[:2])
+        seen.add(functions[:3])
         now += sum(0.001 if function == "add_rows" else 0.004 for function in functions)
 
     monkeypatch.setattr(Program, "again", run)
     timer = Timer(torch.device("cpu"), clock=lambda: now, runs=3)
-    assert made.seconds(3, copies=6, timer=timer, burst=0.01) == pytest.approx(0.004)
-    assert seen == {("add_rows", "linear_rows"), ("add_rows",)}
+    found = made.seconds(3, copies=6, timer=timer, burst=0.001)
+    behind = "highest_of_rows" if choose else "add_rows"
+    assert found == pytest.approx(0.008 if choose else 0.004)
+    others = ("add_rows",) if choose else ("add_rows", "add_rows")
+    assert seen == {("add_rows", "linear_rows", behind), others}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

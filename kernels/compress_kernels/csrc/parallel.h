@@ -41,7 +41,8 @@ void in_parallel(int threads, int64_t count, int64_t grain, const Body& body) {
       &split);
 }
 
-// Rows of so many numbers that are worth a thread: 5 to 15 us of copying, norms or activations.
+// Rows of so many numbers that are worth a thread: 5 to 15 us of copying, norms, activations or
+// rounding.
 inline int64_t rows_worth_a_thread(int64_t numbers) { return 1 + (32 << 10) / (numbers + 1); }
 
 // body(row) for each row of so many numbers.

@@ -14,6 +14,8 @@ from tests.kernels.products.shuffled import check_shuffled
 ROWS = (1, 2, 3, 4, 5, 7, 8, 16, 17, 64, 513)
 # Bits, columns that share a scale, whether there are zeros.
 GROUPED = ((8, 128, True), (4, 32, False), (2, 256, True))
+# Sums of one step or two of 16 columns, and how many columns.
+SHORT = ((4, 32, True, 576), (8, 16, False, 304), (8, 32, False, 32), (4, 9, True, 9))
 needs_native = pytest.mark.skipif(native().library is None, reason=native().reason)
 KINDS = {
     "token": RowRounding("token", 127.5),
@@ -46,9 +48,10 @@ def rows_of(k: int, count: int = max(ROWS)) -> Tensor:
 @pytest.mark.parametrize("name", KINDS)
 def test_bits_are_those_of_the_definition(name: str) -> None:
     """Rows alone and beside others, odd shapes, one scale a row or several, codes of any width."""
-    cases = ((8, 301, False, ROWS), *((*case, ROWS[:-1]) for case in GROUPED))
-    for bits, group, zeros, rows in cases:
-        panels, x = made((37, 301), bits, group, zeros=zeros), rows_of(301, rows[-1])
+    cases = ((8, 301, False, 301), *((*case, 301) for case in GROUPED), *SHORT)
+    for bits, group, zeros, k in cases:
+        rows = ROWS if group == 301 else ROWS[:-1]
+        panels, x = made((37, k), bits, group, zeros=zeros), rows_of(k, rows[-1])
         bias = torch.linspace(-1, 1, 37)
         wanted = reference.packed_linear(x, panels, bias, "int8", KINDS[name])
         for m in rows:

@@ -136,9 +136,9 @@ def test_codes_that_heads_cut_are_decoded_to_the_plain_dtype(tmp_path: Path) -> 
     assert weights.is_quantized(spec.name)
     attention = decoder.layers[0].attention
     assert isinstance(attention, LatentAttention)
-    heads, how = attention.unfolding, attention.how
+    cut, how = attention.unfolding, attention.how
     whole = weights.read(spec.tensor).view(how.heads, how.nope + how.value_width, how.rank)
-    parts = (heads.keys, whole[:, : how.nope].transpose(1, 2)), (heads.values, whole[:, how.nope :])
+    parts = (cut.keys, whole[:, : how.nope].transpose(1, 2)), (cut.values, whole[:, how.nope :])
     for part, numbers in parts:
         assert isinstance(part.weights, HeadPanels)
         assert part.weights.values.dtype == dense.kept_in(torch.bfloat16, FP32)

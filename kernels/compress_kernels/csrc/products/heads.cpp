@@ -29,7 +29,7 @@ struct HeadProducts {
 
 constexpr int64_t kBlock = 32;           // columns
 constexpr int kSums = kRows;             // of a tile, in half of the registers
-constexpr int64_t kAhead = 16 << 10;    // bytes of weights, asked for into the second-level cache
+constexpr int64_t kAhead = 16 << 10;     // bytes of weights, asked for into the second-level cache
 constexpr int64_t kNear = 32;            // rows: one may be a page, and all heads go over it
 
 // Adds kSide blocks of columns from c on, `count` columns each, to the totals of kHeight rows and

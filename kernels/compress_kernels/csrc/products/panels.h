@@ -120,9 +120,9 @@ inline Vec load_e4m3(const uint8_t* from, int64_t left) {
   return load_stored(static_cast<const float*>(from) + at, count);
 }
 
-// Numbers of groups, [panels, groups, 16]: of what is in memory, what they are worth.
+// Numbers of groups: what those in memory are worth.
 struct GroupNumbers {
-  const void* from;   // of `kind`, or one a group where they are shared
+  const void* from;   // [panels, groups, 16] of `kind`, or where they are shared [panels, groups]
   const void* outer;  // fp16 [panels, groups >> shift, 16]: what they are times, or null
   int64_t groups;
   int32_t kind, shared, shift;
@@ -134,8 +134,8 @@ struct GroupNumbers {
     Vec found = load_kind(from, kind, shared ? cell : cell * kPanel + first, shared ? 1 : kRows);
     if (shared) found = splat(found[0]);
     if (outer) {
-      const int64_t at = (panel * (groups >> shift) + (group >> shift)) * kPanel + first;
-      found *= load_stored(static_cast<const Float16*>(outer) + at, kRows);
+      const int64_t some = panel * (groups >> shift) + (group >> shift);
+      found *= load_stored(static_cast<const Float16*>(outer) + some * kPanel + first, kRows);
     }
     if (divisor != 1.0f) found /= divisor;
     return factor == 1.0f ? found : found * factor;
@@ -167,6 +167,7 @@ struct GroupSpan {
 };
 
 // Copies, which what is written cannot change: asked for anew a group, they took a sixth of a product.
+// The kind is known when this is compiled, so that no group asks for it.
 template <int kWide, int kKind>
 inline void read_kind(GroupNumbers numbers, GroupSpan of, float* to) {
   numbers.kind = kKind;
