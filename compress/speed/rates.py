@@ -49,8 +49,10 @@ SEQUENCES = (1, 32)
 # Weights of one product: of a larger one so many rows are measured, as the rest takes as long. Of
 # packed ones two of the tiles in which they are decoded.
 MOST_WEIGHTS, MOST_PACKED = 1 << 23, 2 * DECODED
-# Weights that are gone through in turn, or as many as the model has: more than caches hold.
-COLD_BYTES = 128 << 20
+# Weights that are gone through in turn, or as many as the model has: more than caches hold. Of 128
+# MB a cache of 32 had a part again: a step of one text of 400M parameters with two threads, which
+# wait for memory, was predicted to take 0.75 of its time.
+COLD_BYTES = 256 << 20
 # Seconds between two looks at the clock, or those of one call.
 BURST = 0.01
 # Copies of a weight, at most: of small ones more would take longer to make than they tell.
