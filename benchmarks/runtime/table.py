@@ -43,9 +43,9 @@ def _lines() -> Iterator[str]:
     yield from _prefix([stored_result(f"runtime_prefix_{model}") for model in ("tale-6m", "400m")])
     yield from _waste(stored_result("runtime_kv_waste"))
     yield from _cache(stored_result("runtime_kv_quality"))
-    for name in ("tale-6m", "tale-6m_2_threads", "tale-6m_int4-rtn", "int4-rtn_2_threads"):
-        yield from _roofline(stored_result(f"runtime_roofline_{name}"))
-    yield from _roofline(stored_result("runtime_roofline"))
+    for threads in ("", "_2_threads"):
+        for model in ("_tale-6m", "_tale-6m_int4-rtn", "", "_int4-rtn"):
+            yield from _roofline(stored_result(f"runtime_roofline{model}{threads}"))
 
 
 def _speed(result: Result) -> Iterator[str]:

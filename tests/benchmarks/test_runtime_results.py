@@ -54,6 +54,10 @@ def test_eight_bits_halve_the_cache() -> None:
         ("runtime_roofline_tale-6m", "tale-6m"),
         ("runtime_roofline_tale-6m_bf16", "tale-6m"),
         ("runtime_roofline_tale-6m_int4-rtn", "tale-6m"),
+        ("runtime_roofline_2_threads", "400m"),
+        ("runtime_roofline_int4-rtn_2_threads", "400m"),
+        ("runtime_roofline_tale-6m_2_threads", "tale-6m"),
+        ("runtime_roofline_tale-6m_int4-rtn_2_threads", "tale-6m"),
     ],
 )
 def test_predictions_are_within_fifteen_percent(name: str, model: str) -> None:
