@@ -130,7 +130,7 @@ def compare(
 
 def middle(turns: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Of a case, of each figure the turn with the median ratio: memory that other machines share
-    gave 48 to 78 GB/s to two threads, from one minute to the next."""
+    gave 41 to 52 GB/s to two threads, from one minute to the next."""
     found = dict(turns[0])
     for name, value in found.items():
         if isinstance(value, dict):

@@ -183,7 +183,7 @@ class CalledProducts:
     ops in front of each and behind it, on the caller's core where a step's are: the first writes
     the rows anew, which the others must fetch, the second reads what these have made of them.
     Without the first one text of tale-6m was predicted to take 0.72 to 0.80 of its time, without
-    the second one in int4 0.77 to 0.87, with both 0.89 to 0.98. Their own time counts for nothing.
+    the second one in int4 0.77 to 0.87, with both 0.88 to 1.04. Their own time counts for nothing.
     """
 
     copies: tuple[tuple[CompiledOp, ...], ...]
@@ -217,15 +217,15 @@ class CalledProducts:
         """
         before, behind = self.around
         parts = tuple((*before, *ops, *behind) for ops in self.copies)
-        once = timer.every(_in_turn(parts, rows, copies, timer.runs + 1))[-1]
+        once = timer.every(_in_turn(parts[:copies], rows, timer.runs + 1))[-1]
         calls = min(copies, max(1, int(burst / TIMES / once) if once else 1))
         times = TIMES if once < burst else 1
         runs = times * timer.runs + 1
         joined = _in_calls(parts[:copies], calls)
-        found = timer.seconds(_in_turn(joined, rows, len(joined), runs), times) / calls
+        found = timer.seconds(_in_turn(joined, rows, runs), times) / calls
         if not before:
             return found
-        others = _in_turn(((*before, *behind) * calls,), rows, 1, 1)
+        others = _in_turn(((*before, *behind) * calls,), rows, 1)
         # Half: another program may have the cores just then, and no product takes no time.
         return max(found / 2, found - timer.seconds(others, times) / calls)
 
@@ -238,13 +238,11 @@ def _in_calls(
     return tuple(tuple(chain(*parts[at : at + calls])) for at in starts)
 
 
-def _in_turn(
-    parts: Sequence[tuple[CompiledOp, ...]], rows: int, count: int, runs: int
-) -> Callable[[], None]:
-    """Runs one of the parts, and the next when it is called again. count: of the first parts.
-    runs: of different ones, at most."""
+def _in_turn(parts: Sequence[tuple[CompiledOp, ...]], rows: int, runs: int) -> Callable[[], None]:
+    """Runs one of the parts, and the next when it is called again. runs: of different ones, at
+    most."""
     values = {"rows": rows, "wanted rows": rows, "threads": torch.get_num_threads()}
-    programs = [Program.of(part, BY_STEP) for part in parts[:count][:runs]]
+    programs = [Program.of(part, BY_STEP) for part in parts[:runs]]
     turn = cycle([(program, program.numbers(values)) for program in programs])
 
     def run() -> None:

@@ -306,6 +306,10 @@ def test_wrong_arguments_are_named() -> None:
         ((x, replace(panels, codes=panels.codes[:1]), None, "int8"), "codes is torch.uint8"),
         ((x, replace(panels, scales=panels.scales[:, :1]), None, "int8"), "scales is"),
         ((x, replace(panels, columns=x[0]), None, "int8"), "columns is"),
+        (
+            (x.double(), made("rows", (20, 64), 4, 32), None, "exact"),
+            r"torch.float32, torch.bfloat16 or torch.float16 \[rows, 64",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             packed_linear(*call)  # type: ignore[arg-type]

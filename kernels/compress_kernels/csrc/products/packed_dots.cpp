@@ -244,10 +244,10 @@ void tile(const Packed& p, const Rounded& in, const Tile& t, int first) {
     finish<kOf, kHigh>(p, in, {t.codes + w * t.next, t.panel + w, t.row}, first, totals[w]);
 }
 
-// The same of one row or two and of runs of kSteps steps, one or two, which are groups: a plane is one
-// chain, as other runs' sums do not wait for it, and sums that are not apart need not be added. Scales
-// are made for kSoon runs at a time: of all they would come late from memory. One row, 2048 x 2048: E2M1 codes in 80 us in place
-// of 92, int4 in groups of 32 in 72 in place of 82.
+// The same of one row or two and of runs of kSteps steps, one or two, which are groups: a plane is
+// one chain, as other runs' sums do not wait for it, and sums that are not apart need not be added.
+// Scales are made for kSoon runs at a time: of all they would come late from memory. One row, 2048 x
+// 2048: E2M1 codes in 80 us in place of 92, int4 in groups of 32 in 72 in place of 82.
 template <int kOf, int kPlanes, int kHigh, int kSteps>
 void short_runs(const Packed& p, const Rounded& in, const Tile& t, int first) {
   constexpr int kBytes = kStep * kPanel * bits_of(kOf) / 8, kSoon = 16;

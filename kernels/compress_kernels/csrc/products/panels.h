@@ -166,8 +166,8 @@ struct GroupSpan {
   int first;
 };
 
-// Copies, which what is written cannot change: asked for anew a group, they took a sixth of a product.
-// The kind is known when this is compiled, so that no group asks for it.
+// Copies, which what is written cannot change, and a kind that no group asks for: by reference one row
+// of E2M1 codes, 1024 x 1024 in caches, took 24 us in place of 21.
 template <int kWide, int kKind>
 inline void read_kind(GroupNumbers numbers, GroupSpan of, float* to) {
   numbers.kind = kKind;
